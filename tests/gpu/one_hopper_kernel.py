@@ -35,6 +35,14 @@ def run(
     device.read(y, memories[-1].pointer)
 
 
+def unswizzled(y: np.ndarray, row: int) -> np.ndarray:
+    """Rows of 128, 64 or 32 bytes as they were before their pieces were permuted, and the other way."""
+    pieces = y.view(np.uint8).reshape(-1, row // 16, 16)
+    rows = np.arange(len(pieces))[:, None]
+    permuted: np.ndarray = pieces[rows, np.arange(row // 16) ^ rows * row // 128 % (row // 16)]
+    return permuted.reshape(-1, row).view(y.dtype)
+
+
 def row_major(
     operand: int, x: np.ndarray, box: tuple[int, ...], extents: tuple[int, ...] = (), **more: Any
 ) -> TensorMap:

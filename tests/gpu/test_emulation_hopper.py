@@ -16,7 +16,7 @@ import pytest
 from emulation.device import EmulatedCudaDevice, missing  # conftest.py makes it importable
 from jitdnn.devices.tensor_map import TensorMap
 from jitdnn.errors import DeviceError
-from one_hopper_kernel import DTYPES, row_major, run
+from one_hopper_kernel import DTYPES, row_major, run, unswizzled
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -28,13 +28,6 @@ def hopper(cuda_device: Any) -> Any:
     if cuda_device.arch != "sm_90a":
         pytest.skip("needs a GPU of compute capability 9.0")
     return cuda_device
-
-
-def unswizzled(y: np.ndarray) -> np.ndarray:
-    """Rows of 128 bytes as they were before their pieces were permuted."""
-    pieces = y.view(np.uint8).reshape(-1, 8, 16)
-    rows = np.arange(len(pieces))[:, None]
-    return pieces[rows, np.arange(8) ^ rows % 8].reshape(-1, 128).view(y.dtype)
 
 
 def element(x: np.ndarray, extents: tuple[int, ...], position: tuple[int, ...]) -> Any:
@@ -66,15 +59,17 @@ def copied(device: Any, x: np.ndarray, tensor_map: TensorMap, load: str) -> np.n
     body = COPY.replace("LOAD_A_BOX", load)
     numbers = (tensor_map.box_bytes,)
     run(device, body, x, x, y, (tensor_map,), shared=tensor_map.box_bytes + 8, numbers=numbers)
-    return unswizzled(y)
+    return unswizzled(y, tensor_map.row_bytes)
 
 
 @pytest.mark.parametrize("start", [(0, 0, 0), (8, -3, 1), (72, 6, 2), (-16, 20, 0)])
-@pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_a_tiled_copy_is_zero_outside_of_the_tensor(hopper: Any, dtype: str, start: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("dtype", "row"), [("bf16", 128), ("f32", 128), ("f32", 64), ("bf16", 32)])
+def test_a_tiled_copy_is_zero_outside_of_the_tensor(
+    hopper: Any, dtype: str, row: int, start: tuple[int, ...]
+) -> None:
     rng = np.random.default_rng(3)
     x = rng.standard_normal((3, 9, 104)).astype(DTYPES[dtype])
-    box = (128 // x.itemsize, 8, 2)
+    box = (row // x.itemsize, 8, 2)
     tensor_map = row_major(0, x, box, extents=(100, 9, 3))
     y = copied(
         hopper, x, tensor_map, f"tma_load_3d(shared, tables.maps[0], barrier, {', '.join(map(str, start))});"
@@ -116,11 +111,12 @@ def im2col(x: np.ndarray, tensor_map: TensorMap, start: tuple[int, ...], taps: t
     return np.array(rows, x.dtype)
 
 
+@pytest.mark.parametrize("channels", [32, 16, 8])
 @pytest.mark.parametrize("start", [(0, -1, -1, 0), (24, 3, 1, 1), (0, 1, 3, 2)])
-def test_im2col_of_images_with_stride_and_padding(hopper: Any, start: tuple[int, ...]) -> None:
+def test_im2col_of_images_with_stride_and_padding(hopper: Any, start: tuple[int, ...], channels: int) -> None:
     """A filter of 3 x 3 over 6 x 7 pixels with stride 2 and padding 1; tile ends run into the next image and behind."""
     x = np.random.default_rng(1).standard_normal((2, 6, 7, 40)).astype(np.float32)
-    tensor_map = row_major(0, x, (32, 24), steps=(1, 2, 2, 1), corners=((-1, -1), (-1, -1)))
+    tensor_map = row_major(0, x, (channels, 24), steps=(1, 2, 2, 1), corners=((-1, -1), (-1, -1)))
     for taps in [(0, 0), (2, 1), (1, 2)]:
         places = ", ".join(map(str, (*start, *taps)))
         y = copied(hopper, x, tensor_map, f"tma_load_im2col_4d(shared, tables.maps[0], barrier, {places});")
@@ -172,6 +168,7 @@ MULTIPLY = """
     [
         ("bf16", 64, False, False), ("bf16", 128, False, True), ("bf16", 256, True, False), ("f16", 192, True, True),
         ("f16", 96, False, False), ("tf32", 128, False, False), ("tf32", 96, False, False),
+        ("bf16", 160, True, False), ("tf32", 160, False, False), ("f16", 224, True, False), ("tf32", 224, False, False),
     ],
 )  # fmt: skip
 def test_products(hopper: Any, kind: str, n: int, is_a_mn_major: bool, is_b_mn_major: bool) -> None:
@@ -198,6 +195,57 @@ def test_products(hopper: Any, kind: str, n: int, is_a_mn_major: bool, is_b_mn_m
             a = (x.view(np.uint32) & ~np.uint32(0x1FFF)).view(np.float32)[0]
         expected = a.astype(np.float64) @ b.astype(np.float64).T + 100 * is_added
         assert np.allclose(y, expected, rtol=1e-6, atol=1e-2 if kind == "tf32" else 0)
+
+
+NARROW = """
+    const u32 a_bytes = 64 * A_ROW, b_bytes = N * B_ROW, from = shared + DEPTH / A_ROW * a_bytes;
+    const u32 barrier = from + DEPTH / B_ROW * b_bytes;
+    if (threadIdx.x == 0) {
+        mbarrier_init(barrier, 1);
+        mbarrier_init_fence();
+        mbarrier_arrive_expect(barrier, barrier - shared);
+        for (u32 at = 0; at < DEPTH; at += A_ROW)
+            tma_load_3d(shared + at / A_ROW * a_bytes, tables.maps[0], barrier, at / SIZE, 0, 0);
+        for (u32 at = 0; at < DEPTH; at += B_ROW)
+            tma_load_3d(from + at / B_ROW * b_bytes, tables.maps[1], barrier, at / SIZE, 0, 0);
+    }
+    __syncthreads();
+    mbarrier_wait(barrier, 0);
+    f32 d[N / 2];
+    wgmma_fence();
+    for (u32 at = 0; at < DEPTH; at += 32)
+        wgmma_TYPE<false, false>(
+            d, wgmma_descriptor(shared + at / A_ROW * a_bytes + at % A_ROW, 16, A_ROW),
+            wgmma_descriptor(from + at / B_ROW * b_bytes + at % B_ROW, 16, B_ROW), at > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    f32 *out = (f32 *)y + (16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4) * N + 2 * (threadIdx.x % 4);
+    for (int i = 0; i < N / 2; ++i) out[i % 4 / 2 * 8 * N + i / 4 * 8 + i % 2] = d[i];
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "a_row", "b_row"),
+    [("bf16", 64, 64, 64), ("f16", 160, 32, 32), ("tf32", 96, 64, 32), ("bf16", 224, 128, 64), ("f16", 128, 32, 128)],
+)  # fmt: skip
+def test_products_of_rows_of_128_64_and_32_bytes(
+    hopper: Any, kind: str, n: int, a_row: int, b_row: int
+) -> None:
+    """Along K each operand is as many boxes as its rows need for 128 bytes."""
+    rng = np.random.default_rng(n)
+    dtype = np.dtype(DTYPES["f32" if kind == "tf32" else kind])
+    a, b = (rng.integers(-8, 9, (1, rows, 128 // dtype.itemsize)).astype(dtype) for rows in (64, n))
+    values = {"A_ROW": a_row, "B_ROW": b_row, "DEPTH": 128, "SIZE": dtype.itemsize, "N": n}
+    body = NARROW.replace("TYPE", kind)
+    for name, value in values.items():
+        body = re.sub(rf"\b{name}\b", str(value), body)
+    y = np.zeros((64, n), np.float32)
+    maps = (
+        row_major(0, a, (a_row // dtype.itemsize, 64, 1)),
+        row_major(1, b, (b_row // dtype.itemsize, n, 1)),
+    )
+    run(hopper, body, a, b, y, maps)
+    assert np.array_equal(y, a[0].astype(np.float32) @ b[0].astype(np.float32).T)
 
 
 RING = """

@@ -70,6 +70,10 @@ ERRORS = {
         ONE + LOAD_3D.replace("shared", "shared + 512"),
         "tma_load: shared address 512 must be a multiple of 1024",
     ),
+    "a copy of narrow rows to a misaligned address": (
+        ONE + LOAD_3D.replace("shared", "shared + 128").replace("maps[0]", "maps[2]"),
+        "tma_load: shared address 128 must be a multiple of 256",
+    ),
     "a copy out of range": (
         ONE + LOAD_3D.replace("shared", "shared + 59392"),
         "tma_load: 8192 bytes at 59392 are out of range of dynamic shared memory, which has 65536",
@@ -112,7 +116,26 @@ ERRORS = {
     ),
     "an operand between pieces": (
         "wgmma_fence(); wgmma_bf16<false, false>(d, a + 1, a, true); wgmma_commit(); wgmma_wait<0>();",
-        "a begins at 16: that must be 0, 32, 64 or 96 behind a multiple of 1024",
+        "a begins at 16: that must be a multiple of 32 in the first 128 bytes behind a multiple of 1024",
+    ),
+    "an operand of 64-byte rows between tiles": (
+        "wgmma_fence(); wgmma_bf16<false, false>(d, a, wgmma_descriptor(shared + 64, 16, 64), true); wgmma_commit();"
+        "wgmma_wait<0>();",
+        "b begins at 64: that must be a multiple of 32 in the first 64 bytes behind a multiple of 512",
+    ),
+    "an MN-major operand of narrow rows": (
+        "wgmma_fence(); wgmma_bf16<true, false>(d, wgmma_descriptor(shared, 8192, 32), a, true); wgmma_commit();"
+        "wgmma_wait<0>();",
+        "a is MN-major in rows of 32 bytes: they must be of 128",
+    ),
+    "an MN-major operand between tiles": (
+        "wgmma_fence(); wgmma_bf16<true, false>(d, wgmma_descriptor(shared + 32), a, true); wgmma_commit();"
+        "wgmma_wait<0>();",
+        "a begins at 32: it must be a multiple of 1024",
+    ),
+    "a descriptor without a swizzle": (
+        "wgmma_fence(); wgmma_bf16<false, false>(d, a & ~(3ull << 62), a, true); wgmma_commit(); wgmma_wait<0>();",
+        "of a does not say a swizzle of 128, 64 or 32 bytes alone",
     ),
     "an operand out of range": (
         "wgmma_fence(); wgmma_bf16<false, false>(d, a, wgmma_descriptor(shared + 61440), true); wgmma_commit();"
@@ -134,7 +157,11 @@ ERRORS = {
 def test_errors_are_told(name: str) -> None:
     body, message = ERRORS[name]
     x, image = np.zeros((1, 64, 64), np.float16), np.zeros((1, 4, 4, 64), np.float16)
-    maps = row_major(0, x, (64, 64, 1)), row_major(1, image, (64, 8), corners=((-1, -1), (-1, -1)))
+    maps = (
+        row_major(0, x, (64, 64, 1)),
+        row_major(1, image, (64, 8), corners=((-1, -1), (-1, -1))),
+        row_major(0, x, (16, 64, 1)),
+    )
     with pytest.raises(DeviceError, match=message):
         run(DEVICE, MADE + body, x, image, np.zeros(1), maps)
 
@@ -143,10 +170,12 @@ def test_copies_need_shared_memory_that_is_declared_as_aligned() -> None:
     x = np.zeros((1, 64, 64), np.float16)
     with pytest.raises(DeviceError, match="must be declared as aligned to 1024 bytes, not 128"):
         run(DEVICE, MADE + ONE + LOAD_3D, x, x, x, (row_major(0, x, (64, 64, 1)),), alignment=128)
+    with pytest.raises(DeviceError, match="must be declared as aligned to 512 bytes, not 256"):
+        run(DEVICE, MADE + ONE + LOAD_3D, x, x, x, (row_major(0, x, (32, 64, 1)),), alignment=256)
 
 
 MAPS = {
-    "rows of a box must have 128 bytes": {"box": (32, 64, 1)},
+    "rows of a box must have 128, 64 or 32 bytes": {"box": (48, 64, 1)},
     "extents of a box must be 1 to 256": {"box": (64, 257, 1)},
     "strides must be positive multiples of 16 bytes": {"strides": (120, 8192)},
     "steps must be 1 to 8": {"steps": (1, 9, 1)},

@@ -59,12 +59,30 @@ static inline void tma_load_im2col_5d(u32 shared, const TensorMap &map, u32 barr
     emulation::load(shared, barrier,
                     {&map, true, 5, {c, w, h, d, n}, {emulation::tap(s), emulation::tap(r), emulation::tap(t)}}, line);
 }
+static inline void tma_store_3d(u32 shared, const TensorMap &map, int a, int b, int c, EMULATION_LINE) {
+    const emulation::Box box = {&map, false, 3, {a, b, c}, {}};
+    emulation::fence();
+    emulation::emulation_tma_store(shared, &box, line);
+}
+static inline void tma_store_commit() { emulation::emulation_tma_store_commit(); }
+template <int pending>
+static inline void tma_store_wait_read(EMULATION_LINE) {
+    static_assert(pending >= 0, "cp.async.bulk.wait_group takes no negative number");
+    emulation::fence();
+    emulation::emulation_tma_store_wait_read(pending, line);
+    emulation::fence();
+}
+static inline void async_proxy_fence() {
+    emulation::fence();
+    emulation::emulation_async_proxy_fence();
+}
 static inline void tma_prefetch_map(const TensorMap &) {}
 
 // ---- Products of a warpgroup -------------------------------------------------------------------------------------
 
-static inline u64 wgmma_descriptor(u32 address, u32 repeat = 16) {
-    return (u64)((address & 0x3ffff) >> 4) | (u64)(repeat >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+static inline u64 wgmma_descriptor(u32 address, u32 repeat = 16, u32 row = 128) {
+    const u64 swizzle = row == 128 ? 1 : row == 64 ? 2 : 3;
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(repeat >> 4) << 16 | (u64)(8 * row >> 4) << 32 | swizzle << 62;
 }
 static inline void wgmma_fence() {
     emulation::emulation_wgmma_fence();
@@ -85,8 +103,8 @@ static inline void wgmma_wait(EMULATION_LINE) {
 #define EMULATION_WGMMA(name, element)                                                                              \
     template <bool is_a_mn_major, bool is_b_mn_major, int count>                                                    \
     static inline void name(f32 (&d)[count], u64 a, u64 b, bool is_added, EMULATION_LINE) {                         \
-        static_assert(count == 32 || count == 48 || count == 64 || count == 96 || count == 128,                     \
-                      "there are instructions for n = 64, 96, 128, 192 and 256");                                   \
+        static_assert(count == 32 || (count >= 48 && count <= 128 && count % 16 == 0),                              \
+                      "there are instructions for n = 64, 96, 128, 160, 192, 224 and 256");                         \
         static_assert(emulation::element != emulation::TF32 || (!is_a_mn_major && !is_b_mn_major),                  \
                       "tf32 is K-major");                                                                           \
         const emulation::Product product = {d, a, b, emulation::element, 2 * count, is_a_mn_major, is_b_mn_major,   \
@@ -124,7 +142,7 @@ static inline type loaded(u32 address, const char *what, int line) {
 }
 template <typename type>
 static inline void stored(u32 address, type value, const char *what, int line) {
-    *(type *)emulation_shared_access(address, sizeof(type), what, line) = value;
+    *(type *)emulation_shared_write(address, sizeof(type), what, line) = value;
     fence();
 }
 }  // namespace emulation

@@ -43,25 +43,36 @@ Flight *flights;  // in the order in which they were started
 int flight_count, flight_room;
 Meeting named_barriers[16];
 
+// Of wgmma.h and stores.h, which come further down.
 void begin_warpgroups();
 void check_unread(Word address, int bytes, int line);
+void begin_stores();
+void end_stores();
+void check_stored(int thread, Word address, int bytes, const char *what, int line);
+void forget_writes(Word address, int bytes);
+void show_stores(int from, int to);
+void hand_over_stores();
 
 void begin_block() {
     mbarrier_count = flight_count = 0;
     memset(named_barriers, 0, sizeof named_barriers);
     begin_warpgroups();
+    begin_stores();
 }
 
 void end_block() {
+    end_stores();
     if (!flight_count) return;
     set_current(flights[0].thread);
     emulation_fail(flights[0].line, "the block ends before this copy (and %d others) has arrived: nobody waits for it",
                    flight_count - 1);
 }
 
-void show_mbarriers() {
+// Behind a barrier of the block.
+void show_to_block() {
     for (int n = 0; n < mbarrier_count; ++n)
         if (mbarriers[n].known == TO_COPIES) mbarriers[n].known = TO_ALL;
+    show_stores(0, threads);
 }
 
 unsigned char *mbarrier_pointer(Word address, const char *what, int line) {
@@ -133,7 +144,7 @@ bool deliver_copies() {
             emulation_fail(flight.line,
                            "tma_load: its phase of the mbarrier at %u is over: fewer bytes were promised",
                            barrier.address);
-        copy_box(flight.map, flight.box, emulation_dynamic_shared, flight.address);
+        load_box(flight.map, flight.box, emulation_dynamic_shared, flight.address);
         barrier.bytes -= flight.bytes;
         advance(barrier, "tma_load", flight.line);
     }
@@ -189,6 +200,31 @@ void let_go(Meeting &meeting) {
     for (int n = 0; n < WARPGROUP; ++n) wake(meeting.warpgroup * WARPGROUP + n);
 }
 
+// ---- Copies ------------------------------------------------------------------------------------------------------
+
+int bytes_of(const Map &map) { return row_of(map) * rows_of(map); }
+
+// The map of a box between a tensor and shared memory, if the box may lie at `address`.
+Map checked_map(const Box &box, Word address, const char *what, int line) {
+    Map map;
+    memcpy(&map, box.map, sizeof map);
+    if (map.mark != MAP_MARK) emulation_fail(line, "%s: there is no tensor map at %p", what, box.map);
+    if (map.rank != box.rank || map.is_im2col != box.is_im2col)
+        emulation_fail(line, "%s: the tensor map is %s of rank %d, the copy %s of rank %d", what,
+                       map.is_im2col ? "im2col" : "tiled", map.rank, box.is_im2col ? "im2col" : "tiled", box.rank);
+    const int bytes = bytes_of(map);
+    const Word unit = 8 * row_of(map);
+    if (dynamic_alignment < unit)
+        emulation_fail(line, "%s: dynamic shared memory must be declared as aligned to %u bytes, not %zu", what, unit,
+                       dynamic_alignment);
+    if (address % unit)
+        emulation_fail(line, "%s: shared address %u must be a multiple of %u", what, address, unit);
+    if (size_t(address) + bytes > dynamic_bytes)
+        emulation_fail(line, "%s: %d bytes at %u are out of range of dynamic shared memory, which has %zu", what,
+                       bytes, address, dynamic_bytes);
+    return map;
+}
+
 }  // namespace
 
 extern "C" {
@@ -223,6 +259,7 @@ void emulation_mbarrier_arrive(Word address, Word bytes, int line) {
     if (barrier.bytes > MOST_ARRIVALS)
         emulation_fail(line, "%s: %ld bytes in one phase: there can be %d", what, barrier.bytes, MOST_ARRIVALS);
     --barrier.missing;
+    hand_over_stores();
     advance(barrier, what, line);
 }
 
@@ -242,28 +279,17 @@ void emulation_mbarrier_wait(Word address, Word parity, int line) {
 void emulation_warpgroup_barrier(int number, int line) {
     if (number < 1 || number > 15) emulation_fail(line, "warpgroup_barrier: its number is 1 to 15, not %d", number);
     Meeting &meeting = named_barriers[number];
-    if (is_last_to_come(meeting, number, AT_WARPGROUP_BARRIER, "warpgroup_barrier", line)) let_go(meeting);
+    if (!is_last_to_come(meeting, number, AT_WARPGROUP_BARRIER, "warpgroup_barrier", line)) return;
+    show_stores(meeting.warpgroup * WARPGROUP, (meeting.warpgroup + 1) * WARPGROUP);
+    let_go(meeting);
 }
 
 void emulation_tma_load(Word address, Word barrier_address, const Box *box, int line) {
     const char *const what = "tma_load";
-    Map map;
-    memcpy(&map, box->map, sizeof map);
-    if (map.mark != MAP_MARK) emulation_fail(line, "%s: there is no tensor map at %p", what, box->map);
-    if (map.rank != box->rank || map.is_im2col != box->is_im2col)
-        emulation_fail(line, "%s: the tensor map is %s of rank %d, the copy %s of rank %d", what,
-                       map.is_im2col ? "im2col" : "tiled", map.rank, box->is_im2col ? "im2col" : "tiled", box->rank);
+    const Map map = checked_map(*box, address, what, line);
     const Mbarrier &barrier = mbarrier_at(barrier_address, what, line);
     if (barrier.known == TO_ITSELF)
         emulation_fail(line, "%s: no mbarrier_init_fence since mbarrier_init at %u", what, barrier_address);
-    const int bytes = ROW * rows_of(map);
-    if (dynamic_alignment < 1024)
-        emulation_fail(line, "%s: dynamic shared memory must be declared as aligned to 1024 bytes, not %zu", what,
-                       dynamic_alignment);
-    if (address % 1024) emulation_fail(line, "%s: shared address %u must be a multiple of 1024", what, address);
-    if (size_t(address) + bytes > dynamic_bytes)
-        emulation_fail(line, "%s: %d bytes at %u are out of range of dynamic shared memory, which has %zu", what, bytes,
-                       address, dynamic_bytes);
     for (int axis = 1; axis < map.rank - 1 && map.is_im2col; ++axis) {
         const int tap = box->taps[axis - 1], most = map.rank == 4 ? 255 : 31;
         if (tap < 0 || tap > most) emulation_fail(line, "%s: a tap at %d: it can be 0 to %d", what, tap, most);
@@ -277,7 +303,10 @@ void emulation_tma_load(Word address, Word barrier_address, const Box *box, int 
         flight_room = flight_room ? 2 * flight_room : 64;
         flights = static_cast<Flight *>(realloc(flights, flight_room * sizeof *flights));
     }
+    const int bytes = bytes_of(map);
     check_unread(address, bytes, line);
+    check_stored(current, address, bytes, what, line);
+    forget_writes(address, bytes);
     memset(emulation_dynamic_shared + address, POISON, bytes);
     const int index = static_cast<int>(&barrier - mbarriers);
     flights[flight_count++] = {map, *box, address, index, barrier.phase, bytes, current, line};

@@ -67,11 +67,12 @@ void set_current(int thread) {
     threadIdx = {static_cast<Word>(thread), 0, 0};
 }
 
-// Of mbarrier.h and wgmma.h, which come further down.
+// Of mbarrier.h, stores.h and wgmma.h, which come further down.
 int describe_wait(const Fiber &fiber, char *text, int room);
 bool deliver_copies();
 bool multiply();
-void show_mbarriers();
+void show_to_block();
+void check_stmatrix(const Warp &warp, int index);
 void end_of_thread();
 void begin_block();
 void end_block();
@@ -139,7 +140,7 @@ void release_barrier() {
         emulation_fail(barrier_line, "%d threads ended without this barrier, which all threads must reach",
                        threads - live_threads);
     arrived_threads = 0;
-    show_mbarriers();
+    show_to_block();
     for (int warp = 0; warp < warp_count; ++warp) warps[warp].ready = warps[warp].live;
     for (int thread = 0; thread < threads; ++thread)
         if (fibers[thread].state == AT_BARRIER) fibers[thread].state = RUNNING;
@@ -185,9 +186,7 @@ void complete(int index) {
             ldmatrix(warp);
             break;
         case STMATRIX:
-            for (int lane = 0; lane < WARP; ++lane)
-                check_shared(static_cast<Stmatrix *>(warp.operands[lane])->row, 16, index * WARP + lane, warp.line,
-                             "stmatrix");
+            check_stmatrix(warp, index);
             stmatrix(warp);
             break;
         case MMA_BF16:
@@ -296,6 +295,7 @@ void on_signal(int signal, siginfo_t *info, void *context) {
 
 #include "checks.h"
 #include "mbarrier.h"
+#include "stores.h"
 #include "wgmma.h"
 
 namespace emulation {

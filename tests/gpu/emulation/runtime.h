@@ -66,6 +66,7 @@ void emulation_wait(int pending);
 Word emulation_shared_address(const void *shared, int line);
 void *emulation_shared_pointer(Word address);
 void *emulation_shared_access(Word address, int bytes, const char *what, int line);
+void *emulation_shared_write(Word address, int bytes, const char *what, int line);
 
 // Of sm_90a: hopper.h.
 void emulation_mbarrier_init(Word barrier, Word arrivals, int line);
@@ -74,6 +75,10 @@ void emulation_mbarrier_arrive(Word barrier, Word bytes, int line);
 void emulation_mbarrier_wait(Word barrier, Word parity, int line);
 void emulation_warpgroup_barrier(int number, int line);
 void emulation_tma_load(Word shared, Word barrier, const Box *box, int line);
+void emulation_tma_store(Word shared, const Box *box, int line);
+void emulation_tma_store_commit();
+void emulation_tma_store_wait_read(int pending, int line);
+void emulation_async_proxy_fence();
 void emulation_wgmma(const Product *product, int line);
 void emulation_wgmma_fence();
 void emulation_wgmma_commit(int line);

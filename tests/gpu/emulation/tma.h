@@ -1,4 +1,4 @@
-// Boxes of a tensor as the copy engine brings them to shared memory.
+// Boxes of a tensor as the copy engine brings them to shared memory, and back.
 #pragma once
 #include "runtime.h"
 
@@ -16,10 +16,12 @@ struct Map {
 };
 static_assert(sizeof(Map) == 96, "as tensor_maps.py packs it, and two bytes of padding");
 constexpr Word MAP_MARK = 0x70616d74;
-constexpr int ROW = 128;  // bytes of each row of a box
+constexpr int MOST_ROW = 128;  // bytes of a row of a box: 128, 64 or 32
 
-// Where a byte lies whose place without the 128-byte swizzle is `address`.
-constexpr Word swizzled(Word address) { return address ^ (address >> 3 & 0x70); }
+// Where a byte lies whose place in rows of `row` bytes, without their swizzle, is `address`.
+constexpr Word swizzled(Word address, Word row) { return address ^ (address >> 3 & (row - 16)); }
+
+inline int row_of(const Map &map) { return map.box[0] * map.size; }
 
 inline int rows_of(const Map &map) {
     int rows = map.box[1];
@@ -27,24 +29,29 @@ inline int rows_of(const Map &map) {
     return rows;
 }
 
-// Row `row` of a box: `channel` and what follows of the pixel at `position`, zero outside of the tensor.
-inline void copy_row(const Map &map, const long long *position, int channel, unsigned char *shared, Word address) {
-    unsigned char bytes[ROW] = {};
-    bool is_inside = true;
-    const unsigned char *from = reinterpret_cast<const unsigned char *>(map.address);
+// What of a row is in the tensor: the bytes from `first` to `last`, of which the first is at `global`.
+struct Inside {
+    unsigned char *global;
+    int first, last;
+};
+
+// Of the row that begins at `channel` of the pixel at `position`.
+inline Inside inside(const Map &map, const long long *position, int channel) {
+    unsigned long long at = map.address;
     for (int axis = 1; axis < map.rank; ++axis) {
-        is_inside &= position[axis] >= 0 && position[axis] < static_cast<long long>(map.extents[axis]);
-        from += position[axis] * static_cast<long long>(map.strides[axis - 1]);
+        if (position[axis] < 0 || position[axis] >= static_cast<long long>(map.extents[axis])) return {};
+        at += position[axis] * map.strides[axis - 1];
     }
-    const long long count = ROW / map.size, left = static_cast<long long>(map.extents[0]) - channel;
+    const long long count = map.box[0], left = static_cast<long long>(map.extents[0]) - channel;
     const long long first = channel < 0 ? -static_cast<long long>(channel) : 0, last = left < count ? left : count;
-    if (is_inside && first < last)
-        memcpy(bytes + first * map.size, from + (channel + first) * map.size, (last - first) * map.size);
-    for (int piece = 0; piece < ROW; piece += 16) memcpy(shared + swizzled(address + piece), bytes + piece, 16);
+    if (first >= last) return {};
+    at += (channel + first) * map.size;
+    return {reinterpret_cast<unsigned char *>(at), int(first) * map.size, int(last) * map.size};
 }
 
-// `shared` is where address 0 is.
-inline void copy_box(const Map &map, const Box &box, unsigned char *shared, Word address) {
+// Calls with each row of a box: its number, and what of it is in the tensor.
+template <typename Each>
+void for_rows(const Map &map, const Box &box, Each each) {
     const int rows = rows_of(map), rank = map.rank;
     long long position[5], base[5];
     for (int axis = 1; axis < rank; ++axis) base[axis] = box.coordinates[axis];
@@ -56,7 +63,7 @@ inline void copy_box(const Map &map, const Box &box, unsigned char *shared, Word
             for (int axis = 1, rest = row; axis < rank; rest /= map.box[axis++])
                 position[axis] = base[axis] + rest % map.box[axis] * map.steps[axis];
         }
-        copy_row(map, position, box.coordinates[0], shared, address + ROW * row);
+        each(row, inside(map, position, box.coordinates[0]));
         if (!map.is_im2col) continue;
         // the next window: along w, then h, then d, then the next image
         int axis = 1;
@@ -67,6 +74,28 @@ inline void copy_box(const Map &map, const Box &box, unsigned char *shared, Word
         }
         if (axis == rank - 1) ++base[axis];
     }
+}
+
+// Fills shared memory, with zero outside of the tensor. `shared` is where address 0 is.
+inline void load_box(const Map &map, const Box &box, unsigned char *shared, Word address) {
+    const int bytes = row_of(map);
+    for_rows(map, box, [&](int row, const Inside &part) {
+        unsigned char held[MOST_ROW] = {};
+        if (part.global) memcpy(held + part.first, part.global, part.last - part.first);
+        for (int at = 0; at < bytes; at += 16)
+            memcpy(shared + swizzled(address + row * bytes + at, bytes), held + at, 16);
+    });
+}
+
+// Writes what of the box is in the tensor.
+inline void store_box(const Map &map, const Box &box, const unsigned char *shared, Word address) {
+    const int bytes = row_of(map);
+    for_rows(map, box, [&](int row, const Inside &part) {
+        unsigned char held[MOST_ROW];
+        for (int at = 0; at < bytes; at += 16)
+            memcpy(held + at, shared + swizzled(address + row * bytes + at, bytes), 16);
+        if (part.global) memcpy(part.global, held + part.first, part.last - part.first);
+    });
 }
 
 }  // namespace emulation

@@ -4,7 +4,7 @@
 // run, so a stage that was given away too early shows. Threads note theirs one after the other; all 128 must have noted
 // the same.
 #pragma once
-#include "mbarrier.h"
+#include "stores.h"
 
 namespace emulation {
 namespace {
@@ -44,6 +44,7 @@ void begin_warpgroups() {
 }
 
 void end_of_thread() {
+    check_committed("the thread ends with", storing[current].line);
     if (noted[current].products)
         emulation_fail(noted[current].last_line, "the thread ends with %d products of wgmma in flight",
                        noted[current].products);
@@ -51,11 +52,14 @@ void end_of_thread() {
 
 // ---- Copies into what is read -------------------------------------------------------------------------------------
 
+// Bytes of the rows of an operand, as the swizzle says: 128, 64 or 32; 256 if it says none.
+constexpr Word row_of(unsigned long long descriptor) { return 256u >> (descriptor >> 62); }
+
 // Whether an operand has elements in a range of shared memory, by pieces of 8 rows.
 bool is_in(unsigned long long descriptor, bool is_mn_major, int extent, Word address, int bytes) {
-    const Word start = ((descriptor & 0x3fff) << 4) & ~1023u, leading = (descriptor >> 16 & 0x3fff) << 4;
-    const Word stride = (descriptor >> 32 & 0x3fff) << 4;
-    const auto overlaps = [&](Word at) { return at < address + bytes && address < at + 8 * ROW; };
+    const Word tile = 8 * row_of(descriptor), start = ((descriptor & 0x3fff) << 4) & ~(tile - 1);
+    const Word leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
+    const auto overlaps = [&](Word at) { return at < address + bytes && address < at + tile; };
     if (!is_mn_major) {
         for (int m = 0; m < extent; m += 8)
             if (overlaps(start + m / 8 * stride)) return true;
@@ -98,19 +102,23 @@ float element(const unsigned char *from, Element type) {
 void load_operand(unsigned long long descriptor, const Begun &begun, bool is_mn_major, int extent, float *out,
                   int m_step, int k_step, const char *name) {
     const Word start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
-    const Word stride = (descriptor >> 32 & 0x3fff) << 4;
+    const Word stride = (descriptor >> 32 & 0x3fff) << 4, row = row_of(descriptor);
     const int line = begun.line;
     set_current(begun.thread);
-    if ((descriptor & ~0x3fff3fff3fffull) != 1ull << 62)
-        emulation_fail(line, "wgmma: the descriptor %#llx of %s does not say 128-byte swizzle alone", descriptor, name);
-    if (is_mn_major ? start % 1024 != 0 : start % 32 != 0 || start % 1024 >= ROW)
-        emulation_fail(line, "wgmma: %s begins at %u: %s", name, start,
-                       is_mn_major ? "it must be a multiple of 1024"
-                                   : "that must be 0, 32, 64 or 96 behind a multiple of 1024");
+    if (row > MOST_ROW || (descriptor & ~0xc0003fff3fff3fffull))
+        emulation_fail(line, "wgmma: the descriptor %#llx of %s does not say a swizzle of 128, 64 or 32 bytes alone",
+                       descriptor, name);
+    if (is_mn_major && row != 128)
+        emulation_fail(line, "wgmma: %s is MN-major in rows of %u bytes: they must be of 128", name, row);
+    if (is_mn_major && start % 1024)
+        emulation_fail(line, "wgmma: %s begins at %u: it must be a multiple of 1024", name, start);
+    if (start % 32 || start % (8 * row) >= row)
+        emulation_fail(line, "wgmma: %s begins at %u: that must be a multiple of 32 in the first %u bytes behind a "
+                       "multiple of %u", name, start, row, 8 * row);
     const Element type = begun.product.element;
     const int size = type == TF32 ? 4 : 2, each = 16 / size;
     const auto piece = [&](Word address, float *to, int step) {
-        address = swizzled(address);
+        address = swizzled(address, row);
         if (size_t(address) + 16 > dynamic_bytes)
             emulation_fail(line, "wgmma: address %u of %s is out of range of dynamic shared memory, which has %zu",
                            address, name, dynamic_bytes);
@@ -120,12 +128,12 @@ void load_operand(unsigned long long descriptor, const Begun &begun, bool is_mn_
     if (is_mn_major) {
         for (int k = 0; k < 2 * each; ++k)
             for (int m = 0; m < extent; m += each)
-                piece(start + m / 64 * leading + m % 64 * size + k / 8 * stride + k % 8 * ROW,
+                piece(start + m / 64 * leading + m % 64 * size + k / 8 * stride + k % 8 * row,
                       out + m * m_step + k * k_step, m_step);
     } else {
         for (int m = 0; m < extent; ++m)
             for (int part = 0; part < 2; ++part)
-                piece(start + m / 8 * stride + m % 8 * ROW + 16 * part, out + m * m_step + part * each * k_step,
+                piece(start + m / 8 * stride + m % 8 * row + 16 * part, out + m * m_step + part * each * k_step,
                       k_step);
     }
 }
