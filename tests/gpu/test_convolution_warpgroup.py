@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,17 +14,21 @@ from hypothesis import strategies as st
 import cases
 from cases import make_case
 from convolution_cases import convolution, fused
-from harness import run_algorithm
+from harness import run, run_algorithm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
+    WarpgroupGemmHalves,
     WarpgroupGemmInPlace,
     WarpgroupWgrad,
+    WarpgroupWgradHalves,
     WarpgroupWgradInPlace,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.plan import TILES, Blocking, Tile
+from jitdnn.planner.plan import Request
+from jitdnn.planner.survey import _refuse_request
 from jitdnn.problems.convolution import Convolution
 from strategies import convolutions
 
@@ -43,15 +48,19 @@ def _aligned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "GUARD", 128)
 
 
-def algorithms_of(problem: Convolution, tiles: tuple[Tile, ...] = TILES) -> tuple[WarpgroupGemm, WarpgroupGemm]:
-    """With workspace and without."""
+def algorithms_of(problem: Convolution, tiles: tuple[Tile, ...] = TILES) -> tuple[WarpgroupGemm, ...]:
+    """With workspace, without, and in halves."""
     if problem.direction == "bwd_filter":
-        return WarpgroupWgrad(tiles), WarpgroupWgradInPlace(tiles)
-    return WarpgroupGemm(tiles), WarpgroupGemmInPlace(tiles)
+        return WarpgroupWgrad(tiles), WarpgroupWgradInPlace(tiles), WarpgroupWgradHalves(tiles)
+    return WarpgroupGemm(tiles), WarpgroupGemmInPlace(tiles), WarpgroupGemmHalves(tiles)
+
+
+def halves_of(problem: Convolution) -> WarpgroupGemm:
+    return algorithms_of(problem)[2]
 
 
 def check(problem: Convolution, device: Any, epilogue: Any = None, tiles: tuple[Tile, ...] = TILES) -> int:
-    """Check both algorithms; returns how many took the problem."""
+    """Check all of them; returns how many took the problem."""
     case, count = make_case(problem, epilogue), 0
     for algorithm in algorithms_of(problem, tiles):
         if algorithm.refuse(problem, device, epilogue) is None:
@@ -102,6 +111,7 @@ def test_every_plan(words: str, cuda_device: Any) -> None:
     [
         "conv_fwd n1 c72 h20 w17 k288 r3 s1 pad1 bf16 nhwc",
         "conv_fwd n1 c36 h20 w17 k72 r2 s1 f32 nhwc",
+        "conv_bwd_filter n1 c72 h17 w20 k264 r2 s1 f32 nhwc",
         "conv_bwd_data n1 c264 h20 w17 k72 r2 s1 pad1 f16 nhwc",
         "conv_bwd_filter n1 c72 h17 w20 k264 r3 s3 pad1 bf16 nhwc",
     ],
@@ -150,6 +160,81 @@ def test_epilogues(expression: str, dtype: str, cuda_device: Any) -> None:
         assert check(problem, cuda_device, fused(problem, expression))
 
 
+HALVED = [
+    "conv_fwd n2 c36 h7 w6 k24 r3 s3 pad1 f32 nhwc",
+    "conv_fwd n2 c6 h9 w7 k10 r3 s3 pad1 stride2 f32 flip",
+    "conv_fwd n1 c32 h5 w6 k32 r3 s2 g2 f32 nhwc",
+    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 stride2 f32 nhwc",
+    "conv_bwd_data n1 c12 h6 w5 k8 r3 s3 pad1 f32",
+    "conv_bwd_filter n2 c16 h9 w7 k24 r3 s3 pad1 f32 nhwc",
+    "conv_bwd_filter n2 c6 h9 w7 k10 r3 s3 pad1 g2 f32",
+]
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    return rng.standard_normal(shape)
+
+
+# what f32 holds, and halves must
+DATA: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
+    "normal": normal,
+    "uniform": lambda rng, shape: rng.random(shape),
+    "relu": lambda rng, shape: np.maximum(0, normal(rng, shape)),
+    "tiny": lambda rng, shape: 1e-38 * normal(rng, shape),
+    "huge": lambda rng, shape: 1e18 * normal(rng, shape),
+    "subnormal": lambda rng, shape: 1e-40 * normal(rng, shape),
+    "by channel": lambda rng, shape: normal(rng, shape)
+    * np.exp2(rng.integers(-8, 8, shape[1])).reshape(1, -1, *(1,) * (len(shape) - 2)),
+    "few large": lambda rng, shape: normal(rng, shape) * np.where(rng.random(shape) < 0.02, 1e4, 1),
+    "cancelling": lambda rng, shape: 1 + 2.0**-12 * normal(rng, shape),
+    "zeros": lambda rng, shape: np.zeros(shape),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("words", HALVED)
+def test_halves_are_as_exact_as_declared(words: str, kind: str, cuda_device: Any) -> None:
+    """The error bound holds whatever the range of the numbers is."""
+    problem, rng = convolution(words), np.random.default_rng(7)
+    other = normal if kind in ("tiny", "subnormal", "huge") else DATA[kind]
+    inputs = [
+        make(rng, operand.descriptor.shape).astype(np.float32)
+        for make, operand in zip((DATA[kind], other), problem.inputs, strict=True)
+    ]
+    case = make_case(problem, None, 0, inputs)
+    run_algorithm(halves_of(problem), case, cuda_device, scales=((1.0, 0.0),))
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("words", HALVED)
+def test_halves_of_what_is_not_finite(words: str, value: float, cuda_device: Any) -> None:
+    """Infinities and NaN give what they give in f32, where they are read, and nothing elsewhere."""
+    problem, rng = convolution(words), np.random.default_rng(7)
+    inputs = [rng.standard_normal(o.descriptor.shape).astype(np.float32) for o in problem.inputs]
+    inputs[0].reshape(-1)[5] = value
+    case = make_case(problem, None, 0, inputs)
+    kernel, room = (
+        halves_of(problem).build(problem, cuda_device),
+        halves_of(problem).workspace(problem, cuda_device),
+    )
+    (actual,) = run(cuda_device, kernel, case, room)
+    with np.errstate(invalid="ignore"):
+        expected = problem.reference(*(one.astype(np.float64) for one in inputs))
+    found = np.isfinite(expected)
+    assert found.any()
+    assert not found.all()
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
+    np.testing.assert_array_equal(actual[~found & ~np.isnan(expected)], expected[~found & ~np.isnan(expected)])
+    np.testing.assert_allclose(actual[found], expected[found], rtol=1e-4, atol=1e-5)
+
+
+def test_strict_accuracy_keeps_to_products_of_f32() -> None:
+
+    problem = convolution(HALVED[0])
+    request = Request(accuracy="strict")
+    assert "divided" in str(_refuse_request(halves_of(problem), problem, request, 0.0, 1.0, None))
+
+
 def test_more_works_than_thread_blocks(cuda_device: Any) -> None:
     """Results of a tile leave while the next one is computed, with more and with fewer stages than chunks."""
     for words in (
@@ -187,7 +272,7 @@ def test_refusals(cuda_device: Any) -> None:
 
     assert "f64" in reason("conv_fwd n1 c8 h5 w5 k8 r1 s1 f64")
     assert "steps of at most 8" in reason("conv_fwd n1 c8 h40 w40 k8 r9 s9 stride9 bf16")
-    assert "multiple of 64" in reason("conv_fwd n1 c64 h5 w5 k64 r3 s3 g2 bf16 nhwc")
+    assert "multiple of 16" in reason("conv_fwd n1 c48 h5 w5 k48 r3 s3 g2 bf16 nhwc")
     assert "takes workspace" in reason("conv_fwd n1 c8 h5 w5 k8 r3 s3 bf16", WarpgroupGemmInPlace)
     assert "stride phases" in reason("conv_bwd_data n1 c8 h40 w40 k8 r4 s4 stride4 bf16 nhwc")
     assert "farther" in reason("conv_fwd n1 c8 w900 k8 s300 bf16 nhwc")

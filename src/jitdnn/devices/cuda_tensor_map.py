@@ -26,7 +26,7 @@ class EncodedTables:
 
     def __init__(self, tables: Tables, index: int) -> None:
         self._tables, self._index = tables, index
-        self._memory = ctypes.create_string_buffer(tables.bytes + 64)
+        self._memory = ctypes.create_string_buffer(tables.size + 64)
         self.address = ctypes.addressof(self._memory) + 63 & ~63
         numbers = tables.packed_numbers
         ctypes.memmove(self.address + MAP_BYTES * len(tables.maps), numbers, len(numbers))

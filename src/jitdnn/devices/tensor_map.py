@@ -69,8 +69,8 @@ class Tables:
     numbers: tuple[int, ...] = ()
 
     @property
-    def bytes(self) -> int:
-        """Of the structure, up to a multiple of its alignment."""
+    def size(self) -> int:
+        """Bytes of the structure, up to a multiple of its alignment."""
         return -(-(MAP_BYTES * len(self.maps) + 8 * len(self.numbers)) // 64) * 64
 
     @property

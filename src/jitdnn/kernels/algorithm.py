@@ -86,6 +86,8 @@ class Algorithm(ABC):
     problem: ClassVar[type[Problem]]
     deterministic: ClassVar[bool]
     """Bit-identical results from run to run on one device."""
+    has_exact_products: ClassVar[bool] = True
+    """Whether products are those of the numbers as they are, which "strict" accuracy asks for in `fp32` and `fp64`."""
 
     @abstractmethod
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:

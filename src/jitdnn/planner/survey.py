@@ -194,6 +194,8 @@ def _refuse_request(
         return f"it computes in {computed}, and {wanted} was asked for"
     if bound > limit:
         return f"its error may reach {bound:.1e}, and {request.accuracy} accuracy allows {limit:.1e} here"
+    if not algorithm.has_exact_products and request.accuracy == "strict":
+        return "it multiplies numbers that it has divided, and strict accuracy keeps to products of those that there are"
     if spreads is not None and request.accuracy == "strict":
         return (
             f"a NaN or an infinity in an input may reach {spreads}, and strict accuracy keeps it to the results "

@@ -123,7 +123,7 @@ class EmulatedKernel:
         if takes != gets:
             raise CompileError(f"{name} takes {takes} arguments and is launched with {gets}")
         structure = getattr(self._library, f"emulation_structure_{name}")()
-        given = self._tables.bytes if self._tables else 0
+        given = self._tables.size if self._tables else 0
         if structure != given:
             raise CompileError(f"{name} takes tables of {structure} bytes and is launched with {given}")
         declared = getattr(self._library, f"emulation_threads_{name}")()
@@ -156,7 +156,7 @@ class EmulatedKernel:
         if not self._tables:
             return b""
         maps = b"".join(encoded(one, pointers, workspace) for one in self._tables.maps)
-        return (maps + self._tables.packed_numbers).ljust(self._tables.bytes, b"\0")
+        return (maps + self._tables.packed_numbers).ljust(self._tables.size, b"\0")
 
     def _run(self, launch: Launch, slots: bytes) -> None:
         library, message, fault = self._library, ctypes.create_string_buffer(2000), ctypes.c_size_t()

@@ -15,8 +15,10 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
 from jitdnn.kernels.cuda.convolution.patch import Patch
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
+    WarpgroupGemmHalves,
     WarpgroupGemmInPlace,
     WarpgroupWgrad,
+    WarpgroupWgradHalves,
     WarpgroupWgradInPlace,
 )
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
@@ -33,6 +35,7 @@ _CORRELATION: tuple[Algorithm, ...] = (
     DepthwiseBanded(),
     WarpgroupGemm(),
     WarpgroupGemmInPlace(),
+    WarpgroupGemmHalves(),
     ImplicitGemm(),
     ImplicitGemmInPlace(),
     FewChannels(),
@@ -43,6 +46,7 @@ _WGRAD: tuple[Algorithm, ...] = (
     DepthwiseBanded(),
     WarpgroupWgrad(),
     WarpgroupWgradInPlace(),
+    WarpgroupWgradHalves(),
     ImplicitGemmWgrad(),
     ImplicitGemmWgradInPlace(),
     FewChannels(),
