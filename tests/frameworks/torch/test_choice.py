@@ -155,6 +155,73 @@ def test_measuring_takes_both_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order[4:] == ["a", "a", "b", "b"] * choice._LEAST_ROUNDS
 
 
+class Gpu:
+    """A host and a GPU that runs what the host enqueues, in order, with a clock that only they move."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.free_at = 0.0
+        gpu = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self, stream: Any) -> None:
+                assert stream is gpu
+                self.at = gpu.free_at = max(gpu.now, gpu.free_at)
+
+            def synchronize(self) -> None:
+                gpu.now = max(gpu.now, self.at)
+
+            def elapsed_time(self, last: Any) -> float:
+                return 1e3 * float(last.at - self.at)
+
+        monkeypatch.setattr(choice, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
+
+    def synchronize(self) -> None:
+        self.now = max(self.now, self.free_at)
+
+    def call(self, host: float, device: float) -> Any:
+        """A function that takes the host so long to enqueue, and the GPU so long to run."""
+
+        def run() -> None:
+            self.now += host
+            self.free_at = max(self.now, self.free_at) + device
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("ours", "stock", "expected"),
+    [
+        ((41e-6, 5e-6), (23e-6, 9e-6), (41e-6, 23e-6)),  # small: the host decides, whatever the GPU says
+        ((41e-6, 400e-6), (23e-6, 600e-6), (400e-6, 600e-6)),  # large: the host is through before the GPU
+        ((41e-6, 30e-6), (23e-6, 50e-6), (41e-6, 50e-6)),  # between
+        ((60e-6, 5e-3), (20e-6, 5.01e-3), (5e-3, 5.01e-3)),  # one call a sample, and no host in it
+    ],
+)
+def test_on_a_gpu_the_larger_of_host_and_device_counts(
+    monkeypatch: pytest.MonkeyPatch, ours: Any, stock: Any, expected: tuple[float, float]
+) -> None:
+    gpu = Gpu(monkeypatch)
+    found = choice._measured(gpu.call(*ours), gpu.call(*stock), torch.device("cuda", 0))
+    assert found == pytest.approx(expected)
+
+
+def test_the_store_keeps_what_was_measured_otherwise_apart(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, handle = Gpu(monkeypatch), handle_of("")
+    monkeypatch.setattr(choice, "_device_name", lambda handle, device: "a GPU")
+    store.record("a layer", "", "a GPU", [("jitdnn", 2, 1.0, 0), ("torch", 2, 2.0, 0)])
+    ways = gpu.call(41e-6, 5e-6), gpu.call(23e-6, 9e-6)
+    for how in ("measured", "stored"):
+        decision = choice.decide("a layer", handle, torch.device("cuda", 0), "first", *ways)
+        assert (decision.is_ours, decision.reason) == (False, f"{how}: slower")
+
+
 def test_the_real_clock_gives_times(store: Store) -> None:
     kind = run(random(1, 2, 5, 5), random(3, 2, 3, 3))
     assert kind.decision.seconds is not None
