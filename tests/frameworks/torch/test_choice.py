@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import jitdnn.torch as jt  # noqa: E402
+from fake_gpu import Gpu  # noqa: E402
 from jitdnn.errors import DeviceError, InvalidArgument, NotSupported  # noqa: E402
 from jitdnn.frameworks.torch import choice, functional, kinds  # noqa: E402
 from jitdnn.frameworks.torch.options import Options, handle_of, parse  # noqa: E402
@@ -153,44 +154,6 @@ def test_measuring_takes_both_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == (3.0, 2.0)
     assert order[:4] == ["a", "b", "a", "b"]
     assert order[4:] == ["a", "a", "b", "b"] * choice._LEAST_ROUNDS
-
-
-class Gpu:
-    """A host and a GPU that runs what the host enqueues, in order, with a clock that only they move."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = self.free_at = 0.0
-        gpu = self
-
-        class Event:
-            def __init__(self, enable_timing: bool) -> None:
-                assert enable_timing
-
-            def record(self, stream: Any) -> None:
-                assert stream is gpu
-                self.at = gpu.free_at = max(gpu.now, gpu.free_at)
-
-            def synchronize(self) -> None:
-                gpu.now = max(gpu.now, self.at)
-
-            def elapsed_time(self, last: Any) -> float:
-                return 1e3 * float(last.at - self.at)
-
-        monkeypatch.setattr(choice, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
-
-    def synchronize(self) -> None:
-        self.now = max(self.now, self.free_at)
-
-    def call(self, host: float, device: float) -> Any:
-        """A function that takes the host so long to enqueue, and the GPU so long to run."""
-
-        def run() -> None:
-            self.now += host
-            self.free_at = max(self.now, self.free_at) + device
-
-        return run
 
 
 @pytest.mark.parametrize(
