@@ -15,6 +15,7 @@ from jitdnn.errors import DeviceError, InvalidArgument, NotSupported  # noqa: E4
 from jitdnn.frameworks.torch import choice, functional, kinds  # noqa: E402
 from jitdnn.frameworks.torch.options import Options, handle_of, parse  # noqa: E402
 from jitdnn.planner.store import Store  # noqa: E402
+from jitdnn.problems.convolution import Convolution  # noqa: E402
 from torch_kernels import random, watched  # noqa: E402
 
 F = torch.nn.functional
@@ -210,8 +211,26 @@ def test_options() -> None:
 def test_the_options_of_a_model_reach_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
     real = kinds.handle_of
-    monkeypatch.setattr(kinds, "handle_of", lambda text: given.append(text) or real(text))
+    monkeypatch.setattr(kinds, "handle_of", lambda text, *device: given.append(text) or real(text, *device))
     model = jt.convert(torch.nn.Conv2d(2, 3, 3), measure="never", math="fp64")
     model(random(1, 2, 5, 5)).sum().backward()
     assert set(given) == {"measure=never;math=fp64"}
     assert len(given) == 3
+
+
+def test_no_second_pool_of_threads_beside_torchs() -> None:
+    """The last layer of a classifier for one image, which NumPy's BLAS alone would be fastest at."""
+    x, w = random(1, 1280), random(1000, 1280)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        handle = handle_of("")
+        assert handle.settings.deterministic is (threads > 1)
+        assert not handle_of("", "cuda").settings.deterministic
+        assert handle_of("deterministic=False").settings.deterministic is False
+    problem = Convolution.make("fwd", (1, 1280, 1, 1), (1000, 1280, 1, 1), layout="nhwc")
+    assert handle.plan(problem).algorithm != "im2col"
+    with watched() as seen:
+        y = functional.linear(x, w, options="measure=never")
+    torch.testing.assert_close(y, F.linear(x, w), rtol=1e-4, atol=1e-4)
+    assert seen[0].handle is not None
+    assert seen[0].handle.settings.deterministic

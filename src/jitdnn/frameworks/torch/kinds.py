@@ -80,7 +80,7 @@ class Computation:
 
     def _choose(self, options: str, operands: tuple[Any, ...]) -> Kind:
         tensors = [operand for operand in operands if isinstance(operand, Tensor)]
-        handle = handle_of(options)
+        handle = handle_of(options, tensors[0].device.type)
         ways = self._prepare(handle, *operands)
         reason = ways.refusal or _refusal(tensors)
         if reason is not None:

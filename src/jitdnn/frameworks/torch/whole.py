@@ -105,7 +105,8 @@ def _first(
 def _decided(
     function: Any, route: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: str
 ) -> Decision:
-    handle, device = handle_of(options), args[0].device
+    device = args[0].device
+    handle = handle_of(options, device.type)
     given = _flat(args, named)
     has_gradients = torch.is_grad_enabled()
     wanted = "".join(str(int(one.requires_grad)) for one in given if isinstance(one, Tensor))
