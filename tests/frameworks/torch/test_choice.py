@@ -10,10 +10,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import jitdnn.torch as jt  # noqa: E402
+from fake_gpu import Gpu  # noqa: E402
 from jitdnn.errors import DeviceError, InvalidArgument, NotSupported  # noqa: E402
 from jitdnn.frameworks.torch import choice, functional, kinds  # noqa: E402
 from jitdnn.frameworks.torch.options import Options, handle_of, parse  # noqa: E402
 from jitdnn.planner.store import Store  # noqa: E402
+from jitdnn.problems.convolution import Convolution  # noqa: E402
 from torch_kernels import random, watched  # noqa: E402
 
 F = torch.nn.functional
@@ -155,6 +157,35 @@ def test_measuring_takes_both_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order[4:] == ["a", "a", "b", "b"] * choice._LEAST_ROUNDS
 
 
+@pytest.mark.parametrize(
+    ("ours", "stock", "expected"),
+    [
+        ((41e-6, 5e-6), (23e-6, 9e-6), (41e-6, 23e-6)),  # small: the host decides, whatever the GPU says
+        ((41e-6, 400e-6), (23e-6, 600e-6), (400e-6, 600e-6)),  # large: the host is through before the GPU
+        ((41e-6, 30e-6), (23e-6, 50e-6), (41e-6, 50e-6)),  # between
+        ((60e-6, 5e-3), (20e-6, 5.01e-3), (5e-3, 5.01e-3)),  # one call a sample, and no host in it
+    ],
+)
+def test_on_a_gpu_the_larger_of_host_and_device_counts(
+    monkeypatch: pytest.MonkeyPatch, ours: Any, stock: Any, expected: tuple[float, float]
+) -> None:
+    gpu = Gpu(monkeypatch)
+    found = choice._measured(gpu.call(*ours), gpu.call(*stock), torch.device("cuda", 0))
+    assert found == pytest.approx(expected)
+
+
+def test_the_store_keeps_what_was_measured_otherwise_apart(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, handle = Gpu(monkeypatch), handle_of("")
+    monkeypatch.setattr(choice, "_device_name", lambda handle, device: "a GPU")
+    store.record("a layer", "", "a GPU", [("jitdnn", 2, 1.0, 0), ("torch", 2, 2.0, 0)])
+    ways = gpu.call(41e-6, 5e-6), gpu.call(23e-6, 9e-6)
+    for how in ("measured", "stored"):
+        decision = choice.decide("a layer", handle, torch.device("cuda", 0), "first", *ways)
+        assert (decision.is_ours, decision.reason) == (False, f"{how}: slower")
+
+
 def test_the_real_clock_gives_times(store: Store) -> None:
     kind = run(random(1, 2, 5, 5), random(3, 2, 3, 3))
     assert kind.decision.seconds is not None
@@ -180,8 +211,26 @@ def test_options() -> None:
 def test_the_options_of_a_model_reach_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
     real = kinds.handle_of
-    monkeypatch.setattr(kinds, "handle_of", lambda text: given.append(text) or real(text))
+    monkeypatch.setattr(kinds, "handle_of", lambda text, *device: given.append(text) or real(text, *device))
     model = jt.convert(torch.nn.Conv2d(2, 3, 3), measure="never", math="fp64")
     model(random(1, 2, 5, 5)).sum().backward()
     assert set(given) == {"measure=never;math=fp64"}
     assert len(given) == 3
+
+
+def test_no_second_pool_of_threads_beside_torchs() -> None:
+    """The last layer of a classifier for one image, which NumPy's BLAS alone would be fastest at."""
+    x, w = random(1, 1280), random(1000, 1280)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        handle = handle_of("")
+        assert handle.settings.deterministic is (threads > 1)
+        assert not handle_of("", "cuda").settings.deterministic
+        assert handle_of("deterministic=False").settings.deterministic is False
+    problem = Convolution.make("fwd", (1, 1280, 1, 1), (1000, 1280, 1, 1), layout="nhwc")
+    assert handle.plan(problem).algorithm != "im2col"
+    with watched() as seen:
+        y = functional.linear(x, w, options="measure=never")
+    torch.testing.assert_close(y, F.linear(x, w), rtol=1e-4, atol=1e-4)
+    assert seen[0].handle is not None
+    assert seen[0].handle.settings.deterministic

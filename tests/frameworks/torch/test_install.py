@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -53,6 +56,34 @@ def test_twice_has_the_new_options() -> None:
     with pytest.raises(InvalidArgument):
         jt.install(speed=1)
     assert jt.is_installed()
+
+
+OVERRIDING = """Warning only once for all operators,  other operators may also be overridden.
+  Overriding a previously registered kernel for the same operator and the same dispatch key
+  operator: aten::convolution(Tensor input, ...) -> Tensor
+    registered at /pytorch/build/aten/src/ATen/RegisterSchema.cpp:6
+  dispatch key: CPU"""
+
+
+def test_that_kernels_are_replaced_is_no_news_and_other_warnings_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyTorch 2.11 says it at the first kernel that is replaced."""
+    said = [OVERRIDING]
+    real = torch.library.Library.impl
+
+    def impl(*arguments: Any, **named: Any) -> None:
+        for message in said:
+            warnings.warn(message, UserWarning, stacklevel=2)
+        real(*arguments, **named)
+
+    monkeypatch.setattr(torch.library.Library, "impl", impl)
+    before = list(warnings.filters)
+    jt.install(measure="never")
+    assert list(warnings.filters) == before
+    with pytest.warns(UserWarning, match="Warning only once"):
+        warnings.warn(OVERRIDING, UserWarning, stacklevel=1)
+    said[:] = [OVERRIDING, "something else is wrong"]
+    with pytest.raises(UserWarning, match="something else"):
+        jt.install(measure="never")
 
 
 def test_where_ours_loses_or_refuses_torchs_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:

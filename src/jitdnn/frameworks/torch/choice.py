@@ -2,6 +2,8 @@
 
 A decision holds for one operator on operands of one kind (shapes, strides, types, options, threads). Its times are kept
 in the tuning store beside those of our algorithms, so that the next process does not measure again.
+
+On a GPU a call costs a model what its host needs to enqueue it or what the GPU needs to run it, whichever is more.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ SECONDS = 0.2
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 _SAMPLE_SECONDS, _MOST_CALLS = 5e-4, 200  # a shorter sample would measure the clock
 OURS, STOCK = "jitdnn", "torch"
-_VERSION = 2  # of the way of measuring: times of another one are not used
+_VERSIONS = {"cpu": 2, "cuda": 3}  # of the way of measuring: times of another one are not used
 
 _lock = lock()
 
@@ -63,19 +65,32 @@ def decide(
     """
     if how == "never":
         return _unmeasured(what, ours)
-    store = Store.default()
-    name = _device_name(handle, device)
-    stored = store.look_up(what, "", name)
-    times = [stored.get((who, _VERSION)) for who in (OURS, STOCK)]
-    if times[0] is not None and times[1] is not None:
-        return _compared(times[0].seconds, times[1].seconds, "stored")
+    known = stored(what, handle, device)
+    if known is not None:
+        return known
     with _lock:  # one at a time: what is measured must not run against each other
         try:
             ours()
         except JitdnnError as error:
             return _refused(what, error)
-        seconds, stock_seconds = _measured(ours, stock, device)
-    store.record(what, "", name, [(OURS, _VERSION, seconds, 0), (STOCK, _VERSION, stock_seconds, 0)])
+        return measured(what, handle, device, ours, stock)
+
+
+def stored(what: str, handle: Handle, device: torch.device) -> Decision | None:
+    """The choice by times of an earlier process, None if there are none."""
+    times = Store.default().look_up(what, "", _device_name(handle, device))
+    ours, stock = (times.get((who, _VERSIONS[device.type])) for who in (OURS, STOCK))
+    return None if ours is None or stock is None else _compared(ours.seconds, stock.seconds, "stored")
+
+
+def measured(
+    what: str, handle: Handle, device: torch.device, ours: Callable[[], Any], stock: Callable[[], Any]
+) -> Decision:
+    """The choice by times taken now, which are stored; both callables have run before."""
+    seconds, stock_seconds = _measured(ours, stock, device)
+    version = _VERSIONS[device.type]
+    times = [(OURS, version, seconds, 0), (STOCK, version, stock_seconds, 0)]
+    Store.default().record(what, "", _device_name(handle, device), times)
     return _compared(seconds, stock_seconds, "measured")
 
 
@@ -125,16 +140,25 @@ def _device_name(handle: Handle, device: torch.device) -> str:
 
 
 def _seconds(run: Callable[[], Any], calls: int, device: torch.device) -> float:
-    """Seconds of one call: of the clock on a processor, between two events on a GPU's stream."""
+    """Seconds that one call costs a model, which makes it among others.
+
+    On a processor those of the clock. On a GPU the host enqueues while the GPU runs what came before: the larger of
+    the two times, each over several calls without waiting for them.
+    """
     if device.type == "cpu":
         begin = perf_counter()
         for _ in range(calls):
             run()
         return (perf_counter() - begin) / calls
+    stream = torch.cuda.current_stream(device)
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    first.record()
+    stream.synchronize()
+    begin = perf_counter()
+    run()  # keeps the GPU at work while the first of those that count is enqueued
+    first.record(stream)
     for _ in range(calls):
         run()
-    last.record()
+    last.record(stream)
+    host = (perf_counter() - begin) / (calls + 1)
     last.synchronize()
-    return float(first.elapsed_time(last)) / 1e3 / calls
+    return max(host, float(first.elapsed_time(last)) / 1e3 / calls)

@@ -23,8 +23,9 @@ class Row:
     """One layer in one direction. Times are in seconds, the workspace is in bytes; None where nothing was measured, or
     where torch's own kernel runs.
 
-    `direction`: "forward", "data", "filter" or "bias". `runs`: "jitdnn" or "torch", for the `reason`. `algorithm`, its
-    `workspace` and its `error_bound` (relative) are those of ours, chosen or not.
+    `direction`: "forward", "data", "filter" or "bias"; "whole" where a layer on a GPU runs by torch's own function in
+    all of them. `runs`: "jitdnn" or "torch", for the `reason`. `algorithm`, its `workspace` and its `error_bound`
+    (relative) are those of ours, chosen or not.
     """
 
     layer: str

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from jitdnn.frameworks.torch import operators
+from jitdnn.frameworks.torch import operators, whole
 
 PerAxis = int | Sequence[int]
 
@@ -227,10 +227,15 @@ def _gelu(input: Tensor, approximate: str = "none", *, options: str = "") -> Any
 
 
 def routed(function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str) -> Any:
-    """Call a function of torch by ours if there is a route that takes the arguments, and torch's own otherwise."""
+    """Call a function of torch by ours if there is a route that takes the arguments, and torch's own otherwise.
+
+    On GPUs ours runs where the call as a whole is faster by it.
+    """
     route = ROUTES.get(function)
     if route is None:
         return function(*args, **named)
+    if args and not torch.compiler.is_compiling() and whole.is_chosen(args[0]):
+        return whole.run(function, route, args, named, options)
     result = route(*args, **named, options=options)
     return function(*args, **named) if result is NotImplemented else result
 

@@ -6,6 +6,9 @@ Everything above them (autograd, autocast, vmap, compilation) stays torch's, and
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,9 +47,10 @@ def install(**options: Any) -> None:
             for name, function in _REPLACED.items():
                 originals[function, device] = torch.library.get_kernel(f"aten::{name}", key)
         library = torch.library.Library("aten", "IMPL")
-        for key in KEYS.values():
-            library.impl("convolution", _forward(text), key, allow_override=True)
-            library.impl("convolution_backward", _backward(text), key, allow_override=True)
+        with _overriding():
+            for key in KEYS.values():
+                library.impl("convolution", _forward(text), key, allow_override=True)
+                library.impl("convolution_backward", _backward(text), key, allow_override=True)
         _library = library
 
 
@@ -63,6 +67,19 @@ def uninstall() -> None:
 def is_installed() -> bool:
     """Whether the kernels of torch's convolutions are ours now."""
     return _library is not None
+
+
+@contextmanager
+def _overriding() -> Iterator[None]:
+    """Without the one warning that a kernel stands in the place of another: that is what is asked for here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore",
+            r"Warning only once for all operators,\s+other operators may also be overridden\.\s+"
+            r"Overriding a previously registered kernel for the same operator and the same dispatch key",
+            UserWarning,
+        )
+        yield
 
 
 def _forward(options: str) -> Any:

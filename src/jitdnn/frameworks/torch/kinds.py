@@ -53,7 +53,8 @@ class Kind:
 
 #: who wants to know of every call: gets its kind and its operands
 observers: list[Callable[[Kind, tuple[Any, ...]], None]] = []
-_kinds: Recent[tuple[Any, ...], list[Kind | None]] = Recent(16384)
+#: the kinds of calls that were made, by what tells them apart
+known: Recent[tuple[Any, ...], list[Kind | None]] = Recent(16384)
 
 
 class Computation:
@@ -79,15 +80,13 @@ class Computation:
 
     def _choose(self, options: str, operands: tuple[Any, ...]) -> Kind:
         tensors = [operand for operand in operands if isinstance(operand, Tensor)]
-        handle = handle_of(options)
+        handle = handle_of(options, tensors[0].device.type)
         ways = self._prepare(handle, *operands)
         reason = ways.refusal or _refusal(tensors)
         if reason is not None:
             return Kind(self.name, Decision(False, f"refused: {reason}"), ways.stock)
         shown = (
-            ways.problem
-            if ways.problem is not None and not ways.what
-            else f"{ways.what} {self._words(operands)}"
+            ways.problem if ways.problem is not None and not ways.what else f"{ways.what} {words(operands)}"
         )
         bias = " with a bias" if ways.has_bias else ""
         what = f"torch {self.name} {shown}{bias}{' ' if options else ''}{options}"
@@ -101,15 +100,15 @@ class Computation:
         run = ways.ours if decision.is_ours else ways.stock
         return Kind(self.name, decision, run, ways.problem, handle, ways.has_bias)
 
-    @staticmethod
-    def _words(operands: tuple[Any, ...]) -> str:
-        """Operands for the name of a kind in the store."""
-        return " ".join(
-            f"{DTYPES.get(one.dtype, one.dtype)} {tuple(one.shape)} by {one.stride()}"
-            if isinstance(one, Tensor)
-            else str(one)
-            for one in operands
-        )
+
+def words(operands: tuple[Any, ...]) -> str:
+    """Operands for the name of a kind in the store."""
+    return " ".join(
+        f"{DTYPES.get(one.dtype, one.dtype)} {tuple(one.shape)} by {one.stride()}"
+        if isinstance(one, Tensor)
+        else str(one)
+        for one in operands
+    )
 
 
 def run_together(
@@ -117,9 +116,9 @@ def run_together(
 ) -> list[Any]:
     """The results of several computations of the same operands, None for None; one look-up for all."""
     key = (computations, options, torch.get_num_threads(), *map(_told, operands))
-    kinds = _kinds.get(key)
+    kinds = known.get(key)
     if kinds is None:
-        kinds = _kinds.older(key) or _kinds.put(
+        kinds = known.older(key) or known.put(
             key, [None if one is None else one._choose(options, operands) for one in computations]
         )
     if observers:
@@ -131,7 +130,7 @@ def run_together(
 
 def forget() -> None:
     """Choose anew at the next calls (with the times that are stored by then)."""
-    _kinds.clear()
+    known.clear()
 
 
 def _told(operand: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from jitdnn.frameworks.torch.functional import convolution, routed
+from jitdnn.frameworks.torch.functional import routed
 
 OPTIONS = "_jitdnn_options"
 
@@ -27,34 +27,34 @@ class _Convolution:
     padding: Any
     dilation: tuple[int, ...]
     groups: int
+    _function: ClassVar[Any]
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.padding
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        return convolution(
-            input,
-            weight,
-            bias,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            options=self._jitdnn_options,
-        )
+        arguments = (input, weight, bias, self.stride, padding, self.dilation, self.groups)
+        found: Tensor = routed(self._function, arguments, {}, self._jitdnn_options)
+        return found
 
 
 class Conv1d(_Convolution, nn.Conv1d):
     """`torch.nn.Conv1d`."""
 
+    _function = staticmethod(F.conv1d)
+
 
 class Conv2d(_Convolution, nn.Conv2d):
     """`torch.nn.Conv2d`."""
 
+    _function = staticmethod(F.conv2d)
+
 
 class Conv3d(_Convolution, nn.Conv3d):
     """`torch.nn.Conv3d`."""
+
+    _function = staticmethod(F.conv3d)
 
 
 class _Transposed:
@@ -62,33 +62,38 @@ class _Transposed:
 
     _jitdnn_options: str
     _spatial: ClassVar[int]
+    _function: ClassVar[Any]
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         output_padding = self._output_padding(
             input, output_size, self.stride, self.padding, self.kernel_size, self._spatial, self.dilation
         )
-        return convolution(
-            input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups,
-            output_padding=output_padding, options=self._jitdnn_options,
+        arguments = (
+            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups, self.dilation,
         )  # fmt: skip
+        found: Tensor = routed(self._function, arguments, {}, self._jitdnn_options)
+        return found
 
 
 class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
     """`torch.nn.ConvTranspose1d`."""
 
     _spatial = 1
+    _function = staticmethod(F.conv_transpose1d)
 
 
 class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
     """`torch.nn.ConvTranspose2d`."""
 
     _spatial = 2
+    _function = staticmethod(F.conv_transpose2d)
 
 
 class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
     """`torch.nn.ConvTranspose3d`."""
 
     _spatial = 3
+    _function = staticmethod(F.conv_transpose3d)
 
 
 class LazyConv1d(nn.LazyConv1d):
@@ -114,6 +119,7 @@ class LazyConvTranspose1d(_Transposed, nn.LazyConvTranspose1d):
 
     cls_to_become = ConvTranspose1d
     _spatial = 1
+    _function = staticmethod(F.conv_transpose1d)
 
 
 class LazyConvTranspose2d(_Transposed, nn.LazyConvTranspose2d):
@@ -121,6 +127,7 @@ class LazyConvTranspose2d(_Transposed, nn.LazyConvTranspose2d):
 
     cls_to_become = ConvTranspose2d
     _spatial = 2
+    _function = staticmethod(F.conv_transpose2d)
 
 
 class LazyConvTranspose3d(_Transposed, nn.LazyConvTranspose3d):
@@ -128,6 +135,7 @@ class LazyConvTranspose3d(_Transposed, nn.LazyConvTranspose3d):
 
     cls_to_become = ConvTranspose3d
     _spatial = 3
+    _function = staticmethod(F.conv_transpose3d)
 
 
 class Linear(nn.Linear):

@@ -20,7 +20,8 @@ from torch.nn import Parameter
 from jitdnn.frameworks.torch.stock import KEYS
 
 library = Library("jitdnn", "DEF")
-_OWN = (Tensor, Parameter)
+OWN = (Tensor, Parameter)
+"""The classes of ordinary tensors: others may do anything with a call."""
 
 
 class Operator:
@@ -105,13 +106,16 @@ def _is_plain(operands: tuple[Any, ...]) -> bool:
     device = ""
     for operand in operands:
         if isinstance(operand, Tensor):
-            if type(operand) not in _OWN:
+            if type(operand) not in OWN:
                 return False
             device = device or operand.device.type
+    return device in KEYS and not torch.is_autocast_enabled(device) and is_eager()
+
+
+def is_eager() -> bool:
+    """Whether calls run now and as they are: no mode, no transform of functorch and no tracer takes part."""
     return (
-        device in KEYS
-        and not torch.is_autocast_enabled(device)
-        and torch._C._len_torch_dispatch_stack() == 0
+        torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._get_tracing_state() is None
     )

@@ -1,0 +1,184 @@
+"""Calls on a GPU as a whole, as a model pays for them: torch's own function, or our operator and all that is around it.
+
+Kernels are chosen one by one (kinds.py), but a layer pays for the way to them, too: a look-up, the casts of autocast,
+copies, running statistics, a node of autograd that is written in Python. On a GPU that may be more than the kernels
+save. So the first call of each kind measures both ways from outside, forward and, where gradients are wanted, backward;
+where ours does not win, torch's function is called from then on as if nothing had been converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from jitdnn.frameworks.torch import choice
+from jitdnn.frameworks.torch.choice import Decision
+from jitdnn.frameworks.torch.kinds import Kind, known, observers, words
+from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
+from jitdnn.frameworks.torch.registry import OWN, is_eager
+from jitdnn.locks import lock
+
+Run: TypeAlias = Callable[[], Any]
+_lock = lock()
+
+
+def is_chosen(x: Any) -> bool:
+    """Whether calls with this first argument are chosen as a whole: ordinary tensors on a GPU."""
+    return type(x) in OWN and x.is_cuda
+
+
+def run(
+    function: Any, route: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: str
+) -> Any:
+    """The result of a function of torch by itself or by our `route`, whichever is faster for calls of this kind.
+
+    The route returns NotImplemented for arguments that it does not take.
+    """
+    kind = None if parse(options).measure == "never" else _kind(function, route, args, named, options)
+    if kind is not None and not kind.decision.is_ours:
+        for observe in observers:
+            observe(kind, args)
+        return function(*args, **named)
+    result = route(*args, **named, options=options)
+    return function(*args, **named) if result is NotImplemented else result
+
+
+def _kind(
+    function: Any, route: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: str
+) -> Kind | None:
+    """The kind of a call; None where the kernels' choice alone counts for now."""
+    device = args[0].device
+    key = (
+        function,
+        options,
+        device,
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type),
+        # written out, for this is what every call costs that torch's function runs
+        *[
+            (one.shape, one.stride(), one.dtype, one.requires_grad)
+            if type(one) in OWN
+            else (tuple(one) if type(one) is list else one)
+            for one in (args if not named else _flat(args, named))
+        ],
+    )
+    found = known.get(key)
+    if found is None:
+        found = known.older(key) or _first(key, function, route, args, named, options)
+    return found[0]
+
+
+def _flat(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    return (*args, *(part for item in named.items() for part in item))
+
+
+def _first(
+    key: Any, function: Any, route: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: str
+) -> list[Kind | None]:  # fmt: skip
+    """Choose for a kind that is called for the first time; what cannot be chosen now is not kept."""
+    if (
+        is_disabled()
+        or not is_eager()
+        or any(isinstance(one, Tensor) and type(one) not in OWN for one in _flat(args, named))
+    ):
+        return [None]
+    stock = Kind("whole", Decision(False, "not measured: at a time when nothing can be"), function)
+    if args[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        return [stock]
+    # within a backward pass another thread that measures may wait for this one
+    if not _lock.acquire(blocking=torch._C._current_graph_task_id() == -1):
+        return [stock]
+    try:
+        decision = _decided(function, route, args, named, options)
+    except torch.OutOfMemoryError:
+        decision = Decision(False, "not measured: there is no memory for both")
+    finally:
+        _lock.release()
+    return known.put(key, [Kind("whole", decision, function)])
+
+
+def _decided(
+    function: Any, route: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: str
+) -> Decision:
+    device = args[0].device
+    handle = handle_of(options, device.type)
+    given = _flat(args, named)
+    has_gradients = torch.is_grad_enabled()
+    wanted = "".join(str(int(one.requires_grad)) for one in given if isinstance(one, Tensor))
+    cast = (
+        f" cast to {torch.get_autocast_dtype(device.type)}" if torch.is_autocast_enabled(device.type) else ""
+    )
+    gradients = f" gradients {wanted}" if has_gradients and "1" in wanted else ""
+    what = f"torch whole {function.__name__} {words(given)}{gradients}{cast}{' ' if options else ''}{options}"
+    stored = choice.stored(what, handle, device)
+    if stored is not None:
+        return stored
+    seen: list[Kind] = []
+    with _apart(seen):
+        ours = _way(lambda *args, **named: route(*args, **named, options=options), args, named)
+        stock = _way(function, args, named)
+        if ours() is NotImplemented:
+            return Decision(False, "refused: the arguments are none that ours take")
+        if not any(kind.decision.is_ours for kind in seen):
+            return Decision(False, "torch's kernels are faster, each of them")
+        observers.clear()
+        stock()
+        return choice.measured(what, handle, device, ours, stock)
+
+
+def _way(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Run:
+    """A call with copies of the arguments, and the gradients of those that want one."""
+    own = tuple(map(_copy, args))
+    own_named = {name: _copy(one) for name, one in named.items()}
+    wanted = [one for one in (*own, *own_named.values()) if isinstance(one, Tensor) and one.requires_grad]
+    device = args[0].device.type
+    grads: list[Tensor] = []
+
+    def run() -> Any:
+        y = function(*own, **own_named)
+        if y is NotImplemented or not wanted:
+            return y
+        if not grads:
+            grads.append(torch.ones_like(y.detach()))
+        is_cast = torch.is_autocast_enabled(device)
+        torch.set_autocast_enabled(device, False)  # the backward pass of a model is outside of it
+        try:
+            return torch.autograd.grad(y, wanted, grads)
+        finally:
+            torch.set_autocast_enabled(device, is_cast)
+
+    return run
+
+
+def _copy(one: Any) -> Any:
+    """An argument that may be changed, without a history; images and weights are only read, and not copied."""
+    if not isinstance(one, Tensor):
+        return one
+    is_wanted = torch.is_grad_enabled() and one.requires_grad
+    is_state = not one.requires_grad and one.dim() <= 1  # running statistics are written
+    own = one.detach().clone() if is_state else one.detach()
+    return own.requires_grad_() if is_wanted else own
+
+
+@contextmanager
+def _apart(seen: list[Kind]) -> Iterator[None]:
+    """Calls that no observer, no hook of checkpointing and no cache of autocast sees; `seen` gets their kinds."""
+    others, is_cached = observers[:], torch.is_autocast_cache_enabled()
+    has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    observers[:] = [lambda kind, operands: seen.append(kind)]
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with saved_tensors_hooks(_same, _same) if has_hooks else nullcontext():
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(is_cached)
+        observers[:] = others
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
