@@ -86,7 +86,6 @@ TILES = (
     Tile(2, 1, 2, 64),
     Tile(3, 1, 1, 64),
     Tile(2, 1, 1, 64),
-    Tile(1, 3, 1, 192),
     Tile(1, 2, 1, 128),
 )
 """Tiles worth trying."""

@@ -195,11 +195,11 @@ def _correlation_plan(
     blocks = [-(-count * row_bytes // STAGE_ROW) for count in pieces]
     groups = batch.count if batch else geometry.groups
     products = Products(tuple(rows), tuple(blocks), geometry.out_channels, groups)
-    bytes_moved = batch.nbytes if batch else sum(t.nbytes for t in (problem.x, problem.w, problem.y))
+    bytes_moved = batch.nbytes if batch else _bytes_moved(problem)
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 else 1
-    if is_mn_major:
-        tiles = tuple(tile for tile in tiles if tile.across == 1 or tile.wn % 64 == 0)
-    found = best_blocking(products, tiles, device, bytes_moved, result_bytes, parts, max_splits)
+    if is_mn_major:  # columns come in blocks of 64, and a part of one takes as long
+        tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0)
+    found = best_blocking(products, tiles, device, bytes_moved, result_bytes, parts, max_splits, False)
     if not found:
         return "no tile fits into the shared memory of the device"
     blocking, seconds = found
@@ -264,6 +264,15 @@ def _three_of(numbers: object) -> _Three:
 def _element_bytes(problem: Convolution, parts: int) -> int:
     """Of what is multiplied."""
     return 2 if parts == 2 else DTYPES[problem.x.dtype]
+
+
+def _bytes_moved(problem: Convolution) -> int:
+    """From and to memory: of an x that is read, what taps meet where they are fewer than the stride."""
+    x = problem.x.nbytes
+    if problem.direction != "bwd_data":
+        for taps, stride in zip(problem.filter_spatial, problem.stride, strict=True):
+            x = x * min(taps, stride) // stride
+    return x + problem.w.nbytes + problem.y.nbytes
 
 
 def _alignment(pack: Pack | None) -> int:
@@ -331,11 +340,10 @@ def _wgrad_plan(
     columns = math.prod(taps) * channel_blocks * 64
     pixels = problem.n * math.prod(outputs)
     products = Products((out_channels,), (-(-pixels // block),), columns, groups)
-    tensors = batch.tensors if batch else (problem.x, problem.y, problem.w)
-    bytes_moved = sum(tensor.nbytes for tensor in tensors)
+    bytes_moved = batch.nbytes if batch else _bytes_moved(problem)
     max_splits = _MAX_WGRAD_SPLITS if uses_workspace else 1
     tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0)
-    found = best_blocking(products, tiles, device, bytes_moved, result_bytes, parts, max_splits)
+    found = best_blocking(products, tiles, device, bytes_moved, result_bytes, parts, max_splits, True)
     if not found:
         return "no tile fits into the shared memory of the device"
     blocking, seconds = found
