@@ -12,6 +12,11 @@ from cases import make_case
 from harness import run_algorithm
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
+from jitdnn.kernels.cuda.warpgroup_matmul import (
+    WarpgroupMatmul,
+    WarpgroupMatmulHalves,
+    WarpgroupMatmulInPlace,
+)
 from jitdnn.problems import MatMul, parse
 from jitdnn.rtcg.expression import apply, trace
 from jitdnn.tensor import TensorDescriptor
@@ -26,9 +31,14 @@ def product(words: str) -> MatMul:
     return problem
 
 
+EVERY = (
+    TensorCoreMatmul(), TensorCoreMatmulInPlace(), WarpgroupMatmul(), WarpgroupMatmulInPlace(), WarpgroupMatmulHalves(),
+)  # fmt: skip
+
+
 def check(problem: MatMul, device: Any, epilogue: Epilogue | None = None) -> None:
     case = make_case(problem, epilogue)
-    for algorithm in (TensorCoreMatmul(), TensorCoreMatmulInPlace()):
+    for algorithm in EVERY:
         if problem.a.dtype == "f64" or 0 in problem.c.shape or problem.k == 0:
             assert algorithm.refuse(problem, device, epilogue)
         elif algorithm.refuse(problem, device, epilogue) is None:

@@ -51,13 +51,7 @@ class TensorCoreMatmul(TensorCoreAlgorithm[MatMul]):
     problem = MatMul
 
     def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        if 0 in problem.c.shape or not problem.k:
-            return "there is nothing to multiply"
-        if problem.k >= 2**30 or problem.n >= 2**30 or problem.m >= 2**30:
-            return f"an extent of {max(problem.m, problem.n, problem.k)}: at most {2**30} fit the kernel's indices"
-        if batch_steps(problem) is None:
-            return f"the products of the batch {problem.batch} are not evenly spaced in memory: make its tensors dense"
-        return refuse_tensor_cores(problem.a.dtype, math.prod(problem.batch), device)
+        return refuse_extents(problem) or refuse_tensor_cores(problem.a.dtype, math.prod(problem.batch), device)
 
     def sizes(
         self, problem: MatMul, device: GpuDevice, has_epilogue: bool = True
@@ -72,7 +66,7 @@ class TensorCoreMatmul(TensorCoreAlgorithm[MatMul]):
             if isinstance(plan, WgradPlan):
                 kernel = wgrad_kernel_of(plan, device)
             else:
-                kernel = kernel_of(plan, problem.c, device, epilogue, _indices(problem, orientation))
+                kernel = kernel_of(plan, problem.c, device, epilogue, indices_of(problem, orientation))
             return Reordered(kernel, (1, 0)) if orientation.is_transposed else kernel
 
         return PlannedKernel(plan.workspace, plan.seconds, build)
@@ -83,6 +77,17 @@ class TensorCoreMatmulInPlace(TensorCoreMatmul):
 
     name = "matrix_units_in_place"
     uses_workspace = False
+
+
+def refuse_extents(problem: MatMul) -> str | None:
+    """What no product by a convolution's kernel can do; None if they can."""
+    if 0 in problem.c.shape or not problem.k:
+        return "there is nothing to multiply"
+    if problem.k >= 2**30 or problem.n >= 2**30 or problem.m >= 2**30:
+        return f"an extent of {max(problem.m, problem.n, problem.k)}: at most {2**30} fit the kernel's indices"
+    if batch_steps(problem) is None:
+        return f"the products of the batch {problem.batch} are not evenly spaced in memory: make its tensors dense"
+    return None
 
 
 def batch_steps(problem: MatMul) -> tuple[int, int, int] | None:
@@ -116,16 +121,18 @@ def orientation_of(problem: MatMul, name: str) -> Orientation:
     return Orientation(name, one, Batch(count, first, second, steps[2], (a, b, c)))
 
 
-def _indices(problem: MatMul, orientation: Orientation) -> list[str]:
-    """The index of an element of c in the kernel's terms: `channel`, over all products, and `c`, the pixel."""
+def indices_of(
+    problem: MatMul, orientation: Orientation, channel: str = "channel", pixel: str = "c"
+) -> list[str]:
+    """The index of an element of c in the kernel's terms: `channel`, over all products, and `pixel`."""
     columns = problem.n if orientation.name == "rows" else problem.m
-    number, inner = f"(channel) / {columns}", 1
+    number, inner = f"({channel}) / {columns}", 1
     batch: list[str] = []
     for extent in reversed(problem.batch):
         batch.insert(0, f"({number}) / {inner} % {extent}")
         inner *= extent
-    pixel, channel = "c", f"(channel) % {columns}"
-    return [*batch, pixel, channel] if orientation.name == "rows" else [*batch, channel, pixel]
+    column = f"({channel}) % {columns}"
+    return [*batch, pixel, column] if orientation.name == "rows" else [*batch, column, pixel]
 
 
 @lru_cache(512)

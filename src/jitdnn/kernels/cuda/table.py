@@ -22,6 +22,11 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradInPlace,
 )
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
+from jitdnn.kernels.cuda.warpgroup_matmul import (
+    WarpgroupMatmul,
+    WarpgroupMatmulHalves,
+    WarpgroupMatmulInPlace,
+)
 from jitdnn.kernels.gpu.table import ELEMENTWISE, PLAIN, REDUCTION, SCAN
 from jitdnn.kernels.reference import REFERENCE
 from jitdnn.problems.convolution import Convolution
@@ -65,5 +70,12 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Convolution, "fwd"): _with_patch("fwd", _CORRELATION),
     (Convolution, "bwd_data"): _with_patch("bwd_data", _CORRELATION),
     (Convolution, "bwd_filter"): _with_patch("bwd_filter", _WGRAD),
-    (MatMul, None): (TensorCoreMatmul(), TensorCoreMatmulInPlace(), *PLAIN[MatMul, None]),
+    (MatMul, None): (
+        WarpgroupMatmul(),
+        WarpgroupMatmulInPlace(),
+        WarpgroupMatmulHalves(),
+        TensorCoreMatmul(),
+        TensorCoreMatmulInPlace(),
+        *PLAIN[MatMul, None],
+    ),
 }

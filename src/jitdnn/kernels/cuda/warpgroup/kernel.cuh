@@ -50,7 +50,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
                 async_proxy_fence();
                 warpgroup_barrier(warpgroup + 1);
                 if (is_leader) {
-                    tma_store_3d(to, tables.result(), columns.first + column, leaving_group, leaving_row + slab * 64);
+                    store_box(to, tables, columns, column, leaving_group, leaving_row + slab * 64);
                     tma_store_commit();
                 }
             } else {

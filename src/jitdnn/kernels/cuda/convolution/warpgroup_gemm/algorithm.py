@@ -22,7 +22,9 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 
 _MAX_EXTENT = 2**30
-_HALVES_ERROR = 2.0**-20
+TF32_CUT = 2.0**-10
+"""What is lost of products of f32 that are cut off to tf32, not rounded."""
+HALVES_ERROR = 2.0**-20
 """Of products of halves, which have 22 bits, and of sums that are moved to f32 after each stage."""
 
 
@@ -35,6 +37,11 @@ def refuse_warpgroups(dtype: str, result: str, device: GpuDevice) -> str | None:
     if result not in WGMMA_FUNCTIONS:
         return f"results are {', '.join(WGMMA_FUNCTIONS)} here, not {result}"
     return None
+
+
+def refuse_halves(dtype: str) -> str | None:
+    """What cannot be divided into halves; None if it can."""
+    return None if dtype == "f32" else f"f32 is multiplied as two halves here, not {dtype}"
 
 
 class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
@@ -52,6 +59,8 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
         reason = refuse_warpgroups(problem.x.dtype, problem.output.dtype, device) or unplannable(problem, self.parts)
         if reason or not problem.output.size:
             return reason
+        if not all(operand.descriptor.size for operand in problem.inputs):
+            return "there is nothing to multiply"
         extents = (*problem.spatial, *problem.output_spatial, problem.n, problem.c, problem.k)
         pixels = problem.n * max(_product(problem.spatial), _product(problem.output_spatial))
         if max(*extents, pixels) >= _MAX_EXTENT:
@@ -68,7 +77,7 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
 
     def error_of(self, problem: Convolution) -> float:
         bound = tensor_core_bound(problem)
-        return bound + 2.0**-10 if problem.x.dtype == "f32" else bound  # f32 is cut off to tf32, not rounded
+        return bound + TF32_CUT if problem.x.dtype == "f32" else bound
 
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         if not problem.output.size:
@@ -123,15 +132,13 @@ class _Halves(WarpgroupGemm):
     has_exact_products = False
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        if problem.x.dtype != "f32":
-            return f"f32 is multiplied as two halves here, not {problem.x.dtype}"
-        return super().refusal(problem, device, epilogue)
+        return refuse_halves(problem.x.dtype) or super().refusal(problem, device, epilogue)
 
     def arithmetic(self, problem: Problem) -> str:
         return "fp32"
 
     def error_of(self, problem: Convolution) -> float:
-        return max(_HALVES_ERROR, 2.0 * storing_roundoff(problem))
+        return max(HALVES_ERROR, 2.0 * storing_roundoff(problem))
 
 
 class WarpgroupGemmHalves(_Halves):

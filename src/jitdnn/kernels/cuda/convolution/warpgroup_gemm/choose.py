@@ -167,13 +167,14 @@ def _correlation_plan(
     data_tensor, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
     size, result_bytes = _element_bytes(problem, parts), DTYPES[result.dtype]
     data = _batched(Operand.of(data_tensor, 0), batch, batch.data if batch else 0)
-    weights, is_mn_major = _filter_operand(problem, batch, size)
+    weights, along_columns = _filter_of(problem, batch)
+    is_mn_major = parts == 1 and size == 2 and not weights.is_direct and along_columns.is_direct
+    if is_mn_major:
+        weights = along_columns
     is_direct = [data.is_direct, weights.is_direct]
     if (parts == 2 or not all(is_direct)) and not uses_workspace:
         return "an operand must be packed, which takes workspace"
-    if not weights.is_direct or parts == 2:
-        # a packed filter has its channels, those that are summed, innermost
-        weights, is_mn_major = _filter_rows(problem), False
+    # a packed filter has the channels that are summed innermost
     (a, b), packs, at = _packed([data, weights], is_direct, parts)
     phases = [
         tuple(Axis.of(axis, one) for axis, one in zip(geometry.axes, phase, strict=True))
@@ -279,29 +280,15 @@ def _alignment(pack: Pack | None) -> int:
     return 1 if pack else ALIGNMENT
 
 
-def _filter_operand(problem: Convolution, batch: Batch | None, size: int) -> tuple[Operand, bool]:
-    """The filter with its innermost axis as channels, and whether that is the columns' (MN-major)."""
+def _filter_of(problem: Convolution, batch: Batch | None) -> tuple[Operand, Operand]:
+    """The filter with the channels that are summed as its channels, and with those of the columns."""
     weights = Operand.of(problem.w, 1)
     if batch:  # one tap, in whose place the products are
         weights = replace(weights, extents=(batch.count, 1, 1), space=(batch.filter, 0, 0))
     swapped = replace(
         weights, images=weights.channels, channels=weights.images, image=weights.channel, channel=weights.image
     )
-    is_forward = problem.direction == "fwd"
-    along_sum, along_columns = (weights, swapped) if is_forward else (swapped, weights)
-    if along_sum.is_direct or size != 2 or not along_columns.is_direct:
-        return along_sum, False
-    return along_columns, True
-
-
-def _filter_rows(problem: Convolution) -> Operand:
-    """The filter whose channels are those that are summed, whatever its strides."""
-    weights = Operand.of(problem.w, 1)
-    if problem.direction == "fwd":
-        return weights
-    return replace(
-        weights, images=weights.channels, channels=weights.images, image=weights.channel, channel=weights.image
-    )
+    return (weights, swapped) if problem.direction == "fwd" else (swapped, weights)
 
 
 def _filter_steps(geometry: Geometry, is_forward: bool, batch: Batch | None) -> tuple[int, int, int]:
@@ -364,6 +351,16 @@ def _wgrad_plan(
     used = [s for s, n in zip(space, problem.filter_spatial, strict=True) if n > 1]
     multiples = [in_channels, row, group, first, *used]
     is_vector = column == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
+    boxes = None
+    if is_vector and not blocking.is_split and not batch and (groups == 1 or out_channels % 64 == 0) and sign > 0:
+        tap_step = linear_step(problem.filter_spatial, space)
+        box_columns = tile.chunk_bytes(result_bytes) // result_bytes
+        if tap_step is not None:
+            boxes = result_map(
+                dw.dtype, in_channels, math.prod(taps), tap_step, groups * out_channels, row, box_columns
+            )
+    if boxes:
+        maps = (*maps, boxes)
     works = blocking.works(products)
     numbers = (
         0, pixels, *(number for axis in axes for number in axis.numbers),
@@ -375,7 +372,8 @@ def _wgrad_plan(
         first, *tap_space,
     )  # fmt: skip
     return Plan(
-        True, problem.x.dtype, dw.dtype, rank, 1, True, is_vector, column != 1, False, STAGE_ROW, blocking, works,
+        True, problem.x.dtype, dw.dtype, rank, 1, True, is_vector, column != 1, boxes is not None, STAGE_ROW, blocking,
+        works,
         (packs[0], packs[1]), Tables(maps, numbers),
         (_alignment(packs[0]), _alignment(packs[1]), ALIGNMENT if is_vector else 1), at,
         at + blocking.partial_bytes(products), seconds + _pack_seconds(packs, device),

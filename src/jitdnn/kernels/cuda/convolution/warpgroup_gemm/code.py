@@ -38,9 +38,16 @@ def kernel_of(
     """
     gpu: GpuDevice = device  # type: ignore[assignment]
     pointers = _POINTERS + (len(epilogue.operands) if epilogue else 0)
-    source = source_of(plan, output, epilogue, indices)
-    own = gpu.kernel(source, launches_of(plan, gpu.multiprocessors), pointers, tables=plan.tables)
-    return own if max(plan.alignments) == 1 else ByAddress(own, other, plan.alignments)
+
+    def kernel(plan: Plan) -> GpuKernel:
+        source = source_of(plan, output, epilogue, indices)
+        return gpu.kernel(source, launches_of(plan, gpu.multiprocessors), pointers, tables=plan.tables)
+
+    if max(plan.alignments) == 1:
+        return kernel(plan)
+    if all(plan.packs):  # whatever the operands' addresses are
+        return ByAddress(kernel(plan), lambda: kernel(plan.with_any_result), plan.alignments)
+    return ByAddress(kernel(plan), other, plan.alignments)
 
 
 def source_of(

@@ -64,6 +64,11 @@ FUNCTION i64 row_place(const Tables &tables, const Work &work, int row) {
            pixel.b * tables.result_space[1] + pixel.c * tables.result_space[2];
 }
 
+// Stores a chunk whose first column, of the tile, and row are given.
+FUNCTION void store_box(u32 from, const Tables &tables, const Columns &columns, int column, int group, int row) {
+    if constexpr (IS_RESULT_BOXES) tma_store_3d(from, tables.result(), columns.first + column, group, row);
+}
+
 // Brings the stages of a piece of work, one after the other: SUBS times a tap and SUB_K channels.
 struct Loader {
     int image, w, h, d;    // where the window of the tile's first pixel begins

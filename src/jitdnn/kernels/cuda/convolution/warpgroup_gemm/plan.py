@@ -11,7 +11,7 @@ A is the data and B the filter, or dy and x of a wgrad. The loops, with the name
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitdnn.devices.tensor_map import Tables
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import Pack
@@ -47,3 +47,12 @@ class Plan:
     partials: int
     workspace: int
     seconds: float
+
+    @property
+    def with_any_result(self) -> Plan:
+        """The same for results at any address."""
+        maps = self.tables.maps[:-1] if self.is_in_boxes else self.tables.maps
+        return replace(
+            self, is_vector=False, is_in_boxes=False, tables=replace(self.tables, maps=maps),
+            alignments=(*self.alignments[:2], 1),
+        )  # fmt: skip

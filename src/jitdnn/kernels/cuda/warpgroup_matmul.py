@@ -1,0 +1,129 @@
+"""Matrix products by warpgroups (sm_90a): convolutions with a single tap, run by the kernels of warpgroup_gemm.
+
+See matmul.py for the orientations.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import ClassVar
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel, storing_roundoff
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
+    HALVES_ERROR,
+    TF32_CUT,
+    refuse_halves,
+    refuse_warpgroups,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import kernel_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
+from jitdnn.kernels.cuda.gemm.code import Reordered
+from jitdnn.kernels.cuda.matmul import (
+    ORIENTATIONS,
+    Orientation,
+    TensorCoreMatmulInPlace,
+    indices_of,
+    orientation_of,
+    refuse_extents,
+)
+from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
+from jitdnn.problems.matmul import MatMul
+from jitdnn.problems.problem import Problem
+
+_MAX_BATCH = 2**20
+
+
+class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
+    """Products as convolutions; few tiles are split along k."""
+
+    name = "matrix_units_wgmma"
+    problem = MatMul
+    uses_workspace: ClassVar[bool] = True
+    parts: ClassVar[int] = 1
+
+    def __init__(self, tiles: tuple[Tile, ...] = TILES) -> None:
+        self._tiles = tiles
+
+    def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        reason = refuse_extents(problem) or refuse_warpgroups(problem.a.dtype, problem.c.dtype, device)
+        if reason:
+            return reason
+        count = problem.c.size // (problem.m * problem.n)
+        if count > _MAX_BATCH or count * max(problem.m, problem.k) >= 2**30:
+            return f"{count} products of {problem.m} and {problem.k} rows do not fit the kernel's indices"
+        found = self.sizes(problem, device, epilogue is not None)
+        return found if isinstance(found, str) else None
+
+    def sizes(
+        self, problem: MatMul, device: GpuDevice, has_epilogue: bool = True
+    ) -> tuple[Orientation, Plan] | str:
+        """The orientation and the plan that are expected to be fastest, or why there are none."""
+        return _plan(problem, device, self._tiles, self.uses_workspace, self.parts, has_epilogue)
+
+    def arithmetic(self, problem: Problem) -> str:
+        return "tf32" if problem.inputs[0].descriptor.dtype == "f32" else "fp32"
+
+    def error_of(self, problem: MatMul) -> float:
+        bound = tensor_core_bound(problem)
+        return bound + TF32_CUT if problem.a.dtype == "f32" else bound
+
+    def plan(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        found = self.sizes(problem, device, epilogue is not None)
+        assert not isinstance(found, str), found
+        orientation, plan = found
+
+        def other() -> Kernel:
+            kernel = TensorCoreMatmulInPlace().build(problem, device, epilogue)
+            return Reordered(kernel, (1, 0)) if orientation.is_transposed else kernel
+
+        def build() -> Kernel:
+            indices = indices_of(problem, orientation, "channel_", "pixel.c")
+            kernel = kernel_of(plan, problem.c, device, epilogue, other, indices)
+            return Reordered(kernel, (1, 0)) if orientation.is_transposed else kernel
+
+        return PlannedKernel(plan.workspace, plan.seconds, build)
+
+
+class WarpgroupMatmulInPlace(WarpgroupMatmul):
+    """The same without workspace: nothing is packed, and k is not split."""
+
+    name = "matrix_units_wgmma_in_place"
+    uses_workspace = False
+
+
+class WarpgroupMatmulHalves(WarpgroupMatmul):
+    """f32 as two numbers of half precision; see convolution/warpgroup_gemm."""
+
+    name = "matrix_units_3xf16"
+    parts = 2
+    has_exact_products = False
+
+    def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        return refuse_halves(problem.a.dtype) or super().refusal(problem, device, epilogue)
+
+    def arithmetic(self, problem: Problem) -> str:
+        return "fp32"
+
+    def error_of(self, problem: MatMul) -> float:
+        return max(HALVES_ERROR, 2.0 * storing_roundoff(problem))
+
+
+@lru_cache(512)
+def _plan(
+    problem: MatMul, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, parts: int, has_epilogue: bool
+) -> tuple[Orientation, Plan] | str:
+    found: list[tuple[Orientation, Plan]] = []
+    reason = ""
+    for name in ORIENTATIONS if not has_epilogue else ORIENTATIONS[:2]:
+        orientation = orientation_of(problem, name)
+        one, batch = orientation.problem, orientation.batch
+        refused = unplannable(one, parts, batch)
+        plan = refused or plan_of(one, device, tiles, uses_workspace, parts, batch)
+        if isinstance(plan, str):
+            reason = reason or plan
+        else:
+            found.append((orientation, plan))
+    return min(found, key=lambda one: one[1].seconds) if found else reason
