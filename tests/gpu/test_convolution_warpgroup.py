@@ -131,7 +131,7 @@ def test_every_tile(words: str, tile: Tile, cuda_device: Any) -> None:
         "conv_fwd n1 c96 h11 w12 k72 r3 s3 bf16 nhwc",
         "conv_bwd_data n1 c72 h9 w11 k96 r3 s3 pad1 bf16 nhwc",
         "conv_bwd_filter n3 c24 h17 w15 k72 r3 s1 pad1x0 bf16 nhwc",
-        "conv_bwd_filter n3 c24 h17 w15 k144 r3 s1 pad1x0 g2 f16 nhwc",
+        "conv_bwd_filter n3 c32 h17 w15 k144 r3 s1 pad1x0 g2 f16 nhwc",
     ],
 )
 def test_split_tiles(words: str, splits: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ HALVED = [
     "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 stride2 f32 nhwc",
     "conv_bwd_data n1 c12 h6 w5 k8 r3 s3 pad1 f32",
     "conv_bwd_filter n2 c16 h9 w7 k24 r3 s3 pad1 f32 nhwc",
-    "conv_bwd_filter n2 c6 h9 w7 k10 r3 s3 pad1 g2 f32",
+    "conv_bwd_filter n2 c16 h9 w7 k32 r3 s3 pad1 g2 f32",
 ]
 
 
@@ -273,6 +273,7 @@ def test_refusals(cuda_device: Any) -> None:
     assert "f64" in reason("conv_fwd n1 c8 h5 w5 k8 r1 s1 f64")
     assert "steps of at most 8" in reason("conv_fwd n1 c8 h40 w40 k8 r9 s9 stride9 bf16")
     assert "multiple of 16" in reason("conv_fwd n1 c48 h5 w5 k48 r3 s3 g2 bf16 nhwc")
+    assert "multiples of 8 channels" in reason("conv_bwd_filter n1 c24 h5 w5 k32 r3 s3 g2 bf16 nhwc", WarpgroupWgrad)
     assert "takes workspace" in reason("conv_fwd n1 c8 h5 w5 k8 r3 s3 bf16", WarpgroupGemmInPlace)
     assert "stride phases" in reason("conv_bwd_data n1 c8 h40 w40 k8 r4 s4 stride4 bf16 nhwc")
     assert "farther" in reason("conv_fwd n1 c8 w900 k8 s300 bf16 nhwc")

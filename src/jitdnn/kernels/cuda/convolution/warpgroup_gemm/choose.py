@@ -95,6 +95,11 @@ def unplannable(problem: Convolution, parts: int = 1, batch: Batch | None = None
         inner = (problem.c if problem.direction == "fwd" else problem.k) // groups
         if inner % least:
             return f"{inner} channels of a group are summed: they must be a multiple of {least}"
+    if groups > 1 and problem.direction == "bwd_filter":
+        run = ALIGNMENT // size
+        for count in (problem.c // groups, problem.k // groups):
+            if count % run:
+                return f"{count} channels of a group: runs of pixels begin at multiples of {run} channels"
     if batch and problem.direction == "bwd_filter" and problem.y.shape[2] % block:
         return f"sums of {problem.y.shape[2]} terms in a batch: they must be a multiple of {block}"
     return None
