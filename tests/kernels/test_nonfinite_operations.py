@@ -83,7 +83,9 @@ def check(problem: Problem, all_of_them: bool) -> None:
                 reached = ~np.isfinite(np.asarray(result, np.float64))
                 if isinstance(problem, CtcLoss) and problem.direction == "fwd" and buffer is case.inputs[0]:
                     # the loss of its sequence, even where the labels cannot be said
-                    is_own = np.arange(problem.x.shape[1]) == place[1] if problem.reduction == "none" else True
+                    is_own = (
+                        np.arange(problem.x.shape[1]) == place[1] if problem.reduction == "none" else True
+                    )
                     reached = reached | is_own
                 if isinstance(problem, CtcLoss) and problem.direction == "bwd":
                     # all of a sequence's gradient hangs on its loss

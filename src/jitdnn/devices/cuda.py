@@ -78,7 +78,9 @@ class CudaDevice(FromFacts):
         floats: Sequence[float] = (),
         tables: Tables | None = None,
     ) -> Kernel:
-        return CudaKernel(self.index, self.compile(source), source, launches, pointers, extras, floats, tables)
+        return CudaKernel(
+            self.index, self.compile(source), source, launches, pointers, extras, floats, tables
+        )
 
     @property
     def default_stream(self) -> int:

@@ -20,7 +20,9 @@ _SCHEMA = "1"  # raise when the meaning of a cached binary changes without a cha
 
 @functools.cache
 def prelude(dialect: str) -> str:
-    names = {"plain": (), "cuda": ("instructions.cuh",), "hopper": ("instructions.cuh", "hopper.cuh")}[dialect]
+    names = {"plain": (), "cuda": ("instructions.cuh",), "hopper": ("instructions.cuh", "hopper.cuh")}[
+        dialect
+    ]
     return read_text("cuda/prelude", *names) + plain_prelude()
 
 

@@ -100,7 +100,13 @@ class CudaKernel:
         assert self._library is not None
         tables = EncodedTables(self._tables, self._index) if self._tables else None
         return _Block(
-            self._count, self._head.size, self._numbers, self._launches, self._functions, self._library, tables
+            self._count,
+            self._head.size,
+            self._numbers,
+            self._launches,
+            self._functions,
+            self._library,
+            tables,
         )
 
     def _load(self) -> None:

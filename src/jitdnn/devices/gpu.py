@@ -51,8 +51,9 @@ class Source:
     """The text of some kernels.
 
     `text` is complete but for what every kernel of its dialect has in front: `plain_prelude` before "plain" text, which
-    is in the C that all targets share; `instructions.cuh` and that before "cuda" text, which is CUDA C++, and
-    `hopper.cuh` too before "hopper" text, which is for sm_90a alone. `defines` come before everything. Registers that spill are an error unless `spills` says that they are known and accepted.
+    is in the C that all targets share; `instructions.cuh` and that before "cuda" text, which is CUDA C++; `hopper.cuh`
+    too before "hopper" text, which is for sm_90a alone. `defines` come before everything. Registers that spill are an
+    error unless `spills` says that they are known and accepted.
     """
 
     name: str
@@ -253,7 +254,9 @@ class GpuDevice(Protocol):
     ) -> Kernel:
         """Compile a source, or take it from the cache, and bind launches of it with their integers and reals.
 
-        `tables`: the first argument of functions of the "hopper" dialect. Raises CompileError with the compiler's words.
+        `tables`: the first argument of functions of the "hopper" dialect.
+
+        Raises CompileError with the compiler's words.
         """
 
 

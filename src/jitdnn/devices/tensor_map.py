@@ -23,7 +23,7 @@ WORKSPACE = -1
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Boxes of a tensor as they are copied to shared memory, in rows of 128, 64 or 32 bytes with the swizzle of that name.
+    """Boxes of a tensor as they are copied to shared memory, in rows of 128, 64 or 32 bytes, each with its swizzle.
 
     Axes are innermost first. `operand`: its number among the kernel's pointers, or `WORKSPACE`; the tensor begins
     `offset` bytes behind it. `strides`: bytes, of all axes but the innermost, which is contiguous. `steps`: elements

@@ -195,7 +195,9 @@ def _refuse_request(
     if bound > limit:
         return f"its error may reach {bound:.1e}, and {request.accuracy} accuracy allows {limit:.1e} here"
     if not algorithm.has_exact_products and request.accuracy == "strict":
-        return "it multiplies numbers that it has divided, and strict accuracy keeps to products of those that there are"
+        return (
+            "it multiplies parts of numbers, and strict accuracy keeps to products of the numbers themselves"
+        )
     if spreads is not None and request.accuracy == "strict":
         return (
             f"a NaN or an infinity in an input may reach {spreads}, and strict accuracy keeps it to the results "

@@ -51,7 +51,9 @@ class TensorCoreMatmul(TensorCoreAlgorithm[MatMul]):
     problem = MatMul
 
     def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        return refuse_extents(problem) or refuse_tensor_cores(problem.a.dtype, math.prod(problem.batch), device)
+        return refuse_extents(problem) or refuse_tensor_cores(
+            problem.a.dtype, math.prod(problem.batch), device
+        )
 
     def sizes(
         self, problem: MatMul, device: GpuDevice, has_epilogue: bool = True
@@ -84,7 +86,9 @@ def refuse_extents(problem: MatMul) -> str | None:
     if 0 in problem.c.shape or not problem.k:
         return "there is nothing to multiply"
     if problem.k >= 2**30 or problem.n >= 2**30 or problem.m >= 2**30:
-        return f"an extent of {max(problem.m, problem.n, problem.k)}: at most {2**30} fit the kernel's indices"
+        return (
+            f"an extent of {max(problem.m, problem.n, problem.k)}: at most {2**30} fit the kernel's indices"
+        )
     if batch_steps(problem) is None:
         return f"the products of the batch {problem.batch} are not evenly spaced in memory: make its tensors dense"
     return None

@@ -113,7 +113,12 @@ class WarpgroupMatmulHalves(WarpgroupMatmul):
 
 @lru_cache(512)
 def _plan(
-    problem: MatMul, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, parts: int, has_epilogue: bool
+    problem: MatMul,
+    device: GpuDevice,
+    tiles: tuple[Tile, ...],
+    uses_workspace: bool,
+    parts: int,
+    has_epilogue: bool,
 ) -> tuple[Orientation, Plan] | str:
     found: list[tuple[Orientation, Plan]] = []
     reason = ""

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, gemm_clock, l2_bandwidth, l2_bytes_per_cycle, shared_bytes_per_cycle
+from jitdnn.kernels.cuda.cost import (
+    LAUNCH_SECONDS,
+    gemm_clock,
+    l2_bandwidth,
+    l2_bytes_per_cycle,
+    shared_bytes_per_cycle,
+)
 from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Blocking, Products, Tile, blockings
 
 _OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
 _EFFICIENCY = 0.95  # of the mainloop, where nothing else is the limit
-_L2_SHARE = 1.5  # of the path from L2 that other kernels reach: what many multiprocessors want at once is read once
+_L2_SHARE = (
+    1.5  # of the path from L2 that other kernels reach: what many multiprocessors want at once is read once
+)
 _L2_SHARE_OF_PIXELS = 1.04  # the same of a wgrad, all operands of which are pixels
 _L2_SHARE_OF_ROWS = 1.3  # of what all multiprocessors read from L2 together, where each reads rows of its own
 _OUTSIDE_CYCLES = 8.0  # of a row of B that lies outside of the tensor
@@ -20,6 +28,8 @@ _START_CYCLES = 2500.0  # until a thread block's first products
 _PARTIAL_CYCLES = 1500.0  # of partial sums on their way to the workspace, without their bytes
 _MEMORY_SHARE = 0.9  # of the bandwidth of copies
 _REDUCTION_SECONDS = 2.2e-6
+_AS_FAST = 1.03
+"""The factor on a time within which it counts as the same."""
 
 
 def stage_cycles(blocking: Blocking, device: GpuDevice, is_wgrad: bool) -> float:
@@ -37,7 +47,12 @@ def stage_cycles(blocking: Blocking, device: GpuDevice, is_wgrad: bool) -> float
 
 
 def seconds(
-    products: Products, blocking: Blocking, device: GpuDevice, bytes_moved: int, result_bytes: int, is_wgrad: bool
+    products: Products,
+    blocking: Blocking,
+    device: GpuDevice,
+    bytes_moved: int,
+    result_bytes: int,
+    is_wgrad: bool,
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, clock = blocking.tile, gemm_clock(device.facts)
@@ -60,7 +75,9 @@ def seconds(
     )
     time += LAUNCH_SECONDS
     if blocking.is_split:
-        rate = min(0.75 * l2_bytes_per_cycle(device.facts) * clock * device.multiprocessors, 2.1 * device.bandwidth)
+        rate = min(
+            0.75 * l2_bytes_per_cycle(device.facts) * clock * device.multiprocessors, 2.1 * device.bandwidth
+        )
         time += _REDUCTION_SECONDS + blocking.partial_bytes(products) / rate
     return time
 
@@ -81,11 +98,14 @@ def best_blocking(
     max_splits: int, is_wgrad: bool,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none."""
-    best: tuple[Blocking, float] | None = None
-    for one in blockings(
-        products, tiles, device.shared_bytes, device.multiprocessors, parts, result_bytes, max_splits
-    ):
-        time = seconds(products, one, device, bytes_moved, result_bytes, is_wgrad)
-        if best is None or time < best[1]:
-            best = one, time
-    return best
+    found = [
+        (one, seconds(products, one, device, bytes_moved, result_bytes, is_wgrad))
+        for one in blockings(
+            products, tiles, device.shared_bytes, device.multiprocessors, parts, result_bytes, max_splits
+        )
+    ]
+    if not found:
+        return None
+    least = min(time for _, time in found)
+    # of those that are as fast the tile that stands first in the list: so few kernels are compiled
+    return next((one, time) for one, time in found if time <= _AS_FAST * least)

@@ -67,7 +67,6 @@ class Tile:
     def shared(self, stages: int, parts: int, is_split: bool, result_bytes: int) -> int:
         return stages * (self.stage_bytes(parts) + _BARRIER_BYTES) + self.other_bytes(is_split, result_bytes)
 
-
     def has_registers(self, parts: int, result_bytes: int, is_split: bool) -> bool:
         """Whether a thread has the registers for the sums (twice with halves), and for results on their way out."""
         words = 0 if is_split else self.sums * result_bytes // 4
@@ -78,22 +77,22 @@ class Tile:
 TILES = (
     Tile(2, 1, 1, 256),
     Tile(2, 1, 2, 128),
-    Tile(2, 1, 1, 192),
-    Tile(2, 1, 1, 160),
     Tile(2, 1, 1, 128),
-    Tile(3, 1, 1, 128),
-    Tile(2, 1, 2, 96),
-    Tile(2, 1, 2, 64),
-    Tile(3, 1, 1, 64),
     Tile(2, 1, 1, 64),
+    Tile(2, 1, 1, 160),
+    Tile(3, 1, 1, 128),
+    Tile(2, 1, 2, 64),
+    Tile(2, 1, 1, 192),
+    Tile(2, 1, 2, 96),
+    Tile(3, 1, 1, 64),
     Tile(1, 2, 1, 128),
 )
-"""Tiles worth trying."""
+"""Tiles worth trying, those first that are best for many problems."""
 
 
 @dataclass(frozen=True)
 class Products:
-    """What a launch computes, `groups` times: `n` columns of each of some products of `rows` by `blocks` stages of K."""
+    """What a launch computes, `groups` times: `n` columns of products of `rows` by `blocks` stages of K."""
 
     rows: tuple[int, ...]
     blocks: tuple[int, ...]

@@ -11,7 +11,10 @@ from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel, storing_roundoff
-from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemmInPlace, ImplicitGemmWgradInPlace
+from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
+    ImplicitGemmInPlace,
+    ImplicitGemmWgradInPlace,
+)
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import WGMMA_FUNCTIONS, kernel_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
@@ -56,7 +59,9 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
         self._tiles = tiles
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        reason = refuse_warpgroups(problem.x.dtype, problem.output.dtype, device) or unplannable(problem, self.parts)
+        reason = refuse_warpgroups(problem.x.dtype, problem.output.dtype, device) or unplannable(
+            problem, self.parts
+        )
         if reason or not problem.output.size:
             return reason
         if not all(operand.descriptor.size for operand in problem.inputs):
@@ -64,7 +69,9 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
         extents = (*problem.spatial, *problem.output_spatial, problem.n, problem.c, problem.k)
         pixels = problem.n * max(_product(problem.spatial), _product(problem.output_spatial))
         if max(*extents, pixels) >= _MAX_EXTENT:
-            return f"{max(*extents, pixels)} pixels or channels are more than the {_MAX_EXTENT} that fit the kernel's indices"
+            return (
+                f"{max(*extents, pixels)} pixels or channels: at most {_MAX_EXTENT} fit the kernel's indices"
+            )
         found = self.sizes(problem, device)
         return found if isinstance(found, str) else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -31,9 +32,9 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.kernels.cuda.warpgroup.cost import best_blocking
-from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Blocking, Products, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Products, Tile
 from jitdnn.problems.convolution import Convolution
-from jitdnn.tensor import DTYPES, TensorDescriptor
+from jitdnn.tensor import DTYPES
 
 MAX_PHASES = 8
 _MAX_SPLITS = 16
@@ -89,7 +90,9 @@ def unplannable(problem: Convolution, parts: int = 1, batch: Batch | None = None
     if max(problem.stride) > MAX_STEP:
         return f"strides {problem.stride}: the copy engine takes steps of at most {MAX_STEP}"
     if problem.direction == "bwd_data" and math.prod(problem.stride) > MAX_PHASES:
-        return f"strides {problem.stride} make {math.prod(problem.stride)} stride phases: at most {MAX_PHASES}"
+        return (
+            f"strides {problem.stride} make {math.prod(problem.stride)} stride phases: at most {MAX_PHASES}"
+        )
     groups = problem.groups
     if groups > 1 and problem.direction != "bwd_filter":
         inner = (problem.c if problem.direction == "fwd" else problem.k) // groups
@@ -107,7 +110,11 @@ def unplannable(problem: Convolution, parts: int = 1, batch: Batch | None = None
 
 @lru_cache(512)
 def plan_of(
-    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, parts: int = 1,
+    problem: Convolution,
+    device: GpuDevice,
+    tiles: tuple[Tile, ...],
+    uses_workspace: bool,
+    parts: int = 1,
     batch: Batch | None = None,
 ) -> Plan | str:
     """The plan that is expected to be fastest, of the problem or of a batch of such; or why there is none."""
@@ -164,7 +171,11 @@ def _batched(operand: Operand, batch: Batch | None, step: int) -> Operand:
 
 
 def _correlation_plan(
-    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, parts: int,
+    problem: Convolution,
+    device: GpuDevice,
+    tiles: tuple[Tile, ...],
+    uses_workspace: bool,
+    parts: int,
     batch: Batch | None,
 ) -> Plan | str:
     geometry = geometry_of(problem)
@@ -227,8 +238,9 @@ def _correlation_plan(
     is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
     if batch:
         is_vector = is_vector and batch.result * result_bytes % ALIGNMENT == 0
+    is_vector = is_vector and not blocking.is_split  # the reduction stores elements, whatever the layout is
     boxes = None
-    if is_vector and len(phases) == 1 and not blocking.is_split:
+    if is_vector and len(phases) == 1:
         extents_of_result = (geometry.images, *(axis.results for axis in phases[0]))
         row_step = linear_step(extents_of_result, (strides.image, *strides.space))
         group_step = batch.result if batch else strides.group
@@ -255,15 +267,15 @@ def _correlation_plan(
     )  # fmt: skip
     return Plan(
         False, problem.x.dtype, result.dtype, rank, len(phases), is_mn_major, is_vector,
-        strides.channel != 1, boxes is not None, row_bytes, blocking, works, (packs[0], packs[1]),
-        Tables(tuple(maps), numbers),
+        strides.channel != 1 and not blocking.is_split, boxes is not None, row_bytes, blocking,
+        works, (packs[0], packs[1]), Tables(tuple(maps), numbers),
         (_alignment(packs[0]), _alignment(packs[1]), ALIGNMENT if is_vector else 1), at,
         at + blocking.partial_bytes(products), seconds + _pack_seconds(packs, device),
     )  # fmt: skip
 
 
-def _three_of(numbers: object) -> _Three:
-    a, b, c = numbers  # type: ignore[misc]
+def _three_of(numbers: Iterable[int]) -> _Three:
+    a, b, c = numbers
     return a, b, c
 
 
@@ -291,7 +303,11 @@ def _filter_of(problem: Convolution, batch: Batch | None) -> tuple[Operand, Oper
     if batch:  # one tap, in whose place the products are
         weights = replace(weights, extents=(batch.count, 1, 1), space=(batch.filter, 0, 0))
     swapped = replace(
-        weights, images=weights.channels, channels=weights.images, image=weights.channel, channel=weights.image
+        weights,
+        images=weights.channels,
+        channels=weights.images,
+        image=weights.channel,
+        channel=weights.image,
     )
     return (weights, swapped) if problem.direction == "fwd" else (swapped, weights)
 
@@ -304,7 +320,11 @@ def _filter_steps(geometry: Geometry, is_forward: bool, batch: Batch | None) -> 
 
 
 def _wgrad_plan(
-    problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, parts: int,
+    problem: Convolution,
+    device: GpuDevice,
+    tiles: tuple[Tile, ...],
+    uses_workspace: bool,
+    parts: int,
     batch: Batch | None,
 ) -> Plan | str:
     groups = batch.count if batch else problem.groups
@@ -320,9 +340,7 @@ def _wgrad_plan(
     outputs, taps = three(problem.output_spatial, 1), three(problem.filter_spatial, 1)
     strides, dilation = three(problem.stride, 1), three(problem.dilation, 1)
     before = three([n for n, _ in problem.padding], 0)
-    axes = tuple(
-        Axis(outputs[n], -before[n], strides[n], taps[n], dilation[n], 0, 1, 0, 1) for n in range(3)
-    )
+    axes = tuple(Axis(outputs[n], -before[n], strides[n], taps[n], dilation[n], 0, 1, 0, 1) for n in range(3))
     rank = _rank(tuple((max(x.extents[n], outputs[n]), taps[n]) for n in range(3)))
     if not fits_offsets(rank, [axis.reach for axis in axes]):
         return "taps are farther apart than the copy engine takes"
@@ -356,8 +374,9 @@ def _wgrad_plan(
     used = [s for s, n in zip(space, problem.filter_spatial, strict=True) if n > 1]
     multiples = [in_channels, row, group, first, *used]
     is_vector = column == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
+    is_vector = is_vector and not blocking.is_split
     boxes = None
-    if is_vector and not blocking.is_split and not batch and (groups == 1 or out_channels % 64 == 0) and sign > 0:
+    if is_vector and not batch and (groups == 1 or out_channels % 64 == 0) and sign > 0:
         tap_step = linear_step(problem.filter_spatial, space)
         box_columns = tile.chunk_bytes(result_bytes) // result_bytes
         if tap_step is not None:
@@ -377,7 +396,8 @@ def _wgrad_plan(
         first, *tap_space,
     )  # fmt: skip
     return Plan(
-        True, problem.x.dtype, dw.dtype, rank, 1, True, is_vector, column != 1, boxes is not None, STAGE_ROW, blocking,
+        True, problem.x.dtype, dw.dtype, rank, 1, True, is_vector, column != 1 and not blocking.is_split,
+        boxes is not None, STAGE_ROW, blocking,
         works,
         (packs[0], packs[1]), Tables(maps, numbers),
         (_alignment(packs[0]), _alignment(packs[1]), ALIGNMENT if is_vector else 1), at,

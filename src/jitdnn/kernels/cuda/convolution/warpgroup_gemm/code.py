@@ -111,12 +111,8 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     tile, names = plan.blocking.tile, ("pack_first", "pack_second")
     is_halved = plan.blocking.parts == 2
     launches = [Launch("find_maxima", (MAXIMA, 2), 256)] if is_halved else []
-    launches += [
-        Launch(name, pack.blocks, 256) for name, pack in zip(names, plan.packs, strict=True) if pack
-    ]
-    launches.append(
-        Launch("multiply", min(multiprocessors, plan.works), tile.threads, plan.blocking.shared)
-    )
+    launches += [Launch(name, pack.blocks, 256) for name, pack in zip(names, plan.packs, strict=True) if pack]
+    launches.append(Launch("multiply", min(multiprocessors, plan.works), tile.threads, plan.blocking.shared))
     if plan.blocking.is_split:
         sums = plan.works // plan.blocking.splits * tile.m * tile.n
         launches.append(Launch("reduce_partials", sums // _REDUCTION_BLOCK, 256))

@@ -49,7 +49,9 @@ class Operand:
         """An (N, C, space) tensor or an (K, C, taps) filter."""
         n, c, *space = tensor.strides
         extents = three(tensor.shape[2:], 1)
-        return Operand(number, 0, tensor.dtype, tensor.shape[0], tensor.shape[1], extents, n, c, three(space, 0))
+        return Operand(
+            number, 0, tensor.dtype, tensor.shape[0], tensor.shape[1], extents, n, c, three(space, 0)
+        )
 
     @property
     def size(self) -> int:
@@ -81,7 +83,7 @@ class Operand:
         )
 
     def byte_strides(self) -> list[int]:
-        """Of the axes of space, innermost first, and of the images; a multiple of 16 bytes where there is one element."""
+        """Of the axes of space, innermost first, and of the images; where there is one element, any that will do."""
         nearest = -(-self.channels * self.size // ALIGNMENT) * ALIGNMENT
         axes = [*zip(reversed(self.extents), reversed(self.space), strict=True), (self.images, self.image)]
         return [stride * self.size if extent > 1 else nearest for extent, stride in axes]
@@ -195,7 +197,7 @@ def filter_map(operand: Operand, box_channels: int, box_rows: int) -> TensorMap:
 def result_map(
     dtype: str, columns: int, groups: int, group_step: int, rows: int, row_step: int | None, box_columns: int
 ) -> TensorMap | None:
-    """The result as boxes of `box_columns` columns of 64 rows; steps are in elements. None where rows are not linear."""
+    """The result as boxes of `box_columns` columns of 64 rows; None where rows are not linear. Steps are in elements."""
     size = DTYPES[dtype]
     nearest = -(-columns * size // ALIGNMENT) * ALIGNMENT
     strides = group_step * size if groups > 1 else nearest, (row_step or 0) * size if rows > 1 else nearest
