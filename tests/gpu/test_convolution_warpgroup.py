@@ -306,6 +306,13 @@ def test_compiles(words: str, architecture: Any) -> None:
                 architecture.compile(source_of(plan, problem.output, None))
 
 
+def test_epilogues_compile_with_every_tile(architecture: Any) -> None:
+    problem = convolution("conv_fwd n64 c128 h28 w28 k256 r3 s3 pad1 bf16 nhwc")
+    epilogue = fused(problem, "residual")
+    for tile in TILES:
+        WarpgroupGemm((tile,)).build(problem, architecture, epilogue)
+
+
 def test_shapes_share_code(architecture: Any) -> None:
     """What is compiled knows no shape."""
     one, other = (

@@ -152,6 +152,13 @@ void emulation_tma_store(Word address, const Box *box, int line) {
         if (map.steps[axis] != 1)
             emulation_fail(line, "tma_store: a step of %d along axis %d: stores are emulated in steps of 1",
                            map.steps[axis], axis);
+    for (int axis = 0; axis < map.rank; ++axis)
+        if (box->coordinates[axis] < 0)
+            emulation_fail(line, "tma_store: coordinate %d along axis %d: a GPU stores from 0 on",
+                           box->coordinates[axis], axis);
+    if (map.extents[0] * static_cast<unsigned long long>(map.size) % 16)
+        emulation_fail(line, "tma_store: rows of %u elements: a GPU leaves out whole pieces of 16 bytes",
+                       map.extents[0]);
     for (int n = 0; n < flight_count; ++n)
         if (address < flights[n].address + flights[n].bytes && flights[n].address < address + bytes)
             emulation_fail(line, "tma_store: the copy of line %d, which nobody has waited for, fills what this reads",

@@ -77,8 +77,8 @@ FUNCTION void tma_load_im2col_5d(u32 shared, const TensorMap &map, u32 barrier, 
                    "h"((short)r), "h"((short)t)
                  : "memory");
 }
-// The other way: a box of shared memory, in rows and pieces as above, into a tensor; what lies outside of the tensor is
-// left out. Behind writes by threads, async_proxy_fence in each of them and a barrier come first. The thread that stores
+// The other way: a box of shared memory, in rows and pieces as above, into a tensor; what lies behind its end along an
+// axis is left out, in whole pieces of 16 bytes, and no coordinate may be negative. Behind writes by threads, async_proxy_fence in each of them and a barrier come first. The thread that stores
 // ends groups of stores by tma_store_commit, and waits until at most `pending` of the newest are still to be read.
 FUNCTION void tma_store_3d(u32 shared, const TensorMap &map, int a, int b, int c) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"

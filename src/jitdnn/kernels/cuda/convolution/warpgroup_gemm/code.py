@@ -103,7 +103,9 @@ def source_of(
         ("EPILOGUE_ARGUMENTS", arguments),
         ("FINISH(sum, pixel, channel_)", f"({code.apply('(sum)', indices)})"),
     )
-    return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, dialect="hopper")
+    # an epilogue takes registers between two tiles: where the sums leave few, some are spilled there
+    spills = epilogue is not None
+    return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, "hopper", spills)
 
 
 def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:

@@ -197,7 +197,7 @@ def filter_map(operand: Operand, box_channels: int, box_rows: int) -> TensorMap:
 def result_map(
     dtype: str, columns: int, groups: int, group_step: int, rows: int, row_step: int | None, box_columns: int
 ) -> TensorMap | None:
-    """The result as boxes of `box_columns` columns of 64 rows; None where rows are not linear. Steps are in elements."""
+    """The result as boxes of `box_columns` columns of 64 rows; None where rows are not linear. Steps: elements."""
     size = DTYPES[dtype]
     nearest = -(-columns * size // ALIGNMENT) * ALIGNMENT
     strides = group_step * size if groups > 1 else nearest, (row_step or 0) * size if rows > 1 else nearest
