@@ -25,7 +25,7 @@ from jitdnn.rtcg.cache import CodeCache
 from jitdnn.rtcg.isa import Isa, processor_name
 from jitdnn.rtcg.processor import REFERENCE, Processor
 
-_SCHEMA = 2  # raise when what is measured changes its meaning
+_SCHEMA = 3  # raise when what is measured changes its meaning
 _SYSTEM = Path("/sys/devices/system/cpu")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1}
 _LARGEST = 1 << 34  # bytes of a cache that anybody states
