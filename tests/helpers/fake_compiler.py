@@ -131,7 +131,10 @@ def gpu_target(gpu: Gpu, *algorithms: Algorithm) -> Iterator[None]:
     """The target `fake`, of GPUs, with these algorithms for convolutions forward."""
     table: Any = SimpleNamespace(ALGORITHMS={(Convolution, "fwd"): algorithms})
     devices: Any = SimpleNamespace(
-        device=lambda index=0, values=None: gpu, device_count=lambda: 1, missing=lambda: None
+        device=lambda index=0, values=None: gpu,
+        device_count=lambda: 1,
+        missing=lambda: None,
+        origins=lambda: [gpu.origin],
     )
     targets.register(targets.Target("fake", lambda: devices, lambda: table, has_graphs=True), replace=True)
     try:

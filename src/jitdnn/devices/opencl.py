@@ -10,6 +10,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -270,8 +271,8 @@ def _program(device: OpenClDevice, source: Source) -> tuple[Any, int]:
     made = records()
     if made is not None:
         made.append(Generated(source.name, "opencl", text, "", str))
-    driver = f"{device.handle.version} {device.handle.driver_version}"
-    key = source_key(source, text, "opencl", device.name, driver, _SCHEMA)
+    origin = _origin(device)
+    key = source_key(source, text, *origin, _SCHEMA)
     is_kept_by_driver = device.handle.platform.name == _POCL
     cache = CodeCache.default()
     binary = None if is_kept_by_driver else cache.get(key)
@@ -289,8 +290,21 @@ def _program(device: OpenClDevice, source: Source) -> tuple[Any, int]:
     note_compiled(source.name)
     if not is_kept_by_driver:
         (binary,) = program.get_info(cl.program_info.BINARIES)
-        cache.put(key, binary, Origin("opencl", device.name, driver))
+        cache.put(key, binary, origin)
     return program, _POCL_BYTES if binary is None else len(binary)
+
+
+def _origin(device: OpenClDevice) -> Origin:
+    return Origin("opencl", device.name, f"{device.handle.version} {device.handle.driver_version}")
+
+
+def origins() -> list[Origin]:
+    """Of the code that this machine's devices run, and whose drivers would make it."""
+    found = []
+    for index in range(device_count()):
+        with suppress(DeviceError):  # one that cannot be used
+            found.append(_origin(device(index)))
+    return found
 
 
 @functools.cache
