@@ -24,7 +24,7 @@ from jitdnn.planner.choose import get
 from jitdnn.planner.find import find
 from jitdnn.planner.fronts import Point
 from jitdnn.planner.net import least, partitions
-from jitdnn.planner.plan import Plan, Request
+from jitdnn.planner.plan import Plan, Request, note_stand_in
 from jitdnn.planner.shares import shares
 from jitdnn.planner.store import Store
 from jitdnn.problems.convolution import Convolution
@@ -301,6 +301,7 @@ class Handle:
             if self.graph is not None or self._gpu.is_capturing(stream):
                 pending.wait()
             pending.check()
+            note_stand_in(pending)
         run, bytes = plan.launch
         try:
             if bytes:

@@ -57,6 +57,10 @@ class Compiling:
         )
         return plan
 
+    @property
+    def is_done(self) -> bool:
+        return self._task.is_done
+
     def result(self) -> Plan:
         """The choice, for a caller who waits. Raises what `get` raises."""
         self.wait()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -102,11 +104,36 @@ class Pending(Protocol):
     name: str
     """Of the algorithm, and the parts that it divides the problem into."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether compiling it is over."""
+
     def wait(self) -> None:
         """Return when the chosen kernel has taken over. Raises what compiling it raised."""
 
     def check(self) -> None:
         """Raise what compiling it raised, if that is over."""
+
+
+_stood_in: ContextVar[list[Pending] | None] = ContextVar("jitdnn_stood_in", default=None)
+
+
+@contextmanager
+def noting_stand_ins() -> Iterator[list[Pending]]:
+    """Note in the list for which chosen kernels others stood in, in calls of this thread or task."""
+    found: list[Pending] = []
+    token = _stood_in.set(found)
+    try:
+        yield found
+    finally:
+        _stood_in.reset(token)
+
+
+def note_stand_in(pending: Pending) -> None:
+    """A kernel ran in place of the one that is pending."""
+    found = _stood_in.get()
+    if found is not None:
+        found.append(pending)
 
 
 class Plan:
