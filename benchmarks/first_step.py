@@ -3,8 +3,9 @@
     python benchmarks/first_step.py [--suite mobilenet_v2] [--batch 32] [--math tf32] [--device sm_90a]
 
 Every convolution of a suite, in all directions, is planned for a GPU on paper, with an empty cache for each mode: until
-then nothing of the step could run. Printed are the seconds until each problem has a kernel, how many of these stand in
-for another one, the expected time of a step with them and with the chosen ones, and the seconds until all of those are there.
+then nothing of the step could run. Printed are the seconds until each problem has a kernel, how many of these
+stand in for another one, the expected time of a step with them and with the chosen ones, and the seconds until all of
+those are there.
 """
 
 # ruff: noqa: T201
