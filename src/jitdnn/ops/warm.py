@@ -129,6 +129,9 @@ class _Team:
 
     def run(self, values: Settings, count: int) -> dict[Wanted, Warmed]:
         on_gpu = targets.is_gpu(values.target)
+        if count > 1 and not on_gpu:
+            # a processor's facts are measured once, before all who plan by them find others each
+            targets.get(values.target).device(0, values)
         workers = [] if on_gpu else [_Worker(values) for _ in range(count - 1)]
         threads = [threading.Thread(target=self._drive, args=(worker,), daemon=True) for worker in workers]
         if on_gpu:
