@@ -259,3 +259,11 @@ def test_every_public_name_is_where_the_package_says() -> None:
     assert set(jd.__all__) <= set(dir(jd))
     with pytest.raises(AttributeError, match="no attribute 'convolve'"):
         _ = jd.convolve
+
+
+def test_all_settings_of_another_thread_in_force() -> None:
+    with settings(threads=3, compile="background") as values:
+        pass
+    with settings(threads=5), jd.settings.in_force(values):
+        assert current() is values
+    assert current().compile == "wait"

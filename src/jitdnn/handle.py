@@ -19,11 +19,12 @@ from jitdnn.devices.host_scratch import HostBlock, HostScratch
 from jitdnn.devices.scratch import Block, Scratch
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidType
 from jitdnn.kernels.algorithm import Device, Epilogue
+from jitdnn.planner.background import get_in_background
 from jitdnn.planner.choose import get
 from jitdnn.planner.find import find
 from jitdnn.planner.fronts import Point
 from jitdnn.planner.net import least, partitions
-from jitdnn.planner.plan import Plan, Request
+from jitdnn.planner.plan import Plan, Request, note_stand_in
 from jitdnn.planner.shares import shares
 from jitdnn.planner.store import Store
 from jitdnn.problems.convolution import Convolution
@@ -240,6 +241,8 @@ class Handle:
                 return found
             if request.choice == "find":
                 plan = find(problem, self.device, request, epilogue, is_fresh=False)
+            elif self.settings.compile == "background" and self._gpu is not None and self.graph is None:
+                plan = get_in_background(problem, self.device, request, epilogue)
             else:
                 plan = get(problem, self.device, request, epilogue)
             return self._plans.put(key, plan, self.settings.plans_limit)
@@ -287,16 +290,25 @@ class Handle:
     ) -> None:
         """Give a plan of the handle's GPU to a stream; None for the handle's, or the default one.
 
-        Returns before it is done. Raises DeviceError with the problem and the kernel if the driver refuses it.
+        Returns before it is done. Raises DeviceError with the problem and the kernel if the driver refuses it, and
+        what compiling its kernel in the background has raised.
         """
         if stream is None:
             stream = self._gpu.default_stream if self.gpu_stream is None else self.gpu_stream
+        pending = plan.pending
+        if pending is not None:
+            # a graph would keep for ever what runs for now
+            if self.graph is not None or self._gpu.is_capturing(stream):
+                pending.wait()
+            pending.check()
+            note_stand_in(pending)
+        run, bytes = plan.launch
         try:
-            if plan.workspace:
-                with self._scratch.reserve(stream, plan.workspace) as workspace:
-                    plan.run(stream, pointers, alpha, beta, workspace)
+            if bytes:
+                with self._scratch.reserve(stream, bytes) as workspace:
+                    run(stream, pointers, alpha, beta, workspace)
             else:
-                plan.run(stream, pointers, alpha, beta, 0)
+                run(stream, pointers, alpha, beta, 0)
         except DeviceError as error:
             raise self.explained(error, plan) from None
         if log.is_enabled(logging.DEBUG):

@@ -26,6 +26,9 @@ PROBLEM_DIGITS: Final = 30
 SUITE_BYTES: Final = 64 << 20
 EXPORT_BYTES: Final = 256 << 20
 EXPORT_LINE: Final = 65_536
+CODE_HEADER: Final = 256 << 20
+CODE_ENTRIES: Final = 1_000_000
+CODE_BYTES: Final = 256 << 20
 ARCHIVE_MEMBERS: Final = 100_000
 ARRAY_HEADER: Final = 10_000
 ARRAY_AXES: Final = 32
@@ -61,6 +64,9 @@ TABLE: Final = (
     Limit("SUITE_BYTES", "bytes of a suite, or of rows of the benchmark", "InvalidArgument"),
     Limit("EXPORT_BYTES", "bytes of an export of the tuning store", "StoreError"),
     Limit("EXPORT_LINE", "characters of a line of it", "StoreError"),
+    Limit("CODE_HEADER", "bytes of the header of a file of compiled code", "StoreError"),
+    Limit("CODE_ENTRIES", "modules in it", "StoreError"),
+    Limit("CODE_BYTES", "bytes of one of them", "StoreError"),
     Limit("ARCHIVE_MEMBERS", "arrays in an .npz file or a snapshot", "InvalidArgument, SnapshotError"),
     Limit(
         "ARRAY_HEADER", "bytes of the text that says dtype and shape of an array of NumPy", "InvalidArgument"

@@ -11,9 +11,7 @@ variable):
 from __future__ import annotations
 
 import itertools
-import operator
 import os
-import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -26,98 +24,20 @@ from typing import Any, Final
 
 from jitdnn import targets
 from jitdnn.arguments import shown
-from jitdnn.errors import InvalidArgument, ParseError
+from jitdnn.errors import InvalidArgument
 from jitdnn.host_memory import host_memory
 from jitdnn.locks import lock
 from jitdnn.retention import Recent
+from jitdnn.sizes import format_bytes as format_bytes
+from jitdnn.sizes import parse_bytes as parse_bytes
+from jitdnn.sizes import whole
 
-_UNITS: Final = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
-_MOST_BYTES: Final = (1 << 63) - 1
 _MOST_DIGITS: Final = 40
 MOST_THREADS: Final = 4096
-_BYTES: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
-def parse_bytes(text: object) -> int | None:
-    """Return the bytes that text such as `64 MiB`, `8MB` or `4096` means; None for `none` or `unlimited`.
-
-    Units are those of IEC 80000-13: kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB powers of 1024.
-    Case does not matter. Raises ParseError for text that is no size, InvalidArgument for a negative or
-    fractional byte count.
-    """
-    if text is None:
-        return None
-    if not isinstance(text, str):
-        count = _whole(text)
-        if count is None or not 0 <= count <= _MOST_BYTES:
-            raise InvalidArgument(
-                f"{shown(text)} is no size: it must be an integer number of bytes, text such as 64 MiB, or None"
-            )
-        return count
-    if text.strip().lower() in ("none", "unlimited"):
-        return None
-    match = _BYTES.fullmatch(text)
-    if match is None:
-        column = len(text) - len(text.lstrip()) + 1
-        raise ParseError(
-            f"{shown(text)} is no size in bytes: write e.g. 64 MiB, 8MB, 4096 or none", text, 1, column
-        )
-    number, unit = match.groups()
-    if unit.lower() not in _UNITS:
-        raise ParseError(
-            f"{shown(unit)} is no unit of bytes: use B, kB, MB, GB, TB (powers of 1000) or KiB to TiB (of 1024)",
-            text,
-            1,
-            match.start(2) + 1,
-        )
-    scale = _UNITS[unit.lower()]
-    if len(number) > _MOST_DIGITS or float(number) * scale > _MOST_BYTES:
-        raise InvalidArgument(f"{shown(text)} is more than {_MOST_BYTES} bytes, which no memory has")
-    if "." not in number:
-        return int(number) * scale
-    exact = float(number) * scale
-    if exact != int(exact):
-        raise InvalidArgument(f"{text.strip()!r} is {exact} bytes: a size must be an integer number of bytes")
-    return int(exact)
-
-
-def _whole(value: object) -> int | None:
-    """An integer of Python or NumPy as an int; None for anything else, truth values too."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except Exception:  # of an object that is no number after all
-        return None
-
-
-def format_bytes(n: int) -> str:
-    """Return `n` bytes for a reader, in powers of 1024 and three digits: `64 MiB`, `1.46 KiB`, `0 B`."""
-    if n < 0:
-        raise InvalidArgument(f"{n} bytes: a size must be 0 or more")
-    value, unit = float(n), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        # 1023.5 would print as 1024: it belongs to the next unit
-        if value < 1023.5 or unit == "TiB":
-            break
-        value /= 1024
-    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
-    text = f"{value:.{digits}f}"
-    return f"{text.rstrip('0').rstrip('.') if digits else text} {unit}"
-
-
-def _available_cores() -> int:
+def available_cores() -> int:
+    """Cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -165,7 +85,7 @@ def _target(value: object) -> str:
 
 
 def _count(value: object) -> int:
-    number = _digits(value) if isinstance(value, str) else _whole(value)
+    number = _digits(value) if isinstance(value, str) else whole(value)
     if number is None or not 1 <= number <= MOST_THREADS:
         raise InvalidArgument(f"must be an integer, 1 or more, at most {MOST_THREADS}")
     return number
@@ -267,7 +187,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting(
         "threads",
         _count,
-        _available_cores,
+        available_cores,
         "Threads that a CPU kernel is spread over. The default is the cores that this process may run on.",
     ),
     Setting(
@@ -282,6 +202,13 @@ TABLE: Final[tuple[Setting, ...]] = (
         _one_of("get", "find"),
         lambda: "get",
         "How an algorithm is chosen: `get` from stored times and the cost model, `find` by measuring first.",
+    ),
+    Setting(
+        "compile",
+        _one_of("wait", "background"),
+        lambda: "wait",
+        "What a call on an NVIDIA GPU does whose kernel is not compiled yet: `wait` for it, or have it compiled in the "
+        "`background` and run the fastest algorithm meanwhile whose code is there.",
     ),
     Setting(
         "target",
@@ -371,6 +298,7 @@ class Settings:
     threads: int
     thread_pool: str
     choice: str
+    compile: str
     target: str
     cpu: str
     cache_dir: Path
@@ -459,6 +387,16 @@ def override(base: Settings, **overrides: object) -> Settings:
             raise InvalidArgument(f"{shown(name)} is no setting: there are {', '.join(_ROWS)}")
         values[name] = _parsed(row, value, name)
     return _intern(replace(base, **values))
+
+
+@contextmanager
+def in_force(values: Settings) -> Iterator[None]:
+    """Have these settings, all of them, in a `with` block of this thread or task: those of another thread, for one."""
+    token = _override.set(values)
+    try:
+        yield
+    finally:
+        _override.reset(token)
 
 
 @contextmanager

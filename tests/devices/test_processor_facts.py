@@ -106,6 +106,21 @@ def test_this_machine_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path
     processor_facts._found.cache_clear()
 
 
+@pytest.mark.parametrize("lie", [{"clock": "fast"}, {"l1_bytes": -1}, {"line_bytes": 1e9}, {"clock": 0.0}])
+def test_facts_that_cannot_be_are_measured_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lie: dict[str, Any]
+) -> None:
+    """A file of compiled code may have brought them."""
+    monkeypatch.setattr(processor_facts, "measure", lambda of, sizes: replace(sizes, **lie))
+    with jd.settings(cache_dir=tmp_path, device_file=None):
+        processor_facts._found.cache_clear()
+        processor_facts._found(isa())
+        monkeypatch.setattr(processor_facts, "measure", lambda of, sizes: replace(sizes, clock=1.25e9))
+        processor_facts._found.cache_clear()
+        assert processor_facts._found(isa()).clock == 1.25e9
+    processor_facts._found.cache_clear()
+
+
 def test_what_is_measured_is_possible() -> None:
     found = measure(isa(), REFERENCE)
     assert 2e8 < found.clock < 1e10

@@ -216,22 +216,33 @@ def tune(
 @app.command()
 def warm(
     names: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help="Problem strings, suites or networks (bench --list), .txt, .csv or .prototxt files."
         ),
-    ],
+    ] = None,
     direction: Annotated[Direction, typer.Option(help="Direction of the convolutions.")] = Direction.given,
     batch: Batch = None,
     threads: Threads = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that compile.  [default: as many as threads]")
+        int | None,
+        typer.Option(min=1, help="Processes that compile, threads for GPUs.  [default: as many as threads]"),
+    ] = None,
+    merge: Annotated[
+        list[Path] | None,
+        typer.Option(help="Take in this exported file first, and trust the code in it; repeatable."),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the code that this run took, or all that there is, and its times to this file."
+        ),
     ] = None,
 ) -> None:
-    """Plan and compile ahead, into the disk cache, in several processes."""
+    """Plan and compile ahead, into the disk cache, on all cores, and exchange what was compiled."""
     from jitdnn.cli.warm import run_warm
 
-    raise typer.Exit(run_warm(names, direction.value, batch, threads, workers))
+    raise typer.Exit(run_warm(names or [], direction.value, batch, threads, workers, merge or [], export))
 
 
 @app.command()

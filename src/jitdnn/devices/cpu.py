@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from jitdnn.devices.processor_facts import efficiency, processor_of
 from jitdnn.devices.processor_speed import copy_rate, multiply_add_rate, probe
 from jitdnn.devices.quiet import settle
-from jitdnn.rtcg.isa import Isa, isa, processor_name
+from jitdnn.rtcg.cache import Origin
+from jitdnn.rtcg.compile import origin
+from jitdnn.rtcg.isa import Isa, isa, processor_name, runnable
 from jitdnn.settings import Settings, current
 from jitdnn.tensor import compute_dtype
 
@@ -62,6 +64,11 @@ def device(index: int = 0, values: Settings | None = None) -> CpuDevice:
 def device_count() -> int:
     """One: the processors of this machine are one device."""
     return 1
+
+
+def origins() -> list[Origin]:
+    """Of the code that this processor runs and the compiler of this library makes."""
+    return [origin(isa(name)) for name in ("host", *runnable())]
 
 
 def missing() -> str | None:

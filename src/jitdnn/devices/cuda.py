@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from jitdnn.devices.gpu import Kernel, Launch, Memory, Source
 from jitdnn.devices.gpu_facts import OLDEST, FromFacts, GpuFacts, architecture, as_stated, mma_rate, on_paper
 from jitdnn.devices.tensor_map import Tables
 from jitdnn.errors import DeviceError
+from jitdnn.rtcg.cache import Origin
 from jitdnn.tensor import DeviceId
 
 __all__ = ["CudaDevice", "Graph", "device", "device_count", "missing", "offline", "pointer_device"]
@@ -242,6 +244,17 @@ def _found(index: int) -> CudaDevice:
         f" CUDA {int(version) // 1000}.{int(version) % 1000 // 10}",
         bool(attribute("MEMORY_POOLS_SUPPORTED")),
     )
+
+
+def origins() -> list[Origin]:
+    """Of the code that this machine's GPUs run and its compiler makes."""
+    if missing() is not None:
+        return []
+    version, found = compiler_version(), []
+    for index in range(device_count()):
+        with suppress(DeviceError):  # one that is too old
+            found.append(Origin("cuda", device(index).arch, version))
+    return found
 
 
 def offline(arch: str) -> CudaDevice:

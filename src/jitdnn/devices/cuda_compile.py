@@ -12,10 +12,12 @@ from typing import Any
 from jitdnn.devices.gpu import Source, plain_prelude, read_text, source_key
 from jitdnn.errors import CompileError, DeviceError
 from jitdnn.locks import lock
-from jitdnn.rtcg.cache import CodeCache, note_compiled
+from jitdnn.rtcg.cache import CodeCache, Origin
+from jitdnn.rtcg.missing import Missing, gathered
 from jitdnn.rtcg.recording import Generated, records
+from jitdnn.rtcg.use import note_compiled
 
-_SCHEMA = "1"  # raise when the meaning of a cached binary changes without a change of its text
+_SCHEMA = "2"  # raise when the meaning of a cached binary changes without a change of its text
 
 
 @functools.cache
@@ -35,7 +37,10 @@ def compiler_version() -> str:
 
 
 def compiled(source: Source, arch: str) -> bytes:
-    """The cubin of a source; inside of `recording()` its text is noted and nothing compiled."""
+    """The cubin of a source; inside of `recording()` its text is noted and nothing compiled.
+
+    Inside of `gathering()` a source that no cache has is noted.
+    """
     made = records()
     if made is not None:
         text = source.complete(prelude(source.dialect))
@@ -49,6 +54,11 @@ def compiled(source: Source, arch: str) -> bytes:
     key = source_key(source, text, "cuda", arch, version, str(source.spills), _SCHEMA)
     cache = CodeCache.default()
     code = cache.get(key)
+    missing = gathered()
+    if code is None and missing is not None:
+        is_generic = source.dialect == "plain"
+        missing.append(Missing(source.name, key, is_generic, functools.partial(compiled, source, arch)))
+        return b""
     if code is None:
         # threads that want the same kernel compile it once; others go on beside
         try:
@@ -56,8 +66,8 @@ def compiled(source: Source, arch: str) -> bytes:
                 code = cache.get(key)
                 if code is None:
                     code = _compile(source, text, arch)
-                    note_compiled()
-                    cache.put(key, code)
+                    note_compiled(source.name)
+                    cache.put(key, code, Origin("cuda", arch, version))
         finally:
             _compiling.pop(key, None)
     return code

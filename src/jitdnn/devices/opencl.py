@@ -10,6 +10,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +21,14 @@ from jitdnn.devices.gpu import Kernel, Launch, Memory, OutOfMemory, Source, plai
 from jitdnn.devices.gpu_facts import FromFacts, GpuFacts
 from jitdnn.devices.tensor_map import Tables
 from jitdnn.errors import CompileError, DeviceError, InvalidArgument
-from jitdnn.rtcg.cache import CodeCache, note_compiled
+from jitdnn.rtcg.cache import CodeCache, Origin
 from jitdnn.rtcg.recording import Generated, records
+from jitdnn.rtcg.use import note_compiled
 from jitdnn.settings import current as current_settings
 from jitdnn.settings import format_bytes
 from jitdnn.tensor import DeviceId, strided_view
 
-_SCHEMA = "1"
+_SCHEMA = "2"
 _POCL = "Portable Computing Language"
 _POCL_BYTES = 5 << 18  # of a program, resident: 40 of them took 46 to 52 MiB with PoCL 3.1
 _ALIGNMENT = 128  # the most that every OpenCL device grants
@@ -269,8 +271,8 @@ def _program(device: OpenClDevice, source: Source) -> tuple[Any, int]:
     made = records()
     if made is not None:
         made.append(Generated(source.name, "opencl", text, "", str))
-    driver = f"{device.handle.version} {device.handle.driver_version}"
-    key = source_key(source, text, "opencl", device.name, driver, _SCHEMA)
+    origin = _origin(device)
+    key = source_key(source, text, *origin, _SCHEMA)
     is_kept_by_driver = device.handle.platform.name == _POCL
     cache = CodeCache.default()
     binary = None if is_kept_by_driver else cache.get(key)
@@ -285,11 +287,24 @@ def _program(device: OpenClDevice, source: Source) -> tuple[Any, int]:
             program = cl.Program(device.context, text).build(options=["-cl-std=CL1.2"])
         except cl.Error as error:
             raise CompileError(f"{source.name} does not compile for {device.name}: {error}") from None
-    note_compiled()
+    note_compiled(source.name)
     if not is_kept_by_driver:
         (binary,) = program.get_info(cl.program_info.BINARIES)
-        cache.put(key, binary)
+        cache.put(key, binary, origin)
     return program, _POCL_BYTES if binary is None else len(binary)
+
+
+def _origin(device: OpenClDevice) -> Origin:
+    return Origin("opencl", device.name, f"{device.handle.version} {device.handle.driver_version}")
+
+
+def origins() -> list[Origin]:
+    """Of the code that this machine's devices run, and whose drivers would make it."""
+    found = []
+    for index in range(device_count()):
+        with suppress(DeviceError):  # one that cannot be used
+            found.append(_origin(device(index)))
+    return found
 
 
 @functools.cache

@@ -22,10 +22,11 @@ from typing import Any
 from jitdnn.devices.device_file import Range, stated
 from jitdnn.devices.processor_speed import measure
 from jitdnn.rtcg.cache import CodeCache
+from jitdnn.rtcg.compile import origin
 from jitdnn.rtcg.isa import Isa, processor_name
 from jitdnn.rtcg.processor import REFERENCE, Processor
 
-_SCHEMA = 2  # raise when what is measured changes its meaning
+_SCHEMA = 3  # raise when what is measured changes its meaning
 _SYSTEM = Path("/sys/devices/system/cpu")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1}
 _LARGEST = 1 << 34  # bytes of a cache that anybody states
@@ -134,9 +135,16 @@ def _found(isa: Isa) -> Processor:
     kept = cache.get(key)
     if kept is not None:
         try:
-            return Processor(**json.loads(kept))
+            known = Processor(**json.loads(kept))
+            if _is_sane(known):
+                return known
         except (TypeError, ValueError):
             pass  # of another version
     found = measure(isa, sizes)
-    cache.put(key, json.dumps(asdict(found)).encode())
+    cache.put(key, json.dumps(asdict(found)).encode(), origin(isa))  # code depends on it, and goes with it
     return found
+
+
+def _is_sane(found: Processor) -> bool:
+    """Whether these can be facts of a processor: a file of somebody else's code may have brought them."""
+    return all(_RANGES[name].takes(value) for name, value in asdict(found).items())

@@ -100,7 +100,6 @@ class _Call:
         "gpu",
         "in_place",
         "inputs",
-        "is_simple",
         "near",
         "near_results",
         "operands",
@@ -132,7 +131,6 @@ class _Call:
             allocator(library, seen, None if gpu is None else gpu.gpu)
             for seen in _seen_outputs(recipe, [o.descriptor for o in self.outputs])
         ]
-        self.is_simple = plan is not None and not plan.workspace  # the kernel is all that a call runs
 
 
 def call(

@@ -183,7 +183,7 @@ def run_again(
     if out is None:
         out, target = known.allocate[0].make(stream)
     pointers.insert(known.inputs, target)
-    if known.is_simple:
+    if plan.is_simple:
         try:
             plan.run(stream, pointers, alpha, beta, 0)
         except DeviceError as error:

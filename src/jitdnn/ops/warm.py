@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.worker import WorkerProcess, answer, given
 from jitdnn.planner.plan import Request
 from jitdnn.problems import MOST_PROBLEMS, Problem, settled_problem
-from jitdnn.rtcg.cache import compiled_here
+from jitdnn.rtcg.use import LookUp, noting
 from jitdnn.settings import MOST_THREADS, Settings, settings
 
 
@@ -36,16 +36,24 @@ class Wanted(NamedTuple):
     request: Request | None = None
 
 
+class Used(NamedTuple):
+    """What plans took from the disk: code by its keys in the cache, and measured times by what was looked up."""
+
+    keys: frozenset[str] = frozenset()
+    looked_up: frozenset[LookUp] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Warmed:
     """A problem that was planned: with which algorithm, in how many seconds, and how many modules of code had to be
-    compiled for it (none if all were in the cache). `failure` says why there is no plan."""
+    compiled for it (none if all were in the cache). `failure` says why there is no plan; `used` what it takes."""
 
     problem: Problem
     algorithm: str | None
     seconds: float
     compiled: int
     failure: str | None = None
+    used: Used = field(default=Used(), repr=False, compare=False)
 
 
 class Recorder(Handle):
@@ -84,7 +92,7 @@ def warm(
         workers = integer_number(workers, "workers", 1, MOST_THREADS)
     callback(progress, "progress")
     wanted = [_wanted(each) for each in sequence(problems, "problems", MOST_PROBLEMS)]
-    with settings(**overrides) as values:
+    with settings(**{**overrides, "compile": "wait"}) as values:  # whoever warms wants the code itself
         different = list(dict.fromkeys(wanted))
         count = values.threads if workers is None else workers
         if not values.cache or values.choice == "find":
@@ -100,18 +108,14 @@ def _wanted(problem: Problem | str | Wanted) -> Wanted:
 
 
 def _plan(handle: Handle, wanted: Wanted) -> Warmed:
-    compiled, start = compiled_here(), perf_counter()
-    try:
-        plan = handle.plan(wanted.problem, wanted.request, wanted.epilogue)
-    except JitdnnError as error:
-        return Warmed(
-            wanted.problem,
-            None,
-            perf_counter() - start,
-            compiled_here() - compiled,
-            str(error).splitlines()[0],
-        )
-    return Warmed(wanted.problem, plan.algorithm, perf_counter() - start, compiled_here() - compiled)
+    start, algorithm, failure = perf_counter(), None, None
+    with noting() as use:
+        try:
+            algorithm = handle.plan(wanted.problem, wanted.request, wanted.epilogue).algorithm
+        except JitdnnError as error:
+            failure = str(error).splitlines()[0]
+    used = Used(frozenset(use.keys), frozenset(use.looked_up))
+    return Warmed(wanted.problem, algorithm, perf_counter() - start, len(use.compiled), failure, used)
 
 
 class _Team:
@@ -125,6 +129,9 @@ class _Team:
 
     def run(self, values: Settings, count: int) -> dict[Wanted, Warmed]:
         on_gpu = targets.is_gpu(values.target)
+        if count > 1 and not on_gpu:
+            # a processor's facts are measured once, before all who plan by them find others each
+            targets.get(values.target).device(0, values)
         workers = [] if on_gpu else [_Worker(values) for _ in range(count - 1)]
         threads = [threading.Thread(target=self._drive, args=(worker,), daemon=True) for worker in workers]
         if on_gpu:

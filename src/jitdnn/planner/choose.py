@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 from jitdnn import log
 from jitdnn.errors import CompileError, NotSupported
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
+from jitdnn.planner.compiling import compile_all, whole
 from jitdnn.planner.divided import Divided
 from jitdnn.planner.division import MARGIN, Divider, Partition, SurveyPart, may_be_divided
 from jitdnn.planner.plan import Part, Plan, Request, format_seconds
@@ -16,6 +18,7 @@ from jitdnn.planner.store import Store
 from jitdnn.planner.survey import AlgorithmCandidate, ratios, survey
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
+from jitdnn.rtcg.missing import Missing
 
 
 def get(
@@ -24,11 +27,12 @@ def get(
     request: Request,
     epilogue: Epilogue | None = None,
     store: Store | None = None,
+    waits: bool = True,
 ) -> Plan:
     """Plan a problem with the algorithm that is expected to be fastest among those that fulfil the request.
 
     A time measured earlier on this device counts instead of the estimate. Raises NotSupported, with the
-    reason of every algorithm, if none fulfils the request.
+    reason of every algorithm, if none fulfils the request; with `waits=False` NotCompiled if that takes a compiler.
     """
     store = store or Store.default()
     candidates = survey(problem, device, request, epilogue, store)
@@ -37,7 +41,17 @@ def get(
     def survey_part(part: Problem, fused: Epilogue | None) -> Sequence[AlgorithmCandidate]:
         return [candidate.scaled(found) for candidate in survey(part, device, request, fused, store)]
 
-    return decide(problem, device, request, epilogue, candidates, survey_part)
+    return decide(problem, device, request, epilogue, candidates, survey_part, waits=waits)
+
+
+class NotCompiled(Exception):
+    """The choice, called `name`, lacks code, and nobody may wait for it; `candidates` are all that there are."""
+
+    def __init__(
+        self, name: str, missing: Sequence[Missing], candidates: Sequence[AlgorithmCandidate]
+    ) -> None:
+        super().__init__(name)
+        self.name, self.missing, self.candidates = name, missing, candidates
 
 
 def decide(
@@ -48,11 +62,13 @@ def decide(
     candidates: Sequence[AlgorithmCandidate],
     survey_part: SurveyPart | None = None,
     built: Mapping[str, Kernel] | None = None,
+    waits: bool = True,
 ) -> Plan:
     """Take the fastest open candidate, or a division that is faster, and build its kernels unless `built` has them.
 
     With `survey_part`, which gives the candidates for a part, divisions are considered where a faster algorithm needs
-    too much workspace. What does not compile is refused and the next best taken, with a warning.
+    too much workspace. What does not compile is refused and the next best taken, with a warning. Code of GPUs is
+    compiled module beside module; without `waits` not at all, and NotCompiled is raised.
     """
     candidates = list(candidates)
     partitions = (
@@ -72,21 +88,32 @@ def decide(
             if request.algorithm is not None:
                 reasons = {request.algorithm: reasons[request.algorithm]}
             raise NotSupported(f"no algorithm takes {problem} with {request} on {device.name}:", reasons)
+        name = partition.summary.name if partition is not None else chosen.algorithm.name if chosen else ""
+
+        def compiling(
+            missing: Sequence[Missing],
+            name: str = name,
+            known: tuple[AlgorithmCandidate, ...] = tuple(candidates),
+        ) -> None:
+            if not waits:
+                raise NotCompiled(name, missing, known)
+            compile_all(missing)
+
         try:
             if partition is not None:
-                parts, run = build_partition(problem, device, epilogue, partition)
+                make = partial(build_partition, problem, device, epilogue, partition)
+                parts, run = whole(make, compiling)
                 break
             assert chosen is not None
             kernel = (built or {}).get(chosen.algorithm.name)
-            kernel = kernel or build(chosen.algorithm, problem, device, epilogue, chosen.workspace)
+            kernel = kernel or whole(
+                partial(build, chosen.algorithm, problem, device, epilogue, chosen.workspace), compiling
+            )
             parts, run = [Part(problem, chosen.algorithm, kernel, epilogue)], kernel
             break
         except CompileError as error:
             if request.algorithm is not None:
                 raise
-            name = (
-                partition.summary.name if partition is not None else chosen.algorithm.name if chosen else ""
-            )
             log.fallback_once(
                 ("compile", name, str(problem)),
                 f"{name} does not compile for {problem}, another is taken: {error}",

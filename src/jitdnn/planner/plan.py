@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, NotSupported
@@ -96,12 +98,54 @@ class Part:
     epilogue: Epilogue | None = None
 
 
+class Pending(Protocol):
+    """The kernel that was chosen for a plan, while it is being compiled and another one stands in."""
+
+    name: str
+    """Of the algorithm, and the parts that it divides the problem into."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether compiling it is over."""
+
+    def wait(self) -> None:
+        """Return when the chosen kernel has taken over. Raises what compiling it raised."""
+
+    def check(self) -> None:
+        """Raise what compiling it raised, if that is over."""
+
+
+_stood_in: ContextVar[list[Pending] | None] = ContextVar("jitdnn_stood_in", default=None)
+
+
+@contextmanager
+def noting_stand_ins() -> Iterator[list[Pending]]:
+    """Note in the list for which chosen kernels others stood in, in calls of this thread or task."""
+    found: list[Pending] = []
+    token = _stood_in.set(found)
+    try:
+        yield found
+    finally:
+        _stood_in.reset(token)
+
+
+def note_stand_in(pending: Pending) -> None:
+    """A kernel ran in place of the one that is pending."""
+    found = _stood_in.get()
+    if found is not None:
+        found.append(pending)
+
+
 class Plan:
     """A problem ready to run, and how it was decided.
 
     `parts` are several where the problem is divided, which then run one after another in the same workspace. `run`
     is the kernel of all of them: calling it allocates nothing, compiles nothing and waits for nothing. `workspace` is
     the scratch memory that it must be given, in bytes; `seconds` the time it is expected to take.
+
+    While the chosen kernel is being compiled in the background (`compile="background"`) all this is of the kernel that
+    runs meanwhile, and `pending` is the other one, which takes its place in this very object. Whoever runs the
+    plan of a GPU by hand calls `wait` before, or takes kernel and workspace from `launch`, where they are together.
 
     Where the request keeps the filter and the kernel prepares one, `kept` says how many bytes (None if not): then
     `run.keep` fills as many with the prepared filter, `run.run_kept` takes them beside `workspace - kept.bytes` bytes
@@ -115,9 +159,12 @@ class Plan:
         "device",
         "device_id",
         "epilogue",
+        "is_simple",
         "kept",
         "kept_key",
+        "launch",
         "parts",
+        "pending",
         "problem",
         "request",
         "run",
@@ -136,29 +183,57 @@ class Plan:
         device: Device,
         device_id: DeviceId | None = None,
     ) -> None:
-        (chosen,) = (candidate for candidate in candidates if candidate.chosen)
-        assert chosen.seconds is not None
-        assert chosen.workspace is not None
         self.problem = problem
         self.epilogue = epilogue
-        self.parts = list(parts)
-        self.candidates = list(candidates)
         self.request = request
         self.device = device
         #: the GPU that it runs on, None for the processor
         self.device_id = device_id
+        self._runs(parts, run, candidates)
+        #: the chosen kernel, as long as another one runs
+        self.pending: Pending | None = None
+        #: whether the kernel is all that a call runs: it is given no workspace, and no other one comes
+        self.is_simple = not self.workspace
+
+    def _runs(self, parts: Sequence[Part], run: Kernel, candidates: Sequence[Candidate]) -> None:
+        """Have this kernel run from now on."""
+        (chosen,) = (candidate for candidate in candidates if candidate.chosen)
+        assert chosen.seconds is not None
+        assert chosen.workspace is not None
+        self.parts = list(parts)
+        self.candidates = list(candidates)
         self.seconds = chosen.seconds
         self.workspace = chosen.workspace
         self.run: Any = run
-        self.kept: Kept | None = getattr(run, "kept", None) if request.keeps_filter else None
+        self.kept: Kept | None = getattr(run, "kept", None) if self.request.keeps_filter else None
         algorithm = parts[0].algorithm
         self.kept_key = (
-            f"{algorithm.name} {algorithm.version} on {device.name}: {problem} with {epilogue}"
+            f"{algorithm.name} {algorithm.version} on {self.device.name}: {self.problem} with {self.epilogue}"
             if self.kept
             else ""
         )
         #: name of the algorithm that runs, and into which parts it divides the problem
         self.algorithm = chosen.name
+        #: kernel and workspace, read at once: a thread may run the plan while another one has a kernel take over
+        self.launch: tuple[Any, int] = run, self.workspace
+
+    def stands_in_for(self, pending: Pending) -> None:
+        """Have calls run this plan's kernel only until that of `pending` is there."""
+        self.pending, self.is_simple = pending, False
+
+    def take_over(self, other: Plan) -> None:
+        """Run the kernel of another plan of the same problem from now on, also in calls that know this plan."""
+        self._runs(other.parts, other.run, other.candidates)
+        # only now, for other threads may be in the middle of a call: whoever sees these finds the new kernel
+        self.pending = None
+        self.is_simple = not self.workspace
+
+    def wait(self) -> Plan:
+        """Return this plan when it runs the kernel that was chosen for it. Raises what compiling that raised."""
+        pending = self.pending
+        if pending is not None:
+            pending.wait()
+        return self
 
     def __str__(self) -> str:
         return (
@@ -208,6 +283,11 @@ class Plan:
         if self.request.keeps_filter:
             kept = format_bytes(self.kept.bytes) if self.kept else "nothing: it reads the filter as it is"
             lines += [f"{self.algorithm} keeps {kept}"]
+        pending = self.pending
+        if pending is not None:
+            lines += [
+                f"{self.algorithm} runs for now: {pending.name} is being compiled, and takes over when it is there"
+            ]
         spreads = next(candidate.spreads for candidate in self.candidates if candidate.chosen)
         if spreads is not None:
             lines += [

@@ -14,6 +14,7 @@ from jitdnn.planner import workspace as policies
 from jitdnn.planner.plan import Candidate, Request
 from jitdnn.planner.store import Store
 from jitdnn.problems.problem import Problem
+from jitdnn.rtcg.use import note_look_up
 
 # Math modes from the most exact to the least; a request allows its own and all before it.
 _MATH_MODES = ("fp64", "fp32", "tf32", "fp16", "bf16")
@@ -91,7 +92,9 @@ def survey(
         _consider(algorithm, problem, device, request, epilogue, reason, limit)
         for algorithm, reason in zip(table, reasons, strict=True)
     ]
-    known = store.look_up(str(problem), stored_key(epilogue, request), device.name)
+    wanted = (str(problem), stored_key(epilogue, request), device.name)
+    note_look_up(*wanted)
+    known = store.look_up(*wanted)
     return _with_stored_times(candidates, {key: row.seconds for key, row in known.items()})
 
 

@@ -17,7 +17,11 @@ What it guarantees:
 It does not promise that an entry is still there: callers must be able to compile again. Nor does the checksum keep
 the user from the user: it finds damage and mix-ups, and whoever may write as this user may make one that fits.
 
-    entry: magic (8 bytes) | sha256 of key and content (32) | length of content (8, little-endian) | content
+    entry: magic (8 bytes) | sha256 of the key and all that follows (32)
+           | lengths of origin and content (2 and 8, little-endian) | origin | content
+
+The origin says where the code runs and who compiled it. It is for whoever hands code on (`planner/code_file.py`): the
+key depends on all of it already.
 """
 
 from __future__ import annotations
@@ -28,20 +32,23 @@ import os
 import re
 import secrets
 import stat
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from jitdnn import log
 from jitdnn.errors import InvalidArgument
 from jitdnn.retention import Recent
+from jitdnn.rtcg.use import note_key
 from jitdnn.settings import current
 
-_MAGIC = b"jitdnn\x00\x01"
-_HEADER = len(_MAGIC) + 32 + 8
+_MAGIC = b"jitdnn\x00\x02"
+_LENGTHS = len(_MAGIC) + 32
+_HEADER = _LENGTHS + 2 + 8
+_MOST_ORIGIN = (1 << 16) - 1
 _KEY = re.compile(r"[0-9a-f]{64}")
 _ENTRY = re.compile(r"[0-9a-f]{64}\.bin")
 _TEMPORARY_SUFFIX = ".tmp"
@@ -56,17 +63,22 @@ _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _READ = os.O_RDONLY | _NO_LINKS | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
-_here = threading.local()
+class Origin(NamedTuple):
+    """Where code of the cache runs, and who compiled it, in words: `("cuda", "sm_90a", "nvrtc 13.0")`."""
+
+    target: str
+    architecture: str
+    compiler: str
+
+    def __str__(self) -> str:
+        return f"{self.target} code for {self.architecture} by {self.compiler}"
 
 
-def compiled_here() -> int:
-    """How many modules this thread has compiled, for whatever target: none for code that was in a cache."""
-    return getattr(_here, "compiled", 0)
+class Entry(NamedTuple):
+    """What is kept under a key; `origin` is None for what is no code."""
 
-
-def note_compiled() -> None:
-    """Whoever compiles a module says so."""
-    _here.compiled = compiled_here() + 1
+    origin: Origin | None
+    content: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +129,28 @@ def _is_orphan(name: str) -> bool:
     return False
 
 
-def _seal(key: str, content: bytes) -> bytes:
-    digest = hashlib.sha256(key.encode() + content).digest()
-    return _MAGIC + digest + len(content).to_bytes(8, "little") + content
+def seal(key: str, entry: Entry) -> bytes:
+    """An entry as it is on the disk."""
+    origin = b"" if entry.origin is None else "\n".join(entry.origin).encode()
+    if len(origin) > _MOST_ORIGIN:
+        raise InvalidArgument(
+            f"the origin of code has {len(origin)} bytes, and at most {_MOST_ORIGIN} are kept"
+        )
+    rest = (
+        len(origin).to_bytes(2, "little") + len(entry.content).to_bytes(8, "little") + origin + entry.content
+    )
+    return _MAGIC + hashlib.sha256(key.encode() + rest).digest() + rest
 
 
-def _unseal(key: str, entry: bytes) -> bytes | None:
-    content = entry[_HEADER:]
-    return content if entry == _seal(key, content) else None
+def unseal(key: str, sealed: bytes) -> Entry | None:
+    """The entry of these bytes; None if they are damaged, or those of another key."""
+    size = int.from_bytes(sealed[_LENGTHS : _LENGTHS + 2], "little")
+    try:
+        words = sealed[_HEADER : _HEADER + size].decode().split("\n")
+        entry = Entry(Origin(*words) if size else None, sealed[_HEADER + size :])
+    except (ValueError, TypeError):  # no text, or not three pieces of it
+        return None
+    return entry if sealed == seal(key, entry) else None
 
 
 class CodeCache:
@@ -156,12 +182,25 @@ class CodeCache:
 
     def get(self, key: str) -> bytes | None:
         """Return the content kept under `key`, or None. Raises InvalidArgument if `key` is no hex sha256."""
+        found = self._get(key)
+        if found is not None:
+            note_key(key)
+        return found
+
+    def _get(self, key: str) -> bytes | None:
         is_on_disk = self._is_on_disk(key)
         remembered = self._memory.get(key)
         if remembered is not None:
             self._remember(key, remembered)
         if remembered is not None or not is_on_disk:
             return remembered
+        found = self.entry(key)
+        return None if found is None else found.content
+
+    def entry(self, key: str) -> Entry | None:
+        """What the disk has under `key`, with its origin, or None. Raises InvalidArgument if `key` is no hex sha256."""
+        if not self._is_on_disk(key):
+            return None
         try:
             with self._opened() as folder:
                 return self._read(folder, key)
@@ -171,10 +210,15 @@ class CodeCache:
             return None
         return None
 
-    def put(self, key: str, content: bytes) -> None:
+    def keys(self) -> list[str]:
+        """The keys of what is on the disk, in order."""
+        return sorted(path.name.removesuffix(".bin") for path, _, _ in self._entries())
+
+    def put(self, key: str, content: bytes, origin: Origin | None = None) -> None:
         """Keep `content` under `key`. Raises InvalidArgument if `key` is no hex sha256, and nothing else."""
         is_on_disk = self._is_on_disk(key)
-        entry = _seal(key, content)
+        note_key(key)
+        entry = seal(key, Entry(origin, content))
         if not is_on_disk or len(entry) > self.limit:
             self._remember(key, content)
             return
@@ -235,8 +279,8 @@ class CodeCache:
         """A name as the functions of `os` take it, with `dir_fd=folder`."""
         return name if folder is not None else os.path.join(str(self.directory), name)
 
-    def _read(self, folder: int | None, key: str) -> bytes | None:
-        """The content of an entry; one that is damaged, or not this user's, is deleted. Raises OSError."""
+    def _read(self, folder: int | None, key: str) -> Entry | None:
+        """An entry; one that is damaged, or not this user's, is deleted. Raises OSError."""
         name = self._in(folder, f"{key}.bin")
         why = "damaged"
         try:
@@ -245,7 +289,7 @@ class CodeCache:
                 content = None
                 if stat.S_ISREG(_require_own(descriptor).st_mode):
                     with open(descriptor, "rb", closefd=False) as file:
-                        content = _unseal(key, file.read())
+                        content = unseal(key, file.read())
                 if content is not None:
                     if os.utime in os.supports_fd:  # the time of last use; the file system's own is often off
                         with suppress(OSError):

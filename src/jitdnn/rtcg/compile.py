@@ -22,9 +22,10 @@ from jitdnn.errors import CompileError
 from jitdnn.locks import lock
 from jitdnn.retention import Recent
 from jitdnn.rtcg.builder import Module
-from jitdnn.rtcg.cache import CodeCache, note_compiled
+from jitdnn.rtcg.cache import CodeCache, Origin
 from jitdnn.rtcg.isa import Isa
 from jitdnn.rtcg.recording import Generated, records
+from jitdnn.rtcg.use import note_compiled, note_key
 from jitdnn.settings import current
 
 SCHEMA = 1  # raise when the meaning of a cached object changes without a change of any generator
@@ -230,6 +231,16 @@ def key_of(name: str, parameters: Any, isa: Isa) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
+def origin(isa: Isa) -> Origin:
+    """What code for an instruction set says of itself in the cache. It runs where this is the same."""
+    features = hashlib.sha256(f"{isa.triple} {isa.features}".encode()).hexdigest()[:16]
+    llvm_version = ".".join(map(str, llvm.llvm_version_info))
+    compiler = (
+        f"llvmlite {llvmlite.__version__}, LLVM {llvm_version}, generators {generator_fingerprint()[:16]}"
+    )
+    return Origin("cpu", f"{isa.name} {isa.cpu}, features {features}", compiler)
+
+
 def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], object]) -> Library:
     """The library that ``generate`` traces, from memory, from the disk cache, or compiled now.
 
@@ -253,6 +264,7 @@ def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], obje
         if library is not None:
             if kept.libraries.recall(key) is None:
                 kept.libraries.put(key, library)
+            note_key(key)
             return library
     cache = CodeCache.default()
     code = cache.get(key)
@@ -261,8 +273,8 @@ def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], obje
         module = Module(name, isa)
         generate(module)
         code = compile_object(module)
-        note_compiled()
-        cache.put(key, code)
+        note_compiled(name)
+        cache.put(key, code, origin(isa))
     library = Library(code, _target_machine(isa))
     with _lock:
         return kept.libraries.put(key, _loaded.setdefault(key, library))

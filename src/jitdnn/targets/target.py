@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
@@ -14,7 +14,8 @@ from jitdnn.errors import DeviceError
 class Devices(Protocol):
     """The devices of a target: a module such as `jitdnn.devices.cuda`, or any object with these functions.
 
-    One that can compile for devices that are not there has `offline(arch)` too (`Target.architectures`).
+    One that can compile for devices that are not there has `offline(arch)` too (`Target.architectures`), and one whose
+    code is kept in the disk cache has `origins()`.
     """
 
     def device(self, index: int = 0, values: Any = None) -> Any:
@@ -112,6 +113,15 @@ class Target:
             return None
         devices: Any = self._devices()
         return devices.offline(name)
+
+    def origins(self) -> Sequence[tuple[str, str, str]]:
+        """Target, architecture and compiler, as in the code cache, of code that this machine runs and would make alike.
+
+        There are none if no code of this target is kept. Raises DeviceError where the target cannot be used.
+        """
+        devices: Any = self._devices()
+        found: Sequence[tuple[str, str, str]] = devices.origins() if hasattr(devices, "origins") else ()
+        return found
 
     def generator(self, name: str) -> Callable[..., Any] | None:
         """The generator of kernels of one's own formulas, `elementwise`, `reduction` or `scan`; None without one."""

@@ -9,11 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import jitdnn as jd  # noqa: E402
 import jitdnn.torch as jt  # noqa: E402
 from fake_gpu import Gpu  # noqa: E402
 from jitdnn.errors import DeviceError, InvalidArgument, NotSupported  # noqa: E402
 from jitdnn.frameworks.torch import choice, functional, kinds  # noqa: E402
 from jitdnn.frameworks.torch.options import Options, handle_of, parse  # noqa: E402
+from jitdnn.handle import Handle  # noqa: E402
+from jitdnn.planner.plan import note_stand_in  # noqa: E402
 from jitdnn.planner.store import Store  # noqa: E402
 from jitdnn.problems.convolution import Convolution  # noqa: E402
 from torch_kernels import random, watched  # noqa: E402
@@ -70,6 +73,46 @@ def test_the_faster_runs_and_is_remembered(
     assert again is not kind
     assert again.decision.reason.startswith("stored")
     assert (again.decision.is_ours, again.decision.seconds) == (is_ours, seconds)
+
+
+class Compiling:
+    """A kernel that is being compiled until the test says otherwise."""
+
+    name = "gemm"
+    is_done = False
+
+    def wait(self) -> None: ...
+    def check(self) -> None: ...
+
+
+def test_torchs_runs_until_ours_is_compiled(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    pending, run_plan, runs = Compiling(), Handle.run, []
+
+    def run_meanwhile(self: Handle, *arguments: Any) -> None:
+        runs.append(arguments)
+        if not pending.is_done:
+            note_stand_in(pending)
+        run_plan(self, *arguments)
+
+    clock = Clock(1.0, 2.0)
+    monkeypatch.setattr(choice, "_measured", clock)
+    monkeypatch.setattr(Handle, "run", run_meanwhile)
+    x, w = random(1, 3, 5, 5), random(2, 3, 3, 3)
+    kind = run(x, w)
+    assert (kind.decision.is_ours, kind.decision.reason, clock.asked) == (False, "ours is being compiled", 0)
+    assert len(runs) == 1
+    assert run(x, w) is kind  # ours is not asked again
+    assert len(runs) == 1
+    assert store.rows() == [], "what stands in is not what would be measured"
+    pending.is_done = True
+    monkeypatch.setattr(kinds, "_is_capturing", lambda: True)
+    assert run(x, w) is kind  # a capture is no time to measure
+    monkeypatch.undo()
+    monkeypatch.setattr(choice, "_measured", clock)
+    with jd.settings(cache=False):
+        again = run(x, w)
+    assert (again.decision.is_ours, clock.asked) == (True, 1)
+    assert run(x, w) is again
 
 
 def test_the_loser_is_not_called(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

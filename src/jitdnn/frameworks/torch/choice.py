@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -21,6 +21,7 @@ from jitdnn.devices.quiet import settle
 from jitdnn.errors import DeviceError, JitdnnError
 from jitdnn.handle import Handle
 from jitdnn.locks import lock
+from jitdnn.planner.plan import Pending, noting_stand_ins
 from jitdnn.planner.store import Store
 
 SECONDS = 0.2
@@ -35,12 +36,22 @@ _lock = lock()
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether ours runs, and why. `seconds` and `stock_seconds` are those of one call where both were measured."""
+    """Whether ours runs, and why. `seconds` and `stock_seconds` are those of one call where both were measured.
+
+    `waits_for`: kernels of ours that are being compiled, without which there is nothing to measure: torch's runs until
+    then, and it is decided anew.
+    """
 
     is_ours: bool
     reason: str
     seconds: float | None = None
     stock_seconds: float | None = None
+    waits_for: tuple[Pending, ...] = field(default=(), compare=False)
+
+    @property
+    def is_for_now(self) -> bool:
+        """Whether something is waited for still."""
+        return not all(pending.is_done for pending in self.waits_for)
 
     @property
     def ratio(self) -> float | None:
@@ -70,9 +81,12 @@ def decide(
         return known
     with _lock:  # one at a time: what is measured must not run against each other
         try:
-            ours()
+            with noting_stand_ins() as waits_for:
+                ours()
         except JitdnnError as error:
             return _refused(what, error)
+        if waits_for:
+            return Decision(False, "ours is being compiled", waits_for=tuple(waits_for))
         return measured(what, handle, device, ours, stock)
 
 

@@ -55,6 +55,8 @@ class Kind:
 observers: list[Callable[[Kind, tuple[Any, ...]], None]] = []
 #: the kinds of calls that were made, by what tells them apart
 known: Recent[tuple[Any, ...], list[Kind | None]] = Recent(16384)
+#: those that are decided anew when kernels of ours are compiled
+_for_now: Recent[tuple[Any, ...], list[Kind | None]] = Recent(16384)
 
 
 class Computation:
@@ -118,9 +120,7 @@ def run_together(
     key = (computations, options, torch.get_num_threads(), *map(_told, operands))
     kinds = known.get(key)
     if kinds is None:
-        kinds = known.older(key) or known.put(
-            key, [None if one is None else one._choose(options, operands) for one in computations]
-        )
+        kinds = known.older(key) or _chosen(key, computations, options, operands)
     if observers:
         for observe in observers:
             for kind in filter(None, kinds):
@@ -128,9 +128,28 @@ def run_together(
     return [None if kind is None else kind.run(*operands) for kind in kinds]
 
 
+def _chosen(
+    key: Any, computations: tuple[Computation | None, ...], options: str, operands: tuple[Any, ...]
+) -> list[Kind | None]:
+    """What runs, from now on or for now: while ours is being compiled, and in a capture, where nothing is measured."""
+    for_now = _for_now.recall(key)
+    if for_now is not None and (
+        _is_capturing() or any(kind and kind.decision.is_for_now for kind in for_now)
+    ):
+        return for_now
+    kinds = [None if one is None else one._choose(options, operands) for one in computations]
+    kept = _for_now if any(kind and kind.decision.waits_for for kind in kinds) else known
+    return kept.put(key, kinds)
+
+
+def _is_capturing() -> bool:
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
 def forget() -> None:
     """Choose anew at the next calls (with the times that are stored by then)."""
     known.clear()
+    _for_now.clear()
 
 
 def _told(operand: Any) -> Any:

@@ -99,7 +99,8 @@ def _first(
         decision = Decision(False, "not measured: there is no memory for both")
     finally:
         _lock.release()
-    return known.put(key, [Kind("whole", decision, function)])
+    chosen: list[Kind | None] = [Kind("whole", decision, function)]
+    return chosen if decision.waits_for else known.put(key, chosen)
 
 
 def _decided(
@@ -124,6 +125,9 @@ def _decided(
         stock = _way(function, args, named)
         if ours() is NotImplemented:
             return Decision(False, "refused: the arguments are none that ours take")
+        waits_for = tuple(one for kind in seen for one in kind.decision.waits_for)
+        if waits_for:
+            return Decision(False, "ours is being compiled", waits_for=waits_for)
         if not any(kind.decision.is_ours for kind in seen):
             return Decision(False, "torch's kernels are faster, each of them")
         observers.clear()
