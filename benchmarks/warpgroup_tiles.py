@@ -1,0 +1,177 @@
+"""Every tile of the products by warpgroups beside cuDNN, on an H100 or H200: how the cost model was fitted.
+
+    python benchmarks/warpgroup_tiles.py 'n64 c256 h56 w56 k256 r3 s3 pad1' 'n8 c320 h64 w64 k320 r3 s3 pad1'
+    python benchmarks/warpgroup_tiles.py --dtype f32 'n32 c512 h14 w14 k512 r3 s3 pad1'
+
+For each layer and direction: microseconds of cuDNN's faster memory order (`benchmark=True`, strict fp32), of each tile,
+of the tile that is chosen without measuring, and of `mma.sync`, all captured in CUDA graphs that take turns; then the
+relative error against float64. What is not right is not printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from jitdnn.devices import cuda
+from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemm, ImplicitGemmWgrad
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
+    WarpgroupGemm,
+    WarpgroupGemmHalves,
+    WarpgroupWgrad,
+    WarpgroupWgradHalves,
+)
+from jitdnn.kernels.cuda.warpgroup.plan import TILES
+from jitdnn.problems.convolution import Convolution
+
+Run = Callable[[], Any]
+DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
+TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+LARGEST_ERROR = {"bf16": 4e-3, "f16": 1e-3, "f32": 2e-6}
+
+
+class Layer:
+    """A convolution over random tensors in the problem's own strides."""
+
+    def __init__(self, words: str) -> None:
+        problem = Convolution.parse(words)
+        assert isinstance(problem, Convolution)
+        self.problem = problem
+        self.x, self.w, self.y = (
+            self._tensor(one, n) for n, one in enumerate((problem.x, problem.w, problem.y))
+        )
+        inputs = {"fwd": (self.x, self.w), "bwd_data": (self.y, self.w), "bwd_filter": (self.x, self.y)}
+        self.result = {"fwd": self.y, "bwd_data": self.x, "bwd_filter": self.w}[problem.direction]
+        self.operands = (*inputs[problem.direction], self.result)
+
+    @staticmethod
+    def _tensor(one: Any, seed: int) -> torch.Tensor:
+        generator = torch.Generator(device="cuda").manual_seed(seed)
+        size = 1 + sum((extent - 1) * stride for extent, stride in zip(one.shape, one.strides, strict=True))
+        memory = torch.randn(size, generator=generator, device="cuda").to(TYPES[one.dtype])
+        return torch.as_strided(memory, one.shape, one.strides)
+
+    def _computed(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        problem = self.problem
+        before = [first for first, _ in problem.padding]
+        if problem.direction == "fwd":
+            function: Any = getattr(functional, f"conv{len(before)}d")
+            return function(x, w, None, problem.stride, before, problem.dilation, problem.groups)
+        wanted = [problem.direction == "bwd_data", problem.direction == "bwd_filter", False]
+        found = torch.ops.aten.convolution_backward(
+            y,
+            x,
+            w,
+            None,
+            problem.stride,
+            before,
+            problem.dilation,
+            False,
+            [0] * len(before),
+            problem.groups,
+            wanted,
+        )
+        return found[0 if wanted[0] else 1]
+
+    def peer(self) -> Run:
+        return lambda: self._computed(self.x, self.w, self.y)
+
+    def reference(self) -> torch.Tensor:
+        return self._computed(self.x.double(), self.w.double(), self.y.double())
+
+    def kernel(self, algorithm: Any, device: Any) -> Run | None:
+        """A call of an algorithm, None if it refuses."""
+        if algorithm.refuse(self.problem, device):
+            return None
+        kernel, room = algorithm.build(self.problem, device), algorithm.workspace(self.problem, device)
+        workspace = torch.empty(max(1, room), dtype=torch.uint8, device="cuda")
+        pointers = [tensor.data_ptr() for tensor in self.operands]
+
+        def run() -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            kernel(stream, pointers, 1.0, 0.0, workspace.data_ptr() if room else 0)
+
+        return run
+
+    def error(self, run: Run, reference: torch.Tensor) -> float:
+        self.result.fill_(float("nan"))
+        run()
+        return float((self.result.double() - reference).norm() / reference.norm())
+
+
+def seconds(runs: Sequence[Run], rounds: int = 5, calls: int = 5) -> list[float]:
+    """Medians of one call of each, taking turns."""
+    stream, graphs = torch.cuda.Stream(), []
+    for run in runs:
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                run()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(calls):
+                run()
+        graphs.append(graph)
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(rounds):
+        for own, graph in zip(times, graphs, strict=True):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            own.append(begin.elapsed_time(end) * 1e-3 / calls)
+    return [statistics.median(own) for own in times]
+
+
+def measure(words: str, device: Any) -> None:
+    layer, other = Layer(f"{words} nhwc"), Layer(words)
+    is_wgrad, is_f32 = "bwd_filter" in words, words.endswith("f32")
+    halves = WarpgroupWgradHalves if is_wgrad else WarpgroupGemmHalves
+    plain = WarpgroupWgrad if is_wgrad else WarpgroupGemm
+    family: Any = halves if is_f32 else plain
+    algorithms: dict[str, Any] = {str(tile): family((tile,)) for tile in TILES}
+    if not is_f32:
+        algorithms["mma.sync"] = ImplicitGemmWgrad() if is_wgrad else ImplicitGemm()
+    runs = {name: layer.kernel(one, device) for name, one in algorithms.items()}
+    reference = layer.reference()
+    errors = {name: layer.error(run, reference) for name, run in runs.items() if run}
+    limit = LARGEST_ERROR[layer.problem.x.dtype]
+    good = {name: run for name, run in runs.items() if run and errors[name] < limit}
+    for name in errors.keys() - good.keys():
+        print(f"{words}: {name} is not right, by {errors[name]:.1e}")
+    times = seconds([layer.peer(), other.peer(), *good.values()])
+    peer, own = min(times[:2]), dict(zip(good, times[2:], strict=True))
+    plan = family().sizes(layer.problem, device)
+    pick = str(plan.blocking.tile) if not isinstance(plan, str) else "mma.sync"
+    print(f"{words}: cuDNN {peer * 1e6:.1f} us")
+    for name, time in sorted(own.items(), key=lambda item: item[1]):
+        mark = f"   <- chosen, {plan.seconds * 1e6:.1f} expected" if name == pick else ""
+        print(
+            f"    {name:28} {time * 1e6:8.1f} us  {peer / time:5.2f}  error {errors[name]:.1e}{mark}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("layers", nargs="+", help="a convolution without its direction and type")
+    parser.add_argument("--dtype", choices=list(TYPES), default="bf16")
+    chosen = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    device = cuda.device(0)
+    for words in chosen.layers:
+        for direction in DIRECTIONS:
+            measure(f"conv_{direction} {words} {chosen.dtype}", device)
+
+
+if __name__ == "__main__":
+    main()
