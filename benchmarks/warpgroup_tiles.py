@@ -8,6 +8,7 @@ of the tile that is chosen without measuring, and of `mma.sync`, all captured in
 relative error against float64. What is not right is not printed.
 """
 
+# ruff: noqa: T201
 from __future__ import annotations
 
 import argparse
