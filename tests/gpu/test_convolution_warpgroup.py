@@ -182,6 +182,7 @@ DATA: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
     "relu": lambda rng, shape: np.maximum(0, normal(rng, shape)),
     "tiny": lambda rng, shape: 1e-38 * normal(rng, shape),
     "huge": lambda rng, shape: 1e18 * normal(rng, shape),
+    "both tiny": lambda rng, shape: 1e-20 * normal(rng, shape),
     "subnormal": lambda rng, shape: 1e-40 * normal(rng, shape),
     "by channel": lambda rng, shape: (
         normal(rng, shape) * np.exp2(rng.integers(-8, 8, shape[1])).reshape(1, -1, *(1,) * (len(shape) - 2))
@@ -197,13 +198,25 @@ DATA: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
 def test_halves_are_as_exact_as_declared(words: str, kind: str, cuda_device: Any) -> None:
     """The error bound holds whatever the range of the numbers is."""
     problem, rng = convolution(words), np.random.default_rng(7)
-    other = normal if kind in ("tiny", "subnormal", "huge") else DATA[kind]
+    other = (
+        normal if kind in ("tiny", "subnormal", "huge") else DATA[kind]
+    )  # products are to be numbers of f32
     inputs = [
         make(rng, operand.descriptor.shape).astype(np.float32)
         for make, operand in zip((DATA[kind], other), problem.inputs, strict=True)
     ]
     case = make_case(problem, None, 0, inputs)
     run_algorithm(halves_of(problem), case, cuda_device, scales=((1.0, 0.0),))
+
+
+def test_products_of_halves_may_vanish(cuda_device: Any) -> None:
+    """What is too small for f32 is zero, as it is there."""
+    problem, rng = convolution(HALVED[0]), np.random.default_rng(7)
+    inputs = [(1e-38 * normal(rng, one.descriptor.shape)).astype(np.float32) for one in problem.inputs]
+    algorithm = halves_of(problem)
+    kernel, room = algorithm.build(problem, cuda_device), algorithm.workspace(problem, cuda_device)
+    (actual,) = run(cuda_device, kernel, make_case(problem, None, 0, inputs), room)
+    assert not actual.any()
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

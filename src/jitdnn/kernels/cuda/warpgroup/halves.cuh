@@ -2,11 +2,12 @@
 
 constexpr int MAXIMA = 256;  // blocks of find_maxima for each operand; as in operands.py
 
-// A power of two, as a product of two that are numbers whatever its exponent within what f32 has.
+// A power of two, as a product of two that f32 has. Below 2^-252 any of them makes zero of a sum.
 struct Power {
     f32 first, second;
 
     METHOD explicit Power(int exponent) {
+        exponent = max(exponent, -252);
         const int half = exponent / 2;
         first = __uint_as_float((u32)(half + 127) << 23);
         second = __uint_as_float((u32)(exponent - half + 127) << 23);
