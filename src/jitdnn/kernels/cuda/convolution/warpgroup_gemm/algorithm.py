@@ -7,6 +7,7 @@ partial sums are added in a fixed order. Shapes are arguments of the kernels: fe
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
@@ -67,7 +68,7 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
         if not all(operand.descriptor.size for operand in problem.inputs):
             return "there is nothing to multiply"
         extents = (*problem.spatial, *problem.output_spatial, problem.n, problem.c, problem.k)
-        pixels = problem.n * max(_product(problem.spatial), _product(problem.output_spatial))
+        pixels = problem.n * max(math.prod(problem.spatial), math.prod(problem.output_spatial))
         if max(*extents, pixels) >= _MAX_EXTENT:
             return (
                 f"{max(*extents, pixels)} pixels or channels: at most {_MAX_EXTENT} fit the kernel's indices"
@@ -154,10 +155,3 @@ class WarpgroupGemmHalves(_Halves):
 
 class WarpgroupWgradHalves(_Halves, WarpgroupWgrad):
     """wgrad of f32."""
-
-
-def _product(numbers: tuple[int, ...]) -> int:
-    product = 1
-    for number in numbers:
-        product *= number
-    return product
