@@ -5,16 +5,32 @@ from __future__ import annotations
 from jitdnn.caffe.layers.accuracy import AccuracyLayer
 from jitdnn.caffe.layers.activation import ELULayer, ReLULayer, SigmoidLayer, TanHLayer
 from jitdnn.caffe.layers.base import Context, Layer
+from jitdnn.caffe.layers.batch_norm import BatchNormLayer
 from jitdnn.caffe.layers.convolution import ConvolutionLayer
 from jitdnn.caffe.layers.data import DataLayer
+from jitdnn.caffe.layers.deconvolution import DeconvolutionLayer
 from jitdnn.caffe.layers.dropout import DropoutLayer
+from jitdnn.caffe.layers.eltwise import EltwiseLayer
+from jitdnn.caffe.layers.embed import EmbedLayer
+from jitdnn.caffe.layers.formulas import (
+    AbsValLayer,
+    BNLLLayer,
+    ClipLayer,
+    ExpLayer,
+    LogLayer,
+    PowerLayer,
+    SwishLayer,
+    ThresholdLayer,
+)
 from jitdnn.caffe.layers.inner_product import InnerProductLayer
 from jitdnn.caffe.layers.input import InputLayer
 from jitdnn.caffe.layers.lrn import LRNLayer
+from jitdnn.caffe.layers.movement import ConcatLayer, CropLayer, SliceLayer, TileLayer
 from jitdnn.caffe.layers.pooling import PoolingLayer
-from jitdnn.caffe.layers.power import PowerLayer
 from jitdnn.caffe.layers.prelu import PReLULayer
-from jitdnn.caffe.layers.shapes import FlattenLayer, SplitLayer
+from jitdnn.caffe.layers.reduction import ArgMaxLayer, MVNLayer, ReductionLayer
+from jitdnn.caffe.layers.scale import BiasLayer, ScaleLayer
+from jitdnn.caffe.layers.shapes import FlattenLayer, ReshapeLayer, SilenceLayer, SplitLayer
 from jitdnn.caffe.layers.softmax import SoftmaxLayer, SoftmaxWithLossLayer
 
 __all__ = ["LAYERS", "Context", "Layer"]
@@ -22,23 +38,45 @@ __all__ = ["LAYERS", "Context", "Layer"]
 LAYERS: dict[str, type[Layer]] = {
     layer.type: layer
     for layer in (
+        AbsValLayer,
         AccuracyLayer,
+        ArgMaxLayer,
+        BatchNormLayer,
+        BiasLayer,
+        BNLLLayer,
+        ClipLayer,
+        ConcatLayer,
         ConvolutionLayer,
+        CropLayer,
         DataLayer,
+        DeconvolutionLayer,
         DropoutLayer,
+        EltwiseLayer,
         ELULayer,
+        EmbedLayer,
+        ExpLayer,
         FlattenLayer,
         InnerProductLayer,
         InputLayer,
+        LogLayer,
         LRNLayer,
+        MVNLayer,
         PoolingLayer,
         PowerLayer,
         PReLULayer,
+        ReductionLayer,
         ReLULayer,
+        ReshapeLayer,
+        ScaleLayer,
         SigmoidLayer,
+        SilenceLayer,
+        SliceLayer,
         SoftmaxLayer,
         SoftmaxWithLossLayer,
         SplitLayer,
+        SwishLayer,
         TanHLayer,
+        ThresholdLayer,
+        TileLayer,
     )
 }
