@@ -22,8 +22,18 @@ from jitdnn.caffe.layers.formulas import (
     SwishLayer,
     ThresholdLayer,
 )
+from jitdnn.caffe.layers.infogain import (
+    InfogainLossLayer,
+)
 from jitdnn.caffe.layers.inner_product import InnerProductLayer
 from jitdnn.caffe.layers.input import InputLayer
+from jitdnn.caffe.layers.losses import (
+    ContrastiveLossLayer,
+    EuclideanLossLayer,
+    HingeLossLayer,
+    MultinomialLogisticLossLayer,
+    SigmoidCrossEntropyLossLayer,
+)
 from jitdnn.caffe.layers.lrn import LRNLayer
 from jitdnn.caffe.layers.movement import ConcatLayer, CropLayer, SliceLayer, TileLayer
 from jitdnn.caffe.layers.pooling import PoolingLayer
@@ -46,6 +56,7 @@ LAYERS: dict[str, type[Layer]] = {
         BNLLLayer,
         ClipLayer,
         ConcatLayer,
+        ContrastiveLossLayer,
         ConvolutionLayer,
         CropLayer,
         DataLayer,
@@ -54,12 +65,16 @@ LAYERS: dict[str, type[Layer]] = {
         EltwiseLayer,
         ELULayer,
         EmbedLayer,
+        EuclideanLossLayer,
         ExpLayer,
         FlattenLayer,
+        HingeLossLayer,
+        InfogainLossLayer,
         InnerProductLayer,
         InputLayer,
         LogLayer,
         LRNLayer,
+        MultinomialLogisticLossLayer,
         MVNLayer,
         PoolingLayer,
         PowerLayer,
@@ -68,6 +83,7 @@ LAYERS: dict[str, type[Layer]] = {
         ReLULayer,
         ReshapeLayer,
         ScaleLayer,
+        SigmoidCrossEntropyLossLayer,
         SigmoidLayer,
         SilenceLayer,
         SliceLayer,

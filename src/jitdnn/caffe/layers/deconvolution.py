@@ -25,9 +25,10 @@ class DeconvolutionLayer(ConvolutionLayer):
         return (channels, outputs // groups, *self.kernel)
 
     def top_shape(self, shape: Shape) -> Shape:
-        if shape[self.axis] != self.weights[0].shape[0]:
+        channels = self.weights[0].shape[0]
+        if shape[self.axis] != channels:
             raise self.invalid(
-                f"a bottom has shape {shape}, {shape[self.axis]} channels; the weights are for {self.weights[0].shape[0]}"
+                f"a bottom has shape {shape}, {shape[self.axis]} channels; the weights are for {channels}"
             )
         names = ("stride", "padding", "dilation")
         extents = tuple(
