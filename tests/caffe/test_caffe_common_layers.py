@@ -66,6 +66,7 @@ def power(scale: float, shift: float, exponent: float = 1) -> str:
 ELEMENTWISE = {
     'type: "ReLU"': lambda x: np.maximum(x, 0),
     'type: "ReLU" relu_param { negative_slope: 0.25 }': lambda x: np.where(x > 0, x, x / 4),
+    'type: "ReLU6"': lambda x: np.clip(x, 0, 6),
     'type: "ELU"': lambda x: np.where(x > 0, x, np.expm1(x)),
     'type: "ELU" elu_param { alpha: 0.5 }': lambda x: np.where(x > 0, x, 0.5 * np.expm1(x)),
     'type: "PReLU"': lambda x: np.where(x > 0, x, x / 4),

@@ -148,3 +148,11 @@ class ConvolutionLayer(Layer):
         if min(values) < least:
             raise self.invalid(f"{name} is {values}: each must be at least {least}", "convolution_param")
         return values
+
+
+class DepthwiseConvolutionLayer(ConvolutionLayer):
+    """Convolution under the name that MobileNet's files have for one with as many groups as channels; `group` says how
+    many, as there.
+    """
+
+    type = "DepthwiseConvolution"

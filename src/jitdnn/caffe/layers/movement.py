@@ -1,12 +1,16 @@
-"""Layers that copy parts of blobs: Concat, Slice, Crop, Tile."""
+"""Layers that copy parts of blobs: Concat, Slice, Crop, Tile, Permute, BatchReindex."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
+
 from jitdnn.caffe.blob import Array, Blob, canonical_axis, count
 from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.labels import checked_labels
+from jitdnn.ops.embedding import embedding, embedding_backward
 from jitdnn.ops.reduce import reduce
 from jitdnn.ops.tensor_ops import add, fill
 from jitdnn.ops.transform import concat, transform
@@ -188,3 +192,61 @@ class TileLayer(_Movement):
         if propagate[0]:
             outer, _, inner = self.view
             reduce(top[0].diff.reshape(self.view), axes=1, out=bottom[0].diff.reshape(outer, inner))
+
+
+class PermuteLayer(_Movement):
+    """The axes in another `order`; those that it does not name follow as they were. Of SSD's fork."""
+
+    type = "Permute"
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        shape, order = bottom[0].shape, list(self.parameter.permute_param.order)
+        if len(set(order)) != len(order) or any(axis >= len(shape) for axis in order):
+            raise self.invalid(
+                f"order {order} must name each of the {len(shape)} axes of the bottom once at most",
+                "permute_param",
+            )
+        self.order = (*order, *(axis for axis in range(len(shape)) if axis not in order))
+        top[0].reshape(tuple(shape[axis] for axis in self.order))
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        transform(bottom[0].data.transpose(self.order), out=top[0].data)
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        if propagate[0]:
+            transform(top[0].diff.transpose(np.argsort(self.order)), out=bottom[0].diff)
+
+
+class BatchReindexLayer(_Movement):
+    """The images of the first bottom (N, ...) whose numbers the second one (M) has: (M, ...). The numbers have no
+    gradient; one that no image has is an error.
+    """
+
+    type = "BatchReindex"
+    bottoms = (2, 2)
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        images, numbers = bottom[0].shape, bottom[1].shape
+        if not images or len(numbers) != 1:
+            raise self.invalid(f"bottoms have shapes {images} and {numbers}: (N, ...) and (M) are needed")
+        self.rows = images[0]
+        top[0].reshape((numbers[0], *images[1:]))
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        numbers, _ = checked_labels(self, bottom[1].data, self.rows, None)
+        self.numbers = numbers.astype(np.int64)
+        embedding(
+            self.numbers, bottom[0].data.reshape(self.rows, -1), out=top[0].data.reshape(len(numbers), -1)
+        )
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        if propagate[1]:
+            raise self.invalid(
+                "the numbers of images have no gradient: they must not depend on trained weights"
+            )
+        if propagate[0]:
+            dy = top[0].diff.reshape(len(self.numbers), -1)
+            embedding_backward(dy, self.numbers, self.rows, out=bottom[0].diff.reshape(self.rows, -1))
+
+    def may_force_backward(self, index: int) -> bool:
+        return index == 0

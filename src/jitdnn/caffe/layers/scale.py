@@ -1,4 +1,4 @@
-"""Scale and Bias: factors and summands for some axes of the bottom, learned or a second bottom."""
+"""Scale, Bias and Axpy: factors and summands for some axes of the bottom, learned or another bottom."""
 
 from __future__ import annotations
 
@@ -141,3 +141,42 @@ class BiasLayer(_PerAxis):
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)
+
+
+class AxpyLayer(Layer):
+    """a · x + y for a factor a (N, C), or with ones behind, of each channel of x (N, C, ...), and y of x's shape:
+    SENet's, of Caffe's forks.
+    """
+
+    type = "Axpy"
+    bottoms = (3, 3)
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        self.sum = elementwise("a, x, y: a * x + y")
+        self.dot = reduction("dy, x: dy * x")
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        a, x, y = (blob.shape for blob in bottom)
+        if len(x) < 2 or x != y or a[:2] != x[:2] or count(a, 2) != 1:
+            raise self.invalid(
+                f"bottoms have shapes {a}, {x} and {y}: (N, C), with ones behind, and twice (N, C, ...) are needed"
+            )
+        self.view: Shape = (x[0] * x[1], count(x, 2))
+        top[0].reshape(x)
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        a, x, y = (blob.data.reshape(self.view[0], -1) for blob in bottom)
+        self.sum(a, x, y, out=top[0].data.reshape(self.view))
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        a, x, _ = bottom
+        dy = top[0].diff.reshape(self.view)
+        if propagate[0]:
+            self.dot(dy, x.data.reshape(self.view), axes=1, out=a.diff.reshape(-1))
+        if propagate[1]:
+            multiply(dy, a.data.reshape(-1, 1), out=x.diff.reshape(self.view))
+        if propagate[2]:
+            np.copyto(bottom[2].diff, top[0].diff)
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=True, top=False)
