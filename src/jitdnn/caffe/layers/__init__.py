@@ -60,6 +60,7 @@ from jitdnn.caffe.layers.scale import (
 from jitdnn.caffe.layers.shapes import FlattenLayer, ReshapeLayer, SilenceLayer, SplitLayer
 from jitdnn.caffe.layers.softmax import SoftmaxLayer, SoftmaxWithLossLayer
 from jitdnn.caffe.layers.sources import DummyDataLayer, ParameterLayer
+from jitdnn.caffe.layers.spp import SPPLayer
 
 __all__ = ["LAYERS", "Context", "Layer"]
 
@@ -117,6 +118,7 @@ LAYERS: dict[str, type[Layer]] = {
         SoftmaxLayer,
         SoftmaxWithLossLayer,
         SplitLayer,
+        SPPLayer,
         SwishLayer,
         TanHLayer,
         ThresholdLayer,
