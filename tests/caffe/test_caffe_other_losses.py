@@ -285,3 +285,25 @@ def test_a_weighted_layer_that_is_no_loss_needs_a_top() -> None:
             layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 } } }
             layer { name: "p" type: "Power" bottom: "x" }
         """)
+
+
+def test_infogain_within_a_limit_on_memory(random: np.random.Generator) -> None:
+    """The matrix, which a layer makes, is there for the gradient."""
+    text = """
+        layer { name: "x" type: "Input" top: "x" top: "h" input_param { shape { dim: 3 dim: 3 } } }
+        layer { name: "t" type: "DummyData" top: "t" dummy_data_param { shape { dim: 3 } data_filler { value: 1 } } }
+        layer { name: "p" type: "Power" bottom: "h" top: "g" power_param { scale: 2 } }
+        layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y"
+                inner_product_param { num_output: 3 weight_filler { type: "gaussian" } } }
+        layer { name: "l" type: "InfogainLoss" bottom: "y" bottom: "t" bottom: "g" }
+    """
+    x, h = random.standard_normal((2, 3, 3))
+    found = []
+    for limit in (None, "least"):
+        net = load_net(text, "TRAIN", dtype="f64", seed=1)
+        net.limit_memory(limit)
+        net.forward(x=x, h=h)
+        net.backward()
+        found.append(net.weights["ip"][0].diff.copy())
+    assert found[0].any()
+    np.testing.assert_array_equal(found[0], found[1])

@@ -71,8 +71,6 @@ class BatchNormLayer(Layer):
             x, running_mean=mean, running_var=variance, factor=1.0, epsilon=self.epsilon, save=True,
             out=(y, self.mean.data, self.rstd.data),
         )  # fmt: skip
-        if self.view[0] * self.view[2] == 1:
-            variance.fill(0)
         add(mean, out=means, beta=self.fraction)
         add(variance, out=variances, beta=self.fraction)
         weight[0] = weight[0] * self.fraction + 1
