@@ -59,13 +59,14 @@ def test_inner_products_that_cannot_be() -> None:
 # ---- activations, Power
 
 
-def power(scale: float, shift: float) -> str:
-    return f'type: "Power" power_param {{ scale: {scale} shift: {shift} }}'
+def power(scale: float, shift: float, exponent: float = 1) -> str:
+    return f'type: "Power" power_param {{ scale: {scale} shift: {shift} power: {exponent} }}'
 
 
 ELEMENTWISE = {
     'type: "ReLU"': lambda x: np.maximum(x, 0),
     'type: "ReLU" relu_param { negative_slope: 0.25 }': lambda x: np.where(x > 0, x, x / 4),
+    'type: "ReLU6"': lambda x: np.clip(x, 0, 6),
     'type: "ELU"': lambda x: np.where(x > 0, x, np.expm1(x)),
     'type: "ELU" elu_param { alpha: 0.5 }': lambda x: np.where(x > 0, x, 0.5 * np.expm1(x)),
     'type: "PReLU"': lambda x: np.where(x > 0, x, x / 4),
@@ -76,6 +77,16 @@ ELEMENTWISE = {
     'type: "TanH"': np.tanh,
     power(-0.5, 0.25): lambda x: 0.25 - 0.5 * x,
     power(2, 0): lambda x: 2 * x,
+    power(2, 0.1, 3): lambda x: (2 * x + 0.1) ** 3,
+    power(0.1, 3, -1.5): lambda x: (0.1 * x + 3) ** -1.5,
+    power(0, 3, 2): lambda x: 9 + 0 * x,
+    power(3, 2, 0): lambda x: 1 + 0 * x,
+    'type: "BNLL"': lambda x: np.logaddexp(0, x),
+    'type: "Clip" clip_param { min: -1 max: 0.6 }': lambda x: np.clip(x, -1, 0.6),
+    'type: "Exp"': np.exp,
+    'type: "Exp" exp_param { base: 2 scale: 0.5 shift: -1 }': lambda x: 2 ** (0.5 * x - 1),
+    'type: "Swish"': lambda x: x / (1 + np.exp(-x)),
+    'type: "Swish" swish_param { beta: -2 }': lambda x: x / (1 + np.exp(2 * x)),
 }
 
 
@@ -127,8 +138,62 @@ def test_what_activations_refuse() -> None:
         one_layer('type: "ELU" elu_param { alpha: -1 }', (2,))
     with pytest.raises(InvalidArgument, match="needs a batch and channels"):
         one_layer('type: "PReLU"', (2,))
-    with pytest.raises(NotSupported, match="power 2"):
-        one_layer('type: "Power" power_param { power: 2 }', (2,))
+    with pytest.raises(InvalidArgument, match=r"scale 0: shift -1 to the power 0\.5"):
+        one_layer('type: "Power" power_param { power: 0.5 scale: 0 shift: -1 }', (2,))
+    with pytest.raises(InvalidArgument, match="scale 0: shift 0 to the power -1"):
+        one_layer('type: "Power" power_param { power: -1 scale: 0 }', (2,))
+    for kind in ("exp", "log"):
+        with pytest.raises(InvalidArgument, match="base is 0: it must be positive"):
+            one_layer(f'type: "{kind.title()}" {kind}_param {{ base: 0 }}', (2,))
+    with pytest.raises(InvalidArgument, match=r"'l' \(Log\) \(line 2\): base is 1"):
+        one_layer('type: "Log" log_param { base: 1 }', (2,))
+    with pytest.raises(InvalidArgument, match="needs both min and max"):
+        one_layer('type: "Clip" clip_param { min: 1 }', (2,))
+    with pytest.raises(InvalidArgument, match="min 2 is above max 1"):
+        one_layer('type: "Clip" clip_param { min: 2 max: 1 }', (2,))
+    with pytest.raises(InvalidArgument, match="cannot work in place"):
+        one_layer('type: "AbsVal" top: "x0"', (2,))
+
+
+def test_absolute_values(random: np.random.Generator) -> None:
+    x = distinct((3, 5, 2), random)
+    net, node = one_layer('type: "AbsVal"', x.shape)
+    np.testing.assert_array_equal(forward(net, x0=x), np.abs(x))
+    check_gradients(net, node, x, random)
+    forward(net, x0=np.zeros_like(x))
+    np.testing.assert_array_equal(backward(node, np.ones_like(x))[0], 0)
+
+
+@pytest.mark.parametrize("top", ["y", "x0"])
+def test_logarithms(top: str, random: np.random.Generator) -> None:
+    for fields, base in (("", np.e), ("base: 10", 10)):
+        layer = f'type: "Log" log_param {{ scale: 0.5 shift: 3 {fields} }} top: "{top}"'
+        x = random.uniform(-5, 5, (3, 7))
+        net, node = one_layer(layer, x.shape)
+        np.testing.assert_allclose(forward(net, x0=x), np.log(0.5 * x + 3) / np.log(base), rtol=1e-12)
+        if top == "y":
+            check_gradients(net, node, x, random)
+
+
+def test_threshold() -> None:
+    x = np.array([-1, 0.5, 0.5001, np.inf])
+    for top in ("y", "x0"):
+        net, node = one_layer(f'type: "Threshold" threshold_param {{ threshold: 0.5 }} top: "{top}"', (4,))
+        np.testing.assert_array_equal(forward(net, x0=x), [0, 0, 1, 1])
+    with pytest.raises(InvalidArgument, match="a threshold has no gradient"):
+        backward(node, x)
+
+
+def test_powers_of_zero() -> None:
+    """With an exponent of 2 or more the slope where the base is 0 is a number."""
+    for fields, value, slope in (
+        ("power: 2", 0, 0),
+        ("power: 0", 1, 0),
+        ("power: 3 shift: -1 scale: 2", -1, 6),
+    ):
+        net, node = one_layer(f'type: "Power" power_param {{ {fields} }}', (2,))
+        np.testing.assert_array_equal(forward(net, x0=np.zeros(2)), value)
+        np.testing.assert_array_equal(backward(node, np.ones(2))[0], slope)
 
 
 # ---- Dropout

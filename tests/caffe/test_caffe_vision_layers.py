@@ -43,6 +43,19 @@ def test_convolution_gradients(fields: str, shape: tuple[int, ...], random: np.r
     check_gradients(net, node, random.standard_normal(shape), random)
 
 
+def test_depthwise_convolution(random: np.random.Generator) -> None:
+    fields = "num_output: 4 group: 4 kernel_size: 3 pad: 1 stride: 2"
+    x = random.standard_normal((2, 4, 5, 6))
+    net, node = one_layer(convolution(fields).replace("Convolution", "DepthwiseConvolution", 1), x.shape)
+    w, b = (blob.data for blob in node.layer.weights)
+    assert w.shape == (4, 1, 3, 3)
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))[:, :, ::2, ::2]
+    expected = np.einsum("nchwkl,ckl->nchw", windows, w[:, 0]) + b.reshape(4, 1, 1)
+    np.testing.assert_allclose(forward(net, x0=x), expected, rtol=1e-9, atol=1e-12)
+    check_gradients(net, node, x, random)
+
+
 def test_convolution_as_pytorch(random: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
     fields = (

@@ -105,6 +105,31 @@ def check_gradients(
         np.testing.assert_allclose(gradient, differences(loss, blob.data), rtol=tolerance, atol=tolerance)
 
 
+def check_every_gradient(
+    net: Net,
+    node: Node,
+    inputs: list[Array],
+    random: np.random.Generator,
+    propagate: list[bool] | None = None,
+    tolerance: float = 1e-6,
+) -> None:
+    """The same for several bottoms, of which those of `propagate` have gradients."""
+    named = {f"x{index}": x for index, x in enumerate(inputs)}
+    wanted = propagate or [True] * len(inputs)
+    dy = random.standard_normal(forward(net, **named).shape)
+    found = backward(node, dy, wanted)
+    gradients = [blob.diff.copy() for blob in node.layer.weights]
+
+    def loss() -> float:
+        return float((forward(net, **named) * dy).sum())
+
+    for x, dx, is_wanted in zip(inputs, found, wanted, strict=True):
+        if is_wanted:
+            np.testing.assert_allclose(dx, differences(loss, x), rtol=tolerance, atol=tolerance)
+    for blob, gradient in zip(node.layer.weights, gradients, strict=True):
+        np.testing.assert_allclose(gradient, differences(loss, blob.data), rtol=tolerance, atol=tolerance)
+
+
 def distinct(shape: tuple[int, ...], random: np.random.Generator) -> Array:
     """Values that are all different, and not near 0, so that no maximum and no kink is close."""
     size = int(np.prod(shape))

@@ -150,6 +150,8 @@ def _alone(net: LayerGraph, node: Node) -> Iterator[None]:
         blob.data.fill(0)
     weights = {id(blob): blob for each in layer.weights for blob in (each, each.gradient_owner)}
     kept = {key: blob.swap_diff(None) for key, blob in weights.items()}
+    # a forward pass that cannot run again may change weights, as batch normalization its statistics
+    values = [] if layer.may_rerun else [(blob.data, blob.data.copy()) for blob in layer.weights]
     state = layer.state()
     fixed = {id(net.blobs[name].gradient_owner) for name in net.inputs}
     weighted = [blob for blob, weight in zip(node.top, node.loss_weights, strict=True) if weight]
@@ -160,6 +162,8 @@ def _alone(net: LayerGraph, node: Node) -> Iterator[None]:
         layer.restore(state)
         for key, blob in weights.items():
             blob.swap_diff(kept[key])
+        for data, value in values:
+            data[...] = value
         for blob in blobs:
             if any(blob.owner is each for each in taken):
                 blob.release()

@@ -274,6 +274,9 @@ class Net:
             self._algorithm,
         )
         layer = kind(parameter, context)
+        is_loss_alone = kind.is_loss and not parameter.top
+        if is_loss_alone:  # it gets a top that nobody can read, and that is no output
+            parameter.top = [f"({parameter.name})"]
         _check_count(layer, "bottom", len(parameter.bottom), kind.bottoms)
         _check_count(layer, "top", len(parameter.top), kind.tops)
         if parameter.propagate_down and len(parameter.propagate_down) != len(parameter.bottom):
@@ -285,7 +288,7 @@ class Net:
         for name in parameter.bottom:
             unread.pop(name, None)
         top = [self._top(layer, index, name, bottom) for index, name in enumerate(parameter.top)]
-        for name in parameter.top:
+        for name in () if is_loss_alone else parameter.top:
             unread[name] = None
         node = Node(layer, bottom, top, _loss_weights(layer))
         layer.is_overwritten = any(self._overwrites.get(name, -1) > len(self.nodes) for name in parameter.top)

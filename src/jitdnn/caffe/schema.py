@@ -1,6 +1,7 @@
 """The messages of a Caffe text file: nets (V2 and V1), layers, solvers.
 
-Field names, enum numbers and defaults are Caffe 1.0's; they are the interface of existing files. Fields of
+Field names, enum numbers and defaults are Caffe 1.0's, and those of a few layers of its forks; they are the interface
+of existing files. Fields of
 layers that this library cannot run yet are listed too, so that such a file still reads, prints and upgrades,
 and so that the refusal can name the layer. Binary fields (weights inside a net) are not read from text.
 """
@@ -124,11 +125,14 @@ class LayerFields(Message):
     infogain_loss_param = sub(params.InfogainLossParameter)
     inner_product_param = sub(params.InnerProductParameter)
     input_param = sub(params.InputParameter)
+    interp_param = sub(params.InterpParameter)
     log_param = sub(params.LogParameter)
     lrn_param = sub(params.LRNParameter)
     memory_data_param = sub(params.MemoryDataParameter)
     mvn_param = sub(params.MVNParameter)
+    norm_param = sub(params.NormalizeParameter)
     parameter_param = sub(params.ParameterParameter)
+    permute_param = sub(params.PermuteParameter)
     pooling_param = sub(params.PoolingParameter)
     power_param = sub(params.PowerParameter)
     prelu_param = sub(params.PReLUParameter)

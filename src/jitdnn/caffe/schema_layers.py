@@ -229,6 +229,17 @@ class InputParameter(Message):
     shape = repeated(sub(BlobShape))
 
 
+class InterpParameter(Message):
+    """Of DeepLab's fork."""
+
+    height = int32()
+    width = int32()
+    zoom_factor = int32(1)
+    shrink_factor = int32(1)
+    pad_beg = int32()
+    pad_end = int32()
+
+
 class LogParameter(Message):
     base = real(-1.0)
     scale = real(1.0)
@@ -257,8 +268,23 @@ class MVNParameter(Message):
     eps = real(1e-9)
 
 
+class NormalizeParameter(Message):
+    """Of SSD's fork."""
+
+    across_spatial = boolean(True)
+    scale_filler = sub(FillerParameter)
+    channel_shared = boolean(True)
+    eps = real(1e-10)
+
+
 class ParameterParameter(Message):
     shape = sub(BlobShape)
+
+
+class PermuteParameter(Message):
+    """Of SSD's fork."""
+
+    order = repeated(uint32())
 
 
 class PoolingParameter(Message):

@@ -3,42 +3,125 @@
 from __future__ import annotations
 
 from jitdnn.caffe.layers.accuracy import AccuracyLayer
-from jitdnn.caffe.layers.activation import ELULayer, ReLULayer, SigmoidLayer, TanHLayer
+from jitdnn.caffe.layers.activation import (
+    ELULayer,
+    ReLU6Layer,
+    ReLULayer,
+    SigmoidLayer,
+    TanHLayer,
+)
 from jitdnn.caffe.layers.base import Context, Layer
-from jitdnn.caffe.layers.convolution import ConvolutionLayer
+from jitdnn.caffe.layers.batch_norm import BatchNormLayer
+from jitdnn.caffe.layers.convolution import ConvolutionLayer, DepthwiseConvolutionLayer
 from jitdnn.caffe.layers.data import DataLayer
+from jitdnn.caffe.layers.deconvolution import DeconvolutionLayer
 from jitdnn.caffe.layers.dropout import DropoutLayer
+from jitdnn.caffe.layers.eltwise import EltwiseLayer
+from jitdnn.caffe.layers.embed import EmbedLayer
+from jitdnn.caffe.layers.formulas import (
+    AbsValLayer,
+    BNLLLayer,
+    ClipLayer,
+    ExpLayer,
+    LogLayer,
+    PowerLayer,
+    SwishLayer,
+    ThresholdLayer,
+)
+from jitdnn.caffe.layers.infogain import InfogainLossLayer
 from jitdnn.caffe.layers.inner_product import InnerProductLayer
 from jitdnn.caffe.layers.input import InputLayer
+from jitdnn.caffe.layers.interp import InterpLayer
+from jitdnn.caffe.layers.losses import (
+    ContrastiveLossLayer,
+    EuclideanLossLayer,
+    HingeLossLayer,
+    MultinomialLogisticLossLayer,
+    SigmoidCrossEntropyLossLayer,
+)
 from jitdnn.caffe.layers.lrn import LRNLayer
+from jitdnn.caffe.layers.movement import (
+    BatchReindexLayer,
+    ConcatLayer,
+    CropLayer,
+    PermuteLayer,
+    SliceLayer,
+    TileLayer,
+)
+from jitdnn.caffe.layers.normalize import NormalizeLayer
 from jitdnn.caffe.layers.pooling import PoolingLayer
-from jitdnn.caffe.layers.power import PowerLayer
 from jitdnn.caffe.layers.prelu import PReLULayer
-from jitdnn.caffe.layers.shapes import FlattenLayer, SplitLayer
+from jitdnn.caffe.layers.reduction import ArgMaxLayer, MVNLayer, ReductionLayer
+from jitdnn.caffe.layers.scale import (
+    AxpyLayer,
+    BiasLayer,
+    ScaleLayer,
+)
+from jitdnn.caffe.layers.shapes import FlattenLayer, ReshapeLayer, SilenceLayer, SplitLayer
 from jitdnn.caffe.layers.softmax import SoftmaxLayer, SoftmaxWithLossLayer
+from jitdnn.caffe.layers.sources import DummyDataLayer, ParameterLayer
+from jitdnn.caffe.layers.spp import SPPLayer
 
 __all__ = ["LAYERS", "Context", "Layer"]
 
 LAYERS: dict[str, type[Layer]] = {
     layer.type: layer
     for layer in (
+        AbsValLayer,
         AccuracyLayer,
+        ArgMaxLayer,
+        AxpyLayer,
+        BatchNormLayer,
+        BatchReindexLayer,
+        BiasLayer,
+        BNLLLayer,
+        ClipLayer,
+        ConcatLayer,
+        ContrastiveLossLayer,
         ConvolutionLayer,
+        CropLayer,
         DataLayer,
+        DeconvolutionLayer,
+        DepthwiseConvolutionLayer,
         DropoutLayer,
+        DummyDataLayer,
+        EltwiseLayer,
         ELULayer,
+        EmbedLayer,
+        EuclideanLossLayer,
+        ExpLayer,
         FlattenLayer,
+        HingeLossLayer,
+        InfogainLossLayer,
         InnerProductLayer,
         InputLayer,
+        InterpLayer,
+        LogLayer,
         LRNLayer,
+        MultinomialLogisticLossLayer,
+        MVNLayer,
+        NormalizeLayer,
+        ParameterLayer,
+        PermuteLayer,
         PoolingLayer,
         PowerLayer,
         PReLULayer,
+        ReductionLayer,
+        ReLU6Layer,
         ReLULayer,
+        ReshapeLayer,
+        ScaleLayer,
+        SigmoidCrossEntropyLossLayer,
         SigmoidLayer,
+        SilenceLayer,
+        SliceLayer,
         SoftmaxLayer,
         SoftmaxWithLossLayer,
         SplitLayer,
+        SPPLayer,
+        SwishLayer,
         TanHLayer,
+        ThresholdLayer,
+        TileLayer,
     )
 }

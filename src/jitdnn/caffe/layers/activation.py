@@ -1,4 +1,4 @@
-"""ReLU, ELU, Sigmoid and TanH: elementwise, in place if the net says so; the gradient is taken from the output."""
+"""ReLU, ReLU6, ELU, Sigmoid and TanH: elementwise, in place or not; the gradient is taken from the output."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.errors import NotSupported
 from jitdnn.ops.activation import (
+    clipped_relu,
+    clipped_relu_backward,
     elu,
     elu_backward,
     leaky_relu,
@@ -71,6 +73,14 @@ class ReLULayer(ActivationLayer):
         else:
             self.function = functools.partial(leaky_relu, coef=slope)
             self.gradient = functools.partial(leaky_relu_backward, coef=slope)
+
+
+class ReLU6Layer(ActivationLayer):
+    """y = min(max(x, 0), 6): MobileNet's, of Caffe's forks."""
+
+    type = "ReLU6"
+    function = staticmethod(functools.partial(clipped_relu, coef=6.0))
+    gradient = staticmethod(functools.partial(clipped_relu_backward, coef=6.0))
 
 
 class ELULayer(ActivationLayer):

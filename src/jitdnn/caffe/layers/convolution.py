@@ -54,7 +54,7 @@ class ConvolutionLayer(Layer):
             self.arguments["algorithm"] = self.context.algorithm
         # by direction ("fwd", "bwd_data", "bwd_filter"): the most bytes of workspace, where it is not the setting's
         self.workspace_limits: dict[str, int] = {}
-        self.add_weight((outputs, channels // groups, *self.kernel), parameter.weight_filler)
+        self.add_weight(self.weight_shape(channels, outputs, groups), parameter.weight_filler)
         if parameter.bias_term:
             self.add_weight((outputs,), parameter.bias_filler)
 
@@ -65,9 +65,17 @@ class ConvolutionLayer(Layer):
                 raise self.invalid(
                     f"bottom {blob.name!r} has shape {blob.shape}, the first has {shape}: they must agree"
                 )
-        problem = self.problem("fwd", shape)
+        top_shape = self.top_shape(shape)
         for blob in top:
-            blob.reshape((*shape[: self.axis], *problem.y.shape[1:]))
+            blob.reshape(top_shape)
+
+    def weight_shape(self, channels: int, outputs: int, groups: int) -> Shape:
+        """Return the shape of w."""
+        return (outputs, channels // groups, *self.kernel)
+
+    def top_shape(self, shape: Shape) -> Shape:
+        """Return the shape of the top of a bottom of this shape."""
+        return (*shape[: self.axis], *self.problem("fwd", shape).y.shape[1:])
 
     def problem(self, direction: str, bottom_shape: Shape) -> Convolution:
         """Return the problem ("fwd", "bwd_data" or "bwd_filter") that this layer is for such a bottom."""
@@ -140,3 +148,11 @@ class ConvolutionLayer(Layer):
         if min(values) < least:
             raise self.invalid(f"{name} is {values}: each must be at least {least}", "convolution_param")
         return values
+
+
+class DepthwiseConvolutionLayer(ConvolutionLayer):
+    """Convolution under the name that MobileNet's files have for one with as many groups as channels; `group` says how
+    many, as there.
+    """
+
+    type = "DepthwiseConvolution"

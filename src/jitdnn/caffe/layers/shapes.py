@@ -1,39 +1,36 @@
-"""Layers that only move or count: Flatten, and the Split that the net puts behind a blob with several
-readers.
+"""Layers that only name data anew: Flatten, Reshape, Silence, and the Split that the net puts behind a blob with
+several readers.
 """
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
 
-from jitdnn.caffe.blob import Blob, canonical_axis, count
+from jitdnn.caffe.blob import Blob, Shape, canonical_axis, count
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.ops.tensor_ops import add
 
 
-class FlattenLayer(Layer):
-    """The axes from `axis` to `end_axis` become one. The top is a view of the bottom."""
-
-    type = "Flatten"
+class _ViewLayer(Layer):
+    """The top is the bottom in another shape: a view, or a copy where a later layer works in place on the top."""
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass
 
+    @abstractmethod
+    def top_shape(self, shape: Shape) -> Shape:
+        """Return the shape of the top of a bottom of this shape."""
+
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        parameter, shape = self.parameter.flatten_param, bottom[0].shape
-        start = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
-        end = canonical_axis(parameter.end_axis, len(shape), f"layer {self.name!r}")
-        if end < start:
-            raise self.invalid(
-                f"end_axis {end} is before axis {start} for a bottom of shape {shape}", "flatten_param"
-            )
-        flat = (*shape[:start], count(shape, start, end + 1), *shape[end + 1 :])
+        shape = self.top_shape(bottom[0].shape)
         if self.is_overwritten:
-            top[0].reshape(flat)
+            top[0].reshape(shape)
         else:
-            top[0].share(bottom[0], flat)
+            top[0].share(bottom[0], shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if self.is_overwritten:
@@ -42,6 +39,91 @@ class FlattenLayer(Layer):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if self.is_overwritten and propagate[0]:
             np.copyto(bottom[0].diff, top[0].diff.reshape(bottom[0].shape))
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=False, top=False)
+
+
+class FlattenLayer(_ViewLayer):
+    """The axes from `axis` (1) to `end_axis` (-1) become one. The top is a view of the bottom."""
+
+    type = "Flatten"
+
+    def top_shape(self, shape: Shape) -> Shape:
+        parameter = self.parameter.flatten_param
+        start = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
+        end = canonical_axis(parameter.end_axis, len(shape), f"layer {self.name!r}")
+        if end < start:
+            raise self.invalid(
+                f"end_axis {end} is before axis {start} for a bottom of shape {shape}", "flatten_param"
+            )
+        return (*shape[:start], count(shape, start, end + 1), *shape[end + 1 :])
+
+
+class ReshapeLayer(_ViewLayer):
+    """The `num_axes` axes (-1: all) from `axis` (0) on become those of `shape`, where 0 stands for the extent of the
+    same place among them and one -1 for what is left. A negative axis counts from behind the last one: -1 adds axes
+    there. The top is a view of the bottom.
+    """
+
+    type = "Reshape"
+
+    def top_shape(self, shape: Shape) -> Shape:
+        parameter, rank = self.parameter.reshape_param, len(shape)
+        start = parameter.axis if parameter.axis >= 0 else rank + parameter.axis + 1
+        if not 0 <= start <= rank:
+            raise self.invalid(
+                f"axis {parameter.axis} does not exist for a bottom of shape {shape}", "reshape_param"
+            )
+        end = rank if parameter.num_axes == -1 else start + parameter.num_axes
+        if not start <= end <= rank:
+            raise self.invalid(
+                f"num_axes {parameter.num_axes} from axis {start} on: a bottom of shape {shape} has {rank - start}; -1 "
+                "takes all",
+                "reshape_param",
+            )
+        replaced, wanted = shape[start:end], list(parameter.shape.dim)
+        for index, extent in enumerate(wanted):
+            if extent < -1 or (extent == 0 and index >= len(replaced)):
+                why = "extents are -1 or more" if extent else "0 copies an axis that the bottom does not have"
+                raise self.invalid(f"shape {tuple(wanted)} for the axes {replaced}: {why}", "reshape_param")
+            wanted[index] = extent or replaced[index]
+        known = math.prod(extent for extent in wanted if extent != -1)
+        holes = wanted.count(-1)
+        if (
+            holes > 1
+            or (holes and (known == 0 or count(replaced) % known))
+            or (not holes and known != count(replaced))
+        ):
+            raise self.invalid(
+                f"shape {tuple(parameter.shape.dim)} cannot hold the {count(replaced)} elements of the axes {replaced}"
+                + (": one -1 at most" if holes > 1 else ""),
+                "reshape_param",
+            )
+        whole = tuple(count(replaced) // known if extent == -1 else extent for extent in wanted)
+        return (*shape[:start], *whole, *shape[end:])
+
+
+class SilenceLayer(Layer):
+    """Takes bottoms that nobody reads, so that they are no outputs; their gradients are 0."""
+
+    type = "Silence"
+    bottoms = (1, None)
+    tops = (0, 0)
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        pass
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        pass
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        pass
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        for blob, is_wanted in zip(bottom, propagate, strict=True):
+            if is_wanted:
+                blob.diff.fill(0)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)

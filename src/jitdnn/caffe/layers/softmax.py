@@ -63,9 +63,13 @@ class SoftmaxWithLossLayer(Layer):
         if loss.has("normalize") and not loss.has("normalization"):
             self.normalization = "VALID" if loss.normalize else "BATCH_SIZE"
 
+    def axis_given(self) -> int:
+        """Return the axis of the classes as the net's file gives it."""
+        return self.parameter.softmax_param.axis
+
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = bottom[0].shape
-        self.axis = canonical_axis(self.parameter.softmax_param.axis, len(shape), f"layer {self.name!r}")
+        self.axis = canonical_axis(self.axis_given(), len(shape), f"layer {self.name!r}")
         self.view = (count(shape, 0, self.axis), shape[self.axis], count(shape, self.axis + 1))
         places = self.view[0] * self.view[2]
         if bottom[1].size != places:

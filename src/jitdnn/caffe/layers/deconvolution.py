@@ -1,0 +1,76 @@
+"""Deconvolution: the transposed convolution, whose forward pass is the data gradient of Convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jitdnn.caffe.blob import Blob, Shape, count
+from jitdnn.caffe.layers.convolution import ConvolutionLayer
+from jitdnn.ops.convolution import conv, conv_backward_bias, conv_backward_filter, conv_transpose
+from jitdnn.ops.tensor_ops import add
+from jitdnn.problems.convolution import Convolution
+
+
+class DeconvolutionLayer(ConvolutionLayer):
+    """Bottoms (N..., C, spatial), all of one shape; tops (N..., K, out) with K = num_output and out = s (i − 1) +
+    d (k − 1) + 1 − 2 p, which must be positive.
+
+    Weights: w (C, K / group, kernel) and, unless bias_term is false, b (K). All else, defaults too, as Convolution.
+    """
+
+    type = "Deconvolution"
+
+    def weight_shape(self, channels: int, outputs: int, groups: int) -> Shape:
+        return (channels, outputs // groups, *self.kernel)
+
+    def top_shape(self, shape: Shape) -> Shape:
+        channels = self.weights[0].shape[0]
+        if shape[self.axis] != channels:
+            raise self.invalid(
+                f"a bottom has shape {shape}, {shape[self.axis]} channels; the weights are for {channels}"
+            )
+        names = ("stride", "padding", "dilation")
+        extents = tuple(
+            s * (i - 1) + d * (k - 1) + 1 - 2 * p
+            for i, k, s, p, d in zip(
+                shape[self.axis + 1 :], self.kernel, *(self.arguments[name] for name in names), strict=True
+            )
+        )
+        if min(extents) < 1:
+            raise self.invalid(
+                f"a bottom of shape {shape}, kernel {self.kernel}, stride {self.arguments['stride']} and pad "
+                f"{self.arguments['padding']} leave a top of {extents}: each must be positive"
+            )
+        return (*shape[: self.axis], self.weights[0].shape[1] * self.arguments["groups"], *extents)
+
+    def problem(self, direction: str, bottom_shape: Shape) -> Convolution:
+        """Return the convolution that takes a top to such a bottom, whose "bwd_data" is the forward pass."""
+        arguments: dict[str, Any] = {
+            name: value for name, value in self.arguments.items() if name != "algorithm"
+        }
+        dtype = "f32" if self.context.dtype.itemsize == 4 else "f64"
+        top = self.top_shape(bottom_shape)
+        x_shape = (count(top, 0, self.axis), *top[self.axis :])
+        return Convolution.make(direction, x_shape, self.weights[0].shape, dtype=dtype, **arguments)
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        arguments = self._arguments("bwd_data")
+        for x, y in zip(bottom, top, strict=True):
+            images = self._images(y.data)
+            conv_transpose(self._images(x.data), self.weights[0].data, out=images, **arguments)
+            if len(self.weights) == 2:
+                add(self.weights[1].data.reshape(-1, *(1,) * self.rank), out=images, beta=1.0)
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        w = self.weights[0]
+        for x, y, is_wanted in zip(bottom, top, propagate, strict=True):
+            dy = self._images(y.diff)
+            if len(self.weights) == 2 and self.weight_needs_gradient[1]:
+                conv_backward_bias(dy, out=self.weights[1].diff, beta=1.0)
+            if self.weight_needs_gradient[0]:
+                conv_backward_filter(
+                    dy, self._images(x.data), w.shape, out=w.diff, beta=1.0, **self._arguments("bwd_filter")
+                )
+            if is_wanted:
+                conv(dy, w.data, out=self._images(x.diff), **self._arguments("fwd"))

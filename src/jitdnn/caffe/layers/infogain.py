@@ -1,0 +1,84 @@
+"""InfogainLoss: a softmax and a loss in which every confusion of classes has its own weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jitdnn.caffe.arrays import read_npy
+from jitdnn.caffe.blob import Array, Blob
+from jitdnn.caffe.layers.base import Reads
+from jitdnn.caffe.layers.losses import LEAST_PROBABILITY
+from jitdnn.caffe.layers.softmax import SoftmaxWithLossLayer
+from jitdnn.caffe.paths import find
+from jitdnn.errors import NotSupported
+
+
+class InfogainLossLayer(SoftmaxWithLossLayer):
+    """−Σ H[label, class] log max(p[class], 1e-20) / norm, p the softmax of the scores (outer, classes, inner) along
+    infogain_loss_param.axis (1). H (classes, classes) is the third bottom, or the array of the .npy file `source`;
+    .binaryproto is refused. Labels, tops and norm as those of SoftmaxWithLoss. Only the scores have a gradient.
+    """
+
+    type = "InfogainLoss"
+    bottoms = (2, 3)
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        super().setup(bottom, top)
+        source = self.parameter.infogain_loss_param.source
+        self.matrix: Array | None = None
+        if len(bottom) == 3:
+            return
+        if not source:
+            raise self.invalid(
+                "give the matrix as a third bottom, or its file as source", "infogain_loss_param"
+            )
+        if not source.endswith(".npy"):
+            raise NotSupported(
+                f"layer {self.name!r}{self.parameter.where('infogain_loss_param')}: source {source!r}: the matrix is "
+                "read from .npy files, or taken from a third bottom"
+            )
+        self.matrix = read_npy(find(source, self.context.base)).astype(self.context.dtype)
+
+    def axis_given(self) -> int:
+        return self.parameter.infogain_loss_param.axis
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        super().reshape(bottom, top)
+        classes = self.view[1]
+        shape = bottom[2].shape if self.matrix is None else self.matrix.shape
+        if np.prod(shape, dtype=int) != classes * classes or shape[-1:] != (classes,):
+            raise self.invalid(f"the matrix has shape {shape}; {classes} classes need ({classes}, {classes})")
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        rows = self._prepared(bottom, top)
+        losses = -(rows * np.log(np.maximum(self.probability.data.reshape(self.view), LEAST_PROBABILITY)))
+        total = losses.sum(axis=1, keepdims=True, dtype=np.float64).sum(where=self.is_counted)
+        top[0].data[...] = total / self.norm
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        if any(propagate[1:]):
+            raise self.invalid("labels and matrix have no gradient: they must not depend on trained weights")
+        if not propagate[0]:
+            return
+        rows = self._rows(bottom)
+        dx = bottom[0].diff.reshape(self.view)
+        np.multiply(self.probability.data.reshape(self.view), rows.sum(axis=1, keepdims=True), out=dx)
+        dx -= rows
+        dx *= self.context.dtype.type(float(top[0].diff) / self.norm)
+        np.copyto(dx, 0, where=~self.is_counted)
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=self.matrix is None, top=False)
+
+    def _prepared(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Array:
+        """Compute probabilities, labels and norm, and return the rows of H by the labels."""
+        super().forward(bottom[:2], top)
+        return self._rows(bottom)
+
+    def _rows(self, bottom: Sequence[Blob]) -> Array:
+        """The rows of H by the labels, as (outer, classes, inner)."""
+        classes = self.view[1]
+        matrix = bottom[2].data if self.matrix is None else self.matrix
+        return np.moveaxis(matrix.reshape(classes, classes)[self.labels[:, 0, :]], -1, 1)

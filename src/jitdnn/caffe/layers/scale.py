@@ -1,0 +1,182 @@
+"""Scale, Bias and Axpy: factors and summands for some axes of the bottom, learned or another bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jitdnn.caffe.blob import Array, Blob, Shape, canonical_axis, count
+from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.schema_layers import FillerParameter
+from jitdnn.ops.convolution import conv_backward_bias
+from jitdnn.ops.elementwise import elementwise
+from jitdnn.ops.reduction import reduction
+from jitdnn.ops.tensor_ops import add, multiply
+
+
+class _PerAxis(Layer):
+    """A layer with an operand of the shape x.shape[axis : axis + num_axes], which is the first weight or the second
+    bottom; then its own axes count, and num_axes does not.
+    """
+
+    bottoms = (1, 2)
+    may_be_in_place = True
+    message = ""
+    default = 0.0
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        parameter, shape = getattr(self.parameter, self.message), bottom[0].shape
+        if len(bottom) == 1:
+            axis = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
+            if parameter.num_axes < -1 or axis + parameter.num_axes > len(shape):
+                raise self.invalid(
+                    f"num_axes {parameter.num_axes} from axis {axis} on: a bottom of shape {shape} has "
+                    f"{len(shape) - axis}; -1 takes all",
+                    self.message,
+                )
+            end = len(shape) if parameter.num_axes == -1 else axis + parameter.num_axes
+            filler = parameter.filler if parameter.has("filler") else FillerParameter(value=self.default)
+            self.add_weight(shape[axis:end], filler)
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        shape, operand = bottom[0].shape, self.operand(bottom)
+        given = getattr(self.parameter, self.message).axis
+        axis = (
+            0
+            if not operand.shape and len(bottom) == 2
+            else canonical_axis(given, len(shape), f"layer {self.name!r}")
+        )
+        end = axis + len(operand.shape)
+        if shape[axis:end] != operand.shape:
+            which = f"bottom {operand.name!r} has" if len(bottom) == 2 else "the weights have"
+            raise self.invalid(
+                f"{which} shape {operand.shape}, and a bottom of shape {shape} has {shape[axis:end]} from axis {axis}"
+            )
+        self.view: Shape = (count(shape, 0, axis), operand.size, count(shape, end))
+        if top[0] is not bottom[0]:
+            top[0].reshape(shape)
+
+    def operand(self, bottom: Sequence[Blob]) -> Blob:
+        """What x is multiplied by, or what is added."""
+        return bottom[1] if len(bottom) == 2 else self.weights[0]
+
+    def viewed(self, array: Array) -> Array:
+        """The array as (outer, the operand's axes, inner)."""
+        return array.reshape(self.view)
+
+
+class ScaleLayer(_PerAxis):
+    """y = x · γ, and + β with bias_term (false). γ has the shape of num_axes (1; -1: all) axes of x from `axis` (1) on,
+    starts at 1, and is a weight, or the second bottom; β, a weight of the same shape, starts at 0.
+
+    In place x is kept, as the gradient of γ needs it.
+    """
+
+    type = "Scale"
+    message = "scale_param"
+    default = 1.0
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        super().setup(bottom, top)
+        parameter = self.parameter.scale_param
+        self.bias: Blob | None = None
+        if parameter.bias_term:
+            self.add_weight(self.operand(bottom).shape, parameter.bias_filler)
+            self.bias = self.weights[-1]
+        self.affine = elementwise("x, w, b: x * w + b")
+        self.dot = reduction("dy, x: dy * x")
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        super().reshape(bottom, top)
+        if self.bias is not None and self.bias.shape != self.operand(bottom).shape:
+            raise self.invalid(
+                f"β has shape {self.bias.shape}, and γ {self.operand(bottom).shape}: they must agree"
+            )
+        self.x = self.save("x", bottom[0].shape) if top[0] is bottom[0] else bottom[0]
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        x, y = self.viewed(bottom[0].data), self.viewed(top[0].data)
+        if top[0] is bottom[0]:
+            np.copyto(self.x.data, bottom[0].data)
+        w = self.operand(bottom).data.reshape(1, -1, 1)
+        if self.bias is None:
+            multiply(x, w, out=y)
+        else:
+            self.affine(x, w, self.bias.data.reshape(1, -1, 1), out=y)
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        dy, w = self.viewed(top[0].diff), self.operand(bottom)
+        if self.bias is not None and self.weight_needs_gradient[-1]:
+            conv_backward_bias(dy, out=self.bias.diff.reshape(-1), beta=1.0)
+        if len(bottom) == 2 and propagate[1]:
+            self.dot(dy, self.viewed(self.x.data), axes=(0, 2), out=w.diff.reshape(-1))
+        elif len(bottom) == 1 and self.weight_needs_gradient[0]:
+            add(self.dot(dy, self.viewed(self.x.data), axes=(0, 2)), out=w.diff.reshape(-1), beta=1.0)
+        if propagate[0]:
+            multiply(dy, w.data.reshape(1, -1, 1), out=self.viewed(bottom[0].diff))
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=len(self.parameter.bottom) == 2 or "x" not in self.saved, top=False)
+
+
+class BiasLayer(_PerAxis):
+    """y = x + β. β has the shape of num_axes (1; -1: all) axes of x from `axis` (1) on, starts at 0, and is a weight,
+    or the second bottom.
+    """
+
+    type = "Bias"
+    message = "bias_param"
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        operand = self.operand(bottom).data.reshape(1, -1, 1)
+        add(self.viewed(bottom[0].data), operand, out=self.viewed(top[0].data))
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        dy, is_weight = self.viewed(top[0].diff), len(bottom) == 1
+        if self.weight_needs_gradient[0] if is_weight else propagate[1]:
+            conv_backward_bias(dy, out=self.operand(bottom).diff.reshape(-1), beta=1.0 if is_weight else 0.0)
+        if propagate[0] and top[0] is not bottom[0]:
+            np.copyto(bottom[0].diff, top[0].diff)
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=False, top=False)
+
+
+class AxpyLayer(Layer):
+    """a · x + y for a factor a (N, C), or with ones behind, of each channel of x (N, C, ...), and y of x's shape:
+    SENet's, of Caffe's forks.
+    """
+
+    type = "Axpy"
+    bottoms = (3, 3)
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        self.sum = elementwise("a, x, y: a * x + y")
+        self.dot = reduction("dy, x: dy * x")
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        a, x, y = (blob.shape for blob in bottom)
+        if len(x) < 2 or x != y or a[:2] != x[:2] or count(a, 2) != 1:
+            raise self.invalid(
+                f"bottoms have shapes {a}, {x} and {y}: (N, C), with ones behind, and twice (N, C, ...) are needed"
+            )
+        self.view: Shape = (x[0] * x[1], count(x, 2))
+        top[0].reshape(x)
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        a, x, y = (blob.data.reshape(self.view[0], -1) for blob in bottom)
+        self.sum(a, x, y, out=top[0].data.reshape(self.view))
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        a, x, _ = bottom
+        dy = top[0].diff.reshape(self.view)
+        if propagate[0]:
+            self.dot(dy, x.data.reshape(self.view), axes=1, out=a.diff.reshape(-1))
+        if propagate[1]:
+            multiply(dy, a.data.reshape(-1, 1), out=x.diff.reshape(self.view))
+        if propagate[2]:
+            np.copyto(bottom[2].diff, top[0].diff)
+
+    def backward_reads(self) -> Reads:
+        return Reads(bottom=True, top=False)
