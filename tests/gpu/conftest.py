@@ -72,6 +72,14 @@ def cuda_device(request: pytest.FixtureRequest) -> Any:
     return DEVICES[request.param]()
 
 
+@pytest.fixture
+def hopper(cuda_device: Any) -> Any:
+    """A device for kernels of the "hopper" dialect."""
+    if cuda_device.arch != "sm_90a":
+        pytest.skip("needs a GPU of compute capability 9.0")
+    return cuda_device
+
+
 @pytest.fixture(params=ENDS)
 def architecture(request: pytest.FixtureRequest) -> Any:
     """A CUDA device on paper, which compiles and launches nothing."""

@@ -23,13 +23,6 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 DEVICE = EmulatedCudaDevice(seconds=5)
 
 
-@pytest.fixture
-def hopper(cuda_device: Any) -> Any:
-    if cuda_device.arch != "sm_90a":
-        pytest.skip("needs a GPU of compute capability 9.0")
-    return cuda_device
-
-
 def element(x: np.ndarray, extents: tuple[int, ...], position: tuple[int, ...]) -> Any:
     is_inside = all(0 <= at < extent for at, extent in zip(position, extents, strict=True))
     return x[position[::-1]] if is_inside else 0

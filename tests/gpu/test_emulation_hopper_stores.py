@@ -19,13 +19,6 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 DEVICE = EmulatedCudaDevice(seconds=5)
 
 
-@pytest.fixture
-def hopper(cuda_device: Any) -> Any:
-    if cuda_device.arch != "sm_90a":
-        pytest.skip("needs a GPU of compute capability 9.0")
-    return cuda_device
-
-
 # ---- Numbers ------------------------------------------------------------------------------------------------------
 
 STORE = """

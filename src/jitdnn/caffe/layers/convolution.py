@@ -91,18 +91,21 @@ class ConvolutionLayer(Layer):
             conv(self._images(x.data), self.weights[0].data, bias, out=self._images(y.data), **arguments)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        w = self.weights[0]
         for x, y, is_wanted in zip(bottom, top, propagate, strict=True):
             dy = self._images(y.diff)
             if len(self.weights) == 2 and self.weight_needs_gradient[1]:
                 conv_backward_bias(dy, out=self.weights[1].diff, beta=1.0)
             if self.weight_needs_gradient[0]:
-                conv_backward_filter(
-                    self._images(x.data), dy, w.shape, out=w.diff, beta=1.0, **self._arguments("bwd_filter")
-                )
+                self._add_weight_gradient(self._images(x.data), dy)
             if is_wanted:
-                dx = self._images(x.diff)
-                conv_backward_data(dy, w.data, dx.shape, out=dx, **self._arguments("bwd_data"))
+                self._data_gradient(dy, self._images(x.diff))
+
+    def _add_weight_gradient(self, x: Array, dy: Array) -> None:
+        w = self.weights[0]
+        conv_backward_filter(x, dy, w.shape, out=w.diff, beta=1.0, **self._arguments("bwd_filter"))
+
+    def _data_gradient(self, dy: Array, dx: Array) -> None:
+        conv_backward_data(dy, self.weights[0].data, dx.shape, out=dx, **self._arguments("bwd_data"))
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.weight_needs_gradient[0], top=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.caffe.blob import Blob, Shape, count
+from jitdnn.caffe.blob import Array, Blob, Shape, count
 from jitdnn.caffe.layers.convolution import ConvolutionLayer
-from jitdnn.ops.convolution import conv, conv_backward_bias, conv_backward_filter, conv_transpose
+from jitdnn.ops.convolution import conv, conv_backward_filter, conv_transpose
 from jitdnn.ops.tensor_ops import add
 from jitdnn.problems.convolution import Convolution
 
@@ -62,15 +62,9 @@ class DeconvolutionLayer(ConvolutionLayer):
             if len(self.weights) == 2:
                 add(self.weights[1].data.reshape(-1, *(1,) * self.rank), out=images, beta=1.0)
 
-    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+    def _add_weight_gradient(self, x: Array, dy: Array) -> None:
         w = self.weights[0]
-        for x, y, is_wanted in zip(bottom, top, propagate, strict=True):
-            dy = self._images(y.diff)
-            if len(self.weights) == 2 and self.weight_needs_gradient[1]:
-                conv_backward_bias(dy, out=self.weights[1].diff, beta=1.0)
-            if self.weight_needs_gradient[0]:
-                conv_backward_filter(
-                    dy, self._images(x.data), w.shape, out=w.diff, beta=1.0, **self._arguments("bwd_filter")
-                )
-            if is_wanted:
-                conv(dy, w.data, out=self._images(x.diff), **self._arguments("fwd"))
+        conv_backward_filter(dy, x, w.shape, out=w.diff, beta=1.0, **self._arguments("bwd_filter"))
+
+    def _data_gradient(self, dy: Array, dx: Array) -> None:
+        conv(dy, self.weights[0].data, out=dx, **self._arguments("fwd"))

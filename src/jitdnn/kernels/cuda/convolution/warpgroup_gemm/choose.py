@@ -42,6 +42,8 @@ _MAX_WGRAD_SPLITS = 256
 _ROW_COST = {128: 1.0, 64: 1.05, 32: 1.15}
 """How much longer stages of rows of so many bytes take."""
 _Three = tuple[int, int, int]
+_Packs = tuple[Pack | None, Pack | None]
+_NEEDS_WORKSPACE = "an operand must be packed, which takes workspace"
 
 
 @dataclass(frozen=True)
@@ -134,22 +136,27 @@ def _rank(axes: tuple[tuple[int, int], ...]) -> int:
     return 4 if axes[0] == (1, 1) else 5
 
 
-def _packed(
-    operands: list[Operand], is_direct: list[bool], parts: int
-) -> tuple[list[tuple[Operand, ...]], list[Pack | None], int]:
-    """The parts of each operand, packed where they are not read directly; the packs, and the bytes up to their end."""
-    found: list[tuple[Operand, ...]] = []
+def _packed(first: Operand, second: Operand, parts: int) -> tuple[_Packs, int]:
+    """The packs of operands that are not read directly, and the bytes of the workspace up to their end."""
     packs: list[Pack | None] = []
     at = HEADER_BYTES if parts == 2 else 0
-    for operand, direct in zip(operands, is_direct, strict=True):
-        pack = None if direct and parts == 1 else Pack(operand, at, parts)
+    for operand in (first, second):
+        pack = None if operand.is_direct and parts == 1 else Pack(operand, at, parts)
         packs.append(pack)
-        found.append(tuple(pack.operand(part) for part in range(parts)) if pack else (operand,))
         at += pack.bytes if pack else 0
-    return found, packs, at
+    return (packs[0], packs[1]), at
 
 
-def _pack_seconds(packs: list[Pack | None], device: GpuDevice) -> float:
+def _parts_of(operand: Operand, pack: Pack | None) -> tuple[Operand, ...]:
+    """What is multiplied of an operand: itself, or its copies."""
+    return tuple(pack.operand(part) for part in range(pack.parts)) if pack else (operand,)
+
+
+def _pack_numbers(packs: _Packs) -> tuple[int, ...]:
+    return tuple(number for pack in packs for number in (pack.numbers if pack else NO_PACK))
+
+
+def _pack_seconds(packs: _Packs, device: GpuDevice) -> float:
     """Expected time of packing."""
     time = 0.0
     for pack in packs:
@@ -187,17 +194,15 @@ def _correlation_plan(
     is_mn_major = parts == 1 and size == 2 and not weights.is_direct and along_columns.is_direct
     if is_mn_major:
         weights = along_columns
-    is_direct = [data.is_direct, weights.is_direct]
-    if (parts == 2 or not all(is_direct)) and not uses_workspace:
-        return "an operand must be packed, which takes workspace"
     # a packed filter has the channels that are summed innermost
-    (a, b), packs, at = _packed([data, weights], is_direct, parts)
+    packs, at = _packed(data, weights, parts)
+    if any(packs) and not uses_workspace:
+        return _NEEDS_WORKSPACE
+    a, b = _parts_of(data, packs[0]), _parts_of(weights, packs[1])
     phases = [
         tuple(Axis.of(axis, one) for axis, one in zip(geometry.axes, phase, strict=True))
         for phase in geometry.phases
     ]
-    if len(phases) > MAX_PHASES:
-        return f"{len(phases)} stride phases are more than {MAX_PHASES}"
     extents = tuple(
         (max(extent, max(axes[n].results for axes in phases)), max(axes[n].taps for axes in phases))
         for n, extent in enumerate(data.extents)
@@ -262,14 +267,12 @@ def _correlation_plan(
         max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
         0 if batch else geometry.in_channels, 1 if batch else 0, *_filter_steps(geometry, is_forward, batch),
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
-        *(packs[0].numbers if packs[0] else NO_PACK), *(packs[1].numbers if packs[1] else NO_PACK),
-        0, 0, 0, 0,
+        *_pack_numbers(packs), 0, 0, 0, 0,
     )  # fmt: skip
     return Plan(
         False, problem.x.dtype, result.dtype, rank, len(phases), is_mn_major, is_vector,
         strides.channel != 1 and not blocking.is_split, boxes is not None, row_bytes, blocking,
-        works, (packs[0], packs[1]), Tables(tuple(maps), numbers),
-        (_alignment(packs[0]), _alignment(packs[1]), ALIGNMENT if is_vector else 1), at,
+        works, packs, Tables(tuple(maps), numbers),
         at + blocking.partial_bytes(products), seconds + _pack_seconds(packs, device),
     )  # fmt: skip
 
@@ -291,10 +294,6 @@ def _bytes_moved(problem: Convolution) -> int:
         for taps, stride in zip(problem.filter_spatial, problem.stride, strict=True):
             x = x * min(taps, stride) // stride
     return x + problem.w.nbytes + problem.y.nbytes
-
-
-def _alignment(pack: Pack | None) -> int:
-    return 1 if pack else ALIGNMENT
 
 
 def _filter_of(problem: Convolution, batch: Batch | None) -> tuple[Operand, Operand]:
@@ -333,10 +332,10 @@ def _wgrad_plan(
         return "products of f32 tensors are read along K alone, and K runs over pixels here"
     x = _batched(Operand.of(problem.x, 0), batch, batch.data if batch else 0)
     dy = _batched(Operand.of(problem.y, 1), batch, batch.filter if batch else 0)
-    is_direct = [x.is_direct, dy.is_direct]
-    if (parts == 2 or not all(is_direct)) and not uses_workspace:
-        return "an operand must be packed, which takes workspace"
-    (b, a), packs, at = _packed([x, dy], is_direct, parts)
+    packs, at = _packed(x, dy, parts)
+    if any(packs) and not uses_workspace:
+        return _NEEDS_WORKSPACE
+    b, a = _parts_of(x, packs[0]), _parts_of(dy, packs[1])
     outputs, taps = three(problem.output_spatial, 1), three(problem.filter_spatial, 1)
     strides, dilation = three(problem.stride, 1), three(problem.dilation, 1)
     before = three([n for n, _ in problem.padding], 0)
@@ -392,14 +391,10 @@ def _wgrad_plan(
         out_channels, columns, in_channels, channel_blocks,
         0 if batch else out_channels, 1 if batch else 0, 0 if batch else in_channels, 0, 1 if batch else 0,
         at, 0, 0, group, row, column, 0, 0, 0,
-        *(packs[0].numbers if packs[0] else NO_PACK), *(packs[1].numbers if packs[1] else NO_PACK),
-        first, *tap_space,
+        *_pack_numbers(packs), first, *tap_space,
     )  # fmt: skip
     return Plan(
         True, problem.x.dtype, dw.dtype, rank, 1, True, is_vector, column != 1 and not blocking.is_split,
-        boxes is not None, STAGE_ROW, blocking,
-        works,
-        (packs[0], packs[1]), Tables(maps, numbers),
-        (_alignment(packs[0]), _alignment(packs[1]), ALIGNMENT if is_vector else 1), at,
+        boxes is not None, STAGE_ROW, blocking, works, packs, Tables(maps, numbers),
         at + blocking.partial_bytes(products), seconds + _pack_seconds(packs, device),
     )  # fmt: skip

@@ -140,8 +140,7 @@ FUNCTION f32 exact_sum(const Tables &tables, const Work &work, int row, int colu
     const Phase &phase = tables.phases[work.phase];
     const Position position(phase, row);
     const int of_column = work.columns.first + column + work.group * (int)tables.b_column_step;
-    const i64 of_result = of_column * (B_MN_MAJOR ? of_weights.channel : of_weights.image);
-    const i64 along = B_MN_MAJOR ? of_weights.image : of_weights.channel;
+    const i64 of_result = of_column * of_weights.image, along = of_weights.channel;  // halves are K-major
     const i64 image = (position.image + work.group * tables.a_image_step) * of_data.image;
     f32 sum = 0;
     const int taps = (int)(phase.axes[0].taps * phase.axes[1].taps * phase.axes[2].taps);

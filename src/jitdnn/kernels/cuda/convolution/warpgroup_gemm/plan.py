@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jitdnn.devices.tensor_map import Tables
+from jitdnn.devices.tensor_map import ALIGNMENT, Tables
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import Pack
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking
 
@@ -25,8 +25,7 @@ class Plan:
     `dtype`, `result`: of the operands and of the result. `rank`: of the maps of pixels. `phases`: stride phases, each
     with maps of A. `is_b_mn_major`: neighbours of B in memory are columns. `is_vector`: 16 bytes of a row are stored at
     once. `rows_first`: neighbouring threads store neighbouring rows. `is_in_boxes`: the copy engine stores the results.
-    `row_bytes`: of channels that one copy brings of each pixel. `alignments`: what the operands' addresses must be
-    multiples of, in bytes. `partials`: the byte of the workspace at which the partial sums begin.
+    `row_bytes`: of channels that one copy brings of each pixel.
     """
 
     is_wgrad: bool
@@ -43,16 +42,17 @@ class Plan:
     works: int
     packs: tuple[Pack | None, Pack | None]
     tables: Tables
-    alignments: tuple[int, int, int]
-    partials: int
     workspace: int
     seconds: float
+
+    @property
+    def alignments(self) -> tuple[int, int, int]:
+        """What the operands' addresses must be multiples of, in bytes."""
+        first, second = (1 if pack else ALIGNMENT for pack in self.packs)
+        return first, second, ALIGNMENT if self.is_vector else 1
 
     @property
     def with_any_result(self) -> Plan:
         """The same for results at any address."""
         maps = self.tables.maps[:-1] if self.is_in_boxes else self.tables.maps
-        return replace(
-            self, is_vector=False, is_in_boxes=False, tables=replace(self.tables, maps=maps),
-            alignments=(*self.alignments[:2], 1),
-        )  # fmt: skip
+        return replace(self, is_vector=False, is_in_boxes=False, tables=replace(self.tables, maps=maps))
