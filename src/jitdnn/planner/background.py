@@ -7,9 +7,10 @@ one whose code is generic is compiled while the caller waits, since other proble
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from jitdnn import locks, log
 from jitdnn.errors import CompileError, JitdnnError
@@ -118,20 +119,21 @@ def get_in_background(
         return make(waits=False)
     except NotCompiled as lacking:
         choice = lacking
-    found = _available(problem, device, epilogue, choice.candidates)
-    generic = _generic(problem, device, epilogue, choice) if found is None else ()
+    incomplete: list[_Built] = []
+    found = _first_complete(_built(problem, device, epilogue, choice.candidates), incomplete)
+    generic = _generic(incomplete, choice) if found is None else ()
     if generic is None:
         return make()
     compiling = Compiling(choice.name, make)  # beside what is compiled here
     if found is None:
         try:
             compile_all(generic)
-            found = _available(problem, device, epilogue, choice.candidates)
+            found = _first_complete(_built(problem, device, epilogue, choice.candidates), [])
         except CompileError:
             pass
     if found is None:
         return compiling.result()
-    candidate, kernel = found
+    candidate, kernel = found.candidate, found.kernel
     summaries = [replace(o.summary, chosen=o is candidate) for o in choice.candidates]
     parts = [Part(problem, candidate.algorithm, kernel, epilogue)]
     device_id = getattr(device, "device_id", None)
@@ -145,31 +147,39 @@ def _by_time(candidates: Sequence[AlgorithmCandidate]) -> Iterator[AlgorithmCand
     yield from sorted((o for o in quick if o.algorithm.name != "reference"), key=lambda o: o.seconds)
 
 
-def _available(
+class _Built(NamedTuple):
+    """A candidate, its kernel, and what code that lacks: with any, it cannot be called."""
+
+    candidate: AlgorithmCandidate
+    kernel: Kernel
+    missing: Sequence[Missing]
+
+
+def _built(
     problem: Problem, device: Device, epilogue: Epilogue | None, candidates: Sequence[AlgorithmCandidate]
-) -> tuple[AlgorithmCandidate, Kernel] | None:
-    """The fastest candidate whose code is there, and its kernel."""
+) -> Iterator[_Built]:
+    """What may stand in, the fastest first, built as far as its code is there."""
     for candidate in _by_time(candidates):
         try:
             with gathering() as missing:
                 kernel = build(candidate.algorithm, problem, device, epilogue, candidate.workspace)
         except JitdnnError:  # it is no help; whether it matters, the choice will say
             continue
-        if not missing:
-            return candidate, kernel
+        yield _Built(candidate, kernel, missing)
+
+
+def _first_complete(built: Iterable[_Built], incomplete: list[_Built]) -> _Built | None:
+    """The first whose code is all there; those in front of it go into the list."""
+    for one in built:
+        if not one.missing:
+            return one
+        incomplete.append(one)
     return None
 
 
-def _generic(
-    problem: Problem, device: Device, epilogue: Epilogue | None, choice: NotCompiled
-) -> Sequence[Missing] | None:
+def _generic(incomplete: Sequence[_Built], choice: NotCompiled) -> Sequence[Missing] | None:
     """What the fastest candidate lacks that lacks generic code alone; None if that is the choice, or there is none."""
-    for candidate in _by_time(choice.candidates):
-        try:
-            with gathering() as missing:
-                build(candidate.algorithm, problem, device, epilogue, candidate.workspace)
-        except JitdnnError:
-            continue
-        if all(each.is_generic for each in missing):
-            return None if candidate.algorithm.name == choice.name else missing
+    for one in incomplete:
+        if all(each.is_generic for each in one.missing):
+            return None if one.candidate.algorithm.name == choice.name else one.missing
     return None
