@@ -28,6 +28,7 @@ class TensorCoreAlgorithm(KernelAlgorithm[OwnProblem, GpuDevice]):
     """Multistage tiles on the tensor cores, sums in f32 (i32 of i8), by the best of the given tiles."""
 
     uses_workspace: ClassVar[bool] = True
+    takes_float8 = False
 
     def __init__(self, tiles: tuple[Tile, ...] = TILES) -> None:
         self._tiles = tiles

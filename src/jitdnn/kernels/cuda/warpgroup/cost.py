@@ -35,7 +35,7 @@ _AS_FAST = 1.03
 def stage_cycles(blocking: Blocking, device: GpuDevice, is_wgrad: bool) -> float:
     """Cycles of one stage of a tile: the products, the path to shared memory, or that from L2, whichever is longest."""
     tile, facts = blocking.tile, device.facts
-    # products of two bytes; those of four have half as many in a stage, at half the rate
+    # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
     flops = 2.0 * tile.m * tile.n * STAGE_ROW / 2
     products = 3 if blocking.parts == 2 else 1
     mma = products * flops / (_OPERATIONS_OF_BYTE * facts.shared_bytes_per_cycle)
@@ -95,13 +95,23 @@ def _mean_blocks(products: Products, tile: Tile) -> float:
 
 def best_blocking(
     products: Products, tiles: Sequence[Tile], device: GpuDevice, bytes_moved: int, result_bytes: int, parts: int,
-    max_splits: int, is_wgrad: bool,
+    max_splits: int, is_wgrad: bool, is_promoted: bool,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
-    """The blocking that is expected to be fastest and its time; None if the device has room for none."""
+    """The blocking that is expected to be fastest and its time; None if the device has room for none.
+
+    `is_promoted`: the sums of each stage are moved to other registers.
+    """
     found = [
         (one, seconds(products, one, device, bytes_moved, result_bytes, is_wgrad))
         for one in blockings(
-            products, tiles, device.shared_bytes, device.multiprocessors, parts, result_bytes, max_splits
+            products,
+            tiles,
+            device.shared_bytes,
+            device.multiprocessors,
+            parts,
+            result_bytes,
+            max_splits,
+            is_promoted,
         )
     ]
     if not found:
