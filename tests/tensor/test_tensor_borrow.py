@@ -44,7 +44,7 @@ def region(data: st.DataObject, x: Any) -> Any:
 
 def as_torch(x: np.ndarray[Any, Any]) -> torch.Tensor:
     """The array as a tensor; types of ml_dtypes, which PyTorch does not take from NumPy, go through their bits."""
-    if x.dtype.kind == "V":
+    if hasattr(ml_dtypes, x.dtype.name):
         return torch.from_numpy(x.view(f"i{x.itemsize}")).view(getattr(torch, x.dtype.name))
     return torch.from_numpy(x)
 

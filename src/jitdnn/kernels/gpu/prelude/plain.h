@@ -49,8 +49,8 @@ FUNCTION float f32_of_f8e4m3(u8 x) {
 #define BITS_OF_F8(type, fraction, bias, largest, largest_bits, least_normal, power)                     \
   FUNCTION u8 bits_of_##type(float x) {                                                                  \
     const u32 bits = bits_of_f32(x), size = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;               \
-    const u32 half = (1u << (22 - (fraction))) - 1u + (size >> (23 - (fraction)) & 1u);                  \
-    u32 made = (size + half - ((u32)(bias) << 23)) >> (23 - (fraction));                                 \
+    const u32 even = (1u << (22 - (fraction))) - 1u + (size >> (23 - (fraction)) & 1u);                  \
+    u32 made = (size + even - ((u32)(bias) << 23)) >> (23 - (fraction));                                 \
     /* the last place of `power` is that of the smallest numbers */                                      \
     if (size < (least_normal)) made = bits_of_f32(f32_of_bits(size) + f32_of_bits(power)) - (power);     \
     if (size >= (largest)) made = (largest_bits);                                                        \

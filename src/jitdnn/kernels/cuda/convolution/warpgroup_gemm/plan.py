@@ -25,8 +25,8 @@ class Plan:
 
     `dtypes`, `result`: of the two operands and of the result. `rank`: of the maps of pixels. `phases`: stride phases,
     each with maps of A. `is_b_mn_major`: neighbours of B in memory are columns. `is_vector`: 16 bytes of a row are
-    stored at once. `rows_first`: neighbouring threads store neighbouring rows. `is_in_boxes`: the copy engine stores the results.
-    `row_bytes`: of channels that one copy brings of each pixel.
+    stored at once. `rows_first`: neighbouring threads store neighbouring rows. `is_in_boxes`: the copy engine stores
+    the results. `row_bytes`: of channels that one copy brings of each pixel.
     """
 
     is_wgrad: bool
