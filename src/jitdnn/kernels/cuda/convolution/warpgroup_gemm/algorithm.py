@@ -35,7 +35,7 @@ HALVES_ERROR = 2.0**-20
 """Of products of halves, which have 22 bits, and of sums that are moved to f32 after each stage."""
 
 
-BYTES_ERROR = 2.0**-8
+BYTES_ERROR = 2.0**-9
 """Of sums of products of 8-bit reals, each addition of which keeps about 14 bits within a stage: behind its 128
 products they are moved to f32."""
 
