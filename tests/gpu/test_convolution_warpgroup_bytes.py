@@ -14,6 +14,8 @@ import cases
 from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run, run_algorithm
+from jitdnn.devices.cuda import offline
+from jitdnn.handle import Handle
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
@@ -26,7 +28,9 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.plan import TILES, Blocking, Tile
 from jitdnn.kernels.reference import rounded
+from jitdnn.planner.plan import Request
 from jitdnn.planner.survey import allowed_error
+from jitdnn.problems import parse
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import FLOAT8_RESULTS, INTEGER_RESULTS
 from jitdnn.tensor import FLOAT8_DTYPES, numpy_dtype
@@ -310,6 +314,34 @@ def test_refusals(cuda_device: Any) -> None:
     assert "8-bit reals" in str(
         ImplicitGemm().refuse(convolution("conv_fwd n1 c16 h5 w5 k16 r3 s3 f8e4m3"), cuda_device)
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_fwd n64 c128 h28 w28 k256 r3 s3 pad1 i8 to_i8 nhwc",
+        "conv_fwd n64 c128 h28 w28 k256 r3 s3 pad1 i8 to_i32 nhwc",
+        "conv_fwd n64 c128 h28 w28 k256 r3 s3 pad1 f8e4m3 to_bf16 nhwc",
+        "conv_bwd_data n64 c128 h28 w28 k256 r3 s3 pad1 f8e5m2 by_f8e4m3 to_bf16 nhwc",
+        "conv_bwd_filter n64 c128 h28 w28 k256 r3 s3 pad1 f8e4m3 by_f8e5m2 nhwc",
+        "matmul m4096 k4096 n4096 i8 to_i32 b=columns",
+        "matmul m4096 k4096 n4096 f8e4m3 to_bf16 b=columns",
+    ],
+)
+def test_what_the_planner_takes(words: str) -> None:
+    """Products by warpgroups, with the settings as they are; of bytes twice as fast as of two."""
+    with Handle(offline("sm_90a")) as handle:
+        problem = parse(words)
+        plan = handle.plan(problem, Request())
+        assert "wgmma" in plan.algorithm
+        if "filter" not in words:
+            types = [word for word in words.split() if word.startswith(("i8", "f8", "by_", "to_"))]
+            short = parse(
+                " ".join(
+                    "bf16" if word == types[0] else word for word in words.split() if word not in types[1:]
+                )
+            )
+            assert 1.4 < handle.plan(short, Request()).seconds / plan.seconds < 2.2
 
 
 def test_what_accuracy_allows() -> None:

@@ -20,6 +20,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import kernel_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic
 from jitdnn.kernels.cuda.gemm.code import Reordered
 from jitdnn.kernels.cuda.matmul import (
     Orientation,
@@ -67,7 +68,7 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
         return _plan(problem, device, self._tiles, self.uses_workspace, self.parts, has_epilogue)
 
     def arithmetic(self, problem: Problem) -> str:
-        return "tf32" if problem.inputs[0].descriptor.dtype == "f32" else "fp32"
+        return tensor_core_arithmetic(problem)
 
     def error_of(self, problem: MatMul) -> float:
         return warpgroup_bound(problem)

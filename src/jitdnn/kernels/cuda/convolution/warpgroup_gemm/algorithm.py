@@ -20,7 +20,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import WGMMA_FUNCTIONS, kernel_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
+from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing
 from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
 from jitdnn.kernels.gpu.convolution.direct import Direct
@@ -102,7 +102,7 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
         return plan_of(problem, device, self._tiles, self.uses_workspace, self.parts)
 
     def arithmetic(self, problem: Problem) -> str:
-        return "tf32" if problem.inputs[0].descriptor.dtype == "f32" else "fp32"
+        return tensor_core_arithmetic(problem)
 
     def error_of(self, problem: Convolution) -> float:
         return warpgroup_bound(problem)
