@@ -78,6 +78,8 @@ PRODUCTS: dict[str, Callable[[Plan], bool]] = {
     "conv_fwd n1 c16 w100 k8 s40 pad20 bf16 nhwc": lambda p: p.rank == 4,
     "conv_fwd n1 c128 h5 w4 k128 r3 s3 pad2 dil2 g2 f16 nhwc": lambda p: p.works % 2 == 0,
     "conv_fwd n1 c64 d3 h5 w4 k72 t3 r3 s3 pad1 f16 nhwc": lambda p: p.rank == 5,
+    "conv_fwd n2 c8 d1 h3 w4 k8 t1 r1 s1 pad1x0x0 stride3x1x1 f16 nhwc": lambda p: p.rank == 5,
+    "conv_bwd_filter n2 c8 d1 h3 w4 k8 t1 r1 s1 pad1x0x0 stride3x1x1 f16 nhwc": lambda p: p.rank == 5,
     "conv_fwd n1 c512 h4 w3 k8 r3 s3 pad1 bf16 nhwc": lambda p: p.blocking.is_split,
     "conv_fwd n2 c40 h6 w7 k36 r3 s3 pad1 f32 nhwc flip": lambda p: p.is_vector,
     "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 bf16 nhwc": lambda p: p.is_b_mn_major,
