@@ -10,18 +10,18 @@ from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Blocking, Products, Ti
 
 _OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
-_EFFICIENCY = 0.965  # of the mainloop, where nothing else is the limit
-_SHARED_SHARE = 1.126  # of the path to shared memory, as `shared_bytes_per_cycle` of facts counts it
-_ROW_CYCLES = 1.66  # of the copy engine for a row of a stage, however long it is
-_WGRAD_ROW_CYCLES = 2.24  # the same where all operands are read across
+_EFFICIENCY = 0.96  # of the mainloop, where nothing else is the limit
+_SHARED_SHARE = 1.08  # of the path to shared memory, as `shared_bytes_per_cycle` of facts counts it
+_ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it is
+_WGRAD_ROW_CYCLES = 2.3  # the same where all operands are read across
 _OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
-_TILE_CYCLES = 1440.0  # from one tile of a thread block to the next
-_START_CYCLES = 800.0  # until a thread block's first products
-_PARTIAL_CYCLES = 1400.0  # of partial sums on their way to the workspace, without their bytes
+_TILE_CYCLES = 1270.0  # from one tile of a thread block to the next
+_START_CYCLES = 2100.0  # until a thread block's first products
+_PARTIAL_CYCLES = 890.0  # of partial sums on their way to the workspace, without their bytes
 _MEMORY_SHARE = 0.76  # of the bandwidth of copies
-_LAUNCH_SECONDS = 3.0e-6
-_REDUCTION_SECONDS = 3.9e-6  # of the sum of the splits, its launch included, without their bytes
-_REDUCTION_SHARE = 0.78  # of the bandwidth of copies
+_LAUNCH_SECONDS = 1.95e-6
+_REDUCTION_SECONDS = 1.9e-6  # of the sum of the splits, its launch included, without their bytes
+_REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 _AS_FAST = 1.03
 """The factor on a time within which it counts as the same."""
 

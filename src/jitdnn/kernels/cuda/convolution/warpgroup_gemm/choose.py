@@ -40,7 +40,7 @@ from jitdnn.tensor import DTYPES
 MAX_PHASES = 8
 _MAX_SPLITS = 16
 _MAX_WGRAD_SPLITS = 256
-_ROW_COST = {128: 1.0, 64: 0.9, 32: 0.88}
+_ROW_COST = {128: 1.0, 64: 0.66, 32: 0.62}
 """Of a row of so many bytes: to the copy engine they are alike, and products of short ones take less."""
 _Three = tuple[int, int, int]
 _Packs = tuple[Pack | None, Pack | None]
