@@ -81,7 +81,7 @@ PRODUCTS: dict[str, Callable[[Plan], bool]] = {
     "conv_fwd n2 c8 d1 h3 w4 k8 t1 r1 s1 pad1x0x0 stride3x1x1 f16 nhwc": lambda p: p.rank == 5,
     "conv_bwd_filter n2 c8 d1 h3 w4 k8 t1 r1 s1 pad1x0x0 stride3x1x1 f16 nhwc": lambda p: p.rank == 5,
     "conv_fwd n1 c512 h4 w3 k8 r3 s3 pad1 bf16 nhwc": lambda p: p.blocking.is_split,
-    "conv_fwd n2 c40 h6 w7 k36 r3 s3 pad1 f32 nhwc flip": lambda p: p.is_vector,
+    "conv_fwd n12 c40 h6 w7 k36 r3 s3 pad1 f32 nhwc flip": lambda p: p.is_vector,
     "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 bf16 nhwc": lambda p: p.is_b_mn_major,
     "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 stride2 bf16 nhwc": lambda p: p.phases == 4,
     "conv_bwd_data n2 c5 h9 w9 k9 r2 s4 pad1 stride3x2 dil2x3 f16": lambda p: p.phases == 6,
