@@ -125,7 +125,7 @@ def test_epilogues_of_integers_are_those_of_the_other_kernels(expression: str, c
 
 REALS: dict[str, Callable[[Plan], bool]] = {
     "conv_fwd n2 c64 h9 w7 k64 r1 s1 f8e4m3 nhwc": lambda p: p.is_in_boxes,
-    "conv_fwd n2 c144 h9 w7 k48 r3 s3 pad1 f8e4m3 by_f8e5m2 to_f8e4m3 nhwc": lambda p: p.is_in_boxes,
+    "conv_fwd n2 c144 h9 w7 k48 r1 s2 pad1 f8e4m3 by_f8e5m2 to_f8e4m3 nhwc": lambda p: p.is_in_boxes,
     "conv_fwd n2 c48 h9 w7 k24 r3 s3 pad1 stride2 f8e5m2 to_f8e5m2 nhwc": lambda p: not p.is_vector,
     "conv_fwd n2 c6 h9 w7 k10 r3 s3 pad1 f8e5m2 by_f8e4m3 to_bf16": lambda p: all(p.packs) and p.rows_first,
     "conv_fwd n1 c64 h5 w4 k32 r3 s3 pad2 dil2 g2 f8e4m3 to_f16 nhwc": lambda p: p.works > 1,
@@ -275,7 +275,7 @@ def test_any_address(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )  # fmt: skip
 @given(data=st.data())
 def test_any_problem(data: st.DataObject, cuda_device: Any) -> None:
@@ -363,11 +363,11 @@ def test_what_accuracy_allows() -> None:
     ],
 )
 def test_compiles(words: str, architecture: Any) -> None:
-    """The tiles of most registers, without spilling any."""
+    """The tile of most registers, without spilling any."""
     problem, found = convolution(words), 0
     for tile in TILES:
         (algorithm, _) = algorithms_of(problem, (tile,))
-        if found < 2 and algorithm.refuse(problem, architecture) is None:
+        if not found and algorithm.refuse(problem, architecture) is None:
             plan: Any = algorithm.sizes(problem, architecture)
             architecture.compile(source_of(plan, problem.output, None))
             found += 1

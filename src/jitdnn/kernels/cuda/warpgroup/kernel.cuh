@@ -90,7 +90,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 
 #if IS_SPLIT
 // A thread has the four sums that a thread of a consumer had; a block 256 of them.
-KERNEL(256)
+KERNEL2(256, 4)
 void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
                      RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
     constexpr int fours = BM * BN / 4;  // of a tile
@@ -103,7 +103,7 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
         sum_of_bits(bits, more);
         sums[n] += more;
     };
-#pragma unroll 4
+#pragma unroll 8
     for (int split = 0; split < (int)tables.splits; ++split) {
         const uint4 four = *(const uint4 *)(from + split * tiles * (BM * BN));
         add(0, four.x), add(1, four.y), add(2, four.z), add(3, four.w);
