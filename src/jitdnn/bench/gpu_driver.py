@@ -107,9 +107,9 @@ def _compile_ahead(layers: Sequence[Layer], device: GpuDevice, options: Options)
 
 def _measure(row: Row, layer: Layer, torch: Any, device: GpuDevice, handle: Handle, options: Options) -> Row:
     problem = layer.problem
-    if not isinstance(problem, Convolution) or problem.is_integer:
+    if not isinstance(problem, Convolution) or problem.is_integer or problem.has_float8:
         raise InvalidArgument(
-            f"{problem.kind} is not measured on {device.target}: only convolutions of reals are"
+            f"{problem.kind} is not measured on {device.target}: only convolutions of reals of 16 bits and more are"
         )
     plan = handle.plan(problem, Request.of(current(), options.algorithm))
     bound = next(c.error_bound for c in plan.candidates if c.chosen)

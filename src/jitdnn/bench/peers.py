@@ -69,6 +69,8 @@ class Torch(Peer):
             return "PyTorch has cross-correlation only"
         if problem.is_integer:
             return quantized_peer.refuse(problem)
+        if problem.has_float8:
+            return "PyTorch has no convolutions of 8-bit reals"
         if problem.dtype not in PEER_BOUND:
             return f"PyTorch's convolutions are of reals, not of {problem.dtype}"
         return None
