@@ -95,13 +95,22 @@ def _mean_blocks(products: Products, tile: Tile) -> float:
 
 def best_blocking(
     products: Products, tiles: Sequence[Tile], device: GpuDevice, bytes_moved: int, result_bytes: int, parts: int,
-    max_splits: int, is_wgrad: bool,
+    max_splits: int, is_wgrad: bool, taken: int = 0,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
-    """The blocking that is expected to be fastest and its time; None if the device has room for none."""
+    """The blocking that is expected to be fastest and its time; None if the device has room for none.
+
+    `taken`: bytes of a thread block's shared memory that are for something else.
+    """
     found = [
         (one, seconds(products, one, device, bytes_moved, result_bytes, is_wgrad))
         for one in blockings(
-            products, tiles, device.shared_bytes, device.multiprocessors, parts, result_bytes, max_splits
+            products,
+            tiles,
+            device.shared_bytes - taken,
+            device.multiprocessors,
+            parts,
+            result_bytes,
+            max_splits,
         )
     ]
     if not found:
