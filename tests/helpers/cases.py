@@ -151,7 +151,9 @@ def make_case(
             scales[0] *= np.sqrt(terms(problem))
     if isinstance(problem, FusedConvolution):
         z = problem.prologue(wide[0], *wide[2:]) if problem.has_prologue else wide[0]
-        scales[0] = max(scales[0], float(np.sqrt(problem.convolution.reference(z * z, wide[1] * wide[1]).sum())))
+        scales[0] = max(
+            scales[0], float(np.sqrt(problem.convolution.reference(z * z, wide[1] * wide[1]).sum()))
+        )
         if problem.has_sums:  # what terms of random signs add up to
             scales[1] = max(scales[1], float(np.sqrt(results[2].sum())))
     if isinstance(problem, Softmax) and problem.direction == "bwd":

@@ -124,7 +124,9 @@ class SeparateKernels(KernelAlgorithm[FusedConvolution, Device]):
         self._is_exact, self._math = is_exact, math
         self.name = "separate_kernels" + ("" if is_exact else "_fast" if math == "fp32" else f"_{math}")  # type: ignore[misc]
         self.has_exact_products = is_exact  # type: ignore[misc]
-        self._steps = lru_cache(256)(self._plan_of)
+        self._steps: Any = lru_cache(256)(
+            self._plan_of
+        )  # devices have hashes, as far as typing knows not all
 
     def refusal(self, problem: FusedConvolution, device: Device, epilogue: Epilogue | None) -> str | None:
         if epilogue is not None and problem.has_sums:
@@ -135,8 +137,6 @@ class SeparateKernels(KernelAlgorithm[FusedConvolution, Device]):
             return (
                 f"it saves multiplications of f32, not of {problem.dtype}: separate_kernels takes every type"
             )
-        if not problem.output.size or not problem.convolution.x.size:
-            return None
         if self._steps(problem, device, epilogue) is None:
             return f"no algorithm takes {problem.convolution}"
         return None
@@ -145,15 +145,17 @@ class SeparateKernels(KernelAlgorithm[FusedConvolution, Device]):
         return "fp64" if problem.dtype == "f64" else self._math
 
     def error_of(self, problem: FusedConvolution) -> float:
-        unit = UNIT_ROUNDOFF[problem.dtype]
-        return self._allowed(problem) + (2.0 + self._elementwise.function_error) * unit
+        return self._inner_error(problem) + self._own_error(problem)
 
-    def _allowed(self, problem: FusedConvolution) -> float:
-        """The error that the convolution may declare."""
-        unit = UNIT_ROUNDOFF[problem.dtype]
-        if self._math == "tf32":
-            unit = 2.0**-11
-        return max(summation_bound(problem.convolution), (_STRICT if self._is_exact else _STANDARD) * unit)
+    def _own_error(self, problem: FusedConvolution) -> float:
+        """Of the prologue, z as it is stored, and sums of a y that was stored."""
+        return (2.0 + self._elementwise.function_error) * UNIT_ROUNDOFF[problem.dtype]
+
+    def _inner_error(self, problem: FusedConvolution) -> float:
+        """The error that the convolution may declare: with that around it, what the accuracy allows."""
+        unit = 2.0**-11 if self._math == "tf32" else UNIT_ROUNDOFF[problem.dtype]
+        whole = (_STRICT if self._is_exact else _STANDARD) * unit
+        return max(summation_bound(problem.convolution), whole - self._own_error(problem))
 
     def spreads_to(self, problem: FusedConvolution, device: Device, epilogue: Epilogue | None) -> str | None:
         steps = self._steps(problem, device, epilogue)
@@ -169,7 +171,7 @@ class SeparateKernels(KernelAlgorithm[FusedConvolution, Device]):
     def _plan_of(self, problem: FusedConvolution, device: Device, epilogue: Epilogue | None) -> _Steps | None:
         own = problem.convolution
         z_bytes, seconds = 0, 0.0
-        if problem.has_prologue:
+        if problem.has_prologue and own.x.size:
             x = own.x
             own = replace(own, x=TensorDescriptor(x.shape, packed_strides(x.shape, x.order), x.dtype))
             z_bytes = -(-own.x.nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -192,7 +194,7 @@ class SeparateKernels(KernelAlgorithm[FusedConvolution, Device]):
         return _Steps(own, inner, z_bytes, z_bytes + room, seconds)
 
     def _takes(self, other: Algorithm, problem: FusedConvolution, own: Convolution) -> bool:
-        if other.error_bound(own) > self._allowed(problem) or not other.deterministic:
+        if other.error_bound(own) > self._inner_error(problem) or not other.deterministic:
             return False
         if self._is_exact and not other.has_exact_products:
             return False
@@ -226,7 +228,7 @@ class SeparateKernels(KernelAlgorithm[FusedConvolution, Device]):
         self, problem: FusedConvolution, steps: _Steps, device: Device, epilogue: Epilogue | None
     ) -> Kernel:
         prologue = None
-        if problem.has_prologue:
+        if problem.has_prologue and steps.convolution.x.size:
             prologue = self._elementwise.build(
                 self._expression(problem), self._tensors(problem, steps.convolution), device,
                 computing=compute_dtype(problem.dtype),

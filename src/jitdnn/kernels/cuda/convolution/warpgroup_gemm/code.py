@@ -116,8 +116,8 @@ def source_of(
         ("FINISH(sum, pixel, channel_)", f"({code.apply('(sum)', indices)})"),
         *fused.defines,
     )
-    # an epilogue takes registers between two tiles: where the sums leave few, some are spilled there
-    spills = epilogue is not None
+    # an epilogue takes registers between two tiles, a prologue everywhere: where sums leave few, some are spilled
+    spills = epilogue is not None or plan.fusion.has_prologue
     return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, "hopper", spills)
 
 
