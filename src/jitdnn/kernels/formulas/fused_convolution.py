@@ -75,7 +75,7 @@ class _Kernels:
         self,
         problem: FusedConvolution,
         prologue: Kernel | None,
-        convolution: Kernel,
+        convolution: Kernel | None,
         sums: Kernel | None,
         room: int,
     ) -> None:
@@ -95,9 +95,9 @@ class _Kernels:
             x = workspace
         if sums:  # neither alpha nor beta touches what is summed
             alpha, beta = 1.0, 0.0
-        self.convolution(
-            stream, (x, second, y, *pointers[self._inputs + self._outputs :]), alpha, beta, inner
-        )
+        if self.convolution is not None:
+            behind = pointers[self._inputs + self._outputs :]
+            self.convolution(stream, (x, second, y, *behind), alpha, beta, inner)
         if self.sums is not None:
             self.sums(stream, (y, *sums), 1.0, 0.0, inner)
 
@@ -233,6 +233,6 @@ class SeparateKernels(KernelAlgorithm[FusedConvolution, Device]):
                 self._expression(problem), self._tensors(problem, steps.convolution), device,
                 computing=compute_dtype(problem.dtype),
             )  # fmt: skip
-        convolution = steps.inner.build(steps.convolution, device, epilogue)
+        convolution = steps.inner.build(steps.convolution, device, epilogue) if problem.output.size else None
         sums = self._rows.kernel(self._sums(problem), device).build() if problem.has_sums else None
         return _Kernels(problem, prologue, convolution, sums, steps.z_bytes)

@@ -43,13 +43,15 @@ struct PrologueConsumer {
         tap[0] = number;
     }
 
-    // Whether the pixels of the thread's rows are inside, for the tap that is next: all bits, or none.
+    // Whether the pixels of the thread's rows are inside, for the tap that is next: all bits, or none. Behind the last
+    // tap none is.
     METHOD void find_inside(u32 (&inside)[ROWS][2]) const {
+        const bool is_there = SUBS == 1 || tap[0] < (int)tables.phases[0].axes[0].taps;
 #pragma unroll
         for (int slab = 0; slab < ROWS; ++slab)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                inside[slab][half] = is_inside(tables, window[slab][half], tap) ? 0xffffffffu : 0;
+                inside[slab][half] = is_there && is_inside(tables, window[slab][half], tap) ? 0xffffffffu : 0;
     }
 
     // Brings the fragments of a product along K, behind the prologue.
