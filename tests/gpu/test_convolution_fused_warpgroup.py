@@ -82,7 +82,12 @@ def test_every_plan(words: str, cuda_device: Any) -> None:
     assert isinstance(plan, Plan), plan
     if cuda_device.name.startswith("emulated"):  # a large device cuts otherwise
         assert PLANS[words](plan), f"the plan is no longer what it is there for: {plan}"
-    assert "implicit_gemm_wgmma" in check(problem, cuda_device)
+    run_algorithm(fused_by(), make_case(problem), cuda_device)
+
+
+@pytest.mark.parametrize("words", list(PLANS)[3:16:6])
+def test_separate_kernels(words: str, cuda_device: Any) -> None:
+    assert {"implicit_gemm_wgmma", "separate_kernels"} <= check(problem_of(words), cuda_device)
 
 
 @pytest.mark.parametrize("tile", [TILES[0], TILES[1], TILES[5], TILES[10]], ids=str)
