@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
 from torch.nn import functional
 
 import jitdnn as jd
@@ -14,6 +15,7 @@ from conformance import ARRANGEMENTS, check
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, JitdnnError, NotSupported, ParseError
 from jitdnn.problems import Convolution, FusedConvolution, parse
 from jitdnn.tensor import TensorDescriptor
+from strategies import fused_convolutions
 
 SHAPES = [
     "fwd n2 c8 h5 w6 k6 r3 s3 pad1 nhwc prologue=relu sums",
@@ -31,6 +33,12 @@ SHAPES = [
 @pytest.mark.parametrize("words", SHAPES)
 def test_kernels(words: str) -> None:
     assert "separate_kernels" in check(parse(f"fused_conv_{words}"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(fused_convolutions())
+def test_any_problem(problem: FusedConvolution) -> None:
+    check(problem)
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)

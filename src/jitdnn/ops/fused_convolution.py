@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jitdnn.arguments import text
+from jitdnn.arguments import real_number, text
 from jitdnn.errors import InvalidArgument, InvalidType
 from jitdnn.ops.call import Recipe, callers_axes, logical, logical_shape, packed_like, scale_factor
 from jitdnn.ops.epilogue import Fused, fuse
@@ -37,7 +37,8 @@ class Prologue:
     def __post_init__(self) -> None:
         borrow(self.scale, False, "scale"), borrow(self.shift, False, "shift")
         name = text(self.activation, "activation")
-        object.__setattr__(self, "coef", settled_coef(name, self.coef))
+        coef = None if self.coef is None else real_number(self.coef, "coef", finite=True)
+        object.__setattr__(self, "coef", settled_coef(name, coef))
         object.__setattr__(self, "activation", name)
 
     @property
