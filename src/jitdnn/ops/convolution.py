@@ -81,7 +81,7 @@ def conv(
     y and of y * y over all but the channels, (K,) in float32 (float64 for float64), of y before it is rounded where the
     algorithm has it and as it is stored elsewhere; there is no epilogue then, alpha is 1 and beta 0, and `out` a tuple
     of three. One kernel does all of it on sm_90a, with the algorithm `implicit_gemm_wgmma`; elsewhere, or where it is
-    faster, `separate_kernels` do. Their gradients: see docs/ops/convolution.md.
+    faster, `separate_kernels` do. Their gradients: see docs/ops/fused_convolution.md.
 
     `w` may be a `KeptFilter`: then what the algorithm prepares of it is kept for the next call (with a prologue or
     sums nothing is). `algorithm` asks for one by name, `workspace_limit` (bytes, or text such as "64 MiB") bounds its
