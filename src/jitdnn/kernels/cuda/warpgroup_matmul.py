@@ -125,7 +125,7 @@ def _plan(
     for name in ORIENTATIONS if not has_epilogue else ORIENTATIONS[:2]:
         orientation = orientation_of(problem, name)
         one, batch = orientation.problem, orientation.batch
-        refused = unplannable(one, parts, batch)
+        refused = unplannable(one, parts)
         plan = refused or plan_of(one, device, tiles, uses_workspace, parts, batch)
         if isinstance(plan, str):
             reason = reason or plan

@@ -5,45 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.cuda.cost import (
-    LAUNCH_SECONDS,
-    gemm_clock,
-    l2_bandwidth,
-    l2_bytes_per_cycle,
-    shared_bytes_per_cycle,
-)
+from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
 from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Blocking, Products, Tile, blockings
 
 _OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
-_EFFICIENCY = 0.95  # of the mainloop, where nothing else is the limit
-_L2_SHARE = (
-    1.5  # of the path from L2 that other kernels reach: what many multiprocessors want at once is read once
-)
-_L2_SHARE_OF_PIXELS = 1.04  # the same of a wgrad, all operands of which are pixels
-_L2_SHARE_OF_ROWS = 1.3  # of what all multiprocessors read from L2 together, where each reads rows of its own
-_OUTSIDE_CYCLES = 8.0  # of a row of B that lies outside of the tensor
-_TILE_CYCLES = 700.0  # from one tile of a thread block to the next
-_START_CYCLES = 2500.0  # until a thread block's first products
-_PARTIAL_CYCLES = 1500.0  # of partial sums on their way to the workspace, without their bytes
-_MEMORY_SHARE = 0.9  # of the bandwidth of copies
-_REDUCTION_SECONDS = 2.2e-6
+_EFFICIENCY = 0.96  # of the mainloop, where nothing else is the limit
+_SHARED_SHARE = 1.08  # of the path to shared memory, as `shared_bytes_per_cycle` of facts counts it
+_ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it is
+_WGRAD_ROW_CYCLES = 2.3  # the same where all operands are read across
+_OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
+_TILE_CYCLES = 1270.0  # from one tile of a thread block to the next
+_START_CYCLES = 2100.0  # until a thread block's first products
+_PARTIAL_CYCLES = 890.0  # of partial sums on their way to the workspace, without their bytes
+_MEMORY_SHARE = 0.76  # of the bandwidth of copies
+_LAUNCH_SECONDS = 1.95e-6
+_REDUCTION_SECONDS = 1.9e-6  # of the sum of the splits, its launch included, without their bytes
+_REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 _AS_FAST = 1.03
 """The factor on a time within which it counts as the same."""
 
 
-def stage_cycles(blocking: Blocking, device: GpuDevice, is_wgrad: bool) -> float:
-    """Cycles of one stage of a tile: the products, the path to shared memory, or that from L2, whichever is longest."""
-    tile, facts = blocking.tile, device.facts
+def stage_cycles(blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool) -> float:
+    """Cycles of a stage of a tile: products, the path to shared memory, or the copy engine, whichever takes longest.
+
+    `row_bytes`: of the rows that are copied.
+    """
+    tile, facts, parts = blocking.tile, device.facts, blocking.parts
     # products of two bytes; those of four have half as many in a stage, at half the rate
     flops = 2.0 * tile.m * tile.n * STAGE_ROW / 2
-    products = 3 if blocking.parts == 2 else 1
+    products = 3 if parts == 2 else 1
     mma = products * flops / (_OPERATIONS_OF_BYTE * facts.shared_bytes_per_cycle)
-    brought = tile.stage_bytes(blocking.parts)
-    read = products * (tile.m // 64) * tile.across * (64 + tile.wn) * STAGE_ROW
-    shared = (brought + read) / shared_bytes_per_cycle(facts)
-    share = _L2_SHARE_OF_PIXELS if is_wgrad else _L2_SHARE
-    return max(mma / _EFFICIENCY, shared, brought / l2_bytes_per_cycle(facts) / share)
+    brought = parts * (tile.m + tile.n)  # rows of 128 bytes
+    read = products * (tile.m // 64) * tile.across * (64 + tile.wn)
+    shared = (brought + read) * STAGE_ROW / (_SHARED_SHARE * facts.shared_bytes_per_cycle)
+    copies = brought * (STAGE_ROW // row_bytes) * (_WGRAD_ROW_CYCLES if is_wgrad else _ROW_CYCLES)
+    return max(mma / _EFFICIENCY, shared, copies)
 
 
 def seconds(
@@ -52,12 +49,14 @@ def seconds(
     device: GpuDevice,
     bytes_moved: int,
     result_bytes: int,
+    row_bytes: int,
     is_wgrad: bool,
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, clock = blocking.tile, gemm_clock(device.facts)
     outside = blocking.parts * (products.tiles_n(tile) * tile.n - products.n) / products.tiles_n(tile)
-    stage = stage_cycles(blocking, device, is_wgrad) + (0.0 if is_wgrad else _OUTSIDE_CYCLES * outside)
+    stage = stage_cycles(blocking, device, row_bytes, is_wgrad)
+    stage += 0.0 if is_wgrad else _OUTSIDE_CYCLES * outside
     works, mean = blocking.works(products), _mean_blocks(products, tile)
     length = blocking.blocks_of_split if blocking.is_split else mean
     out = tile.m * tile.n * 4 / l2_bytes_per_cycle(device.facts) if blocking.is_split else 0.0
@@ -67,25 +66,11 @@ def seconds(
     one = max(one, chunks)
     waves = -(-works // device.multiprocessors)
     cycles = waves * one + _START_CYCLES + (0.0 if blocking.is_split else chunks)
-    rows = blocking.parts * STAGE_ROW * products.groups * _rows_read(products, tile, is_wgrad)
-    time = max(
-        cycles / clock,
-        bytes_moved / (_MEMORY_SHARE * device.bandwidth),
-        rows / (_L2_SHARE_OF_ROWS * l2_bandwidth(device.facts)),
-    )
-    time += LAUNCH_SECONDS
+    time = max(cycles / clock, bytes_moved / (_MEMORY_SHARE * device.bandwidth)) + _LAUNCH_SECONDS
     if blocking.is_split:
-        rate = min(
-            0.75 * l2_bytes_per_cycle(device.facts) * clock * device.multiprocessors, 2.1 * device.bandwidth
-        )
-        time += _REDUCTION_SECONDS + blocking.partial_bytes(products) / rate
+        time += _REDUCTION_SECONDS
+        time += blocking.partial_bytes(products) / (_REDUCTION_SHARE * device.bandwidth)
     return time
-
-
-def _rows_read(products: Products, tile: Tile, is_wgrad: bool) -> int:
-    """Rows of stages that multiprocessors read from L2, those that several read at once counted once."""
-    columns = products.tiles_n(tile) * tile.n if is_wgrad else 0  # a filter is read by all at once
-    return sum((rows + columns) * blocks for rows, blocks in zip(products.rows, products.blocks, strict=True))
 
 
 def _mean_blocks(products: Products, tile: Tile) -> float:
@@ -95,14 +80,14 @@ def _mean_blocks(products: Products, tile: Tile) -> float:
 
 def best_blocking(
     products: Products, tiles: Sequence[Tile], device: GpuDevice, bytes_moved: int, result_bytes: int, parts: int,
-    max_splits: int, is_wgrad: bool, taken: int = 0,
+    max_splits: int, row_bytes: int, is_wgrad: bool, taken: int = 0,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
     `taken`: bytes of a thread block's shared memory that are for something else.
     """
     found = [
-        (one, seconds(products, one, device, bytes_moved, result_bytes, is_wgrad))
+        (one, seconds(products, one, device, bytes_moved, result_bytes, row_bytes, is_wgrad))
         for one in blockings(
             products,
             tiles,

@@ -109,7 +109,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 
 #if IS_SPLIT
 // A thread has the four sums that a thread of a consumer had; a block 256 of them.
-KERNEL(256)
+KERNEL2(256, 4)
 void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
                      RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
     constexpr int fours = BM * BN / 4;  // of a tile
@@ -117,7 +117,7 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     const int tile = (int)(index / fours), in_tile = (int)(index % fours);
     const f32 *from = (const f32 *)(workspace + tables.partials) + index * 4;
     f32 sums[4] = {};
-#pragma unroll 4
+#pragma unroll 8
     for (int split = 0; split < (int)tables.splits; ++split) {
         const uint4 four = *(const uint4 *)(from + split * tiles * (BM * BN));
         sums[0] += __uint_as_float(four.x), sums[1] += __uint_as_float(four.y);

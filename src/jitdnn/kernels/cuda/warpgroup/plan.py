@@ -86,6 +86,8 @@ TILES = (
     Tile(2, 1, 2, 96),
     Tile(3, 1, 1, 64),
     Tile(1, 2, 1, 128),
+    Tile(1, 1, 1, 192),
+    Tile(1, 1, 1, 128),
 )
 """Tiles worth trying, those first that are best for many problems."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -28,6 +28,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     fits_offsets,
     pixel_map,
     result_map,
+    rows_map,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS
@@ -40,8 +41,8 @@ from jitdnn.tensor import DTYPES
 MAX_PHASES = 8
 _MAX_SPLITS = 16
 _MAX_WGRAD_SPLITS = 256
-_ROW_COST = {128: 1.0, 64: 1.05, 32: 1.15}
-"""How much longer stages of rows of so many bytes take."""
+_ROW_COST = {128: 1.0, 64: 0.66, 32: 0.62}
+"""Of a row of so many bytes: to the copy engine they are alike, and products of short ones take less."""
 _Three = tuple[int, int, int]
 _Packs = tuple[Pack | None, Pack | None]
 _NEEDS_WORKSPACE = "an operand must be packed, which takes workspace"
@@ -86,10 +87,10 @@ class Axis:
         return max(0, self.taps - 1) * self.dilation
 
 
-def unplannable(problem: Convolution, parts: int = 1, batch: Batch | None = None) -> str | None:
+def unplannable(problem: Convolution, parts: int = 1) -> str | None:
     """Why no plan exists whatever the device, in words a user can act on; None if one may."""
     size = _element_bytes(problem, parts)
-    least, block = ROWS[-1] // size, STAGE_ROW // size
+    least = ROWS[-1] // size
     if max(problem.stride) > MAX_STEP:
         return f"strides {problem.stride}: the copy engine takes steps of at most {MAX_STEP}"
     if problem.direction == "bwd_data" and math.prod(problem.stride) > MAX_PHASES:
@@ -106,8 +107,6 @@ def unplannable(problem: Convolution, parts: int = 1, batch: Batch | None = None
         for count in (problem.c // groups, problem.k // groups):
             if count % run:
                 return f"{count} channels of a group: runs of pixels begin at multiples of {run} channels"
-    if batch and problem.direction == "bwd_filter" and problem.y.shape[2] % block:
-        return f"sums of {problem.y.shape[2]} terms in a batch: they must be a multiple of {block}"
     return None
 
 
@@ -130,12 +129,12 @@ def plan_of(
 def _row_bytes(channels: int, size: int, is_exact: bool) -> int:
     """Of the rows in which channels are brought. `is_exact`: behind them there are those of another group."""
     choices = [row for row in ROWS if not is_exact or channels * size % row == 0]
-    return min(choices, key=lambda row: -(-channels * size // row) * row * _ROW_COST[row])
+    return min(choices, key=lambda row: -(-channels * size // row) * _ROW_COST[row])
 
 
-def _rank(axes: tuple[tuple[int, int], ...]) -> int:
-    """4 where the outermost axis of space has one position and one tap; else 5."""
-    return 4 if axes[0] == (1, 1) else 5
+def _rank(extent: int, axes: Sequence[Axis]) -> int:
+    """Of the maps of pixels: 4 where the outermost axis of space has one position, one tap and no padding; else 5."""
+    return 4 if extent == 1 and all((axis.results, axis.taps, axis.base) == (1, 1, 0) for axis in axes) else 5
 
 
 def _packed(first: Operand, second: Operand, parts: int) -> tuple[_Packs, int]:
@@ -206,11 +205,7 @@ def _correlation_plan(
         tuple(Axis.of(axis, one) for axis, one in zip(geometry.axes, phase, strict=True))
         for phase in geometry.phases
     ]
-    extents = tuple(
-        (max(extent, max(axes[n].results for axes in phases)), max(axes[n].taps for axes in phases))
-        for n, extent in enumerate(data.extents)
-    )
-    rank = _rank(extents)
+    rank = _rank(data.extents[0], [axes[0] for axes in phases])
     if not all(fits_offsets(rank, [axis.reach for axis in axes]) for axes in phases):
         return "taps are farther apart than the copy engine takes"
     row_bytes = _row_bytes(geometry.in_channels, size, geometry.groups > 1)
@@ -226,7 +221,7 @@ def _correlation_plan(
         tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0)
     tiles = fusion.tiles(tiles, result_bytes, False)
     found = best_blocking(
-        products, tiles, device, bytes_moved, result_bytes, parts, max_splits, False, fusion.shared
+        products, tiles, device, bytes_moved, result_bytes, parts, max_splits, row_bytes, False, fusion.shared
     )
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -275,6 +270,7 @@ def _correlation_plan(
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
         max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
         0 if batch else geometry.in_channels, 1 if batch else 0, *_filter_steps(geometry, is_forward, batch),
+        0, 0,
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
         *_pack_numbers(packs), 0, 0, 0, 0, *data.extents, fusion.channels, room, sum_rows,
     )  # fmt: skip
@@ -351,7 +347,7 @@ def _wgrad_plan(
     strides, dilation = three(problem.stride, 1), three(problem.dilation, 1)
     before = three([n for n, _ in problem.padding], 0)
     axes = tuple(Axis(outputs[n], -before[n], strides[n], taps[n], dilation[n], 0, 1, 0, 1) for n in range(3))
-    rank = _rank(tuple((max(x.extents[n], outputs[n]), taps[n]) for n in range(3)))
+    rank = _rank(x.extents[0], axes[:1])
     if not fits_offsets(rank, [axis.reach for axis in axes]):
         return "taps are farther apart than the copy engine takes"
     block = STAGE_ROW // size
@@ -365,7 +361,7 @@ def _wgrad_plan(
     tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0)
     tiles = fusion.tiles(tiles, result_bytes, True)
     found = best_blocking(
-        products, tiles, device, bytes_moved, result_bytes, parts, max_splits, True, fusion.shared
+        products, tiles, device, bytes_moved, result_bytes, parts, max_splits, STAGE_ROW, True, fusion.shared
     )
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -373,8 +369,13 @@ def _wgrad_plan(
     tile = blocking.tile
     ones = (1, 1, 1)
     base, results, steps = (-before[0], -before[1], -before[2]), outputs, strides
-    found_maps = [pixel_map(part, rank, (0, 0, 0), outputs, ones, STAGE_ROW, block) for part in a]
-    found_maps += [pixel_map(part, rank, base, results, steps, STAGE_ROW, block) for part in b]
+    is_plain = taps == ones and strides == ones and base == (0, 0, 0) and x.extents == outputs
+    rows_of_a = [rows_map(part, STAGE_ROW, block, batch is not None) for part in a]
+    rows_of_b = [rows_map(part, STAGE_ROW, block, batch is not None) for part in b] if is_plain else [None]
+    is_a_linear, is_b_linear = all(rows_of_a), all(rows_of_b)
+    windows_of_a = [pixel_map(part, rank, (0, 0, 0), outputs, ones, STAGE_ROW, block) for part in a]
+    windows_of_b = [pixel_map(part, rank, base, results, steps, STAGE_ROW, block) for part in b]
+    found_maps = (rows_of_a if is_a_linear else windows_of_a) + (rows_of_b if is_b_linear else windows_of_b)
     maps = tuple(one for one in found_maps if one)
     if len(maps) < 2 * parts:
         return "windows begin farther outside of the image than the copy engine takes"
@@ -404,6 +405,7 @@ def _wgrad_plan(
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
         out_channels, columns, in_channels, channel_blocks,
         0 if batch else out_channels, 1 if batch else 0, 0 if batch else in_channels, 0, 1 if batch else 0,
+        is_a_linear, is_b_linear,
         at, 0, 0, group, row, column, 0, 0, 0,
         *_pack_numbers(packs), first, *tap_space, *x.extents, fusion.channels, 0, 0,
     )  # fmt: skip

@@ -69,66 +69,78 @@ FUNCTION void store_box(u32 from, const Tables &tables, const Columns &columns, 
     if constexpr (IS_RESULT_BOXES) tma_store_3d(from, tables.result(), columns.first + column, group, row);
 }
 
-// Brings the stages of a piece of work, one after the other: SUBS times a tap and SUB_K channels.
+// Brings the stages of a piece of work, one after the other: SUBS times a tap and SUB_K channels. One thread does this
+// while the tensor cores work, so a step is a few additions; all else is in the constructor, or done once for a tap.
 struct Loader {
-    int image, w, h, d;    // where the window of the tile's first pixel begins
-    int channel, s, r, t;  // of what comes next
-    int phase, column, a_channel, b_channel, outer;
+    int image, w, h, d;           // where the window of the tile's first pixel begins
+    int phase, column;            // of the tile's first result
+    int channel;                  // of what comes next
+    int s, r, t;                  // its tap: positions behind the window's beginning
+    int filter_s, filter_r, filter_t, filter_at[3];  // and where it is in the filter, and where tap 0 is
+    int a_channel, b_channel, channels;
+    const Axis &x, &y, &z;
 
-    METHOD Loader(const Tables &tables, const Work &work) {
-        const Phase &own = tables.phases[phase = work.phase];
-        const Position position(own, work.first_row);
-        auto begin = [&](int n) { return (int)(own.axes[n].base + position.at[n] * own.axes[n].input_stride); };
+    METHOD Loader(const Tables &tables, const Work &work)
+        : phase(work.phase), x(tables.phases[work.phase].axes[2]), y(tables.phases[work.phase].axes[1]),
+          z(tables.phases[work.phase].axes[0]) {
+        const Position position(tables.phases[work.phase], work.first_row);
+        auto begin = [&](const Axis &axis, int at) { return (int)(axis.base + at * axis.input_stride); };
+        w = begin(x, position.at[2]), h = begin(y, position.at[1]), d = begin(z, position.at[0]);
         image = position.image + work.group * (int)tables.a_image_step;
-        d = begin(0), h = begin(1), w = begin(2);
+        column = work.columns.first + work.group * (int)tables.b_column_step;
+        a_channel = work.group * (int)tables.a_channel_step, b_channel = work.group * (int)tables.b_channel_step;
         const int blocks = (int)tables.channel_blocks, first = work.first_block * SUBS;
         int tap = first / blocks;
-        channel = (first - tap * blocks) * SUB_K;
-        const int taps_s = (int)own.axes[2].taps, taps_r = (int)own.axes[1].taps;
-        t = s = r = 0;
+        channel = (first - tap * blocks) * SUB_K, channels = blocks * SUB_K;
+        filter_at[2] = (int)x.first_tap, filter_at[1] = (int)y.first_tap;
+        filter_at[0] = (int)z.first_tap + work.group * (int)tables.b_outer_step;
+        int at[3] = {};
         if (tap) {
-            s = tap % taps_s, tap /= taps_s;
-            r = tap % taps_r, t = tap / taps_r;
+            at[2] = tap % (int)x.taps, tap /= (int)x.taps;
+            at[1] = tap % (int)y.taps, at[0] = tap / (int)y.taps;
         }
-        column = work.columns.first + work.group * (int)tables.b_column_step;
-        a_channel = work.group * (int)tables.a_channel_step;
-        b_channel = work.group * (int)tables.b_channel_step;
-        outer = work.group * (int)tables.b_outer_step;
+        s = at[2] * (int)x.dilation, r = at[1] * (int)y.dilation, t = at[0] * (int)z.dilation;
+        filter_s = filter_at[2] + at[2] * (int)x.tap_step, filter_r = filter_at[1] + at[1] * (int)y.tap_step;
+        filter_t = filter_at[0] + at[0] * (int)z.tap_step;
+    }
+
+    METHOD void next_tap() {
+        channel = 0;
+        s += (int)x.dilation, filter_s += (int)x.tap_step;
+        if (s < (int)(x.taps * x.dilation)) return;
+        s = 0, filter_s = filter_at[2];
+        r += (int)y.dilation, filter_r += (int)y.tap_step;
+        if (r < (int)(y.taps * y.dilation)) return;
+        r = 0, filter_r = filter_at[1];
+        t += (int)z.dilation, filter_t += (int)z.tap_step;
+        if (SUBS == 1 || t < (int)(z.taps * z.dilation)) return;
+        // behind the last tap there are zeros
+        t = 0, filter_t = filter_at[0], a_channel = b_channel = NO_CHANNEL;
     }
 
     METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier) {
-        const Phase &own = tables.phases[phase];
-        const Axis &z = own.axes[0], &y = own.axes[1], &x = own.axes[2];
-        auto filter = [](const Axis &axis, int tap) { return (int)axis.first_tap + tap * (int)axis.tap_step; };
 #pragma unroll
         for (int sub = 0; sub < SUBS; ++sub) {
-            // behind the last tap there are zeros
-            const bool is_there = SUBS == 1 || t < (int)z.taps;
-            const int a = is_there ? a_channel + channel : NO_CHANNEL, b = is_there ? b_channel + channel : NO_CHANNEL;
-            const int fs = filter(x, s), fr = filter(y, r), ft = (is_there ? filter(z, t) : 0) + outer;
+            const int a = a_channel + channel, b = b_channel + channel;
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
                 LOAD_PIXELS(to_a + part * A_BYTES + sub * BM * ROW_BYTES, tables.a(phase, part), barrier, a, w, h, d,
-                            image, s * (int)x.dilation, r * (int)y.dilation, is_there ? t * (int)z.dilation : 0);
+                            image, s, r, t);
                 const u32 to = to_b + part * B_BYTES;
                 if constexpr (B_MN_MAJOR) {
 #pragma unroll
                     for (int n = 0; n < B_COLUMNS; n += 64)
-                        tma_load_5d(to + n * 128 + sub * SUB_K * 128, tables.b(part), barrier, column + n, fs, fr, ft,
-                                    b);
+                        tma_load_5d(to + n * 128 + sub * SUB_K * 128, tables.b(part), barrier, column + n, filter_s,
+                                    filter_r, filter_t, b);
                 } else {
 #pragma unroll
                     for (int n = 0; n < BN; n += WN)
-                        tma_load_5d(to + (sub * BN + n) * ROW_BYTES, tables.b(part), barrier, b, fs, fr, ft,
-                                    column + n);
+                        tma_load_5d(to + (sub * BN + n) * ROW_BYTES, tables.b(part), barrier, b, filter_s, filter_r,
+                                    filter_t, column + n);
                 }
             }
             channel += SUB_K;
-            if (channel >= (int)tables.channel_blocks * SUB_K) {
-                channel = 0;
-                if (++s == (int)x.taps) s = 0, ++r;
-                if (r == (int)y.taps) r = 0, ++t;
-            }
+            if (channel >= channels) next_tap();
         }
     }
 };

@@ -19,7 +19,7 @@ _MOST_CHANNELS = 4096
 """Whose parameters are kept in shared memory, 8 bytes each."""
 _READY_BYTES = 16 * 8
 """Of further barriers, one for each stage."""
-_FREE_REGISTERS = {2: 216, 3: 116}
+_FREE_REGISTERS = {1: 216, 2: 216, 3: 116}
 """Of a thread, by consumers: for sums, results on their way out and fragments behind the prologue."""
 _SLOWER = {False: 1.12, True: 1.2}
 """How many times as long products with a prologue take, of fprop and wgrad: by arithmetic, see docs/gotchas.md."""

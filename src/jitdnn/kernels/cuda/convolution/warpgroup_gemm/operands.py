@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jitdnn.devices.tensor_map import ALIGNMENT, WORKSPACE, TensorMap
-from jitdnn.kernels.cuda.gemm.plan import three
+from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
 _Three = tuple[int, int, int]
@@ -176,6 +176,29 @@ def pixel_map(
         (row_bytes // operand.size, pixels),
         (1, *tuple(reversed(steps))[axes], 1),
         (lower, upper),
+    )  # fmt: skip
+
+
+def rows_map(operand: Operand, row_bytes: int, pixels: int, is_batch: bool) -> TensorMap | None:
+    """Runs of `pixels` pixels, counted through all images or (`is_batch`) in each, by `row_bytes` of channels.
+
+    None where pixels do not lie at equal distances.
+    """
+    axes = [(operand.extents[n], operand.space[n]) for n in range(3)]
+    if not is_batch:
+        axes.insert(0, (operand.images, operand.image))
+    step = linear_step([extent for extent, _ in axes], [stride for _, stride in axes])
+    if step is None:
+        return None
+    count, images = math.prod(extent for extent, _ in axes), operand.images if is_batch else 1
+    nearest = -(-operand.channels * operand.size // ALIGNMENT) * ALIGNMENT
+    strides = tuple(
+        stride * operand.size if extent > 1 else nearest
+        for extent, stride in ((count, step), (images, operand.image))
+    )
+    return TensorMap(
+        operand.number, operand.offset, operand.dtype, (operand.channels, count, images), strides,
+        (row_bytes // operand.size, pixels, 1), (1, 1, 1),
     )  # fmt: skip
 
 

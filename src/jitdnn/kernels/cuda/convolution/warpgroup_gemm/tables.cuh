@@ -37,6 +37,7 @@ struct Tables {
     i64 rows, columns, channels, channel_blocks;  // of a group: of the product; of the data or, of wgrad, of x
     // from one group to the next in the coordinates of A, and of B: its columns, what is summed, its outermost axis
     i64 a_channel_step, a_image_step, b_column_step, b_channel_step, b_outer_step;
+    i64 is_a_linear, is_b_linear;  // of a wgrad: pixels are copied by their number, not as windows
     i64 partials, header;  // bytes of the workspace
     i64 result_image, result_group, result_row, result_column, result_space[3];
     Pack packs[2];                // of the first and the second operand

@@ -72,47 +72,69 @@ FUNCTION void store_box(u32 from, const Tables &tables, const Columns &columns, 
     }
 }
 
+// Brings the stages of a piece of work, one after the other: BK pixels each. One thread does this while the tensor cores
+// work, so a step is a few additions; all else is in the constructor.
 struct Loader {
-    int pixel, row, a_image, b_image, b_channel, columns;
-    Column first;  // of the tile
+    static constexpr int BOXES = BN / 64;
+    int pixel, row, a_image, b_image;
+    Position at, step;                   // of the first pixel of the next stage; of BK pixels
+    int channels[BOXES], taps[BOXES];    // of 64 columns: the first channel; offsets of 8 bits: s, r, t
+    const Axis &x, &y, &z;
 
-    METHOD Loader(const Tables &tables, const Work &work) : first(tables, work.columns.first) {
-        pixel = work.first_block * BK;
+    METHOD Loader(const Tables &tables, const Work &work)
+        : pixel(work.first_block * BK), at(tables.phases[0], pixel), step(tables.phases[0], BK),
+          x(tables.phases[0].axes[2]), y(tables.phases[0].axes[1]), z(tables.phases[0].axes[0]) {
         row = work.first_row + work.group * (int)tables.a_channel_step;
         a_image = work.group * (int)tables.a_image_step, b_image = work.group * (int)tables.b_outer_step;
-        b_channel = work.group * (int)tables.b_column_step;
-        columns = work.columns.count;
+#pragma unroll
+        for (int n = 0; n < BOXES; ++n) {
+            const bool is_there = 64 * n < work.columns.count;
+            const Column one(tables, is_there ? work.columns.first + 64 * n : 0);
+            channels[n] = is_there ? one.channel + work.group * (int)tables.b_column_step : NO_CHANNEL;
+            taps[n] = one.tap[2] * (int)x.dilation | one.tap[1] * (int)y.dilation << 8 |
+                      one.tap[0] * (int)z.dilation << 16;
+        }
+    }
+
+    // BK pixels further; each digit carries at most 1.
+    METHOD void advance() {
+        pixel += BK;
+        auto carry = [](int &digit, const Axis &axis, int &next) {
+            if (digit >= (int)axis.results) digit -= (int)axis.results, ++next;
+        };
+        at.at[2] += step.at[2], at.at[1] += step.at[1], at.at[0] += step.at[0], at.image += step.image;
+        carry(at.at[2], x, at.at[1]);
+        carry(at.at[1], y, at.at[0]);
+        carry(at.at[0], z, at.image);
     }
 
     METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier) {
-        const Phase &phase = tables.phases[0];
-        const Axis &z = phase.axes[0], &y = phase.axes[1], &x = phase.axes[2];
-        const Position at(phase, pixel);
-        auto begin = [&](int n) { return (int)(phase.axes[n].base + at.at[n] * phase.axes[n].input_stride); };
-        const int d = begin(0), h = begin(1), w = begin(2);
+        auto begin = [](const Axis &axis, int number) {
+            return (int)axis.base + number * (int)axis.input_stride;
+        };
+        const int w = begin(x, at.at[2]), h = begin(y, at.at[1]), d = begin(z, at.at[0]);
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
 #pragma unroll
-            for (int m = 0; m < BM; m += 64)
-                LOAD_PIXELS(to_a + part * A_BYTES + m * 128, tables.a(0, part), barrier, row + m, at.at[2], at.at[1],
-                            at.at[0], at.image + a_image, 0, 0, 0);
-            Column one = first;
-#pragma unroll 1
-            for (int n = 0; n < BN; n += 64) {
-                const int channel = n < columns ? b_channel + one.channel : NO_CHANNEL;
-                const int s = n < columns ? one.tap[2] : 0, r = n < columns ? one.tap[1] : 0;
-                LOAD_PIXELS(to_b + part * B_BYTES + n * 128, tables.b(part), barrier, channel, w, h, d,
-                            at.image + b_image, s * (int)x.dilation, r * (int)y.dilation,
-                            n < columns ? one.tap[0] * (int)z.dilation : 0);
-                one.channel += 64;
-                if (one.channel >= tables.channel_blocks * 64) {
-                    one.channel = 0;
-                    if (++one.tap[2] == (int)x.taps) one.tap[2] = 0, ++one.tap[1];
-                    if (one.tap[1] == (int)y.taps) one.tap[1] = 0, ++one.tap[0];
-                }
+            for (int m = 0; m < BM; m += 64) {
+                const u32 to = to_a + part * A_BYTES + m * 128;
+                if (tables.is_a_linear)
+                    tma_load_3d(to, tables.a(0, part), barrier, row + m, pixel, a_image);
+                else
+                    LOAD_PIXELS(to, tables.a(0, part), barrier, row + m, at.at[2], at.at[1], at.at[0],
+                                at.image + a_image, 0, 0, 0);
+            }
+#pragma unroll
+            for (int n = 0; n < BOXES; ++n) {
+                const u32 to = to_b + part * B_BYTES + n * SLAB_BYTES;
+                if (tables.is_b_linear)
+                    tma_load_3d(to, tables.b(part), barrier, channels[n], pixel, b_image);
+                else
+                    LOAD_PIXELS(to, tables.b(part), barrier, channels[n], w, h, d, at.image + b_image, taps[n] & 255,
+                                taps[n] >> 8 & 255, taps[n] >> 16);
             }
         }
-        pixel += BK;
+        advance();
     }
 };
 
