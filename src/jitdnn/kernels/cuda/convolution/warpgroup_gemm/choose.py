@@ -361,7 +361,17 @@ def _wgrad_plan(
     tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0)
     tiles = fusion.tiles(tiles, result_bytes, True)
     found = best_blocking(
-        products, tiles, device, bytes_moved, result_bytes, parts, max_splits, STAGE_ROW, True, fusion.shared
+        products,
+        tiles,
+        device,
+        bytes_moved,
+        result_bytes,
+        parts,
+        max_splits,
+        STAGE_ROW,
+        True,
+        fusion.shared,
+        fusion.has_prologue,
     )
     if not found:
         return "no tile fits into the shared memory of the device"

@@ -21,8 +21,8 @@ _READY_BYTES = 16 * 8
 """Of further barriers, one for each stage."""
 _FREE_REGISTERS = {1: 216, 2: 216, 3: 116}
 """Of a thread, by consumers: for sums, results on their way out and fragments behind the prologue."""
-_SLOWER = {False: 1.12, True: 1.2}
-"""How many times as long products with a prologue take, of fprop and wgrad: by arithmetic, see docs/gotchas.md."""
+_SLOWER = 1.12
+"""How many times as long a fprop with a prologue takes: by arithmetic, see docs/gotchas.md."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Fusion:
         )
 
     def seconds(self, seconds: float, is_wgrad: bool) -> float:
-        """Expected time with what is fused, of products that take so long without."""
-        if self.has_prologue:
-            seconds *= _SLOWER[is_wgrad]
+        """Expected time with what is fused, of products that take so long without, a rewritten operand included."""
+        if self.has_prologue and not is_wgrad:
+            seconds *= _SLOWER
         return seconds + (LAUNCH_SECONDS if self.has_sums else 0.0)
 
 
