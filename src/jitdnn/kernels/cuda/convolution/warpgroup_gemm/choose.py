@@ -270,7 +270,7 @@ def _correlation_plan(
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
         max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
         0 if batch else geometry.in_channels, 1 if batch else 0, *_filter_steps(geometry, is_forward, batch),
-        0, 0,
+        rank == 5, 0, 0,
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
         *_pack_numbers(packs), 0, 0, 0, 0, *data.extents, fusion.channels, room, sum_rows,
     )  # fmt: skip
@@ -415,7 +415,7 @@ def _wgrad_plan(
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
         out_channels, columns, in_channels, channel_blocks,
         0 if batch else out_channels, 1 if batch else 0, 0 if batch else in_channels, 0, 1 if batch else 0,
-        is_a_linear, is_b_linear,
+        rank == 5, is_a_linear, is_b_linear,
         at, 0, 0, group, row, column, 0, 0, 0,
         *_pack_numbers(packs), first, *tap_space, *x.extents, fusion.channels, 0, 0,
     )  # fmt: skip

@@ -104,7 +104,6 @@ def source_of(
         ("IS_SPLIT", int(blocking.is_split)),
         ("A_MN_MAJOR", int(plan.is_wgrad)),
         ("B_MN_MAJOR", int(plan.is_b_mn_major)),
-        ("SPATIAL", plan.rank - 2),
         ("PHASES", plan.phases),
         ("A_MAPS", plan.phases * blocking.parts),
         ("B_MAPS", blocking.parts),

@@ -124,8 +124,8 @@ struct Loader {
             const int a = a_channel + channel, b = b_channel + channel;
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-                LOAD_PIXELS(to_a + part * A_BYTES + sub * BM * ROW_BYTES, tables.a(phase, part), barrier, a, w, h, d,
-                            image, s, r, t);
+                load_pixels(tables, to_a + part * A_BYTES + sub * BM * ROW_BYTES, tables.a(phase, part), barrier, a, w,
+                            h, d, image, s, r, t);
                 const u32 to = to_b + part * B_BYTES;
                 if constexpr (B_MN_MAJOR) {
 #pragma unroll

@@ -37,6 +37,7 @@ struct Tables {
     i64 rows, columns, channels, channel_blocks;  // of a group: of the product; of the data or, of wgrad, of x
     // from one group to the next in the coordinates of A, and of B: its columns, what is summed, its outermost axis
     i64 a_channel_step, a_image_step, b_column_step, b_channel_step, b_outer_step;
+    i64 is_volume;                 // maps of windows have three axes of space, not two
     i64 is_a_linear, is_b_linear;  // of a wgrad: pixels are copied by their number, not as windows
     i64 partials, header;  // bytes of the workspace
     i64 result_image, result_group, result_row, result_column, result_space[3];
@@ -50,12 +51,14 @@ struct Tables {
     METHOD const TensorMap &result() const { return maps[A_MAPS + B_MAPS]; }
 };
 
-#if SPATIAL == 3
-#define LOAD_PIXELS(to, map, barrier, c, w, h, d, n, s, r, t) \
-    tma_load_im2col_5d(to, map, barrier, c, w, h, d, n, s, r, t)
-#else
-#define LOAD_PIXELS(to, map, barrier, c, w, h, d, n, s, r, t) tma_load_im2col_4d(to, map, barrier, c, w, h, n, s, r)
-#endif
+// Windows along c, w, h and, in a volume, d; then the tap's offsets.
+FUNCTION void load_pixels(const Tables &tables, u32 to, const TensorMap &map, u32 barrier, int c, int w, int h, int d,
+                          int n, int s, int r, int t) {
+    if (tables.is_volume)
+        tma_load_im2col_5d(to, map, barrier, c, w, h, d, n, s, r, t);
+    else
+        tma_load_im2col_4d(to, map, barrier, c, w, h, n, s, r);
+}
 
 // The position of a pixel of a phase: its image, and its number along each axis of space.
 struct Position {

@@ -121,7 +121,7 @@ struct Loader {
                 if (tables.is_a_linear)
                     tma_load_3d(to, tables.a(0, part), barrier, row + m, pixel, a_image);
                 else
-                    LOAD_PIXELS(to, tables.a(0, part), barrier, row + m, at.at[2], at.at[1], at.at[0],
+                    load_pixels(tables, to, tables.a(0, part), barrier, row + m, at.at[2], at.at[1], at.at[0],
                                 at.image + a_image, 0, 0, 0);
             }
 #pragma unroll
@@ -130,8 +130,8 @@ struct Loader {
                 if (tables.is_b_linear)
                     tma_load_3d(to, tables.b(part), barrier, channels[n], pixel, b_image);
                 else
-                    LOAD_PIXELS(to, tables.b(part), barrier, channels[n], w, h, d, at.image + b_image, taps[n] & 255,
-                                taps[n] >> 8 & 255, taps[n] >> 16);
+                    load_pixels(tables, to, tables.b(part), barrier, channels[n], w, h, d, at.image + b_image,
+                                taps[n] & 255, taps[n] >> 8 & 255, taps[n] >> 16);
             }
         }
         advance();
