@@ -212,6 +212,7 @@ def test_refusals(cuda_device: Any) -> None:
     assert "take an epilogue" in reason("fwd n1 c8 h5 w5 k8 r1 s1 bf16 nhwc sums", fused(own, "bias"))
     assert "side by side" in reason("fwd n1 c8 h5 w5 k8 r1 s1 bf16 nhwc prologue=relu scale=s2")
     assert "4096 channels" in reason("fwd n1 c4104 h2 w2 k8 r1 s1 bf16 nhwc prologue=relu")
+    assert "32800 lines" in reason("fwd n1 c8 h32800 w1 k8 r1 s1 bf16 nhwc prologue=relu")
     assert "f64" in reason("fwd n1 c8 h5 w5 k8 r1 s1 f64 sums")
     assert "nothing to multiply" in reason("fwd n0 c8 h5 w5 k8 r1 s1 bf16 nhwc sums")
 

@@ -22,7 +22,7 @@ FUNCTION void load_parameters(const Ring &ring, const Tables &tables, const f32 
 FUNCTION bool is_inside(const Tables &tables, const int (&window)[3], const int (&tap)[3]) {
     bool is_there = true;
 #pragma unroll
-    for (int n = 3 - SPATIAL; n < 3; ++n)
+    for (int n = 0; n < 3; ++n)
         is_there = is_there &&
                    (u32)(window[n] + tap[n] * (int)tables.phases[0].axes[n].dilation) < (u32)tables.x_extents[n];
     return is_there;

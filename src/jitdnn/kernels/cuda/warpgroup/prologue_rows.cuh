@@ -9,7 +9,7 @@ struct PrologueConsumer {
     const Tables &tables;
     const int warpgroup, lane;
     RingPlace place;
-    int window[ROWS][2][3];  // where those of the thread's rows begin
+    int outer[ROWS][2], inner[ROWS][2];  // where the windows of the thread's rows begin: 16 bits each of d and h; w
     int a_channel, channel, tap[3];
 
     METHOD PrologueConsumer(const Ring &ring, const Tables &tables, int warpgroup)
@@ -27,9 +27,10 @@ struct PrologueConsumer {
             for (int half = 0; half < 2; ++half) {
                 const int row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, half);
                 const Position position(phase, row);
-#pragma unroll
-                for (int n = 0; n < 3; ++n)
-                    window[slab][half][n] = (int)(phase.axes[n].base + position.at[n] * phase.axes[n].input_stride);
+                auto begin = [&](int n) {
+                    return (int)(phase.axes[n].base + position.at[n] * phase.axes[n].input_stride);
+                };
+                outer[slab][half] = begin(0) << 16 | (begin(1) & 0xffff), inner[slab][half] = begin(2);
             }
         const int blocks = (int)tables.channel_blocks, first = work.first_block * SUBS;
         int number = first / blocks;
@@ -50,8 +51,10 @@ struct PrologueConsumer {
 #pragma unroll
         for (int slab = 0; slab < ROWS; ++slab)
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
-                inside[slab][half] = is_there && is_inside(tables, window[slab][half], tap) ? 0xffffffffu : 0;
+            for (int half = 0; half < 2; ++half) {
+                const int window[3] = {outer[slab][half] >> 16, (i16)outer[slab][half], inner[slab][half]};
+                inside[slab][half] = is_there && is_inside(tables, window, tap) ? 0xffffffffu : 0;
+            }
     }
 
     // Brings the fragments of a product along K, behind the prologue.

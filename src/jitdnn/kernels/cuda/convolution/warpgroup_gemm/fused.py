@@ -30,6 +30,8 @@ from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor
 
+_MOST_LINES = 2**15 - 512
+"""Along all axes of space but the innermost: numbers of 16 bits, windows that begin outside of the image included."""
 _PROLOGUE_ERROR = 4.0
 """Unit roundoffs: of an activation, and of what is behind it, as it is multiplied."""
 
@@ -66,6 +68,8 @@ class WarpgroupFused(KernelAlgorithm[FusedConvolution, GpuDevice]):
             return (
                 f"{max(*extents, pixels)} pixels or channels: at most {MAX_EXTENT} fit the kernel's indices"
             )
+        if problem.has_prologue and max((1, *own.spatial[:-1])) > _MOST_LINES:
+            return f"{max(own.spatial[:-1])} lines: the prologue finds positions among at most {_MOST_LINES}"
         if self._separate.refuse(problem, device, epilogue):
             return "operands at any address are for separate kernels, which do not take this problem"
         found = self.sizes(problem, device)
