@@ -178,7 +178,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "Error that is allowed: `standard` 5e-6 in fp32 or that of a plain sum, `strict` only that of a plain sum, and "
         "no algorithm by which a NaN or an infinity of an input reaches results that do not read it, nor one that "
         "multiplies f32 as two halves (Hopper GPUs): numbers 2^16 times smaller than the largest of their tensor lose "
-        "accuracy by it.",
+        "accuracy by it. Of inputs of 8-bit reals `standard` allows what they are rounded to themselves, `strict` what "
+        "the result is.",
     ),
     Setting(
         "deterministic",

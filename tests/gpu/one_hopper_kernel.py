@@ -10,7 +10,10 @@ import numpy as np
 from jitdnn.devices.gpu import Launch, Source
 from jitdnn.devices.tensor_map import Tables, TensorMap
 
-DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
+DTYPES = {
+    "bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32, "i8": np.int8,
+    "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2,
+}  # fmt: skip
 HEAD = "(TABLES(Tables, tables), const u8 *x, const u8 *w, u8 *y, u8 *workspace, SCALE alpha, SCALE beta)"
 BEGIN = """
     extern __shared__ __align__(ALIGNMENT) u8 storage[];

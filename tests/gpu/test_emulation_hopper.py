@@ -56,12 +56,14 @@ def copied(device: Any, x: np.ndarray, tensor_map: TensorMap, load: str) -> np.n
 
 
 @pytest.mark.parametrize("start", [(0, 0, 0), (8, -3, 1), (72, 6, 2), (-16, 20, 0)])
-@pytest.mark.parametrize(("dtype", "row"), [("bf16", 128), ("f32", 128), ("f32", 64), ("bf16", 32)])
+@pytest.mark.parametrize(
+    ("dtype", "row"), [("bf16", 128), ("f32", 128), ("f32", 64), ("bf16", 32), ("i8", 64), ("f8e4m3", 128)]
+)
 def test_a_tiled_copy_is_zero_outside_of_the_tensor(
     hopper: Any, dtype: str, row: int, start: tuple[int, ...]
 ) -> None:
     rng = np.random.default_rng(3)
-    x = rng.standard_normal((3, 9, 104)).astype(DTYPES[dtype])
+    x = (16 * rng.standard_normal((3, 9, 112))).astype(DTYPES[dtype])
     box = (row // x.itemsize, 8, 2)
     tensor_map = row_major(0, x, box, extents=(100, 9, 3))
     y = copied(
@@ -188,6 +190,48 @@ def test_products(hopper: Any, kind: str, n: int, is_a_mn_major: bool, is_b_mn_m
             a = (x.view(np.uint32) & ~np.uint32(0x1FFF)).view(np.float32)[0]
         expected = a.astype(np.float64) @ b.astype(np.float64).T + 100 * is_added
         assert np.allclose(y, expected, rtol=1e-6, atol=1e-2 if kind == "tf32" else 0)
+
+
+@pytest.mark.parametrize("n", [64, 192, 256])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("i8", "i8"), ("f8e4m3", "f8e4m3"), ("f8e4m3", "f8e5m2"), ("f8e5m2", "f8e4m3"), ("f8e5m2", "f8e5m2")],
+)
+def test_products_of_bytes(hopper: Any, first: str, second: str, n: int) -> None:
+    """Integers over their whole range; reals whose sums need no more than the 14 bits that are kept."""
+    rng, is_integer = np.random.default_rng(n), first == "i8"
+    most = 128 if is_integer else 4
+    a, b = (
+        rng.integers(-most, most, (rows, 128)).astype(DTYPES[dtype])
+        for rows, dtype in ((64, first), (n, second))
+    )
+    maps = (
+        row_major(0, a.reshape(1, 64, 128), (128, 64, 1)), row_major(1, b.reshape(1, n, 128), (128, n, 1))
+    )  # fmt: skip
+    name = "s8" if is_integer else f"{first.removeprefix('f8')}_{second.removeprefix('f8')}"
+    for is_added in (False, True):
+        body = MULTIPLY.replace("IS_ADDED", str(is_added).lower()).replace("TYPE", name)
+        body = re.sub(r"\bN\b", str(n), re.sub("IS_[AB]_MN_MAJOR", "false", body))
+        body = body.replace("f32", "i32").replace("100.0f", "100") if is_integer else body
+        y = np.zeros((64, n), np.int32 if is_integer else np.float32)
+        run(hopper, body, a, b, y, maps)
+        assert np.array_equal(y, a.astype(np.float64) @ b.astype(np.float64).T + 100 * is_added)
+
+
+def test_sums_of_8_bit_reals_keep_14_bits(hopper: Any) -> None:
+    """What is 2^14 times smaller than the largest of a product and the sum is lost, and truncated, not rounded."""
+    a, b = np.zeros((64, 128), DTYPES["f8e5m2"]), np.zeros((64, 128), DTYPES["f8e5m2"])
+    a[:, 0], a[:, 1:3], b[:, 0], b[:, 1:3] = 128, 1 / 64, 1, 1  # 2^7 and twice 2^-6
+    a[1, 1:3] = 1 / 128  # twice 2^-7, which have no place beside 2^7
+    maps = (
+        row_major(0, a.reshape(1, 64, 128), (128, 64, 1)), row_major(1, b.reshape(1, 64, 128), (128, 64, 1))
+    )  # fmt: skip
+    body = MULTIPLY.replace("IS_ADDED", "false").replace("TYPE", "e5m2_e5m2")
+    body = re.sub(r"\bN\b", "64", re.sub("IS_[AB]_MN_MAJOR", "false", body))
+    y = np.zeros((64, 64), np.float32)
+    run(hopper, body, a, b, y, maps)
+    assert (y[0] == 128 + 2 / 64).all()
+    assert (y[1] == 128).all()
 
 
 NARROW = """

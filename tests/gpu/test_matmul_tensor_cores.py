@@ -72,6 +72,31 @@ def test_every_orientation(
     check(problem, cuda_device)
 
 
+@pytest.mark.parametrize("alignment", ["aligned", "anywhere"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "m40 k144 n24 i8 to_i8 b=columns",
+        "m70 k33 n48 i8 to_i32",
+        "batch2 m40 k64 n24 i8 a=columns",
+        "m40 k144 n32 f8e4m3 to_bf16 b=columns",
+        "m70 k33 n48 f8e5m2 by_f8e4m3 to_f8e4m3",
+        "batch3 m40 k64 n24 f8e4m3 by_f8e5m2 a=columns",
+        "m24 k640 n136 f8e4m3 to_f8e5m2 a=columns b=columns",
+    ],
+)
+def test_bytes(words: str, alignment: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers and reals of 8 bits, which are read along k alone: others are packed."""
+    if alignment == "aligned":
+        monkeypatch.setattr(cases, "GUARD", ALIGNED)
+    problem = product(words)
+    takers = [one for one in EVERY if one.refuse(problem, cuda_device) is None]
+    assert any(isinstance(one, TensorCoreMatmul) for one in takers) != problem.has_float8
+    if cuda_device.arch == "sm_90a":
+        assert any(isinstance(one, WarpgroupMatmul) for one in takers)
+    check(problem, cuda_device)
+
+
 @pytest.mark.parametrize(
     "words",
     ["m19 k9 n37 bf16", "m16 k300 n24 f16 b=columns", "batch2x3 m10 k24 n16 bf16", "m17 k24 n8 a=columns"],

@@ -10,6 +10,7 @@ import sys
 import weakref
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -42,15 +43,18 @@ def region(data: st.DataObject, x: Any) -> Any:
 
 
 def as_torch(x: np.ndarray[Any, Any]) -> torch.Tensor:
-    """The array as a tensor; PyTorch does not know NumPy's bfloat16, so that it goes through its bits."""
-    if x.dtype.name == "bfloat16":
-        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    """The array as a tensor; types of ml_dtypes, which PyTorch does not take from NumPy, go through their bits."""
+    if hasattr(ml_dtypes, x.dtype.name):
+        return torch.from_numpy(x.view(f"i{x.itemsize}")).view(getattr(torch, x.dtype.name))
     return torch.from_numpy(x)
 
 
 def as_numpy(x: Any) -> np.ndarray[Any, Any]:
-    if isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16:
-        return x.contiguous().view(torch.int16).numpy().view(numpy_dtype("bf16"))
+    if isinstance(x, torch.Tensor):
+        name = str(x.dtype).removeprefix("torch.")
+        if hasattr(ml_dtypes, name):
+            bits = torch.int16 if x.itemsize == 2 else torch.int8
+            return x.contiguous().view(bits).numpy().view(getattr(ml_dtypes, name))
     return np.asarray(x)
 
 

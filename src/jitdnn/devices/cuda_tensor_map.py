@@ -12,7 +12,7 @@ from jitdnn.devices.tensor_map import MAP_BYTES, WORKSPACE, Tables, TensorMap
 from jitdnn.errors import DeviceError
 
 # CUtensorMapDataType
-_TYPES = {"bool": 0, "u8": 0, "i8": 0, "f16": 6, "f32": 7, "bf16": 9}
+_TYPES = {"bool": 0, "u8": 0, "i8": 0, "f8e4m3": 0, "f8e5m2": 0, "i32": 3, "f16": 6, "f32": 7, "bf16": 9}
 _NO_INTERLEAVE = 0
 _SWIZZLES = {32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle, by bytes of a row
 _PROMOTE_TO_256_BYTES = 3  # what L2 fetches around what is read

@@ -17,7 +17,10 @@ from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import Expression
 from jitdnn.tensor import REAL_DTYPES, TensorDescriptor, compute_dtype
 
-UNIT_ROUNDOFF = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53, "i8": 0.5, "u8": 0.5}
+UNIT_ROUNDOFF = {
+    "f8e4m3": 2.0**-4, "f8e5m2": 2.0**-3, "f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53,
+    "i8": 0.5, "u8": 0.5,
+}  # fmt: skip
 ARITHMETIC = {"f32": "fp32", "f64": "fp64"}
 
 
@@ -86,6 +89,8 @@ class Algorithm(ABC):
     problem: ClassVar[type[Problem]]
     deterministic: ClassVar[bool]
     """Bit-identical results from run to run on one device."""
+    takes_float8: ClassVar[bool] = True
+    """Whether it reads 8-bit reals (`Problem.has_float8`)."""
     has_exact_products: ClassVar[bool] = True
     """Whether products are those of the numbers as they are, which "strict" accuracy asks for in `fp32` and `fp64`."""
 
@@ -192,6 +197,8 @@ class PlannedAlgorithm(Algorithm, Generic[OwnProblem, Plan, OwnDevice]):
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
         if epilogue is not None and self.takes_no_epilogue is not None:
             return self.takes_no_epilogue.format(kind=problem.kind)
+        if not self.takes_float8 and problem.has_float8:
+            return "it does not read 8-bit reals: transform(x, dtype=...) makes a copy of another type"
         return self.refusal(self._own(problem), cast(OwnDevice, device), epilogue)
 
     def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:

@@ -19,7 +19,7 @@ from jitdnn.kernels.algorithm import (
     terms,
 )
 from jitdnn.problems.problem import Problem
-from jitdnn.tensor import view
+from jitdnn.tensor import FLOAT8_LARGEST, dtype_name, view
 
 # The definitions are NumPy loops over float64 copies. Seen on one core: 2e9 operations a second where there
 # are many to an output, 1e7 outputs a second where there are few, and 0.3 ms for the smallest problem.
@@ -31,7 +31,7 @@ SECONDS_A_CALL = 3e-4
 def rounded(result: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Float64 numbers as kernels store them: rounded to the nearest, integers saturated (NaN is 0).
 
-    What is beyond the range of a real type becomes infinity.
+    What is beyond the range of a real type becomes infinity, of 8 bits its largest number.
     """
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
@@ -39,6 +39,9 @@ def rounded(result: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
         is_low, is_high = whole <= limits.min, whole >= limits.max
         inside = np.where(is_low | is_high, 0.0, whole).astype(dtype)
         return np.where(is_low, limits.min, np.where(is_high, limits.max, inside)).astype(dtype)
+    most = FLOAT8_LARGEST.get(dtype_name(dtype) or "")
+    if most is not None:
+        result = np.clip(result, -most, most)
     with np.errstate(over="ignore"):
         return result.astype(dtype)
 

@@ -362,6 +362,9 @@ def _prepare(
                 and given[0] is not None
                 and given[0].dtype not in (operand.dtypes or (expected.dtype,))
             ):
+                if operand.dtypes and len(operand.dtypes) > 1:
+                    kinds = ", ".join(operand.dtypes)
+                    raise InvalidType(f"out is {given[0].dtype}: it must be one of {kinds} here")
                 raise InvalidType(
                     f"{names[0]} is {expected.dtype} and out is {given[0].dtype}: they must be of one dtype"
                 )

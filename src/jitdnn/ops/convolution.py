@@ -30,6 +30,7 @@ from jitdnn.ops.fused_convolution import (
 from jitdnn.ops.kept_filter import KeptFilter
 from jitdnn.problems.convolution import MODES, Convolution
 from jitdnn.problems.convolution_bias import BiasGradient
+from jitdnn.problems.problem import result_like
 from jitdnn.tensor import TensorDescriptor
 
 PerAxis = int | Sequence[int]
@@ -63,8 +64,10 @@ def conv(
         y = alpha * epilogue(conv(x, w), bias, residual, ...) + beta * out
 
     `x`: (N, C, space), `w`: (K, C/groups, taps), result (N, K, output space); 1 to 3 axes of space; float16,
-    bfloat16, float32 or float64, or both int8: then the sums are exact, y is float32, or what `out` is (int8 and
-    int32 are rounded and saturated). On every axis the output extent is
+    bfloat16, float32 or float64; or both int8: then the sums are exact, y is float32, or what `out` is (int8 and
+    int32 are rounded and saturated); or both 8-bit reals (float8_e4m3fn, float8_e5m2, in any combination): then y is
+    float32, or what `out` is (float16, bfloat16, or an 8-bit real, saturated), and `alpha` is the product of the scales
+    that x and w were divided by. On every axis the output extent is
     floor((extent + before + after - dilation * (taps - 1) - 1) / stride) + 1. `stride`, `dilation`: one number, or
     one for each axis; `padding`: the same, or (before, after) pairs; all in elements. `mode`: "cross_correlation", or
     "convolution" for taps in reverse.
@@ -291,7 +294,7 @@ def _make_backward_data(
 ) -> Recipe:
     dy, w = (logical(tensor, layout) for tensor in inputs)
     shape = logical_shape(x_shape, layout)
-    dx = packed_like(dy, shape) if out is None else logical(out, layout)
+    dx = packed_like(result_like(dy), shape) if out is None else logical(out, layout)
     problem = Convolution.make("bwd_data", dx, w, stride, padding, dilation, groups, mode, y=dy)
     return Recipe(problem, None, callers_axes(layout, len(dy.shape)))
 
@@ -309,7 +312,7 @@ def _make_backward_filter(
 ) -> Recipe:
     x, dy = (logical(tensor, layout) for tensor in inputs)
     shape = logical_shape(w_shape, layout)
-    dw = packed_like(x, shape) if out is None else logical(out, layout)
+    dw = packed_like(result_like(x), shape) if out is None else logical(out, layout)
     problem = Convolution.make("bwd_filter", x, dw, stride, padding, dilation, groups, mode, y=dy)
     return Recipe(problem, None, callers_axes(layout, len(x.shape)))
 

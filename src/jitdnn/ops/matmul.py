@@ -16,8 +16,9 @@ def matmul(
 ) -> Any:
     """Return alpha * a @ b + beta * out: (..., M, N) for a (..., M, K) and b (..., K, N), stored by rows.
 
-    At least 2 dimensions each, float16, bfloat16, float32 or float64; batch dimensions are broadcast as in NumPy. A
-    transposed matrix is a transposed view (`a.T`), which costs no copy. With K = 0 the product is 0.
+    At least 2 dimensions each, float16, bfloat16, float32 or float64; or both int8, or both 8-bit reals (float8_e4m3fn,
+    float8_e5m2, in any combination), with the results that `conv` has of them. Batch dimensions are broadcast as in
+    NumPy. A transposed matrix is a transposed view (`a.T`), which costs no copy. With K = 0 the product is 0.
 
     Raises InvalidShape and InvalidType for what does not fit, InvalidArgument for an `out` that cannot be
     written.

@@ -12,7 +12,7 @@ from jitdnn.ops.call import Op, Recipe, call
 from jitdnn.ops.dropout import DropoutState
 from jitdnn.ops.to_device import beside, is_for_gpu, to_device
 from jitdnn.problems.random import DISTRIBUTIONS, Random
-from jitdnn.tensor import REAL_DTYPES, TensorDescriptor
+from jitdnn.tensor import COMMON_DTYPES, TensorDescriptor
 
 
 def uniform(
@@ -114,7 +114,7 @@ _TAKES = {
         *(real(parameter) for parameter in parameters),
         *(settled_before("b") for _ in range(2 - len(parameters))),
         optional(extents("shape")),
-        word("dtype", REAL_DTYPES),
+        word("dtype", COMMON_DTYPES),
         LAYOUT,
     )
     for name, parameters in DISTRIBUTIONS.items()

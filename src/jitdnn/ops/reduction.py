@@ -22,7 +22,7 @@ from jitdnn.ops.user_kernel import (
 from jitdnn.rtcg.expression import Expression, trace
 from jitdnn.rtcg.folds import Fold, Reduction
 from jitdnn.rtcg.formulas import Formula, formula
-from jitdnn.tensor import Array, TensorDescriptor, compute_dtype
+from jitdnn.tensor import REAL_DTYPES, Array, TensorDescriptor, compute_dtype
 
 Reduce = str | Callable[[Any, Any], Any] | Expression
 
@@ -133,7 +133,7 @@ class ReductionKernel(UserKernel):
         if 0 in [shape[axis] for axis in axes] and any(r in ("max", "min", *_ARGS) for r in self.reductions):
             raise InvalidArgument(f"shape {shape} has nothing to take an extreme value of on axes {axes}")
         common = common_dtype(self.formula, [tensor.dtype for tensor in present])
-        is_real = common in ("f16", "bf16", "f32", "f64")
+        is_real = common in REAL_DTYPES
         outputs = []
         for target, wanted, reduce in zip(targets, self.dtypes, self.reductions, strict=True):
             dtype = wanted or ("i64" if reduce in _ARGS or not is_real else common)

@@ -19,6 +19,8 @@ from jitdnn.ops.to_device import number_on
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.formulas import Formula, is_whole
 from jitdnn.tensor import (
+    DTYPES,
+    FLOAT8_DTYPES,
     REAL_DTYPES,
     Array,
     TensorDescriptor,
@@ -228,12 +230,14 @@ def computing_dtype(formula: Formula, dtypes: Sequence[str]) -> str:
 
 
 def common_dtype(formula: Formula, inputs: Sequence[str]) -> str:
-    """The type of results where nothing says otherwise: the widest real type, or the common integer type."""
+    """The type of results where nothing says otherwise: the widest real type, f32 for 8 bits, or the common integer
+    type."""
     reals = [dtype for dtype in inputs if dtype in REAL_DTYPES]
     if reals:
-        mixed = {"f16", "bf16"} <= set(reals)
         widest = max(reals, key=lambda dtype: _REAL_ORDER[dtype])
-        return "f32" if mixed and widest == "bf16" else widest
+        # of two types of one size neither holds the numbers of the other
+        mixed = {dtype for dtype in reals if DTYPES[dtype] == DTYPES[widest]} != {widest}
+        return "f32" if mixed or widest in FLOAT8_DTYPES else widest
     if inputs and all(map(is_whole, formula.results)):
         name = dtype_name(np.result_type(*(numpy_dtype(dtype) for dtype in inputs))) or "i64"
         return "i64" if name == "bool" else name

@@ -159,11 +159,15 @@ def allowed_error(problem: Problem, accuracy: str, math: str = "fp32") -> float:
     "strict" allows that of a plain sum in the arithmetic of the problem's type, and at least the roundings of a
     function such as exp. "standard" allows 84 unit roundoffs, which is 5e-6 in fp32, or that of a plain sum where it is
     more: so algorithms that save multiplications are taken where they keep to it. Where `math` is coarser than the
-    type, its rounding counts.
+    type, its rounding counts. Of inputs of 8-bit reals the type is that of the result, and for "standard" their own
+    where it is coarser.
     """
     unit = UNIT_ROUNDOFF[problem.dtype]
     if problem.dtype != "f64":
         unit = max(unit, _MATH_ROUNDOFF.get(math, 0.0))
+    if problem.has_float8:  # whose sums have a type of their own
+        stored = problem.operands if accuracy == "standard" else problem.outputs
+        unit = max(unit, *(UNIT_ROUNDOFF.get(operand.descriptor.dtype, 0.0) for operand in stored))
     plain = summation_bound(problem)
     return max(plain, 32.0 * unit) if accuracy == "strict" else max(plain, 84.0 * unit)
 

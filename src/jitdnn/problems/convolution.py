@@ -24,15 +24,24 @@ import numpy as np
 
 from jitdnn.arguments import check_choice, padding_pairs, per_axis
 from jitdnn.errors import InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor, check_extents, check_spatial_rank
+from jitdnn.problems.problem import (
+    Operand,
+    Problem,
+    Reals,
+    as_descriptor,
+    byte_dtypes,
+    byte_types,
+    byte_words,
+    check_extents,
+    check_spatial_rank,
+    sum_dtype,
+)
 from jitdnn.problems.words import Words, axes_word, layout_words, pairs_word
 from jitdnn.tensor import TensorDescriptor
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
+OPERANDS = {"fwd": "xwy", "bwd_data": "ywx", "bwd_filter": "xyw"}
 MODES = ("cross_correlation", "convolution")
-INTEGER_RESULTS = ("f32", "i8", "i32")
-# products of two i8 whose sum is below 2^24, so that f32 holds it exactly
-_EXACT_PRODUCTS = 1024
 
 _Index = tuple[EllipsisType | slice | int, ...]
 
@@ -50,8 +59,9 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
     the descriptor `y`, for "bwd_filter" dw has the descriptor `w`. `stride` and `dilation` have a number and
     `padding` a (before, after) pair for each spatial axis.
 
-    All tensors are of one real dtype, or, forward only, x and w are i8 and y is i8, i32 or f32: sums are exact, and
-    rounded to the nearest and saturated where y holds integers.
+    All tensors are of one real dtype; or, forward only, x and w are i8 and y is i8, i32 or f32: sums are exact, and
+    rounded to the nearest and saturated where y holds integers; or both inputs are 8-bit reals, which may differ, and
+    the result is f32, f16, bf16 or an 8-bit real: sums are made in f32.
 
     Raises InvalidShape if the extents do not fit, InvalidArgument for an attribute out of range, InvalidType
     for other dtypes or mixed ones.
@@ -120,7 +130,7 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         dilation = per_axis(dilation, rank, "dilation")
         if y is None:
             y_shape = output_shape(x.shape, w.shape, stride, pairs, dilation, groups)
-            y_dtype = "f32" if x.dtype == "i8" else x.dtype
+            y_dtype = "f32" if direction == "fwd" and byte_dtypes(x.dtype) else x.dtype
             y = as_descriptor(y_shape, y_dtype, layout, y_strides)
         return cls(direction, x, w, y, stride, pairs, dilation, groups, mode)
 
@@ -150,7 +160,7 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         w = as_descriptor(w_shape, dy.dtype, layout)
         if x is None:
             x_shape = transposed_shape(dy.shape, w.shape, stride, padding, dilation, output_padding, groups)
-            x = TensorDescriptor.packed(x_shape, dy.dtype, layout)
+            x = TensorDescriptor.packed(x_shape, "f32" if byte_dtypes(dy.dtype) else dy.dtype, layout)
         return cls.make("bwd_data", x, w, stride, padding, dilation, groups, mode, y=dy)
 
     @property
@@ -160,11 +170,14 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """(x, w, y) forward, (dy, w, dx) for "bwd_data", (x, dy, dw) for "bwd_filter"."""
-        order = {"fwd": "xwy", "bwd_data": "ywx", "bwd_filter": "xyw"}[self.direction]
-        if self.is_integer:
-            types = {"x": ("i8",), "w": ("i8",), "y": INTEGER_RESULTS}
-            return tuple(Operand(field, getattr(self, field), dtypes=types[field]) for field in order)
-        return tuple(Operand(self._named(field), getattr(self, field)) for field in order)
+        order = OPERANDS[self.direction]
+        tensors = [getattr(self, field) for field in order]
+        types = byte_dtypes(tensors[0].dtype) if self.is_integer or tensors[0].dtype != "i8" else None
+        each = (types[0], types[0], types[1]) if types else (None, None, None)
+        return tuple(
+            Operand(self._named(field), tensor, dtypes=dtypes)
+            for field, tensor, dtypes in zip(order, tensors, each, strict=True)
+        )
 
     @property
     def is_integer(self) -> bool:
@@ -173,11 +186,10 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
 
     @property
     def dtype(self) -> str:
-        """The type of all tensors; of 8-bit integers the real type that holds their sums exactly."""
-        if not self.is_integer:
+        """The type of all tensors; of 8-bit numbers the real type of their sums."""
+        if not self.is_integer and not self.has_float8:
             return self.output.dtype
-        products = math.prod(self.w.shape[1:])
-        return "f32" if products <= _EXACT_PRODUCTS and self.y.dtype != "i32" else "f64"
+        return sum_dtype(self.inputs[0].descriptor.dtype, self.output.dtype, math.prod(self.w.shape[1:]))
 
     @property
     def n(self) -> int:
@@ -287,9 +299,7 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
             words.append(f"g{self.groups}")
         if self.mode == "convolution":
             words.append("flip")
-        words.append(self.x.dtype)
-        if self.is_integer and self.y.dtype != "f32":
-            words.append(f"to_{self.y.dtype}")
+        words += byte_words(self)
         return [*words, *layout_words([("x", self.x), ("w", self.w), ("y", self.y)])]
 
     @classmethod
@@ -310,12 +320,13 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         else:
             x_shape = (n, c, *words_extents(words, DATA_LETTERS, rank))
         y_shape = output_shape(x_shape, w_shape, stride, padding, dilation, groups)
-        dtype, layout = words.dtype(), words.layout(rank + 2)
-        given = words.descriptors({"x": x_shape, "w": w_shape}, dtype, layout)
-        y_dtype = dtype
-        if dtype == "i8":
-            y_dtype = words.choice([f"to_{name}" for name in INTEGER_RESULTS], "to_f32").removeprefix("to_")
-        given |= words.descriptors({"y": y_shape}, y_dtype, layout)
+        layout = words.layout(rank + 2)
+        shapes = {"x": x_shape, "w": w_shape, "y": y_shape}
+        types = dict(zip(OPERANDS[direction], byte_types(words), strict=True))
+        given = {
+            name: words.descriptors({name: shape}, types[name], layout)[name]
+            for name, shape in shapes.items()
+        }
         mode = "convolution" if words.flag("flip") else "cross_correlation"
         return cls(direction, given["x"], given["w"], given["y"], stride, padding, dilation, groups, mode)
 

@@ -14,7 +14,16 @@ from typing import Self
 import numpy as np
 
 from jitdnn.errors import InvalidShape
-from jitdnn.problems.problem import Operand, Problem, Reals, as_descriptor
+from jitdnn.problems.problem import (
+    Operand,
+    Problem,
+    Reals,
+    as_descriptor,
+    byte_dtypes,
+    byte_types,
+    byte_words,
+    sum_dtype,
+)
 from jitdnn.problems.words import Words, order_word
 from jitdnn.tensor import TensorDescriptor
 
@@ -24,7 +33,11 @@ class MatMul(Problem, kinds=("matmul",)):
     """c = a @ b for a (..., M, K), b (..., K, N) and c (..., M, N), with the same batch dims in all three.
 
     `make` broadcasts batch dims. Any extent may be 0; with K = 0 the product is 0.
-    Raises InvalidShape if the extents do not fit, InvalidType for dtypes other than f32 or f64 or mixed ones.
+    All are of one real dtype; or a and b are i8 and c is i8, i32 or f32: sums are exact, and rounded to the nearest and
+    saturated where c holds integers; or a and b are 8-bit reals, which may differ, and c is f32, f16, bf16 or an 8-bit
+    real: sums are made in f32.
+
+    Raises InvalidShape if the extents do not fit, InvalidType for other dtypes or mixed ones.
     """
 
     a: TensorDescriptor
@@ -62,7 +75,8 @@ class MatMul(Problem, kinds=("matmul",)):
         shape = output_shape(a.shape, b.shape)
         a = a.broadcast_to((*shape[:-2], *a.shape[-2:]))
         b = b.broadcast_to((*shape[:-2], *b.shape[-2:]))
-        return cls(a, b, c or as_descriptor(shape, a.dtype, "nchw", c_strides))
+        dtype = "f32" if byte_dtypes(a.dtype) else a.dtype
+        return cls(a, b, c or as_descriptor(shape, dtype, "nchw", c_strides))
 
     @property
     def kind(self) -> str:
@@ -71,7 +85,18 @@ class MatMul(Problem, kinds=("matmul",)):
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """(a, b, c)."""
-        return Operand("a", self.a), Operand("b", self.b), Operand("c", self.c)
+        types = byte_dtypes(self.a.dtype)
+        own, result = types or (None, None)
+        return (
+            Operand("a", self.a, dtypes=own),
+            Operand("b", self.b, dtypes=own),
+            Operand("c", self.c, dtypes=result),
+        )
+
+    @property
+    def dtype(self) -> str:
+        """The type of all matrices; of 8-bit numbers the real type of their sums."""
+        return sum_dtype(self.a.dtype, self.c.dtype, self.k) if byte_dtypes(self.a.dtype) else self.c.dtype
 
     @property
     def m(self) -> int:
@@ -108,7 +133,7 @@ class MatMul(Problem, kinds=("matmul",)):
 
     def _body(self) -> list[str]:
         words = ["batch" + "x".join(map(str, self.batch))] if self.batch else []
-        words += [f"m{self.m}", f"k{self.k}", f"n{self.n}", self.dtype]
+        words += [f"m{self.m}", f"k{self.k}", f"n{self.n}", *byte_words(self)]
         for name, tensor in (("a", self.a), ("b", self.b), ("c", self.c)):
             words += order_word(name, tensor, _orders(tensor.shape, tensor.dtype), "rows")
         return words
@@ -116,10 +141,11 @@ class MatMul(Problem, kinds=("matmul",)):
     @classmethod
     def _from_words(cls, words: Words) -> Self:
         batch = words.shape("batch") if words.has("batch") else ()
-        m, k, n, dtype = words.number("m"), words.number("k"), words.number("n"), words.dtype()
+        m, k, n = words.number("m"), words.number("k"), words.number("n")
+        shapes = ("a", (*batch, m, k)), ("b", (*batch, k, n)), ("c", (*batch, m, n))
         a, b, c = (
             words.descriptor(name, shape, dtype, _orders(shape, dtype), "rows")
-            for name, shape in (("a", (*batch, m, k)), ("b", (*batch, k, n)), ("c", (*batch, m, n)))
+            for (name, shape), dtype in zip(shapes, byte_types(words), strict=True)
         )
         return cls(a, b, c)
 

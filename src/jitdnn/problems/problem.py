@@ -19,11 +19,16 @@ import numpy.typing as npt
 from jitdnn.arguments import MOST_EXTENT, integer_numbers, shape, shown
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems.words import Words
-from jitdnn.tensor import DTYPES, REAL_DTYPES, TensorDescriptor
+from jitdnn.tensor import COMMON_DTYPES, DTYPES, FLOAT8_DTYPES, REAL_DTYPES, TensorDescriptor
 
 Reals = npt.NDArray[np.float64]
 
 MAX_SPATIAL = 3
+#: results of products of 8-bit integers, whose sums are exact, and of 8-bit reals
+INTEGER_RESULTS = ("f32", "i8", "i32")
+FLOAT8_RESULTS = ("f32", "f16", "bf16", *FLOAT8_DTYPES)
+# products of two i8 whose sum is below 2^24, so that f32 holds it exactly
+_EXACT_PRODUCTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +117,13 @@ class Problem(ABC):
 
     @property
     def dtype(self) -> str:
-        """The element type of all operands that have none of their own: one of `REAL_DTYPES`."""
+        """The element type of all operands that have none of their own: one of `COMMON_DTYPES`."""
         return self.output.dtype
+
+    @property
+    def has_float8(self) -> bool:
+        """Whether an input holds 8-bit reals."""
+        return any(operand.descriptor.dtype in FLOAT8_DTYPES for operand in self.inputs)
 
     @property
     def output(self) -> TensorDescriptor:
@@ -174,8 +184,9 @@ class Problem(ABC):
             if operand.dtypes is not None:
                 if descriptor.dtype not in operand.dtypes:
                     raise InvalidType(f"{name} is {descriptor.dtype}: it must be {_listing(operand.dtypes)}")
-            elif descriptor.dtype not in REAL_DTYPES:
-                raise InvalidType(f"{name} is {descriptor.dtype}: it must be {_listing(REAL_DTYPES)}")
+            elif descriptor.dtype not in COMMON_DTYPES:
+                hint = "; transform(x, dtype=...) makes a copy" if descriptor.dtype in REAL_DTYPES else ""
+                raise InvalidType(f"{name} is {descriptor.dtype}: it must be {_listing(COMMON_DTYPES)}{hint}")
             elif first is not None and descriptor.dtype != first.descriptor.dtype:
                 raise InvalidType(
                     f"{first.name} is {first.descriptor.dtype} and {name} is {descriptor.dtype}: they must be of "
@@ -197,6 +208,47 @@ class Problem(ABC):
 
 def _listing(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def byte_dtypes(dtype: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The types of the inputs and of the result of products of 8-bit numbers, of the first input's; None for others.
+
+    8-bit reals may be mixed. Results have their own types: 8 bits are too few for most sums.
+    """
+    if dtype == "i8":
+        return ("i8",), INTEGER_RESULTS
+    return (FLOAT8_DTYPES, FLOAT8_RESULTS) if dtype in FLOAT8_DTYPES else None
+
+
+def result_like(tensor: TensorDescriptor) -> TensorDescriptor:
+    """The input, or the same in f32 where it has 8 bits: what a result is like that nothing else says the type of."""
+    return TensorDescriptor(tensor.shape, tensor.strides, "f32") if byte_dtypes(tensor.dtype) else tensor
+
+
+def sum_dtype(first: str, result: str, products: int) -> str:
+    """The real type that holds sums of so many products of 8-bit numbers, exactly those of integers."""
+    is_exact = first != "i8" or (products <= _EXACT_PRODUCTS and result != "i32")
+    return "f32" if is_exact else "f64"
+
+
+def byte_words(problem: Problem) -> list[str]:
+    """The words of a product's types: of both inputs, `by_` the second where it differs, `to_` that of the result of
+    8-bit numbers if it is not f32."""
+    first, second = (operand.descriptor.dtype for operand in problem.inputs)
+    words = [first] if second == first else [first, f"by_{second}"]
+    if byte_dtypes(first) and problem.output.dtype != "f32" and problem.outputs[0].dtypes:
+        words.append(f"to_{problem.output.dtype}")
+    return words
+
+
+def byte_types(words: Words) -> tuple[str, str, str]:
+    """The types that `byte_words` states: of both inputs and of the result."""
+    first = words.dtype()
+    types = byte_dtypes(first)
+    if types is None:
+        return first, first, first
+    second = words.choice([f"by_{name}" for name in types[0]], f"by_{first}").removeprefix("by_")
+    return first, second, words.choice([f"to_{name}" for name in types[1]], "to_f32").removeprefix("to_")
 
 
 def distinct_bytes(descriptor: TensorDescriptor) -> int:

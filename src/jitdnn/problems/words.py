@@ -245,7 +245,7 @@ def _token(text: str, column: int) -> _Token:
     if equals:
         return _Token(text, column, name + "=", value)
     match = _NAMED.fullmatch(text)
-    if match and text.removeprefix("to_") not in DTYPES:
+    if match and text.removeprefix("to_").removeprefix("by_") not in DTYPES:
         return _Token(text, column, match.group(1), match.group(2))
     return _Token(text, column, text, "")
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.rtcg.processor import REFERENCE, Processor
-from jitdnn.tensor import DTYPES
+from jitdnn.tensor import DTYPES, FLOAT8_DTYPES
 
 ITEM_BYTES = DTYPES  # of an element in memory
 HALVES = ("f16", "bf16")
+WIDENED = (*FLOAT8_DTYPES, *HALVES)  # loaded as f32
 
 
 def item_bytes(dtype: str) -> int:
@@ -41,8 +42,8 @@ class Isa:
     processor: Processor = REFERENCE
 
     def lanes(self, dtype: str) -> int:
-        """Elements of ``dtype`` in one vector; of half-precision types, which are computed in f32, as many."""
-        return self.vector_bytes // (4 if dtype in HALVES else ITEM_BYTES[dtype])
+        """Elements of ``dtype`` in one vector; of those that are computed in f32 as many as of it."""
+        return self.vector_bytes // (4 if dtype in WIDENED else ITEM_BYTES[dtype])
 
     @property
     def is_native(self) -> bool:

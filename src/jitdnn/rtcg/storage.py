@@ -1,14 +1,16 @@
 """Between what an element is in memory and what it is computed in: widening loads, rounding stores.
 
 f16 and bf16 are moved as 16 bits. Where the processor converts f16 itself LLVM is asked to; elsewhere, and for
-bf16, a few integer operations do it: LLVM would call a library that is not there.
+bf16 and 8-bit reals, a few integer operations do it: LLVM would call a library that is not there.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import llvmlite.ir as ir
 
-from jitdnn.rtcg.types import ELEMENTS, constant_of, scalar_type, suffix, vector_type
+from jitdnn.rtcg.types import ELEMENTS, STORED, constant_of, scalar_type, suffix, vector_type
 from jitdnn.rtcg.values import Emitter, Value
 
 _UNSIGNED = ("u8", "u16", "u32", "u64", "bool")
@@ -18,12 +20,30 @@ _F16_SMALLEST = 2.0**-14  # a normal number
 _F16_OVERFLOW = 65520.0  # from here on the nearest f16 is infinity
 
 
+class _Float8(NamedTuple):
+    """A format of 8 bits: of its fraction, between its exponent and that of f32, and of special numbers."""
+
+    fraction: int
+    bias: int
+    largest: float
+    largest_bits: int
+    has_infinity: bool
+
+
+_FLOAT8 = {
+    "f8e4m3": _Float8(3, 120, 448.0, 0x7E, False),
+    "f8e5m2": _Float8(2, 112, 57344.0, 0x7B, True),
+}
+
+
 def widen(k: Emitter, stored: Value, dtype: str, real: str) -> Value:
     """Elements of type ``dtype`` as values of the type ``real`` (f32, f64 or i64)."""
     if dtype == "bf16":
         return k.convert(k.bitcast(_grow(k, stored, "i32") << 16, "f32"), real)
     if dtype == "f16":
         return k.convert(_from_f16(k, stored), real)
+    if dtype in _FLOAT8:
+        return k.convert(_from_float8(k, stored, _FLOAT8[dtype]), real)
     if stored.is_float or dtype not in _UNSIGNED:
         return k.convert(stored, real)
     if real == "i64":
@@ -33,11 +53,13 @@ def widen(k: Emitter, stored: Value, dtype: str, real: str) -> Value:
 
 def narrow(k: Emitter, value: Value, dtype: str) -> Value:
     """Values of f32, f64 or i64 as elements of type ``dtype``."""
-    if dtype in ("bf16", "f16"):
+    if dtype in STORED:
         if not value.is_float:
             value = k.convert(value, "f32")
         # f64 goes through f32 rounded to odd, so that it is rounded to the nearest only once
         single = _to_odd(k, value) if _is_double(value) else value
+        if dtype in _FLOAT8:
+            return _to_float8(k, single, _FLOAT8[dtype])
         return _to_bf16(k, single) if dtype == "bf16" else _to_f16(k, single)
     if dtype in ("f32", "f64"):
         return k.convert(value, dtype)
@@ -111,6 +133,37 @@ def _to_f16(k: Emitter, value: Value) -> Value:
     result = k.select(size >= _F16_OVERFLOW, 0x7C00, result)
     result = k.select(value != value, 0x7E00, result)
     return k.convert(result | sign, "i16")
+
+
+def _from_float8(k: Emitter, stored: Value, form: _Float8) -> Value:
+    bits = _grow(k, stored, "i32")
+    size = (bits & 0x7F) << (23 - form.fraction)
+    # exact, for subnormal numbers too
+    finite = k.bitcast(k.bitcast(size, "f32") * 2.0**form.bias, "i32")
+    if form.has_infinity:
+        wide = k.select((bits & 0x7C) == 0x7C, size | 0x7F800000, finite)
+    else:
+        wide = k.select((bits & 0x7F) == 0x7F, 0x7FC00000, finite)
+    return k.bitcast(wide | ((bits & 0x80) << 24), "f32")
+
+
+def _to_float8(k: Emitter, value: Value, form: _Float8) -> Value:
+    """To the nearest, ties to even; beyond the range the largest number."""
+    bits = k.bitcast(value, "i32")
+    size_bits = bits & 0x7FFFFFFF
+    size = k.bitcast(size_bits, "f32")
+    places = 23 - form.fraction
+    half = (1 << (places - 1)) - 1
+    normal = _logical(
+        k, size_bits + ((_logical(k, size_bits, places) & 1) + half - (form.bias << 23)), places
+    )
+    # the last place of this power of two in f32 is that of the smallest numbers
+    power = 2.0 ** (form.bias - 127 + 1 - form.fraction + 23)
+    subnormal = k.bitcast(size + power, "i32") - ((int(form.bias + 1 - form.fraction + 23)) << 23)
+    result = k.select(size < 2.0 ** (form.bias - 126), subnormal, normal)
+    result = k.select(size >= form.largest, form.largest_bits, result)
+    result = k.select(value != value, 0x7F, result)
+    return k.convert(result | (_logical(k, bits, 24) & 0x80), "i8")
 
 
 def _to_integer(k: Emitter, value: Value, dtype: str) -> Value:

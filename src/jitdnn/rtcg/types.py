@@ -11,8 +11,10 @@ INT = ir.IntType(64)
 INT32 = ir.IntType(32)
 BOOL = ir.IntType(1)
 POINTER = ir.PointerType()
-#: what an element is in a register; half-precision numbers are there in f32
+#: what an element is in a register; numbers of 8 and 16 bits are there in f32
 ELEMENTS: dict[str, ir.Type] = {
+    "f8e4m3": ir.FloatType(),
+    "f8e5m2": ir.FloatType(),
     "f16": ir.FloatType(),
     "bf16": ir.FloatType(),
     "f32": ir.FloatType(),
@@ -28,8 +30,13 @@ ELEMENTS: dict[str, ir.Type] = {
     "bool": ir.IntType(8),
     "pointer": POINTER,
 }
-#: what it is in memory, where that differs: half-precision numbers are moved as their bits
-STORED: dict[str, ir.Type] = {"f16": ir.IntType(16), "bf16": ir.IntType(16)}
+#: what it is in memory, where that differs: numbers of 8 and 16 bits are moved as their bits
+STORED: dict[str, ir.Type] = {
+    "f8e4m3": ir.IntType(8),
+    "f8e5m2": ir.IntType(8),
+    "f16": ir.IntType(16),
+    "bf16": ir.IntType(16),
+}
 _SUFFIX = {"float": "f32", "double": "f64", "half": "f16"}
 
 

@@ -10,10 +10,23 @@ from jitdnn.tensor.descriptor import (
     packed_strides,
 )
 from jitdnn.tensor.device_array import DeviceArray
-from jitdnn.tensor.dtypes import DTYPES, REAL_DTYPES, compute_dtype, dtype_name, dtype_of, numpy_dtype
+from jitdnn.tensor.dtypes import (
+    COMMON_DTYPES,
+    DTYPES,
+    FLOAT8_DTYPES,
+    FLOAT8_LARGEST,
+    REAL_DTYPES,
+    compute_dtype,
+    dtype_name,
+    dtype_of,
+    numpy_dtype,
+)
 
 __all__ = [
+    "COMMON_DTYPES",
     "DTYPES",
+    "FLOAT8_DTYPES",
+    "FLOAT8_LARGEST",
     "MAX_DIMENSIONS",
     "REAL_DTYPES",
     "Array",

@@ -90,8 +90,8 @@ def _borrow_torch(x: Any, torch: Any) -> Array:
         name = next((name for name in DTYPES if torch_dtype(torch, name) == x.dtype), None)
         if name is None:
             raise InvalidType(
-                f"dtype {x.dtype}: tensors must be of real, integer or bool type (float16, bfloat16, float32, "
-                "float64, int8 to int64, uint8 to uint64, bool)"
+                f"dtype {x.dtype}: tensors must be of real, integer or bool type (float8_e4m3fn, float8_e5m2, float16, "
+                "bfloat16, float32, float64, int8 to int64, uint8 to uint64, bool)"
             )
         descriptor = remember(key, TensorDescriptor(tuple(x.shape), tuple(x.stride()), name).normalized())
     pointer = x.data_ptr()
@@ -107,9 +107,9 @@ def borrow(x: Any, writable: bool = False, name: str = "array") -> Array:
 
     `x`: a `numpy.ndarray`, a PyTorch tensor, a `DeviceArray`, an array of CuPy or JAX, or an object with
     `__array_interface__`, the buffer protocol (`array.array`, `bytearray`, `memoryview`), `__cuda_array_interface__`
-    or `__dlpack__`; in host memory or on a GPU; of real (float16, bfloat16, float32,
-    float64), integer or bool type in native byte order, 1 to 8 dimensions, any strides that are whole elements,
-    aligned to its elements. Gradients that an input asks for are not recorded.
+    or `__dlpack__`; in host memory or on a GPU; of real (float8_e4m3fn, float8_e5m2, float16, bfloat16,
+    float32, float64), integer or bool type in native byte order, 1 to 8 dimensions, any strides that are whole
+    elements, aligned to its elements. Gradients that an input asks for are not recorded.
 
     `writable` is for outputs: the memory must not be read-only, no two of its elements may share memory, and
     a tensor that PyTorch records gradients for is refused. `name` is what error messages call it.

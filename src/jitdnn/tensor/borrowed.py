@@ -10,7 +10,7 @@ import numpy as np
 from jitdnn.errors import InvalidShape, InvalidType
 from jitdnn.retention import Recent
 from jitdnn.tensor.descriptor import MAX_DIMENSIONS, TensorDescriptor
-from jitdnn.tensor.dtypes import DTYPES, dtype_name, numpy_dtype
+from jitdnn.tensor.dtypes import DTYPES, dtype_name, foreign_name, numpy_dtype
 
 DeviceId = tuple[str, int]
 """A GPU: the name of its target, and its number."""
@@ -82,16 +82,17 @@ def strided_view(
     if 0 in shape:
         return np.empty(shape, numpy_dtype(dtype))
     itemsize, element = DTYPES[dtype], numpy_dtype(dtype)
-    # bfloat16 has no type string: it comes as plain 16 bits and is given its type afterwards
+    # what has no type string comes as plain bits and is given its type afterwards
+    is_foreign = foreign_name(dtype) is not None
     interface = {
         "version": 3,
         "shape": tuple(shape),
         "strides": tuple(stride * itemsize for stride in strides),
-        "typestr": "<u2" if dtype == "bf16" else element.str,
+        "typestr": f"<u{itemsize}" if is_foreign else element.str,
         "data": (pointer, False),
     }
     array = np.asarray(_Memory(interface, owner))
-    return array.view(element) if dtype == "bf16" else array
+    return array.view(element) if is_foreign else array
 
 
 def view(pointer: int, descriptor: TensorDescriptor, owner: object = None) -> np.ndarray[Any, Any]:
@@ -115,8 +116,8 @@ def describe(shape: tuple[int, ...], byte_strides: tuple[int, ...], dtype: np.dt
     if name is None:
         order = "" if dtype.isnative else " in foreign byte order"
         raise InvalidType(
-            f"dtype {dtype}{order}: arrays must be of real, integer or bool type (float16, bfloat16, float32, "
-            "float64, int8 to int64, uint8 to uint64, bool) in native byte order"
+            f"dtype {dtype}{order}: arrays must be of real, integer or bool type (float8_e4m3fn, float8_e5m2, "
+            "float16, bfloat16, float32, float64, int8 to int64, uint8 to uint64, bool) in native byte order"
         )
     if not 1 <= len(shape) <= MAX_DIMENSIONS:
         raise InvalidShape(f"an array of shape {shape} has {len(shape)} dimensions: it must have 1 to 8")

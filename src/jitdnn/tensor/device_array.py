@@ -15,7 +15,7 @@ from jitdnn.retention import Recent
 from jitdnn.tensor.borrowed import DeviceId
 from jitdnn.tensor.descriptor import TensorDescriptor
 from jitdnn.tensor.dlpack import make_capsule
-from jitdnn.tensor.dtypes import DTYPES, numpy_dtype
+from jitdnn.tensor.dtypes import DTYPES, foreign_name, numpy_dtype
 
 
 class Memory(Protocol):
@@ -243,8 +243,9 @@ class DeviceArray:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._memory_space().locate is None:
             raise AttributeError(f"{self!r} is not in CUDA memory")
-        if self.descriptor.dtype == "bf16":
-            raise AttributeError("bfloat16 has no type string: use DLPack")
+        foreign = foreign_name(self.descriptor.dtype)
+        if foreign is not None:
+            raise AttributeError(f"{foreign} has no type string: use DLPack")
         streams = self.memory.streams
         if len(streams) != 1:
             self.wait()

@@ -11,10 +11,11 @@ from jitdnn.errors import InvalidType
 from jitdnn.tensor.descriptor import packed_strides
 
 _NAME, _USED_NAME = b"dltensor", b"used_dltensor"
-# (kind, bits) of the elements: 0 integers, 1 without a sign, 2 reals, 4 bfloat16, 6 bool
+# (kind, bits) of the elements: 0 integers, 1 without a sign, 2 reals, 4 bfloat16, 6 bool, 10 and 12 8-bit reals
 _TYPES = {
     (2, 32): "f32", (2, 64): "f64", (2, 16): "f16", (4, 16): "bf16", (0, 8): "i8", (0, 16): "i16", (0, 32): "i32",
     (0, 64): "i64", (1, 8): "u8", (1, 16): "u16", (1, 32): "u32", (1, 64): "u64", (6, 8): "bool",
+    (10, 8): "f8e4m3", (12, 8): "f8e5m2",
 }  # fmt: skip
 _CODES = {name: code for code, name in _TYPES.items()}
 

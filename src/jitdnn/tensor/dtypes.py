@@ -1,7 +1,9 @@
 """Element types: their names, their bytes in memory, and what arithmetic is done in.
 
 Half-precision numbers (f16, bf16) are storage: they are widened when loaded and rounded when stored, and every
-operation on them is done in float32.
+operation on them is done in float32. So are 8-bit ones, of the formats of the Open Compute Project: f8e4m3, elsewhere
+`float8_e4m3fn`, which has no infinity, and f8e5m2, elsewhere `float8_e5m2`. What is beyond their range, infinities
+included, is stored as their largest number, NaN as NaN.
 """
 
 from __future__ import annotations
@@ -29,8 +31,15 @@ DTYPES: Final[dict[str, int]] = {
     "i64": 8,
     "u64": 8,
     "bool": 1,
+    "f8e4m3": 1,
+    "f8e5m2": 1,
 }
-REAL_DTYPES: Final = ("f16", "bf16", "f32", "f64")
+#: 8-bit reals, and their largest numbers
+FLOAT8_LARGEST: Final = {"f8e4m3": 448.0, "f8e5m2": 57344.0}
+FLOAT8_DTYPES: Final = tuple(FLOAT8_LARGEST)
+#: what operations take that say nothing else
+COMMON_DTYPES: Final = ("f16", "bf16", "f32", "f64")
+REAL_DTYPES: Final = (*FLOAT8_DTYPES, *COMMON_DTYPES)
 
 _LONGEST_NAME: Final = 100
 _NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {
@@ -47,6 +56,9 @@ _NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "u64": np.dtype("uint64"),
     "bool": np.dtype("bool"),
 }
+# those that NumPy has of `ml_dtypes` alone: their names there
+_FOREIGN: Final = {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
+_NAMES_OF_FOREIGN: Final = {foreign: name for name, foreign in _FOREIGN.items()}
 _NAMES_OF_NUMPY: Final = {dtype: name for name, dtype in _NUMPY_DTYPES.items()}
 _WIDE: Final = frozenset({"f64", "i32", "u32", "i64", "u64"})
 
@@ -64,11 +76,20 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     known = _NUMPY_DTYPES.get(name) if isinstance(name, str) else None
     if known is not None:
         return known
-    if name != "bf16":
+    foreign = _FOREIGN.get(name) if isinstance(name, str) else None
+    if foreign is None:
         raise InvalidType(f"{shown(name)} is no dtype: there are {', '.join(DTYPES)}")
-    import ml_dtypes  # NumPy has no bfloat16 of its own; only programs that use it pay for the import
+    import ml_dtypes  # only programs that use these types pay for the import
 
-    return _NUMPY_DTYPES.setdefault("bf16", np.dtype(ml_dtypes.bfloat16))
+    return _NUMPY_DTYPES.setdefault(name, np.dtype(getattr(ml_dtypes, foreign)))
+
+
+def foreign_name(name: str) -> str | None:
+    """What `ml_dtypes` and PyTorch call a type that NumPy has none of; None for others.
+
+    It has no type string either: an array of it is made as integers of its size, and viewed as it.
+    """
+    return _FOREIGN.get(name)
 
 
 def dtype_of(dtype: object) -> str:
@@ -88,7 +109,8 @@ def dtype_of(dtype: object) -> str:
         ):
             text = dtype if isinstance(dtype, str) else str(dtype)
             if len(text) <= _LONGEST_NAME:
-                name = "bf16" if text.endswith("bfloat16") else None
+                # of NumPy, PyTorch, or a class of ml_dtypes
+                name = _NAMES_OF_FOREIGN.get(text.removesuffix("'>").rpartition(".")[2])
                 known: Any = text.removeprefix("torch.") if text.startswith("torch.") else dtype
                 name = dtype_name(np.dtype(known))
     if name is None:
@@ -102,4 +124,4 @@ def dtype_name(dtype: np.dtype[Any]) -> str | None:
     """Return the name in `DTYPES` of a NumPy dtype in native byte order, None if it has none."""
     if not dtype.isnative:
         return None
-    return _NAMES_OF_NUMPY.get(dtype) or ("bf16" if dtype.name == "bfloat16" else None)
+    return _NAMES_OF_NUMPY.get(dtype) or _NAMES_OF_FOREIGN.get(dtype.name)

@@ -19,7 +19,7 @@ from jitdnn.tensor.borrowed import Array, DeviceId, describe, known_descriptors,
 from jitdnn.tensor.descriptor import TensorDescriptor
 from jitdnn.tensor.device_array import DeviceArray, Gpu, layout_number
 from jitdnn.tensor.dlpack import open_capsule
-from jitdnn.tensor.dtypes import DTYPES, numpy_dtype
+from jitdnn.tensor.dtypes import DTYPES, foreign_name, numpy_dtype
 
 _DLPACK_NAMES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA", 14: "oneAPI"}
 
@@ -139,9 +139,7 @@ FAST_KEYS: dict[type, Callable[[Any], FastKey]] = {DeviceArray: fast_key_of_own}
 
 def torch_dtype(torch: Any, name: str) -> Any:
     """The PyTorch dtype of a name in `DTYPES`; None where this PyTorch lacks it."""
-    if name == "bf16":
-        return torch.bfloat16
-    return getattr(torch, numpy_dtype(name).name, None)
+    return getattr(torch, foreign_name(name) or numpy_dtype(name).name, None)
 
 
 def borrow_gpu(x: Any) -> Array | None:
@@ -286,8 +284,8 @@ def _require_aligned(pointer: int, descriptor: TensorDescriptor, copy: str) -> N
 
 def _no_dtype(dtype: Any) -> InvalidType:
     return InvalidType(
-        f"dtype {dtype}: arrays must be of real, integer or bool type (float16, bfloat16, float32, float64, int8 to "
-        "int64, uint8 to uint64, bool)"
+        f"dtype {dtype}: arrays must be of real, integer or bool type (float8_e4m3fn, float8_e5m2, "
+        "float16, bfloat16, float32, float64, int8 to int64, uint8 to uint64, bool)"
     )
 
 

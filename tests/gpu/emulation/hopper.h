@@ -100,22 +100,27 @@ static inline void wgmma_wait(EMULATION_LINE) {
     emulation::fence();
 }
 
-#define EMULATION_WGMMA(name, element)                                                                              \
+#define EMULATION_WGMMA(name, sum, element, element_b)                                                                              \
     template <bool is_a_mn_major, bool is_b_mn_major, int count>                                                    \
-    static inline void name(f32 (&d)[count], u64 a, u64 b, bool is_added, EMULATION_LINE) {                         \
+    static inline void name(sum (&d)[count], u64 a, u64 b, bool is_added, EMULATION_LINE) {                         \
         static_assert(count == 32 || (count >= 48 && count <= 128 && count % 16 == 0),                              \
                       "there are instructions for n = 64, 96, 128, 160, 192, 224 and 256");                         \
-        static_assert(emulation::element != emulation::TF32 || (!is_a_mn_major && !is_b_mn_major),                  \
-                      "tf32 is K-major");                                                                           \
-        const emulation::Product product = {d, a, b, emulation::element, 2 * count, is_a_mn_major, is_b_mn_major,   \
-                                            is_added};                                                              \
+        static_assert(emulation::element < emulation::TF32 || (!is_a_mn_major && !is_b_mn_major),                   \
+                      "elements of one and of four bytes are K-major");                                             \
+        const emulation::Product product = {d, a, b, emulation::element, emulation::element_b, 2 * count,           \
+                                            is_a_mn_major, is_b_mn_major, is_added};                                \
         emulation::fence();                                                                                         \
         emulation::emulation_wgmma(&product, line);                                                                 \
         emulation::fence();                                                                                         \
     }
-EMULATION_WGMMA(wgmma_bf16, BF16)
-EMULATION_WGMMA(wgmma_f16, F16)
-EMULATION_WGMMA(wgmma_tf32, TF32)
+EMULATION_WGMMA(wgmma_bf16, f32, BF16, BF16)
+EMULATION_WGMMA(wgmma_f16, f32, F16, F16)
+EMULATION_WGMMA(wgmma_tf32, f32, TF32, TF32)
+EMULATION_WGMMA(wgmma_s8, i32, S8, S8)
+EMULATION_WGMMA(wgmma_e4m3_e4m3, f32, E4M3, E4M3)
+EMULATION_WGMMA(wgmma_e4m3_e5m2, f32, E4M3, E5M2)
+EMULATION_WGMMA(wgmma_e5m2_e4m3, f32, E5M2, E4M3)
+EMULATION_WGMMA(wgmma_e5m2_e5m2, f32, E5M2, E5M2)
 #undef EMULATION_WGMMA
 
 #define EMULATION_WGMMA_A(name, element)                                                                            \
@@ -124,7 +129,8 @@ EMULATION_WGMMA(wgmma_tf32, TF32)
         static_assert(count == 32 || (count >= 48 && count <= 128 && count % 16 == 0),                              \
                       "there are instructions for n = 64, 96, 128, 160, 192, 224 and 256");                         \
         static_assert(emulation::element != emulation::TF32 || !is_b_mn_major, "tf32 is K-major");                  \
-        const emulation::Product product = {d, 0, b, emulation::element, 2 * count, false, is_b_mn_major, is_added, a}; \
+        const emulation::Product product = {d, 0, b, emulation::element, emulation::element, 2 * count, false,      \
+                                            is_b_mn_major, is_added, a};                                            \
         emulation::fence();                                                                                         \
         emulation::emulation_wgmma(&product, line);                                                                 \
         emulation::fence();                                                                                         \
@@ -153,6 +159,13 @@ static inline void stmatrix_x4(u32 row, u32 a, u32 b, u32 c, u32 d, EMULATION_LI
     emulation::collective(emulation::STMATRIX, line, &operands);
 }
 
+static inline u16 pack_f8e4m3(f32 low, f32 high) {
+    return emulation::f8_of_f32<3>(low) | emulation::f8_of_f32<3>(high) << 8;
+}
+static inline u16 pack_f8e5m2(f32 low, f32 high) {
+    return emulation::f8_of_f32<2>(low) | emulation::f8_of_f32<2>(high) << 8;
+}
+
 namespace emulation {
 template <typename type>
 static inline type loaded(u32 address, const char *what, int line) {
@@ -177,6 +190,12 @@ static inline u32 shared_load4(u32 address, EMULATION_LINE) {
 }
 static inline u16 shared_load2(u32 address, EMULATION_LINE) {
     return emulation::loaded<u16>(address, "shared_load2", line);
+}
+static inline u8 shared_load1(u32 address, EMULATION_LINE) {
+    return emulation::loaded<u8>(address, "shared_load1", line);
+}
+static inline void shared_store2(u32 address, u16 value, EMULATION_LINE) {
+    emulation::stored(address, value, "shared_store2", line);
 }
 static inline void shared_store4(u32 address, u32 value, EMULATION_LINE) {
     emulation::stored(address, value, "shared_store4", line);

@@ -1,4 +1,4 @@
-// Half precision and tf32 in whole numbers, rounded as the GPU rounds.
+// Half precision, tf32 and 8-bit reals in whole numbers, rounded as the GPU rounds.
 #pragma once
 #include "runtime.h"
 
@@ -39,6 +39,34 @@ static inline unsigned short bf16_of_f32(float value) {
     const Word bits = bits_of_f32(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
     return static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+// 8-bit reals with so many bits of mantissa: 3 (e4m3, whose only special number is NaN) or 2 (e5m2).
+template <int mantissa>
+static inline float f32_of_f8(unsigned char bits) {
+    constexpr int bias = mantissa == 3 ? 7 : 15;
+    const int exponent = (bits & 0x7f) >> mantissa, fraction = bits & ((1 << mantissa) - 1);
+    const float sign = bits & 0x80 ? -1.0f : 1.0f;
+    if (mantissa == 3 && (bits & 0x7f) == 0x7f) return __builtin_nanf("");
+    if (mantissa == 2 && exponent == 31) return fraction ? __builtin_nanf("") : sign * __builtin_inff();
+    const int whole = exponent ? (1 << mantissa) + fraction : fraction, scale = (exponent ? exponent : 1) - bias - mantissa;
+    return sign * static_cast<float>(whole) * f32_of_bits(static_cast<Word>(scale + 127) << 23);
+}
+
+// Beyond the range the largest finite number.
+template <int mantissa>
+static inline unsigned char f8_of_f32(float value) {
+    constexpr int bias = mantissa == 3 ? 7 : 15, largest = mantissa == 3 ? 0x7e : 0x7b;
+    const Word bits = bits_of_f32(value), magnitude = bits & 0x7fffffffu;
+    const unsigned char sign = static_cast<unsigned char>(bits >> 24 & 0x80u);
+    if (magnitude > 0x7f800000u) return 0x7f;
+    const int exponent = static_cast<int>(magnitude >> 23) - 127;
+    const int least = exponent < 1 - bias ? 1 - bias : exponent;  // of the place that is rounded
+    if (exponent > bias + 1) return sign | largest;
+    const float place = f32_of_bits(static_cast<Word>(least - mantissa + 127) << 23);
+    const int whole = static_cast<int>(__builtin_rintf(f32_of_bits(magnitude) / place));
+    const int rounded = ((least + bias - 1) << mantissa) + whole;
+    return sign | static_cast<unsigned char>(rounded > largest ? largest : rounded);
 }
 
 // Ties away from zero.

@@ -43,11 +43,11 @@ struct Box {
 };
 
 // d += a * b of a warpgroup, as one of its threads asks for it. `a` and `b` are descriptors.
-enum Element { BF16, F16, TF32 };
+enum Element { BF16, F16, TF32, S8, E4M3, E5M2 };
 struct Product {
-    float *d;
+    void *d;  // sums of 4 bytes
     unsigned long long a, b;
-    Element element;
+    Element element, element_b;  // of a, of b
     int n;
     bool is_a_mn_major, is_b_mn_major, is_added;
     const Word *a_registers = nullptr;  // of this thread, in place of the descriptor

@@ -9,12 +9,12 @@
 namespace emulation {
 namespace {
 
-constexpr int MOST_GROUPS = 64, ROWS = 64, MOST_COLUMNS = 256, MOST_DEPTH = 16;
+constexpr int MOST_GROUPS = 64, ROWS = 64, MOST_COLUMNS = 256, MOST_DEPTH = 32;
 
 struct Begun {
     Product product;
     int line, thread;  // of the first that began it
-    float *d[WARPGROUP];
+    void *d[WARPGROUP];
     const Word *a[WARPGROUP];  // registers, where a is in them
 };
 
@@ -108,13 +108,18 @@ float element(const unsigned char *from, Element type) {
         memcpy(&bits, from, sizeof bits);
         return f32_of_bits(bits & ~0x1fffu);
     }
+    if (type == S8) return static_cast<signed char>(*from);
+    if (type == E4M3) return f32_of_f8<3>(*from);
+    if (type == E5M2) return f32_of_f8<2>(*from);
     unsigned short half;
     memcpy(&half, from, sizeof half);
     return type == BF16 ? f32_of_bits(Word(half) << 16) : f32_of_f16(half);
 }
 
+constexpr int size_of(Element type) { return type == TF32 ? 4 : type < TF32 ? 2 : 1; }
+
 // Writes element (m, k) of an operand to out[m * m_step + k * k_step].
-void load_operand(unsigned long long descriptor, const Begun &begun, bool is_mn_major, int extent, float *out,
+void load_operand(unsigned long long descriptor, const Begun &begun, Element type, bool is_mn_major, int extent, float *out,
                   int m_step, int k_step, const char *name) {
     const Word start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
     const Word stride = (descriptor >> 32 & 0x3fff) << 4, row = row_of(descriptor);
@@ -130,8 +135,7 @@ void load_operand(unsigned long long descriptor, const Begun &begun, bool is_mn_
     if (start % 32 || start % (8 * row) >= row)
         emulation_fail(line, "wgmma: %s begins at %u: that must be a multiple of 32 in the first %u bytes behind a "
                        "multiple of %u", name, start, row, 8 * row);
-    const Element type = begun.product.element;
-    const int size = type == TF32 ? 4 : 2, each = 16 / size;
+    const int size = size_of(type), each = 16 / size;
     const auto piece = [&](Word address, float *to, int step) {
         address = swizzled(address, row);
         if (size_t(address) + 16 > dynamic_bytes)
@@ -173,7 +177,7 @@ template <typename Each>
 void for_registers(const Begun &begun, Each each) {
     for (int thread = 0; thread < WARPGROUP; ++thread) {
         const int row = 16 * (thread / 32) + thread % 32 / 4, column = 2 * (thread % 4);
-        float *d = begun.d[thread];
+        float *d = static_cast<float *>(begun.d[thread]);
         for (int n = 0; n < begun.product.n / 8; ++n) {
             each(&sums[row][8 * n + column], d + 4 * n);
             each(&sums[row + 8][8 * n + column], d + 4 * n + 2);
@@ -181,19 +185,63 @@ void for_registers(const Begun &begun, Each each) {
     }
 }
 
+typedef int Whole __attribute__((may_alias));
+
+// What the tensor cores keep of products of 8-bit reals: products and the sum so far are cut to 13 bits behind the point
+// at the largest exponent among them, and so is their sum.
+constexpr int KEPT_BITS = 13;
+
+void add_bytes(const float *a, const float (*b)[MOST_COLUMNS], float *sums, int n) {
+    for (int column = 0; column < n; ++column) {
+        float products[MOST_DEPTH], most = __builtin_fabsf(sums[column]), plain = sums[column];
+        for (int k = 0; k < MOST_DEPTH; ++k) {
+            products[k] = a[k] * b[k][column];
+            plain += products[k];
+            most = __builtin_fabsf(products[k]) > most ? __builtin_fabsf(products[k]) : most;
+        }
+        if (most == 0 || !(__builtin_fabsf(plain) < __builtin_inff())) {
+            sums[column] = plain;
+            continue;
+        }
+        int exponent;
+        __builtin_frexpf(most, &exponent);
+        const float up = f32_of_bits(static_cast<Word>(KEPT_BITS - (exponent - 1) + 127) << 23);
+        int whole = static_cast<int>(sums[column] * up);
+        for (int k = 0; k < MOST_DEPTH; ++k) whole += static_cast<int>(products[k] * up);
+        float sum = static_cast<float>(whole);  // exact: less than 2^(14 + 6)
+        __builtin_frexpf(sum, &exponent);
+        if (exponent - 1 > KEPT_BITS) {
+            const float place = f32_of_bits(static_cast<Word>(exponent - 1 - KEPT_BITS + 127) << 23);
+            sum = static_cast<float>(static_cast<int>(sum / place)) * place;
+        }
+        sums[column] = sum / up;
+    }
+}
+
 void add_product(const Begun &begun) {
     alignas(64) static float a[ROWS][MOST_DEPTH], b[MOST_DEPTH][MOST_COLUMNS];
     const Product &product = begun.product;
-    const int depth = product.element == TF32 ? 8 : 16, n = product.n;
+    const int depth = 32 / size_of(product.element), n = product.n;
     if (product.a_registers)
         load_registers(begun, a[0], MOST_DEPTH, 1);
     else
-        load_operand(product.a, begun, product.is_a_mn_major, ROWS, a[0], MOST_DEPTH, 1, "a");
-    load_operand(product.b, begun, product.is_b_mn_major, n, b[0], 1, MOST_COLUMNS, "b");
+        load_operand(product.a, begun, product.element, product.is_a_mn_major, ROWS, a[0], MOST_DEPTH, 1, "a");
+    load_operand(product.b, begun, product.element_b, product.is_b_mn_major, n, b[0], 1, MOST_COLUMNS, "b");
     if (!product.is_added) memset(sums, 0, sizeof sums);
-    for (int row = 0; row < ROWS; ++row)
-        for (int k = 0; k < depth; ++k)
-            for (int column = 0; column < n; ++column) sums[row][column] += a[row][k] * b[k][column];
+    for (int row = 0; row < ROWS; ++row) {
+        if (product.element == E4M3 || product.element == E5M2) {
+            add_bytes(a[row], b, sums[row], n);
+            continue;
+        }
+        for (int k = 0; k < depth; ++k) {
+            if (product.element == S8) {
+                Whole *whole = reinterpret_cast<Whole *>(sums[row]);
+                for (int column = 0; column < n; ++column) whole[column] += static_cast<int>(a[row][k] * b[k][column]);
+            } else {
+                for (int column = 0; column < n; ++column) sums[row][column] += a[row][k] * b[k][column];
+            }
+        }
+    }
 }
 
 // The first `count` products of a warpgroup, all threads of which wait.
@@ -217,7 +265,8 @@ void add_products(Warpgroup &warpgroup, int count) {
 }
 
 bool is_alike(const Product &one, const Product &other) {
-    return one.a == other.a && !one.a_registers == !other.a_registers && one.b == other.b && one.element == other.element && one.n == other.n &&
+    return one.a == other.a && !one.a_registers == !other.a_registers && one.b == other.b && one.element == other.element &&
+           one.element_b == other.element_b && one.n == other.n &&
            one.is_a_mn_major == other.is_a_mn_major && one.is_b_mn_major == other.is_b_mn_major &&
            one.is_added == other.is_added;
 }

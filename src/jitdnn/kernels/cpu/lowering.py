@@ -22,7 +22,7 @@ from jitdnn.kernels.cpu.correlation import (
 )
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
-from jitdnn.rtcg.isa import HALVES
+from jitdnn.rtcg.isa import WIDENED
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 
@@ -34,9 +34,11 @@ def _three(strides: Sequence[int]) -> tuple[int, int, int]:
 def stored_dtype(dtype: str, computing: str) -> str:
     """A type in memory as pointers state it: ``stored:loaded`` if it is loaded as another type than its own.
 
-    Types of half precision are always loaded as f32 and state only themselves.
+    Types of 8 and 16 bits are always loaded as f32 and state only themselves.
     """
-    return dtype if dtype == computing or (dtype in HALVES and computing == "f32") else f"{dtype}:{computing}"
+    return (
+        dtype if dtype == computing or (dtype in WIDENED and computing == "f32") else f"{dtype}:{computing}"
+    )
 
 
 def view_of(tensor: TensorDescriptor, groups: int, computing: str) -> View:
@@ -282,18 +284,20 @@ def lower_matmul(problem: MatMul, operands: Sequence[TensorDescriptor] = ()) -> 
 
     def view(tensor: TensorDescriptor) -> View:
         """A matrix whose rows are pixels and whose columns are channels."""
-        return View(tensor.dtype, 0, groups(tensor), tensor.strides[-1], (0, 0, tensor.strides[-2]))
+        dtype = stored_dtype(tensor.dtype, computing)
+        return View(dtype, 0, groups(tensor), tensor.strides[-1], (0, 0, tensor.strides[-2]))
 
+    computing = compute_dtype(problem.dtype)
     m, depth = a.shape[-2:]
     return Correlation(
-        dtype=compute_dtype(problem.dtype),
+        dtype=computing,
         batch=1,
         groups=batch,
         depth=depth,
         width=b.shape[-1],
         axes=_pad_axes([Axis(m, m, 1, Taps(1))]),
         x=view(a),
-        w=FilterView(b.dtype, groups(b), b.strides[-1], b.strides[-2], (0, 0, 0)),
+        w=FilterView(stored_dtype(b.dtype, computing), groups(b), b.strides[-1], b.strides[-2], (0, 0, 0)),
         y=view(c),
         operands=tuple(view(o) for o in operands),
     )

@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue, Kernel, PlannedKernel
+from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import refuse_sums
 from jitdnn.kernels.cuda.convolution.implicit_gemm.code import kernel_of, wgrad_kernel_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.cost import plan_of, wgrad_plan_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import Batch
@@ -26,9 +27,15 @@ from jitdnn.kernels.cuda.gemm.code import Reordered
 from jitdnn.kernels.cuda.gemm.plan import Tile, linear_step
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
+from jitdnn.problems.problem import byte_dtypes
 from jitdnn.tensor import TensorDescriptor
 
 ORIENTATIONS = ("rows", "columns", "across")
+
+
+def orientations(problem: MatMul, has_epilogue: bool) -> tuple[str, ...]:
+    """Those that a product can have: numbers of 8 bits are read along k alone, and wgrad takes no epilogue."""
+    return ORIENTATIONS[:2] if has_epilogue or byte_dtypes(problem.a.dtype) else ORIENTATIONS
 
 
 @dataclass(frozen=True)
@@ -51,9 +58,8 @@ class TensorCoreMatmul(TensorCoreAlgorithm[MatMul]):
     problem = MatMul
 
     def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        return refuse_extents(problem) or refuse_tensor_cores(
-            problem.a.dtype, math.prod(problem.batch), device
-        )
+        reason = refuse_extents(problem) or (refuse_sums(problem.k) if problem.a.dtype == "i8" else None)
+        return reason or refuse_tensor_cores(problem.a.dtype, math.prod(problem.batch), device)
 
     def sizes(
         self, problem: MatMul, device: GpuDevice, has_epilogue: bool = True
@@ -104,18 +110,18 @@ def batch_steps(problem: MatMul) -> tuple[int, int, int] | None:
 def orientation_of(problem: MatMul, name: str) -> Orientation:
     """A product as the convolution of that name."""
     a, b, c = problem.a, problem.b, problem.c
-    m, n, k, dtype = problem.m, problem.n, problem.k, problem.a.dtype
+    m, n, k = problem.m, problem.n, problem.k
     (am, ak), (bk, bn), (cm, cn) = a.strides[-2:], b.strides[-2:], c.strides[-2:]
 
-    def tensor(shape: tuple[int, ...], *strides: int) -> TensorDescriptor:
-        return TensorDescriptor(shape, strides, dtype)
+    def like(one: TensorDescriptor, shape: tuple[int, ...], *strides: int) -> TensorDescriptor:
+        return TensorDescriptor(shape, strides, one.dtype)
 
     if name == "rows":
-        x, w, y = tensor((1, k, m), 0, ak, am), tensor((n, k, 1), bn, bk, 1), tensor((1, n, m), 0, cn, cm)
+        x, w, y = like(a, (1, k, m), 0, ak, am), like(b, (n, k, 1), bn, bk, 1), like(c, (1, n, m), 0, cn, cm)
     elif name == "columns":
-        x, w, y = tensor((1, k, n), 0, bk, bn), tensor((m, k, 1), am, ak, 1), tensor((1, m, n), 0, cm, cn)
+        x, w, y = like(b, (1, k, n), 0, bk, bn), like(a, (m, k, 1), am, ak, 1), like(c, (1, m, n), 0, cm, cn)
     else:
-        x, w, y = tensor((1, n, k), 0, bn, bk), tensor((m, n, 1), cm, cn, 1), tensor((1, m, k), 0, am, ak)
+        x, w, y = like(b, (1, n, k), 0, bn, bk), like(c, (m, n, 1), cm, cn, 1), like(a, (1, m, k), 0, am, ak)
     direction = "bwd_filter" if name == "across" else "fwd"
     one = Convolution(direction, x, w, y, stride=(1,), padding=((0, 0),), dilation=(1,))
     steps, count = batch_steps(problem), math.prod(problem.batch)
@@ -144,7 +150,7 @@ def _plan(
     problem: MatMul, device: GpuDevice, tiles: tuple[Tile, ...], uses_workspace: bool, has_epilogue: bool
 ) -> tuple[Orientation, Plan | WgradPlan]:
     found: list[tuple[Orientation, Plan | WgradPlan]] = []
-    for name in ORIENTATIONS if not has_epilogue else ORIENTATIONS[:2]:
+    for name in orientations(problem, has_epilogue):
         orientation = orientation_of(problem, name)
         given = orientation.problem, device, tiles, uses_workspace, orientation.batch
         plan = wgrad_plan_of(*given) if name == "across" else plan_of(*given)

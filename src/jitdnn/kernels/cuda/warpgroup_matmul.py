@@ -10,26 +10,28 @@ from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel, storing_roundoff
+from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import refuse_sums
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     HALVES_ERROR,
-    TF32_CUT,
     refuse_halves,
     refuse_warpgroups,
+    warpgroup_bound,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import kernel_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
+from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic
 from jitdnn.kernels.cuda.gemm.code import Reordered
 from jitdnn.kernels.cuda.matmul import (
-    ORIENTATIONS,
     Orientation,
     TensorCoreMatmulInPlace,
     indices_of,
     orientation_of,
+    orientations,
     refuse_extents,
 )
 from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
+from jitdnn.kernels.gpu.matmul import TiledGemm
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 
@@ -48,7 +50,9 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
         self._tiles = tiles
 
     def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        reason = refuse_extents(problem) or refuse_warpgroups(problem.a.dtype, problem.c.dtype, device)
+        reason = refuse_extents(problem) or refuse_warpgroups(problem, device)
+        if not reason and problem.a.dtype == "i8":
+            reason = refuse_sums(problem.k)
         if reason:
             return reason
         count = problem.c.size // (problem.m * problem.n)
@@ -64,11 +68,10 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
         return _plan(problem, device, self._tiles, self.uses_workspace, self.parts, has_epilogue)
 
     def arithmetic(self, problem: Problem) -> str:
-        return "tf32" if problem.inputs[0].descriptor.dtype == "f32" else "fp32"
+        return tensor_core_arithmetic(problem)
 
     def error_of(self, problem: MatMul) -> float:
-        bound = tensor_core_bound(problem)
-        return bound + TF32_CUT if problem.a.dtype == "f32" else bound
+        return warpgroup_bound(problem)
 
     def plan(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         found = self.sizes(problem, device, epilogue is not None)
@@ -76,7 +79,10 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
         orientation, plan = found
 
         def other() -> Kernel:
-            kernel = TensorCoreMatmulInPlace().build(problem, device, epilogue)
+            if problem.has_float8:
+                kernel = TiledGemm().build_in_place(problem, device, epilogue)
+            else:
+                kernel = TensorCoreMatmulInPlace().build(problem, device, epilogue)
             return Reordered(kernel, (1, 0)) if orientation.is_transposed else kernel
 
         def build() -> Kernel:
@@ -122,7 +128,7 @@ def _plan(
 ) -> tuple[Orientation, Plan] | str:
     found: list[tuple[Orientation, Plan]] = []
     reason = ""
-    for name in ORIENTATIONS if not has_epilogue else ORIENTATIONS[:2]:
+    for name in orientations(problem, has_epilogue):
         orientation = orientation_of(problem, name)
         one, batch = orientation.problem, orientation.batch
         refused = unplannable(one, parts)

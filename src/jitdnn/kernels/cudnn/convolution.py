@@ -54,6 +54,7 @@ class LegacyConvolution(KernelAlgorithm[Convolution, CudaDevice]):
     """One of cuDNN's algorithms in one direction."""
 
     problem = Convolution
+    takes_float8 = False
     method: ClassVar[Method]
 
     @property

@@ -20,7 +20,8 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.cost import make_vnni_plan
 from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.problems import parse
-from jitdnn.problems.convolution import INTEGER_RESULTS, Convolution
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import INTEGER_RESULTS
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import assembly
 from jitdnn.rtcg.isa import Isa, isa

@@ -13,7 +13,7 @@ from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import Dropout, parse
 from jitdnn.problems.philox import philox
-from jitdnn.tensor import REAL_DTYPES, TensorDescriptor
+from jitdnn.tensor import COMMON_DTYPES, TensorDescriptor
 from strategies import descriptors, shapes
 
 # Random123's kat_vectors for philox4x32 with 10 rounds: counter, key, output
@@ -78,7 +78,7 @@ def test_orders_in_memory(arrangement: str) -> None:
 
 
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
-@pytest.mark.parametrize("dtype", REAL_DTYPES)
+@pytest.mark.parametrize("dtype", COMMON_DTYPES)
 def test_narrower_instruction_sets(dtype: str, cpu: str) -> None:
     check(parse(f"dropout p0.25 shape3x37 {dtype} mask"), cpu=cpu)
 
@@ -94,7 +94,7 @@ def test_every_algorithm_is_reached() -> None:
 
 @st.composite
 def dropouts(draw: st.DrawFn) -> Dropout:
-    shape, dtype = draw(shapes()), draw(st.sampled_from(REAL_DTYPES))
+    shape, dtype = draw(shapes()), draw(st.sampled_from(COMMON_DTYPES))
     mask = draw(st.sampled_from((None, "bool", "u8")))
     return Dropout(
         draw(st.floats(0, 1)),
@@ -131,7 +131,7 @@ def test_same_numbers_everywhere() -> None:
     state = np.array([7, 8, 9, 10], np.uint32)
     shape = (6, 24, 10, 11)
     expected = Dropout.make(shape, 0.4, "f64").reference(np.ones(shape), state) != 0
-    for dtype in REAL_DTYPES:
+    for dtype in COMMON_DTYPES:
         for layout in ("nchw", "nhwc"):
             for cpu in INSTRUCTION_SETS:
                 problem = Dropout.make(shape, 0.4, dtype, layout)

@@ -14,14 +14,14 @@ import jitdnn as jd
 from conformance import INSTRUCTION_SETS, arranged, check, results_of, unreached
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems import Random, parse
-from jitdnn.tensor import REAL_DTYPES
+from jitdnn.tensor import COMMON_DTYPES
 from strategies import descriptors, shapes
 
 KINDS = ["bernoulli p0.3", "uniform low-1.5 high2.25", "normal mean0.5 std2.0"]
 SHAPES = ["shape1", "shape17", "shape8x5x7", "shape5x9x7", "shape3x16x4x5 nhwc", "shape100003", "shape0x5"]
 
 
-@pytest.mark.parametrize("dtype", REAL_DTYPES)
+@pytest.mark.parametrize("dtype", COMMON_DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_awkward_shapes(kind: str, dtype: str) -> None:
     for words in SHAPES:
@@ -37,7 +37,7 @@ def test_orders_in_memory(arrangement: str, kind: str) -> None:
 @pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
 @pytest.mark.parametrize("kind", KINDS)
 def test_narrower_instruction_sets(kind: str, cpu: str) -> None:
-    for dtype in REAL_DTYPES:
+    for dtype in COMMON_DTYPES:
         check(parse(f"random {kind} shape3x37 {dtype}"), cpu=cpu)
 
 
@@ -49,7 +49,7 @@ def test_every_algorithm_is_reached() -> None:
 def randoms(draw: st.DrawFn) -> Random:
     distribution = draw(st.sampled_from(("bernoulli", "uniform", "normal")))
     a, b = draw(st.floats(0, 1)), draw(st.floats(1, 100))
-    y = draw(descriptors(draw(shapes()), draw(st.sampled_from(REAL_DTYPES)), is_output=True))
+    y = draw(descriptors(draw(shapes()), draw(st.sampled_from(COMMON_DTYPES)), is_output=True))
     return Random(distribution, a, 0.0 if distribution == "bernoulli" else b, y)
 
 
@@ -60,7 +60,7 @@ def test_any_fill(problem: Random) -> None:
     check(problem, scales=((1.5, 0.0), (1.0, 1.0)))
 
 
-@pytest.mark.parametrize("dtype", REAL_DTYPES)
+@pytest.mark.parametrize("dtype", COMMON_DTYPES)
 def test_distributions(dtype: str) -> None:
     """The share of numbers below each of some bounds, within five standard deviations and a step of the dtype."""
     size = 1 << 17
@@ -90,7 +90,7 @@ def test_pairs_of_normal_numbers_are_independent() -> None:
             assert abs((numbers * np.roll(numbers, distance)).mean()) < 6 / math.sqrt(size)
 
 
-@pytest.mark.parametrize("dtype", REAL_DTYPES)
+@pytest.mark.parametrize("dtype", COMMON_DTYPES)
 def test_fractions_never_reach_one(dtype: str) -> None:
     for name, y in results_of(Random.make("uniform", (40000,), 0, 1, dtype), np.arange(4)).items():
         assert (y >= 0).all(), name

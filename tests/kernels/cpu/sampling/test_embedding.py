@@ -12,7 +12,7 @@ import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import Embedding, parse
-from jitdnn.tensor import REAL_DTYPES
+from jitdnn.tensor import COMMON_DTYPES
 from strategies import descriptors
 
 KINDS = ["embedding_fwd", "embedding_bwd", "embedding_bwd padding0"]
@@ -40,7 +40,7 @@ def test_canonical_strings() -> None:
         assert parse(text) == problem
 
 
-@pytest.mark.parametrize("dtype", REAL_DTYPES)
+@pytest.mark.parametrize("dtype", COMMON_DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_awkward_shapes(kind: str, dtype: str) -> None:
     for words in SHAPES:
@@ -66,7 +66,7 @@ def test_every_algorithm_is_reached() -> None:
 
 @st.composite
 def embeddings(draw: st.DrawFn) -> Embedding:
-    dtype, rows = draw(st.sampled_from(REAL_DTYPES)), draw(st.sampled_from((1, 2, 9, 40)))
+    dtype, rows = draw(st.sampled_from(COMMON_DTYPES)), draw(st.sampled_from((1, 2, 9, 40)))
     columns = draw(st.sampled_from((1, 3, 16, 17, 70)))
     shape = tuple(draw(st.lists(st.sampled_from((0, 1, 2, 5, 9)), min_size=1, max_size=3)))
     direction = draw(st.sampled_from(("fwd", "bwd")))

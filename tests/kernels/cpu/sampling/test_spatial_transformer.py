@@ -14,7 +14,7 @@ from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import AffineGrid, GridSample, parse
 from jitdnn.problems.spatial_transformer import MODES, PADDINGS, SAMPLE_DIRECTIONS
-from jitdnn.tensor import REAL_DTYPES
+from jitdnn.tensor import COMMON_DTYPES
 from strategies import descriptors
 
 GRIDS = [
@@ -62,7 +62,7 @@ def test_canonical_strings() -> None:
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-@pytest.mark.parametrize("dtype", REAL_DTYPES)
+@pytest.mark.parametrize("dtype", COMMON_DTYPES)
 def test_affine_grids(dtype: str, direction: str) -> None:
     for words in GRIDS:
         check(parse(f"affine_grid_{direction} {words} {dtype}"))
@@ -116,7 +116,7 @@ def test_every_algorithm_is_reached() -> None:
 
 @st.composite
 def samples(draw: st.DrawFn) -> GridSample:
-    rank, dtype = draw(st.sampled_from((2, 2, 3))), draw(st.sampled_from(REAL_DTYPES))
+    rank, dtype = draw(st.sampled_from((2, 2, 3))), draw(st.sampled_from(COMMON_DTYPES))
     extents = st.sampled_from((1, 2, 5, 17) if rank == 2 else (1, 2, 4))
     images, channels = draw(st.integers(0, 2)), draw(st.sampled_from((1, 3, 17)))
     shape = (images, channels, *(draw(extents) for _ in range(rank)))
@@ -145,7 +145,7 @@ def test_any_sample(problem: GridSample) -> None:
 
 @st.composite
 def grids(draw: st.DrawFn) -> AffineGrid:
-    rank, dtype = draw(st.sampled_from((2, 3))), draw(st.sampled_from(REAL_DTYPES))
+    rank, dtype = draw(st.sampled_from((2, 3))), draw(st.sampled_from(COMMON_DTYPES))
     shape = (draw(st.integers(0, 2)), *(draw(st.sampled_from((1, 2, 5, 17))) for _ in range(rank)))
     direction = draw(st.sampled_from(("fwd", "bwd")))
     return AffineGrid(

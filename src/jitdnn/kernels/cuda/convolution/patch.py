@@ -29,6 +29,7 @@ class Patch(KernelAlgorithm[Convolution, GpuDevice]):
 
     name = "patch"
     problem = Convolution
+    takes_float8 = False
 
     def __init__(self, *others: Algorithm) -> None:
         """`others`: what may run the convolution of fewer taps."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import KernelAlgorithm, OwnProblem, storing_roundoff, summation_bound, terms
+from jitdnn.kernels.algorithm import (
+    ARITHMETIC,
+    KernelAlgorithm,
+    OwnProblem,
+    storing_roundoff,
+    summation_bound,
+    terms,
+)
 from jitdnn.kernels.cuda.gemm.code import MMA_FUNCTIONS
 from jitdnn.kernels.cuda.gemm.plan import TILES, Tile
 from jitdnn.problems.problem import Problem
@@ -28,16 +35,25 @@ class TensorCoreAlgorithm(KernelAlgorithm[OwnProblem, GpuDevice]):
     """Multistage tiles on the tensor cores, sums in f32 (i32 of i8), by the best of the given tiles."""
 
     uses_workspace: ClassVar[bool] = True
+    takes_float8 = False
 
     def __init__(self, tiles: tuple[Tile, ...] = TILES) -> None:
         self._tiles = tiles
 
     def arithmetic(self, problem: Problem) -> str:
-        """f32 tensors are multiplied as tf32; products of two numbers of half precision are exact."""
-        return "tf32" if problem.inputs[0].descriptor.dtype == "f32" else "fp32"
+        return tensor_core_arithmetic(problem)
 
     def error_of(self, problem: OwnProblem) -> float:
         return tensor_core_bound(problem)
+
+
+def tensor_core_arithmetic(problem: Problem) -> str:
+    """f32 tensors are multiplied as tf32; products of two numbers of 16 or 8 bits are exact, and so are sums of
+    integers, which are then scaled in the type that the problem asks for."""
+    dtype = problem.inputs[0].descriptor.dtype
+    if dtype == "i8":
+        return ARITHMETIC[problem.dtype]
+    return "tf32" if dtype == "f32" else "fp32"
 
 
 def tensor_core_bound(problem: Problem) -> float:

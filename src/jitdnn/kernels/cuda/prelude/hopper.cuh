@@ -131,25 +131,26 @@ FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::
 #define WREGS_128                                                                                                 \
     WREGS_96 "," W8(96, 97, 98, 99, 100, 101, 102, 103) "," W8(104, 105, 106, 107, 108, 109, 110, 111) ","        \
     W8(112, 113, 114, 115, 116, 117, 118, 119) "," W8(120, 121, 122, 123, 124, 125, 126, 127)
-#define WSUMS_8(n)                                                                                                \
-    "+f"(d[n]), "+f"(d[n + 1]), "+f"(d[n + 2]), "+f"(d[n + 3]), "+f"(d[n + 4]), "+f"(d[n + 5]), "+f"(d[n + 6]),   \
-        "+f"(d[n + 7])
-#define WSUMS_32 WSUMS_8(0), WSUMS_8(8), WSUMS_8(16), WSUMS_8(24)
-#define WSUMS_48 WSUMS_32, WSUMS_8(32), WSUMS_8(40)
-#define WSUMS_64 WSUMS_48, WSUMS_8(48), WSUMS_8(56)
-#define WSUMS_80 WSUMS_64, WSUMS_8(64), WSUMS_8(72)
-#define WSUMS_112 WSUMS_96, WSUMS_8(96), WSUMS_8(104)
-#define WSUMS_96 WSUMS_64, WSUMS_8(64), WSUMS_8(72), WSUMS_8(80), WSUMS_8(88)
-#define WSUMS_128 WSUMS_96, WSUMS_8(96), WSUMS_8(104), WSUMS_8(112), WSUMS_8(120)
+#define WSUMS_8(kind, n)                                                                                          \
+    kind(d[n]), kind(d[n + 1]), kind(d[n + 2]), kind(d[n + 3]), kind(d[n + 4]), kind(d[n + 5]), kind(d[n + 6]),   \
+        kind(d[n + 7])
+#define WSUMS_32(kind) WSUMS_8(kind, 0), WSUMS_8(kind, 8), WSUMS_8(kind, 16), WSUMS_8(kind, 24)
+#define WSUMS_48(kind) WSUMS_32(kind), WSUMS_8(kind, 32), WSUMS_8(kind, 40)
+#define WSUMS_64(kind) WSUMS_48(kind), WSUMS_8(kind, 48), WSUMS_8(kind, 56)
+#define WSUMS_80(kind) WSUMS_64(kind), WSUMS_8(kind, 64), WSUMS_8(kind, 72)
+#define WSUMS_112(kind) WSUMS_96(kind), WSUMS_8(kind, 96), WSUMS_8(kind, 104)
+#define WSUMS_96(kind) WSUMS_64(kind), WSUMS_8(kind, 64), WSUMS_8(kind, 72), WSUMS_8(kind, 80), WSUMS_8(kind, 88)
+#define WSUMS_128(kind) WSUMS_96(kind), WSUMS_8(kind, 96), WSUMS_8(kind, 104), WSUMS_8(kind, 112), WSUMS_8(kind, 120)
 
-// d is 64 x n, a is 64 x 16 and b 16 x n (tf32: 8 instead of 16 along K). `is_added`: d += a * b, else d = a * b.
+// d is 64 x n, a is 64 x 16 and b 16 x n (tf32: 8 instead of 16 along K; elements of one byte: 32). `is_added`: d += a *
+// b, else d = a * b. Integers are added exactly; of products of 8-bit reals each addition keeps about 14 bits.
 #define WGMMA_HALF(n, type, count, a_at, b_at, p_at, a_major_at, b_major_at)                                      \
     template <bool is_a_mn_major, bool is_b_mn_major>                                                             \
     FUNCTION void wgmma_##type(f32(&d)[count], u64 a, u64 b, bool is_added) {                                     \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_at ", 0;\n"                                          \
                      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " {" WREGS_##count "}, "   \
                      "%" #a_at ", %" #b_at ", p, 1, 1, %" #a_major_at ", %" #b_major_at ";\n}"                    \
-                     : WSUMS_##count                                                                              \
+                     : WSUMS_##count("+f")                                                                        \
                      : "l"(a), "l"(b), "r"((int)is_added), "n"((int)is_a_mn_major), "n"((int)is_b_mn_major));     \
     }
 #define WGMMA_TF32(n, count, a_at, b_at, p_at)                                                                    \
@@ -159,13 +160,28 @@ FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_at ", 0;\n"                                          \
                      "wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" WREGS_##count "}, "              \
                      "%" #a_at ", %" #b_at ", p, 1, 1;\n}"                                                        \
-                     : WSUMS_##count                                                                              \
+                     : WSUMS_##count("+f")                                                                        \
+                     : "l"(a), "l"(b), "r"((int)is_added));                                                       \
+    }
+#define WGMMA_BYTES(n, count, name, sum, kind, types, factors, a_at, b_at, p_at)                                  \
+    template <bool is_a_mn_major, bool is_b_mn_major>                                                             \
+    FUNCTION void wgmma_##name(sum(&d)[count], u64 a, u64 b, bool is_added) {                                     \
+        static_assert(!is_a_mn_major && !is_b_mn_major, "elements of one byte are K-major");                      \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_at ", 0;\n"                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k32." types " {" WREGS_##count "}, "                 \
+                     "%" #a_at ", %" #b_at ", p" factors ";\n}"                                                   \
+                     : WSUMS_##count(kind)                                                                        \
                      : "l"(a), "l"(b), "r"((int)is_added));                                                       \
     }
 #define WGMMA(n, count, a_at, b_at, p_at, a_major_at, b_major_at)                                                 \
     WGMMA_HALF(n, bf16, count, a_at, b_at, p_at, a_major_at, b_major_at)                                          \
     WGMMA_HALF(n, f16, count, a_at, b_at, p_at, a_major_at, b_major_at)                                           \
-    WGMMA_TF32(n, count, a_at, b_at, p_at)
+    WGMMA_TF32(n, count, a_at, b_at, p_at)                                                                        \
+    WGMMA_BYTES(n, count, s8, i32, "+r", "s32.s8.s8", "", a_at, b_at, p_at)                                       \
+    WGMMA_BYTES(n, count, e4m3_e4m3, f32, "+f", "f32.e4m3.e4m3", ", 1, 1", a_at, b_at, p_at)                      \
+    WGMMA_BYTES(n, count, e4m3_e5m2, f32, "+f", "f32.e4m3.e5m2", ", 1, 1", a_at, b_at, p_at)                      \
+    WGMMA_BYTES(n, count, e5m2_e4m3, f32, "+f", "f32.e5m2.e4m3", ", 1, 1", a_at, b_at, p_at)                      \
+    WGMMA_BYTES(n, count, e5m2_e5m2, f32, "+f", "f32.e5m2.e5m2", ", 1, 1", a_at, b_at, p_at)
 WGMMA(64, 32, 32, 33, 34, 35, 36)
 WGMMA(96, 48, 48, 49, 50, 51, 52)
 WGMMA(128, 64, 64, 65, 66, 67, 68)
@@ -176,6 +192,7 @@ WGMMA(256, 128, 128, 129, 130, 131, 132)
 #undef WGMMA
 #undef WGMMA_HALF
 #undef WGMMA_TF32
+#undef WGMMA_BYTES
 
 // The same with a in registers, K-major: thread t holds, with g and i as above and 32 bytes of K, A[g][bytes 4 * i to
 // 4 * i + 3] in a[0], A[g + 8][the same] in a[1], and both 16 bytes further along K in a[2] and a[3], which is what
@@ -240,6 +257,18 @@ FUNCTION void stmatrix_x4(u32 row, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  ::"r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
+// Two numbers as 8-bit reals, rounded to nearest, ties to even; what is beyond their range becomes their largest finite
+// number.
+FUNCTION u16 pack_f8e4m3(f32 low, f32 high) {
+    u16 pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+FUNCTION u16 pack_f8e5m2(f32 low, f32 high) {
+    u16 pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
 // Reads and writes of shared memory by its address.
 FUNCTION uint4 shared_load16(u32 address) {
     uint4 value;
@@ -261,6 +290,14 @@ FUNCTION u16 shared_load2(u32 address) {
     u16 value;
     asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
     return value;
+}
+FUNCTION u8 shared_load1(u32 address) {
+    u32 value;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return (u8)value;
+}
+FUNCTION void shared_store2(u32 address, u16 value) {
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }
 FUNCTION void shared_store4(u32 address, u32 value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");

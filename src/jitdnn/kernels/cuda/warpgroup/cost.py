@@ -34,7 +34,7 @@ def stage_cycles(
     `row_bytes`: of the rows that are copied. `is_rewritten`: B is read and written by threads before it is multiplied.
     """
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
-    # products of two bytes; those of four have half as many in a stage, at half the rate
+    # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
     flops = 2.0 * tile.m * tile.n * STAGE_ROW / 2
     products = 3 if parts == 2 else 1
     mma = products * flops / (_OPERATIONS_OF_BYTE * facts.shared_bytes_per_cycle)
@@ -83,11 +83,12 @@ def _mean_blocks(products: Products, tile: Tile) -> float:
 
 def best_blocking(
     products: Products, tiles: Sequence[Tile], device: GpuDevice, bytes_moved: int, result_bytes: int, parts: int,
-    max_splits: int, row_bytes: int, is_wgrad: bool, taken: int = 0, is_rewritten: bool = False,
+    max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
-    `taken`: bytes of a thread block's shared memory that are for something else. `is_rewritten`: see `stage_cycles`.
+    `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
+    that are for something else. `is_rewritten`: see `stage_cycles`.
     """
     found = [
         (one, seconds(products, one, device, bytes_moved, result_bytes, row_bytes, is_wgrad, is_rewritten))
@@ -99,6 +100,7 @@ def best_blocking(
             parts,
             result_bytes,
             max_splits,
+            is_promoted,
         )
     ]
     if not found:

@@ -10,10 +10,56 @@ constexpr int WORDS = WN * RESULT_BYTES / 8;  // of 4 bytes, in which a thread h
 constexpr int CHUNKS_OF_SLAB = WN / CHUNK, CHUNKS = ROWS * CHUNKS_OF_SLAB, WORDS_OF_CHUNK = WORDS / CHUNKS_OF_SLAB;
 static_assert(WN % CHUNK == 0, "chunks are whole");
 
+FUNCTION u32 sum_bits(f32 sum) { return __float_as_uint(sum); }
+FUNCTION u32 sum_bits(i32 sum) { return (u32)sum; }
+FUNCTION void sum_of_bits(u32 bits, f32 &sum) { sum = __uint_as_float(bits); }
+FUNCTION void sum_of_bits(u32 bits, i32 &sum) { sum = (i32)bits; }
+
+// alpha times a number, plus beta times what was in memory.
+FUNCTION REAL blended(REAL value, REAL alpha, REAL beta, REAL before) {
+    if constexpr (IS_INTEGER) return (REAL)blend_whole(alpha, value, beta, before);
+    value *= alpha;
+    return value + beta * before;
+}
+
+// A result in place of a sum: of integers its bits.
+FUNCTION f32 kept(f32 value) { return value; }
+FUNCTION i32 kept(f64 value) {
+    u32 bits = 0;
+    STORE(RESULT, (RESULT *)&bits, 0, value);
+    return (i32)bits;
+}
+
+// The bits of alpha times a sum of integers, rounded to f64 and then to the result.
+FUNCTION u32 scaled_bits(i32 sum, f64 alpha) {
+    constexpr bool is_real = (RESULT)0.5f != 0;
+    if (alpha == 1 && sizeof(RESULT) == 4) return is_real ? __float_as_uint((f32)sum) : (u32)sum;
+    return (u32)kept(alpha * (f64)sum);
+}
+
+// The same of four i8, in a word. f32 is faster, and off by less than 2^-22 of a number: where one is too near to the
+// middle between two integers to be sure, the four are computed in f64.
+FUNCTION u32 four_bytes(const i32 (&sums)[4], f64 alpha) {
+    u32 word = 0;
+    bool is_sure = true;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        const f32 near = (f32)sums[n] * (f32)alpha, whole = rintf(near);
+        is_sure = is_sure && (fabsf(near - whole) < 0.4999f || fabsf(near) >= 129);  // no NaN is
+        word |= ((u32)(i32)fminf(fmaxf(whole, -128), 127) & 0xff) << 8 * n;
+    }
+    if (!is_sure) {
+        word = 0;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) word |= (scaled_bits(sums[n], alpha) & 0xff) << 8 * n;
+    }
+    return word;
+}
+
 // Makes the results of a tile of its sums: f(sum), times alpha, plus beta times what is in memory. `rows`: address of
 // the places of the tile's rows in the result, NO_PLACE for rows that it does not have.
 FUNCTION void finish(Sums &sums, const Tables &tables, const Work &work, u32 rows, int first_row, int first_column,
-                     const RESULT *result, f32 alpha, f32 beta EPILOGUE_PARAMETERS) {
+                     const RESULT *result, REAL alpha, REAL beta EPILOGUE_PARAMETERS) {
     first_column += threadIdx.x % 4 * 2;
 #pragma unroll
     for (int slab = 0; slab < ROWS; ++slab)
@@ -25,26 +71,46 @@ FUNCTION void finish(Sums &sums, const Tables &tables, const Work &work, u32 row
 #pragma unroll
             for (int j = 0; j < WN / 4; ++j) {
                 const int column = 8 * (j / 2) + first_column + j % 2;
-                f32 &value = sums[slab][4 * (j / 2) + 2 * half + j % 2];
+                SUM &sum = sums[slab][4 * (j / 2) + 2 * half + j % 2];
+                REAL value = (REAL)sum;
                 const bool is_there = place != NO_PLACE && work.columns.from(tables, column) > 0;
                 if constexpr (HAS_EPILOGUE) {
                     if (is_there) value = FINISH(value, pixel, work.channel(column, tables));
                 }
-                value *= alpha;
                 if (beta != 0 && is_there)
-                    value += beta * LOAD(RESULT, result, place + work.columns.place(tables, column));
+                    value = blended(value, alpha, beta,
+                                    (REAL)LOAD(RESULT, result, place + work.columns.place(tables, column)));
+                else
+                    value *= alpha;
+                sum = kept(value);
             }
         }
 }
 
 // The results, `factor` times the sums, as they are stored: a thread's words of a slab. The product, though often by 1,
 // keeps the words in registers of their own: those of the sums are taken by products in flight while words leave.
-FUNCTION void round_results(const Sums &sums, f32 factor, u32 (&words)[ROWS][WORDS]) {
+FUNCTION void round_results(const Sums &sums, bool is_plain, REAL alpha, u32 (&words)[ROWS][WORDS]) {
+    const f32 factor = is_plain ? (f32)alpha : 1.0f;
+    // of integers: the bits of results, if they are not plain
+    auto bits = [&](SUM sum) { return is_plain ? scaled_bits((i32)sum, alpha) : (u32)sum; };
 #pragma unroll
     for (int slab = 0; slab < ROWS; ++slab)
 #pragma unroll
         for (int i = 0; i < WN / 2; i += 2) {
-            if constexpr (RESULT_BYTES == 2) {
+            if constexpr (RESULT_BYTES == 1) {  // four to a word: two of each row
+                if (i % 4) continue;
+                const SUM *four = sums[slab] + i;
+                u32 &word = words[slab][i / 4];
+                if constexpr (!IS_INTEGER)
+                    word = PACK(factor * four[0], factor * four[1]) |
+                           (u32)PACK(factor * four[2], factor * four[3]) << 16;
+                else if (is_plain)
+                    word = four_bytes({(i32)four[0], (i32)four[1], (i32)four[2], (i32)four[3]}, alpha);
+                else
+                    word = (u32)four[0] | (u32)four[1] << 8 | (u32)four[2] << 16 | (u32)four[3] << 24;
+            } else if constexpr (IS_INTEGER) {
+                words[slab][i] = bits(sums[slab][i]), words[slab][i + 1] = bits(sums[slab][i + 1]);
+            } else if constexpr (RESULT_BYTES == 2) {
                 words[slab][i / 2] = PACK(factor * sums[slab][i], factor * sums[slab][i + 1]);
             } else {
                 words[slab][i] = __float_as_uint(factor * sums[slab][i]);
@@ -67,6 +133,13 @@ FUNCTION void stage_chunk(u32 buffer, const u32 *words) {
         for (int j = 0; j < CHUNK / 8; j += 2)
             stmatrix_x4(buffer + piece_place(row, j + lane / 16), words[2 * j], words[2 * j + 1], words[2 * j + 2],
                         words[2 * j + 3]);
+    } else if constexpr (RESULT_BYTES == 1) {
+#pragma unroll
+        for (int j = 0; j < CHUNK / 8; ++j)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                shared_store2(buffer + piece_place(row_of(0, half), j / 2) + j % 2 * 8 + lane % 4 * 2,
+                              (u16)(words[j] >> 16 * half));
     } else {
 #pragma unroll
         for (int j = 0; j < CHUNK / 8; ++j)
@@ -100,7 +173,9 @@ FUNCTION void store_chunk(u32 buffer, u32 rows, const Tables &tables, const Colu
             if (place == NO_PLACE || c >= count) continue;
             const u32 from = buffer + piece_place(row, c * RESULT_BYTES / 16) + c * RESULT_BYTES % 16;
             const i64 to = place + columns.place(tables, column + c);
-            if constexpr (RESULT_BYTES == 2)
+            if constexpr (RESULT_BYTES == 1)
+                ((u8 *)result)[to] = shared_load1(from);
+            else if constexpr (RESULT_BYTES == 2)
                 ((u16 *)result)[to] = shared_load2(from);
             else
                 ((u32 *)result)[to] = shared_load4(from);
@@ -113,14 +188,14 @@ FUNCTION void store_chunk(u32 buffer, u32 rows, const Tables &tables, const Colu
 //     split, tile, slab of 64 rows, 8 columns, thread of the warpgroup: four sums
 constexpr int SLAB_SUMS = 64 * WN;
 
-FUNCTION void store_partial(const Sums &sums, f32 *partials, const Tables &tables, int number, int warpgroup) {
-    f32 *to = partials + ((i64)number * WARPGROUPS + warpgroup) * ROWS * SLAB_SUMS + threadIdx.x % 128 * 4;
+FUNCTION void store_partial(const Sums &sums, SUM *partials, const Tables &tables, int number, int warpgroup) {
+    SUM *to = partials + ((i64)number * WARPGROUPS + warpgroup) * ROWS * SLAB_SUMS + threadIdx.x % 128 * 4;
 #pragma unroll
     for (int slab = 0; slab < ROWS; ++slab)
 #pragma unroll
         for (int j = 0; j < WN / 8; ++j) {
-            const f32 *four = sums[slab] + 4 * j;
-            store16(to + slab * SLAB_SUMS + j * 512, uint4{__float_as_uint(four[0]), __float_as_uint(four[1]),
-                                                           __float_as_uint(four[2]), __float_as_uint(four[3])});
+            const SUM *four = sums[slab] + 4 * j;
+            store16(to + slab * SLAB_SUMS + j * 512,
+                    uint4{sum_bits(four[0]), sum_bits(four[1]), sum_bits(four[2]), sum_bits(four[3])});
         }
 }

@@ -28,7 +28,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #endif
         Sums sums;
 #if IS_SPLIT
-        f32 *partials = (f32 *)(workspace + tables.partials);
+        SUM *partials = (SUM *)(workspace + tables.partials);
         for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
             const Work work(tables, number);
 #if HAS_PROLOGUE
@@ -93,9 +93,9 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             sum_columns(sums, tables, work, first_row, first_column, staging, warpgroup, workspace);
 #endif
             if (!is_plain)
-                finish(sums, tables, work, rows, first_row, first_column, result, (f32)alpha,
-                       (f32)beta EPILOGUE_ARGUMENTS);
-            round_results(sums, is_plain ? (f32)alpha : 1.0f, words);
+                finish(sums, tables, work, rows, first_row, first_column, result, (REAL)alpha,
+                       (REAL)beta EPILOGUE_ARGUMENTS);
+            round_results(sums, is_plain, (REAL)alpha, words);
             is_leaving = true, columns = work.columns, leaving_row = first_row, leaving_group = work.group;
         }
         if (is_leaving) {
@@ -115,13 +115,17 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     constexpr int fours = BM * BN / 4;  // of a tile
     const i64 index = (i64)blockIdx.x * 256 + threadIdx.x, tiles = tables.works / tables.splits;
     const int tile = (int)(index / fours), in_tile = (int)(index % fours);
-    const f32 *from = (const f32 *)(workspace + tables.partials) + index * 4;
-    f32 sums[4] = {};
+    const SUM *from = (const SUM *)(workspace + tables.partials) + index * 4;
+    SUM sums[4] = {};
+    auto add = [&](int n, u32 bits) {
+        SUM more;
+        sum_of_bits(bits, more);
+        sums[n] += more;
+    };
 #pragma unroll 8
     for (int split = 0; split < (int)tables.splits; ++split) {
         const uint4 four = *(const uint4 *)(from + split * tiles * (BM * BN));
-        sums[0] += __uint_as_float(four.x), sums[1] += __uint_as_float(four.y);
-        sums[2] += __uint_as_float(four.z), sums[3] += __uint_as_float(four.w);
+        add(0, four.x), add(1, four.y), add(2, four.z), add(3, four.w);
     }
 #if PARTS == 2
     const Scales scales(tables, workspace);
@@ -147,13 +151,15 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
             const int column = warpgroup % WARPGROUPS_N * WN + 8 * j + thread % 4 * 2 + e;
             if (work.columns.from(tables, column) <= 0) continue;
             const i64 at = place + work.columns.place(tables, column);
-            f32 value = sums[2 * half + e];
+            REAL value = (REAL)sums[2 * half + e];
 #if HAS_SUMS
-            summed[2 * half + e] = value;
+            summed[2 * half + e] = (f32)value;
 #endif
             if constexpr (HAS_EPILOGUE) value = FINISH(value, pixel, work.channel(column, tables));
-            value *= (f32)alpha;
-            if (beta != 0) value += (f32)beta * LOAD(RESULT, result, at);
+            if (beta != 0)
+                value = blended(value, (REAL)alpha, (REAL)beta, (REAL)LOAD(RESULT, result, at));
+            else
+                value *= (REAL)alpha;
             STORE(RESULT, result, at, value);
         }
     }

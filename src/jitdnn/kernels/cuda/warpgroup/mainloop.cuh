@@ -14,8 +14,9 @@
 // A thread block stays on its multiprocessor and takes one piece of work after the other: a tile, or one of the splits
 // of a tile's K. The results of a tile leave chunk by chunk while the tensor cores work on the next one.
 //
-// With PARTS 2 every operand comes as two halves whose sum it is: the products hi * hi, hi * lo and lo * hi are added,
-// and the sums of each stage are moved to f32 registers, since the tensor cores truncate as they add.
+// With PARTS 2 every operand comes as two halves whose sum it is: the products hi * hi, hi * lo and lo * hi are added.
+// Where IS_PROMOTED (of halves, and of 8-bit reals) the sums of each stage are moved to f32 registers, since the tensor
+// cores truncate as they add.
 //
 // What the kernel is for says the text behind this (convolution/warpgroup_gemm): `Work`, `Loader`, and where results lie.
 
@@ -60,7 +61,7 @@ FUNCTION void produce(const Ring &ring, const Tables &tables) {
     }
 }
 
-typedef f32 Sums[ROWS][WN / 2];  // of a thread; see wgmma
+typedef SUM Sums[ROWS][WN / 2];  // of a thread; see wgmma
 
 // From the beginning of an operand's stage to that of a product along K, in units of a descriptor's address.
 template <bool IS_MN_MAJOR, int OPERAND_ROWS>
@@ -107,7 +108,7 @@ struct Consumer {
     template <int CHUNKS, class Send>
     METHOD void multiply(Sums &sums, int blocks, bool is_sending, Send send) {
         int block = 0;
-#if PARTS == 1
+#if !IS_PROMOTED
         // a stage is given back one step late, when the next products are in flight already
         int previous = -1;
         auto step = [&](auto during) {
@@ -121,7 +122,7 @@ struct Consumer {
             ++block;
         };
 #else
-        f32 stage_sums[ROWS][WN / 2];
+        Sums stage_sums;
 #pragma unroll
         for (int row = 0; row < ROWS; ++row)
 #pragma unroll
@@ -150,7 +151,7 @@ struct Consumer {
             }
         }
         while (block < blocks) step([] {});
-#if PARTS == 1
+#if !IS_PROMOTED
         wgmma_wait<0>();
         if (previous >= 0) release(previous);
         if (!blocks) {

@@ -35,6 +35,13 @@ FUNCTION void split_flat(const Pack &form, const f32 *tensor, u16 *to, const Pow
 }
 #endif
 
+#if IS_WIDENED
+// An 8-bit real as a number of half precision, which holds it.
+FUNCTION u16 widened(u8 value, int number) {
+    return to_f16(number == 0 ? JOIN(f32_of_, FIRST)(value) : JOIN(f32_of_, SECOND)(value));
+}
+#endif
+
 FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *workspace) {
     const Pack &form = tables.packs[number];
     PACKED *const copy = (PACKED *)(workspace + form.at);
@@ -78,6 +85,8 @@ FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *wo
         if (first_pixel + pixel >= pixels) break;
 #if PARTS == 2
         put(to, pixel * form.packed_channels + channel, form.between, scale.times(tile[channel][pixel]));
+#elif IS_WIDENED
+        to[pixel * form.packed_channels + channel] = widened(tile[channel][pixel], number);
 #else
         to[pixel * form.packed_channels + channel] = tile[channel][pixel];
 #endif

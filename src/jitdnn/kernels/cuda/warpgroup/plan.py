@@ -67,11 +67,16 @@ class Tile:
     def shared(self, stages: int, parts: int, is_split: bool, result_bytes: int) -> int:
         return stages * (self.stage_bytes(parts) + _BARRIER_BYTES) + self.other_bytes(is_split, result_bytes)
 
-    def has_registers(self, parts: int, result_bytes: int, is_split: bool) -> bool:
-        """Whether a thread has the registers for the sums (twice with halves), and for results on their way out."""
+    def has_registers(self, is_promoted: bool, result_bytes: int, is_split: bool) -> bool:
+        """Whether a thread has the registers for the sums (twice where those of a stage are moved to others), and for
+        results on their way out."""
         words = 0 if is_split else self.sums * result_bytes // 4
         most = 104 if self.warpgroups == 3 else 192
-        return self.sums * (2 if parts == 2 else 1) + words <= most
+        return self.sums * (2 if is_promoted else 1) + words <= most
+
+    def has_chunks(self, result_bytes: int) -> bool:
+        """Whether results leave in whole chunks."""
+        return self.wn * result_bytes % 64 == 0
 
 
 TILES = (
@@ -147,11 +152,13 @@ class Blocking:
 
 def blockings(
     products: Products, tiles: Sequence[Tile], shared_bytes: int, multiprocessors: int, parts: int,
-    result_bytes: int, max_splits: int,
+    result_bytes: int, max_splits: int, is_promoted: bool,
 ) -> list[Blocking]:  # fmt: skip
     """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves."""
     found = []
     for tile in tiles:
+        if not tile.has_chunks(result_bytes):
+            continue
         count, longest = products.tiles(tile), products.longest
         wanted = {1}
         if len(products.rows) == 1:
@@ -165,7 +172,7 @@ def blockings(
             splits = max(1, math.ceil(longest / length))
             is_split = splits > 1
             stages = tile.stages(shared_bytes, parts, is_split, result_bytes)
-            if stages < 2 or not tile.has_registers(parts, result_bytes, is_split):
+            if stages < 2 or not tile.has_registers(is_promoted, result_bytes, is_split):
                 continue
             found.append(Blocking(tile, stages, splits, length, parts, result_bytes))
     return found

@@ -10,6 +10,8 @@ constexpr int A_BYTES = BM * 128, B_BYTES = B_COLUMNS * 128;
 constexpr int STAGE_BYTES = PARTS * (A_BYTES + B_BYTES);
 constexpr int BLOCK_THREADS = 128 * (WARPGROUPS + 1);
 constexpr int STEPS = 4;  // products along K of a stage: 32 bytes each
+// Whether the sums are integers, which become results in f64.
+constexpr bool IS_INTEGER = sizeof(REAL) == 8;
 static_assert((!A_MN_MAJOR && !B_MN_MAJOR) || ELEMENT_BYTES == 2, "only elements of two bytes are read across");
 static_assert(!A_MN_MAJOR || ROW_BYTES == 128, "pixels are not divided");
 static_assert(!B_MN_MAJOR || WARPGROUPS_N == 1 || WN % 64 == 0, "columns come in blocks of 64");

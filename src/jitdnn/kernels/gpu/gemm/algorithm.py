@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Epilogue, KernelAlgorithm, OwnProblem, PlannedKernel
+from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, OwnProblem, PlannedKernel
 from jitdnn.kernels.gpu.gemm.code import build
 from jitdnn.kernels.gpu.gemm.cost import choose
 from jitdnn.kernels.gpu.gemm.plan import Contraction
@@ -22,6 +23,12 @@ class Contracted(KernelAlgorithm[OwnProblem, GpuDevice]):
         if problem.dtype == "f64" and not device.has_f64:
             return "the device has no double precision: use f32"
         return None
+
+    def build_in_place(self, problem: OwnProblem, device: GpuDevice, epilogue: Epilogue | None) -> Kernel:
+        """The kernel that takes no workspace: the terms of a sum are not cut into parts."""
+        plan = choose(self.lowered(problem), device, epilogue)
+        steps = max(1, -(-plan.contraction.term_count // plan.tiling.depth))
+        return build(replace(plan, splits=1, split_steps=steps), device)
 
     def plan(self, problem: OwnProblem, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         plan = choose(self.lowered(problem), device, epilogue)

@@ -23,6 +23,8 @@ FUNCTION SCALE blend_whole(SCALE alpha, SCALE result, SCALE beta, SCALE before) 
 /* storage only: load_f16 and its like make numbers of them */
 typedef u16 f16;
 typedef u16 bf16;
+typedef u8 f8e4m3;
+typedef u8 f8e5m2;
 typedef u8 boolean;
 
 FUNCTION float load_bf16(GLOBAL const u16 *p, i64 i) { return f32_of_bits((u32)p[i] << 16); }
@@ -37,6 +39,30 @@ FUNCTION u32 bits_of_two_f16(float low, float high) { return bits_of_f16(low) | 
 FUNCTION float max_nan_f32(float a, float b) { return a != a || a > b ? a : b; }
 #endif
 FUNCTION void store_bf16(GLOBAL u16 *p, i64 i, float x) { p[i] = bits_of_bf16(x); }
+/* Reals of 8 bits. e5m2 is the upper byte of an f16; e4m3, times 2^-8, has the fields of an f16, and no infinity. Stores
+ * round to the nearest, ties to even, and what is beyond the range becomes the largest number. */
+FUNCTION float f32_of_f8e5m2(u8 x) { return f32_of_f16((u16)(x << 8)); }
+FUNCTION float f32_of_f8e4m3(u8 x) {
+  const float finite = 256.0f * f32_of_f16((u16)((x & 0x80) << 8 | (x & 0x7f) << 7));
+  return (x & 0x7f) == 0x7f ? f32_of_bits(0x7fc00000u) : finite;
+}
+#define BITS_OF_F8(type, fraction, bias, largest, largest_bits, least_normal, power)                     \
+  FUNCTION u8 bits_of_##type(float x) {                                                                  \
+    const u32 bits = bits_of_f32(x), size = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;               \
+    const u32 even = (1u << (22 - (fraction))) - 1u + (size >> (23 - (fraction)) & 1u);                  \
+    u32 made = (size + even - ((u32)(bias) << 23)) >> (23 - (fraction));                                 \
+    /* the last place of `power` is that of the smallest numbers */                                      \
+    if (size < (least_normal)) made = bits_of_f32(f32_of_bits(size) + f32_of_bits(power)) - (power);     \
+    if (size >= (largest)) made = (largest_bits);                                                        \
+    if (size > 0x7f800000u) made = 0x7fu;                                                                \
+    return (u8)(sign | made);                                                                            \
+  }
+BITS_OF_F8(f8e4m3, 3, 120, 0x43e00000u, 0x7eu, 0x3c800000u, 0x46800000u) /* 448, 2^-6, 2^14 */
+BITS_OF_F8(f8e5m2, 2, 112, 0x47600000u, 0x7bu, 0x38800000u, 0x43000000u) /* 57344, 2^-14, 2^7 */
+FUNCTION float load_f8e4m3(GLOBAL const u8 *p, i64 i) { return f32_of_f8e4m3(p[i]); }
+FUNCTION float load_f8e5m2(GLOBAL const u8 *p, i64 i) { return f32_of_f8e5m2(p[i]); }
+FUNCTION void store_f8e4m3(GLOBAL u8 *p, i64 i, float x) { p[i] = bits_of_f8e4m3(x); }
+FUNCTION void store_f8e5m2(GLOBAL u8 *p, i64 i, float x) { p[i] = bits_of_f8e5m2(x); }
 FUNCTION float load_f32(GLOBAL const float *p, i64 i) { return p[i]; }
 FUNCTION void store_f32(GLOBAL float *p, i64 i, float x) { p[i] = x; }
 #if HAS_F64
@@ -76,6 +102,8 @@ ROUNDED_STORE(u32, u32, 0, 4294967295u)
 ROUNDED_STORE(i64, i64, (-9223372036854775807 - 1), 9223372036854775807)
 ROUNDED_STORE(u64, u64, 0, 18446744073709551615ul)
 FUNCTION void store_real_bool(GLOBAL u8 *p, i64 i, SCALE x) { p[i] = x != (SCALE)0; }
+#define store_real_f8e4m3 store_f8e4m3
+#define store_real_f8e5m2 store_f8e5m2
 #define store_real_f16 store_f16
 #define store_real_bf16 store_bf16
 #define store_real_f32 store_f32

@@ -130,6 +130,8 @@ EXTREMES(f64)
 /* Elements in words of 4 bytes: `byte` says where in the word an element begins. */
 FUNCTION f32 element_f32(u32 word, int byte) { return f32_of_bits(word); }
 FUNCTION f32 element_bf16(u32 word, int byte) { return f32_of_bits(byte ? word & 0xffff0000u : word << 16); }
+FUNCTION f32 element_f8e4m3(u32 word, int byte) { return f32_of_f8e4m3((u8)(word >> (8 * byte))); }
+FUNCTION f32 element_f8e5m2(u32 word, int byte) { return f32_of_f8e5m2((u8)(word >> (8 * byte))); }
 FUNCTION f32 element_f16(u32 word, int byte) { return f32_of_f16((u16)(word >> (8 * byte))); }
 FUNCTION i32 element_i32(u32 word, int byte) { return (i32)word; }
 FUNCTION u32 element_u32(u32 word, int byte) { return word; }

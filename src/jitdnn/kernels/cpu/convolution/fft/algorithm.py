@@ -33,6 +33,7 @@ class Fft(KernelAlgorithm[Convolution, CpuDevice]):
 
     name = "fft"
     problem = Convolution
+    takes_float8 = False
 
     def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.is_integer:

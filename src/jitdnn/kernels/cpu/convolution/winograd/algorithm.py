@@ -34,6 +34,7 @@ class WinogradAlgorithm(CpuAlgorithm[Convolution]):
     """Tiles of at most ``max_m`` results an axis, fewer where the error would exceed ``_limit``."""
 
     problem = Convolution
+    takes_float8 = False
     max_m: ClassVar[int]
 
     def __init__(self, is_prepacked: bool = False) -> None:

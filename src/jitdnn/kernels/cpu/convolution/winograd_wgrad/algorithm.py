@@ -30,6 +30,7 @@ class WinogradWgrad(CpuAlgorithm[Convolution]):
 
     name = "winograd_filter"
     problem = Convolution
+    takes_float8 = False
     takes_no_epilogue = "a filter's gradient takes no epilogue: apply it to the result"
 
     def __init__(self, order: Order | None = None) -> None:

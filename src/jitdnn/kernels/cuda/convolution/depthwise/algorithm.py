@@ -33,6 +33,7 @@ class _Depthwise(KernelAlgorithm[Convolution, GpuDevice]):
     """What the methods share: the plan that their model finds cheapest."""
 
     problem = Convolution
+    takes_float8 = False
     too_large: ClassVar[str]
     """The refusal of filters for which no tile fits; {taps} are their extents."""
     spreads_results: ClassVar[str | None] = None

@@ -24,6 +24,13 @@ _MAX_PHASES = 512
 _EXACT_I32 = 2**31 // 2**14  # products of two i8 whose sum an i32 holds
 
 
+def refuse_sums(length: int) -> str | None:
+    """Why sums of so many products of two i8 do not fit; None if they do."""
+    if length > _EXACT_I32:
+        return f"a sum of {length} products of two i8 may exceed an i32: at most {_EXACT_I32} cannot"
+    return None
+
+
 class ImplicitGemm(TensorCoreAlgorithm[Convolution]):
     """K runs over taps, with channels inside."""
 
@@ -62,8 +69,9 @@ def _refuse_extents(problem: Convolution) -> str | None:
         return f"images of more than {2**28} positions along an axis do not fit the kernel's indices"
     if length >= 2**30:
         return f"a sum has {length} terms: at most {2**30} fit the kernel's indices"
-    if problem.is_integer and length > _EXACT_I32:
-        return f"a sum of {length} products of two i8 may exceed an i32: at most {_EXACT_I32} cannot"
+    reason = refuse_sums(length) if problem.is_integer else None
+    if reason:
+        return reason
     if problem.direction == "bwd_data":
         phases = math.prod(problem.stride)
         if phases > _MAX_PHASES:

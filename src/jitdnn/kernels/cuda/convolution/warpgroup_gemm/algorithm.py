@@ -15,15 +15,18 @@ from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedK
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmInPlace,
     ImplicitGemmWgradInPlace,
+    refuse_sums,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import WGMMA_FUNCTIONS, kernel_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
+from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing
 from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
+from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import Problem
+from jitdnn.problems.problem import Problem, byte_dtypes
+from jitdnn.tensor import FLOAT8_DTYPES
 
 MAX_EXTENT = 2**30
 TF32_CUT = 2.0**-10
@@ -32,15 +35,33 @@ HALVES_ERROR = 2.0**-20
 """Of products of halves, which have 22 bits, and of sums that are moved to f32 after each stage."""
 
 
-def refuse_warpgroups(dtype: str, result: str, device: GpuDevice) -> str | None:
+BYTES_ERROR = 2.0**-9
+"""Of sums of products of 8-bit reals, each addition of which keeps about 14 bits within a stage: behind its 128
+products they are moved to f32."""
+
+
+def refuse_warpgroups(problem: Problem, device: GpuDevice) -> str | None:
     """What no product by warpgroups can do; None if they can."""
+    dtype, result = problem.inputs[0].descriptor.dtype, problem.output.dtype
     if device.arch != "sm_90a":
         return f"wgmma is an instruction of sm_90a, and {device.name} is not one"
+    if byte_dtypes(dtype):
+        return None  # the problem says which results they have
     if dtype not in WGMMA_FUNCTIONS:
-        return f"wgmma multiplies {', '.join(WGMMA_FUNCTIONS)} here, and the tensors are {dtype}"
+        return (
+            f"wgmma multiplies {', '.join((*WGMMA_FUNCTIONS, *FLOAT8_DTYPES))}, and the tensors are {dtype}"
+        )
     if result not in WGMMA_FUNCTIONS:
         return f"results are {', '.join(WGMMA_FUNCTIONS)} here, not {result}"
     return None
+
+
+def warpgroup_bound(problem: Problem) -> float:
+    """The largest relative error of products by warpgroups."""
+    bound = tensor_core_bound(problem)
+    if problem.has_float8:
+        return BYTES_ERROR + bound
+    return bound + TF32_CUT if problem.inputs[0].descriptor.dtype == "f32" else bound
 
 
 def refuse_halves(dtype: str) -> str | None:
@@ -60,9 +81,9 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
         self._tiles = tiles
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        reason = refuse_warpgroups(problem.x.dtype, problem.output.dtype, device) or unplannable(
-            problem, self.parts
-        )
+        reason = refuse_warpgroups(problem, device) or unplannable(problem, self.parts)
+        if not reason and problem.is_integer:
+            reason = refuse_sums(math.prod(problem.w.shape[1:]))
         if reason or not problem.output.size:
             return reason
         if not all(operand.descriptor.size for operand in problem.inputs):
@@ -81,11 +102,10 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
         return plan_of(problem, device, self._tiles, self.uses_workspace, self.parts)
 
     def arithmetic(self, problem: Problem) -> str:
-        return "tf32" if problem.inputs[0].descriptor.dtype == "f32" else "fp32"
+        return tensor_core_arithmetic(problem)
 
     def error_of(self, problem: Convolution) -> float:
-        bound = tensor_core_bound(problem)
-        return bound + TF32_CUT if problem.x.dtype == "f32" else bound
+        return warpgroup_bound(problem)
 
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         if not problem.output.size:
@@ -94,6 +114,8 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
         assert isinstance(plan, Plan), plan
 
         def other() -> Kernel:
+            if problem.has_float8:
+                return Direct().build_in_place(problem, device, epilogue)
             return self._other().build(problem, device, epilogue)
 
         return PlannedKernel(
@@ -116,6 +138,9 @@ class WarpgroupWgrad(WarpgroupGemm):
     """Channels of dy by taps and channels of x; K runs over pixels."""
 
     takes_no_epilogue = "a filter's gradient takes no epilogue here"
+
+    def error_of(self, problem: Convolution) -> float:
+        return tensor_core_bound(problem)  # 8-bit reals are multiplied as f16
 
     def _other(self) -> ImplicitGemmInPlace | ImplicitGemmWgradInPlace:
         return ImplicitGemmWgradInPlace()
@@ -140,7 +165,7 @@ class _Halves(WarpgroupGemm):
     has_exact_products = False
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        return refuse_halves(problem.x.dtype) or super().refusal(problem, device, epilogue)
+        return refuse_halves(problem.inputs[0].descriptor.dtype) or super().refusal(problem, device, epilogue)
 
     def arithmetic(self, problem: Problem) -> str:
         return "fp32"

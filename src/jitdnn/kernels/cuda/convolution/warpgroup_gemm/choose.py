@@ -137,12 +137,16 @@ def _rank(extent: int, axes: Sequence[Axis]) -> int:
     return 4 if extent == 1 and all((axis.results, axis.taps, axis.base) == (1, 1, 0) for axis in axes) else 5
 
 
-def _packed(first: Operand, second: Operand, parts: int) -> tuple[_Packs, int]:
-    """The packs of operands that are not read directly, and the bytes of the workspace up to their end."""
+def _packed(first: Operand, second: Operand, parts: int, is_widened: bool = False) -> tuple[_Packs, int]:
+    """The packs of operands that are not read directly, and the bytes of the workspace up to their end.
+
+    `is_widened`: both are copied as f16.
+    """
     packs: list[Pack | None] = []
     at = HEADER_BYTES if parts == 2 else 0
     for operand in (first, second):
-        pack = None if operand.is_direct and parts == 1 else Pack(operand, at, parts)
+        is_read = operand.is_direct and parts == 1 and not is_widened
+        pack = None if is_read else Pack(operand, at, parts, is_widened)
         packs.append(pack)
         at += pack.bytes if pack else 0
     return (packs[0], packs[1]), at
@@ -191,6 +195,7 @@ def _correlation_plan(
     is_forward = problem.direction == "fwd"
     data_tensor, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
     size, result_bytes = _element_bytes(problem, parts), DTYPES[result.dtype]
+    is_promoted = parts == 2 or problem.has_float8
     data = _batched(Operand.of(data_tensor, 0), batch, batch.data if batch else 0)
     weights, along_columns = _filter_of(problem, batch)
     is_mn_major = parts == 1 and size == 2 and not weights.is_direct and along_columns.is_direct
@@ -221,7 +226,17 @@ def _correlation_plan(
         tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0)
     tiles = fusion.tiles(tiles, result_bytes, False)
     found = best_blocking(
-        products, tiles, device, bytes_moved, result_bytes, parts, max_splits, row_bytes, False, fusion.shared
+        products,
+        tiles,
+        device,
+        bytes_moved,
+        result_bytes,
+        parts,
+        max_splits,
+        row_bytes,
+        False,
+        is_promoted,
+        fusion.shared,
     )
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -275,7 +290,7 @@ def _correlation_plan(
         *_pack_numbers(packs), 0, 0, 0, 0, *data.extents, fusion.channels, room, sum_rows,
     )  # fmt: skip
     return Plan(
-        False, problem.x.dtype, result.dtype, rank, len(phases), is_mn_major, is_vector,
+        False, _dtypes(problem), result.dtype, rank, len(phases), is_mn_major, is_vector,
         strides.channel != 1 and not blocking.is_split, boxes is not None, row_bytes, blocking,
         works, packs, Tables(tuple(maps), numbers),
         (room + 8 * sum_rows * channels) if sum_rows else at + blocking.partial_bytes(products),
@@ -290,7 +305,14 @@ def _three_of(numbers: Iterable[int]) -> _Three:
 
 def _element_bytes(problem: Convolution, parts: int) -> int:
     """Of what is multiplied."""
-    return 2 if parts == 2 else DTYPES[problem.x.dtype]
+    is_widened = problem.direction == "bwd_filter" and problem.has_float8
+    return 2 if parts == 2 or is_widened else DTYPES[_dtypes(problem)[0]]
+
+
+def _dtypes(problem: Convolution) -> tuple[str, str]:
+    """The types of the operands."""
+    first, second = (operand.descriptor.dtype for operand in problem.inputs)
+    return first, second
 
 
 def _bytes_moved(problem: Convolution) -> int:
@@ -336,10 +358,10 @@ def _wgrad_plan(
     groups = batch.count if batch else problem.groups
     size, result_bytes = _element_bytes(problem, parts), DTYPES[problem.w.dtype]
     if size != 2:
-        return "products of f32 tensors are read along K alone, and K runs over pixels here"
+        return f"products of {problem.x.dtype} tensors are read along K alone, and K runs over pixels here"
     x = _batched(Operand.of(problem.x, 0), batch, batch.data if batch else 0)
     dy = _batched(Operand.of(problem.y, 1), batch, batch.filter if batch else 0)
-    packs, at = _packed(x, dy, parts)
+    packs, at = _packed(x, dy, parts, problem.has_float8)
     if any(packs) and not uses_workspace:
         return _NEEDS_WORKSPACE
     b, a = _parts_of(x, packs[0]), _parts_of(dy, packs[1])
@@ -370,6 +392,7 @@ def _wgrad_plan(
         max_splits,
         STAGE_ROW,
         True,
+        parts == 2,
         fusion.shared,
         fusion.has_prologue,
     )
@@ -420,7 +443,7 @@ def _wgrad_plan(
         *_pack_numbers(packs), first, *tap_space, *x.extents, fusion.channels, 0, 0,
     )  # fmt: skip
     return Plan(
-        True, problem.x.dtype, dw.dtype, rank, 1, True, is_vector, column != 1 and not blocking.is_split,
+        True, _dtypes(problem), dw.dtype, rank, 1, True, is_vector, column != 1 and not blocking.is_split,
         boxes is not None, STAGE_ROW, blocking, works, packs, Tables(maps, numbers),
         at + blocking.partial_bytes(products),
         fusion.seconds(seconds, True) + _pack_seconds(packs, device), fusion,

@@ -18,10 +18,10 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import fusion_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import MAXIMA
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
-from jitdnn.tensor import DTYPES, TensorDescriptor
+from jitdnn.tensor import DTYPES, FLOAT8_DTYPES, TensorDescriptor
 
-WGMMA_FUNCTIONS = {"bf16": "wgmma_bf16", "f16": "wgmma_f16", "f32": "wgmma_tf32"}
-"""The instruction that multiplies elements of each type."""
+WGMMA_FUNCTIONS = {"bf16": "wgmma_bf16", "f16": "wgmma_f16", "f32": "wgmma_tf32", "i8": "wgmma_s8"}
+"""The instruction that multiplies elements of each type; 8-bit reals of two types have one each."""
 _POINTERS = 3
 _SUMMED_COLUMNS = 8
 """Of sums by channel, that a thread block of the last reduction adds up."""
@@ -66,12 +66,13 @@ def source_of(
 ) -> Source:
     """The text of the kernels."""
     blocking, tile, parts = plan.blocking, plan.blocking.tile, plan.blocking.parts
-    code = epilogue_source(epilogue, output, "f32", first=_POINTERS)
+    real = "f64" if plan.is_integer else "f32"
+    code = epilogue_source(epilogue, output, real, first=_POINTERS)
     if indices is None:
         indices = ["pixel.image", "channel_", *("pixel.a", "pixel.b", "pixel.c")[5 - len(output.shape) :]]
     arguments = "".join(f", e{number}" for number in range(_POINTERS, _POINTERS + len(code.operands)))
     body = "wgrad.cuh" if plan.is_wgrad else "correlation.cuh"
-    fused = fusion_code(plan.fusion, plan.is_wgrad, plan.dtype)
+    fused = fusion_code(plan.fusion, plan.is_wgrad, plan.dtypes[0])
     text = "\n".join(
         (
             "#define METHOD __device__ __forceinline__",
@@ -85,13 +86,18 @@ def source_of(
         )
     )
     defines = (
-        ("DTYPE", plan.dtype),
+        ("DTYPE", "u8" if plan.dtypes[0] in FLOAT8_DTYPES else plan.dtypes[0]),
+        ("IS_WIDENED", int(plan.is_widened)),
+        *((("FIRST", plan.dtypes[0]), ("SECOND", plan.dtypes[1])) if plan.is_widened else ()),
         ("RESULT", plan.result),
-        ("PACKED", "u16" if parts == 2 else plan.dtype),
-        ("ELEMENT_BYTES", 2 if parts == 2 else DTYPES[plan.dtype]),
+        ("PACKED", "u16" if parts == 2 or plan.is_widened else "DTYPE"),
+        ("ELEMENT_BYTES", DTYPES[plan.multiplied[0]]),
+        ("SUM", "i32" if plan.is_integer else "f32"),
+        ("REAL", real),
+        ("IS_PROMOTED", int(plan.is_promoted)),
         ("RESULT_BYTES", DTYPES[plan.result]),
-        ("PACK", "pack_f16" if plan.result == "f16" else "pack_bf16"),
-        ("MULTIPLY", "wgmma_f16" if parts == 2 else WGMMA_FUNCTIONS[plan.dtype]),
+        ("PACK", f"pack_{plan.result}" if plan.result in ("f16", *FLOAT8_DTYPES) else "pack_bf16"),
+        ("MULTIPLY", _multiply(*plan.multiplied)),
         ("WARPGROUPS_M", tile.down),
         ("WARPGROUPS_N", tile.across),
         ("ROWS", tile.rows),
@@ -118,6 +124,13 @@ def source_of(
     # an epilogue takes registers between two tiles, a prologue everywhere: where sums leave few, some are spilled
     spills = epilogue is not None or plan.fusion.has_prologue
     return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, "hopper", spills)
+
+
+def _multiply(first: str, second: str) -> str:
+    """The function of the instruction that multiplies such elements."""
+    if first in FLOAT8_DTYPES:
+        return f"wgmma_{first.removeprefix('f8')}_{second.removeprefix('f8')}"
+    return WGMMA_FUNCTIONS[first]
 
 
 def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:

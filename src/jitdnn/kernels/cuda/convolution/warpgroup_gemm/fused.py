@@ -51,9 +51,7 @@ class WarpgroupFused(KernelAlgorithm[FusedConvolution, GpuDevice]):
         if epilogue is not None and (problem.has_sums or problem.direction == "bwd_filter"):
             return "neither sums by channel nor a filter's gradient take an epilogue here"
         fusion = fusion_of(problem)
-        reason = (
-            refuse_warpgroups(own.x.dtype, own.output.dtype, device) or fusion.refuse() or unplannable(own)
-        )
+        reason = refuse_warpgroups(own, device) or fusion.refuse() or unplannable(own)
         if reason:
             return reason
         if not problem.output.size or not all(operand.descriptor.size for operand in own.inputs):

@@ -91,15 +91,19 @@ class Operand:
 
 @dataclass(frozen=True)
 class Pack:
-    """A copy of an operand in the workspace, from byte `at` on, or two: its halves. See pack.cu."""
+    """A copy of an operand in the workspace, from byte `at` on, or two: its halves. See pack.cu.
+
+    `is_widened`: 8-bit reals are copied as f16, which holds them.
+    """
 
     source: Operand
     at: int
     parts: int = 1
+    is_widened: bool = False
 
     @property
     def dtype(self) -> str:
-        return "f16" if self.parts == 2 else self.source.dtype
+        return "f16" if self.parts == 2 or self.is_widened else self.source.dtype
 
     @property
     def channels(self) -> int:

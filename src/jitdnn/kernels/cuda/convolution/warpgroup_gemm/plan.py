@@ -17,21 +17,22 @@ from jitdnn.devices.tensor_map import ALIGNMENT, Tables
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import Pack
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking
+from jitdnn.tensor import FLOAT8_DTYPES
 
 
 @dataclass(frozen=True)
 class Plan:
     """A product that is ready to be launched.
 
-    `dtype`, `result`: of the operands and of the result. `rank`: of the maps of pixels. `phases`: stride phases, each
-    with maps of A. `is_b_mn_major`: neighbours of B in memory are columns. `is_vector`: 16 bytes of a row are stored at
-    once. `rows_first`: neighbouring threads store neighbouring rows. `is_in_boxes`: the copy engine stores the results.
-    `row_bytes`: of channels that one copy brings of each pixel. `fusion`: a prologue and sums by channel; `channels`:
-    of the result, over all groups.
+    `dtypes`, `result`: of the two operands and of the result. `rank`: of the maps of pixels. `phases`: stride phases,
+    each with maps of A. `is_b_mn_major`: neighbours of B in memory are columns. `is_vector`: 16 bytes of a row are
+    stored at once. `rows_first`: neighbouring threads store neighbouring rows. `is_in_boxes`: the copy engine stores
+    the results. `row_bytes`: of channels that one copy brings of each pixel. `fusion`: a prologue and sums by channel;
+    `channels`: of the result, over all groups.
     """
 
     is_wgrad: bool
-    dtype: str
+    dtypes: tuple[str, str]
     result: str
     rank: int
     phases: int
@@ -53,6 +54,25 @@ class Plan:
     def shared(self) -> int:
         """Bytes of shared memory of a thread block."""
         return self.blocking.shared + self.fusion.shared
+
+    @property
+    def is_integer(self) -> bool:
+        return self.dtypes[0] == "i8"
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether 8-bit reals are multiplied as f16."""
+        return any(pack and pack.is_widened for pack in self.packs)
+
+    @property
+    def is_promoted(self) -> bool:
+        """Whether the sums of each stage are moved to other registers."""
+        return self.blocking.parts == 2 or (self.dtypes[0] in FLOAT8_DTYPES and not self.is_widened)
+
+    @property
+    def multiplied(self) -> tuple[str, str]:
+        """The types of what the tensor cores multiply."""
+        return ("f16", "f16") if self.blocking.parts == 2 or self.is_widened else self.dtypes
 
     @property
     def alignments(self) -> tuple[int, int, int]:
