@@ -98,6 +98,11 @@ EXAMPLES = {
         "activation_bwd sigmoid shape8x64x56x56 f32",
         "activation_fwd gelu shape8x64x56x56 f32",
     ),
+    "fused_convolution": (
+        "fused_conv_fwd n8 c64 h56 w56 k64 r3 s3 pad1 f32 nchw prologue=relu sums",
+        "fused_conv_fwd n8 c256 h14 w14 k256 r1 s1 f32 nhwc sums",
+        "fused_conv_bwd_filter n8 c64 h56 w56 k64 r3 s3 pad1 f32 nchw prologue=relu",
+    ),
     "prelu": (
         "prelu_fwd shape8x64x56x56 axis1 f32",
         "prelu_bwd shape8x64x56x56 axis1 f32",

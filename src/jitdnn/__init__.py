@@ -39,6 +39,7 @@ _HOMES = {
     "ops.dropout": "DropoutState dropout dropout_backward",
     "ops.elementwise": "elementwise",
     "ops.embedding": "embedding embedding_backward",
+    "ops.fused_convolution": "Prologue",
     "ops.group_norm": "group_norm group_norm_backward instance_norm instance_norm_backward",
     "ops.kept_filter": "KeptFilter",
     "ops.layer_norm": "layer_norm layer_norm_backward rms_norm rms_norm_backward",

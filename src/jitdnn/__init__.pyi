@@ -67,6 +67,7 @@ from jitdnn.ops.dropout import dropout_backward as dropout_backward
 from jitdnn.ops.elementwise import elementwise as elementwise
 from jitdnn.ops.embedding import embedding as embedding
 from jitdnn.ops.embedding import embedding_backward as embedding_backward
+from jitdnn.ops.fused_convolution import Prologue as Prologue
 from jitdnn.ops.group_norm import group_norm as group_norm
 from jitdnn.ops.group_norm import group_norm_backward as group_norm_backward
 from jitdnn.ops.group_norm import instance_norm as instance_norm

@@ -93,6 +93,7 @@ def cases() -> dict[str, Case]:
         "conv_backward_data": case(jd.conv_backward_data, DY, W, X.shape, groups=2),
         "conv_backward_filter": case(jd.conv_backward_filter, X, DY, W.shape, groups=2),
         "conv_transpose": case(jd.conv_transpose, DY, W, groups=2),
+        "Prologue": case(jd.Prologue, CHANNELS, CHANNELS, "relu"),
         "cross_entropy": case(jd.cross_entropy, SCORES, CLASSES, np.ones(5, np.float32)),
         "cross_entropy_backward": case(jd.cross_entropy_backward, loss, SCORES, CLASSES, lse, total),
         "ctc_loss": case(jd.ctc_loss, LOGITS, LABELS, STEPS, COUNTS),

@@ -23,6 +23,7 @@ from jitdnn.problems import (
     CrossEntropy,
     CtcLoss,
     DivisiveNorm,
+    FusedConvolution,
     MatMul,
     Pooling,
     PRelu,
@@ -150,6 +151,13 @@ def make_case(
         if any(operand.descriptor.is_overlapping() for operand in problem.inputs):
             # equal terms round alike: their errors add up, where those of others partly cancel
             scales[0] *= np.sqrt(terms(problem))
+    if isinstance(problem, FusedConvolution):
+        z = problem.prologue(wide[0], *wide[2:]) if problem.has_prologue else wide[0]
+        scales[0] = max(
+            scales[0], float(np.sqrt(problem.convolution.reference(z * z, wide[1] * wide[1]).sum()))
+        )
+        if problem.has_sums:  # what terms of random signs add up to
+            scales[1] = max(scales[1], float(np.sqrt(results[2].sum())))
     if isinstance(problem, Softmax) and problem.direction == "bwd":
         # a dy that is constant along the axis cancels to nothing
         scales[0] = max(scales[0], norm(wide[0] * wide[1]))

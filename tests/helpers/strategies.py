@@ -21,6 +21,7 @@ from jitdnn.problems import (
     CrossEntropy,
     CtcLoss,
     DivisiveNorm,
+    FusedConvolution,
     GroupNorm,
     LayerNorm,
     MatMul,
@@ -110,6 +111,21 @@ def convolutions(
     return Convolution(
         direction, **tensors, stride=stride, padding=padding, dilation=dilation, groups=groups, mode=mode
     )
+
+
+@st.composite
+def fused_convolutions(draw: st.DrawFn) -> FusedConvolution:
+    own = draw(convolutions(("fwd", "bwd_filter")))
+    activation = draw(st.sampled_from((None, "identity", "relu", "sigmoid", "elu")))
+    has_sums = own.direction == "fwd" and (activation is None or draw(st.booleans()))
+    assume(activation is not None or has_sums)
+    problem = FusedConvolution.of(own, activation, has_sums)
+    tensors = {
+        name: draw(descriptors(tensor.shape, tensor.dtype, is_output=name in ("sums", "squares")))
+        for name in ("scale", "shift", "sums", "squares")
+        if (tensor := getattr(problem, name)) is not None
+    }
+    return replace(problem, **tensors)
 
 
 @st.composite
@@ -427,6 +443,7 @@ def problems() -> st.SearchStrategy[Problem]:
     """Any problem of any kind."""
     return st.one_of(
         convolutions(),
+        fused_convolutions(),
         bias_gradients(),
         poolings(),
         unpoolings(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from jitdnn.arguments import LAYOUT, as_key, extents, integer, numbers, pads, settled_before, word
+from jitdnn.arguments import LAYOUT, as_key, extents, flag, integer, numbers, pads, settled_before, word
 from jitdnn.errors import InvalidShape
 from jitdnn.handle import Handle
 from jitdnn.ops.call import (
@@ -20,6 +20,13 @@ from jitdnn.ops.call import (
     packed_like,
 )
 from jitdnn.ops.epilogue import Fused, epilogue_key, fuse
+from jitdnn.ops.fused_convolution import (
+    Prologue,
+    make_backward_filter,
+    make_forward,
+    refuse_with_sums,
+    settled_prologue,
+)
 from jitdnn.ops.kept_filter import KeptFilter
 from jitdnn.problems.convolution import MODES, Convolution
 from jitdnn.problems.convolution_bias import BiasGradient
@@ -36,7 +43,9 @@ def conv(
     bias: Any = None,
     residual: Any = None,
     *operands: Any,
+    prologue: Prologue | None = None,
     epilogue: Fused = None,
+    sums: bool = False,
     stride: PerAxis = 1,
     padding: Padding = 0,
     dilation: PerAxis = 1,
@@ -71,10 +80,16 @@ def conv(
     It is traced anew when a variable that it reads by name has changed, and at every call if it reads
     anything else.
 
-    `w` may be a `KeptFilter`: then what the algorithm prepares of it is kept for the next call. `algorithm` asks for
-    one by name, `workspace_limit` (bytes, or text such as "64 MiB") bounds its scratch memory. `out` may be any view of
-    the result's shape; its old values are read only if beta is not 0. The result lies in memory as x does, channels
-    first or last.
+    `prologue` is done to x as it is read; padding is zero behind it. With `sums` the result is (y, sums, squares): of
+    y and of y * y over all but the channels, (K,) in float32 (float64 for float64), of y before it is rounded where the
+    algorithm has it and as it is stored elsewhere; there is no epilogue then, alpha is 1 and beta 0, and `out` a tuple
+    of three. One kernel does all of it on sm_90a, with the algorithm `implicit_gemm_wgmma`; elsewhere, or where it is
+    faster, `separate_kernels` do. Their gradients: see docs/ops/fused_convolution.md.
+
+    `w` may be a `KeptFilter`: then what the algorithm prepares of it is kept for the next call (with a prologue or
+    sums nothing is). `algorithm` asks for one by name, `workspace_limit` (bytes, or text such as "64 MiB") bounds its
+    scratch memory. `out` may be any view of the result's shape; its old values are read only if beta is not 0. The
+    result lies in memory as x does, channels first or last.
 
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit, NotSupported if no algorithm
     takes it.
@@ -90,6 +105,20 @@ def conv(
         names.append(f"operand {number}")
         arrays.append(operand)
     fused, fused_key = epilogue_key(epilogue)
+    if prologue is not None or sums is not False:
+        known, has_sums = settled_prologue(prologue), flag(sums, "sums")
+        if known is not None or has_sums:
+            if has_sums:
+                refuse_with_sums(len(arrays) > 2 or fused is not None, alpha, beta)
+            if known is not None:
+                names[2:2], arrays[2:2] = ("scale", "shift"), (known.scale, known.shift)
+            if isinstance(w, KeptFilter):
+                arrays[1] = w.w
+            key = None if known is None else known.key
+            return call(
+                _FUSED, names, arrays, (stride, padding, dilation, groups, mode, layout, key, has_sums, fused_key),
+                out, alpha, beta, handle, algorithm, workspace_limit, fused, results=3 if has_sums else 1,
+            )  # fmt: skip
     arguments = (stride, padding, dilation, groups, mode, layout, fused_key)
     op, run = _CONV, None
     if isinstance(w, KeptFilter):
@@ -148,16 +177,23 @@ def conv_backward_filter(
     beta: float = 0.0,
     out: Any = None,
     handle: Handle | None = None,
+    prologue: Prologue | None = None,
 ) -> Any:
     """Return dw = alpha * (the gradient of the filter) + beta * out, of the shape `w_shape`.
 
     It lies in memory as x does, channels first or last.
 
     `x`: (N, C, space), `dy`: (N, K, output space), `w_shape`: (K, C/groups, taps), all in the order of
-    `layout`. The other arguments are those of the forward convolution; beta=1 accumulates. Raises as `conv`
-    does.
+    `layout`. The other arguments are those of the forward convolution, the `prologue` on x too; beta=1 accumulates.
+    Raises as `conv` does.
     """
-    arguments = (as_key(w_shape), stride, padding, dilation, groups, mode, layout)
+    arguments: tuple[Any, ...] = (as_key(w_shape), stride, padding, dilation, groups, mode, layout)
+    known = settled_prologue(prologue)
+    if known is not None:
+        return call(
+            _FUSED_FILTER, ("x", "dy", "scale", "shift"), (x, dy, known.scale, known.shift), (*arguments, known.key),
+            out, alpha, beta, handle, algorithm, workspace_limit,
+        )  # fmt: skip
     return call(
         _BACKWARD_FILTER,
         ("x", "dy"),
@@ -331,6 +367,11 @@ _CONV_KEPT = Op(_make_conv, _FORWARD_TAKES, keeps_filter=True)
 _BACKWARD_DATA = Op(_make_backward_data, _DATA_TAKES)
 _BACKWARD_DATA_KEPT = Op(_make_backward_data, _DATA_TAKES, keeps_filter=True)
 _BACKWARD_FILTER = Op(_make_backward_filter, _FILTER_TAKES)
+_FUSED = Op(
+    make_forward,
+    (*_FORWARD_TAKES[:-1], settled_before("prologue"), settled_before("sums"), settled_before("epilogue")),
+)
+_FUSED_FILTER = Op(make_backward_filter, (*_FILTER_TAKES, settled_before("prologue")))
 _BACKWARD_BIAS = Op(_make_backward_bias, (LAYOUT,))
 _TRANSPOSE = Op(_make_transpose, _TRANSPOSE_TAKES)
 _TRANSPOSE_KEPT = Op(_make_transpose, _TRANSPOSE_TAKES, keeps_filter=True)

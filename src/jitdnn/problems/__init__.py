@@ -11,6 +11,7 @@ from jitdnn.problems.attention import Attention
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_bias import BiasGradient
+from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.problems.cross_entropy import CrossEntropy
 from jitdnn.problems.ctc_loss import CtcLoss
 from jitdnn.problems.divisive_norm import DivisiveNorm
@@ -50,6 +51,7 @@ __all__ = [
     "Dropout",
     "Embedding",
     "Fill",
+    "FusedConvolution",
     "GridSample",
     "GroupNorm",
     "LayerNorm",

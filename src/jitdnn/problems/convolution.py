@@ -304,7 +304,7 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
 
     @classmethod
     def _from_words(cls, words: Words) -> Self:
-        direction = words.kind.removeprefix("conv_")
+        direction = words.kind.removeprefix("fused_").removeprefix("conv_")
         rank = spatial_rank(words, FILTER_LETTERS)
         n, c, k = words.number("n"), words.number("c"), words.number("k")
         groups = words.number("g", 1)

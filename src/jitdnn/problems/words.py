@@ -146,6 +146,15 @@ class Words:
             )
         return default
 
+    def value(self, name: str, known: Sequence[str]) -> str:
+        """The one of the `known` words behind `name=`."""
+        token = self._take(f"{name}=")
+        if token is None:
+            raise self._missing(f"{name}=")
+        if token.value not in known:
+            raise self._at(token, f"{token.value!r} in {token.text!r} must be one of {', '.join(known)}")
+        return token.value
+
     def dtype(self) -> str:
         """The element type; f32 if none is written."""
         return self.choice(tuple(DTYPES), default="f32")

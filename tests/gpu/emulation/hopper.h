@@ -123,6 +123,23 @@ EMULATION_WGMMA(wgmma_e5m2_e4m3, f32, E5M2, E4M3)
 EMULATION_WGMMA(wgmma_e5m2_e5m2, f32, E5M2, E5M2)
 #undef EMULATION_WGMMA
 
+#define EMULATION_WGMMA_A(name, element)                                                                            \
+    template <bool is_b_mn_major, int count>                                                                        \
+    static inline void name(f32 (&d)[count], const u32 (&a)[4], u64 b, bool is_added, EMULATION_LINE) {             \
+        static_assert(count == 32 || (count >= 48 && count <= 128 && count % 16 == 0),                              \
+                      "there are instructions for n = 64, 96, 128, 160, 192, 224 and 256");                         \
+        static_assert(emulation::element != emulation::TF32 || !is_b_mn_major, "tf32 is K-major");                  \
+        const emulation::Product product = {d, 0, b, emulation::element, emulation::element, 2 * count, false,      \
+                                            is_b_mn_major, is_added, a};                                            \
+        emulation::fence();                                                                                         \
+        emulation::emulation_wgmma(&product, line);                                                                 \
+        emulation::fence();                                                                                         \
+    }
+EMULATION_WGMMA_A(wgmma_a_bf16, BF16)
+EMULATION_WGMMA_A(wgmma_a_f16, F16)
+EMULATION_WGMMA_A(wgmma_a_tf32, TF32)
+#undef EMULATION_WGMMA_A
+
 // ---- Registers of a warpgroup, and the way out -------------------------------------------------------------------
 
 template <int count>
@@ -133,6 +150,9 @@ template <int count>
 static inline void registers_acquire() {
     registers_release<count>();
 }
+
+static inline u32 pack_relu_bf16(f32 low, f32 high) { return pack_bf16(low < 0 ? 0 : low, high < 0 ? 0 : high); }
+static inline u32 pack_relu_f16(f32 low, f32 high) { return pack_f16(low < 0 ? 0 : low, high < 0 ? 0 : high); }
 
 static inline void stmatrix_x4(u32 row, u32 a, u32 b, u32 c, u32 d, EMULATION_LINE) {
     emulation::Stmatrix operands = {emulation::emulation_shared_pointer(row), {a, b, c, d}};
@@ -162,6 +182,9 @@ static inline void stored(u32 address, type value, const char *what, int line) {
 static inline uint4 shared_load16(u32 address, EMULATION_LINE) {
     return emulation::loaded<uint4>(address, "shared_load16", line);
 }
+static inline uint2 shared_load8(u32 address, EMULATION_LINE) {
+    return emulation::loaded<uint2>(address, "shared_load8", line);
+}
 static inline u32 shared_load4(u32 address, EMULATION_LINE) {
     return emulation::loaded<u32>(address, "shared_load4", line);
 }
@@ -173,6 +196,12 @@ static inline u8 shared_load1(u32 address, EMULATION_LINE) {
 }
 static inline void shared_store2(u32 address, u16 value, EMULATION_LINE) {
     emulation::stored(address, value, "shared_store2", line);
+}
+static inline void shared_store4(u32 address, u32 value, EMULATION_LINE) {
+    emulation::stored(address, value, "shared_store4", line);
+}
+static inline void shared_store16(u32 address, uint4 value, EMULATION_LINE) {
+    emulation::stored(address, value, "shared_store16", line);
 }
 static inline void shared_store8(u32 address, u32 low, u32 high, EMULATION_LINE) {
     emulation::stored(address, uint2{low, high}, "shared_store8", line);

@@ -50,6 +50,7 @@ struct Product {
     Element element, element_b;  // of a, of b
     int n;
     bool is_a_mn_major, is_b_mn_major, is_added;
+    const Word *a_registers = nullptr;  // of this thread, in place of the descriptor
 };
 
 extern "C" {

@@ -15,6 +15,7 @@ struct Begun {
     Product product;
     int line, thread;  // of the first that began it
     void *d[WARPGROUP];
+    const Word *a[WARPGROUP];  // registers, where a is in them
 };
 
 struct Warpgroup {
@@ -71,8 +72,22 @@ bool is_in(unsigned long long descriptor, bool is_mn_major, int extent, Word add
 }
 
 bool reads(const Product &product, Word address, int bytes) {
-    return is_in(product.a, product.is_a_mn_major, ROWS, address, bytes) ||
+    return (!product.a_registers && is_in(product.a, product.is_a_mn_major, ROWS, address, bytes)) ||
            is_in(product.b, product.is_b_mn_major, product.n, address, bytes);
+}
+
+// What threads wrote is read only if each of them has shown it by async_proxy_fence.
+void check_fenced(unsigned long long descriptor, bool is_mn_major, int extent, int line) {
+    const Word tile = 8 * row_of(descriptor), start = ((descriptor & 0x3fff) << 4) & ~(tile - 1);
+    const Word leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
+    const Word size = is_mn_major ? (extent - 1) / 64 * leading + stride : (extent - 8) / 8 * stride;
+    for (Word at = start; at < start + size + tile && at < dynamic_bytes; at += 4) {
+        const Write &write = writes[at / 4];
+        if (write.thread && storing[write.thread - 1].fences <= write.fences &&
+            is_in(descriptor, is_mn_major, extent, at, 4))
+            emulation_fail(line, "wgmma: thread %d wrote to %u at line %d, with no async_proxy_fence behind that",
+                           write.thread - 1, at, write.line);
+    }
 }
 
 // A copy must not begin to fill what products in flight read.
@@ -142,6 +157,19 @@ void load_operand(unsigned long long descriptor, const Begun &begun, Element typ
     }
 }
 
+// The same of an a in registers, which are read only now.
+void load_registers(const Begun &begun, float *out, int m_step, int k_step) {
+    const Element type = begun.product.element;
+    const int each = type == TF32 ? 1 : 2;  // elements of a register
+    for (int thread = 0; thread < WARPGROUP; ++thread)
+        for (int n = 0; n < 4; ++n) {
+            const int row = 16 * (thread / 32) + thread % 32 / 4 + n % 2 * 8, k = (thread % 4 + n / 2 * 4) * each;
+            unsigned char bytes[4];
+            memcpy(bytes, begun.a[thread] + n, sizeof bytes);
+            for (int e = 0; e < each; ++e) out[row * m_step + (k + e) * k_step] = element(bytes + 4 / each * e, type);
+        }
+}
+
 alignas(64) float sums[ROWS][MOST_COLUMNS];
 
 // Calls with each pair of neighbours of the sums, in the matrix and in the registers of a thread.
@@ -194,7 +222,10 @@ void add_product(const Begun &begun) {
     alignas(64) static float a[ROWS][MOST_DEPTH], b[MOST_DEPTH][MOST_COLUMNS];
     const Product &product = begun.product;
     const int depth = 32 / size_of(product.element), n = product.n;
-    load_operand(product.a, begun, product.element, product.is_a_mn_major, ROWS, a[0], MOST_DEPTH, 1, "a");
+    if (product.a_registers)
+        load_registers(begun, a[0], MOST_DEPTH, 1);
+    else
+        load_operand(product.a, begun, product.element, product.is_a_mn_major, ROWS, a[0], MOST_DEPTH, 1, "a");
     load_operand(product.b, begun, product.element_b, product.is_b_mn_major, n, b[0], 1, MOST_COLUMNS, "b");
     if (!product.is_added) memset(sums, 0, sizeof sums);
     for (int row = 0; row < ROWS; ++row) {
@@ -234,7 +265,8 @@ void add_products(Warpgroup &warpgroup, int count) {
 }
 
 bool is_alike(const Product &one, const Product &other) {
-    return one.a == other.a && one.b == other.b && one.element == other.element && one.element_b == other.element_b && one.n == other.n &&
+    return one.a == other.a && !one.a_registers == !other.a_registers && one.b == other.b && one.element == other.element &&
+           one.element_b == other.element_b && one.n == other.n &&
            one.is_a_mn_major == other.is_a_mn_major && one.is_b_mn_major == other.is_b_mn_major &&
            one.is_added == other.is_added;
 }
@@ -279,13 +311,18 @@ void emulation_wgmma(const Product *product, int line) {
             if (reads(*product, flights[n].address, flights[n].bytes))
                 emulation_fail(line, "wgmma: the copy of line %d, which nobody has waited for, fills what this reads",
                                flights[n].line);
-        warpgroup.begun[warpgroup.count++] = {*product, line, current, {}};
+        if (has_writes) {
+            if (!product->a_registers) check_fenced(product->a, product->is_a_mn_major, ROWS, line);
+            check_fenced(product->b, product->is_b_mn_major, product->n, line);
+        }
+        warpgroup.begun[warpgroup.count++] = {*product, line, current, {}, {}};
     }
     Begun &begun = warpgroup.begun[own.products++];
     if (begun.line != line || !is_alike(begun.product, *product))
         emulation_fail(line, "wgmma: thread %d of the same warpgroup begins another product at line %d", begun.thread,
                        begun.line);
     begun.d[current % WARPGROUP] = product->d;
+    begun.a[current % WARPGROUP] = product->a_registers;
     own.last_line = line;
 }
 

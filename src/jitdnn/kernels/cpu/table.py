@@ -49,6 +49,7 @@ from jitdnn.kernels.cpu.sampling.resize_over_rows import ResizeRows
 from jitdnn.kernels.formulas.activation import ElementwiseActivation
 from jitdnn.kernels.formulas.cross_entropy import RowCrossEntropy
 from jitdnn.kernels.formulas.dropout import PhiloxDropout
+from jitdnn.kernels.formulas.fused_convolution import SeparateKernels
 from jitdnn.kernels.formulas.normalization_steps import RowNormalization
 from jitdnn.kernels.formulas.prelu import PReluBackward, PReluForward
 from jitdnn.kernels.formulas.random import PhiloxFill
@@ -62,6 +63,7 @@ from jitdnn.problems.attention import Attention
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_bias import BiasGradient
+from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.problems.cross_entropy import CrossEntropy
 from jitdnn.problems.ctc_loss import CtcLoss
 from jitdnn.problems.divisive_norm import DivisiveNorm
@@ -96,9 +98,8 @@ _ACTIVATION = (ElementwiseActivation(_ELEMENTWISE), REFERENCE)
 
 _NORMALIZATION = (RowNormalization(_ROWS, plan_of_normalization), REFERENCE)
 
-# (problem class, direction or None for problems that have only one)
-ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
-    (Convolution, "fwd"): (
+_CONVOLUTIONS: dict[str, tuple[Algorithm, ...]] = {
+    "fwd": (
         Winograd4(),
         Winograd2(),
         Vnni(),
@@ -110,7 +111,7 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
         Im2col(),
         REFERENCE,
     ),
-    (Convolution, "bwd_data"): (
+    "bwd_data": (
         Winograd4(),
         Winograd2(),
         Depthwise(),
@@ -121,7 +122,7 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
         Im2col(),
         REFERENCE,
     ),
-    (Convolution, "bwd_filter"): (
+    "bwd_filter": (
         DepthwiseWgrad(),
         GroupedWgrad(),
         WinogradWgrad(),
@@ -131,6 +132,20 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
         Im2col(),
         REFERENCE,
     ),
+}
+# what other algorithms run: the reference is none of them
+_OWN = {direction: found[:-1] for direction, found in _CONVOLUTIONS.items()}
+_FUSED = (
+    SeparateKernels(_OWN, _ELEMENTWISE, _ROWS),
+    SeparateKernels(_OWN, _ELEMENTWISE, _ROWS, is_exact=False),
+    REFERENCE,
+)
+
+# (problem class, direction or None for problems that have only one)
+ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
+    **{(Convolution, direction): found for direction, found in _CONVOLUTIONS.items()},
+    (FusedConvolution, "fwd"): _FUSED,
+    (FusedConvolution, "bwd_filter"): _FUSED,
     (BiasGradient, None): (BiasRows(), BiasChannels(), REFERENCE),
     (BatchNorm, "fwd"): _NORMALIZATION,
     (BatchNorm, "inference"): _NORMALIZATION,

@@ -21,15 +21,17 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradHalves,
     WarpgroupWgradInPlace,
 )
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
 from jitdnn.kernels.cuda.warpgroup_matmul import (
     WarpgroupMatmul,
     WarpgroupMatmulHalves,
     WarpgroupMatmulInPlace,
 )
-from jitdnn.kernels.gpu.table import ELEMENTWISE, PLAIN, REDUCTION, SCAN
+from jitdnn.kernels.gpu.table import ELEMENTWISE, PLAIN, REDUCTION, SCAN, separate_kernels
 from jitdnn.kernels.reference import REFERENCE
 from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 
@@ -64,12 +66,18 @@ def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, 
     return (*own, Patch(*own, *(other for other in plain if other is not REFERENCE)), *plain)
 
 
+_FORWARD, _FILTER = _with_patch("fwd", _CORRELATION), _with_patch("bwd_filter", _WGRAD)
+_SEPARATE = separate_kernels({"fwd": _FORWARD, "bwd_filter": _FILTER}, is_tensor=True)
+_FUSED = (WarpgroupFused(_SEPARATE[0]), *_SEPARATE)
+
 # (problem class, direction or None for problems that have only one)
 ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     **PLAIN,
-    (Convolution, "fwd"): _with_patch("fwd", _CORRELATION),
+    (Convolution, "fwd"): _FORWARD,
     (Convolution, "bwd_data"): _with_patch("bwd_data", _CORRELATION),
-    (Convolution, "bwd_filter"): _with_patch("bwd_filter", _WGRAD),
+    (Convolution, "bwd_filter"): _FILTER,
+    (FusedConvolution, "fwd"): _FUSED,
+    (FusedConvolution, "bwd_filter"): _FUSED,
     (MatMul, None): (
         WarpgroupMatmul(),
         WarpgroupMatmulInPlace(),

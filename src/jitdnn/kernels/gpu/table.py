@@ -8,6 +8,7 @@ from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.formulas.activation import ElementwiseActivation
 from jitdnn.kernels.formulas.cross_entropy import RowCrossEntropy
 from jitdnn.kernels.formulas.dropout import PhiloxDropout
+from jitdnn.kernels.formulas.fused_convolution import SeparateKernels
 from jitdnn.kernels.formulas.normalization_steps import RowNormalization
 from jitdnn.kernels.formulas.prelu import PReluBackward, PReluForward
 from jitdnn.kernels.formulas.random import PhiloxFill
@@ -35,6 +36,7 @@ from jitdnn.problems.activation import Activation
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import DIRECTIONS, Convolution
 from jitdnn.problems.convolution_bias import BiasGradient
+from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.problems.cross_entropy import CrossEntropy
 from jitdnn.problems.divisive_norm import DivisiveNorm
 from jitdnn.problems.dropout import Dropout
@@ -57,11 +59,32 @@ from jitdnn.problems.unpooling import Unpooling
 _ELEMENTWISE, _ROWS, _PHILOX = ElementwiseLoops(), RowLoops(), PhiloxLoops()
 _POOLING = (PoolingSliding(), PoolingPerBlock(), PoolingPerThread())
 
+
+def separate_kernels(
+    convolutions: dict[str, tuple[Algorithm, ...]], is_tensor: bool = False
+) -> tuple[Algorithm, ...]:
+    """Convolutions with prologue and sums as kernels one after the other, by these convolutions.
+
+    `is_tensor`: f32 also in fewer or coarser multiplications.
+    """
+    found = [SeparateKernels(convolutions, _ELEMENTWISE, _ROWS)]
+    if is_tensor:
+        found += [
+            SeparateKernels(convolutions, _ELEMENTWISE, _ROWS, is_exact=False, math=math)
+            for math in ("fp32", "tf32")
+        ]
+    return tuple(found)
+
+
+_DIRECT = (Direct(),)
+_FUSED = separate_kernels({"fwd": _DIRECT, "bwd_filter": _DIRECT})
 _NORMALIZATION = (RowNormalization(_ROWS, plan_of_normalization),)
 
 # (problem class, direction or None for problems that have only one)
 PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
-    **{(Convolution, direction): (Direct(),) for direction in DIRECTIONS},
+    **{(Convolution, direction): _DIRECT for direction in DIRECTIONS},
+    (FusedConvolution, "fwd"): _FUSED,
+    (FusedConvolution, "bwd_filter"): _FUSED,
     (MatMul, None): (TiledGemm(),),
     (Pooling, "fwd"): _POOLING,
     (Pooling, "bwd"): _POOLING,

@@ -194,12 +194,62 @@ WGMMA(256, 128, 128, 129, 130, 131, 132)
 #undef WGMMA_TF32
 #undef WGMMA_BYTES
 
+// The same with a in registers, K-major: thread t holds, with g and i as above and 32 bytes of K, A[g][bytes 4 * i to
+// 4 * i + 3] in a[0], A[g + 8][the same] in a[1], and both 16 bytes further along K in a[2] and a[3], which is what
+// ldmatrix_x4 brings. Until the product is waited for, a may not be touched.
+#define WGMMA_A_HALF(n, type, count, a0, a1, a2, a3, b_at, p_at, b_major_at)                                      \
+    template <bool is_b_mn_major>                                                                                 \
+    FUNCTION void wgmma_a_##type(f32(&d)[count], const u32(&a)[4], u64 b, bool is_added) {                        \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_at ", 0;\n"                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " {" WREGS_##count "}, "   \
+                     "{%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_at ", p, 1, 1, %" #b_major_at ";\n}"        \
+                     : WSUMS_##count                                                                              \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)is_added),                    \
+                       "n"((int)is_b_mn_major));                                                                  \
+    }
+#define WGMMA_A_TF32(n, count, a0, a1, a2, a3, b_at, p_at)                                                        \
+    template <bool is_b_mn_major>                                                                                 \
+    FUNCTION void wgmma_a_tf32(f32(&d)[count], const u32(&a)[4], u64 b, bool is_added) {                          \
+        static_assert(!is_b_mn_major, "tf32 is K-major");                                                         \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_at ", 0;\n"                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" WREGS_##count "}, "              \
+                     "{%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_at ", p, 1, 1;\n}"                          \
+                     : WSUMS_##count                                                                              \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)is_added));                   \
+    }
+#define WGMMA_A(n, count, a0, a1, a2, a3, b_at, p_at, b_major_at)                                                 \
+    WGMMA_A_HALF(n, bf16, count, a0, a1, a2, a3, b_at, p_at, b_major_at)                                          \
+    WGMMA_A_HALF(n, f16, count, a0, a1, a2, a3, b_at, p_at, b_major_at)                                           \
+    WGMMA_A_TF32(n, count, a0, a1, a2, a3, b_at, p_at)
+WGMMA_A(64, 32, 32, 33, 34, 35, 36, 37, 38)
+WGMMA_A(96, 48, 48, 49, 50, 51, 52, 53, 54)
+WGMMA_A(128, 64, 64, 65, 66, 67, 68, 69, 70)
+WGMMA_A(160, 80, 80, 81, 82, 83, 84, 85, 86)
+WGMMA_A(192, 96, 96, 97, 98, 99, 100, 101, 102)
+WGMMA_A(224, 112, 112, 113, 114, 115, 116, 117, 118)
+WGMMA_A(256, 128, 128, 129, 130, 131, 132, 133, 134)
+#undef WGMMA_A
+#undef WGMMA_A_HALF
+#undef WGMMA_A_TF32
+
 // ---- Registers of a warpgroup, and the way out -------------------------------------------------------------------
 
 template <int count>
 FUNCTION void registers_release() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count)); }
 template <int count>
 FUNCTION void registers_acquire() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count)); }
+
+// Two f32 rounded to half precision, negative numbers as 0; NaN stays NaN.
+FUNCTION u32 pack_relu_bf16(f32 low, f32 high) {
+    u32 pair;
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+FUNCTION u32 pack_relu_f16(f32 low, f32 high) {
+    u32 pair;
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
 
 // Writes four 8 x 8 matrices of 2-byte elements: lane l gives the address of row l % 8 of matrix l / 8, and holds, of
 // each, the two elements at row l / 4, columns 2 * (l % 4) and + 1.
@@ -226,6 +276,11 @@ FUNCTION uint4 shared_load16(u32 address) {
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "r"(address) : "memory");
     return value;
 }
+FUNCTION uint2 shared_load8(u32 address) {
+    uint2 value;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address) : "memory");
+    return value;
+}
 FUNCTION u32 shared_load4(u32 address) {
     u32 value;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
@@ -243,6 +298,13 @@ FUNCTION u8 shared_load1(u32 address) {
 }
 FUNCTION void shared_store2(u32 address, u16 value) {
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
+}
+FUNCTION void shared_store4(u32 address, u32 value) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+FUNCTION void shared_store16(u32 address, uint4 value) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
 }
 FUNCTION void shared_store8(u32 address, u32 low, u32 high) {
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(low), "r"(high) : "memory");

@@ -26,10 +26,12 @@ _AS_FAST = 1.03
 """The factor on a time within which it counts as the same."""
 
 
-def stage_cycles(blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool) -> float:
+def stage_cycles(
+    blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, is_rewritten: bool = False
+) -> float:
     """Cycles of a stage of a tile: products, the path to shared memory, or the copy engine, whichever takes longest.
 
-    `row_bytes`: of the rows that are copied.
+    `row_bytes`: of the rows that are copied. `is_rewritten`: B is read and written by threads before it is multiplied.
     """
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
@@ -37,7 +39,7 @@ def stage_cycles(blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad
     products = 3 if parts == 2 else 1
     mma = products * flops / (_OPERATIONS_OF_BYTE * facts.shared_bytes_per_cycle)
     brought = parts * (tile.m + tile.n)  # rows of 128 bytes
-    read = products * (tile.m // 64) * tile.across * (64 + tile.wn)
+    read = products * (tile.m // 64) * tile.across * (64 + tile.wn) + (2 * tile.n if is_rewritten else 0)
     shared = (brought + read) * STAGE_ROW / (_SHARED_SHARE * facts.shared_bytes_per_cycle)
     copies = brought * (STAGE_ROW // row_bytes) * (_WGRAD_ROW_CYCLES if is_wgrad else _ROW_CYCLES)
     return max(mma / _EFFICIENCY, shared, copies)
@@ -51,11 +53,12 @@ def seconds(
     result_bytes: int,
     row_bytes: int,
     is_wgrad: bool,
+    is_rewritten: bool = False,
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, clock = blocking.tile, gemm_clock(device.facts)
     outside = blocking.parts * (products.tiles_n(tile) * tile.n - products.n) / products.tiles_n(tile)
-    stage = stage_cycles(blocking, device, row_bytes, is_wgrad)
+    stage = stage_cycles(blocking, device, row_bytes, is_wgrad, is_rewritten)
     stage += 0.0 if is_wgrad else _OUTSIDE_CYCLES * outside
     works, mean = blocking.works(products), _mean_blocks(products, tile)
     length = blocking.blocks_of_split if blocking.is_split else mean
@@ -80,18 +83,19 @@ def _mean_blocks(products: Products, tile: Tile) -> float:
 
 def best_blocking(
     products: Products, tiles: Sequence[Tile], device: GpuDevice, bytes_moved: int, result_bytes: int, parts: int,
-    max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool,
+    max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
-    `is_promoted`: the sums of each stage are moved to other registers.
+    `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
+    that are for something else. `is_rewritten`: see `stage_cycles`.
     """
     found = [
-        (one, seconds(products, one, device, bytes_moved, result_bytes, row_bytes, is_wgrad))
+        (one, seconds(products, one, device, bytes_moved, result_bytes, row_bytes, is_wgrad, is_rewritten))
         for one in blockings(
             products,
             tiles,
-            device.shared_bytes,
+            device.shared_bytes - taken,
             device.multiprocessors,
             parts,
             result_bytes,

@@ -10,6 +10,9 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #endif
     const Ring ring = {smem_address(shared_memory)};
     if (threadIdx.x == 0) ring.initialize();
+#if HAS_PROLOGUE
+    begin_prologue(ring, tables, scale, shift);
+#endif
     __syncthreads();
     // the same in all lanes of a warp, which the compiler cannot know
     const int warpgroup = shuffle((int)threadIdx.x / 128, 0);
@@ -18,12 +21,19 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         if (threadIdx.x == 128 * WARPGROUPS) produce(ring, tables);
     } else {
         registers_acquire<CONSUMER_REGISTERS>();
+#if HAS_PROLOGUE
+        PrologueConsumer consumer(ring, tables, warpgroup);
+#else
         Consumer consumer(ring, warpgroup);
+#endif
         Sums sums;
 #if IS_SPLIT
         SUM *partials = (SUM *)(workspace + tables.partials);
         for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
             const Work work(tables, number);
+#if HAS_PROLOGUE
+            consumer.begin(work);
+#endif
             consumer.multiply<1>(sums, work.last_block - work.first_block, false, [](int) {});
             store_partial(sums, partials, tables, number, warpgroup);
         }
@@ -58,8 +68,14 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
                 store_chunk(to, rows + slab * 64 * 8, tables, columns, column, result);
             }
         };
+#if HAS_SUMS
+        clear_sums(tables, workspace, warpgroup);
+#endif
         for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
             const Work work(tables, number);
+#if HAS_PROLOGUE
+            consumer.begin(work);
+#endif
             consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, is_leaving, send);
             const int first_row = work.first_row + rows_before, row = threadIdx.x % 128;
             if (!IS_RESULT_BOXES || !is_plain) {
@@ -72,6 +88,9 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             for (int slab = 0; slab < ROWS; ++slab)
 #pragma unroll
                 for (int i = 0; i < WN / 2; ++i) sums[slab][i] = scales.power.times(sums[slab][i]);
+#endif
+#if HAS_SUMS
+            sum_columns(sums, tables, work, first_row, first_column, staging, warpgroup, workspace);
 #endif
             if (!is_plain)
                 finish(sums, tables, work, rows, first_row, first_column, result, (REAL)alpha,
@@ -117,6 +136,9 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     const Work work(tables, tile);
     const int thread = in_tile % 128, j = in_tile / 128 % (WN / 8), slab = in_tile / (128 * (WN / 8)) % ROWS;
     const int warpgroup = in_tile / (128 * (WN / 8) * ROWS);
+#if HAS_SUMS
+    f32 summed[4] = {};
+#endif
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = work.first_row + (warpgroup / WARPGROUPS_N * ROWS + slab) * 64 + thread / 32 * 16 +
@@ -130,6 +152,9 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
             if (work.columns.from(tables, column) <= 0) continue;
             const i64 at = place + work.columns.place(tables, column);
             REAL value = (REAL)sums[2 * half + e];
+#if HAS_SUMS
+            summed[2 * half + e] = (f32)value;
+#endif
             if constexpr (HAS_EPILOGUE) value = FINISH(value, pixel, work.channel(column, tables));
             if (beta != 0)
                 value = blended(value, (REAL)alpha, (REAL)beta, (REAL)LOAD(RESULT, result, at));
@@ -138,5 +163,9 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
             STORE(RESULT, result, at, value);
         }
     }
+#if HAS_SUMS
+    const int of_result = work.first_row / 64 + warpgroup / WARPGROUPS_N * ROWS + slab;
+    sum_block(summed, tables, work, of_result, warpgroup % WARPGROUPS_N * WN + 8 * j, workspace);
+#endif
 }
 #endif

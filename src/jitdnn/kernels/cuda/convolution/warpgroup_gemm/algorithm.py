@@ -28,7 +28,7 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem, byte_dtypes
 from jitdnn.tensor import FLOAT8_DTYPES
 
-_MAX_EXTENT = 2**30
+MAX_EXTENT = 2**30
 TF32_CUT = 2.0**-10
 """What is lost of products of f32 that are cut off to tf32, not rounded."""
 HALVES_ERROR = 2.0**-20
@@ -90,9 +90,9 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
             return "there is nothing to multiply"
         extents = (*problem.spatial, *problem.output_spatial, problem.n, problem.c, problem.k)
         pixels = problem.n * max(math.prod(problem.spatial), math.prod(problem.output_spatial))
-        if max(*extents, pixels) >= _MAX_EXTENT:
+        if max(*extents, pixels) >= MAX_EXTENT:
             return (
-                f"{max(*extents, pixels)} pixels or channels: at most {_MAX_EXTENT} fit the kernel's indices"
+                f"{max(*extents, pixels)} pixels or channels: at most {MAX_EXTENT} fit the kernel's indices"
             )
         found = self.sizes(problem, device)
         return found if isinstance(found, str) else None

@@ -16,6 +16,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
     PhaseAxis,
     geometry_of,
 )
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     HEADER_BYTES,
     MAX_STEP,
@@ -117,11 +118,12 @@ def plan_of(
     uses_workspace: bool,
     parts: int = 1,
     batch: Batch | None = None,
+    fusion: Fusion = NOTHING,
 ) -> Plan | str:
     """The plan that is expected to be fastest, of the problem or of a batch of such; or why there is none."""
     if problem.direction == "bwd_filter":
-        return _wgrad_plan(problem, device, tiles, uses_workspace, parts, batch)
-    return _correlation_plan(problem, device, tiles, uses_workspace, parts, batch)
+        return _wgrad_plan(problem, device, tiles, uses_workspace, parts, batch, fusion)
+    return _correlation_plan(problem, device, tiles, uses_workspace, parts, batch, fusion)
 
 
 def _row_bytes(channels: int, size: int, is_exact: bool) -> int:
@@ -187,6 +189,7 @@ def _correlation_plan(
     uses_workspace: bool,
     parts: int,
     batch: Batch | None,
+    fusion: Fusion,
 ) -> Plan | str:
     geometry = geometry_of(problem)
     is_forward = problem.direction == "fwd"
@@ -221,8 +224,19 @@ def _correlation_plan(
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 else 1
     if is_mn_major:  # columns come in blocks of 64, and a part of one takes as long
         tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0)
+    tiles = fusion.tiles(tiles, result_bytes, False)
     found = best_blocking(
-        products, tiles, device, bytes_moved, result_bytes, parts, max_splits, row_bytes, False, is_promoted
+        products,
+        tiles,
+        device,
+        bytes_moved,
+        result_bytes,
+        parts,
+        max_splits,
+        row_bytes,
+        False,
+        is_promoted,
+        fusion.shared,
     )
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -258,6 +272,9 @@ def _correlation_plan(
     if boxes:
         maps.append(boxes)
     works = blocking.works(products)
+    room = -(-(at + blocking.partial_bytes(products)) // 256) * 256
+    sum_rows = fusion.sum_rows(blocking, works, products.tiles_m(tile), device.multiprocessors)
+    channels = groups * geometry.out_channels
     tiles_before = 0
     phase_numbers: list[int] = []
     for n, axes in zip(rows, phases, strict=True):
@@ -270,13 +287,14 @@ def _correlation_plan(
         0 if batch else geometry.in_channels, 1 if batch else 0, *_filter_steps(geometry, is_forward, batch),
         rank == 5, 0, 0,
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
-        *_pack_numbers(packs), 0, 0, 0, 0,
+        *_pack_numbers(packs), 0, 0, 0, 0, *data.extents, fusion.channels, room, sum_rows,
     )  # fmt: skip
     return Plan(
         False, _dtypes(problem), result.dtype, rank, len(phases), is_mn_major, is_vector,
         strides.channel != 1 and not blocking.is_split, boxes is not None, row_bytes, blocking,
         works, packs, Tables(tuple(maps), numbers),
-        at + blocking.partial_bytes(products), seconds + _pack_seconds(packs, device),
+        (room + 8 * sum_rows * channels) if sum_rows else at + blocking.partial_bytes(products),
+        fusion.seconds(seconds, False) + _pack_seconds(packs, device), fusion, channels,
     )  # fmt: skip
 
 
@@ -335,6 +353,7 @@ def _wgrad_plan(
     uses_workspace: bool,
     parts: int,
     batch: Batch | None,
+    fusion: Fusion,
 ) -> Plan | str:
     groups = batch.count if batch else problem.groups
     size, result_bytes = _element_bytes(problem, parts), DTYPES[problem.w.dtype]
@@ -362,8 +381,20 @@ def _wgrad_plan(
     bytes_moved = batch.nbytes if batch else _bytes_moved(problem)
     max_splits = _MAX_WGRAD_SPLITS if uses_workspace else 1
     tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0)
+    tiles = fusion.tiles(tiles, result_bytes, True)
     found = best_blocking(
-        products, tiles, device, bytes_moved, result_bytes, parts, max_splits, STAGE_ROW, True, parts == 2
+        products,
+        tiles,
+        device,
+        bytes_moved,
+        result_bytes,
+        parts,
+        max_splits,
+        STAGE_ROW,
+        True,
+        parts == 2,
+        fusion.shared,
+        fusion.has_prologue,
     )
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -409,10 +440,11 @@ def _wgrad_plan(
         0 if batch else out_channels, 1 if batch else 0, 0 if batch else in_channels, 0, 1 if batch else 0,
         rank == 5, is_a_linear, is_b_linear,
         at, 0, 0, group, row, column, 0, 0, 0,
-        *_pack_numbers(packs), first, *tap_space,
+        *_pack_numbers(packs), first, *tap_space, *x.extents, fusion.channels, 0, 0,
     )  # fmt: skip
     return Plan(
         True, _dtypes(problem), dw.dtype, rank, 1, True, is_vector, column != 1 and not blocking.is_split,
         boxes is not None, STAGE_ROW, blocking, works, packs, Tables(maps, numbers),
-        at + blocking.partial_bytes(products), seconds + _pack_seconds(packs, device),
+        at + blocking.partial_bytes(products),
+        fusion.seconds(seconds, True) + _pack_seconds(packs, device), fusion,
     )  # fmt: skip

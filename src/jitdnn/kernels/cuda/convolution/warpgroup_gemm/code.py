@@ -14,6 +14,7 @@ from typing import Any
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import fusion_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import MAXIMA
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
@@ -22,6 +23,8 @@ from jitdnn.tensor import DTYPES, FLOAT8_DTYPES, TensorDescriptor
 WGMMA_FUNCTIONS = {"bf16": "wgmma_bf16", "f16": "wgmma_f16", "f32": "wgmma_tf32", "i8": "wgmma_s8"}
 """The instruction that multiplies elements of each type; 8-bit reals of two types have one each."""
 _POINTERS = 3
+_SUMMED_COLUMNS = 8
+"""Of sums by channel, that a thread block of the last reduction adds up."""
 _REDUCTION_BLOCK = 256 * 4
 """Sums that a thread block of the reduction adds."""
 
@@ -36,18 +39,26 @@ def kernel_of(
     `channel` (over all groups) and the coordinates `pixel.a`, `pixel.b`, `pixel.c`; those of a convolution's result
     without them.
     """
-    gpu: GpuDevice = device  # type: ignore[assignment]
-    pointers = _POINTERS + (len(epilogue.operands) if epilogue else 0)
 
     def kernel(plan: Plan) -> GpuKernel:
-        source = source_of(plan, output, epilogue, indices)
-        return gpu.kernel(source, launches_of(plan, gpu.multiprocessors), pointers, tables=plan.tables)
+        return plain_kernel(plan, output, device, epilogue, indices)
 
     if max(plan.alignments) == 1:
         return kernel(plan)
     if all(plan.packs):  # whatever the operands' addresses are
         return ByAddress(kernel(plan), lambda: kernel(plan.with_any_result), plan.alignments)
     return ByAddress(kernel(plan), other, plan.alignments)
+
+
+def plain_kernel(
+    plan: Plan, output: TensorDescriptor, device: Device, epilogue: Epilogue | None,
+    indices: Sequence[str] | None = None,
+) -> GpuKernel:  # fmt: skip
+    """The kernel of a plan, for pointers that are multiples of its alignments."""
+    gpu: GpuDevice = device  # type: ignore[assignment]
+    pointers = _POINTERS + (len(epilogue.operands) if epilogue else 0) + plan.fusion.pointers
+    source = source_of(plan, output, epilogue, indices)
+    return gpu.kernel(source, launches_of(plan, gpu.multiprocessors), pointers, tables=plan.tables)
 
 
 def source_of(
@@ -61,14 +72,15 @@ def source_of(
         indices = ["pixel.image", "channel_", *("pixel.a", "pixel.b", "pixel.c")[5 - len(output.shape) :]]
     arguments = "".join(f", e{number}" for number in range(_POINTERS, _POINTERS + len(code.operands)))
     body = "wgrad.cuh" if plan.is_wgrad else "correlation.cuh"
+    fused = fusion_code(plan.fusion, plan.is_wgrad, plan.dtypes[0])
     text = "\n".join(
         (
             "#define METHOD __device__ __forceinline__",
-            code.functions,
+            code.functions + fused.functions,
             read_text("cuda/convolution/warpgroup_gemm", "tables.cuh"),
             read_text("cuda/warpgroup", "sizes.cuh", *(("halves.cuh",) if parts == 2 else ())),
             read_text("cuda/convolution/warpgroup_gemm", body),
-            read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", "kernel.cuh"),
+            read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", *fused.files, "kernel.cuh"),
             read_text("cuda/warpgroup", "pack.cu") if any(plan.packs) else "",
             read_text("cuda/convolution/warpgroup_gemm", "exact.cuh") if parts == 2 else "",
         )
@@ -104,12 +116,13 @@ def source_of(
         ("IS_RESULT_VECTOR", int(plan.is_vector)),
         ("ROWS_FIRST", int(plan.rows_first)),
         ("HAS_EPILOGUE", int(epilogue is not None)),
-        ("EPILOGUE_PARAMETERS", code.parameters),
-        ("EPILOGUE_ARGUMENTS", arguments),
+        ("EPILOGUE_PARAMETERS", code.parameters + fused.parameters),
+        ("EPILOGUE_ARGUMENTS", arguments + fused.arguments),
         ("FINISH(sum, pixel, channel_)", f"({code.apply('(sum)', indices)})"),
+        *fused.defines,
     )
-    # an epilogue takes registers between two tiles: where the sums leave few, some are spilled there
-    spills = epilogue is not None
+    # an epilogue takes registers between two tiles, a prologue everywhere: where sums leave few, some are spilled
+    spills = epilogue is not None or plan.fusion.has_prologue
     return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, "hopper", spills)
 
 
@@ -126,10 +139,12 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     is_halved = plan.blocking.parts == 2
     launches = [Launch("find_maxima", (MAXIMA, 2), 256)] if is_halved else []
     launches += [Launch(name, pack.blocks, 256) for name, pack in zip(names, plan.packs, strict=True) if pack]
-    launches.append(Launch("multiply", min(multiprocessors, plan.works), tile.threads, plan.blocking.shared))
+    launches.append(Launch("multiply", min(multiprocessors, plan.works), tile.threads, plan.shared))
     if plan.blocking.is_split:
         sums = plan.works // plan.blocking.splits * tile.m * tile.n
         launches.append(Launch("reduce_partials", sums // _REDUCTION_BLOCK, 256))
+    if plan.fusion.has_sums:
+        launches.append(Launch("reduce_sums", -(-2 * plan.channels // _SUMMED_COLUMNS), 256))
     if is_halved:
         launches.append(Launch("add_exactly", min(4 * multiprocessors, plan.works), 256))
     return launches

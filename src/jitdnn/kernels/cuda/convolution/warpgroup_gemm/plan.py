@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jitdnn.devices.tensor_map import ALIGNMENT, Tables
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import Pack
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking
 from jitdnn.tensor import FLOAT8_DTYPES
@@ -26,7 +27,8 @@ class Plan:
     `dtypes`, `result`: of the two operands and of the result. `rank`: of the maps of pixels. `phases`: stride phases,
     each with maps of A. `is_b_mn_major`: neighbours of B in memory are columns. `is_vector`: 16 bytes of a row are
     stored at once. `rows_first`: neighbouring threads store neighbouring rows. `is_in_boxes`: the copy engine stores
-    the results. `row_bytes`: of channels that one copy brings of each pixel.
+    the results. `row_bytes`: of channels that one copy brings of each pixel. `fusion`: a prologue and sums by channel;
+    `channels`: of the result, over all groups.
     """
 
     is_wgrad: bool
@@ -45,6 +47,13 @@ class Plan:
     tables: Tables
     workspace: int
     seconds: float
+    fusion: Fusion = NOTHING
+    channels: int = 0
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a thread block."""
+        return self.blocking.shared + self.fusion.shared
 
     @property
     def is_integer(self) -> bool:
