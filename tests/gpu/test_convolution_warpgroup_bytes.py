@@ -15,6 +15,7 @@ from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run, run_algorithm
 from jitdnn.devices.cuda import offline
+from jitdnn.errors import InvalidType
 from jitdnn.handle import Handle
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose
@@ -28,12 +29,13 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.plan import TILES, Blocking, Tile
 from jitdnn.kernels.reference import rounded
+from jitdnn.kernels.tables import algorithms
 from jitdnn.planner.plan import Request
 from jitdnn.planner.survey import allowed_error
-from jitdnn.problems import parse
+from jitdnn.problems import FusedConvolution, parse
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import FLOAT8_RESULTS, INTEGER_RESULTS
-from jitdnn.tensor import FLOAT8_DTYPES, numpy_dtype
+from jitdnn.tensor import FLOAT8_DTYPES, TensorDescriptor, numpy_dtype
 
 SMALL = Tile(2, 1, 1, 64)
 # ties between two integers, numbers that f32 has not, and results beyond the range
@@ -372,3 +374,17 @@ def test_compiles(words: str, architecture: Any) -> None:
             architecture.compile(source_of(plan, problem.output, None))
             found += 1
     assert found
+
+
+@pytest.mark.parametrize("dtype", ["i8", "f8e4m3"])
+def test_nothing_but_an_epilogue_is_fused_with_bytes(dtype: str) -> None:
+    """The prologue and the sums by channel of these kernels are for numbers of two and of four bytes."""
+    own = convolution(f"conv_fwd n2 c64 h9 w7 k64 r3 s3 pad1 {dtype} nhwc")
+    sums = TensorDescriptor.packed((64,), "f32")
+    try:
+        problem = FusedConvolution(own, sums=sums, squares=sums)
+    except InvalidType:
+        return  # the problem itself is refused
+    device = offline("sm_90a")
+    reasons = {one.name: one.refuse(problem, device) for one in algorithms(problem, "cuda")}
+    assert "8 bits" in str(reasons["implicit_gemm_wgmma"])

@@ -27,7 +27,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
 from jitdnn.problems.convolution_fused import FusedConvolution
-from jitdnn.problems.problem import Problem
+from jitdnn.problems.problem import Problem, byte_dtypes
 from jitdnn.tensor import TensorDescriptor
 
 _MOST_LINES = 2**15 - 512
@@ -50,6 +50,8 @@ class WarpgroupFused(KernelAlgorithm[FusedConvolution, GpuDevice]):
         own = problem.convolution
         if epilogue is not None and (problem.has_sums or problem.direction == "bwd_filter"):
             return "neither sums by channel nor a filter's gradient take an epilogue here"
+        if byte_dtypes(own.inputs[0].descriptor.dtype):
+            return "numbers of 8 bits are fused with nothing but an epilogue: the separate kernels take them"
         fusion = fusion_of(problem)
         reason = refuse_warpgroups(own, device) or fusion.refuse() or unplannable(own)
         if reason:
