@@ -10,7 +10,8 @@ LEFT: dict[tuple[str, ...], str] = {
         "its numbers are those of torch's generator, which ours do not draw: a seed would give another result"
     ),
     ("MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer"): (
-        "their forward is torch's own; inside of `jt.use()` the attention and the products in it are ours where faster"
+        "their forward is one function of torch's, and nothing in it is ours; "
+        "`F.scaled_dot_product_attention` that a model calls itself is taken in `jt.use()`"
     ),
     (
         "ReLU",
