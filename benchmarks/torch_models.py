@@ -1,5 +1,7 @@
 """Inference of networks in PyTorch: eager, `torch.compile` with and without freezing, and `jitdnn` fused graphs.
 
+"compile_ours" and "freezing_ours" are `torch.compile` with our pass inside of Inductor.
+
     python benchmarks/torch_models.py [MODEL ...] [--batch N ...] [--threads N ...] [--peer NAME ...] [--side 224]
         [--seconds 10] [--measure first|never] [--processor-time] [--json FILE]
 
@@ -24,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 
-PEERS = ("eager", "eager_last", "compile", "freezing", "fused")
+PEERS = ("eager", "eager_last", "compile", "freezing", "compile_ours", "freezing_ours", "fused")
 TOLERANCE = 1e-4  # of the largest element
 
 
@@ -35,18 +37,19 @@ def callables(model: Any, x: Any, peers: list[str], measure: str) -> dict[str, C
     import torch
     import torch._inductor.config as inductor
 
-    from jitdnn.frameworks.torch.fused import fuse
+    import jitdnn.torch as jt
 
-    def compiled(is_frozen: bool) -> Callable[[], Any]:
+    def compiled(peer: str) -> Callable[[], Any]:
         own = copy.deepcopy(model)
         # a function of its own for each: what Dynamo keeps for one piece of code it would hand to both
         space: dict[str, Any] = {"own": own}
         exec(
-            compile("def run(x):\n return own(x)", f"<{'freezing' if is_frozen else 'compile'}>", "exec"),
+            compile("def run(x):\n return own(x)", f"<{peer}>", "exec"),
             space,
         )
         function = torch.compile(space["run"])
-        with inductor.patch(freezing=is_frozen):
+        ours = jt.InductorPass(measure=measure) if peer.endswith("_ours") else None
+        with inductor.patch(freezing=peer.startswith("freezing"), post_grad_custom_pre_pass=ours):
             function(x)
         return lambda: function(x)
 
@@ -57,10 +60,10 @@ def callables(model: Any, x: Any, peers: list[str], measure: str) -> dict[str, C
         elif peer == "eager_last":
             last, y = (copy.deepcopy(o).to(memory_format=torch.channels_last) for o in (model, x))
             found[peer] = lambda last=last, y=y: last(y)  # type: ignore[misc]
-        elif peer in ("compile", "freezing"):
-            found[peer] = compiled(peer == "freezing")
+        elif peer != "fused":
+            found[peer] = compiled(peer)
         else:
-            fused = fuse(model, measure=measure)
+            fused = jt.fuse(model, measure=measure)
             found[peer] = lambda fused=fused: fused(x)  # type: ignore[misc]
     return found
 
@@ -112,9 +115,9 @@ def _say(line: str) -> None:
 
 def report(rows: list[dict[str, Any]], peers: list[str]) -> None:
     """The table, and the geometric means of every peer's time over that of the fused graph."""
-    _say(f"{'model':18s}{'n':>3s}{'threads':>8s}" + "".join(f"{peer:>12s}" for peer in peers))
+    _say(f"{'model':18s}{'n':>3s}{'threads':>8s}" + "".join(f"{peer:>15s}" for peer in peers))
     for one in rows:
-        times = "".join(f"{one[peer]:12.2f}" for peer in peers)
+        times = "".join(f"{one[peer]:15.2f}" for peer in peers)
         _say(f"{one['model']:18s}{one['batch']:3d}{one['threads']:8d}{times}")
     if "fused" in peers and rows:
         for peer in peers:

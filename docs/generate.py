@@ -370,6 +370,7 @@ def torch_operators() -> str:
         (r"LayerNorm", functional.NORMALIZED, "any strides (copied where not dense)"),
         (r"(Max|Avg)Pool\w*", DTYPES, "any strides"),
         (r"GELU|SiLU|Mish|Hardswish|Tanh|Sigmoid", DTYPES, "dense in any order of axes"),
+        (r"(Log)?Softmax|CrossEntropyLoss|Upsample|LSTM|GRU", DTYPES, "any strides; eager calls alone"),
     ):
         listed = [kind for kind in kinds if re.fullmatch(names, kind)]
         kinds = [kind for kind in kinds if kind not in listed]
@@ -382,6 +383,14 @@ def torch_operators() -> str:
     return "\n".join(lines) + "\n"
 
 
+def torch_left() -> str:
+    """The modules of PyTorch that jitdnn.torch leaves alone, with the reasons."""
+    from jitdnn.frameworks.torch.left import LEFT
+
+    rows = [f"| {', '.join(f'`{name}`' for name in names)} | {reason} |" for names, reason in LEFT.items()]
+    return "\n".join(["| modules | why they stay torch's |", "| --- | --- |", *rows]) + "\n"
+
+
 SEVERAL = "(several)"  # tests of graphs of several operators
 TABLES: dict[str, Callable[[], str]] = {
     "settings": table_markdown,
@@ -389,6 +398,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "targets": targets_table,
     "onnx-counts": onnx_counts,
     "onnx-refused": onnx_refused,
+    "torch-left": torch_left,
     "torch-operators": torch_operators,
     "torch-samples": torch_samples,
 }

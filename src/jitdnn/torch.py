@@ -9,6 +9,7 @@
 
     fast = jt.fuse(model.eval())       # inference: the whole graph in few kernels, weights folded and prepared
     fast = torch.compile(model, backend="jitdnn")
+    fast = torch.compile(model, backend="jitdnn_inductor", mode="reduce-overhead")  # ours inside of Inductor
 
 At the first call of each kind ours is measured beside torch's own kernel, and the faster runs from then on.
 """
@@ -18,15 +19,18 @@ from __future__ import annotations
 from jitdnn.frameworks.torch.convert import convert, is_converted, revert, use
 from jitdnn.frameworks.torch.explain import Explanation, explain
 from jitdnn.frameworks.torch.fused import FusedModule, fuse
+from jitdnn.frameworks.torch.inductor import InductorPass, inductor
 from jitdnn.frameworks.torch.install import install, is_installed, uninstall
 from jitdnn.frameworks.torch.memory import limit_memory, unlimit_memory
 
 __all__ = [
     "Explanation",
     "FusedModule",
+    "InductorPass",
     "convert",
     "explain",
     "fuse",
+    "inductor",
     "install",
     "is_converted",
     "is_installed",

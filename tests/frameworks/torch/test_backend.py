@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 from jitdnn.errors import InvalidArgument  # noqa: E402
 from jitdnn.frameworks.torch import backend as module  # noqa: E402
 from jitdnn.frameworks.torch.backend import backend, register, with_convolutions  # noqa: E402
+from jitdnn.torch import InductorPass  # noqa: E402
 from torch_models import SMALL, settled  # noqa: E402
 
 NEVER = {"measure": "never"}
@@ -145,7 +146,11 @@ def test_inductor_is_used_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPa
 
     asked: list[Any] = []
     monkeypatch.setattr(module, "has_compiler", lambda: True)
-    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, inputs: asked.append(graph) or graph.forward)
+    monkeypatch.setattr(
+        compile_fx, "compile_fx", lambda graph, inputs, **named: asked.append(named) or graph.forward
+    )
     model = nn.Sequential(nn.Conv2d(1, 1, 3))
-    torch.compile(model, backend=backend, options=NEVER)(torch.randn(1, 1, 4, 4))
-    assert len(asked) == 1
+    torch.compile(model, backend=backend, options={**NEVER, "mode": "max-autotune"})(torch.randn(1, 1, 4, 4))
+    (named,) = asked
+    assert named["config_patches"]["max_autotune"]
+    assert isinstance(named["config_patches"]["post_grad_custom_pre_pass"], InductorPass)

@@ -77,13 +77,21 @@ def test_every_class_is_converted_and_reverted() -> None:
         },
         **{kind: kind(2, 3) for kind in CONVERTED if "Lazy" in kind.__name__},
         **{kind: kind(2) for kind in CONVERTED if "Norm" in kind.__name__ or "Pool" in kind.__name__},
-        nn.Linear: nn.Linear(2, 2),
+        **{kind: kind(2, 2) for kind in (nn.Linear, nn.LSTM, nn.GRU)},
     }
     for kind in CONVERTED:
         module = made.get(kind) or kind()
         assert type(jt.convert(module)) is CONVERTED[kind]
         assert isinstance(module, kind)
         assert type(jt.revert(module)) is kind
+
+
+def test_what_is_said_to_stay_does() -> None:
+    from jitdnn.frameworks.torch.left import LEFT
+
+    for name in (name for names in LEFT for name in names):
+        assert issubclass(getattr(nn, name), nn.Module)
+        assert getattr(nn, name) not in CONVERTED
 
 
 @pytest.mark.parametrize(

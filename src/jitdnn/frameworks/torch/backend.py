@@ -1,9 +1,8 @@
 """`torch.compile(model, backend="jitdnn")`: fused graphs without gradients, our convolutions in those with them.
 
 A graph that needs no gradients runs as `fuse` runs it, prepared for each kind of inputs that comes; with symbolic
-shapes the graph is compiled once and prepared at the first call of each shape. In a graph with gradients
-convolutions are `torch.ops.jitdnn.convolution`, and the rest is Inductor's where there is a C++ compiler, else
-AOTAutograd's in eager mode.
+shapes the graph is compiled once and prepared at the first call of each shape. A graph with gradients is Inductor's
+with our pass (inductor.py) where there is a C++ compiler; else AOTAutograd's in eager mode, with our convolutions.
 """
 
 from __future__ import annotations
@@ -29,25 +28,26 @@ def backend(
     example_inputs: Sequence[Any],
     *,
     options: Mapping[str, Any] | None = None,
-    mode: Any = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph of Dynamo's. `options` are those of `jitdnn.torch.convert`; `mode` is not used.
+    """Compile a graph of Dynamo's. `options` are those of `jitdnn.torch.convert`; `mode` is Inductor's, for graphs
+    that it compiles, and may be one of the options.
 
-    Raises InvalidArgument for unknown options.
+    Raises InvalidArgument for unknown options or modes.
     """
-    text = str(Options.of(**dict(options or {})))
+    options = dict(options or {})
+    mode = options.pop("mode", mode)
+    text = str(Options.of(**options))
     tensors = [x for x in example_inputs if isinstance(x, Tensor)]
-    if is_disabled():
-        return _compiled(graph, example_inputs)
     needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if needs_gradients or any(x.device.type != "cpu" for x in tensors):
-        return _compiled(with_convolutions(graph, text), example_inputs)
+    if is_disabled() or needs_gradients or any(x.device.type != "cpu" for x in tensors):
+        return _compiled(graph, example_inputs, options, mode)
     fused = FusedGraph(graph, example_inputs, text)
     try:
         fused.check(example_inputs)
     except JitdnnError as error:
         log.fallback_once(("torch backend", str(error)), f"a graph is not fused: {error}")
-        return _compiled(with_convolutions(graph, text), example_inputs)
+        return _compiled(graph, example_inputs, options, mode)
     return fused
 
 
@@ -171,20 +171,28 @@ def has_compiler() -> bool:
         return False
 
 
-def _compiled(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """The graph by Inductor, or by AOTAutograd in eager mode where there is no compiler."""
+def _compiled(
+    graph: GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any], mode: str | None
+) -> Callable[..., Any]:
+    """The graph by Inductor with our pass, or by AOTAutograd in eager mode where there is no compiler."""
     if has_compiler():
-        from torch._inductor.compile_fx import compile_fx
+        from jitdnn.frameworks.torch.inductor import inductor
 
-        return compile_fx(graph, list(example_inputs))  # type: ignore[no-any-return]
+        return inductor(graph, example_inputs, options=options, mode=mode)
     from torch._dynamo.backends.debugging import aot_eager
 
+    if not is_disabled():
+        graph = with_convolutions(graph, str(Options.of(**options)))
     return aot_eager(graph, list(example_inputs))  # type: ignore[no-any-return]
 
 
 def register() -> None:
-    """Make `torch.compile(model, backend="jitdnn")` known to torch; nothing happens where it is."""
+    """Make the backends "jitdnn" and "jitdnn_inductor" known to torch; nothing happens where they are."""
     from torch._dynamo.backends.registry import list_backends, register_backend
 
-    if "jitdnn" not in list_backends(exclude_tags=()):
-        register_backend(backend, name="jitdnn")
+    from jitdnn.frameworks.torch.inductor import inductor
+
+    known = list_backends(exclude_tags=())
+    for name, function in (("jitdnn", backend), ("jitdnn_inductor", inductor)):
+        if name not in known:
+            register_backend(function, name=name)

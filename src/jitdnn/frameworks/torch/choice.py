@@ -9,7 +9,9 @@ On a GPU a call costs a model what its host needs to enqueue it or what the GPU 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -32,6 +34,22 @@ OURS, STOCK = "jitdnn", "torch"
 _VERSIONS = {"cpu": 2, "cuda": 3}  # of the way of measuring: times of another one are not used
 
 _lock = lock()
+_is_host_free: ContextVar[bool] = ContextVar("jitdnn_torch_host_free", default=False)
+_HOST_FREE = 1000  # added to the version of times that do not count the host
+
+
+@contextmanager
+def without_host() -> Iterator[None]:
+    """Choices on a GPU by the GPU's time alone in the block: for graphs that the host does not enqueue node by node."""
+    token = _is_host_free.set(True)
+    try:
+        yield
+    finally:
+        _is_host_free.reset(token)
+
+
+def _version(device: torch.device) -> int:
+    return _VERSIONS[device.type] + (_HOST_FREE if _is_host_free.get() and device.type != "cpu" else 0)
 
 
 @dataclass(frozen=True)
@@ -93,7 +111,7 @@ def decide(
 def stored(what: str, handle: Handle, device: torch.device) -> Decision | None:
     """The choice by times of an earlier process, None if there are none."""
     times = Store.default().look_up(what, "", _device_name(handle, device))
-    ours, stock = (times.get((who, _VERSIONS[device.type])) for who in (OURS, STOCK))
+    ours, stock = (times.get((who, _version(device))) for who in (OURS, STOCK))
     return None if ours is None or stock is None else _compared(ours.seconds, stock.seconds, "stored")
 
 
@@ -102,7 +120,7 @@ def measured(
 ) -> Decision:
     """The choice by times taken now, which are stored; both callables have run before."""
     seconds, stock_seconds = _measured(ours, stock, device)
-    version = _VERSIONS[device.type]
+    version = _version(device)
     times = [(OURS, version, seconds, 0), (STOCK, version, stock_seconds, 0)]
     Store.default().record(what, "", _device_name(handle, device), times)
     return _compared(seconds, stock_seconds, "measured")
@@ -157,7 +175,7 @@ def _seconds(run: Callable[[], Any], calls: int, device: torch.device) -> float:
     """Seconds that one call costs a model, which makes it among others.
 
     On a processor those of the clock. On a GPU the host enqueues while the GPU runs what came before: the larger of
-    the two times, each over several calls without waiting for them.
+    the two times, each over several calls without waiting for them; `without_host` that of the GPU alone.
     """
     if device.type == "cpu":
         begin = perf_counter()
@@ -175,4 +193,5 @@ def _seconds(run: Callable[[], Any], calls: int, device: torch.device) -> float:
     last.record(stream)
     host = (perf_counter() - begin) / (calls + 1)
     last.synchronize()
-    return max(host, float(first.elapsed_time(last)) / 1e3 / calls)
+    elapsed = float(first.elapsed_time(last)) / 1e3 / calls
+    return elapsed if _is_host_free.get() else max(host, elapsed)

@@ -91,7 +91,9 @@ def forward(
     transposed: bool, output_padding: Sequence[int], groups: int, options: str = "",
 ) -> Tensor:  # fmt: skip
     """The convolution of x (N, C, space) by w, or the transposed one; 1 to 3 axes of space."""
-    y: Tensor = _forward(options, x, w, bias, stride, padding, dilation, transposed, output_padding, groups)
+    y: Tensor = computation(
+        options, x, w, bias, stride, padding, dilation, transposed, output_padding, groups
+    )
     return y
 
 
@@ -103,7 +105,7 @@ def backward(
     if not dy.is_contiguous() and memory_format(dy) is torch.contiguous_format:
         dy = dy.contiguous(memory_format=memory_format(x, w))
     wanted = tuple(
-        gradient if is_wanted else None for gradient, is_wanted in zip(_GRADIENTS, output_mask, strict=True)
+        gradient if is_wanted else None for gradient, is_wanted in zip(GRADIENTS, output_mask, strict=True)
     )
     operands = (dy, x, w, stride, padding, dilation, transposed, output_padding, groups)
     dx, dw, db = (
@@ -134,7 +136,7 @@ def _direct(handle: Handle, problem: Problem | None, operands: Sequence[Tensor])
     has_bias = len(operands) > len(expected)
     if has_bias and isinstance(problem, Convolution):
         expected.append(TensorDescriptor((problem.y.shape[1],), (1,), problem.y.dtype))
-    if [_descriptor(operand) for operand in operands] != expected:
+    if [descriptor(operand) for operand in operands] != expected:
         return None  # nothing may be read or written where no element is
     plan: Plan | None = None
 
@@ -147,7 +149,8 @@ def _direct(handle: Handle, problem: Problem | None, operands: Sequence[Tensor])
     return run
 
 
-def _descriptor(operand: Tensor) -> TensorDescriptor:
+def descriptor(operand: Tensor) -> TensorDescriptor:
+    """The descriptor of a tensor of one of the types that ours take."""
     return TensorDescriptor(tuple(operand.shape), operand.stride(), DTYPES[operand.dtype]).normalized()
 
 
@@ -187,7 +190,7 @@ def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, 
         return y if bias is None else y.add_(bias.view(-1, *[1] * len(g.stride)))
 
     y = torch.empty(shape, dtype=x.dtype, device="meta", memory_format=form)
-    problem = _problem("forward", x, w, y, g)
+    problem = problem_of("forward", x, w, y, g)
     if g.transposed:
         what = "transposed with a bias" if bias is not None else ""
         return Ways(ours_transposed, theirs, problem, what=what)
@@ -216,7 +219,7 @@ def _prepare_backward(number: int, handle: Handle, dy: Tensor, x: Tensor, w: Ten
         dy.new_empty(dy.shape[1], device="meta"),
     )
     forms = ((dx, w, dy), (x, dw, dy), (x, w, dy))[number]
-    problem = _problem(DIRECTIONS[1 + number], *forms, g)
+    problem = problem_of(DIRECTIONS[1 + number], *forms, g)
     wide, narrow = (dy, x) if g.transposed else (x, dy)
     direct = _direct(handle, problem, ((dy, w, dx), (wide, narrow, dw), (dy, db))[number])
     ours = (_data_gradient, _filter_gradient, _bias_gradient)[number](g, handle, direct)
@@ -266,7 +269,7 @@ def _bias_gradient(g: Geometry, handle: Handle, direct: _Direct) -> Callable[...
     return ours
 
 
-def _problem(direction: str, x: Tensor, w: Tensor, y: Tensor, g: Geometry) -> Problem | None:
+def problem_of(direction: str, x: Tensor, w: Tensor, y: Tensor, g: Geometry) -> Problem | None:
     """What ours computes, as a problem of the library; None for what it has no problem for.
 
     A transposed convolution is the data's gradient of the one that leads from its result back to its x.
@@ -274,7 +277,7 @@ def _problem(direction: str, x: Tensor, w: Tensor, y: Tensor, g: Geometry) -> Pr
     kinds = {"forward": "bwd_data", "data": "fwd"} if g.transposed else {"forward": "fwd", "data": "bwd_data"}
     wide, narrow = (y, x) if g.transposed else (x, y)
     try:
-        image, filter, result, dy = (_descriptor(t) for t in (wide, w, narrow, y))
+        image, filter, result, dy = (descriptor(t) for t in (wide, w, narrow, y))
         if direction == "bias":
             return BiasGradient.make(dy)
         return Convolution.make(kinds.get(direction, "bwd_filter"), image, filter, y=result, **g.named)
@@ -283,8 +286,8 @@ def _problem(direction: str, x: Tensor, w: Tensor, y: Tensor, g: Geometry) -> Pr
 
 
 DIRECTIONS = ("forward", "data", "filter", "bias")
-_forward = Computation("forward", _prepare_forward, 9)
-_GRADIENTS = tuple(
+computation = Computation("forward", _prepare_forward, 9)
+GRADIENTS = tuple(
     Computation(name, lambda *operands, number=number: _prepare_backward(number, *operands), 9)
     for number, name in enumerate(DIRECTIONS[1:])
 )

@@ -103,8 +103,8 @@ def explain(model: nn.Module, *inputs: Any, gradients: bool | None = None, **nam
             if kind.name == "bias":  # of the gradient of the result alone, behind the filter's
                 known += [row.layer for row in rows.values()][-1:]
             layer = known[0] if known else ""
-        row = _row(layer, kind)
-        rows.setdefault((row.layer, row.direction, row.problem), row)
+        found = row(layer, kind)
+        rows.setdefault((found.layer, found.direction, found.problem), found)
 
     with_gradients = model.training if gradients is None else gradients
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -160,19 +160,20 @@ def _backward(model: nn.Module, result: Any) -> None:
         torch.autograd.grad(outputs, wanted, ones, allow_unused=True)
 
 
-def _row(layer: str, kind: Kind) -> Row:
+def row(layer: str, kind: Kind) -> Row:
+    """What a layer ran by, of a call of one kind."""
     decision = kind.decision
     runs = "jitdnn" if decision.is_ours else "torch"
     plan = _plan(kind)
-    row = Row(
+    found = Row(
         layer, kind.name, runs, decision.reason, str(kind.problem or ""), seconds=decision.seconds,
         stock_seconds=decision.stock_seconds,
     )  # fmt: skip
     if plan is None:
-        return row
+        return found
     (chosen,) = (candidate for candidate in plan.candidates if candidate.chosen)
     return Row(
-        row.layer, row.direction, row.runs, row.reason, row.problem, plan.algorithm, row.seconds, row.stock_seconds,
+        layer, kind.name, runs, decision.reason, found.problem, plan.algorithm, found.seconds, found.stock_seconds,
         plan.workspace, chosen.error_bound,
     )  # fmt: skip
 

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from jitdnn.frameworks.torch import operators, whole
+from jitdnn.frameworks.torch import (
+    attention,
+    cross_entropy,
+    grid_sample,
+    operators,
+    resize,
+    rnn,
+    softmax,
+    whole,
+)  # fmt: skip
 
 PerAxis = int | Sequence[int]
 
@@ -229,19 +238,36 @@ def _gelu(input: Tensor, approximate: str = "none", *, options: str = "") -> Any
 def routed(function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str) -> Any:
     """Call a function of torch by ours if there is a route that takes the arguments, and torch's own otherwise.
 
-    On GPUs ours runs where the call as a whole is faster by it.
+    On GPUs, and of the functions of `EAGER`, ours runs where the call as a whole is faster by it.
     """
     route = ROUTES.get(function)
     if route is None:
         return function(*args, **named)
-    if args and not torch.compiler.is_compiling() and whole.is_chosen(args[0]):
+    is_alone = function in whole.ALONE
+    if torch.compiler.is_compiling():
+        if is_alone:
+            return function(*args, **named)
+    elif args and (is_alone or whole.is_chosen(args[0])):
         return whole.run(function, route, args, named, options)
     result = route(*args, **named, options=options)
     return function(*args, **named) if result is NotImplemented else result
 
 
+#: functions of torch -> ours in eager calls
+EAGER: dict[Any, Any] = {
+    **dict.fromkeys((F.softmax, torch.softmax, Tensor.softmax), softmax.softmax_route),
+    **dict.fromkeys((F.log_softmax, torch.log_softmax, Tensor.log_softmax), softmax.log_softmax_route),
+    F.cross_entropy: cross_entropy.route,
+    F.interpolate: resize.route,
+    F.grid_sample: grid_sample.route,
+    F.scaled_dot_product_attention: attention.route,
+    torch.lstm: rnn.lstm_route,
+    torch.gru: rnn.gru_route,
+}
+whole.ALONE.update(EAGER)
 #: functions of torch -> ours
 ROUTES: dict[Any, Any] = {
+    **EAGER,
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d), conv),
     **dict.fromkeys(
         (

@@ -29,6 +29,7 @@ class Ways:
 
     `problem`: what ours is as a problem of the library, where it is one; `has_bias` whether a bias is added by the same
     kernel. `refusal`: why ours cannot run, in words. `what`: the kind in words where the problem does not tell it.
+    `has_several_types`: whether ours take operands of several types.
     """
 
     ours: Callable[..., Any]
@@ -37,6 +38,7 @@ class Ways:
     has_bias: bool = False
     refusal: str | None = None
     what: str = ""
+    has_several_types: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,18 @@ class Kind:
     problem: Problem | None = None
     handle: Handle | None = None
     has_bias: bool = False
+
+
+@dataclass(frozen=True)
+class Way:
+    """Calls by another way than straight to the kernels: `name` tells their times in the store from others.
+
+    `stock` is None for torch's kernel.
+    """
+
+    name: str
+    ours: Callable[[], Any]
+    stock: Callable[[], Any] | None = None
 
 
 #: who wants to know of every call: gets its kind and its operands
@@ -80,27 +94,43 @@ class Computation:
         (result,) = run_together((self,), options, operands)
         return result
 
-    def _choose(self, options: str, operands: tuple[Any, ...]) -> Kind:
+    def choose(self, options: str, operands: tuple[Any, ...], way: Way | None = None) -> Kind:
+        """Who runs calls of this kind: by stored times, or measured now. Nothing is kept of it but the times.
+
+        `way`: how ours are called and what they are measured beside, where that is not one kernel beside the other.
+        """
         tensors = [operand for operand in operands if isinstance(operand, Tensor)]
         handle = handle_of(options, tensors[0].device.type)
         ways = self._prepare(handle, *operands)
-        reason = ways.refusal or _refusal(tensors)
+        reason = ways.refusal or _refusal(tensors, ways.has_several_types)
         if reason is not None:
             return Kind(self.name, Decision(False, f"refused: {reason}"), ways.stock)
         shown = (
             ways.problem if ways.problem is not None and not ways.what else f"{ways.what} {words(operands)}"
         )
         bias = " with a bias" if ways.has_bias else ""
-        what = f"torch {self.name} {shown}{bias}{' ' if options else ''}{options}"
+        where = "" if way is None else f" {way.name}"
+        what = f"torch {self.name} {shown}{bias}{where}{' ' if options else ''}{options}"
 
         def call(function: Callable[..., Any]) -> Callable[[], Any]:
             return lambda: function(*operands)
 
-        decision = decide(
-            what, handle, tensors[0].device, parse(options).measure, call(ways.ours), call(ways.stock)
-        )
+        ours, stock = call(ways.ours), call(ways.stock)
+        if way is not None:
+            ours, stock = _first_then(ours, way.ours), way.stock or stock
+        decision = decide(what, handle, tensors[0].device, parse(options).measure, ours, stock)
         run = ways.ours if decision.is_ours else ways.stock
         return Kind(self.name, decision, run, ways.problem, handle, ways.has_bias)
+
+
+def _first_then(first: Callable[[], Any], then: Callable[[], Any]) -> Callable[[], Any]:
+    """The first call goes straight to our kernel, whose refusal an operator would hide."""
+    left = [first]
+
+    def run() -> Any:
+        return left.pop()() if left else then()
+
+    return run
 
 
 def words(operands: tuple[Any, ...]) -> str:
@@ -137,7 +167,7 @@ def _chosen(
         _is_capturing() or any(kind and kind.decision.is_for_now for kind in for_now)
     ):
         return for_now
-    kinds = [None if one is None else one._choose(options, operands) for one in computations]
+    kinds = [None if one is None else one.choose(options, operands) for one in computations]
     kept = _for_now if any(kind and kind.decision.waits_for for kind in kinds) else known
     return kept.put(key, kinds)
 
@@ -159,7 +189,7 @@ def _told(operand: Any) -> Any:
     return tuple(operand) if isinstance(operand, list) else operand
 
 
-def _refusal(operands: list[Tensor]) -> str | None:
+def _refusal(operands: list[Tensor], has_several_types: bool) -> str | None:
     """Why operands cannot be ours, in words; None if they can. What else ours refuses it says itself."""
     first = operands[0]
     if is_disabled():
@@ -169,7 +199,7 @@ def _refusal(operands: list[Tensor]) -> str | None:
     for operand in operands:
         if operand.dtype not in DTYPES:
             return f"an operand is {operand.dtype}: it must be {', '.join(map(str, DTYPES))}"
-        if operand.dtype != first.dtype or operand.device != first.device:
+        if operand.device != first.device or (operand.dtype != first.dtype and not has_several_types):
             return "the operands are of several types or devices"
         if operand.layout is not torch.strided or operand.is_conj() or operand.is_neg():
             return "an operand is sparse, or a view that is conjugated or negated when it is read"

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
 
 from jitdnn.frameworks.torch.functional import routed
 
@@ -302,6 +303,78 @@ class Sigmoid(_Activation, nn.Sigmoid):
     _function = staticmethod(torch.sigmoid)
 
 
+class _Softmax:
+    """What the converted classes of softmax have in common."""
+
+    _function: ClassVar[Any]
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        if self.dim is None:
+            return super().forward(input)  # type: ignore[misc]
+        return routed(self._function, (input, self.dim), {}, self._jitdnn_options)
+
+
+class Softmax(_Softmax, nn.Softmax):
+    """`torch.nn.Softmax`."""
+
+    _function = staticmethod(F.softmax)
+
+
+class LogSoftmax(_Softmax, nn.LogSoftmax):
+    """`torch.nn.LogSoftmax`."""
+
+    _function = staticmethod(F.log_softmax)
+
+
+class CrossEntropyLoss(nn.CrossEntropyLoss):
+    """`torch.nn.CrossEntropyLoss`."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        named = {
+            "weight": self.weight, "ignore_index": self.ignore_index, "reduction": self.reduction,
+            "label_smoothing": self.label_smoothing,
+        }  # fmt: skip
+        return routed(F.cross_entropy, (input, target), named, self._jitdnn_options)
+
+
+class Upsample(nn.Upsample):
+    """`torch.nn.Upsample`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        arguments = (input, self.size, self.scale_factor, self.mode, self.align_corners)
+        named = {"recompute_scale_factor": self.recompute_scale_factor}
+        return routed(F.interpolate, arguments, named, self._jitdnn_options)
+
+
+class _Routed(TorchFunctionMode):
+    """Routes the calls that a forward of torch's makes."""
+
+    def __init__(self, options: str) -> None:
+        super().__init__()
+        self._options = options
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return routed(function, args, kwargs or {}, self._options)
+
+
+class _Recurrent:
+    """What the converted classes of recurrent layers have in common."""
+
+    def forward(self: Any, input: Any, hx: Any = None) -> Any:
+        if torch.compiler.is_compiling():
+            return super().forward(input, hx)  # type: ignore[misc]
+        with _Routed(self._jitdnn_options):
+            return super().forward(input, hx)  # type: ignore[misc]
+
+
+class LSTM(_Recurrent, nn.LSTM):
+    """`torch.nn.LSTM`."""
+
+
+class GRU(_Recurrent, nn.GRU):
+    """`torch.nn.GRU`."""
+
+
 #: torch's class -> ours; only instances of exactly these are converted, for a subclass may compute something else
 CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
     getattr(nn, ours.__name__): ours
@@ -310,7 +383,7 @@ CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
         LazyConv1d, LazyConv2d, LazyConv3d, LazyConvTranspose1d, LazyConvTranspose2d, LazyConvTranspose3d,
         Linear, BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm,
         MaxPool1d, MaxPool2d, MaxPool3d, AvgPool1d, AvgPool2d, AvgPool3d,
-        GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid,
+        GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, CrossEntropyLoss, Upsample, LSTM, GRU,
     )
 }  # fmt: skip
 REVERTED = {ours: stock for stock, ours in CONVERTED.items()}

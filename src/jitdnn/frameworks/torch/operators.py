@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jitdnn.frameworks.torch.activation import activation, activation_backward
 from jitdnn.frameworks.torch.convolution_operators import convolution, convolution_backward
+from jitdnn.frameworks.torch.convolution_pointwise import convolution_pointwise
 from jitdnn.frameworks.torch.linear import linear, linear_backward
 from jitdnn.frameworks.torch.normalization import (
     batch_norm,
@@ -22,6 +23,7 @@ __all__ = [
     "batch_norm_backward",
     "convolution",
     "convolution_backward",
+    "convolution_pointwise",
     "layer_norm",
     "layer_norm_backward",
     "linear",

@@ -19,7 +19,7 @@ from jitdnn.handle import Handle
 from jitdnn.retention import Recent
 
 MEASURE = ("first", "never")
-_SETTINGS = (
+SETTINGS = (
     "workspace_limit",
     "total_workspace",
     "division",
@@ -51,9 +51,9 @@ class Options:
         if measure not in MEASURE:
             raise InvalidArgument(f"measure is {shown(measure)}: it must be one of {', '.join(MEASURE)}")
         for name in settings:
-            if name not in _SETTINGS:
+            if name not in SETTINGS:
                 raise InvalidArgument(
-                    f"there is no option {shown(name)}: there are measure, {', '.join(_SETTINGS)}"
+                    f"there is no option {shown(name)}: there are measure, {', '.join(SETTINGS)}"
                 )
         Handle(**settings)  # raises now rather than at the first call
         return Options(measure, tuple(sorted((name, str(value)) for name, value in settings.items())))

@@ -79,6 +79,14 @@ POINTWISE: dict[Any, Callable[..., Any]] = {
     aten.maximum.default: maximum,
     aten.minimum.default: minimum,
     aten.pow.Tensor_Scalar: lambda x, exponent: x**exponent,
+    aten.erf.default: _named("erf"),
+    aten.expm1.default: _named("expm1"),
+    aten.log1p.default: _named("log1p"),
+    aten.gt.Scalar: lambda x, y: x > y,
+    aten.ge.Scalar: lambda x, y: x >= y,
+    aten.lt.Scalar: lambda x, y: x < y,
+    aten.le.Scalar: lambda x, y: x <= y,
+    aten.where.self: where,
 }
 #: operators that only say otherwise how the same elements are counted
 VIEWS = {

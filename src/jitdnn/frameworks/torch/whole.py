@@ -1,9 +1,10 @@
-"""Calls on a GPU as a whole, as a model pays for them: torch's own function, or our operator and all that is around it.
+"""Calls as a whole, as a model pays for them: torch's own function, or our operator and all that is around it.
 
 Kernels are chosen one by one (kinds.py), but a layer pays for the way to them, too: a look-up, the casts of autocast,
 copies, running statistics, a node of autograd that is written in Python. On a GPU that may be more than the kernels
-save. So the first call of each kind measures both ways from outside, forward and, where gradients are wanted, backward;
-where ours does not win, torch's function is called from then on as if nothing had been converted.
+save; and functions of eager.py have no operators whose kernels could be chosen. So the first call of each kind measures
+both ways from outside, forward and, where gradients are wanted, backward; where ours does not win, torch's function is
+called from then on as if nothing had been converted.
 """
 
 from __future__ import annotations
@@ -15,15 +16,21 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves, tree_map
 
+from jitdnn import log
+from jitdnn.errors import DeviceError, JitdnnError
 from jitdnn.frameworks.torch import choice
 from jitdnn.frameworks.torch.choice import Decision
 from jitdnn.frameworks.torch.kinds import Kind, known, observers, words
 from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.registry import OWN, is_eager
 from jitdnn.locks import lock
+from jitdnn.planner.plan import noting_stand_ins
 
 Run: TypeAlias = Callable[[], Any]
+#: functions of torch whose calls are chosen as a whole on every device
+ALONE: set[Any] = set()
 _lock = lock()
 
 
@@ -44,8 +51,22 @@ def run(
         for observe in observers:
             observe(kind, args)
         return function(*args, **named)
-    result = route(*args, **named, options=options)
-    return function(*args, **named) if result is NotImplemented else result
+    is_alone = function in ALONE
+    try:
+        result = route(*args, **named, options=options)
+    except JitdnnError as error:
+        if not is_alone or isinstance(error, DeviceError):
+            raise
+        log.fallback_once(
+            ("torch", function, str(error)), f"{function.__name__} runs by PyTorch's own kernel: {error}"
+        )
+        return function(*args, **named)
+    if result is NotImplemented:
+        return function(*args, **named)
+    if is_alone:
+        for observe in observers:
+            observe(kind or Kind("whole", Decision(True, "not measured, as asked"), function), args)
+    return result
 
 
 def _kind(
@@ -57,13 +78,14 @@ def _kind(
         function,
         options,
         device,
+        torch.get_num_threads(),
         torch.is_grad_enabled(),
         torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type),
         # written out, for this is what every call costs that torch's function runs
         *[
             (one.shape, one.stride(), one.dtype, one.requires_grad)
             if type(one) in OWN
-            else (tuple(one) if type(one) is list else one)
+            else (_told(one) if type(one) in (list, tuple) else one)
             for one in (args if not named else _flat(args, named))
         ],
     )
@@ -71,6 +93,14 @@ def _kind(
     if found is None:
         found = known.older(key) or _first(key, function, route, args, named, options)
     return found[0]
+
+
+def _told(one: Any) -> Any:
+    """What tells kinds of a list of numbers or tensors apart."""
+    return tuple(
+        (part.shape, part.stride(), part.dtype, part.requires_grad) if isinstance(part, Tensor) else part
+        for part in one
+    )
 
 
 def _flat(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
@@ -84,7 +114,7 @@ def _first(
     if (
         is_disabled()
         or not is_eager()
-        or any(isinstance(one, Tensor) and type(one) not in OWN for one in _flat(args, named))
+        or any(isinstance(one, Tensor) and type(one) not in OWN for one in tree_leaves((args, named)))
     ):
         return [None]
     stock = Kind("whole", Decision(False, "not measured: at a time when nothing can be"), function)
@@ -108,7 +138,7 @@ def _decided(
 ) -> Decision:
     device = args[0].device
     handle = handle_of(options, device.type)
-    given = _flat(args, named)
+    given = tuple(tree_leaves((args, named)))
     has_gradients = torch.is_grad_enabled()
     wanted = "".join(str(int(one.requires_grad)) for one in given if isinstance(one, Tensor))
     cast = (
@@ -123,12 +153,19 @@ def _decided(
     with _apart(seen):
         ours = _way(lambda *args, **named: route(*args, **named, options=options), args, named)
         stock = _way(function, args, named)
-        if ours() is NotImplemented:
+        try:
+            with noting_stand_ins() as waited:
+                is_refused = ours() is NotImplemented
+        except JitdnnError as error:
+            if function not in ALONE or isinstance(error, DeviceError):
+                raise
+            return Decision(False, f"refused: {error}")
+        if is_refused:
             return Decision(False, "refused: the arguments are none that ours take")
-        waits_for = tuple(one for kind in seen for one in kind.decision.waits_for)
+        waits_for = (*waited, *(one for kind in seen for one in kind.decision.waits_for))
         if waits_for:
             return Decision(False, "ours is being compiled", waits_for=waits_for)
-        if not any(kind.decision.is_ours for kind in seen):
+        if function not in ALONE and not any(kind.decision.is_ours for kind in seen):
             return Decision(False, "torch's kernels are faster, each of them")
         observers.clear()
         stock()
@@ -137,9 +174,8 @@ def _decided(
 
 def _way(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Run:
     """A call with copies of the arguments, and the gradients of those that want one."""
-    own = tuple(map(_copy, args))
-    own_named = {name: _copy(one) for name, one in named.items()}
-    wanted = [one for one in (*own, *own_named.values()) if isinstance(one, Tensor) and one.requires_grad]
+    own, own_named = tree_map(_copy, (args, named))
+    wanted = [one for one in tree_leaves((own, own_named)) if isinstance(one, Tensor) and one.requires_grad]
     device = args[0].device.type
     grads: list[Tensor] = []
 
@@ -147,12 +183,13 @@ def _way(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, A
         y = function(*own, **own_named)
         if y is NotImplemented or not wanted:
             return y
+        outputs = [one for one in tree_leaves(y) if one.requires_grad]
         if not grads:
-            grads.append(torch.ones_like(y.detach()))
+            grads.extend(torch.ones_like(one.detach()) for one in outputs)
         is_cast = torch.is_autocast_enabled(device)
         torch.set_autocast_enabled(device, False)  # the backward pass of a model is outside of it
         try:
-            return torch.autograd.grad(y, wanted, grads)
+            return torch.autograd.grad(outputs, wanted, grads, allow_unused=True)
         finally:
             torch.set_autocast_enabled(device, is_cast)
 

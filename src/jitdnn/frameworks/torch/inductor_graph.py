@@ -1,0 +1,442 @@
+"""A graph of Inductor's after the partition into forward and backward: convolutions and their gradients become ours.
+
+Each is measured beside torch's kernel, once, on operands of its shapes, strides and types; where ours does not win the
+node stays Inductor's. So does all that is no convolution. Pointwise operators behind a convolution join it where that
+saves a pass over memory; in a frozen graph the filter is a constant, and what is prepared of it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from jitdnn.frameworks.torch import choice, convolution, convolution_pointwise, operators
+from jitdnn.frameworks.torch.choice import Decision
+from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
+from jitdnn.frameworks.torch.kernels import channels_last_strides
+from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES, Computation, Kind, Way, observers
+from jitdnn.frameworks.torch.options import Options, parse
+
+aten = torch.ops.aten
+_GRAPH = "in a graph"  # of the times of calls as Inductor makes them
+_BIAS = 2  # the place of its gradient
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A convolution of a graph: its nodes, and the arguments that are no tensors in the order of `aten::convolution`.
+
+    `weight`: the filter where it is a constant. `stock` runs torch's kernel on (x, w, bias).
+    """
+
+    x: Node
+    w: Node
+    bias: Node | None
+    geometry: tuple[Any, ...]
+    weight: Tensor | None
+    stock: Callable[..., Any]
+
+    @property
+    def pointwise_geometry(self) -> tuple[Any, ...]:
+        stride, padding, dilation, _, _, groups = self.geometry
+        return stride, padding, dilation, groups
+
+
+class Rewriter:
+    """Rewrites one graph in place; `kinds` then says of every convolution who runs it.
+
+    `options`: the text of options.py. `is_captured`: whether the graph runs as a CUDA graph, where the host's time
+    does not count.
+    """
+
+    def __init__(self, graph: Graph, options: str, is_captured: bool) -> None:
+        self.kinds: list[tuple[Node, Kind]] = []
+        self._graph, self._options, self._is_captured = graph, options, is_captured
+        own = parse(options)
+        self._settled = str(Options("never", own.settings))  # of what is chosen now, not at run time
+        self._module = graph.owning_module
+        self._wants_last = _wants_last(graph)
+
+    def run(self) -> None:
+        """Measure and replace. Raises DeviceError for what the device reports, nothing for what ours refuses."""
+        with _apart(self._is_captured):
+            for node in list(self._graph.nodes):
+                if node.op != "call_function":
+                    continue
+                if node.target is aten.convolution_backward.default:
+                    self._backward(node)
+                else:
+                    call = self._call(node)
+                    if call is not None:
+                        self._forward(node, call)
+
+    def _call(self, node: Node) -> _Call | None:
+        """A node as a convolution that ours may take; None for any other."""
+        if node.target is aten.convolution.default and len(node.args) == 9 and not node.kwargs:
+            x, w, bias, *geometry = node.args
+            weight = self._constant(w)
+            target: Any = node.target
+
+            def stock(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
+                return target(x, w, bias, *geometry)
+
+        elif _is_packed(node):
+            x, w, bias, padding, stride, dilation, groups, *attributes = node.args
+            geometry = [stride, padding, dilation, False, [0] * len(stride), groups]
+            packed = self._constant(w)
+            if packed is None or attributes[0] != "none":
+                return None
+            weight = packed.to_dense() if packed.is_mkldnn else packed
+            mkldnn: Any = node.target
+
+            def stock(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
+                return mkldnn(x, packed, bias, padding, stride, dilation, groups, *attributes)
+
+        else:
+            return None
+        tensors = [one for one in (x, w, bias) if one is not None]
+        if not all(_is_plain(one) for one in tensors) or not _are_numbers(geometry):
+            return None
+        values = [one.meta["val"] for one in tensors]
+        is_one = len({(value.dtype, value.device) for value in values}) == 1
+        if not is_one or not 3 <= values[0].dim() <= 5 or values[0].dim() != values[1].dim():
+            return None
+        return _Call(x, w, bias, tuple(geometry), weight, stock)
+
+    def _constant(self, node: Any) -> Tensor | None:
+        if not isinstance(node, Node) or node.op != "get_attr" or self._module is None:
+            return None
+        found = getattr(self._module, str(node.target), None)
+        return found if isinstance(found, Tensor) else None
+
+    def _forward(self, node: Node, call: _Call) -> None:
+        is_static = all(_is_static(one.meta["val"]) for one in (call.x, call.w))
+        is_last = is_static and self._wants_last and call.x.meta["val"].dim() == 4
+        try:
+            operands = [
+                None if one is None else _real(one.meta["val"], is_last and place < 2)
+                for place, one in enumerate((call.x, None if call.weight is not None else call.w, call.bias))
+            ]
+            kind, tail = self._choice(node, call, operands, is_static)
+        except torch.OutOfMemoryError:
+            return  # as it was: no room for a second set of operands
+        self.kinds.append((node, kind))
+        if not kind.decision.is_ours:
+            return
+        options = self._settled if is_static else self._options
+        if tail is None:
+            x, w = self._laid(node, call.x, is_last), self._laid(node, call.w, is_last)
+            arguments = (x, w, call.bias, *call.geometry, options)
+            self._become(node, operators.convolution.default, arguments)
+            return
+        last = tail.steps[-1] if tail.steps else node
+        x = self._laid(last, call.x, is_last)
+        w = self._laid(last, call.w, is_last) if call.weight is None else self._dense(last, call)
+        arguments = (
+            x, w, list(tail.operands), *call.pointwise_geometry, tail.text, call.weight is not None, options,
+        )  # fmt: skip
+        self._become(last, operators.convolution_pointwise.default, arguments)
+        for inner in reversed((node, *tail.steps)):
+            if inner is not last:
+                self._graph.erase_node(inner)
+
+    def _choice(
+        self, node: Node, call: _Call, operands: Sequence[Tensor | None], is_static: bool
+    ) -> tuple[Kind, Tail | None]:
+        """Who runs a convolution, and which operators behind it ours take with it; None for our plain operator."""
+        x, w, bias = operands
+        assert x is not None
+        has_tail = is_static and not call.geometry[3]
+        if call.weight is None:
+            given = (x, w, bias, *call.geometry)
+            way = Way(_GRAPH, lambda: operators.convolution.default(*given, self._settled))
+            plain = self._chosen(convolution.computation, given, way)
+
+            def best() -> Any:
+                return way.ours() if plain.decision.is_ours else call.stock(x, w, bias)
+
+            tail = tail_of(node, call.bias) if has_tail else None
+            if tail is None or not tail.steps:
+                return plain, None
+            kind = self._with_tail(node, call, tail, (x, w, *call.pointwise_geometry), best)
+            return (kind, tail) if kind.decision.is_ours else (plain, None)
+
+        def packed() -> Any:
+            return call.stock(x, w, bias)
+
+        bare = tail_of(node, call.bias, most=0)
+        if not has_tail:
+            refusal = Decision(
+                False, "refused: a constant filter of a transposed convolution, or of symbolic shapes"
+            )
+            return Kind("forward", refusal, call.stock), bare
+        tail = tail_of(node, call.bias)
+        arguments = (x, call.weight, *call.pointwise_geometry)
+        kind = self._with_tail(node, call, tail, arguments, packed)
+        if tail.steps and not kind.decision.is_ours:
+            return self._with_tail(node, call, bare, arguments, packed), bare
+        return kind, tail
+
+    def _with_tail(
+        self, node: Node, call: _Call, tail: Tail, arguments: tuple[Any, ...], best: Callable[[], Any]
+    ) -> Kind:
+        """The choice between our operator with a tail, and the best without: what Inductor does of the tail is a pass
+        over the result, with one operand that is as large, where something reads it from memory."""
+        last = tail.steps[-1] if tail.steps else node
+        reals = [_real(one.meta["val"]) for one in tail.operands]
+        y = best()
+        wide = [one for one in reals if one.numel() == y.numel()]
+        out = torch.empty_like(y) if tail.steps and saves_a_pass(last) else None
+
+        def stock() -> Any:
+            made = best()
+            if out is not None and wide:
+                torch.add(made, wide[0].view(made.shape), out=out)
+            elif out is not None:
+                torch.clamp_min(made, 0.0, out=out)
+            return made
+
+        is_constant = call.weight is not None
+        given = (*arguments, tail.text, is_constant, *reals)
+        x, w, *geometry = arguments
+
+        def ours() -> Any:
+            return operators.convolution_pointwise.default(
+                x, w, reals, *geometry, tail.text, is_constant, self._settled
+            )
+
+        name = f"{_GRAPH}{' packed' if is_constant else ''}{'' if out is None else ' and a pass'}"
+        return self._chosen(convolution_pointwise.computation, given, Way(name, ours, stock))
+
+    def _chosen(self, computation: Computation, operands: tuple[Any, ...], way: Way) -> Kind:
+        """The choice for operands, when what is being compiled for it is ready."""
+        kind = computation.choose(self._options, operands, way)
+        for pending in kind.decision.waits_for:
+            pending.wait()
+        return computation.choose(self._options, operands, way) if kind.decision.waits_for else kind
+
+    def _backward(self, node: Node) -> None:
+        if len(node.args) != 11 or node.kwargs:
+            return
+        dy, x, w, _, *geometry, mask = node.args
+        if not all(_is_plain(one) for one in (dy, x, w)) or not _are_numbers(geometry):
+            return
+        values = [one.meta["val"] for one in (dy, x, w)]
+        if len({(value.dtype, value.device) for value in values}) > 1 or not 3 <= values[0].dim() <= 5:
+            return
+        results = {user.args[1]: user for user in node.users}
+        wanted = [place for place in range(len(convolution.GRADIENTS)) if mask[place] and place in results]
+        ours = []
+        try:
+            operands = (*map(_real, values), *geometry)
+            for place in wanted:
+                if place == _BIAS:
+                    continue
+                way = Way(_GRAPH, partial(self._gradient, place, operands))
+                kind = self._chosen(convolution.GRADIENTS[place], operands, way)
+                self.kinds.append((node, kind))
+                if kind.decision.is_ours:
+                    ours.append(place)
+        except torch.OutOfMemoryError:
+            return
+        if not ours:
+            return
+        is_static = all(map(_is_static, values))
+        options = self._settled if is_static else self._options
+        left = [place for place in wanted if place not in ours]
+        with self._graph.inserting_before(node):
+            self._replace(node, ours, results, (dy, x, w, *geometry, _mask(ours), options))
+            if left == [_BIAS]:
+                self._sum(dy, results[_BIAS])
+                left = []
+        # users of the old node stand behind it, and it behind the new ones
+        if left:
+            node.args = (*node.args[:-1], _mask(left))
+            self._refresh(node)
+        else:
+            self._graph.erase_node(node)
+
+    def _gradient(self, place: int, operands: tuple[Any, ...]) -> Any:
+        return operators.convolution_backward.default(*operands, _mask([place]), self._settled)
+
+    def _replace(
+        self, node: Node, places: Sequence[int], results: dict[int, Node], arguments: tuple[Any, ...]
+    ) -> None:
+        """Take gradients from a call of ours."""
+        made = self._graph.call_function(operators.convolution_backward.default, arguments)
+        made.meta = dict(node.meta)
+        self._refresh(made)
+        for place in places:
+            results[place].args = (made, place)
+            results[place].meta["val"] = made.meta["val"][place]
+
+    def _sum(self, dy: Node, result: Node) -> None:
+        """The gradient of a bias by itself is a sum, which Inductor fuses with what gives its operand."""
+        axes = [axis for axis in range(dy.meta["val"].dim()) if axis != 1]
+        made = self._graph.call_function(aten.sum.dim_IntList, (dy, axes))
+        self._refresh(made)
+        result.replace_all_uses_with(made)
+        self._graph.erase_node(result)
+
+    def _laid(self, before: Node, operand: Node, is_last: bool) -> Node:
+        """The operand in the order of memory that torch's own would have it in."""
+        value = operand.meta["val"]
+        strides = channels_last_strides(value.shape)
+        if not is_last or tuple(value.stride()) == strides:
+            return operand
+        from torch._inductor import inductor_prims  # noqa: F401  defines it
+
+        forced = torch.ops.prims.inductor_force_stride_order.default
+        with self._graph.inserting_before(before):
+            made = self._graph.call_function(forced, (operand, strides))
+        self._refresh(made)
+        return made
+
+    def _dense(self, before: Node, call: _Call) -> Node:
+        """A constant filter that is packed no more."""
+        assert call.weight is not None
+        if self._constant(call.w) is call.weight:
+            return call.w
+        number = 0
+        while hasattr(self._module, f"_frozen_param_jitdnn_{number}"):
+            number += 1
+        name = f"_frozen_param_jitdnn_{number}"
+        self._module.register_buffer(name, call.weight)
+        _mark_frozen(call.weight)
+        with self._graph.inserting_before(before):
+            made = self._graph.get_attr(name)
+        mode = call.x.meta["val"].fake_mode
+        made.meta["val"] = mode.from_tensor(call.weight, static_shapes=True)
+        return made
+
+    def _become(self, node: Node, target: Any, arguments: tuple[Any, ...]) -> None:
+        """Make another call of a node, which keeps its name: Inductor knows outputs by theirs."""
+        node.target, node.args, node.kwargs = target, arguments, {}
+        self._refresh(node)
+
+    def _refresh(self, node: Node) -> None:
+        def value(one: Any) -> Any:
+            if isinstance(one, (list, tuple)):
+                return [value(part) for part in one]
+            return one.meta["val"] if isinstance(one, Node) else one
+
+        node.meta["val"] = _faked(node.target, [value(one) for one in node.args])
+
+
+def _mask(places: Sequence[int]) -> list[bool]:
+    return [place in places for place in range(len(convolution.GRADIENTS))]
+
+
+def _faked(target: Any, arguments: Sequence[Any]) -> Any:
+    mode = next(one.fake_mode for one in arguments if hasattr(one, "fake_mode"))
+    with mode:
+        return target(*arguments)
+
+
+def _is_packed(node: Node) -> bool:
+    """Whether a node is a convolution whose filter oneDNN has packed, as freezing leaves it."""
+    return (
+        node.target is getattr(torch.ops.mkldnn._convolution_pointwise, "default", None)
+        and len(node.args) >= 8
+    )
+
+
+def _mark_frozen(tensor: Tensor) -> None:
+    """Tell Inductor that a constant is one of freezing's, where it asks."""
+    from torch._inductor import freezing
+
+    mark = getattr(freezing, "record_has_frozen_params", None)
+    if mark is None:
+        return
+    from torch._inductor import freezing_utils
+
+    known = getattr(freezing_utils, "set_is_frozen_param", None)
+    if known is not None:
+        known(tensor)
+
+
+def _is_plain(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return (
+        isinstance(value, Tensor)
+        and value.dtype in DTYPES
+        and value.device.type in DEVICES
+        and value.layout in (torch.strided, torch._mkldnn)
+        and all(_hint(one) not in (None, 0) for one in value.shape)
+    )
+
+
+def _are_numbers(one: Any) -> bool:
+    if isinstance(one, (list, tuple)):
+        return all(map(_are_numbers, one))
+    return isinstance(one, (int, bool))
+
+
+def _is_static(value: Tensor) -> bool:
+    return all(isinstance(one, int) for one in (*value.shape, *value.stride()))
+
+
+def _hint(number: Any) -> int | None:
+    """The number that a symbolic one was when the graph was made; None if nothing is known of it."""
+    if isinstance(number, int):
+        return number
+    try:
+        return int(number.node.hint) if number.node.has_hint() else None
+    except Exception:  # of what depends on values
+        return None
+
+
+def _real(value: Tensor, is_last: bool = False) -> Tensor:
+    """A tensor of the form of one without data, of numbers between -1 and 1."""
+    shape = [_hint(one) or 0 for one in value.shape]
+    strides = channels_last_strides(shape) if is_last else [_hint(one) or 0 for one in value.stride()]
+    if not value.is_floating_point() or value.layout is not torch.strided:
+        return torch.zeros(shape, dtype=value.dtype, device=value.device)
+    single = [1 if stride == 0 else extent for extent, stride in zip(shape, strides, strict=True)]
+    size = 1 + sum((extent - 1) * stride for extent, stride in zip(single, strides, strict=True))
+    generator = torch.Generator(value.device).manual_seed(0)
+    memory = torch.empty(max(size, 1), dtype=value.dtype, device=value.device)
+    memory.uniform_(-1.0, 1.0, generator=generator)
+    return memory.as_strided(shape, strides)
+
+
+def _wants_last(graph: Graph) -> bool:
+    """Whether Inductor would lay images out with channels last in this graph."""
+    from torch._inductor.graph import GraphLowering
+
+    if graph.owning_module is None:
+        return False
+    names = [node.name for node in graph.nodes if node.op == "placeholder"]
+    is_inference = not any(name.startswith(("primals_", "tangents_")) for name in names)
+    try:
+        return bool(GraphLowering.decide_layout_opt(graph.owning_module, is_inference=is_inference))
+    except Exception:  # of another version: the layout of the graph
+        return False
+
+
+@contextmanager
+def _apart(is_captured: bool) -> Iterator[None]:
+    """Real tensors, no gradients, no modes, no autocast: as what is measured runs later; and nobody who observes."""
+    seen = observers[:]
+    observers.clear()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with (
+        torch.no_grad(),
+        _disable_current_modes(),
+        torch._guards.tracing(None),
+        torch.autocast(device, enabled=False),
+        torch.autocast("cpu", enabled=False),
+        choice.without_host() if is_captured else nullcontext(),
+    ):
+        try:
+            yield
+        finally:
+            observers[:] = seen
