@@ -47,20 +47,28 @@ def load_net(
     seed: int | None = None,
     dtype: str = "f32",
     algorithm: str | None = None,
+    python_layers: str | PathLike[str] | None = None,
 ) -> Net:
     """Build a net from a prototxt file or from prototxt text (a string with a line break, a brace or a
     quote).
 
     `phase` ("TRAIN" or "TEST"), `level` and `stages` choose its layers. `weights` names an .npz file or a
     snapshot to start from. A file may be a shipped one, "package:models/lenet.prototxt". The others are those
-    of Net.
+    of Net; `python_layers` is the folder that layers written in Python may come from. Their code runs with all
+    rights of this process, so that a net with such layers is refused without it.
 
     Raises ParseError with line and column, InvalidArgument and NotSupported with the line.
     """
     definition, file = _read(source, NetParameter)
     state = NetState(phase=phase, level=level, stage=list(stages))
     net = Net(
-        definition, state, base=file.parent if file else None, seed=seed, dtype=dtype, algorithm=algorithm
+        definition,
+        state,
+        base=file.parent if file else None,
+        seed=seed,
+        dtype=dtype,
+        algorithm=algorithm,
+        python_layers=None if python_layers is None else Path(python_layers),
     )
     if weights is not None:
         net.load_weights(str(weights))
@@ -76,6 +84,7 @@ def load_solver(
     algorithm: str | None = None,
     snapshot_prefix: str | None = None,
     memory_limit: int | str | None = None,
+    python_layers: str | PathLike[str] | None = None,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -90,6 +99,7 @@ def load_solver(
         algorithm=algorithm,
         snapshot_prefix=snapshot_prefix,
         memory_limit=memory_limit,
+        python_layers=None if python_layers is None else Path(python_layers),
     )
 
 

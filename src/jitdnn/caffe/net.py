@@ -48,12 +48,14 @@ class Net:
         seed: int | np.random.SeedSequence | None = None,
         dtype: str = "f32",
         algorithm: str | None = None,
+        python_layers: Path | None = None,
     ) -> None:
         """Build the net for `state` (phase TEST if None), merged over the net's own.
 
         `base` is the folder that relative paths in the net may start from, `seed` that of the fillers and of
         all that is random in the layers (None: another one each time), `dtype` "f32" or "f64", `algorithm`
-        the name of the algorithm that convolutions must use.
+        the name of the algorithm that convolutions must use, `python_layers` the folder that layers written in Python
+        may come from (None: there can be none).
 
         Raises InvalidArgument (with the line) for a net that is wrong, NotSupported for what the library
         lacks.
@@ -78,7 +80,7 @@ class Net:
         self.observer: Observer | None = None
         self._memory: Memory | None = None
         self._memory_options: dict[str, Any] | None = None  # of limit_memory, while there is a limit
-        self._base, self._algorithm = base, algorithm
+        self._base, self._algorithm, self._python_layers = base, algorithm, python_layers
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         fillers, *seeds = sequence.spawn(1 + len(self.parameter.layer))
         self._fillers = np.random.Generator(np.random.PCG64(fillers))
@@ -126,9 +128,12 @@ class Net:
             self._planned_memory().forward()
             return {name: self.blobs[name].data for name in self.outputs}
         observer = self.observer
-        for node in self.nodes:
+        for index, node in enumerate(self.nodes):
             start = perf_counter() if observer else 0.0
-            node.layer.forward(node.bottom, node.top)
+            if node.layer.may_resize:
+                self._forward_resizing(index)
+            else:
+                node.layer.forward(node.bottom, node.top)
             if observer:
                 observer(node.layer, "forward", perf_counter() - start)
         return {name: self.blobs[name].data for name in self.outputs}
@@ -197,6 +202,12 @@ class Net:
         self._memory = self._memory_options = None
         if limit is None or (isinstance(limit, str) and limit.strip().lower() in ("none", "unlimited")):
             return None
+        for layer in self.layers:
+            if layer.may_resize:
+                raise NotSupported(
+                    f"layer {layer.name!r} ({layer.type}){layer.parameter.where()} has tops whose shapes are known in "
+                    "the forward pass alone: a net with it cannot be planned for a limit on memory"
+                )
         is_least = isinstance(limit, str) and limit.strip().lower() == "least"
         options: dict[str, Any] = {
             "limit": None if is_least else parse_bytes(limit),
@@ -240,9 +251,7 @@ class Net:
         if self._memory is not None:
             self._memory.lift()
             self._memory = None
-        for node in self.nodes:
-            self._guarded(node.layer.parameter, partial(node.layer.reshape, node.bottom, node.top))
-            self._set_loss_weights(node)
+        self._reshape(self.nodes)
 
     def save_weights(self, path: str | Path) -> None:
         """Write all weights to an .npz file, arrays named LAYER/INDEX, whole or not at all."""
@@ -254,6 +263,20 @@ class Net:
         Raises InvalidShape if a shape differs, InvalidArgument if no name fits or the file cannot be read.
         """
         return load_weights(self, find(path, self._base))
+
+    def _reshape(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._guarded(node.layer.parameter, partial(node.layer.reshape, node.bottom, node.top))
+            self._set_loss_weights(node)
+
+    def _forward_resizing(self, index: int) -> None:
+        """Run a layer that may give its tops other shapes, and reshape the layers behind it if it does."""
+        node = self.nodes[index]
+        before = [blob.shape for blob in node.top]
+        node.layer.forward(node.bottom, node.top)
+        if [blob.shape for blob in node.top] != before:
+            self._set_loss_weights(node)
+            self._reshape(self.nodes[index + 1 :])
 
     # ---- building
 
@@ -272,6 +295,7 @@ class Net:
             self._fillers,
             np.random.Generator(np.random.PCG64(seed)),
             self._algorithm,
+            self._python_layers,
         )
         layer = kind(parameter, context)
         is_loss_alone = kind.is_loss and not parameter.top
@@ -355,11 +379,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _unknown_type(parameter: LayerParameter) -> str:
-    if parameter.type == "Python":
-        return (
-            f"layer {parameter.name!r}{parameter.where()} is a layer of Python: code that a net names is never run; "
-            "write it as a layer that the library has, or run it between two nets"
-        )
     known = ", ".join(sorted(LAYERS))
     what = f"type {parameter.type!r}" if parameter.type else "no type"
     return f"layer {parameter.name!r}{parameter.where()} has {what}; the library has {known}"
