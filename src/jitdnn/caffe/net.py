@@ -254,11 +254,12 @@ class Net:
         self._reshape(self.nodes)
 
     def save_weights(self, path: str | Path) -> None:
-        """Write all weights to an .npz file, arrays named LAYER/INDEX, whole or not at all."""
-        save_weights(self, Path(path))
+        """Write all weights to a file, whole or not at all: .npz (arrays LAYER/INDEX), .caffemodel, .caffemodel.h5."""
+        save_weights(self, self.parameter, Path(path))
 
     def load_weights(self, path: str | Path) -> list[str]:
-        """Copy weights from an .npz file or a snapshot into the layers of the same names; return those names.
+        """Copy weights from .npz, .caffemodel, .caffemodel.h5 or a snapshot into the layers of the same names; return
+        those names.
 
         Raises InvalidShape if a shape differs, InvalidArgument if no name fits or the file cannot be read.
         """
