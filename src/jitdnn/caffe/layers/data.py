@@ -71,10 +71,12 @@ class DataLayer(Layer):
             rows = slice(filled, filled + stop - self.position)
             start, images = self.position, self.source.images(self.position, stop)
             target = top[0].data[rows]
+
+            def named(index: int, start: int = start) -> str:
+                return self.source.name(start + index)
+
             try:
-                self.transformer.apply(
-                    images, target, self.context.random, lambda i, start=start: self.source.name(start + i)
-                )
+                self.transformer.apply(images, target, self.context.random, named)
             except InvalidShape as error:
                 raise InvalidShape(str(self.invalid(str(error)))) from error
             if len(top) == 2 and self.source.labels is not None:
