@@ -150,9 +150,9 @@ def relu(name: str, bottom: str, top: str, fields: str = "") -> str:
     ("text", "kind", "reason"),
     [
         (
-            'layer { name: "a" type: "LSTM" }',
+            'layer { name: "a" type: "GRU" }',
             NotSupported,
-            r"'a' \(line 1\) has type 'LSTM'; the library has AbsVal, Accuracy",
+            r"'a' \(line 1\) has type 'GRU'; the library has AbsVal, Accuracy",
         ),
         ('layer { name: "a" }', NotSupported, "has no type"),
         ('debug_info: true name: "x"', NotSupported, "take the line out"),

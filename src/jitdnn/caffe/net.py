@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jitdnn import limits
-from jitdnn.caffe.blob import Array, Blob
+from jitdnn.caffe.blob import Array, Blob, Shape
 from jitdnn.caffe.graph import Node, Observer, Parameter, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
-from jitdnn.caffe.layers.input import InputLayer
 from jitdnn.caffe.memory import Memory
 from jitdnn.caffe.paths import find
 from jitdnn.caffe.rules import filter_net
@@ -97,7 +96,8 @@ class Net:
         self.outputs = list(unread)
         self.inputs = [blob.name for node in self.nodes if node.layer.type == "Input" for blob in node.top]
         self.parameters: list[Parameter] = collect_parameters(self.layers)
-        plan_gradients(self.nodes, self.parameter.force_backward)
+        self._input_shapes = self._shapes_of_inputs()
+        plan_gradients(self.nodes, self.parameter.force_backward, self.outputs)
 
     @property
     def layers(self) -> list[Layer]:
@@ -124,6 +124,8 @@ class Net:
         """
         for name, values in inputs.items():
             self._fill(name, values)
+        if self._shapes_of_inputs() != self._input_shapes:
+            self.reshape()
         if self._memory_options is not None:
             self._planned_memory().forward()
             return {name: self.blobs[name].data for name in self.outputs}
@@ -237,21 +239,23 @@ class Net:
         return self._memory
 
     def reshape(self, **shapes: Sequence[int]) -> None:
-        """Give input blobs other shapes (another batch, another image size) and carry them through all
-        layers.
+        """Give input blobs other shapes (another batch, another image size) and carry them through all layers.
+
+        Where an input blob was reshaped itself (`net.blobs["data"].reshape(shape)`), a call without arguments carries
+        its shape on; a forward pass does so, too.
         """
         for name, shape in shapes.items():
             if name not in self.inputs:
                 raise InvalidArgument(f"{name!r} is no input of this net: {_listed(self.inputs)}")
-            for node in self.nodes:
-                if isinstance(node.layer, InputLayer):
-                    for index, blob in enumerate(node.top):
-                        if blob.name == name:
-                            node.layer.shapes[index] = tuple(shape)
+            self.blobs[name].reshape(tuple(shape))
         if self._memory is not None:
             self._memory.lift()
             self._memory = None
         self._reshape(self.nodes)
+        self._input_shapes = self._shapes_of_inputs()
+
+    def _shapes_of_inputs(self) -> list[Shape]:
+        return [self.blobs[name].shape for name in self.inputs]
 
     def save_weights(self, path: str | Path) -> None:
         """Write all weights to a file, whole or not at all: .npz (arrays LAYER/INDEX), .caffemodel, .caffemodel.h5."""

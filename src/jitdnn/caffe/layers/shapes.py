@@ -12,7 +12,7 @@ import numpy as np
 
 from jitdnn.caffe.blob import Blob, Shape, canonical_axis, count
 from jitdnn.caffe.layers.base import Layer, Reads
-from jitdnn.ops.tensor_ops import add
+from jitdnn.ops.tensor_ops import add, fill
 
 
 class _ViewLayer(Layer):
@@ -150,6 +150,9 @@ class SplitLayer(Layer):
             return
         sources = [blob.diff for blob, has in zip(top, self.top_has_gradient, strict=True) if has]
         dx = bottom[0].diff
+        if not sources:  # force_backward, and no reader has a gradient
+            fill(dx, 0.0)
+            return
         if len(sources) == 1:
             np.copyto(dx, sources[0])
             return
