@@ -124,13 +124,23 @@ class Net:
         """
         for name, values in inputs.items():
             self._fill(name, values)
+        self.forward_layers()
+        return {name: self.blobs[name].data for name in self.outputs}
+
+    def forward_layers(self, first: int = 0, last: int | None = None) -> None:
+        """Run the layers from number `first` to `last` (None: the last one), what is in their blobs now being what
+        they read. Under a limit on memory all of them must run.
+        """
         if self._shapes_of_inputs() != self._input_shapes:
             self.reshape()
+        end = len(self.nodes) if last is None else last + 1
         if self._memory_options is not None:
+            self._check_whole(first == 0 and end == len(self.nodes))
             self._planned_memory().forward()
-            return {name: self.blobs[name].data for name in self.outputs}
+            return
         observer = self.observer
-        for index, node in enumerate(self.nodes):
+        for index in range(first, end):
+            node = self.nodes[index]
             start = perf_counter() if observer else 0.0
             if node.layer.may_resize:
                 self._forward_resizing(index)
@@ -138,7 +148,6 @@ class Net:
                 node.layer.forward(node.bottom, node.top)
             if observer:
                 observer(node.layer, "forward", perf_counter() - start)
-        return {name: self.blobs[name].data for name in self.outputs}
 
     @property
     def loss(self) -> float:
@@ -154,16 +163,31 @@ class Net:
         """Compute the gradients by the loss of the last forward pass; those of weights are added to their
         `diff`.
         """
+        self.backward_layers()
+
+    def backward_layers(self, first: int | None = None, last: int = 0) -> None:
+        """Run the backward pass from layer number `first` (None: the last one) down to `last`, what is in the gradients
+        of their tops now being what they read. Under a limit on memory all of them must run.
+        """
+        start_index = len(self.nodes) - 1 if first is None else first
         if self._memory_options is not None:
+            self._check_whole(start_index == len(self.nodes) - 1 and last == 0)
             self._planned_memory().backward()
             return
         observer = self.observer
-        for node in reversed(self.nodes):
+        for index in range(start_index, last - 1, -1):
+            node = self.nodes[index]
             if node.needs_backward:
                 start = perf_counter() if observer else 0.0
                 node.layer.backward(node.top, node.propagate, node.bottom)
                 if observer:
                     observer(node.layer, "backward", perf_counter() - start)
+
+    def _check_whole(self, is_whole: bool) -> None:
+        if not is_whole:
+            raise NotSupported(
+                "under a limit on memory a net runs whole: call limit_memory(None) to run some of its layers"
+            )
 
     def clear_gradients(self) -> None:
         """Set the gradients of all weights to 0."""
