@@ -236,6 +236,18 @@ def ssd(n: Any) -> None:
     n.mbox_conf_reshape = L.Reshape(n.mbox_conf, shape={"dim": [0, -1, 3]})
     n.mbox_conf_softmax = L.Softmax(n.mbox_conf_reshape, axis=2)
     n.mbox_conf_flatten = L.Flatten(n.mbox_conf_softmax, axis=1)
+    n.detection_out = L.DetectionOutput(
+        n.mbox_loc,
+        n.mbox_conf_flatten,
+        n.mbox_priorbox,
+        num_classes=3,
+        share_location=True,
+        background_label_id=0,
+        nms_param={"nms_threshold": 0.45, "top_k": 40},
+        code_type=P.DetectionOutput.CENTER_SIZE,
+        keep_top_k=12,
+        confidence_threshold=0.3,
+    )
 
 
 ZOO: dict[str, Callable[[Any], None]] = {
