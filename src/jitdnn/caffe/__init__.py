@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from jitdnn.caffe import paths
 from jitdnn.caffe.events import Listener
-from jitdnn.caffe.load import is_message, is_text, parse_file
+from jitdnn.caffe.load import is_message, is_text, naming, parse_file
 from jitdnn.caffe.message import Message
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.prototxt import parse, to_text
@@ -61,9 +61,10 @@ def load_net(
     """
     definition, file = _read(source, NetParameter)
     state = NetState(phase=phase, level=level, stage=list(stages))
-    net = Net(
-        definition, state, base=file.parent if file else None, seed=seed, dtype=dtype, algorithm=algorithm
-    )
+    with naming(file):
+        net = Net(
+            definition, state, base=file.parent if file else None, seed=seed, dtype=dtype, algorithm=algorithm
+        )
     if weights is not None:
         net.load_weights(str(weights))
     return net
@@ -83,16 +84,17 @@ def load_solver(
     load_net.
     """
     parameter, file = _read(source, SolverParameter)
-    return Solver(
-        parameter,
-        file=file,
-        listener=listener,
-        seed=seed,
-        dtype=dtype,
-        algorithm=algorithm,
-        snapshot_prefix=snapshot_prefix,
-        memory_limit=memory_limit,
-    )
+    with naming(file):
+        return Solver(
+            parameter,
+            file=file,
+            listener=listener,
+            seed=seed,
+            dtype=dtype,
+            algorithm=algorithm,
+            snapshot_prefix=snapshot_prefix,
+            memory_limit=memory_limit,
+        )
 
 
 def _read(source: str | PathLike[str], message: type[M]) -> tuple[M, Path | None]:

@@ -93,6 +93,16 @@ class Tested(Event):
 
 
 @dataclass(frozen=True)
+class Debugged(Event):
+    """A line of `debug_info`."""
+
+    line: str
+
+    def lines(self) -> list[str]:
+        return [self.line]
+
+
+@dataclass(frozen=True)
 class Snapshotted(Event):
     """A snapshot is on the disk."""
 

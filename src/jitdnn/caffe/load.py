@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from jitdnn import limits
 from jitdnn.caffe.message import Message
 from jitdnn.caffe.prototxt import parse
-from jitdnn.errors import InvalidArgument, ParseError
+from jitdnn.errors import InvalidArgument, InvalidShape, NotSupported, ParseError
 
 M = TypeVar("M", bound=Message)
 
@@ -22,9 +24,23 @@ def parse_file(path: Path, message: type[M]) -> M:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"{path} cannot be read as text: {error}") from error
     try:
-        return parse(text, message)
+        return parse(text, message, str(path))
     except ParseError as error:
         raise ParseError(f"{error.message} (in {path})", text, error.line, error.column) from None
+
+
+@contextmanager
+def naming(path: Path | None) -> Iterator[None]:
+    """Have errors about what the file says name it, if they do not."""
+    try:
+        yield
+    except (InvalidArgument, NotSupported) as error:
+        if path is None or str(path) in str(error) or type(error) not in _NAMED:
+            raise
+        raise type(error)(f"{path}: {error}") from error
+
+
+_NAMED = (InvalidArgument, InvalidShape, NotSupported)
 
 
 def is_message(text: str, message: type[Message]) -> bool:

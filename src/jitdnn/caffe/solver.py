@@ -6,6 +6,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
 from time import perf_counter
@@ -16,7 +17,9 @@ import numpy as np
 from jitdnn import __version__, log
 from jitdnn.caffe import events, paths, snapshot
 from jitdnn.caffe.blob import Array
+from jitdnn.caffe.debug_info import debugging, mean_magnitude, update_lines
 from jitdnn.caffe.events import (
+    Debugged,
     Displayed,
     Finished,
     Iterated,
@@ -146,12 +149,19 @@ class Solver:
                 self.test_all()
                 if self._stopped.is_set():
                     return
-            loss = self._gradients()
+            is_displayed = bool(parameter.display) and self.iteration % parameter.display == 0
+            with self._debugging() if is_displayed and parameter.debug_info else nullcontext():
+                loss = self._gradients()
             self._losses.append(loss)
             rate = self.rate.at(self.iteration)
-            if parameter.display and self.iteration % parameter.display == 0:
+            if is_displayed:
                 self._display(rate)
+            before = {}
+            if is_displayed and parameter.debug_info:
+                before = {each.name: mean_magnitude(each.blob.data) for each in self.net.parameters}
             self.method.update(rate, self.iteration)
+            for line in update_lines(self.net, before) if before else ():
+                self._tell(Debugged(self.iteration, line))
             self.iteration += 1
             self._tell(Iterated(self.iteration, loss, rate))
             if parameter.snapshot and self.iteration % parameter.snapshot == 0:
@@ -170,6 +180,9 @@ class Solver:
             total += self.net.loss
             self.net.backward()
         return total / self.parameter.iter_size
+
+    def _debugging(self) -> AbstractContextManager[None]:
+        return debugging(self.net, lambda line: self._tell(Debugged(self.iteration, line)))
 
     def _is_test_due(self) -> bool:
         parameter = self.parameter

@@ -24,6 +24,14 @@ def upgrade_net(net: NetParameter) -> NetParameter:
                 f"this net mixes layer{net.layer[0].where()} and layers{net.layers[0].where()}: "
                 "write all of them in one syntax, best as layer (V2)"
             )
+        untyped = [layer for layer in net.layers if layer.type == "NONE"]
+        if untyped:
+            raise InvalidArgument(
+                "\n".join(
+                    f"layer {layer.name!r}{layer.where()} has no type: add one, as `type: CONVOLUTION`"
+                    for layer in untyped
+                )
+            )
         result.layer = [_upgrade_layer(layer) for layer in net.layers]
         result.clear("layers")
     if net.has("input_dim") or net.has("input_shape"):
@@ -57,8 +65,6 @@ def upgrade_solver(solver: SolverParameter) -> SolverParameter:
 
 
 def _upgrade_layer(old: V1LayerParameter) -> LayerParameter:
-    if old.type == "NONE":
-        raise InvalidArgument(f"layer {old.name!r}{old.where()} has no type: add one, as `type: CONVOLUTION`")
     new = LayerParameter(type=schema.V1_TYPES[old.type][1])
     new.position = old.position
     new.positions = dict(old.positions)
