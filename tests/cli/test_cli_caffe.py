@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +70,94 @@ def test_training_a_net_says_that_it_is_no_solver(capsys: pytest.CaptureFixture[
     code, out, err = call(capsys, "train", file)
     assert (code, out) == (1, "")
     assert err.startswith(f"jitdnn: {file} is a net, not a solver")
+
+
+def solver_file(folder: Path, fields: str = "") -> Path:
+    net = net_file(folder, DATA, SCORE, LOSS)
+    file = folder / "solver.prototxt"
+    file.write_text(f'net: "{net}" base_lr: 0.05 lr_policy: "fixed" snapshot_prefix: "{folder}/run" {fields}')
+    return file
+
+
+def test_weights_of_several_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Later files over earlier ones, between commas or as options of their own."""
+    solver = solver_file(tmp_path, "max_iter: 0 snapshot_after_train: true")
+    net = load_net(tmp_path / "net.prototxt", seed=1)
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        net.weights["score"][0].data.fill(value)
+        net.save_weights(tmp_path / f"{name}.npz")
+    for options in (["--weights", f"{tmp_path}/a.npz,{tmp_path}/b.npz"],
+                    ["--weights", f"{tmp_path}/a.npz", "--weights", f"{tmp_path}/b.npz"]):  # fmt: skip
+        code, out, _ = call(capsys, "train", solver, *options)
+        assert code == 0
+        assert out.index("a.npz") < out.index("b.npz")
+        net.load_weights(tmp_path / "run_iter_0.jdsnap")
+        assert (net.weights["score"][0].data == 2).all()
+
+
+def test_stages_and_levels_choose_layers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    extra = """layer { name: "extra" type: "Softmax" bottom: "score" top: "extra"
+                 include { stage: "one" stage: "two" min_level: 3 } }"""
+    file = net_file(tmp_path, DATA, SCORE, extra)
+    load_net(file).save_weights(tmp_path / "w.npz")
+    for command in (["time", file, "--iterations", "1"],
+                    ["test", file, "--iterations", "1", "--weights", tmp_path / "w.npz"]):  # fmt: skip
+        for options in ([], ["--stage", "one,two"], ["--level", "3", "--stage", "one"]):
+            code, out, _ = call(capsys, *command, *options)
+            assert code == 0
+            assert "extra" not in out
+    code, out, _ = call(capsys, "time", file, "--iterations", "1", "--stage", "one,two", "--level", "3")
+    assert "extra\tforward" in out
+    solver = solver_file(tmp_path, "max_iter: 1 display: 1")
+    net_file(tmp_path, DATA, SCORE, LOSS, extra)
+    assert "extra" not in call(capsys, "train", solver)[1]
+    assert (
+        "Train net output #1: extra"
+        in call(capsys, "train", solver, "--stage", "one", "--stage", "two", "--level", "3")[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "options", "is_stopped"),
+    [
+        (signal.SIGHUP, [], False),
+        (signal.SIGHUP, ["--sighup-effect", "stop"], True),
+        (signal.SIGINT, ["--sigint-effect", "snapshot"], False),
+        (signal.SIGINT, ["--sigint-effect", "none", "--sighup-effect", "snapshot"], None),
+    ],
+)  # fmt: skip
+def test_signals(tmp_path: Path, number: int, options: list[str], is_stopped: bool | None) -> None:
+    """A snapshot after the iteration, and training goes on; a stop; nothing."""
+    solver = solver_file(tmp_path, "max_iter: 1000000 display: 20")
+    training = subprocess.Popen(
+        [sys.executable, "-m", "jitdnn", "train", str(solver), *options], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert training.stdout is not None
+        lines = iter(training.stdout)
+        assert any(line.startswith("Iteration 20") for line in lines)
+        training.send_signal(number)
+        if is_stopped is None:  # nothing happens, and the other signal works on
+            training.send_signal(signal.SIGHUP)
+        taken = next(line for line in lines if line.startswith("Snapshotting to "))
+        if is_stopped:
+            assert training.wait(30) == 130
+        else:
+            assert any(re.match(r"Iteration \d+", line) for line in lines)
+            assert training.poll() is None
+    finally:
+        training.kill()
+        training.communicate()
+    assert Path(taken.split()[-1]).exists()
+
+
+# ---- time
+
+
+def test_time_prints_every_iteration(capsys: pytest.CaptureFixture[str]) -> None:
+    net = "package:models/lenet_deploy.prototxt"
+    code, out, _ = call(capsys, "time", net, "--iterations", "3", "--phase", "TEST")
+    assert code == 0
+    lines = out.splitlines()
+    assert (lines[0], lines[-1]) == ("*** Benchmark begins ***", "*** Benchmark ends ***")
+    assert len(re.findall(r"^Iteration: [123] forward-backward time: \S+ ms\.$", out, re.MULTILINE)) == 3

@@ -79,6 +79,8 @@ def load_solver(
     algorithm: str | None = None,
     snapshot_prefix: str | None = None,
     memory_limit: int | str | None = None,
+    level: int | None = None,
+    stages: Sequence[str] = (),
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -94,6 +96,8 @@ def load_solver(
             algorithm=algorithm,
             snapshot_prefix=snapshot_prefix,
             memory_limit=memory_limit,
+            level=level,
+            stages=stages,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
@@ -32,7 +32,7 @@ from jitdnn.caffe.events import (
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
-from jitdnn.caffe.schema import SolverParameter
+from jitdnn.caffe.schema import NetState, SolverParameter
 from jitdnn.caffe.solver_nets import limit_together, testing_nets, training_net
 from jitdnn.caffe.update_rules import rule_of
 from jitdnn.caffe.updates import Updates
@@ -63,12 +63,15 @@ class Solver:
         algorithm: str | None = None,
         snapshot_prefix: str | None = None,
         memory_limit: int | str | None = None,
+        level: int | None = None,
+        stages: Sequence[str] = (),
     ) -> None:
         """Build the nets and check the fields.
 
         `file` is where the solver comes from: relative paths may start from its folder, and snapshots are
         named after it if the solver has no snapshot_prefix. `seed` and `snapshot_prefix` take the place of
-        the solver's own. `dtype` and `algorithm` are those of Net.
+        the solver's own. `dtype` and `algorithm` are those of Net. `level` and `stages` are set in, and added to, the
+        solver's `train_state`: they choose layers of the net that is trained.
 
         `memory_limit` (bytes, or text such as "64 MiB") is the most that weights, their gradients and history, and all
         that flows through the nets take together; `Net.limit_memory` says how it is kept, and `memory_plan` of `net`
@@ -78,11 +81,17 @@ class Solver:
         the library lacks.
         """
         self.parameter = upgrade_solver(parameter)
+        if level is not None or stages:
+            own = {} if level is None else {"level": level}
+            state = self.parameter.train_state.copy()
+            state.merge(NetState(stage=list(stages), **own))
+            self.parameter.train_state = state
         _check(self.parameter)
         base = None if file is None else file.parent
         self.listener = listener
         self.iteration = 0
         self._stopped = Event()
+        self._snapshot_wanted = Event()
         self.rate = LearningRate(self.parameter)
 
         seed = self.parameter.random_seed if seed is None else seed
@@ -164,8 +173,27 @@ class Solver:
                 self._tell(Debugged(self.iteration, line))
             self.iteration += 1
             self._tell(Iterated(self.iteration, loss, rate))
+            is_asked = self._snapshot_wanted.is_set()
+            self._snapshot_wanted.clear()
             if parameter.snapshot and self.iteration % parameter.snapshot == 0:
                 self.snapshot()
+            elif is_asked:
+                self._asked_snapshot()
+
+    def ask_for_snapshot(self) -> None:
+        """Take a snapshot after the current iteration and go on, from any thread or signal handler.
+
+        If it cannot be written, the log says so, and training goes on.
+        """
+        self._snapshot_wanted.set()
+
+    def _asked_snapshot(self) -> None:
+        try:
+            if not self.snapshot_prefix:
+                raise SnapshotError("it has no name: set snapshot_prefix")
+            self.snapshot()
+        except SnapshotError as error:
+            log.tell(f"the snapshot that was asked for at iteration {self.iteration} was not taken: {error}")
 
     def stop(self) -> None:
         """End `step` or `solve` after the current iteration; `solve` still takes its snapshot."""
