@@ -161,3 +161,47 @@ def test_time_prints_every_iteration(capsys: pytest.CaptureFixture[str]) -> None
     lines = out.splitlines()
     assert (lines[0], lines[-1]) == ("*** Benchmark begins ***", "*** Benchmark ends ***")
     assert len(re.findall(r"^Iteration: [123] forward-backward time: \S+ ms\.$", out, re.MULTILINE)) == 3
+
+
+# ---- upgrade
+
+
+def test_upgrade_nets_and_solvers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    old, new = tmp_path / "old.prototxt", tmp_path / "new.prototxt"
+    old.write_text(
+        'layers { layer { name: "a" type: "relu" } bottom: "x" top: "a" }\n'
+        'layers { name: "b" type: SOFTMAX bottom: "a" top: "b" }'
+    )
+    assert call(capsys, "upgrade", old, new) == (0, f"wrote {new}\n", "")
+    code, out, _ = call(capsys, "upgrade", new)
+    assert (code, out) == (0, new.read_text())
+    assert out.count("layer {") == 2
+    assert 'type: "ReLU"' in out
+    old.write_text("solver_type: ADAM base_lr: 0.5 train_net_param { layers { name: 'a' type: RELU } }")
+    code, out, _ = call(capsys, "upgrade", old)
+    assert code == 0
+    assert 'type: "Adam"' in out
+    assert 'type: "ReLU"' in out
+    assert "solver_type" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("layer { nam: 'a' }", "did you mean 'name'"),
+        ("layers { layer { type: 'cov' } }", "did you mean 'conv'"),
+    ],
+)
+def test_what_cannot_be_upgraded_leaves_no_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, words: str
+) -> None:
+    old = tmp_path / "old.prototxt"
+    old.write_text(text)
+    code, out, err = call(capsys, "upgrade", old, tmp_path / "new.prototxt")
+    assert (code, out) == (1, "")
+    assert words in err
+    assert str(old) in err
+    assert [path.name for path in tmp_path.iterdir()] == ["old.prototxt"]
+    code, _, err = call(capsys, "upgrade", "package:models/lenet.prototxt", tmp_path / "no" / "new.prototxt")
+    assert code == 1
+    assert "cannot write" in err

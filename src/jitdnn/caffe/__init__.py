@@ -14,13 +14,14 @@ from typing import TypeVar
 
 from jitdnn.caffe import paths
 from jitdnn.caffe.events import Listener
-from jitdnn.caffe.load import is_message, is_text, naming, parse_file
+from jitdnn.caffe.load import is_message, is_text, naming, parse_file, read_text
 from jitdnn.caffe.message import Message
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.prototxt import parse, to_text
 from jitdnn.caffe.schema import NetParameter, NetState, SolverParameter
 from jitdnn.caffe.solver import Solver
 from jitdnn.caffe.timing import time_net
+from jitdnn.caffe.upgrade import upgrade_net, upgrade_solver
 from jitdnn.errors import InvalidArgument, ParseError
 
 M = TypeVar("M", NetParameter, SolverParameter)
@@ -36,6 +37,7 @@ __all__ = [
     "parse",
     "time_net",
     "to_text",
+    "upgrade",
 ]
 
 
@@ -99,6 +101,22 @@ def load_solver(
             level=level,
             stages=stages,
         )
+
+
+def upgrade(source: str | PathLike[str]) -> NetParameter | SolverParameter:
+    """Read a net or a solver, from a file or as text, and return it in today's syntax (V2); `to_text` prints it.
+
+    Raises ParseError for what is neither, InvalidArgument for what cannot be upgraded.
+    """
+    file = None if isinstance(source, str) and is_text(source) else paths.find(source)
+    text = str(source) if file is None else read_text(file)
+    if not is_message(text, NetParameter) and is_message(text, SolverParameter):
+        parameter, _ = _read(source, SolverParameter)
+        with naming(file):
+            return upgrade_solver(parameter, nets=True)
+    definition, _ = _read(source, NetParameter)
+    with naming(file):
+        return upgrade_net(definition)
 
 
 def _read(source: str | PathLike[str], message: type[M]) -> tuple[M, Path | None]:

@@ -19,14 +19,19 @@ def parse_file(path: Path, message: type[M]) -> M:
     """Parse a file. ParseError says the line, the column and the file; InvalidArgument a file that is no
     text.
     """
-    try:
-        text = limits.read_bounded(path, limits.PROTOTXT_BYTES, "a net or solver as text").decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{path} cannot be read as text: {error}") from error
+    text = read_text(path)
     try:
         return parse(text, message, str(path))
     except ParseError as error:
         raise ParseError(f"{error.message} (in {path})", text, error.line, error.column) from None
+
+
+def read_text(path: Path) -> str:
+    """Read a file. Raises InvalidArgument for one that is no text or too long."""
+    try:
+        return limits.read_bounded(path, limits.PROTOTXT_BYTES, "a net or solver as text").decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} cannot be read as text: {error}") from error
 
 
 @contextmanager

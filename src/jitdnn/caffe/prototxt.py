@@ -415,8 +415,6 @@ def _unknown_field(name: str, message: type[Message], path: str) -> str:
     hint = _near(name, list(message.fields))
     if not hint and inside:
         hint = f": it belongs inside {' or '.join(inside[:3])} {{ }}"
-    if name == "layer" and message.__name__ == "V1LayerParameter":
-        hint = ": this is the V0 syntax of 2013 (a layer inside of layers); V1 and V2 are read"
     return f"unknown field {shortened(name)} in {owner}{hint}"
 
 

@@ -111,6 +111,20 @@ def time(
     run_time(net, iterations, phase.value, level or 0, listed(stage), threads)
 
 
+Source = Annotated[str, typer.Argument(metavar="IN", help="A prototxt.")]
+Out = Annotated[
+    Path | None, typer.Argument(metavar="[OUT]", help="The file that is written.  [default: print]")
+]
+
+
+@app.command()
+def upgrade(source: Source, out: Out = None) -> None:
+    """Write a net or solver of any version (V0, V1, solver_type) in today's syntax; comments are lost."""
+    from jitdnn.cli.upgrade import run_upgrade
+
+    run_upgrade(source, out)
+
+
 def listed(values: list[str] | None) -> list[str]:
     """The entries of an option that may be given several times, and may hold several between commas."""
     return [part.strip() for value in values or [] for part in value.split(",") if part.strip()]
