@@ -205,3 +205,25 @@ def test_what_cannot_be_upgraded_leaves_no_file(
     code, _, err = call(capsys, "upgrade", "package:models/lenet.prototxt", tmp_path / "no" / "new.prototxt")
     assert code == 1
     assert "cannot write" in err
+
+
+def test_import_from_a_web_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page, net = tmp_path / "page.txt", tmp_path / "net.prototxt"
+    page.write_text(
+        "layers { name: “d” type: DATA top: “x” layers { name: “r” type: RELU bottom: “d” top: “r” }"
+    )
+    code, out, err = call(capsys, "import-prototxt", page, net, "--input", "x=2,3")
+    assert (code, out) == (0, f"wrote {net}\n")
+    assert f"{page}, line 1: typographic quotation marks (U+201C) replaced\n" in err
+    assert "bottom 'd' of layer 'r' is the name of a layer: its first top 'x'" in err
+    assert load_net(net).forward(x=np.ones((2, 3)))["r"].sum() == 6
+    for options, words in (
+        ([], "names no source of data"),
+        (["--input", "y=1"], "names no source"),
+        (["--input", "x=1,a"], "--input is 'x=1,a'"),
+        (["--input", "x"], "--input is 'x'"),
+        (["--input", "x=-1"], "--input is 'x=-1'"),
+    ):
+        code, out, err = call(capsys, "import-prototxt", page, *options)
+        assert (code, out) == (1, "")
+        assert words in err

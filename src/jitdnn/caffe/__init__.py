@@ -7,14 +7,16 @@ net = load_net("package:models/lenet.prototxt")
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
+from jitdnn import log
 from jitdnn.caffe import paths
 from jitdnn.caffe.events import Listener
-from jitdnn.caffe.load import is_message, is_text, naming, parse_file, read_text
+from jitdnn.caffe.lenient import Repair, import_net
+from jitdnn.caffe.load import is_message, is_text, naming, parse_file, read_text, read_text_leniently
 from jitdnn.caffe.message import Message
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.prototxt import parse, to_text
@@ -35,6 +37,7 @@ __all__ = [
     "load_net",
     "load_solver",
     "parse",
+    "read_leniently",
     "time_net",
     "to_text",
     "upgrade",
@@ -51,6 +54,8 @@ def load_net(
     seed: int | None = None,
     dtype: str = "f32",
     algorithm: str | None = None,
+    lenient: bool = False,
+    inputs: Mapping[str, Sequence[int]] | None = None,
 ) -> Net:
     """Build a net from a prototxt file or from prototxt text (a string with a line break, a brace or a
     quote).
@@ -59,9 +64,19 @@ def load_net(
     snapshot to start from. A file may be a shipped one, "package:models/lenet.prototxt". The others are those
     of Net.
 
+    With `lenient` a text from a web page is repaired as lenient.py says, and the logger `jitdnn` tells of every repair;
+    `inputs` has the shapes of what its layers of data make where they name no source.
+
     Raises ParseError with line and column, InvalidArgument and NotSupported with the line.
     """
-    definition, file = _read(source, NetParameter)
+    if lenient:
+        definition, repairs, file = read_leniently(source, inputs)
+        for repair in repairs:
+            log.tell(f"{file or 'text'}, {repair}")
+    elif inputs:
+        raise InvalidArgument("inputs are for lenient=True: Net.reshape changes the shapes of a net's inputs")
+    else:
+        definition, file = _read(source, NetParameter)
     state = NetState(phase=phase, level=level, stage=list(stages))
     with naming(file):
         net = Net(
@@ -101,6 +116,20 @@ def load_solver(
             level=level,
             stages=stages,
         )
+
+
+def read_leniently(
+    source: str | PathLike[str], inputs: Mapping[str, Sequence[int]] | None = None
+) -> tuple[NetParameter, list[Repair], Path | None]:
+    """Read a net from a web page's text or a file of it: the net in V2, what was repaired, and the path of the file.
+
+    `inputs` and errors are as for `load_net`.
+    """
+    file = None if isinstance(source, str) and is_text(source) else paths.find(source)
+    text, damage = (str(source), "") if file is None else read_text_leniently(file)
+    with naming(file):
+        net, repairs = import_net(text, inputs, "" if file is None else str(file))
+    return net, [Repair(1, damage), *repairs] if damage else repairs, file
 
 
 def upgrade(source: str | PathLike[str]) -> NetParameter | SolverParameter:

@@ -29,8 +29,24 @@ def parse_file(path: Path, message: type[M]) -> M:
 def read_text(path: Path) -> str:
     """Read a file. Raises InvalidArgument for one that is no text or too long."""
     try:
-        return limits.read_bounded(path, limits.PROTOTXT_BYTES, "a net or solver as text").decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return _read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{path} cannot be read as text: {error}") from error
+
+
+def read_text_leniently(path: Path) -> tuple[str, str]:
+    """Read a file that may be in another encoding; return what had to be assumed, too, "" if nothing."""
+    content = _read_bytes(path)
+    try:
+        return content.decode("utf-8"), ""
+    except UnicodeDecodeError:
+        return content.decode("cp1252", "replace"), "the file is no UTF-8: read as Windows-1252"
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return limits.read_bounded(path, limits.PROTOTXT_BYTES, "a net or solver as text")
+    except OSError as error:
         raise InvalidArgument(f"{path} cannot be read as text: {error}") from error
 
 

@@ -125,6 +125,25 @@ def upgrade(source: Source, out: Out = None) -> None:
     run_upgrade(source, out)
 
 
+@app.command("import-prototxt")
+def import_prototxt(
+    source: Source,
+    out: Out = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="NAME=N,C,H,W",
+            help="Shape of a blob of a layer of data that names no source; repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Repair the text of a net from a web page (quotation marks, braces, types, bottoms), and say what was repaired."""
+    from jitdnn.cli.upgrade import run_import
+
+    run_import(source, inputs or [], out)
+
+
 def listed(values: list[str] | None) -> list[str]:
     """The entries of an option that may be given several times, and may hold several between commas."""
     return [part.strip() for value in values or [] for part in value.split(",") if part.strip()]
