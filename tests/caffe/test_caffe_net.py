@@ -307,9 +307,9 @@ def test_weights_of_other_nets(tmp_path: Path) -> None:
     (tmp_path / "broken.npz").write_bytes((tmp_path / "some.npz").read_bytes()[:100])
     with pytest.raises(InvalidArgument, match="cannot be read"):
         net.load_weights(tmp_path / "broken.npz")
-    (tmp_path / "weights.caffemodel").touch()
-    with pytest.raises(InvalidArgument, match="is neither"):
-        net.load_weights(tmp_path / "weights.caffemodel")
+    (tmp_path / "weights.pth").touch()
+    with pytest.raises(InvalidArgument, match="is none"):
+        net.load_weights(tmp_path / "weights.pth")
     with pytest.raises(InvalidArgument, match=r"saved as \.npz"):
         net.save_weights(tmp_path / "weights.bin")
     (tmp_path / "net_iter_1.jdsnap").write_bytes(b"nothing")

@@ -56,13 +56,15 @@ def load_net(
     algorithm: str | None = None,
     lenient: bool = False,
     inputs: Mapping[str, Sequence[int]] | None = None,
+    python_layers: str | PathLike[str] | None = None,
 ) -> Net:
     """Build a net from a prototxt file or from prototxt text (a string with a line break, a brace or a
     quote).
 
     `phase` ("TRAIN" or "TEST"), `level` and `stages` choose its layers. `weights` names an .npz file or a
     snapshot to start from. A file may be a shipped one, "package:models/lenet.prototxt". The others are those
-    of Net.
+    of Net; `python_layers` is the folder that layers written in Python may come from. Their code runs with all
+    rights of this process, so that a net with such layers is refused without it.
 
     With `lenient` a text from a web page is repaired as lenient.py says, and the logger `jitdnn` tells of every repair;
     `inputs` has the shapes of what its layers of data make where they name no source.
@@ -80,7 +82,13 @@ def load_net(
     state = NetState(phase=phase, level=level, stage=list(stages))
     with naming(file):
         net = Net(
-            definition, state, base=file.parent if file else None, seed=seed, dtype=dtype, algorithm=algorithm
+            definition,
+            state,
+            base=file.parent if file else None,
+            seed=seed,
+            dtype=dtype,
+            algorithm=algorithm,
+            python_layers=None if python_layers is None else Path(python_layers),
         )
     if weights is not None:
         net.load_weights(str(weights))
@@ -98,6 +106,7 @@ def load_solver(
     memory_limit: int | str | None = None,
     level: int | None = None,
     stages: Sequence[str] = (),
+    python_layers: str | PathLike[str] | None = None,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -115,6 +124,7 @@ def load_solver(
             memory_limit=memory_limit,
             level=level,
             stages=stages,
+            python_layers=None if python_layers is None else Path(python_layers),
         )
 
 

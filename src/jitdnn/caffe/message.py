@@ -174,6 +174,12 @@ class Message:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __str__(self) -> str:
+        """The text of the message, as files have it."""
+        from jitdnn.caffe.prototxt import to_text  # which is built on this module
+
+        return to_text(self)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{f.name}={v!r}' for f, v in self.present())})"
 

@@ -49,12 +49,14 @@ class Net:
         seed: int | np.random.SeedSequence | None = None,
         dtype: str = "f32",
         algorithm: str | None = None,
+        python_layers: Path | None = None,
     ) -> None:
         """Build the net for `state` (phase TEST if None), merged over the net's own.
 
         `base` is the folder that relative paths in the net may start from, `seed` that of the fillers and of
         all that is random in the layers (None: another one each time), `dtype` "f32" or "f64", `algorithm`
-        the name of the algorithm that convolutions must use.
+        the name of the algorithm that convolutions must use, `python_layers` the folder that layers written in Python
+        may come from (None: there can be none).
 
         Raises InvalidArgument (with the line) for a net that is wrong, NotSupported for what the library
         lacks.
@@ -82,7 +84,7 @@ class Net:
         self.observer: Observer | None = None
         self._memory: Memory | None = None
         self._memory_options: dict[str, Any] | None = None  # of limit_memory, while there is a limit
-        self._base, self._algorithm = base, algorithm
+        self._base, self._algorithm, self._python_layers = base, algorithm, python_layers
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         fillers, *seeds = sequence.spawn(1 + len(self.parameter.layer))
         self._fillers = np.random.Generator(np.random.PCG64(fillers))
@@ -143,18 +145,30 @@ class Net:
         """
         for name, values in inputs.items():
             self._fill(name, values)
+        self.forward_layers()
+        return {name: self.blobs[name].data for name in self.outputs}
+
+    def forward_layers(self, first: int = 0, last: int | None = None) -> None:
+        """Run the layers from number `first` to `last` (None: the last one), what is in their blobs now being what
+        they read. Under a limit on memory all of them must run.
+        """
         if self._shapes_of_inputs() != self._input_shapes:
             self.reshape()
+        end = len(self.nodes) if last is None else last + 1
         if self._memory_options is not None:
+            self._check_whole(first == 0 and end == len(self.nodes))
             self._planned_memory().forward()
-            return {name: self.blobs[name].data for name in self.outputs}
+            return
         observer = self.observer
-        for node in self.nodes:
+        for index in range(first, end):
+            node = self.nodes[index]
             start = perf_counter() if observer else 0.0
-            node.layer.forward(node.bottom, node.top)
+            if node.layer.may_resize:
+                self._forward_resizing(index)
+            else:
+                node.layer.forward(node.bottom, node.top)
             if observer:
                 observer(node.layer, "forward", perf_counter() - start)
-        return {name: self.blobs[name].data for name in self.outputs}
 
     @property
     def loss(self) -> float:
@@ -170,16 +184,31 @@ class Net:
         """Compute the gradients by the loss of the last forward pass; those of weights are added to their
         `diff`.
         """
+        self.backward_layers()
+
+    def backward_layers(self, first: int | None = None, last: int = 0) -> None:
+        """Run the backward pass from layer number `first` (None: the last one) down to `last`, what is in the gradients
+        of their tops now being what they read. Under a limit on memory all of them must run.
+        """
+        start_index = len(self.nodes) - 1 if first is None else first
         if self._memory_options is not None:
+            self._check_whole(start_index == len(self.nodes) - 1 and last == 0)
             self._planned_memory().backward()
             return
         observer = self.observer
-        for node in reversed(self.nodes):
+        for index in range(start_index, last - 1, -1):
+            node = self.nodes[index]
             if node.needs_backward:
                 start = perf_counter() if observer else 0.0
                 node.layer.backward(node.top, node.propagate, node.bottom)
                 if observer:
                     observer(node.layer, "backward", perf_counter() - start)
+
+    def _check_whole(self, is_whole: bool) -> None:
+        if not is_whole:
+            raise NotSupported(
+                "under a limit on memory a net runs whole: call limit_memory(None) to run some of its layers"
+            )
 
     def clear_gradients(self) -> None:
         """Set the gradients of all weights to 0."""
@@ -220,6 +249,12 @@ class Net:
         self._memory = self._memory_options = None
         if limit is None or (isinstance(limit, str) and limit.strip().lower() in ("none", "unlimited")):
             return None
+        for layer in self.layers:
+            if layer.may_resize:
+                raise NotSupported(
+                    f"layer {layer.name!r} ({layer.type}){layer.parameter.where()} has tops whose shapes are known in "
+                    "the forward pass alone: a net with it cannot be planned for a limit on memory"
+                )
         is_least = isinstance(limit, str) and limit.strip().lower() == "least"
         options: dict[str, Any] = {
             "limit": None if is_least else parse_bytes(limit),
@@ -261,24 +296,37 @@ class Net:
         if self._memory is not None:
             self._memory.lift()
             self._memory = None
-        for node in self.nodes:
-            self._guarded(node.layer.parameter, partial(node.layer.reshape, node.bottom, node.top))
-            self._set_loss_weights(node)
+        self._reshape(self.nodes)
         self._input_shapes = self._shapes_of_inputs()
 
     def _shapes_of_inputs(self) -> list[Shape]:
         return [self.blobs[name].shape for name in self.inputs]
 
     def save_weights(self, path: str | Path) -> None:
-        """Write all weights to an .npz file, arrays named LAYER/INDEX, whole or not at all."""
-        save_weights(self, Path(path))
+        """Write all weights to a file, whole or not at all: .npz (arrays LAYER/INDEX), .caffemodel, .caffemodel.h5."""
+        save_weights(self, self.parameter, Path(path))
 
     def load_weights(self, path: str | Path) -> list[str]:
-        """Copy weights from an .npz file or a snapshot into the layers of the same names; return those names.
+        """Copy weights from .npz, .caffemodel, .caffemodel.h5 or a snapshot into the layers of the same names; return
+        those names.
 
         Raises InvalidShape if a shape differs, InvalidArgument if no name fits or the file cannot be read.
         """
         return load_weights(self, find(path, self._base))
+
+    def _reshape(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._guarded(node.layer.parameter, partial(node.layer.reshape, node.bottom, node.top))
+            self._set_loss_weights(node)
+
+    def _forward_resizing(self, index: int) -> None:
+        """Run a layer that may give its tops other shapes, and reshape the layers behind it if it does."""
+        node = self.nodes[index]
+        before = [blob.shape for blob in node.top]
+        node.layer.forward(node.bottom, node.top)
+        if [blob.shape for blob in node.top] != before:
+            self._set_loss_weights(node)
+            self._reshape(self.nodes[index + 1 :])
 
     # ---- building
 
@@ -294,6 +342,7 @@ class Net:
             self._fillers,
             np.random.Generator(np.random.PCG64(seed)),
             self._algorithm,
+            self._python_layers,
         )
         layer = kind(parameter, context)
         if kind.makes_tops or kind.is_loss:  # tops that nobody can read, and that are no outputs

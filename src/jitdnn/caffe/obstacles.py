@@ -38,11 +38,6 @@ def refuse_type(parameter: LayerParameter, known: Collection[str]) -> NotSupport
     if not parameter.type:
         return NotSupported(f"{start} has no type; the library has {', '.join(sorted(known))}")
     kind = parameter.type
-    if kind == "Python":
-        return NotSupported(
-            f"{start} is a layer of Python: code that a net names is never run; write it as a layer that the library "
-            "has, or run it between two nets"
-        )
     if kind in CAFFE_TYPES:
         return NotSupported(
             f"{start} has type {kind!r}: Caffe has this layer, and this library does not have it yet"

@@ -137,6 +137,7 @@ class LayerFields(Message):
     pooling_param = sub(params.PoolingParameter)
     power_param = sub(params.PowerParameter)
     prelu_param = sub(params.PReLUParameter)
+    prior_box_param = sub(params.PriorBoxParameter)
     python_param = sub(params.PythonParameter)
     recurrent_param = sub(params.RecurrentParameter)
     reduction_param = sub(params.ReductionParameter)
@@ -151,6 +152,7 @@ class LayerFields(Message):
     tanh_param = sub(params.TanHParameter)
     threshold_param = sub(params.ThresholdParameter)
     tile_param = sub(params.TileParameter)
+    upsample_param = sub(params.UpsampleParameter)
     window_data_param = sub(params.WindowDataParameter)
 
 

@@ -301,12 +301,31 @@ class PoolingParameter(Message):
     engine = _engine()
     global_pooling = boolean()
     round_mode = enum({"CEIL": 0, "FLOOR": 1}, "CEIL")
+    ceil_mode = boolean(True)  # of forks
 
 
 class PowerParameter(Message):
     power = real(1.0)
     scale = real(1.0)
     shift = real()
+
+
+class PriorBoxParameter(Message):
+    """Of SSD's fork."""
+
+    min_size = repeated(real())
+    max_size = repeated(real())
+    aspect_ratio = repeated(real())
+    flip = boolean(True)
+    clip = boolean()
+    variance = repeated(real())
+    img_size = uint32()
+    img_h = uint32()
+    img_w = uint32()
+    step = real()
+    step_h = real()
+    step_w = real()
+    offset = real(0.5)
 
 
 class PReLUParameter(Message):
@@ -390,6 +409,18 @@ class ThresholdParameter(Message):
 class TileParameter(Message):
     axis = int32(1)
     tiles = int32()
+
+
+class UpsampleParameter(Message):
+    """Of SegNet's fork, and of those with a scale alone."""
+
+    scale = uint32(2)
+    scale_h = uint32()
+    scale_w = uint32()
+    pad_out_h = boolean()
+    pad_out_w = boolean()
+    upsample_h = uint32()
+    upsample_w = uint32()
 
 
 class WindowDataParameter(Message):

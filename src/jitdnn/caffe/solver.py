@@ -65,13 +65,14 @@ class Solver:
         memory_limit: int | str | None = None,
         level: int | None = None,
         stages: Sequence[str] = (),
+        python_layers: Path | None = None,
     ) -> None:
         """Build the nets and check the fields.
 
         `file` is where the solver comes from: relative paths may start from its folder, and snapshots are
         named after it if the solver has no snapshot_prefix. `seed` and `snapshot_prefix` take the place of
-        the solver's own. `dtype` and `algorithm` are those of Net. `level` and `stages` are set in, and added to, the
-        solver's `train_state`: they choose layers of the net that is trained.
+        the solver's own. `dtype`, `algorithm` and `python_layers` are those of Net. `level` and `stages` are set in,
+        and added to, the solver's `train_state`: they choose layers of the net that is trained.
 
         `memory_limit` (bytes, or text such as "64 MiB") is the most that weights, their gradients and history, and all
         that flows through the nets take together; `Net.limit_memory` says how it is kept, and `memory_plan` of `net`
@@ -96,7 +97,7 @@ class Solver:
 
         seed = self.parameter.random_seed if seed is None else seed
         root = np.random.SeedSequence(seed if seed >= 0 else None)
-        options: dict[str, Any] = {"dtype": dtype, "algorithm": algorithm}
+        options: dict[str, Any] = {"dtype": dtype, "algorithm": algorithm, "python_layers": python_layers}
         definition, state, folder = training_net(self.parameter, base)
         tests = testing_nets(self.parameter, base)
         train_seed, *test_seeds = root.spawn(1 + len(tests))

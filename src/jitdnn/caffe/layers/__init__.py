@@ -18,6 +18,7 @@ from jitdnn.caffe.layers.deconvolution import DeconvolutionLayer
 from jitdnn.caffe.layers.dropout import DropoutLayer
 from jitdnn.caffe.layers.eltwise import EltwiseLayer
 from jitdnn.caffe.layers.embed import EmbedLayer
+from jitdnn.caffe.layers.filter import FilterLayer
 from jitdnn.caffe.layers.formulas import (
     AbsValLayer,
     BNLLLayer,
@@ -28,6 +29,7 @@ from jitdnn.caffe.layers.formulas import (
     SwishLayer,
     ThresholdLayer,
 )
+from jitdnn.caffe.layers.im2col import Im2colLayer
 from jitdnn.caffe.layers.infogain import InfogainLossLayer
 from jitdnn.caffe.layers.inner_product import InnerProductLayer
 from jitdnn.caffe.layers.input import InputLayer
@@ -40,6 +42,7 @@ from jitdnn.caffe.layers.losses import (
     SigmoidCrossEntropyLossLayer,
 )
 from jitdnn.caffe.layers.lrn import LRNLayer
+from jitdnn.caffe.layers.lstm import LSTMLayer, LSTMUnitLayer
 from jitdnn.caffe.layers.movement import (
     BatchReindexLayer,
     ConcatLayer,
@@ -51,7 +54,10 @@ from jitdnn.caffe.layers.movement import (
 from jitdnn.caffe.layers.normalize import NormalizeLayer
 from jitdnn.caffe.layers.pooling import PoolingLayer
 from jitdnn.caffe.layers.prelu import PReLULayer
+from jitdnn.caffe.layers.prior_box import PriorBoxLayer
+from jitdnn.caffe.layers.python import PythonLayer
 from jitdnn.caffe.layers.reduction import ArgMaxLayer, MVNLayer, ReductionLayer
+from jitdnn.caffe.layers.rnn import RNNLayer
 from jitdnn.caffe.layers.scale import (
     AxpyLayer,
     BiasLayer,
@@ -61,6 +67,7 @@ from jitdnn.caffe.layers.shapes import FlattenLayer, ReshapeLayer, SilenceLayer,
 from jitdnn.caffe.layers.softmax import SoftmaxLayer, SoftmaxWithLossLayer
 from jitdnn.caffe.layers.sources import DummyDataLayer, ParameterLayer
 from jitdnn.caffe.layers.spp import SPPLayer
+from jitdnn.caffe.layers.upsample import UpsampleLayer
 
 __all__ = ["LAYERS", "Context", "Layer"]
 
@@ -90,14 +97,18 @@ LAYERS: dict[str, type[Layer]] = {
         EmbedLayer,
         EuclideanLossLayer,
         ExpLayer,
+        FilterLayer,
         FlattenLayer,
         HingeLossLayer,
+        Im2colLayer,
         InfogainLossLayer,
         InnerProductLayer,
         InputLayer,
         InterpLayer,
         LogLayer,
         LRNLayer,
+        LSTMLayer,
+        LSTMUnitLayer,
         MultinomialLogisticLossLayer,
         MVNLayer,
         NormalizeLayer,
@@ -106,10 +117,13 @@ LAYERS: dict[str, type[Layer]] = {
         PoolingLayer,
         PowerLayer,
         PReLULayer,
+        PriorBoxLayer,
+        PythonLayer,
         ReductionLayer,
         ReLU6Layer,
         ReLULayer,
         ReshapeLayer,
+        RNNLayer,
         ScaleLayer,
         SigmoidCrossEntropyLossLayer,
         SigmoidLayer,
@@ -123,5 +137,6 @@ LAYERS: dict[str, type[Layer]] = {
         TanHLayer,
         ThresholdLayer,
         TileLayer,
+        UpsampleLayer,
     )
 }

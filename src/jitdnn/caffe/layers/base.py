@@ -23,7 +23,7 @@ class Context:
 
     `base` is the folder of the net's file (for paths in it), `fillers` the generator that weights are drawn
     from, `random` the layer's own, and `algorithm` the name of the algorithm that convolutions must use, None
-    for the planner's choice.
+    for the planner's choice, `python_layers` the folder that layers written in Python may come from.
     """
 
     phase: str
@@ -32,6 +32,7 @@ class Context:
     fillers: np.random.Generator
     random: np.random.Generator
     algorithm: str | None
+    python_layers: Path | None = None
 
 
 class Reads(NamedTuple):
@@ -59,6 +60,8 @@ class Layer(ABC):
     makes_tops: ClassVar[bool] = False
     # whether forward may be run again on the same bottoms, and does nothing else than fill the tops and `saved`
     may_rerun: ClassVar[bool] = True
+    # whether forward may give the tops other shapes, which the layers behind it take up then
+    may_resize: ClassVar[bool] = False
     # whether forward draws from `context.random`
     is_random: ClassVar[bool] = False
 
