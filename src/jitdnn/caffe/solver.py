@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn import __version__, log
-from jitdnn.caffe import events, paths, snapshot
+from jitdnn.caffe import events, paths, snapshot, solver_files
 from jitdnn.caffe.blob import Array
 from jitdnn.caffe.events import (
     Displayed,
@@ -32,6 +32,7 @@ from jitdnn.caffe.prototxt import to_text
 from jitdnn.caffe.schema import SolverParameter
 from jitdnn.caffe.sgd import GradientDescent
 from jitdnn.caffe.solver_nets import limit_together, testing_nets, training_net
+from jitdnn.caffe.solver_state import is_solver_state
 from jitdnn.caffe.upgrade import upgrade_solver
 from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays
 from jitdnn.errors import InvalidArgument, NotSupported, SnapshotError
@@ -249,16 +250,24 @@ class Solver:
         arrays = {f"weights/{name}": array for name, array in weight_arrays(self.net).items()}
         arrays |= {f"history/{name}": array for name, array in self.method.history.items()}
         snapshot.write(path, meta, arrays)
-        self._tell(Snapshotted(self.iteration, path))
+        pair = solver_files.write_beside(
+            path, self.parameter, self.net, self.method.history, self.iteration, self.rate.current_step
+        )
+        self._tell(Snapshotted(self.iteration, path, pair))
         return path
 
     def restore(self, path: str | Path) -> None:
-        """Go on exactly where the snapshot was taken.
+        """Go on exactly where the snapshot was taken, or from a .solverstate, which has no place in the data.
 
         Raises SnapshotError for a file that is damaged (the message and `previous` offer the newest good
         one), or that belongs to another net or solver.
         """
         path = Path(path)
+        if is_solver_state(path):
+            pair = solver_files.restore_pair(path, self.net, self.method.history)
+            self.iteration, self.rate.current_step = pair.iteration, pair.current_step
+            self._losses.clear()
+            return
         meta, arrays = snapshot.read(path)
         if meta.get("schema") != SNAPSHOT_SCHEMA:
             raise SnapshotError(
@@ -334,14 +343,9 @@ def _check(parameter: SolverParameter) -> None:
             raise InvalidArgument(
                 f"{name} is {getattr(parameter, name)}{parameter.where(name)}: it must be at least {least}"
             )
+    solver_files.check(parameter)
     if parameter.has("solver_mode") and parameter.solver_mode == "GPU":
         log.fallback_once("caffe solver_mode", "solver_mode: GPU in a solver: this version trains on the CPU")
-    if parameter.has("snapshot_format"):
-        log.fallback_once(
-            "caffe snapshot_format",
-            f"snapshot_format: {parameter.snapshot_format} in a solver: snapshots are "
-            f"{snapshot.SUFFIX} files instead",
-        )
 
 
 def _writable_prefix(parameter: SolverParameter, net: Net, file: Path | None, given: str | None) -> str:
