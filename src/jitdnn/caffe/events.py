@@ -104,12 +104,13 @@ class Debugged(Event):
 
 @dataclass(frozen=True)
 class Snapshotted(Event):
-    """A snapshot is on the disk."""
+    """A snapshot is on the disk, with Caffe's pair of files `beside` it if the solver has snapshot_format."""
 
     path: Path
+    beside: tuple[Path, ...] = ()
 
     def lines(self) -> list[str]:
-        return [f"Snapshotting to {self.path}"]
+        return [f"Snapshotting to {path}" for path in (self.path, *self.beside)]
 
 
 @dataclass(frozen=True)

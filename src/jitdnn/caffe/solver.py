@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn import __version__, log
-from jitdnn.caffe import events, paths, snapshot
+from jitdnn.caffe import events, paths, snapshot, solver_files
 from jitdnn.caffe.blob import Array
 from jitdnn.caffe.debug_info import debugging, mean_magnitude, update_lines
 from jitdnn.caffe.events import (
@@ -34,6 +34,7 @@ from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
 from jitdnn.caffe.schema import NetState, SolverParameter
 from jitdnn.caffe.solver_nets import limit_together, testing_nets, training_net
+from jitdnn.caffe.solver_state import is_solver_state
 from jitdnn.caffe.update_rules import rule_of
 from jitdnn.caffe.updates import Updates
 from jitdnn.caffe.upgrade import upgrade_solver
@@ -295,16 +296,24 @@ class Solver:
         if self.parameter.snapshot_diff:
             arrays |= {f"diff/{each.name}": each.blob.diff for each in self.net.parameters}
         snapshot.write(path, meta, arrays)
-        self._tell(Snapshotted(self.iteration, path))
+        pair = solver_files.write_beside(
+            path, self.parameter, self.net, self.method.history, self.iteration, self.rate.current_step
+        )
+        self._tell(Snapshotted(self.iteration, path, pair))
         return path
 
     def restore(self, path: str | Path) -> None:
-        """Go on exactly where the snapshot was taken.
+        """Go on exactly where the snapshot was taken, or from a .solverstate, which has no place in the data.
 
         Raises SnapshotError for a file that is damaged (the message and `previous` offer the newest good
         one), or that belongs to another net or solver.
         """
         path = Path(path)
+        if is_solver_state(path):
+            pair = solver_files.restore_pair(path, self.net, self.method.history)
+            self.iteration, self.rate.current_step = pair.iteration, pair.current_step
+            self._losses.clear()
+            return
         meta, arrays = snapshot.read(path)
         if meta.get("schema") != SNAPSHOT_SCHEMA:
             raise SnapshotError(
@@ -320,10 +329,8 @@ class Solver:
             "history": self.method.history,
         }
         wanted = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
-        saved_updates = [
-            name for name in arrays if name.startswith("diff/")
-        ]  # snapshot_diff: for others to read
-        _check_same_arrays(path, {n: a for n, a in arrays.items() if n not in saved_updates}, wanted)
+        # what snapshot_diff adds is for others to read
+        _check_same_arrays(path, {n: a for n, a in arrays.items() if not n.startswith("diff/")}, wanted)
         nets = (self.net, *self.test_nets)
         if len(meta["layers"]) != len(nets):
             raise SnapshotError(
@@ -379,14 +386,9 @@ def _check(parameter: SolverParameter) -> None:
             raise InvalidArgument(
                 f"{name} is {getattr(parameter, name)}{parameter.where(name)}: it must be at least {least}"
             )
+    solver_files.check(parameter)
     if parameter.has("solver_mode") and parameter.solver_mode == "GPU":
         log.fallback_once("caffe solver_mode", "solver_mode: GPU in a solver: this version trains on the CPU")
-    if parameter.has("snapshot_format"):
-        log.fallback_once(
-            "caffe snapshot_format",
-            f"snapshot_format: {parameter.snapshot_format} in a solver: snapshots are "
-            f"{snapshot.SUFFIX} files instead",
-        )
 
 
 def _writable_prefix(parameter: SolverParameter, net: Net, file: Path | None, given: str | None) -> str:
