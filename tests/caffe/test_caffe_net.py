@@ -150,12 +150,11 @@ def relu(name: str, bottom: str, top: str, fields: str = "") -> str:
     ("text", "kind", "reason"),
     [
         (
-            'layer { name: "a" type: "GRU" }',
+            'layer { name: "a" type: "Convolutoin" }',
             NotSupported,
-            r"'a' \(line 1\) has type 'GRU'; the library has AbsVal, Accuracy",
+            r"'a' \(line 1\) has type 'Convolutoin', which does not exist: did you mean 'Convolution'",
         ),
         ('layer { name: "a" }', NotSupported, "has no type"),
-        ('debug_info: true name: "x"', NotSupported, "take the line out"),
         ('layer { name: "a" type: "Input" }', InvalidArgument, "0 tops and needs at least 1"),
         ('layer { name: "a" type: "ReLU" top: "a" }', InvalidArgument, "0 bottoms and needs 1"),
         ('layer { name: "a" type: "ReLU" bottom: "x" top: "a" }', InvalidArgument, "no layer before it"),

@@ -216,11 +216,6 @@ def test_old_and_new_layer_types_do_not_mix() -> None:
         parse('layers { type: "Convolution" }', NetParameter)
 
 
-def test_the_syntax_of_2013_is_named() -> None:
-    with pytest.raises(ParseError, match="V0"):
-        parse('layers { layer { name: "conv1" type: "conv" } }', NetParameter)
-
-
 def test_a_misplaced_field_is_led_home() -> None:
     with pytest.raises(ParseError, match="inside convolution_param or pooling_param"):
         parse("layer { kernel_size: 5 }", NetParameter)

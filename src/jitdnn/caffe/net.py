@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jitdnn import limits
+from jitdnn import limits, log
 from jitdnn.caffe.blob import Array, Blob, Shape
+from jitdnn.caffe.debug_info import DebugInfo
 from jitdnn.caffe.graph import Node, Observer, Parameter, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
 from jitdnn.caffe.memory import Memory
+from jitdnn.caffe.obstacles import together, unknown_types
 from jitdnn.caffe.paths import find
 from jitdnn.caffe.rules import filter_net
 from jitdnn.caffe.schema import LayerParameter, NetParameter, NetState
@@ -64,15 +66,18 @@ class Net:
         self.state = parameter.state.copy() if parameter.has("state") else NetState()
         if state is not None:
             self.state.merge(state)
-        self.parameter = insert_splits(filter_net(upgrade_net(parameter), self.state))
+        chosen = filter_net(upgrade_net(parameter), self.state)
+        problems = unknown_types(chosen, LAYERS)
+        try:
+            self.parameter = insert_splits(chosen)
+        except InvalidArgument as error:
+            raise together([*problems, error]) from None
         if len(self.parameter.layer) > limits.NET_LAYERS:
             raise InvalidArgument(
                 f"this net has {len(self.parameter.layer):,} layers with those that split: at most "
                 f"{limits.NET_LAYERS:,} are built"
             )
         self.name = self.parameter.name
-        if parameter.debug_info:
-            raise NotSupported(f"debug_info: true{parameter.where('debug_info')}: take the line out")
         self.dtype = DTYPES[dtype]
         self.blobs: dict[str, Blob] = {}
         self.nodes: list[Node] = []
@@ -91,13 +96,29 @@ class Net:
             for name in set(layer.bottom).intersection(layer.top)
         }
         unread: dict[str, None] = {}
+        unknown: set[str] = set()  # blobs of layers that cannot be built
         for layer_parameter, layer_seed in zip(self.parameter.layer, seeds, strict=True):
-            self._append(layer_parameter, layer_seed, unread)
+            if layer_parameter.type not in LAYERS:
+                unknown.update(layer_parameter.top)
+                continue
+            try:
+                layer = self._layer(layer_parameter, layer_seed)
+                if unknown.isdisjoint(layer_parameter.bottom):
+                    self._append(layer, unread)
+                else:
+                    unknown.update(layer_parameter.top)
+            except (InvalidArgument, NotSupported) as error:
+                problems.append(error)
+                unknown.update(layer_parameter.top)
+        if problems:
+            raise together(problems)
         self.outputs = list(unread)
         self.inputs = [blob.name for node in self.nodes if node.layer.type == "Input" for blob in node.top]
         self.parameters: list[Parameter] = collect_parameters(self.layers)
         self._input_shapes = self._shapes_of_inputs()
         plan_gradients(self.nodes, self.parameter.force_backward, self.outputs)
+        if self.parameter.debug_info:
+            self.observer = DebugInfo(self, log.tell)
 
     @property
     def layers(self) -> list[Layer]:
@@ -309,12 +330,9 @@ class Net:
 
     # ---- building
 
-    def _append(
-        self, parameter: LayerParameter, seed: np.random.SeedSequence, unread: dict[str, None]
-    ) -> None:
-        kind = LAYERS.get(parameter.type)
-        if kind is None:
-            raise NotSupported(_unknown_type(parameter))
+    def _layer(self, parameter: LayerParameter, seed: np.random.SeedSequence) -> Layer:
+        """Make a layer, with the checks that need no shapes."""
+        kind = LAYERS[parameter.type]
         if not parameter.has("phase"):
             parameter.phase = self.state.phase
         context = Context(
@@ -327,9 +345,11 @@ class Net:
             self._python_layers,
         )
         layer = kind(parameter, context)
-        is_loss_alone = kind.is_loss and not parameter.top
-        if is_loss_alone:  # it gets a top that nobody can read, and that is no output
-            parameter.top = [f"({parameter.name})"]
+        if kind.makes_tops or kind.is_loss:  # tops that nobody can read, and that are no outputs
+            while len(parameter.top) < kind.tops[0]:
+                number = f" {len(parameter.top)}" if parameter.top else ""
+                parameter.top.append(f"({parameter.name}{number})")
+                layer.unnamed_tops.append(parameter.top[-1])
         _check_count(layer, "bottom", len(parameter.bottom), kind.bottoms)
         _check_count(layer, "top", len(parameter.top), kind.tops)
         if parameter.propagate_down and len(parameter.propagate_down) != len(parameter.bottom):
@@ -337,12 +357,17 @@ class Net:
                 f"{len(parameter.propagate_down)} propagate_down for {len(parameter.bottom)} bottoms: "
                 "give one each, or none"
             )
+        return layer
+
+    def _append(self, layer: Layer, unread: dict[str, None]) -> None:
+        parameter = layer.parameter
         bottom = [self.blobs[name] for name in parameter.bottom]
         for name in parameter.bottom:
             unread.pop(name, None)
         top = [self._top(layer, index, name, bottom) for index, name in enumerate(parameter.top)]
-        for name in () if is_loss_alone else parameter.top:
-            unread[name] = None
+        for name in parameter.top:
+            if name not in layer.unnamed_tops:
+                unread[name] = None
         node = Node(layer, bottom, top, _loss_weights(layer))
         layer.is_overwritten = any(self._overwrites.get(name, -1) > len(self.nodes) for name in parameter.top)
         self.nodes.append(node)
@@ -405,12 +430,6 @@ class Net:
 def _listed(names: Iterable[str]) -> str:
     names = list(names)
     return f"there are {', '.join(names)}" if names else "it has none"
-
-
-def _unknown_type(parameter: LayerParameter) -> str:
-    known = ", ".join(sorted(LAYERS))
-    what = f"type {parameter.type!r}" if parameter.type else "no type"
-    return f"layer {parameter.name!r}{parameter.where()} has {what}; the library has {known}"
 
 
 def _check_count(layer: Layer, what: str, count: int, limits: tuple[int, int | None]) -> None:

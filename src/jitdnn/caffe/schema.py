@@ -1,4 +1,4 @@
-"""The messages of a Caffe text file: nets (V2 and V1), layers, solvers.
+"""The messages of a Caffe text file: nets (V2, V1, V0), layers, solvers.
 
 Field names, enum numbers and defaults are Caffe 1.0's, and those of a few layers of its forks; they are the interface
 of existing files. Fields of
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from jitdnn.caffe import schema_layers as params
 from jitdnn.caffe.message import Message, boolean, enum, int32, real, repeated, string, sub
+from jitdnn.caffe.schema_v0 import V0LayerParameter
 
 PHASES = {"TRAIN": 0, "TEST": 1}
 SHARE_MODES = {"STRICT": 0, "PERMISSIVE": 1}
@@ -172,8 +173,9 @@ class LayerParameter(LayerFields):
 
 
 class V1LayerParameter(LayerFields):
-    """One layer in V1 syntax; upgrade.py makes a LayerParameter of it."""
+    """One layer in V1 syntax; upgrade.py makes a LayerParameter of it. In V0 syntax all but its blobs is in `layer`."""
 
+    layer = sub(V0LayerParameter)
     name = string()
     type = enum({name: number for name, (number, _) in V1_TYPES.items()}, "NONE")
     bottom = repeated(string())
@@ -188,7 +190,7 @@ class V1LayerParameter(LayerFields):
 
 
 class NetParameter(Message):
-    """A net: `layer` in V2 syntax, `layers` in V1."""
+    """A net: `layer` in V2 syntax, `layers` in V1 and V0."""
 
     name = string()
     input = repeated(string())

@@ -160,20 +160,23 @@ def load_weights(net: LayerGraph, path: Path) -> list[str]:
 
     Raises InvalidArgument for a file that is none of them, SnapshotError for a damaged snapshot.
     """
+    return copy_weights(net, read_weight_file(net, path), str(path))
+
+
+def read_weight_file(net: LayerGraph, path: Path) -> dict[str, Array]:
+    """Read what `load_weights` copies: arrays by LAYER/INDEX."""
     if path.suffix == snapshot.SUFFIX:
         named = snapshot.read(path).arrays.items()
-        arrays = {
-            name.removeprefix("weights/"): array for name, array in named if name.startswith("weights/")
-        }
-    elif path.suffix == ".npz":
-        arrays = read_npz(path)
-    elif path.suffix in (model_files.BINARY, *model_files.HDF5):
-        shapes = {name: [blob.shape for blob in blobs] for name, blobs in net.weights.items()}
-        arrays = model_files.read_weights(path, shapes)
-        if not arrays:
-            raise InvalidArgument(f"no layer of the net has a weight in {path}: layers go by their names")
-    else:
+        return {name.removeprefix("weights/"): array for name, array in named if name.startswith("weights/")}
+    if path.suffix == ".npz":
+        return read_npz(path)
+    if path.suffix not in (model_files.BINARY, *model_files.HDF5):
         raise InvalidArgument(
             f"weights are read from {WEIGHT_FILES} and {snapshot.SUFFIX} files, and {path} is none"
         )
-    return copy_weights(net, arrays, str(path))
+    arrays = model_files.read_weights(
+        path, {name: [blob.shape for blob in blobs] for name, blobs in net.weights.items()}
+    )
+    if not arrays:
+        raise InvalidArgument(f"no layer of the net has a weight in {path}: layers go by their names")
+    return arrays

@@ -56,6 +56,8 @@ class Layer(ABC):
     tops: ClassVar[tuple[int, int | None]] = (1, 1)
     may_be_in_place: ClassVar[bool] = False
     is_loss: ClassVar[bool] = False
+    # whether tops that it must have may be left out of the file, as those of a loss; nobody can read them then
+    makes_tops: ClassVar[bool] = False
     # whether forward may be run again on the same bottoms, and does nothing else than fill the tops and `saved`
     may_rerun: ClassVar[bool] = True
     # whether forward may give the tops other shapes, which the layers behind it take up then
@@ -67,6 +69,7 @@ class Layer(ABC):
         self.parameter = parameter
         self.context = context
         self.name = parameter.name
+        self.unnamed_tops: list[str] = []
         self.weights: list[Blob] = []
         self.weight_needs_gradient: list[bool] = []
         # what forward leaves for backward beside the blobs, by name (`save`)
