@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from jitdnn.caffe import paths
+from jitdnn.caffe.device import NetDevice
 from jitdnn.caffe.events import Listener
 from jitdnn.caffe.load import is_text, parse_file
 from jitdnn.caffe.net import Net
@@ -47,6 +48,7 @@ def load_net(
     seed: int | None = None,
     dtype: str = "f32",
     algorithm: str | None = None,
+    device: str | NetDevice | None = None,
 ) -> Net:
     """Build a net from a prototxt file or from prototxt text (a string with a line break, a brace or a
     quote).
@@ -60,7 +62,13 @@ def load_net(
     definition, file = _read(source, NetParameter)
     state = NetState(phase=phase, level=level, stage=list(stages))
     net = Net(
-        definition, state, base=file.parent if file else None, seed=seed, dtype=dtype, algorithm=algorithm
+        definition,
+        state,
+        base=file.parent if file else None,
+        seed=seed,
+        dtype=dtype,
+        algorithm=algorithm,
+        device=device,
     )
     if weights is not None:
         net.load_weights(str(weights))
@@ -76,6 +84,7 @@ def load_solver(
     algorithm: str | None = None,
     snapshot_prefix: str | None = None,
     memory_limit: int | str | None = None,
+    device: str | NetDevice | None = None,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -90,6 +99,7 @@ def load_solver(
         algorithm=algorithm,
         snapshot_prefix=snapshot_prefix,
         memory_limit=memory_limit,
+        device=device,
     )
 
 

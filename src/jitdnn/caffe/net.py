@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -13,10 +14,12 @@ from numpy.typing import ArrayLike
 
 from jitdnn import limits
 from jitdnn.caffe.blob import Array, Blob
+from jitdnn.caffe.device import NetDevice, settled
 from jitdnn.caffe.graph import Node, Observer, Parameter, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
 from jitdnn.caffe.layers.input import InputLayer
 from jitdnn.caffe.memory import Memory
+from jitdnn.caffe.net_run import run_backward, run_forward
 from jitdnn.caffe.paths import find
 from jitdnn.caffe.rules import filter_net
 from jitdnn.caffe.schema import LayerParameter, NetParameter, NetState
@@ -24,6 +27,7 @@ from jitdnn.caffe.splits import insert_splits
 from jitdnn.caffe.upgrade import upgrade_net
 from jitdnn.caffe.weights import collect_parameters, load_weights, save_weights
 from jitdnn.errors import InvalidArgument, InvalidShape, JitdnnError, NotSupported
+from jitdnn.ops.tensor_ops import fill
 from jitdnn.planner.recompute import RecomputePlan
 from jitdnn.settings import parse_bytes
 
@@ -48,15 +52,17 @@ class Net:
         seed: int | np.random.SeedSequence | None = None,
         dtype: str = "f32",
         algorithm: str | None = None,
+        device: str | NetDevice | None = None,
     ) -> None:
         """Build the net for `state` (phase TEST if None), merged over the net's own.
 
         `base` is the folder that relative paths in the net may start from, `seed` that of the fillers and of
         all that is random in the layers (None: another one each time), `dtype` "f32" or "f64", `algorithm`
-        the name of the algorithm that convolutions must use.
+        the name of the algorithm that convolutions must use. `device` is where its blobs are and its layers compute:
+        the processor (None, "cpu"), or a GPU, "cuda", "cuda:1", "opencl", or that of another net, `other.device`.
 
         Raises InvalidArgument (with the line) for a net that is wrong, NotSupported for what the library
-        lacks.
+        lacks, DeviceError for a GPU that is not there.
         """
         if dtype not in DTYPES:
             raise InvalidArgument(f"dtype is {dtype!r}: there are {', '.join(DTYPES)}")
@@ -73,6 +79,7 @@ class Net:
         if parameter.debug_info:
             raise NotSupported(f"debug_info: true{parameter.where('debug_info')}: take the line out")
         self.dtype = DTYPES[dtype]
+        self.device = settled(device)
         self.blobs: dict[str, Blob] = {}
         self.nodes: list[Node] = []
         self.observer: Observer | None = None
@@ -122,16 +129,30 @@ class Net:
         """
         for name, values in inputs.items():
             self._fill(name, values)
+        self.compute()
+        return {name: self.blobs[name].data for name in self.outputs}
+
+    def compute(self) -> None:
+        """Run all layers, as `forward` does, and return nothing: on a GPU it is not waited for."""
         if self._memory_options is not None:
             self._planned_memory().forward()
-            return {name: self.blobs[name].data for name in self.outputs}
+            return
+        with self.running():
+            for node in self.nodes:
+                self._observed(run_forward, node, "forward")
+
+    def running(self) -> AbstractContextManager[Any]:
+        """A block whose calls go to the net's GPU and its stream."""
+        return nullcontext() if self.device is None else self.device.handle
+
+    def _observed(self, run: Callable[[Node, bool], None], node: Node, direction: str) -> None:
         observer = self.observer
-        for node in self.nodes:
-            start = perf_counter() if observer else 0.0
-            node.layer.forward(node.bottom, node.top)
-            if observer:
-                observer(node.layer, "forward", perf_counter() - start)
-        return {name: self.blobs[name].data for name in self.outputs}
+        start = perf_counter() if observer else 0.0
+        run(node, self.device is not None)
+        if observer:
+            if self.device is not None:
+                self.device.synchronize()
+            observer(node.layer, direction, perf_counter() - start)
 
     @property
     def loss(self) -> float:
@@ -140,7 +161,7 @@ class Net:
         for node in self.nodes:
             for blob, weight in zip(node.top, node.loss_weights, strict=True):
                 if weight:
-                    total += weight * float(blob.data.sum(dtype=np.float64))
+                    total += weight * float(blob.read().sum(dtype=np.float64))
         return total
 
     def backward(self) -> None:
@@ -150,18 +171,16 @@ class Net:
         if self._memory_options is not None:
             self._planned_memory().backward()
             return
-        observer = self.observer
-        for node in reversed(self.nodes):
-            if node.needs_backward:
-                start = perf_counter() if observer else 0.0
-                node.layer.backward(node.top, node.propagate, node.bottom)
-                if observer:
-                    observer(node.layer, "backward", perf_counter() - start)
+        with self.running():
+            for node in reversed(self.nodes):
+                if node.needs_backward:
+                    self._observed(run_backward, node, "backward")
 
     def clear_gradients(self) -> None:
         """Set the gradients of all weights to 0."""
-        for parameter in self.parameters:
-            parameter.blob.diff.fill(0)
+        with self.running():
+            for parameter in self.parameters:
+                fill(parameter.blob.gradient, 0.0)
 
     def limit_memory(
         self,
@@ -197,6 +216,10 @@ class Net:
         self._memory = self._memory_options = None
         if limit is None or (isinstance(limit, str) and limit.strip().lower() in ("none", "unlimited")):
             return None
+        if self.device is not None:
+            raise NotSupported(
+                f"a limit on memory for a net on {self.device.name}: memory is planned for nets on the processor"
+            )
         is_least = isinstance(limit, str) and limit.strip().lower() == "least"
         options: dict[str, Any] = {
             "limit": None if is_least else parse_bytes(limit),
@@ -272,6 +295,7 @@ class Net:
             self._fillers,
             np.random.Generator(np.random.PCG64(seed)),
             self._algorithm,
+            self.device,
         )
         layer = kind(parameter, context)
         is_loss_alone = kind.is_loss and not parameter.top
@@ -313,7 +337,7 @@ class Net:
                 "another layer reads too; give it a name of its own",
                 "top",
             )
-        blob = Blob(name, self.dtype)
+        blob = Blob(name, self.dtype, self.device)
         self.blobs[name] = blob
         return blob
 
@@ -346,6 +370,7 @@ class Net:
                 f"input {name!r} has shape {blob.shape}, these values {array.shape}: "
                 f"call reshape({name}={array.shape}) first"
             )
+        blob.overwrite_host()
         np.copyto(blob.data, array, casting="unsafe")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jitdnn import __version__, log
 from jitdnn.caffe import events, paths, snapshot
 from jitdnn.caffe.blob import Array
+from jitdnn.caffe.device import NetDevice
 from jitdnn.caffe.events import (
     Displayed,
     Finished,
@@ -31,7 +32,7 @@ from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
 from jitdnn.caffe.schema import SolverParameter
 from jitdnn.caffe.sgd import GradientDescent
-from jitdnn.caffe.solver_nets import limit_together, testing_nets, training_net
+from jitdnn.caffe.solver_nets import device_of, limit_together, testing_nets, training_net
 from jitdnn.caffe.upgrade import upgrade_solver
 from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays
 from jitdnn.errors import InvalidArgument, NotSupported, SnapshotError
@@ -59,12 +60,14 @@ class Solver:
         algorithm: str | None = None,
         snapshot_prefix: str | None = None,
         memory_limit: int | str | None = None,
+        device: str | NetDevice | None = None,
     ) -> None:
         """Build the nets and check the fields.
 
         `file` is where the solver comes from: relative paths may start from its folder, and snapshots are
         named after it if the solver has no snapshot_prefix. `seed` and `snapshot_prefix` take the place of
-        the solver's own. `dtype` and `algorithm` are those of Net.
+        the solver's own. `dtype` and `algorithm` are those of Net, and so is `device`, but that without it the solver's
+        solver_mode and device_id decide: with GPU it is that one, or, where there is none, the processor, and a warning.
 
         `memory_limit` (bytes, or text such as "64 MiB") is the most that weights, their gradients and history, and all
         that flows through the nets take together; `Net.limit_memory` says how it is kept, and `memory_plan` of `net`
@@ -83,7 +86,8 @@ class Solver:
 
         seed = self.parameter.random_seed if seed is None else seed
         root = np.random.SeedSequence(seed if seed >= 0 else None)
-        options: dict[str, Any] = {"dtype": dtype, "algorithm": algorithm}
+        self.device = device_of(self.parameter, device)
+        options: dict[str, Any] = {"dtype": dtype, "algorithm": algorithm, "device": self.device}
         definition, state, folder = training_net(self.parameter, base)
         tests = testing_nets(self.parameter, base)
         train_seed, *test_seeds = root.spawn(1 + len(tests))
@@ -208,7 +212,7 @@ class Solver:
             iteration, then = self._last_display
             speed = (self.iteration - iteration) / (now - then)
         self._last_display = self.iteration, now
-        values = {name: self.net.blobs[name].data for name in self.net.outputs}
+        values = {name: self.net.blobs[name].read() for name in self.net.outputs}
         self._tell(
             Displayed(
                 self.iteration,
@@ -334,8 +338,6 @@ def _check(parameter: SolverParameter) -> None:
             raise InvalidArgument(
                 f"{name} is {getattr(parameter, name)}{parameter.where(name)}: it must be at least {least}"
             )
-    if parameter.has("solver_mode") and parameter.solver_mode == "GPU":
-        log.fallback_once("caffe solver_mode", "solver_mode: GPU in a solver: this version trains on the CPU")
     if parameter.has("snapshot_format"):
         log.fallback_once(
             "caffe snapshot_format",

@@ -6,10 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.errors import NotSupported
 from jitdnn.ops.activation import (
     clipped_relu,
@@ -31,6 +29,7 @@ class ActivationLayer(Layer):
     """Bottom and top of the same shape; the gradient dy · f'(x) is computed from y = f(x)."""
 
     may_be_in_place = True
+    is_for_gpu = True
     function: Callable[..., Any]
     gradient: Callable[..., Any]
 
@@ -43,14 +42,14 @@ class ActivationLayer(Layer):
         self.output = self.save("output", bottom[0].shape) if self.is_overwritten else None
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        self.function(bottom[0].data, out=top[0].data)
+        self.function(bottom[0].values, out=top[0].values)
         if self.output is not None:
-            np.copyto(self.output.data, top[0].data)
+            copy(top[0].values, self.output.values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
             y = top[0] if self.output is None else self.output
-            self.gradient(top[0].diff, y=y.data, out=bottom[0].diff)
+            self.gradient(top[0].gradient, y=y.values, out=bottom[0].gradient)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=not self.is_overwritten)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob, Shape, count
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.ops.batch_norm import batch_norm, batch_norm_backward, batch_norm_inference
 from jitdnn.ops.elementwise import elementwise
-from jitdnn.ops.tensor_ops import add
+from jitdnn.ops.tensor_ops import add, fill
 
 
 class BatchNormLayer(Layer):
@@ -28,6 +26,7 @@ class BatchNormLayer(Layer):
     type = "BatchNorm"
     may_be_in_place = True
     may_rerun = False  # every forward pass in training counts
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.batch_norm_param
@@ -41,6 +40,9 @@ class BatchNormLayer(Layer):
             self.add_weight(shape, FillerParameter())
             self.weight_needs_gradient[-1] = False
         self.scaled = elementwise("dy, rstd: dy * rstd")
+        self.averages = elementwise("m, v, weight: s = where(weight == 0, 0, 1 / weight); m * s, v * s")
+        self.inverse = elementwise("v, epsilon: 1 / sqrt(v + epsilon)")
+        self.counted = elementwise("weight, fraction: weight * fraction + 1")
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = bottom[0].shape
@@ -54,36 +56,38 @@ class BatchNormLayer(Layer):
         is_kept = top[0] is bottom[0] and not self.is_global
         self.x = self.save("x", shape) if is_kept else bottom[0]
         self.mean, self.rstd = self.save("mean", (channels,)), self.save("rstd", (channels,))
+        self.variance, self.batch = self.save("variance", (channels,)), self.save("batch", (2, channels))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x, y = bottom[0].data.reshape(self.view), top[0].data.reshape(self.view)
-        means, variances, weight = (blob.data for blob in self.weights)
+        x, y = bottom[0].values.reshape(self.view), top[0].values.reshape(self.view)
+        means, variances, weight = (blob.values for blob in self.weights)
         if self.is_global:
-            scale = 0.0 if weight[0] == 0 else 1.0 / float(weight[0])
-            mean, variance = add(means, alpha=scale), add(variances, alpha=scale)
-            np.copyto(self.rstd.data, 1 / np.sqrt(variance + self.epsilon))
+            mean, variance = self.mean.values, self.variance.values
+            self.averages(means, variances, weight, out=(mean, variance))
+            self.inverse(variance, self.epsilon, out=self.rstd.values)
             batch_norm_inference(x, running_mean=mean, running_var=variance, epsilon=self.epsilon, out=y)
             return
         if self.x is not bottom[0]:
-            np.copyto(self.x.data, bottom[0].data)
-        mean, variance = np.zeros_like(means), np.zeros_like(variances)
+            copy(bottom[0].values, self.x.values)
+        batch = fill(self.batch.values, 0.0)
+        mean, variance = batch[0], batch[1]
         batch_norm(
             x, running_mean=mean, running_var=variance, factor=1.0, epsilon=self.epsilon, save=True,
-            out=(y, self.mean.data, self.rstd.data),
+            out=(y, self.mean.values, self.rstd.values),
         )  # fmt: skip
         add(mean, out=means, beta=self.fraction)
         add(variance, out=variances, beta=self.fraction)
-        weight[0] = weight[0] * self.fraction + 1
+        self.counted(weight, self.fraction, out=weight)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if not propagate[0]:
             return
-        dy, dx = top[0].diff.reshape(self.view), bottom[0].diff.reshape(self.view)
+        dy, dx = top[0].gradient.reshape(self.view), bottom[0].gradient.reshape(self.view)
         if self.is_global:
-            self.scaled(dy, self.rstd.data.reshape(1, -1, 1), out=dx)
+            self.scaled(dy, self.rstd.values.reshape(1, -1, 1), out=dx)
             return
-        x = self.x.data.reshape(self.view)
-        batch_norm_backward(dy, x, None, self.mean.data, self.rstd.data, out=(dx, None, None))
+        x = self.x.values.reshape(self.view)
+        batch_norm_backward(dy, x, None, self.mean.values, self.rstd.values, out=(dx, None, None))
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=not self.is_global and "x" not in self.saved, top=False)

@@ -23,6 +23,7 @@ class ConvolutionLayer(Layer):
     type = "Convolution"
     bottoms = (1, None)
     tops = (1, None)
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.convolution_param
@@ -85,27 +86,27 @@ class ConvolutionLayer(Layer):
         return Convolution.make(direction, x_shape, self.weights[0].shape, dtype=dtype, **arguments)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        bias = self.weights[1].data if len(self.weights) == 2 else None
+        bias = self.weights[1].values if len(self.weights) == 2 else None
         arguments = self._arguments("fwd")
         for x, y in zip(bottom, top, strict=True):
-            conv(self._images(x.data), self.weights[0].data, bias, out=self._images(y.data), **arguments)
+            conv(self._images(x.values), self.weights[0].values, bias, out=self._images(y.values), **arguments)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         for x, y, is_wanted in zip(bottom, top, propagate, strict=True):
-            dy = self._images(y.diff)
+            dy = self._images(y.gradient)
             if len(self.weights) == 2 and self.weight_needs_gradient[1]:
-                conv_backward_bias(dy, out=self.weights[1].diff, beta=1.0)
+                conv_backward_bias(dy, out=self.weights[1].gradient, beta=1.0)
             if self.weight_needs_gradient[0]:
-                self._add_weight_gradient(self._images(x.data), dy)
+                self._add_weight_gradient(self._images(x.values), dy)
             if is_wanted:
-                self._data_gradient(dy, self._images(x.diff))
+                self._data_gradient(dy, self._images(x.gradient))
 
     def _add_weight_gradient(self, x: Array, dy: Array) -> None:
         w = self.weights[0]
-        conv_backward_filter(x, dy, w.shape, out=w.diff, beta=1.0, **self._arguments("bwd_filter"))
+        conv_backward_filter(x, dy, w.shape, out=w.gradient, beta=1.0, **self._arguments("bwd_filter"))
 
     def _data_gradient(self, dy: Array, dx: Array) -> None:
-        conv_backward_data(dy, self.weights[0].data, dx.shape, out=dx, **self._arguments("bwd_data"))
+        conv_backward_data(dy, self.weights[0].values, dx.shape, out=dx, **self._arguments("bwd_data"))
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.weight_needs_gradient[0], top=False)

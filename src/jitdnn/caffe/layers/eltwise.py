@@ -21,6 +21,7 @@ class EltwiseLayer(Layer):
 
     type = "Eltwise"
     bottoms = (2, None)
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.eltwise_param
@@ -49,7 +50,7 @@ class EltwiseLayer(Layer):
             self.winner = self.save("winner", shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        inputs, y = [blob.data.reshape(-1) for blob in bottom], top[0].data.reshape(-1)
+        inputs, y = [blob.values.reshape(-1) for blob in bottom], top[0].values.reshape(-1)
         if self.operation == "SUM":
             for index, (x, factor) in enumerate(zip(inputs, self.factors, strict=True)):
                 add(x, out=y, alpha=factor, beta=1.0 if index else 0.0)
@@ -58,27 +59,27 @@ class EltwiseLayer(Layer):
             for x in inputs[2:]:
                 multiply(y, x, out=y)
         else:
-            winner = self.winner.data.reshape(-1)
+            winner = self.winner.values.reshape(-1)
             self.first(inputs[0], inputs[1], out=(y, winner))
             for index, x in enumerate(inputs[2:], 2):
                 self.place(winner, y, x, float(index), out=winner)
                 self.greater(y, x, out=y)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        dy = top[0].diff.reshape(-1)
+        dy = top[0].gradient.reshape(-1)
         for index, blob in enumerate(bottom):
             if not propagate[index]:
                 continue
-            dx = blob.diff.reshape(-1)
+            dx = blob.gradient.reshape(-1)
             if self.operation == "SUM":
                 add(dy, out=dx, alpha=self.factors[index])
             elif self.operation == "PROD":
-                others = [other.data.reshape(-1) for number, other in enumerate(bottom) if number != index]
+                others = [other.values.reshape(-1) for number, other in enumerate(bottom) if number != index]
                 multiply(dy, others[0], out=dx)
                 for other in others[1:]:
                     multiply(dx, other, out=dx)
             else:
-                self.chosen(dy, self.winner.data.reshape(-1), float(index), out=dx)
+                self.chosen(dy, self.winner.values.reshape(-1), float(index), out=dx)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.operation == "PROD", top=False)

@@ -19,6 +19,7 @@ class InnerProductLayer(Layer):
     """
 
     type = "InnerProduct"
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.inner_product_param
@@ -45,30 +46,30 @@ class InnerProductLayer(Layer):
         top[0].reshape((*shape[: self.axis], self.outputs))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x = bottom[0].data.reshape(self.rows, self.columns)
-        y = top[0].data.reshape(self.rows, self.outputs)
-        w = self.weights[0].data
+        x = bottom[0].values.reshape(self.rows, self.columns)
+        y = top[0].values.reshape(self.rows, self.outputs)
+        w = self.weights[0].values
         beta = 0.0
         if len(self.weights) == 2:
-            add(self.weights[1].data, out=y)
+            add(self.weights[1].values, out=y)
             beta = 1.0
         matmul(x, w if self.is_transposed else w.T, out=y, beta=beta)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        x = bottom[0].data.reshape(self.rows, self.columns)
-        dy = top[0].diff.reshape(self.rows, self.outputs)
+        x = bottom[0].values.reshape(self.rows, self.columns)
+        dy = top[0].gradient.reshape(self.rows, self.outputs)
         w = self.weights[0]
         if self.weight_needs_gradient[0]:
             if self.is_transposed:
-                matmul(x.T, dy, out=w.diff, beta=1.0)
+                matmul(x.T, dy, out=w.gradient, beta=1.0)
             else:
-                matmul(dy.T, x, out=w.diff, beta=1.0)
+                matmul(dy.T, x, out=w.gradient, beta=1.0)
         if len(self.weights) == 2 and self.weight_needs_gradient[1]:
             # a sum over rows: the bias gradient of an image of one pixel
-            conv_backward_bias(dy.reshape(self.rows, self.outputs, 1), out=self.weights[1].diff, beta=1.0)
+            conv_backward_bias(dy.reshape(self.rows, self.outputs, 1), out=self.weights[1].gradient, beta=1.0)
         if propagate[0]:
-            dx = bottom[0].diff.reshape(self.rows, self.columns)
-            matmul(dy, w.data.T if self.is_transposed else w.data, out=dx)
+            dx = bottom[0].gradient.reshape(self.rows, self.columns)
+            matmul(dy, w.values.T if self.is_transposed else w.values, out=dx)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.weight_needs_gradient[0], top=False)

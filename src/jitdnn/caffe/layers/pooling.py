@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.errors import NotSupported
 from jitdnn.ops.pooling import avg_pool, avg_pool_backward, max_pool, max_pool_backward
 from jitdnn.problems.pooling import output_shape
@@ -24,6 +22,7 @@ class PoolingLayer(Layer):
 
     type = "Pooling"
     tops = (1, 2)
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.pooling_param
@@ -76,20 +75,20 @@ class PoolingLayer(Layer):
         self.output = self.save("output", y.shape) if self.is_maximum and self.is_overwritten else y
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x, y = bottom[0].data, top[0].data
+        x, y = bottom[0].values, top[0].values
         if self.is_maximum:
-            max_pool(x, self.window, out=self.output.data, **self.arguments)
+            max_pool(x, self.window, out=self.output.values, **self.arguments)
             if self.is_overwritten:
-                np.copyto(y, self.output.data)
+                copy(self.output.values, y)
         else:
             avg_pool(x, self.window, out=y, count_include_pad=True, **self.arguments)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if not propagate[0]:
             return
-        dy, x, dx = top[0].diff, bottom[0], bottom[0].diff
+        dy, x, dx = top[0].gradient, bottom[0], bottom[0].gradient
         if self.is_maximum:
-            max_pool_backward(dy, x.data, self.output.data, self.window, out=dx, **self.arguments)
+            max_pool_backward(dy, x.values, self.output.values, self.window, out=dx, **self.arguments)
         else:
             avg_pool_backward(dy, x.shape, self.window, out=dx, count_include_pad=True, **self.arguments)
 
