@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn import targets
-from jitdnn.errors import InvalidArgument
+from jitdnn import log, targets
+from jitdnn.caffe.schema import SolverParameter
+from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.handle import Handle, find_device
 from jitdnn.tensor import DeviceArray, TensorDescriptor, dtype_of, packed_strides
 
@@ -78,6 +79,28 @@ class NetDevice:
         return f"NetDevice({self.name!r})"
 
 
+class SharedNumbers:
+    """A few numbers that kernels read: themselves on the processor, on a GPU float32 in memory that stays where it is,
+    so that a graph of its calls reads what was set last.
+    """
+
+    def __init__(self, device: NetDevice | None) -> None:
+        self._device = device
+        self._numbers: list[float] = []
+        self._array: Any = None
+
+    def set(self, numbers: list[float]) -> None:
+        """Take these for the calls that follow, and wait for nothing."""
+        if self._device is not None and numbers and numbers != self._numbers:
+            if self._array is None or self._array.size != len(numbers):
+                self._array = self._device.empty((len(numbers),), np.dtype(np.float32))
+            self._device.send(self._array, np.array(numbers, np.float32))
+        self._numbers = list(numbers)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._numbers[index] if self._device is None else self._array[index : index + 1]
+
+
 def view_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape in which layers are given an array: that of the blob, where kernels take it."""
     return shape if 1 <= len(shape) <= KERNEL_AXES else (math.prod(shape),)
@@ -90,3 +113,21 @@ def settled(device: str | NetDevice | None) -> NetDevice | None:
     if device is None or device.strip().lower() == "cpu":
         return None
     return NetDevice(device)
+
+
+def device_of(solver: SolverParameter, given: str | NetDevice | None) -> NetDevice | None:
+    """The GPU that a solver trains on: the one given, else what solver_mode and device_id say; None for the processor.
+
+    Where the file wants a GPU and there is none, that is logged. Raises as `settled` does for what is given.
+    """
+    if given is not None or not solver.has("solver_mode") or solver.solver_mode != "GPU":
+        return settled(given)
+    try:
+        return NetDevice(f"cuda:{solver.device_id}")
+    except DeviceError as error:
+        log.fallback_once(
+            ("caffe solver_mode", solver.device_id),
+            f"solver_mode: GPU{solver.where('solver_mode')}, and device {solver.device_id} is not there: {error}; "
+            "training on the processor, which takes many times as long",
+        )
+        return None

@@ -16,7 +16,7 @@ import numpy as np
 from jitdnn import __version__, log
 from jitdnn.caffe import events, paths, snapshot
 from jitdnn.caffe.blob import Array
-from jitdnn.caffe.device import NetDevice
+from jitdnn.caffe.device import NetDevice, device_of
 from jitdnn.caffe.events import (
     Displayed,
     Finished,
@@ -31,11 +31,12 @@ from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
 from jitdnn.caffe.schema import SolverParameter
-from jitdnn.caffe.sgd import GradientDescent
-from jitdnn.caffe.solver_nets import device_of, limit_together, testing_nets, training_net
+from jitdnn.caffe.solver_nets import limit_together, testing_nets, training_net
+from jitdnn.caffe.update_rules import rule_of
+from jitdnn.caffe.updates import Updates
 from jitdnn.caffe.upgrade import upgrade_solver
 from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays
-from jitdnn.errors import InvalidArgument, NotSupported, SnapshotError
+from jitdnn.errors import InvalidArgument, SnapshotError
 
 # what a snapshot written by this version looks like inside; older ones are refused by number
 SNAPSHOT_SCHEMA = 1
@@ -101,12 +102,13 @@ class Solver:
         for names in self.parameter.weights:
             for name in names.split(","):
                 load_weights(self.net, paths.find(name.strip(), base))
-        self.method = GradientDescent(self.parameter, self.net.parameters)
+        keeps_updates = self.parameter.snapshot_diff or self.parameter.debug_info
+        self.method = Updates(self.parameter, self.net.parameters, keeps_updates)
         self._losses: deque[float] = deque(maxlen=self.parameter.average_loss)
         self._last_display: tuple[int, float] | None = None
         self.snapshot_prefix = _writable_prefix(self.parameter, self.net, file, snapshot_prefix)
         if memory_limit is not None:
-            history = sum(array.nbytes for array in self.method.history.values())
+            history = self.method.nbytes
             limit_together(self.net, self.test_nets, memory_limit, history)
 
     # ---- training
@@ -153,7 +155,7 @@ class Solver:
             rate = self.rate.at(self.iteration)
             if parameter.display and self.iteration % parameter.display == 0:
                 self._display(rate)
-            self.method.update(rate)
+            self.method.update(rate, self.iteration)
             self.iteration += 1
             self._tell(Iterated(self.iteration, loss, rate))
             if parameter.snapshot and self.iteration % parameter.snapshot == 0:
@@ -252,6 +254,8 @@ class Solver:
         }
         arrays = {f"weights/{name}": array for name, array in weight_arrays(self.net).items()}
         arrays |= {f"history/{name}": array for name, array in self.method.history.items()}
+        if self.parameter.snapshot_diff:
+            arrays |= {f"diff/{each.name}": each.blob.diff for each in self.net.parameters}
         snapshot.write(path, meta, arrays)
         self._tell(Snapshotted(self.iteration, path))
         return path
@@ -278,7 +282,10 @@ class Solver:
             "history": self.method.history,
         }
         wanted = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
-        _check_same_arrays(path, arrays, wanted)
+        saved_updates = [
+            name for name in arrays if name.startswith("diff/")
+        ]  # snapshot_diff: for others to read
+        _check_same_arrays(path, {n: a for n, a in arrays.items() if n not in saved_updates}, wanted)
         nets = (self.net, *self.test_nets)
         if len(meta["layers"]) != len(nets):
             raise SnapshotError(
@@ -322,11 +329,7 @@ def _outputs(net: Net, values: Mapping[str, Array]) -> tuple[Output, ...]:
 
 
 def _check(parameter: SolverParameter) -> None:
-    if parameter.type != "SGD":
-        raise NotSupported(f"solver type {parameter.type!r}{parameter.where('type')}: there is SGD")
-    for name in ("debug_info", "snapshot_diff"):
-        if getattr(parameter, name):
-            raise NotSupported(f"{name}: true{parameter.where(name)} is not supported: take the line out")
+    rule_of(parameter)
     for name, least in (
         ("iter_size", 1),
         ("average_loss", 1),
