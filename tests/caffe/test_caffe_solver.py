@@ -304,5 +304,5 @@ def test_gpu_mode_and_formats_of_caffe_are_told(
     assert not caplog.records
     load_solver(NET + FIXED + "snapshot_after_train: false solver_mode: GPU snapshot_format: HDF5")
     messages = [record.getMessage() for record in caplog.records]
-    assert any("trains on the CPU" in message for message in messages)
+    assert any("training on the processor" in message for message in messages)
     assert any(".jdsnap" in message for message in messages)

@@ -67,8 +67,8 @@ class Solver:
 
         `file` is where the solver comes from: relative paths may start from its folder, and snapshots are
         named after it if the solver has no snapshot_prefix. `seed` and `snapshot_prefix` take the place of
-        the solver's own. `dtype` and `algorithm` are those of Net, and so is `device`, but that without it the solver's
-        solver_mode and device_id decide: with GPU it is that one, or, where there is none, the processor, and a warning.
+        the solver's own. `dtype` and `algorithm` are those of Net, and so is `device`; without it the solver's
+        solver_mode and device_id decide, and where there is no such GPU the processor trains, after a warning.
 
         `memory_limit` (bytes, or text such as "64 MiB") is the most that weights, their gradients and history, and all
         that flows through the nets take together; `Net.limit_memory` says how it is kept, and `memory_plan` of `net`

@@ -19,7 +19,16 @@ class Synced:
     out of date from then on, and is brought up to date when it is asked for. Memory is taken when it is needed.
     """
 
-    __slots__ = ("_device", "_dtype", "_host", "_is_device_valid", "_is_host_valid", "_shape", "_was_same", "where")
+    __slots__ = (
+        "_device",
+        "_dtype",
+        "_host",
+        "_is_device_valid",
+        "_is_host_valid",
+        "_shape",
+        "_was_same",
+        "where",
+    )
 
     def __init__(self, where: NetDevice, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.where = where

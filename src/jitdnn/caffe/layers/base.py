@@ -100,7 +100,7 @@ class Layer(ABC):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         """Compute gradients from the tops' diff."""
 
-    def prepare(self, bottom: Sequence[Blob]) -> None:
+    def prepare(self, bottom: Sequence[Blob]) -> None:  # noqa: B027 - most layers have nothing to do
         """Do what the host does for a forward pass and a graph of the device's calls cannot: draw, check, send."""
 
     def backward_reads(self) -> Reads:

@@ -89,7 +89,9 @@ class ConvolutionLayer(Layer):
         bias = self.weights[1].values if len(self.weights) == 2 else None
         arguments = self._arguments("fwd")
         for x, y in zip(bottom, top, strict=True):
-            conv(self._images(x.values), self.weights[0].values, bias, out=self._images(y.values), **arguments)
+            conv(
+                self._images(x.values), self.weights[0].values, bias, out=self._images(y.values), **arguments
+            )
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         for x, y, is_wanted in zip(bottom, top, propagate, strict=True):

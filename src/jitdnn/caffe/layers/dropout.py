@@ -26,7 +26,7 @@ class DropoutLayer(Layer):
         if not 0 <= self.ratio < 1:
             raise self.invalid(f"dropout_ratio is {self.ratio:g}: it must be in [0, 1)", "dropout_param")
         self.is_training = self.context.phase == "TRAIN"
-        self.state = RandomWords(self.context.device)
+        self.words = RandomWords(self.context.device)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if top[0] is not bottom[0]:
@@ -34,13 +34,13 @@ class DropoutLayer(Layer):
 
     def prepare(self, bottom: Sequence[Blob]) -> None:
         if self.is_training:
-            self.state.draw(self.context.random)
+            self.words.draw(self.context.random)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if self.is_training:
             if not self.is_captured:
                 self.prepare(bottom)
-            self.state.apply(bottom[0].values, self.ratio, top[0].values)
+            self.words.apply(bottom[0].values, self.ratio, top[0].values)
         elif top[0] is not bottom[0]:
             copy(bottom[0].values, top[0].values)
 
@@ -48,7 +48,7 @@ class DropoutLayer(Layer):
         if not propagate[0]:
             return
         if self.is_training:
-            self.state.apply(top[0].gradient, self.ratio, bottom[0].gradient)
+            self.words.apply(top[0].gradient, self.ratio, bottom[0].gradient)
         elif top[0] is not bottom[0]:
             copy(top[0].gradient, bottom[0].gradient)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.ops.resize import resize, resize_backward
 from jitdnn.ops.tensor_ops import fill
+from jitdnn.ops.transform import transform
 
 
 class InterpLayer(Layer):

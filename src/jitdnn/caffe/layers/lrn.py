@@ -34,7 +34,9 @@ class LRNLayer(Layer):
         top[0].reshape(bottom[0].shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        lrn(bottom[0].values, self.size, self.factor, self.exponent, self.offset, self.mode, out=top[0].values)
+        lrn(
+            bottom[0].values, self.size, self.factor, self.exponent, self.offset, self.mode, out=top[0].values
+        )
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:

@@ -52,11 +52,19 @@ class NormalizeLayer(Layer):
         self.function(x, self.weights[0].values.reshape(1, -1, 1), norm, out=top[0].values.reshape(self.view))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        x, dy, norm = bottom[0].values.reshape(self.view), top[0].gradient.reshape(self.view), self.norm.values
+        x, dy, norm = (
+            bottom[0].values.reshape(self.view),
+            top[0].gradient.reshape(self.view),
+            self.norm.values,
+        )
         w = self.weights[0]
         wide = w.values.reshape(1, -1, 1)
         if self.weight_needs_gradient[0]:
-            add(self.slope(dy, x, norm, axes=(0, 2) if w.shape else None), out=w.gradient.reshape(-1), beta=1.0)
+            add(
+                self.slope(dy, x, norm, axes=(0, 2) if w.shape else None),
+                out=w.gradient.reshape(-1),
+                beta=1.0,
+            )
         if propagate[0]:
             dot = self.products(dy, wide, x, axes=self.axes, keepdims=True)
             self.gradient(dy, wide, x, norm, dot, out=bottom[0].gradient.reshape(self.view))

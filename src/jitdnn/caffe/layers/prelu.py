@@ -8,6 +8,7 @@ from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.ops.prelu import prelu, prelu_backward
+from jitdnn.ops.tensor_ops import add
 
 
 class PReLULayer(Layer):

@@ -134,7 +134,9 @@ class BiasLayer(_PerAxis):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         dy, is_weight = self.viewed(top[0].gradient), len(bottom) == 1
         if self.weight_needs_gradient[0] if is_weight else propagate[1]:
-            conv_backward_bias(dy, out=self.operand(bottom).gradient.reshape(-1), beta=1.0 if is_weight else 0.0)
+            conv_backward_bias(
+                dy, out=self.operand(bottom).gradient.reshape(-1), beta=1.0 if is_weight else 0.0
+            )
         if propagate[0] and top[0] is not bottom[0]:
             copy(top[0].gradient, bottom[0].gradient)
 

@@ -15,8 +15,8 @@ from jitdnn.ops.reduction import reduction
 from jitdnn.ops.softmax import softmax, softmax_backward
 
 FLT_MIN = float(np.finfo(np.float32).tiny)
-# for probabilities p, labels t, classes c and a label g to ignore: the losses, and the labels that count. A label that is
-# none of the n classes is an error, found here where the host did not look
+# for probabilities p, labels t, classes c and a label g to ignore: the losses, and the labels that count. A label that
+# is none of the n classes makes the loss NaN, where the host did not look before
 TERMS = (
     "p, t, c, g, least, n, none: k = trunc(t); is_wrong = (c == 0) & ((k < 0) | (k >= n)); "
     "where(k == g, 0, where(is_wrong, none, where(k == c, -log(maximum(p, least)), 0))), "
