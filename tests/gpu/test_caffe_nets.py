@@ -160,7 +160,7 @@ def test_what_the_host_writes_goes_up(name: str) -> None:
 def test_a_layer_on_the_host_is_told_and_computes(name: str, caplog: pytest.LogCaptureFixture) -> None:
     text = LENET + layer("top", "ArgMax", "ip2", rest="argmax_param { top_k: 2 }")
     cpu, gpu = pair(text, name)
-    with jd.settings(log="warn"):
+    with jd.settings(log="warning"):
         for net in (cpu, gpu):
             net.clear_gradients()
             net.forward()

@@ -18,6 +18,7 @@ from jitdnn.caffe.device import NetDevice, settled
 from jitdnn.caffe.graph import Node, Observer, Parameter, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
 from jitdnn.caffe.layers.input import InputLayer
+from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.memory import Memory
 from jitdnn.caffe.net_run import run_backward, run_forward
 from jitdnn.caffe.paths import find
@@ -156,13 +157,22 @@ class Net:
 
     @property
     def loss(self) -> float:
-        """The sum of all tops that have a loss weight, times it, after a forward pass."""
-        total = 0.0
-        for node in self.nodes:
-            for blob, weight in zip(node.top, node.loss_weights, strict=True):
-                if weight:
-                    total += weight * float(blob.read().sum(dtype=np.float64))
-        return total
+        """The sum of all tops that have a loss weight, times it, after a forward pass, for which a GPU is waited for."""
+        return sum(
+            weight * float(blob.read().sum(dtype=np.float64)) for blob, weight in self._weighted_blobs()
+        )
+
+    def current_loss(self) -> float | LossValue:
+        """`loss`; on a GPU a number that is waited for when `float` is asked for it, whatever passes follow."""
+        return self.loss if self.device is None else LossValue(self.device, self._weighted_blobs())
+
+    def _weighted_blobs(self) -> list[tuple[Blob, float]]:
+        return [
+            (blob, weight)
+            for node in self.nodes
+            for blob, weight in zip(node.top, node.loss_weights, strict=True)
+            if weight
+        ]
 
     def backward(self) -> None:
         """Compute the gradients by the loss of the last forward pass; those of weights are added to their

@@ -27,6 +27,7 @@ from jitdnn.caffe.events import (
     Started,
     Tested,
 )
+from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
@@ -104,7 +105,7 @@ class Solver:
                 load_weights(self.net, paths.find(name.strip(), base))
         keeps_updates = self.parameter.snapshot_diff or self.parameter.debug_info
         self.method = Updates(self.parameter, self.net.parameters, keeps_updates)
-        self._losses: deque[float] = deque(maxlen=self.parameter.average_loss)
+        self._losses: deque[float | LossValue] = deque(maxlen=self.parameter.average_loss)
         self._last_display: tuple[int, float] | None = None
         self.snapshot_prefix = _writable_prefix(self.parameter, self.net, file, snapshot_prefix)
         if memory_limit is not None:
@@ -165,15 +166,20 @@ class Solver:
         """End `step` or `solve` after the current iteration; `solve` still takes its snapshot."""
         self._stopped.set()
 
-    def _gradients(self) -> float:
-        """Gradients of the weights, summed over iter_size batches, and the mean of their losses."""
+    def _gradients(self) -> float | LossValue:
+        """Gradients of the weights, summed over iter_size batches, and the mean of their losses, which on a GPU nobody
+        waits for.
+        """
         self.net.clear_gradients()
-        total = 0.0
+        losses: list[Any] = []
         for _ in range(self.parameter.iter_size):
-            self.net.forward()
-            total += self.net.loss
+            self.net.compute()
+            losses.append(self.net.current_loss())
             self.net.backward()
-        return total / self.parameter.iter_size
+        if self.device is not None:
+            return LossValue.mean(losses)
+        mean: float = sum(losses) / len(losses)
+        return mean
 
     def _is_test_due(self) -> bool:
         parameter = self.parameter
@@ -227,7 +233,7 @@ class Solver:
         )
 
     def _smoothed_loss(self) -> float:
-        return sum(self._losses) / len(self._losses)
+        return sum(map(float, self._losses)) / len(self._losses)
 
     def _tell(self, event: events.Event) -> None:
         if self.listener is not None:
@@ -243,7 +249,7 @@ class Solver:
             "library": __version__,
             "iteration": self.iteration,
             "current_step": self.rate.current_step,
-            "losses": list(self._losses),
+            "losses": [float(loss) for loss in self._losses],
             "method": self.parameter.type,
             "solver": to_text(self.parameter),
             "net": to_text(self.net.parameter),
