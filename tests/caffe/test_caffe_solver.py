@@ -256,7 +256,7 @@ TEST = "test_iter: 1 test_interval: 1 "
         (NET + FIXED + "iter_size: 0", InvalidArgument, "iter_size is 0"),
         (NET + FIXED + "average_loss: 0", InvalidArgument, "average_loss is 0"),
         (NET + FIXED + "momentum: -1", InvalidArgument, "momentum is -1"),
-        (NET + FIXED + 'regularization_type: "L3"', InvalidArgument, "'L3': there are L1, L2"),
+        (NET + FIXED + 'regularization_type: "L3"', InvalidArgument, "'L3'.*: there are L1, L2"),
         (NET + FIXED + "test_iter: 1", InvalidArgument, "test_interval is 0"),
         (NET + FIXED + "test_iter: 0 test_interval: 1", InvalidArgument, "it must be positive"),
         (

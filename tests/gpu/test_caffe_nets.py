@@ -29,12 +29,17 @@ def layer(name: str, kind: str, bottom: str, top: str | None = None, rest: str =
 def convolution(name: str, bottom: str, outputs: int, rest: str = "kernel_size: 3 pad: 1") -> str:
     bias = 'bias_filler { type: "constant" value: 0.1 }' if "bias_term" not in rest else ""
     return layer(
-        name, "Convolution", bottom, rest=f"convolution_param {{ num_output: {outputs} {rest} {FILLER} {bias} }}"
+        name,
+        "Convolution",
+        bottom,
+        rest=f"convolution_param {{ num_output: {outputs} {rest} {FILLER} {bias} }}",
     )
 
 
 def product(name: str, bottom: str, outputs: int) -> str:
-    return layer(name, "InnerProduct", bottom, rest=f"inner_product_param {{ num_output: {outputs} {FILLER} }}")
+    return layer(
+        name, "InnerProduct", bottom, rest=f"inner_product_param {{ num_output: {outputs} {FILLER} }}"
+    )
 
 
 LENET = (
@@ -113,12 +118,16 @@ def test_passes_are_those_of_the_processor(text: str, name: str) -> None:
 @pytest.mark.parametrize("text", [LENET, RESIDUAL], ids=["lenet", "residual"])
 @pytest.mark.parametrize("more", ["", "iter_size: 2 clip_gradients: 0.5", 'type: "Adam" momentum2: 0.9'])
 def test_training_is_that_of_the_processor(text: str, more: str, name: str) -> None:
-    solvers = [load_solver(f"net_param {{ {text} }} {SOLVER} {more}", device=where) for where in ("cpu", name)]
+    solvers = [
+        load_solver(f"net_param {{ {text} }} {SOLVER} {more}", device=where) for where in ("cpu", name)
+    ]
     for solver in solvers:
         solver.step(3)
     for one, two in zip(solvers[0].net.parameters, solvers[1].net.parameters, strict=True):
         largest = np.abs(one.blob.data).max()
-        np.testing.assert_allclose(two.blob.data, one.blob.data, rtol=0, atol=1e-4 * largest, err_msg=one.name)
+        np.testing.assert_allclose(
+            two.blob.data, one.blob.data, rtol=0, atol=1e-4 * largest, err_msg=one.name
+        )
     for key, history in solvers[0].method.history.items():
         largest = np.abs(history).max(initial=1e-3)
         np.testing.assert_allclose(solvers[1].method.history[key], history, rtol=0, atol=1e-3 * largest)

@@ -15,12 +15,14 @@ from typing import TypeVar
 from jitdnn.caffe import paths
 from jitdnn.caffe.device import NetDevice
 from jitdnn.caffe.events import Listener
-from jitdnn.caffe.load import is_text, parse_file
+from jitdnn.caffe.load import is_message, is_text, parse_file
+from jitdnn.caffe.message import Message
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.prototxt import parse, to_text
 from jitdnn.caffe.schema import NetParameter, NetState, SolverParameter
 from jitdnn.caffe.solver import Solver
 from jitdnn.caffe.timing import time_net
+from jitdnn.errors import InvalidArgument, ParseError
 
 M = TypeVar("M", NetParameter, SolverParameter)
 
@@ -105,7 +107,21 @@ def load_solver(
 
 def _read(source: str | PathLike[str], message: type[M]) -> tuple[M, Path | None]:
     """Parse text, or a file, whose path is returned too."""
-    if isinstance(source, str) and is_text(source):
-        return parse(source, message), None
-    path = paths.find(source)
-    return parse_file(path, message), path
+    is_given = isinstance(source, str) and is_text(source)
+    path = None if is_given else paths.find(source)
+    try:
+        return (parse(str(source), message) if path is None else parse_file(path, message)), path
+    except ParseError as error:
+        _refuse_the_other(error.text, message, path)
+        raise
+
+
+def _refuse_the_other(text: str, message: type[Message], path: Path | None) -> None:
+    """Say so where a net stands in the place of a solver, or a solver in the place of a net."""
+    here = "this text" if path is None else str(path)
+    if message is SolverParameter and is_message(text, NetParameter):
+        raise InvalidArgument(
+            f'{here} is a net, not a solver: a solver\'s file names its net, as `net: "FILE"`'
+        )
+    if message is NetParameter and is_message(text, SolverParameter):
+        raise InvalidArgument(f"{here} is a solver, not a net: give the file that it names as its net")

@@ -33,8 +33,9 @@ class NetDevice:
                 f"device is {name!r}: it must be cpu, {' or '.join(targets.gpu_names())}, or one of those by number, "
                 "cuda:1"
             )
-        self.gpu: Any = find_device(name)
-        self._stream = self.gpu.own_stream()
+        gpu: Any = find_device(name)
+        self.gpu = gpu
+        self._stream = gpu.own_stream()
         self.handle = Handle(self.gpu, stream=self._stream)
 
     @property

@@ -27,6 +27,14 @@ def parse_file(path: Path, message: type[M]) -> M:
         raise ParseError(f"{error.message} (in {path})", text, error.line, error.column) from None
 
 
+def is_message(text: str, message: type[Message]) -> bool:
+    """Tell whether a text parses as the message, and says something."""
+    try:
+        return next(parse(text, message).present(), None) is not None
+    except InvalidArgument:
+        return False
+
+
 def is_text(source: str) -> bool:
     """Tell prototxt text from the name of a file: text has a line break, a brace or a quotation mark."""
     return any(character in source for character in '\n{"')

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jitdnn import limits
-from jitdnn.caffe.blob import Array, Blob
+from jitdnn.caffe.blob import Array, Blob, Shape
 from jitdnn.caffe.device import NetDevice, settled
 from jitdnn.caffe.graph import Node, Observer, Parameter, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
-from jitdnn.caffe.layers.input import InputLayer
 from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.memory import Memory
 from jitdnn.caffe.net_run import run_backward, run_forward
@@ -103,7 +102,8 @@ class Net:
         self.outputs = list(unread)
         self.inputs = [blob.name for node in self.nodes if node.layer.type == "Input" for blob in node.top]
         self.parameters: list[Parameter] = collect_parameters(self.layers)
-        plan_gradients(self.nodes, self.parameter.force_backward)
+        self._input_shapes = self._shapes_of_inputs()
+        plan_gradients(self.nodes, self.parameter.force_backward, self.outputs)
 
     @property
     def layers(self) -> list[Layer]:
@@ -135,6 +135,8 @@ class Net:
 
     def compute(self) -> None:
         """Run all layers, as `forward` does, and return nothing: on a GPU it is not waited for."""
+        if self._shapes_of_inputs() != self._input_shapes:
+            self.reshape()
         if self._memory_options is not None:
             self._planned_memory().forward()
             return
@@ -157,7 +159,7 @@ class Net:
 
     @property
     def loss(self) -> float:
-        """The sum of all tops that have a loss weight, times it, after a forward pass, for which a GPU is waited for."""
+        """The sum of all tops that have a loss weight, times it, after a forward pass; waits for a GPU."""
         return sum(
             weight * float(blob.read().sum(dtype=np.float64)) for blob, weight in self._weighted_blobs()
         )
@@ -259,23 +261,25 @@ class Net:
         return self._memory
 
     def reshape(self, **shapes: Sequence[int]) -> None:
-        """Give input blobs other shapes (another batch, another image size) and carry them through all
-        layers.
+        """Give input blobs other shapes (another batch, another image size) and carry them through all layers.
+
+        Where an input blob was reshaped itself (`net.blobs["data"].reshape(shape)`), a call without arguments carries
+        its shape on; a forward pass does so, too.
         """
         for name, shape in shapes.items():
             if name not in self.inputs:
                 raise InvalidArgument(f"{name!r} is no input of this net: {_listed(self.inputs)}")
-            for node in self.nodes:
-                if isinstance(node.layer, InputLayer):
-                    for index, blob in enumerate(node.top):
-                        if blob.name == name:
-                            node.layer.shapes[index] = tuple(shape)
+            self.blobs[name].reshape(tuple(shape))
         if self._memory is not None:
             self._memory.lift()
             self._memory = None
         for node in self.nodes:
             self._guarded(node.layer.parameter, partial(node.layer.reshape, node.bottom, node.top))
             self._set_loss_weights(node)
+        self._input_shapes = self._shapes_of_inputs()
+
+    def _shapes_of_inputs(self) -> list[Shape]:
+        return [self.blobs[name].shape for name in self.inputs]
 
     def save_weights(self, path: str | Path) -> None:
         """Write all weights to an .npz file, arrays named LAYER/INDEX, whole or not at all."""

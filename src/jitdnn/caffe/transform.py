@@ -7,6 +7,7 @@ of the full size, read where the crop is) or mean_value, one for all channels or
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,22 @@ class Transformer:
         """(C, H, W) of what comes out."""
         return (self.channels, self.crop, self.crop) if self.crop else self.image
 
-    def apply(self, images: Array | list[Array], out: Array, random: np.random.Generator) -> None:
-        """Write the transformed images to `out` (n, C, H, W)."""
+    def apply(
+        self,
+        images: Array | list[Array],
+        out: Array,
+        random: np.random.Generator,
+        name: Callable[[int], str] = "image {}".format,
+    ) -> None:
+        """Write the transformed images to `out` (n, C, H, W). Errors call image i of them `name(i)`."""
         if isinstance(images, np.ndarray) and not self.crop and not self.parameter.mirror:
             self._scaled(images, self.mean, out)
             return
-        for image, target in zip(images, out, strict=True):
-            self._apply_one(image, target, random)
+        for index, (image, target) in enumerate(zip(images, out, strict=True)):
+            try:
+                self._apply_one(image, target, random)
+            except InvalidShape as error:
+                raise InvalidShape(f"{name(index)}: {error}") from None
 
     def _apply_one(self, image: Array, out: Array, random: np.random.Generator) -> None:
         if image.shape[0] != self.channels or (not self.crop and image.shape != self.image):

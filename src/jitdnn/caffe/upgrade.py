@@ -26,12 +26,14 @@ def upgrade_net(net: NetParameter) -> NetParameter:
             )
         result.layer = [_upgrade_layer(layer) for layer in net.layers]
         result.clear("layers")
-    if net.has("input"):
+    if net.has("input_dim") or net.has("input_shape"):
+        if not net.has("input"):
+            raise InvalidArgument(
+                'input_dim or input_shape stands without an input: name it with `input: "data"`'
+            )
         result.layer = [_input_layer(net), *result.layer]
-    elif net.has("input_dim") or net.has("input_shape"):
-        raise InvalidArgument(
-            'input_dim or input_shape stands without an input: name it with `input: "data"`'
-        )
+    else:
+        _check_inputs_without_shape(net, result)
     for name in ("input", "input_dim", "input_shape"):
         result.clear(name)
     for layer in result.layer:
@@ -128,6 +130,17 @@ def _input_layer(net: NetParameter) -> LayerParameter:
     )
     layer.position = net.positions.get("input")
     return layer
+
+
+def _check_inputs_without_shape(net: NetParameter, upgraded: NetParameter) -> None:
+    """Inputs without shapes say nothing, as in Caffe, where a layer makes them."""
+    made = {name for layer in upgraded.layer for name in layer.top}
+    missing = [name for name in net.input if name not in made]
+    if missing:
+        raise InvalidArgument(
+            f"input {', '.join(map(repr, missing))}{net.where('input')} has no shape: give input_shape, "
+            "or four input_dim, for each input"
+        )
 
 
 def _freeze_statistics(layer: LayerParameter) -> None:

@@ -95,6 +95,12 @@ def run_test(net_file: str, weights: str, iterations: int, threads: int | None) 
     """Print the outputs of every batch and their means, as `caffe test` does."""
     with _threads(threads):
         net = load_net(net_file, "TEST", weights=weights, seed=0)
+        if net.inputs:
+            raise InvalidArgument(
+                f"{net_file} takes its {' and '.join(net.inputs)} from the caller, as a net for deployment does: "
+                "a test needs a net with a layer that reads data"
+            )
+        has_loss = any(weight for node in net.nodes for weight in node.loss_weights)
         totals: dict[str, np.ndarray] = {}
         loss = 0.0
         with progress(iterations, "testing") as advance:
@@ -106,7 +112,8 @@ def run_test(net_file: str, weights: str, iterations: int, threads: int | None) 
                     if values.size == 1:
                         say(f"Batch {batch}, {name} = {values.item():g}")
                 advance(batch + 1, "")
-    say(f"Loss: {loss / iterations:g}")
+    if has_loss:
+        say(f"Loss: {loss / iterations:g}")
     for name, total in totals.items():
         mean = total / iterations
         if mean.size == 1:

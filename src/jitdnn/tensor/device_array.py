@@ -177,11 +177,12 @@ class DeviceArray:
 
         Raises InvalidShape.
         """
-        wanted = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        extents = list(check_sizes(tuple(max(extent, 0) for extent in wanted)))  # type: ignore[type-var]
+        given: Any = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        wanted: tuple[int, ...] = tuple(given)
+        extents = list(check_sizes(tuple(max(extent, 0) for extent in wanted)))
         descriptor = self.descriptor
         if -1 in wanted:
-            known = math.prod(extent for extent in wanted if extent != -1)  # type: ignore[misc]
+            known = math.prod(extent for extent in wanted if extent != -1)
             extents[wanted.index(-1)] = self.size // known if known else 0
         if math.prod(extents) != self.size or wanted.count(-1) > 1:
             raise InvalidShape(f"an array of shape {self.shape} cannot be viewed as {wanted}")

@@ -85,3 +85,6 @@ class AccuracyLayer(Layer):
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)
+
+    def may_force_backward(self, index: int) -> bool:
+        return False

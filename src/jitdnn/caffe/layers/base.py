@@ -134,7 +134,7 @@ class Layer(ABC):
         self.saved[name].reshape(shape)
         return self.saved[name]
 
-    def constant(self, name: str, values: Array) -> Blob:
+    def table(self, name: str, values: Array) -> Blob:
         """Return numbers that kernels read, where the net computes."""
         blob = Blob(f"{self.name}/{name}", self.context.dtype, self.context.device)
         blob.reshape(values.shape)

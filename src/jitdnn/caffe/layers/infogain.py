@@ -80,7 +80,7 @@ class InfogainLossLayer(SoftmaxWithLossLayer):
         softmax(bottom[0].data, axis=self.axis, algorithm="accurate", out=self.probability.data)
         outer, classes, inner = self.view
         labels, is_counted = checked_labels(self, bottom[1].data, classes, self.ignored)
-        self.labels, self.is_counted = labels.reshape(outer, 1, inner), is_counted.reshape(outer, 1, inner)
+        self.places, self.is_counted = labels.reshape(outer, 1, inner), is_counted.reshape(outer, 1, inner)
         self.divisor = self.norm or float(max(1, is_counted.sum()))
         if len(top) == 2:
             np.copyto(top[1].data, self.probability.data)
@@ -90,4 +90,4 @@ class InfogainLossLayer(SoftmaxWithLossLayer):
         """The rows of H by the labels, as (outer, classes, inner)."""
         classes = self.view[1]
         matrix = bottom[2].data if self.matrix is None else self.matrix
-        return np.moveaxis(matrix.reshape(classes, classes)[self.labels[:, 0, :]], -1, 1)
+        return np.moveaxis(matrix.reshape(classes, classes)[self.places[:, 0, :]], -1, 1)

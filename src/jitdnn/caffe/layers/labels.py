@@ -39,7 +39,7 @@ def check_labels(layer: Layer, labels: Blob, classes: int, ignored: int | None) 
 
 def class_numbers(layer: Layer, classes: int) -> Blob:
     """Return the numbers of the classes, (1, classes, 1)."""
-    return layer.constant("classes", np.arange(classes).reshape(1, classes, 1))
+    return layer.table("classes", np.arange(classes).reshape(1, classes, 1))
 
 
 whole_numbers = elementwise("t: trunc(t)", "i64")

@@ -152,6 +152,9 @@ class SplitLayer(Layer):
             return
         sources = [blob.gradient for blob, has in zip(top, self.top_has_gradient, strict=True) if has]
         dx = bottom[0].gradient
+        if not sources:  # force_backward, and no reader has a gradient
+            fill(dx, 0.0)
+            return
         if len(sources) == 1:
             copy(sources[0], dx)
             return
