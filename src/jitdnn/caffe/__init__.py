@@ -51,6 +51,7 @@ def load_net(
     dtype: str = "f32",
     algorithm: str | None = None,
     device: str | NetDevice | None = None,
+    fuse: bool = True,
 ) -> Net:
     """Build a net from a prototxt file or from prototxt text (a string with a line break, a brace or a
     quote).
@@ -71,6 +72,7 @@ def load_net(
         dtype=dtype,
         algorithm=algorithm,
         device=device,
+        fuse=fuse,
     )
     if weights is not None:
         net.load_weights(str(weights))
@@ -87,6 +89,7 @@ def load_solver(
     snapshot_prefix: str | None = None,
     memory_limit: int | str | None = None,
     device: str | NetDevice | None = None,
+    fuse: bool = True,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -102,6 +105,7 @@ def load_solver(
         snapshot_prefix=snapshot_prefix,
         memory_limit=memory_limit,
         device=device,
+        fuse=fuse,
     )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from jitdnn import limits
 from jitdnn.caffe.blob import Array, Blob, Shape
 from jitdnn.caffe.device import NetDevice, settled
+from jitdnn.caffe.fusion import Fusion
 from jitdnn.caffe.graph import Node, Observer, Parameter, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
 from jitdnn.caffe.loss_value import LossValue
@@ -53,6 +54,7 @@ class Net:
         dtype: str = "f32",
         algorithm: str | None = None,
         device: str | NetDevice | None = None,
+        fuse: bool = True,
     ) -> None:
         """Build the net for `state` (phase TEST if None), merged over the net's own.
 
@@ -60,6 +62,7 @@ class Net:
         all that is random in the layers (None: another one each time), `dtype` "f32" or "f64", `algorithm`
         the name of the algorithm that convolutions must use. `device` is where its blobs are and its layers compute:
         the processor (None, "cpu"), or a GPU, "cuda", "cuda:1", "opencl", or that of another net, `other.device`.
+        `fuse`: layers in place are computed with those whose result they change (fusion.py).
 
         Raises InvalidArgument (with the line) for a net that is wrong, NotSupported for what the library
         lacks, DeviceError for a GPU that is not there.
@@ -104,6 +107,8 @@ class Net:
         self.parameters: list[Parameter] = collect_parameters(self.layers)
         self._input_shapes = self._shapes_of_inputs()
         plan_gradients(self.nodes, self.parameter.force_backward, self.outputs)
+        self.fusion = Fusion(self.nodes, algorithm is not None)
+        self._is_fused = fuse and not self.parameter.debug_info
 
     @property
     def layers(self) -> list[Layer]:
@@ -140,6 +145,7 @@ class Net:
         if self._memory_options is not None:
             self._planned_memory().forward()
             return
+        self.fusion.switch(self._is_fused)
         with self.running():
             for node in self.nodes:
                 self._observed(run_forward, node, "forward")
@@ -184,6 +190,12 @@ class Net:
             self._planned_memory().backward()
             return
         with self.running():
+            if self.fusion.leaves_nothing_for_backward:
+                self._is_fused = False  # this net goes backward though it tests: it is not fused any more
+                self.fusion.switch(False)
+                for node in self.nodes:
+                    if node.bottom:
+                        run_forward(node, self.device is not None)
             for node in reversed(self.nodes):
                 if node.needs_backward:
                     self._observed(run_backward, node, "backward")
@@ -225,6 +237,7 @@ class Net:
         """
         if self._memory is not None:
             self._memory.lift()
+        self.fusion.switch(False)
         self._memory = self._memory_options = None
         if limit is None or (isinstance(limit, str) and limit.strip().lower() in ("none", "unlimited")):
             return None

@@ -10,6 +10,9 @@ from jitdnn.settings import format_bytes
 def run_forward(node: Node, is_on_gpu: bool) -> None:
     """Run the forward pass of a layer."""
     layer = node.layer
+    if node.is_absorbed:
+        layer.absorbed(node.top)
+        return
     if not is_on_gpu or layer.is_for_gpu:
         layer.forward(node.bottom, node.top)
         return
@@ -27,6 +30,8 @@ def run_forward(node: Node, is_on_gpu: bool) -> None:
 def run_backward(node: Node, is_on_gpu: bool) -> None:
     """Run the backward pass of a layer."""
     layer = node.layer
+    if node.has_no_backward:
+        return
     layer.backward(node.top, node.propagate, node.bottom)
     if is_on_gpu and not layer.is_for_gpu:
         for blob in (*node.bottom, *node.top, *layer.weights):

@@ -63,6 +63,7 @@ class Solver:
         snapshot_prefix: str | None = None,
         memory_limit: int | str | None = None,
         device: str | NetDevice | None = None,
+        fuse: bool = True,
     ) -> None:
         """Build the nets and check the fields.
 
@@ -89,7 +90,12 @@ class Solver:
         seed = self.parameter.random_seed if seed is None else seed
         root = np.random.SeedSequence(seed if seed >= 0 else None)
         self.device = device_of(self.parameter, device)
-        options: dict[str, Any] = {"dtype": dtype, "algorithm": algorithm, "device": self.device}
+        options: dict[str, Any] = {
+            "dtype": dtype,
+            "algorithm": algorithm,
+            "device": self.device,
+            "fuse": fuse,
+        }
         definition, state, folder = training_net(self.parameter, base)
         tests = testing_nets(self.parameter, base)
         train_seed, *test_seeds = root.spawn(1 + len(tests))

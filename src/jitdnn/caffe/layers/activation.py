@@ -43,6 +43,9 @@ class ActivationLayer(Layer):
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.function(bottom[0].values, out=top[0].values)
+        self.absorbed(top)
+
+    def absorbed(self, top: Sequence[Blob]) -> None:
         if self.output is not None:
             copy(top[0].values, self.output.values)
 
@@ -61,7 +64,7 @@ class ReLULayer(ActivationLayer):
     type = "ReLU"
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        slope = self.parameter.relu_param.negative_slope
+        slope = self.slope = self.parameter.relu_param.negative_slope
         if slope < 0:
             raise NotSupported(
                 f"layer {self.name!r}{self.parameter.where('relu_param')}: negative_slope {slope:g}: the gradient "
@@ -112,3 +115,10 @@ class TanHLayer(ActivationLayer):
     type = "TanH"
     function = staticmethod(tanh)
     gradient = staticmethod(tanh_backward)
+
+
+def rectify(slope: float) -> Callable[[Any], Any]:
+    """Return the ReLU of this negative slope, for formulas and epilogues."""
+    if slope == 0:
+        return relu
+    return functools.partial(leaky_relu, coef=slope)

@@ -103,6 +103,9 @@ class Layer(ABC):
     def prepare(self, bottom: Sequence[Blob]) -> None:  # noqa: B027 - most layers have nothing to do
         """Do what the host does for a forward pass and a graph of the device's calls cannot: draw, check, send."""
 
+    def absorbed(self, top: Sequence[Blob]) -> None:  # noqa: B027 - most layers leave nothing beside their tops
+        """Leave what backward needs, in the place of `forward`, where another layer has filled the tops (fusion.py)."""
+
     def backward_reads(self) -> Reads:
         """Tell which data of the blobs a backward pass reads; all else may be gone by then."""
         return Reads(bottom=True, top=True)

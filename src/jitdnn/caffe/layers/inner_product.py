@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jitdnn.caffe.blob import Blob, canonical_axis, count
+from jitdnn.caffe.layers.activation import rectify
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.ops.convolution import conv_backward_bias
+from jitdnn.ops.elementwise import elementwise
 from jitdnn.ops.matmul import matmul
 from jitdnn.ops.tensor_ops import add
 
@@ -27,6 +30,7 @@ class InnerProductLayer(Layer):
             raise self.invalid("num_output is missing or 0: it must be positive", "inner_product_param")
         shape = bottom[0].shape
         self.outputs = parameter.num_output
+        self.rectified: Any = None  # set by fusion.py: adds the bias and rectifies
         self.is_transposed = parameter.transpose
         self.axis = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
         self.columns = count(shape, self.axis)
@@ -50,10 +54,12 @@ class InnerProductLayer(Layer):
         y = top[0].values.reshape(self.rows, self.outputs)
         w = self.weights[0].values
         beta = 0.0
-        if len(self.weights) == 2:
+        if len(self.weights) == 2 and self.rectified is None:
             add(self.weights[1].values, out=y)
             beta = 1.0
         matmul(x, w if self.is_transposed else w.T, out=y, beta=beta)
+        if self.rectified is not None:
+            self.rectified(y, self.weights[1].values, out=y)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         x = bottom[0].values.reshape(self.rows, self.columns)
@@ -70,6 +76,14 @@ class InnerProductLayer(Layer):
         if propagate[0]:
             dx = bottom[0].gradient.reshape(self.rows, self.columns)
             matmul(dy, w.values.T if self.is_transposed else w.values, out=dx)
+
+    def fuse_relu(self, slope: float | None) -> None:
+        """Add the bias and rectify the result, with this slope below 0, in one pass; None: do not."""
+        if slope is None:
+            self.rectified = None
+            return
+        rectified = rectify(slope)
+        self.rectified = elementwise(lambda y, bias: rectified(y + bias))
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.weight_needs_gradient[0], top=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jitdnn.caffe.blob import Array, Blob, Shape, canonical_axis, count
 from jitdnn.caffe.layers.base import Layer, Reads, copy
@@ -114,6 +115,13 @@ class ScaleLayer(_PerAxis):
             add(self.dot(dy, self.viewed(self.x.values), axes=(0, 2)), out=w.gradient.reshape(-1), beta=1.0)
         if propagate[0]:
             multiply(dy, w.values.reshape(1, -1, 1), out=self.viewed(bottom[0].gradient))
+
+    def add_gradients(self, dgamma: Any, dbeta: Any) -> None:
+        """Add gradients that the layer computed that this one is fused into."""
+        if self.weight_needs_gradient[0]:
+            add(dgamma, out=self.weights[0].gradient, beta=1.0)
+        if self.bias is not None and self.weight_needs_gradient[-1]:
+            add(dbeta, out=self.bias.gradient, beta=1.0)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=len(self.parameter.bottom) == 2 or "x" not in self.saved, top=False)
