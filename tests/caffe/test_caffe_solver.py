@@ -302,4 +302,4 @@ def test_gpu_mode_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.
     assert not caplog.records
     load_solver(NET + FIXED + "snapshot_after_train: false solver_mode: GPU")
     messages = [record.getMessage() for record in caplog.records]
-    assert any("trains on the CPU" in message for message in messages)
+    assert any("training on the processor" in message for message in messages)

@@ -9,6 +9,7 @@ import pytest
 
 import jitdnn.caffe.pycaffe as caffe
 from caffe_nets import LENET
+from jitdnn.caffe.pycaffe import mode
 from jitdnn.errors import InvalidArgument, InvalidShape, NotSupported
 
 LAYERS = """
@@ -246,10 +247,19 @@ def test_seeds(net: caffe.Net) -> None:
 
 
 def test_modes() -> None:
-    caffe.set_mode_cpu()
-    caffe.set_device(0)
-    with pytest.raises(InvalidArgument, match="device -1"):
-        caffe.set_device(-1)
+    assert mode.device() is None
+    try:
+        caffe.set_mode_gpu()
+        assert mode.device() == "cuda:0"
+        caffe.set_device(3)
+        assert mode.device() == "cuda:3"
+        with pytest.raises(InvalidArgument, match="device -1"):
+            caffe.set_device(-1)
+        caffe.set_mode_cpu()
+        assert mode.device() == "cpu"
+        assert caffe.Net(LAYERS, caffe.TEST).core.device is None
+    finally:
+        mode._STATE.is_gpu, mode._STATE.device = None, 0
 
 
 def test_what_a_net_refuses(net: caffe.Net) -> None:

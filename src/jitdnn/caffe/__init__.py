@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from jitdnn import log
 from jitdnn.caffe import paths
+from jitdnn.caffe.device import NetDevice
 from jitdnn.caffe.events import Listener
 from jitdnn.caffe.lenient import Repair, import_net
 from jitdnn.caffe.load import is_message, is_text, naming, parse_file, read_text, read_text_leniently
@@ -57,6 +58,8 @@ def load_net(
     lenient: bool = False,
     inputs: Mapping[str, Sequence[int]] | None = None,
     python_layers: str | PathLike[str] | None = None,
+    device: str | NetDevice | None = None,
+    fuse: bool = True,
 ) -> Net:
     """Build a net from a prototxt file or from prototxt text (a string with a line break, a brace or a
     quote).
@@ -88,6 +91,8 @@ def load_net(
             seed=seed,
             dtype=dtype,
             algorithm=algorithm,
+            device=device,
+            fuse=fuse,
             python_layers=None if python_layers is None else Path(python_layers),
         )
     if weights is not None:
@@ -107,6 +112,8 @@ def load_solver(
     level: int | None = None,
     stages: Sequence[str] = (),
     python_layers: str | PathLike[str] | None = None,
+    device: str | NetDevice | None = None,
+    fuse: bool = True,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -124,6 +131,8 @@ def load_solver(
             memory_limit=memory_limit,
             level=level,
             stages=stages,
+            device=device,
+            fuse=fuse,
             python_layers=None if python_layers is None else Path(python_layers),
         )
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from jitdnn.caffe.loss_value import LossValue
+
 
 @dataclass(frozen=True)
 class Output:
@@ -46,9 +48,9 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Iterated(Event):
-    """An update is done; `loss` is that of its batch."""
+    """An update is done; `loss` is that of its batch: of a net on a GPU a LossValue, for which `float` waits."""
 
-    loss: float
+    loss: float | LossValue
     rate: float
 
 

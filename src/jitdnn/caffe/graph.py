@@ -21,6 +21,9 @@ class Node:
     loss_weights: list[float]
     needs_backward: bool = False
     propagate: list[bool] = field(default_factory=list)  # for each bottom, whether its gradient is computed
+    # set by fusion.py: whether another layer's forward pass computes its result, and another's backward its gradients
+    is_absorbed: bool = False
+    has_no_backward: bool = False
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -14,9 +15,13 @@ from numpy.typing import ArrayLike
 from jitdnn import limits, log
 from jitdnn.caffe.blob import Array, Blob, Shape
 from jitdnn.caffe.debug_info import DebugInfo
+from jitdnn.caffe.device import NetDevice, settled
+from jitdnn.caffe.fusion import Fusion
 from jitdnn.caffe.graph import Node, Observer, Parameter, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
+from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.memory import Memory
+from jitdnn.caffe.net_run import run_backward, run_forward
 from jitdnn.caffe.obstacles import together, unknown_types
 from jitdnn.caffe.paths import find
 from jitdnn.caffe.rules import filter_net
@@ -25,6 +30,7 @@ from jitdnn.caffe.splits import insert_splits
 from jitdnn.caffe.upgrade import upgrade_net
 from jitdnn.caffe.weights import collect_parameters, load_weights, save_weights
 from jitdnn.errors import InvalidArgument, InvalidShape, JitdnnError, NotSupported
+from jitdnn.ops.tensor_ops import fill
 from jitdnn.planner.recompute import RecomputePlan
 from jitdnn.settings import parse_bytes
 
@@ -50,16 +56,20 @@ class Net:
         dtype: str = "f32",
         algorithm: str | None = None,
         python_layers: Path | None = None,
+        device: str | NetDevice | None = None,
+        fuse: bool = True,
     ) -> None:
         """Build the net for `state` (phase TEST if None), merged over the net's own.
 
         `base` is the folder that relative paths in the net may start from, `seed` that of the fillers and of
         all that is random in the layers (None: another one each time), `dtype` "f32" or "f64", `algorithm`
-        the name of the algorithm that convolutions must use, `python_layers` the folder that layers written in Python
-        may come from (None: there can be none).
+        the name of the algorithm that convolutions must use. `device` is where its blobs are and its layers compute:
+        the processor (None, "cpu"), or a GPU, "cuda", "cuda:1", "opencl", or that of another net, `other.device`.
+        `fuse`: layers in place are computed with those whose result they change (fusion.py). `python_layers` is the
+        folder that layers written in Python may come from (None: there can be none).
 
         Raises InvalidArgument (with the line) for a net that is wrong, NotSupported for what the library
-        lacks.
+        lacks, DeviceError for a GPU that is not there.
         """
         if dtype not in DTYPES:
             raise InvalidArgument(f"dtype is {dtype!r}: there are {', '.join(DTYPES)}")
@@ -79,6 +89,7 @@ class Net:
             )
         self.name = self.parameter.name
         self.dtype = DTYPES[dtype]
+        self.device = settled(device)
         self.blobs: dict[str, Blob] = {}
         self.nodes: list[Node] = []
         self.observer: Observer | None = None
@@ -117,6 +128,8 @@ class Net:
         self.parameters: list[Parameter] = collect_parameters(self.layers)
         self._input_shapes = self._shapes_of_inputs()
         plan_gradients(self.nodes, self.parameter.force_backward, self.outputs)
+        self.fusion = Fusion(self.nodes, algorithm is not None)
+        self._is_fused = fuse and not self.parameter.debug_info
         if self.parameter.debug_info:
             self.observer = DebugInfo(self, log.tell)
 
@@ -145,12 +158,16 @@ class Net:
         """
         for name, values in inputs.items():
             self._fill(name, values)
-        self.forward_layers()
+        self.compute()
         return {name: self.blobs[name].data for name in self.outputs}
+
+    def compute(self) -> None:
+        """Run all layers, as `forward` does, and return nothing: on a GPU it is not waited for."""
+        self.forward_layers()
 
     def forward_layers(self, first: int = 0, last: int | None = None) -> None:
         """Run the layers from number `first` to `last` (None: the last one), what is in their blobs now being what
-        they read. Under a limit on memory all of them must run.
+        they read. Under a limit on memory all of them must run; where a part of them runs, nothing is fused.
         """
         if self._shapes_of_inputs() != self._input_shapes:
             self.reshape()
@@ -159,26 +176,42 @@ class Net:
             self._check_whole(first == 0 and end == len(self.nodes))
             self._planned_memory().forward()
             return
+        self.fusion.switch(self._is_fused and first == 0 and end == len(self.nodes))
+        with self.running():
+            for node in self.nodes[first:end]:
+                self._observed(self._run_forward, node, "forward")
+
+    def running(self) -> AbstractContextManager[Any]:
+        """A block whose calls go to the net's GPU and its stream."""
+        return nullcontext() if self.device is None else self.device.handle
+
+    def _observed(self, run: Callable[[Node, bool], None], node: Node, direction: str) -> None:
         observer = self.observer
-        for index in range(first, end):
-            node = self.nodes[index]
-            start = perf_counter() if observer else 0.0
-            if node.layer.may_resize:
-                self._forward_resizing(index)
-            else:
-                node.layer.forward(node.bottom, node.top)
-            if observer:
-                observer(node.layer, "forward", perf_counter() - start)
+        start = perf_counter() if observer else 0.0
+        run(node, self.device is not None)
+        if observer:
+            if self.device is not None:
+                self.device.synchronize()
+            observer(node.layer, direction, perf_counter() - start)
 
     @property
     def loss(self) -> float:
-        """The sum of all tops that have a loss weight, times it, after a forward pass."""
-        total = 0.0
-        for node in self.nodes:
-            for blob, weight in zip(node.top, node.loss_weights, strict=True):
-                if weight:
-                    total += weight * float(blob.data.sum(dtype=np.float64))
-        return total
+        """The sum of all tops that have a loss weight, times it, after a forward pass; waits for a GPU."""
+        return sum(
+            weight * float(blob.read().sum(dtype=np.float64)) for blob, weight in self._weighted_blobs()
+        )
+
+    def current_loss(self) -> float | LossValue:
+        """`loss`; on a GPU a number that is waited for when `float` is asked for it, whatever passes follow."""
+        return self.loss if self.device is None else LossValue(self.device, self._weighted_blobs())
+
+    def _weighted_blobs(self) -> list[tuple[Blob, float]]:
+        return [
+            (blob, weight)
+            for node in self.nodes
+            for blob, weight in zip(node.top, node.loss_weights, strict=True)
+            if weight
+        ]
 
     def backward(self) -> None:
         """Compute the gradients by the loss of the last forward pass; those of weights are added to their
@@ -195,14 +228,16 @@ class Net:
             self._check_whole(start_index == len(self.nodes) - 1 and last == 0)
             self._planned_memory().backward()
             return
-        observer = self.observer
-        for index in range(start_index, last - 1, -1):
-            node = self.nodes[index]
-            if node.needs_backward:
-                start = perf_counter() if observer else 0.0
-                node.layer.backward(node.top, node.propagate, node.bottom)
-                if observer:
-                    observer(node.layer, "backward", perf_counter() - start)
+        with self.running():
+            if self.fusion.leaves_nothing_for_backward:
+                self._is_fused = False  # this net goes backward though it tests: it is not fused any more
+                self.fusion.switch(False)
+                for node in self.nodes:
+                    if node.bottom:
+                        run_forward(node, self.device is not None)
+            for node in reversed(self.nodes[last : start_index + 1]):
+                if node.needs_backward:
+                    self._observed(run_backward, node, "backward")
 
     def _check_whole(self, is_whole: bool) -> None:
         if not is_whole:
@@ -212,8 +247,9 @@ class Net:
 
     def clear_gradients(self) -> None:
         """Set the gradients of all weights to 0."""
-        for parameter in self.parameters:
-            parameter.blob.diff.fill(0)
+        with self.running():
+            for parameter in self.parameters:
+                fill(parameter.blob.gradient, 0.0)
 
     def limit_memory(
         self,
@@ -246,6 +282,7 @@ class Net:
         """
         if self._memory is not None:
             self._memory.lift()
+        self.fusion.switch(False)
         self._memory = self._memory_options = None
         if limit is None or (isinstance(limit, str) and limit.strip().lower() in ("none", "unlimited")):
             return None
@@ -255,6 +292,10 @@ class Net:
                     f"layer {layer.name!r} ({layer.type}){layer.parameter.where()} has tops whose shapes are known in "
                     "the forward pass alone: a net with it cannot be planned for a limit on memory"
                 )
+        if self.device is not None:
+            raise NotSupported(
+                f"a limit on memory for a net on {self.device.name}: memory is planned for nets on the processor"
+            )
         is_least = isinstance(limit, str) and limit.strip().lower() == "least"
         options: dict[str, Any] = {
             "limit": None if is_least else parse_bytes(limit),
@@ -319,14 +360,14 @@ class Net:
             self._guarded(node.layer.parameter, partial(node.layer.reshape, node.bottom, node.top))
             self._set_loss_weights(node)
 
-    def _forward_resizing(self, index: int) -> None:
-        """Run a layer that may give its tops other shapes, and reshape the layers behind it if it does."""
-        node = self.nodes[index]
-        before = [blob.shape for blob in node.top]
-        node.layer.forward(node.bottom, node.top)
-        if [blob.shape for blob in node.top] != before:
+    def _run_forward(self, node: Node, is_on_gpu: bool) -> None:
+        """Run a layer, and reshape the layers behind it if it gives its tops other shapes."""
+        before = [blob.shape for blob in node.top] if node.layer.may_resize else []
+        run_forward(node, is_on_gpu)
+        if node.layer.may_resize and [blob.shape for blob in node.top] != before:
             self._set_loss_weights(node)
-            self._reshape(self.nodes[index + 1 :])
+            behind = next(index for index, other in enumerate(self.nodes) if other is node)
+            self._reshape(self.nodes[behind + 1 :])
 
     # ---- building
 
@@ -342,6 +383,7 @@ class Net:
             self._fillers,
             np.random.Generator(np.random.PCG64(seed)),
             self._algorithm,
+            self.device,
             self._python_layers,
         )
         layer = kind(parameter, context)
@@ -391,7 +433,7 @@ class Net:
                 "another layer reads too; give it a name of its own",
                 "top",
             )
-        blob = Blob(name, self.dtype)
+        blob = Blob(name, self.dtype, self.device)
         self.blobs[name] = blob
         return blob
 
@@ -424,6 +466,7 @@ class Net:
                 f"input {name!r} has shape {blob.shape}, these values {array.shape}: "
                 f"call reshape({name}={array.shape}) first"
             )
+        blob.overwrite_host()
         np.copyto(blob.data, array, casting="unsafe")
 
 

@@ -18,6 +18,7 @@ from jitdnn import __version__, log
 from jitdnn.caffe import events, paths, snapshot, solver_files
 from jitdnn.caffe.blob import Array
 from jitdnn.caffe.debug_info import debugging, mean_magnitude, update_lines
+from jitdnn.caffe.device import NetDevice, device_of
 from jitdnn.caffe.events import (
     Debugged,
     Displayed,
@@ -29,6 +30,7 @@ from jitdnn.caffe.events import (
     Started,
     Tested,
 )
+from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
@@ -67,13 +69,17 @@ class Solver:
         level: int | None = None,
         stages: Sequence[str] = (),
         python_layers: Path | None = None,
+        device: str | NetDevice | None = None,
+        fuse: bool = True,
     ) -> None:
         """Build the nets and check the fields.
 
         `file` is where the solver comes from: relative paths may start from its folder, and snapshots are
         named after it if the solver has no snapshot_prefix. `seed` and `snapshot_prefix` take the place of
-        the solver's own. `dtype`, `algorithm` and `python_layers` are those of Net. `level` and `stages` are set in,
-        and added to, the solver's `train_state`: they choose layers of the net that is trained.
+        the solver's own. `dtype`, `algorithm` and `python_layers` are those of Net, and so is `device`; without it the
+        solver's solver_mode and device_id decide, and where there is no such GPU the processor trains, after a warning.
+        `level` and `stages` are set in, and added to, the solver's `train_state`: they choose layers of the net that is
+        trained.
 
         `memory_limit` (bytes, or text such as "64 MiB") is the most that weights, their gradients and history, and all
         that flows through the nets take together; `Net.limit_memory` says how it is kept, and `memory_plan` of `net`
@@ -98,7 +104,14 @@ class Solver:
 
         seed = self.parameter.random_seed if seed is None else seed
         root = np.random.SeedSequence(seed if seed >= 0 else None)
-        options: dict[str, Any] = {"dtype": dtype, "algorithm": algorithm, "python_layers": python_layers}
+        self.device = device_of(self.parameter, device)
+        options: dict[str, Any] = {
+            "dtype": dtype,
+            "algorithm": algorithm,
+            "device": self.device,
+            "fuse": fuse,
+            "python_layers": python_layers,
+        }
         definition, state, folder = training_net(self.parameter, base)
         tests = testing_nets(self.parameter, base)
         train_seed, *test_seeds = root.spawn(1 + len(tests))
@@ -114,11 +127,11 @@ class Solver:
                 load_weights(self.net, paths.find(name.strip(), base))
         keeps_updates = self.parameter.snapshot_diff or self.parameter.debug_info
         self.method = Updates(self.parameter, self.net.parameters, keeps_updates)
-        self._losses: deque[float] = deque(maxlen=self.parameter.average_loss)
+        self._losses: deque[float | LossValue] = deque(maxlen=self.parameter.average_loss)
         self._last_display: tuple[int, float] | None = None
         self.snapshot_prefix = _writable_prefix(self.parameter, self.net, file, snapshot_prefix)
         if memory_limit is not None:
-            history = sum(array.nbytes for array in self.method.history.values())
+            history = self.method.nbytes
             limit_together(self.net, self.test_nets, memory_limit, history)
 
     # ---- training
@@ -201,15 +214,20 @@ class Solver:
         """End `step` or `solve` after the current iteration; `solve` still takes its snapshot."""
         self._stopped.set()
 
-    def _gradients(self) -> float:
-        """Gradients of the weights, summed over iter_size batches, and the mean of their losses."""
+    def _gradients(self) -> float | LossValue:
+        """Gradients of the weights, summed over iter_size batches, and the mean of their losses, which on a GPU nobody
+        waits for.
+        """
         self.net.clear_gradients()
-        total = 0.0
+        losses: list[Any] = []
         for _ in range(self.parameter.iter_size):
-            self.net.forward()
-            total += self.net.loss
+            self.net.compute()
+            losses.append(self.net.current_loss())
             self.net.backward()
-        return total / self.parameter.iter_size
+        if self.device is not None:
+            return LossValue.mean(losses)
+        mean: float = sum(losses) / len(losses)
+        return mean
 
     def _debugging(self) -> AbstractContextManager[None]:
         return debugging(self.net, lambda line: self._tell(Debugged(self.iteration, line)))
@@ -253,7 +271,7 @@ class Solver:
             iteration, then = self._last_display
             speed = (self.iteration - iteration) / (now - then)
         self._last_display = self.iteration, now
-        values = {name: self.net.blobs[name].data for name in self.net.outputs}
+        values = {name: self.net.blobs[name].read() for name in self.net.outputs}
         self._tell(
             Displayed(
                 self.iteration,
@@ -266,7 +284,7 @@ class Solver:
         )
 
     def _smoothed_loss(self) -> float:
-        return sum(self._losses) / len(self._losses)
+        return sum(map(float, self._losses)) / len(self._losses)
 
     def _tell(self, event: events.Event) -> None:
         if self.listener is not None:
@@ -282,7 +300,7 @@ class Solver:
             "library": __version__,
             "iteration": self.iteration,
             "current_step": self.rate.current_step,
-            "losses": list(self._losses),
+            "losses": [float(loss) for loss in self._losses],
             "method": self.parameter.type,
             "solver": to_text(self.parameter),
             "net": to_text(self.net.parameter),
@@ -387,8 +405,6 @@ def _check(parameter: SolverParameter) -> None:
                 f"{name} is {getattr(parameter, name)}{parameter.where(name)}: it must be at least {least}"
             )
     solver_files.check(parameter)
-    if parameter.has("solver_mode") and parameter.solver_mode == "GPU":
-        log.fallback_once("caffe solver_mode", "solver_mode: GPU in a solver: this version trains on the CPU")
 
 
 def _writable_prefix(parameter: SolverParameter, net: Net, file: Path | None, given: str | None) -> str:

@@ -13,18 +13,18 @@ w and the histories.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-
-from jitdnn.caffe.blob import Array
+from jitdnn.caffe.blob import Array, Blob
+from jitdnn.caffe.device import SharedNumbers
 from jitdnn.caffe.graph import Parameter
 from jitdnn.caffe.schema import SolverParameter
 from jitdnn.caffe.update_rules import rule_of
 from jitdnn.errors import InvalidArgument
 from jitdnn.ops.elementwise import elementwise
 from jitdnn.ops.reduction import reduction
+from jitdnn.ops.tensor_ops import add
 
 REGULARIZATIONS = ("L1", "L2")
 
@@ -53,38 +53,73 @@ class Updates:
         self.parameters = parameters
         self.keeps_updates = keeps_updates
         self.rule = rule_of(solver)
-        self.history: dict[str, Array] = {
-            _key(parameter, name, index): np.zeros_like(parameter.blob.data)
+        self._histories: dict[str, Blob] = {
+            _key(parameter, name, index): _like(parameter.blob)
             for index, name in enumerate(self.rule.histories)
             for parameter in parameters
         }
+        self._shared = SharedNumbers(parameters[0].blob.device if parameters else None)
         self._step = elementwise(self.rule.text(solver.regularization_type == "L2", keeps_updates))
         self._squares = reduction("x: x * x", dtype="f64")
+        dtype = parameters[0].blob.dtype if parameters else None
+        self._clipped = elementwise(
+            "total, limit, share: norm = sqrt(total); share * where(norm > limit, limit / norm, 1)", dtype
+        )
+
+    @property
+    def history(self) -> dict[str, Array]:
+        """The histories on the host, to be read and written."""
+        return {name: blob.data for name, blob in self._histories.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all histories."""
+        return sum(blob.nbytes for blob in self._histories.values())
 
     def update(self, rate: float, iteration: int) -> None:
         """Update the weights and the histories by the gradients."""
+        self.prepare(rate, iteration)
+        self.apply()
+
+    def prepare(self, rate: float, iteration: int) -> None:
+        """Take the numbers of the next `apply`, which a graph of a GPU's calls reads from memory."""
+        factor, *constants = self.rule.numbers(self.solver, iteration)
+        multipliers = sorted({parameter.lr_mult for parameter in self.parameters})
+        self._constants = constants
+        self._places = {multiplier: place for place, multiplier in enumerate(multipliers)}
+        self._shared.set([rate * multiplier * factor for multiplier in multipliers])
+
+    def apply(self) -> None:
+        """Update by the numbers that `prepare` took."""
         solver, rule = self.solver, self.rule
-        factor, *constants = rule.numbers(solver, iteration)
-        share = self._clip() / solver.iter_size
+        share = self._clip()
         for parameter in self.parameters:
-            w, g = parameter.blob.data.reshape(-1), parameter.blob.diff.reshape(-1)
+            w, g = parameter.blob.values.reshape(-1), parameter.blob.gradient.reshape(-1)
             histories = [
-                self.history[_key(parameter, name, index)].reshape(-1)
+                self._histories[_key(parameter, name, index)].values.reshape(-1)
                 for index, name in enumerate(rule.histories)
             ]
             decay = solver.weight_decay * parameter.decay_mult
-            numbers = (share, decay, rate * parameter.lr_mult * factor, *constants)
+            rate = self._shared[self._places[parameter.lr_mult]]
             out = (w, *histories, g) if self.keeps_updates else (w, *histories)
-            self._step(w, g, *histories, *numbers, out=out)
+            self._step(w, g, *histories, share, decay, rate, *self._constants, out=out)
 
-    def _clip(self) -> float:
-        """The factor that the norm of all gradients asks for."""
-        limit = self.solver.clip_gradients
-        if limit < 0:
-            return 1.0
-        squares = (self._squares(parameter.blob.diff.reshape(-1)) for parameter in self.parameters)
-        norm = math.sqrt(sum(float(square.item()) for square in squares))
-        return limit / norm if norm > limit else 1.0
+    def _clip(self) -> Any:
+        """What gradients are multiplied by: a share of iter_size, less where their norm asks for it."""
+        limit, share = self.solver.clip_gradients, 1 / self.solver.iter_size
+        if limit < 0 or not self.parameters:
+            return share
+        squares = [self._squares(parameter.blob.gradient.reshape(-1)) for parameter in self.parameters]
+        total = squares[0]
+        for square in squares[1:]:
+            add(square, out=total, beta=1.0)
+        return self._clipped(total, limit, share)
+
+
+def _like(weight: Blob) -> Blob:
+    blob = Blob(f"{weight.name}/history", weight.dtype, weight.device)
+    blob.reshape(weight.shape)
+    return blob
 
 
 def _key(parameter: Parameter, history: str, index: int) -> str:

@@ -28,12 +28,15 @@ class Reporter:
         self.snapshots: list[Path] = []
         self.is_stopped = False
         self.advance = advance
+        self._note = ""  # the last loss that nobody need wait for
 
     def __call__(self, event: Event) -> None:
         """Report one event."""
         self.history(event)
         if isinstance(event, Iterated):
-            self.advance(event.iteration, f"loss {event.loss:.4f}")
+            if isinstance(event.loss, float) or event.loss.is_known:
+                self._note = f"loss {event.loss:.4f}"
+            self.advance(event.iteration, self._note)
         if isinstance(event, Snapshotted):
             self.snapshots.append(event.path)
         if isinstance(event, Finished):

@@ -8,10 +8,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.ops.activation import (
     clipped_relu,
     clipped_relu_backward,
@@ -32,6 +30,7 @@ class ActivationLayer(Layer):
     """Bottom and top of the same shape; the gradient dy · f'(x) is computed from y = f(x), or from x."""
 
     may_be_in_place = True
+    is_for_gpu = True
     function: Callable[..., Any]
     gradient: Callable[..., Any]
     is_from_x = False
@@ -49,15 +48,18 @@ class ActivationLayer(Layer):
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if self.is_from_x and self.saved:
-            np.copyto(self.kept.data, bottom[0].data)
-        self.function(bottom[0].data, out=top[0].data)
+            copy(bottom[0].values, self.kept.values)
+        self.function(bottom[0].values, out=top[0].values)
+        self.absorbed(top)
+
+    def absorbed(self, top: Sequence[Blob]) -> None:
         if not self.is_from_x and self.saved:
-            np.copyto(self.kept.data, top[0].data)
+            copy(top[0].values, self.kept.values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
-            kept = {"x" if self.is_from_x else "y": self.kept.data}
-            self.gradient(top[0].diff, **kept, out=bottom[0].diff)
+            kept = {"x" if self.is_from_x else "y": self.kept.values}
+            self.gradient(top[0].gradient, **kept, out=bottom[0].gradient)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.is_from_x and not self.saved, top=not self.is_from_x and not self.saved)
@@ -69,7 +71,7 @@ class ReLULayer(ActivationLayer):
     type = "ReLU"
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        slope = self.parameter.relu_param.negative_slope
+        slope = self.slope = self.parameter.relu_param.negative_slope
         self.is_from_x = slope < 0
         if slope == 0:
             self.function, self.gradient = relu, relu_backward
@@ -112,3 +114,10 @@ class TanHLayer(ActivationLayer):
     type = "TanH"
     function = staticmethod(tanh)
     gradient = staticmethod(tanh_backward)
+
+
+def rectify(slope: float) -> Callable[[Any], Any]:
+    """Return the ReLU of this negative slope, for formulas and epilogues."""
+    if slope == 0:
+        return relu
+    return functools.partial(leaky_relu, coef=slope)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from jitdnn.caffe.blob import Array, Blob, Shape, count
+from jitdnn.caffe.layers.activation import rectify
 from jitdnn.caffe.layers.base import Reads
+from jitdnn.caffe.layers.batch_norm import BatchNormLayer
+from jitdnn.caffe.layers.scale import ScaleLayer
 from jitdnn.caffe.layers.windows import WindowedLayer
+from jitdnn.ops.activation import relu
 from jitdnn.ops.convolution import conv, conv_backward_bias, conv_backward_data, conv_backward_filter
 from jitdnn.problems.convolution import Convolution
+from jitdnn.rtcg.expression import Expression, trace
 
 
 class ConvolutionLayer(WindowedLayer):
@@ -24,6 +30,7 @@ class ConvolutionLayer(WindowedLayer):
     type = "Convolution"
     bottoms = (1, None)
     tops = (1, None)
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.convolution_param
@@ -43,6 +50,11 @@ class ConvolutionLayer(WindowedLayer):
             self.arguments["algorithm"] = self.context.algorithm
         # by direction ("fwd", "bwd_data", "bwd_filter"): the most bytes of workspace, where it is not the setting's
         self.workspace_limits: dict[str, int] = {}
+        # set by fusion.py: what is applied as the sums are stored, with these factors and summands if there are some,
+        # and another place for the result
+        self.epilogue: Expression | None = None
+        self.affine: Callable[[], tuple[Any, Any]] | None = None
+        self.target: Blob | None = None
         self.add_weight(self.weight_shape(channels, outputs, groups), parameter.weight_filler)
         if parameter.bias_term:
             self.add_weight((outputs,), parameter.bias_filler)
@@ -74,27 +86,54 @@ class ConvolutionLayer(WindowedLayer):
         return Convolution.make(direction, x_shape, self.weights[0].shape, dtype=dtype, **arguments)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        bias = self.weights[1].data if len(self.weights) == 2 else None
-        arguments = self._arguments("fwd")
-        for x, y in zip(bottom, top, strict=True):
-            conv(self._images(x.data), self.weights[0].data, bias, out=self._images(y.data), **arguments)
+        operands: tuple[Any, ...] = (self.weights[1].values if len(self.weights) == 2 else None,)
+        if self.affine is not None:
+            operands = (None, *self.affine())
+        w, arguments = self.weights[0].values, self._arguments("fwd")
+        for x, y in zip(bottom, top if self.target is None else [self.target], strict=True):
+            out = self._images(y.values)
+            conv(self._images(x.values), w, *operands, epilogue=self.epilogue, out=out, **arguments)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         for x, y, is_wanted in zip(bottom, top, propagate, strict=True):
-            dy = self._images(y.diff)
+            dy = self._images(y.gradient)
             if len(self.weights) == 2 and self.weight_needs_gradient[1]:
-                conv_backward_bias(dy, out=self.weights[1].diff, beta=1.0)
+                conv_backward_bias(dy, out=self.weights[1].gradient, beta=1.0)
             if self.weight_needs_gradient[0]:
-                self._add_weight_gradient(self._images(x.data), dy)
+                self._add_weight_gradient(self._images(x.values), dy)
             if is_wanted:
-                self._data_gradient(dy, self._images(x.diff))
+                self._data_gradient(dy, self._images(x.gradient))
 
     def _add_weight_gradient(self, x: Array, dy: Array) -> None:
         w = self.weights[0]
-        conv_backward_filter(x, dy, w.shape, out=w.diff, beta=1.0, **self._arguments("bwd_filter"))
+        conv_backward_filter(x, dy, w.shape, out=w.gradient, beta=1.0, **self._arguments("bwd_filter"))
 
     def _data_gradient(self, dy: Array, dx: Array) -> None:
-        conv_backward_data(dy, self.weights[0].data, dx.shape, out=dx, **self._arguments("bwd_data"))
+        conv_backward_data(dy, self.weights[0].values, dx.shape, out=dx, **self._arguments("bwd_data"))
+
+    def fuse_relu(self, slope: float | None) -> None:
+        """Rectify the result as it is stored, with this slope below 0; None: do not."""
+        if slope is None:
+            self.epilogue = None
+            return
+        rectified = rectify(slope)
+        if len(self.weights) == 2:
+            self.epilogue = trace(lambda total, bias: rectified(total + bias))
+        else:
+            self.epilogue = trace(lambda total: rectified(total))
+
+    def fuse_normalization(
+        self, norm: BatchNormLayer | None, scale: ScaleLayer | None, has_relu: bool
+    ) -> None:
+        """Normalize the result as it is stored, by fixed statistics, then scale and rectify it; None: do not."""
+        if norm is None:
+            self.epilogue = self.affine = None
+            return
+        if has_relu:
+            self.epilogue = trace(lambda total, factor, summand: relu(total * factor + summand))
+        else:
+            self.epilogue = trace(lambda total, factor, summand: total * factor + summand)
+        self.affine = partial(norm.affine, scale, self.weights[1] if len(self.weights) == 2 else None)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.weight_needs_gradient[0], top=False)

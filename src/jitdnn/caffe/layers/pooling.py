@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.caffe.layers.stochastic_pooling import Sampling, Weighting
 from jitdnn.caffe.layers.windows import Windows
+from jitdnn.ops.elementwise import elementwise
 from jitdnn.ops.pooling import avg_pool, avg_pool_backward, max_pool, max_pool_backward
 from jitdnn.problems.pooling import output_shape
 
@@ -29,6 +28,11 @@ class PoolingLayer(Layer):
     type = "Pooling"
     tops = (1, 2)
     is_random = True  # STOCHASTIC
+
+    @property
+    def is_for_gpu(self) -> bool:  # type: ignore[override]
+        """STOCHASTIC computes on the host."""
+        return self.parameter.pooling_param.pool != "STOCHASTIC"
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.pooling_param
@@ -71,6 +75,7 @@ class PoolingLayer(Layer):
             "rounding": "caffe" if self._rounds_up() else "floor",
         }
         self.is_training = self.context.phase == "TRAIN"
+        self.stored = elementwise("number: number")
         if self.method == "STOCHASTIC":
             self.sampling, self.weighting = Sampling(), Weighting()
 
@@ -91,7 +96,7 @@ class PoolingLayer(Layer):
             self.windows = Windows(x.shape[2:], window, stride, (0, 0), (1, 1), y.shape[2:])
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x, y = bottom[0].data, self.output.data
+        x, y = self._values(bottom[0]), self._values(self.output)
         if self.method == "AVE":
             avg_pool(x, self.window, out=y, count_include_pad=True, **self.arguments)
         elif self.method == "STOCHASTIC" and self.is_training:
@@ -102,14 +107,14 @@ class PoolingLayer(Layer):
             max_pool(x, self.window, out=y, **self.arguments)
         else:
             _, numbers = max_pool(x, self.window, out=(y, None), return_indices="i32", **self.arguments)
-            np.copyto(top[1].data, numbers)
+            self.stored(numbers, out=top[1].values)
         if self.output is not top[0]:
-            np.copyto(top[0].data, y)
+            copy(y, self._values(top[0]))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if not propagate[0]:
             return
-        dy, x, dx = top[0].diff, bottom[0], bottom[0].diff
+        x, dy, dx = bottom[0], *((b.gradient if self.is_for_gpu else b.diff) for b in (top[0], bottom[0]))
         if self.method == "AVE":
             avg_pool_backward(dy, x.shape, self.window, out=dx, count_include_pad=True, **self.arguments)
         elif self.method == "STOCHASTIC" and self.is_training:
@@ -117,10 +122,14 @@ class PoolingLayer(Layer):
         elif self.method == "STOCHASTIC":
             self.weighting.backward(dy, x.data, self.output.data, self.window, self.arguments, dx)
         else:
-            max_pool_backward(dy, x.data, self.output.data, self.window, out=dx, **self.arguments)
+            max_pool_backward(dy, x.values, self.output.values, self.window, out=dx, **self.arguments)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.needs_data, top=self.needs_data and not self.is_overwritten)
+
+    def _values(self, blob: Blob) -> Any:
+        """The array to compute with."""
+        return blob.values if self.is_for_gpu else blob.data
 
     def _rounds_up(self) -> bool:
         parameter = self.parameter.pooling_param

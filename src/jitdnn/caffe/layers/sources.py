@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob, Shape
 from jitdnn.caffe.fillers import fill
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.ops.tensor_ops import add
 
@@ -18,6 +16,7 @@ class ParameterLayer(Layer):
 
     type = "Parameter"
     bottoms = (0, 0)
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = tuple(self.parameter.parameter_param.shape.dim)
@@ -29,11 +28,11 @@ class ParameterLayer(Layer):
         top[0].reshape(self.weights[0].shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        np.copyto(top[0].data, self.weights[0].data)
+        copy(self.weights[0].values, top[0].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if self.weight_needs_gradient[0]:
-            add(top[0].diff.reshape(-1), out=self.weights[0].diff.reshape(-1), beta=1.0)
+            add(top[0].gradient.reshape(-1), out=self.weights[0].gradient.reshape(-1), beta=1.0)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)

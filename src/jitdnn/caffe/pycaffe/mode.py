@@ -7,7 +7,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Final
 
-from jitdnn import log
 from jitdnn.errors import InvalidArgument
 
 TRAIN: Final = 0
@@ -17,6 +16,8 @@ PHASES: Final = ("TRAIN", "TEST")
 
 @dataclass
 class _State:
+    is_gpu: bool | None = None
+    device: int = 0
     seed: int | None = None
     folder: Path | None = None
 
@@ -25,18 +26,29 @@ _STATE = _State()
 
 
 def set_mode_cpu() -> None:
-    """Run on the processor, as nets do."""
+    """Build the next nets and solvers on the processor."""
+    _STATE.is_gpu = False
 
 
 def set_mode_gpu() -> None:
-    """Say once that nets of this module run on the processor: scripts for a GPU go on."""
-    log.fallback_once("pycaffe set_mode_gpu", "caffe.set_mode_gpu(): nets of pycaffe run on the CPU")
+    """Build the next nets and solvers on the NVIDIA GPU that `set_device` names, 0 without it. Those that exist stay
+    where they are.
+    """
+    _STATE.is_gpu = True
 
 
 def set_device(device: int) -> None:
-    """Take the number of a GPU, which `set_mode_gpu` would use."""
+    """Take the number of a GPU, which `set_mode_gpu` uses."""
     if device < 0:
         raise InvalidArgument(f"device {device}: numbers of GPUs are 0 or more")
+    _STATE.device = int(device)
+
+
+def device() -> str | None:
+    """Where the next nets are built; None if nobody said so: the processor, or what a solver's file says."""
+    if _STATE.is_gpu is None:
+        return None
+    return f"cuda:{_STATE.device}" if _STATE.is_gpu else "cpu"
 
 
 def set_random_seed(seed: int) -> None:

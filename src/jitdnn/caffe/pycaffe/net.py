@@ -68,6 +68,7 @@ class Net:
                 stages=tuple(stages or ()),
                 weights=weights,
                 seed=mode.next_seed(),
+                device=mode.device(),
                 python_layers=mode.python_layers(),
             )
         )

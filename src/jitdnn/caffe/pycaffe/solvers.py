@@ -36,7 +36,11 @@ class Solver:
         if self.type is not None:
             parameter.type = self.type
         self.core = CoreSolver(
-            parameter, file=file, seed=mode.next_seed(), python_layers=mode.python_layers()
+            parameter,
+            file=file,
+            seed=mode.next_seed(),
+            device=mode.device(),
+            python_layers=mode.python_layers(),
         )
         self.net = Net.of(self.core.net)
         self.test_nets = [Net.of(net) for net in self.core.test_nets]

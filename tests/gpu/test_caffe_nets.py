@@ -1,0 +1,203 @@
+"""Caffe's nets with their blobs on a GPU: the results are the processor's, and nothing moves that need not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jitdnn as jd
+from jitdnn.caffe import Net, Solver, load_net, load_solver
+from jitdnn.tensor import DeviceArray
+
+FILLER = 'weight_filler { type: "xavier" } '
+SOURCES = """
+layer { name: "in" type: "DummyData" top: "data" top: "label" dummy_data_param {
+    shape { dim: 4 dim: 3 dim: 12 dim: 11 } shape { dim: 4 }
+    data_filler { type: "gaussian" std: 1 } data_filler { type: "constant" value: 2 } } }
+"""
+
+
+def layer(name: str, kind: str, bottom: str, top: str | None = None, rest: str = "") -> str:
+    bottoms = " ".join(f'bottom: "{one}"' for one in bottom.split())
+    tops = " ".join(f'top: "{one}"' for one in (top or name).split())
+    return f'layer {{ name: "{name}" type: "{kind}" {bottoms} {tops} {rest} }}\n'
+
+
+def convolution(name: str, bottom: str, outputs: int, rest: str = "kernel_size: 3 pad: 1") -> str:
+    bias = 'bias_filler { type: "constant" value: 0.1 }' if "bias_term" not in rest else ""
+    return layer(
+        name,
+        "Convolution",
+        bottom,
+        rest=f"convolution_param {{ num_output: {outputs} {rest} {FILLER} {bias} }}",
+    )
+
+
+def product(name: str, bottom: str, outputs: int) -> str:
+    return layer(
+        name, "InnerProduct", bottom, rest=f"inner_product_param {{ num_output: {outputs} {FILLER} }}"
+    )
+
+
+LENET = (
+    SOURCES
+    + convolution("conv1", "data", 8)
+    + layer("relu1", "ReLU", "conv1", "conv1")
+    + layer("pool1", "Pooling", "conv1", rest="pooling_param { kernel_size: 3 stride: 2 }")
+    + layer("norm1", "LRN", "pool1")
+    + convolution("conv2", "norm1", 6, "kernel_size: 3 group: 2")
+    + layer("pool2", "Pooling", "conv2", rest="pooling_param { pool: AVE kernel_size: 2 stride: 2 }")
+    + product("ip1", "pool2", 16)
+    + layer("relu2", "ReLU", "ip1", "ip1")
+    + layer("drop", "Dropout", "ip1", "ip1")
+    + product("ip2", "ip1", 5)
+    + layer("loss", "SoftmaxWithLoss", "ip2 label")
+    + layer("accuracy", "Accuracy", "ip2 label")
+)
+RESIDUAL = (
+    SOURCES
+    + convolution("conv1", "data", 8, "kernel_size: 3 pad: 1 bias_term: false")
+    + layer("bn1", "BatchNorm", "conv1", "conv1")
+    + layer("scale1", "Scale", "conv1", "conv1", "scale_param { bias_term: true }")
+    + layer("relu1", "ReLU", "conv1", "conv1")
+    + convolution("conv2", "conv1", 8, "kernel_size: 3 pad: 1 bias_term: false")
+    + layer("bn2", "BatchNorm", "conv2", "conv2")
+    + layer("scale2", "Scale", "conv2", "conv2", "scale_param { bias_term: true }")
+    + layer("sum", "Eltwise", "conv1 conv2")
+    + layer("relu2", "ReLU", "sum", "sum")
+    + layer("pool", "Pooling", "sum", rest="pooling_param { pool: AVE global_pooling: true }")
+    + product("ip", "pool", 5)
+    + layer("loss", "SoftmaxWithLoss", "ip label", rest="loss_param { ignore_label: 9 }")
+)
+SOLVER = (
+    'base_lr: 0.05 lr_policy: "inv" gamma: 0.1 power: 0.75 momentum: 0.9 weight_decay: 0.01 max_iter: 9 random_seed: 3 '
+    "snapshot_after_train: false "
+)
+
+
+@pytest.fixture
+def name(device: Any) -> str:
+    target, index = device.device_id
+    return f"{target}:{index}"
+
+
+def close(found: Any, wanted: Any, what: str = "") -> None:
+    largest = np.abs(wanted).max(initial=1e-6)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * largest, err_msg=what)
+
+
+def pair(text: str, name: str, **options: Any) -> tuple[Net, Net]:
+    return tuple(load_net(text, "TRAIN", seed=5, device=where, **options) for where in ("cpu", name))  # type: ignore[return-value]
+
+
+def assert_equal(cpu: Net, gpu: Net) -> None:
+    for key, blob in cpu.blobs.items():
+        close(gpu.blobs[key].read(), blob.read(), key)
+    for one, two in zip(cpu.parameters, gpu.parameters, strict=True):
+        close(two.blob.diff, one.blob.diff, one.name)
+
+
+@pytest.mark.parametrize("text", [LENET, RESIDUAL], ids=["lenet", "residual"])
+def test_passes_are_those_of_the_processor(text: str, name: str) -> None:
+    cpu, gpu = pair(text, name)
+    for _ in range(2):
+        for net in (cpu, gpu):
+            net.clear_gradients()
+            net.forward()
+            net.backward()
+        assert gpu.loss == pytest.approx(cpu.loss, rel=1e-5)
+        assert_equal(cpu, gpu)
+    for one, two in zip(cpu.layers, gpu.layers, strict=True):  # statistics of BatchNorm
+        for weight, other in zip(one.weights, two.weights, strict=True):
+            close(other.read(), weight.read(), one.name)
+
+
+@pytest.mark.parametrize("text", [LENET, RESIDUAL], ids=["lenet", "residual"])
+@pytest.mark.parametrize("more", ["", "iter_size: 2 clip_gradients: 0.5", 'type: "Adam" momentum2: 0.9'])
+def test_training_is_that_of_the_processor(text: str, more: str, name: str) -> None:
+    solvers = [
+        load_solver(f"net_param {{ {text} }} {SOLVER} {more}", device=where) for where in ("cpu", name)
+    ]
+    for solver in solvers:
+        solver.step(3)
+    for one, two in zip(solvers[0].net.parameters, solvers[1].net.parameters, strict=True):
+        largest = np.abs(one.blob.data).max()
+        np.testing.assert_allclose(
+            two.blob.data, one.blob.data, rtol=0, atol=1e-4 * largest, err_msg=one.name
+        )
+    for key, history in solvers[0].method.history.items():
+        largest = np.abs(history).max(initial=1e-3)
+        np.testing.assert_allclose(solvers[1].method.history[key], history, rtol=0, atol=1e-3 * largest)
+
+
+def test_blobs_stay_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    solver = load_solver(f"net_param {{ {LENET} }} {SOLVER}", device=name)
+    solver.step(2)
+    copied: list[int] = []
+    device = solver.net.device
+    assert device is not None
+    download = type(device).download
+
+    def counted(self: Any, array: DeviceArray, values: Any) -> None:
+        copied.append(values.nbytes)
+        download(self, array, values)
+
+    monkeypatch.setattr(type(device), "download", counted)
+    solver.step(3)
+    assert copied == []
+    assert isinstance(solver.net.blobs["conv1"].values, DeviceArray)
+    assert solver.net.blobs["conv1"].read().shape == (4, 8, 12, 11)
+    assert copied == [4 * 4 * 8 * 12 * 11]
+
+
+def test_what_the_host_writes_goes_up(name: str) -> None:
+    cpu, gpu = pair(LENET, name)
+    for net in (cpu, gpu):
+        net.forward()
+        net.weights["conv1"][0].data[0] = 1
+        net.weights["ip2"][1].data[...] = [1, 2, 3, 4, 5]
+        net.clear_gradients()
+        net.forward()
+        net.blobs["ip2"].data[...] *= 2
+        net.backward()
+    assert_equal(cpu, gpu)
+
+
+def test_a_layer_on_the_host_is_told_and_computes(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    text = LENET + layer("top", "ArgMax", "ip2", rest="argmax_param { top_k: 2 }")
+    cpu, gpu = pair(text, name)
+    with jd.settings(log="warning"):
+        for net in (cpu, gpu):
+            net.clear_gradients()
+            net.forward()
+            net.backward()
+    assert_equal(cpu, gpu)
+    assert any("'top' (ArgMax) has no kernels for GPUs" in one.getMessage() for one in caplog.records)
+
+
+def test_weights_and_snapshots_are_exchanged(name: str, tmp_path: Path) -> None:
+    text = f"net_param {{ {LENET} }} {SOLVER} snapshot_prefix: '{tmp_path / 's'}'"
+    gpu: Solver = load_solver(text, device=name)
+    gpu.step(2)
+    path = gpu.snapshot()
+    gpu.step(2)
+    for where in ("cpu", name):
+        other = load_solver(text, device=where)
+        other.restore(path)
+        other.step(2)
+        for one, two in zip(gpu.net.parameters, other.net.parameters, strict=True):
+            largest = np.abs(one.blob.data).max()
+            np.testing.assert_allclose(two.blob.data, one.blob.data, rtol=0, atol=1e-4 * largest)
+
+
+def test_test_nets_share_the_weights(name: str) -> None:
+    text = f"net_param {{ {LENET} }} {SOLVER} test_iter: 1 test_interval: 5 test_initialization: false"
+    solver = load_solver(text, device=name)
+    solver.step(2)
+    loss = solver.test(0).outputs
+    weight = solver.net.weights["conv1"][0]
+    assert solver.test_nets[0].weights["conv1"][0].values.pointer == weight.values.pointer
+    assert all(np.isfinite(output.value) for output in loss)
