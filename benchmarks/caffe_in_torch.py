@@ -46,12 +46,12 @@ class TorchNet(nn.Module):
         }
 
     def _module(self, layer: Layer, layers: list[Layer]) -> Any:
-        made = getattr(self, f"_{layer.type}", None)
+        made = getattr(self, f"_make_{layer.type.lower()}", None)
         if made is None:
             raise ValueError(f"no module for {layer.type}")
         return made(layer, layers)
 
-    def _Convolution(self, layer: Any, _: Any) -> nn.Module:
+    def _make_convolution(self, layer: Any, _: Any) -> nn.Module:
         w, arguments = layer.weights[0].data, layer.arguments
         module = nn.Conv2d(
             w.shape[1] * arguments["groups"],
@@ -64,42 +64,42 @@ class TorchNet(nn.Module):
         )
         return _with(module, layer)
 
-    def _InnerProduct(self, layer: Any, _: Any) -> nn.Module:
+    def _make_innerproduct(self, layer: Any, _: Any) -> nn.Module:
         module = _with(nn.Linear(layer.columns, layer.outputs), layer)
         return nn.Sequential(nn.Flatten(), module)
 
-    def _BatchNorm(self, layer: Any, layers: list[Layer]) -> nn.Module:
+    def _make_batchnorm(self, layer: Any, layers: list[Layer]) -> nn.Module:
         scale: Any = layers[layers.index(layer) + 1]
         module = nn.BatchNorm2d(layer.weights[0].shape[0], eps=layer.epsilon)
         return _with(module, scale)
 
-    def _Scale(self, layer: Any, _: Any) -> None:
+    def _make_scale(self, layer: Any, _: Any) -> None:
         return None  # in the BatchNorm2d
 
-    def _ReLU(self, layer: Any, _: Any) -> nn.Module:
+    def _make_relu(self, layer: Any, _: Any) -> nn.Module:
         return nn.ReLU(inplace=True)
 
-    def _Dropout(self, layer: Any, _: Any) -> nn.Module:
-        return nn.Dropout(layer.ratio, inplace=True)
+    def _make_dropout(self, layer: Any, _: Any) -> nn.Module:
+        return nn.Dropout(layer.ratio)
 
-    def _Pooling(self, layer: Any, _: Any) -> nn.Module:
+    def _make_pooling(self, layer: Any, _: Any) -> nn.Module:
         arguments = layer.arguments
         kind = nn.MaxPool2d if layer.is_maximum else nn.AvgPool2d
         return kind(layer.window, _pair(arguments["stride"]), _pair(arguments["padding"]), ceil_mode=True)
 
-    def _LRN(self, layer: Any, _: Any) -> nn.Module:
+    def _make_lrn(self, layer: Any, _: Any) -> nn.Module:
         return nn.LocalResponseNorm(layer.size, layer.factor, layer.exponent, layer.offset)
 
-    def _Concat(self, layer: Any, _: Any) -> Any:
+    def _make_concat(self, layer: Any, _: Any) -> Any:
         return lambda *parts: torch.cat(parts, 1)
 
-    def _Eltwise(self, layer: Any, _: Any) -> Any:
+    def _make_eltwise(self, layer: Any, _: Any) -> Any:
         return torch.add
 
-    def _SoftmaxWithLoss(self, layer: Any, _: Any) -> Any:
+    def _make_softmaxwithloss(self, layer: Any, _: Any) -> Any:
         return functional.cross_entropy
 
-    def _Split(self, layer: Any, _: Any) -> Any:
+    def _make_split(self, layer: Any, _: Any) -> Any:
         return lambda x: x
 
     def forward(self, data: Tensor, label: Tensor) -> Tensor:

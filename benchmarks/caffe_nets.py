@@ -15,7 +15,8 @@ def _source(batch: int, side: int, classes: int) -> str:
     return (
         'layer { name: "data" type: "DummyData" top: "data" top: "label" dummy_data_param { '
         f"shape {{ dim: {batch} dim: 3 dim: {side} dim: {side} }} shape {{ dim: {batch} }} "
-        f'data_filler {{ type: "constant" value: 0.5 }} data_filler {{ type: "constant" value: {classes // 2} }} }} }}\n'
+        'data_filler { type: "constant" value: 0.5 } '
+        f'data_filler {{ type: "constant" value: {classes // 2} }} }} }}\n'
     )
 
 

@@ -1,4 +1,4 @@
-"""Training iterations (forward, backward, update) of Caffe's nets: ours, Caffe's own way in the same framework, PyTorch.
+"""Training iterations (forward, backward, update) of Caffe's nets: ours, Caffe's own way in this framework, PyTorch.
 
     python benchmarks/caffe_training.py [--net caffenet] [--batch 256] [--device cuda] [--math fp32] [--steps 20]
         [--way ours] [--way ours-no-graph] [--way caffe] [--way torch] [--way torch-last] [--json FILE]
@@ -31,9 +31,9 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from caffe_nets import NETS
 
 import jitdnn as jd
+from caffe_nets import NETS
 from jitdnn.caffe import Solver, load_net, load_solver
 
 SOLVER = (
@@ -76,7 +76,10 @@ def theirs(options: argparse.Namespace, way: str) -> tuple[Callable[[], Any], Ca
     data, label = (torch.from_numpy(_first(net, name)).to(where) for name in ("data", "label"))
     label = label.long()
     if way != "torch":
-        module, data = module.to(memory_format=torch.channels_last), data.to(memory_format=torch.channels_last)
+        module, data = (
+            module.to(memory_format=torch.channels_last),
+            data.to(memory_format=torch.channels_last),
+        )
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0001, momentum=0.9, weight_decay=0.0005)
     cast = torch.autocast(where, torch.bfloat16) if way == "torch-bf16" else nullcontext()
     losses: list[Any] = []
@@ -147,8 +150,16 @@ def measure(options: argparse.Namespace, way: str) -> dict[str, Any]:
     }
 
 
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--net", choices=NETS, default="caffenet")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--device", default="cuda")
@@ -160,7 +171,7 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help="measure the one way in this process")
     options = parser.parse_args()
     if options.here:
-        print(json.dumps(measure(options, options.way[0])), flush=True)
+        say(json.dumps(measure(options, options.way[0])))
         return
     rows: list[dict[str, Any]] = []
     shared = ("net", "batch", "device", "math", "steps", "warm")
@@ -169,16 +180,15 @@ def main() -> None:
         command = [sys.executable, __file__, *given, "--way", way, "--here"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
-            print(f"{way}: failed with {done.returncode}", flush=True)
+            say(f"{way}: failed with {done.returncode}")
             continue
         row = json.loads(done.stdout.splitlines()[-1])
         rows.append(row)
         ratio = f"{row['ms_mean'] / rows[0]['ms_mean']:.2f} x {rows[0]['way']}"
-        print(
+        say(
             f"{row['net']} N={row['batch']} {row['device']} {row['math']} {way}: {row['ms_mean']:.2f} ms ({ratio}; "
             f"single {row['ms']:.2f}), {row['images_per_second']:.0f} images/s, first loss {row['first_loss']:.4f}, "
             f"{row['bytes'] / 2**20:.0f} MiB",
-            flush=True,
         )
         if options.json:
             with options.json.open("a") as file:

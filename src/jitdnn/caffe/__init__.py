@@ -90,6 +90,7 @@ def load_solver(
     memory_limit: int | str | None = None,
     device: str | NetDevice | None = None,
     fuse: bool = True,
+    graph: bool = True,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -106,6 +107,7 @@ def load_solver(
         memory_limit=memory_limit,
         device=device,
         fuse=fuse,
+        graph=graph,
     )
 
 

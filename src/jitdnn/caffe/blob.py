@@ -165,6 +165,16 @@ class Blob:
         self._shape = other.shape
         self._source, self._base = other, None
 
+    @property
+    def memory(self) -> Any:
+        """What stands for the memory of `data`: another object where that is taken anew."""
+        return self.data if self.device is None else self.owner._memory()
+
+    def settle(self) -> list[Any]:
+        """Bring up to date what this blob has in the GPU's memory, and return those arrays."""
+        memories = (self._synced, self._diff)
+        return [] if self.device is None else [memory.device() for memory in memories if memory is not None]
+
     # ---- the two copies, for layers that compute on the host of a net on a GPU (net_run.py)
 
     def overwrite_host(self) -> None:

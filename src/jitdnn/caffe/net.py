@@ -140,8 +140,7 @@ class Net:
 
     def compute(self) -> None:
         """Run all layers, as `forward` does, and return nothing: on a GPU it is not waited for."""
-        if self._shapes_of_inputs() != self._input_shapes:
-            self.reshape()
+        self.reshape_if_needed()
         if self._memory_options is not None:
             self._planned_memory().forward()
             return
@@ -149,6 +148,11 @@ class Net:
         with self.running():
             for node in self.nodes:
                 self._observed(run_forward, node, "forward")
+
+    def reshape_if_needed(self) -> None:
+        """Carry the shapes of input blobs that were reshaped through all layers."""
+        if self._shapes_of_inputs() != self._input_shapes:
+            self.reshape()
 
     def running(self) -> AbstractContextManager[Any]:
         """A block whose calls go to the net's GPU and its stream."""
@@ -167,14 +171,15 @@ class Net:
     def loss(self) -> float:
         """The sum of all tops that have a loss weight, times it, after a forward pass; waits for a GPU."""
         return sum(
-            weight * float(blob.read().sum(dtype=np.float64)) for blob, weight in self._weighted_blobs()
+            weight * float(blob.read().sum(dtype=np.float64)) for blob, weight in self.weighted_blobs()
         )
 
     def current_loss(self) -> float | LossValue:
         """`loss`; on a GPU a number that is waited for when `float` is asked for it, whatever passes follow."""
-        return self.loss if self.device is None else LossValue(self.device, self._weighted_blobs())
+        return self.loss if self.device is None else LossValue(self.device, self.weighted_blobs())
 
-    def _weighted_blobs(self) -> list[tuple[Blob, float]]:
+    def weighted_blobs(self) -> list[tuple[Blob, float]]:
+        """The tops that have a loss weight, with it."""
         return [
             (blob, weight)
             for node in self.nodes

@@ -27,6 +27,7 @@ from jitdnn.caffe.events import (
     Started,
     Tested,
 )
+from jitdnn.caffe.iteration_graph import IterationGraph
 from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
@@ -64,6 +65,7 @@ class Solver:
         memory_limit: int | str | None = None,
         device: str | NetDevice | None = None,
         fuse: bool = True,
+        graph: bool = True,
     ) -> None:
         """Build the nets and check the fields.
 
@@ -111,6 +113,10 @@ class Solver:
                 load_weights(self.net, paths.find(name.strip(), base))
         keeps_updates = self.parameter.snapshot_diff or self.parameter.debug_info
         self.method = Updates(self.parameter, self.net.parameters, keeps_updates)
+        self._graph: IterationGraph | None = None
+        is_whole = self.parameter.iter_size == 1 and not keeps_updates
+        if graph and is_whole and self.device is not None and memory_limit is None:
+            self._graph = IterationGraph(self.net, self.method)
         self._losses: deque[float | LossValue] = deque(maxlen=self.parameter.average_loss)
         self._last_display: tuple[int, float] | None = None
         self.snapshot_prefix = _writable_prefix(self.parameter, self.net, file, snapshot_prefix)
@@ -157,12 +163,17 @@ class Solver:
                 self.test_all()
                 if self._stopped.is_set():
                     return
-            loss = self._gradients()
+            if self._graph is None:
+                loss = self._gradients()
+                rate = self.rate.at(self.iteration)
+            else:  # what is displayed is the same after the update
+                rate = self.rate.at(self.iteration)
+                loss = self._graph.iterate(rate, self.iteration)
             self._losses.append(loss)
-            rate = self.rate.at(self.iteration)
             if parameter.display and self.iteration % parameter.display == 0:
                 self._display(rate)
-            self.method.update(rate, self.iteration)
+            if self._graph is None:
+                self.method.update(rate, self.iteration)
             self.iteration += 1
             self._tell(Iterated(self.iteration, loss, rate))
             if parameter.snapshot and self.iteration % parameter.snapshot == 0:

@@ -20,6 +20,7 @@ class Synced:
     """
 
     __slots__ = (
+        "__weakref__",
         "_device",
         "_dtype",
         "_host",
