@@ -1,13 +1,14 @@
-"""A solver of Caffe's nets over the stand-in for the driver: which calls an iteration makes, and that it becomes a graph."""
+"""A solver of Caffe's nets over the stand-in for the driver: the calls of an iteration, which becomes a graph."""
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 
 from fake_driver import calls, fail, fresh  # noqa: F401
-from jitdnn.caffe import load_solver
+from jitdnn.caffe import load_net, load_solver
 from test_caffe_nets import LENET, RESIDUAL, SOLVER, layer
 
 
@@ -69,3 +70,19 @@ def test_a_capture_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
     made.step(2)
     assert not made._graph.is_captured
     assert any("its capture failed" in record.getMessage() for record in caplog.records)
+
+
+def test_page_locked_memory_outlives_its_blob() -> None:
+    net = load_net(LENET, "TRAIN", device="cuda", seed=1)
+    net.forward()
+    held = net.blobs["data"].data
+    assert calls("cuMemAllocHost_v2")
+    before = calls("cuMemFreeHost")
+    net.blobs["data"].release()
+    del net
+    gc.collect()
+    held[...] = 1
+    assert calls("cuMemFreeHost") < calls("cuMemAllocHost_v2")
+    del held
+    gc.collect()
+    assert calls("cuMemFreeHost") > before

@@ -354,6 +354,8 @@ class Net:
             layer.setup(bottom, top)
             layer.reshape(bottom, top)
 
+        for blob in top if not bottom and not layer.is_for_gpu else ():
+            blob.is_streamed = True
         self._guarded(parameter, build)
         self._set_loss_weights(node)
 
