@@ -95,13 +95,24 @@ class Tested(Event):
 
 
 @dataclass(frozen=True)
-class Snapshotted(Event):
-    """A snapshot is on the disk."""
+class Debugged(Event):
+    """A line of `debug_info`."""
 
-    path: Path
+    line: str
 
     def lines(self) -> list[str]:
-        return [f"Snapshotting to {self.path}"]
+        return [self.line]
+
+
+@dataclass(frozen=True)
+class Snapshotted(Event):
+    """A snapshot is on the disk, with Caffe's pair of files `beside` it if the solver has snapshot_format."""
+
+    path: Path
+    beside: tuple[Path, ...] = ()
+
+    def lines(self) -> list[str]:
+        return [f"Snapshotting to {path}" for path in (self.path, *self.beside)]
 
 
 @dataclass(frozen=True)

@@ -101,12 +101,12 @@ def _group(node: Node, behind: Sequence[Node], has_algorithm: bool, may_run_agai
     if isinstance(layer, ConvolutionLayer) and not isinstance(layer, DeconvolutionLayer):
         if has_algorithm or len(node.top) != 1 or layer.axis != 1:
             return None
-        if isinstance(after, ReLULayer):
+        if isinstance(after, ReLULayer) and not after.is_from_x:
             return Group(node, (behind[0],), _setter(layer.fuse_relu, after.slope))
         if isinstance(after, BatchNormLayer):
             return _folded(node, layer, behind, may_run_again)
         return None
-    if isinstance(after, ReLULayer):
+    if isinstance(after, ReLULayer) and not after.is_from_x:
         if isinstance(layer, InnerProductLayer) and len(layer.weights) == 2:
             return Group(node, (behind[0],), _setter(layer.fuse_relu, after.slope))
         if isinstance(layer, EltwiseLayer) and layer.operation == "SUM":

@@ -47,7 +47,7 @@ class IterationGraph:
         net = self._net
         assert net.device is not None
         self._method.prepare(rate, iteration)
-        if self._done < WARM or self.refusal is not None:
+        if self._done < WARM or self.refusal is not None or net.observer is not None:
             self._done += 1
             net.clear_gradients()
             net.compute()
@@ -129,4 +129,6 @@ def _refusal(net: Net) -> str | None:
     for node in net.nodes:
         if is_on_host(node):
             return f"layer {node.layer.name!r} ({node.layer.type}) computes on the host"
+        if node.layer.may_resize:
+            return f"layer {node.layer.name!r} ({node.layer.type}) has tops whose shapes change"
     return None

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jitdnn import limits
+from jitdnn import limits, log
 from jitdnn.caffe.blob import Array, Blob, Shape
+from jitdnn.caffe.debug_info import DebugInfo
 from jitdnn.caffe.device import NetDevice, settled
 from jitdnn.caffe.fusion import Fusion
 from jitdnn.caffe.graph import Node, Observer, Parameter, plan_gradients
@@ -21,6 +22,7 @@ from jitdnn.caffe.layers import LAYERS, Context, Layer
 from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.memory import Memory
 from jitdnn.caffe.net_run import run_backward, run_forward
+from jitdnn.caffe.obstacles import together, unknown_types
 from jitdnn.caffe.paths import find
 from jitdnn.caffe.rules import filter_net
 from jitdnn.caffe.schema import LayerParameter, NetParameter, NetState
@@ -53,6 +55,7 @@ class Net:
         seed: int | np.random.SeedSequence | None = None,
         dtype: str = "f32",
         algorithm: str | None = None,
+        python_layers: Path | None = None,
         device: str | NetDevice | None = None,
         fuse: bool = True,
     ) -> None:
@@ -62,7 +65,8 @@ class Net:
         all that is random in the layers (None: another one each time), `dtype` "f32" or "f64", `algorithm`
         the name of the algorithm that convolutions must use. `device` is where its blobs are and its layers compute:
         the processor (None, "cpu"), or a GPU, "cuda", "cuda:1", "opencl", or that of another net, `other.device`.
-        `fuse`: layers in place are computed with those whose result they change (fusion.py).
+        `fuse`: layers in place are computed with those whose result they change (fusion.py). `python_layers` is the
+        folder that layers written in Python may come from (None: there can be none).
 
         Raises InvalidArgument (with the line) for a net that is wrong, NotSupported for what the library
         lacks, DeviceError for a GPU that is not there.
@@ -72,15 +76,18 @@ class Net:
         self.state = parameter.state.copy() if parameter.has("state") else NetState()
         if state is not None:
             self.state.merge(state)
-        self.parameter = insert_splits(filter_net(upgrade_net(parameter), self.state))
+        chosen = filter_net(upgrade_net(parameter), self.state)
+        problems = unknown_types(chosen, LAYERS)
+        try:
+            self.parameter = insert_splits(chosen)
+        except InvalidArgument as error:
+            raise together([*problems, error]) from None
         if len(self.parameter.layer) > limits.NET_LAYERS:
             raise InvalidArgument(
                 f"this net has {len(self.parameter.layer):,} layers with those that split: at most "
                 f"{limits.NET_LAYERS:,} are built"
             )
         self.name = self.parameter.name
-        if parameter.debug_info:
-            raise NotSupported(f"debug_info: true{parameter.where('debug_info')}: take the line out")
         self.dtype = DTYPES[dtype]
         self.device = settled(device)
         self.blobs: dict[str, Blob] = {}
@@ -88,7 +95,7 @@ class Net:
         self.observer: Observer | None = None
         self._memory: Memory | None = None
         self._memory_options: dict[str, Any] | None = None  # of limit_memory, while there is a limit
-        self._base, self._algorithm = base, algorithm
+        self._base, self._algorithm, self._python_layers = base, algorithm, python_layers
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         fillers, *seeds = sequence.spawn(1 + len(self.parameter.layer))
         self._fillers = np.random.Generator(np.random.PCG64(fillers))
@@ -100,8 +107,22 @@ class Net:
             for name in set(layer.bottom).intersection(layer.top)
         }
         unread: dict[str, None] = {}
+        unknown: set[str] = set()  # blobs of layers that cannot be built
         for layer_parameter, layer_seed in zip(self.parameter.layer, seeds, strict=True):
-            self._append(layer_parameter, layer_seed, unread)
+            if layer_parameter.type not in LAYERS:
+                unknown.update(layer_parameter.top)
+                continue
+            try:
+                layer = self._layer(layer_parameter, layer_seed)
+                if unknown.isdisjoint(layer_parameter.bottom):
+                    self._append(layer, unread)
+                else:
+                    unknown.update(layer_parameter.top)
+            except (InvalidArgument, NotSupported) as error:
+                problems.append(error)
+                unknown.update(layer_parameter.top)
+        if problems:
+            raise together(problems)
         self.outputs = list(unread)
         self.inputs = [blob.name for node in self.nodes if node.layer.type == "Input" for blob in node.top]
         self.parameters: list[Parameter] = collect_parameters(self.layers)
@@ -109,6 +130,8 @@ class Net:
         plan_gradients(self.nodes, self.parameter.force_backward, self.outputs)
         self.fusion = Fusion(self.nodes, algorithm is not None)
         self._is_fused = fuse and not self.parameter.debug_info
+        if self.parameter.debug_info:
+            self.observer = DebugInfo(self, log.tell)
 
     @property
     def layers(self) -> list[Layer]:
@@ -140,14 +163,22 @@ class Net:
 
     def compute(self) -> None:
         """Run all layers, as `forward` does, and return nothing: on a GPU it is not waited for."""
+        self.forward_layers()
+
+    def forward_layers(self, first: int = 0, last: int | None = None) -> None:
+        """Run the layers from number `first` to `last` (None: the last one), what is in their blobs now being what
+        they read. Under a limit on memory all of them must run; where a part of them runs, nothing is fused.
+        """
         self.reshape_if_needed()
+        end = len(self.nodes) if last is None else last + 1
         if self._memory_options is not None:
+            self._check_whole(first == 0 and end == len(self.nodes))
             self._planned_memory().forward()
             return
-        self.fusion.switch(self._is_fused)
+        self.fusion.switch(self._is_fused and first == 0 and end == len(self.nodes))
         with self.running():
-            for node in self.nodes:
-                self._observed(run_forward, node, "forward")
+            for node in self.nodes[first:end]:
+                self._observed(self._run_forward, node, "forward")
 
     def reshape_if_needed(self) -> None:
         """Carry the shapes of input blobs that were reshaped through all layers."""
@@ -191,7 +222,15 @@ class Net:
         """Compute the gradients by the loss of the last forward pass; those of weights are added to their
         `diff`.
         """
+        self.backward_layers()
+
+    def backward_layers(self, first: int | None = None, last: int = 0) -> None:
+        """Run the backward pass from layer number `first` (None: the last one) down to `last`, what is in the gradients
+        of their tops now being what they read. Under a limit on memory all of them must run.
+        """
+        start_index = len(self.nodes) - 1 if first is None else first
         if self._memory_options is not None:
+            self._check_whole(start_index == len(self.nodes) - 1 and last == 0)
             self._planned_memory().backward()
             return
         with self.running():
@@ -201,9 +240,15 @@ class Net:
                 for node in self.nodes:
                     if node.bottom:
                         run_forward(node, self.device is not None)
-            for node in reversed(self.nodes):
+            for node in reversed(self.nodes[last : start_index + 1]):
                 if node.needs_backward:
                     self._observed(run_backward, node, "backward")
+
+    def _check_whole(self, is_whole: bool) -> None:
+        if not is_whole:
+            raise NotSupported(
+                "under a limit on memory a net runs whole: call limit_memory(None) to run some of its layers"
+            )
 
     def clear_gradients(self) -> None:
         """Set the gradients of all weights to 0."""
@@ -246,6 +291,12 @@ class Net:
         self._memory = self._memory_options = None
         if limit is None or (isinstance(limit, str) and limit.strip().lower() in ("none", "unlimited")):
             return None
+        for layer in self.layers:
+            if layer.may_resize:
+                raise NotSupported(
+                    f"layer {layer.name!r} ({layer.type}){layer.parameter.where()} has tops whose shapes are known in "
+                    "the forward pass alone: a net with it cannot be planned for a limit on memory"
+                )
         if self.device is not None:
             raise NotSupported(
                 f"a limit on memory for a net on {self.device.name}: memory is planned for nets on the processor"
@@ -291,33 +342,43 @@ class Net:
         if self._memory is not None:
             self._memory.lift()
             self._memory = None
-        for node in self.nodes:
-            self._guarded(node.layer.parameter, partial(node.layer.reshape, node.bottom, node.top))
-            self._set_loss_weights(node)
+        self._reshape(self.nodes)
         self._input_shapes = self._shapes_of_inputs()
 
     def _shapes_of_inputs(self) -> list[Shape]:
         return [self.blobs[name].shape for name in self.inputs]
 
     def save_weights(self, path: str | Path) -> None:
-        """Write all weights to an .npz file, arrays named LAYER/INDEX, whole or not at all."""
-        save_weights(self, Path(path))
+        """Write all weights to a file, whole or not at all: .npz (arrays LAYER/INDEX), .caffemodel, .caffemodel.h5."""
+        save_weights(self, self.parameter, Path(path))
 
     def load_weights(self, path: str | Path) -> list[str]:
-        """Copy weights from an .npz file or a snapshot into the layers of the same names; return those names.
+        """Copy weights from .npz, .caffemodel, .caffemodel.h5 or a snapshot into the layers of the same names; return
+        those names.
 
         Raises InvalidShape if a shape differs, InvalidArgument if no name fits or the file cannot be read.
         """
         return load_weights(self, find(path, self._base))
 
+    def _reshape(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._guarded(node.layer.parameter, partial(node.layer.reshape, node.bottom, node.top))
+            self._set_loss_weights(node)
+
+    def _run_forward(self, node: Node, is_on_gpu: bool) -> None:
+        """Run a layer, and reshape the layers behind it if it gives its tops other shapes."""
+        before = [blob.shape for blob in node.top] if node.layer.may_resize else []
+        run_forward(node, is_on_gpu)
+        if node.layer.may_resize and [blob.shape for blob in node.top] != before:
+            self._set_loss_weights(node)
+            behind = next(index for index, other in enumerate(self.nodes) if other is node)
+            self._reshape(self.nodes[behind + 1 :])
+
     # ---- building
 
-    def _append(
-        self, parameter: LayerParameter, seed: np.random.SeedSequence, unread: dict[str, None]
-    ) -> None:
-        kind = LAYERS.get(parameter.type)
-        if kind is None:
-            raise NotSupported(_unknown_type(parameter))
+    def _layer(self, parameter: LayerParameter, seed: np.random.SeedSequence) -> Layer:
+        """Make a layer, with the checks that need no shapes."""
+        kind = LAYERS[parameter.type]
         if not parameter.has("phase"):
             parameter.phase = self.state.phase
         context = Context(
@@ -328,11 +389,14 @@ class Net:
             np.random.Generator(np.random.PCG64(seed)),
             self._algorithm,
             self.device,
+            self._python_layers,
         )
         layer = kind(parameter, context)
-        is_loss_alone = kind.is_loss and not parameter.top
-        if is_loss_alone:  # it gets a top that nobody can read, and that is no output
-            parameter.top = [f"({parameter.name})"]
+        if kind.makes_tops or kind.is_loss:  # tops that nobody can read, and that are no outputs
+            while len(parameter.top) < kind.tops[0]:
+                number = f" {len(parameter.top)}" if parameter.top else ""
+                parameter.top.append(f"({parameter.name}{number})")
+                layer.unnamed_tops.append(parameter.top[-1])
         _check_count(layer, "bottom", len(parameter.bottom), kind.bottoms)
         _check_count(layer, "top", len(parameter.top), kind.tops)
         if parameter.propagate_down and len(parameter.propagate_down) != len(parameter.bottom):
@@ -340,12 +404,17 @@ class Net:
                 f"{len(parameter.propagate_down)} propagate_down for {len(parameter.bottom)} bottoms: "
                 "give one each, or none"
             )
+        return layer
+
+    def _append(self, layer: Layer, unread: dict[str, None]) -> None:
+        parameter = layer.parameter
         bottom = [self.blobs[name] for name in parameter.bottom]
         for name in parameter.bottom:
             unread.pop(name, None)
         top = [self._top(layer, index, name, bottom) for index, name in enumerate(parameter.top)]
-        for name in () if is_loss_alone else parameter.top:
-            unread[name] = None
+        for name in parameter.top:
+            if name not in layer.unnamed_tops:
+                unread[name] = None
         node = Node(layer, bottom, top, _loss_weights(layer))
         layer.is_overwritten = any(self._overwrites.get(name, -1) > len(self.nodes) for name in parameter.top)
         self.nodes.append(node)
@@ -411,17 +480,6 @@ class Net:
 def _listed(names: Iterable[str]) -> str:
     names = list(names)
     return f"there are {', '.join(names)}" if names else "it has none"
-
-
-def _unknown_type(parameter: LayerParameter) -> str:
-    if parameter.type == "Python":
-        return (
-            f"layer {parameter.name!r}{parameter.where()} is a layer of Python: code that a net names is never run; "
-            "write it as a layer that the library has, or run it between two nets"
-        )
-    known = ", ".join(sorted(LAYERS))
-    what = f"type {parameter.type!r}" if parameter.type else "no type"
-    return f"layer {parameter.name!r}{parameter.where()} has {what}; the library has {known}"
 
 
 def _check_count(layer: Layer, what: str, count: int, limits: tuple[int, int | None]) -> None:

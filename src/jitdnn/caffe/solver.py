@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
 from time import perf_counter
@@ -14,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from jitdnn import __version__, log
-from jitdnn.caffe import events, paths, snapshot
+from jitdnn.caffe import events, paths, snapshot, solver_files
 from jitdnn.caffe.blob import Array
+from jitdnn.caffe.debug_info import debugging, mean_magnitude, update_lines
 from jitdnn.caffe.device import NetDevice, device_of
 from jitdnn.caffe.events import (
+    Debugged,
     Displayed,
     Finished,
     Iterated,
@@ -32,8 +35,9 @@ from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
-from jitdnn.caffe.schema import SolverParameter
+from jitdnn.caffe.schema import NetState, SolverParameter
 from jitdnn.caffe.solver_nets import limit_together, testing_nets, training_net
+from jitdnn.caffe.solver_state import is_solver_state
 from jitdnn.caffe.update_rules import rule_of
 from jitdnn.caffe.updates import Updates
 from jitdnn.caffe.upgrade import upgrade_solver
@@ -63,6 +67,9 @@ class Solver:
         algorithm: str | None = None,
         snapshot_prefix: str | None = None,
         memory_limit: int | str | None = None,
+        level: int | None = None,
+        stages: Sequence[str] = (),
+        python_layers: Path | None = None,
         device: str | NetDevice | None = None,
         fuse: bool = True,
         graph: bool = True,
@@ -71,8 +78,10 @@ class Solver:
 
         `file` is where the solver comes from: relative paths may start from its folder, and snapshots are
         named after it if the solver has no snapshot_prefix. `seed` and `snapshot_prefix` take the place of
-        the solver's own. `dtype` and `algorithm` are those of Net, and so is `device`; without it the solver's
-        solver_mode and device_id decide, and where there is no such GPU the processor trains, after a warning.
+        the solver's own. `dtype`, `algorithm` and `python_layers` are those of Net, and so is `device`; without it the
+        solver's solver_mode and device_id decide, and where there is no such GPU the processor trains, after a warning.
+        `level` and `stages` are set in, and added to, the solver's `train_state`: they choose layers of the net that is
+        trained.
 
         `memory_limit` (bytes, or text such as "64 MiB") is the most that weights, their gradients and history, and all
         that flows through the nets take together; `Net.limit_memory` says how it is kept, and `memory_plan` of `net`
@@ -82,11 +91,17 @@ class Solver:
         the library lacks.
         """
         self.parameter = upgrade_solver(parameter)
+        if level is not None or stages:
+            own = {} if level is None else {"level": level}
+            state = self.parameter.train_state.copy()
+            state.merge(NetState(stage=list(stages), **own))
+            self.parameter.train_state = state
         _check(self.parameter)
         base = None if file is None else file.parent
         self.listener = listener
         self.iteration = 0
         self._stopped = Event()
+        self._snapshot_wanted = Event()
         self.rate = LearningRate(self.parameter)
 
         seed = self.parameter.random_seed if seed is None else seed
@@ -97,6 +112,7 @@ class Solver:
             "algorithm": algorithm,
             "device": self.device,
             "fuse": fuse,
+            "python_layers": python_layers,
         }
         definition, state, folder = training_net(self.parameter, base)
         tests = testing_nets(self.parameter, base)
@@ -163,21 +179,46 @@ class Solver:
                 self.test_all()
                 if self._stopped.is_set():
                     return
-            if self._graph is None:
-                loss = self._gradients()
+            is_displayed = bool(parameter.display) and self.iteration % parameter.display == 0
+            with self._debugging() if is_displayed and parameter.debug_info else nullcontext():
                 rate = self.rate.at(self.iteration)
-            else:  # what is displayed is the same after the update
-                rate = self.rate.at(self.iteration)
-                loss = self._graph.iterate(rate, self.iteration)
+                if self._graph is None:
+                    loss = self._gradients()
+                else:  # with the update, which changes nothing of what is displayed
+                    loss = self._graph.iterate(rate, self.iteration)
             self._losses.append(loss)
-            if parameter.display and self.iteration % parameter.display == 0:
+            if is_displayed:
                 self._display(rate)
+            before = {}
+            if is_displayed and parameter.debug_info:
+                before = {each.name: mean_magnitude(each.blob.data) for each in self.net.parameters}
             if self._graph is None:
                 self.method.update(rate, self.iteration)
+            for line in update_lines(self.net, before) if before else ():
+                self._tell(Debugged(self.iteration, line))
             self.iteration += 1
             self._tell(Iterated(self.iteration, loss, rate))
+            is_asked = self._snapshot_wanted.is_set()
+            self._snapshot_wanted.clear()
             if parameter.snapshot and self.iteration % parameter.snapshot == 0:
                 self.snapshot()
+            elif is_asked:
+                self._asked_snapshot()
+
+    def ask_for_snapshot(self) -> None:
+        """Take a snapshot after the current iteration and go on, from any thread or signal handler.
+
+        If it cannot be written, the log says so, and training goes on.
+        """
+        self._snapshot_wanted.set()
+
+    def _asked_snapshot(self) -> None:
+        try:
+            if not self.snapshot_prefix:
+                raise SnapshotError("it has no name: set snapshot_prefix")
+            self.snapshot()
+        except SnapshotError as error:
+            log.tell(f"the snapshot that was asked for at iteration {self.iteration} was not taken: {error}")
 
     def stop(self) -> None:
         """End `step` or `solve` after the current iteration; `solve` still takes its snapshot."""
@@ -197,6 +238,9 @@ class Solver:
             return LossValue.mean(losses)
         mean: float = sum(losses) / len(losses)
         return mean
+
+    def _debugging(self) -> AbstractContextManager[None]:
+        return debugging(self.net, lambda line: self._tell(Debugged(self.iteration, line)))
 
     def _is_test_due(self) -> bool:
         parameter = self.parameter
@@ -280,16 +324,24 @@ class Solver:
         if self.parameter.snapshot_diff:
             arrays |= {f"diff/{each.name}": each.blob.diff for each in self.net.parameters}
         snapshot.write(path, meta, arrays)
-        self._tell(Snapshotted(self.iteration, path))
+        pair = solver_files.write_beside(
+            path, self.parameter, self.net, self.method.history, self.iteration, self.rate.current_step
+        )
+        self._tell(Snapshotted(self.iteration, path, pair))
         return path
 
     def restore(self, path: str | Path) -> None:
-        """Go on exactly where the snapshot was taken.
+        """Go on exactly where the snapshot was taken, or from a .solverstate, which has no place in the data.
 
         Raises SnapshotError for a file that is damaged (the message and `previous` offer the newest good
         one), or that belongs to another net or solver.
         """
         path = Path(path)
+        if is_solver_state(path):
+            pair = solver_files.restore_pair(path, self.net, self.method.history)
+            self.iteration, self.rate.current_step = pair.iteration, pair.current_step
+            self._losses.clear()
+            return
         meta, arrays = snapshot.read(path)
         if meta.get("schema") != SNAPSHOT_SCHEMA:
             raise SnapshotError(
@@ -305,10 +357,8 @@ class Solver:
             "history": self.method.history,
         }
         wanted = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
-        saved_updates = [
-            name for name in arrays if name.startswith("diff/")
-        ]  # snapshot_diff: for others to read
-        _check_same_arrays(path, {n: a for n, a in arrays.items() if n not in saved_updates}, wanted)
+        # what snapshot_diff adds is for others to read
+        _check_same_arrays(path, {n: a for n, a in arrays.items() if not n.startswith("diff/")}, wanted)
         nets = (self.net, *self.test_nets)
         if len(meta["layers"]) != len(nets):
             raise SnapshotError(
@@ -364,12 +414,7 @@ def _check(parameter: SolverParameter) -> None:
             raise InvalidArgument(
                 f"{name} is {getattr(parameter, name)}{parameter.where(name)}: it must be at least {least}"
             )
-    if parameter.has("snapshot_format"):
-        log.fallback_once(
-            "caffe snapshot_format",
-            f"snapshot_format: {parameter.snapshot_format} in a solver: snapshots are "
-            f"{snapshot.SUFFIX} files instead",
-        )
+    solver_files.check(parameter)
 
 
 def _writable_prefix(parameter: SolverParameter, net: Net, file: Path | None, given: str | None) -> str:

@@ -16,8 +16,9 @@ import numpy as np
 from jitdnn.caffe import paths
 from jitdnn.caffe.arrays import read_npy, read_npz
 from jitdnn.caffe.blob import Array, Shape
+from jitdnn.caffe.blob_proto import read_binaryproto
 from jitdnn.caffe.schema_layers import TransformationParameter
-from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, NotSupported
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 
 
 class Transformer:
@@ -120,10 +121,7 @@ def _read_mean(name: str, base: Path | None, image: Shape) -> Array:
     elif path.suffix == ".npz":
         mean = read_npz(path, ["mean"])["mean"]
     else:
-        raise NotSupported(
-            f"mean_file {path}: the mean image is read from .npy, or .npz with an array mean, "
-            "of shape (C, H, W)"
-        )
+        mean = read_binaryproto(path)
     if mean.ndim == 4 and mean.shape[0] == 1:
         mean = mean[0]
     if mean.dtype.kind not in "uif":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,54 +48,79 @@ class Reporter:
 def run_train(
     solver_file: str,
     resume: Path | None,
-    weights: str | None,
+    weights: Sequence[str],
     plot: Path | None,
     memory: str | None,
+    level: int | None,
+    stages: Sequence[str],
+    effects: Mapping[str, str],
     threads: int | None,
 ) -> int:
-    """Train. The first interrupt ends the current iteration, takes the snapshot and returns 130."""
-    if resume is not None and weights is not None:
+    """Train. `effects` says for the name of each signal whether it stops the training, has it take a snapshot, or does
+    nothing. A training that is stopped takes the snapshot and returns 130.
+    """
+    if resume is not None and weights:
         raise InvalidArgument("--resume takes the weights too: give it or --weights, not both")
     if plot is not None:
         require_matplotlib()
     with _threads(threads):
         reporter = Reporter()
-        solver = load_solver(solver_file, listener=reporter, memory_limit=memory)
+        solver = load_solver(solver_file, listener=reporter, memory_limit=memory, level=level, stages=stages)
         if solver.net.memory_plan is not None:
             say(solver.net.memory_plan.explain())
-        if weights is not None:
-            say(f"weights of {', '.join(solver.net.load_weights(weights))} from {weights}")
-        with progress(solver.parameter.max_iter, "training") as reporter.advance, _interruptible(solver):
+        for file in weights:
+            say(f"weights of {', '.join(solver.net.load_weights(file))} from {file}")
+        with progress(solver.parameter.max_iter, "training") as reporter.advance, _signals(solver, effects):
             solver.solve(resume)
     if plot is not None:
         save_png(reporter.history, plot, solver.net.name or solver_file)
         say(f"curves in {plot}")
     if reporter.is_stopped:
-        say(f"stopped at iteration {solver.iteration}; to go on:")
-        say(f"jitdnn train {solver_file} --resume {reporter.snapshots[-1]}")
+        say(f"stopped at iteration {solver.iteration}" + ("; to go on:" if reporter.snapshots else ""))
+        if reporter.snapshots:
+            say(f"jitdnn train {solver_file} --resume {reporter.snapshots[-1]}")
         return STOPPED
     return 0
 
 
 @contextmanager
-def _interruptible(solver: Solver) -> Iterator[None]:
-    """Let the first interrupt stop the solver, and the second one the program."""
+def _signals(solver: Solver, effects: Mapping[str, str]) -> Iterator[None]:
+    """Let signals have their effects. After an interrupt that stops the solver, the next one stops the program."""
+    before: dict[int, Any] = {}
 
     def stop(number: int, frame: object) -> None:
         solver.stop()
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before[number])
 
-    before = signal.signal(signal.SIGINT, stop)
+    def snapshot(number: int, frame: object) -> None:
+        solver.ask_for_snapshot()
+
+    actions: dict[str, Any] = {"stop": stop, "snapshot": snapshot, "none": signal.SIG_IGN}
+    for name, effect in effects.items():
+        number = getattr(signal, name, None)  # there is no SIGHUP on Windows
+        if number is not None:
+            before[number] = signal.getsignal(number)
+            signal.signal(number, actions[effect])
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def run_test(net_file: str, weights: str, iterations: int, threads: int | None) -> None:
+def run_test(
+    net_file: str,
+    weights: Sequence[str],
+    iterations: int,
+    level: int,
+    stages: Sequence[str],
+    threads: int | None,
+) -> None:
     """Print the outputs of every batch and their means, as `caffe test` does."""
     with _threads(threads):
-        net = load_net(net_file, "TEST", weights=weights, seed=0)
+        net = load_net(net_file, "TEST", level=level, stages=stages, seed=0)
+        for file in weights:
+            net.load_weights(file)
         if net.inputs:
             raise InvalidArgument(
                 f"{net_file} takes its {' and '.join(net.inputs)} from the caller, as a net for deployment does: "
@@ -120,10 +146,12 @@ def run_test(net_file: str, weights: str, iterations: int, threads: int | None) 
             say(f"{name} = {mean.item():g}")
 
 
-def run_time(net_file: str, iterations: int, phase: str, threads: int | None) -> None:
+def run_time(
+    net_file: str, iterations: int, phase: str, level: int, stages: Sequence[str], threads: int | None
+) -> None:
     """Print the time of every layer, as `caffe time` does."""
     with _threads(threads):
-        net = load_net(net_file, phase, seed=0)
+        net = load_net(net_file, phase, level=level, stages=stages, seed=0)
         with working(f"{iterations} iterations"):
             found = time_net(net, iterations)
     for line in found.lines():

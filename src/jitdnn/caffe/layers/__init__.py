@@ -15,9 +15,11 @@ from jitdnn.caffe.layers.batch_norm import BatchNormLayer
 from jitdnn.caffe.layers.convolution import ConvolutionLayer, DepthwiseConvolutionLayer
 from jitdnn.caffe.layers.data import DataLayer
 from jitdnn.caffe.layers.deconvolution import DeconvolutionLayer
+from jitdnn.caffe.layers.detection_output import DetectionOutputLayer
 from jitdnn.caffe.layers.dropout import DropoutLayer
 from jitdnn.caffe.layers.eltwise import EltwiseLayer
 from jitdnn.caffe.layers.embed import EmbedLayer
+from jitdnn.caffe.layers.filter import FilterLayer
 from jitdnn.caffe.layers.formulas import (
     AbsValLayer,
     BNLLLayer,
@@ -28,6 +30,7 @@ from jitdnn.caffe.layers.formulas import (
     SwishLayer,
     ThresholdLayer,
 )
+from jitdnn.caffe.layers.im2col import Im2colLayer
 from jitdnn.caffe.layers.infogain import InfogainLossLayer
 from jitdnn.caffe.layers.inner_product import InnerProductLayer
 from jitdnn.caffe.layers.input import InputLayer
@@ -40,6 +43,7 @@ from jitdnn.caffe.layers.losses import (
     SigmoidCrossEntropyLossLayer,
 )
 from jitdnn.caffe.layers.lrn import LRNLayer
+from jitdnn.caffe.layers.lstm import LSTMLayer, LSTMUnitLayer
 from jitdnn.caffe.layers.movement import (
     BatchReindexLayer,
     ConcatLayer,
@@ -51,7 +55,10 @@ from jitdnn.caffe.layers.movement import (
 from jitdnn.caffe.layers.normalize import NormalizeLayer
 from jitdnn.caffe.layers.pooling import PoolingLayer
 from jitdnn.caffe.layers.prelu import PReLULayer
+from jitdnn.caffe.layers.prior_box import PriorBoxLayer
+from jitdnn.caffe.layers.python import PythonLayer
 from jitdnn.caffe.layers.reduction import ArgMaxLayer, MVNLayer, ReductionLayer
+from jitdnn.caffe.layers.rnn import RNNLayer
 from jitdnn.caffe.layers.scale import (
     AxpyLayer,
     BiasLayer,
@@ -61,6 +68,7 @@ from jitdnn.caffe.layers.shapes import FlattenLayer, ReshapeLayer, SilenceLayer,
 from jitdnn.caffe.layers.softmax import SoftmaxLayer, SoftmaxWithLossLayer
 from jitdnn.caffe.layers.sources import DummyDataLayer, ParameterLayer
 from jitdnn.caffe.layers.spp import SPPLayer
+from jitdnn.caffe.layers.upsample import UpsampleLayer
 
 __all__ = ["LAYERS", "Context", "Layer"]
 
@@ -83,6 +91,7 @@ LAYERS: dict[str, type[Layer]] = {
         DataLayer,
         DeconvolutionLayer,
         DepthwiseConvolutionLayer,
+        DetectionOutputLayer,
         DropoutLayer,
         DummyDataLayer,
         EltwiseLayer,
@@ -90,14 +99,18 @@ LAYERS: dict[str, type[Layer]] = {
         EmbedLayer,
         EuclideanLossLayer,
         ExpLayer,
+        FilterLayer,
         FlattenLayer,
         HingeLossLayer,
+        Im2colLayer,
         InfogainLossLayer,
         InnerProductLayer,
         InputLayer,
         InterpLayer,
         LogLayer,
         LRNLayer,
+        LSTMLayer,
+        LSTMUnitLayer,
         MultinomialLogisticLossLayer,
         MVNLayer,
         NormalizeLayer,
@@ -106,10 +119,13 @@ LAYERS: dict[str, type[Layer]] = {
         PoolingLayer,
         PowerLayer,
         PReLULayer,
+        PriorBoxLayer,
+        PythonLayer,
         ReductionLayer,
         ReLU6Layer,
         ReLULayer,
         ReshapeLayer,
+        RNNLayer,
         ScaleLayer,
         SigmoidCrossEntropyLossLayer,
         SigmoidLayer,
@@ -123,5 +139,6 @@ LAYERS: dict[str, type[Layer]] = {
         TanHLayer,
         ThresholdLayer,
         TileLayer,
+        UpsampleLayer,
     )
 }

@@ -25,7 +25,8 @@ class Context:
 
     `base` is the folder of the net's file (for paths in it), `fillers` the generator that weights are drawn
     from, `random` the layer's own, and `algorithm` the name of the algorithm that convolutions must use, None
-    for the planner's choice. `device` is the GPU that has the blobs, None on the processor.
+    for the planner's choice. `device` is the GPU that has the blobs, None on the processor, `python_layers` the folder
+    that layers written in Python may come from.
     """
 
     phase: str
@@ -35,6 +36,7 @@ class Context:
     random: np.random.Generator
     algorithm: str | None
     device: NetDevice | None = None
+    python_layers: Path | None = None
 
 
 class Reads(NamedTuple):
@@ -62,8 +64,12 @@ class Layer(ABC):
     tops: ClassVar[tuple[int, int | None]] = (1, 1)
     may_be_in_place: ClassVar[bool] = False
     is_loss: ClassVar[bool] = False
+    # whether tops that it must have may be left out of the file, as those of a loss; nobody can read them then
+    makes_tops: ClassVar[bool] = False
     # whether forward may be run again on the same bottoms, and does nothing else than fill the tops and `saved`
     may_rerun: ClassVar[bool] = True
+    # whether forward may give the tops other shapes, which the layers behind it take up then
+    may_resize: ClassVar[bool] = False
     # whether forward draws from `context.random`
     is_random: ClassVar[bool] = False
     # whether it computes where the blobs are
@@ -73,6 +79,7 @@ class Layer(ABC):
         self.parameter = parameter
         self.context = context
         self.name = parameter.name
+        self.unnamed_tops: list[str] = []
         self.weights: list[Blob] = []
         self.weight_needs_gradient: list[bool] = []
         # what forward leaves for backward beside the blobs, by name (`save`)

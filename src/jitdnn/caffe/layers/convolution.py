@@ -6,18 +6,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from jitdnn.caffe.blob import Array, Blob, Shape, canonical_axis, count
+from jitdnn.caffe.blob import Array, Blob, Shape, count
 from jitdnn.caffe.layers.activation import rectify
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Reads
 from jitdnn.caffe.layers.batch_norm import BatchNormLayer
 from jitdnn.caffe.layers.scale import ScaleLayer
+from jitdnn.caffe.layers.windows import WindowedLayer
 from jitdnn.ops.activation import relu
 from jitdnn.ops.convolution import conv, conv_backward_bias, conv_backward_data, conv_backward_filter
 from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.expression import Expression, trace
 
 
-class ConvolutionLayer(Layer):
+class ConvolutionLayer(WindowedLayer):
     """Bottoms (N..., C, spatial), all of one shape; tops (N..., K, out) with out = ⌊(i + 2 p − d (k − 1) − 1)
     / s⌋ + 1.
 
@@ -36,13 +37,7 @@ class ConvolutionLayer(Layer):
         if len(bottom) != len(top):
             raise self.invalid(f"{len(bottom)} bottoms need {len(bottom)} tops, not {len(top)}")
         shape = bottom[0].shape
-        self.axis = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
-        self.rank = len(shape) - self.axis - 1
-        if not 1 <= self.rank <= 3:
-            raise self.invalid(
-                f"a bottom of shape {shape} has {self.rank} spatial axes after axis {self.axis}; "
-                "1 to 3 can be"
-            )
+        self.read_windows(shape)
         channels, outputs, groups = shape[self.axis], parameter.num_output, parameter.group
         if outputs == 0:
             raise self.invalid("num_output is missing or 0: it must be positive", "convolution_param")
@@ -50,13 +45,7 @@ class ConvolutionLayer(Layer):
             raise self.invalid(
                 f"group {groups} must divide the {channels} channels of the bottom and num_output {outputs}"
             )
-        self.kernel = self._extents("kernel_size", "kernel_h", "kernel_w", None, 1)
-        self.arguments: dict[str, Any] = {
-            "stride": self._extents("stride", "stride_h", "stride_w", 1, 1),
-            "padding": self._extents("pad", "pad_h", "pad_w", 0, 0),
-            "dilation": self._extents("dilation", None, None, 1, 1),
-            "groups": groups,
-        }
+        self.arguments: dict[str, Any] = {**self.window_arguments(), "groups": groups}
         if self.context.algorithm is not None:
             self.arguments["algorithm"] = self.context.algorithm
         # by direction ("fwd", "bwd_data", "bwd_filter"): the most bytes of workspace, where it is not the setting's
@@ -159,37 +148,6 @@ class ConvolutionLayer(Layer):
         if self.axis == 1:
             return array
         return array.reshape(count(array.shape, 0, self.axis), *array.shape[self.axis :])
-
-    def _extents(
-        self, name: str, name_h: str | None, name_w: str | None, default: int | None, least: int
-    ) -> tuple[int, ...]:
-        """One value for each spatial axis from the list `name` (one for all, or one each) or, in 2-D, from _h
-        and _w.
-        """
-        parameter = self.parameter.convolution_param
-        listed: list[int] = getattr(parameter, name)
-        if name_h and name_w and (parameter.has(name_h) or parameter.has(name_w)):
-            if listed:
-                raise self.invalid(
-                    f"{name} and {name_h}, {name_w} both are given: keep one form", "convolution_param"
-                )
-            if self.rank != 2:
-                raise self.invalid(
-                    f"{name_h} and {name_w} are for 2 spatial axes, and here are {self.rank}: use {name}"
-                )
-            values: tuple[int, ...] = (getattr(parameter, name_h), getattr(parameter, name_w))
-        elif len(listed) in (1, self.rank):
-            values = tuple(listed) * (self.rank if len(listed) == 1 else 1)
-        elif not listed and default is not None:
-            values = (default,) * self.rank
-        else:
-            raise self.invalid(
-                f"{name} has {len(listed)} values; give one, or one for each of the {self.rank} spatial axes",
-                "convolution_param",
-            )
-        if min(values) < least:
-            raise self.invalid(f"{name} is {values}: each must be at least {least}", "convolution_param")
-        return values
 
 
 class DepthwiseConvolutionLayer(ConvolutionLayer):

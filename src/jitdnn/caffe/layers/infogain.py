@@ -8,19 +8,19 @@ import numpy as np
 
 from jitdnn.caffe.arrays import read_npy
 from jitdnn.caffe.blob import Array, Blob
+from jitdnn.caffe.blob_proto import read_binaryproto
 from jitdnn.caffe.layers.base import Reads
 from jitdnn.caffe.layers.labels import checked_labels
 from jitdnn.caffe.layers.losses import LEAST_PROBABILITY
 from jitdnn.caffe.layers.softmax import SoftmaxWithLossLayer
 from jitdnn.caffe.paths import find
-from jitdnn.errors import NotSupported
 from jitdnn.ops.softmax import softmax
 
 
 class InfogainLossLayer(SoftmaxWithLossLayer):
     """−Σ H[label, class] log max(p[class], 1e-20) / norm, p the softmax of the scores (outer, classes, inner) along
-    infogain_loss_param.axis (1). H (classes, classes) is the third bottom, or the array of the .npy file `source`;
-    .binaryproto is refused. Labels, tops and norm as those of SoftmaxWithLoss. Only the scores have a gradient.
+    infogain_loss_param.axis (1). H (classes, classes) is the third bottom, or the array of the file `source`,
+    .binaryproto or .npy. Labels, tops and norm as those of SoftmaxWithLoss. Only the scores have a gradient.
     """
 
     type = "InfogainLoss"
@@ -37,12 +37,9 @@ class InfogainLossLayer(SoftmaxWithLossLayer):
             raise self.invalid(
                 "give the matrix as a third bottom, or its file as source", "infogain_loss_param"
             )
-        if not source.endswith(".npy"):
-            raise NotSupported(
-                f"layer {self.name!r}{self.parameter.where('infogain_loss_param')}: source {source!r}: the matrix is "
-                "read from .npy files, or taken from a third bottom"
-            )
-        self.matrix = read_npy(find(source, self.context.base)).astype(self.context.dtype)
+        path = find(source, self.context.base)
+        matrix = read_npy(path) if path.suffix == ".npy" else read_binaryproto(path)
+        self.matrix = matrix.astype(self.context.dtype)
 
     def axis_given(self) -> int:
         return self.parameter.infogain_loss_param.axis

@@ -1,0 +1,149 @@
+"""The arguments of Caffe's commands and tools; every one has its work in a module of its own."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads to use.  [default: all cores]")
+]
+Solver = Annotated[
+    str,
+    typer.Argument(help="A solver prototxt; package:models/lenet_solver.prototxt is one that is shipped."),
+]
+Net = Annotated[
+    str, typer.Argument(help="A net prototxt; package:models/lenet.prototxt is one that is shipped.")
+]
+Iterations = Annotated[int, typer.Option(min=1, help="Batches to run.")]
+Level = Annotated[int | None, typer.Option(help="Level of the net's state, which chooses layers.")]
+Stage = Annotated[
+    list[str] | None,
+    typer.Option(metavar="A,B", help="Stages of the net's state, which choose layers; repeatable."),
+]
+
+
+class Phase(StrEnum):
+    """Which of its two nets a definition is read as."""
+
+    TRAIN = "TRAIN"
+    TEST = "TEST"
+
+
+class Effect(StrEnum):
+    """What a signal makes a training do, after the iteration that runs."""
+
+    stop = "stop"
+    snapshot = "snapshot"
+    none = "none"
+
+
+@app.command()
+def train(
+    solver: Solver,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", "--snapshot", help="Go on from this snapshot.")
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="A,B", help="Start from the weights of these files, later ones over earlier ones."
+        ),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write loss and accuracy as a PNG.")] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Most memory for weights, activations, gradients and workspace: what does not fit is computed again. "
+            "1GiB, or `least`.",
+        ),
+    ] = None,
+    level: Level = None,
+    stage: Stage = None,
+    sigint_effect: Annotated[Effect, typer.Option(help="What SIGINT (Ctrl-C) does.")] = Effect.stop,
+    sighup_effect: Annotated[Effect, typer.Option(help="What SIGHUP does.")] = Effect.snapshot,
+    threads: Threads = None,
+) -> None:
+    """Train the net of a solver."""
+    from jitdnn.cli.train import run_train
+
+    effects = {"SIGINT": sigint_effect.value, "SIGHUP": sighup_effect.value}
+    code = run_train(solver, resume, listed(weights), plot, memory, level, listed(stage), effects, threads)
+    raise typer.Exit(code)
+
+
+@app.command()
+def test(
+    net: Net,
+    weights: Annotated[
+        list[str],
+        typer.Option(metavar="A,B", help="Files to take the weights from, later ones over earlier ones."),
+    ],
+    iterations: Iterations = 50,
+    level: Level = None,
+    stage: Stage = None,
+    threads: Threads = None,
+) -> None:
+    """Run a trained net on its test data and print the mean of every output."""
+    from jitdnn.cli.train import run_test
+
+    run_test(net, listed(weights), iterations, level or 0, listed(stage), threads)
+
+
+@app.command()
+def time(
+    net: Net,
+    iterations: Iterations = 50,
+    phase: Annotated[Phase, typer.Option(help="Read the net as in this phase.")] = Phase.TRAIN,
+    level: Level = None,
+    stage: Stage = None,
+    threads: Threads = None,
+) -> None:
+    """Time every layer of a net, forward and backward."""
+    from jitdnn.cli.train import run_time
+
+    run_time(net, iterations, phase.value, level or 0, listed(stage), threads)
+
+
+Source = Annotated[str, typer.Argument(metavar="IN", help="A prototxt.")]
+Out = Annotated[
+    Path | None, typer.Argument(metavar="[OUT]", help="The file that is written.  [default: print]")
+]
+
+
+@app.command()
+def upgrade(source: Source, out: Out = None) -> None:
+    """Write a net or solver of any version (V0, V1, solver_type) in today's syntax; comments are lost."""
+    from jitdnn.cli.upgrade import run_upgrade
+
+    run_upgrade(source, out)
+
+
+@app.command("import-prototxt")
+def import_prototxt(
+    source: Source,
+    out: Out = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="NAME=N,C,H,W",
+            help="Shape of a blob of a layer of data that names no source; repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Repair the text of a net from a web page (quotation marks, braces, types, bottoms), and say what was repaired."""
+    from jitdnn.cli.upgrade import run_import
+
+    run_import(source, inputs or [], out)
+
+
+def listed(values: list[str] | None) -> list[str]:
+    """The entries of an option that may be given several times, and may hold several between commas."""
+    return [part.strip() for value in values or [] for part in value.split(",") if part.strip()]
