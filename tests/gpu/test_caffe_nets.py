@@ -10,6 +10,7 @@ import pytest
 
 import jitdnn as jd
 from jitdnn.caffe import Net, Solver, load_net, load_solver
+from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.tensor import DeviceArray
 
 FILLER = 'weight_filler { type: "xavier" } '
@@ -133,8 +134,11 @@ def test_passes_are_those_of_the_processor(text: str, name: str) -> None:
             close(other.read(), weight.read(), one.name)
 
 
-@pytest.mark.parametrize("text", [LENET, RESIDUAL], ids=["lenet", "residual"])
-@pytest.mark.parametrize("more", ["", "iter_size: 2 clip_gradients: 0.5", 'type: "Adam" momentum2: 0.9'])
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [(LENET, ""), (RESIDUAL, "iter_size: 2 clip_gradients: 0.5"), (LENET, 'type: "Adam" momentum2: 0.9')],
+    ids=["lenet", "residual, several batches", "adam"],
+)
 def test_training_is_that_of_the_processor(text: str, more: str, name: str) -> None:
     solvers = [
         load_solver(f"net_param {{ {text} }} {SOLVER} {more}", device=where) for where in ("cpu", name)
@@ -219,3 +223,120 @@ def test_test_nets_share_the_weights(name: str) -> None:
     weight = solver.net.weights["conv1"][0]
     assert solver.test_nets[0].weights["conv1"][0].values.pointer == weight.values.pointer
     assert all(np.isfinite(output.value) for output in loss)
+
+
+def test_graphs_and_single_calls_give_the_same(name: str) -> None:
+    """Dropout and the rate of learning change from one launch to the next."""
+    if not name.startswith("cuda"):
+        pytest.skip("graphs are there for CUDA")
+    found = []
+    for graph in (True, False):
+        solver = load_solver(f"net_param {{ {LENET} }} {SOLVER}", device=name, graph=graph)
+        solver.step(6)
+        found.append([parameter.blob.data.copy() for parameter in solver.net.parameters])
+        assert np.isfinite(float(solver._losses[-1]))
+        assert (solver._graph is not None and solver._graph.is_captured) == graph
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_limit_on_memory_is_for_the_processor(name: str) -> None:
+    with pytest.raises(NotSupported, match="a limit on memory for a net on"):
+        load_net(LENET, "TRAIN", device=name).limit_memory("1 GiB")
+
+
+def test_labels_are_checked_where_the_host_has_them(name: str) -> None:
+    net = load_net(LENET.replace("value: 2 }", "value: 7 }"), "TRAIN", device=name)
+    with pytest.raises(InvalidArgument, match="label 7 is outside of 0"):
+        net.forward()
+
+
+X = 'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 6 dim: 5 dim: 4 } } }'
+T = X.replace('"x"', '"t"').replace('"in"', '"targets"')
+LABEL = 'layer { name: "labels" type: "Input" top: "label" input_param { shape { dim: 2 } } }'
+SPREAD = 'filler { type: "gaussian" std: 1 }'
+
+
+def one(kind: str, rest: str = "", bottom: str = "x", more: str = "", top: str = "y") -> str:
+    return X + more + layer("y", kind, bottom, top, rest)
+
+
+LAYERS = {
+    "AbsVal": one("AbsVal"),
+    "Axpy": one(
+        "Axpy", bottom="a x t", more=T + LABEL.replace('"label"', '"a"').replace("dim: 2", "dim: 2 dim: 6")
+    ),
+    "BatchReindex": one("BatchReindex", bottom="x label", more=LABEL),
+    "Bias": one("Bias", f"bias_param {{ {SPREAD} }}"),
+    "BNLL": one("BNLL"),
+    "Clip": one("Clip", "clip_param { min: -0.5 max: 0.4 }"),
+    "Concat": one("Concat", bottom="x t", more=T),
+    "ContrastiveLoss": one("ContrastiveLoss", bottom="x t label", more=T + LABEL),
+    "Crop": one("Crop", "crop_param { axis: 3 offset: 1 }", "x t", T.replace("dim: 4", "dim: 2")),
+    "Deconvolution": one(
+        "Deconvolution", f"convolution_param {{ num_output: 3 kernel_size: 2 stride: 2 {FILLER} }}"
+    ),
+    "Eltwise MAX": one("Eltwise", "eltwise_param { operation: MAX }", "x t", T),
+    "Eltwise PROD": one("Eltwise", "eltwise_param { operation: PROD }", "x t", T),
+    "ELU": one("ELU"),
+    "Embed": LABEL
+    + layer("y", "Embed", "label", rest=f"embed_param {{ input_dim: 5 num_output: 3 {FILLER} }}"),
+    "EuclideanLoss": one("EuclideanLoss", bottom="x t", more=T),
+    "Exp": one("Exp", "exp_param { base: 2 }"),
+    "Flatten": one("Flatten"),
+    "HingeLoss": one("HingeLoss", "hinge_loss_param { norm: L2 }", "x label", LABEL),
+    "SoftmaxWithLoss": one(
+        "SoftmaxWithLoss",
+        "softmax_param { axis: 0 }",
+        "x l",
+        LABEL.replace('"label"', '"l"').replace("dim: 2", "dim: 120"),
+    ),
+    "Interp": one("Interp", "interp_param { height: 7 width: 9 pad_beg: -1 }"),
+    "MultinomialLogisticLoss": one("MultinomialLogisticLoss", bottom="x label", more=LABEL),
+    "MVN": one("MVN"),
+    "Normalize": one("Normalize", "norm_param { across_spatial: false channel_shared: false }"),
+    "Permute": one("Permute", "permute_param { order: 0 order: 2 order: 3 order: 1 }"),
+    "Power": one("Power", "power_param { scale: 2 shift: 1 }"),
+    "PReLU": one("PReLU"),
+    "Reduction": one("Reduction", "reduction_param { operation: SUMSQ axis: 1 }"),
+    "ReLU6": one("ReLU6"),
+    "Scale": one("Scale", f"scale_param {{ bias_term: true {SPREAD} }}"),
+    "Sigmoid": one("Sigmoid"),
+    "SigmoidCrossEntropyLoss": one("SigmoidCrossEntropyLoss", bottom="x t", more=T),
+    "Slice": one("Slice", top="y z"),
+    "Softmax": one("Softmax"),
+    "SPP": one("SPP", "spp_param { pyramid_height: 2 }"),
+    "Swish": one("Swish"),
+    "TanH": one("TanH"),
+    "Threshold": one("Threshold"),
+    "Tile": one("Tile", "tile_param { axis: 1 tiles: 3 }"),
+}
+#: one of each kind of code, where every kernel takes a second to compile
+FEW = ("ContrastiveLoss", "Embed", "MVN", "SPP")
+
+
+@pytest.mark.parametrize("kind", list(LAYERS))
+def test_layers_are_those_of_the_processor(kind: str, name: str) -> None:
+    if not name.startswith("cuda") and kind not in FEW:
+        pytest.skip("a few layers are enough where compiling takes long")
+    text = LAYERS[kind]
+    is_without = kind in ("Threshold", "Embed", "BatchReindex", "SoftmaxWithLoss")
+    cpu, gpu = pair(text if is_without else "force_backward: true " + text, name)
+    random = np.random.default_rng(3)
+    values = {
+        key: random.integers(0, 2, cpu.blobs[key].shape)
+        if key in ("label", "l")
+        else random.uniform(0.1, 1, cpu.blobs[key].shape)
+        for key in cpu.inputs
+    }
+    slopes = {key: random.standard_normal(cpu.blobs[key].shape) for key in cpu.outputs}
+    for net in (cpu, gpu):
+        net.clear_gradients()
+        net.forward(**values)
+        for key, slope in slopes.items():
+            if not any(weight for node in net.nodes for weight in node.loss_weights):
+                net.blobs[key].diff[...] = slope
+        net.backward()
+    assert_equal(cpu, gpu)
+    for key in () if is_without else ("x",):
+        close(gpu.blobs[key].diff, cpu.blobs[key].diff, key)

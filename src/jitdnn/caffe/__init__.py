@@ -114,6 +114,7 @@ def load_solver(
     python_layers: str | PathLike[str] | None = None,
     device: str | NetDevice | None = None,
     fuse: bool = True,
+    graph: bool = True,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -133,6 +134,7 @@ def load_solver(
             stages=stages,
             device=device,
             fuse=fuse,
+            graph=graph,
             python_layers=None if python_layers is None else Path(python_layers),
         )
 

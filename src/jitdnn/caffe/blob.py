@@ -32,7 +32,8 @@ class Blob:
     """
 
     __slots__ = (
-        "_base", "_diff", "_is_released", "_shape", "_source", "_synced", "_views", "data", "device", "dtype", "name",
+        "_base", "_diff", "_is_released", "_shape", "_source", "_synced", "_views", "data", "device", "dtype",
+        "is_streamed", "name",
     )  # fmt: skip
 
     data: Array
@@ -47,6 +48,8 @@ class Blob:
         self._base: Blob | None = None  # whose gradient this one views
         self._source: Blob | None = None  # whose data this one views
         self._is_released = False
+        # set by the net: whether the host fills data for every pass
+        self.is_streamed = False
         # of a view on a GPU: the arrays viewed last, and the views
         self._views: dict[str, tuple[Any, Any]] = {}
 
@@ -165,6 +168,16 @@ class Blob:
         self._shape = other.shape
         self._source, self._base = other, None
 
+    @property
+    def memory(self) -> Any:
+        """What stands for the memory of `data`: another object where that is taken anew."""
+        return self.data if self.device is None else self.owner._memory()
+
+    def settle(self) -> list[Any]:
+        """Bring up to date what this blob has in the GPU's memory, and return those arrays."""
+        memories = (self._synced, self._diff)
+        return [] if self.device is None else [memory.device() for memory in memories if memory is not None]
+
     # ---- the two copies, for layers that compute on the host of a net on a GPU (net_run.py)
 
     def overwrite_host(self) -> None:
@@ -247,7 +260,7 @@ class Blob:
     def _memory(self) -> Synced:
         if self._synced is None:
             assert self.device is not None
-            self._synced = Synced(self.device, self._shape, self.dtype)
+            self._synced = Synced(self.device, self._shape, self.dtype, self.is_streamed)
         return self._synced
 
     def _diff_memory(self) -> Synced:

@@ -66,6 +66,11 @@ class NetDevice:
         array.used_on(self.stream, writes=True)
         self.gpu.send(array.pointer, values, self.stream)
 
+    def staged_copy(self, size: int) -> Any:
+        """Page-locked memory of the host for so many bytes, from which copies run ahead; None where there is none."""
+        make = getattr(self.gpu, "staged_copy", None)
+        return None if make is None or not size else make(size)
+
     def download(self, array: DeviceArray, values: np.ndarray[Any, Any]) -> None:
         """Copy to packed memory of the host, once all that was to be written is written."""
         if values.size:

@@ -169,8 +169,7 @@ class Net:
         """Run the layers from number `first` to `last` (None: the last one), what is in their blobs now being what
         they read. Under a limit on memory all of them must run; where a part of them runs, nothing is fused.
         """
-        if self._shapes_of_inputs() != self._input_shapes:
-            self.reshape()
+        self.reshape_if_needed()
         end = len(self.nodes) if last is None else last + 1
         if self._memory_options is not None:
             self._check_whole(first == 0 and end == len(self.nodes))
@@ -180,6 +179,11 @@ class Net:
         with self.running():
             for node in self.nodes[first:end]:
                 self._observed(self._run_forward, node, "forward")
+
+    def reshape_if_needed(self) -> None:
+        """Carry the shapes of input blobs that were reshaped through all layers."""
+        if self._shapes_of_inputs() != self._input_shapes:
+            self.reshape()
 
     def running(self) -> AbstractContextManager[Any]:
         """A block whose calls go to the net's GPU and its stream."""
@@ -198,14 +202,15 @@ class Net:
     def loss(self) -> float:
         """The sum of all tops that have a loss weight, times it, after a forward pass; waits for a GPU."""
         return sum(
-            weight * float(blob.read().sum(dtype=np.float64)) for blob, weight in self._weighted_blobs()
+            weight * float(blob.read().sum(dtype=np.float64)) for blob, weight in self.weighted_blobs()
         )
 
     def current_loss(self) -> float | LossValue:
         """`loss`; on a GPU a number that is waited for when `float` is asked for it, whatever passes follow."""
-        return self.loss if self.device is None else LossValue(self.device, self._weighted_blobs())
+        return self.loss if self.device is None else LossValue(self.device, self.weighted_blobs())
 
-    def _weighted_blobs(self) -> list[tuple[Blob, float]]:
+    def weighted_blobs(self) -> list[tuple[Blob, float]]:
+        """The tops that have a loss weight, with it."""
         return [
             (blob, weight)
             for node in self.nodes
@@ -418,6 +423,8 @@ class Net:
             layer.setup(bottom, top)
             layer.reshape(bottom, top)
 
+        for blob in top if not bottom and not layer.is_for_gpu else ():
+            blob.is_streamed = True
         self._guarded(parameter, build)
         self._set_loss_weights(node)
 

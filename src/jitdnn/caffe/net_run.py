@@ -18,9 +18,10 @@ def run_forward(node: Node, is_on_gpu: bool) -> None:
         return
     if node.bottom:
         _tell(node)
-    for blob in node.top:
-        if blob not in node.bottom:
-            blob.overwrite_host()
+    if node.layer.type != "DummyData":  # whose constants stay
+        for blob in node.top:
+            if blob not in node.bottom:
+                blob.overwrite_host()
     layer.forward(node.bottom, node.top)
     for blob in node.bottom:
         if blob not in node.top:

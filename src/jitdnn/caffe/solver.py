@@ -30,6 +30,7 @@ from jitdnn.caffe.events import (
     Started,
     Tested,
 )
+from jitdnn.caffe.iteration_graph import IterationGraph
 from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
@@ -71,6 +72,7 @@ class Solver:
         python_layers: Path | None = None,
         device: str | NetDevice | None = None,
         fuse: bool = True,
+        graph: bool = True,
     ) -> None:
         """Build the nets and check the fields.
 
@@ -127,6 +129,10 @@ class Solver:
                 load_weights(self.net, paths.find(name.strip(), base))
         keeps_updates = self.parameter.snapshot_diff or self.parameter.debug_info
         self.method = Updates(self.parameter, self.net.parameters, keeps_updates)
+        self._graph: IterationGraph | None = None
+        is_whole = self.parameter.iter_size == 1 and not keeps_updates
+        if graph and is_whole and self.device is not None and memory_limit is None:
+            self._graph = IterationGraph(self.net, self.method)
         self._losses: deque[float | LossValue] = deque(maxlen=self.parameter.average_loss)
         self._last_display: tuple[int, float] | None = None
         self.snapshot_prefix = _writable_prefix(self.parameter, self.net, file, snapshot_prefix)
@@ -175,15 +181,19 @@ class Solver:
                     return
             is_displayed = bool(parameter.display) and self.iteration % parameter.display == 0
             with self._debugging() if is_displayed and parameter.debug_info else nullcontext():
-                loss = self._gradients()
+                rate = self.rate.at(self.iteration)
+                if self._graph is None:
+                    loss = self._gradients()
+                else:  # with the update, which changes nothing of what is displayed
+                    loss = self._graph.iterate(rate, self.iteration)
             self._losses.append(loss)
-            rate = self.rate.at(self.iteration)
             if is_displayed:
                 self._display(rate)
             before = {}
             if is_displayed and parameter.debug_info:
                 before = {each.name: mean_magnitude(each.blob.data) for each in self.net.parameters}
-            self.method.update(rate, self.iteration)
+            if self._graph is None:
+                self.method.update(rate, self.iteration)
             for line in update_lines(self.net, before) if before else ():
                 self._tell(Debugged(self.iteration, line))
             self.iteration += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,14 @@ class Synced:
     """
 
     __slots__ = (
-        "_device",
-        "_dtype",
-        "_host",
-        "_is_device_valid",
-        "_is_host_valid",
-        "_shape",
-        "_was_same",
-        "where",
-    )
+        "__weakref__", "_device", "_dtype", "_host", "_is_device_valid", "_is_host_valid", "_shape", "_staged",
+        "_was_same", "where",
+    )  # fmt: skip
 
-    def __init__(self, where: NetDevice, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, where: NetDevice, shape: tuple[int, ...], dtype: np.dtype[Any], is_streamed: bool = False
+    ) -> None:
+        """With `is_streamed` the host fills it anew for every pass: copies to the GPU run ahead of their use."""
         self.where = where
         self._shape, self._dtype = shape, dtype
         self._host: Array | None = None
@@ -38,10 +36,17 @@ class Synced:
         # a copy that is valid and not there is zeros
         self._is_host_valid = self._is_device_valid = True
         self._was_same = False
+        size = math.prod(shape) * dtype.itemsize
+        self._staged = where.staged_copy(size) if is_streamed else None
+        if self._staged is not None:
+            self._host = self._staged.bytes.view(dtype).reshape(shape)
+            self._host.fill(0)
 
     def host(self) -> Array:
         """The host's array, to be read and written."""
         array = self.read()
+        if self._staged is not None:
+            self._staged.wait()
         self._was_same, self._is_device_valid = self._is_device_valid, False
         return array
 
@@ -65,7 +70,11 @@ class Synced:
                     fill(self._device, 0.0)
         if not self._is_device_valid:
             assert self._host is not None
-            self.where.upload(self._device, self._host)
+            if self._staged is not None:
+                self._device.used_on(self.where.stream, writes=True)
+                self._staged.send(self._device.pointer, self.where.stream)
+            else:
+                self.where.upload(self._device, self._host)
             self._is_device_valid = True
         self._is_host_valid = False
         return self._device

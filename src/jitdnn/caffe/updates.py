@@ -14,6 +14,7 @@ w and the histories.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from jitdnn.caffe.blob import Array, Blob
@@ -72,6 +73,11 @@ class Updates:
         return {name: blob.data for name, blob in self._histories.items()}
 
     @property
+    def blobs(self) -> list[Blob]:
+        """The histories where the net computes."""
+        return list(self._histories.values())
+
+    @property
     def nbytes(self) -> int:
         """The bytes of all histories."""
         return sum(blob.nbytes for blob in self._histories.values())
@@ -79,7 +85,9 @@ class Updates:
     def update(self, rate: float, iteration: int) -> None:
         """Update the weights and the histories by the gradients."""
         self.prepare(rate, iteration)
-        self.apply()
+        device = self.parameters[0].blob.device if self.parameters else None
+        with nullcontext() if device is None else device.handle:
+            self.apply()
 
     def prepare(self, rate: float, iteration: int) -> None:
         """Take the numbers of the next `apply`, which a graph of a GPU's calls reads from memory."""

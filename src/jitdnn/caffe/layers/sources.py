@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from jitdnn.caffe.blob import Blob, Shape
 from jitdnn.caffe.fillers import fill
@@ -64,6 +66,7 @@ class DummyDataLayer(Layer):
                 )
         if any(extent < 0 for shape in shapes for extent in shape):
             raise self.invalid(f"shapes {shapes} have a negative extent", "dummy_data_param")
+        self.filled: dict[int, weakref.ref[Any]] = {}
         self.shapes = shapes * (tops if len(shapes) == 1 else 1)
         self.fillers = fillers * (tops if len(fillers) == 1 else 1)
 
@@ -72,8 +75,17 @@ class DummyDataLayer(Layer):
             blob.reshape(shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        for blob, filler in zip(top, self.fillers, strict=True):
-            fill(filler, blob.data, self.context.random)
+        for place, (blob, filler) in enumerate(zip(top, self.fillers, strict=True)):
+            # constants stay, until the blob takes other memory
+            if filler.type == "constant" and not self.is_overwritten:
+                memory = self.filled.get(place)
+                if memory is not None and memory() is blob.memory:
+                    continue
+                fill(filler, blob.data, self.context.random)
+                self.filled[place] = weakref.ref(blob.memory)
+            else:
+                blob.overwrite_host()
+                fill(filler, blob.data, self.context.random)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         pass
