@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.caffe import Solver, load_net, load_solver, time_net
+from jitdnn.caffe import Net, Solver, load_net, load_solver, time_net
 from jitdnn.caffe.events import Event, Finished, Iterated, Snapshotted
 from jitdnn.cli.console import Advance, progress, say, working
 from jitdnn.cli.curves import History, require_matplotlib, save_png
@@ -60,7 +60,7 @@ def run_train(
         raise InvalidArgument("--resume takes the weights too: give it or --weights, not both")
     if plot is not None:
         require_matplotlib()
-    with _threads(threads):
+    with using_threads(threads):
         reporter = Reporter()
         solver = load_solver(solver_file, listener=reporter, memory_limit=memory, level=level, stages=stages)
         if solver.net.memory_plan is not None:
@@ -114,15 +114,11 @@ def run_test(
     threads: int | None,
 ) -> None:
     """Print the outputs of every batch and their means, as `caffe test` does."""
-    with _threads(threads):
+    with using_threads(threads):
         net = load_net(net_file, "TEST", level=level, stages=stages, seed=0)
         for file in weights:
             net.load_weights(file)
-        if net.inputs:
-            raise InvalidArgument(
-                f"{net_file} takes its {' and '.join(net.inputs)} from the caller, as a net for deployment does: "
-                "a test needs a net with a layer that reads data"
-            )
+        needs_data(net, net_file, "a test needs")
         has_loss = any(weight for node in net.nodes for weight in node.loss_weights)
         totals: dict[str, np.ndarray] = {}
         loss = 0.0
@@ -147,7 +143,7 @@ def run_time(
     net_file: str, iterations: int, phase: str, level: int, stages: Sequence[str], threads: int | None
 ) -> None:
     """Print the time of every layer, as `caffe time` does."""
-    with _threads(threads):
+    with using_threads(threads):
         net = load_net(net_file, phase, level=level, stages=stages, seed=0)
         with working(f"{iterations} iterations"):
             found = time_net(net, iterations)
@@ -155,7 +151,17 @@ def run_time(
         say(line)
 
 
+def needs_data(net: Net, file: str, what: str) -> None:
+    """Refuse a net whose inputs the caller fills: there is nobody to fill them."""
+    if net.inputs:
+        raise InvalidArgument(
+            f"{file} takes its {' and '.join(net.inputs)} from the caller, as a net for deployment does: "
+            f"{what} a net with a layer that reads data"
+        )
+
+
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def using_threads(count: int | None) -> Iterator[None]:
+    """Run with so many threads, None: with those of the settings."""
     with settings(**({} if count is None else {"threads": count})):
         yield
