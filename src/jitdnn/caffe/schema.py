@@ -112,6 +112,7 @@ class LayerFields(Message):
     convolution_param = sub(params.ConvolutionParameter)
     crop_param = sub(params.CropParameter)
     data_param = sub(params.DataParameter)
+    detection_output_param = sub(params.DetectionOutputParameter)
     dropout_param = sub(params.DropoutParameter)
     dummy_data_param = sub(params.DummyDataParameter)
     eltwise_param = sub(params.EltwiseParameter)

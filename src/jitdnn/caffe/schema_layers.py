@@ -140,6 +140,39 @@ class DataParameter(Message):
     prefetch = uint32(4)
 
 
+class NonMaximumSuppressionParameter(Message):
+    """Of SSD's fork."""
+
+    nms_threshold = real(0.3)
+    top_k = int32()
+    eta = real(1.0)
+
+
+class SaveOutputParameter(Message):
+    """Of SSD's fork; what would be written to files is not."""
+
+    output_directory = string()
+    output_name_prefix = string()
+    output_format = string()
+    label_map_file = string()
+    name_size_file = string()
+    num_test_image = uint32()
+
+
+class DetectionOutputParameter(Message):
+    """Of SSD's fork."""
+
+    num_classes = uint32()
+    share_location = boolean(True)
+    background_label_id = int32()
+    nms_param = sub(NonMaximumSuppressionParameter)
+    save_output_param = sub(SaveOutputParameter)
+    code_type = enum({"CORNER": 1, "CENTER_SIZE": 2, "CORNER_SIZE": 3}, "CORNER")
+    keep_top_k = int32(-1)
+    variance_encoded_in_target = boolean()
+    confidence_threshold = real()
+
+
 class DropoutParameter(Message):
     dropout_ratio = real(0.5)
 

@@ -81,6 +81,14 @@ _TEXT: Final = {
         source 1, scale 2, mean_file 3, batch_size 4, crop_size 5, mirror 6, rand_skip 7, backend 8,
         force_encoded_color 9, prefetch 10
     """,
+    "NonMaximumSuppressionParameter": "nms_threshold 1, top_k 2, eta 3",
+    "SaveOutputParameter": """
+        output_directory 1, output_name_prefix 2, output_format 3, label_map_file 4, name_size_file 5, num_test_image 6
+    """,
+    "DetectionOutputParameter": """
+        num_classes 1, share_location 2, background_label_id 3, nms_param 4, save_output_param 5, code_type 6,
+        keep_top_k 7, variance_encoded_in_target 8, confidence_threshold 9
+    """,
     "DropoutParameter": "dropout_ratio 1",
     "DummyDataParameter": "data_filler 1, num 2, channels 3, height 4, width 5, shape 6",
     "EltwiseParameter": "operation 1, coeff 2, stable_prod_grad 3",

@@ -15,6 +15,7 @@ from jitdnn.caffe.layers.batch_norm import BatchNormLayer
 from jitdnn.caffe.layers.convolution import ConvolutionLayer, DepthwiseConvolutionLayer
 from jitdnn.caffe.layers.data import DataLayer
 from jitdnn.caffe.layers.deconvolution import DeconvolutionLayer
+from jitdnn.caffe.layers.detection_output import DetectionOutputLayer
 from jitdnn.caffe.layers.dropout import DropoutLayer
 from jitdnn.caffe.layers.eltwise import EltwiseLayer
 from jitdnn.caffe.layers.embed import EmbedLayer
@@ -90,6 +91,7 @@ LAYERS: dict[str, type[Layer]] = {
         DataLayer,
         DeconvolutionLayer,
         DepthwiseConvolutionLayer,
+        DetectionOutputLayer,
         DropoutLayer,
         DummyDataLayer,
         EltwiseLayer,

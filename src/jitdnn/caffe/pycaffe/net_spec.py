@@ -197,7 +197,7 @@ layers, params = Layers(), Parameters()
 
 def _assign_field(layer: LayerParameter, type_name: str, key: str, value: Any) -> None:
     holder = _MESSAGES.get(type_name)
-    if not key.endswith("param") and holder is not None:
+    if holder is not None and not (key.endswith("param") and key in LayerParameter.fields):
         field = LayerParameter.fields[holder]
         assert field.message is not None, holder
         if key in field.message.fields:
