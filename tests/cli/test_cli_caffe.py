@@ -154,6 +154,22 @@ def test_signals(tmp_path: Path, number: int, options: list[str], is_stopped: bo
     assert Path(taken.split()[-1]).exists()
 
 
+@pytest.mark.parametrize(
+    ("gpu", "words"), [("0,1", "a net runs on one GPU"), ("all", "a net runs on one GPU"), ("77", "")]
+)
+def test_gpus_that_are_not_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, gpu: str, words: str
+) -> None:
+    solver = solver_file(tmp_path, "max_iter: 1")
+    load_net(tmp_path / "net.prototxt").save_weights(tmp_path / "w.npz")
+    for command in (["train", solver], ["time", tmp_path / "net.prototxt"],
+                    ["test", tmp_path / "net.prototxt", "--weights", tmp_path / "w.npz"]):  # fmt: skip
+        code, out, err = call(capsys, *command, "--gpu", gpu)
+        assert (code, out) == (1, "")
+        assert words in err
+        assert err.count("\n") == 1
+
+
 # ---- time
 
 

@@ -32,6 +32,11 @@ Stage = Annotated[
 ]
 
 
+Gpu = Annotated[
+    list[str] | None, typer.Option("--gpu", metavar="N", help="Run on this GPU.  [default: the CPU]")
+]
+
+
 class Phase(StrEnum):
     """Which of its two nets a definition is read as."""
 
@@ -72,13 +77,16 @@ def train(
     stage: Stage = None,
     sigint_effect: Annotated[Effect, typer.Option(help="What SIGINT (Ctrl-C) does.")] = Effect.stop,
     sighup_effect: Annotated[Effect, typer.Option(help="What SIGHUP does.")] = Effect.snapshot,
+    gpu: Gpu = None,
     threads: Threads = None,
 ) -> None:
     """Train the net of a solver."""
     from jitdnn.cli.train import run_train
 
     effects = {"SIGINT": sigint_effect.value, "SIGHUP": sighup_effect.value}
-    code = run_train(solver, resume, listed(weights), plot, memory, level, listed(stage), effects, threads)
+    code = run_train(
+        solver, resume, listed(weights), plot, memory, level, listed(stage), effects, listed(gpu), threads
+    )
     raise typer.Exit(code)
 
 
@@ -89,12 +97,13 @@ def test(
     iterations: Iterations = 50,
     level: Level = None,
     stage: Stage = None,
+    gpu: Gpu = None,
     threads: Threads = None,
 ) -> None:
     """Run a trained net on its test data and print the mean of every output."""
     from jitdnn.cli.train import run_test
 
-    run_test(net, listed(weights), iterations, level or 0, listed(stage), threads)
+    run_test(net, listed(weights), iterations, level or 0, listed(stage), listed(gpu), threads)
 
 
 @app.command()
@@ -104,12 +113,13 @@ def time(
     phase: Annotated[Phase, typer.Option(help="Read the net as in this phase.")] = Phase.TRAIN,
     level: Level = None,
     stage: Stage = None,
+    gpu: Gpu = None,
     threads: Threads = None,
 ) -> None:
     """Time every layer of a net, forward and backward."""
     from jitdnn.cli.train import run_time
 
-    run_time(net, iterations, phase.value, level or 0, listed(stage), threads)
+    run_time(net, iterations, phase.value, level or 0, listed(stage), listed(gpu), threads)
 
 
 Source = Annotated[str, typer.Argument(metavar="IN", help="A prototxt.")]
