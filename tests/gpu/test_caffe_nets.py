@@ -294,7 +294,7 @@ LAYERS = {
     "Tile": one("Tile", "tile_param { axis: 1 tiles: 3 }"),
 }
 #: one of each kind of code, where every kernel takes a second to compile
-FEW = ("ContrastiveLoss", "Embed", "MVN", "SPP")
+FEW = ("ContrastiveLoss", "Embed", "Permute", "SPP")
 
 
 @pytest.mark.parametrize("kind", list(LAYERS))
