@@ -134,6 +134,8 @@ def test_upsample_by_a_mask(fields: str, random: np.random.Generator) -> None:
     np.put_along_axis(expected, places.reshape(2, 3, 9), x.reshape(2, 3, 9), -1)
     np.testing.assert_array_equal(forward(net, x0=x, x1=places), expected.reshape(2, 3, 5, 6))
     check_every_gradient(net, node, [x, places.astype(float)], random, [True, False])
+    _, dmask = backward(node, np.ones((2, 3, 5, 6)))
+    assert not dmask.any()
     for wrong in (30, np.nan):
         with pytest.raises(InvalidArgument, match="an image of 5 x 6: give the extents"):
             net.forward(x1=np.full(x.shape, wrong))

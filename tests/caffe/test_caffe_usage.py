@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from caffe_nets import differences
+from caffe_nets import FIXED, differences
 from jitdnn.caffe import load_net, load_solver
 from jitdnn.errors import InvalidArgument, InvalidShape, ParseError
 
@@ -128,3 +128,22 @@ def test_a_net_in_the_place_of_a_solver_and_the_other_way_round(tmp_path: Path) 
         load_solver(POOLED)
     with pytest.raises(ParseError, match="did you mean 'base_lr'"):
         load_solver("bas_lr: 1 # {")
+
+
+def test_paths_of_caffes_own_files_start_from_its_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From any working directory; only where the file lies in one of Caffe's folders, and the path is of one."""
+    for folder in ("examples/mnist", "models/lenet", "elsewhere"):
+        (tmp_path / "caffe" / folder).mkdir(parents=True)
+    (tmp_path / "caffe" / "examples" / "mnist" / "net.prototxt").write_text(POOLED)
+    monkeypatch.chdir(tmp_path)
+    text = f'net: "examples/mnist/net.prototxt" snapshot_after_train: false {FIXED}'
+    for folder in ("examples/mnist", "models/lenet", "elsewhere"):
+        file = tmp_path / "caffe" / folder / "solver.prototxt"
+        file.write_text(text)
+        if folder != "elsewhere":
+            assert load_solver(file).net.inputs == ["x"]
+            continue
+        with pytest.raises(InvalidArgument, match="does not exist"):
+            load_solver(file)

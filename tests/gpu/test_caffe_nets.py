@@ -73,6 +73,24 @@ RESIDUAL = (
     + product("ip", "pool", 5)
     + layer("loss", "SoftmaxWithLoss", "ip label", rest="loss_param { ignore_label: 9 }")
 )
+# layers that compute on the host, between others that do not
+HOSTED = (
+    SOURCES
+    + convolution("conv1", "data", 4)
+    + layer("elu1", "ELU", "conv1", "conv1", "elu_param { alpha: -0.5 }")
+    + layer("relu1", "ReLU", "conv1", "conv1", "relu_param { negative_slope: -0.2 }")
+    + layer("pool1", "Pooling", "conv1", "pool1 mask", "pooling_param { kernel_size: 2 stride: 2 }")
+    + layer("up", "Upsample", "pool1 mask", rest="upsample_param { upsample_h: 12 upsample_w: 11 }")
+    + layer("pos", "Power", "up", "up", "power_param { power: 2 shift: 0.1 }")
+    + layer("pool2", "Pooling", "up", rest="pooling_param { pool: STOCHASTIC kernel_size: 3 stride: 2 }")
+    + convolution("conv2", "pool2", 4)
+    + layer("cols", "Im2col", "conv2", rest="convolution_param { kernel_size: 2 }")
+    + layer("steps", "Reshape", "cols", rest="reshape_param { shape { dim: 4 dim: 4 dim: -1 } }")
+    + layer("cont", "DummyData", "", rest="dummy_data_param { shape { dim: 4 dim: 4 } }")
+    + layer("lstm", "LSTM", "steps cont", rest=f"recurrent_param {{ num_output: 5 {FILLER} }}")
+    + layer("rnn", "RNN", "lstm cont", rest=f"recurrent_param {{ num_output: 3 {FILLER} }}")
+    + layer("loss", "Reduction", "rnn", rest="loss_weight: 1 reduction_param { operation: SUMSQ }")
+)
 SOLVER = (
     'base_lr: 0.05 lr_policy: "inv" gamma: 0.1 power: 0.75 momentum: 0.9 weight_decay: 0.01 max_iter: 9 random_seed: 3 '
     "snapshot_after_train: false "
@@ -101,7 +119,7 @@ def assert_equal(cpu: Net, gpu: Net) -> None:
         close(two.blob.diff, one.blob.diff, one.name)
 
 
-@pytest.mark.parametrize("text", [LENET, RESIDUAL], ids=["lenet", "residual"])
+@pytest.mark.parametrize("text", [LENET, RESIDUAL, HOSTED], ids=["lenet", "residual", "hosted"])
 def test_passes_are_those_of_the_processor(text: str, name: str) -> None:
     cpu, gpu = pair(text, name)
     for _ in range(2):

@@ -197,6 +197,25 @@ def mtcnn(n: Any) -> None:
     n.prob1 = L.Softmax(n["conv5-1"])
 
 
+def shufflenet(n: Any) -> None:
+    """Convolutions in groups and channels that change places (Zhang et al. 2017)."""
+    x = relu(n, "conv1/relu", conv_norm(n, "conv1", image(n, 3, 27, 28), 12, stride=2))
+    for number, stride in ((1, 2), (2, 1)):
+        name, width = f"resx{number}", 12 * number
+        y = relu(n, f"{name}_conv1/relu", conv_norm(n, f"{name}_conv1", x, width // 2, 1, group=3))
+        n[f"shuffle{number}"] = L.ShuffleChannel(y, group=3)
+        y = conv_norm(n, f"{name}_conv2", n[f"shuffle{number}"], width // 2, stride=stride, group=width // 2)
+        y = conv_norm(n, f"{name}_conv3", y, 12 if stride == 2 else width, 1, group=3)
+        if stride == 2:
+            n[f"{name}_match"] = L.Pooling(x, pool=P.Pooling.AVE, kernel_size=3, stride=2)
+            n[f"{name}_concat"] = L.Concat(n[f"{name}_match"], y)
+            x = relu(n, f"{name}/relu", n[f"{name}_concat"])
+        else:
+            n[f"{name}_sum"] = L.Eltwise(x, y)
+            x = relu(n, f"{name}/relu", n[f"{name}_sum"])
+    classes(n, x)
+
+
 def ssd(n: Any) -> None:
     """Boxes and scores from maps of two sizes (Liu et al. 2015)."""
     data = image(n, 3, 40, 48)
@@ -252,7 +271,7 @@ def ssd(n: Any) -> None:
 
 ZOO: dict[str, Callable[[Any], None]] = {
     build.__name__: build
-    for build in (resnet, mobilenet, squeezenet, densenet, fcn, inception, openpose, mtcnn, ssd)
+    for build in (resnet, mobilenet, squeezenet, densenet, fcn, inception, openpose, mtcnn, shufflenet, ssd)
 }
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from jitdnn import log
 from jitdnn.caffe.graph import Node
+from jitdnn.handle import Handle
 from jitdnn.settings import format_bytes
 
 
@@ -22,7 +25,8 @@ def run_forward(node: Node, is_on_gpu: bool) -> None:
         for blob in node.top:
             if blob not in node.bottom:
                 blob.overwrite_host()
-    layer.forward(node.bottom, node.top)
+    with _host():
+        layer.forward(node.bottom, node.top)
     for blob in node.bottom:
         if blob not in node.top:
             blob.leave()
@@ -33,13 +37,22 @@ def run_backward(node: Node, is_on_gpu: bool) -> None:
     layer = node.layer
     if node.has_no_backward:
         return
-    layer.backward(node.top, node.propagate, node.bottom)
-    if is_on_gpu and not layer.is_for_gpu:
+    if not is_on_gpu or layer.is_for_gpu:
+        layer.backward(node.top, node.propagate, node.bottom)
+    else:
+        with _host():
+            layer.backward(node.top, node.propagate, node.bottom)
         for blob in (*node.bottom, *node.top, *layer.weights):
             blob.leave()
         for blob in node.top:
             if blob not in node.bottom:
                 blob.leave(is_gradient=True)
+
+
+@cache
+def _host() -> Handle:
+    """The handle of layers that compute on the host, in the place of the net's."""
+    return Handle()
 
 
 def is_on_host(node: Node) -> bool:

@@ -145,6 +145,7 @@ class LayerFields(Message):
     relu_param = sub(params.ReLUParameter)
     reshape_param = sub(params.ReshapeParameter)
     scale_param = sub(params.ScaleParameter)
+    shuffle_channel_param = sub(params.ShuffleChannelParameter)
     sigmoid_param = sub(params.SigmoidParameter)
     slice_param = sub(params.SliceParameter)
     softmax_param = sub(params.SoftmaxParameter)

@@ -406,6 +406,12 @@ class ScaleParameter(Message):
     bias_filler = sub(FillerParameter)
 
 
+class ShuffleChannelParameter(Message):
+    """Of ShuffleNet's fork."""
+
+    group = uint32(1)
+
+
 class SigmoidParameter(Message):
     engine = _engine()
 

@@ -20,11 +20,20 @@ Solver = Annotated[
 Net = Annotated[
     str, typer.Argument(help="A net prototxt; package:models/lenet.prototxt is one that is shipped.")
 ]
+Weights = Annotated[
+    list[str],
+    typer.Option(metavar="A,B", help="Files to take the weights from, later ones over earlier ones."),
+]
 Iterations = Annotated[int, typer.Option(min=1, help="Batches to run.")]
 Level = Annotated[int | None, typer.Option(help="Level of the net's state, which chooses layers.")]
 Stage = Annotated[
     list[str] | None,
     typer.Option(metavar="A,B", help="Stages of the net's state, which choose layers; repeatable."),
+]
+
+
+Gpu = Annotated[
+    list[str] | None, typer.Option("--gpu", metavar="N", help="Run on this GPU.  [default: the CPU]")
 ]
 
 
@@ -68,32 +77,33 @@ def train(
     stage: Stage = None,
     sigint_effect: Annotated[Effect, typer.Option(help="What SIGINT (Ctrl-C) does.")] = Effect.stop,
     sighup_effect: Annotated[Effect, typer.Option(help="What SIGHUP does.")] = Effect.snapshot,
+    gpu: Gpu = None,
     threads: Threads = None,
 ) -> None:
     """Train the net of a solver."""
     from jitdnn.cli.train import run_train
 
     effects = {"SIGINT": sigint_effect.value, "SIGHUP": sighup_effect.value}
-    code = run_train(solver, resume, listed(weights), plot, memory, level, listed(stage), effects, threads)
+    code = run_train(
+        solver, resume, listed(weights), plot, memory, level, listed(stage), effects, listed(gpu), threads
+    )
     raise typer.Exit(code)
 
 
 @app.command()
 def test(
     net: Net,
-    weights: Annotated[
-        list[str],
-        typer.Option(metavar="A,B", help="Files to take the weights from, later ones over earlier ones."),
-    ],
+    weights: Weights,
     iterations: Iterations = 50,
     level: Level = None,
     stage: Stage = None,
+    gpu: Gpu = None,
     threads: Threads = None,
 ) -> None:
     """Run a trained net on its test data and print the mean of every output."""
     from jitdnn.cli.train import run_test
 
-    run_test(net, listed(weights), iterations, level or 0, listed(stage), threads)
+    run_test(net, listed(weights), iterations, level or 0, listed(stage), listed(gpu), threads)
 
 
 @app.command()
@@ -103,12 +113,13 @@ def time(
     phase: Annotated[Phase, typer.Option(help="Read the net as in this phase.")] = Phase.TRAIN,
     level: Level = None,
     stage: Stage = None,
+    gpu: Gpu = None,
     threads: Threads = None,
 ) -> None:
     """Time every layer of a net, forward and backward."""
     from jitdnn.cli.train import run_time
 
-    run_time(net, iterations, phase.value, level or 0, listed(stage), threads)
+    run_time(net, iterations, phase.value, level or 0, listed(stage), listed(gpu), threads)
 
 
 Source = Annotated[str, typer.Argument(metavar="IN", help="A prototxt.")]
@@ -142,6 +153,86 @@ def import_prototxt(
     from jitdnn.cli.upgrade import run_import
 
     run_import(source, inputs or [], out)
+
+
+@app.command()
+def draw(
+    net: Net,
+    out: Annotated[
+        Path, typer.Argument(help="The file: .svg; .dot; or .png, .pdf, for which Graphviz is needed.")
+    ],
+    phase: Annotated[Phase, typer.Option(help="Draw the layers of this phase.")] = Phase.TRAIN,
+    level: Level = None,
+    stage: Stage = None,
+    rankdir: Annotated[
+        str | None, typer.Option(help="Have Graphviz draw: LR, TB, BT or RL, from where to where.")
+    ] = None,
+) -> None:
+    """Draw a net."""
+    from jitdnn.cli.draw import run_draw
+
+    run_draw(net, out, phase.value, level or 0, listed(stage), rankdir)
+
+
+@app.command("device-query")
+def device_query(
+    gpu: Annotated[
+        list[str] | None, typer.Option("--gpu", metavar="0,1", help="Only these GPUs, or all.")
+    ] = None,
+) -> None:
+    """Show the GPUs that nets can run on."""
+    from jitdnn.cli.device_query import run_device_query
+
+    run_device_query(listed(gpu))
+
+
+@app.command("extract-features")
+def extract_features(
+    net: Net,
+    out: Annotated[Path, typer.Argument(help="The file that is written: .npz or .h5.")],
+    weights: Weights,
+    blobs: Annotated[list[str], typer.Option(metavar="A,B", help="Blobs to write; repeatable.")],
+    iterations: Iterations = 50,
+    threads: Threads = None,
+) -> None:
+    """Write blobs of a trained net over its data to a file."""
+    from jitdnn.cli.features import run_extract
+
+    run_extract(net, listed(weights), listed(blobs), out, iterations, threads)
+
+
+@app.command()
+def classify(
+    net: Net,
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    weights: Weights,
+    labels: Annotated[Path | None, typer.Option(help="A text file with the name of a class a line.")] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(help="The mean: .binaryproto, .npy or .npz; of each channel it is one number."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
+    resize: Annotated[
+        str | None,
+        typer.Option(metavar="H,W", help="Resize images before they are cropped.  [default: the input's]"),
+    ] = None,
+    oversample: Annotated[
+        bool, typer.Option("--oversample", help="Mean of ten parts: corners, middle, mirrored.")
+    ] = False,
+    raw_scale: Annotated[float, typer.Option(help="Factor of values 0 to 1, before the mean.")] = 255.0,
+    input_scale: Annotated[float | None, typer.Option(help="Factor behind the mean.")] = None,
+    channel_swap: Annotated[
+        str | None, typer.Option(metavar="2,1,0", help="Order of the channels.  [default: blue, green, red]")
+    ] = None,
+    threads: Threads = None,
+) -> None:
+    """Print the best classes of images, as a deploy net scores them."""
+    from jitdnn.cli.classify import run_classify
+
+    run_classify(
+        net, images, listed(weights), labels, mean, top, resize, oversample, raw_scale, input_scale,
+        channel_swap, threads,
+    )  # fmt: skip
 
 
 def listed(values: list[str] | None) -> list[str]:

@@ -12,7 +12,11 @@ from jitdnn.caffe.layers.activation import (
 )
 from jitdnn.caffe.layers.base import Context, Layer
 from jitdnn.caffe.layers.batch_norm import BatchNormLayer
-from jitdnn.caffe.layers.convolution import ConvolutionLayer, DepthwiseConvolutionLayer
+from jitdnn.caffe.layers.convolution import (
+    ConvolutionDepthwiseLayer,
+    ConvolutionLayer,
+    DepthwiseConvolutionLayer,
+)
 from jitdnn.caffe.layers.data import DataLayer
 from jitdnn.caffe.layers.deconvolution import DeconvolutionLayer
 from jitdnn.caffe.layers.detection_output import DetectionOutputLayer
@@ -49,6 +53,7 @@ from jitdnn.caffe.layers.movement import (
     ConcatLayer,
     CropLayer,
     PermuteLayer,
+    ShuffleChannelLayer,
     SliceLayer,
     TileLayer,
 )
@@ -86,6 +91,7 @@ LAYERS: dict[str, type[Layer]] = {
         ClipLayer,
         ConcatLayer,
         ContrastiveLossLayer,
+        ConvolutionDepthwiseLayer,
         ConvolutionLayer,
         CropLayer,
         DataLayer,
@@ -127,6 +133,7 @@ LAYERS: dict[str, type[Layer]] = {
         ReshapeLayer,
         RNNLayer,
         ScaleLayer,
+        ShuffleChannelLayer,
         SigmoidCrossEntropyLossLayer,
         SigmoidLayer,
         SilenceLayer,

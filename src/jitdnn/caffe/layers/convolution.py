@@ -156,3 +156,9 @@ class DepthwiseConvolutionLayer(ConvolutionLayer):
     """
 
     type = "DepthwiseConvolution"
+
+
+class ConvolutionDepthwiseLayer(DepthwiseConvolutionLayer):
+    """The same under the name that other forks have for it."""
+
+    type = "ConvolutionDepthwise"

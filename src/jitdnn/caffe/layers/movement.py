@@ -218,6 +218,34 @@ class PermuteLayer(_Movement):
             transform(top[0].gradient.transpose(self.back), out=bottom[0].gradient)
 
 
+class ShuffleChannelLayer(_Movement):
+    """The channels of the bottom (N, C, ...) as those of `group` groups, one of each in turn: channel g C / group + i
+    becomes i group + g. Of ShuffleNet's fork.
+    """
+
+    type = "ShuffleChannel"
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        shape, groups = bottom[0].shape, self.parameter.shuffle_channel_param.group
+        if len(shape) < 2 or groups < 1 or shape[1] % groups:
+            raise self.invalid(
+                f"group {groups} must divide the channels of the bottom, which has shape {shape}",
+                "shuffle_channel_param",
+            )
+        top[0].reshape(shape)
+        self.view = (shape[0], groups, shape[1] // groups, count(shape, 2))
+        self.shuffled = (shape[0], shape[1] // groups, groups, count(shape, 2))
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        x = bottom[0].values.reshape(self.view).transpose(0, 2, 1, 3)
+        transform(x, out=top[0].values.reshape(self.shuffled))
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        if propagate[0]:
+            dy = top[0].gradient.reshape(self.shuffled).transpose(0, 2, 1, 3)
+            transform(dy, out=bottom[0].gradient.reshape(self.view))
+
+
 class BatchReindexLayer(_Movement):
     """The images of the first bottom (N, ...) whose numbers the second one (M) has: (M, ...). The numbers have no
     gradient; one that no image has is an error.

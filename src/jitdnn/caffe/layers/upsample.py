@@ -19,7 +19,7 @@ class UpsampleLayer(Layer):
 
     With a mask as second bottom, the second top of a maximum pooling (SegNet's files), each value goes to the place
     that the mask says, and all else is 0; of several for one place the last stays. Without it each value stands
-    `scale_h` times `scale_w` times. The mask has no gradient.
+    `scale_h` times `scale_w` times. The mask's gradient is 0.
     """
 
     type = "Upsample"
@@ -70,8 +70,8 @@ class UpsampleLayer(Layer):
         add(bottom[0].data.reshape(-1, h, 1, w, 1), out=top[0].data.reshape(n * c, h, tall, w, wide))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        if any(propagate[1:]):
-            raise self.invalid("a mask has no gradient: it must not depend on trained weights")
+        if any(propagate[1:]):  # a pooling behind trained weights made it
+            bottom[1].diff.fill(0)
         if not propagate[0]:
             return
         if len(bottom) == 2:
