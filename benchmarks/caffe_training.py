@@ -12,14 +12,15 @@ Ways, each in a process of its own, one after another:
                       torch-bf16: channels last, autocast to bfloat16
 
 A row has the milliseconds of an iteration (the median of single ones, each waited for, and the mean of all without
-waiting), the loss of the first iteration, and the bytes of device memory that the process holds after all of them
-(on the processor: the greatest resident size).
+waiting), the processor's time of all threads, the loss of the first iteration, and the bytes of device memory that the
+process holds after all of them (on the processor: the greatest resident size).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -27,7 +28,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -131,11 +132,12 @@ def measure(options: argparse.Namespace, way: str) -> dict[str, Any]:
             step()
             wait()
             single.append(perf_counter() - start)
-        start = perf_counter()
+        start, used = perf_counter(), process_time()
         for _ in range(options.steps):
             step()
         wait()
         mean = (perf_counter() - start) / options.steps
+        used = (process_time() - used) / options.steps
     return {
         "net": options.net,
         "batch": options.batch,
@@ -144,6 +146,7 @@ def measure(options: argparse.Namespace, way: str) -> dict[str, Any]:
         "way": way,
         "ms": 1e3 * statistics.median(single),
         "ms_mean": 1e3 * mean,
+        "ms_processor": 1e3 * used,
         "images_per_second": options.batch / mean,
         "first_loss": first,
         "bytes": memory_in_use(options.device) - before,
@@ -166,6 +169,7 @@ def main() -> None:
     parser.add_argument("--math", default="fp32")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warm", type=int, default=4, help="iterations before the clock starts")
+    parser.add_argument("--threads", type=int, help="of the processor")
     parser.add_argument("--way", action="append", default=[])
     parser.add_argument("--json", type=Path, help="append the rows to this file")
     parser.add_argument("--here", action="store_true", help="measure the one way in this process")
@@ -178,7 +182,11 @@ def main() -> None:
     given = [part for name in shared for part in (f"--{name}", str(getattr(options, name)))]
     for way in options.way or WAYS:
         command = [sys.executable, __file__, *given, "--way", way, "--here"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        environment = dict(os.environ)
+        if options.threads:
+            names = ("JITDNN_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+            environment |= dict.fromkeys(names, str(options.threads))
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             say(f"{way}: failed with {done.returncode}")
             continue
@@ -187,7 +195,8 @@ def main() -> None:
         ratio = f"{row['ms_mean'] / rows[0]['ms_mean']:.2f} x {rows[0]['way']}"
         say(
             f"{row['net']} N={row['batch']} {row['device']} {row['math']} {way}: {row['ms_mean']:.2f} ms ({ratio}; "
-            f"single {row['ms']:.2f}), {row['images_per_second']:.0f} images/s, first loss {row['first_loss']:.4f}, "
+            f"single {row['ms']:.2f}, processor's time {row['ms_processor']:.2f}), "
+            f"{row['images_per_second']:.0f} images/s, first loss {row['first_loss']:.4f}, "
             f"{row['bytes'] / 2**20:.0f} MiB",
         )
         if options.json:

@@ -52,6 +52,27 @@ def test_lines_by_hand() -> None:
     assert [event.iteration for event in seen if isinstance(event, (Displayed, Iterated))] == [0, 1, 2, 2, 3]
 
 
+def test_layers_in_place_are_told_of_by_themselves() -> None:
+    """A convolution makes -2 and its ReLU 0, though they are computed together otherwise."""
+    seen: list[Event] = []
+    solver = load_solver(
+        """net_param {
+             layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 1 dim: 2 dim: 2 } } }
+             layer { name: "conv" type: "Convolution" bottom: "x" top: "conv" convolution_param {
+                     num_output: 1 kernel_size: 1 weight_filler { type: "constant" value: -1 } } }
+             layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
+             layer { name: "sum" type: "Reduction" bottom: "conv" top: "sum" loss_weight: 1 }
+           } max_iter: 1 display: 1 debug_info: true snapshot_after_train: false """
+        + FIXED,
+        listener=seen.append,
+    )
+    solver.net.blobs["x"].data.fill(2)
+    solver.step(1)
+    lines = [event.line for event in seen if isinstance(event, Debugged)]
+    assert "    [Forward] Layer conv, top blob conv data: 2" in lines
+    assert "    [Forward] Layer relu, top blob conv data: 0" in lines
+
+
 @pytest.mark.parametrize("memory_limit", [None, "least"])
 def test_training_is_the_same_with_it(memory_limit: str | None) -> None:
     """Also under a limit on memory, where layers that run twice are told of once."""

@@ -312,7 +312,7 @@ LAYERS = {
     "Tile": one("Tile", "tile_param { axis: 1 tiles: 3 }"),
 }
 #: one of each kind of code, where every kernel takes a second to compile
-FEW = ("ContrastiveLoss", "Embed", "MVN", "SPP")
+FEW = ("ContrastiveLoss", "Embed", "Permute", "SPP")
 
 
 @pytest.mark.parametrize("kind", list(LAYERS))
@@ -340,3 +340,18 @@ def test_layers_are_those_of_the_processor(kind: str, name: str) -> None:
     assert_equal(cpu, gpu)
     for key in () if is_without else ("x",):
         close(gpu.blobs[key].diff, cpu.blobs[key].diff, key)
+
+
+def test_inputs_are_what_the_caller_left(name: str) -> None:
+    """Also where a layer works in place on them, and where nobody writes them anew."""
+    text = LAYERS["Scale"].replace('top: "y"', 'top: "x"')
+    cpu, gpu = pair(text, name)
+    values = np.random.default_rng(2).standard_normal(cpu.blobs["x"].shape)
+    for net in (cpu, gpu):
+        net.forward(x=values)
+        net.forward()
+    close(gpu.blobs["x"].data, cpu.blobs["x"].data)
+    for net in (cpu, gpu):
+        net.blobs["x"].data[0] = 3
+        net.forward()
+    close(gpu.blobs["x"].read(), cpu.blobs["x"].data)

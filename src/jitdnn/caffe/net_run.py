@@ -21,7 +21,7 @@ def run_forward(node: Node, is_on_gpu: bool) -> None:
         return
     if node.bottom:
         _tell(node)
-    if node.layer.type != "DummyData":  # whose constants stay
+    if layer.fills_tops:
         for blob in node.top:
             if blob not in node.bottom:
                 blob.overwrite_host()

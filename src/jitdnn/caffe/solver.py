@@ -111,7 +111,7 @@ class Solver:
             "dtype": dtype,
             "algorithm": algorithm,
             "device": self.device,
-            "fuse": fuse,
+            "fuse": fuse and not self.parameter.debug_info,  # which tells of each layer by itself
             "python_layers": python_layers,
         }
         definition, state, folder = training_net(self.parameter, base)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -166,13 +165,11 @@ def run_time(
 
 
 def on_gpu(gpu: Sequence[str]) -> dict[str, Any]:
-    """The argument of load_net and load_solver for --gpu: a number, or a name as cuda:0; none without the option."""
+    """The argument `device` of load_net and load_solver for --gpu: a number, or a name as cuda:0; none without it."""
     if not gpu:
         return {}
     if len(gpu) > 1 or gpu[0] == "all":
         raise NotSupported(f"--gpu {','.join(gpu)}: a net runs on one GPU, so give one number")
-    if "device" not in inspect.signature(load_net).parameters:
-        raise NotSupported("--gpu: nets run on the CPU in this version")
     return {"device": f"cuda:{gpu[0]}" if gpu[0].isdecimal() else gpu[0]}
 
 

@@ -162,9 +162,10 @@ class DeviceArray:
         view = TensorDescriptor(tuple(shape), tuple(strides), dtype).normalized()
         return DeviceArray(self.gpu, self.memory, self.pointer + start * DTYPES[dtype], view)
 
-    def transpose(self, *axes: int) -> DeviceArray:
+    def transpose(self, *axes: int | Sequence[int]) -> DeviceArray:
         """A view with its axes in another order, the reverse one by default."""
-        order = axes or tuple(reversed(range(self.ndim)))
+        given: Any = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        order = tuple(given) or tuple(reversed(range(self.ndim)))
         view = self.descriptor.transpose(order).normalized()
         return DeviceArray(self.gpu, self.memory, self.pointer, view)
 

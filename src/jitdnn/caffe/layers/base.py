@@ -72,6 +72,8 @@ class Layer(ABC):
     may_resize: ClassVar[bool] = False
     # whether forward draws from `context.random`
     is_random: ClassVar[bool] = False
+    # whether forward writes all of the tops, where it works on the host: then nothing need be copied down before
+    fills_tops: ClassVar[bool] = True
     # whether it computes where the blobs are
     is_for_gpu: ClassVar[bool] = False
 

@@ -12,6 +12,7 @@ class InputLayer(Layer):
     """Tops of the shapes in input_param: one shape for all, or one for each."""
 
     type = "Input"
+    fills_tops = False
     bottoms = (0, 0)
     tops = (1, None)
     may_rerun = False

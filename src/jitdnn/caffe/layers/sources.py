@@ -46,6 +46,7 @@ class DummyDataLayer(Layer):
     """
 
     type = "DummyData"
+    fills_tops = False  # constants stay
     bottoms = (0, 0)
     tops = (1, None)
     may_rerun = False
