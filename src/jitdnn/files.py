@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,13 +21,21 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     The content goes to another name in the same folder, is flushed to the disk, and is renamed over `path`.
     What dead processes of this host have left in that folder under such names is removed first.
     """
+    with whole(path) as unfinished, open(unfinished, "xb") as file:
+        write(file)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """As `write_whole`, for libraries that open files themselves: what is written to the path given, new and not there
+    yet, becomes `path` where the block ends without an error.
+    """
     _remove_left_over(path.parent)
     # a name that no other thread has, and that nobody can have laid a link under
     unfinished = path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.{secrets.token_hex(4)}.unfinished")
     try:
-        with open(unfinished, "xb") as file:
-            write(file)
-            file.flush()
+        yield unfinished
+        with open(unfinished, "rb") as file:
             os.fsync(file.fileno())
         os.replace(unfinished, path)
     except BaseException:

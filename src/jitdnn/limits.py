@@ -18,6 +18,8 @@ PROTOTXT_DEPTH: Final = 100
 PROTOTXT_VALUES: Final = 1_000_000
 PROTOTXT_STRING: Final = 65_536
 NET_LAYERS: Final = 10_000
+WIRE_FIELDS: Final = 2_000_000
+LIST_BYTES: Final = 512 << 20
 FORMULA_CHARACTERS: Final = 65_536
 FORMULA_DEPTH: Final = 100
 FORMULA_STEPS: Final = 1_000
@@ -54,6 +56,12 @@ TABLE: Final = (
     Limit("PROTOTXT_VALUES", "fields and entries of lists in a file", "ParseError"),
     Limit("PROTOTXT_STRING", "characters of a string, name or number in a file", "ParseError"),
     Limit("NET_LAYERS", "layers of a net", "InvalidArgument"),
+    Limit(
+        "WIRE_FIELDS",
+        "fields and entries of lists in a binary file of Caffe, or in a record of a database; numbers of blobs apart",
+        "InvalidArgument",
+    ),
+    Limit("LIST_BYTES", "bytes of a list of images, windows or HDF5 files", "InvalidArgument"),
     Limit("FORMULA_CHARACTERS", "characters of a formula", "ParseError"),
     Limit(
         "FORMULA_DEPTH", "parentheses, signs and exponents of a formula inside of each other", "ParseError"

@@ -57,6 +57,12 @@ def chose(problem: object, plan: object) -> None:
         _emit(logging.INFO, "chose %s for %s", plan, problem)
 
 
+def tell(message: str) -> None:
+    """Log at warning level what was asked for where there is nobody else to tell it to."""
+    if is_enabled(logging.WARNING):
+        _emit(logging.WARNING, "%s", message)
+
+
 def fallback_once(key: object, message: str) -> None:
     """Log `message` at warning level, the first time in this process that `key` (anything hashable) comes by.
 

@@ -160,11 +160,11 @@ def test_weights_of_several_layers_by_name() -> None:
 
 @pytest.mark.parametrize("fields", ["", "batch_norm_param { use_global_stats: true }"])
 def test_training_within_a_limit_on_memory(fields: str, random: np.random.Generator) -> None:
-    """Bits are those without the limit, and planning leaves the statistics alone."""
+    """Bits are those without the limit and without fusion, and planning leaves the statistics alone."""
     text = _trained(NORM % fields + SCALE + NORM.replace("bn", "b2") % fields + SCALE.replace('"s"', '"s2"'))
     found = []
     for limit in (None, "least"):
-        net = load_net(text, "TRAIN", seed=3)
+        net = load_net(text, "TRAIN", seed=3, fuse=False)
         if limit is not None:
             net.limit_memory(limit)
         for _ in range(2):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from caffe_nets import backward, check_gradients, distinct, forward, one_layer
+from caffe_nets import Array, backward, check_gradients, distinct, forward, one_layer
 from jitdnn.caffe import Net, load_net
-from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.errors import InvalidArgument
 
 
 @pytest.fixture
@@ -131,11 +132,26 @@ def test_sigmoid_before_a_layer_in_place(random: np.random.Generator) -> None:
     np.testing.assert_allclose(net.blobs["x0"].diff, 5 * y * (1 - y), rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("layer", "function"),
+    [
+        ('type: "ReLU" relu_param { negative_slope: -0.5 }', lambda x: np.where(x > 0, x, -0.5 * x)),
+        ('type: "ELU" elu_param { alpha: -2 }', lambda x: np.where(x > 0, x, -2 * np.expm1(x))),
+    ],
+)
+@pytest.mark.parametrize("top", ["y", "x0"])
+def test_slopes_that_y_does_not_tell(
+    layer: str, function: Callable[[Array], Array], top: str, random: np.random.Generator
+) -> None:
+    x = distinct((3, 4), random)
+    net, node = one_layer(f'{layer} top: "{top}"', x.shape)
+    np.testing.assert_allclose(forward(net, x0=x), function(x), rtol=1e-12)
+    (dx,) = backward(node, np.ones(x.shape))
+    step = 1e-6
+    np.testing.assert_allclose(dx, (function(x + step) - function(x - step)) / (2 * step), rtol=1e-6)
+
+
 def test_what_activations_refuse() -> None:
-    with pytest.raises(NotSupported, match=r"'l' \(line 2\): negative_slope -0.1"):
-        one_layer('type: "ReLU" relu_param { negative_slope: -0.1 }', (2,))
-    with pytest.raises(NotSupported, match="alpha -1"):
-        one_layer('type: "ELU" elu_param { alpha: -1 }', (2,))
     with pytest.raises(InvalidArgument, match="needs a batch and channels"):
         one_layer('type: "PReLU"', (2,))
     with pytest.raises(InvalidArgument, match=r"scale 0: shift -1 to the power 0\.5"):

@@ -339,7 +339,11 @@ def test_a_mean_file_of_the_wrong_kind(numbers: tuple[Path, Array], tmp_path: Pa
     np.savez(tmp_path / "other.npz", middle=np.zeros((2, 3, 5)))
     (tmp_path / "broken.npy").write_bytes(b"nothing")
     for name, kind, reason in [
-        ("mean.binaryproto", NotSupported, r"read from \.npy"),
+        (
+            "mean.binaryproto",
+            InvalidArgument,
+            r"mean\.binaryproto: its array has the shape \(\) and 0 values",
+        ),
         ("small.npy", InvalidShape, r"\(2, 3, 4\), the images have \(2, 3, 5\)"),
         ("other.npz", InvalidArgument, "no array mean; it has middle"),
         ("broken.npy", InvalidArgument, "cannot be read"),

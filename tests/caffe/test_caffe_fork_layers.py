@@ -46,6 +46,18 @@ def test_what_permute_refuses() -> None:
             one_layer(f'type: "Permute" permute_param {{ {fields} }}', (2, 3))
 
 
+@pytest.mark.parametrize("shape", [(2, 6, 3, 2), (3, 12), (1, 6, 5)])
+def test_shuffle_channel(shape: tuple[int, ...], random: np.random.Generator) -> None:
+    x = random.standard_normal(shape)
+    net, node = one_layer('type: "ShuffleChannel" shuffle_channel_param { group: 3 }', shape)
+    size = shape[1] // 3
+    order = [group * size + index for index in range(size) for group in range(3)]
+    np.testing.assert_array_equal(forward(net, x0=x), x[:, order])
+    check_gradients(net, node, x, random)
+    with pytest.raises(InvalidArgument, match=r"group 3 must divide the channels .* shape \(2, 4\)"):
+        one_layer('type: "ShuffleChannel" shuffle_channel_param { group: 3 }', (2, 4))
+
+
 def test_batch_reindex(random: np.random.Generator) -> None:
     x, numbers = random.standard_normal((4, 3, 2)), np.array([2.0, 0, 2, 3, 2])
     net, node = one_layer('type: "BatchReindex"', x.shape, (5,))

@@ -9,7 +9,8 @@ import pytest
 
 from caffe_nets import Array, backward, check_every_gradient, distinct, forward, one_layer
 from jitdnn.caffe import load_net
-from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.caffe.blob_proto import write_binaryproto
+from jitdnn.errors import InvalidArgument
 
 
 @pytest.fixture
@@ -245,9 +246,19 @@ def test_shapes_that_do_not_fit(kind: str, shapes: list[tuple[int, ...]], messag
         one_layer(f'type: "{kind}"', *shapes)
 
 
-def test_a_matrix_in_binaryproto() -> None:
-    with pytest.raises(NotSupported, match=r"'h\.binaryproto': the matrix is read from"):
-        one_layer('type: "InfogainLoss" infogain_loss_param { source: "h.binaryproto" }', (2, 3), (2,))
+@pytest.mark.parametrize("shape", [(3, 3), (1, 1, 3, 3)])
+def test_a_matrix_in_binaryproto(tmp_path: Path, random: np.random.Generator, shape: tuple[int, ...]) -> None:
+    matrix = random.random((3, 3), np.float32)
+    write_binaryproto(tmp_path / "h.binaryproto", matrix.reshape(shape))
+    np.save(tmp_path / "h.npy", matrix)
+    losses = []
+    for name in ("h.binaryproto", "h.npy"):
+        net, _ = one_layer(
+            f'type: "InfogainLoss" infogain_loss_param {{ source: "{tmp_path}/{name}" }}', (2, 3), (2,)
+        )
+        losses.append(forward(net, x0=np.arange(6.0).reshape(2, 3), x1=np.array([2.0, 0.0])).item())
+    assert losses[0] == losses[1]
+    assert np.isfinite(losses[0])
 
 
 def test_losses_without_tops(random: np.random.Generator) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from caffe_nets import backward, check_gradients, distinct, forward, one_layer
 from jitdnn.caffe import load_net
-from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.errors import InvalidArgument
 
 
 @pytest.fixture
@@ -208,7 +208,8 @@ def test_max_pooling_before_a_layer_in_place(random: np.random.Generator) -> Non
 @pytest.mark.parametrize(
     ("fields", "kind", "reason"),
     [
-        ("pool: STOCHASTIC kernel_size: 2", NotSupported, "STOCHASTIC"),
+        ("pool: STOCHASTIC kernel_size: 2 pad: 1", InvalidArgument, "STOCHASTIC takes no padding"),
+        ("kernel_size: 2 ceil_mode: true round_mode: FLOOR", InvalidArgument, "contradict each other"),
         ("stride: 2", InvalidArgument, "kernel_size"),
         ("kernel_h: 2", InvalidArgument, "both kernel_h and kernel_w"),
         ("kernel_size: 2 kernel_h: 2 kernel_w: 2", InvalidArgument, "give kernel_size"),
@@ -223,8 +224,10 @@ def test_poolings_that_cannot_be(fields: str, kind: type[Exception], reason: str
         one_layer(f'type: "Pooling" pooling_param {{ {fields} }}', (1, 1, 4, 4))
 
 
-def test_pooling_needs_two_axes_of_space_and_one_top() -> None:
+def test_pooling_needs_two_axes_of_space() -> None:
     with pytest.raises(InvalidArgument, match="4 axes"):
         one_layer('type: "Pooling" pooling_param { kernel_size: 2 }', (1, 1, 4))
-    with pytest.raises(NotSupported, match="mask"):
-        one_layer('type: "Pooling" top: "y" top: "m" pooling_param { kernel_size: 2 }', (1, 1, 4, 4))
+    with pytest.raises(InvalidArgument, match="a second top is for pool MAX"):
+        one_layer(
+            'type: "Pooling" top: "y" top: "m" pooling_param { pool: AVE kernel_size: 2 }', (1, 1, 4, 4)
+        )

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from caffe_messages import messages
 from jitdnn.caffe.message import (
-    Field,
     Message,
     boolean,
     enum,
@@ -216,11 +216,6 @@ def test_old_and_new_layer_types_do_not_mix() -> None:
         parse('layers { type: "Convolution" }', NetParameter)
 
 
-def test_the_syntax_of_2013_is_named() -> None:
-    with pytest.raises(ParseError, match="V0"):
-        parse('layers { layer { name: "conv1" type: "conv" } }', NetParameter)
-
-
 def test_a_misplaced_field_is_led_home() -> None:
     with pytest.raises(ParseError, match="inside convolution_param or pooling_param"):
         parse("layer { kernel_size: 5 }", NetParameter)
@@ -265,31 +260,6 @@ def test_copy_is_deep_and_merge_is_protobufs() -> None:
 
 
 # ---- round trips
-
-
-def _values(field: Field[Any]) -> st.SearchStrategy[Any]:
-    if field.message is not None:
-        return messages(field.message)
-    by_kind: dict[str, st.SearchStrategy[Any]] = {
-        "integer": st.integers(0, 2**31 - 1),
-        "real": st.floats(allow_nan=False),
-        "boolean": st.booleans(),
-        "string": st.text(),
-        "enum": st.sampled_from(sorted(field.values)) if field.values else st.nothing(),
-    }
-    return by_kind[field.kind]
-
-
-@st.composite
-def messages(draw: st.DrawFn, kind: type[Message]) -> Message:
-    """A message of the class with some of its fields set to anything."""
-    names = draw(st.lists(st.sampled_from(sorted(kind.fields)), max_size=4, unique=True))
-    result = kind()
-    for name in names:
-        field = kind.fields[name]
-        one = _values(field)
-        setattr(result, name, draw(st.lists(one, min_size=1, max_size=3) if field.is_repeated else one))
-    return result
 
 
 @settings(deadline=None)

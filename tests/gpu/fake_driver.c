@@ -95,6 +95,8 @@ static R give(P p) {
     return 0;
 }
 R cuMemAlloc_v2(P *p, size_t n) { ENTER; if (capturing && capture_mode != 2) return 900; return take(p, n); }
+R cuMemAllocHost_v2(void **p, size_t n) { ENTER; *p = malloc(n); return 0; }
+R cuMemFreeHost(void *p) { ENTER; free(p); return 0; }
 R cuMemFree_v2(P p) { ENTER; if (capturing && capture_mode != 2) return 900; return give(p); }
 R cuMemAllocAsync(P *p, size_t n, void *s) { ENTER; return capturing && capturing == s ? 900 : take(p, n); }
 R cuMemFreeAsync(P p, void *s) { ENTER; return capturing && capturing == s ? 900 : give(p); }

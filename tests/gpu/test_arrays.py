@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import jitdnn as jd
 from jitdnn.devices import cuda
+from jitdnn.errors import InvalidShape
 from jitdnn.tensor import DTYPES, DeviceArray, borrow, numpy_dtype
 
 DTYPE_NAMES = sorted(DTYPES)
@@ -214,3 +215,21 @@ class TestWithOthers:
         result = jd.relu(OnlyDlpack(x))
         assert type(result) is DeviceArray
         np.testing.assert_array_equal(result.numpy(), x.relu().cpu().numpy())
+
+
+def test_views_in_other_shapes_and_orders(device: Any) -> None:
+    values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    array = jd.to_device(values, f"{device.target}:{device.index}")
+    for shape in ((24,), (6, 4), (2, -1), (1, 24, 1), [3, 8]):
+        view = array.reshape(shape)
+        assert view.memory is array.memory
+        np.testing.assert_array_equal(view.numpy(), values.reshape(shape))
+    np.testing.assert_array_equal(array.reshape(4, 6).numpy(), values.reshape(4, 6))
+    np.testing.assert_array_equal(array.transpose((2, 0, 1)).numpy(), values.transpose(2, 0, 1))
+    for shape in ((5, 5), (-1, -1), (7, -1), (0, -1)):
+        with pytest.raises(InvalidShape, match="cannot be viewed as"):
+            array.reshape(shape)
+    with pytest.raises(InvalidShape, match="without a copy"):
+        array.T.reshape(24)
+    with pytest.raises(InvalidShape, match="without a copy"):
+        array[:, 1:].reshape(16)

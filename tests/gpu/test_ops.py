@@ -278,6 +278,18 @@ class TestAgain:
         np.testing.assert_array_equal(values[:, :, :8].ravel(), np.arange(64))
         np.testing.assert_array_equal(values[:, :, 8:], values[:, :, :4])
 
+    def test_write_every_result_over_an_input(self, some: Library) -> None:
+        made = jd.elementwise("w, g, h: d = 0.5 * h + g; w - d, d")
+        for size in (1, 7, 4099):
+            w, g, h = (np.arange(size, dtype=np.float32) * factor for factor in (1, 2, 4))
+            weight, history = some.put(w), some.put(h)
+            for _ in range(2):
+                made(weight, some.put(g), history, out=(weight, history))
+                h = np.float32(0.5) * h + g
+                w = w - h
+            np.testing.assert_array_equal(some.get(weight), w)
+            np.testing.assert_array_equal(some.get(history), h)
+
     def test_keep_results_apart_from_each_other(self, some: Library, x: AnyArray) -> None:
         given = some.put(x)
         for _ in range(2):

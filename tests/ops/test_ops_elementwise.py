@@ -126,6 +126,26 @@ def test_in_place_and_beside() -> None:
         made(x[:-1], out=x[1:])
 
 
+@pytest.mark.parametrize("size", [3, 5, 8, 63, 1000, 40_003])
+@pytest.mark.parametrize("order", ["packed", "strided", "transposed"])
+def test_every_result_may_be_an_input(size: int, order: str) -> None:
+    """Results in the place of inputs, each of another one, also where rows are gathered or transposed."""
+    made = jd.elementwise("w, g, h: d = 0.5 * h + g; w - d, w * d, d")
+    w, g, h = (numbers((size, 3), "f32") for _ in range(3))
+    if order == "strided":
+        w, g, h = (np.repeat(array, 2, axis=0)[::2] for array in (w, g, h))
+    if order == "transposed":
+        w, h = (np.asfortranarray(array) for array in (w, h))
+    d = np.float32(0.5) * h + g
+    expected = w - d, w * d, d
+    kept = h.copy()
+    made(w, g, kept, out=(w, kept, g))
+    for found, wanted in zip((w, kept, g), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    with pytest.raises(jd.InvalidArgument, match="shares memory"):
+        jd.elementwise("a, b: a + b, a - b")(w[1:], g[1:], out=(g[1:], w[:-1]))
+
+
 def test_filling() -> None:
     out = np.zeros((3, 50), np.int16)
     jd.elementwise(lambda: 7.0)(out=out)

@@ -7,19 +7,25 @@ net = load_net("package:models/lenet.prototxt")
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
+from jitdnn import log
 from jitdnn.caffe import paths
+from jitdnn.caffe.device import NetDevice
 from jitdnn.caffe.events import Listener
-from jitdnn.caffe.load import is_text, parse_file
+from jitdnn.caffe.lenient import Repair, import_net
+from jitdnn.caffe.load import is_message, is_text, naming, parse_file, read_text, read_text_leniently
+from jitdnn.caffe.message import Message
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.prototxt import parse, to_text
 from jitdnn.caffe.schema import NetParameter, NetState, SolverParameter
 from jitdnn.caffe.solver import Solver
 from jitdnn.caffe.timing import time_net
+from jitdnn.caffe.upgrade import upgrade_net, upgrade_solver
+from jitdnn.errors import InvalidArgument, ParseError
 
 M = TypeVar("M", NetParameter, SolverParameter)
 
@@ -32,8 +38,10 @@ __all__ = [
     "load_net",
     "load_solver",
     "parse",
+    "read_leniently",
     "time_net",
     "to_text",
+    "upgrade",
 ]
 
 
@@ -47,21 +55,46 @@ def load_net(
     seed: int | None = None,
     dtype: str = "f32",
     algorithm: str | None = None,
+    lenient: bool = False,
+    inputs: Mapping[str, Sequence[int]] | None = None,
+    python_layers: str | PathLike[str] | None = None,
+    device: str | NetDevice | None = None,
+    fuse: bool = True,
 ) -> Net:
     """Build a net from a prototxt file or from prototxt text (a string with a line break, a brace or a
     quote).
 
     `phase` ("TRAIN" or "TEST"), `level` and `stages` choose its layers. `weights` names an .npz file or a
     snapshot to start from. A file may be a shipped one, "package:models/lenet.prototxt". The others are those
-    of Net.
+    of Net; `python_layers` is the folder that layers written in Python may come from. Their code runs with all
+    rights of this process, so that a net with such layers is refused without it.
+
+    With `lenient` a text from a web page is repaired as lenient.py says, and the logger `jitdnn` tells of every repair;
+    `inputs` has the shapes of what its layers of data make where they name no source.
 
     Raises ParseError with line and column, InvalidArgument and NotSupported with the line.
     """
-    definition, file = _read(source, NetParameter)
+    if lenient:
+        definition, repairs, file = read_leniently(source, inputs)
+        for repair in repairs:
+            log.tell(f"{file or 'text'}, {repair}")
+    elif inputs:
+        raise InvalidArgument("inputs are for lenient=True: Net.reshape changes the shapes of a net's inputs")
+    else:
+        definition, file = _read(source, NetParameter)
     state = NetState(phase=phase, level=level, stage=list(stages))
-    net = Net(
-        definition, state, base=file.parent if file else None, seed=seed, dtype=dtype, algorithm=algorithm
-    )
+    with naming(file):
+        net = Net(
+            definition,
+            state,
+            base=file.parent if file else None,
+            seed=seed,
+            dtype=dtype,
+            algorithm=algorithm,
+            device=device,
+            fuse=fuse,
+            python_layers=None if python_layers is None else Path(python_layers),
+        )
     if weights is not None:
         net.load_weights(str(weights))
     return net
@@ -76,26 +109,83 @@ def load_solver(
     algorithm: str | None = None,
     snapshot_prefix: str | None = None,
     memory_limit: int | str | None = None,
+    level: int | None = None,
+    stages: Sequence[str] = (),
+    python_layers: str | PathLike[str] | None = None,
+    device: str | NetDevice | None = None,
+    fuse: bool = True,
+    graph: bool = True,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
     """
     parameter, file = _read(source, SolverParameter)
-    return Solver(
-        parameter,
-        file=file,
-        listener=listener,
-        seed=seed,
-        dtype=dtype,
-        algorithm=algorithm,
-        snapshot_prefix=snapshot_prefix,
-        memory_limit=memory_limit,
-    )
+    with naming(file):
+        return Solver(
+            parameter,
+            file=file,
+            listener=listener,
+            seed=seed,
+            dtype=dtype,
+            algorithm=algorithm,
+            snapshot_prefix=snapshot_prefix,
+            memory_limit=memory_limit,
+            level=level,
+            stages=stages,
+            device=device,
+            fuse=fuse,
+            graph=graph,
+            python_layers=None if python_layers is None else Path(python_layers),
+        )
+
+
+def read_leniently(
+    source: str | PathLike[str], inputs: Mapping[str, Sequence[int]] | None = None
+) -> tuple[NetParameter, list[Repair], Path | None]:
+    """Read a net from a web page's text or a file of it: the net in V2, what was repaired, and the path of the file.
+
+    `inputs` and errors are as for `load_net`.
+    """
+    file = None if isinstance(source, str) and is_text(source) else paths.find(source)
+    text, damage = (str(source), "") if file is None else read_text_leniently(file)
+    with naming(file):
+        net, repairs = import_net(text, inputs, "" if file is None else str(file))
+    return net, [Repair(1, damage), *repairs] if damage else repairs, file
+
+
+def upgrade(source: str | PathLike[str]) -> NetParameter | SolverParameter:
+    """Read a net or a solver, from a file or as text, and return it in today's syntax (V2); `to_text` prints it.
+
+    Raises ParseError for what is neither, InvalidArgument for what cannot be upgraded.
+    """
+    file = None if isinstance(source, str) and is_text(source) else paths.find(source)
+    text = str(source) if file is None else read_text(file)
+    if not is_message(text, NetParameter) and is_message(text, SolverParameter):
+        parameter, _ = _read(source, SolverParameter)
+        with naming(file):
+            return upgrade_solver(parameter, nets=True)
+    definition, _ = _read(source, NetParameter)
+    with naming(file):
+        return upgrade_net(definition)
 
 
 def _read(source: str | PathLike[str], message: type[M]) -> tuple[M, Path | None]:
     """Parse text, or a file, whose path is returned too."""
-    if isinstance(source, str) and is_text(source):
-        return parse(source, message), None
-    path = paths.find(source)
-    return parse_file(path, message), path
+    is_given = isinstance(source, str) and is_text(source)
+    path = None if is_given else paths.find(source)
+    try:
+        return (parse(str(source), message) if path is None else parse_file(path, message)), path
+    except ParseError as error:
+        _refuse_the_other(error.text, message, path)
+        raise
+
+
+def _refuse_the_other(text: str, message: type[Message], path: Path | None) -> None:
+    """Say so where a net stands in the place of a solver, or a solver in the place of a net."""
+    here = "this text" if path is None else str(path)
+    if message is SolverParameter and is_message(text, NetParameter):
+        raise InvalidArgument(
+            f'{here} is a net, not a solver: a solver\'s file names its net, as `net: "FILE"`'
+        )
+    if message is NetParameter and is_message(text, SolverParameter):
+        raise InvalidArgument(f"{here} is a solver, not a net: give the file that it names as its net")

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from jitdnn.caffe.device import KERNEL_AXES, NetDevice, view_shape
+from jitdnn.caffe.synced import Synced
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.settings import check_bytes
 
@@ -19,38 +21,80 @@ MAX_AXES = 32  # Caffe's
 class Blob:
     """A packed array `data` and its gradient `diff` of the same shape, float32 or float64.
 
+    On a GPU, `device`, both are in its memory too. `data` and `diff` are NumPy's arrays for programs: on a GPU asking
+    for one copies down what is newer there, and what is written into it goes up with the next pass, so ask again after
+    each. `values` and `gradient` are what layers compute with: the same arrays on the processor, DeviceArrays on a GPU,
+    a scalar with shape (1,). `read` is `data` for those that do not write.
+
     Memory is taken, full of zeros, when it is first asked for, and kept, so that training allocates nothing in its
     steady state; under a limit on memory (memory.py) it is released where nobody needs it, and taken again. A blob can
     be a view of another one (`share`).
     """
 
-    __slots__ = ("_base", "_diff", "_is_released", "_shape", "_source", "data", "dtype", "name")
+    __slots__ = (
+        "_base", "_diff", "_is_released", "_shape", "_source", "_synced", "_views", "data", "device", "dtype",
+        "is_streamed", "name",
+    )  # fmt: skip
 
     data: Array
 
-    def __init__(self, name: str, dtype: DTypeLike) -> None:
+    def __init__(self, name: str, dtype: DTypeLike, device: NetDevice | None = None) -> None:
         self.name = name
         self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.device = device
         self._shape: Shape = (0,)
-        self._diff: Array | None = None
+        self._synced: Synced | None = None  # of data, on a GPU
+        self._diff: Any = None  # an array, or on a GPU a Synced
         self._base: Blob | None = None  # whose gradient this one views
         self._source: Blob | None = None  # whose data this one views
         self._is_released = False
+        # set by the net: whether the host fills data for every pass
+        self.is_streamed = False
+        # of a view on a GPU: the arrays viewed last, and the views
+        self._views: dict[str, tuple[Any, Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        # Called only where a slot is empty, so that data costs nothing once it is there.
+        # Called only where a slot is empty: on a GPU always, and else data costs nothing once it is there.
         if name != "data":
             raise AttributeError(f"a Blob has no {name!r}")
         if self._source is not None:
-            self.data = self._source.data.reshape(self._shape)
-        elif self._is_released:
-            raise InvalidArgument(
-                f"blob {self.name!r} has no data now: the net runs under a limit on memory, which keeps only inputs "
-                "and outputs after a pass; copy it in the net's observer, or call limit_memory(None)"
-            )
+            data = self._source.data.reshape(self._shape)
         else:
-            self.data = np.zeros(self._shape, self.dtype)
-        return self.data
+            self._check_released()
+            data = np.zeros(self._shape, self.dtype) if self.device is None else self._memory().host()
+        if self.device is None:
+            self.data = data
+        return data
+
+    @property
+    def values(self) -> Any:
+        """`data` where the net computes, up to date and to be read and written."""
+        if self.device is None:
+            data = self.data
+            return data if 1 <= data.ndim <= KERNEL_AXES else data.reshape(-1)
+        if self._source is not None:
+            return self._viewed("values", self._source.values)
+        self._check_released()
+        return self._memory().device()
+
+    @property
+    def gradient(self) -> Any:
+        """`diff` where the net computes, up to date and to be read and written."""
+        if self.device is None:
+            diff = self.diff
+            return diff if 1 <= diff.ndim <= KERNEL_AXES else diff.reshape(-1)
+        if self._base is not None:
+            return self._viewed("gradient", self._base.gradient)
+        return self._diff_memory().device()
+
+    def read(self) -> Array:
+        """`data` only to be read: on a GPU nothing is copied up again afterwards."""
+        if self.device is None:
+            return self.data
+        if self._source is not None:
+            return self._source.read().reshape(self._shape)
+        self._check_released()
+        return self._memory().read()
 
     @property
     def shape(self) -> Shape:
@@ -70,12 +114,17 @@ class Blob:
     @property
     def diff(self) -> Array:
         """The gradient by `data`."""
+        if self.device is not None:
+            if self._base is not None:
+                return self._base.diff.reshape(self._shape)
+            return self._diff_memory().host()
         if self._diff is None:
             if self._base is not None:
                 self._diff = self._base.diff.reshape(self._shape)
             else:
                 self._diff = np.zeros(self._shape, self.dtype)
-        return self._diff
+        diff: Array = self._diff
+        return diff
 
     @property
     def owner(self) -> Blob:
@@ -119,6 +168,38 @@ class Blob:
         self._shape = other.shape
         self._source, self._base = other, None
 
+    @property
+    def memory(self) -> Any:
+        """What stands for the memory of `data`: another object where that is taken anew."""
+        return self.data if self.device is None else self.owner._memory()
+
+    def settle(self) -> list[Any]:
+        """Bring up to date what this blob has in the GPU's memory, and return those arrays."""
+        memories = (self._synced, self._diff)
+        return [] if self.device is None else [memory.device() for memory in memories if memory is not None]
+
+    # ---- the two copies, for layers that compute on the host of a net on a GPU (net_run.py)
+
+    def overwrite_host(self) -> None:
+        """`data` is about to be written whole by the host: nothing need be copied down before."""
+        owner = self.owner
+        if owner.device is not None:
+            owner._memory().overwrite_host()
+
+    def leave(self, *, is_gradient: bool = False) -> None:
+        """What the host was handed last, of data or gradient, was read and not written."""
+        if self.device is None:
+            return
+        memory = self.gradient_owner._diff if is_gradient else self.owner._synced
+        if memory is not None:
+            memory.leave()
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the host has the values of `data` without a copy from a GPU."""
+        owner = self.owner
+        return owner.device is None or owner._synced is None or owner._synced.is_host_valid
+
     # ---- memory, for memory.py
 
     def release(self) -> None:
@@ -128,12 +209,15 @@ class Blob:
 
     def ensure(self) -> None:
         """Have memory for `data`, zeros if there was none."""
-        _ = self.data
+        _ = self.values
 
     def take(self) -> None:
         """Have memory for `data`, with any contents."""
         if self._source is None and not self.has_data:
-            self.data = empty(self._shape, self.dtype)
+            if self.device is None:
+                self.data = empty(self._shape, self.dtype)
+            else:
+                self._synced = Synced(self.device, self._shape, self.dtype)
 
     def lift(self) -> None:
         """Undo `release`: memory is taken when it is asked for."""
@@ -143,14 +227,16 @@ class Blob:
         """Give the memory of `diff` back; it is zeros when it is asked for again."""
         self._diff = None
 
-    def swap_diff(self, diff: Array | None) -> Array | None:
-        """Put another array in the place of `diff`, and return the one that was there, if any."""
+    def swap_diff(self, diff: Any) -> Any:
+        """Put other memory in the place of that of `diff`, and return what was there, if any; None makes it anew."""
         before, self._diff = self._diff, diff
         return before
 
     @property
     def has_data(self) -> bool:
         """Whether `data` has memory now."""
+        if self.device is not None:
+            return self._synced is not None if self._source is None else self._source.has_data
         try:
             object.__getattribute__(self, "data")
         except AttributeError:
@@ -158,8 +244,38 @@ class Blob:
         return True
 
     def _forget(self) -> None:
-        if self.has_data:
+        if self.device is not None:
+            self._synced = None
+            self._views.clear()
+        elif self.has_data:
             del self.data
+
+    def _check_released(self) -> None:
+        if self._is_released and self._synced is None:
+            raise InvalidArgument(
+                f"blob {self.name!r} has no data now: the net runs under a limit on memory, which keeps only inputs "
+                "and outputs after a pass; copy it in the net's observer, or call limit_memory(None)"
+            )
+
+    def _memory(self) -> Synced:
+        if self._synced is None:
+            assert self.device is not None
+            self._synced = Synced(self.device, self._shape, self.dtype, self.is_streamed)
+        return self._synced
+
+    def _diff_memory(self) -> Synced:
+        if self._diff is None:
+            assert self.device is not None
+            self._diff = Synced(self.device, self._shape, self.dtype)
+        memory: Synced = self._diff
+        return memory
+
+    def _viewed(self, name: str, array: Any) -> Any:
+        """The array of another blob in this one's shape; the view is kept, for it takes longer than a launch."""
+        known = self._views.get(name)
+        if known is None or known[0] is not array:
+            known = self._views[name] = (array, array.reshape(view_shape(self._shape)))
+        return known[1]
 
     def __repr__(self) -> str:
         return f"Blob({self.name!r}, {self.shape})"

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from jitdnn.caffe.loss_value import LossValue
+
 
 @dataclass(frozen=True)
 class Output:
@@ -46,9 +48,9 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Iterated(Event):
-    """An update is done; `loss` is that of its batch."""
+    """An update is done; `loss` is that of its batch: of a net on a GPU a LossValue, for which `float` waits."""
 
-    loss: float
+    loss: float | LossValue
     rate: float
 
 
@@ -93,13 +95,24 @@ class Tested(Event):
 
 
 @dataclass(frozen=True)
-class Snapshotted(Event):
-    """A snapshot is on the disk."""
+class Debugged(Event):
+    """A line of `debug_info`."""
 
-    path: Path
+    line: str
 
     def lines(self) -> list[str]:
-        return [f"Snapshotting to {self.path}"]
+        return [self.line]
+
+
+@dataclass(frozen=True)
+class Snapshotted(Event):
+    """A snapshot is on the disk, with Caffe's pair of files `beside` it if the solver has snapshot_format."""
+
+    path: Path
+    beside: tuple[Path, ...] = ()
+
+    def lines(self) -> list[str]:
+        return [f"Snapshotting to {path}" for path in (self.path, *self.beside)]
 
 
 @dataclass(frozen=True)

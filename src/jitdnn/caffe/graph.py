@@ -3,7 +3,7 @@ backward pass visits, with the gradients that they compute there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +21,9 @@ class Node:
     loss_weights: list[float]
     needs_backward: bool = False
     propagate: list[bool] = field(default_factory=list)  # for each bottom, whether its gradient is computed
+    # set by fusion.py: whether another layer's forward pass computes its result, and another's backward its gradients
+    is_absorbed: bool = False
+    has_no_backward: bool = False
 
 
 @dataclass
@@ -54,12 +57,13 @@ class LayerGraph(Protocol):
     def weights(self) -> dict[str, list[Blob]]: ...
 
 
-def plan_gradients(nodes: list[Node], is_forced: bool) -> None:
+def plan_gradients(nodes: list[Node], is_forced: bool, outputs: Sequence[str] = ()) -> None:
     """Set `needs_backward` and `propagate` of each node, and `top_has_gradient` of its layer.
 
     Forward: a gradient is needed where a trained weight is upstream (or `propagate_down` of the layer says
     so). Backward: only where a loss is downstream. With `is_forced` (force_backward) every layer goes
-    backward and every bottom that can have a gradient gets one.
+    backward and every bottom that can have a gradient gets one; then the gradients of the `outputs` are what their
+    `diff` holds, which the caller may have filled.
     """
     needed: set[str] = set()
     for node in nodes:
@@ -100,7 +104,20 @@ def plan_gradients(nodes: list[Node], is_forced: bool) -> None:
                 without_gradient.add(blob.name)
             else:
                 without_gradient.discard(blob.name)
-        if is_forced:
-            node.needs_backward = True
-            node.propagate = [layer.may_force_backward(index) for index in range(len(node.bottom))]
-            layer.weight_needs_gradient = [True] * len(layer.weights)
+    if is_forced:
+        _force(nodes, outputs)
+
+
+def _force(nodes: list[Node], outputs: Sequence[str]) -> None:
+    with_gradient = set(outputs)
+    for node in reversed(nodes):
+        layer = node.layer
+        layer.top_has_gradient = [
+            blob.name in with_gradient or weight != 0
+            for blob, weight in zip(node.top, node.loss_weights, strict=True)
+        ]
+        node.needs_backward = True
+        node.propagate = [layer.may_force_backward(index) for index in range(len(node.bottom))]
+        layer.weight_needs_gradient = [True] * len(layer.weights)
+        for blob, is_computed in zip(node.bottom, node.propagate, strict=True):
+            (with_gradient.add if is_computed else with_gradient.discard)(blob.name)

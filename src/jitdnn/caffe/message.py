@@ -21,10 +21,11 @@ M = TypeVar("M", bound="Message")
 
 
 class Position(NamedTuple):
-    """A place in a text; both count from 1."""
+    """A place in a text; both numbers count from 1. `file` is where the text is from, "" if nobody said it."""
 
     line: int
     column: int
+    file: str = ""
 
 
 class Field(Generic[T]):
@@ -136,9 +137,12 @@ class Message:
                 yield field, self._values[name]
 
     def where(self, name: str | None = None) -> str:
-        """Return " (line N)" for the message or one of its fields, "" when it did not come from a text."""
+        """Return " (line N)" or " (line N of FILE)" for the message or one of its fields, "" when it did not come from
+        a text."""
         position = self.positions.get(name, self.position) if name else self.position
-        return f" (line {position.line})" if position else ""
+        if position is None:
+            return ""
+        return f" (line {position.line} of {position.file})" if position.file else f" (line {position.line})"
 
     def copy(self) -> Self:
         """Return a deep copy, positions included."""
@@ -169,6 +173,12 @@ class Message:
         return ours == theirs
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        """The text of the message, as files have it."""
+        from jitdnn.caffe.prototxt import to_text  # which is built on this module
+
+        return to_text(self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{f.name}={v!r}' for f, v in self.present())})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -11,12 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jitdnn import limits
-from jitdnn.caffe.blob import Array, Blob
+from jitdnn import limits, log
+from jitdnn.caffe.blob import Array, Blob, Shape
+from jitdnn.caffe.debug_info import DebugInfo
+from jitdnn.caffe.device import NetDevice, settled
+from jitdnn.caffe.fusion import Fusion
 from jitdnn.caffe.graph import Node, Observer, Parameter, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
-from jitdnn.caffe.layers.input import InputLayer
+from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.memory import Memory
+from jitdnn.caffe.net_run import run_backward, run_forward
+from jitdnn.caffe.obstacles import together, unknown_types
 from jitdnn.caffe.paths import find
 from jitdnn.caffe.rules import filter_net
 from jitdnn.caffe.schema import LayerParameter, NetParameter, NetState
@@ -24,6 +30,7 @@ from jitdnn.caffe.splits import insert_splits
 from jitdnn.caffe.upgrade import upgrade_net
 from jitdnn.caffe.weights import collect_parameters, load_weights, save_weights
 from jitdnn.errors import InvalidArgument, InvalidShape, JitdnnError, NotSupported
+from jitdnn.ops.tensor_ops import fill
 from jitdnn.planner.recompute import RecomputePlan
 from jitdnn.settings import parse_bytes
 
@@ -48,37 +55,47 @@ class Net:
         seed: int | np.random.SeedSequence | None = None,
         dtype: str = "f32",
         algorithm: str | None = None,
+        python_layers: Path | None = None,
+        device: str | NetDevice | None = None,
+        fuse: bool = True,
     ) -> None:
         """Build the net for `state` (phase TEST if None), merged over the net's own.
 
         `base` is the folder that relative paths in the net may start from, `seed` that of the fillers and of
         all that is random in the layers (None: another one each time), `dtype` "f32" or "f64", `algorithm`
-        the name of the algorithm that convolutions must use.
+        the name of the algorithm that convolutions must use. `device` is where its blobs are and its layers compute:
+        the processor (None, "cpu"), or a GPU, "cuda", "cuda:1", "opencl", or that of another net, `other.device`.
+        `fuse`: layers in place are computed with those whose result they change (fusion.py). `python_layers` is the
+        folder that layers written in Python may come from (None: there can be none).
 
         Raises InvalidArgument (with the line) for a net that is wrong, NotSupported for what the library
-        lacks.
+        lacks, DeviceError for a GPU that is not there.
         """
         if dtype not in DTYPES:
             raise InvalidArgument(f"dtype is {dtype!r}: there are {', '.join(DTYPES)}")
         self.state = parameter.state.copy() if parameter.has("state") else NetState()
         if state is not None:
             self.state.merge(state)
-        self.parameter = insert_splits(filter_net(upgrade_net(parameter), self.state))
+        chosen = filter_net(upgrade_net(parameter), self.state)
+        problems = unknown_types(chosen, LAYERS)
+        try:
+            self.parameter = insert_splits(chosen)
+        except InvalidArgument as error:
+            raise together([*problems, error]) from None
         if len(self.parameter.layer) > limits.NET_LAYERS:
             raise InvalidArgument(
                 f"this net has {len(self.parameter.layer):,} layers with those that split: at most "
                 f"{limits.NET_LAYERS:,} are built"
             )
         self.name = self.parameter.name
-        if parameter.debug_info:
-            raise NotSupported(f"debug_info: true{parameter.where('debug_info')}: take the line out")
         self.dtype = DTYPES[dtype]
+        self.device = settled(device)
         self.blobs: dict[str, Blob] = {}
         self.nodes: list[Node] = []
         self.observer: Observer | None = None
         self._memory: Memory | None = None
         self._memory_options: dict[str, Any] | None = None  # of limit_memory, while there is a limit
-        self._base, self._algorithm = base, algorithm
+        self._base, self._algorithm, self._python_layers = base, algorithm, python_layers
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         fillers, *seeds = sequence.spawn(1 + len(self.parameter.layer))
         self._fillers = np.random.Generator(np.random.PCG64(fillers))
@@ -90,12 +107,31 @@ class Net:
             for name in set(layer.bottom).intersection(layer.top)
         }
         unread: dict[str, None] = {}
+        unknown: set[str] = set()  # blobs of layers that cannot be built
         for layer_parameter, layer_seed in zip(self.parameter.layer, seeds, strict=True):
-            self._append(layer_parameter, layer_seed, unread)
+            if layer_parameter.type not in LAYERS:
+                unknown.update(layer_parameter.top)
+                continue
+            try:
+                layer = self._layer(layer_parameter, layer_seed)
+                if unknown.isdisjoint(layer_parameter.bottom):
+                    self._append(layer, unread)
+                else:
+                    unknown.update(layer_parameter.top)
+            except (InvalidArgument, NotSupported) as error:
+                problems.append(error)
+                unknown.update(layer_parameter.top)
+        if problems:
+            raise together(problems)
         self.outputs = list(unread)
         self.inputs = [blob.name for node in self.nodes if node.layer.type == "Input" for blob in node.top]
         self.parameters: list[Parameter] = collect_parameters(self.layers)
-        plan_gradients(self.nodes, self.parameter.force_backward)
+        self._input_shapes = self._shapes_of_inputs()
+        plan_gradients(self.nodes, self.parameter.force_backward, self.outputs)
+        self.fusion = Fusion(self.nodes, algorithm is not None)
+        self._is_fused = fuse and not self.parameter.debug_info
+        if self.parameter.debug_info:
+            self.observer = DebugInfo(self, log.tell)
 
     @property
     def layers(self) -> list[Layer]:
@@ -122,46 +158,103 @@ class Net:
         """
         for name, values in inputs.items():
             self._fill(name, values)
-        if self._memory_options is not None:
-            self._planned_memory().forward()
-            return {name: self.blobs[name].data for name in self.outputs}
-        observer = self.observer
-        for node in self.nodes:
-            start = perf_counter() if observer else 0.0
-            node.layer.forward(node.bottom, node.top)
-            if observer:
-                observer(node.layer, "forward", perf_counter() - start)
+        self.compute()
         return {name: self.blobs[name].data for name in self.outputs}
+
+    def compute(self) -> None:
+        """Run all layers, as `forward` does, and return nothing: on a GPU it is not waited for."""
+        self.forward_layers()
+
+    def forward_layers(self, first: int = 0, last: int | None = None) -> None:
+        """Run the layers from number `first` to `last` (None: the last one), what is in their blobs now being what
+        they read. Under a limit on memory all of them must run; where a part of them runs, nothing is fused.
+        """
+        self.reshape_if_needed()
+        end = len(self.nodes) if last is None else last + 1
+        if self._memory_options is not None:
+            self._check_whole(first == 0 and end == len(self.nodes))
+            self._planned_memory().forward()
+            return
+        self.fusion.switch(self._is_fused and first == 0 and end == len(self.nodes))
+        with self.running():
+            for node in self.nodes[first:end]:
+                self._observed(self._run_forward, node, "forward")
+
+    def reshape_if_needed(self) -> None:
+        """Carry the shapes of input blobs that were reshaped through all layers."""
+        if self._shapes_of_inputs() != self._input_shapes:
+            self.reshape()
+
+    def running(self) -> AbstractContextManager[Any]:
+        """A block whose calls go to the net's GPU and its stream."""
+        return nullcontext() if self.device is None else self.device.handle
+
+    def _observed(self, run: Callable[[Node, bool], None], node: Node, direction: str) -> None:
+        observer = self.observer
+        start = perf_counter() if observer else 0.0
+        run(node, self.device is not None)
+        if observer:
+            if self.device is not None:
+                self.device.synchronize()
+            observer(node.layer, direction, perf_counter() - start)
 
     @property
     def loss(self) -> float:
-        """The sum of all tops that have a loss weight, times it, after a forward pass."""
-        total = 0.0
-        for node in self.nodes:
-            for blob, weight in zip(node.top, node.loss_weights, strict=True):
-                if weight:
-                    total += weight * float(blob.data.sum(dtype=np.float64))
-        return total
+        """The sum of all tops that have a loss weight, times it, after a forward pass; waits for a GPU."""
+        return sum(
+            weight * float(blob.read().sum(dtype=np.float64)) for blob, weight in self.weighted_blobs()
+        )
+
+    def current_loss(self) -> float | LossValue:
+        """`loss`; on a GPU a number that is waited for when `float` is asked for it, whatever passes follow."""
+        return self.loss if self.device is None else LossValue(self.device, self.weighted_blobs())
+
+    def weighted_blobs(self) -> list[tuple[Blob, float]]:
+        """The tops that have a loss weight, with it."""
+        return [
+            (blob, weight)
+            for node in self.nodes
+            for blob, weight in zip(node.top, node.loss_weights, strict=True)
+            if weight
+        ]
 
     def backward(self) -> None:
         """Compute the gradients by the loss of the last forward pass; those of weights are added to their
         `diff`.
         """
+        self.backward_layers()
+
+    def backward_layers(self, first: int | None = None, last: int = 0) -> None:
+        """Run the backward pass from layer number `first` (None: the last one) down to `last`, what is in the gradients
+        of their tops now being what they read. Under a limit on memory all of them must run.
+        """
+        start_index = len(self.nodes) - 1 if first is None else first
         if self._memory_options is not None:
+            self._check_whole(start_index == len(self.nodes) - 1 and last == 0)
             self._planned_memory().backward()
             return
-        observer = self.observer
-        for node in reversed(self.nodes):
-            if node.needs_backward:
-                start = perf_counter() if observer else 0.0
-                node.layer.backward(node.top, node.propagate, node.bottom)
-                if observer:
-                    observer(node.layer, "backward", perf_counter() - start)
+        with self.running():
+            if self.fusion.leaves_nothing_for_backward:
+                self._is_fused = False  # this net goes backward though it tests: it is not fused any more
+                self.fusion.switch(False)
+                for node in self.nodes:
+                    if node.bottom:
+                        run_forward(node, self.device is not None)
+            for node in reversed(self.nodes[last : start_index + 1]):
+                if node.needs_backward:
+                    self._observed(run_backward, node, "backward")
+
+    def _check_whole(self, is_whole: bool) -> None:
+        if not is_whole:
+            raise NotSupported(
+                "under a limit on memory a net runs whole: call limit_memory(None) to run some of its layers"
+            )
 
     def clear_gradients(self) -> None:
         """Set the gradients of all weights to 0."""
-        for parameter in self.parameters:
-            parameter.blob.diff.fill(0)
+        with self.running():
+            for parameter in self.parameters:
+                fill(parameter.blob.gradient, 0.0)
 
     def limit_memory(
         self,
@@ -194,9 +287,20 @@ class Net:
         """
         if self._memory is not None:
             self._memory.lift()
+        self.fusion.switch(False)
         self._memory = self._memory_options = None
         if limit is None or (isinstance(limit, str) and limit.strip().lower() in ("none", "unlimited")):
             return None
+        for layer in self.layers:
+            if layer.may_resize:
+                raise NotSupported(
+                    f"layer {layer.name!r} ({layer.type}){layer.parameter.where()} has tops whose shapes are known in "
+                    "the forward pass alone: a net with it cannot be planned for a limit on memory"
+                )
+        if self.device is not None:
+            raise NotSupported(
+                f"a limit on memory for a net on {self.device.name}: memory is planned for nets on the processor"
+            )
         is_least = isinstance(limit, str) and limit.strip().lower() == "least"
         options: dict[str, Any] = {
             "limit": None if is_least else parse_bytes(limit),
@@ -226,43 +330,55 @@ class Net:
         return self._memory
 
     def reshape(self, **shapes: Sequence[int]) -> None:
-        """Give input blobs other shapes (another batch, another image size) and carry them through all
-        layers.
+        """Give input blobs other shapes (another batch, another image size) and carry them through all layers.
+
+        Where an input blob was reshaped itself (`net.blobs["data"].reshape(shape)`), a call without arguments carries
+        its shape on; a forward pass does so, too.
         """
         for name, shape in shapes.items():
             if name not in self.inputs:
                 raise InvalidArgument(f"{name!r} is no input of this net: {_listed(self.inputs)}")
-            for node in self.nodes:
-                if isinstance(node.layer, InputLayer):
-                    for index, blob in enumerate(node.top):
-                        if blob.name == name:
-                            node.layer.shapes[index] = tuple(shape)
+            self.blobs[name].reshape(tuple(shape))
         if self._memory is not None:
             self._memory.lift()
             self._memory = None
-        for node in self.nodes:
-            self._guarded(node.layer.parameter, partial(node.layer.reshape, node.bottom, node.top))
-            self._set_loss_weights(node)
+        self._reshape(self.nodes)
+        self._input_shapes = self._shapes_of_inputs()
+
+    def _shapes_of_inputs(self) -> list[Shape]:
+        return [self.blobs[name].shape for name in self.inputs]
 
     def save_weights(self, path: str | Path) -> None:
-        """Write all weights to an .npz file, arrays named LAYER/INDEX, whole or not at all."""
-        save_weights(self, Path(path))
+        """Write all weights to a file, whole or not at all: .npz (arrays LAYER/INDEX), .caffemodel, .caffemodel.h5."""
+        save_weights(self, self.parameter, Path(path))
 
     def load_weights(self, path: str | Path) -> list[str]:
-        """Copy weights from an .npz file or a snapshot into the layers of the same names; return those names.
+        """Copy weights from .npz, .caffemodel, .caffemodel.h5 or a snapshot into the layers of the same names; return
+        those names.
 
         Raises InvalidShape if a shape differs, InvalidArgument if no name fits or the file cannot be read.
         """
         return load_weights(self, find(path, self._base))
 
+    def _reshape(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._guarded(node.layer.parameter, partial(node.layer.reshape, node.bottom, node.top))
+            self._set_loss_weights(node)
+
+    def _run_forward(self, node: Node, is_on_gpu: bool) -> None:
+        """Run a layer, and reshape the layers behind it if it gives its tops other shapes."""
+        before = [blob.shape for blob in node.top] if node.layer.may_resize else []
+        run_forward(node, is_on_gpu)
+        if node.layer.may_resize and [blob.shape for blob in node.top] != before:
+            self._set_loss_weights(node)
+            behind = next(index for index, other in enumerate(self.nodes) if other is node)
+            self._reshape(self.nodes[behind + 1 :])
+
     # ---- building
 
-    def _append(
-        self, parameter: LayerParameter, seed: np.random.SeedSequence, unread: dict[str, None]
-    ) -> None:
-        kind = LAYERS.get(parameter.type)
-        if kind is None:
-            raise NotSupported(_unknown_type(parameter))
+    def _layer(self, parameter: LayerParameter, seed: np.random.SeedSequence) -> Layer:
+        """Make a layer, with the checks that need no shapes."""
+        kind = LAYERS[parameter.type]
         if not parameter.has("phase"):
             parameter.phase = self.state.phase
         context = Context(
@@ -272,11 +388,15 @@ class Net:
             self._fillers,
             np.random.Generator(np.random.PCG64(seed)),
             self._algorithm,
+            self.device,
+            self._python_layers,
         )
         layer = kind(parameter, context)
-        is_loss_alone = kind.is_loss and not parameter.top
-        if is_loss_alone:  # it gets a top that nobody can read, and that is no output
-            parameter.top = [f"({parameter.name})"]
+        if kind.makes_tops or kind.is_loss:  # tops that nobody can read, and that are no outputs
+            while len(parameter.top) < kind.tops[0]:
+                number = f" {len(parameter.top)}" if parameter.top else ""
+                parameter.top.append(f"({parameter.name}{number})")
+                layer.unnamed_tops.append(parameter.top[-1])
         _check_count(layer, "bottom", len(parameter.bottom), kind.bottoms)
         _check_count(layer, "top", len(parameter.top), kind.tops)
         if parameter.propagate_down and len(parameter.propagate_down) != len(parameter.bottom):
@@ -284,12 +404,17 @@ class Net:
                 f"{len(parameter.propagate_down)} propagate_down for {len(parameter.bottom)} bottoms: "
                 "give one each, or none"
             )
+        return layer
+
+    def _append(self, layer: Layer, unread: dict[str, None]) -> None:
+        parameter = layer.parameter
         bottom = [self.blobs[name] for name in parameter.bottom]
         for name in parameter.bottom:
             unread.pop(name, None)
         top = [self._top(layer, index, name, bottom) for index, name in enumerate(parameter.top)]
-        for name in () if is_loss_alone else parameter.top:
-            unread[name] = None
+        for name in parameter.top:
+            if name not in layer.unnamed_tops:
+                unread[name] = None
         node = Node(layer, bottom, top, _loss_weights(layer))
         layer.is_overwritten = any(self._overwrites.get(name, -1) > len(self.nodes) for name in parameter.top)
         self.nodes.append(node)
@@ -298,6 +423,8 @@ class Net:
             layer.setup(bottom, top)
             layer.reshape(bottom, top)
 
+        for blob in top if not bottom and not layer.is_for_gpu else ():
+            blob.is_streamed = True
         self._guarded(parameter, build)
         self._set_loss_weights(node)
 
@@ -313,7 +440,7 @@ class Net:
                 "another layer reads too; give it a name of its own",
                 "top",
             )
-        blob = Blob(name, self.dtype)
+        blob = Blob(name, self.dtype, self.device)
         self.blobs[name] = blob
         return blob
 
@@ -346,23 +473,13 @@ class Net:
                 f"input {name!r} has shape {blob.shape}, these values {array.shape}: "
                 f"call reshape({name}={array.shape}) first"
             )
+        blob.overwrite_host()
         np.copyto(blob.data, array, casting="unsafe")
 
 
 def _listed(names: Iterable[str]) -> str:
     names = list(names)
     return f"there are {', '.join(names)}" if names else "it has none"
-
-
-def _unknown_type(parameter: LayerParameter) -> str:
-    if parameter.type == "Python":
-        return (
-            f"layer {parameter.name!r}{parameter.where()} is a layer of Python: code that a net names is never run; "
-            "write it as a layer that the library has, or run it between two nets"
-        )
-    known = ", ".join(sorted(LAYERS))
-    what = f"type {parameter.type!r}" if parameter.type else "no type"
-    return f"layer {parameter.name!r}{parameter.where()} has {what}; the library has {known}"
 
 
 def _check_count(layer: Layer, what: str, count: int, limits: tuple[int, int | None]) -> None:

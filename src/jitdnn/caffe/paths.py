@@ -2,7 +2,8 @@
 
 `package:models/lenet.prototxt` is a file shipped inside of this package. An absolute path is itself. A
 relative path is looked for from the working directory, as Caffe does, then from the folder of the file that
-names it.
+names it. Paths in Caffe's own files start from the root of its checkout, examples/mnist/lenet.prototxt: where such a
+file lies in examples, models, data or python, they are looked for from there, too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from jitdnn.limits import shortened
 
 PACKAGE = Path(__file__).resolve().parent.parent
 _PREFIX = "package:"
+_CAFFE_FOLDERS = {"examples", "models", "data", "python", "matlab"}
 _ROOTS = {"models": PACKAGE / "caffe" / "models", "data": PACKAGE / "data"}
 
 
@@ -62,4 +64,12 @@ def _candidates(name: str | PathLike[str], base: Path | None) -> list[Path]:
         raise InvalidArgument(f"{shortened(text)}: {error}") from None
     if path.is_absolute() or base is None or base.resolve() == Path.cwd():
         return [path.absolute()]
-    return [path.absolute(), base.resolve() / path]
+    return [path.absolute(), base.resolve() / path, *_from_root(path, base.resolve())]
+
+
+def _from_root(path: Path, base: Path) -> list[Path]:
+    """The path from the root of the checkout of Caffe that `base` is in, if both are of the folders that it has."""
+    if not path.parts or path.parts[0] not in _CAFFE_FOLDERS:
+        return []
+    places = [index for index, part in enumerate(base.parts) if part in _CAFFE_FOLDERS]
+    return [Path(*base.parts[: places[-1]]) / path] if places else []

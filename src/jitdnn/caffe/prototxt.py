@@ -47,6 +47,7 @@ _SIMPLE_ESCAPES = {
 _TRUE = {"true", "True", "t", "1"}
 _FALSE = {"false", "False", "f", "0"}
 _CLOSING = {"{": "}", "<": ">"}
+_PROBLEMS = 20  # that a message names
 
 
 class Token(NamedTuple):
@@ -57,9 +58,13 @@ class Token(NamedTuple):
     start: int
 
 
-def parse(text: str, message: type[M]) -> M:
-    """Parse `text` as one message of the class `message`. Raises ParseError."""
-    return _Parser(text).parse(message)
+def parse(text: str, message: type[M], file: str = "") -> M:
+    """Parse `text` as one message of the class `message`; errors about it later will name `file`.
+
+    Raises ParseError at the first thing that is wrong. Fields that do not exist and values that a field cannot have are
+    all in its message.
+    """
+    return Parser(text, file).parse(message)
 
 
 def to_text(message: Message) -> str:
@@ -69,9 +74,12 @@ def to_text(message: Message) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self.text = text
+class Parser:
+    """Reads one text. lenient.py has one that repairs."""
+
+    def __init__(self, text: str, file: str = "") -> None:
+        self.text, self.file = text, file
+        self.problems: list[ParseError] = []  # after which reading went on
         self.offset = 1 if text.startswith("\ufeff") else 0
         self.known = (0, 1, 0)  # an offset, its line, and where that line starts
         self.values = self.depth = 0
@@ -82,8 +90,21 @@ class _Parser:
 
     def parse(self, message: type[M]) -> M:
         result = message()
-        self.fields(result, closing="", path="")
+        try:
+            self.fields(result, closing="", path="")
+        except ParseError as error:
+            self.problems.append(error)
+        if self.problems:
+            raise self.all_problems()
         return result
+
+    def all_problems(self) -> ParseError:
+        """The first problem, with the others in its message."""
+        first, *others = self.problems
+        lines = [first.message, *map(str, others[: _PROBLEMS - 1])]
+        if len(others) >= _PROBLEMS:
+            lines.append(f"and {len(others) - _PROBLEMS + 1} more")
+        return ParseError("\n".join(lines), self.text, first.line, first.column)
 
     # ---- tokens
 
@@ -94,10 +115,10 @@ class _Parser:
         if newlines := self.text.count("\n", known, offset):
             line, start = line + newlines, self.text.rindex("\n", known, offset) + 1
         self.known = offset, line, start
-        return Position(line, offset - start + 1)
+        return Position(line, offset - start + 1, self.file)
 
     def error(self, message: str, offset: int | None = None) -> ParseError:
-        line, column = self.position(self.token.start if offset is None else offset)
+        line, column, _ = self.position(self.token.start if offset is None else offset)
         return ParseError(message, self.text, line, column)
 
     def scan(self) -> Token:
@@ -153,6 +174,8 @@ class _Parser:
     def fields(self, message: Message, closing: str, path: str) -> None:
         opened = self.token.start
         while True:
+            if self.is_left_out(message, closing, path):
+                return
             if self.token.kind == "end":
                 if closing:
                     where = message.position or Position(1, 1)
@@ -168,6 +191,10 @@ class _Parser:
             if not self.accept(","):
                 self.accept(";")
 
+    def is_left_out(self, message: Message, closing: str, path: str) -> bool:
+        """Whether the message ends here without its closing brace."""
+        return False
+
     def no_field_name(self, path: str, opened: int) -> str:
         if self.token.text in ("}", ">") and not path:
             return f"{self.token.text!r} closes nothing: there is one too many, or one opening brace too few"
@@ -182,7 +209,9 @@ class _Parser:
         self.count(name.start)
         field = message.fields.get(name.text)
         if field is None:
-            raise self.error(_unknown_field(name.text, type(message), path), name.start)
+            self.problems.append(self.error(_unknown_field(name.text, type(message), path), name.start))
+            self.skip_value()
+            return
         here = self.position(name.start)
         if not field.is_repeated and message.has(name.text):
             first = message.positions[name.text]
@@ -226,7 +255,8 @@ class _Parser:
             except (InvalidArgument, InvalidType) as error:
                 if isinstance(error, ParseError):
                     raise
-                raise self.error(str(error), start) from None
+                self.problems.append(self.error(str(error), start))
+                return
         if field.is_repeated:
             getattr(message, field.name).append(value)
         else:
@@ -245,6 +275,23 @@ class _Parser:
         self.fields(result, closing, path)
         self.depth -= 1
         return result
+
+    def skip_value(self) -> None:
+        """Read over what a field has that does not exist: a value, a list, or a message with all that is inside."""
+        self.accept(":")
+        opened = 0
+        while self.token.kind != "end":
+            token = self.take()
+            if token.kind == "symbol" and token.text in "{<[":
+                opened += 1
+            elif token.kind == "symbol" and token.text in "}>]":
+                opened -= 1
+            if opened < 0:
+                raise self.error(f"a value is needed, not {token.text!r}", token.start)
+            if not opened and not (token.kind == "symbol" and token.text == "-"):
+                break
+        while self.token.kind == "string":  # strings beside each other are one
+            self.take()
 
     # ---- scalars
 
@@ -293,7 +340,9 @@ class _Parser:
             if self.token.text not in field.values:
                 near = _near(self.token.text, list(field.values))
                 shown = self.token.text if near else shortened(self.token.text).strip("'")
-                raise self.error(f"{field.name} is one of {names}, not {shown}{near}")
+                self.problems.append(self.error(f"{field.name} is one of {names}, not {shown}{near}"))
+                self.take()
+                return str(field.default)
             return self.take().text
         if self.token.kind == "number":
             start = self.token.start
@@ -366,8 +415,6 @@ def _unknown_field(name: str, message: type[Message], path: str) -> str:
     hint = _near(name, list(message.fields))
     if not hint and inside:
         hint = f": it belongs inside {' or '.join(inside[:3])} {{ }}"
-    if name == "layer" and message.__name__ == "V1LayerParameter":
-        hint = ": this is the V0 syntax of 2013 (a layer inside of layers); V1 and V2 are read"
     return f"unknown field {shortened(name)} in {owner}{hint}"
 
 

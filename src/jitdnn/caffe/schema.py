@@ -1,4 +1,4 @@
-"""The messages of a Caffe text file: nets (V2 and V1), layers, solvers.
+"""The messages of a Caffe text file: nets (V2, V1, V0), layers, solvers.
 
 Field names, enum numbers and defaults are Caffe 1.0's, and those of a few layers of its forks; they are the interface
 of existing files. Fields of
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from jitdnn.caffe import schema_layers as params
 from jitdnn.caffe.message import Message, boolean, enum, int32, real, repeated, string, sub
+from jitdnn.caffe.schema_v0 import V0LayerParameter
 
 PHASES = {"TRAIN": 0, "TEST": 1}
 SHARE_MODES = {"STRICT": 0, "PERMISSIVE": 1}
@@ -111,6 +112,7 @@ class LayerFields(Message):
     convolution_param = sub(params.ConvolutionParameter)
     crop_param = sub(params.CropParameter)
     data_param = sub(params.DataParameter)
+    detection_output_param = sub(params.DetectionOutputParameter)
     dropout_param = sub(params.DropoutParameter)
     dummy_data_param = sub(params.DummyDataParameter)
     eltwise_param = sub(params.EltwiseParameter)
@@ -136,12 +138,14 @@ class LayerFields(Message):
     pooling_param = sub(params.PoolingParameter)
     power_param = sub(params.PowerParameter)
     prelu_param = sub(params.PReLUParameter)
+    prior_box_param = sub(params.PriorBoxParameter)
     python_param = sub(params.PythonParameter)
     recurrent_param = sub(params.RecurrentParameter)
     reduction_param = sub(params.ReductionParameter)
     relu_param = sub(params.ReLUParameter)
     reshape_param = sub(params.ReshapeParameter)
     scale_param = sub(params.ScaleParameter)
+    shuffle_channel_param = sub(params.ShuffleChannelParameter)
     sigmoid_param = sub(params.SigmoidParameter)
     slice_param = sub(params.SliceParameter)
     softmax_param = sub(params.SoftmaxParameter)
@@ -150,6 +154,7 @@ class LayerFields(Message):
     tanh_param = sub(params.TanHParameter)
     threshold_param = sub(params.ThresholdParameter)
     tile_param = sub(params.TileParameter)
+    upsample_param = sub(params.UpsampleParameter)
     window_data_param = sub(params.WindowDataParameter)
 
 
@@ -169,8 +174,9 @@ class LayerParameter(LayerFields):
 
 
 class V1LayerParameter(LayerFields):
-    """One layer in V1 syntax; upgrade.py makes a LayerParameter of it."""
+    """One layer in V1 syntax; upgrade.py makes a LayerParameter of it. In V0 syntax all but its blobs is in `layer`."""
 
+    layer = sub(V0LayerParameter)
     name = string()
     type = enum({name: number for name, (number, _) in V1_TYPES.items()}, "NONE")
     bottom = repeated(string())
@@ -185,7 +191,7 @@ class V1LayerParameter(LayerFields):
 
 
 class NetParameter(Message):
-    """A net: `layer` in V2 syntax, `layers` in V1."""
+    """A net: `layer` in V2 syntax, `layers` in V1 and V0."""
 
     name = string()
     input = repeated(string())

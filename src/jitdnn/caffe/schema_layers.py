@@ -140,6 +140,39 @@ class DataParameter(Message):
     prefetch = uint32(4)
 
 
+class NonMaximumSuppressionParameter(Message):
+    """Of SSD's fork."""
+
+    nms_threshold = real(0.3)
+    top_k = int32()
+    eta = real(1.0)
+
+
+class SaveOutputParameter(Message):
+    """Of SSD's fork; what would be written to files is not."""
+
+    output_directory = string()
+    output_name_prefix = string()
+    output_format = string()
+    label_map_file = string()
+    name_size_file = string()
+    num_test_image = uint32()
+
+
+class DetectionOutputParameter(Message):
+    """Of SSD's fork."""
+
+    num_classes = uint32()
+    share_location = boolean(True)
+    background_label_id = int32()
+    nms_param = sub(NonMaximumSuppressionParameter)
+    save_output_param = sub(SaveOutputParameter)
+    code_type = enum({"CORNER": 1, "CENTER_SIZE": 2, "CORNER_SIZE": 3}, "CORNER")
+    keep_top_k = int32(-1)
+    variance_encoded_in_target = boolean()
+    confidence_threshold = real()
+
+
 class DropoutParameter(Message):
     dropout_ratio = real(0.5)
 
@@ -301,12 +334,31 @@ class PoolingParameter(Message):
     engine = _engine()
     global_pooling = boolean()
     round_mode = enum({"CEIL": 0, "FLOOR": 1}, "CEIL")
+    ceil_mode = boolean(True)  # of forks
 
 
 class PowerParameter(Message):
     power = real(1.0)
     scale = real(1.0)
     shift = real()
+
+
+class PriorBoxParameter(Message):
+    """Of SSD's fork."""
+
+    min_size = repeated(real())
+    max_size = repeated(real())
+    aspect_ratio = repeated(real())
+    flip = boolean(True)
+    clip = boolean()
+    variance = repeated(real())
+    img_size = uint32()
+    img_h = uint32()
+    img_w = uint32()
+    step = real()
+    step_h = real()
+    step_w = real()
+    offset = real(0.5)
 
 
 class PReLUParameter(Message):
@@ -354,6 +406,12 @@ class ScaleParameter(Message):
     bias_filler = sub(FillerParameter)
 
 
+class ShuffleChannelParameter(Message):
+    """Of ShuffleNet's fork."""
+
+    group = uint32(1)
+
+
 class SigmoidParameter(Message):
     engine = _engine()
 
@@ -390,6 +448,18 @@ class ThresholdParameter(Message):
 class TileParameter(Message):
     axis = int32(1)
     tiles = int32()
+
+
+class UpsampleParameter(Message):
+    """Of SegNet's fork, and of those with a scale alone."""
+
+    scale = uint32(2)
+    scale_h = uint32()
+    scale_w = uint32()
+    pad_out_h = boolean()
+    pad_out_w = boolean()
+    upsample_h = uint32()
+    upsample_w = uint32()
 
 
 class WindowDataParameter(Message):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
 from time import perf_counter
@@ -14,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from jitdnn import __version__, log
-from jitdnn.caffe import events, paths, snapshot
+from jitdnn.caffe import events, paths, snapshot, solver_files
 from jitdnn.caffe.blob import Array
+from jitdnn.caffe.debug_info import debugging, mean_magnitude, update_lines
+from jitdnn.caffe.device import NetDevice, device_of
 from jitdnn.caffe.events import (
+    Debugged,
     Displayed,
     Finished,
     Iterated,
@@ -26,15 +30,19 @@ from jitdnn.caffe.events import (
     Started,
     Tested,
 )
+from jitdnn.caffe.iteration_graph import IterationGraph
+from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
-from jitdnn.caffe.schema import SolverParameter
-from jitdnn.caffe.sgd import GradientDescent
+from jitdnn.caffe.schema import NetState, SolverParameter
 from jitdnn.caffe.solver_nets import limit_together, testing_nets, training_net
+from jitdnn.caffe.solver_state import is_solver_state
+from jitdnn.caffe.update_rules import rule_of
+from jitdnn.caffe.updates import Updates
 from jitdnn.caffe.upgrade import upgrade_solver
 from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays
-from jitdnn.errors import InvalidArgument, NotSupported, SnapshotError
+from jitdnn.errors import InvalidArgument, SnapshotError
 
 # what a snapshot written by this version looks like inside; older ones are refused by number
 SNAPSHOT_SCHEMA = 1
@@ -59,12 +67,21 @@ class Solver:
         algorithm: str | None = None,
         snapshot_prefix: str | None = None,
         memory_limit: int | str | None = None,
+        level: int | None = None,
+        stages: Sequence[str] = (),
+        python_layers: Path | None = None,
+        device: str | NetDevice | None = None,
+        fuse: bool = True,
+        graph: bool = True,
     ) -> None:
         """Build the nets and check the fields.
 
         `file` is where the solver comes from: relative paths may start from its folder, and snapshots are
         named after it if the solver has no snapshot_prefix. `seed` and `snapshot_prefix` take the place of
-        the solver's own. `dtype` and `algorithm` are those of Net.
+        the solver's own. `dtype`, `algorithm` and `python_layers` are those of Net, and so is `device`; without it the
+        solver's solver_mode and device_id decide, and where there is no such GPU the processor trains, after a warning.
+        `level` and `stages` are set in, and added to, the solver's `train_state`: they choose layers of the net that is
+        trained.
 
         `memory_limit` (bytes, or text such as "64 MiB") is the most that weights, their gradients and history, and all
         that flows through the nets take together; `Net.limit_memory` says how it is kept, and `memory_plan` of `net`
@@ -74,16 +91,29 @@ class Solver:
         the library lacks.
         """
         self.parameter = upgrade_solver(parameter)
+        if level is not None or stages:
+            own = {} if level is None else {"level": level}
+            state = self.parameter.train_state.copy()
+            state.merge(NetState(stage=list(stages), **own))
+            self.parameter.train_state = state
         _check(self.parameter)
         base = None if file is None else file.parent
         self.listener = listener
         self.iteration = 0
         self._stopped = Event()
+        self._snapshot_wanted = Event()
         self.rate = LearningRate(self.parameter)
 
         seed = self.parameter.random_seed if seed is None else seed
         root = np.random.SeedSequence(seed if seed >= 0 else None)
-        options: dict[str, Any] = {"dtype": dtype, "algorithm": algorithm}
+        self.device = device_of(self.parameter, device)
+        options: dict[str, Any] = {
+            "dtype": dtype,
+            "algorithm": algorithm,
+            "device": self.device,
+            "fuse": fuse and not self.parameter.debug_info,  # which tells of each layer by itself
+            "python_layers": python_layers,
+        }
         definition, state, folder = training_net(self.parameter, base)
         tests = testing_nets(self.parameter, base)
         train_seed, *test_seeds = root.spawn(1 + len(tests))
@@ -97,12 +127,17 @@ class Solver:
         for names in self.parameter.weights:
             for name in names.split(","):
                 load_weights(self.net, paths.find(name.strip(), base))
-        self.method = GradientDescent(self.parameter, self.net.parameters)
-        self._losses: deque[float] = deque(maxlen=self.parameter.average_loss)
+        keeps_updates = self.parameter.snapshot_diff or self.parameter.debug_info
+        self.method = Updates(self.parameter, self.net.parameters, keeps_updates)
+        self._graph: IterationGraph | None = None
+        is_whole = self.parameter.iter_size == 1 and not keeps_updates
+        if graph and is_whole and self.device is not None and memory_limit is None:
+            self._graph = IterationGraph(self.net, self.method)
+        self._losses: deque[float | LossValue] = deque(maxlen=self.parameter.average_loss)
         self._last_display: tuple[int, float] | None = None
         self.snapshot_prefix = _writable_prefix(self.parameter, self.net, file, snapshot_prefix)
         if memory_limit is not None:
-            history = sum(array.nbytes for array in self.method.history.values())
+            history = self.method.nbytes
             limit_together(self.net, self.test_nets, memory_limit, history)
 
     # ---- training
@@ -144,30 +179,68 @@ class Solver:
                 self.test_all()
                 if self._stopped.is_set():
                     return
-            loss = self._gradients()
+            is_displayed = bool(parameter.display) and self.iteration % parameter.display == 0
+            with self._debugging() if is_displayed and parameter.debug_info else nullcontext():
+                rate = self.rate.at(self.iteration)
+                if self._graph is None:
+                    loss = self._gradients()
+                else:  # with the update, which changes nothing of what is displayed
+                    loss = self._graph.iterate(rate, self.iteration)
             self._losses.append(loss)
-            rate = self.rate.at(self.iteration)
-            if parameter.display and self.iteration % parameter.display == 0:
+            if is_displayed:
                 self._display(rate)
-            self.method.update(rate)
+            before = {}
+            if is_displayed and parameter.debug_info:
+                before = {each.name: mean_magnitude(each.blob.data) for each in self.net.parameters}
+            if self._graph is None:
+                self.method.update(rate, self.iteration)
+            for line in update_lines(self.net, before) if before else ():
+                self._tell(Debugged(self.iteration, line))
             self.iteration += 1
             self._tell(Iterated(self.iteration, loss, rate))
+            is_asked = self._snapshot_wanted.is_set()
+            self._snapshot_wanted.clear()
             if parameter.snapshot and self.iteration % parameter.snapshot == 0:
                 self.snapshot()
+            elif is_asked:
+                self._asked_snapshot()
+
+    def ask_for_snapshot(self) -> None:
+        """Take a snapshot after the current iteration and go on, from any thread or signal handler.
+
+        If it cannot be written, the log says so, and training goes on.
+        """
+        self._snapshot_wanted.set()
+
+    def _asked_snapshot(self) -> None:
+        try:
+            if not self.snapshot_prefix:
+                raise SnapshotError("it has no name: set snapshot_prefix")
+            self.snapshot()
+        except SnapshotError as error:
+            log.tell(f"the snapshot that was asked for at iteration {self.iteration} was not taken: {error}")
 
     def stop(self) -> None:
         """End `step` or `solve` after the current iteration; `solve` still takes its snapshot."""
         self._stopped.set()
 
-    def _gradients(self) -> float:
-        """Gradients of the weights, summed over iter_size batches, and the mean of their losses."""
+    def _gradients(self) -> float | LossValue:
+        """Gradients of the weights, summed over iter_size batches, and the mean of their losses, which on a GPU nobody
+        waits for.
+        """
         self.net.clear_gradients()
-        total = 0.0
+        losses: list[Any] = []
         for _ in range(self.parameter.iter_size):
-            self.net.forward()
-            total += self.net.loss
+            self.net.compute()
+            losses.append(self.net.current_loss())
             self.net.backward()
-        return total / self.parameter.iter_size
+        if self.device is not None:
+            return LossValue.mean(losses)
+        mean: float = sum(losses) / len(losses)
+        return mean
+
+    def _debugging(self) -> AbstractContextManager[None]:
+        return debugging(self.net, lambda line: self._tell(Debugged(self.iteration, line)))
 
     def _is_test_due(self) -> bool:
         parameter = self.parameter
@@ -208,7 +281,7 @@ class Solver:
             iteration, then = self._last_display
             speed = (self.iteration - iteration) / (now - then)
         self._last_display = self.iteration, now
-        values = {name: self.net.blobs[name].data for name in self.net.outputs}
+        values = {name: self.net.blobs[name].read() for name in self.net.outputs}
         self._tell(
             Displayed(
                 self.iteration,
@@ -221,7 +294,7 @@ class Solver:
         )
 
     def _smoothed_loss(self) -> float:
-        return sum(self._losses) / len(self._losses)
+        return sum(map(float, self._losses)) / len(self._losses)
 
     def _tell(self, event: events.Event) -> None:
         if self.listener is not None:
@@ -237,7 +310,7 @@ class Solver:
             "library": __version__,
             "iteration": self.iteration,
             "current_step": self.rate.current_step,
-            "losses": list(self._losses),
+            "losses": [float(loss) for loss in self._losses],
             "method": self.parameter.type,
             "solver": to_text(self.parameter),
             "net": to_text(self.net.parameter),
@@ -248,17 +321,27 @@ class Solver:
         }
         arrays = {f"weights/{name}": array for name, array in weight_arrays(self.net).items()}
         arrays |= {f"history/{name}": array for name, array in self.method.history.items()}
+        if self.parameter.snapshot_diff:
+            arrays |= {f"diff/{each.name}": each.blob.diff for each in self.net.parameters}
         snapshot.write(path, meta, arrays)
-        self._tell(Snapshotted(self.iteration, path))
+        pair = solver_files.write_beside(
+            path, self.parameter, self.net, self.method.history, self.iteration, self.rate.current_step
+        )
+        self._tell(Snapshotted(self.iteration, path, pair))
         return path
 
     def restore(self, path: str | Path) -> None:
-        """Go on exactly where the snapshot was taken.
+        """Go on exactly where the snapshot was taken, or from a .solverstate, which has no place in the data.
 
         Raises SnapshotError for a file that is damaged (the message and `previous` offer the newest good
         one), or that belongs to another net or solver.
         """
         path = Path(path)
+        if is_solver_state(path):
+            pair = solver_files.restore_pair(path, self.net, self.method.history)
+            self.iteration, self.rate.current_step = pair.iteration, pair.current_step
+            self._losses.clear()
+            return
         meta, arrays = snapshot.read(path)
         if meta.get("schema") != SNAPSHOT_SCHEMA:
             raise SnapshotError(
@@ -274,7 +357,8 @@ class Solver:
             "history": self.method.history,
         }
         wanted = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
-        _check_same_arrays(path, arrays, wanted)
+        # what snapshot_diff adds is for others to read
+        _check_same_arrays(path, {n: a for n, a in arrays.items() if not n.startswith("diff/")}, wanted)
         nets = (self.net, *self.test_nets)
         if len(meta["layers"]) != len(nets):
             raise SnapshotError(
@@ -318,11 +402,7 @@ def _outputs(net: Net, values: Mapping[str, Array]) -> tuple[Output, ...]:
 
 
 def _check(parameter: SolverParameter) -> None:
-    if parameter.type != "SGD":
-        raise NotSupported(f"solver type {parameter.type!r}{parameter.where('type')}: there is SGD")
-    for name in ("debug_info", "snapshot_diff"):
-        if getattr(parameter, name):
-            raise NotSupported(f"{name}: true{parameter.where(name)} is not supported: take the line out")
+    rule_of(parameter)
     for name, least in (
         ("iter_size", 1),
         ("average_loss", 1),
@@ -334,14 +414,7 @@ def _check(parameter: SolverParameter) -> None:
             raise InvalidArgument(
                 f"{name} is {getattr(parameter, name)}{parameter.where(name)}: it must be at least {least}"
             )
-    if parameter.has("solver_mode") and parameter.solver_mode == "GPU":
-        log.fallback_once("caffe solver_mode", "solver_mode: GPU in a solver: this version trains on the CPU")
-    if parameter.has("snapshot_format"):
-        log.fallback_once(
-            "caffe snapshot_format",
-            f"snapshot_format: {parameter.snapshot_format} in a solver: snapshots are "
-            f"{snapshot.SUFFIX} files instead",
-        )
+    solver_files.check(parameter)
 
 
 def _writable_prefix(parameter: SolverParameter, net: Net, file: Path | None, given: str | None) -> str:

@@ -47,6 +47,10 @@ class Source(ABC):
         list.
         """
 
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What an error calls an image."""
+
 
 class ArraySource(Source):
     """The arrays of an .npz file."""
@@ -67,7 +71,7 @@ class ArraySource(Source):
             )
         if data.dtype.kind not in "uif":
             raise InvalidType(f"{prefix}data of {path} is {data.dtype}; integers or floats are needed")
-        self.data = data
+        self.data, self.path = data, path
         self.classes = None
         self.labels = arrays.get(f"{prefix}label")
         if self.labels is not None and (
@@ -84,6 +88,10 @@ class ArraySource(Source):
     def images(self, start: int, stop: int) -> Array:
         """The images as one view of the file's array."""
         return self.data[start:stop]
+
+    def name(self, index: int) -> str:
+        """Its number and the file."""
+        return f"image {index} of {self.path}"
 
 
 class FolderSource(Source):
@@ -118,6 +126,10 @@ class FolderSource(Source):
     def images(self, start: int, stop: int) -> list[Array]:
         """The images, decoded now; their sizes may differ."""
         return [_decode(file, self.mode) for file in self.files[start:stop]]
+
+    def name(self, index: int) -> str:
+        """The file."""
+        return str(self.files[index])
 
 
 def open_source(name: str, base: Path | None, mode: str | None) -> Source:

@@ -17,15 +17,17 @@ Place = tuple[int, int]  # (index of the layer, index of its top)
 def insert_splits(net: NetParameter) -> NetParameter:
     """Return a copy of the net in which every top has at most one reader, loss weights counting as one.
 
-    Raises InvalidArgument for a bottom that no earlier layer makes, with what there is.
+    Raises InvalidArgument for bottoms that no earlier layer makes, with what there is.
     """
+    problems: list[str] = []
     sources: dict[Place, Place] = {}
     readers: dict[Place, int] = defaultdict(int)
     latest: dict[str, Place] = {}
     for i, layer in enumerate(net.layer):
         for j, name in enumerate(layer.bottom):
             if name not in latest:
-                raise InvalidArgument(_unknown_bottom(net, layer, name, list(latest)))
+                problems.append(_unknown_bottom(net, layer, name, list(latest)))
+                continue
             sources[i, j] = latest[name]
             readers[latest[name]] += 1
         for j, name in enumerate(layer.top):
@@ -34,6 +36,8 @@ def insert_splits(net: NetParameter) -> NetParameter:
             if weight and j < len(layer.top):
                 readers[i, j] += 1
 
+    if problems:
+        raise InvalidArgument("\n".join(problems))
     used: dict[Place, int] = defaultdict(int)
     result = net.copy()
     result.layer = []

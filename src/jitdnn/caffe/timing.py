@@ -21,12 +21,14 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class NetTime:
-    """Mean seconds of a pass of the whole net, measured around it, and of each layer in it."""
+    """Mean seconds of a pass of the whole net, measured around it, and of each layer in it; `each` has the seconds of
+    every iteration."""
 
     iterations: int
     forward: float
     backward: float
     layers: tuple[LayerTime, ...]
+    each: tuple[float, ...] = ()
 
     @property
     def total(self) -> float:
@@ -35,7 +37,12 @@ class NetTime:
 
     def lines(self) -> list[str]:
         """The lines of `caffe time`, without its time stamp; times in milliseconds."""
-        lines = ["Average time per layer:"]
+        lines = ["*** Benchmark begins ***", f"Testing for {self.iterations} iterations."]
+        lines += [
+            f"Iteration: {number} forward-backward time: {1e3 * seconds:g} ms."
+            for number, seconds in enumerate(self.each, 1)
+        ]
+        lines.append("Average time per layer:")
         for layer in self.layers:
             lines.append(f"{layer.name:>10}\tforward: {1e3 * layer.forward:g} ms.")
             lines.append(f"{layer.name:>10}\tbackward: {1e3 * layer.backward:g} ms.")
@@ -45,6 +52,7 @@ class NetTime:
             f"Average Backward pass: {1e3 * self.backward:g} ms.",
             f"Average Forward-Backward: {1e3 * self.total:g} ms.",
             f"Total Time: {1e3 * self.total * self.iterations:g} ms.",
+            "*** Benchmark ends ***",
         ]
 
 
@@ -63,6 +71,7 @@ def time_net(net: Net, iterations: int = 50, warm_up: int = 1) -> NetTime:
             time.backward += seconds / iterations
 
     forward = backward = 0.0
+    each = []
     before, net.observer = net.observer, None
     try:
         for _ in range(warm_up):
@@ -75,7 +84,9 @@ def time_net(net: Net, iterations: int = 50, warm_up: int = 1) -> NetTime:
             middle = perf_counter()
             net.backward()
             forward += (middle - start) / iterations
-            backward += (perf_counter() - middle) / iterations
+            end = perf_counter()
+            backward += (end - middle) / iterations
+            each.append(end - start)
     finally:
         net.observer = before
-    return NetTime(iterations, forward, backward, tuple(times.values()))
+    return NetTime(iterations, forward, backward, tuple(times.values()), tuple(each))

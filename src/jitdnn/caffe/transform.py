@@ -7,6 +7,7 @@ of the full size, read where the crop is) or mean_value, one for all channels or
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import numpy as np
 from jitdnn.caffe import paths
 from jitdnn.caffe.arrays import read_npy, read_npz
 from jitdnn.caffe.blob import Array, Shape
+from jitdnn.caffe.blob_proto import read_binaryproto
 from jitdnn.caffe.schema_layers import TransformationParameter
-from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, NotSupported
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 
 
 class Transformer:
@@ -56,13 +58,22 @@ class Transformer:
         """(C, H, W) of what comes out."""
         return (self.channels, self.crop, self.crop) if self.crop else self.image
 
-    def apply(self, images: Array | list[Array], out: Array, random: np.random.Generator) -> None:
-        """Write the transformed images to `out` (n, C, H, W)."""
+    def apply(
+        self,
+        images: Array | list[Array],
+        out: Array,
+        random: np.random.Generator,
+        name: Callable[[int], str] = "image {}".format,
+    ) -> None:
+        """Write the transformed images to `out` (n, C, H, W). Errors call image i of them `name(i)`."""
         if isinstance(images, np.ndarray) and not self.crop and not self.parameter.mirror:
             self._scaled(images, self.mean, out)
             return
-        for image, target in zip(images, out, strict=True):
-            self._apply_one(image, target, random)
+        for index, (image, target) in enumerate(zip(images, out, strict=True)):
+            try:
+                self._apply_one(image, target, random)
+            except InvalidShape as error:
+                raise InvalidShape(f"{name(index)}: {error}") from None
 
     def _apply_one(self, image: Array, out: Array, random: np.random.Generator) -> None:
         if image.shape[0] != self.channels or (not self.crop and image.shape != self.image):
@@ -110,10 +121,7 @@ def _read_mean(name: str, base: Path | None, image: Shape) -> Array:
     elif path.suffix == ".npz":
         mean = read_npz(path, ["mean"])["mean"]
     else:
-        raise NotSupported(
-            f"mean_file {path}: the mean image is read from .npy, or .npz with an array mean, "
-            "of shape (C, H, W)"
-        )
+        mean = read_binaryproto(path)
     if mean.ndim == 4 and mean.shape[0] == 1:
         mean = mean[0]
     if mean.dtype.kind not in "uif":

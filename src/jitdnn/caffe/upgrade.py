@@ -1,4 +1,4 @@
-"""Old files become V2: `layers` with enum types, `input:` lines, `solver_type`.
+"""Old files become V2: `layers` with enum types (V1) or a `layer` inside (V0), `input:` lines, `solver_type`.
 
 Nothing here builds a net; a NetParameter goes in and an equal or newer one comes out, so that an upgraded
 file can be printed. A file that mixes `layer` and `layers` is refused, as in Caffe.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from jitdnn.caffe import schema
 from jitdnn.caffe.schema import LayerParameter, NetParameter, ParamSpec, SolverParameter, V1LayerParameter
 from jitdnn.caffe.schema_layers import BlobShape, InputParameter
+from jitdnn.caffe.upgrade_v0 import is_v0, upgrade_v0
 from jitdnn.errors import InvalidArgument, NotSupported
 
 
@@ -24,14 +25,26 @@ def upgrade_net(net: NetParameter) -> NetParameter:
                 f"this net mixes layer{net.layer[0].where()} and layers{net.layers[0].where()}: "
                 "write all of them in one syntax, best as layer (V2)"
             )
+        if is_v0(net):
+            net = upgrade_v0(net)
+        untyped = [layer for layer in net.layers if layer.type == "NONE"]
+        if untyped:
+            raise InvalidArgument(
+                "\n".join(
+                    f"layer {layer.name!r}{layer.where()} has no type: add one, as `type: CONVOLUTION`"
+                    for layer in untyped
+                )
+            )
         result.layer = [_upgrade_layer(layer) for layer in net.layers]
         result.clear("layers")
-    if net.has("input"):
+    if net.has("input_dim") or net.has("input_shape"):
+        if not net.has("input"):
+            raise InvalidArgument(
+                'input_dim or input_shape stands without an input: name it with `input: "data"`'
+            )
         result.layer = [_input_layer(net), *result.layer]
-    elif net.has("input_dim") or net.has("input_shape"):
-        raise InvalidArgument(
-            'input_dim or input_shape stands without an input: name it with `input: "data"`'
-        )
+    else:
+        _check_inputs_without_shape(net, result)
     for name in ("input", "input_dim", "input_shape"):
         result.clear(name)
     for layer in result.layer:
@@ -40,9 +53,13 @@ def upgrade_net(net: NetParameter) -> NetParameter:
     return result
 
 
-def upgrade_solver(solver: SolverParameter) -> SolverParameter:
-    """Return the solver with `type` in place of `solver_type`; nets inside of it are left as they are."""
+def upgrade_solver(solver: SolverParameter, nets: bool = False) -> SolverParameter:
+    """Return the solver with `type` in place of `solver_type`; nets inside of it are upgraded only with `nets`."""
     result = solver.copy()
+    for field, value in solver.present() if nets else ():
+        if field.message is NetParameter:
+            newer = [upgrade_net(net) for net in value] if field.is_repeated else upgrade_net(value)
+            setattr(result, field.name, newer)
     if solver.has("solver_type"):
         if solver.has("type"):
             raise InvalidArgument(
@@ -55,8 +72,6 @@ def upgrade_solver(solver: SolverParameter) -> SolverParameter:
 
 
 def _upgrade_layer(old: V1LayerParameter) -> LayerParameter:
-    if old.type == "NONE":
-        raise InvalidArgument(f"layer {old.name!r}{old.where()} has no type: add one, as `type: CONVOLUTION`")
     new = LayerParameter(type=schema.V1_TYPES[old.type][1])
     new.position = old.position
     new.positions = dict(old.positions)
@@ -128,6 +143,17 @@ def _input_layer(net: NetParameter) -> LayerParameter:
     )
     layer.position = net.positions.get("input")
     return layer
+
+
+def _check_inputs_without_shape(net: NetParameter, upgraded: NetParameter) -> None:
+    """Inputs without shapes say nothing, as in Caffe, where a layer makes them."""
+    made = {name for layer in upgraded.layer for name in layer.top}
+    missing = [name for name in net.input if name not in made]
+    if missing:
+        raise InvalidArgument(
+            f"input {', '.join(map(repr, missing))}{net.where('input')} has no shape: give input_shape, "
+            "or four input_dim, for each input"
+        )
 
 
 def _freeze_statistics(layer: LayerParameter) -> None:

@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.caffe import snapshot
+from jitdnn.caffe import model_files, snapshot
 from jitdnn.caffe.arrays import read_npz
 from jitdnn.caffe.blob import Array, Blob
 from jitdnn.caffe.graph import LayerGraph, Parameter
 from jitdnn.caffe.layers.base import Layer
-from jitdnn.caffe.schema import ParamSpec
+from jitdnn.caffe.schema import NetParameter, ParamSpec
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.files import write_whole
+
+#: as messages say it
+WEIGHT_FILES = ".npz, .caffemodel, .caffemodel.h5"
 
 
 def collect_parameters(layers: Sequence[Layer]) -> list[Parameter]:
@@ -136,12 +139,15 @@ def share_weights(net: LayerGraph, source: LayerGraph) -> None:
             blob.share(other)
 
 
-def save_weights(net: LayerGraph, path: Path) -> None:
-    """Write all weights to an .npz file, arrays named LAYER/INDEX, whole or not at all. Raises
-    InvalidArgument.
+def save_weights(net: LayerGraph, definition: NetParameter, path: Path) -> None:
+    """Write all weights to a file, whole or not at all: .npz (arrays named LAYER/INDEX), .caffemodel or .h5
+    (model_files.py). Raises InvalidArgument.
     """
+    if path.suffix in (model_files.BINARY, *model_files.HDF5):
+        model_files.write_weights(net, definition, path)
+        return
     if path.suffix != ".npz":
-        raise InvalidArgument(f"weights are saved as .npz, and {path} ends otherwise")
+        raise InvalidArgument(f"weights are saved as {WEIGHT_FILES}, and {path} ends otherwise")
     arrays: dict[str, Any] = dict(weight_arrays(net))
     try:
         write_whole(path, lambda file: np.savez(file, **arrays))
@@ -150,20 +156,27 @@ def save_weights(net: LayerGraph, path: Path) -> None:
 
 
 def load_weights(net: LayerGraph, path: Path) -> list[str]:
-    """Copy weights from an .npz file of `save_weights` or from a snapshot, by the names of layers
-    (`copy_weights`).
+    """Copy weights from a file of `save_weights`, of Caffe or from a snapshot, by the names of layers (`copy_weights`).
 
-    Raises InvalidArgument for a file that is neither, SnapshotError for a damaged snapshot.
+    Raises InvalidArgument for a file that is none of them, SnapshotError for a damaged snapshot.
     """
+    return copy_weights(net, read_weight_file(net, path), str(path))
+
+
+def read_weight_file(net: LayerGraph, path: Path) -> dict[str, Array]:
+    """Read what `load_weights` copies: arrays by LAYER/INDEX."""
     if path.suffix == snapshot.SUFFIX:
         named = snapshot.read(path).arrays.items()
-        arrays = {
-            name.removeprefix("weights/"): array for name, array in named if name.startswith("weights/")
-        }
-    elif path.suffix == ".npz":
-        arrays = read_npz(path)
-    else:
+        return {name.removeprefix("weights/"): array for name, array in named if name.startswith("weights/")}
+    if path.suffix == ".npz":
+        return read_npz(path)
+    if path.suffix not in (model_files.BINARY, *model_files.HDF5):
         raise InvalidArgument(
-            f"weights are read from .npz and {snapshot.SUFFIX} files, and {path} is neither"
+            f"weights are read from {WEIGHT_FILES} and {snapshot.SUFFIX} files, and {path} is none"
         )
-    return copy_weights(net, arrays, str(path))
+    arrays = model_files.read_weights(
+        path, {name: [blob.shape for blob in blobs] for name, blobs in net.weights.items()}
+    )
+    if not arrays:
+        raise InvalidArgument(f"no layer of the net has a weight in {path}: layers go by their names")
+    return arrays

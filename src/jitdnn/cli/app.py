@@ -15,6 +15,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from jitdnn import __version__, targets
+from jitdnn.cli.caffe_app import Threads
+from jitdnn.cli.caffe_app import app as caffe_commands
 from jitdnn.errors import JitdnnError
 from jitdnn.settings import parse_bytes
 
@@ -32,9 +34,6 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, help="Threads to use.  [default: all cores]")
-]
 Limit = Annotated[
     str | None,
     typer.Option(
@@ -88,13 +87,6 @@ NetDirection = Annotated[
     Direction | None,
     typer.Option(help="Direction of the convolutions. (default: all for nets, as given for problem strings)"),
 ]
-
-
-class Phase(StrEnum):
-    """Which of its two nets a definition is read as."""
-
-    TRAIN = "TRAIN"
-    TEST = "TEST"
 
 
 def _version(wanted: bool) -> None:
@@ -379,64 +371,6 @@ def report(
     run_report(rows, plot)
 
 
-Solver = Annotated[
-    str,
-    typer.Argument(help="A solver prototxt; package:models/lenet_solver.prototxt is one that is shipped."),
-]
-Net = Annotated[
-    str, typer.Argument(help="A net prototxt; package:models/lenet.prototxt is one that is shipped.")
-]
-Iterations = Annotated[int, typer.Option(min=1, help="Batches to run.")]
-
-
-@app.command()
-def train(
-    solver: Solver,
-    resume: Annotated[Path | None, typer.Option(help="Go on from this snapshot.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Start from the weights of a snapshot or .npz.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write loss and accuracy as a PNG.")] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Most memory for weights, activations, gradients and workspace: what does not fit is computed again. "
-            "1GiB, or `least`.",
-        ),
-    ] = None,
-    threads: Threads = None,
-) -> None:
-    """Train the net of a solver."""
-    from jitdnn.cli.train import run_train
-
-    raise typer.Exit(run_train(solver, resume, weights, plot, memory, threads))
-
-
-@app.command()
-def test(
-    net: Net,
-    weights: Annotated[str, typer.Option(help="A snapshot or .npz to take the weights from.")],
-    iterations: Iterations = 50,
-    threads: Threads = None,
-) -> None:
-    """Run a trained net on its test data and print the mean of every output."""
-    from jitdnn.cli.train import run_test
-
-    run_test(net, weights, iterations, threads)
-
-
-@app.command()
-def time(
-    net: Net,
-    iterations: Iterations = 50,
-    phase: Annotated[Phase, typer.Option(help="Read the net as in this phase.")] = Phase.TRAIN,
-    threads: Threads = None,
-) -> None:
-    """Time every layer of a net, forward and backward."""
-    from jitdnn.cli.train import run_time
-
-    run_time(net, iterations, phase.value, threads)
-
-
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--out", help="Where snapshot and plots go.")] = Path(
@@ -448,6 +382,9 @@ def demo(
     from jitdnn.cli.demo import run_demo
 
     run_demo(folder, threads)
+
+
+app.add_typer(caffe_commands)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from jitdnn.caffe.events import Displayed, Event, Iterated, Tested
+from jitdnn.caffe.events import Displayed, Event, Finished, Iterated, Tested
+from jitdnn.caffe.loss_value import LossValue
 from jitdnn.errors import InvalidArgument
 
 Points = list[tuple[int, float]]
+
+
+MOST_UNREAD = 100  # losses that are waited for together
 
 
 @dataclass
@@ -21,13 +25,24 @@ class History:
     rates: Points = field(default_factory=list)
     tests: dict[str, Points] = field(default_factory=dict)
 
+    _unread: list[tuple[int, float | LossValue]] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Wait for the losses that a GPU may still be computing."""
+        self.losses.extend((iteration, float(loss)) for iteration, loss in self._unread)
+        self._unread.clear()
+
     def __call__(self, event: Event) -> None:
         """Note the numbers of an event."""
         if isinstance(event, Iterated):
-            self.losses.append((event.iteration, event.loss))
+            self._unread.append((event.iteration, event.loss))
+            if isinstance(event.loss, float) or len(self._unread) >= MOST_UNREAD:
+                self.settle()
             self.rates.append((event.iteration, event.rate))
         elif isinstance(event, Displayed):
             self.smoothed.append((event.iteration, event.loss))
+        elif isinstance(event, Finished):
+            self.settle()
         elif isinstance(event, Tested):
             for output in event.outputs:
                 name = output.name if event.net == 0 else f"{output.name} (net {event.net})"

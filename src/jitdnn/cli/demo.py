@@ -113,7 +113,7 @@ def _iteration(solver: Solver) -> Callable[[int], None]:
         solver.net.clear_gradients()
         solver.net.forward()
         solver.net.backward()
-        solver.method.update(solver.parameter.base_lr)
+        solver.method.update(solver.parameter.base_lr, solver.iteration)
 
     return run
 

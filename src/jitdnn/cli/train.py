@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from jitdnn.caffe import Solver, load_net, load_solver, time_net
+from jitdnn.caffe import Net, Solver, load_net, load_solver, time_net
 from jitdnn.caffe.events import Event, Finished, Iterated, Snapshotted
 from jitdnn.cli.console import Advance, progress, say, working
 from jitdnn.cli.curves import History, require_matplotlib, save_png
-from jitdnn.errors import InvalidArgument
+from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.settings import settings
 
 STOPPED = 130
@@ -27,12 +28,15 @@ class Reporter:
         self.snapshots: list[Path] = []
         self.is_stopped = False
         self.advance = advance
+        self._note = ""  # the last loss that nobody need wait for
 
     def __call__(self, event: Event) -> None:
         """Report one event."""
         self.history(event)
         if isinstance(event, Iterated):
-            self.advance(event.iteration, f"loss {event.loss:.4f}")
+            if isinstance(event.loss, float) or event.loss.is_known:
+                self._note = f"loss {event.loss:.4f}"
+            self.advance(event.iteration, self._note)
         if isinstance(event, Snapshotted):
             self.snapshots.append(event.path)
         if isinstance(event, Finished):
@@ -44,54 +48,85 @@ class Reporter:
 def run_train(
     solver_file: str,
     resume: Path | None,
-    weights: str | None,
+    weights: Sequence[str],
     plot: Path | None,
     memory: str | None,
+    level: int | None,
+    stages: Sequence[str],
+    effects: Mapping[str, str],
+    gpu: Sequence[str],
     threads: int | None,
 ) -> int:
-    """Train. The first interrupt ends the current iteration, takes the snapshot and returns 130."""
-    if resume is not None and weights is not None:
+    """Train. `effects` says for the name of each signal whether it stops the training, has it take a snapshot, or does
+    nothing. A training that is stopped takes the snapshot and returns 130.
+    """
+    if resume is not None and weights:
         raise InvalidArgument("--resume takes the weights too: give it or --weights, not both")
     if plot is not None:
         require_matplotlib()
-    with _threads(threads):
+    with using_threads(threads):
         reporter = Reporter()
-        solver = load_solver(solver_file, listener=reporter, memory_limit=memory)
+        solver = load_solver(
+            solver_file, listener=reporter, memory_limit=memory, level=level, stages=stages, **on_gpu(gpu)
+        )
         if solver.net.memory_plan is not None:
             say(solver.net.memory_plan.explain())
-        if weights is not None:
-            say(f"weights of {', '.join(solver.net.load_weights(weights))} from {weights}")
-        with progress(solver.parameter.max_iter, "training") as reporter.advance, _interruptible(solver):
+        for file in weights:
+            say(f"weights of {', '.join(solver.net.load_weights(file))} from {file}")
+        with progress(solver.parameter.max_iter, "training") as reporter.advance, _signals(solver, effects):
             solver.solve(resume)
     if plot is not None:
         save_png(reporter.history, plot, solver.net.name or solver_file)
         say(f"curves in {plot}")
     if reporter.is_stopped:
-        say(f"stopped at iteration {solver.iteration}; to go on:")
-        say(f"jitdnn train {solver_file} --resume {reporter.snapshots[-1]}")
+        say(f"stopped at iteration {solver.iteration}" + ("; to go on:" if reporter.snapshots else ""))
+        if reporter.snapshots:
+            say(f"jitdnn train {solver_file} --resume {reporter.snapshots[-1]}")
         return STOPPED
     return 0
 
 
 @contextmanager
-def _interruptible(solver: Solver) -> Iterator[None]:
-    """Let the first interrupt stop the solver, and the second one the program."""
+def _signals(solver: Solver, effects: Mapping[str, str]) -> Iterator[None]:
+    """Let signals have their effects. After an interrupt that stops the solver, the next one stops the program."""
+    before: dict[int, Any] = {}
 
     def stop(number: int, frame: object) -> None:
         solver.stop()
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before[number])
 
-    before = signal.signal(signal.SIGINT, stop)
+    def snapshot(number: int, frame: object) -> None:
+        solver.ask_for_snapshot()
+
+    actions: dict[str, Any] = {"stop": stop, "snapshot": snapshot, "none": signal.SIG_IGN}
+    for name, effect in effects.items():
+        number = getattr(signal, name, None)  # there is no SIGHUP on Windows
+        if number is not None:
+            before[number] = signal.getsignal(number)
+            signal.signal(number, actions[effect])
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def run_test(net_file: str, weights: str, iterations: int, threads: int | None) -> None:
+def run_test(
+    net_file: str,
+    weights: Sequence[str],
+    iterations: int,
+    level: int,
+    stages: Sequence[str],
+    gpu: Sequence[str],
+    threads: int | None,
+) -> None:
     """Print the outputs of every batch and their means, as `caffe test` does."""
-    with _threads(threads):
-        net = load_net(net_file, "TEST", weights=weights, seed=0)
+    with using_threads(threads):
+        net = load_net(net_file, "TEST", level=level, stages=stages, seed=0, **on_gpu(gpu))
+        for file in weights:
+            net.load_weights(file)
+        needs_data(net, net_file, "a test needs")
+        has_loss = any(weight for node in net.nodes for weight in node.loss_weights)
         totals: dict[str, np.ndarray] = {}
         loss = 0.0
         with progress(iterations, "testing") as advance:
@@ -103,24 +138,52 @@ def run_test(net_file: str, weights: str, iterations: int, threads: int | None) 
                     if values.size == 1:
                         say(f"Batch {batch}, {name} = {values.item():g}")
                 advance(batch + 1, "")
-    say(f"Loss: {loss / iterations:g}")
+    if has_loss:
+        say(f"Loss: {loss / iterations:g}")
     for name, total in totals.items():
         mean = total / iterations
         if mean.size == 1:
             say(f"{name} = {mean.item():g}")
 
 
-def run_time(net_file: str, iterations: int, phase: str, threads: int | None) -> None:
+def run_time(
+    net_file: str,
+    iterations: int,
+    phase: str,
+    level: int,
+    stages: Sequence[str],
+    gpu: Sequence[str],
+    threads: int | None,
+) -> None:
     """Print the time of every layer, as `caffe time` does."""
-    with _threads(threads):
-        net = load_net(net_file, phase, seed=0)
+    with using_threads(threads):
+        net = load_net(net_file, phase, level=level, stages=stages, seed=0, **on_gpu(gpu))
         with working(f"{iterations} iterations"):
             found = time_net(net, iterations)
     for line in found.lines():
         say(line)
 
 
+def on_gpu(gpu: Sequence[str]) -> dict[str, Any]:
+    """The argument `device` of load_net and load_solver for --gpu: a number, or a name as cuda:0; none without it."""
+    if not gpu:
+        return {}
+    if len(gpu) > 1 or gpu[0] == "all":
+        raise NotSupported(f"--gpu {','.join(gpu)}: a net runs on one GPU, so give one number")
+    return {"device": f"cuda:{gpu[0]}" if gpu[0].isdecimal() else gpu[0]}
+
+
+def needs_data(net: Net, file: str, what: str) -> None:
+    """Refuse a net whose inputs the caller fills: there is nobody to fill them."""
+    if net.inputs:
+        raise InvalidArgument(
+            f"{file} takes its {' and '.join(net.inputs)} from the caller, as a net for deployment does: "
+            f"{what} a net with a layer that reads data"
+        )
+
+
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def using_threads(count: int | None) -> Iterator[None]:
+    """Run with so many threads, None: with those of the settings."""
     with settings(**({} if count is None else {"threads": count})):
         yield

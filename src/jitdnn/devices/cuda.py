@@ -26,6 +26,7 @@ from jitdnn.devices.cuda_driver import (
 from jitdnn.devices.cuda_graph import Graph, Stream
 from jitdnn.devices.cuda_kernel import CudaKernel, Event, device_count, unload_unused
 from jitdnn.devices.cuda_memory import DeviceMemory, trim
+from jitdnn.devices.cuda_staging import StagedCopy
 from jitdnn.devices.gpu import Kernel, Launch, Memory, Source
 from jitdnn.devices.gpu_facts import OLDEST, FromFacts, GpuFacts, architecture, as_stated, mma_rate, on_paper
 from jitdnn.devices.tensor_map import Tables
@@ -121,6 +122,10 @@ class CudaDevice(FromFacts):
     def event(self, stream: int) -> Event:
         """What tells when all that a stream was given is done."""
         return Event(self.index, stream)
+
+    def staged_copy(self, size: int) -> StagedCopy:
+        """Memory of the host from which copies run beside what the GPU computes."""
+        return StagedCopy(self.index, self.facts.model, size)
 
     def measure(self, stream: int, run: Callable[[], None]) -> float:
         functions = driver()

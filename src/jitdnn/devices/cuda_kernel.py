@@ -252,6 +252,14 @@ class Event:
         (status,) = driver().cuEventQuery(self._event)
         return int(status) != _NOT_READY
 
+    def wait(self) -> None:
+        """Wait until the stream got here."""
+        check(driver().cuEventSynchronize(self._event), "waiting for an event")
+
+    def hold(self, stream: int) -> None:
+        """Let another stream wait until this one got here."""
+        check(driver().cuStreamWaitEvent(stream, self._event, 0), "waiting for an event")
+
     def __del__(self) -> None:
         try:
             with current(self._index):

@@ -136,6 +136,14 @@ def dropout_backward(
     return call(_DROPOUT, ("dy", "reserve"), (dy, words), (_probability(p),), out, alpha, beta, handle)
 
 
+def dropout_by(x: Any, p: float, words: Any, out: Any, handle: Handle | None = None) -> Any:
+    """`dropout` and its gradient by a state that is in an array already: `DropoutState.words()`, on the device of x.
+
+    For calls that are captured into a graph, before whose replays the words are written anew.
+    """
+    return call(_DROPOUT, ("x", "state"), (x, words), (_probability(p),), out, 1.0, 0.0, handle)
+
+
 def _probability(p: float) -> float:
     return real_number(p, "p", 0.0, 1.0)
 

@@ -41,7 +41,7 @@ class ElementwiseKernel(UserKernel):
 
     Called with arrays, and Python numbers in the place of some, it returns the result, or a tuple of the results,
     made by the library of the first array and in its order in memory, or written into `out` (an array, or a tuple
-    with None for what is to be allocated). `out` may be the very memory of an input, not a shifted part of it.
+    with None for what is to be allocated). Each may be the very memory of an input, not a shifted part of it.
 
     Arithmetic is in float32, in float64 where an array is float64 or an integer of 32 bits or more; where all are
     integers and the formula only adds, multiplies, compares and the like, in 64-bit integers that wrap. Results are

@@ -75,7 +75,7 @@ class UserKernel(ABC):
     takes: tuple[Argument, ...] = ()
     """What may be said of a call beside its arrays."""
     takes_in_place = False
-    """True if the first output may be the very memory of an input."""
+    """True if an output may be the very memory of an input."""
 
     def __init__(self, formula: Formula, results: int, dtype: DType | Sequence[DType] = None) -> None:
         self.formula, self.results = formula, results
@@ -162,9 +162,9 @@ class UserKernel(ABC):
             if array is None:
                 continue
             is_same = array.pointer == target.pointer and array.descriptor.coincides(target.descriptor)
-            is_fine = self.takes_in_place and is_same and target is given[0]
+            is_fine = self.takes_in_place and is_same
             if not is_fine and is_shared(array, target):
-                can = ", or the very same view as the first" if self.takes_in_place else ""
+                can = ", or the very same view" if self.takes_in_place else ""
                 raise InvalidArgument(
                     "out shares memory with an input, which would be overwritten before it is read: pass another "
                     f"out{can}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from jitdnn import targets
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidShape
 from jitdnn.retention import Recent
 from jitdnn.tensor.borrowed import DeviceId
-from jitdnn.tensor.descriptor import TensorDescriptor
+from jitdnn.tensor.descriptor import TensorDescriptor, packed_strides
 from jitdnn.tensor.dlpack import make_capsule
 from jitdnn.tensor.dtypes import DTYPES, foreign_name, numpy_dtype
 
@@ -161,15 +162,35 @@ class DeviceArray:
         view = TensorDescriptor(tuple(shape), tuple(strides), dtype).normalized()
         return DeviceArray(self.gpu, self.memory, self.pointer + start * DTYPES[dtype], view)
 
-    def transpose(self, *axes: int) -> DeviceArray:
+    def transpose(self, *axes: int | Sequence[int]) -> DeviceArray:
         """A view with its axes in another order, the reverse one by default."""
-        order = axes or tuple(reversed(range(self.ndim)))
+        given: Any = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        order = tuple(given) or tuple(reversed(range(self.ndim)))
         view = self.descriptor.transpose(order).normalized()
         return DeviceArray(self.gpu, self.memory, self.pointer, view)
 
     @property
     def T(self) -> DeviceArray:  # noqa: N802 - as NumPy's
         return self.transpose()
+
+    def reshape(self, *shape: int | Sequence[int]) -> DeviceArray:
+        """A view of the same elements in another shape, one extent of which may be -1; only of a packed array.
+
+        Raises InvalidShape.
+        """
+        given: Any = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        wanted: tuple[int, ...] = tuple(given)
+        extents = list(check_sizes(tuple(max(extent, 0) for extent in wanted)))
+        descriptor = self.descriptor
+        if -1 in wanted:
+            known = math.prod(extent for extent in wanted if extent != -1)
+            extents[wanted.index(-1)] = self.size // known if known else 0
+        if math.prod(extents) != self.size or wanted.count(-1) > 1:
+            raise InvalidShape(f"an array of shape {self.shape} cannot be viewed as {wanted}")
+        if descriptor.strides != packed_strides(self.shape):
+            raise InvalidShape(f"an array of strides {descriptor.strides} cannot be reshaped without a copy")
+        view = TensorDescriptor(tuple(extents), packed_strides(extents), descriptor.dtype)
+        return DeviceArray(self.gpu, self.memory, self.pointer, view)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy in host memory, once all that was to be written is written; its axes lie in the same order."""

@@ -12,12 +12,18 @@ from jitdnn.caffe.layers.activation import (
 )
 from jitdnn.caffe.layers.base import Context, Layer
 from jitdnn.caffe.layers.batch_norm import BatchNormLayer
-from jitdnn.caffe.layers.convolution import ConvolutionLayer, DepthwiseConvolutionLayer
+from jitdnn.caffe.layers.convolution import (
+    ConvolutionDepthwiseLayer,
+    ConvolutionLayer,
+    DepthwiseConvolutionLayer,
+)
 from jitdnn.caffe.layers.data import DataLayer
 from jitdnn.caffe.layers.deconvolution import DeconvolutionLayer
+from jitdnn.caffe.layers.detection_output import DetectionOutputLayer
 from jitdnn.caffe.layers.dropout import DropoutLayer
 from jitdnn.caffe.layers.eltwise import EltwiseLayer
 from jitdnn.caffe.layers.embed import EmbedLayer
+from jitdnn.caffe.layers.filter import FilterLayer
 from jitdnn.caffe.layers.formulas import (
     AbsValLayer,
     BNLLLayer,
@@ -28,6 +34,7 @@ from jitdnn.caffe.layers.formulas import (
     SwishLayer,
     ThresholdLayer,
 )
+from jitdnn.caffe.layers.im2col import Im2colLayer
 from jitdnn.caffe.layers.infogain import InfogainLossLayer
 from jitdnn.caffe.layers.inner_product import InnerProductLayer
 from jitdnn.caffe.layers.input import InputLayer
@@ -40,18 +47,23 @@ from jitdnn.caffe.layers.losses import (
     SigmoidCrossEntropyLossLayer,
 )
 from jitdnn.caffe.layers.lrn import LRNLayer
+from jitdnn.caffe.layers.lstm import LSTMLayer, LSTMUnitLayer
 from jitdnn.caffe.layers.movement import (
     BatchReindexLayer,
     ConcatLayer,
     CropLayer,
     PermuteLayer,
+    ShuffleChannelLayer,
     SliceLayer,
     TileLayer,
 )
 from jitdnn.caffe.layers.normalize import NormalizeLayer
 from jitdnn.caffe.layers.pooling import PoolingLayer
 from jitdnn.caffe.layers.prelu import PReLULayer
+from jitdnn.caffe.layers.prior_box import PriorBoxLayer
+from jitdnn.caffe.layers.python import PythonLayer
 from jitdnn.caffe.layers.reduction import ArgMaxLayer, MVNLayer, ReductionLayer
+from jitdnn.caffe.layers.rnn import RNNLayer
 from jitdnn.caffe.layers.scale import (
     AxpyLayer,
     BiasLayer,
@@ -61,6 +73,7 @@ from jitdnn.caffe.layers.shapes import FlattenLayer, ReshapeLayer, SilenceLayer,
 from jitdnn.caffe.layers.softmax import SoftmaxLayer, SoftmaxWithLossLayer
 from jitdnn.caffe.layers.sources import DummyDataLayer, ParameterLayer
 from jitdnn.caffe.layers.spp import SPPLayer
+from jitdnn.caffe.layers.upsample import UpsampleLayer
 
 __all__ = ["LAYERS", "Context", "Layer"]
 
@@ -78,11 +91,13 @@ LAYERS: dict[str, type[Layer]] = {
         ClipLayer,
         ConcatLayer,
         ContrastiveLossLayer,
+        ConvolutionDepthwiseLayer,
         ConvolutionLayer,
         CropLayer,
         DataLayer,
         DeconvolutionLayer,
         DepthwiseConvolutionLayer,
+        DetectionOutputLayer,
         DropoutLayer,
         DummyDataLayer,
         EltwiseLayer,
@@ -90,14 +105,18 @@ LAYERS: dict[str, type[Layer]] = {
         EmbedLayer,
         EuclideanLossLayer,
         ExpLayer,
+        FilterLayer,
         FlattenLayer,
         HingeLossLayer,
+        Im2colLayer,
         InfogainLossLayer,
         InnerProductLayer,
         InputLayer,
         InterpLayer,
         LogLayer,
         LRNLayer,
+        LSTMLayer,
+        LSTMUnitLayer,
         MultinomialLogisticLossLayer,
         MVNLayer,
         NormalizeLayer,
@@ -106,11 +125,15 @@ LAYERS: dict[str, type[Layer]] = {
         PoolingLayer,
         PowerLayer,
         PReLULayer,
+        PriorBoxLayer,
+        PythonLayer,
         ReductionLayer,
         ReLU6Layer,
         ReLULayer,
         ReshapeLayer,
+        RNNLayer,
         ScaleLayer,
+        ShuffleChannelLayer,
         SigmoidCrossEntropyLossLayer,
         SigmoidLayer,
         SilenceLayer,
@@ -123,5 +146,6 @@ LAYERS: dict[str, type[Layer]] = {
         TanHLayer,
         ThresholdLayer,
         TileLayer,
+        UpsampleLayer,
     )
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-
-import numpy as np
 
 from jitdnn.caffe.blob import Blob, canonical_axis, count
 from jitdnn.caffe.layers.base import Layer, Reads
-from jitdnn.caffe.layers.labels import checked_labels
+from jitdnn.caffe.layers.labels import NOBODY, check_labels, class_numbers
+from jitdnn.ops.elementwise import elementwise
+from jitdnn.ops.reduction import reduction
 
 
 class AccuracyLayer(Layer):
@@ -23,11 +24,24 @@ class AccuracyLayer(Layer):
     type = "Accuracy"
     bottoms = (2, 2)
     tops = (1, 2)
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.accuracy_param
         self.top_k = parameter.top_k
         self.ignored = parameter.ignore_label if parameter.has("ignore_label") else None
+        self.ignored_label = NOBODY if self.ignored is None else float(self.ignored)
+        self.own = reduction("s, t, c, low: where(trunc(t) == c, s, low)", "max")
+        # "not lower" instead of "at least as high", so that a NaN makes the answer wrong; one of them is the label
+        self.rank = reduction("s, own: where(s < own, 0, 1)")
+        self.right = reduction(
+            "rank, t, g, k: is_counted = trunc(t) != g; where(is_counted & (rank <= k), 1, 0), where(is_counted, 1, 0)"
+        )
+        self.right_of = reduction(
+            "rank, t, c, g, k: is_own = (trunc(t) == c) & (trunc(t) != g); where(is_own & (rank <= k), 1, 0), "
+            "where(is_own, 1, 0)"
+        )
+        self.share = elementwise("right, found: right / maximum(found, 1)")
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = bottom[0].shape
@@ -43,24 +57,27 @@ class AccuracyLayer(Layer):
             raise self.invalid(
                 f"top_k is {self.top_k}: it must be in 1 .. {self.view[1]}, the number of classes"
             )
+        self.classes = class_numbers(self, self.view[1])
         top[0].reshape(())
         if len(top) == 2:
             top[1].reshape((self.view[1],))
 
+    def prepare(self, bottom: Sequence[Blob]) -> None:
+        check_labels(self, bottom[1], self.view[1], self.ignored)
+
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        outer, classes, inner = self.view
-        labels, is_counted = checked_labels(self, bottom[1].data, classes, self.ignored)
-        scores = bottom[0].data.reshape(self.view)
-        own = np.take_along_axis(scores, labels.reshape(outer, 1, inner), axis=1)
-        # "not lower" instead of "at least as high", so that a NaN makes the answer wrong; one of them is the
-        # label
-        not_lower = np.count_nonzero(~(scores < own), axis=1).reshape(-1) - 1
-        is_right = (not_lower < self.top_k) & is_counted
-        top[0].data[...] = is_right.sum() / max(1, is_counted.sum())
+        if not self.is_captured:
+            self.prepare(bottom)
+        outer, _, inner = self.view
+        scores, classes = bottom[0].values.reshape(self.view), self.classes.values
+        labels = bottom[1].values.reshape(outer, 1, inner)
+        own = self.own(scores, labels, classes, -math.inf, axes=1, keepdims=True)
+        rank = self.rank(scores, own, axes=1, keepdims=True)
+        right, found = self.right(rank, labels, self.ignored_label, float(self.top_k))
+        self.share(right, found, out=top[0].values)
         if len(top) == 2:
-            right = np.bincount(labels, weights=is_right, minlength=classes)
-            found = np.bincount(labels, weights=is_counted, minlength=classes)
-            top[1].data[...] = right / np.maximum(1, found)
+            each = self.right_of(rank, labels, classes, self.ignored_label, float(self.top_k), axes=(0, 2))
+            self.share(*each, out=top[1].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if any(propagate):
@@ -68,3 +85,6 @@ class AccuracyLayer(Layer):
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)
+
+    def may_force_backward(self, index: int) -> bool:
+        return False

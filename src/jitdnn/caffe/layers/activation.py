@@ -1,4 +1,6 @@
-"""ReLU, ReLU6, ELU, Sigmoid and TanH: elementwise, in place or not; the gradient is taken from the output."""
+"""ReLU, ReLU6, ELU, Sigmoid and TanH: elementwise, in place or not; the gradient is taken from the output, or,
+where that does not tell on which side of 0 the input was, from the input.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer, Reads
-from jitdnn.errors import NotSupported
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.ops.activation import (
     clipped_relu,
     clipped_relu_backward,
@@ -28,11 +27,13 @@ from jitdnn.ops.activation import (
 
 
 class ActivationLayer(Layer):
-    """Bottom and top of the same shape; the gradient dy · f'(x) is computed from y = f(x)."""
+    """Bottom and top of the same shape; the gradient dy · f'(x) is computed from y = f(x), or from x."""
 
     may_be_in_place = True
+    is_for_gpu = True
     function: Callable[..., Any]
     gradient: Callable[..., Any]
+    is_from_x = False
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass
@@ -40,20 +41,28 @@ class ActivationLayer(Layer):
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if top[0] is not bottom[0]:
             top[0].reshape(bottom[0].shape)
-        self.output = self.save("output", bottom[0].shape) if self.is_overwritten else None
+        if self.is_from_x:
+            self.kept = self.save("x", bottom[0].shape) if top[0] is bottom[0] else bottom[0]
+        else:
+            self.kept = self.save("output", bottom[0].shape) if self.is_overwritten else top[0]
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        self.function(bottom[0].data, out=top[0].data)
-        if self.output is not None:
-            np.copyto(self.output.data, top[0].data)
+        if self.is_from_x and self.saved:
+            copy(bottom[0].values, self.kept.values)
+        self.function(bottom[0].values, out=top[0].values)
+        self.absorbed(top)
+
+    def absorbed(self, top: Sequence[Blob]) -> None:
+        if not self.is_from_x and self.saved:
+            copy(top[0].values, self.kept.values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
-            y = top[0] if self.output is None else self.output
-            self.gradient(top[0].diff, y=y.data, out=bottom[0].diff)
+            kept = {"x" if self.is_from_x else "y": self.kept.values}
+            self.gradient(top[0].gradient, **kept, out=bottom[0].gradient)
 
     def backward_reads(self) -> Reads:
-        return Reads(bottom=False, top=not self.is_overwritten)
+        return Reads(bottom=self.is_from_x and not self.saved, top=not self.is_from_x and not self.saved)
 
 
 class ReLULayer(ActivationLayer):
@@ -62,12 +71,8 @@ class ReLULayer(ActivationLayer):
     type = "ReLU"
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        slope = self.parameter.relu_param.negative_slope
-        if slope < 0:
-            raise NotSupported(
-                f"layer {self.name!r}{self.parameter.where('relu_param')}: negative_slope {slope:g}: the gradient "
-                "is taken from y, which does not tell the side of such a slope; it can be 0 or more"
-            )
+        slope = self.slope = self.parameter.relu_param.negative_slope
+        self.is_from_x = slope < 0
         if slope == 0:
             self.function, self.gradient = relu, relu_backward
         else:
@@ -90,11 +95,7 @@ class ELULayer(ActivationLayer):
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         alpha = self.parameter.elu_param.alpha
-        if alpha < 0:
-            raise NotSupported(
-                f"layer {self.name!r}{self.parameter.where('elu_param')}: alpha {alpha:g}: the gradient is taken "
-                "from y, which does not tell the side of such a curve; it can be 0 or more"
-            )
+        self.is_from_x = alpha < 0
         self.function = functools.partial(elu, coef=alpha)
         self.gradient = functools.partial(elu_backward, coef=alpha)
 
@@ -113,3 +114,10 @@ class TanHLayer(ActivationLayer):
     type = "TanH"
     function = staticmethod(tanh)
     gradient = staticmethod(tanh_backward)
+
+
+def rectify(slope: float) -> Callable[[Any], Any]:
+    """Return the ReLU of this negative slope, for formulas and epilogues."""
+    if slope == 0:
+        return relu
+    return functools.partial(leaky_relu, coef=slope)

@@ -10,11 +10,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from jitdnn.caffe.blob import Blob, Shape
+from jitdnn.caffe.blob import Array, Blob, Shape
+from jitdnn.caffe.device import NetDevice
 from jitdnn.caffe.fillers import fill
 from jitdnn.caffe.schema import LayerParameter
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.errors import InvalidArgument
+from jitdnn.ops.tensor_ops import add
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class Context:
 
     `base` is the folder of the net's file (for paths in it), `fillers` the generator that weights are drawn
     from, `random` the layer's own, and `algorithm` the name of the algorithm that convolutions must use, None
-    for the planner's choice.
+    for the planner's choice. `device` is the GPU that has the blobs, None on the processor, `python_layers` the folder
+    that layers written in Python may come from.
     """
 
     phase: str
@@ -32,6 +35,8 @@ class Context:
     fillers: np.random.Generator
     random: np.random.Generator
     algorithm: str | None
+    device: NetDevice | None = None
+    python_layers: Path | None = None
 
 
 class Reads(NamedTuple):
@@ -48,6 +53,10 @@ class Layer(ABC):
     `reshape` sets the shapes of the tops, again whenever those of the bottoms change. `forward` fills the
     tops. `backward` fills the `diff` of those bottoms that `propagate` asks for, and adds the gradients of
     weights to their `diff`.
+
+    A layer with `is_for_gpu` computes with `Blob.values` and `gradient`, by this library's functions and nothing that
+    waits for their results, so that its code is the same on the processor and on a GPU. Others use `data` and `diff`,
+    NumPy's arrays, and take part in a net on a GPU too: their blobs are copied down and up in every pass.
     """
 
     type: ClassVar[str]
@@ -55,15 +64,24 @@ class Layer(ABC):
     tops: ClassVar[tuple[int, int | None]] = (1, 1)
     may_be_in_place: ClassVar[bool] = False
     is_loss: ClassVar[bool] = False
+    # whether tops that it must have may be left out of the file, as those of a loss; nobody can read them then
+    makes_tops: ClassVar[bool] = False
     # whether forward may be run again on the same bottoms, and does nothing else than fill the tops and `saved`
     may_rerun: ClassVar[bool] = True
+    # whether forward may give the tops other shapes, which the layers behind it take up then
+    may_resize: ClassVar[bool] = False
     # whether forward draws from `context.random`
     is_random: ClassVar[bool] = False
+    # whether forward writes all of the tops, where it works on the host: then nothing need be copied down before
+    fills_tops: ClassVar[bool] = True
+    # whether it computes where the blobs are
+    is_for_gpu: ClassVar[bool] = False
 
     def __init__(self, parameter: LayerParameter, context: Context) -> None:
         self.parameter = parameter
         self.context = context
         self.name = parameter.name
+        self.unnamed_tops: list[str] = []
         self.weights: list[Blob] = []
         self.weight_needs_gradient: list[bool] = []
         # what forward leaves for backward beside the blobs, by name (`save`)
@@ -72,6 +90,8 @@ class Layer(ABC):
         self.is_overwritten = False
         # set by the net: for each top, whether a loss depends on it
         self.top_has_gradient: list[bool] = []
+        # set by the net: whether calls are captured into a graph, which calls `prepare` itself
+        self.is_captured = False
 
     @abstractmethod
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
@@ -88,6 +108,12 @@ class Layer(ABC):
     @abstractmethod
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         """Compute gradients from the tops' diff."""
+
+    def prepare(self, bottom: Sequence[Blob]) -> None:  # noqa: B027 - most layers have nothing to do
+        """Do what the host does for a forward pass and a graph of the device's calls cannot: draw, check, send."""
+
+    def absorbed(self, top: Sequence[Blob]) -> None:  # noqa: B027 - most layers leave nothing beside their tops
+        """Leave what backward needs, in the place of `forward`, where another layer has filled the tops (fusion.py)."""
 
     def backward_reads(self) -> Reads:
         """Tell which data of the blobs a backward pass reads; all else may be gone by then."""
@@ -107,7 +133,7 @@ class Layer(ABC):
 
     def add_weight(self, shape: Shape, filler: FillerParameter) -> None:
         """Make the next weight and fill it."""
-        blob = Blob(f"{self.name}/{len(self.weights)}", self.context.dtype)
+        blob = Blob(f"{self.name}/{len(self.weights)}", self.context.dtype, self.context.device)
         blob.reshape(shape)
         fill(filler, blob.data, self.context.fillers)
         self.weights.append(blob)
@@ -116,10 +142,25 @@ class Layer(ABC):
     def save(self, name: str, shape: Shape) -> Blob:
         """Return the memory of this shape in which forward leaves something for backward."""
         if name not in self.saved:
-            self.saved[name] = Blob(f"{self.name}/{name}", self.context.dtype)
+            self.saved[name] = Blob(f"{self.name}/{name}", self.context.dtype, self.context.device)
         self.saved[name].reshape(shape)
         return self.saved[name]
+
+    def table(self, name: str, values: Array) -> Blob:
+        """Return numbers that kernels read, where the net computes."""
+        blob = Blob(f"{self.name}/{name}", self.context.dtype, self.context.device)
+        blob.reshape(values.shape)
+        blob.data[...] = values
+        return blob
 
     def invalid(self, message: str, field: str | None = None) -> InvalidArgument:
         """Make an error that names the layer and its line."""
         return InvalidArgument(f"layer {self.name!r} ({self.type}){self.parameter.where(field)}: {message}")
+
+
+def copy(x: Any, out: Any) -> None:
+    """Copy an array to another one of its shape, on the same device."""
+    if isinstance(out, np.ndarray):
+        np.copyto(out, x)
+    elif x.size:
+        add(x, out=out)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from typing import Any
 
 from jitdnn.caffe.blob import Blob, Shape, count
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
+from jitdnn.caffe.layers.scale import ScaleLayer
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.ops.batch_norm import batch_norm, batch_norm_backward, batch_norm_inference
 from jitdnn.ops.elementwise import elementwise
-from jitdnn.ops.tensor_ops import add
+from jitdnn.ops.tensor_ops import add, fill
 
 
 class BatchNormLayer(Layer):
@@ -28,6 +28,7 @@ class BatchNormLayer(Layer):
     type = "BatchNorm"
     may_be_in_place = True
     may_rerun = False  # every forward pass in training counts
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.batch_norm_param
@@ -41,6 +42,16 @@ class BatchNormLayer(Layer):
             self.add_weight(shape, FillerParameter())
             self.weight_needs_gradient[-1] = False
         self.scaled = elementwise("dy, rstd: dy * rstd")
+        self.averages = elementwise("m, v, weight: s = where(weight == 0, 0, 1 / weight); m * s, v * s")
+        self.inverse = elementwise("v, epsilon: 1 / sqrt(v + epsilon)")
+        # set by fusion.py: the layer that scales the result, whether it is rectified, and whether x is there already
+        self.scale: ScaleLayer | None = None
+        self.is_rectified = self.has_x = False
+        self.factors = elementwise(
+            "m, v, weight, epsilon, gamma, beta, bias: s = where(weight == 0, 0, 1 / weight); "
+            "f = gamma / sqrt(v * s + epsilon); f, beta + (bias - m * s) * f"
+        )
+        self.counted = elementwise("weight, fraction: weight * fraction + 1")
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = bottom[0].shape
@@ -54,36 +65,75 @@ class BatchNormLayer(Layer):
         is_kept = top[0] is bottom[0] and not self.is_global
         self.x = self.save("x", shape) if is_kept else bottom[0]
         self.mean, self.rstd = self.save("mean", (channels,)), self.save("rstd", (channels,))
+        self.variance, self.batch = self.save("variance", (channels,)), self.save("batch", (2, channels))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x, y = bottom[0].data.reshape(self.view), top[0].data.reshape(self.view)
-        means, variances, weight = (blob.data for blob in self.weights)
+        x, y = bottom[0].values.reshape(self.view), top[0].values.reshape(self.view)
+        gamma, beta = self._scale()
+        activation = "relu" if self.is_rectified else "identity"
+        means, variances, weight = (blob.values for blob in self.weights)
         if self.is_global:
-            scale = 0.0 if weight[0] == 0 else 1.0 / float(weight[0])
-            mean, variance = add(means, alpha=scale), add(variances, alpha=scale)
-            np.copyto(self.rstd.data, 1 / np.sqrt(variance + self.epsilon))
-            batch_norm_inference(x, running_mean=mean, running_var=variance, epsilon=self.epsilon, out=y)
+            mean, variance = self.mean.values, self.variance.values
+            self.averages(means, variances, weight, out=(mean, variance))
+            self.inverse(variance, self.epsilon, out=self.rstd.values)
+            batch_norm_inference(
+                x, gamma, beta, mean, variance, epsilon=self.epsilon, activation=activation, out=y
+            )
             return
-        if self.x is not bottom[0]:
-            np.copyto(self.x.data, bottom[0].data)
-        mean, variance = np.zeros_like(means), np.zeros_like(variances)
+        if self.x is not bottom[0] and not self.has_x:
+            copy(bottom[0].values, self.x.values)
+        x, batch = self.x.values.reshape(self.view), fill(self.batch.values, 0.0)
+        mean, variance = batch[0], batch[1]
         batch_norm(
-            x, running_mean=mean, running_var=variance, factor=1.0, epsilon=self.epsilon, save=True,
-            out=(y, self.mean.data, self.rstd.data),
+            x, gamma, beta, mean, variance, factor=1.0, epsilon=self.epsilon, activation=activation, save=True,
+            out=(y, self.mean.values, self.rstd.values),
         )  # fmt: skip
         add(mean, out=means, beta=self.fraction)
         add(variance, out=variances, beta=self.fraction)
-        weight[0] = weight[0] * self.fraction + 1
+        self.counted(weight, self.fraction, out=weight)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        if not propagate[0]:
+        if not propagate[0] and self.scale is None:
             return
-        dy, dx = top[0].diff.reshape(self.view), bottom[0].diff.reshape(self.view)
+        dy, dx = top[0].gradient.reshape(self.view), bottom[0].gradient.reshape(self.view)
         if self.is_global:
-            self.scaled(dy, self.rstd.data.reshape(1, -1, 1), out=dx)
+            self.scaled(dy, self.rstd.values.reshape(1, -1, 1), out=dx)
             return
-        x = self.x.data.reshape(self.view)
-        batch_norm_backward(dy, x, None, self.mean.data, self.rstd.data, out=(dx, None, None))
+        x = self.x.values.reshape(self.view)
+        gamma, beta = self._scale()
+        batch = self.batch.values
+        sums = (None if gamma is None else batch[0], None if beta is None else batch[1])
+        batch_norm_backward(
+            dy, x, gamma, self.mean.values, self.rstd.values,
+            y=top[0].values.reshape(self.view) if self.is_rectified else None,
+            activation="relu" if self.is_rectified else "identity", wants_bias=beta is not None, out=(dx, *sums),
+        )  # fmt: skip
+        if self.scale is not None:
+            self.scale.add_gradients(*sums)
+
+    def fuse(self, scale: ScaleLayer | None, is_rectified: bool) -> None:
+        """Scale the result by the weights of that layer, and rectify it, in one call; None, False: do not."""
+        self.scale, self.is_rectified = scale, is_rectified
+
+    def affine(self, scale: ScaleLayer | None, bias: Blob | None) -> tuple[Any, Any]:
+        """Return what normalizing by fixed statistics, and scaling, is for each channel: a factor and a summand. `bias`
+        is what is still to be added before.
+        """
+        means, variances, weight = (blob.values for blob in self.weights)
+        gamma, beta = self._scale(scale)
+        out = (self.rstd.values, self.variance.values)
+        self.factors(
+            means, variances, weight, self.epsilon, 1.0 if gamma is None else gamma, 0.0 if beta is None else beta,
+            0.0 if bias is None else bias.values, out=out,
+        )  # fmt: skip
+        return out
+
+    def _scale(self, given: ScaleLayer | None = None) -> tuple[Any, Any]:
+        """The weights of the layer that scales the result, None where there is none."""
+        scale = given or self.scale
+        if scale is None:
+            return None, None
+        return scale.weights[0].values, None if scale.bias is None else scale.bias.values
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=not self.is_global and "x" not in self.saved, top=False)

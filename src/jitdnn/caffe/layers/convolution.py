@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from jitdnn.caffe.blob import Array, Blob, Shape, canonical_axis, count
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.blob import Array, Blob, Shape, count
+from jitdnn.caffe.layers.activation import rectify
+from jitdnn.caffe.layers.base import Reads
+from jitdnn.caffe.layers.batch_norm import BatchNormLayer
+from jitdnn.caffe.layers.scale import ScaleLayer
+from jitdnn.caffe.layers.windows import WindowedLayer
+from jitdnn.ops.activation import relu
 from jitdnn.ops.convolution import conv, conv_backward_bias, conv_backward_data, conv_backward_filter
 from jitdnn.problems.convolution import Convolution
+from jitdnn.rtcg.expression import Expression, trace
 
 
-class ConvolutionLayer(Layer):
+class ConvolutionLayer(WindowedLayer):
     """Bottoms (N..., C, spatial), all of one shape; tops (N..., K, out) with out = ⌊(i + 2 p − d (k − 1) − 1)
     / s⌋ + 1.
 
@@ -23,19 +30,14 @@ class ConvolutionLayer(Layer):
     type = "Convolution"
     bottoms = (1, None)
     tops = (1, None)
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.convolution_param
         if len(bottom) != len(top):
             raise self.invalid(f"{len(bottom)} bottoms need {len(bottom)} tops, not {len(top)}")
         shape = bottom[0].shape
-        self.axis = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
-        self.rank = len(shape) - self.axis - 1
-        if not 1 <= self.rank <= 3:
-            raise self.invalid(
-                f"a bottom of shape {shape} has {self.rank} spatial axes after axis {self.axis}; "
-                "1 to 3 can be"
-            )
+        self.read_windows(shape)
         channels, outputs, groups = shape[self.axis], parameter.num_output, parameter.group
         if outputs == 0:
             raise self.invalid("num_output is missing or 0: it must be positive", "convolution_param")
@@ -43,17 +45,16 @@ class ConvolutionLayer(Layer):
             raise self.invalid(
                 f"group {groups} must divide the {channels} channels of the bottom and num_output {outputs}"
             )
-        self.kernel = self._extents("kernel_size", "kernel_h", "kernel_w", None, 1)
-        self.arguments: dict[str, Any] = {
-            "stride": self._extents("stride", "stride_h", "stride_w", 1, 1),
-            "padding": self._extents("pad", "pad_h", "pad_w", 0, 0),
-            "dilation": self._extents("dilation", None, None, 1, 1),
-            "groups": groups,
-        }
+        self.arguments: dict[str, Any] = {**self.window_arguments(), "groups": groups}
         if self.context.algorithm is not None:
             self.arguments["algorithm"] = self.context.algorithm
         # by direction ("fwd", "bwd_data", "bwd_filter"): the most bytes of workspace, where it is not the setting's
         self.workspace_limits: dict[str, int] = {}
+        # set by fusion.py: what is applied as the sums are stored, with these factors and summands if there are some,
+        # and another place for the result
+        self.epilogue: Expression | None = None
+        self.affine: Callable[[], tuple[Any, Any]] | None = None
+        self.target: Blob | None = None
         self.add_weight(self.weight_shape(channels, outputs, groups), parameter.weight_filler)
         if parameter.bias_term:
             self.add_weight((outputs,), parameter.bias_filler)
@@ -85,27 +86,54 @@ class ConvolutionLayer(Layer):
         return Convolution.make(direction, x_shape, self.weights[0].shape, dtype=dtype, **arguments)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        bias = self.weights[1].data if len(self.weights) == 2 else None
-        arguments = self._arguments("fwd")
-        for x, y in zip(bottom, top, strict=True):
-            conv(self._images(x.data), self.weights[0].data, bias, out=self._images(y.data), **arguments)
+        operands: tuple[Any, ...] = (self.weights[1].values if len(self.weights) == 2 else None,)
+        if self.affine is not None:
+            operands = (None, *self.affine())
+        w, arguments = self.weights[0].values, self._arguments("fwd")
+        for x, y in zip(bottom, top if self.target is None else [self.target], strict=True):
+            out = self._images(y.values)
+            conv(self._images(x.values), w, *operands, epilogue=self.epilogue, out=out, **arguments)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         for x, y, is_wanted in zip(bottom, top, propagate, strict=True):
-            dy = self._images(y.diff)
+            dy = self._images(y.gradient)
             if len(self.weights) == 2 and self.weight_needs_gradient[1]:
-                conv_backward_bias(dy, out=self.weights[1].diff, beta=1.0)
+                conv_backward_bias(dy, out=self.weights[1].gradient, beta=1.0)
             if self.weight_needs_gradient[0]:
-                self._add_weight_gradient(self._images(x.data), dy)
+                self._add_weight_gradient(self._images(x.values), dy)
             if is_wanted:
-                self._data_gradient(dy, self._images(x.diff))
+                self._data_gradient(dy, self._images(x.gradient))
 
     def _add_weight_gradient(self, x: Array, dy: Array) -> None:
         w = self.weights[0]
-        conv_backward_filter(x, dy, w.shape, out=w.diff, beta=1.0, **self._arguments("bwd_filter"))
+        conv_backward_filter(x, dy, w.shape, out=w.gradient, beta=1.0, **self._arguments("bwd_filter"))
 
     def _data_gradient(self, dy: Array, dx: Array) -> None:
-        conv_backward_data(dy, self.weights[0].data, dx.shape, out=dx, **self._arguments("bwd_data"))
+        conv_backward_data(dy, self.weights[0].values, dx.shape, out=dx, **self._arguments("bwd_data"))
+
+    def fuse_relu(self, slope: float | None) -> None:
+        """Rectify the result as it is stored, with this slope below 0; None: do not."""
+        if slope is None:
+            self.epilogue = None
+            return
+        rectified = rectify(slope)
+        if len(self.weights) == 2:
+            self.epilogue = trace(lambda total, bias: rectified(total + bias))
+        else:
+            self.epilogue = trace(lambda total: rectified(total))
+
+    def fuse_normalization(
+        self, norm: BatchNormLayer | None, scale: ScaleLayer | None, has_relu: bool
+    ) -> None:
+        """Normalize the result as it is stored, by fixed statistics, then scale and rectify it; None: do not."""
+        if norm is None:
+            self.epilogue = self.affine = None
+            return
+        if has_relu:
+            self.epilogue = trace(lambda total, factor, summand: relu(total * factor + summand))
+        else:
+            self.epilogue = trace(lambda total, factor, summand: total * factor + summand)
+        self.affine = partial(norm.affine, scale, self.weights[1] if len(self.weights) == 2 else None)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.weight_needs_gradient[0], top=False)
@@ -121,37 +149,6 @@ class ConvolutionLayer(Layer):
             return array
         return array.reshape(count(array.shape, 0, self.axis), *array.shape[self.axis :])
 
-    def _extents(
-        self, name: str, name_h: str | None, name_w: str | None, default: int | None, least: int
-    ) -> tuple[int, ...]:
-        """One value for each spatial axis from the list `name` (one for all, or one each) or, in 2-D, from _h
-        and _w.
-        """
-        parameter = self.parameter.convolution_param
-        listed: list[int] = getattr(parameter, name)
-        if name_h and name_w and (parameter.has(name_h) or parameter.has(name_w)):
-            if listed:
-                raise self.invalid(
-                    f"{name} and {name_h}, {name_w} both are given: keep one form", "convolution_param"
-                )
-            if self.rank != 2:
-                raise self.invalid(
-                    f"{name_h} and {name_w} are for 2 spatial axes, and here are {self.rank}: use {name}"
-                )
-            values: tuple[int, ...] = (getattr(parameter, name_h), getattr(parameter, name_w))
-        elif len(listed) in (1, self.rank):
-            values = tuple(listed) * (self.rank if len(listed) == 1 else 1)
-        elif not listed and default is not None:
-            values = (default,) * self.rank
-        else:
-            raise self.invalid(
-                f"{name} has {len(listed)} values; give one, or one for each of the {self.rank} spatial axes",
-                "convolution_param",
-            )
-        if min(values) < least:
-            raise self.invalid(f"{name} is {values}: each must be at least {least}", "convolution_param")
-        return values
-
 
 class DepthwiseConvolutionLayer(ConvolutionLayer):
     """Convolution under the name that MobileNet's files have for one with as many groups as channels; `group` says how
@@ -159,3 +156,9 @@ class DepthwiseConvolutionLayer(ConvolutionLayer):
     """
 
     type = "DepthwiseConvolution"
+
+
+class ConvolutionDepthwiseLayer(DepthwiseConvolutionLayer):
+    """The same under the name that other forks have for it."""
+
+    type = "ConvolutionDepthwise"

@@ -9,7 +9,7 @@ from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.caffe.sources import SUPPORTED, image_shape, open_source
 from jitdnn.caffe.transform import Transformer
-from jitdnn.errors import NotSupported
+from jitdnn.errors import InvalidShape, NotSupported
 
 
 class DataLayer(Layer):
@@ -69,9 +69,16 @@ class DataLayer(Layer):
         while filled < self.batch:
             stop = min(len(self.source), self.position + self.batch - filled)
             rows = slice(filled, filled + stop - self.position)
-            self.transformer.apply(
-                self.source.images(self.position, stop), top[0].data[rows], self.context.random
-            )
+            start, images = self.position, self.source.images(self.position, stop)
+            target = top[0].data[rows]
+
+            def named(index: int, start: int = start) -> str:
+                return self.source.name(start + index)
+
+            try:
+                self.transformer.apply(images, target, self.context.random, named)
+            except InvalidShape as error:
+                raise InvalidShape(str(self.invalid(str(error)))) from error
             if len(top) == 2 and self.source.labels is not None:
                 top[1].data[rows] = self.source.labels[self.position : stop]
             filled = rows.stop

@@ -57,14 +57,14 @@ class DeconvolutionLayer(ConvolutionLayer):
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         arguments = self._arguments("bwd_data")
         for x, y in zip(bottom, top, strict=True):
-            images = self._images(y.data)
-            conv_transpose(self._images(x.data), self.weights[0].data, out=images, **arguments)
+            images = self._images(y.values)
+            conv_transpose(self._images(x.values), self.weights[0].values, out=images, **arguments)
             if len(self.weights) == 2:
-                add(self.weights[1].data.reshape(-1, *(1,) * self.rank), out=images, beta=1.0)
+                add(self.weights[1].values.reshape(-1, *(1,) * self.rank), out=images, beta=1.0)
 
     def _add_weight_gradient(self, x: Array, dy: Array) -> None:
         w = self.weights[0]
-        conv_backward_filter(dy, x, w.shape, out=w.diff, beta=1.0, **self._arguments("bwd_filter"))
+        conv_backward_filter(dy, x, w.shape, out=w.gradient, beta=1.0, **self._arguments("bwd_filter"))
 
     def _data_gradient(self, dy: Array, dx: Array) -> None:
-        conv(dy, self.weights[0].data, out=dx, **self._arguments("fwd"))
+        conv(dy, self.weights[0].values, out=dx, **self._arguments("fwd"))

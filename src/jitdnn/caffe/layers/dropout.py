@@ -6,48 +6,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
+from jitdnn.caffe.random_words import RandomWords
 
 
 class DropoutLayer(Layer):
-    """TRAIN: y = x · mask / (1 − r), with a new mask at each pass. TEST: y = x."""
+    """TRAIN: y = x / (1 − r), or 0 with probability r, by the library's dropout, which draws anew at each pass and
+    stores no mask. r is rounded to a multiple of 2^-16. TEST: y = x.
+    """
 
     type = "Dropout"
     may_be_in_place = True
     is_random = True
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.ratio = self.parameter.dropout_param.dropout_ratio
         if not 0 <= self.ratio < 1:
             raise self.invalid(f"dropout_ratio is {self.ratio:g}: it must be in [0, 1)", "dropout_param")
         self.is_training = self.context.phase == "TRAIN"
+        self.words = RandomWords(self.context.device)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if top[0] is not bottom[0]:
             top[0].reshape(bottom[0].shape)
+
+    def prepare(self, bottom: Sequence[Blob]) -> None:
         if self.is_training:
-            self.mask = self.save("mask", bottom[0].shape)
+            self.words.draw(self.context.random)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if self.is_training:
-            mask = self.mask.data
-            self.context.random.random(out=mask, dtype=mask.dtype.type)
-            np.greater_equal(mask, self.ratio, out=mask)
-            mask *= 1 / (1 - self.ratio)
-            np.multiply(bottom[0].data, mask, out=top[0].data)
+            if not self.is_captured:
+                self.prepare(bottom)
+            self.words.apply(bottom[0].values, self.ratio, top[0].values)
         elif top[0] is not bottom[0]:
-            np.copyto(top[0].data, bottom[0].data)
+            copy(bottom[0].values, top[0].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if not propagate[0]:
             return
         if self.is_training:
-            np.multiply(top[0].diff, self.mask.data, out=bottom[0].diff)
+            self.words.apply(top[0].gradient, self.ratio, bottom[0].gradient)
         elif top[0] is not bottom[0]:
-            np.copyto(bottom[0].diff, top[0].diff)
+            copy(top[0].gradient, bottom[0].gradient)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)

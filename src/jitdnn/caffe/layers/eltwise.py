@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jitdnn.caffe.blob import Blob
+from jitdnn.caffe.layers.activation import rectify
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.ops.elementwise import elementwise
 from jitdnn.ops.tensor_ops import add, multiply
@@ -21,6 +23,7 @@ class EltwiseLayer(Layer):
 
     type = "Eltwise"
     bottoms = (2, None)
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.eltwise_param
@@ -32,6 +35,8 @@ class EltwiseLayer(Layer):
                 f"{len(given)} coeff for {len(bottom)} bottoms: give one each, or none", "eltwise_param"
             )
         self.factors = list(given) or [1.0] * len(bottom)
+        # set by fusion.py: the last sum, rectified
+        self.rectified: Any = None
         self.first = elementwise("a, b: where(a > b, a, b), where(a > b, 0, 1)")
         self.greater = elementwise("y, x: where(x > y, x, y)")
         self.place = elementwise("winner, y, x, i: where(x > y, i, winner)")
@@ -49,36 +54,51 @@ class EltwiseLayer(Layer):
             self.winner = self.save("winner", shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        inputs, y = [blob.data.reshape(-1) for blob in bottom], top[0].data.reshape(-1)
+        inputs, y = [blob.values.reshape(-1) for blob in bottom], top[0].values.reshape(-1)
         if self.operation == "SUM":
-            for index, (x, factor) in enumerate(zip(inputs, self.factors, strict=True)):
-                add(x, out=y, alpha=factor, beta=1.0 if index else 0.0)
+            *first, last = zip(inputs, self.factors, strict=True)
+            if self.rectified is None or len(first) > 1:
+                for index, (x, factor) in enumerate(first):
+                    add(x, out=y, alpha=factor, beta=1.0 if index else 0.0)
+                first = [(y, 1.0)]
+            if self.rectified is None:
+                add(last[0], out=y, alpha=last[1], beta=1.0)
+            else:
+                self.rectified(*first[0], *last, out=y)
         elif self.operation == "PROD":
             multiply(inputs[0], inputs[1], out=y)
             for x in inputs[2:]:
                 multiply(y, x, out=y)
         else:
-            winner = self.winner.data.reshape(-1)
+            winner = self.winner.values.reshape(-1)
             self.first(inputs[0], inputs[1], out=(y, winner))
             for index, x in enumerate(inputs[2:], 2):
                 self.place(winner, y, x, float(index), out=winner)
                 self.greater(y, x, out=y)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        dy = top[0].diff.reshape(-1)
+        dy = top[0].gradient.reshape(-1)
         for index, blob in enumerate(bottom):
             if not propagate[index]:
                 continue
-            dx = blob.diff.reshape(-1)
+            dx = blob.gradient.reshape(-1)
             if self.operation == "SUM":
                 add(dy, out=dx, alpha=self.factors[index])
             elif self.operation == "PROD":
-                others = [other.data.reshape(-1) for number, other in enumerate(bottom) if number != index]
+                others = [other.values.reshape(-1) for number, other in enumerate(bottom) if number != index]
                 multiply(dy, others[0], out=dx)
                 for other in others[1:]:
                     multiply(dx, other, out=dx)
             else:
-                self.chosen(dy, self.winner.data.reshape(-1), float(index), out=dx)
+                self.chosen(dy, self.winner.values.reshape(-1), float(index), out=dx)
+
+    def fuse_relu(self, slope: float | None) -> None:
+        """Rectify the sum as it is stored, with this slope below 0; None: do not."""
+        if slope is None:
+            self.rectified = None
+            return
+        rectified = rectify(slope)
+        self.rectified = elementwise(lambda x, factor, other, share: rectified(x * factor + other * share))
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.operation == "PROD", top=False)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.layers.base import Layer, Reads
-from jitdnn.caffe.layers.labels import checked_labels
+from jitdnn.caffe.layers.labels import check_labels, whole_numbers
 from jitdnn.ops.convolution import conv_backward_bias
 from jitdnn.ops.embedding import embedding, embedding_backward
 from jitdnn.ops.tensor_ops import add
@@ -21,6 +19,7 @@ class EmbedLayer(Layer):
     """
 
     type = "Embed"
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.embed_param
@@ -35,22 +34,26 @@ class EmbedLayer(Layer):
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         top[0].reshape((*bottom[0].shape, self.outputs))
 
+    def prepare(self, bottom: Sequence[Blob]) -> None:
+        check_labels(self, bottom[0], self.rows, None)
+
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        indices, _ = checked_labels(self, bottom[0].data, self.rows, None)
-        self.indices = indices.astype(np.int64)
-        y = top[0].data.reshape(-1, self.outputs)
-        embedding(self.indices, self.weights[0].data, out=y)
+        if not self.is_captured:
+            self.prepare(bottom)
+        self.indices = whole_numbers(bottom[0].values.reshape(-1))
+        y = top[0].values.reshape(-1, self.outputs)
+        embedding(self.indices, self.weights[0].values, out=y)
         if len(self.weights) == 2:
-            add(self.weights[1].data, out=y, beta=1.0)
+            add(self.weights[1].values, out=y, beta=1.0)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
             raise self.invalid("the numbers of rows have no gradient: nothing before them can be trained")
-        dy = top[0].diff.reshape(-1, self.outputs)
+        dy = top[0].gradient.reshape(-1, self.outputs)
         if self.weight_needs_gradient[0]:
-            embedding_backward(dy, self.indices, self.rows, out=self.weights[0].diff, beta=1.0)
+            embedding_backward(dy, self.indices, self.rows, out=self.weights[0].gradient, beta=1.0)
         if len(self.weights) == 2 and self.weight_needs_gradient[1]:
-            conv_backward_bias(dy.reshape(-1, self.outputs, 1), out=self.weights[1].diff, beta=1.0)
+            conv_backward_bias(dy.reshape(-1, self.outputs, 1), out=self.weights[1].gradient, beta=1.0)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.ops.elementwise import elementwise
-from jitdnn.ops.tensor_ops import add
+from jitdnn.ops.tensor_ops import add, fill
 
 
 class FormulaLayer(Layer):
@@ -22,10 +20,12 @@ class FormulaLayer(Layer):
     may_be_in_place = True
     formula = ""
     gradient = ""
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.constants: tuple[float, ...] = self.numbers()
         self.function, self.derivative = elementwise(self.formula), elementwise(self.gradient)
+        self.shifted = elementwise("x, shift: x + shift")
 
     def numbers(self) -> tuple[float, ...]:
         """The constants of the formulas, checked."""
@@ -40,13 +40,13 @@ class FormulaLayer(Layer):
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if top[0] is bottom[0]:
-            np.copyto(self.x.data, bottom[0].data)
-        self.function(self.x.data.reshape(-1), *self.constants, out=top[0].data.reshape(-1))
+            copy(bottom[0].values, self.x.values)
+        self.function(self.x.values.reshape(-1), *self.constants, out=top[0].values.reshape(-1))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
-            dy, x = top[0].diff.reshape(-1), self.x.data.reshape(-1)
-            self.derivative(dy, x, *self.constants, out=bottom[0].diff.reshape(-1))
+            dy, x = top[0].gradient.reshape(-1), self.x.values.reshape(-1)
+            self.derivative(dy, x, *self.constants, out=bottom[0].gradient.reshape(-1))
 
     def backward_reads(self) -> Reads:
         return Reads(bottom="x" not in self.saved, top=False)
@@ -151,13 +151,13 @@ class PowerLayer(FormulaLayer):
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if self.is_constant:
-            top[0].data.fill(self.constant)
+            fill(top[0].values, self.constant)
         elif self.is_linear:
             _, scale, shift = self.constants
-            y = top[0].data.reshape(-1)
-            add(bottom[0].data.reshape(-1), out=y, alpha=scale)
+            y = top[0].values.reshape(-1)
+            add(bottom[0].values.reshape(-1), out=y, alpha=scale)
             if shift:
-                y += y.dtype.type(shift)
+                self.shifted(y, shift, out=y)
         else:
             super().forward(bottom, top)
 
@@ -165,9 +165,9 @@ class PowerLayer(FormulaLayer):
         if not propagate[0]:
             return
         if self.is_constant:
-            bottom[0].diff.fill(0)
+            fill(bottom[0].gradient, 0.0)
         elif self.is_linear:
-            add(top[0].diff.reshape(-1), out=bottom[0].diff.reshape(-1), alpha=self.constants[1])
+            add(top[0].gradient.reshape(-1), out=bottom[0].gradient.reshape(-1), alpha=self.constants[1])
         else:
             super().backward(top, propagate, bottom)
 

@@ -8,20 +8,23 @@ import numpy as np
 
 from jitdnn.caffe.arrays import read_npy
 from jitdnn.caffe.blob import Array, Blob
+from jitdnn.caffe.blob_proto import read_binaryproto
 from jitdnn.caffe.layers.base import Reads
+from jitdnn.caffe.layers.labels import checked_labels
 from jitdnn.caffe.layers.losses import LEAST_PROBABILITY
 from jitdnn.caffe.layers.softmax import SoftmaxWithLossLayer
 from jitdnn.caffe.paths import find
-from jitdnn.errors import NotSupported
+from jitdnn.ops.softmax import softmax
 
 
 class InfogainLossLayer(SoftmaxWithLossLayer):
     """−Σ H[label, class] log max(p[class], 1e-20) / norm, p the softmax of the scores (outer, classes, inner) along
-    infogain_loss_param.axis (1). H (classes, classes) is the third bottom, or the array of the .npy file `source`;
-    .binaryproto is refused. Labels, tops and norm as those of SoftmaxWithLoss. Only the scores have a gradient.
+    infogain_loss_param.axis (1). H (classes, classes) is the third bottom, or the array of the file `source`,
+    .binaryproto or .npy. Labels, tops and norm as those of SoftmaxWithLoss. Only the scores have a gradient.
     """
 
     type = "InfogainLoss"
+    is_for_gpu = False
     bottoms = (2, 3)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
@@ -34,12 +37,9 @@ class InfogainLossLayer(SoftmaxWithLossLayer):
             raise self.invalid(
                 "give the matrix as a third bottom, or its file as source", "infogain_loss_param"
             )
-        if not source.endswith(".npy"):
-            raise NotSupported(
-                f"layer {self.name!r}{self.parameter.where('infogain_loss_param')}: source {source!r}: the matrix is "
-                "read from .npy files, or taken from a third bottom"
-            )
-        self.matrix = read_npy(find(source, self.context.base)).astype(self.context.dtype)
+        path = find(source, self.context.base)
+        matrix = read_npy(path) if path.suffix == ".npy" else read_binaryproto(path)
+        self.matrix = matrix.astype(self.context.dtype)
 
     def axis_given(self) -> int:
         return self.parameter.infogain_loss_param.axis
@@ -55,7 +55,7 @@ class InfogainLossLayer(SoftmaxWithLossLayer):
         rows = self._prepared(bottom, top)
         losses = -(rows * np.log(np.maximum(self.probability.data.reshape(self.view), LEAST_PROBABILITY)))
         total = losses.sum(axis=1, keepdims=True, dtype=np.float64).sum(where=self.is_counted)
-        top[0].data[...] = total / self.norm
+        top[0].data[...] = total / self.divisor
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if any(propagate[1:]):
@@ -66,7 +66,7 @@ class InfogainLossLayer(SoftmaxWithLossLayer):
         dx = bottom[0].diff.reshape(self.view)
         np.multiply(self.probability.data.reshape(self.view), rows.sum(axis=1, keepdims=True), out=dx)
         dx -= rows
-        dx *= self.context.dtype.type(float(top[0].diff) / self.norm)
+        dx *= self.context.dtype.type(float(top[0].diff) / self.divisor)
         np.copyto(dx, 0, where=~self.is_counted)
 
     def backward_reads(self) -> Reads:
@@ -74,11 +74,17 @@ class InfogainLossLayer(SoftmaxWithLossLayer):
 
     def _prepared(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Array:
         """Compute probabilities, labels and norm, and return the rows of H by the labels."""
-        super().forward(bottom[:2], top)
+        softmax(bottom[0].data, axis=self.axis, algorithm="accurate", out=self.probability.data)
+        outer, classes, inner = self.view
+        labels, is_counted = checked_labels(self, bottom[1].data, classes, self.ignored)
+        self.places, self.is_counted = labels.reshape(outer, 1, inner), is_counted.reshape(outer, 1, inner)
+        self.divisor = self.norm or float(max(1, is_counted.sum()))
+        if len(top) == 2:
+            np.copyto(top[1].data, self.probability.data)
         return self._rows(bottom)
 
     def _rows(self, bottom: Sequence[Blob]) -> Array:
         """The rows of H by the labels, as (outer, classes, inner)."""
         classes = self.view[1]
         matrix = bottom[2].data if self.matrix is None else self.matrix
-        return np.moveaxis(matrix.reshape(classes, classes)[self.labels[:, 0, :]], -1, 1)
+        return np.moveaxis(matrix.reshape(classes, classes)[self.places[:, 0, :]], -1, 1)

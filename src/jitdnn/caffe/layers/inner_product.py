@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jitdnn.caffe.blob import Blob, canonical_axis, count
+from jitdnn.caffe.layers.activation import rectify
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.ops.convolution import conv_backward_bias
+from jitdnn.ops.elementwise import elementwise
 from jitdnn.ops.matmul import matmul
 from jitdnn.ops.tensor_ops import add
 
@@ -19,6 +22,7 @@ class InnerProductLayer(Layer):
     """
 
     type = "InnerProduct"
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.inner_product_param
@@ -26,6 +30,7 @@ class InnerProductLayer(Layer):
             raise self.invalid("num_output is missing or 0: it must be positive", "inner_product_param")
         shape = bottom[0].shape
         self.outputs = parameter.num_output
+        self.rectified: Any = None  # set by fusion.py: adds the bias and rectifies
         self.is_transposed = parameter.transpose
         self.axis = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
         self.columns = count(shape, self.axis)
@@ -45,30 +50,40 @@ class InnerProductLayer(Layer):
         top[0].reshape((*shape[: self.axis], self.outputs))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x = bottom[0].data.reshape(self.rows, self.columns)
-        y = top[0].data.reshape(self.rows, self.outputs)
-        w = self.weights[0].data
+        x = bottom[0].values.reshape(self.rows, self.columns)
+        y = top[0].values.reshape(self.rows, self.outputs)
+        w = self.weights[0].values
         beta = 0.0
-        if len(self.weights) == 2:
-            add(self.weights[1].data, out=y)
+        if len(self.weights) == 2 and self.rectified is None:
+            add(self.weights[1].values, out=y)
             beta = 1.0
         matmul(x, w if self.is_transposed else w.T, out=y, beta=beta)
+        if self.rectified is not None:
+            self.rectified(y, self.weights[1].values, out=y)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        x = bottom[0].data.reshape(self.rows, self.columns)
-        dy = top[0].diff.reshape(self.rows, self.outputs)
+        x = bottom[0].values.reshape(self.rows, self.columns)
+        dy = top[0].gradient.reshape(self.rows, self.outputs)
         w = self.weights[0]
         if self.weight_needs_gradient[0]:
             if self.is_transposed:
-                matmul(x.T, dy, out=w.diff, beta=1.0)
+                matmul(x.T, dy, out=w.gradient, beta=1.0)
             else:
-                matmul(dy.T, x, out=w.diff, beta=1.0)
+                matmul(dy.T, x, out=w.gradient, beta=1.0)
         if len(self.weights) == 2 and self.weight_needs_gradient[1]:
             # a sum over rows: the bias gradient of an image of one pixel
-            conv_backward_bias(dy.reshape(self.rows, self.outputs, 1), out=self.weights[1].diff, beta=1.0)
+            conv_backward_bias(dy.reshape(self.rows, self.outputs, 1), out=self.weights[1].gradient, beta=1.0)
         if propagate[0]:
-            dx = bottom[0].diff.reshape(self.rows, self.columns)
-            matmul(dy, w.data.T if self.is_transposed else w.data, out=dx)
+            dx = bottom[0].gradient.reshape(self.rows, self.columns)
+            matmul(dy, w.values.T if self.is_transposed else w.values, out=dx)
+
+    def fuse_relu(self, slope: float | None) -> None:
+        """Add the bias and rectify the result, with this slope below 0, in one pass; None: do not."""
+        if slope is None:
+            self.rectified = None
+            return
+        rectified = rectify(slope)
+        self.rectified = elementwise(lambda y, bias: rectified(y + bias))
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.weight_needs_gradient[0], top=False)

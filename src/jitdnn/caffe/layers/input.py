@@ -12,6 +12,7 @@ class InputLayer(Layer):
     """Tops of the shapes in input_param: one shape for all, or one for each."""
 
     type = "Input"
+    fills_tops = False
     bottoms = (0, 0)
     tops = (1, None)
     may_rerun = False
@@ -25,11 +26,11 @@ class InputLayer(Layer):
         for shape in shapes:
             if any(extent < 0 for extent in shape.dim):
                 raise self.invalid(f"shape {tuple(shape.dim)} has a negative extent", "input_param")
-        self.shapes = [tuple(shapes[i if len(shapes) > 1 else 0].dim) for i in range(len(top))]
+        for index, blob in enumerate(top):
+            blob.reshape(tuple(shapes[index if len(shapes) > 1 else 0].dim))
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        for blob, shape in zip(top, self.shapes, strict=True):
-            blob.reshape(shape)
+        pass  # the caller may have given the tops other shapes since setup
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass

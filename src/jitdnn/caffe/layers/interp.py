@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.ops.resize import resize, resize_backward
 from jitdnn.ops.tensor_ops import fill
+from jitdnn.ops.transform import transform
 
 
 class InterpLayer(Layer):
@@ -19,6 +18,7 @@ class InterpLayer(Layer):
     """
 
     type = "Interp"
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.interp_param
@@ -65,17 +65,17 @@ class InterpLayer(Layer):
         top[0].reshape((*shape[:2], *self.size))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x = np.ascontiguousarray(bottom[0].data[self.part])
-        resize(x, self.size, mode="linear", coordinates="align_corners", out=top[0].data)
+        x = transform(bottom[0].values[self.part]) if self.cuts else bottom[0].values
+        resize(x, self.size, mode="linear", coordinates="align_corners", out=top[0].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if not propagate[0]:
             return
-        dx = bottom[0].diff
+        dx = bottom[0].gradient
         inside = dx[self.part]
         if self.cuts:
             fill(dx, 0.0)
-        resize_backward(top[0].diff, inside.shape, mode="linear", coordinates="align_corners", out=inside)
+        resize_backward(top[0].gradient, inside.shape, mode="linear", coordinates="align_corners", out=inside)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)

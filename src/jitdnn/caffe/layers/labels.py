@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from jitdnn.caffe.blob import Array
+from jitdnn.caffe.blob import Array, Blob
 from jitdnn.caffe.layers.base import Layer
+from jitdnn.ops.elementwise import elementwise
 
 
 def checked_labels(
@@ -26,3 +27,22 @@ def checked_labels(
             f"label {wrong:g} is outside of 0 .. {classes - 1}, the classes that the scores have"
         )
     return np.where(is_counted, indices, 0), is_counted
+
+
+def check_labels(layer: Layer, labels: Blob, classes: int, ignored: int | None) -> None:
+    """Raise InvalidArgument as `checked_labels` does, for labels that the host has; what a GPU computed is not waited
+    for: a loss over such labels is NaN where one is wrong.
+    """
+    if labels.is_on_host:
+        checked_labels(layer, labels.read(), classes, ignored)
+
+
+def class_numbers(layer: Layer, classes: int) -> Blob:
+    """Return the numbers of the classes, (1, classes, 1)."""
+    return layer.table("classes", np.arange(classes).reshape(1, classes, 1))
+
+
+whole_numbers = elementwise("t: trunc(t)", "i64")
+"""Makes numbers in a blob those of rows."""
+NOBODY = float("nan")
+"""The label to ignore where none is: nothing is equal to it."""

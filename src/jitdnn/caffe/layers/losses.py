@@ -5,15 +5,16 @@ logistic.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from typing import Any
 
 from jitdnn.caffe.blob import Blob, Shape, count
 from jitdnn.caffe.layers.base import Layer, Reads
-from jitdnn.caffe.layers.labels import checked_labels
+from jitdnn.caffe.layers.labels import NOBODY, check_labels, class_numbers
 from jitdnn.ops.activation import sigmoid
 from jitdnn.ops.elementwise import elementwise
+from jitdnn.ops.reduce import reduce
 from jitdnn.ops.reduction import reduction
+from jitdnn.ops.tensor_ops import scale
 
 LEAST_PROBABILITY = 1e-20  # Caffe's kLOG_THRESHOLD
 DISTANCE_EPSILON = 1e-4  # what Caffe adds to a distance that it divides by
@@ -24,6 +25,7 @@ class LossLayer(Layer):
 
     bottoms = (2, 2)
     is_loss = True
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass
@@ -71,22 +73,21 @@ class EuclideanLossLayer(LossLayer):
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.squares = reduction("a, b: (a - b) * (a - b)")
-        self.difference = elementwise("a, b, factor: factor * (a - b)")
+        self.difference = elementwise("a, b, dloss, factor: factor * dloss * (a - b)")
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         super().reshape(bottom, top)
         self.same_size(bottom)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        total = self.squares(*(blob.data.reshape(-1) for blob in bottom))
-        top[0].data[...] = total[0] / (2 * self.images)
+        self.squares(*(blob.values.reshape(-1) for blob in bottom), out=top[0].values)
+        scale(top[0].values, 1 / (2 * self.images))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        a, b = (blob.data.reshape(-1) for blob in bottom)
-        scale = float(top[0].diff) / self.images
-        for blob, is_wanted, factor in zip(bottom, propagate, (scale, -scale), strict=True):
+        a, b = (blob.values.reshape(-1) for blob in bottom)
+        for blob, is_wanted, sign in zip(bottom, propagate, (1, -1), strict=True):
             if is_wanted:
-                self.difference(a, b, factor, out=blob.diff.reshape(-1))
+                self.difference(a, b, top[0].gradient, sign / self.images, out=blob.gradient.reshape(-1))
 
     def may_force_backward(self, index: int) -> bool:
         return True
@@ -103,35 +104,40 @@ class SigmoidCrossEntropyLossLayer(LossLayer):
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         loss = self.parameter.loss_param
-        # nothing is equal to NaN
-        self.ignored = float(loss.ignore_label) if loss.has("ignore_label") else float("nan")
+        self.ignored = float(loss.ignore_label) if loss.has("ignore_label") else NOBODY
         self.normalization = "VALID" if loss.normalize else "BATCH_SIZE"
         if loss.has("normalization"):
             self.normalization = loss.normalization
         self.terms = reduction(
             "x, t, g: g = trunc(t) == g; where(g, 0, maximum(x, 0) - x * t + log1p(exp(-abs(x)))), where(g, 0, 1)"
         )
-        self.gradient = elementwise("y, t, g, factor: where(trunc(t) == g, 0, factor * (y - t))")
+        norm = "where(norm > 0, norm, maximum(valid, 1))"
+        self.mean = elementwise(f"total, valid, norm: total / {norm}")
+        self.slope = elementwise(
+            f"y, t, g, dloss, valid, norm: where(trunc(t) == g, 0, dloss / {norm} * (y - t))"
+        )
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         super().reshape(bottom, top)
         self.same_size(bottom)
+        self.total, self.valid = self.save("total", (1,)), self.save("valid", (1,))
+        # 0: the targets that count
+        by_mode = {"VALID": 0, "FULL": max(1, bottom[0].size), "BATCH_SIZE": self.images, "NONE": 1}
+        self.norm = float(by_mode[self.normalization])
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x, t = (blob.data.reshape(-1) for blob in bottom)
-        total, valid = self.terms(x, t, self.ignored)
-        by_mode = {"VALID": float(valid[0]), "FULL": x.size, "BATCH_SIZE": self.images, "NONE": 1}
-        self.norm = float(max(1, by_mode[self.normalization]))
-        top[0].data[...] = total[0] / self.norm
+        x, t = (blob.values.reshape(-1) for blob in bottom)
+        total, valid = self.total.values, self.valid.values
+        self.terms(x, t, self.ignored, out=(total, valid))
+        self.mean(total, valid, self.norm, out=top[0].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         self.refuse_label_gradient(propagate)
         if propagate[0]:
-            dx = bottom[0].diff.reshape(-1)
-            sigmoid(bottom[0].data.reshape(-1), out=dx)
-            self.gradient(
-                dx, bottom[1].data.reshape(-1), self.ignored, float(top[0].diff) / self.norm, out=dx
-            )
+            dx = bottom[0].gradient.reshape(-1)
+            sigmoid(bottom[0].values.reshape(-1), out=dx)
+            t = bottom[1].values.reshape(-1)
+            self.slope(dx, t, self.ignored, top[0].gradient, self.valid.values, self.norm, out=dx)
 
 
 class HingeLossLayer(LossLayer):
@@ -144,27 +150,37 @@ class HingeLossLayer(LossLayer):
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         power = "m * m" if self.parameter.hinge_loss_param.norm == "L2" else "m"
         slope = "2 * m" if power == "m * m" else "1"
-        self.terms = reduction(f"x, s: m = maximum(0, 1 - s * x); {power}")
-        self.gradient = elementwise(f"x, s, factor: m = 1 - s * x; where(m > 0, -factor * s * {slope}, 0)")
+        side = "s = where(trunc(t) == c, 1, -1); m = 1 - s * x"
+        self.terms = reduction(f"x, t, c: {side}; m = maximum(0, m); {power}")
+        self.slope = elementwise(
+            f"x, t, c, dloss, factor: {side}; where(m > 0, -factor * dloss * s * {slope}, 0)"
+        )
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         super().reshape(bottom, top)
         self.one_label_each(bottom)
         self.view: Shape = (self.images, count(bottom[0].shape, 1))
-        self.sides = self.save("sides", self.view)
+        self.classes = class_numbers(self, self.view[1])
+
+    def prepare(self, bottom: Sequence[Blob]) -> None:
+        check_labels(self, bottom[1], self.view[1], None)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        labels, _ = checked_labels(self, bottom[1].data, self.view[1], None)
-        self.sides.data.fill(-1)
-        np.put_along_axis(self.sides.data, labels.reshape(-1, 1), 1, axis=1)
-        total = self.terms(bottom[0].data.reshape(-1), self.sides.data.reshape(-1))
-        top[0].data[...] = total[0] / self.images
+        if not self.is_captured:
+            self.prepare(bottom)
+        self.terms(*self._viewed(bottom), out=top[0].values)
+        scale(top[0].values, 1 / self.images)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         self.refuse_label_gradient(propagate)
         if propagate[0]:
-            x, sides, dx = bottom[0].data.reshape(-1), self.sides.data.reshape(-1), bottom[0].diff.reshape(-1)
-            self.gradient(x, sides, float(top[0].diff) / self.images, out=dx)
+            dx = bottom[0].gradient.reshape(self.view)
+            self.slope(*self._viewed(bottom), top[0].gradient, 1 / self.images, out=dx)
+
+    def _viewed(self, bottom: Sequence[Blob]) -> tuple[Any, Any, Any]:
+        """Scores, labels and the numbers of the classes, to be broadcast to (images, classes)."""
+        classes = self.classes.values.reshape(1, -1)
+        return bottom[0].values.reshape(self.view), bottom[1].values.reshape(-1, 1), classes
 
 
 class ContrastiveLossLayer(LossLayer):
@@ -179,38 +195,43 @@ class ContrastiveLossLayer(LossLayer):
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.squares = reduction("a, b: (a - b) * (a - b)")
-        self.difference = elementwise("a, b, factor: factor * (a - b)")
+        self.difference = elementwise("a, b, factor, dloss, sign: sign * dloss * factor * (a - b)")
+        # for each pair its loss, and what the gradient by a is in units of a - b
+        if self.parameter.contrastive_loss_param.legacy_version:
+            apart = "loss = maximum(margin - squares, 0); factor = where(loss > 0, -1, 0)"
+        else:
+            apart = (
+                "d = sqrt(squares); rest = maximum(margin - d, 0); loss = rest * rest; "
+                f"factor = -rest / (d + {DISTANCE_EPSILON})"
+            )
+        self.terms = elementwise(
+            f"squares, label, margin, share: {apart}; is_similar = trunc(label) != 0; "
+            "share / 2 * where(is_similar, squares, loss), share * where(is_similar, 1, factor)"
+        )
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         super().reshape(bottom, top)
         self.same_size(bottom)
         self.one_label_each(bottom)
         self.view: Shape = (self.images, count(bottom[0].shape, 1))
-        self.factors = self.save("factors", (self.images, 1))
+        self.distances, self.factors = (self.save(name, (self.images, 1)) for name in ("squares", "factors"))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        parameter = self.parameter.contrastive_loss_param
-        a, b = (blob.data.reshape(self.view) for blob in bottom[:2])
-        squares = self.squares(a, b, axes=1).astype(np.float64)
-        is_similar = np.trunc(bottom[2].data.reshape(-1)) != 0
-        # for each pair its loss, and what the gradient by a is in units of a - b
-        if parameter.legacy_version:
-            losses = np.maximum(parameter.margin - squares, 0)
-            factors = np.where(losses > 0, -1.0, 0.0)
-        else:
-            distances = np.sqrt(squares)
-            rest = np.maximum(parameter.margin - distances, 0)
-            losses, factors = rest * rest, -rest / (distances + DISTANCE_EPSILON)
-        top[0].data[...] = np.where(is_similar, squares, losses).sum() / (2 * self.images)
-        self.factors.data[:, 0] = np.where(is_similar, 1.0, factors) / self.images
+        a, b = (blob.values.reshape(self.view) for blob in bottom[:2])
+        squares, factors = self.distances.values, self.factors.values
+        self.squares(a, b, axes=1, keepdims=True, out=squares)
+        margin = self.parameter.contrastive_loss_param.margin
+        labels = bottom[2].values.reshape(-1, 1)
+        self.terms(squares, labels, margin, 1 / self.images, out=(squares, factors))
+        reduce(squares, out=top[0].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         self.refuse_label_gradient(propagate)
-        a, b = (blob.data.reshape(self.view) for blob in bottom[:2])
-        for blob, is_wanted, sign in zip(bottom[:2], propagate[:2], (1, -1), strict=True):
+        a, b = (blob.values.reshape(self.view) for blob in bottom[:2])
+        for blob, is_wanted, sign in zip(bottom[:2], propagate[:2], (1.0, -1.0), strict=True):
             if is_wanted:
-                factors = self.factors.data * self.context.dtype.type(sign * float(top[0].diff))
-                self.difference(a, b, factors, out=blob.diff.reshape(self.view))
+                dx = blob.gradient.reshape(self.view)
+                self.difference(a, b, self.factors.values, top[0].gradient, sign, out=dx)
 
     def may_force_backward(self, index: int) -> bool:
         return index < 2
@@ -221,25 +242,34 @@ class MultinomialLogisticLossLayer(LossLayer):
 
     type = "MultinomialLogisticLoss"
 
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        self.terms = reduction("p, t, c, least: where(trunc(t) == c, -log(maximum(p, least)), 0)")
+        self.slope = elementwise(
+            "p, t, c, least, dloss, factor: where(trunc(t) == c, -factor * dloss / maximum(p, least), 0)"
+        )
+
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         super().reshape(bottom, top)
         self.one_label_each(bottom)
         self.view: Shape = (self.images, count(bottom[0].shape, 1))
+        self.classes = class_numbers(self, self.view[1])
+
+    def prepare(self, bottom: Sequence[Blob]) -> None:
+        check_labels(self, bottom[1], self.view[1], None)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        labels, _ = checked_labels(self, bottom[1].data, self.view[1], None)
-        self.labels = labels.reshape(-1, 1)
-        picked = np.take_along_axis(bottom[0].data.reshape(self.view), self.labels, axis=1)
-        top[0].data[...] = (
-            -np.log(np.maximum(picked, LEAST_PROBABILITY), dtype=np.float64).sum() / self.images
-        )
+        if not self.is_captured:
+            self.prepare(bottom)
+        self.terms(*self._viewed(bottom), LEAST_PROBABILITY, out=top[0].values)
+        scale(top[0].values, 1 / self.images)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         self.refuse_label_gradient(propagate)
-        if not propagate[0]:
-            return
-        dx = bottom[0].diff.reshape(self.view)
-        dx.fill(0)
-        picked = np.take_along_axis(bottom[0].data.reshape(self.view), self.labels, axis=1)
-        scale = -float(top[0].diff) / self.images
-        np.put_along_axis(dx, self.labels, scale / np.maximum(picked, LEAST_PROBABILITY), axis=1)
+        if propagate[0]:
+            dx = bottom[0].gradient.reshape(self.view)
+            self.slope(*self._viewed(bottom), LEAST_PROBABILITY, top[0].gradient, 1 / self.images, out=dx)
+
+    def _viewed(self, bottom: Sequence[Blob]) -> tuple[Any, Any, Any]:
+        """Probabilities, labels and the numbers of the classes, to be broadcast to (images, classes)."""
+        classes = self.classes.values.reshape(1, -1)
+        return bottom[0].values.reshape(self.view), bottom[1].values.reshape(-1, 1), classes

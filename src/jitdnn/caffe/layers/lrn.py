@@ -17,6 +17,7 @@ class LRNLayer(Layer):
     """
 
     type = "LRN"
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.lrn_param
@@ -33,13 +34,15 @@ class LRNLayer(Layer):
         top[0].reshape(bottom[0].shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        lrn(bottom[0].data, self.size, self.factor, self.exponent, self.offset, self.mode, out=top[0].data)
+        lrn(
+            bottom[0].values, self.size, self.factor, self.exponent, self.offset, self.mode, out=top[0].values
+        )
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
             lrn_backward(
-                top[0].diff, bottom[0].data, self.size, self.factor, self.exponent, self.offset, self.mode,
-                out=bottom[0].diff,
+                top[0].gradient, bottom[0].values, self.size, self.factor, self.exponent, self.offset, self.mode,
+                out=bottom[0].gradient,
             )  # fmt: skip
 
     def backward_reads(self) -> Reads:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
-
 from jitdnn.caffe.blob import Array, Blob, canonical_axis, count
 from jitdnn.caffe.layers.base import Layer, Reads
-from jitdnn.caffe.layers.labels import checked_labels
+from jitdnn.caffe.layers.labels import check_labels, whole_numbers
 from jitdnn.ops.embedding import embedding, embedding_backward
 from jitdnn.ops.reduce import reduce
 from jitdnn.ops.tensor_ops import add, fill
@@ -18,6 +16,8 @@ from jitdnn.ops.transform import concat, transform
 
 class _Movement(Layer):
     """A layer whose tops are copies: gradients need no data."""
+
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass
@@ -63,15 +63,15 @@ class ConcatLayer(_Movement):
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         views = [
-            blob.data.reshape(self.outer, width) for blob, width in zip(bottom, self.widths, strict=True)
+            blob.values.reshape(self.outer, width) for blob, width in zip(bottom, self.widths, strict=True)
         ]
-        concat(views, axis=1, out=top[0].data.reshape(self.outer, sum(self.widths)))
+        concat(views, axis=1, out=top[0].values.reshape(self.outer, sum(self.widths)))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        dy = top[0].diff.reshape(self.outer, sum(self.widths))
+        dy = top[0].gradient.reshape(self.outer, sum(self.widths))
         for part, blob, is_wanted in zip(_parts(dy, self.widths), bottom, propagate, strict=True):
             if is_wanted:
-                transform(part, out=blob.diff.reshape(part.shape))
+                transform(part, out=blob.gradient.reshape(part.shape))
 
 
 class SliceLayer(_Movement):
@@ -108,16 +108,16 @@ class SliceLayer(_Movement):
         self.widths = [part * count(shape, axis + 1) for part in extents]
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x = bottom[0].data.reshape(self.outer, sum(self.widths))
+        x = bottom[0].values.reshape(self.outer, sum(self.widths))
         for part, blob in zip(_parts(x, self.widths), top, strict=True):
-            transform(part, out=blob.data.reshape(part.shape))
+            transform(part, out=blob.values.reshape(part.shape))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
             views = [
-                blob.diff.reshape(self.outer, width) for blob, width in zip(top, self.widths, strict=True)
+                blob.gradient.reshape(self.outer, width) for blob, width in zip(top, self.widths, strict=True)
             ]
-            concat(views, axis=1, out=bottom[0].diff.reshape(self.outer, sum(self.widths)))
+            concat(views, axis=1, out=bottom[0].gradient.reshape(self.outer, sum(self.widths)))
 
 
 def _parts(array: Array, widths: Sequence[int]) -> list[Array]:
@@ -158,14 +158,14 @@ class CropLayer(_Movement):
         top[0].reshape((*shape[:axis], *wanted[axis:]))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        transform(bottom[0].data[self.part], out=top[0].data)
+        transform(bottom[0].values[self.part], out=top[0].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         for blob, is_wanted in zip(bottom, propagate, strict=True):
             if is_wanted:
-                fill(blob.diff, 0.0)
+                fill(blob.gradient, 0.0)
         if propagate[0]:
-            transform(top[0].diff, out=bottom[0].diff[self.part])
+            transform(top[0].gradient, out=bottom[0].gradient[self.part])
 
     def may_force_backward(self, index: int) -> bool:
         return index == 0
@@ -186,12 +186,12 @@ class TileLayer(_Movement):
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         outer, _, inner = self.view
-        add(bottom[0].data.reshape(outer, 1, inner), out=top[0].data.reshape(self.view))
+        add(bottom[0].values.reshape(outer, 1, inner), out=top[0].values.reshape(self.view))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
             outer, _, inner = self.view
-            reduce(top[0].diff.reshape(self.view), axes=1, out=bottom[0].diff.reshape(outer, inner))
+            reduce(top[0].gradient.reshape(self.view), axes=1, out=bottom[0].gradient.reshape(outer, inner))
 
 
 class PermuteLayer(_Movement):
@@ -207,14 +207,43 @@ class PermuteLayer(_Movement):
                 "permute_param",
             )
         self.order = (*order, *(axis for axis in range(len(shape)) if axis not in order))
+        self.back = tuple(self.order.index(axis) for axis in range(len(shape)))
         top[0].reshape(tuple(shape[axis] for axis in self.order))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        transform(bottom[0].data.transpose(self.order), out=top[0].data)
+        transform(bottom[0].values.transpose(self.order), out=top[0].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
-            transform(top[0].diff.transpose(np.argsort(self.order)), out=bottom[0].diff)
+            transform(top[0].gradient.transpose(self.back), out=bottom[0].gradient)
+
+
+class ShuffleChannelLayer(_Movement):
+    """The channels of the bottom (N, C, ...) as those of `group` groups, one of each in turn: channel g C / group + i
+    becomes i group + g. Of ShuffleNet's fork.
+    """
+
+    type = "ShuffleChannel"
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        shape, groups = bottom[0].shape, self.parameter.shuffle_channel_param.group
+        if len(shape) < 2 or groups < 1 or shape[1] % groups:
+            raise self.invalid(
+                f"group {groups} must divide the channels of the bottom, which has shape {shape}",
+                "shuffle_channel_param",
+            )
+        top[0].reshape(shape)
+        self.view = (shape[0], groups, shape[1] // groups, count(shape, 2))
+        self.shuffled = (shape[0], shape[1] // groups, groups, count(shape, 2))
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        x = bottom[0].values.reshape(self.view).transpose(0, 2, 1, 3)
+        transform(x, out=top[0].values.reshape(self.shuffled))
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        if propagate[0]:
+            dy = top[0].gradient.reshape(self.shuffled).transpose(0, 2, 1, 3)
+            transform(dy, out=bottom[0].gradient.reshape(self.view))
 
 
 class BatchReindexLayer(_Movement):
@@ -232,12 +261,15 @@ class BatchReindexLayer(_Movement):
         self.rows = images[0]
         top[0].reshape((numbers[0], *images[1:]))
 
+    def prepare(self, bottom: Sequence[Blob]) -> None:
+        check_labels(self, bottom[1], self.rows, None)
+
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        numbers, _ = checked_labels(self, bottom[1].data, self.rows, None)
-        self.numbers = numbers.astype(np.int64)
-        embedding(
-            self.numbers, bottom[0].data.reshape(self.rows, -1), out=top[0].data.reshape(len(numbers), -1)
-        )
+        if not self.is_captured:
+            self.prepare(bottom)
+        self.numbers = whole_numbers(bottom[1].values)
+        y = top[0].values.reshape(bottom[1].size, -1)
+        embedding(self.numbers, bottom[0].values.reshape(self.rows, -1), out=y)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[1]:
@@ -245,8 +277,8 @@ class BatchReindexLayer(_Movement):
                 "the numbers of images have no gradient: they must not depend on trained weights"
             )
         if propagate[0]:
-            dy = top[0].diff.reshape(len(self.numbers), -1)
-            embedding_backward(dy, self.numbers, self.rows, out=bottom[0].diff.reshape(self.rows, -1))
+            dy = top[0].gradient.reshape(len(self.numbers), -1)
+            embedding_backward(dy, self.numbers, self.rows, out=bottom[0].gradient.reshape(self.rows, -1))
 
     def may_force_backward(self, index: int) -> bool:
         return index == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob, Shape, count
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.caffe.schema_layers import FillerParameter
@@ -22,6 +20,7 @@ class NormalizeLayer(Layer):
     """
 
     type = "Normalize"
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, shape = self.parameter.norm_param, bottom[0].shape
@@ -30,6 +29,7 @@ class NormalizeLayer(Layer):
         filler = parameter.scale_filler if parameter.has("scale_filler") else FillerParameter(value=1.0)
         self.add_weight(() if parameter.channel_shared else (shape[1],), filler)
         self.squares, self.products = reduction("x: x * x"), reduction("dy, w, x: dy * w * x")
+        self.root = elementwise("squares, eps: sqrt(squares + eps)")
         self.function = elementwise("x, w, norm: x / norm * w")
         self.gradient = elementwise("dy, w, x, norm, dot: (dy * w - x * dot / (norm * norm)) / norm")
         self.slope = reduction("dy, x, norm: dy * x / norm")
@@ -46,20 +46,28 @@ class NormalizeLayer(Layer):
         top[0].reshape(shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x, norm = bottom[0].data.reshape(self.view), self.norm.data
+        x, norm = bottom[0].values.reshape(self.view), self.norm.values
         self.squares(x, axes=self.axes, keepdims=True, out=norm)
-        np.sqrt(norm + norm.dtype.type(self.parameter.norm_param.eps), out=norm)
-        self.function(x, self.weights[0].data.reshape(1, -1, 1), norm, out=top[0].data.reshape(self.view))
+        self.root(norm, self.parameter.norm_param.eps, out=norm)
+        self.function(x, self.weights[0].values.reshape(1, -1, 1), norm, out=top[0].values.reshape(self.view))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        x, dy, norm = bottom[0].data.reshape(self.view), top[0].diff.reshape(self.view), self.norm.data
+        x, dy, norm = (
+            bottom[0].values.reshape(self.view),
+            top[0].gradient.reshape(self.view),
+            self.norm.values,
+        )
         w = self.weights[0]
-        wide = w.data.reshape(1, -1, 1)
+        wide = w.values.reshape(1, -1, 1)
         if self.weight_needs_gradient[0]:
-            add(self.slope(dy, x, norm, axes=(0, 2) if w.shape else None), out=w.diff.reshape(-1), beta=1.0)
+            add(
+                self.slope(dy, x, norm, axes=(0, 2) if w.shape else None),
+                out=w.gradient.reshape(-1),
+                beta=1.0,
+            )
         if propagate[0]:
             dot = self.products(dy, wide, x, axes=self.axes, keepdims=True)
-            self.gradient(dy, wide, x, norm, dot, out=bottom[0].diff.reshape(self.view))
+            self.gradient(dy, wide, x, norm, dot, out=bottom[0].gradient.reshape(self.view))
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=True, top=False)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.ops.prelu import prelu, prelu_backward
+from jitdnn.ops.tensor_ops import add
 
 
 class PReLULayer(Layer):
@@ -21,6 +20,7 @@ class PReLULayer(Layer):
 
     type = "PReLU"
     may_be_in_place = True
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, shape = self.parameter.prelu_param, bottom[0].shape
@@ -43,15 +43,15 @@ class PReLULayer(Layer):
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if top[0] is bottom[0]:
-            np.copyto(self.x.data, bottom[0].data)
-        prelu(self.x.data, self.weights[0].data.reshape(-1), out=top[0].data)
+            copy(bottom[0].values, self.x.values)
+        prelu(self.x.values, self.weights[0].values.reshape(-1), out=top[0].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         weight = self.weights[0]
-        out = (bottom[0].diff, None) if propagate[0] else None
-        _, dweight = prelu_backward(top[0].diff, self.x.data, weight.data.reshape(-1), out=out)
+        out = (bottom[0].gradient, None) if propagate[0] else None
+        _, dweight = prelu_backward(top[0].gradient, self.x.values, weight.values.reshape(-1), out=out)
         if self.weight_needs_gradient[0]:
-            weight.diff[...] += dweight.reshape(weight.shape)
+            add(dweight.reshape(-1), out=weight.gradient.reshape(-1), beta=1.0)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom="x" not in self.saved, top=False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jitdnn.caffe.blob import Blob, Shape, canonical_axis, count
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.ops.elementwise import elementwise
 from jitdnn.ops.reduce import reduce
 from jitdnn.ops.reduction import reduction
@@ -20,6 +20,7 @@ class ReductionLayer(Layer):
     """
 
     type = "Reduction"
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.reduction_param
@@ -39,7 +40,7 @@ class ReductionLayer(Layer):
         self.factor = self.coefficient / (max(1, self.view[1]) if self.operation == "MEAN" else 1)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x, y = bottom[0].data.reshape(self.view), top[0].data.reshape(-1)
+        x, y = bottom[0].values.reshape(self.view), top[0].values.reshape(-1)
         if self.operation == "SUMSQ":
             self.squares(x, axes=1, out=y)
             scale(y, self.factor)
@@ -49,11 +50,11 @@ class ReductionLayer(Layer):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if not propagate[0]:
             return
-        dy, dx = top[0].diff.reshape(-1, 1), bottom[0].diff.reshape(self.view)
+        dy, dx = top[0].gradient.reshape(-1, 1), bottom[0].gradient.reshape(self.view)
         if self.slope is None:
             add(dy, out=dx, alpha=self.factor)
         else:
-            self.slope(bottom[0].data.reshape(self.view), dy, self.factor, out=dx)
+            self.slope(bottom[0].values.reshape(self.view), dy, self.factor, out=dx)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.slope is not None, top=False)
@@ -122,6 +123,7 @@ class MVNLayer(Layer):
 
     type = "MVN"
     may_be_in_place = True
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.mvn_param
@@ -132,8 +134,11 @@ class MVNLayer(Layer):
         self.epsilon, self.is_divided = parameter.eps, parameter.normalize_variance
         self.centred = elementwise("x, mean: x - mean")
         self.divided = elementwise("x, deviation: x / deviation")
+        self.root = elementwise("squares, share, epsilon: sqrt(squares * share) + epsilon")
         self.squares, self.products = reduction("x: x * x"), reduction("a, b: a * b")
-        self.gradient = elementwise("dy, mean, y, slope, deviation: (dy - mean - y * slope) / deviation")
+        self.gradient = elementwise(
+            "dy, mean, y, slope, share, deviation: (dy - mean - y * slope * share) / deviation"
+        )
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = bottom[0].shape
@@ -145,26 +150,27 @@ class MVNLayer(Layer):
         self.output = self.save("output", shape) if self.is_divided and self.is_overwritten else None
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x, y = bottom[0].data.reshape(self.view), top[0].data.reshape(self.view)
+        x, y = bottom[0].values.reshape(self.view), top[0].values.reshape(self.view)
         self.centred(x, reduce(x, "avg", axes=1, keepdims=True), out=y)
         if self.is_divided:
-            variance = self.squares(y, axes=1, keepdims=True) / self.view[1]
-            np.copyto(self.deviation.data, np.sqrt(variance) + self.epsilon)
-            self.divided(y, self.deviation.data, out=y)
+            deviation = self.deviation.values
+            self.squares(y, axes=1, keepdims=True, out=deviation)
+            self.root(deviation, 1 / self.view[1], self.epsilon, out=deviation)
+            self.divided(y, deviation, out=y)
         if self.output is not None:
-            np.copyto(self.output.data, top[0].data)
+            copy(top[0].values, self.output.values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if not propagate[0]:
             return
-        dy, dx = top[0].diff.reshape(self.view), bottom[0].diff.reshape(self.view)
+        dy, dx = top[0].gradient.reshape(self.view), bottom[0].gradient.reshape(self.view)
         mean = reduce(dy, "avg", axes=1, keepdims=True)
         if not self.is_divided:
             self.centred(dy, mean, out=dx)
             return
-        y = (top[0] if self.output is None else self.output).data.reshape(self.view)
-        slope = self.products(dy, y, axes=1, keepdims=True) / self.view[1]
-        self.gradient(dy, mean, y, slope, self.deviation.data, out=dx)
+        y = (top[0] if self.output is None else self.output).values.reshape(self.view)
+        slope = self.products(dy, y, axes=1, keepdims=True)
+        self.gradient(dy, mean, y, slope, 1 / self.view[1], self.deviation.values, out=dx)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=self.is_divided and self.output is None)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from typing import Any
 
 from jitdnn.caffe.blob import Array, Blob, Shape, canonical_axis, count
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.ops.convolution import conv_backward_bias
 from jitdnn.ops.elementwise import elementwise
@@ -24,6 +23,7 @@ class _PerAxis(Layer):
     may_be_in_place = True
     message = ""
     default = 0.0
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, shape = getattr(self.parameter, self.message), bottom[0].shape
@@ -96,25 +96,32 @@ class ScaleLayer(_PerAxis):
         self.x = self.save("x", bottom[0].shape) if top[0] is bottom[0] else bottom[0]
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x, y = self.viewed(bottom[0].data), self.viewed(top[0].data)
+        x, y = self.viewed(bottom[0].values), self.viewed(top[0].values)
         if top[0] is bottom[0]:
-            np.copyto(self.x.data, bottom[0].data)
-        w = self.operand(bottom).data.reshape(1, -1, 1)
+            copy(bottom[0].values, self.x.values)
+        w = self.operand(bottom).values.reshape(1, -1, 1)
         if self.bias is None:
             multiply(x, w, out=y)
         else:
-            self.affine(x, w, self.bias.data.reshape(1, -1, 1), out=y)
+            self.affine(x, w, self.bias.values.reshape(1, -1, 1), out=y)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        dy, w = self.viewed(top[0].diff), self.operand(bottom)
+        dy, w = self.viewed(top[0].gradient), self.operand(bottom)
         if self.bias is not None and self.weight_needs_gradient[-1]:
-            conv_backward_bias(dy, out=self.bias.diff.reshape(-1), beta=1.0)
+            conv_backward_bias(dy, out=self.bias.gradient.reshape(-1), beta=1.0)
         if len(bottom) == 2 and propagate[1]:
-            self.dot(dy, self.viewed(self.x.data), axes=(0, 2), out=w.diff.reshape(-1))
+            self.dot(dy, self.viewed(self.x.values), axes=(0, 2), out=w.gradient.reshape(-1))
         elif len(bottom) == 1 and self.weight_needs_gradient[0]:
-            add(self.dot(dy, self.viewed(self.x.data), axes=(0, 2)), out=w.diff.reshape(-1), beta=1.0)
+            add(self.dot(dy, self.viewed(self.x.values), axes=(0, 2)), out=w.gradient.reshape(-1), beta=1.0)
         if propagate[0]:
-            multiply(dy, w.data.reshape(1, -1, 1), out=self.viewed(bottom[0].diff))
+            multiply(dy, w.values.reshape(1, -1, 1), out=self.viewed(bottom[0].gradient))
+
+    def add_gradients(self, dgamma: Any, dbeta: Any) -> None:
+        """Add gradients that the layer computed that this one is fused into."""
+        if self.weight_needs_gradient[0]:
+            add(dgamma, out=self.weights[0].gradient, beta=1.0)
+        if self.bias is not None and self.weight_needs_gradient[-1]:
+            add(dbeta, out=self.bias.gradient, beta=1.0)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=len(self.parameter.bottom) == 2 or "x" not in self.saved, top=False)
@@ -129,15 +136,17 @@ class BiasLayer(_PerAxis):
     message = "bias_param"
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        operand = self.operand(bottom).data.reshape(1, -1, 1)
-        add(self.viewed(bottom[0].data), operand, out=self.viewed(top[0].data))
+        operand = self.operand(bottom).values.reshape(1, -1, 1)
+        add(self.viewed(bottom[0].values), operand, out=self.viewed(top[0].values))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        dy, is_weight = self.viewed(top[0].diff), len(bottom) == 1
+        dy, is_weight = self.viewed(top[0].gradient), len(bottom) == 1
         if self.weight_needs_gradient[0] if is_weight else propagate[1]:
-            conv_backward_bias(dy, out=self.operand(bottom).diff.reshape(-1), beta=1.0 if is_weight else 0.0)
+            conv_backward_bias(
+                dy, out=self.operand(bottom).gradient.reshape(-1), beta=1.0 if is_weight else 0.0
+            )
         if propagate[0] and top[0] is not bottom[0]:
-            np.copyto(bottom[0].diff, top[0].diff)
+            copy(top[0].gradient, bottom[0].gradient)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)
@@ -150,6 +159,7 @@ class AxpyLayer(Layer):
 
     type = "Axpy"
     bottoms = (3, 3)
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.sum = elementwise("a, x, y: a * x + y")
@@ -165,18 +175,18 @@ class AxpyLayer(Layer):
         top[0].reshape(x)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        a, x, y = (blob.data.reshape(self.view[0], -1) for blob in bottom)
-        self.sum(a, x, y, out=top[0].data.reshape(self.view))
+        a, x, y = (blob.values.reshape(self.view[0], -1) for blob in bottom)
+        self.sum(a, x, y, out=top[0].values.reshape(self.view))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         a, x, _ = bottom
-        dy = top[0].diff.reshape(self.view)
+        dy = top[0].gradient.reshape(self.view)
         if propagate[0]:
-            self.dot(dy, x.data.reshape(self.view), axes=1, out=a.diff.reshape(-1))
+            self.dot(dy, x.values.reshape(self.view), axes=1, out=a.gradient.reshape(-1))
         if propagate[1]:
-            multiply(dy, a.data.reshape(-1, 1), out=x.diff.reshape(self.view))
+            multiply(dy, a.values.reshape(-1, 1), out=x.gradient.reshape(self.view))
         if propagate[2]:
-            np.copyto(bottom[2].diff, top[0].diff)
+            copy(top[0].gradient, bottom[2].gradient)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=True, top=False)

@@ -8,15 +8,15 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 
-import numpy as np
-
 from jitdnn.caffe.blob import Blob, Shape, canonical_axis, count
-from jitdnn.caffe.layers.base import Layer, Reads
-from jitdnn.ops.tensor_ops import add
+from jitdnn.caffe.layers.base import Layer, Reads, copy
+from jitdnn.ops.tensor_ops import add, fill
 
 
 class _ViewLayer(Layer):
     """The top is the bottom in another shape: a view, or a copy where a later layer works in place on the top."""
+
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass
@@ -34,11 +34,11 @@ class _ViewLayer(Layer):
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if self.is_overwritten:
-            np.copyto(top[0].data, bottom[0].data.reshape(top[0].shape))
+            copy(bottom[0].values.reshape(-1), top[0].values.reshape(-1))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if self.is_overwritten and propagate[0]:
-            np.copyto(bottom[0].diff, top[0].diff.reshape(bottom[0].shape))
+            copy(top[0].gradient.reshape(-1), bottom[0].gradient.reshape(-1))
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)
@@ -110,6 +110,7 @@ class SilenceLayer(Layer):
     type = "Silence"
     bottoms = (1, None)
     tops = (0, 0)
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass
@@ -123,7 +124,7 @@ class SilenceLayer(Layer):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         for blob, is_wanted in zip(bottom, propagate, strict=True):
             if is_wanted:
-                blob.diff.fill(0)
+                fill(blob.gradient, 0.0)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)
@@ -134,6 +135,7 @@ class SplitLayer(Layer):
 
     type = "Split"
     tops = (1, None)
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass
@@ -148,10 +150,13 @@ class SplitLayer(Layer):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if not propagate[0]:
             return
-        sources = [blob.diff for blob, has in zip(top, self.top_has_gradient, strict=True) if has]
-        dx = bottom[0].diff
+        sources = [blob.gradient for blob, has in zip(top, self.top_has_gradient, strict=True) if has]
+        dx = bottom[0].gradient
+        if not sources:  # force_backward, and no reader has a gradient
+            fill(dx, 0.0)
+            return
         if len(sources) == 1:
-            np.copyto(dx, sources[0])
+            copy(sources[0], dx)
             return
         add(sources[0], sources[1], out=dx)
         for source in sources[2:]:

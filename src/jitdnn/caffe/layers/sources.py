@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-
-import numpy as np
+from typing import Any
 
 from jitdnn.caffe.blob import Blob, Shape
 from jitdnn.caffe.fillers import fill
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.ops.tensor_ops import add
 
@@ -18,6 +18,7 @@ class ParameterLayer(Layer):
 
     type = "Parameter"
     bottoms = (0, 0)
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = tuple(self.parameter.parameter_param.shape.dim)
@@ -29,11 +30,11 @@ class ParameterLayer(Layer):
         top[0].reshape(self.weights[0].shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        np.copyto(top[0].data, self.weights[0].data)
+        copy(self.weights[0].values, top[0].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if self.weight_needs_gradient[0]:
-            add(top[0].diff.reshape(-1), out=self.weights[0].diff.reshape(-1), beta=1.0)
+            add(top[0].gradient.reshape(-1), out=self.weights[0].gradient.reshape(-1), beta=1.0)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)
@@ -45,6 +46,7 @@ class DummyDataLayer(Layer):
     """
 
     type = "DummyData"
+    fills_tops = False  # constants stay
     bottoms = (0, 0)
     tops = (1, None)
     may_rerun = False
@@ -65,6 +67,7 @@ class DummyDataLayer(Layer):
                 )
         if any(extent < 0 for shape in shapes for extent in shape):
             raise self.invalid(f"shapes {shapes} have a negative extent", "dummy_data_param")
+        self.filled: dict[int, weakref.ref[Any]] = {}
         self.shapes = shapes * (tops if len(shapes) == 1 else 1)
         self.fillers = fillers * (tops if len(fillers) == 1 else 1)
 
@@ -73,8 +76,17 @@ class DummyDataLayer(Layer):
             blob.reshape(shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        for blob, filler in zip(top, self.fillers, strict=True):
-            fill(filler, blob.data, self.context.random)
+        for place, (blob, filler) in enumerate(zip(top, self.fillers, strict=True)):
+            # constants stay, until the blob takes other memory
+            if filler.type == "constant" and not self.is_overwritten:
+                memory = self.filled.get(place)
+                if memory is not None and memory() is blob.memory:
+                    continue
+                fill(filler, blob.data, self.context.random)
+                self.filled[place] = weakref.ref(blob.memory)
+            else:
+                blob.overwrite_host()
+                fill(filler, blob.data, self.context.random)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         pass

@@ -27,6 +27,7 @@ class SPPLayer(Layer):
     """
 
     type = "SPP"
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.spp_param
@@ -64,10 +65,10 @@ class SPPLayer(Layer):
         top[0].reshape((shape[0], sum(self.widths)))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x = bottom[0].data
+        x = bottom[0].values
         for window, padding, output in self.levels:
             if self.is_maximum:
-                max_pool(x, window, stride=window, padding=padding, rounding="caffe", out=output.data)
+                max_pool(x, window, stride=window, padding=padding, rounding="caffe", out=output.values)
             else:
                 avg_pool(
                     x,
@@ -76,25 +77,25 @@ class SPPLayer(Layer):
                     padding=padding,
                     rounding="caffe",
                     count_include_pad=True,
-                    out=output.data,
+                    out=output.values,
                 )
-        concat([level.output.data.reshape(len(x), -1) for level in self.levels], axis=1, out=top[0].data)
+        concat([level.output.values.reshape(len(x), -1) for level in self.levels], axis=1, out=top[0].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if not propagate[0]:
             return
-        x, dx = bottom[0], bottom[0].diff
+        x, dx = bottom[0], bottom[0].gradient
         ends = pairwise([0, *accumulate(self.widths)])
         for number, ((start, end), (window, padding, output)) in enumerate(
             zip(ends, self.levels, strict=True)
         ):
-            dy = transform(top[0].diff[:, start:end]).reshape(output.shape)
+            dy = transform(top[0].gradient[:, start:end]).reshape(output.shape)
             beta = 1.0 if number else 0.0
             if self.is_maximum:
                 max_pool_backward(
                     dy,
-                    x.data,
-                    output.data,
+                    x.values,
+                    output.values,
                     window,
                     stride=window,
                     padding=padding,

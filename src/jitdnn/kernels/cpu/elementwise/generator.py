@@ -88,7 +88,7 @@ def build_elementwise(
 ) -> CpuKernel:
     """The kernel of an expression, or several, over tensors of one shape: the inputs, then an output for each.
 
-    An input that is broadcast has stride 0. The first output may be one of the inputs. Alpha and beta do not touch
+    An input that is broadcast has stride 0. Outputs may be inputs. Alpha and beta do not touch
     the outputs whose positions among them are in ``plain``. Where ``computing`` does not say otherwise, integers alone
     are computed as 64 bits that wrap; where there is a real number all are real, and rounded and saturated where
     integers are stored.
@@ -267,7 +267,7 @@ class _Row:
             ]
             for i in places
         ]
-        # all are computed before one is stored: the first output may be an input
+        # all are computed before one is stored: outputs may be inputs
         columns = [lower_together(k, expression, inputs, code.computing) for expression in code.expressions]
         for place, results in zip(places, zip(*columns, strict=True), strict=True):
             self.put([k.splat(result, self.lanes) for result in results], place, mask, store)

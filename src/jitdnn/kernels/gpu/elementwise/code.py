@@ -38,7 +38,7 @@ class Code:
     def results(self, values: Sequence[str], vector: int) -> str:
         """Compute r<output>[j] for all j of a vector; `values`: the inputs' numbers as C expressions of j.
 
-        All outputs are computed before one is stored: the first may be an input.
+        All outputs are computed before one is stored: they may be inputs.
         """
         arguments = ", ".join(values)
         lines = [f"      {self.computing} r{n}[{vector}];\n" for n in range(len(self.expressions))]

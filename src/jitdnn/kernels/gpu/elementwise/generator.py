@@ -93,7 +93,7 @@ def build_elementwise(
 ) -> Kernel:
     """The kernel of an expression, or several, over tensors of one shape: the inputs, then an output for each.
 
-    An input that is broadcast has stride 0. The first output may be one of the inputs. Alpha and beta do not touch
+    An input that is broadcast has stride 0. Outputs may be inputs. Alpha and beta do not touch
     the outputs whose positions among them are in ``plain``. Where ``computing`` does not say otherwise, integers alone
     are computed as 64 bits that wrap; where there is a real number all are real, and rounded and saturated where
     integers are stored.

@@ -1,0 +1,134 @@
+"""The update of all weights, as Caffe's solvers do it.
+
+For the gradients g of all weights w, summed over iter_size batches:
+
+    clip       if clip_gradients >= 0 and ‖g‖ > clip_gradients:  g ← g · clip_gradients / ‖g‖   (all weights together)
+    normalize  g ← g / iter_size
+    decay      g ← g + λ w  (L2)   or   g ← g + λ sign(w)  (L1),   λ = weight_decay · decay_mult
+    update     the rule of the solver's type (update_rules.py), and w ← w − d
+
+Clipping reads all gradients once. All else is one kernel a weight, which reads w, g and the histories once, and writes
+w and the histories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from jitdnn.caffe.blob import Array, Blob
+from jitdnn.caffe.device import SharedNumbers
+from jitdnn.caffe.graph import Parameter
+from jitdnn.caffe.schema import SolverParameter
+from jitdnn.caffe.update_rules import rule_of
+from jitdnn.errors import InvalidArgument
+from jitdnn.ops.elementwise import elementwise
+from jitdnn.ops.reduction import reduction
+from jitdnn.ops.tensor_ops import add
+
+REGULARIZATIONS = ("L1", "L2")
+
+
+class Updates:
+    """The updates of the parameters.
+
+    `history` has the first history of each by the parameter's name, and then a second one, where the type has two,
+    by NAME/u (AdaDelta) or NAME/v (Adam): all first ones, then all second ones, which is the order of Caffe's files.
+    """
+
+    def __init__(
+        self, solver: SolverParameter, parameters: Sequence[Parameter], keeps_updates: bool = False
+    ) -> None:
+        """Check the fields of the solver. With `keeps_updates` the gradients become what was taken from the weights
+        (for snapshot_diff and debug_info); otherwise they are left alone.
+
+        Raises InvalidArgument, and NotSupported for a type that does not exist.
+        """
+        if solver.regularization_type not in REGULARIZATIONS:
+            raise InvalidArgument(
+                f"regularization_type is {solver.regularization_type!r}{solver.where('regularization_type')}: "
+                f"there are {', '.join(REGULARIZATIONS)}"
+            )
+        self.solver = solver
+        self.parameters = parameters
+        self.keeps_updates = keeps_updates
+        self.rule = rule_of(solver)
+        self._histories: dict[str, Blob] = {
+            _key(parameter, name, index): _like(parameter.blob)
+            for index, name in enumerate(self.rule.histories)
+            for parameter in parameters
+        }
+        self._shared = SharedNumbers(parameters[0].blob.device if parameters else None)
+        self._step = elementwise(self.rule.text(solver.regularization_type == "L2", keeps_updates))
+        self._squares = reduction("x: x * x", dtype="f64")
+        dtype = parameters[0].blob.dtype if parameters else None
+        self._clipped = elementwise(
+            "total, limit, share: norm = sqrt(total); share * where(norm > limit, limit / norm, 1)", dtype
+        )
+
+    @property
+    def history(self) -> dict[str, Array]:
+        """The histories on the host, to be read and written."""
+        return {name: blob.data for name, blob in self._histories.items()}
+
+    @property
+    def blobs(self) -> list[Blob]:
+        """The histories where the net computes."""
+        return list(self._histories.values())
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all histories."""
+        return sum(blob.nbytes for blob in self._histories.values())
+
+    def update(self, rate: float, iteration: int) -> None:
+        """Update the weights and the histories by the gradients."""
+        self.prepare(rate, iteration)
+        device = self.parameters[0].blob.device if self.parameters else None
+        with nullcontext() if device is None else device.handle:
+            self.apply()
+
+    def prepare(self, rate: float, iteration: int) -> None:
+        """Take the numbers of the next `apply`, which a graph of a GPU's calls reads from memory."""
+        factor, *constants = self.rule.numbers(self.solver, iteration)
+        multipliers = sorted({parameter.lr_mult for parameter in self.parameters})
+        self._constants = constants
+        self._places = {multiplier: place for place, multiplier in enumerate(multipliers)}
+        self._shared.set([rate * multiplier * factor for multiplier in multipliers])
+
+    def apply(self) -> None:
+        """Update by the numbers that `prepare` took."""
+        solver, rule = self.solver, self.rule
+        share = self._clip()
+        for parameter in self.parameters:
+            w, g = parameter.blob.values.reshape(-1), parameter.blob.gradient.reshape(-1)
+            histories = [
+                self._histories[_key(parameter, name, index)].values.reshape(-1)
+                for index, name in enumerate(rule.histories)
+            ]
+            decay = solver.weight_decay * parameter.decay_mult
+            rate = self._shared[self._places[parameter.lr_mult]]
+            out = (w, *histories, g) if self.keeps_updates else (w, *histories)
+            self._step(w, g, *histories, share, decay, rate, *self._constants, out=out)
+
+    def _clip(self) -> Any:
+        """What gradients are multiplied by: a share of iter_size, less where their norm asks for it."""
+        limit, share = self.solver.clip_gradients, 1 / self.solver.iter_size
+        if limit < 0 or not self.parameters:
+            return share
+        squares = [self._squares(parameter.blob.gradient.reshape(-1)) for parameter in self.parameters]
+        total = squares[0]
+        for square in squares[1:]:
+            add(square, out=total, beta=1.0)
+        return self._clipped(total, limit, share)
+
+
+def _like(weight: Blob) -> Blob:
+    blob = Blob(f"{weight.name}/history", weight.dtype, weight.device)
+    blob.reshape(weight.shape)
+    return blob
+
+
+def _key(parameter: Parameter, history: str, index: int) -> str:
+    return f"{parameter.name}/{history}" if index else parameter.name

@@ -1,0 +1,240 @@
+"""The arguments of Caffe's commands and tools; every one has its work in a module of its own."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads to use.  [default: all cores]")
+]
+Solver = Annotated[
+    str,
+    typer.Argument(help="A solver prototxt; package:models/lenet_solver.prototxt is one that is shipped."),
+]
+Net = Annotated[
+    str, typer.Argument(help="A net prototxt; package:models/lenet.prototxt is one that is shipped.")
+]
+Weights = Annotated[
+    list[str],
+    typer.Option(metavar="A,B", help="Files to take the weights from, later ones over earlier ones."),
+]
+Iterations = Annotated[int, typer.Option(min=1, help="Batches to run.")]
+Level = Annotated[int | None, typer.Option(help="Level of the net's state, which chooses layers.")]
+Stage = Annotated[
+    list[str] | None,
+    typer.Option(metavar="A,B", help="Stages of the net's state, which choose layers; repeatable."),
+]
+
+
+Gpu = Annotated[
+    list[str] | None, typer.Option("--gpu", metavar="N", help="Run on this GPU.  [default: the CPU]")
+]
+
+
+class Phase(StrEnum):
+    """Which of its two nets a definition is read as."""
+
+    TRAIN = "TRAIN"
+    TEST = "TEST"
+
+
+class Effect(StrEnum):
+    """What a signal makes a training do, after the iteration that runs."""
+
+    stop = "stop"
+    snapshot = "snapshot"
+    none = "none"
+
+
+@app.command()
+def train(
+    solver: Solver,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", "--snapshot", help="Go on from this snapshot.")
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="A,B", help="Start from the weights of these files, later ones over earlier ones."
+        ),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write loss and accuracy as a PNG.")] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Most memory for weights, activations, gradients and workspace: what does not fit is computed again. "
+            "1GiB, or `least`.",
+        ),
+    ] = None,
+    level: Level = None,
+    stage: Stage = None,
+    sigint_effect: Annotated[Effect, typer.Option(help="What SIGINT (Ctrl-C) does.")] = Effect.stop,
+    sighup_effect: Annotated[Effect, typer.Option(help="What SIGHUP does.")] = Effect.snapshot,
+    gpu: Gpu = None,
+    threads: Threads = None,
+) -> None:
+    """Train the net of a solver."""
+    from jitdnn.cli.train import run_train
+
+    effects = {"SIGINT": sigint_effect.value, "SIGHUP": sighup_effect.value}
+    code = run_train(
+        solver, resume, listed(weights), plot, memory, level, listed(stage), effects, listed(gpu), threads
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def test(
+    net: Net,
+    weights: Weights,
+    iterations: Iterations = 50,
+    level: Level = None,
+    stage: Stage = None,
+    gpu: Gpu = None,
+    threads: Threads = None,
+) -> None:
+    """Run a trained net on its test data and print the mean of every output."""
+    from jitdnn.cli.train import run_test
+
+    run_test(net, listed(weights), iterations, level or 0, listed(stage), listed(gpu), threads)
+
+
+@app.command()
+def time(
+    net: Net,
+    iterations: Iterations = 50,
+    phase: Annotated[Phase, typer.Option(help="Read the net as in this phase.")] = Phase.TRAIN,
+    level: Level = None,
+    stage: Stage = None,
+    gpu: Gpu = None,
+    threads: Threads = None,
+) -> None:
+    """Time every layer of a net, forward and backward."""
+    from jitdnn.cli.train import run_time
+
+    run_time(net, iterations, phase.value, level or 0, listed(stage), listed(gpu), threads)
+
+
+Source = Annotated[str, typer.Argument(metavar="IN", help="A prototxt.")]
+Out = Annotated[
+    Path | None, typer.Argument(metavar="[OUT]", help="The file that is written.  [default: print]")
+]
+
+
+@app.command()
+def upgrade(source: Source, out: Out = None) -> None:
+    """Write a net or solver of any version (V0, V1, solver_type) in today's syntax; comments are lost."""
+    from jitdnn.cli.upgrade import run_upgrade
+
+    run_upgrade(source, out)
+
+
+@app.command("import-prototxt")
+def import_prototxt(
+    source: Source,
+    out: Out = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="NAME=N,C,H,W",
+            help="Shape of a blob of a layer of data that names no source; repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Repair the text of a net from a web page (quotation marks, braces, types, bottoms), and say what was repaired."""
+    from jitdnn.cli.upgrade import run_import
+
+    run_import(source, inputs or [], out)
+
+
+@app.command()
+def draw(
+    net: Net,
+    out: Annotated[
+        Path, typer.Argument(help="The file: .svg; .dot; or .png, .pdf, for which Graphviz is needed.")
+    ],
+    phase: Annotated[Phase, typer.Option(help="Draw the layers of this phase.")] = Phase.TRAIN,
+    level: Level = None,
+    stage: Stage = None,
+    rankdir: Annotated[
+        str | None, typer.Option(help="Have Graphviz draw: LR, TB, BT or RL, from where to where.")
+    ] = None,
+) -> None:
+    """Draw a net."""
+    from jitdnn.cli.draw import run_draw
+
+    run_draw(net, out, phase.value, level or 0, listed(stage), rankdir)
+
+
+@app.command("device-query")
+def device_query(
+    gpu: Annotated[
+        list[str] | None, typer.Option("--gpu", metavar="0,1", help="Only these GPUs, or all.")
+    ] = None,
+) -> None:
+    """Show the GPUs that nets can run on."""
+    from jitdnn.cli.device_query import run_device_query
+
+    run_device_query(listed(gpu))
+
+
+@app.command("extract-features")
+def extract_features(
+    net: Net,
+    out: Annotated[Path, typer.Argument(help="The file that is written: .npz or .h5.")],
+    weights: Weights,
+    blobs: Annotated[list[str], typer.Option(metavar="A,B", help="Blobs to write; repeatable.")],
+    iterations: Iterations = 50,
+    threads: Threads = None,
+) -> None:
+    """Write blobs of a trained net over its data to a file."""
+    from jitdnn.cli.features import run_extract
+
+    run_extract(net, listed(weights), listed(blobs), out, iterations, threads)
+
+
+@app.command()
+def classify(
+    net: Net,
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    weights: Weights,
+    labels: Annotated[Path | None, typer.Option(help="A text file with the name of a class a line.")] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(help="The mean: .binaryproto, .npy or .npz; of each channel it is one number."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
+    resize: Annotated[
+        str | None,
+        typer.Option(metavar="H,W", help="Resize images before they are cropped.  [default: the input's]"),
+    ] = None,
+    oversample: Annotated[
+        bool, typer.Option("--oversample", help="Mean of ten parts: corners, middle, mirrored.")
+    ] = False,
+    raw_scale: Annotated[float, typer.Option(help="Factor of values 0 to 1, before the mean.")] = 255.0,
+    input_scale: Annotated[float | None, typer.Option(help="Factor behind the mean.")] = None,
+    channel_swap: Annotated[
+        str | None, typer.Option(metavar="2,1,0", help="Order of the channels.  [default: blue, green, red]")
+    ] = None,
+    threads: Threads = None,
+) -> None:
+    """Print the best classes of images, as a deploy net scores them."""
+    from jitdnn.cli.classify import run_classify
+
+    run_classify(
+        net, images, listed(weights), labels, mean, top, resize, oversample, raw_scale, input_scale,
+        channel_swap, threads,
+    )  # fmt: skip
+
+
+def listed(values: list[str] | None) -> list[str]:
+    """The entries of an option that may be given several times, and may hold several between commas."""
+    return [part.strip() for value in values or [] for part in value.split(",") if part.strip()]
