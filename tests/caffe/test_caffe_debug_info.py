@@ -21,6 +21,10 @@ NET = """
 """
 
 
+CONV = """convolution_param {
+    num_output: 3 kernel_size: 3 pad: 1 weight_filler { type: "xavier" } bias_filler { type: "gaussian" } }"""
+
+
 def test_lines_by_hand() -> None:
     """x = (1, 3), W = ½: ip = 2, 2; the gradients of the bias are 1, of the weights 1 and 3."""
     seen: list[Event] = []
@@ -76,10 +80,20 @@ def test_layers_in_place_are_told_of_by_themselves() -> None:
 @pytest.mark.parametrize("memory_limit", [None, "least"])
 def test_training_is_the_same_with_it(memory_limit: str | None) -> None:
     """Also under a limit on memory, where layers that run twice are told of once."""
-    text = (
-        'net: "package:models/lenet.prototxt" max_iter: 2 display: 1 snapshot_after_train: false momentum: 0.9 '
-        + FIXED
-    )
+    layers = [
+        f"""layer {{ name: "{kind}{i}" type: "{kind}" bottom: "{below}" top: "{kind}{i}" {fields} }}"""
+        for i, (kind, below, fields) in enumerate(
+            (
+                ("Convolution", "x", CONV),
+                ("TanH", "Convolution0", ""),
+                ("Convolution", "TanH1", CONV),
+                ("TanH", "Convolution2", ""),
+                ("Reduction", "TanH3", "loss_weight: 1"),
+            )
+        )
+    ]
+    start = 'layer { name: "x" type: "DummyData" top: "x" dummy_data_param { shape { dim: 2 dim: 3 dim: 9 dim: 9 } } }'
+    text = f"net_param {{ {start} {' '.join(layers)} }} max_iter: 2 display: 1 snapshot_after_train: false {FIXED}"
     weights = []
     for fields in ("", "debug_info: true"):
         seen: list[Event] = []
@@ -88,6 +102,8 @@ def test_training_is_the_same_with_it(memory_limit: str | None) -> None:
         weights.append([parameter.blob.data.copy() for parameter in solver.net.parameters])
     for plain, debugged in zip(*weights, strict=True):
         np.testing.assert_allclose(plain, debugged, rtol=1e-5, atol=1e-7)
+    plan = solver.net.memory_plan
+    assert bool(plan and plan.rerun) is (memory_limit is not None)
     lines = [event.line for event in seen if isinstance(event, Debugged) and event.iteration == 1]
     tops = [line for line in lines if re.match(r" {4}\[Forward\] Layer \S+, top blob", line)]
     assert len(tops) == len(set(tops)) == sum(len(node.top) for node in solver.net.nodes)
