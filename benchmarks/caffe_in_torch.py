@@ -84,7 +84,7 @@ class TorchNet(nn.Module):
 
     def _make_pooling(self, layer: Any, _: Any) -> nn.Module:
         arguments = layer.arguments
-        kind = nn.MaxPool2d if layer.is_maximum else nn.AvgPool2d
+        kind = nn.MaxPool2d if layer.parameter.pooling_param.pool == "MAX" else nn.AvgPool2d
         return kind(layer.window, _pair(arguments["stride"]), _pair(arguments["padding"]), ceil_mode=True)
 
     def _make_lrn(self, layer: Any, _: Any) -> nn.Module:
