@@ -203,7 +203,7 @@ WGMMA(256, 128, 128, 129, 130, 131, 132)
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_at ", 0;\n"                                          \
                      "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " {" WREGS_##count "}, "   \
                      "{%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_at ", p, 1, 1, %" #b_major_at ";\n}"        \
-                     : WSUMS_##count                                                                              \
+                     : WSUMS_##count("+f")                                                                         \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)is_added),                    \
                        "n"((int)is_b_mn_major));                                                                  \
     }
@@ -214,7 +214,7 @@ WGMMA(256, 128, 128, 129, 130, 131, 132)
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_at ", 0;\n"                                          \
                      "wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" WREGS_##count "}, "              \
                      "{%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_at ", p, 1, 1;\n}"                          \
-                     : WSUMS_##count                                                                              \
+                     : WSUMS_##count("+f")                                                                         \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)is_added));                   \
     }
 #define WGMMA_A(n, count, a0, a1, a2, a3, b_at, p_at, b_major_at)                                                 \
