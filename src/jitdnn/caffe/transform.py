@@ -3,12 +3,15 @@
 value = (x − mean) · scale. The crop of crop_size x crop_size is at random in training and in the middle
 otherwise; `mirror: true` mirrors every second image on average, in testing too. The mean is a file (an image
 of the full size, read where the crop is) or mean_value, one for all channels or one for each.
+
+What is random about an image is drawn before it is decoded (`draw`), as many numbers for each, so that it does not
+depend on who decodes it, nor when.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,9 +22,26 @@ from jitdnn.caffe.blob_proto import read_binaryproto
 from jitdnn.caffe.schema_layers import TransformationParameter
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 
+Draw = tuple[int, int, int]
+"""Whole numbers below 2³², drawn for one image: for mirroring, and for the row and the column of the crop."""
+
+
+class Transform(Protocol):
+    """What is done to the images of a source. It may be used by several threads at a time."""
+
+    @property
+    def shape(self) -> Shape:
+        """(C, H, W) of what comes out."""
+
+    def draw(self, random: np.random.Generator, count: int) -> list[Draw | None]:
+        """Draw for so many images; nothing is drawn if nothing is random."""
+
+    def apply_one(self, image: Array, out: Array, draw: Draw | None) -> None:
+        """Write one transformed image to `out` (C, H, W)."""
+
 
 class Transformer:
-    """What a Data layer does to each image."""
+    """What a Data layer does to each image. It may be used by several threads at a time."""
 
     def __init__(
         self,
@@ -57,24 +77,32 @@ class Transformer:
         """(C, H, W) of what comes out."""
         return (self.channels, self.crop, self.crop) if self.crop else self.image
 
+    def draw(self, random: np.random.Generator, count: int) -> list[Draw | None]:
+        """Draw for so many images; nothing is drawn if nothing is random."""
+        if not (self.parameter.mirror or (self.crop and self.is_training)):
+            return [None] * count
+        drawn = random.integers(0, 1 << 32, (count, 3), np.uint64).tolist()
+        return [(mirror, row, column) for mirror, row, column in drawn]
+
     def apply(self, images: Array | list[Array], out: Array, random: np.random.Generator) -> None:
         """Write the transformed images to `out` (n, C, H, W)."""
         if isinstance(images, np.ndarray) and not self.crop and not self.parameter.mirror:
             self._scaled(images, self.mean, out)
             return
-        for image, target in zip(images, out, strict=True):
-            self._apply_one(image, target, random)
+        for image, target, draw in zip(images, out, self.draw(random, len(images)), strict=True):
+            self.apply_one(image, target, draw)
 
-    def _apply_one(self, image: Array, out: Array, random: np.random.Generator) -> None:
+    def apply_one(self, image: Array, out: Array, draw: Draw | None) -> None:
+        """Write one transformed image to `out` (C, H, W)."""
         if image.shape[0] != self.channels or (not self.crop and image.shape != self.image):
             raise InvalidShape(
                 f"an image has shape {image.shape}, the first one {self.image}: all must have one size "
                 "unless crop_size is set, and one number of channels (force_color, force_gray)"
             )
-        is_mirrored = self.parameter.mirror and random.integers(2) == 1
+        is_mirrored = self.parameter.mirror and draw is not None and draw[0] >= 1 << 31
         mean = self.mean
         if self.crop:
-            top, left = self._crop_offsets(image.shape, random if self.is_training else None)
+            top, left = self._crop_offsets(image.shape, draw if self.is_training else None)
             window = (slice(None), slice(top, top + self.crop), slice(left, left + self.crop))
             if mean is not None and mean.shape[1:] != (1, 1):
                 if mean.shape != image.shape:
@@ -93,15 +121,15 @@ class Transformer:
             if self.scale != 1:
                 out *= self.scale
 
-    def _crop_offsets(self, image: Shape, random: np.random.Generator | None) -> tuple[int, int]:
+    def _crop_offsets(self, image: Shape, draw: Draw | None) -> tuple[int, int]:
         if not self.crop:
             return 0, 0
-        spare = [extent - self.crop for extent in image[1:]]
-        if min(spare) < 0:
+        height, width = (extent - self.crop for extent in image[1:])
+        if min(height, width) < 0:
             raise InvalidShape(f"crop_size {self.crop} is larger than an image of {image[1]} x {image[2]}")
-        if random is None:
-            return spare[0] // 2, spare[1] // 2
-        return int(random.integers(spare[0] + 1)), int(random.integers(spare[1] + 1))
+        if draw is None:
+            return height // 2, width // 2
+        return draw[1] * (height + 1) >> 32, draw[2] * (width + 1) >> 32
 
 
 def _read_mean(name: str, base: Path | None, image: Shape) -> Array:

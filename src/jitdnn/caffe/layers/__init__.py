@@ -13,7 +13,7 @@ from jitdnn.caffe.layers.activation import (
 from jitdnn.caffe.layers.base import Context, Layer
 from jitdnn.caffe.layers.batch_norm import BatchNormLayer
 from jitdnn.caffe.layers.convolution import ConvolutionLayer, DepthwiseConvolutionLayer
-from jitdnn.caffe.layers.data import DataLayer
+from jitdnn.caffe.layers.data import DataLayer, ImageDataLayer
 from jitdnn.caffe.layers.deconvolution import DeconvolutionLayer
 from jitdnn.caffe.layers.dropout import DropoutLayer
 from jitdnn.caffe.layers.eltwise import EltwiseLayer
@@ -92,6 +92,7 @@ LAYERS: dict[str, type[Layer]] = {
         ExpLayer,
         FlattenLayer,
         HingeLossLayer,
+        ImageDataLayer,
         InfogainLossLayer,
         InnerProductLayer,
         InputLayer,
