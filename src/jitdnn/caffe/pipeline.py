@@ -14,7 +14,7 @@ import atexit
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from threading import Condition, Thread
@@ -206,7 +206,7 @@ def _feed(work: _Work, place: int, random: np.random.Generator, workers: int) ->
             work.changed.notify_all()
 
 
-def _records(work: _Work, place: int) -> Iterator[tuple[Any, int]]:
+def _records(work: _Work, place: int) -> Generator[tuple[Any, int]]:
     yield from work.source.records(place)
 
 

@@ -57,18 +57,12 @@ class Transformer:
         self.scale = dtype.type(parameter.scale)
         self.crop = parameter.crop_size
         self.channels = image[0]
-        if parameter.has("mean_file") and parameter.mean_value:
-            raise InvalidArgument("mean_file and mean_value both are given: keep one")
-        self.mean: Array | None = None
-        if parameter.has("mean_file"):
-            self.mean = _read_mean(parameter.mean_file, base, image).astype(dtype)
-        elif parameter.mean_value:
-            if len(parameter.mean_value) not in (1, self.channels):
-                raise InvalidArgument(
-                    f"there are {len(parameter.mean_value)} mean_value; give 1, or one for each of the "
-                    f"{self.channels} channels"
-                )
-            self.mean = np.array(parameter.mean_value, dtype).reshape(-1, 1, 1)
+        mean = read_mean(parameter, base, self.channels)
+        if mean is not None and parameter.has("mean_file") and mean.shape != image:
+            raise InvalidShape(
+                f"mean_file {parameter.mean_file} has shape {mean.shape}, the images have {image}: they must agree"
+            )
+        self.mean: Array | None = None if mean is None else mean.astype(dtype)
         self.image = image
         self._crop_offsets(image, None)
 
@@ -132,8 +126,20 @@ class Transformer:
         return draw[1] * (height + 1) >> 32, draw[2] * (width + 1) >> 32
 
 
-def _read_mean(name: str, base: Path | None, image: Shape) -> Array:
-    path = paths.find(name, base)
+def read_mean(parameter: TransformationParameter, base: Path | None, channels: int) -> Array | None:
+    """The mean that a layer subtracts: an image (C, H, W), or numbers (1, 1, 1) or (channels, 1, 1); None for none.
+
+    Raises InvalidArgument if there are two, or a file that cannot be read.
+    """
+    if parameter.has("mean_file") and parameter.mean_value:
+        raise InvalidArgument("mean_file and mean_value both are given: keep one")
+    if parameter.mean_value and len(parameter.mean_value) not in (1, channels):
+        raise InvalidArgument(
+            f"there are {len(parameter.mean_value)} mean_value; give 1, or one for each of the {channels} channels"
+        )
+    if not parameter.has("mean_file"):
+        return np.array(parameter.mean_value).reshape(-1, 1, 1) if parameter.mean_value else None
+    path = paths.find(parameter.mean_file, base)
     if path.suffix == ".npy":
         mean = read_npy(path)
     elif path.suffix == ".npz":
@@ -144,8 +150,6 @@ def _read_mean(name: str, base: Path | None, image: Shape) -> Array:
         mean = mean[0]
     if mean.dtype.kind not in "uif":
         raise InvalidType(f"mean_file {path} is {mean.dtype}; integers or floats are needed")
-    if mean.shape != image:
-        raise InvalidShape(
-            f"mean_file {path} has shape {mean.shape}, the images have {image}: they must agree"
-        )
+    if mean.ndim != 3:
+        raise InvalidShape(f"mean_file {path} has shape {mean.shape}: an image (C, H, W) is needed")
     return mean

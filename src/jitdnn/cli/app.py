@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from jitdnn import __version__, targets
+from jitdnn.cli import datasets
 from jitdnn.errors import JitdnnError
 from jitdnn.settings import parse_bytes
 
@@ -448,6 +449,10 @@ def demo(
     from jitdnn.cli.demo import run_demo
 
     run_demo(folder, threads)
+
+
+app.command("convert-imageset")(datasets.convert_imageset)
+app.command("compute-mean")(datasets.compute_mean)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -28,6 +28,7 @@ from jitdnn.caffe.layers.formulas import (
     SwishLayer,
     ThresholdLayer,
 )
+from jitdnn.caffe.layers.hdf5 import HDF5DataLayer, HDF5OutputLayer
 from jitdnn.caffe.layers.infogain import InfogainLossLayer
 from jitdnn.caffe.layers.inner_product import InnerProductLayer
 from jitdnn.caffe.layers.input import InputLayer
@@ -40,6 +41,7 @@ from jitdnn.caffe.layers.losses import (
     SigmoidCrossEntropyLossLayer,
 )
 from jitdnn.caffe.layers.lrn import LRNLayer
+from jitdnn.caffe.layers.memory_data import MemoryDataLayer
 from jitdnn.caffe.layers.movement import (
     BatchReindexLayer,
     ConcatLayer,
@@ -61,6 +63,7 @@ from jitdnn.caffe.layers.shapes import FlattenLayer, ReshapeLayer, SilenceLayer,
 from jitdnn.caffe.layers.softmax import SoftmaxLayer, SoftmaxWithLossLayer
 from jitdnn.caffe.layers.sources import DummyDataLayer, ParameterLayer
 from jitdnn.caffe.layers.spp import SPPLayer
+from jitdnn.caffe.layers.window_data import WindowDataLayer
 
 __all__ = ["LAYERS", "Context", "Layer"]
 
@@ -91,6 +94,8 @@ LAYERS: dict[str, type[Layer]] = {
         EuclideanLossLayer,
         ExpLayer,
         FlattenLayer,
+        HDF5DataLayer,
+        HDF5OutputLayer,
         HingeLossLayer,
         ImageDataLayer,
         InfogainLossLayer,
@@ -99,6 +104,7 @@ LAYERS: dict[str, type[Layer]] = {
         InterpLayer,
         LogLayer,
         LRNLayer,
+        MemoryDataLayer,
         MultinomialLogisticLossLayer,
         MVNLayer,
         NormalizeLayer,
@@ -124,5 +130,6 @@ LAYERS: dict[str, type[Layer]] = {
         TanHLayer,
         ThresholdLayer,
         TileLayer,
+        WindowDataLayer,
     )
 }

@@ -21,6 +21,11 @@ PREFETCH = 4
 _MOST_PLACES = 1 << 62
 
 
+def named(layer: Layer, error: JitdnnError) -> JitdnnError:
+    """The error with the layer's name in front."""
+    return type(error)(f"layer {layer.name!r} ({layer.type}){layer.parameter.where()}: {error}")
+
+
 class SourceLayer(Layer):
     """A layer that takes images and labels from a source: tops data (batch_size, C, H, W) and maybe label (batch_size).
 
@@ -60,7 +65,7 @@ class SourceLayer(Layer):
         try:
             self._take(self.source, top)
         except JitdnnError as error:
-            raise self._named(error) from None
+            raise named(self, error) from None
 
     def _take(self, source: Source, top: Sequence[Blob]) -> None:
         pipeline = self._pipeline
@@ -134,10 +139,6 @@ class SourceLayer(Layer):
     def _seed(self) -> int | None:
         """What the order of the source is drawn from, None where it is not random."""
         return self.source.shuffle_seed if isinstance(self.source, ListSource) else None
-
-    def _named(self, error: JitdnnError) -> JitdnnError:
-        """The error with the layer's name in front."""
-        return type(error)(f"layer {self.name!r} ({self.type}){self.parameter.where()}: {error}")
 
     def _refuse_v1(self, field: str) -> None:
         """Raises InvalidArgument if the field holds what belongs in transform_param since V2."""
