@@ -34,6 +34,7 @@ from jitdnn.caffe.sgd import GradientDescent
 from jitdnn.caffe.solver_nets import limit_together, testing_nets, training_net
 from jitdnn.caffe.solver_state import is_solver_state
 from jitdnn.caffe.upgrade import upgrade_solver
+from jitdnn.caffe.waiting import WaitMeter
 from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays
 from jitdnn.errors import InvalidArgument, NotSupported, SnapshotError
 
@@ -101,6 +102,7 @@ class Solver:
         self.method = GradientDescent(self.parameter, self.net.parameters)
         self._losses: deque[float] = deque(maxlen=self.parameter.average_loss)
         self._last_display: tuple[int, float] | None = None
+        self._waits = WaitMeter(self.net)
         self.snapshot_prefix = _writable_prefix(self.parameter, self.net, file, snapshot_prefix)
         if memory_limit is not None:
             history = sum(array.nbytes for array in self.method.history.values())
@@ -220,6 +222,8 @@ class Solver:
                 self.parameter.display,
             )
         )
+        if (waited := self._waits.look(self.iteration)) is not None:
+            self._tell(waited)
 
     def _smoothed_loss(self) -> float:
         return sum(self._losses) / len(self._losses)
