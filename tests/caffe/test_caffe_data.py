@@ -272,8 +272,8 @@ def test_pillow_is_not_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("fields", "transform", "kind", "reason"),
     [
-        ("backend: LMDB", "", NotSupported, r"'d' \(line 3\): backend LMDB; a Data layer reads an .npz file"),
-        ("backend: LEVELDB", "", NotSupported, "Take the backend line out"),
+        ("backend: LMDB", "", InvalidArgument, r"'d' \(Data\).*: backend is LMDB, and .* is no database"),
+        ("backend: LEVELDB", "", InvalidArgument, "take the backend line out"),
         ("scale: 2", "", InvalidArgument, "belongs in transform_param"),
         ("", "crop_size: 4", InvalidShape, r"'d' \(Data\).*crop_size 4 is larger than an image of 3 x 5"),
         ("", "mean_value: 1 mean_value: 2 mean_value: 3", InvalidArgument, "3 mean_value"),
@@ -318,7 +318,7 @@ def test_sources_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "data.h5").touch()
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 broken")
     for source, kind, reason in [
-        ("lmdb", NotSupported, "is an LMDB or LevelDB database; a Data layer reads"),
+        ("lmdb", InvalidArgument, r"data\.mdb is no database of LMDB: it has 0 bytes"),
         ("empty", InvalidArgument, "has no images"),
         ("empty#train", InvalidArgument, "no part #train"),
         ("data.h5", NotSupported, r"neither an \.npz file nor a folder"),

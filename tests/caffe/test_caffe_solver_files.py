@@ -10,7 +10,7 @@ import pytest
 
 import caffe_protobuf
 from jitdnn.caffe import Solver, load_solver
-from jitdnn.caffe.events import Event
+from jitdnn.caffe.events import Event, WaitedForData
 from jitdnn.caffe.solver_state import read_solverstate, write_solverstate
 from jitdnn.errors import NotSupported, SnapshotError
 
@@ -64,6 +64,12 @@ def test_training_goes_on_from_caffes_pair(tmp_path: Path, form: str, twin: str)
     exact.solve(tmp_path / "run_iter_4.jdsnap")
     for mine, theirs in zip(weights(exact.net), weights(whole.net), strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+def test_waiting_for_data_is_a_line_where_it_matters() -> None:
+    assert WaitedForData(10, 0.25, 2.0).lines() == ["    Waited 0.25 s of 2 s for data (12%)"]
+    assert WaitedForData(10, 0.01, 2.0).lines() == []
+    assert WaitedForData(10, 0.0, 0.0).share == 0
 
 
 def test_the_state_is_what_protobuf_reads(tmp_path: Path) -> None:

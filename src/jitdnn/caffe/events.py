@@ -80,6 +80,26 @@ class Displayed(Event):
 
 
 @dataclass(frozen=True)
+class WaitedForData(Event):
+    """With each display but the first: of so many seconds, how many the net stood still for batches of its data layers.
+    It prints a line where that is 1 % or more.
+    """
+
+    seconds: float
+    elapsed: float
+
+    @property
+    def share(self) -> float:
+        """The part of the time, 0 to 1."""
+        return self.seconds / self.elapsed if self.elapsed else 0.0
+
+    def lines(self) -> list[str]:
+        if self.share < 0.01:
+            return []
+        return [f"    Waited {self.seconds:.3g} s of {self.elapsed:.3g} s for data ({self.share:.0%})"]
+
+
+@dataclass(frozen=True)
 class Tested(Event):
     """A test net has run: the mean of each of its outputs, and of its loss with `test_compute_loss`."""
 

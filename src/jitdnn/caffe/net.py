@@ -29,7 +29,7 @@ from jitdnn.caffe.schema import LayerParameter, NetParameter, NetState
 from jitdnn.caffe.splits import insert_splits
 from jitdnn.caffe.upgrade import upgrade_net
 from jitdnn.caffe.weights import collect_parameters, load_weights, save_weights
-from jitdnn.errors import InvalidArgument, InvalidShape, JitdnnError, NotSupported
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, JitdnnError, NotSupported
 from jitdnn.ops.tensor_ops import fill
 from jitdnn.planner.recompute import RecomputePlan
 from jitdnn.settings import parse_bytes
@@ -448,13 +448,13 @@ class Net:
         """Run the action; an error that does not name the layer gets the layer's name and line."""
         try:
             action()
-        except (InvalidArgument, NotSupported) as error:
+        except (InvalidArgument, InvalidType, NotSupported) as error:
             message = str(error)
             if message.startswith("layer "):
                 raise
             where = f"layer {parameter.name!r} ({parameter.type}){parameter.where()}: "
             kind: type[JitdnnError] = (
-                type(error) if type(error) in (InvalidShape, NotSupported) else InvalidArgument
+                type(error) if type(error) in (InvalidShape, InvalidType, NotSupported) else InvalidArgument
             )
             raise kind(where + message) from error
 

@@ -41,6 +41,7 @@ from jitdnn.caffe.solver_state import is_solver_state
 from jitdnn.caffe.update_rules import rule_of
 from jitdnn.caffe.updates import Updates
 from jitdnn.caffe.upgrade import upgrade_solver
+from jitdnn.caffe.waiting import WaitMeter
 from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays
 from jitdnn.errors import InvalidArgument, SnapshotError
 
@@ -135,6 +136,7 @@ class Solver:
             self._graph = IterationGraph(self.net, self.method)
         self._losses: deque[float | LossValue] = deque(maxlen=self.parameter.average_loss)
         self._last_display: tuple[int, float] | None = None
+        self._waits = WaitMeter(self.net)
         self.snapshot_prefix = _writable_prefix(self.parameter, self.net, file, snapshot_prefix)
         if memory_limit is not None:
             history = self.method.nbytes
@@ -292,6 +294,8 @@ class Solver:
                 self.parameter.display,
             )
         )
+        if (waited := self._waits.look(self.iteration)) is not None:
+            self._tell(waited)
 
     def _smoothed_loss(self) -> float:
         return sum(map(float, self._losses)) / len(self._losses)

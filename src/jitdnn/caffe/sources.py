@@ -1,22 +1,27 @@
-"""Where a Data layer's images come from: an .npz file, or a folder of images.
+"""Where the images of data layers come from: a database, an .npz file, a folder of images, a list of images.
+
+A source is a sequence of records, read in order by one thread, and decoded by any.
 
 `source: "digits.npz"` means the arrays `data` and `label` of the file; `source: "digits.npz#train"` means
 `train_data` and `train_label`. Data are (N, C, H, W), or (N, H, W) for one channel, of any integer or float
 dtype; labels are integers, one an image.
 
-`source: "folder"` has a sub-folder for each class, with images anywhere below it. Class i is the i-th
+A folder of images has a sub-folder for each class, with images anywhere below it. Class i is the i-th
 sub-folder in the order of names. Images come as Caffe's do: values 0 to 255, channels in the order blue,
 green, red, or one channel for grey ones. Caffe reads its databases in order and shuffles them when they are
 made; here the classes are interleaved instead, image j of n of its class at the place (j + ½) / n, so that
 every batch has its share of each.
+
+A folder with an LMDB or LevelDB database has records in the order of their keys (databases.py, datum.py).
 """
 
 from __future__ import annotations
 
-import io
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,34 +30,50 @@ from jitdnn import limits
 from jitdnn.caffe import paths
 from jitdnn.caffe.arrays import read_npz
 from jitdnn.caffe.blob import Array, Shape
+from jitdnn.caffe.databases import kind_of, open_database
+from jitdnn.caffe.datum import datum_image, read_datum
+from jitdnn.caffe.images import read_image
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, NotSupported
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm")
-_FORMATS = ("PNG", "JPEG", "BMP", "PPM")  # pillow's names
+
+
+class Placed(NamedTuple):
+    """A record, and the place of the one behind it."""
+
+    record: Any
+    next_place: int
 
 
 class Source(ABC):
-    """A sequence of images, each (C, H, W), with their labels."""
+    """A sequence of images with labels that starts again at its end."""
 
-    labels: NDArray[np.integer[Any]] | None
-    classes: list[str] | None  # the names of the classes, where there are any
+    has_labels = True
+
+    @property
+    @abstractmethod
+    def size(self) -> int | None:
+        """The number of images, None where it is not known."""
 
     @abstractmethod
-    def __len__(self) -> int:
-        """The number of images."""
+    def records(self, place: int) -> Iterator[Placed]:
+        """Yield records from a place on, without end. The iterator is used by one thread."""
 
     @abstractmethod
-    def images(self, start: int, stop: int) -> Array | list[Array]:
-        """Return images start .. stop - 1: one array (n, C, H, W) where all have one shape for sure, else a
-        list.
-        """
+    def decode(self, record: Any) -> tuple[Array, int]:
+        """The image of a record, (C, H, W), and its label. May be called by several threads at a time."""
 
     @abstractmethod
-    def name(self, index: int) -> str:
-        """What an error calls an image."""
+    def name_of(self, record: Any) -> str:
+        """How errors name a record: by its file."""
+
+    def first_shape(self) -> Shape:
+        """(C, H, W) of the first image."""
+        record = next(self.records(0)).record
+        return self.decode(record)[0].shape
 
 
-class ArraySource(Source):
+class ArraySource:
     """The arrays of an .npz file."""
 
     def __init__(self, path: Path, selector: str) -> None:
@@ -71,9 +92,9 @@ class ArraySource(Source):
             )
         if data.dtype.kind not in "uif":
             raise InvalidType(f"{prefix}data of {path} is {data.dtype}; integers or floats are needed")
-        self.data, self.path = data, path
-        self.classes = None
-        self.labels = arrays.get(f"{prefix}label")
+        self.data = data
+        self.labels: NDArray[np.integer[Any]] | None = arrays.get(f"{prefix}label")
+        self.has_labels = self.labels is not None
         if self.labels is not None and (
             self.labels.shape != data.shape[:1] or self.labels.dtype.kind not in "ui"
         ):
@@ -82,23 +103,62 @@ class ArraySource(Source):
                 f"{data.shape[0]} integers are needed, one an image"
             )
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
+        """The number of images."""
         return len(self.data)
 
-    def images(self, start: int, stop: int) -> Array:
-        """The images as one view of the file's array."""
-        return self.data[start:stop]
-
-    def name(self, index: int) -> str:
-        """Its number and the file."""
-        return f"image {index} of {self.path}"
+    def first_shape(self) -> Shape:
+        """(C, H, W) of the images."""
+        return self.data.shape[1:]
 
 
-class FolderSource(Source):
-    """A folder with a sub-folder of images for each class; pillow decodes them when they are asked for."""
+class ListSource(Source):
+    """Image files with labels, in order, or in an order that is drawn anew for every round: place p is image
+    p mod n of round p div n.
+    """
+
+    def __init__(
+        self,
+        files: list[tuple[Path, int]],
+        mode: str | None,
+        size: tuple[int, int] | None = None,
+        shuffle_seed: int | None = None,
+    ) -> None:
+        """`mode` is "L" for grey, "RGB" for colour, None for what each is; `size` (height, width) resizes."""
+        self.files = files
+        self.mode, self.image_size, self.shuffle_seed = mode, size, shuffle_seed
+
+    @property
+    def size(self) -> int:
+        return len(self.files)
+
+    def records(self, place: int) -> Iterator[Placed]:
+        count = len(self.files)
+        if self.shuffle_seed is None:
+            while True:
+                for index in range(place % count, count):
+                    yield Placed(self.files[index], (index + 1) % count)
+                place = 0
+        while True:
+            sequence = np.random.SeedSequence([self.shuffle_seed, place // count])
+            order = np.random.Generator(np.random.PCG64(sequence)).permutation(count)
+            for index in order[place % count :].tolist():
+                place += 1
+                yield Placed(self.files[index], place)
+
+    def name_of(self, record: tuple[Path, int]) -> str:
+        return str(record[0])
+
+    def decode(self, record: tuple[Path, int]) -> tuple[Array, int]:
+        return read_image(record[0], self.mode, self.image_size), record[1]
+
+
+class FolderSource(ListSource):
+    """A folder with a sub-folder of images for each class."""
 
     def __init__(self, path: Path, mode: str | None) -> None:
-        """List the images. `mode` is "L" for grey, "RGB" for colour, None for what each is."""
+        """List the images. Raises InvalidArgument if there are none."""
         try:
             folders = sorted(
                 entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")
@@ -116,35 +176,66 @@ class FolderSource(Source):
                 f"{', '.join(IMAGE_SUFFIXES)}"
             )
         placed.sort()
-        self.files = [file for _, _, file in placed]
-        self.labels = np.array([label for _, label, _ in placed])
+        super().__init__([(file, label) for _, label, file in placed], mode)
+
+
+class DatabaseSource(Source):
+    """The records of an LMDB or LevelDB database."""
+
+    def __init__(self, path: Path, mode: str | None) -> None:
+        """Open the database. `mode` is for encoded images, as that of ListSource."""
+        self.database = open_database(path)
         self.mode = mode
 
-    def __len__(self) -> int:
-        return len(self.files)
+    @property
+    def size(self) -> int | None:
+        return self.database.size
 
-    def images(self, start: int, stop: int) -> list[Array]:
-        """The images, decoded now; their sizes may differ."""
-        return [_decode(file, self.mode) for file in self.files[start:stop]]
+    def records(self, place: int) -> Iterator[Placed]:
+        if self.database.process != os.getpid():  # a database must not be used behind a fork
+            self.database = open_database(self.database.path)
+        while True:
+            count = 0
+            for count, record in enumerate(self.database.records(place), start=1):
+                next_place = place + count
+                yield Placed(record, 0 if next_place == self.size else next_place)
+            if not count and not place:
+                raise InvalidArgument(f"{self.database.path} has no records any more")
+            place = 0
 
-    def name(self, index: int) -> str:
-        """The file."""
-        return str(self.files[index])
+    def name_of(self, record: tuple[bytes, bytes]) -> str:
+        return (
+            f"{self.database.path}, record {limits.shortened(record[0].decode('utf-8', 'backslashreplace'))}"
+        )
+
+    def decode(self, record: tuple[bytes, bytes]) -> tuple[Array, int]:
+        what = self.name_of(record)
+        datum = read_datum(record[1], what)
+        return datum_image(datum, what, self.mode), datum.label
 
 
-def open_source(name: str, base: Path | None, mode: str | None) -> Source:
-    """Open what the `source` of a Data layer names; `base` is the folder of the net's file.
+def open_source(name: str, base: Path | None, mode: str | None, backend: str | None) -> Source | ArraySource:
+    """Open what the `source` of a Data layer names; `base` is the folder of the net's file, `backend` what the layer
+    says of it: LMDB, LEVELDB or None.
 
-    Raises NotSupported for LMDB and LevelDB, InvalidArgument for what is absent or none of the forms above.
+    Raises InvalidArgument for what is absent, none of the forms above, or another database than `backend`, NotSupported
+    without the package that reads it.
     """
     file, _, selector = name.partition("#")
     path = paths.find(file, base)
+    kind = kind_of(path) if path.is_dir() else None
+    if backend is not None and kind != backend:
+        found = f"is an {kind} database" if kind else "is no database"
+        advice = (
+            f"write backend: {kind}"
+            if kind
+            else f"take the backend line out if it should be read: {SUPPORTED}"
+        )
+        raise InvalidArgument(f"backend is {backend}, and {path} {found}; {advice}")
     if path.is_dir():
-        if (path / "data.mdb").exists() or (path / "CURRENT").exists():
-            raise NotSupported(f"{path} is an LMDB or LevelDB database; {SUPPORTED}")
         if selector:
             raise InvalidArgument(f"source {name!r}: {path} is a folder, so it has no part #{selector}")
-        return FolderSource(path, mode)
+        return DatabaseSource(path, mode) if kind else FolderSource(path, mode)
     if path.suffix != ".npz":
         raise NotSupported(f"{path} is neither an .npz file nor a folder; {SUPPORTED}")
     if mode is not None:
@@ -153,37 +244,36 @@ def open_source(name: str, base: Path | None, mode: str | None) -> Source:
 
 
 SUPPORTED = (
-    "a Data layer reads an .npz file (arrays data and label, or PART_data and PART_label with "
-    'source: "FILE.npz#PART") or a folder with a sub-folder of images for each class'
+    "a Data layer reads an LMDB or LevelDB database, an .npz file (arrays data and label, or PART_data and PART_label "
+    'with source: "FILE.npz#PART") or a folder with a sub-folder of images for each class'
 )
 
 
-def _decode(file: Path, mode: str | None) -> Array:
+def read_list(path: Path, what: str) -> list[str]:
+    """The lines of a text file that names files, without those that are empty. Raises InvalidArgument."""
     try:
-        from PIL import Image
-    except ImportError:
-        raise NotSupported(
-            f"{file} is an image file, and pillow, which decodes images, is not installed: "
-            "pip install 'jitdnn[caffe]'"
-        ) from None
-    try:
-        content = io.BytesIO(limits.read_bounded(file, limits.IMAGE_BYTES, "an image"))
-        # Only these formats: pillow goes by the content, and one of its others (EPS) is a program that it has run
-        with Image.open(content, formats=_FORMATS) as image:
-            width, height = image.size
-            if width * height > limits.IMAGE_PIXELS:
-                raise InvalidArgument(
-                    f"{file} has {width} x {height} pixels by its header: at most {limits.IMAGE_PIXELS:,} are decoded"
-                )
-            grey = image.mode in ("1", "L", "LA", "I", "I;16", "F") if mode is None else mode == "L"
-            pixels = np.asarray(image.convert("L" if grey else "RGB"))
-    except InvalidArgument:
-        raise
-    except Exception as error:  # a decoder may raise anything over bytes that are not what they should be
-        raise InvalidArgument(f"{file} cannot be read as an image: {error}") from error
-    return pixels[np.newaxis] if grey else pixels[:, :, ::-1].transpose(2, 0, 1)
+        text = limits.read_bounded(path, limits.LIST_BYTES, what).decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be read: {error.strerror or error}") from error
+    return [line for line in text.splitlines() if line.strip()]
 
 
-def image_shape(source: Source) -> Shape:
-    """Return (C, H, W) of the first image."""
-    return source.images(0, 1)[0].shape
+def read_image_list(path: Path, root: str) -> list[tuple[Path, int]]:
+    """The images of a list, a line each: the file's name, a blank, a label. `root` is put in front of the names as it
+    is, as Caffe does. Raises InvalidArgument, naming the line.
+    """
+    found: list[tuple[Path, int]] = []
+    for number, line in enumerate(read_list(path, "a list of images"), start=1):
+        name, _, label = line.rstrip().rpartition(" ")
+        try:
+            found.append((Path(root + name.strip()), int(label)))
+        except ValueError:
+            name = ""
+        if not name.strip() or not -(1 << 31) <= found[-1][1] < 1 << 31:
+            raise InvalidArgument(
+                f"{path}, line {number}: {limits.shortened(line)} is not the name of an image, a blank and a label of "
+                "32 bits"
+            )
+    if not found:
+        raise InvalidArgument(f"{path} names no images")
+    return found

@@ -3,13 +3,15 @@
 value = (x − mean) · scale. The crop of crop_size x crop_size is at random in training and in the middle
 otherwise; `mirror: true` mirrors every second image on average, in testing too. The mean is a file (an image
 of the full size, read where the crop is) or mean_value, one for all channels or one for each.
+
+What is random about an image is drawn before it is decoded (`draw`), as many numbers for each, so that it does not
+depend on who decodes it, nor when.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,9 +22,26 @@ from jitdnn.caffe.blob_proto import read_binaryproto
 from jitdnn.caffe.schema_layers import TransformationParameter
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 
+Draw = tuple[int, int, int]
+"""Whole numbers below 2³², drawn for one image: for mirroring, and for the row and the column of the crop."""
+
+
+class Transform(Protocol):
+    """What is done to the images of a source. It may be used by several threads at a time."""
+
+    @property
+    def shape(self) -> Shape:
+        """(C, H, W) of what comes out."""
+
+    def draw(self, random: np.random.Generator, count: int) -> list[Draw | None]:
+        """Draw for so many images; nothing is drawn if nothing is random."""
+
+    def apply_one(self, image: Array, out: Array, draw: Draw | None) -> None:
+        """Write one transformed image to `out` (C, H, W)."""
+
 
 class Transformer:
-    """What a Data layer does to each image."""
+    """What a Data layer does to each image. It may be used by several threads at a time."""
 
     def __init__(
         self,
@@ -38,18 +57,12 @@ class Transformer:
         self.scale = dtype.type(parameter.scale)
         self.crop = parameter.crop_size
         self.channels = image[0]
-        if parameter.has("mean_file") and parameter.mean_value:
-            raise InvalidArgument("mean_file and mean_value both are given: keep one")
-        self.mean: Array | None = None
-        if parameter.has("mean_file"):
-            self.mean = _read_mean(parameter.mean_file, base, image).astype(dtype)
-        elif parameter.mean_value:
-            if len(parameter.mean_value) not in (1, self.channels):
-                raise InvalidArgument(
-                    f"there are {len(parameter.mean_value)} mean_value; give 1, or one for each of the "
-                    f"{self.channels} channels"
-                )
-            self.mean = np.array(parameter.mean_value, dtype).reshape(-1, 1, 1)
+        mean = read_mean(parameter, base, self.channels)
+        if mean is not None and parameter.has("mean_file") and mean.shape != image:
+            raise InvalidShape(
+                f"mean_file {parameter.mean_file} has shape {mean.shape}, the images have {image}: they must agree"
+            )
+        self.mean: Array | None = None if mean is None else mean.astype(dtype)
         self.image = image
         self._crop_offsets(image, None)
 
@@ -58,33 +71,32 @@ class Transformer:
         """(C, H, W) of what comes out."""
         return (self.channels, self.crop, self.crop) if self.crop else self.image
 
-    def apply(
-        self,
-        images: Array | list[Array],
-        out: Array,
-        random: np.random.Generator,
-        name: Callable[[int], str] = "image {}".format,
-    ) -> None:
-        """Write the transformed images to `out` (n, C, H, W). Errors call image i of them `name(i)`."""
+    def draw(self, random: np.random.Generator, count: int) -> list[Draw | None]:
+        """Draw for so many images; nothing is drawn if nothing is random."""
+        if not (self.parameter.mirror or (self.crop and self.is_training)):
+            return [None] * count
+        drawn = random.integers(0, 1 << 32, (count, 3), np.uint64).tolist()
+        return [(mirror, row, column) for mirror, row, column in drawn]
+
+    def apply(self, images: Array | list[Array], out: Array, random: np.random.Generator) -> None:
+        """Write the transformed images to `out` (n, C, H, W)."""
         if isinstance(images, np.ndarray) and not self.crop and not self.parameter.mirror:
             self._scaled(images, self.mean, out)
             return
-        for index, (image, target) in enumerate(zip(images, out, strict=True)):
-            try:
-                self._apply_one(image, target, random)
-            except InvalidShape as error:
-                raise InvalidShape(f"{name(index)}: {error}") from None
+        for image, target, draw in zip(images, out, self.draw(random, len(images)), strict=True):
+            self.apply_one(image, target, draw)
 
-    def _apply_one(self, image: Array, out: Array, random: np.random.Generator) -> None:
+    def apply_one(self, image: Array, out: Array, draw: Draw | None) -> None:
+        """Write one transformed image to `out` (C, H, W)."""
         if image.shape[0] != self.channels or (not self.crop and image.shape != self.image):
             raise InvalidShape(
                 f"an image has shape {image.shape}, the first one {self.image}: all must have one size "
                 "unless crop_size is set, and one number of channels (force_color, force_gray)"
             )
-        is_mirrored = self.parameter.mirror and random.integers(2) == 1
+        is_mirrored = self.parameter.mirror and draw is not None and draw[0] >= 1 << 31
         mean = self.mean
         if self.crop:
-            top, left = self._crop_offsets(image.shape, random if self.is_training else None)
+            top, left = self._crop_offsets(image.shape, draw if self.is_training else None)
             window = (slice(None), slice(top, top + self.crop), slice(left, left + self.crop))
             if mean is not None and mean.shape[1:] != (1, 1):
                 if mean.shape != image.shape:
@@ -103,19 +115,31 @@ class Transformer:
             if self.scale != 1:
                 out *= self.scale
 
-    def _crop_offsets(self, image: Shape, random: np.random.Generator | None) -> tuple[int, int]:
+    def _crop_offsets(self, image: Shape, draw: Draw | None) -> tuple[int, int]:
         if not self.crop:
             return 0, 0
-        spare = [extent - self.crop for extent in image[1:]]
-        if min(spare) < 0:
+        height, width = (extent - self.crop for extent in image[1:])
+        if min(height, width) < 0:
             raise InvalidShape(f"crop_size {self.crop} is larger than an image of {image[1]} x {image[2]}")
-        if random is None:
-            return spare[0] // 2, spare[1] // 2
-        return int(random.integers(spare[0] + 1)), int(random.integers(spare[1] + 1))
+        if draw is None:
+            return height // 2, width // 2
+        return draw[1] * (height + 1) >> 32, draw[2] * (width + 1) >> 32
 
 
-def _read_mean(name: str, base: Path | None, image: Shape) -> Array:
-    path = paths.find(name, base)
+def read_mean(parameter: TransformationParameter, base: Path | None, channels: int) -> Array | None:
+    """The mean that a layer subtracts: an image (C, H, W), or numbers (1, 1, 1) or (channels, 1, 1); None for none.
+
+    Raises InvalidArgument if there are two, or a file that cannot be read.
+    """
+    if parameter.has("mean_file") and parameter.mean_value:
+        raise InvalidArgument("mean_file and mean_value both are given: keep one")
+    if parameter.mean_value and len(parameter.mean_value) not in (1, channels):
+        raise InvalidArgument(
+            f"there are {len(parameter.mean_value)} mean_value; give 1, or one for each of the {channels} channels"
+        )
+    if not parameter.has("mean_file"):
+        return np.array(parameter.mean_value).reshape(-1, 1, 1) if parameter.mean_value else None
+    path = paths.find(parameter.mean_file, base)
     if path.suffix == ".npy":
         mean = read_npy(path)
     elif path.suffix == ".npz":
@@ -126,8 +150,6 @@ def _read_mean(name: str, base: Path | None, image: Shape) -> Array:
         mean = mean[0]
     if mean.dtype.kind not in "uif":
         raise InvalidType(f"mean_file {path} is {mean.dtype}; integers or floats are needed")
-    if mean.shape != image:
-        raise InvalidShape(
-            f"mean_file {path} has shape {mean.shape}, the images have {image}: they must agree"
-        )
+    if mean.ndim != 3:
+        raise InvalidShape(f"mean_file {path} has shape {mean.shape}: an image (C, H, W) is needed")
     return mean

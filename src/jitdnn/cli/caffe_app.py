@@ -8,7 +8,11 @@ from typing import Annotated
 
 import typer
 
+from jitdnn.cli import datasets
+
 app = typer.Typer()
+app.command("convert-imageset")(datasets.convert_imageset)
+app.command("compute-mean")(datasets.compute_mean)
 
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads to use.  [default: all cores]")

@@ -17,7 +17,7 @@ from jitdnn.caffe.layers.convolution import (
     ConvolutionLayer,
     DepthwiseConvolutionLayer,
 )
-from jitdnn.caffe.layers.data import DataLayer
+from jitdnn.caffe.layers.data import DataLayer, ImageDataLayer
 from jitdnn.caffe.layers.deconvolution import DeconvolutionLayer
 from jitdnn.caffe.layers.detection_output import DetectionOutputLayer
 from jitdnn.caffe.layers.dropout import DropoutLayer
@@ -34,6 +34,7 @@ from jitdnn.caffe.layers.formulas import (
     SwishLayer,
     ThresholdLayer,
 )
+from jitdnn.caffe.layers.hdf5 import HDF5DataLayer, HDF5OutputLayer
 from jitdnn.caffe.layers.im2col import Im2colLayer
 from jitdnn.caffe.layers.infogain import InfogainLossLayer
 from jitdnn.caffe.layers.inner_product import InnerProductLayer
@@ -48,6 +49,7 @@ from jitdnn.caffe.layers.losses import (
 )
 from jitdnn.caffe.layers.lrn import LRNLayer
 from jitdnn.caffe.layers.lstm import LSTMLayer, LSTMUnitLayer
+from jitdnn.caffe.layers.memory_data import MemoryDataLayer
 from jitdnn.caffe.layers.movement import (
     BatchReindexLayer,
     ConcatLayer,
@@ -74,6 +76,7 @@ from jitdnn.caffe.layers.softmax import SoftmaxLayer, SoftmaxWithLossLayer
 from jitdnn.caffe.layers.sources import DummyDataLayer, ParameterLayer
 from jitdnn.caffe.layers.spp import SPPLayer
 from jitdnn.caffe.layers.upsample import UpsampleLayer
+from jitdnn.caffe.layers.window_data import WindowDataLayer
 
 __all__ = ["LAYERS", "Context", "Layer"]
 
@@ -107,8 +110,11 @@ LAYERS: dict[str, type[Layer]] = {
         ExpLayer,
         FilterLayer,
         FlattenLayer,
+        HDF5DataLayer,
+        HDF5OutputLayer,
         HingeLossLayer,
         Im2colLayer,
+        ImageDataLayer,
         InfogainLossLayer,
         InnerProductLayer,
         InputLayer,
@@ -117,6 +123,7 @@ LAYERS: dict[str, type[Layer]] = {
         LRNLayer,
         LSTMLayer,
         LSTMUnitLayer,
+        MemoryDataLayer,
         MultinomialLogisticLossLayer,
         MVNLayer,
         NormalizeLayer,
@@ -147,5 +154,6 @@ LAYERS: dict[str, type[Layer]] = {
         ThresholdLayer,
         TileLayer,
         UpsampleLayer,
+        WindowDataLayer,
     )
 }

@@ -1,63 +1,57 @@
-"""Data: images and labels in batches, in the order of the source, from the start again at its end."""
+"""Data and ImageData: images and labels in batches, in the order of the source, from the start again at its end."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from jitdnn.caffe import paths
 from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.layers.base import Layer, Reads
-from jitdnn.caffe.sources import SUPPORTED, image_shape, open_source
-from jitdnn.caffe.transform import Transformer
-from jitdnn.errors import InvalidShape, NotSupported
+from jitdnn.caffe.pipeline import Pipeline, Waited
+from jitdnn.caffe.sources import ArraySource, ListSource, Source, open_source, read_image_list
+from jitdnn.caffe.transform import Transform, Transformer
+from jitdnn.errors import JitdnnError
+
+#: batches made ahead where no data_param.prefetch says it: Caffe's
+PREFETCH = 4
+_MOST_PLACES = 1 << 62
 
 
-class DataLayer(Layer):
-    """Tops: data (batch_size, C, H, W) and optionally label (batch_size).
+def named(layer: Layer, error: JitdnnError) -> JitdnnError:
+    """The error with the layer's name in front."""
+    return type(error)(f"layer {layer.name!r} ({layer.type}){layer.parameter.where()}: {error}")
 
-    `data_param.source` is an .npz file or a folder of images (sources.py), `package:data/mnist_5k.npz#train`
-    for the digits that are shipped. `rand_skip` starts at a random place below it. Batches are not
-    prefetched, so `prefetch` changes nothing; an explicit `backend` is refused, for both that exist are
-    databases.
+
+class SourceLayer(Layer):
+    """A layer that takes images and labels from a source: tops data (batch_size, C, H, W) and maybe label (batch_size).
+
+    `position` is the place in the source of the next batch. Batches are made ahead by threads (pipeline.py); `waited`
+    says how long the net stood still for them.
     """
 
-    type = "Data"
     bottoms = (0, 0)
     tops = (1, 2)
     may_rerun = False
     is_random = True
 
+    source: Source | ArraySource
+    transformer: Transform
+    batch: int
+    prefetch = PREFETCH
+    position = 0
+    _pipeline: Pipeline | None = None
+
+    @abstractmethod
+    def open(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        """Set `source`, `transformer`, `batch` and `position`, from the parameters."""
+
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        parameter, transform = self.parameter.data_param, self.parameter.transform_param
-        if parameter.has("backend"):
-            raise NotSupported(
-                f"layer {self.name!r}{parameter.where('backend')}: backend {parameter.backend}; {SUPPORTED}. "
-                "Take the backend line out"
-            )
-        for name in ("scale", "mean_file", "crop_size", "mirror"):
-            if parameter.has(name):
-                raise self.invalid(
-                    f"data_param.{name} is V1 syntax: in V2 it belongs in transform_param", "data_param"
-                )
-        if not parameter.source:
-            raise self.invalid("data_param.source is missing", "data_param")
-        if parameter.batch_size == 0:
-            raise self.invalid("data_param.batch_size is missing or 0: it must be positive", "data_param")
-        if transform.force_color and transform.force_gray:
-            raise self.invalid("force_color and force_gray exclude each other", "transform_param")
-        mode = "RGB" if transform.force_color else "L" if transform.force_gray else None
-        self.batch = parameter.batch_size
-        self.source = open_source(parameter.source, self.context.base, mode)
-        if len(top) == 2 and self.source.labels is None:
-            raise self.invalid(
-                f"source {parameter.source!r} has no labels for top {top[1].name!r}", "data_param"
-            )
-        self.transformer = Transformer(
-            transform, self.context.base, self.context.phase, image_shape(self.source), self.context.dtype
-        )
-        self.position = 0
-        if parameter.rand_skip:
-            self.position = int(self.context.random.integers(parameter.rand_skip)) % len(self.source)
+        self.waited = Waited()
+        self.open(bottom, top)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         top[0].reshape((self.batch, *self.transformer.shape))
@@ -65,24 +59,47 @@ class DataLayer(Layer):
             top[1].reshape((self.batch,))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        if isinstance(self.source, ArraySource):
+            self._copy_arrays(self.source, top)
+            return
+        try:
+            self._take(self.source, top)
+        except JitdnnError as error:
+            raise named(self, error) from None
+
+    def _take(self, source: Source, top: Sequence[Blob]) -> None:
+        pipeline = self._pipeline
+        if pipeline is None or not pipeline.is_mine:
+            pipeline = self._pipeline = Pipeline(
+                source,
+                self.transformer,
+                self.batch,
+                self.context.dtype,
+                self.prefetch,
+                self.position,
+                self.context.random.bit_generator.state,
+                self.waited,
+            )
+        batch = pipeline.take()
+        np.copyto(top[0].data, batch.images)
+        if len(top) == 2:
+            np.copyto(top[1].data, batch.labels)
+        self.position = batch.next_place
+        self.context.random.bit_generator.state = batch.random_state
+        pipeline.give_back(batch)
+
+    def _copy_arrays(self, source: ArraySource, top: Sequence[Blob]) -> None:
+        """Arrays are in memory: they are transformed at once, and not ahead."""
+        assert isinstance(self.transformer, Transformer)
         filled = 0
         while filled < self.batch:
-            stop = min(len(self.source), self.position + self.batch - filled)
+            stop = min(source.size, self.position + self.batch - filled)
             rows = slice(filled, filled + stop - self.position)
-            start, images = self.position, self.source.images(self.position, stop)
-            target = top[0].data[rows]
-
-            def named(index: int, start: int = start) -> str:
-                return self.source.name(start + index)
-
-            try:
-                self.transformer.apply(images, target, self.context.random, named)
-            except InvalidShape as error:
-                raise InvalidShape(str(self.invalid(str(error)))) from error
-            if len(top) == 2 and self.source.labels is not None:
-                top[1].data[rows] = self.source.labels[self.position : stop]
+            self.transformer.apply(source.data[self.position : stop], top[0].data[rows], self.context.random)
+            if len(top) == 2 and source.labels is not None:
+                top[1].data[rows] = source.labels[self.position : stop]
             filled = rows.stop
-            self.position = stop % len(self.source)
+            self.position = stop % source.size
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         pass
@@ -91,15 +108,113 @@ class DataLayer(Layer):
         return Reads(bottom=False, top=False)
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "position": self.position, "size": len(self.source)}
+        state = {**super().state(), "position": self.position, "size": self.source.size}
+        if self._seed() is not None:
+            state["seed"] = self._seed()
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        if state["size"] != len(self.source):
+        if state == self.state():
+            return  # what was made ahead stays
+        size, position, seed = self.source.size, state["position"], state.get("seed")
+        if state["size"] != size:
             raise self.invalid(
-                f"the source has {len(self.source)} images, and had {state['size']} when the state was saved"
+                f"the source has {size} images, and had {state['size']} when the state was saved"
             )
-        position = state["position"]
-        if type(position) is not int or not 0 <= position < len(self.source):
+        most = _MOST_PLACES if size is None or self._seed() is not None else size
+        if type(position) is not int or not 0 <= position < most:
             raise self.invalid(f"the saved position is {position!r}: it must be one of the source's images")
+        if (seed is None) != (self._seed() is None) or not (
+            seed is None or (type(seed) is int and seed >= 0)
+        ):
+            raise self.invalid(f"the saved seed of the order is {seed!r}")
         super().restore(state)
         self.position = position
+        if isinstance(self.source, ListSource):
+            self.source.shuffle_seed = seed
+        if self._pipeline is not None:
+            self._pipeline.stop()
+            self._pipeline = None
+
+    def _seed(self) -> int | None:
+        """What the order of the source is drawn from, None where it is not random."""
+        return self.source.shuffle_seed if isinstance(self.source, ListSource) else None
+
+    def _refuse_v1(self, field: str) -> None:
+        """Raises InvalidArgument if the field holds what belongs in transform_param since V2."""
+        for name in ("scale", "mean_file", "crop_size", "mirror"):
+            if getattr(self.parameter, field).has(name):
+                raise self.invalid(f"{field}.{name} is V1 syntax: in V2 it belongs in transform_param", field)
+
+
+class DataLayer(SourceLayer):
+    """`data_param.source` is a database, LMDB or LevelDB, an .npz file or a folder of images (sources.py),
+    `package:data/mnist_5k.npz#train` for the digits that are shipped. What it is is found out by looking; `backend`
+    must agree if it is there. `rand_skip` starts at a random place below it; `prefetch` batches are made ahead.
+    """
+
+    type = "Data"
+
+    def open(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        parameter, transform = self.parameter.data_param, self.parameter.transform_param
+        self._refuse_v1("data_param")
+        if not parameter.source:
+            raise self.invalid("data_param.source is missing", "data_param")
+        if parameter.batch_size == 0:
+            raise self.invalid("data_param.batch_size is missing or 0: it must be positive", "data_param")
+        if transform.force_color and transform.force_gray:
+            raise self.invalid("force_color and force_gray exclude each other", "transform_param")
+        is_color = transform.force_color or parameter.force_encoded_color
+        mode = "RGB" if is_color else "L" if transform.force_gray else None
+        self.batch = parameter.batch_size
+        self.prefetch = parameter.prefetch
+        backend = parameter.backend if parameter.has("backend") else None
+        self.source = open_source(parameter.source, self.context.base, mode, backend)
+        if len(top) == 2 and not self.source.has_labels:
+            raise self.invalid(
+                f"source {parameter.source!r} has no labels for top {top[1].name!r}", "data_param"
+            )
+        self.transformer = Transformer(
+            transform, self.context.base, self.context.phase, self.source.first_shape(), self.context.dtype
+        )
+        if parameter.rand_skip:
+            self.position = int(self.context.random.integers(parameter.rand_skip))
+            if self.source.size is not None:
+                self.position %= self.source.size
+
+
+class ImageDataLayer(SourceLayer):
+    """The images of a list, image_data_param.source: a line each, a file's name behind `root_folder`, a blank, a label.
+    `new_height` and `new_width` resize them, `is_color` says whether they have three channels or one, `shuffle` draws
+    another order for every round, `rand_skip` starts at a random place below it.
+    """
+
+    type = "ImageData"
+
+    def open(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        parameter, random = self.parameter.image_data_param, self.context.random
+        self._refuse_v1("image_data_param")
+        if not parameter.source:
+            raise self.invalid("image_data_param.source is missing", "image_data_param")
+        if parameter.batch_size == 0:
+            raise self.invalid("image_data_param.batch_size is 0: it must be positive", "image_data_param")
+        size = (parameter.new_height, parameter.new_width)
+        if (size[0] == 0) != (size[1] == 0):
+            raise self.invalid("new_height and new_width: give both, or none", "image_data_param")
+        if size[0] * size[1] > 1 << 26:
+            raise self.invalid(
+                f"new_height and new_width {size[0]} x {size[1]} are too many pixels", "image_data_param"
+            )
+        files = read_image_list(paths.find(parameter.source, self.context.base), parameter.root_folder)
+        seed = int(random.integers(1 << 62)) if parameter.shuffle else None
+        self.batch = parameter.batch_size
+        self.source = ListSource(files, "RGB" if parameter.is_color else "L", size if size[0] else None, seed)
+        self.transformer = Transformer(
+            self.parameter.transform_param,
+            self.context.base,
+            self.context.phase,
+            self.source.first_shape(),
+            self.context.dtype,
+        )
+        if parameter.rand_skip:
+            self.position = int(random.integers(parameter.rand_skip)) % len(files)

@@ -1,0 +1,249 @@
+"""Batches made ahead: one thread reads records in order, others decode and transform them, the net takes them in order.
+
+What is in a batch depends on its place alone: records are read by one thread, and what is random about each image is
+drawn before it is decoded. Every batch carries the place and the state of the generator behind it, so that a resume
+goes on from the last batch that was taken, whatever was made ahead of it.
+
+Threads, not processes: pillow and NumPy let go of Python's lock while they decode and convert. They are daemons that
+end when their layer goes or the interpreter does; in a forked process, which has none of them, a layer starts new ones.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections import deque
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from threading import Condition, Thread
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from jitdnn.caffe.blob import Array, Shape
+from jitdnn.caffe.sources import Source
+from jitdnn.caffe.transform import Draw, Transform
+from jitdnn.errors import JitdnnError
+from jitdnn.settings import available_cores
+
+#: threads that decode for one layer: more than this many starve each other of Python's lock
+MOST_WORKERS = 16
+
+
+@dataclass
+class Batch:
+    """Images and labels, and what comes behind them: the next place, and the state of the generator."""
+
+    images: Array
+    labels: Array
+    next_place: int
+    random_state: dict[str, Any]
+    waiting: int = 0  # parts that are not made yet
+    errors: dict[int, BaseException] = field(default_factory=dict)  # of its parts, by their first image
+
+
+@dataclass
+class Waited:
+    """How long a net has waited for its data: `seconds` of it in all, for so many `batches`."""
+
+    seconds: float = 0.0
+    batches: int = 0
+
+
+@dataclass
+class _Part:
+    """Some records of a batch, for one thread: `first` is the place of the first of them in it."""
+
+    batch: Batch
+    first: int
+    records: list[Any]
+    draws: list[Draw | None]
+
+
+@dataclass(eq=False)
+class _Work:
+    """What the threads share."""
+
+    source: Source
+    transformer: Transform
+    batch_size: int
+    depth: int
+    dtype: np.dtype[Any]
+    changed: Condition = field(default_factory=Condition)
+    batches: deque[Batch] = field(default_factory=deque)
+    parts: deque[_Part] = field(default_factory=deque)
+    spare: list[Batch] = field(default_factory=list)
+    is_stopped: bool = False
+    threads: list[Thread] = field(default_factory=list)
+
+    def stop(self) -> None:
+        with self.changed:
+            self.is_stopped = True
+            self.parts.clear()
+            self.changed.notify_all()
+
+
+class Pipeline:
+    """Makes the batches of one layer ahead, `depth` of them."""
+
+    def __init__(
+        self,
+        source: Source,
+        transformer: Transform,
+        batch_size: int,
+        dtype: np.dtype[Any],
+        depth: int,
+        place: int,
+        random_state: Mapping[str, Any],
+        waited: Waited,
+        workers: int | None = None,
+    ) -> None:
+        """Start the threads; the first batch begins at `place`, with the generator (PCG64) in that state. `waited` is
+        added to. Without `workers` there are as many as cores, 16 at most.
+        """
+        workers = min(available_cores(), MOST_WORKERS) if workers is None else workers
+        self._process = os.getpid()
+        self._waited = waited
+        self._work = _Work(source, transformer, batch_size, max(depth, 1), dtype)
+        random = np.random.Generator(np.random.PCG64())
+        random.bit_generator.state = random_state
+        self._work.threads = [
+            Thread(target=_feed, args=(self._work, place, random, workers), daemon=True, name="jitdnn data"),
+            *(
+                Thread(target=_decode, args=(self._work,), daemon=True, name="jitdnn decode")
+                for _ in range(workers)
+            ),
+        ]
+        self._end = weakref.finalize(self, self._work.stop)
+        self._end.atexit = False
+        _running.add(self._work)
+        for thread in self._work.threads:
+            thread.start()
+
+    def take(self) -> Batch:
+        """The next batch, in order; give it back (`give_back`) when it is copied.
+
+        Raises what went wrong in making it; every later call raises it again.
+        """
+        work, start = self._work, perf_counter()
+        with work.changed:
+            while not (work.batches and work.batches[0].waiting == 0):
+                work.changed.wait()
+            batch = work.batches[0]
+            if batch.errors:
+                raise batch.errors[min(batch.errors)]
+            work.batches.popleft()
+            work.changed.notify_all()
+        self._waited.seconds += perf_counter() - start
+        self._waited.batches += 1
+        return batch
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process started it: behind a fork its threads are not there."""
+        return self._process == os.getpid()
+
+    def give_back(self, batch: Batch) -> None:
+        """Let the memory of a batch be used for another one."""
+        with self._work.changed:
+            self._work.spare.append(batch)
+
+    def stop(self) -> None:
+        """End the threads; batches made ahead are lost."""
+        self._end()
+
+
+_running: weakref.WeakSet[_Work] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End all threads before the interpreter does, as a thread in the middle of C code would end with it."""
+    for work in list(_running):
+        work.stop()
+        for thread in work.threads:
+            if thread.ident is not None and thread.is_alive():
+                thread.join(timeout=5.0)
+
+
+def _feed(work: _Work, place: int, random: np.random.Generator, workers: int) -> None:
+    """Read the records of batch after batch and deal them out."""
+    batch: Batch | None = None
+    try:
+        with closing(_records(work, place)) as records:
+            while True:
+                with work.changed:
+                    while len(work.batches) >= work.depth and not work.is_stopped:
+                        work.changed.wait()
+                    if work.is_stopped:
+                        return
+                    batch = work.spare.pop() if work.spare else None
+                if batch is None:
+                    batch = _new_batch(work)
+                found = []
+                for _ in range(work.batch_size):
+                    record, place = next(records)
+                    found.append(record)
+                draws = work.transformer.draw(random, work.batch_size)
+                batch.next_place, batch.random_state = place, dict(random.bit_generator.state)
+                step = -(-work.batch_size // max(1, 2 * workers))
+                starts = range(0, work.batch_size, step)
+                parts = [_Part(batch, i, found[i : i + step], draws[i : i + step]) for i in starts]
+                batch.waiting = len(parts)
+                with work.changed:
+                    work.batches.append(batch)
+                    work.parts.extend(parts)
+                    work.changed.notify_all()
+                batch = None
+    except BaseException as error:  # told to the thread that takes the batch
+        batch = batch or _new_batch(work)
+        batch.errors[0] = error
+        with work.changed:
+            work.batches.append(batch)
+            work.changed.notify_all()
+
+
+def _records(work: _Work, place: int) -> Generator[tuple[Any, int]]:
+    yield from work.source.records(place)
+
+
+def _new_batch(work: _Work) -> Batch:
+    shape: Shape = (work.batch_size, *work.transformer.shape)
+    return Batch(np.empty(shape, work.dtype), np.empty(work.batch_size, work.dtype), 0, {})
+
+
+def _decode(work: _Work) -> None:
+    """Make parts of batches until there are none to come."""
+    while True:
+        with work.changed:
+            while not work.parts and not work.is_stopped:
+                work.changed.wait()
+            if work.is_stopped:
+                return
+            part = work.parts.popleft()
+        error: BaseException | None = None
+        try:
+            make_part(work.source, work.transformer, part)
+        except BaseException as raised:  # told to the thread that takes the batch
+            error = raised
+        with work.changed:
+            part.batch.waiting -= 1
+            if error is not None:
+                part.batch.errors[part.first] = error
+            if part.batch.waiting == 0:
+                work.changed.notify_all()
+        del part
+
+
+def make_part(source: Source, transformer: Transform, part: _Part) -> None:
+    """Decode and transform some records of a batch. Raises what is wrong with one, naming it."""
+    batch = part.batch
+    for index, (record, draw) in enumerate(zip(part.records, part.draws, strict=True), start=part.first):
+        image, batch.labels[index] = source.decode(record)
+        try:
+            transformer.apply_one(image, batch.images[index], draw)
+        except JitdnnError as error:
+            raise type(error)(f"{source.name_of(record)}: {error}") from None
