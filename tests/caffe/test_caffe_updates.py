@@ -192,6 +192,7 @@ def test_five_updates_of_lenet_are_pytorchs() -> None:
         """net: "package:models/lenet.prototxt" base_lr: 0.01 lr_policy: "exp" gamma: 0.5 momentum: 0.9
            weight_decay: 0.0005 max_iter: 5 snapshot_after_train: false""",
         seed=1,
+        dtype="f64",  # in single precision two maxima of a pooling may be so near that theirs is another one
     )
     weights = as_leaves(torch, solver.net)
     start = {name: leaf.detach().numpy().copy() for name, leaf in weights.items()}
@@ -210,5 +211,5 @@ def test_five_updates_of_lenet_are_pytorchs() -> None:
     for parameter in solver.net.parameters:
         name = parameter.name
         moved = parameter.blob.data - start[name]
-        assert relative_error(moved, weights[name].detach().numpy() - start[name]) < 1e-4, name
-        assert relative_error(solver.method.history[name], history[name].numpy()) < 1e-4, name
+        assert relative_error(moved, weights[name].detach().numpy() - start[name]) < 1e-9, name
+        assert relative_error(solver.method.history[name], history[name].numpy()) < 1e-9, name
