@@ -290,8 +290,8 @@ void emulation_tma_load(Word address, Word barrier_address, const Box *box, int 
     const Mbarrier &barrier = mbarrier_at(barrier_address, what, line);
     if (barrier.known == TO_ITSELF)
         emulation_fail(line, "%s: no mbarrier_init_fence since mbarrier_init at %u", what, barrier_address);
-    if (map.is_im2col && box->coordinates[0] * static_cast<long long>(map.size) % 16)
-        emulation_fail(line, "%s: pixels begin at channel %d: that must be a multiple of 16 bytes", what,
+    if (box->coordinates[0] * static_cast<long long>(map.size) % 16)
+        emulation_fail(line, "%s: a box begins at element %d: that must be a multiple of 16 bytes", what,
                        box->coordinates[0]);
     for (int axis = 1; axis < map.rank - 1 && map.is_im2col; ++axis) {
         const int tap = box->taps[axis - 1], most = map.rank == 4 ? 255 : 31;

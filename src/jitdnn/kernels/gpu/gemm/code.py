@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jitdnn.devices.gpu import GpuDevice, Kernel, Launch, Source, read_text
 from jitdnn.kernels.gpu.gemm.plan import Contraction, GemmPlan, Tiling
 from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
-from jitdnn.tensor import REAL_DTYPES, compute_dtype
+from jitdnn.tensor import FLOAT8_DTYPES, REAL_DTYPES, compute_dtype
 
 _THREADS = 256
 
@@ -40,6 +40,8 @@ def build(plan: GemmPlan, device: GpuDevice) -> Kernel:
         fused.functions + read_text("gpu/gemm", "gemm.c"),
         (*_structure(c, tiling).items(), ("PARAMETERS", ", ".join(f"i64 {name}" for name in numbers)),
          ("EPILOGUE_PARAMETERS", fused.parameters), ("EPILOGUE(sum)", fused.apply("sum", c.place))),
+        # conversions of 8-bit reals need some that NVRTC 13.0 has not left
+        spills=any(operand.dtype in FLOAT8_DTYPES for operand in c.operands),
     )  # fmt: skip
     blocks = tiles_g * tiles_p * plan.splits * c.batch_count * c.stride_phase_count
     launches = [Launch("contract", blocks, _THREADS)]

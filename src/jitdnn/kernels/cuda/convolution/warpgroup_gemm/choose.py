@@ -199,6 +199,8 @@ def _correlation_plan(
     data = _batched(Operand.of(data_tensor, 0), batch, batch.data if batch else 0)
     weights, along_columns = _filter_of(problem, batch)
     is_mn_major = parts == 1 and size == 2 and not weights.is_direct and along_columns.is_direct
+    # boxes begin at multiples of 16 bytes, so groups must
+    is_mn_major = is_mn_major and _filter_steps(geometry, is_forward, batch)[0] * size % ALIGNMENT == 0
     if is_mn_major:
         weights = along_columns
     # a packed filter has the channels that are summed innermost

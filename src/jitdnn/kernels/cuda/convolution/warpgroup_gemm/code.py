@@ -121,8 +121,9 @@ def source_of(
         ("FINISH(sum, pixel, channel_)", f"({code.apply('(sum)', indices)})"),
         *fused.defines,
     )
-    # an epilogue takes registers between two tiles, a prologue everywhere: where sums leave few, some are spilled
-    spills = epilogue is not None or plan.fusion.has_prologue
+    # an epilogue takes registers between two tiles, as what becomes of integers does, a prologue everywhere: where sums
+    # leave few, some are spilled
+    spills = epilogue is not None or plan.fusion.has_prologue or plan.is_integer
     return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, "hopper", spills)
 
 
