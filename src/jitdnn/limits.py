@@ -20,6 +20,7 @@ PROTOTXT_STRING: Final = 65_536
 NET_LAYERS: Final = 10_000
 WIRE_FIELDS: Final = 2_000_000
 LIST_BYTES: Final = 512 << 20
+LIST_LINES: Final = 20_000_000
 FORMULA_CHARACTERS: Final = 65_536
 FORMULA_DEPTH: Final = 100
 FORMULA_STEPS: Final = 1_000
@@ -62,6 +63,7 @@ TABLE: Final = (
         "InvalidArgument",
     ),
     Limit("LIST_BYTES", "bytes of a list of images, windows or HDF5 files", "InvalidArgument"),
+    Limit("LIST_LINES", "lines of such a list", "InvalidArgument"),
     Limit("FORMULA_CHARACTERS", "characters of a formula", "ParseError"),
     Limit(
         "FORMULA_DEPTH", "parentheses, signs and exponents of a formula inside of each other", "ParseError"

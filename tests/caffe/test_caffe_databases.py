@@ -353,6 +353,7 @@ if {kind!r} == "fork":
         os._exit(0 if found == [104.0, 105.0, 106.0, 107.0, 108.0, 109.0, 110.0, 100.0] else 1)
 elif {kind!r} == "interrupt":
     import signal, threading
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     net.layers[0].source.decode = lambda record: threading.Event().wait(60)
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     try:

@@ -42,7 +42,7 @@ def test_images_are_loaded(photo: Path, tmp_path: Path) -> None:
     assert grey.shape == (9, 11, 1)
     np.testing.assert_allclose(grey[..., 0], pixels @ [0.299, 0.587, 0.114] / 255, atol=1 / 255)
     (tmp_path / "no.png").write_bytes(b"none")
-    with pytest.raises(InvalidArgument, match=r"no.png cannot be decoded as an image"):
+    with pytest.raises(InvalidArgument, match=r"no.png cannot be read as an image"):
         caffe.io.load_image(tmp_path / "no.png")
 
 

@@ -126,6 +126,12 @@ def test_every_tile(words: str, tile: Tile, cuda_device: Any) -> None:
             run_algorithm(algorithm, case, cuda_device, scales=((-0.75, 0.5),))
 
 
+def test_tiles_end_with_their_group(cuda_device: Any) -> None:
+    # 64 results of a group in tiles of 128 rows: those behind are rows of the next group
+    problem = convolution("conv_bwd_filter n1 c128 h5 w5 k128 r1 s1 g2 bf16 nhwc")
+    assert check(problem, cuda_device, tiles=(Tile(2, 1, 1, 64),))
+
+
 @pytest.mark.parametrize("splits", [2, 3, 7])
 @pytest.mark.parametrize(
     "words",

@@ -388,3 +388,10 @@ def test_nothing_but_an_epilogue_is_fused_with_bytes(dtype: str) -> None:
     device = offline("sm_90a")
     reasons = {one.name: one.refuse(problem, device) for one in algorithms(problem, "cuda")}
     assert "8 bits" in str(reasons["implicit_gemm_wgmma"])
+
+
+@pytest.mark.parametrize("channels", [64, 80, 192])
+def test_filter_gradients_of_8_bits(channels: int, cuda_device: Any) -> None:
+    # columns come in blocks of 64 for each tap, chunks of results of one byte would have 128
+    words = f"conv_bwd_filter n1 c{channels} h5 w4 k64 r3 s3 pad1 f8e4m3 to_f8e4m3 nhwc"
+    assert check(convolution(words), cuda_device)

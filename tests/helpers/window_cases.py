@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 
 from jitdnn.problems import Problem, Resize, parse
 from jitdnn.problems.resize import COORDINATES, MODES, ROUNDINGS
-from jitdnn.tensor import REAL_DTYPES, TensorDescriptor
+from jitdnn.tensor import COMMON_DTYPES, TensorDescriptor
 from strategies import descriptors
 
 DIRECTIONS = ("fwd", "bwd")
@@ -75,7 +75,7 @@ def divisive_norm(words: str, direction: str) -> Problem:
 
 @st.composite
 def resizes(draw: st.DrawFn) -> Resize:
-    rank, dtype = draw(st.integers(1, 3)), draw(st.sampled_from(REAL_DTYPES))
+    rank, dtype = draw(st.integers(1, 3)), draw(st.sampled_from(COMMON_DTYPES))
     extents = st.sampled_from((1, 2, 3, 7, 16, 18) if rank < 3 else (1, 2, 5))
     batch = (draw(st.integers(0, 2)), draw(st.sampled_from((1, 3, 17))))
     shape = (*batch, *(draw(extents) for _ in range(rank)))

@@ -186,8 +186,16 @@ class Blob:
         if owner.device is not None:
             owner._memory().overwrite_host()
 
+    def enter(self, *, is_gradient: bool = False) -> None:
+        """The host is about to be handed data or gradient: `leave` is about that, not about earlier writes."""
+        if self.device is None:
+            return
+        memory = self.gradient_owner._diff if is_gradient else self.owner._synced
+        if memory is not None:
+            memory.enter()
+
     def leave(self, *, is_gradient: bool = False) -> None:
-        """What the host was handed last, of data or gradient, was read and not written."""
+        """What the host was handed since `enter`, of data or gradient, was read and not written."""
         if self.device is None:
             return
         memory = self.gradient_owner._diff if is_gradient else self.owner._synced

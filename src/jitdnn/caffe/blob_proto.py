@@ -93,7 +93,10 @@ def read_blob(content: memoryview, reader: Reader, what: str) -> StoredBlob:
         raise InvalidArgument(
             f"{reader.what}: {what} has the shape {tuple(found[: limits.ARRAY_AXES])} and {array.size:,} values"
         )
-    return StoredBlob(array.reshape(found), bool(old))
+    try:
+        return StoredBlob(array.reshape(found), bool(old))
+    except ValueError as error:  # extents beside a 0 that no array can have
+        raise InvalidArgument(f"{reader.what}: {what} has the shape {tuple(found)}: {error}") from None
 
 
 def blob_parts(array: Array, diff: Array | None = None, *, is_legacy: bool = False) -> Parts:

@@ -6,6 +6,7 @@ A database is only read, and nothing is written beside it. Who writes it meanwhi
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import weakref
 from abc import ABC, abstractmethod
@@ -77,6 +78,16 @@ def open_database(path: Path) -> Database:
 
 _open: weakref.WeakValueDictionary[str, Database] = weakref.WeakValueDictionary()
 _lock = Lock()
+
+
+def _new_lock() -> None:
+    """Behind a fork: a thread that is not there may have held it."""
+    global _lock
+    _lock = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
 
 
 class LMDB(Database):
@@ -160,9 +171,11 @@ class Writer:
 
     def __enter__(self) -> Writer:
         try:
+            shutil.rmtree(self._unfinished, ignore_errors=True)  # of a process that was killed
             self._unfinished.mkdir(parents=True)
             self._environment = self._lmdb.open(str(self._unfinished), map_size=1 << 26)
         except (OSError, self._lmdb.Error) as error:
+            shutil.rmtree(self._unfinished, ignore_errors=True)
             raise InvalidArgument(f"{self.path} cannot be written: {error}") from error
         return self
 
@@ -186,8 +199,6 @@ class Writer:
             self._waiting = []
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        import shutil
-
         try:
             if error is None:
                 self._commit()
@@ -198,6 +209,7 @@ class Writer:
         except (OSError, self._lmdb.Error) as failure:
             raise InvalidArgument(f"{self.path} cannot be written: {failure}") from failure
         finally:
+            self._environment.close()
             shutil.rmtree(self._unfinished, ignore_errors=True)
 
 

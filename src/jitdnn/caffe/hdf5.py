@@ -77,7 +77,9 @@ def checked(dataset: Any, path: Path, name: str) -> None:
         raise InvalidType(f"{path}: {name} is {dataset.dtype}; integers or floats are needed")
     if dataset.external or dataset.is_virtual:
         raise InvalidArgument(f"{path}: the values of {name} are in another file, which is not read")
-    check_bytes(f"{path}: {name}", math.prod(dataset.shape) * dataset.dtype.itemsize)
+    # a chunk is unpacked whole, even if the dataset is smaller
+    most = max(math.prod(dataset.shape), math.prod(dataset.chunks or ()))
+    check_bytes(f"{path}: {name}", most * dataset.dtype.itemsize)
 
 
 def array(dataset: Any, path: Path, name: str) -> Array:
@@ -92,5 +94,7 @@ def write(path: Path, fill: Callable[[Any], None]) -> None:
     try:
         with whole(path) as unfinished, module.File(unfinished, "x") as file:
             fill(file)
-    except OSError as error:
+    except (InvalidArgument, InvalidType):
+        raise
+    except _DAMAGE as error:
         raise InvalidArgument(f"cannot write {path}: {error}") from error

@@ -55,7 +55,10 @@ def decode_image(content: bytes, what: str, mode: str | None, size: tuple[int, i
             wanted = mode or ("L" if image.mode in _GREY else "RGB")
             if wanted == "L" and image.format == "JPEG":
                 image.draft("L", image.size)  # its brightness as it is stored, as OpenCV takes it
-            pixels = _resized(image if image.mode == wanted else image.convert(wanted), size)
+            picture: Any = image
+            if image.mode.startswith("I"):  # 16 bits: OpenCV keeps the upper 8, pillow cuts off at 255
+                picture = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            pixels = _resized(picture if picture.mode == wanted else picture.convert(wanted), size)
     except InvalidArgument:
         raise
     except Exception as error:  # a decoder may raise anything over bytes that are not what they should be

@@ -182,6 +182,8 @@ class _Profiler:
 
     def cost(self, node: Node) -> NodeCost:
         layer, cost = node.layer, NodeCost()
+        if not node.top and not layer.may_rerun:
+            return cost  # it writes a file: it is not run to be measured
         blobs = {id(blob.owner): blob.owner for blob in (*node.bottom, *node.top, *layer.saved.values())}
         size = sum(blob.nbytes for blob in blobs.values())
 

@@ -121,7 +121,10 @@ def _layer(content: memoryview, syntax: str, reader: Reader) -> list[StoredLayer
 
 def _read_hdf5(path: Path, wanted: Mapping[str, list[Shape]]) -> dict[str, Array]:
     with hdf5.opened(path) as file:
-        if not isinstance(file.get("data"), hdf5.h5py().Group):
+        module = hdf5.h5py()
+        # links are not followed, as they may lead into another file
+        is_inside = isinstance(file.get("data", getlink=True), module.HardLink)
+        if not is_inside or not isinstance(file["data"], module.Group):
             raise InvalidArgument(f"{path} is no model of Caffe: it has no group data")
         return {
             name: hdf5.array(dataset, path, f"data/{name}")

@@ -25,6 +25,8 @@ def run_forward(node: Node, is_on_gpu: bool) -> None:
         for blob in node.top:
             if blob not in node.bottom:
                 blob.overwrite_host()
+    for blob in node.bottom:
+        blob.enter()
     with _host():
         layer.forward(node.bottom, node.top)
     for blob in node.bottom:
@@ -40,6 +42,10 @@ def run_backward(node: Node, is_on_gpu: bool) -> None:
     if not is_on_gpu or layer.is_for_gpu:
         layer.backward(node.top, node.propagate, node.bottom)
     else:
+        for blob in (*node.bottom, *node.top, *layer.weights):
+            blob.enter()
+        for blob in node.top:
+            blob.enter(is_gradient=True)
         with _host():
             layer.backward(node.top, node.propagate, node.bottom)
         for blob in (*node.bottom, *node.top, *layer.weights):

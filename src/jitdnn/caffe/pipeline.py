@@ -26,7 +26,7 @@ import numpy as np
 from jitdnn.caffe.blob import Array, Shape
 from jitdnn.caffe.sources import Source
 from jitdnn.caffe.transform import Draw, Transform
-from jitdnn.errors import JitdnnError
+from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.settings import available_cores
 
 #: threads that decode for one layer: more than this many starve each other of Python's lock
@@ -131,6 +131,8 @@ class Pipeline:
         work, start = self._work, perf_counter()
         with work.changed:
             while not (work.batches and work.batches[0].waiting == 0):
+                if work.is_stopped:
+                    raise InvalidArgument("the threads that make batches have ended")
                 work.changed.wait()
             batch = work.batches[0]
             if batch.errors:
@@ -157,6 +159,18 @@ class Pipeline:
 
 
 _running: weakref.WeakSet[_Work] = weakref.WeakSet()
+
+
+def _behind_a_fork() -> None:
+    """The threads are not there, and one of them may have held the lock."""
+    for work in list(_running):
+        work.changed, work.is_stopped, work.threads = Condition(), True, []
+        work.parts.clear()
+    _running.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_behind_a_fork)
 
 
 @atexit.register
@@ -199,10 +213,10 @@ def _feed(work: _Work, place: int, random: np.random.Generator, workers: int) ->
                     work.changed.notify_all()
                 batch = None
     except BaseException as error:  # told to the thread that takes the batch
-        batch = batch or _new_batch(work)
-        batch.errors[0] = error
+        # without images: memory may be what is missing
+        failed = Batch(np.empty(0), np.empty(0), 0, {}, errors={0: error})
         with work.changed:
-            work.batches.append(batch)
+            work.batches.append(failed)
             work.changed.notify_all()
 
 

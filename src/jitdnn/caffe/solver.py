@@ -38,6 +38,7 @@ from jitdnn.caffe.prototxt import to_text
 from jitdnn.caffe.schema import NetState, SolverParameter
 from jitdnn.caffe.solver_nets import limit_together, testing_nets, training_net
 from jitdnn.caffe.solver_state import is_solver_state
+from jitdnn.caffe.totals import Totals
 from jitdnn.caffe.update_rules import rule_of
 from jitdnn.caffe.updates import Updates
 from jitdnn.caffe.upgrade import upgrade_solver
@@ -265,14 +266,11 @@ class Solver:
     def test(self, index: int = 0) -> Tested:
         """Run one test net for its test_iter batches, and return the mean of each output."""
         net, batches = self.test_nets[index], self.parameter.test_iter[index]
-        totals = [np.zeros(net.blobs[name].shape) for name in net.outputs]
-        loss = 0.0
+        totals, loss = Totals(), 0.0
         for _ in range(batches):
-            outputs = net.forward()
+            totals.add(net.forward())
             loss += net.loss
-            for total, values in zip(totals, outputs.values(), strict=True):
-                total += values
-        means = dict(zip(net.outputs, (total / batches for total in totals), strict=True))
+        means = totals.means()
         mean_loss = loss / batches if self.parameter.test_compute_loss else None
         return Tested(self.iteration, index, _outputs(net, means), mean_loss)
 

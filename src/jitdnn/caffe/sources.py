@@ -255,7 +255,11 @@ def read_list(path: Path, what: str) -> list[str]:
         text = limits.read_bounded(path, limits.LIST_BYTES, what).decode("utf-8", "surrogateescape")
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be read: {error.strerror or error}") from error
-    return [line for line in text.splitlines() if line.strip()]
+    if text.count("\n") >= limits.LIST_LINES:
+        raise InvalidArgument(
+            f"{path} has more than {limits.LIST_LINES:,} lines, the most that {what} may have"
+        )
+    return [line.rstrip("\r") for line in text.split("\n") if line.strip()]
 
 
 def read_image_list(path: Path, root: str) -> list[tuple[Path, int]]:

@@ -47,7 +47,7 @@ class Synced:
         array = self.read()
         if self._staged is not None:
             self._staged.wait()
-        self._was_same, self._is_device_valid = self._is_device_valid, False
+        self._was_same, self._is_device_valid = self._was_same or self._is_device_valid, False
         return array
 
     def read(self) -> Array:
@@ -83,8 +83,12 @@ class Synced:
         """The host is about to write all of it: what the GPU has need not come down."""
         self._is_host_valid = True
 
+    def enter(self) -> None:
+        """What was handed out so far may have been written: `leave` is about what is handed out from here on."""
+        self._was_same = False
+
     def leave(self) -> None:
-        """What `host` handed out last was not written."""
+        """What `host` handed out since `enter` was not written."""
         if self._was_same:
             self._is_device_valid = True
 

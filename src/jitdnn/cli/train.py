@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jitdnn.caffe import Net, Solver, load_net, load_solver, time_net
 from jitdnn.caffe.events import Event, Finished, Iterated, Snapshotted
+from jitdnn.caffe.totals import Totals
 from jitdnn.cli.console import Advance, progress, say, working
 from jitdnn.cli.curves import History, require_matplotlib, save_png
 from jitdnn.errors import InvalidArgument, NotSupported
@@ -127,21 +126,19 @@ def run_test(
             net.load_weights(file)
         needs_data(net, net_file, "a test needs")
         has_loss = any(weight for node in net.nodes for weight in node.loss_weights)
-        totals: dict[str, np.ndarray] = {}
-        loss = 0.0
+        totals, loss = Totals(), 0.0
         with progress(iterations, "testing") as advance:
             for batch in range(iterations):
                 outputs = net.forward()
                 loss += net.loss
+                totals.add(outputs)
                 for name, values in outputs.items():
-                    totals[name] = totals.get(name, 0.0) + values.astype(np.float64)
                     if values.size == 1:
                         say(f"Batch {batch}, {name} = {values.item():g}")
                 advance(batch + 1, "")
     if has_loss:
         say(f"Loss: {loss / iterations:g}")
-    for name, total in totals.items():
-        mean = total / iterations
+    for name, mean in totals.means().items():
         if mean.size == 1:
             say(f"{name} = {mean.item():g}")
 

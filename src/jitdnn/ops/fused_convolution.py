@@ -13,6 +13,7 @@ from jitdnn.ops.epilogue import Fused, fuse
 from jitdnn.problems.activation_functions import settled_coef
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_fused import FusedConvolution
+from jitdnn.problems.problem import result_like
 from jitdnn.tensor import TensorDescriptor, borrow, compute_dtype
 
 
@@ -110,7 +111,7 @@ def make_backward_filter(
 ) -> Recipe:
     x, dy = (logical(tensor, layout) for tensor in inputs[:2])
     shape = logical_shape(w_shape, layout)
-    dw = packed_like(x, shape) if out is None else logical(out, layout)
+    dw = packed_like(result_like(x), shape) if out is None else logical(out, layout)
     convolution = Convolution.make("bwd_filter", x, dw, stride, padding, dilation, groups, mode, y=dy)
     problem = FusedConvolution(convolution, inputs[2], inputs[3], *prologue)
     return Recipe(problem, None, callers_axes(layout, len(x.shape)))

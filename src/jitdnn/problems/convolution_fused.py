@@ -126,10 +126,10 @@ class FusedConvolution(Problem, kinds=("fused_conv_fwd", "fused_conv_bwd_filter"
         parameters = [("scale", self.scale), ("shift", self.shift)]
         inputs += [Operand(name, tensor, dtypes=types) for name, tensor in parameters if tensor is not None]
         if self.sums is None or self.squares is None:
-            return (*inputs, Operand(result.name, result.descriptor, "out"))
+            return (*inputs, Operand(result.name, result.descriptor, "out", result.dtypes))
         return (
             *inputs,
-            Operand(result.name, result.descriptor, "saved"),
+            Operand(result.name, result.descriptor, "saved", result.dtypes),
             Operand("sums", self.sums, "saved", types),
             Operand("squares", self.squares, "saved", types),
         )

@@ -164,7 +164,7 @@ class DeviceArray:
 
     def transpose(self, *axes: int | Sequence[int]) -> DeviceArray:
         """A view with its axes in another order, the reverse one by default."""
-        given: Any = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        given: Any = axes[0] if len(axes) == 1 and isinstance(axes[0], Sequence) else axes
         order = tuple(given) or tuple(reversed(range(self.ndim)))
         view = self.descriptor.transpose(order).normalized()
         return DeviceArray(self.gpu, self.memory, self.pointer, view)
@@ -178,8 +178,10 @@ class DeviceArray:
 
         Raises InvalidShape.
         """
-        given: Any = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        given: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
         wanted: tuple[int, ...] = tuple(given)
+        if any(extent < -1 for extent in wanted):
+            raise InvalidShape(f"shape {wanted}: extents are 0 or more, one of them may be -1")
         extents = list(check_sizes(tuple(max(extent, 0) for extent in wanted)))
         descriptor = self.descriptor
         if -1 in wanted:

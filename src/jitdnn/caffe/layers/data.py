@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.caffe.pipeline import Pipeline, Waited
 from jitdnn.caffe.sources import ArraySource, ListSource, Source, open_source, read_image_list
 from jitdnn.caffe.transform import Transform, Transformer
-from jitdnn.errors import JitdnnError
+from jitdnn.errors import InvalidShape, JitdnnError
+from jitdnn.settings import check_bytes
 
 #: batches made ahead where no data_param.prefetch says it: Caffe's
 PREFETCH = 4
@@ -54,6 +56,10 @@ class SourceLayer(Layer):
         self.open(bottom, top)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        if not isinstance(self.source, ArraySource):
+            batch = self.batch * math.prod(self.transformer.shape) * self.context.dtype.itemsize
+            what = f"layer {self.name!r}: {self.prefetch} batches made ahead (data_param.prefetch)"
+            check_bytes(what, self.prefetch * batch, InvalidShape)
         top[0].reshape((self.batch, *self.transformer.shape))
         if len(top) == 2:
             top[1].reshape((self.batch,))

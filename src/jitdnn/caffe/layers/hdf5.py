@@ -29,6 +29,9 @@ class HDF5DataLayer(Layer):
     may_rerun = False
     is_random = True
 
+    arrays: list[Array]
+    order: Array
+
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.hdf5_data_param
         if self.parameter.has("transform_param"):
@@ -99,7 +102,7 @@ class HDF5DataLayer(Layer):
             super().restore(state)
             self.row = row
             return
-        before = self.opened, self.seed
+        before = self.opened, self.seed, self.row, self.arrays, self.order
         try:
             self.seed = seed
             self._load(opened)
@@ -107,8 +110,7 @@ class HDF5DataLayer(Layer):
                 raise self.invalid(f"{self._file(opened)} has {len(self.order)} rows, and had {row} taken")
             super().restore(state)
         except BaseException:
-            self.seed = before[1]
-            self._load(before[0])
+            self.opened, self.seed, self.row, self.arrays, self.order = before
             raise
         self.row = row
 

@@ -63,6 +63,10 @@ class PriorBoxLayer(Layer):
                 f"bottoms have shapes {bottom[0].shape} and {bottom[1].shape}; 4 axes (N, C, H, W) are needed"
             )
         (height, width), image = bottom[0].shape[2:], self.image or bottom[1].shape[2:]
+        if 0 in bottom[0].shape[2:] or 0 in image:
+            raise self.invalid(
+                f"bottoms have shapes {bottom[0].shape} and {bottom[1].shape}: extents must be positive"
+            )
         steps = self.step or (image[0] / height, image[1] / width)
         offset = self.parameter.prior_box_param.offset
         y, x = np.meshgrid(

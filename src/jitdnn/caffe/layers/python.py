@@ -57,8 +57,11 @@ class PythonLayer(Layer):
             raise self.invalid(f"{folder} has no module {parameter.module!r}", "python_param")
         module = _loaded(root, path, path.stat().st_mtime_ns)
         kind = getattr(module, parameter.layer, None)
-        if not isinstance(kind, type):
-            raise self.invalid(f"{path} has no class {parameter.layer!r}", "python_param")
+        parts = ("setup", "reshape", "forward", "backward")
+        if not isinstance(kind, type) or not all(callable(getattr(kind, part, None)) for part in parts):
+            raise self.invalid(
+                f"{path} has no class {parameter.layer!r} with {', '.join(parts)}", "python_param"
+            )
         self.code: Any = kind()
         self.code.param_str = parameter.param_str
         self.code.phase = 0 if self.context.phase == "TRAIN" else 1

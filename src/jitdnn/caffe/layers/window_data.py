@@ -74,6 +74,8 @@ def read_windows(path: Path, parameter: WindowDataParameter) -> Windows:
                 share = float(overlap)
             except (ValueError, IndexError, TypeError):
                 raise wrong("class, overlap, x1, y1, x2, y2 are needed") from None
+            if not -(1 << 31) <= window.label < 1 << 31:
+                raise wrong("a class has 32 bits")
             if not (0 <= window.x1 <= window.x2 < width and 0 <= window.y1 <= window.y2 < height):
                 raise wrong(f"{tuple(window[2:])} is no window of an image of {height} x {width}")
             if share >= parameter.fg_threshold:

@@ -5,7 +5,6 @@ Images are (H, W, K) arrays of float32, values 0 to 1, K = 3 (red, green, blue) 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -14,12 +13,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jitdnn import limits
 from jitdnn.caffe.blob import Array, Shape
-from jitdnn.errors import InvalidArgument, InvalidShape, NotSupported
+from jitdnn.caffe.images import read_image
+from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.ops.resize import resize
 
-_FORMATS: Final = ("PNG", "JPEG", "BMP", "PPM")
 _ORDERS: Final = {0: "nearest", 1: "linear", 3: "cubic"}
 
 
@@ -27,25 +25,8 @@ def load_image(filename: str | PathLike[str], color: bool = True) -> Array:
     """Read an image file (PNG, JPEG, BMP, PPM) as (H, W, 3), or (H, W, 1) without `color`; what is transparent is
     ignored. Raises InvalidArgument for a file that is no image or too large, NotSupported without pillow.
     """
-    try:
-        from PIL import Image
-    except ImportError:
-        raise NotSupported("images are decoded by pillow: pip install 'jitdnn[caffe]'") from None
-    content = io.BytesIO(limits.read_bounded(Path(filename), limits.IMAGE_BYTES, "an image"))
-    try:
-        with Image.open(content, formats=_FORMATS) as image:
-            width, height = image.size
-            if width * height > limits.IMAGE_PIXELS:
-                raise InvalidArgument(
-                    f"{filename} has {width} x {height} pixels by its header: at most {limits.IMAGE_PIXELS:,} "
-                    "are decoded"
-                )
-            pixels = np.asarray(image.convert("RGB" if color else "L"))
-    except InvalidArgument:
-        raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InvalidArgument(f"{filename} cannot be decoded as an image: {error}") from error
-    return (pixels.astype(np.float32) / 255).reshape(height, width, -1)
+    pixels = read_image(Path(filename), "RGB" if color else "L")  # (C, H, W), blue first
+    return (pixels[::-1] if color else pixels).transpose(1, 2, 0).astype(np.float32) / 255
 
 
 def resize_image(im: ArrayLike, new_dims: Sequence[int], interp_order: int = 1) -> Array:

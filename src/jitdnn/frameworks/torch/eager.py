@@ -24,12 +24,13 @@ class Eager:
 
     `forward(handle, settings, is_training, tensors)` gives the outputs and, in training, what else the gradient needs;
     `backward(handle, settings, grads, tensors, outputs, saved)` a gradient for each tensor, or None;
-    `stock(settings, tensors)` the outputs by torch. All are tuples.
+    `stock(settings, tensors)` the outputs by torch. All are tuples. Without `needs_outputs` backward is given none.
     """
 
     forward: Callable[..., tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
     backward: Callable[..., Sequence[Tensor | None]]
     stock: Callable[..., tuple[Tensor, ...]]
+    needs_outputs: bool = True
 
     def __call__(
         self, options: str, settings: tuple[Any, ...], *tensors: Tensor | None
@@ -75,9 +76,10 @@ class _Call(torch.autograd.Function):
         ctx: Any, eager: Eager, options: str, settings: tuple[Any, ...], *tensors: Tensor | None
     ) -> Any:
         outputs, saved = eager.forward(_handle(options, tensors), settings, True, tensors)
-        ctx.save_for_backward(*tensors, *outputs, *saved)
+        kept = outputs if eager.needs_outputs else ()  # what is kept may not be changed in place
+        ctx.save_for_backward(*tensors, *kept, *saved)
         ctx.eager, ctx.options, ctx.settings = eager, options, settings
-        ctx.counts = len(tensors), len(outputs)
+        ctx.counts = len(tensors), len(kept)
         return outputs
 
     @staticmethod

@@ -28,7 +28,7 @@ def _stock(settings: Any, tensors: Any) -> Any:
     return (F.grid_sample(x, grid, "bilinear" if mode == "linear" else mode, padding, align),)
 
 
-_EAGER = Eager(_forward, _backward, _stock)
+_EAGER = Eager(_forward, _backward, _stock, needs_outputs=False)
 
 
 def route(

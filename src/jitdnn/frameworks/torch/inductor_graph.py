@@ -7,6 +7,7 @@ saves a pass over memory; in a frozen graph the filter is a constant, and what i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.frameworks.torch import choice, convolution, convolution_pointwise, operators
 from jitdnn.frameworks.torch.choice import Decision
 from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
@@ -126,8 +128,8 @@ class Rewriter:
                 for place, one in enumerate((call.x, None if call.weight is not None else call.w, call.bias))
             ]
             kind, tail = self._choice(node, call, operands, is_static)
-        except torch.OutOfMemoryError:
-            return  # as it was: no room for a second set of operands
+        except (torch.OutOfMemoryError, InvalidArgument, NotSupported):
+            return  # as it was: no room for a second set of operands, or a tail that ours cannot say
         self.kinds.append((node, kind))
         if not kind.decision.is_ours:
             return
@@ -232,7 +234,11 @@ class Rewriter:
         values = [one.meta["val"] for one in (dy, x, w)]
         if len({(value.dtype, value.device) for value in values}) > 1 or not 3 <= values[0].dim() <= 5:
             return
+        if any(user.target is not operator.getitem for user in node.users):
+            return
         results = {user.args[1]: user for user in node.users}
+        if len(results) < len(node.users):
+            return  # the same one is taken twice
         wanted = [place for place in range(len(convolution.GRADIENTS)) if mask[place] and place in results]
         ours = []
         try:

@@ -70,6 +70,12 @@ def _joins(node: Node, inside: dict[Node, None], root: Node) -> bool:
     held, result = node.meta.get("val"), root.meta["val"]
     if node.op != "call_function" or not isinstance(held, Tensor) or held.shape != result.shape:
         return False
+    # conditions are for `where` alone: in formulas they are no numbers
+    numbers = node.args[1:] if node.target is aten.where.self else (*node.args, *node.kwargs.values())
+    if any(
+        isinstance(one, Node) and getattr(one.meta.get("val"), "dtype", None) is torch.bool for one in numbers
+    ):
+        return False
     wide = (result.dtype, torch.float32) if result.dtype in _REDUCED else (result.dtype,)
     if node.target is CAST:
         return held.dtype in wide and len(node.args) == 2 and not node.kwargs

@@ -44,7 +44,7 @@ def _stock(settings: Any, tensors: Any) -> Any:
     return stock(x, hx, rest[states:], has_biases, layers, 0.0, True, is_both, is_batch_major)
 
 
-_EAGER = Eager(_forward, _backward, _stock)
+_EAGER = Eager(_forward, _backward, _stock, needs_outputs=False)
 
 
 def _route(

@@ -62,11 +62,11 @@ def _steps(text: str, operands: int) -> list[tuple[str, list[Any], dict[str, Any
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidArgument(f"the tail is {shown(text)}: it must be a list of steps in JSON") from error
     for number, (name, arguments, named) in enumerate(steps):
-        if name not in _OPERATORS and name != "cast":
+        if not isinstance(name, str) or (name not in _OPERATORS and name != "cast"):
             raise InvalidArgument(
                 f"step {number} of the tail is {shown(name)}: it must be a pointwise operator"
             )
-        if name == "cast" and (len(arguments) != 2 or arguments[1] not in _DTYPES or named):
+        if name == "cast" and (len(arguments) != 2 or str(arguments[1]) not in _DTYPES or named):
             raise InvalidArgument(f"step {number} of the tail casts to {shown(arguments[1:])}")
         given = [*arguments[: 1 if name == "cast" else None], *named.values()]
         for one in given:

@@ -147,13 +147,21 @@ class SeparateKernels(KernelAlgorithm[FusedConvolution, Device]):
     def error_of(self, problem: FusedConvolution) -> float:
         return self._inner_error(problem) + self._own_error(problem)
 
+    @staticmethod
+    def _stored_unit(problem: FusedConvolution) -> float:
+        """The coarsest rounding on the way: z is stored as x is, and sums are of a y that was stored."""
+        stored = [problem.dtype]
+        stored += [problem.convolution.x.dtype] if problem.has_prologue else []
+        stored += [problem.convolution.y.dtype] if problem.has_sums else []
+        return max(UNIT_ROUNDOFF[dtype] for dtype in stored)
+
     def _own_error(self, problem: FusedConvolution) -> float:
         """Of the prologue, z as it is stored, and sums of a y that was stored."""
-        return (2.0 + self._elementwise.function_error) * UNIT_ROUNDOFF[problem.dtype]
+        return (2.0 + self._elementwise.function_error) * self._stored_unit(problem)
 
     def _inner_error(self, problem: FusedConvolution) -> float:
         """The error that the convolution may declare: with that around it, what the accuracy allows."""
-        unit = 2.0**-11 if self._math == "tf32" else UNIT_ROUNDOFF[problem.dtype]
+        unit = max(self._stored_unit(problem), 2.0**-11 if self._math == "tf32" else 0.0)
         whole = (_STRICT if self._is_exact else _STANDARD) * unit
         return max(summation_bound(problem.convolution), whole - self._own_error(problem))
 

@@ -19,7 +19,7 @@ _TILE_CYCLES = 1270.0  # from one tile of a thread block to the next
 _START_CYCLES = 2100.0  # until a thread block's first products
 _PARTIAL_CYCLES = 890.0  # of partial sums on their way to the workspace, without their bytes
 _MEMORY_SHARE = 0.76  # of the bandwidth of copies
-_LAUNCH_SECONDS = 1.95e-6
+LAUNCH_SECONDS = 1.95e-6
 _REDUCTION_SECONDS = 1.9e-6  # of the sum of the splits, its launch included, without their bytes
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 _AS_FAST = 1.03
@@ -69,7 +69,7 @@ def seconds(
     one = max(one, chunks)
     waves = -(-works // device.multiprocessors)
     cycles = waves * one + _START_CYCLES + (0.0 if blocking.is_split else chunks)
-    time = max(cycles / clock, bytes_moved / (_MEMORY_SHARE * device.bandwidth)) + _LAUNCH_SECONDS
+    time = max(cycles / clock, bytes_moved / (_MEMORY_SHARE * device.bandwidth)) + LAUNCH_SECONDS
     if blocking.is_split:
         time += _REDUCTION_SECONDS
         time += blocking.partial_bytes(products) / (_REDUCTION_SHARE * device.bandwidth)

@@ -6,7 +6,7 @@
 
 // Barriers of the stages whose x is transformed in place, then the parameters.
 constexpr int READY_AT = BARRIERS_AT + 16 * STAGES, PARAMETERS_AT = BARRIERS_AT + 32 * STAGES;
-constexpr int BEHIND_CHANNELS = 64;  // zeros behind the last channel's parameters; as in prologue.py
+constexpr int BEHIND_CHANNELS = 64;  // zeros behind the last channel's parameters; as in fusion.py
 
 FUNCTION void load_parameters(const Ring &ring, const Tables &tables, const f32 *scale, const f32 *shift) {
     const int channels = (int)tables.x_channels;

@@ -21,7 +21,7 @@ from jitdnn.problems.convolution import Convolution
 
 _MAX_TAPS = 1024
 _MAX_PHASES = 512
-_EXACT_I32 = 2**31 // 2**14  # products of two i8 whose sum an i32 holds
+_EXACT_I32 = (2**31 - 1) // 2**14  # products of two i8 whose sum an i32 holds, all of them -128 * -128
 
 
 def refuse_sums(length: int) -> str | None:

@@ -31,9 +31,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     rows_map,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
-from jitdnn.kernels.cuda.warpgroup.cost import best_blocking
+from jitdnn.kernels.cuda.warpgroup.cost import LAUNCH_SECONDS, best_blocking
 from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Products, Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
@@ -382,7 +381,10 @@ def _wgrad_plan(
     products = Products((out_channels,), (-(-pixels // block),), columns, groups)
     bytes_moved = batch.nbytes if batch else _bytes_moved(problem)
     max_splits = _MAX_WGRAD_SPLITS if uses_workspace else 1
-    tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0)
+    # columns come in blocks of 64, behind each of which another tap may begin: no chunk of results is longer
+    tiles = tuple(
+        tile for tile in tiles if tile.wn % 64 == 0 and tile.chunk_bytes(result_bytes) // result_bytes <= 64
+    )
     tiles = fusion.tiles(tiles, result_bytes, True)
     found = best_blocking(
         products,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS
+from jitdnn.kernels.cuda.warpgroup.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Tile
 from jitdnn.kernels.formulas.fused_convolution import prologue_expression
 from jitdnn.rtcg.c_source import c_function

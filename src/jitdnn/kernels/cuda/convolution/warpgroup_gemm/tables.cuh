@@ -1,7 +1,7 @@
 constexpr i64 NO_PLACE = 1ll << 62;  // in a tensor: strides may be negative
 constexpr int NO_CHANNEL = 1 << 30;  // beyond those of every tensor
 
-// What the host says of the problem, in the order of `_numbers` in code.py.
+// What the host says of the problem, in the order of the `numbers` of choose.py (`Axis` too) and operands.py (`Pack`).
 
 // An axis of space, in a stride phase. Result i is computed from positions base + i * input_stride + tap * dilation of
 // the data, tap < taps, with the taps first_tap + tap * tap_step of the filter; it is number first_result + i *

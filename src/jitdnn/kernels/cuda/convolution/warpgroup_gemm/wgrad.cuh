@@ -64,7 +64,8 @@ FUNCTION i64 row_place(const Tables &tables, const Work &work, int row) {
 // Stores a chunk whose first column, of the tile, and row are given: the columns are channels of one tap.
 FUNCTION void store_box(u32 from, const Tables &tables, const Columns &columns, int column, int group, int row) {
     if constexpr (IS_RESULT_BOXES) {
-        if (column >= columns.count) return;
+        // rows behind the last are those of the next group
+        if (column >= columns.count || row >= (int)tables.rows) return;
         const Column one(tables, columns.first + column);
         const int taps_s = (int)tables.phases[0].axes[2].taps, taps_r = (int)tables.phases[0].axes[1].taps;
         tma_store_3d(from, tables.result(), one.channel + column % 64, (one.tap[0] * taps_r + one.tap[1]) * taps_s +
