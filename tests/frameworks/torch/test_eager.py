@@ -83,6 +83,23 @@ def test_values_and_derivatives(name: str) -> None:
             assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
 
 
+@pytest.mark.parametrize("name", ["bilinear", "grid_sample", "cross_entropy of each"])
+def test_results_may_be_changed_in_place(name: str) -> None:
+    function, shapes = CASES[name]
+    given = [random(*shape, dtype=torch.float64, seed=place) for place, shape in enumerate(shapes)]
+
+    def derivatives() -> list[Any]:
+        leaves = [one.clone().requires_grad_() for one in given]
+        y = function(*(one * 1 for one in leaves))
+        y += 1  # a residual, as in feature pyramids
+        return list(torch.autograd.grad(y.square().sum(), leaves))
+
+    expected = derivatives()
+    with jt.use(measure="never"), all_ours("whole"):
+        found = derivatives()
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
 CELLS = [
     (nn.LSTM, {}), (nn.GRU, {}), (nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
     (nn.GRU, {"bidirectional": True, "bias": False, "batch_first": True}), (nn.LSTM, {"bias": False}),

@@ -108,6 +108,20 @@ def test_inference_takes_what_follows_along(name: str) -> None:
     assert "jitdnn" in str(own.explanation)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda y: y * (y > 0), lambda y: y + (y > 0).float(), lambda y: torch.where(y > 0, y, 0.1 * y)],
+    ids=["multiplied", "cast", "chosen"],
+)
+def test_conditions_behind_a_convolution(function: Any) -> None:
+    model = Chain(function).eval()
+    fast, graphs, _ = compiled(model)
+    x = random(2, 4, 7, 9)
+    with torch.no_grad():
+        close(fast(x), model(x))
+    assert count(graphs[0], "jitdnn.") == 2
+
+
 @pytest.mark.parametrize("space", [1, 2, 3])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_axes_of_space(space: int, has_bias: bool) -> None:
