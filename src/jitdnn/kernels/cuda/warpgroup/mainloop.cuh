@@ -93,6 +93,29 @@ FUNCTION void multiply_stage(const Ring &ring, int stage, int warpgroup, Sums &s
     wgmma_commit();
 }
 
+FUNCTION void clear(Sums &sums) {
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row)
+#pragma unroll
+        for (int i = 0; i < WN / 2; ++i) sums[row][i] = 0;
+}
+
+// Takes the steps of a tile from `block` on, which each step counts: with `is_sending` it sends a chunk of the tile before
+// in each of the first ones.
+template <int CHUNKS, class Send, class Step>
+FUNCTION void for_stages(const int &block, int blocks, bool is_sending, Send &send, Step &step) {
+    if (is_sending) {
+        if (blocks >= CHUNKS) {
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) step([&] { send(chunk); });
+        } else {  // too few products to hide the chunks behind
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
+        }
+    }
+    while (block < blocks) step([] {});
+}
+
 // The loop over K of a consumer. `send(chunk)` sends a chunk of the tile before, while products are in flight.
 struct Consumer {
     const Ring ring;
@@ -123,10 +146,7 @@ struct Consumer {
         };
 #else
         Sums stage_sums;
-#pragma unroll
-        for (int row = 0; row < ROWS; ++row)
-#pragma unroll
-            for (int i = 0; i < WN / 2; ++i) sums[row][i] = 0;
+        clear(sums);
         auto step = [&](auto during) {
             mbarrier_wait(ring.full(place.stage), place.parity);
             multiply_stage(ring, place.stage, warpgroup, stage_sums, false);
@@ -141,25 +161,11 @@ struct Consumer {
             ++block;
         };
 #endif
-        if (is_sending) {
-            if (blocks >= CHUNKS) {
-#pragma unroll
-                for (int chunk = 0; chunk < CHUNKS; ++chunk) step([&] { send(chunk); });
-            } else {  // too few products to hide the chunks behind
-#pragma unroll
-                for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
-            }
-        }
-        while (block < blocks) step([] {});
+        for_stages<CHUNKS>(block, blocks, is_sending, send, step);
 #if !IS_PROMOTED
         wgmma_wait<0>();
         if (previous >= 0) release(previous);
-        if (!blocks) {
-#pragma unroll
-            for (int row = 0; row < ROWS; ++row)
-#pragma unroll
-                for (int i = 0; i < WN / 2; ++i) sums[row][i] = 0;
-        }
+        if (!blocks) clear(sums);
 #endif
     }
 };

@@ -94,22 +94,8 @@ struct PrologueConsumer : Consumer {
             ++block;
         };
         if (blocks) prepare();
-        if (is_sending) {
-            if (blocks >= CHUNKS) {
-#pragma unroll
-                for (int chunk = 0; chunk < CHUNKS; ++chunk) step([&] { send(chunk); });
-            } else {  // too few products to hide the chunks behind
-#pragma unroll
-                for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
-            }
-        }
-        while (block < blocks) step([] {});
-        if (!blocks) {
-#pragma unroll
-            for (int slab = 0; slab < ROWS; ++slab)
-#pragma unroll
-                for (int i = 0; i < WN / 2; ++i) sums[slab][i] = 0;
-        }
+        for_stages<CHUNKS>(block, blocks, is_sending, send, step);
+        if (!blocks) clear(sums);
     }
 };
 

@@ -4,20 +4,13 @@
 constexpr int STEPS_OF_SUB = ROW_BYTES / 32;  // products along K, of a row
 typedef u32 Fragments[ROWS][4];               // of A, for a product along K; see wgmma_a
 
-struct PrologueConsumer {
-    const Ring ring;
+struct PrologueConsumer : Consumer {
     const Tables &tables;
-    const int warpgroup, lane;
-    RingPlace place;
     int outer[ROWS][2], inner[ROWS][2];  // where the windows of the thread's rows begin: 16 bits each of d and h; w
     int a_channel, channel, tap[3];
 
     METHOD PrologueConsumer(const Ring &ring, const Tables &tables, int warpgroup)
-        : ring(ring), tables(tables), warpgroup(warpgroup), lane(threadIdx.x % 32) {}
-
-    METHOD void release(int stage) const {
-        if (lane == 0) mbarrier_arrive(ring.empty(stage));
-    }
+        : Consumer(ring, warpgroup), tables(tables) {}
 
     METHOD void begin(const Work &work) {
         const Phase &phase = tables.phases[0];
@@ -119,24 +112,10 @@ struct PrologueConsumer {
             place.advance();
             ++block;
         };
-        if (is_sending) {
-            if (blocks >= CHUNKS) {
-#pragma unroll
-                for (int chunk = 0; chunk < CHUNKS; ++chunk) step([&] { send(chunk); });
-            } else {  // too few products to hide the chunks behind
-#pragma unroll
-                for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
-            }
-        }
-        while (block < blocks) step([] {});
+        for_stages<CHUNKS>(block, blocks, is_sending, send, step);
         wgmma_wait<0>();
         if (previous >= 0) release(previous);
-        if (!blocks) {
-#pragma unroll
-            for (int slab = 0; slab < ROWS; ++slab)
-#pragma unroll
-                for (int i = 0; i < WN / 2; ++i) sums[slab][i] = 0;
-        }
+        if (!blocks) clear(sums);
     }
 };
 
