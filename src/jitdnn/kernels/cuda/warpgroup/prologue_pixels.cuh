@@ -9,21 +9,19 @@ FUNCTION u32 ready_barrier(const Ring &ring, int stage) { return ring.shared + R
 struct PrologueConsumer : Consumer {
     const Tables &tables;
     RingPlace ahead;               // of what is transformed next
-    int pixel, at[TURNS][3];       // the first of the stage; positions of those of this thread
+    int pixel;                     // the first of the stage
+    Position at[TURNS], step;      // of this thread's pixels; of BK pixels
     int b_channel, columns;
     Column first;  // of the tile
 
     METHOD PrologueConsumer(const Ring &ring, const Tables &tables, int warpgroup)
-        : Consumer(ring, warpgroup), tables(tables), first(tables, 0) {}
+        : Consumer(ring, warpgroup), tables(tables), step(tables.phases[0], BK), first(tables, 0) {}
 
     METHOD void begin(const Work &work) {
         pixel = work.first_block * BK;
 #pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn) {
-            const Position position(tables.phases[0], pixel + threadIdx.x / 8 + turn * AT_ONCE);
-#pragma unroll
-            for (int n = 0; n < 3; ++n) at[turn][n] = position.at[n];
-        }
+        for (int turn = 0; turn < TURNS; ++turn)
+            at[turn] = Position(tables.phases[0], pixel + threadIdx.x / 8 + turn * AT_ONCE);
         b_channel = work.group * (int)tables.b_column_step;
         columns = work.columns.count;
         first = Column(tables, work.columns.first);
@@ -46,7 +44,7 @@ struct PrologueConsumer : Consumer {
                 int window[3];
 #pragma unroll
                 for (int axis = 0; axis < 3; ++axis)
-                    window[axis] = (int)phase.axes[axis].base + at[turn][axis] * (int)phase.axes[axis].input_stride;
+                    window[axis] = (int)phase.axes[axis].base + at[turn].at[axis] * (int)phase.axes[axis].input_stride;
                 if (row >= BK || pixel + row >= (int)phase.rows || !is_inside(tables, window, one.tap)) continue;
                 const u32 place = ring.b(ahead.stage) + n * 128 + row * 128 + (piece ^ row % 8) * 16;
                 const uint4 x = shared_load16(place);
@@ -65,19 +63,9 @@ struct PrologueConsumer : Consumer {
         if (lane == 0) mbarrier_arrive(ready_barrier(ring, ahead.stage));
         ahead.advance();
         // the same pixels of the next stage: BK further
-        const Position by(phase, BK);
         pixel += BK;
 #pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn) {
-            int carry = 0;
-#pragma unroll
-            for (int n = 2; n >= 0; --n) {
-                const int extent = (int)phase.axes[n].results;
-                at[turn][n] += by.at[n] + carry;
-                carry = at[turn][n] >= extent;
-                if (carry) at[turn][n] -= extent;
-            }
-        }
+        for (int turn = 0; turn < TURNS; ++turn) at[turn].add(phase, step);
     }
 
     template <int CHUNKS, class Send>

@@ -405,15 +405,16 @@ def _wgrad_plan(
     blocking, seconds = found
     tile = blocking.tile
     ones = (1, 1, 1)
-    base, results, steps = (-before[0], -before[1], -before[2]), outputs, strides
+    base = (-before[0], -before[1], -before[2])
     is_plain = taps == ones and strides == ones and base == (0, 0, 0) and x.extents == outputs
-    rows_of_a = [rows_map(part, STAGE_ROW, block, batch is not None) for part in a]
-    rows_of_b = [rows_map(part, STAGE_ROW, block, batch is not None) for part in b] if is_plain else [None]
-    is_a_linear, is_b_linear = all(rows_of_a), all(rows_of_b)
-    windows_of_a = [pixel_map(part, rank, (0, 0, 0), outputs, ones, STAGE_ROW, block) for part in a]
-    windows_of_b = [pixel_map(part, rank, base, results, steps, STAGE_ROW, block) for part in b]
-    found_maps = (rows_of_a if is_a_linear else windows_of_a) + (rows_of_b if is_b_linear else windows_of_b)
-    maps = tuple(one for one in found_maps if one)
+    maps_of_a = [rows_map(part, STAGE_ROW, block, batch is not None) for part in a]
+    maps_of_b = [rows_map(part, STAGE_ROW, block, batch is not None) for part in b] if is_plain else [None]
+    is_a_linear, is_b_linear = all(maps_of_a), all(maps_of_b)
+    if not is_a_linear:
+        maps_of_a = [pixel_map(part, rank, (0, 0, 0), outputs, ones, STAGE_ROW, block) for part in a]
+    if not is_b_linear:
+        maps_of_b = [pixel_map(part, rank, base, outputs, strides, STAGE_ROW, block) for part in b]
+    maps = tuple(one for one in (*maps_of_a, *maps_of_b) if one)
     if len(maps) < 2 * parts:
         return "windows begin farther outside of the image than the copy engine takes"
     dw = problem.w

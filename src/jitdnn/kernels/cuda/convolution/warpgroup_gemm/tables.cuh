@@ -64,10 +64,23 @@ FUNCTION void load_pixels(const Tables &tables, u32 to, const TensorMap &map, u3
 struct Position {
     int image, at[3];
 
+    METHOD Position() {}
     METHOD Position(const Phase &phase, int pixel) {
         const int c = (int)phase.axes[2].results, b = (int)phase.axes[1].results, a = (int)phase.axes[0].results;
         const int line = pixel / c, plane = line / b;
         at[2] = pixel - line * c, at[1] = line - plane * b;
         image = plane / a, at[0] = plane - image * a;
+    }
+    // As many pixels further as `step` is the position of, without a division: each digit carries at most 1.
+    METHOD void add(const Phase &phase, const Position &step) {
+        int carry = 0;
+#pragma unroll
+        for (int n = 2; n >= 0; --n) {
+            const int results = (int)phase.axes[n].results;
+            at[n] += step.at[n] + carry;
+            carry = at[n] >= results;
+            if (carry) at[n] -= results;
+        }
+        image += step.image + carry;
     }
 };

@@ -97,18 +97,6 @@ struct Loader {
         }
     }
 
-    // BK pixels further; each digit carries at most 1.
-    METHOD void advance() {
-        pixel += BK;
-        auto carry = [](int &digit, const Axis &axis, int &next) {
-            if (digit >= (int)axis.results) digit -= (int)axis.results, ++next;
-        };
-        at.at[2] += step.at[2], at.at[1] += step.at[1], at.at[0] += step.at[0], at.image += step.image;
-        carry(at.at[2], x, at.at[1]);
-        carry(at.at[1], y, at.at[0]);
-        carry(at.at[0], z, at.image);
-    }
-
     METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier) {
         auto begin = [](const Axis &axis, int number) {
             return (int)axis.base + number * (int)axis.input_stride;
@@ -135,7 +123,8 @@ struct Loader {
                                 taps[n] & 255, taps[n] >> 8 & 255, taps[n] >> 16);
             }
         }
-        advance();
+        pixel += BK;
+        at.add(tables.phases[0], step);
     }
 };
 
