@@ -14,12 +14,12 @@ float64; integers must be exact. What cannot be run says why.
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
+from warpgroup_tiles import Run, seconds
 
 from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupWgrad
@@ -27,7 +27,6 @@ from jitdnn.kernels.cuda.warpgroup.plan import TILES
 from jitdnn.kernels.cuda.warpgroup_matmul import WarpgroupMatmul
 from jitdnn.problems import Convolution, MatMul, Problem, parse
 
-Run = Callable[[], Any]
 LAYERS = (
     "n64 c256 h56 w56 k256 r3 s3 pad1", "n256 c128 h28 w28 k128 r3 s3 pad1", "n256 c512 h7 w7 k512 r3 s3 pad1",
     "n256 c1024 h14 w14 k256 r1 s1", "n8 c320 h64 w64 k320 r3 s3 pad1", "n256 c128 h56 w56 k128 r3 s3 pad1 stride2",
@@ -205,31 +204,6 @@ def graph_of_cudnn(case: Case) -> dict[str, Run]:
     return {"cuDNN": run}
 
 
-def seconds(runs: Sequence[Run], rounds: int = 9, calls: int = 5) -> list[float]:
-    """Medians of one call of each, taking turns."""
-    stream, graphs = torch.cuda.Stream(), []
-    for run in runs:
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                run()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(calls):
-                run()
-        graphs.append(graph)
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(rounds):
-        for own, graph in zip(times, graphs, strict=True):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            own.append(begin.elapsed_time(end) * 1e-3 / calls)
-    return [statistics.median(own) for own in times]
-
-
 def measure(title: str, all_words: Sequence[str], device: Any, every_tile: bool) -> None:
     """Times of the same problem in several types; the first is what the others are compared with."""
     print(title)
@@ -262,7 +236,7 @@ def measure(title: str, all_words: Sequence[str], device: Any, every_tile: bool)
                 print(f"    {name}, {words}: {str(error).splitlines()[0]}")
             else:
                 rows.append((f"{name} {types}", peer, "", problem.flops))
-    times = seconds([run for _, run, _, _ in rows])
+    times = seconds([run for _, run, _, _ in rows], rounds=9)
     for (name, _, note, flops), time in zip(rows, times, strict=True):
         rate = flops / time * 1e-12
         print(

@@ -16,12 +16,16 @@ At the first call of each kind ours is measured beside torch's own kernel, and t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from jitdnn.frameworks.torch.convert import convert, is_converted, revert, use
 from jitdnn.frameworks.torch.explain import Explanation, explain
 from jitdnn.frameworks.torch.fused import FusedModule, fuse
-from jitdnn.frameworks.torch.inductor import InductorPass, inductor
 from jitdnn.frameworks.torch.install import install, is_installed, uninstall
 from jitdnn.frameworks.torch.memory import limit_memory, unlimit_memory
+
+if TYPE_CHECKING:
+    from jitdnn.frameworks.torch.inductor import InductorPass, inductor
 
 __all__ = [
     "Explanation",
@@ -40,3 +44,16 @@ __all__ = [
     "unlimit_memory",
     "use",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("InductorPass", "inductor"):
+        raise AttributeError(f"module 'jitdnn.torch' has no attribute {name!r}")
+    from jitdnn.frameworks.torch import inductor as home  # which loads all of Inductor: a second
+
+    value = globals()[name] = getattr(home, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -16,30 +16,16 @@ from cases import make_case
 from convolution_cases import convolution, fused
 from harness import check, run, run_algorithm
 from jitdnn.errors import JitdnnError
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.table import ALGORITHMS
-from jitdnn.kernels.cuda.warpgroup.plan import TILES, Blocking, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
 from jitdnn.problems import FusedConvolution, parse
 from strategies import convolutions
+from warpgroup_cases import SMALL, aligned, on_hopper, split_into  # noqa: F401
 
-SMALL = Tile(2, 1, 1, 64)
 SEPARATE = ALGORITHMS[FusedConvolution, "fwd"][1]
-
-
-@pytest.fixture(autouse=True)
-def _hopper(request: pytest.FixtureRequest) -> None:
-    for name in ("cuda_device", "architecture"):
-        if name in request.fixturenames and request.getfixturevalue(name).arch != "sm_90a":
-            pytest.skip("wgmma is an instruction of sm_90a")
-
-
-@pytest.fixture(autouse=True)
-def _aligned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands at multiples of 16 bytes, which the copy engine takes; see test_any_address."""
-    monkeypatch.setattr(cases, "GUARD", 128)
 
 
 def problem_of(words: str) -> FusedConvolution:
@@ -114,19 +100,9 @@ def test_every_tile(words: str, tile: Tile, cuda_device: Any) -> None:
         "bwd_filter n3 c32 h17 w15 k144 r3 s1 pad1x0 g2 f16 nhwc prologue=relu",
     ],
 )
-def test_split_tiles(
-    words: str, tile: Tile, splits: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """K split, also where the last split has fewer stages."""
-
-    def split(products: Any, *_: Any) -> tuple[Blocking, float]:
-        length = -(-products.longest // splits)
-        return Blocking(tile, 3, -(-products.longest // length), length, 1, 2), 1e-5
-
-    monkeypatch.setattr(choose, "best_blocking", split)
-    choose.plan_of.cache_clear()
-    run_algorithm(fused_by(), make_case(problem_of(words)), cuda_device, scales=((1.0, 0.0),))
-    choose.plan_of.cache_clear()
+def test_split_tiles(words: str, tile: Tile, splits: int, cuda_device: Any) -> None:
+    with split_into(splits, tile):
+        run_algorithm(fused_by(), make_case(problem_of(words)), cuda_device, scales=((1.0, 0.0),))
 
 
 @pytest.mark.parametrize("expression", ["activation", "residual"])

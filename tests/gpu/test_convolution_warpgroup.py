@@ -15,7 +15,6 @@ import cases
 from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run, run_algorithm
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmHalves,
@@ -26,26 +25,12 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import TILES, Blocking, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
 from jitdnn.planner.plan import Request
 from jitdnn.planner.survey import _refuse_request
 from jitdnn.problems.convolution import Convolution
 from strategies import convolutions
-
-SMALL = Tile(2, 1, 1, 64)
-
-
-@pytest.fixture(autouse=True)
-def _hopper(request: pytest.FixtureRequest) -> None:
-    for name in ("cuda_device", "architecture"):
-        if name in request.fixturenames and request.getfixturevalue(name).arch != "sm_90a":
-            pytest.skip("wgmma is an instruction of sm_90a")
-
-
-@pytest.fixture(autouse=True)
-def _aligned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands at multiples of 16 bytes, which the copy engine takes; see test_any_address."""
-    monkeypatch.setattr(cases, "GUARD", 128)
+from warpgroup_cases import SMALL, aligned, normal, on_hopper, split_into  # noqa: F401
 
 
 def algorithms_of(problem: Convolution, tiles: tuple[Tile, ...] = TILES) -> tuple[WarpgroupGemm, ...]:
@@ -144,18 +129,10 @@ def test_tiles_end_with_their_group(cuda_device: Any) -> None:
         "conv_bwd_filter n3 c32 h17 w15 k144 r3 s1 pad1x0 g2 f16 nhwc",
     ],
 )
-def test_split_tiles(words: str, splits: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """K split, also where the last split has fewer stages."""
-
-    def split(products: Any, *_: Any) -> tuple[Blocking, float]:
-        length = -(-products.longest // splits)
-        return Blocking(SMALL, 3, -(-products.longest // length), length, 1, 2), 1e-5
-
-    monkeypatch.setattr(choose, "best_blocking", split)
-    choose.plan_of.cache_clear()
+def test_split_tiles(words: str, splits: int, cuda_device: Any) -> None:
     problem = convolution(words)
-    run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
-    choose.plan_of.cache_clear()
+    with split_into(splits):
+        run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
@@ -179,10 +156,6 @@ HALVED = [
     "conv_bwd_filter n2 c16 h9 w7 k24 r3 s3 pad1 f32 nhwc",
     "conv_bwd_filter n2 c16 h9 w7 k32 r3 s3 pad1 g2 f32",
 ]
-
-
-def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
-    return rng.standard_normal(shape)
 
 
 # what f32 holds, and halves must
@@ -255,7 +228,6 @@ def test_halves_of_what_is_not_finite(words: str, value: float, cuda_device: Any
 
 
 def test_strict_accuracy_keeps_to_products_of_f32() -> None:
-
     problem = convolution(HALVED[0])
     request = Request(accuracy="strict")
     assert "parts of numbers" in str(_refuse_request(halves_of(problem), problem, request, 0.0, 1.0, None))

@@ -18,7 +18,6 @@ from jitdnn.devices.cuda import offline
 from jitdnn.errors import InvalidType
 from jitdnn.handle import Handle
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemm
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmInPlace,
@@ -27,7 +26,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import TILES, Blocking, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
 from jitdnn.kernels.reference import rounded
 from jitdnn.kernels.tables import algorithms
 from jitdnn.planner.plan import Request
@@ -36,23 +35,10 @@ from jitdnn.problems import FusedConvolution, parse
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import FLOAT8_RESULTS, INTEGER_RESULTS
 from jitdnn.tensor import FLOAT8_DTYPES, TensorDescriptor, numpy_dtype
+from warpgroup_cases import SMALL, aligned, normal, on_hopper, split_into  # noqa: F401
 
-SMALL = Tile(2, 1, 1, 64)
 # ties between two integers, numbers that f32 has not, and results beyond the range
 FACTORS = ((1.0, 0.0), (0.5, 0.0), (-0.013, 0.0), (1 / 3, 0.0), (-0.7, 0.3))
-
-
-@pytest.fixture(autouse=True)
-def _hopper(request: pytest.FixtureRequest) -> None:
-    for name in ("cuda_device", "architecture"):
-        if name in request.fixturenames and request.getfixturevalue(name).arch != "sm_90a":
-            pytest.skip("wgmma is an instruction of sm_90a")
-
-
-@pytest.fixture(autouse=True)
-def _aligned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands at multiples of 16 bytes, which the copy engine takes; see test_any_address."""
-    monkeypatch.setattr(cases, "GUARD", 128)
 
 
 def algorithms_of(problem: Convolution, tiles: tuple[Tile, ...] = TILES) -> tuple[WarpgroupGemm, ...]:
@@ -177,16 +163,10 @@ def test_every_tile_of_integers(tile: Tile, cuda_device: Any) -> None:
         "conv_fwd n1 c192 h11 w12 k72 r3 s3 f8e4m3 to_bf16 nhwc",
     ],
 )
-def test_split_tiles(words: str, splits: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def split(products: Any, *_: Any) -> tuple[Blocking, float]:
-        length = -(-products.longest // splits)
-        return Blocking(SMALL, 3, -(-products.longest // length), length, 1, 2), 1e-5
-
-    monkeypatch.setattr(choose, "best_blocking", split)
-    choose.plan_of.cache_clear()
+def test_split_tiles(words: str, splits: int, cuda_device: Any) -> None:
     problem = convolution(words)
-    run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
-    choose.plan_of.cache_clear()
+    with split_into(splits):
+        run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
 
 
 @pytest.mark.parametrize("expression", ["bias", "residual", "scalar"])
@@ -198,10 +178,6 @@ def test_epilogues_of_reals(expression: str, cuda_device: Any) -> None:
     ):
         problem = convolution(words)
         assert check(problem, cuda_device, fused(problem, expression))
-
-
-def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
-    return rng.standard_normal(shape)
 
 
 DATA: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {

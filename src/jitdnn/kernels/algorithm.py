@@ -21,6 +21,8 @@ UNIT_ROUNDOFF = {
     "f8e4m3": 2.0**-4, "f8e5m2": 2.0**-3, "f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53,
     "i8": 0.5, "u8": 0.5,
 }  # fmt: skip
+STRICT_ROUNDOFFS, STANDARD_ROUNDOFFS = 32.0, 84.0
+"""Unit roundoffs that each accuracy allows at least."""
 ARITHMETIC = {"f32": "fp32", "f64": "fp64"}
 
 

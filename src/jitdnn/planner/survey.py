@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from jitdnn.errors import NotSupported
-from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Device, Epilogue, summation_bound
+from jitdnn.kernels.algorithm import (
+    STANDARD_ROUNDOFFS,
+    STRICT_ROUNDOFFS,
+    UNIT_ROUNDOFF,
+    Algorithm,
+    Device,
+    Epilogue,
+    summation_bound,
+)
 from jitdnn.kernels.reference import REFERENCE
 from jitdnn.kernels.tables import algorithms
 from jitdnn.planner import workspace as policies
@@ -169,7 +177,7 @@ def allowed_error(problem: Problem, accuracy: str, math: str = "fp32") -> float:
         stored = problem.operands if accuracy == "standard" else problem.outputs
         unit = max(unit, *(UNIT_ROUNDOFF.get(operand.descriptor.dtype, 0.0) for operand in stored))
     plain = summation_bound(problem)
-    return max(plain, 32.0 * unit) if accuracy == "strict" else max(plain, 84.0 * unit)
+    return max(plain, (STRICT_ROUNDOFFS if accuracy == "strict" else STANDARD_ROUNDOFFS) * unit)
 
 
 def _error_limit(problem: Problem, request: Request, takers: Sequence[Algorithm]) -> float:

@@ -12,7 +12,6 @@ That is what cuDNN calls CUDNN_FUSED_SCALE_BIAS_ACTIVATION_CONV_BNSTATS and CUDN
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -189,9 +188,3 @@ class FusedConvolution(Problem, kinds=("fused_conv_fwd", "fused_conv_bwd_filter"
         scale, shift = (tensor(n, convolution.c) if function else None for n in ("scale", "shift"))
         sums, squares = (tensor(n, convolution.k) if has_sums else None for n in ("sums", "squares"))
         return cls(convolution, scale, shift, function or "identity", coef, sums, squares)
-
-
-def pixels(problem: FusedConvolution) -> int:
-    """Results that each sum is made of."""
-    own = problem.convolution
-    return own.n * math.prod(own.output_spatial)

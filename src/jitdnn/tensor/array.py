@@ -22,7 +22,7 @@ from jitdnn.errors import DeviceError, InvalidArgument, InvalidShape, InvalidTyp
 from jitdnn.tensor.borrowed import Array, describe, known_descriptors, remember
 from jitdnn.tensor.descriptor import TensorDescriptor, packed_strides
 from jitdnn.tensor.device_array import DeviceArray, Gpu
-from jitdnn.tensor.dtypes import DTYPES, numpy_dtype
+from jitdnn.tensor.dtypes import ACCEPTED, DTYPES, numpy_dtype
 from jitdnn.tensor.gpu_array import (
     FAST_KEYS,
     GpuAllocator,
@@ -89,10 +89,7 @@ def _borrow_torch(x: Any, torch: Any) -> Array:
     if descriptor is None:
         name = next((name for name in DTYPES if torch_dtype(torch, name) == x.dtype), None)
         if name is None:
-            raise InvalidType(
-                f"dtype {x.dtype}: tensors must be of real, integer or bool type (float8_e4m3fn, float8_e5m2, float16, "
-                "bfloat16, float32, float64, int8 to int64, uint8 to uint64, bool)"
-            )
+            raise InvalidType(f"dtype {x.dtype}: tensors must be of {ACCEPTED}")
         descriptor = remember(key, TensorDescriptor(tuple(x.shape), tuple(x.stride()), name).normalized())
     pointer = x.data_ptr()
     if pointer % DTYPES[descriptor.dtype]:

@@ -10,7 +10,7 @@ import numpy as np
 from jitdnn.errors import InvalidShape, InvalidType
 from jitdnn.retention import Recent
 from jitdnn.tensor.descriptor import MAX_DIMENSIONS, TensorDescriptor
-from jitdnn.tensor.dtypes import DTYPES, dtype_name, foreign_name, numpy_dtype
+from jitdnn.tensor.dtypes import ACCEPTED, DTYPES, dtype_name, foreign_name, numpy_dtype
 
 DeviceId = tuple[str, int]
 """A GPU: the name of its target, and its number."""
@@ -115,10 +115,7 @@ def describe(shape: tuple[int, ...], byte_strides: tuple[int, ...], dtype: np.dt
     name = dtype_name(dtype)
     if name is None:
         order = "" if dtype.isnative else " in foreign byte order"
-        raise InvalidType(
-            f"dtype {dtype}{order}: arrays must be of real, integer or bool type (float8_e4m3fn, float8_e5m2, "
-            "float16, bfloat16, float32, float64, int8 to int64, uint8 to uint64, bool) in native byte order"
-        )
+        raise InvalidType(f"dtype {dtype}{order}: arrays must be of {ACCEPTED} in native byte order")
     if not 1 <= len(shape) <= MAX_DIMENSIONS:
         raise InvalidShape(f"an array of shape {shape} has {len(shape)} dimensions: it must have 1 to 8")
     itemsize = dtype.itemsize

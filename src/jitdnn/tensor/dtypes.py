@@ -16,6 +16,11 @@ import numpy as np
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidType
 
+#: what arrays may hold, for messages
+ACCEPTED: Final = (
+    "real, integer or bool type (float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, "
+    "int8 to int64, uint8 to uint64, bool)"
+)
 #: bytes of an element in memory
 DTYPES: Final[dict[str, int]] = {
     "f16": 2,

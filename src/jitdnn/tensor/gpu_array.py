@@ -19,7 +19,7 @@ from jitdnn.tensor.borrowed import Array, DeviceId, describe, known_descriptors,
 from jitdnn.tensor.descriptor import TensorDescriptor
 from jitdnn.tensor.device_array import DeviceArray, Gpu, layout_number
 from jitdnn.tensor.dlpack import open_capsule
-from jitdnn.tensor.dtypes import DTYPES, foreign_name, numpy_dtype
+from jitdnn.tensor.dtypes import ACCEPTED, DTYPES, foreign_name, numpy_dtype
 
 _DLPACK_NAMES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA", 14: "oneAPI"}
 
@@ -283,10 +283,7 @@ def _require_aligned(pointer: int, descriptor: TensorDescriptor, copy: str) -> N
 
 
 def _no_dtype(dtype: Any) -> InvalidType:
-    return InvalidType(
-        f"dtype {dtype}: arrays must be of real, integer or bool type (float8_e4m3fn, float8_e5m2, "
-        "float16, bfloat16, float32, float64, int8 to int64, uint8 to uint64, bool)"
-    )
+    return InvalidType(f"dtype {dtype}: arrays must be of {ACCEPTED}")
 
 
 class GpuAllocator:

@@ -134,9 +134,7 @@ def patches(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, An
             )
     before = found.get(HOOK, known[HOOK])
     if not is_disabled() or own:
-        ours = InductorPass(**own)
-        if before is not None:
-            ours = InductorPass(before=_together(before), **own)
+        ours = InductorPass(before=_together(before), **own)
         if not is_disabled():
             found[HOOK] = ours
     return found

@@ -316,7 +316,6 @@ class Rewriter:
             number += 1
         name = f"_frozen_param_jitdnn_{number}"
         self._module.register_buffer(name, call.weight)
-        _mark_frozen(call.weight)
         with self._graph.inserting_before(before):
             made = self._graph.get_attr(name)
         mode = call.x.meta["val"].fake_mode
@@ -353,20 +352,6 @@ def _is_packed(node: Node) -> bool:
         node.target is getattr(torch.ops.mkldnn._convolution_pointwise, "default", None)
         and len(node.args) >= 8
     )
-
-
-def _mark_frozen(tensor: Tensor) -> None:
-    """Tell Inductor that a constant is one of freezing's, where it asks."""
-    from torch._inductor import freezing
-
-    mark = getattr(freezing, "record_has_frozen_params", None)
-    if mark is None:
-        return
-    from torch._inductor import freezing_utils
-
-    known = getattr(freezing_utils, "set_is_frozen_param", None)
-    if known is not None:
-        known(tensor)
 
 
 def _is_plain(node: Any) -> bool:

@@ -14,6 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from jitdnn.kernels.algorithm import (
+    STANDARD_ROUNDOFFS,
+    STRICT_ROUNDOFFS,
     UNIT_ROUNDOFF,
     Algorithm,
     Device,
@@ -34,9 +36,6 @@ from jitdnn.tensor import TensorDescriptor, compute_dtype, packed_strides
 
 _ALIGNMENT = 256
 _SUMS = own_program((trace(lambda y: y), trace(lambda y: y * y)), ("add", "add"))
-_STANDARD = 84.0
-"""Unit roundoffs that standard accuracy allows."""
-_STRICT = 32.0
 
 
 @lru_cache(64)
@@ -162,7 +161,7 @@ class SeparateKernels(KernelAlgorithm[FusedConvolution, Device]):
     def _inner_error(self, problem: FusedConvolution) -> float:
         """The error that the convolution may declare: with that around it, what the accuracy allows."""
         unit = max(self._stored_unit(problem), 2.0**-11 if self._math == "tf32" else 0.0)
-        whole = (_STRICT if self._is_exact else _STANDARD) * unit
+        whole = (STRICT_ROUNDOFFS if self._is_exact else STANDARD_ROUNDOFFS) * unit
         return max(summation_bound(problem.convolution), whole - self._own_error(problem))
 
     def spreads_to(self, problem: FusedConvolution, device: Device, epilogue: Epilogue | None) -> str | None:

@@ -1,0 +1,51 @@
+"""What the tests of convolutions by warpgroups share: their devices and memory, a small tile, split plans.
+
+A test takes the fixtures, which act on each of its functions, by importing them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cases
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Tile
+
+SMALL = Tile(2, 1, 1, 64)
+
+
+@pytest.fixture(autouse=True)
+def on_hopper(request: pytest.FixtureRequest) -> None:
+    for name in ("cuda_device", "architecture"):
+        if name in request.fixturenames and request.getfixturevalue(name).arch != "sm_90a":
+            pytest.skip("wgmma is an instruction of sm_90a")
+
+
+@pytest.fixture(autouse=True)
+def aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands at multiples of 16 bytes, which the copy engine takes; see test_any_address."""
+    monkeypatch.setattr(cases, "GUARD", 128)
+
+
+@contextmanager
+def split_into(splits: int, tile: Tile = SMALL) -> Iterator[None]:
+    """Plans within the block split K so many times, also where the last split has fewer stages."""
+
+    def blocking(products: Any, *_: Any) -> tuple[Blocking, float]:
+        length = -(-products.longest // splits)
+        return Blocking(tile, 3, -(-products.longest // length), length, 1, 2), 1e-5
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "best_blocking", blocking)
+        choose.plan_of.cache_clear()
+        yield
+    choose.plan_of.cache_clear()
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    return rng.standard_normal(shape)
