@@ -120,7 +120,12 @@ class Computation:
             ours, stock = _first_then(ours, way.ours), way.stock or stock
         decision = decide(what, handle, tensors[0].device, parse(options).measure, ours, stock)
         run = ways.ours if decision.is_ours else ways.stock
-        return Kind(self.name, decision, run, ways.problem, handle, ways.has_bias)
+        return Kind(self.name, decision, run, ways.problem, _at(tensors[0].device, handle), ways.has_bias)
+
+
+def _at(device: torch.device, handle: Handle) -> Handle:
+    """The handle that calls with tensors of this device run by: theirs plan for it, and `explain` shows those plans."""
+    return handle if device.type == "cpu" else handle.at((device.type, device.index or 0))
 
 
 def _first_then(first: Callable[[], Any], then: Callable[[], Any]) -> Callable[[], Any]:
