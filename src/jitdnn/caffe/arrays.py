@@ -52,6 +52,25 @@ def read_npy(path: Path) -> Array:
         raise InvalidArgument(f"{path} cannot be read as an .npy file: {error}") from error
 
 
+def map_npy(path: Path) -> Array:
+    """The array of an .npy file as a read-only memory map: pages are read when they are looked at. The file must not be
+    cut short while it is mapped.
+
+    Raises InvalidArgument if it is damaged, empty or holds no numbers.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            shape, is_fortran, dtype, start = _header(file.read(limits.ARRAY_HEADER + 12))
+        if math.prod(shape) * dtype.itemsize != size - start:
+            raise ValueError(f"it is {dtype} of shape {shape} by its header, and has {size - start} bytes")
+        if size == start:
+            raise ValueError(f"its shape {shape} is that of an empty array")
+        return np.memmap(path, dtype, "r", start, shape, "F" if is_fortran else "C")
+    except _DAMAGE as error:
+        raise InvalidArgument(f"{path} cannot be mapped as an .npy file: {error}") from error
+
+
 def read_npz(path: Path, only: Sequence[str] | None = None, hint: str = "") -> dict[str, Array]:
     """Read the arrays of an .npz file: all of them, or those named in `only`, of which the first must be there.
 

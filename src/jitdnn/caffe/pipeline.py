@@ -25,7 +25,7 @@ import numpy as np
 
 from jitdnn.caffe.blob import Array, Shape
 from jitdnn.caffe.sources import Source
-from jitdnn.caffe.transform import Draw, Transform
+from jitdnn.caffe.transform import Draw, Transform, Transformer
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.settings import available_cores
 
@@ -226,7 +226,13 @@ def _records(work: _Work, place: int) -> Generator[tuple[Any, int]]:
 
 def _new_batch(work: _Work) -> Batch:
     shape: Shape = (work.batch_size, *work.transformer.shape)
-    return Batch(np.empty(shape, work.dtype), np.empty(work.batch_size, work.dtype), 0, {})
+    labels = (work.batch_size, *label_shape(work.source, work.transformer))
+    return Batch(np.empty(shape, work.dtype), np.empty(labels, work.dtype), 0, {})
+
+
+def label_shape(source: Source, transformer: Transform) -> Shape:
+    """The shape of a label in a batch: masks are as large as their images, behind the crop."""
+    return transformer.shape[1:] if source.has_masks else source.label_shape
 
 
 def _decode(work: _Work) -> None:
@@ -256,8 +262,12 @@ def make_part(source: Source, transformer: Transform, part: _Part) -> None:
     """Decode and transform some records of a batch. Raises what is wrong with one, naming it."""
     batch = part.batch
     for index, (record, draw) in enumerate(zip(part.records, part.draws, strict=True), start=part.first):
-        image, batch.labels[index] = source.decode(record)
+        image, label = source.decode(record)
         try:
+            if source.has_masks:
+                assert isinstance(transformer, Transformer)
+                label = transformer.window(label, draw)
+            batch.labels[index] = label
             transformer.apply_one(image, batch.images[index], draw)
         except JitdnnError as error:
             raise type(error)(f"{source.name_of(record)}: {error}") from None

@@ -1,10 +1,14 @@
-"""Where the images of data layers come from: a database, an .npz file, a folder of images, a list of images.
+"""Where the images of data layers come from: a database, arrays, a folder of images, a list of images.
 
 A source is a sequence of records, read in order by one thread, and decoded by any.
 
 `source: "digits.npz"` means the arrays `data` and `label` of the file; `source: "digits.npz#train"` means
 `train_data` and `train_label`. Data are (N, C, H, W), or (N, H, W) for one channel, of any integer or float
 dtype; labels are integers, one an image.
+
+A folder with `data.npy` and `label.npy`, or with `train_data.npy` and `train_label.npy` as `source: "FOLDER#train"`, is
+memory-mapped: pages are read as batches need them. Labels of such a folder may be arrays: (N, K), or (N, H, W) for
+masks, that are cropped and mirrored as their images.
 
 A folder of images has a sub-folder for each class, with images anywhere below it. Class i is the i-th
 sub-folder in the order of names. Images come as Caffe's do: values 0 to 255, channels in the order blue,
@@ -28,7 +32,7 @@ from numpy.typing import NDArray
 
 from jitdnn import limits
 from jitdnn.caffe import paths
-from jitdnn.caffe.arrays import read_npz
+from jitdnn.caffe.arrays import map_npy, read_npz
 from jitdnn.caffe.blob import Array, Shape
 from jitdnn.caffe.databases import kind_of, open_database
 from jitdnn.caffe.datum import datum_image, read_datum
@@ -49,6 +53,8 @@ class Source(ABC):
     """A sequence of images with labels that starts again at its end."""
 
     has_labels = True
+    label_shape: Shape = ()
+    has_masks = False  # labels (H, W), a number for each pixel
 
     @property
     @abstractmethod
@@ -60,8 +66,8 @@ class Source(ABC):
         """Yield records from a place on, without end. The iterator is used by one thread."""
 
     @abstractmethod
-    def decode(self, record: Any) -> tuple[Array, int]:
-        """The image of a record, (C, H, W), and its label. May be called by several threads at a time."""
+    def decode(self, record: Any) -> tuple[Array, Any]:
+        """The image of a record, (C, H, W), and its label (`label_shape`). Several threads may call it at a time."""
 
     @abstractmethod
     def name_of(self, record: Any) -> str:
@@ -111,6 +117,62 @@ class ArraySource:
     def first_shape(self) -> Shape:
         """(C, H, W) of the images."""
         return self.data.shape[1:]
+
+
+class MappedSource(Source):
+    """The arrays PART_data.npy and PART_label.npy of a folder, memory-mapped."""
+
+    def __init__(self, path: Path, part: str) -> None:
+        """Map the files. Raises InvalidArgument for what is damaged, InvalidShape and InvalidType for what does not
+        fit.
+        """
+        prefix = f"{part}_" if part else ""
+        self.path = path / f"{prefix}data.npy"
+        if not self.path.is_file():
+            parts = sorted(file.name.removesuffix("_data.npy") for file in path.glob("*_data.npy"))
+            forms = [f'"FOLDER#{name}"' for name in parts]
+            raise InvalidArgument(f"{path} has no {self.path.name}; name its source as {' or '.join(forms)}")
+        data = map_npy(self.path)
+        self.data = data[:, np.newaxis] if data.ndim == 3 else data
+        if self.data.ndim != 4:
+            raise InvalidShape(
+                f"{self.path} has shape {data.shape}; (N, C, H, W) or (N, H, W), N > 0, is needed"
+            )
+        file = path / f"{prefix}label.npy"
+        self.has_labels = file.is_file()
+        self.labels: Array | None = map_npy(file) if self.has_labels else None
+        for name, array in ((self.path, data), (file, self.labels)):
+            if array is not None and array.dtype.kind not in "uif":
+                raise InvalidType(f"{name} is {array.dtype}; integers or floats are needed")
+        if self.labels is None:
+            return
+        if self.labels.ndim == 0 or len(self.labels) != len(data):
+            raise InvalidShape(
+                f"{file} has shape {self.labels.shape}; {len(data)} rows are needed, one an image"
+            )
+        self.label_shape = self.labels.shape[1:]
+        self.has_masks = self.label_shape == self.data.shape[2:] and self.labels.dtype.kind in "ui"
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def records(self, place: int) -> Iterator[Placed]:
+        while True:
+            for index in range(place, self.size):
+                yield Placed(index, (index + 1) % self.size)
+            place = 0
+
+    def name_of(self, record: int) -> str:
+        return f"{self.path}, image {record}"
+
+    def decode(self, record: int) -> tuple[Array, Any]:
+        return self.data[record], 0 if self.labels is None else self.labels[record]
+
+
+def is_mapped(path: Path) -> bool:
+    """Whether a folder holds arrays for MappedSource."""
+    return (path / "data.npy").is_file() or any(path.glob("*_data.npy"))
 
 
 class ListSource(Source):
@@ -233,6 +295,10 @@ def open_source(name: str, base: Path | None, mode: str | None, backend: str | N
         )
         raise InvalidArgument(f"backend is {backend}, and {path} {found}; {advice}")
     if path.is_dir():
+        if kind is None and is_mapped(path):
+            if mode is not None:
+                raise InvalidArgument(f"force_color and force_gray are for image files; {path} holds arrays")
+            return MappedSource(path, selector)
         if selector:
             raise InvalidArgument(f"source {name!r}: {path} is a folder, so it has no part #{selector}")
         return DatabaseSource(path, mode) if kind else FolderSource(path, mode)
@@ -245,7 +311,8 @@ def open_source(name: str, base: Path | None, mode: str | None, backend: str | N
 
 SUPPORTED = (
     "a Data layer reads an LMDB or LevelDB database, an .npz file (arrays data and label, or PART_data and PART_label "
-    'with source: "FILE.npz#PART") or a folder with a sub-folder of images for each class'
+    'with source: "FILE.npz#PART"), a folder of such arrays (PART_data.npy and PART_label.npy with source: '
+    '"FOLDER#PART") or a folder with a sub-folder of images for each class'
 )
 
 

@@ -93,11 +93,9 @@ class Transformer:
                 f"an image has shape {image.shape}, the first one {self.image}: all must have one size "
                 "unless crop_size is set, and one number of channels (force_color, force_gray)"
             )
-        is_mirrored = self.parameter.mirror and draw is not None and draw[0] >= 1 << 31
         mean = self.mean
         if self.crop:
-            top, left = self._crop_offsets(image.shape, draw if self.is_training else None)
-            window = (slice(None), slice(top, top + self.crop), slice(left, left + self.crop))
+            window = (slice(None), *self._crop_window(image.shape, draw))
             if mean is not None and mean.shape[1:] != (1, 1):
                 if mean.shape != image.shape:
                     raise InvalidShape(
@@ -105,7 +103,20 @@ class Transformer:
                     )
                 mean = mean[window]
             image = image[window]
-        self._scaled(image, mean, out[..., ::-1] if is_mirrored else out)
+        self._scaled(image, mean, out[..., ::-1] if self._is_mirrored(draw) else out)
+
+    def window(self, mask: Array, draw: Draw | None) -> Array:
+        """What is left of a mask (H, W) where its image is cropped and mirrored by the same draw."""
+        if self.crop:
+            mask = mask[self._crop_window((1, *mask.shape), draw)]
+        return mask[:, ::-1] if self._is_mirrored(draw) else mask
+
+    def _is_mirrored(self, draw: Draw | None) -> bool:
+        return self.parameter.mirror and draw is not None and draw[0] >= 1 << 31
+
+    def _crop_window(self, image: Shape, draw: Draw | None) -> tuple[slice, slice]:
+        top, left = self._crop_offsets(image, draw if self.is_training else None)
+        return slice(top, top + self.crop), slice(left, left + self.crop)
 
     def _scaled(self, images: Array, mean: Array | None, out: Array) -> None:
         if mean is None:

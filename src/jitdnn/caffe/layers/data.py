@@ -12,8 +12,8 @@ import numpy as np
 from jitdnn.caffe import paths
 from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.layers.base import Layer, Reads
-from jitdnn.caffe.pipeline import Pipeline, Waited
-from jitdnn.caffe.sources import ArraySource, ListSource, Source, open_source, read_image_list
+from jitdnn.caffe.pipeline import Pipeline, Waited, label_shape
+from jitdnn.caffe.sources import ArraySource, ListSource, MappedSource, Source, open_source, read_image_list
 from jitdnn.caffe.transform import Transform, Transformer
 from jitdnn.errors import InvalidShape, JitdnnError
 from jitdnn.settings import check_bytes
@@ -29,7 +29,8 @@ def named(layer: Layer, error: JitdnnError) -> JitdnnError:
 
 
 class SourceLayer(Layer):
-    """A layer that takes images and labels from a source: tops data (batch_size, C, H, W) and maybe label (batch_size).
+    """A layer that takes images and labels from a source: tops data (batch_size, C, H, W) and maybe label (batch_size),
+    or (batch_size, ...) where the labels of the source are arrays.
 
     `position` is the place in the source of the next batch. Batches are made ahead by threads (pipeline.py); `waited`
     says how long the net stood still for them.
@@ -62,7 +63,9 @@ class SourceLayer(Layer):
             check_bytes(what, self.prefetch * batch, InvalidShape)
         top[0].reshape((self.batch, *self.transformer.shape))
         if len(top) == 2:
-            top[1].reshape((self.batch,))
+            source = self.source
+            shape = () if isinstance(source, ArraySource) else label_shape(source, self.transformer)
+            top[1].reshape((self.batch, *shape))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if isinstance(self.source, ArraySource):
@@ -154,7 +157,7 @@ class SourceLayer(Layer):
 
 
 class DataLayer(SourceLayer):
-    """`data_param.source` is a database, LMDB or LevelDB, an .npz file or a folder of images (sources.py),
+    """`data_param.source` is a database, LMDB or LevelDB, arrays (.npz, .npy) or a folder of images (sources.py),
     `package:data/mnist_5k.npz#train` for the digits that are shipped. What it is is found out by looking; `backend`
     must agree if it is there. `rand_skip` starts at a random place below it; `prefetch` batches are made ahead.
     """
@@ -183,10 +186,21 @@ class DataLayer(SourceLayer):
         self.transformer = Transformer(
             transform, self.context.base, self.context.phase, self.source.first_shape(), self.context.dtype
         )
+        if isinstance(self.source, MappedSource) and len(top) == 2:
+            self._refuse_boxes(self.source)
         if parameter.rand_skip:
             self.position = int(self.context.random.integers(parameter.rand_skip))
             if self.source.size is not None:
                 self.position %= self.source.size
+
+    def _refuse_boxes(self, source: MappedSource) -> None:
+        """Raises InvalidArgument if images would be moved away from under labels that hold places."""
+        transform = self.parameter.transform_param
+        if len(source.label_shape) > 1 and not source.has_masks and (transform.crop_size or transform.mirror):
+            raise self.invalid(
+                f"labels of shape {source.label_shape} do not move with their images: take crop_size and mirror out",
+                "transform_param",
+            )
 
 
 class ImageDataLayer(SourceLayer):
