@@ -68,6 +68,13 @@ def import_net(text: str, inputs: Shapes | None = None, file: str = "") -> Impor
 
     Raises ParseError (with the text as it was repaired) and InvalidArgument for what none of the repairs mends.
     """
+    net, repairs = repaired(text, file)
+    _replace_data(net, inputs or {}, repairs)
+    return Imported(net, sorted(repairs, key=lambda repair: repair.line))
+
+
+def repaired(text: str, file: str = "") -> Imported:
+    """Read a net leniently, whatever its layers of data name as their sources; errors are as for `import_net`."""
     repairs: list[Repair] = []
     parser = _LenientParser(_plain(text, repairs), file)
     net = parser.parse(NetParameter)
@@ -78,7 +85,6 @@ def import_net(text: str, inputs: Shapes | None = None, file: str = "") -> Impor
         _infer_type(layer, repairs)
     net = upgrade_net(net)
     _resolve_bottoms(net, repairs)
-    _replace_data(net, inputs or {}, repairs)
     return Imported(net, sorted(repairs, key=lambda repair: repair.line))
 
 

@@ -8,7 +8,7 @@ Symbols: base = base_lr, γ = gamma, i = iteration (from 0).
     inv        base · (1 + γ i)^−power
     multistep  base · γ^(number of stepvalues reached, at most one more in each iteration)
     poly       base · (1 − i / max_iter)^power
-    sigmoid    base / (1 + e^(−γ (i − stepsize))): it rises for γ > 0
+    sigmoid    base / (1 + e^(−γ (i − stepsize))): it rises for γ > 0, and falls for γ < 0, as DIGITS writes it
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LearningRate:
             )
         if not solver.has("base_lr") or solver.base_lr < 0:
             raise InvalidArgument(f"base_lr is {solver.base_lr:g}: a solver needs one of at least 0")
-        if "gamma" in POLICIES[policy] and solver.gamma < 0:
+        if "gamma" in POLICIES[policy] and policy != "sigmoid" and solver.gamma < 0:
             raise InvalidArgument(
                 f"gamma is {solver.gamma:g}{solver.where('gamma')}: it must not be negative"
             )

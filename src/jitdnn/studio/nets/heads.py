@@ -1,0 +1,133 @@
+"""The end of a net for a task: its loss, and as many scores as the data set has classes.
+
+classification   SoftmaxWithLoss, Accuracy               a class each
+multi-label      SigmoidCrossEntropyLoss                 0 or 1 for each class
+regression       EuclideanLoss                           a number for each target
+segmentation     SoftmaxWithLoss, Accuracy               a class for each pixel
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitdnn.caffe.schema import LayerParameter, NetParameter, NetStateRule
+from jitdnn.caffe.schema_layers import LossParameter
+from jitdnn.errors import InvalidArgument
+from jitdnn.studio.nets.changes import Changes
+from jitdnn.studio.nets.facts import DataFacts
+
+LOSSES = {
+    "classification": "SoftmaxWithLoss",
+    "multi-label": "SigmoidCrossEntropyLoss",
+    "regression": "EuclideanLoss",
+    "segmentation": "SoftmaxWithLoss",
+}
+#: losses of scores and labels that stand for each other
+_EXCHANGED = ("SoftmaxWithLoss", "SigmoidCrossEntropyLoss", "EuclideanLoss")
+_SCORED = {*_EXCHANGED, "HingeLoss", "MultinomialLogisticLoss", "InfogainLoss", "SmoothL1Loss"}
+_WEIGHTED = {
+    "InnerProduct": "inner_product_param",
+    "Convolution": "convolution_param",
+    "Deconvolution": "convolution_param",
+}
+# what changes the number of channels and has no num_output
+_STOPS = {"Concat", "Slice", "Reshape", "Tile", "SPP", "Im2col", "Reduction", "ArgMax", "Flatten"}
+
+
+def fit_heads(net: NetParameter, facts: DataFacts, labels: Sequence[str], changes: Changes) -> None:
+    """Give the net, in V2 syntax, the losses of the data set's task and the numbers of outputs; `labels` are the tops
+    of its layers of data that hold labels.
+
+    Raises InvalidArgument for a task that is not trained, and for fewer outputs than classes.
+    """
+    if facts.task not in LOSSES:
+        raise InvalidArgument(
+            f"data set {facts.name!r} has boxes: nets for {facts.task} can be looked at here and not trained; choose a "
+            f"data set for {', '.join(LOSSES)}"
+        )
+    wanted = LOSSES[facts.task]
+    for layer in list(net.layer):
+        if layer.type == "Accuracy" and facts.task in ("multi-label", "regression"):
+            net.layer.remove(layer)
+            changes.add(layer, f"layer {layer.name!r} (Accuracy) left out: it counts single classes")
+    for layer in net.layer:
+        if layer.type in _EXCHANGED and layer.type != wanted and set(layer.bottom) & set(labels):
+            changes.add(
+                layer, f"layer {layer.name!r}: {wanted} in the place of {layer.type}, for {facts.task}"
+            )
+            layer.type = wanted
+            layer.clear("softmax_param")
+            layer.loss_param = LossParameter() if wanted == "EuclideanLoss" else layer.loss_param.copy()
+            if not layer.loss_param.present():
+                layer.clear("loss_param")
+    if not any(layer.type in _SCORED or any(layer.loss_weight) for layer in net.layer):
+        _add_loss(net, wanted, labels, changes)
+    for layer in net.layer:
+        if layer.type in _SCORED and len(layer.bottom) > 1 and layer.bottom[1] in labels:
+            _set_outputs(net, layer, facts, changes)
+
+
+def _add_loss(net: NetParameter, kind: str, labels: Sequence[str], changes: Changes) -> None:
+    """A net for use gets a loss at its end, in the place of the softmax that it has there."""
+    read = {name for layer in net.layer for name in layer.bottom}
+    last = net.layer[-1]
+    if not last.bottom:
+        return
+    if last.type in ("Softmax", "Sigmoid") and kind != "EuclideanLoss" and not set(last.top) & read:
+        net.layer.remove(last)
+        scores = last.bottom[0]
+    elif last.top and last.top[0] not in labels:
+        scores = last.top[0]
+    else:
+        return
+    if kind == "SoftmaxWithLoss":
+        rule = NetStateRule(phase="TEST")
+        net.layer.append(
+            LayerParameter(
+                name="accuracy", type="Accuracy", bottom=[scores, labels[0]], top=["accuracy"], include=[rule]
+            )
+        )
+    net.layer.append(LayerParameter(name="loss", type=kind, bottom=[scores, labels[0]], top=["loss"]))
+    changes.add(last, f"the net has no loss: layer 'loss' ({kind}) of {scores!r} added")
+
+
+def _set_outputs(net: NetParameter, loss: LayerParameter, facts: DataFacts, changes: Changes) -> None:
+    source = scoring_layer(net, loss)
+    if source is None:
+        return
+    count = max(1, len(facts.classes))
+    field = _WEIGHTED[source.type]
+    holder = getattr(source, field)
+    if not holder.has("num_output"):
+        if not source.has(field):
+            setattr(source, field, type(holder)())
+        getattr(source, field).num_output = count
+        changes.add(source, f"layer {source.name!r} has {count} outputs, one for each {_noun(facts)}")
+        return
+    given = holder.num_output
+    if given < count or (given != count and facts.task in ("multi-label", "regression")):
+        raise InvalidArgument(
+            f"layer {source.name!r} ({source.type}){source.where(field)} has num_output {given}, and data set "
+            f"{facts.name!r} needs {count}, one for each {_noun(facts)}: take num_output out, and it is set"
+        )
+    if given != count:
+        changes.add(source, f"layer {source.name!r} has {given} outputs, and the data set {count} classes")
+
+
+def _noun(facts: DataFacts) -> str:
+    return "target" if facts.task == "regression" else "class"
+
+
+def scoring_layer(net: NetParameter, loss: LayerParameter) -> LayerParameter | None:
+    """The layer with weights whose outputs are the scores that a loss reads, None if that cannot be said."""
+    end = next(index for index, layer in enumerate(net.layer) if layer is loss)
+    name = loss.bottom[0]
+    for layer in reversed(net.layer[:end]):
+        if name not in layer.top:
+            continue
+        if layer.type in _WEIGHTED:
+            return layer
+        if layer.type in _STOPS or not layer.bottom:
+            return None
+        name = layer.bottom[0]
+    return None

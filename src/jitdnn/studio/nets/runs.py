@@ -1,0 +1,66 @@
+"""The files of a run, from a net as text, options and a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jitdnn.caffe.prototxt import to_text
+from jitdnn.files import write_whole
+from jitdnn.studio.nets.binding import Bound
+from jitdnn.studio.nets.checks import checked_net
+from jitdnn.studio.nets.facts import DataFacts
+from jitdnn.studio.nets.options import Options
+from jitdnn.studio.nets.solvers import solver_of
+
+
+def write(
+    folder: str | Path, text: str, options: Mapping[str, Any], dataset: Mapping[str, Any], home: str | Path
+) -> int:
+    """Write original.prototxt, net.prototxt and solver.prototxt (and mean.npy where a mean is subtracted) into
+    `folder`, which is made, and return the number of iterations.
+
+    Raises JitdnnError for what `check` finds wrong; nothing is written then.
+    """
+    folder, home = Path(folder), Path(home)
+    settings, facts = Options.of(options), DataFacts.of(dataset)
+    bound, _ = checked_net(text, settings, facts, home, folder)
+    solver = solver_of(settings, facts)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_mean(bound, facts, home, folder)
+    for name, content in (
+        ("original.prototxt", text),
+        ("net.prototxt", to_text(bound.net)),
+        ("solver.prototxt", to_text(solver)),
+    ):
+        _write_text(folder / name, content)
+    return int(solver.max_iter)
+
+
+def _write_text(path: Path, text: str) -> None:
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def _write_mean(bound: Bound, facts: DataFacts, home: Path, folder: Path) -> None:
+    """Put the mean of the training images where the net's layers of data expect it."""
+    layers = [layer for layer in bound.net.layer if layer.type == "Data"]
+    pixels = [layer for layer in layers if layer.transform_param.mean_value]
+    if not any(layer.transform_param.has("mean_file") for layer in layers) and not pixels:
+        return
+    mean = _mean(home / "data" / str(facts.number) / "train_data.npy")
+    for layer in pixels:
+        layer.transform_param.mean_value = [round(float(value), 4) for value in mean.mean((1, 2))]
+    if any(layer.transform_param.has("mean_file") for layer in layers):
+        write_whole(folder / "mean.npy", lambda file: np.save(file, mean.astype(np.float32)))
+
+
+def _mean(path: Path) -> Any:
+    """The mean image of an array on disk, a thousand images at a time."""
+    images = np.load(path, mmap_mode="r", allow_pickle=False)
+    total = np.zeros(images.shape[1:], np.float64)
+    for start in range(0, len(images), 1000):
+        total += images[start : start + 1000].sum(0, dtype=np.float64)
+    return total / len(images)
