@@ -1,0 +1,207 @@
+"""Processes that build nets for pages, apart from the server and from training.
+
+    inspector = Inspector(processes=2)
+    found = await inspector.inspect(check, text, options, dataset, home)
+
+A call runs in a process with a limit on its memory and a time, so that a net which asks for too much takes down nobody
+else. A process that died or took too long is ended and replaced; those that nobody asked for a while are ended, so that
+they hold no memory of a GPU. All of them end with the server, also when it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import pickle
+import resource
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from jitdnn.errors import InvalidArgument, JitdnnError
+
+T = TypeVar("T")
+_CONTEXT = multiprocessing.get_context("spawn")
+
+
+class InspectorDied(JitdnnError):
+    """The process of a call died: it needed more memory than it may have, or was killed. REST answers 507."""
+
+    status = 507
+
+
+class InspectorTimeout(JitdnnError):
+    """A call took longer than it may. REST answers 504."""
+
+    status = 504
+
+
+class _Process:
+    """One process and the pipe to it; used by one call at a time."""
+
+    def __init__(self, memory: int | None) -> None:
+        self.pipe, theirs = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=_serve, args=(theirs, memory), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.used = time.monotonic()
+
+    def call(self, message: bytes, seconds: float) -> Any:
+        """Send a call and wait for its result; raises what it raised."""
+        try:
+            self.pipe.send_bytes(message)
+            if not self.pipe.poll(seconds):
+                raise InspectorTimeout(f"this took longer than {seconds:g} seconds, and was ended")
+            is_good, result = pickle.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            raise InspectorDied(
+                "the process that looked at this died: the net may need more memory than "
+                "the setting inspector_memory allows"
+            ) from None
+        self.used = time.monotonic()
+        if is_good:
+            return result
+        raise result
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self.pipe.close()
+        self.process.kill()
+        self.process.join(5)
+        if self.process.exitcode is not None:
+            self.process.close()
+
+
+class Inspector:
+    """Up to `processes` processes, started when they are needed.
+
+    `memory` is the address space in bytes that each may have (None: no limit), `idle` the seconds after which one that
+    nobody asks is ended.
+    """
+
+    def __init__(
+        self,
+        processes: int = 2,
+        *,
+        memory: int | None = 12 << 30,
+        seconds: float = 120.0,
+        idle: float = 600.0,
+    ) -> None:
+        if processes < 1:
+            raise InvalidArgument(f"processes is {processes}: at least one answers calls")
+        self._memory, self._seconds, self._idle = memory, seconds, idle
+        self._free = asyncio.Semaphore(processes)
+        self._waiting: list[_Process] = []  # the last used is the last
+        self._busy: set[_Process] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    async def inspect(self, function: Callable[..., T], *arguments: Any, seconds: float | None = None) -> T:
+        """`function(*arguments)` in one of the processes: a function of a module, with arguments that can be pickled.
+
+        Raises what it raises, InspectorDied, and InspectorTimeout after `seconds` (None: those of the inspector).
+        Where the task is cancelled, the process that works for it is ended.
+        """
+        message = pickle.dumps((function, arguments))
+        async with self._free:
+            process: _Process | None = None
+            try:
+                process = await asyncio.to_thread(self._take)
+                found: T = await asyncio.to_thread(process.call, message, seconds or self._seconds)
+            except (InspectorDied, InspectorTimeout, asyncio.CancelledError):
+                if process is not None:
+                    self._give_back(process, is_good=False)
+                raise
+            except BaseException:
+                if process is not None:
+                    self._give_back(process, is_good=True)
+                raise
+            self._give_back(process, is_good=True)
+            return found
+
+    def _take(self) -> _Process:
+        with self._lock:
+            if self._is_closed:
+                raise InspectorDied("the studio is ending")
+            self._end_idle()
+            while self._waiting:
+                found = self._waiting.pop()
+                if found.process.is_alive():
+                    self._busy.add(found)
+                    return found
+                found.end()
+            made = _Process(self._memory)
+            self._busy.add(made)
+            return made
+
+    def _give_back(self, process: _Process, is_good: bool) -> None:
+        with self._lock:
+            self._busy.discard(process)
+            if is_good and not self._is_closed:
+                self._waiting.append(process)
+                return
+        process.end()
+
+    def _end_idle(self) -> None:
+        now = time.monotonic()
+        for process in [each for each in self._waiting if now - each.used > self._idle]:
+            self._waiting.remove(process)
+            process.end()
+
+    def tidy(self) -> None:
+        """End the processes that nobody asked for a while; the server calls this now and then."""
+        with self._lock:
+            self._end_idle()
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            self._is_closed = True
+            ended = [*self._waiting, *self._busy]
+            self._waiting.clear()
+            self._busy.clear()
+        for process in ended:
+            process.end()
+
+
+def _serve(pipe: Connection, memory: int | None) -> None:
+    """What each process does: calls, one after the other, until the server is gone."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    with contextlib.suppress(OSError):
+        os.nice(2)
+    while True:
+        try:
+            message = pipe.recv_bytes()
+        except (EOFError, OSError):
+            return
+        pipe.send_bytes(_answer(message))
+
+
+def _answer(message: bytes) -> bytes:
+    try:
+        function, arguments = pickle.loads(message)
+        return pickle.dumps((True, function(*arguments)))
+    except MemoryError as error:
+        return pickle.dumps(
+            (False, InspectorDied(f"this needs more memory than it may have: {error}".rstrip(": ")))
+        )
+    except Exception as error:
+        try:
+            told = pickle.dumps((False, error))
+            pickle.loads(told)  # an exception with other arguments than it was made with cannot be made again
+        except Exception:
+            return pickle.dumps((False, JitdnnError(f"{type(error).__name__}: {error}")))
+        return told
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(0)

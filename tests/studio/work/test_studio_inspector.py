@@ -1,0 +1,122 @@
+"""Processes that answer pages: results and errors as they are, limits that hold, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from jitdnn.errors import InvalidArgument, JitdnnError, ParseError
+from jitdnn.studio.work.inspector import Inspector, InspectorDied, InspectorTimeout
+
+MEMORY = 3 << 30
+
+
+class Unpicklable(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def fail_unpicklably() -> None:
+    raise Unpicklable(1, 2)
+
+
+def allocate(gigabytes: int) -> int:
+    return len(bytearray(gigabytes << 30))
+
+
+def with_inspector(work: Callable[[Inspector], Awaitable[None]], **options: float) -> None:
+    async def run() -> None:
+        inspector = Inspector(1, memory=MEMORY, **options)  # type: ignore[arg-type]
+        try:
+            await work(inspector)
+        finally:
+            inspector.close()
+
+    asyncio.run(run())
+
+
+def test_results_errors_and_limits() -> None:
+    async def work(inspector: Inspector) -> None:
+        first = await inspector.inspect(os.getpid)
+        assert first != os.getpid()
+        assert await inspector.inspect(divmod, 17, 5) == (3, 2)
+        with pytest.raises(ParseError, match="line 3, column 4: no") as caught:
+            await inspector.inspect(fail, ParseError("no", "text", 3, 4))
+        assert caught.value.line == 3
+        with pytest.raises(JitdnnError, match="Unpicklable: 1 and 2"):
+            await inspector.inspect(fail_unpicklably)
+        with pytest.raises(InspectorDied, match="more memory than it may have") as died:
+            await inspector.inspect(allocate, 8)
+        assert died.value.status == 507
+        with pytest.raises(InspectorDied, match="inspector_memory"):
+            await inspector.inspect(os.kill, await inspector.inspect(os.getpid), signal.SIGKILL)
+        second = await inspector.inspect(os.getpid)
+        assert second != first
+        with pytest.raises(InspectorTimeout, match=r"longer than 0\.2 seconds"):
+            await inspector.inspect(time.sleep, 60, seconds=0.2)
+        third = await inspector.inspect(os.getpid)
+        assert third != second
+        task = asyncio.create_task(inspector.inspect(time.sleep, 60))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await inspector.inspect(os.getpid) != third
+
+    with_inspector(work)
+
+
+def test_idle_processes_are_ended() -> None:
+    async def work(inspector: Inspector) -> None:
+        first = await inspector.inspect(os.getpid)
+        await asyncio.sleep(0.1)
+        inspector.tidy()
+        with pytest.raises(ProcessLookupError):
+            os.kill(first, 0)
+
+    with_inspector(work, idle=0.05)
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="processes is 0"):
+        Inspector(0)
+
+
+def test_processes_end_with_a_server_that_is_killed() -> None:
+    code = """
+import asyncio, os, time
+from jitdnn.studio.work.inspector import Inspector
+async def main():
+    inspector = Inspector(1)
+    print(await inspector.inspect(os.getpid), flush=True)
+    await inspector.inspect(time.sleep, 600)
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        child = int(server.stdout.readline())
+        server.kill()
+        assert server.stdout.read() == ""  # the child holds the pipe until it ends
+        server.wait()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{child}/stat") as file:
+                if file.read().rsplit(")", 1)[1].split()[0] == "Z":
+                    return
+        except FileNotFoundError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the inspector outlived its server")
