@@ -1,0 +1,309 @@
+"""Makes a data set from a listing, whole or not at all, in memory that does not grow with it.
+
+Each image's part and place are drawn before anything is decoded; processes decode and write straight into the arrays on
+disk. Those that cannot be read leave holes, which the last images of their part fill. All of it happens in a folder of
+another name, which is renamed at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from jitdnn.errors import InvalidArgument
+from jitdnn.settings import available_cores
+from jitdnn.studio.data import arrays, index
+from jitdnn.studio.data.dataset import PARTS, Dataset
+from jitdnn.studio.data.entries import Entry, Listing, Reader
+from jitdnn.studio.data.hashes import alike_hash, exact_hash
+from jitdnn.studio.data.options import Options
+from jitdnn.studio.data.space import check_space
+from jitdnn.studio.data.split import assign
+
+#: entries that a process decodes at a time, and from how many on there are several processes
+CHUNK: Final = 64
+PARALLEL_FROM: Final = 2000
+Tell = Callable[[int, int, str], None]
+
+
+class Cancelled(Exception):
+    """Its owner does not want the data set any more."""
+
+
+@dataclass
+class Job:
+    """An entry, and where it goes. `exact` and `alike` are its hashes; `error` says why it cannot be read."""
+
+    entry: Entry
+    part: str
+    place: int
+    exact: int = 0
+    alike: int = 0
+    error: str = ""
+
+
+@dataclass
+class Made:
+    """What was made: `about` is kept beside it, `skipped` are files that could not be read, and why."""
+
+    about: dict[str, Any]
+    counts: dict[str, int]
+    histogram: dict[str, list[int]]
+    notes: list[str]
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    digest: str = ""
+    size: int = 0
+
+
+def make(
+    folder: Path,
+    listing: Listing,
+    options: Options,
+    tell: Tell = lambda done, total, text: None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+    processes: int | None = None,
+) -> Made:
+    """Fill `folder`, which is empty. `tell(done, total, what)` is called as it goes on.
+
+    Raises InvalidArgument for a listing that makes no data set, Cancelled, and OSError where the disk is full.
+    """
+    check_listing(listing)
+    jobs = _placed(listing, options)
+    check_space(folder, _size(listing))
+    for part in PARTS:
+        count = sum(job.part == part for job in jobs)
+        if count:
+            reader = listing.reader
+            arrays.allocate(folder / f"{part}_data.npy", reader.dtype, (count, *reader.shape))
+            arrays.allocate(folder / f"{part}_label.npy", reader.label_dtype, (count, *reader.label_shape))
+    if processes is None:
+        is_large = listing.reader.is_parallel and len(jobs) >= PARALLEL_FROM
+        processes = min(available_cores(), 8) if is_large else 0
+    done = 0
+    for chunk in _decoded(folder, listing.reader, jobs, processes, is_cancelled):
+        done += len(chunk)
+        tell(done, len(jobs), "reading pictures")
+    _close_holes(folder, jobs)
+    kept = [job for job in jobs if not job.error]
+    if not any(job.part == "train" for job in kept):
+        shown = "; ".join(f"{job.entry.name}: {job.error}" for job in jobs[:3])
+        raise InvalidArgument(f"none of the images to train with can be read: {shown}")
+    tell(done, len(jobs), "writing what was found")
+    return _finish(folder, listing, options, kept, [job for job in jobs if job.error])
+
+
+def check_listing(listing: Listing) -> None:
+    """Raises InvalidArgument for what no net can learn from."""
+    if len(listing.entries) < 2:
+        raise InvalidArgument("there is only one image: at least two are needed, one to train with")
+    if listing.task == "classification" and len(listing.classes) < 2:
+        found = f"only one class, {listing.classes[0]!r}" if listing.classes else "no classes"
+        raise InvalidArgument(
+            f"there is {found}: put the images of each class into a folder of its own, or name the "
+            "classes that you will "
+            "label them with"
+        )
+
+
+def _size(listing: Listing) -> int:
+    reader = listing.reader
+    image = int(np.prod(reader.shape)) * np.dtype(reader.dtype).itemsize
+    label = int(np.prod(reader.label_shape, initial=1)) * np.dtype(reader.label_dtype).itemsize
+    return len(listing.entries) * (image + label + 200)
+
+
+def _placed(listing: Listing, options: Options) -> list[Job]:
+    """Jobs in the order of the listing; places within a part are drawn, so that each batch has of all classes."""
+    parts = assign(listing.entries, options, listing.task == "classification")
+    generator = np.random.default_rng([options.seed, 1])
+    places: dict[str, Iterator[int]] = {}
+    for part in PARTS:
+        places[part] = iter(generator.permutation(parts.count(part)).tolist())
+    return [Job(entry, part, next(places[part])) for entry, part in zip(listing.entries, parts, strict=True)]
+
+
+# ---- decoding, here or in processes
+
+
+class Writer:
+    """Reads entries and writes them to their places."""
+
+    def __init__(self, folder: Path, reader: Reader) -> None:
+        self.reader = reader
+        names = [part for part in PARTS if (folder / f"{part}_data.npy").exists()]
+        self.data = {part: arrays.writable(folder / f"{part}_data.npy") for part in names}
+        self.labels = {part: arrays.writable(folder / f"{part}_label.npy") for part in names}
+
+    def write(self, jobs: list[Job]) -> list[Job]:
+        for job in jobs:
+            try:
+                image, label = self.reader.read(job.entry)
+            except InvalidArgument as error:
+                job.error = str(error)[:300]
+                continue
+            self.data[job.part][job.place] = image
+            self.labels[job.part][job.place] = label
+            job.exact, job.alike = exact_hash(image), alike_hash(image)
+        return jobs
+
+
+_writer: Writer | None = None
+
+
+def _begin(folder: Path, reader: Reader) -> None:
+    global _writer
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # a child outlives a parent that is killed, unless it looks
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    os.nice(5)
+    _writer = Writer(folder, reader)
+
+
+def _end_with(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(0)
+
+
+def _write(jobs: list[Job]) -> list[Job]:
+    assert _writer is not None
+    return _writer.write(jobs)
+
+
+def _decoded(
+    folder: Path, reader: Reader, jobs: list[Job], processes: int, is_cancelled: Callable[[], bool]
+) -> Iterator[list[Job]]:
+    """Decode all; yields chunks of `jobs` as they are done, with hashes and errors filled in."""
+    chunks = [range(start, min(start + CHUNK, len(jobs))) for start in range(0, len(jobs), CHUNK)]
+    if not processes:
+        writer = Writer(folder, reader)
+        for chunk in chunks:
+            _stop_if(is_cancelled)
+            yield writer.write(jobs[chunk.start : chunk.stop])
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, _begin, (folder, reader)) as pool:
+        running: dict[Future[list[Job]], range] = {}
+        waiting = iter(chunks)
+        try:
+            while True:
+                for chunk in waiting:
+                    running[pool.submit(_write, jobs[chunk.start : chunk.stop])] = chunk
+                    if len(running) >= 3 * processes:
+                        break
+                if not running:
+                    return
+                for future in wait(running, timeout=0.5, return_when=FIRST_COMPLETED).done:
+                    chunk = running.pop(future)
+                    jobs[chunk.start : chunk.stop] = future.result()
+                    yield jobs[chunk.start : chunk.stop]
+                _stop_if(is_cancelled)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _stop_if(is_cancelled: Callable[[], bool]) -> None:
+    if is_cancelled():
+        raise Cancelled
+
+
+# ---- the end
+
+
+def _close_holes(folder: Path, jobs: list[Job]) -> None:
+    """Images from the end of a part take the places of those that could not be read."""
+    for part in PARTS:
+        mine = {job.place: job for job in jobs if job.part == part}
+        kept = sum(not job.error for job in mine.values())
+        if kept == len(mine):
+            continue
+        paths = [folder / f"{part}_{kind}.npy" for kind in ("data", "label")]
+        opened = [arrays.writable(path) for path in paths]
+        holes = [place for place in range(kept) if mine[place].error]
+        movers = [place for place in range(kept, len(mine)) if not mine[place].error]
+        for hole, mover in zip(holes, movers, strict=True):
+            for array in opened:
+                array[hole] = array[mover]
+            mine[mover].place = hole
+        del opened
+        for path in paths:
+            arrays.shorten(path, kept) if kept else path.unlink()
+
+
+def _finish(folder: Path, listing: Listing, options: Options, kept: list[Job], failed: list[Job]) -> Made:
+    """Index, mean, checksum and the account of it."""
+    is_class = listing.task == "classification"
+    skipped = [*listing.skipped, *((job.entry.name, job.error) for job in failed)]
+    items = sorted(kept, key=lambda job: (job.part, job.place))
+    index.make(
+        folder,
+        (
+            (
+                j.part,
+                j.place,
+                j.entry.name,
+                j.entry.label if is_class else None,
+                j.entry.group,
+                j.exact,
+                j.alike,
+            )
+            for j in items
+        ),
+        skipped,
+    )
+    dataset = Dataset(folder, listing.task, listing.classes)
+    np.save(folder / "mean.npy", mean_image(dataset))
+    notes = list(listing.notes)
+    if failed:
+        shown = ", ".join(job.entry.name for job in failed[:5])
+        more = f" and {len(failed) - 5:,} more" if len(failed) > 5 else ""
+        notes.append(f"{len(failed):,} files cannot be read and were left out: {shown}{more}")
+    about = {
+        "format": 1,
+        "task": listing.task,
+        "classes": listing.classes,
+        "shape": list(dataset.shape),
+        "columns": listing.columns,
+        "options": options.plain(),
+    }
+    (folder / "about.json").write_text(json.dumps(about, indent=1, ensure_ascii=False), "utf-8")
+    digest, size = _sealed(folder)
+    counts = {part: dataset.count(part) for part in PARTS}
+    return Made(
+        about, counts, {part: dataset.histogram(part) for part in dataset.parts}, notes, skipped, digest, size
+    )
+
+
+def mean_image(dataset: Dataset) -> Any:
+    """The mean of the training part, float32 (C, H, W)."""
+    images = dataset.images("train")
+    total = np.zeros(images.shape[1:], np.float64)
+    step = max(1, (16 << 20) // max(1, images[0].nbytes))
+    for start in range(0, len(images), step):
+        total += images[start : start + step].sum(0, dtype=np.float64)
+    return (total / len(images)).astype(np.float32)
+
+
+def _sealed(folder: Path) -> tuple[str, int]:
+    """A checksum over all arrays, all of which are on the disk then, and the bytes of all files."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(folder.glob("*.npy")):
+        digest.update(path.name.encode())
+        with open(path, "rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    files = [path for path in folder.iterdir() if path.is_file()]
+    for path in files:
+        arrays.flush(path)
+    return digest.hexdigest(), sum(path.stat().st_size for path in files)
