@@ -384,6 +384,31 @@ def demo(
     run_demo(folder, threads)
 
 
+@app.command()
+def studio(
+    home: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of data sets and runs.  [default: ~/.local/share/jitdnn-studio]",
+            envvar="JITDNN_STUDIO_HOME",
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; with another than loopback, others can reach it.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any free one.")] = 8642,
+    browse: Annotated[
+        bool | None,
+        typer.Option("--open/--no-open", help="Open a browser.  [default: where there is a screen]"),
+    ] = None,
+    slots: Annotated[int, typer.Option(min=1, max=64, help="Trainings at a time on this machine.")] = 1,
+) -> None:
+    """Data sets, training and a look inside, in a browser."""
+    from jitdnn.cli.studio import run_studio
+
+    run_studio(home, host, port, browse, slots)
+
+
 app.add_typer(caffe_commands)
 
 

@@ -1,0 +1,68 @@
+"""The application: pages and their REST twins, found in pages/, around one home folder."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+
+from fastapi import FastAPI
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from jitdnn import __version__
+from jitdnn.studio.store import Store
+from jitdnn.studio.web import failures, pages
+from jitdnn.studio.web.context import STATIC, Studio, make_templates
+from jitdnn.studio.work.inspector import Inspector
+
+ABOUT = """Every page of the studio has a twin here. Send `Authorization: Bearer TOKEN`; the token is the content of the
+file `token` in the studio's home."""
+
+
+def make_app(home: Path, slots: int = 1) -> FastAPI:
+    """The studio of `home`, a folder that exists, training up to `slots` runs at a time.
+
+    It has no door of its own: wrap it in a `Guard` before it listens anywhere.
+    """
+    inspector = Inspector()
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        inspector.close()
+
+    app = FastAPI(
+        title="jitdnn studio", version=__version__, description=ABOUT, openapi_url="/api/openapi.json",
+        docs_url=None, redoc_url=None, lifespan=life,
+    )  # fmt: skip
+    studio = Studio(home, slots, Store(home), inspector, make_templates())
+    app.state.studio = studio
+    app.mount("/static", Static(directory=STATIC))
+    found = sorted(_modules(), key=lambda module: getattr(module, "ORDER", 50))
+    for module in found:
+        app.include_router(module.router)
+    for name in ("navigation", "tabs"):
+        links = [link for module in found for link in getattr(module, name.upper(), ())]
+        setattr(studio, name, sorted(links, key=lambda link: link.order))
+    failures.install(app)
+    return app
+
+
+def _modules() -> list[ModuleType]:
+    names = sorted(found.name for found in pkgutil.iter_modules(pages.__path__))
+    return [importlib.import_module(f"{pages.__name__}.{name}") for name in names]
+
+
+class Static(StaticFiles):
+    """Files under an address with a hash of their content never change; the others are asked for again."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        answer = await super().get_response(path, scope)
+        hashed = b"v=" in scope["query_string"]
+        answer.headers["cache-control"] = "public, max-age=31536000, immutable" if hashed else "no-cache"
+        return answer

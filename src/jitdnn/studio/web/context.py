@@ -1,0 +1,97 @@
+"""What every page has at hand: the store, the queue, the inspector, templates, and the parts of the frame around it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from fastapi import Depends, HTTPException, Request
+from fastapi.responses import HTMLResponse
+from fastapi.templating import Jinja2Templates
+
+from jitdnn.studio.store import Row, Store
+from jitdnn.studio.web import words
+from jitdnn.studio.work.inspector import Inspector
+
+HERE = Path(__file__).parent
+STATIC = HERE / "static"
+
+
+@dataclass(frozen=True)
+class Link:
+    """An entry of the side, or a tab of a run (`path` is then what follows `/runs/ID`); ordered by `order`."""
+
+    order: int
+    path: str
+    icon: str
+    title: str
+    #: shown on the phone's bar, which has room for four
+    phone: bool = True
+
+
+@dataclass
+class Studio:
+    """One server's things."""
+
+    home: Path
+    slots: int
+    store: Store
+    inspector: Inspector
+    templates: Jinja2Templates
+    navigation: Sequence[Link] = ()
+    tabs: Sequence[Link] = ()
+
+    def get(self, table: str, number: int) -> Row:
+        """A row, or 404."""
+        found = self.store.one(table, number) if 0 <= number < 1 << 63 else None
+        if found is None:
+            raise HTTPException(404, f"There is no {words.TABLES.get(table, table)} {number}.")
+        return found
+
+
+def _studio(request: Request) -> Studio:
+    return cast(Studio, request.app.state.studio)
+
+
+#: the parameter of a handler: `def page(request: Request, studio: Here)`
+Here = Annotated[Studio, Depends(_studio)]
+
+
+def page(request: Request, template: str, /, **values: Any) -> HTMLResponse:
+    """A template with what base.html needs beside `values`; `status` among them is the answer's, 200 if absent."""
+    studio = _studio(request)
+    status = int(values.pop("status", 200))
+    values.setdefault("queue", {r["state"]: r["n"] for r in studio.store.rows(COUNTS)})
+    theme = request.cookies.get("theme", "")
+    values |= {"studio": studio, "theme": theme if theme in ("light", "dark") else ""}
+    answer = studio.templates.TemplateResponse(request, template, values, status_code=status)
+    answer.headers["cache-control"] = "no-store"
+    return cast(HTMLResponse, answer)
+
+
+COUNTS = "SELECT state, count(*) AS n FROM run WHERE state IN ('running', 'queued') GROUP BY state"
+
+
+def is_part(request: Request) -> bool:
+    """Whether htmx asks for a part of a page."""
+    return request.headers.get("hx-request") == "true" and request.headers.get("hx-boosted") != "true"
+
+
+@cache
+def asset(name: str) -> str:
+    """The address of a file of static/, with a hash of its content, so that browsers may keep it for ever."""
+    content = (STATIC / name).read_bytes()
+    return f"/static/{name}?v={hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def make_templates() -> Jinja2Templates:
+    """Jinja2 that escapes everything, with the filters of words.py."""
+    templates = Jinja2Templates(HERE / "templates")
+    templates.env.trim_blocks = templates.env.lstrip_blocks = True
+    templates.env.filters |= words.FILTERS
+    templates.env.globals |= {"asset": asset, "STATES": words.STATES, "TASKS": words.TASKS}
+    return templates

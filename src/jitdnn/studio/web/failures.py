@@ -1,0 +1,66 @@
+"""What a refused or failed request answers: a page for people, a part for htmx, JSON for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from jitdnn.errors import JitdnnError
+from jitdnn.studio.web.context import is_part, page
+
+TITLES = {
+    404: "Not here", 405: "Not in that way", 409: "Not now", 413: "Too large", 422: "That does not fit",
+    504: "That took too long", 507: "Not enough memory",
+}  # fmt: skip
+
+
+def install(app: FastAPI) -> None:
+    """Have `app` answer refusals of its handlers, of validation, and of the library."""
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(JitdnnError, _library)
+
+
+def say(request: Request, status: int, message: str, line: int | None = None) -> Response:
+    """One refusal in the form that the request wants."""
+    if request.url.path.startswith("/api/"):
+        detail: object = {"message": message, "line": line} if line else message
+        return JSONResponse({"detail": detail}, status)
+    template = "note.html" if is_part(request) else "error.html"
+    return page(request, template, status=status, message=message, line=line,
+                title=TITLES.get(status, "That did not work"))  # fmt: skip
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail: Any = error.detail  # a text, or {"message", "line"}
+    line = detail.get("line") if isinstance(detail, dict) else None
+    message = str(detail["message"]) if isinstance(detail, dict) else str(detail)
+    if error.status_code == 404 and message == "Not Found":
+        message = "There is no such page."
+    answer = say(request, error.status_code, message, line)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    if request.url.path.startswith("/api/"):
+        told = [{"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()]
+        return JSONResponse({"detail": told}, 422)
+    return say(request, 422, "; ".join(sentence(e["loc"], e["msg"]) for e in error.errors()))
+
+
+def sentence(where: tuple[int | str, ...], message: str) -> str:
+    """`batch: input should be greater than 0`, from where pydantic found what."""
+    name = str(where[-1]) if where else ""
+    return f"{name}: {message[:1].lower()}{message[1:]}"
+
+
+async def _library(request: Request, error: Exception) -> Response:
+    return say(request, 422, str(error), getattr(error, "line", None))

@@ -1,0 +1,58 @@
+"""Runs as the tables of pages show them: joined with their data set, filtered and cut by the database."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi import HTTPException
+
+from jitdnn.studio.store import Row, Store
+from jitdnn.studio.web.words import STATES
+
+#: runs in a page of a table
+PAGE: Final = 50
+_JOINED = """SELECT run.*, dataset.name AS dataset_name, dataset.train AS images, dataset.task AS task
+  FROM run LEFT JOIN dataset ON dataset.id = run.dataset"""
+
+
+def runs(
+    store: Store, q: str = "", start: int = 0, count: int = PAGE, where: str = "hidden = 0"
+) -> list[Row]:
+    """The newest runs first, those that have every word of `q` in name, net, data set, note or state."""
+    words = q.split()[:8]
+    fits = " AND ".join([where, *["about LIKE ? ESCAPE '\\'"] * len(words)])
+    states = " ".join(f"WHEN '{state}' THEN '{state} {said}'" for state, said in STATES.items())
+    about = f"""run.name || ' ' || run.net_name || ' ' || coalesce(dataset.name, '') || ' ' || run.note || ' '
+      || CASE run.state {states} ELSE run.state END"""
+    sql = f"SELECT * FROM ({_JOINED.replace('run.*,', f'run.*, {about} AS about,')}) WHERE {fits}"
+    found = store.rows(f"{sql} ORDER BY id DESC LIMIT ? OFFSET ?", *map(_pattern, words), count, start)
+    return [_with_spark(store, row) for row in found]
+
+
+def run(store: Store, number: int) -> Row:
+    """One run with its data set's name; 404."""
+    found = store.rows(f"{_JOINED} WHERE run.id = ?", number) if 0 <= number < 1 << 63 else []
+    if not found:
+        raise HTTPException(404, f"There is no run {number}.")
+    return found[0]
+
+
+def public(row: Row) -> Row:
+    """A row as the API gives it: without the worker's secret and what was joined for tables."""
+    return {name: value for name, value in row.items() if name not in ("token", "about")}
+
+
+def count(store: Store, table: str) -> int:
+    return int(store.db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+
+def _with_spark(store: Store, row: Row) -> Row:
+    row.pop("about", None)
+    row["spark"] = store.spark(row["id"])
+    return row
+
+
+def _pattern(word: str) -> str:
+    for special in "\\%_":
+        word = word.replace(special, "\\" + special)
+    return f"%{word}%"

@@ -1,0 +1,153 @@
+"""The studio as a server: its home, its secret, its address, and the loop until it is interrupted."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import secrets
+import socket
+import sys
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, BinaryIO
+
+import uvicorn
+
+from jitdnn.errors import InvalidArgument, StoreError
+from jitdnn.files import write_whole
+from jitdnn.studio.web.app import make_app
+from jitdnn.studio.web.guard import Guard
+
+Say = Callable[[str], object]
+
+
+def default_home() -> Path:
+    """Where the studio keeps everything unless it is told otherwise: `~/.local/share/jitdnn-studio` on Linux."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "jitdnn-studio"
+
+
+def serve(home: Path, host: str, port: int, slots: int, browse: bool | None, say: Say) -> None:
+    """Serve the studio of `home` until SIGINT or SIGTERM; runs that are training go on and are taken up again later.
+
+    `say` gets the lines for the user. `browse` opens a browser; None: where there is a screen to show it on.
+    Raises StoreError for a home that cannot be used or is served already, InvalidArgument for an address that cannot
+    be listened at.
+    """
+    home = home.expanduser().resolve()
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StoreError(f"the studio's home {home} cannot be made: {error.strerror}") from error
+    with _only_server(home) as note, _listening(host, port) as listener:
+        port = listener.getsockname()[1]
+        token = token_of(home)
+        guard = Guard(make_app(home, slots), token, names(host, port), f"studio_{port}")
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{'127.0.0.1' if _is_every(host) else shown}:{port}"
+        note.write(address)
+        note.flush()
+        say(f"jitdnn studio: {address}/?token={token}")
+        if not _is_loopback(host):
+            say(
+                f"Others can reach it at {shown}, without encryption: anybody who sees the traffic has the token."
+            )
+            say(
+                f"Safer: leave --host out, and on the other machine run `ssh -L {port}:127.0.0.1:{port} THIS-MACHINE`."
+            )
+        if browse if browse is not None else _has_screen() and _is_loopback(host):
+            # the address of a browser's command line can be read by everybody on the machine: it opens once
+            webbrowser.open(f"{address}/?token={guard.ticket()}")
+        config = uvicorn.Config(
+            guard, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
+            timeout_graceful_shutdown=1, ws="none",
+        )  # fmt: skip
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def token_of(home: Path) -> str:
+    """The secret of a home: 192 bits, made at the first start, in a file that its owner alone reads."""
+    path = home / "token"
+    try:
+        found = path.read_text().strip() if path.exists() else ""
+        if len(found) < 32:
+            found = secrets.token_urlsafe(24)
+            write_whole(path, partial(_write_secret, found))
+        elif path.stat().st_mode & 0o077:
+            path.chmod(0o600)
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"the studio's token {path} cannot be read or written: {error}") from error
+    return found
+
+
+def _write_secret(secret: str, file: BinaryIO) -> None:
+    os.fchmod(file.fileno(), 0o600)  # before there is anything to read
+    file.write(secret.encode())
+
+
+def names(host: str, port: int) -> set[str]:
+    """The values of Host, with port, under which a server at `host` answers."""
+    known = {"127.0.0.1", "localhost", "[::1]"}
+    if not _is_loopback(host):
+        known |= {socket.gethostname(), socket.getfqdn()}
+    if not _is_every(host):
+        known.add(f"[{host}]" if ":" in host else host)
+    return {f"{name.lower()}:{port}" for name in known} | (
+        {name.lower() for name in known} if port == 80 else set()
+    )
+
+
+@contextmanager
+def _only_server(home: Path) -> Iterator[IO[str]]:
+    """The file `server` of a home, locked: it holds the address, for clients of the same user."""
+    with open(os.open(home / "server", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StoreError(
+                f"{home} is served already, at {file.read().strip() or 'an address not known yet'}: "
+                "open that, or give another folder by --home"
+            ) from None
+        file.truncate()
+        yield file
+        file.seek(0)
+        file.truncate()
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family[0], socket.SOCK_STREAM)
+    except OSError as error:
+        raise InvalidArgument(f"--host {host} is no address of this machine: {error.strerror}") from error
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(family[4])
+        except OSError as error:
+            raise InvalidArgument(
+                f"--port {port} at {host} cannot be listened at: {error.strerror}; give another port, or 0 for any"
+            ) from error
+        yield listener
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_every(host: str) -> bool:
+    return host in ("0.0.0.0", "::")
+
+
+def _has_screen() -> bool:
+    if "SSH_CONNECTION" in os.environ:
+        return False
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
