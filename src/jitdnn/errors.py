@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self
+
+
+class Place(Protocol):
+    """What knows where in a text it stands: a message's position, or an error."""
+
+    @property
+    def line(self) -> int | None: ...
+
+    @property
+    def file(self) -> str: ...
 
 
 class JitdnnError(Exception):
-    """Base of everything that the library raises on purpose."""
+    """Base of everything that the library raises on purpose.
+
+    `line`, which counts from 1, and `file` say where in a text that is wrong what the message says; None and "" where
+    there is no such place, or nobody knows it. An error that tells of several has them in `problems`, each with its
+    own place; its own is that of the first one that has any.
+    """
+
+    line: int | None = None
+    file: str = ""
+    problems: tuple[JitdnnError, ...] = ()
+
+    def at(self, place: Place | None) -> Self:
+        """Say where that is, the place of a message or of another error; None leaves it as it is."""
+        if place is not None and place.line is not None:
+            self.line, self.file = place.line, place.file
+        return self
+
+    def of(self, problems: Sequence[JitdnnError]) -> Self:
+        """Tell of several errors, one of which may tell of several itself."""
+        self.problems = tuple(each for problem in problems for each in problem.problems or (problem,))
+        return self.at(next((each for each in self.problems if each.line is not None), None))
 
 
 class InvalidArgument(JitdnnError, ValueError):
@@ -28,6 +59,8 @@ class ParseError(InvalidArgument):
     wrong.
     """
 
+    line: int
+
     def __init__(self, message: str, text: str = "", line: int = 1, column: int = 1) -> None:
         super().__init__(message)
         self.message = message
@@ -38,8 +71,8 @@ class ParseError(InvalidArgument):
     def __str__(self) -> str:
         return f"line {self.line}, column {self.column}: {self.message}"
 
-    def __reduce__(self) -> tuple[type[ParseError], tuple[str, str, int, int]]:
-        return type(self), (self.message, self.text, self.line, self.column)
+    def __reduce__(self) -> tuple[type[ParseError], tuple[str, str, int, int], dict[str, Any]]:
+        return type(self), (self.message, self.text, self.line, self.column), self.__dict__
 
 
 class NotSupported(JitdnnError):
@@ -53,8 +86,8 @@ class NotSupported(JitdnnError):
     def __str__(self) -> str:
         return "\n".join([self.message, *(f"  {name}: {reason}" for name, reason in self.reasons.items())])
 
-    def __reduce__(self) -> tuple[type[NotSupported], tuple[str, dict[str, str]]]:
-        return type(self), (self.message, self.reasons)
+    def __reduce__(self) -> tuple[type[NotSupported], tuple[str, dict[str, str]], dict[str, Any]]:
+        return type(self), (self.message, self.reasons), self.__dict__
 
 
 class CompileError(JitdnnError):

@@ -60,6 +60,7 @@ def load_net(
     python_layers: str | PathLike[str] | None = None,
     device: str | NetDevice | None = None,
     fuse: bool = True,
+    shapes_only: bool = False,
 ) -> Net:
     """Build a net from a prototxt file or from prototxt text (a string with a line break, a brace or a
     quote).
@@ -93,6 +94,7 @@ def load_net(
             algorithm=algorithm,
             device=device,
             fuse=fuse,
+            shapes_only=shapes_only,
             python_layers=None if python_layers is None else Path(python_layers),
         )
     if weights is not None:

@@ -28,18 +28,21 @@ class Blob:
 
     Memory is taken, full of zeros, when it is first asked for, and kept, so that training allocates nothing in its
     steady state; under a limit on memory (memory.py) it is released where nobody needs it, and taken again. A blob can
-    be a view of another one (`share`).
+    be a view of another one (`share`). One of `shapes_only` never has any.
     """
 
     __slots__ = (
         "_base", "_diff", "_is_released", "_shape", "_source", "_synced", "_views", "data", "device", "dtype",
-        "is_streamed", "name",
+        "is_streamed", "name", "shapes_only",
     )  # fmt: skip
 
     data: Array
 
-    def __init__(self, name: str, dtype: DTypeLike, device: NetDevice | None = None) -> None:
+    def __init__(
+        self, name: str, dtype: DTypeLike, device: NetDevice | None = None, shapes_only: bool = False
+    ) -> None:
         self.name = name
+        self.shapes_only = shapes_only
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.device = device
         self._shape: Shape = (0,)
@@ -60,6 +63,7 @@ class Blob:
         if self._source is not None:
             data = self._source.data.reshape(self._shape)
         else:
+            self._check_memory()
             self._check_released()
             data = np.zeros(self._shape, self.dtype) if self.device is None else self._memory().host()
         if self.device is None:
@@ -119,6 +123,7 @@ class Blob:
                 return self._base.diff.reshape(self._shape)
             return self._diff_memory().host()
         if self._diff is None:
+            self._check_memory()
             if self._base is not None:
                 self._diff = self._base.diff.reshape(self._shape)
             else:
@@ -139,9 +144,12 @@ class Blob:
     def reshape(self, shape: Shape) -> None:
         """Take this shape and memory of its own; contents are kept only if nothing changes."""
         if self._shape != shape:
-            check_bytes(
-                f"blob {self.name!r} of shape {shape}", math.prod(shape) * self.dtype.itemsize, InvalidShape
-            )
+            if not self.shapes_only:
+                check_bytes(
+                    f"blob {self.name!r} of shape {shape}",
+                    math.prod(shape) * self.dtype.itemsize,
+                    InvalidShape,
+                )
             if len(shape) > MAX_AXES:
                 raise InvalidShape(
                     f"blob {self.name!r} has {len(shape)} axes: at most {MAX_AXES} are allowed"
@@ -257,6 +265,13 @@ class Blob:
             self._views.clear()
         elif self.has_data:
             del self.data
+
+    def _check_memory(self) -> None:
+        if self.shapes_only:
+            raise InvalidArgument(
+                f"blob {self.name!r} has a shape and no numbers: its net was built with shapes_only, so that it can be "
+                "looked at and not run"
+            )
 
     def _check_released(self) -> None:
         if self._is_released and self._synced is None:

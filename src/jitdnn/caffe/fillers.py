@@ -26,13 +26,27 @@ def fill(parameter: FillerParameter, array: NDArray[np.floating], random: np.ran
     Raises NotSupported for an unknown filler type, InvalidArgument and InvalidShape for values that it cannot
     use.
     """
+    filler = _filler(parameter)
+    if array.size:
+        array[...] = filler(parameter, array.shape, random)
+
+
+def check(parameter: FillerParameter, shape: Shape) -> None:
+    """Raise what `fill` raises for a weight of this shape, without one."""
+    filler = _filler(parameter)
+    if math.prod(shape):
+        # a small one with as many axes, of which those are equal that were: fillers look at nothing else
+        extents = sorted(set(shape))
+        filler(parameter, tuple(1 + extents.index(extent) for extent in shape), np.random.default_rng(0))
+
+
+def _filler(parameter: FillerParameter) -> Filler:
     filler = FILLERS.get(parameter.type)
     if filler is None:
         raise NotSupported(
             f"unknown filler type {parameter.type!r}{parameter.where('type')}: there are {', '.join(FILLERS)}"
-        )
-    if array.size:
-        array[...] = filler(parameter, array.shape, random)
+        ).at(parameter.place("type"))
+    return filler
 
 
 def _constant(parameter: FillerParameter, shape: Shape, random: np.random.Generator) -> NDArray[np.float64]:

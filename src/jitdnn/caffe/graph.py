@@ -57,6 +57,25 @@ class LayerGraph(Protocol):
     def weights(self) -> dict[str, list[Blob]]: ...
 
 
+def check_count(layer: Layer, what: str, count: int, limits: tuple[int, int | None]) -> None:
+    """Raise InvalidArgument if a layer has fewer or more blobs than it can have."""
+    low, high = limits
+    if count < low or (high is not None and count > high):
+        needed = f"{low}" if low == high else f"at least {low}" if high is None else f"{low} to {high}"
+        raise layer.invalid(f"it has {count} {what}s and needs {needed}")
+
+
+def loss_weights(layer: Layer) -> list[float]:
+    """Return the loss weight of each top: those of the file, or 1 for the first of a loss."""
+    given = layer.parameter.loss_weight
+    tops = len(layer.parameter.top)
+    if given:
+        if len(given) != tops:
+            raise layer.invalid(f"{len(given)} loss_weight for {tops} tops: give one each, or none")
+        return list(given)
+    return [1.0 if layer.is_loss and index == 0 else 0.0 for index in range(tops)]
+
+
 def plan_gradients(nodes: list[Node], is_forced: bool, outputs: Sequence[str] = ()) -> None:
     """Set `needs_backward` and `propagate` of each node, and `top_has_gradient` of its layer.
 

@@ -174,7 +174,7 @@ def _replace_data(net: NetParameter, shapes: Shapes, repairs: list[Repair]) -> N
             raise InvalidArgument(
                 f"layer {layer.name!r} ({layer.type}){layer.where()} names no source of data: give one in the text, "
                 f"or the shapes of {names} (inputs), and it becomes an Input layer"
-            )
+            ).at(layer.place())
         where = layer.position.line if layer.position else 1
         what = f"layer {layer.name!r} ({layer.type}) names no source: an Input layer of the shapes that were given"
         dropped = [top for top in layer.top if top not in wanted]

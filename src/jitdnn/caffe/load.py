@@ -23,7 +23,8 @@ def parse_file(path: Path, message: type[M]) -> M:
     try:
         return parse(text, message, str(path))
     except ParseError as error:
-        raise ParseError(f"{error.message} (in {path})", text, error.line, error.column) from None
+        said = ParseError(f"{error.message} (in {path})", text, error.line, error.column)
+        raise said.of(error.problems) from None
 
 
 def read_text(path: Path) -> str:
@@ -58,7 +59,9 @@ def naming(path: Path | None) -> Iterator[None]:
     except (InvalidArgument, NotSupported) as error:
         if path is None or str(path) in str(error) or type(error) not in _NAMED:
             raise
-        raise type(error)(f"{path}: {error}") from error
+        said = type(error)(f"{path}: {error}").of(error.problems).at(error)
+        said.file = said.file or str(path)
+        raise said from error
 
 
 _NAMED = (InvalidArgument, InvalidShape, NotSupported)

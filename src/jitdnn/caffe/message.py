@@ -136,10 +136,14 @@ class Message:
             if self.has(name):
                 yield field, self._values[name]
 
+    def place(self, name: str | None = None) -> Position | None:
+        """Return where the message, or one of its fields, stands in its text; None when it did not come from one."""
+        return self.positions.get(name, self.position) if name else self.position
+
     def where(self, name: str | None = None) -> str:
         """Return " (line N)" or " (line N of FILE)" for the message or one of its fields, "" when it did not come from
         a text."""
-        position = self.positions.get(name, self.position) if name else self.position
+        position = self.place(name)
         if position is None:
             return ""
         return f" (line {position.line} of {position.file})" if position.file else f" (line {position.line})"

@@ -17,7 +17,7 @@ from jitdnn.caffe.blob import Array, Blob, Shape
 from jitdnn.caffe.debug_info import DebugInfo
 from jitdnn.caffe.device import NetDevice, settled
 from jitdnn.caffe.fusion import Fusion
-from jitdnn.caffe.graph import Node, Observer, Parameter, plan_gradients
+from jitdnn.caffe.graph import Node, Observer, Parameter, check_count, loss_weights, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
 from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.memory import Memory
@@ -58,6 +58,7 @@ class Net:
         python_layers: Path | None = None,
         device: str | NetDevice | None = None,
         fuse: bool = True,
+        shapes_only: bool = False,
     ) -> None:
         """Build the net for `state` (phase TEST if None), merged over the net's own.
 
@@ -66,7 +67,8 @@ class Net:
         the name of the algorithm that convolutions must use. `device` is where its blobs are and its layers compute:
         the processor (None, "cpu"), or a GPU, "cuda", "cuda:1", "opencl", or that of another net, `other.device`.
         `fuse`: layers in place are computed with those whose result they change (fusion.py). `python_layers` is the
-        folder that layers written in Python may come from (None: there can be none).
+        folder that layers written in Python may come from (None: there can be none). With `shapes_only` blobs and
+        weights have shapes and no memory: the net can be looked at, whatever its size, and not run.
 
         Raises InvalidArgument (with the line) for a net that is wrong, NotSupported for what the library
         lacks, DeviceError for a GPU that is not there.
@@ -96,6 +98,7 @@ class Net:
         self._memory: Memory | None = None
         self._memory_options: dict[str, Any] | None = None  # of limit_memory, while there is a limit
         self._base, self._algorithm, self._python_layers = base, algorithm, python_layers
+        self._shapes_only = shapes_only
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         fillers, *seeds = sequence.spawn(1 + len(self.parameter.layer))
         self._fillers = np.random.Generator(np.random.PCG64(fillers))
@@ -296,7 +299,7 @@ class Net:
                 raise NotSupported(
                     f"layer {layer.name!r} ({layer.type}){layer.parameter.where()} has tops whose shapes are known in "
                     "the forward pass alone: a net with it cannot be planned for a limit on memory"
-                )
+                ).at(layer.parameter.place())
         if self.device is not None:
             raise NotSupported(
                 f"a limit on memory for a net on {self.device.name}: memory is planned for nets on the processor"
@@ -390,6 +393,7 @@ class Net:
             self._algorithm,
             self.device,
             self._python_layers,
+            self._shapes_only,
         )
         layer = kind(parameter, context)
         if kind.makes_tops or kind.is_loss:  # tops that nobody can read, and that are no outputs
@@ -397,8 +401,8 @@ class Net:
                 number = f" {len(parameter.top)}" if parameter.top else ""
                 parameter.top.append(f"({parameter.name}{number})")
                 layer.unnamed_tops.append(parameter.top[-1])
-        _check_count(layer, "bottom", len(parameter.bottom), kind.bottoms)
-        _check_count(layer, "top", len(parameter.top), kind.tops)
+        check_count(layer, "bottom", len(parameter.bottom), kind.bottoms)
+        check_count(layer, "top", len(parameter.top), kind.tops)
         if parameter.propagate_down and len(parameter.propagate_down) != len(parameter.bottom):
             raise layer.invalid(
                 f"{len(parameter.propagate_down)} propagate_down for {len(parameter.bottom)} bottoms: "
@@ -415,7 +419,7 @@ class Net:
         for name in parameter.top:
             if name not in layer.unnamed_tops:
                 unread[name] = None
-        node = Node(layer, bottom, top, _loss_weights(layer))
+        node = Node(layer, bottom, top, loss_weights(layer))
         layer.is_overwritten = any(self._overwrites.get(name, -1) > len(self.nodes) for name in parameter.top)
         self.nodes.append(node)
 
@@ -440,7 +444,7 @@ class Net:
                 "another layer reads too; give it a name of its own",
                 "top",
             )
-        blob = Blob(name, self.dtype, self.device)
+        blob = Blob(name, self.dtype, self.device, self._shapes_only)
         self.blobs[name] = blob
         return blob
 
@@ -456,11 +460,11 @@ class Net:
             kind: type[JitdnnError] = (
                 type(error) if type(error) in (InvalidShape, InvalidType, NotSupported) else InvalidArgument
             )
-            raise kind(where + message) from error
+            raise kind(where + message).at(parameter.place()).at(error) from error
 
     def _set_loss_weights(self, node: Node) -> None:
         for blob, weight in zip(node.top, node.loss_weights, strict=True):
-            if weight:
+            if weight and not self._shapes_only:
                 blob.diff.fill(weight)
 
     def _fill(self, name: str, values: ArrayLike) -> None:
@@ -480,20 +484,3 @@ class Net:
 def _listed(names: Iterable[str]) -> str:
     names = list(names)
     return f"there are {', '.join(names)}" if names else "it has none"
-
-
-def _check_count(layer: Layer, what: str, count: int, limits: tuple[int, int | None]) -> None:
-    low, high = limits
-    if count < low or (high is not None and count > high):
-        needed = f"{low}" if low == high else f"at least {low}" if high is None else f"{low} to {high}"
-        raise layer.invalid(f"it has {count} {what}s and needs {needed}")
-
-
-def _loss_weights(layer: Layer) -> list[float]:
-    given = layer.parameter.loss_weight
-    tops = len(layer.parameter.top)
-    if given:
-        if len(given) != tops:
-            raise layer.invalid(f"{len(given)} loss_weight for {tops} tops: give one each, or none")
-        return list(given)
-    return [1.0 if layer.is_loss and index == 0 else 0.0 for index in range(tops)]

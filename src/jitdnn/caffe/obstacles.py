@@ -34,26 +34,24 @@ FORKS = {
 
 def refuse_type(parameter: LayerParameter, known: Collection[str]) -> NotSupported:
     """Say why there is no layer of this type: a slip of the pen, a layer of Caffe that is not built, one of a fork."""
+    return NotSupported(_reason(parameter, known)).at(parameter.place())
+
+
+def _reason(parameter: LayerParameter, known: Collection[str]) -> str:
     start = f"layer {parameter.name!r}{parameter.where()}"
     if not parameter.type:
-        return NotSupported(f"{start} has no type; the library has {', '.join(sorted(known))}")
+        return f"{start} has no type; the library has {', '.join(sorted(known))}"
     kind = parameter.type
     if kind in CAFFE_TYPES:
-        return NotSupported(
-            f"{start} has type {kind!r}: Caffe has this layer, and this library does not have it yet"
-        )
+        return f"{start} has type {kind!r}: Caffe has this layer, and this library does not have it yet"
     for fork, types in FORKS.items():
         if kind in types:
-            return NotSupported(
-                f"{start} has type {kind!r}: a layer of {fork}, which this library does not have"
-            )
+            return f"{start} has type {kind!r}: a layer of {fork}, which this library does not have"
     lower = {name.lower(): name for name in sorted(CAFFE_TYPES | set(known))}
     near = difflib.get_close_matches(kind[:40].lower(), list(lower), n=1, cutoff=0.7)
     if near:
-        return NotSupported(
-            f"{start} has type {kind!r}, which does not exist: did you mean {lower[near[0]]!r}?"
-        )
-    return NotSupported(
+        return f"{start} has type {kind!r}, which does not exist: did you mean {lower[near[0]]!r}?"
+    return (
         f"{start} has type {kind!r}, which neither Caffe nor a fork that is known here has; the library has "
         f"{', '.join(sorted(known))}"
     )
@@ -72,4 +70,4 @@ def together(problems: Sequence[JitdnnError]) -> JitdnnError:
     message = "\n".join(
         [f"{len(problems)} things keep this net from being built:", *(f"  {problem}" for problem in problems)]
     )
-    return NotSupported(message) if is_missing else InvalidArgument(message)
+    return (NotSupported if is_missing else InvalidArgument)(message).of(problems)

@@ -39,26 +39,28 @@ class LearningRate:
         policy = solver.lr_policy
         if policy not in POLICIES:
             what = f"unknown lr_policy {policy!r}" if policy else "lr_policy is not set"
-            raise InvalidArgument(f"{what}{solver.where('lr_policy')}: there are {', '.join(POLICIES)}")
+            raise InvalidArgument(f"{what}{solver.where('lr_policy')}: there are {', '.join(POLICIES)}").at(
+                solver.place("lr_policy")
+            )
         missing = [name for name in POLICIES[policy] if not solver.has(name)]
         if missing:
             raise InvalidArgument(
                 f"lr_policy {policy!r}{solver.where('lr_policy')} needs {' and '.join(missing)}"
-            )
+            ).at(solver.place("lr_policy"))
         if not solver.has("base_lr") or solver.base_lr < 0:
             raise InvalidArgument(f"base_lr is {solver.base_lr:g}: a solver needs one of at least 0")
         if "gamma" in POLICIES[policy] and policy != "sigmoid" and solver.gamma < 0:
             raise InvalidArgument(
                 f"gamma is {solver.gamma:g}{solver.where('gamma')}: it must not be negative"
-            )
+            ).at(solver.place("gamma"))
         if policy == "step" and solver.stepsize <= 0:
             raise InvalidArgument(
                 f"stepsize is {solver.stepsize}{solver.where('stepsize')}: it must be positive"
-            )
+            ).at(solver.place("stepsize"))
         if policy == "sigmoid" and solver.stepsize < 0:
             raise InvalidArgument(
                 f"stepsize is {solver.stepsize}{solver.where('stepsize')}: it must not be negative"
-            )
+            ).at(solver.place("stepsize"))
 
     def at(self, iteration: int) -> float:
         """Return the rate of the iteration; call it once for each, in order (multistep counts steps)."""

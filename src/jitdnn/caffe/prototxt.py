@@ -104,7 +104,7 @@ class Parser:
         lines = [first.message, *map(str, others[: _PROBLEMS - 1])]
         if len(others) >= _PROBLEMS:
             lines.append(f"and {len(others) - _PROBLEMS + 1} more")
-        return ParseError("\n".join(lines), self.text, first.line, first.column)
+        return ParseError("\n".join(lines), self.text, first.line, first.column).of(self.problems)
 
     # ---- tokens
 
@@ -118,8 +118,8 @@ class Parser:
         return Position(line, offset - start + 1, self.file)
 
     def error(self, message: str, offset: int | None = None) -> ParseError:
-        line, column, _ = self.position(self.token.start if offset is None else offset)
-        return ParseError(message, self.text, line, column)
+        place = self.position(self.token.start if offset is None else offset)
+        return ParseError(message, self.text, place.line, place.column).at(place)
 
     def scan(self) -> Token:
         while True:

@@ -26,7 +26,7 @@ def is_included(layer: LayerParameter, state: NetState) -> bool:
     if layer.include and layer.exclude:
         raise InvalidArgument(
             f"layer {layer.name!r}{layer.where()} has include and exclude rules: keep one kind"
-        )
+        ).at(layer.place())
     if layer.include:
         return any(is_met(rule, state) for rule in layer.include)
     return not any(is_met(rule, state) for rule in layer.exclude)

@@ -415,7 +415,7 @@ def _check(parameter: SolverParameter) -> None:
         if getattr(parameter, name) < least:
             raise InvalidArgument(
                 f"{name} is {getattr(parameter, name)}{parameter.where(name)}: it must be at least {least}"
-            )
+            ).at(parameter.place(name))
     solver_files.check(parameter)
 
 
@@ -435,7 +435,7 @@ def _writable_prefix(parameter: SolverParameter, net: Net, file: Path | None, gi
             raise InvalidArgument(
                 f"snapshot_prefix {prefix!r}{parameter.where('snapshot_prefix')}: {folder.absolute()} is no "
                 "folder that can be written to"
-            )
+            ).at(parameter.place("snapshot_prefix"))
     return prefix
 
 

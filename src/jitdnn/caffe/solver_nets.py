@@ -57,14 +57,14 @@ def testing_nets(solver: SolverParameter, base: Path | None) -> list[Definition]
     if count < len(found) or (count > len(found) and not is_general):
         raise InvalidArgument(
             f"{count} test_iter for {len(found)} test nets{solver.where('test_iter')}: give one for each"
-        )
+        ).at(solver.place("test_iter"))
     for _ in range(count - len(found)):
         found.append(_from_file(solver.net, base) if solver.has("net") else (solver.net_param, base))
     if solver.test_state and len(solver.test_state) != count:
         raise InvalidArgument(
             f"{len(solver.test_state)} test_state for {count} test nets{solver.where('test_state')}: "
             "give one for each, or none"
-        )
+        ).at(solver.place("test_state"))
     if count and solver.test_interval <= 0:
         raise InvalidArgument(
             f"test_iter is given, and test_interval is {solver.test_interval}: it must be positive"
@@ -72,7 +72,7 @@ def testing_nets(solver: SolverParameter, base: Path | None) -> list[Definition]
     if any(batches <= 0 for batches in solver.test_iter):
         raise InvalidArgument(
             f"test_iter is {solver.test_iter}{solver.where('test_iter')}: it must be positive"
-        )
+        ).at(solver.place("test_iter"))
     states = solver.test_state or [NetState()] * count
     return [
         Definition(net, _state("TEST", net, state), folder)

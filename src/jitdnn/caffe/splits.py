@@ -19,7 +19,7 @@ def insert_splits(net: NetParameter) -> NetParameter:
 
     Raises InvalidArgument for bottoms that no earlier layer makes, with what there is.
     """
-    problems: list[str] = []
+    problems: list[InvalidArgument] = []
     sources: dict[Place, Place] = {}
     readers: dict[Place, int] = defaultdict(int)
     latest: dict[str, Place] = {}
@@ -37,7 +37,9 @@ def insert_splits(net: NetParameter) -> NetParameter:
                 readers[i, j] += 1
 
     if problems:
-        raise InvalidArgument("\n".join(problems))
+        raise (
+            problems[0] if len(problems) == 1 else InvalidArgument("\n".join(map(str, problems))).of(problems)
+        )
     used: dict[Place, int] = defaultdict(int)
     result = net.copy()
     result.layer = []
@@ -71,11 +73,11 @@ def _split_blob(layer: str, blob: str, index: int, reader: int) -> str:
     return f"{_split_layer(layer, blob, index)}_{reader}"
 
 
-def _unknown_bottom(net: NetParameter, layer: LayerParameter, name: str, known: list[str]) -> str:
+def _unknown_bottom(net: NetParameter, layer: LayerParameter, name: str, known: list[str]) -> InvalidArgument:
     message = f"layer {layer.name!r}{layer.where('bottom')}: no layer before it has a top {name!r}"
     by_name = next((other for other in net.layer if other.name == name and other.top), None)
     if by_name is not None:
         message += f"; {name!r} is the name of a layer, whose first top is {by_name.top[0]!r}"
     elif known:
         message += f"; there are {', '.join(known)}"
-    return message
+    return InvalidArgument(message).at(layer.place("bottom"))

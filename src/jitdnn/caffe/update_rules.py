@@ -68,7 +68,7 @@ def rule_of(solver: SolverParameter) -> UpdateRule:
         hint = f"; did you mean {meant[0]!r}?" if meant else ""
         raise NotSupported(
             f"solver type {solver.type!r}{solver.where('type')}: there are {', '.join(RULES)}{hint}"
-        )
+        ).at(solver.place("type"))
     rule.check(solver)
     return rule
 
@@ -79,7 +79,7 @@ def _within(solver: SolverParameter, name: str, below: float) -> None:
         most = f" and less than {below:g}" if below < math.inf else ""
         raise InvalidArgument(
             f"{name} is {value:g}{solver.where(name)}: with type {solver.type!r} it must be at least 0{most}"
-        )
+        ).at(solver.place(name))
 
 
 def _check_momentum(solver: SolverParameter) -> None:
@@ -91,7 +91,7 @@ def _no_momentum(solver: SolverParameter) -> None:
         raise InvalidArgument(
             f"momentum is {solver.momentum:g}{solver.where('momentum')}: type {solver.type!r} has none, "
             "take the line out or use SGD, Nesterov or Adam"
-        )
+        ).at(solver.place("momentum"))
     _within(solver, "delta", math.inf)
 
 

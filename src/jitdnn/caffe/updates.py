@@ -49,7 +49,7 @@ class Updates:
             raise InvalidArgument(
                 f"regularization_type is {solver.regularization_type!r}{solver.where('regularization_type')}: "
                 f"there are {', '.join(REGULARIZATIONS)}"
-            )
+            ).at(solver.place("regularization_type"))
         self.solver = solver
         self.parameters = parameters
         self.keeps_updates = keeps_updates

@@ -24,17 +24,18 @@ def upgrade_net(net: NetParameter) -> NetParameter:
             raise InvalidArgument(
                 f"this net mixes layer{net.layer[0].where()} and layers{net.layers[0].where()}: "
                 "write all of them in one syntax, best as layer (V2)"
-            )
+            ).at(net.layer[0].place())
         if is_v0(net):
             net = upgrade_v0(net)
         untyped = [layer for layer in net.layers if layer.type == "NONE"]
         if untyped:
-            raise InvalidArgument(
-                "\n".join(
+            problems = [
+                InvalidArgument(
                     f"layer {layer.name!r}{layer.where()} has no type: add one, as `type: CONVOLUTION`"
-                    for layer in untyped
-                )
-            )
+                ).at(layer.place())
+                for layer in untyped
+            ]
+            raise InvalidArgument("\n".join(map(str, problems))).of(problems)
         result.layer = [_upgrade_layer(layer) for layer in net.layers]
         result.clear("layers")
     if net.has("input_dim") or net.has("input_shape"):
@@ -65,7 +66,7 @@ def upgrade_solver(solver: SolverParameter, nets: bool = False) -> SolverParamet
             raise InvalidArgument(
                 f"solver_type{solver.where('solver_type')} and type{solver.where('type')} "
                 "both name the solver: keep type"
-            )
+            ).at(solver.place("solver_type"))
         result.type = schema.V1_SOLVERS[solver.solver_type][1]
         result.clear("solver_type")
     return result
@@ -83,11 +84,11 @@ def _upgrade_layer(old: V1LayerParameter) -> LayerParameter:
         raise InvalidArgument(
             f"layer {old.name!r}{old.where()} has {len(old.blobs_lr)} blobs_lr and {len(old.weight_decay)} "
             "weight_decay: give one of each for every weight"
-        )
+        ).at(old.place())
     if len(old.blob_share_mode) > len(old.param):
         raise InvalidArgument(
             f"layer {old.name!r}{old.where()}: blob_share_mode needs a param name for each entry"
-        )
+        ).at(old.place())
     count = max(len(old.param), len(old.blobs_lr), len(old.weight_decay))
     new.param = [_param_spec(old, index) for index in range(count)]
     _move_transform(old, new)
@@ -153,7 +154,7 @@ def _check_inputs_without_shape(net: NetParameter, upgraded: NetParameter) -> No
         raise InvalidArgument(
             f"input {', '.join(map(repr, missing))}{net.where('input')} has no shape: give input_shape, "
             "or four input_dim, for each input"
-        )
+        ).at(net.place("input"))
 
 
 def _freeze_statistics(layer: LayerParameter) -> None:
@@ -163,5 +164,5 @@ def _freeze_statistics(layer: LayerParameter) -> None:
             raise NotSupported(
                 f"layer {layer.name!r}{layer.where()}: the weights of BatchNorm are statistics, and lr_mult "
                 f"{spec.lr_mult:g} would train them: write 0, or no param at all"
-            )
+            ).at(layer.place())
     layer.param = [ParamSpec(lr_mult=0.0, decay_mult=0.0) for _ in range(3)]

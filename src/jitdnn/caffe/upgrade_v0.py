@@ -105,18 +105,18 @@ def upgrade_v0(net: NetParameter) -> NetParameter:
     Raises InvalidArgument, with all that is wrong, for types that do not exist, fields that a layer's type does not
     have, and padding that nothing can take up.
     """
-    problems: list[str] = []
+    problems: list[InvalidArgument] = []
     result = net.copy()
     result.layers = [
         _upgrade_layer(layer, problems) if layer.has("layer") else layer
         for layer in _fold_padding(net, problems)
     ]
     if problems:
-        raise InvalidArgument("\n".join(problems))
+        raise InvalidArgument("\n".join(map(str, problems))).of(problems)
     return result
 
 
-def _fold_padding(net: NetParameter, problems: list[str]) -> list[V1LayerParameter]:
+def _fold_padding(net: NetParameter, problems: list[InvalidArgument]) -> list[V1LayerParameter]:
     """The layers without those of padding, each of which goes to all that read it."""
     makers: dict[str, V1LayerParameter] = {}
     kept = []
@@ -125,7 +125,8 @@ def _fold_padding(net: NetParameter, problems: list[str]) -> list[V1LayerParamet
         old = connection.layer if connection.has("layer") else None
         if old is not None and old.type == _PADDING:
             if (len(connection.bottom), len(connection.top)) != (1, 1):
-                problems.append(f"layer {old.name!r}{connection.where()}: padding has one bottom and one top")
+                message = f"layer {old.name!r}{connection.where()}: padding has one bottom and one top"
+                problems.append(InvalidArgument(message).at(connection.place()))
                 continue
         else:
             for index, name in enumerate(connection.bottom):
@@ -134,10 +135,11 @@ def _fold_padding(net: NetParameter, problems: list[str]) -> list[V1LayerParamet
                     continue
                 if old is None or old.type not in ("conv", "pool") or len(connection.bottom) != 1:
                     kind = connection.type if old is None else old.type
-                    problems.append(
+                    message = (
                         f"layer {maker.layer.name!r}{maker.where()}: padding goes into a conv or pool with one bottom, "
                         f"and {(connection if old is None else old).name!r}{connection.where()} is {kind!r}"
                     )
+                    problems.append(InvalidArgument(message).at(maker.place()))
                     continue
                 old.pad = maker.layer.pad
                 connection.bottom[index] = maker.bottom[0]
@@ -147,18 +149,19 @@ def _fold_padding(net: NetParameter, problems: list[str]) -> list[V1LayerParamet
     return kept
 
 
-def _upgrade_layer(connection: V1LayerParameter, problems: list[str]) -> V1LayerParameter:
+def _upgrade_layer(connection: V1LayerParameter, problems: list[InvalidArgument]) -> V1LayerParameter:
     old = connection.layer
     new = connection.copy()
     new.clear("layer")
     new.name = old.name
+    place = old.place() or connection.place()
     where = f"layer {old.name!r}{old.where() or connection.where()}"
     if old.type not in V0_TYPES:
         near = difflib.get_close_matches(old.type[:40].lower(), [*V0_TYPES, _PADDING, *_LATER_NAMES], n=1)
         meant = _LATER_NAMES.get(near[0], near[0]) if near else ""
         hint = f": did you mean {meant!r}?" if meant else f"; there are {', '.join(V0_TYPES)}, {_PADDING}"
         what = f"the type {old.type!r}, which V0 does not have" if old.type else "no type"
-        problems.append(f"{where} has {what}{hint}")
+        problems.append(InvalidArgument(f"{where} has {what}{hint}").at(place))
         return new
     new.type = V0_TYPES[old.type]
     for field, value in old.copy().present():
@@ -167,12 +170,12 @@ def _upgrade_layer(connection: V1LayerParameter, problems: list[str]) -> V1Layer
         if field.name in ("blobs_lr", "weight_decay"):
             setattr(new, field.name, value)
             continue
-        place = _PLACES.get(field.name, {}).get(old.type)
-        if place is None:
-            line = old.where(field.name)
-            problems.append(f"{where}: a layer of type {old.type!r} has no {field.name}{line}: take it out")
+        target = _PLACES.get(field.name, {}).get(old.type)
+        if target is None:
+            message = f"{where}: a layer of type {old.type!r} has no {field.name}{old.where(field.name)}: take it out"
+            problems.append(InvalidArgument(message).at(old.place(field.name)))
             continue
-        _put(new, *place, value)
+        _put(new, *target, value)
     return new
 
 

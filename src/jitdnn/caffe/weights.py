@@ -56,7 +56,7 @@ def collect_parameters(layers: Sequence[Layer]) -> list[Parameter]:
 def _share(layer: Layer, index: int, spec: ParamSpec, owner: Parameter, agreed: ParamSpec) -> None:
     blob = layer.weights[index]
     is_exact = spec.share_mode == "STRICT"
-    if blob.data.size != owner.blob.data.size or (is_exact and blob.shape != owner.blob.shape):
+    if blob.size != owner.blob.size or (is_exact and blob.shape != owner.blob.shape):
         raise layer.invalid(
             f"param {spec.name!r} has shape {blob.shape} here and {owner.blob.shape} in {owner.name}: they "
             f"must agree {'exactly (share_mode STRICT)' if is_exact else 'in size'}",

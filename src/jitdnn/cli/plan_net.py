@@ -99,7 +99,7 @@ def _of_prototxt(source: str, direction: str) -> list[Layer]:
     """The convolutions of a net in training: what an iteration computes of them, or would if there was a loss."""
     directions = DIRECTIONS if direction in ("all", "given") else (direction,)
     with settings(log="off"):
-        net = load_net(source, "TRAIN", seed=0)
+        net = load_net(source, "TRAIN", seed=0, shapes_only=True)
     has_loss = any(node.needs_backward for node in net.nodes)
     found = []
     trained: set[str] = set()  # blobs with trained weights upstream

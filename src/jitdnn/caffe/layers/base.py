@@ -12,7 +12,7 @@ import numpy as np
 
 from jitdnn.caffe.blob import Array, Blob, Shape
 from jitdnn.caffe.device import NetDevice
-from jitdnn.caffe.fillers import fill
+from jitdnn.caffe.fillers import check, fill
 from jitdnn.caffe.schema import LayerParameter
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.errors import InvalidArgument
@@ -26,7 +26,7 @@ class Context:
     `base` is the folder of the net's file (for paths in it), `fillers` the generator that weights are drawn
     from, `random` the layer's own, and `algorithm` the name of the algorithm that convolutions must use, None
     for the planner's choice. `device` is the GPU that has the blobs, None on the processor, `python_layers` the folder
-    that layers written in Python may come from.
+    that layers written in Python may come from, `shapes_only` whether the blobs have no memory.
     """
 
     phase: str
@@ -37,6 +37,11 @@ class Context:
     algorithm: str | None
     device: NetDevice | None = None
     python_layers: Path | None = None
+    shapes_only: bool = False
+
+    def blob(self, name: str) -> Blob:
+        """Return a blob of the net's type, on its device."""
+        return Blob(name, self.dtype, self.device, self.shapes_only)
 
 
 class Reads(NamedTuple):
@@ -133,29 +138,35 @@ class Layer(ABC):
 
     def add_weight(self, shape: Shape, filler: FillerParameter) -> None:
         """Make the next weight and fill it."""
-        blob = Blob(f"{self.name}/{len(self.weights)}", self.context.dtype, self.context.device)
+        blob = self.context.blob(f"{self.name}/{len(self.weights)}")
         blob.reshape(shape)
-        fill(filler, blob.data, self.context.fillers)
+        if self.context.shapes_only:
+            check(filler, shape)
+        else:
+            fill(filler, blob.data, self.context.fillers)
         self.weights.append(blob)
         self.weight_needs_gradient.append(True)
 
     def save(self, name: str, shape: Shape) -> Blob:
         """Return the memory of this shape in which forward leaves something for backward."""
         if name not in self.saved:
-            self.saved[name] = Blob(f"{self.name}/{name}", self.context.dtype, self.context.device)
+            self.saved[name] = self.context.blob(f"{self.name}/{name}")
         self.saved[name].reshape(shape)
         return self.saved[name]
 
     def table(self, name: str, values: Array) -> Blob:
         """Return numbers that kernels read, where the net computes."""
-        blob = Blob(f"{self.name}/{name}", self.context.dtype, self.context.device)
+        blob = self.context.blob(f"{self.name}/{name}")
         blob.reshape(values.shape)
-        blob.data[...] = values
+        if not self.context.shapes_only:
+            blob.data[...] = values
         return blob
 
     def invalid(self, message: str, field: str | None = None) -> InvalidArgument:
         """Make an error that names the layer and its line."""
-        return InvalidArgument(f"layer {self.name!r} ({self.type}){self.parameter.where(field)}: {message}")
+        return InvalidArgument(
+            f"layer {self.name!r} ({self.type}){self.parameter.where(field)}: {message}"
+        ).at(self.parameter.place(field))
 
 
 def copy(x: Any, out: Any) -> None:

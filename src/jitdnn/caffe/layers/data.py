@@ -25,7 +25,8 @@ _MOST_PLACES = 1 << 62
 
 def named(layer: Layer, error: JitdnnError) -> JitdnnError:
     """The error with the layer's name in front."""
-    return type(error)(f"layer {layer.name!r} ({layer.type}){layer.parameter.where()}: {error}")
+    where = layer.parameter
+    return type(error)(f"layer {layer.name!r} ({layer.type}){where.where()}: {error}").at(where.place())
 
 
 class SourceLayer(Layer):

@@ -45,7 +45,7 @@ class PythonLayer(Layer):
             raise NotSupported(
                 f"layer {self.name!r}{self.parameter.where()} is a layer of Python: code that a net names is never run "
                 "unless you allow the folder that it comes from, load_net(..., python_layers=FOLDER)"
-            )
+            ).at(self.parameter.place())
         if not _MODULE.fullmatch(parameter.module) or not _CLASS.fullmatch(parameter.layer):
             raise self.invalid(
                 f"module {parameter.module!r} and layer {parameter.layer!r} must be names of Python",

@@ -34,7 +34,7 @@ class SPPLayer(Layer):
         if parameter.pool == "STOCHASTIC":
             raise NotSupported(
                 f"layer {self.name!r}{parameter.where('pool')}: pool STOCHASTIC; there are MAX and AVE"
-            )
+            ).at(parameter.place("pool"))
         if len(bottom[0].shape) != 4:
             raise self.invalid(f"the bottom has shape {bottom[0].shape}; 4 axes (N, C, H, W) are needed")
         if not 1 <= parameter.pyramid_height <= 16:

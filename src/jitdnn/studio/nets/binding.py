@@ -114,14 +114,14 @@ def _refuse_files(layer: LayerParameter) -> None:
         raise NotSupported(
             f"layer {layer.name!r} ({layer.type}){layer.where()} is not for the studio: {REFUSED[layer.type]}. Write a "
             "layer of type Data, and it reads the data set that is chosen"
-        )
+        ).at(layer.place())
     for holder, field in _FILES:
         message: Message = getattr(layer, holder)
         if message.has(field):
             raise NotSupported(
                 f"layer {layer.name!r} ({layer.type}){layer.where(holder)} names a file, {holder}.{field}: nets of the "
                 "studio read and write no files of their own choice"
-            )
+            ).at(layer.place(holder))
 
 
 def _replace_data(

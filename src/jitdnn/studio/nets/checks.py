@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,22 +24,21 @@ def check(
     `ok`: whether they do; then `name`, `layers` (name, type, shape without the batch, weights, line, and `frozen`),
     `weights`, `activations` (bytes of all blobs and their gradients), `iterations`, `rates` (over the training),
     `solver` (its text), and `changes` (line, what), made in the net for the data set. Else `error`, with the `line` of
-    the text that it is about, if it is about one.
+    the text that it is about, if it is about one, and `problems`, all that is wrong as (line, error).
     """
     try:
         return _checked(text, Options.of(options), DataFacts.of(dataset), Path(home))
     except JitdnnError as error:
-        line = error.line if isinstance(error, ParseError) else _line_of(str(error))
-        message = error.message if isinstance(error, ParseError) else str(error)
-        return {"ok": False, "error": message, "line": line}
+        problems = [{"line": each.line, "error": _said(each)} for each in error.problems or (error,)]
+        return {"ok": False, "error": _said(error), "line": error.line, "problems": problems}
     except MemoryError:
         message = "this net needs more memory than may be used to look at it"
-        return {"ok": False, "error": message, "line": None}
+        return {"ok": False, "error": message, "line": None, "problems": [{"line": None, "error": message}]}
 
 
 def sketch(bound: Bound, options: Options, facts: DataFacts, phase: str) -> Net:
     """Build the net of one phase, without its data."""
-    return Net(with_inputs(bound, options, facts, phase), NetState(phase=phase), seed=0)
+    return Net(with_inputs(bound, options, facts, phase), NetState(phase=phase), seed=0, shapes_only=True)
 
 
 def checked_net(text: str, options: Options, facts: DataFacts, home: Path, folder: Path) -> tuple[Bound, Net]:
@@ -88,6 +86,5 @@ def _layer(node: Any) -> dict[str, Any]:
     }
 
 
-def _line_of(message: str) -> int | None:
-    found = re.search(r"line (\d+)", message)
-    return int(found[1]) if found else None
+def _said(error: JitdnnError) -> str:
+    return error.message if isinstance(error, ParseError) else str(error)

@@ -109,7 +109,7 @@ def _set_outputs(net: NetParameter, loss: LayerParameter, facts: DataFacts, chan
         raise InvalidArgument(
             f"layer {source.name!r} ({source.type}){source.where(field)} has num_output {given}, and data set "
             f"{facts.name!r} needs {count}, one for each {_noun(facts)}: take num_output out, and it is set"
-        )
+        ).at(source.place(field))
     if given != count:
         changes.add(source, f"layer {source.name!r} has {given} outputs, and the data set {count} classes")
 
