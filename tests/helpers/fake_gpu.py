@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -29,12 +30,17 @@ class Gpu:
             def synchronize(self) -> None:
                 gpu.now = max(gpu.now, self.at)
 
+            def query(self) -> bool:
+                return gpu.now >= self.at
+
             def elapsed_time(self, last: Any) -> float:
                 return 1e3 * float(last.at - self.at)
 
         monkeypatch.setattr(choice, "perf_counter", lambda: self.now)
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
+        monkeypatch.setattr(torch.cuda, "device", nullcontext)
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.call(0.0, 1e-9 * cycles)())
 
     def synchronize(self) -> None:
         self.now = max(self.now, self.free_at)

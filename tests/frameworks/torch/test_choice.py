@@ -217,6 +217,34 @@ def test_on_a_gpu_the_larger_of_host_and_device_counts(
     assert found == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("host", [1e-6, 60e-6, 900e-6])
+def test_the_gpu_is_timed_behind_a_slow_host(monkeypatch: pytest.MonkeyPatch, host: float) -> None:
+    gpu = Gpu(monkeypatch)
+    monkeypatch.setattr(choice, "_cycles", {})
+    ways = gpu.call(host, 5e-6), gpu.call(3e-5, 9e-6)
+    assert choice._measured_on_gpu(*ways, torch.device("cuda", 0)) == pytest.approx((5e-6, 9e-6, 3e-5))
+
+
+def test_a_host_that_is_slower_than_any_wait_is_timed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(monkeypatch)
+    monkeypatch.setattr(choice, "_cycles", {})
+    found = choice._behind_others(gpu.call(1.0, 0.25), 1, torch.device("cuda", 0))
+    assert found[1] == pytest.approx(1.0)
+    assert found[0] >= 0.25
+
+
+def test_without_the_host_the_kernels_decide(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, handle = Gpu(monkeypatch), handle_of("")
+    monkeypatch.setattr(choice, "_device_name", lambda handle, device: "a GPU")
+    ways = gpu.call(60e-6, 5e-6), gpu.call(23e-6, 9e-6)
+    for how in ("measured", "stored"):
+        assert not choice.decide("a layer", handle, torch.device("cuda", 0), "first", *ways).is_ours
+        with choice.without_host():
+            decision = choice.decide("a layer", handle, torch.device("cuda", 0), "first", *ways)
+        assert (decision.is_ours, decision.reason) == (True, f"{how}: faster")
+        assert decision.host_seconds == pytest.approx(23e-6)
+
+
 def test_the_store_keeps_what_was_measured_otherwise_apart(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -269,6 +269,32 @@ def test_the_host_does_not_count_in_a_captured_graph() -> None:
     assert choice._version(device) == counted
 
 
+@pytest.mark.parametrize(
+    ("gpu", "host", "counts"), [(5e-3, 2e-5, False), (1e-6, 2e-5, True)], ids=["large", "small"]
+)
+def test_the_host_counts_where_the_gpu_would_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, gpu: float, host: float, counts: bool
+) -> None:
+    from jitdnn.frameworks.torch import inductor_graph
+
+    free: list[bool] = []
+
+    def decide(*_: Any) -> choice.Decision:
+        free.append(choice._is_host_free.get())
+        return choice.Decision(False, "stored: slower", 2 * gpu, gpu, host_seconds=host)
+
+    monkeypatch.setattr(inductor_graph, "_is_on_gpu", lambda node: True)
+    monkeypatch.setattr("jitdnn.frameworks.torch.kinds.decide", decide)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3, bias=False))
+    fast, graphs, own = compiled(model, measure="first")
+    x = random(2, 3, 8, 8)
+    close(fast(x), model(x))
+    assert set(free[: len(free) // 2]) == {True}  # first by the GPU alone
+    assert free[-1] is not counts
+    assert len(own.explanation.rows) == 2
+    assert count(graphs[0], "jitdnn.") == 0
+
+
 def test_the_operator() -> None:
     x, w = random(2, 4, 5, 6), random(6, 2, 3, 3)
     tail = '[["aten.add.Tensor",["%0","%1"],{}],["aten.mul.Tensor",["%3","%2"],{}],["aten.relu.default",["%4"],{}]]'

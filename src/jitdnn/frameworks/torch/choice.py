@@ -3,7 +3,8 @@
 A decision holds for one operator on operands of one kind (shapes, strides, types, options, threads). Its times are kept
 in the tuning store beside those of our algorithms, so that the next process does not measure again.
 
-On a GPU a call costs a model what its host needs to enqueue it or what the GPU needs to run it, whichever is more.
+On a GPU a call by itself costs a model what its host needs to enqueue it or what the GPU needs to run it, whichever is
+more. In a graph whose host is ahead of the GPU, or that is captured, only the GPU's time counts (`without_host`).
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ SECONDS = 0.2
 """Time that measuring the two takes at most, after their first runs."""
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 _SAMPLE_SECONDS, _MOST_CALLS = 5e-4, 200  # a shorter sample would measure the clock
+_MOST_ENQUEUED = 100  # a host that is so many calls ahead is kept waiting by the driver
+_LEAST_CYCLES, _MOST_CYCLES = 1 << 18, 1 << 28
 OURS, STOCK = "jitdnn", "torch"
-_VERSIONS = {"cpu": 2, "cuda": 3}  # of the way of measuring: times of another one are not used
+_STOCK_HOST = "torch's host"
+_VERSIONS = {"cpu": 2, "cuda": 4}  # of the way of measuring: times of another one are not used
 
 _lock = lock()
 _is_host_free: ContextVar[bool] = ContextVar("jitdnn_torch_host_free", default=False)
@@ -57,7 +61,7 @@ class Decision:
     """Whether ours runs, and why. `seconds` and `stock_seconds` are those of one call where both were measured.
 
     `waits_for`: kernels of ours that are being compiled, without which there is nothing to measure: torch's runs until
-    then, and it is decided anew.
+    then, and it is decided anew. `host_seconds`: what the host needs to enqueue torch's, of choices `without_host`.
     """
 
     is_ours: bool
@@ -65,6 +69,7 @@ class Decision:
     seconds: float | None = None
     stock_seconds: float | None = None
     waits_for: tuple[Pending, ...] = field(default=(), compare=False)
+    host_seconds: float | None = field(default=None, compare=False)
 
     @property
     def is_for_now(self) -> bool:
@@ -111,19 +116,27 @@ def decide(
 def stored(what: str, handle: Handle, device: torch.device) -> Decision | None:
     """The choice by times of an earlier process, None if there are none."""
     times = Store.default().look_up(what, "", _device_name(handle, device))
-    ours, stock = (times.get((who, _version(device))) for who in (OURS, STOCK))
-    return None if ours is None or stock is None else _compared(ours.seconds, stock.seconds, "stored")
+    ours, stock, host = (times.get((who, _version(device))) for who in (OURS, STOCK, _STOCK_HOST))
+    if ours is None or stock is None:
+        return None
+    return _compared(ours.seconds, stock.seconds, "stored", None if host is None else host.seconds)
 
 
 def measured(
     what: str, handle: Handle, device: torch.device, ours: Callable[[], Any], stock: Callable[[], Any]
 ) -> Decision:
     """The choice by times taken now, which are stored; both callables have run before."""
-    seconds, stock_seconds = _measured(ours, stock, device)
     version = _version(device)
+    host: float | None = None
+    if version >= _HOST_FREE:
+        seconds, stock_seconds, host = _measured_on_gpu(ours, stock, device)
+    else:
+        seconds, stock_seconds = _measured(ours, stock, device)
     times = [(OURS, version, seconds, 0), (STOCK, version, stock_seconds, 0)]
+    if host is not None:
+        times.append((_STOCK_HOST, version, host, 0))
     Store.default().record(what, "", _device_name(handle, device), times)
-    return _compared(seconds, stock_seconds, "measured")
+    return _compared(seconds, stock_seconds, "measured", host)
 
 
 def _measured(ours: Callable[[], Any], stock: Callable[[], Any], device: torch.device) -> tuple[float, float]:
@@ -146,6 +159,26 @@ def _measured(ours: Callable[[], Any], stock: Callable[[], Any], device: torch.d
     return least[0], least[1]
 
 
+def _measured_on_gpu(
+    ours: Callable[[], Any], stock: Callable[[], Any], device: torch.device
+) -> tuple[float, float, float]:
+    """Seconds that the GPU needs for one call of each, samples in turns; and the host's, to enqueue one of torch's."""
+    deadline = perf_counter() + SECONDS
+    host, least, calls = math.inf, [math.inf, math.inf], [1, 1]
+    for way in (ours, stock):
+        way()
+    for number in range(_MOST_ROUNDS):
+        for place, way in enumerate((ours, stock)):
+            seconds, enqueuing = _behind_others(way, calls[place], device)
+            least[place] = min(least[place], seconds)
+            calls[place] = min(_MOST_ENQUEUED, max(1, math.ceil(_SAMPLE_SECONDS / max(seconds, 1e-9))))
+            if way is stock:
+                host = min(host, enqueuing)
+        if number + 1 >= _LEAST_ROUNDS and perf_counter() > deadline:
+            break
+    return least[0], least[1], host
+
+
 def _unmeasured(what: str, ours: Callable[[], Any]) -> Decision:
     try:
         ours()
@@ -161,9 +194,10 @@ def _refused(what: str, error: JitdnnError) -> Decision:
     return Decision(False, f"refused: {error}")
 
 
-def _compared(seconds: float, stock_seconds: float, how: str) -> Decision:
+def _compared(seconds: float, stock_seconds: float, how: str, host: float | None = None) -> Decision:
     is_ours = seconds <= stock_seconds
-    return Decision(is_ours, f"{how}: {'faster' if is_ours else 'slower'}", seconds, stock_seconds)
+    reason = f"{how}: {'faster' if is_ours else 'slower'}"
+    return Decision(is_ours, reason, seconds, stock_seconds, host_seconds=host)
 
 
 def _device_name(handle: Handle, device: torch.device) -> str:
@@ -175,7 +209,7 @@ def _seconds(run: Callable[[], Any], calls: int, device: torch.device) -> float:
     """Seconds that one call costs a model, which makes it among others.
 
     On a processor those of the clock. On a GPU the host enqueues while the GPU runs what came before: the larger of
-    the two times, each over several calls without waiting for them; `without_host` that of the GPU alone.
+    the two times, each over several calls without waiting for them.
     """
     if device.type == "cpu":
         begin = perf_counter()
@@ -193,5 +227,34 @@ def _seconds(run: Callable[[], Any], calls: int, device: torch.device) -> float:
     last.record(stream)
     host = (perf_counter() - begin) / (calls + 1)
     last.synchronize()
-    elapsed = float(first.elapsed_time(last)) / 1e3 / calls
-    return elapsed if _is_host_free.get() else max(host, elapsed)
+    return max(host, float(first.elapsed_time(last)) / 1e3 / calls)
+
+
+_cycles: dict[torch.device, int] = {}
+"""For how long each GPU waits until calls that are timed are enqueued: as long as was enough the last time."""
+
+
+def _behind_others(run: Callable[[], Any], calls: int, device: torch.device) -> tuple[float, float]:
+    """Seconds that the GPU needs for one of several calls, and the host to enqueue one.
+
+    The GPU is kept waiting until all are enqueued, or a host that is slower than it would be timed in its place.
+    """
+    stream = torch.cuda.current_stream(device)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    cycles = _cycles.get(device, _LEAST_CYCLES)
+    while True:
+        stream.synchronize()
+        with torch.cuda.device(device):
+            torch.cuda._sleep(cycles)
+        first.record(stream)
+        begin = perf_counter()
+        for _ in range(calls):
+            run()
+        host = (perf_counter() - begin) / calls
+        last.record(stream)
+        was_ahead = not first.query()
+        last.synchronize()
+        if was_ahead or cycles >= _MOST_CYCLES:
+            _cycles[device] = cycles
+            return float(first.elapsed_time(last)) / 1e3 / calls, host
+        cycles *= 2

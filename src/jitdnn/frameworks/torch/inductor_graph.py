@@ -55,8 +55,8 @@ class _Call:
 class Rewriter:
     """Rewrites one graph in place; `kinds` then says of every convolution who runs it.
 
-    `options`: the text of options.py. `is_captured`: whether the graph runs as a CUDA graph, where the host's time
-    does not count.
+    `options`: the text of options.py. `is_captured`: whether the graph runs as a CUDA graph. There the host's time does
+    not count, nor where the host enqueues the convolutions in less time than the GPU needs for them.
     """
 
     def __init__(self, graph: Graph, options: str, is_captured: bool) -> None:
@@ -66,19 +66,39 @@ class Rewriter:
         self._settled = str(Options("never", own.settings))  # of what is chosen now, not at run time
         self._module = graph.owning_module
         self._wants_last = _wants_last(graph)
+        self._only_looks = False
 
     def run(self) -> None:
         """Measure and replace. Raises DeviceError for what the device reports, nothing for what ours refuses."""
-        with _apart(self._is_captured):
-            for node in list(self._graph.nodes):
-                if node.op != "call_function":
-                    continue
-                if node.target is aten.convolution_backward.default:
-                    self._backward(node)
-                else:
-                    call = self._call(node)
-                    if call is not None:
-                        self._forward(node, call)
+        is_free = self._is_captured or self._is_ahead()
+        with _apart(is_free):
+            self._visit()
+
+    def _visit(self) -> None:
+        for node in list(self._graph.nodes):
+            if node.op != "call_function":
+                continue
+            if node.target is aten.convolution_backward.default:
+                self._backward(node)
+            else:
+                call = self._call(node)
+                if call is not None:
+                    self._forward(node, call)
+
+    def _is_ahead(self) -> bool:
+        """Whether the host enqueues torch's convolutions of this graph faster than a GPU runs them."""
+        if not any(_is_on_gpu(node) for node in self._graph.nodes):
+            return False
+        self._only_looks = True
+        try:
+            with _apart(True):
+                self._visit()
+        finally:
+            self._only_looks = False
+        decisions = [kind.decision for _, kind in self.kinds]
+        self.kinds.clear()
+        timed = [one for one in decisions if one.stock_seconds is not None and one.host_seconds is not None]
+        return sum(one.host_seconds or 0 for one in timed) < sum(one.stock_seconds or 0 for one in timed)
 
     def _call(self, node: Node) -> _Call | None:
         """A node as a convolution that ours may take; None for any other."""
@@ -131,7 +151,7 @@ class Rewriter:
         except (torch.OutOfMemoryError, InvalidArgument, NotSupported):
             return  # as it was: no room for a second set of operands, or a tail that ours cannot say
         self.kinds.append((node, kind))
-        if not kind.decision.is_ours:
+        if self._only_looks or not kind.decision.is_ours:
             return
         options = self._settled if is_static else self._options
         if tail is None:
@@ -253,7 +273,7 @@ class Rewriter:
                     ours.append(place)
         except torch.OutOfMemoryError:
             return
-        if not ours:
+        if self._only_looks or not ours:
             return
         is_static = all(map(_is_static, values))
         options = self._settled if is_static else self._options
@@ -411,6 +431,11 @@ def _wants_last(graph: Graph) -> bool:
         return bool(GraphLowering.decide_layout_opt(graph.owning_module, is_inference=is_inference))
     except Exception:  # of another version: the layout of the graph
         return False
+
+
+def _is_on_gpu(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.device.type != "cpu"
 
 
 @contextmanager
