@@ -72,6 +72,11 @@ STEPS: Final = (
     );
     CREATE TABLE setting (key TEXT PRIMARY KEY, value TEXT NOT NULL);
     """,
+    """
+    ALTER TABLE run ADD COLUMN best_of TEXT NOT NULL DEFAULT '';
+    ALTER TABLE run ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE run ADD COLUMN died_at INTEGER;
+    """,
 )
 VERSION: Final = len(STEPS)
 #: text columns that hold JSON, by table: rows come with them decoded

@@ -1,0 +1,291 @@
+"""Workers: what they tell is what the solver does, and whatever happens on the way, the end is the same."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jitdnn.caffe import events, load_solver
+from jitdnn.studio.store import Store
+from jitdnn.studio.work import worker
+from jitdnn.studio.work.ledger import LeaseLost, Report, StoreLedger
+from studio_runs import NET, Worker, begin, curves_of, make_run, row_of, start_worker, weights_of
+
+MAX_ITER = 240
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr("os.nice", lambda by: by)
+    monkeypatch.setattr("signal.signal", lambda number, handler: handler)
+    with Store(tmp_path / "home") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict]:
+    """Curves and weights of a run that nothing happened to, in a process of its own."""
+    with Store(tmp_path_factory.mktemp("undisturbed")) as store:
+        run = make_run(store, MAX_ITER)
+        assert start_worker(store, run, begin(store, run)).wait(100) == 0, _log(store, run)
+        assert row_of(store, run)["state"] == "done"
+        return curves_of(store, run), weights_of(store, run, MAX_ITER)
+
+
+def _log(store: Store, run: int) -> str:
+    return (store.folder(run) / "worker.log").read_text()
+
+
+class Asked(StoreLedger):
+    """A ledger whose user acts as soon as an iteration is told of."""
+
+    def __init__(self, store: Store, run: int, lease: int, at: int, act: Callable[[], object]) -> None:
+        super().__init__(store, run, lease)
+        self.at, self.act = at, act
+        self.writes: list[int] = []
+
+    def tell(self, report: Report, *, is_lasting: bool = False) -> str:
+        if report.values.get("iteration", -1) >= self.at:
+            self.at = 1 << 60
+            self.act()
+        self.writes.append(len(report.points))
+        return super().tell(report, is_lasting=is_lasting)
+
+
+def test_what_is_told_is_what_the_solver_does(store: Store) -> None:
+    run = make_run(store, 50, snapshot=20, test=15)
+    assert worker.train(StoreLedger(store, run, begin(store, run))) == 0
+    told: list[events.Event] = []
+    folder = store.folder(run)
+    kept = sorted(file.name for file in folder.glob("snap_iter_*"))
+    assert kept == ["snap_iter_40.jdsnap", "snap_iter_50.jdsnap"]
+    solver = load_solver(
+        folder / "solver.prototxt", listener=told.append, snapshot_prefix=str(folder / "other")
+    )
+    solver.solve()
+    losses = [(event.iteration, event.loss) for event in told if isinstance(event, events.Iterated)]
+    tests = {
+        event.iteration: {o.name: o.value for o in event.outputs}
+        for event in told
+        if isinstance(event, events.Tested)
+    }
+    curves = curves_of(store, run)
+    assert curves["loss"][0] == [at for at, _ in losses] == list(range(1, 51))
+    assert curves["loss"][1] == pytest.approx([loss for _, loss in losses], abs=1e-7)
+    assert curves["lr"][1] == pytest.approx([0.05] * 40 + [0.04] * 10)
+    assert curves["val accuracy"] == [
+        list(tests),
+        pytest.approx([t["accuracy"] for t in tests.values()], abs=1e-7),
+    ]
+    assert curves["val loss"] == [list(tests), pytest.approx([t["loss"] for t in tests.values()], abs=1e-7)]
+    row = row_of(store, run)
+    later = {at: test["accuracy"] for at, test in tests.items() if at}
+    assert row["best"] == max(later.values())
+    assert later[row["best_at"]] == row["best"]
+    assert (row["state"], row["iteration"], row["best_of"]) == ("done", 50, "val accuracy")
+    assert row["speed"] > 0
+    assert row["bytes"] > 0
+    marks = [mark["text"] for mark in store.rows("SELECT text FROM mark WHERE run = ? ORDER BY seq", run)]
+    assert (marks[0], marks[-1]) == ("training begins", "done")
+
+
+def test_pause_and_go_on_change_nothing(store: Store, undisturbed: tuple[dict, dict]) -> None:
+    run = make_run(store, MAX_ITER)
+    for at in (33, 90, 165):
+        ledger = Asked(store, run, begin(store, run), at, lambda: store.update("run", run, intent="pause"))
+        assert worker.train(ledger) == 0
+        row = row_of(store, run)
+        assert (row["state"], row["intent"]) == ("paused", "")
+        assert at <= row["iteration"] < MAX_ITER
+    assert worker.train(StoreLedger(store, run, begin(store, run))) == 0
+    assert row_of(store, run)["state"] == "done"
+    assert curves_of(store, run) == undisturbed[0]
+    assert weights_of(store, run, MAX_ITER) == undisturbed[1]
+
+
+def test_stop_keeps_what_was_learnt(store: Store) -> None:
+    run = make_run(store, 5_000, test=0)
+    ledger = Asked(store, run, begin(store, run), 30, lambda: store.update("run", run, intent="stop"))
+    assert worker.train(ledger) == 0
+    row = row_of(store, run)
+    assert (row["state"], row["message"]) == ("stopped", "")
+    assert (store.folder(run) / f"snap_iter_{row['iteration']}.jdsnap").exists()
+    assert (store.folder(run) / "best.npz").exists()  # the last ones, as none were tested
+
+
+def test_a_signal_takes_a_snapshot_and_leaves(store: Store, undisturbed: tuple[dict, dict]) -> None:
+    run = make_run(store, MAX_ITER)
+    process = start_worker(store, run, begin(store, run))
+    _wait_for(lambda: row_of(store, run)["iteration"] > 10)
+    process.terminate()
+    assert process.wait(60) == worker.LEFT, _log(store, run)
+    row = row_of(store, run)
+    assert row["state"] == "running"  # the queue sees that the process is gone
+    assert (store.folder(run) / f"snap_iter_{row['iteration']}.jdsnap").exists()
+    assert start_worker(store, run, begin(store, run)).wait(60) == 0
+    assert curves_of(store, run) == undisturbed[0]
+    assert weights_of(store, run, MAX_ITER) == undisturbed[1]
+
+
+def test_patience_is_that_of_an_undisturbed_run(store: Store) -> None:
+    options = {"options": {"patience": 2}, "rate": 1e-9, "test": 10}  # no test is better for long
+    first, second = (make_run(store, 400, **options) for _ in range(2))  # type: ignore[arg-type]
+    assert worker.train(StoreLedger(store, first, begin(store, first))) == 0
+    row = row_of(store, first)
+    assert row["state"] == "stopped"
+    assert row["message"] == "stopped early: no better loss in 2 tests"
+    at = row["iteration"] - 7
+    ledger = Asked(
+        store, second, begin(store, second), at, lambda: store.update("run", second, intent="pause")
+    )
+    assert worker.train(ledger) == 0
+    assert row_of(store, second)["state"] == "paused"
+    assert worker.train(StoreLedger(store, second, begin(store, second))) == 0
+    again = row_of(store, second)
+    assert {name: again[name] for name in ("state", "iteration", "message", "best", "best_at")} == {
+        name: row[name] for name in ("state", "iteration", "message", "best", "best_at")
+    }
+
+
+def test_a_loss_that_is_no_number_ends_the_run_before_a_snapshot(store: Store) -> None:
+    run = make_run(store, 100, rate=1e30)
+    assert worker.train(StoreLedger(store, run, begin(store, run))) == 1
+    row = row_of(store, run)
+    assert row["state"] == "failed"
+    assert "the loss is no number since iteration" in row["message"]
+    assert list(store.folder(run).glob("*.jdsnap")) == []
+    assert None in store.series(run, "loss")[1]
+
+
+@pytest.mark.parametrize("net", [NET.replace('"ReLU"', '"RelU"'), "layer {"])
+def test_a_run_that_cannot_begin_says_why(store: Store, net: str) -> None:
+    run = make_run(store, 100, net=net)
+    assert worker.train(StoreLedger(store, run, begin(store, run))) == 1
+    row = row_of(store, run)
+    assert row["state"] == "failed"
+    assert "line" in row["message"]
+
+
+def test_a_worker_whose_lease_is_over_writes_nothing_more(store: Store) -> None:
+    run = make_run(store, 5_000)
+    ledger = Asked(store, run, begin(store, run), 30, lambda: begin(store, run))
+    with pytest.raises(LeaseLost, match="lease 1 is over"):
+        worker.train(ledger)
+    assert store.series(run, "loss")[0][-1] < 30
+    row = row_of(store, run)
+    assert (row["state"], row["lease"]) == ("running", 2)
+    store.forget_run(run)
+    with pytest.raises(LeaseLost):
+        ledger.tell(Report(marks=[(1, "still here")]))
+    assert store.rows("SELECT * FROM mark") == []
+
+
+def test_of_two_workers_with_one_run_one_writes(store: Store, undisturbed: tuple[dict, dict]) -> None:
+    run = make_run(store, MAX_ITER)
+    first = start_worker(store, run, begin(store, run))
+    _wait_for(lambda: row_of(store, run)["iteration"] > 5)
+    second = start_worker(store, run, begin(store, run))
+    assert first.wait(60) == worker.LOST
+    assert second.wait(60) == 0, _log(store, run)
+    assert row_of(store, run)["state"] == "done"
+    assert curves_of(store, run) == undisturbed[0]
+    assert weights_of(store, run, MAX_ITER) == undisturbed[1]
+
+
+def test_killed_at_random_moments_no_point_is_lost_or_doubled(
+    store: Store, undisturbed: tuple[dict, dict]
+) -> None:
+    run, kills = make_run(store, MAX_ITER), 0
+    moments = random.Random(7)
+    while kills < 5:
+        before = row_of(store, run)["iteration"]
+        process = start_worker(
+            store,
+            run,
+            begin(store, run),
+            "import time; import jitdnn.caffe.solver as s",
+            "run = s.Solver._tell; s.Solver._tell = lambda *a: (time.sleep(0.003), run(*a))[1]",
+        )
+        _wait_for_progress(store, run, before, process)
+        time.sleep(moments.uniform(0, 0.3))
+        process.kill()
+        if process.wait() == 0:
+            break
+        kills += 1
+    assert kills >= 3
+    if row_of(store, run)["state"] != "done":
+        assert start_worker(store, run, begin(store, run)).wait(60) == 0, _log(store, run)
+    assert curves_of(store, run) == undisturbed[0]
+    assert weights_of(store, run, MAX_ITER) == undisturbed[1]
+
+
+def test_a_full_disk_interrupts_and_the_run_can_go_on(store: Store, undisturbed: tuple[dict, dict]) -> None:
+    """Snapshots first: no file may grow beyond 1,000 bytes. Then the store's file: it may have no more pages."""
+    run = make_run(store, MAX_ITER)
+    for limit, words in (
+        (
+            [
+                "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)",
+                "from jitdnn.caffe import snapshot; write = snapshot.write_whole",
+                "def short(path, content):",
+                "  resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))",
+                "  try: write(path, content)",
+                "  finally: resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)",
+                "snapshot.write_whole = short",
+            ],
+            "File too large",
+        ),
+        (
+            [
+                "from jitdnn.studio.store import Store; connect = Store._connect",
+                "def limited(self):",
+                "  db = connect(self); db.execute('PRAGMA max_page_count = 1'); return db",
+                "Store._connect = limited",
+            ],
+            "full",
+        ),
+    ):
+        lease = begin(store, run)
+        assert start_worker(store, run, lease, *limit).wait(60) == worker.UNWRITTEN, _log(store, run)
+        assert words in _log(store, run)
+        state = row_of(store, run)["state"]
+        assert state in ("interrupted", "running")  # what cannot write cannot say that it ends, either
+    assert start_worker(store, run, begin(store, run)).wait(60) == 0
+    assert curves_of(store, run) == undisturbed[0]
+    assert weights_of(store, run, MAX_ITER) == undisturbed[1]
+
+
+def test_a_clock_that_is_set_back_changes_nothing(
+    store: Store, undisturbed: tuple[dict, dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(store, MAX_ITER)
+    real, calls = time.time, [0]
+
+    def back() -> float:
+        calls[0] += 1
+        return real() - 3600 * calls[0]
+
+    monkeypatch.setattr(time, "time", back)
+    ledger = Asked(store, run, begin(store, run), 100, lambda: store.update("run", run, intent="pause"))
+    assert worker.train(ledger) == 0
+    assert worker.train(StoreLedger(store, run, begin(store, run))) == 0
+    assert calls[0] > 5
+    assert 0 < row_of(store, run)["seconds"] < 600
+    assert curves_of(store, run) == undisturbed[0]
+    assert weights_of(store, run, MAX_ITER) == undisturbed[1]
+
+
+def _wait_for_progress(store: Store, run: int, before: int, process: Worker) -> None:
+    _wait_for(lambda: row_of(store, run)["iteration"] != before or process.poll() is not None)
+
+
+def _wait_for(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.005)
