@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from jitdnn import log
 from jitdnn.caffe import paths
+from jitdnn.caffe.deployment import Deployment, deployment
 from jitdnn.caffe.device import NetDevice
 from jitdnn.caffe.events import Listener
 from jitdnn.caffe.lenient import Repair, import_net
@@ -30,11 +31,13 @@ from jitdnn.errors import InvalidArgument, ParseError
 M = TypeVar("M", NetParameter, SolverParameter)
 
 __all__ = [
+    "Deployment",
     "Net",
     "NetParameter",
     "NetState",
     "Solver",
     "SolverParameter",
+    "deploy",
     "load_net",
     "load_solver",
     "parse",
@@ -139,6 +142,35 @@ def load_solver(
             graph=graph,
             python_layers=None if python_layers is None else Path(python_layers),
         )
+
+
+def deploy(
+    source: str | PathLike[str] | NetParameter,
+    image: Sequence[int] | None = None,
+    *,
+    base: Path | None = None,
+    level: int = 0,
+    stages: Sequence[str] = (),
+) -> Deployment:
+    """Turn a net that is trained into one that answers: its layers of data become an input, its losses a Softmax, a
+    Sigmoid or nothing, and what is about labels is left out. deployment.py has the rules.
+
+        found = deploy("package:models/lenet.prototxt")
+        net = Net(found.net)
+        net.load_weights("lenet_iter_500.jdsnap")
+        answer = net.forward(**{found.input: found.prepare(images)})[found.answer]
+
+    `source` is a prototxt file, text, or a NetParameter. `image` is the shape (C, H, W) of images before they are
+    cropped; without it the net's source of data is looked at. `base` is where relative paths start, the file's folder
+    if it is None; `level` and `stages` choose layers, as for `load_net`.
+
+    Raises ParseError, and InvalidArgument for a net without anything to give it or anything that it answers.
+    """
+    definition, file = (source, None) if isinstance(source, NetParameter) else _read(source, NetParameter)
+    state = NetState(stage=list(stages), **({"level": level} if level else {}))
+    with naming(file):
+        folder = base if base is not None or file is None else file.parent
+        return deployment(definition, None if image is None else tuple(image), folder, state)
 
 
 def read_leniently(

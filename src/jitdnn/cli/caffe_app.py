@@ -140,6 +140,26 @@ def upgrade(source: Source, out: Out = None) -> None:
     run_upgrade(source, out)
 
 
+@app.command()
+def deploy(
+    source: Source,
+    out: Out = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="C,H,W",
+            help="Shape of images before they are cropped.  [default: those of the net's source]",
+        ),
+    ] = None,
+    level: Level = None,
+    stage: Stage = None,
+) -> None:
+    """Write the net that answers, of one that is trained: an input for its data, probabilities for its losses."""
+    from jitdnn.cli.upgrade import run_deploy
+
+    run_deploy(source, image, level or 0, listed(stage), out)
+
+
 @app.command("import-prototxt")
 def import_prototxt(
     source: Source,

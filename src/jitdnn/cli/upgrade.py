@@ -1,4 +1,4 @@
-"""`jitdnn upgrade` and `jitdnn import-prototxt`: old and damaged files become files of today."""
+"""`jitdnn upgrade`, `import-prototxt` and `deploy`: old, damaged and trained nets become files to use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jitdnn.caffe import read_leniently, to_text, upgrade
+from jitdnn.caffe import deploy, read_leniently, to_text, upgrade
 from jitdnn.cli.console import say
 from jitdnn.errors import InvalidArgument
 from jitdnn.files import write_whole
@@ -23,6 +23,20 @@ def run_import(source: str, inputs: Sequence[str], out: Path | None) -> None:
     for repair in repairs:
         say(f"{file or source}, {repair}", file=sys.stderr)
     write_text(to_text(net), out)
+
+
+def run_deploy(source: str, image: str | None, level: int, stages: Sequence[str], out: Path | None) -> None:
+    """Write the net that answers, with a line on standard error for its input and each of its outputs."""
+    extents = None if image is None else _shape(f"image={image}")[1]
+    if extents is not None and len(extents) != 3:
+        raise InvalidArgument(f"--image is {image!r}: give channels, height and width, as 3,256,256")
+    found = deploy(source, extents, level=level, stages=stages)
+    done = " ".join(to_text(found.transform).replace(":", "").split())
+    say(f"input {found.input!r}: images {found.image}{', ' + done if done else ''}", file=sys.stderr)
+    for output in found.outputs:
+        made = "" if output.name == output.scores else f", {output.kind} of {output.scores!r}"
+        say(f"output {output.name!r}{made}", file=sys.stderr)
+    write_text(to_text(found.net), out)
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
