@@ -1,4 +1,5 @@
-"""A home of the studio with trained runs, made once a process: what evaluation, looking inside and export are tested with."""
+"""A home of the studio with trained runs, made once a process: what evaluation, looking inside and export are tested
+with."""
 
 from __future__ import annotations
 
@@ -9,18 +10,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jitdnn.caffe import Net, NetState, NetParameter, load_solver, parse, paths
+from jitdnn.caffe import Net, NetParameter, NetState, load_solver, parse, paths
 
 DIGITS_NET = """
 name: "small"
 layer { name: "digits" type: "Data" top: "data" top: "label" include { phase: TRAIN }
-  data_param { source: "package:data/mnist_5k.npz#train" batch_size: 64 } transform_param { scale: 0.0125 crop_size: 26 } }
+  data_param { source: "package:data/mnist_5k.npz#train" batch_size: 64 }
+  transform_param { scale: 0.0125 crop_size: 26 } }
 layer { name: "digits" type: "Data" top: "data" top: "label" include { phase: TEST }
-  data_param { source: "package:data/mnist_5k.npz#test" batch_size: 100 } transform_param { scale: 0.0125 crop_size: 26 } }
+  data_param { source: "package:data/mnist_5k.npz#test" batch_size: 100 }
+  transform_param { scale: 0.0125 crop_size: 26 } }
 layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1"
   convolution_param { num_output: 8 kernel_size: 5 stride: 2 weight_filler { type: "xavier" } } }
 layer { name: "relu1" type: "ReLU" bottom: "conv1" top: "conv1" }
-layer { name: "pool1" type: "Pooling" bottom: "conv1" top: "pool1" pooling_param { pool: MAX kernel_size: 2 stride: 2 } }
+layer { name: "pool1" type: "Pooling" bottom: "conv1" top: "pool1"
+  pooling_param { pool: MAX kernel_size: 2 stride: 2 } }
 layer { name: "ip1" type: "InnerProduct" bottom: "pool1" top: "ip1"
   inner_product_param { num_output: 32 weight_filler { type: "xavier" } } }
 layer { name: "relu2" type: "ReLU" bottom: "ip1" top: "ip1" }
@@ -83,7 +87,11 @@ def digits() -> Case:
     solver = load_solver(folder / "solver.prototxt", snapshot_prefix=str(folder / "snap"))
     solver.solve()
     solver.net.save_weights(folder / "best.npz")
-    return Case(home, {"id": 1, "name": "small", "dataset": 1}, _row("classification", [1, 28, 28], list("0123456789")))
+    return Case(
+        home,
+        {"id": 1, "name": "small", "dataset": 1},
+        _row("classification", [1, 28, 28], list("0123456789")),
+    )
 
 
 @cache
@@ -95,12 +103,16 @@ def of_task(task: str) -> Case:
     if task == "segmentation":
         labels = random.integers(0, 3, (37, 12, 10)).astype(np.uint8)
         labels[random.random(labels.shape) < 0.1] = 255
-        text = BODY.format(transform="scale: 0.01 mean_value: 90 mean_value: 100 mean_value: 110", head=PIXELS)
+        text = BODY.format(
+            transform="scale: 0.01 mean_value: 90 mean_value: 100 mean_value: 110", head=PIXELS
+        )
     else:
         labels = random.random((37, 3)).astype(np.float32)
         if task == "multi-label":
             labels = (labels > 0.6).astype(np.float32)
-        text = BODY.format(transform='scale: 0.01 mean_file: "mean.npy" crop_size: 8', head=VECTOR + HEADS[task])
+        text = BODY.format(
+            transform='scale: 0.01 mean_file: "mean.npy" crop_size: 8', head=VECTOR + HEADS[task]
+        )
     for part in ("train", "test"):
         _keep(home, part, images, labels)
     folder = home / "runs" / "1"
@@ -109,11 +121,10 @@ def of_task(task: str) -> Case:
     used = parse(text, NetParameter)
     used.layer = [layer for layer in used.layer if layer.type not in ("SigmoidCrossEntropyLoss", "EuclideanLoss",
                                                                       "SoftmaxWithLoss", "Accuracy")]  # fmt: skip
-    size = (3, 12, 10) if task == "segmentation" else (3, 8, 8)
-    used.layer[0] = parse(
-        f'layer {{ name: "d" type: "Input" top: "data" input_param {{ shape {{ dim: 1 {" ".join(f"dim: {n}" for n in size)} }} }} }}',
-        NetParameter,
-    ).layer[0]
+    size = "3 12 10" if task == "segmentation" else "3 8 8"
+    dims = " ".join(f"dim: {extent}" for extent in f"1 {size}".split())
+    given = f'layer {{ name: "d" type: "Input" top: "data" input_param {{ shape {{ {dims} }} }} }}'
+    used.layer[0] = parse(given, NetParameter).layer[0]
     Net(used, NetState(phase="TEST"), seed=5).save_weights(folder / "best.npz")
     return Case(home, {"id": 1, "name": task, "dataset": 1}, _row(task, [3, 12, 10], ["none", "cat", "dog"]))
 
@@ -131,4 +142,12 @@ def _keep(home: Path, part: str, images: Any, labels: Any) -> None:
 
 
 def _row(task: str, shape: list[int], classes: list[str]) -> dict[str, Any]:
-    return {"id": 1, "name": "made here", "task": task, "shape": shape, "classes": classes, "settings": {}, "state": "ready"}
+    return {
+        "id": 1,
+        "name": "made here",
+        "task": task,
+        "shape": shape,
+        "classes": classes,
+        "settings": {},
+        "state": "ready",
+    }

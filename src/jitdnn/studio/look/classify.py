@@ -35,9 +35,10 @@ def classify(
 ) -> Found:  # fmt: skip
     """What a net says of an image file's bytes, or (None) of image `at` of a part of its data set.
 
-    Returns `task`, `image` and `seen` (PNG: what was given, fitted to the data set; what the net gets of it), `true` if it
-    is known, `milliseconds` of preparing and running the net, and by the task `top` (class, name, probability),
-    `labels`, `numbers`, or `overlay` (PNG). Raises InvalidArgument for a file that is no image, a place that is not there.
+    Returns `task`, `image` and `seen` (PNG: what was given, fitted to the data set; what the net gets of it), `true`
+    if it is known, `milliseconds` of preparing and running the net, and by the task `top` (class, name, probability),
+    `labels`, `numbers`, or `overlay` (PNG). Raises InvalidArgument for a file that is no image, a place that is not
+    there.
     """
     trained, data = open_trained(home, run, dataset, weights)
     image, true = given_image(trained, data, dataset, content, part, at, inverted)
@@ -78,9 +79,15 @@ def describe(task: str, answer: Array, classes: Sequence[str], top: int = TOP) -
         return {"top": [_entry(classes, int(k), values[k]) for k in best]}
     if task == "multi-label":
         order = np.argsort(-np.nan_to_num(values, nan=-np.inf), kind="stable")
-        return {"labels": [{**_entry(classes, int(k), values[k]), "said": bool(values[k] >= 0.5)} for k in order[:40]]}
+        return {
+            "labels": [
+                {**_entry(classes, int(k), values[k]), "said": bool(values[k] >= 0.5)} for k in order[:40]
+            ]
+        }
     if task == "regression":
-        return {"numbers": [{"name": name_of(classes, k), "value": plain(v)} for k, v in enumerate(values[:100])]}
+        return {
+            "numbers": [{"name": name_of(classes, k), "value": plain(v)} for k, v in enumerate(values[:100])]
+        }
     return {}
 
 
@@ -132,7 +139,9 @@ def files_of(name: str, content: bytes) -> list[tuple[str, bytes]]:
                     taken = file.read(min(IMAGE_BYTES, MOST_BYTES - total) + 1)
                 total += len(taken)
                 if len(taken) > IMAGE_BYTES or total > MOST_BYTES:
-                    raise InvalidArgument(f"{info.filename} in {name} unpacks to more than it may: is this a zip bomb?")
+                    raise InvalidArgument(
+                        f"{info.filename} in {name} unpacks to more than it may: is this a zip bomb?"
+                    )
                 found.append((info.filename, taken))
             return found
     except InvalidArgument:
@@ -141,7 +150,9 @@ def files_of(name: str, content: bytes) -> list[tuple[str, bytes]]:
         raise InvalidArgument(f"{name} cannot be read as a zip file: {error}") from None
 
 
-def classify_files(home: Path, run: Row, dataset: Row, files: Sequence[tuple[str, bytes]], weights: str = "") -> list[Found]:
+def classify_files(
+    home: Path, run: Row, dataset: Row, files: Sequence[tuple[str, bytes]], weights: str = ""
+) -> list[Found]:
     """What a net says of some image files: `name` and what `describe` gives, or `error` for a file that is no image."""
     trained, data = open_trained(home, run, dataset, weights)
     images: list[Array] = []
@@ -189,15 +200,18 @@ def _true_boxes(label: Any, image: Array, classes: Sequence[str]) -> list[pictur
     if label is None:
         return []
     height, width = image.shape[1:]
-    sides = (width, height, width, height)
-    return [
-        pictures.Box(*(float(v) * s for v, s in zip(row[1:5], sides, strict=True)), name_of(classes, int(row[0])),
-                     int(row[0]), dashed=True)
-        for row in np.asarray(label).reshape(-1, 5) if row[0] >= 0
-    ]  # fmt: skip
+    found = []
+    for number, *edges in np.asarray(label).reshape(-1, 5).tolist():
+        if number >= 0:
+            left, top, right, bottom = (e * s for e, s in zip(edges, (width, height) * 2, strict=True))
+            text = name_of(classes, int(number))
+            found.append(pictures.Box(left, top, right, bottom, text, int(number), dashed=True))
+    return found
 
 
-def _found_boxes(answer: Array, image: Array, classes: Sequence[str], least: float = 0.3) -> list[pictures.Box]:
+def _found_boxes(
+    answer: Array, image: Array, classes: Sequence[str], least: float = 0.3
+) -> list[pictures.Box]:
     """Boxes of DetectionOutput: (1, 1, M, 7) of image, class (0 is the background), confidence, edges as shares."""
     if answer.shape[-1] != 7:
         return []
@@ -205,8 +219,7 @@ def _found_boxes(answer: Array, image: Array, classes: Sequence[str], least: flo
     found = []
     for _, label, sure, *edges in answer.reshape(-1, 7).tolist():
         if label >= 1 and sure >= least:
-            sides = (width, height, width, height)
-            left, top, right, bottom = (e * s for e, s in zip(edges, sides, strict=True))
+            left, top, right, bottom = (e * s for e, s in zip(edges, (width, height) * 2, strict=True))
             text = f"{name_of(classes, int(label) - 1)} {sure:.0%}"
             found.append(pictures.Box(left, top, right, bottom, text, int(label) - 1))
     return found

@@ -37,7 +37,8 @@ ANSWERS = {
 
 @dataclass(frozen=True)
 class Deployment:
-    """`net` in V2 syntax with one Input for one image; `scores` is the blob that `answer` is made of (the same if nothing
+    """`net` in V2 syntax with one Input for one image; `scores` is the blob that `answer` is made of (the same if
+    nothing
     is made of it)."""
 
     net: NetParameter
@@ -50,20 +51,24 @@ class Deployment:
 def deploy(net: NetParameter, image: Shape, base: Path | None = None) -> Deployment:
     """Turn a net for training into the one that answers for images (C, H, W); `base` is the folder of its mean file.
 
-    A net that has an Input already keeps it, and its last output is the answer. Raises InvalidArgument for a net without
-    data or without anything to answer.
+    A net that has an Input already keeps it, and its last output is the answer. Raises InvalidArgument for a net
+    without data or without anything to answer.
     """
     found = filter_net(upgrade_net(net), NetState(phase="TEST"))
     sources = [layer for layer in found.layer if layer.type in DATA]
     inputs = [layer for layer in found.layer if layer.type == "Input"]
     if not sources and not inputs:
-        raise InvalidArgument(f"net {net.name!r} has no layer of data and no Input: there is nothing to give it")
+        raise InvalidArgument(
+            f"net {net.name!r} has no layer of data and no Input: there is nothing to give it"
+        )
     first = sources[0] if sources else inputs[0]
     parameter = first.transform_param if sources else TransformationParameter()
     transformer = Transformer(parameter, base, "TEST", image, np.dtype(np.float32))
     data = first.top[0]
     labels = {top for layer in [*sources, *inputs] for top in layer.top} - {data}
-    kept, heads = _without_labels([layer for layer in found.layer if layer.type not in (*DATA, "Input")], labels)
+    kept, heads = _without_labels(
+        [layer for layer in found.layer if layer.type not in (*DATA, "Input")], labels
+    )
     if heads:
         scores, loss = heads[-1]
         kept = _towards(kept, scores)

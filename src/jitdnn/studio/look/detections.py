@@ -1,4 +1,5 @@
-"""Boxes that a net found against boxes that are there: which belong together, and the average precision of each class."""
+"""Boxes that a net found against boxes that are there: which belong together, and the average precision of each
+class."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class Matched:
 def match(found: Array, true: Array, least: float = 0.5) -> Matched:
     """Give each true box to the surest box of its class that overlaps it by `least` (intersection over union), once.
 
-    `found` is (M, 6): class, confidence, left, top, right, bottom; `true` (N, 5): class, left, top, right, bottom, class
-    -1 where there is none.
+    `found` is (M, 6): class, confidence, left, top, right, bottom; `true` (N, 5): class, left, top, right, bottom,
+    class -1 where there is none.
     """
     found = found[np.argsort(-found[:, 1], kind="stable")]
     true = true[true[:, 0] >= 0]
@@ -46,6 +47,8 @@ def average_precisions(matched: list[Matched], support: Array) -> Array:
     classes = np.concatenate([each.classes for each in matched]) if matched else np.empty(0, np.int64)
     sure = np.concatenate([each.sure for each in matched]) if matched else np.empty(0)
     is_hit = np.concatenate([each.is_hit for each in matched]) if matched else np.empty(0, bool)
-    return np.array([
-        average_precision_of_hits(sure[classes == k], is_hit[classes == k], int(support[k])) for k in range(len(support))
-    ])  # fmt: skip
+    found = []
+    for k, count in enumerate(support):
+        mine = classes == k
+        found.append(average_precision_of_hits(sure[mine], is_hit[mine], int(count)))
+    return np.array(found)

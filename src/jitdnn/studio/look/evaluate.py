@@ -51,7 +51,9 @@ def _classification(arrays: Arrays, classes: Sequence[str]) -> Found:
     true, best, sure = arrays["true"], arrays["best"], arrays["sure"]
     known = true >= 0  # the others have no label yet
     said = best[:, 0].astype(np.int64)
-    counts = metrics.confusion(true, said, max(len(classes), len(arrays["surest"])))  # a net may know more classes
+    counts = metrics.confusion(
+        true, said, max(len(classes), len(arrays["surest"]))
+    )  # a net may know more classes
     each, right = metrics.per_class(counts), (said == true)[known]
     found = metrics.calibration(sure[known, 0], right)
     wrong = np.flatnonzero(known & (said != true))
@@ -72,9 +74,10 @@ def _classification(arrays: Arrays, classes: Sequence[str]) -> Found:
             for n, c, a in zip(found.counts, found.confidence, found.accuracy, strict=True)
         ],
         "errors": [
-            {"at": int(i), "true": int(true[i]), "said": int(said[i]), "sure": plain(sure[i, 0])} for i in surest[:_ERRORS]
+            {"at": int(i), "true": int(true[i]), "said": int(said[i]), "sure": plain(sure[i, 0])}
+            for i in surest[:_ERRORS]
         ],
-        "wrong": int(len(wrong)),
+        "wrong": len(wrong),
         "pairs": [{"true": a, "said": b, "count": n} for a, b, n in metrics.worst_pairs(counts, _PAIRS)],
         "not_finite": int((~np.isfinite(sure[:, 0])).sum()),
     }
@@ -164,7 +167,11 @@ def _segmentation(arrays: Arrays, classes: Sequence[str]) -> Found:
          "recall": plain(each.recall[i]), "f1": plain(each.f1[i])}
         for i in range(len(counts))
     ]  # fmt: skip
-    return {"summary": summary, "per_class": per_class, "matrix": counts.tolist() if len(counts) <= MOST_IN_TABLE else []}
+    return {
+        "summary": summary,
+        "per_class": per_class,
+        "matrix": counts.tolist() if len(counts) <= MOST_IN_TABLE else [],
+    }
 
 
 _SUMMARIES = {
@@ -186,7 +193,11 @@ def predictions_csv(arrays: Arrays, classes: Sequence[str]) -> str:
     """Predictions as CSV, a line an image: what is true, and what the net said with its probabilities or numbers."""
     if "best" in arrays:
         best, sure = arrays["best"], arrays["sure"]
-        head = ["image", "true", *(f"{what} {n + 1}" for n in range(best.shape[1]) for what in ("class", "probability"))]
+        head = [
+            "image",
+            "true",
+            *(f"{what} {n + 1}" for n in range(best.shape[1]) for what in ("class", "probability")),
+        ]
         rows: list[list[object]] = [list(head)]
         for i, true in enumerate(arrays["true"].tolist()):
             pairs = zip(best[i].tolist(), sure[i].tolist(), strict=True)
@@ -195,7 +206,9 @@ def predictions_csv(arrays: Arrays, classes: Sequence[str]) -> str:
         return _csv(rows)
     if "scores" in arrays:
         rows = [["image", *(f"{kind} {name}" for name in classes for kind in ("true", "said"))]]
-        for i, (true_row, said) in enumerate(zip(arrays["true"].tolist(), arrays["scores"].tolist(), strict=True)):
+        for i, (true_row, said) in enumerate(
+            zip(arrays["true"].tolist(), arrays["scores"].tolist(), strict=True)
+        ):
             rows.append([i, *(f"{v:.6g}" for pair in zip(true_row, said, strict=True) for v in pair)])
         return _csv(rows)
     rows = [["image", "pixels", "right", "mean iou"]]
@@ -211,7 +224,9 @@ def surest_of(arrays: Arrays, number: int, most: int) -> list[Found]:
     if not 0 <= number < len(arrays["surest"]):
         raise InvalidArgument(f"class {number} is none of the {len(arrays['surest'])} that the net has")
     pairs = zip(arrays["surest"][number].tolist(), arrays["surest_sure"][number].tolist(), strict=True)
-    return [{"at": at, "sure": plain(sure), "true": int(arrays["true"][at])} for at, sure in list(pairs)[:most]]
+    return [
+        {"at": at, "sure": plain(sure), "true": int(arrays["true"][at])} for at, sure in list(pairs)[:most]
+    ]
 
 
 def images_of_cell(arrays: Arrays, true: int, said: int, most: int) -> list[Found]:

@@ -30,14 +30,18 @@ def activations(
     home: Path, run: Row, dataset: Row, content: bytes | None, part: str = "", at: int = 0, inverted: bool = False,
     weights: str = "", most: int = 128,
 ) -> Found:  # fmt: skip
-    """Every layer for one image: `layers`, each with name, type, shape, blob, count of weights, statistics, histogram and
-    `tiles` (PNG of up to `most` maps), with the image and the answer as `classify` has them.
+    """Every layer for one image: `layers`, each with name, type, shape, blob, count of weights, statistics, histogram
+    and `tiles` (PNG of up to `most` maps), with the image and the answer as `classify` has them.
     """
     trained, data = open_trained(home, run, dataset, weights)
     image, _ = given_image(trained, data, dataset, content, part, at, inverted)
     answer = trained.predict(image[np.newaxis])[0]
     layers = [_activation(group, most) for group in groups(trained)]
-    return {"image": pictures.image_png(image), "layers": layers, **describe(trained.task, answer, data.classes)}
+    return {
+        "image": pictures.image_png(image),
+        "layers": layers,
+        **describe(trained.task, answer, data.classes),
+    }
 
 
 def maps_of(

@@ -37,8 +37,8 @@ def maximize(
     """Images that maximize units (channels; their mean over all places) of a layer, as `tiles` (PNG) and `images`, each
     with its unit, what it was at first and what it is.
 
-    `at` starts from that image of the part that is evaluated, instead of from noise. Raises InvalidArgument for a layer or
-    units that are not there.
+    `at` starts from that image of the part that is evaluated, instead of from noise. Raises InvalidArgument for a
+    layer or units that are not there.
     """
     if not 1 <= steps <= MOST_STEPS:
         raise InvalidArgument(f"steps is {steps}: 1 to {MOST_STEPS} will do")
@@ -62,7 +62,13 @@ def maximize(
 
 
 def ascend(
-    trained: Trained, layer: str, units: Sequence[int], steps: int, rate: float, seed: int, start: Array | None = None
+    trained: Trained,
+    layer: str,
+    units: Sequence[int],
+    steps: int,
+    rate: float,
+    seed: int,
+    start: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """The inputs (N, C, H, W) that units answer to, and their answers before and after."""
     group = next((g for g in groups(trained) if layer in [node.layer.name for node in g]), None)

@@ -26,14 +26,18 @@ def confusion(true: Array, said: Array, classes: int) -> Counts:
     border, -1) are left out. Raises InvalidShape, InvalidArgument.
     """
     if true.shape != said.shape:
-        raise InvalidShape(f"true classes have shape {true.shape}, predicted ones {said.shape}: they must agree")
+        raise InvalidShape(
+            f"true classes have shape {true.shape}, predicted ones {said.shape}: they must agree"
+        )
     if classes < 1:
         raise InvalidArgument(f"there are {classes} classes: at least 1 is needed")
     true, said = true.reshape(-1).astype(np.int64), said.reshape(-1).astype(np.int64)
     known = (true >= 0) & (true < classes)
     true, said = true[known], said[known]
     if said.size and not 0 <= said.min() <= said.max() < classes:
-        raise InvalidArgument(f"predicted classes are {said.min()} to {said.max()}: 0 to {classes - 1} are there")
+        raise InvalidArgument(
+            f"predicted classes are {said.min()} to {said.max()}: 0 to {classes - 1} are there"
+        )
     return np.bincount(true * classes + said, minlength=classes * classes).reshape(classes, classes)
 
 
@@ -90,7 +94,9 @@ class Calibration:
 def calibration(sure: Array, is_right: Array, bins: int = CALIBRATION_BINS) -> Calibration:
     """Compare the probabilities of the classes that were said with how often these were right."""
     if sure.shape != is_right.shape or sure.ndim != 1:
-        raise InvalidShape(f"probabilities have shape {sure.shape}, hits {is_right.shape}: one of each an image")
+        raise InvalidShape(
+            f"probabilities have shape {sure.shape}, hits {is_right.shape}: one of each an image"
+        )
     sure = sure.astype(np.float64)
     finite = np.isfinite(sure)
     sure, is_right = sure[finite], is_right[finite]
@@ -105,8 +111,8 @@ def calibration(sure: Array, is_right: Array, bins: int = CALIBRATION_BINS) -> C
 
 
 def average_precision(scores: Array, is_there: Array) -> float:
-    """The area under the curve of precision over recall, as a sum of steps: sum (R_n - R_n-1) P_n; scores that are equal
-    count as one step. NaN if no image has the label.
+    """The area under the curve of precision over recall, as a sum of steps: sum (R_n - R_n-1) P_n; scores that are
+    equal count as one step. NaN if no image has the label.
     """
     return average_precision_of_hits(scores, is_there > 0, int((is_there > 0).sum()))
 
@@ -137,19 +143,26 @@ class PerLabel:
 def per_label(scores: Array, is_there: Array, threshold: float = 0.5) -> PerLabel:
     """Compare probabilities (N, K) with labels (N, K), 0 or 1; a label is said where it is at least `threshold`."""
     if scores.shape != is_there.shape or scores.ndim != 2:
-        raise InvalidShape(f"scores have shape {scores.shape}, labels {is_there.shape}: both (N, K) is needed")
+        raise InvalidShape(
+            f"scores have shape {scores.shape}, labels {is_there.shape}: both (N, K) is needed"
+        )
     wanted, said = is_there > 0, scores >= threshold
     hits = (wanted & said).sum(0).astype(np.float64)
     support, called = wanted.sum(0).astype(np.int64), said.sum(0)
     found = [average_precision(scores[:, k], wanted[:, k]) for k in range(scores.shape[1])]
     return PerLabel(
-        np.array(found), _share(hits, called), _share(hits, support), _share(2 * hits, support + called), support
+        np.array(found),
+        _share(hits, called),
+        _share(hits, support),
+        _share(2 * hits, support + called),
+        support,
     )
 
 
 @dataclass(frozen=True)
 class Regression:
-    """Of each number: mean absolute error, root of the mean square, share of the variance explained (R²), and a histogram
+    """Of each number: mean absolute error, root of the mean square, share of the variance explained (R²), and a
+    histogram
     of the errors (said - true) with its edges, the same bins for all."""
 
     mae: Array
@@ -162,7 +175,9 @@ class Regression:
 def regression(said: Array, true: Array, bins: int = 41) -> Regression:
     """Compare numbers (N, K). Errors that are not finite are in no bin, and make the means NaN or infinite."""
     if said.shape != true.shape or said.ndim != 2 or not len(said):
-        raise InvalidShape(f"predictions have shape {said.shape}, targets {true.shape}: both (N, K), N > 0, is needed")
+        raise InvalidShape(
+            f"predictions have shape {said.shape}, targets {true.shape}: both (N, K), N > 0, is needed"
+        )
     error = said.astype(np.float64) - true
     spread = np.square(true - true.mean(0, dtype=np.float64)).sum(0)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -193,4 +208,7 @@ def box_overlap(a: Array, b: Array) -> Array:
 
 def _share(part: Array, whole: Array, nothing: float = float("nan")) -> Array:
     part, whole = np.asarray(part, np.float64), np.asarray(whole, np.float64)
-    return np.divide(part, whole, out=np.full(np.broadcast_shapes(part.shape, whole.shape), nothing), where=whole > 0)
+    found: Array = np.divide(
+        part, whole, out=np.full(np.broadcast_shapes(part.shape, whole.shape), nothing), where=whole > 0
+    )
+    return found

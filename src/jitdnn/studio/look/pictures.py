@@ -27,7 +27,8 @@ HEAT: Final[Colours] = (
 SIGNED: Final[Colours] = ((33, 90, 190), (140, 175, 225), (247, 245, 240), (235, 160, 115), (190, 70, 30))
 #: of classes, told apart by people who see colours differently (Okabe and Ito 2008), after that others of equal steps
 CLASSES: Final[Colours] = (
-    (0, 0, 0), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
+    (0, 0, 0), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121,
+    167),
 )  # fmt: skip
 _LEVELS = 255  # of a palette; the last entry is the gap between tiles, which is transparent
 
@@ -110,7 +111,8 @@ def images_png(images: Sequence[Array] | Array, columns: int) -> bytes:
 
 
 def filters_png(kernels: Array, most: int = 256) -> Tiles:
-    """Filters (K, C, R, S) as tiles: those over one channel or three by what they are made of, deeper ones by each channel.
+    """Filters (K, C, R, S) as tiles: those over one channel or three by what they are made of, deeper ones by each
+    channel.
 
     Those over three channels are drawn in colour, zero as grey, each with its own scale; `low` and `high` are of all.
     """
@@ -124,7 +126,10 @@ def filters_png(kernels: Array, most: int = 256) -> Tiles:
     colours = (np.nan_to_num(shown) / np.where(scale > 0, scale, 1.0) * 127 + 128).astype(np.uint8)
     columns = max(1, round(np.sqrt(len(colours) * 2.4)))
     png = images_png(colours, columns)
-    height, width = (-(-len(colours) // columns) * (kernels.shape[2] + 1) - 1, columns * (kernels.shape[3] + 1) - 1)
+    height, width = (
+        -(-len(colours) // columns) * (kernels.shape[2] + 1) - 1,
+        columns * (kernels.shape[3] + 1) - 1,
+    )
     return Tiles(png, width, height, columns, len(colours), len(kernels), low, high)
 
 
@@ -148,7 +153,8 @@ def class_colour(number: int) -> tuple[int, int, int]:
 
 
 def classes_over(image: Array, classes: Array, opacity: float = 0.55) -> bytes:
-    """A PNG of an image with the class of each pixel (H, W) as a colour; class 0 and those below 0 or 255 let it show."""
+    """A PNG of an image with the class of each pixel (H, W) as a colour; class 0 and those below 0 or 255 let it
+    show."""
     pixels = np.repeat(_pixels(image).reshape(*image.shape[1:], -1), 3 if len(image) == 1 else 1, 2)
     table = np.array([class_colour(number) for number in range(256)], np.uint8)
     shown = (classes > 0) & (classes < 255)
@@ -229,7 +235,8 @@ def _grid(cells: Array, columns: int, gap: int, fill: Any) -> Array:
     count, height, width = cells.shape[:3]
     rows = -(-count // columns) if count else 0
     page = np.empty(
-        (max(rows * (height + gap) - gap, 1), max(columns * (width + gap) - gap, 1), *cells.shape[3:]), np.uint8
+        (max(rows * (height + gap) - gap, 1), max(columns * (width + gap) - gap, 1), *cells.shape[3:]),
+        np.uint8,
     )
     page[...] = fill
     for at, cell in enumerate(cells):

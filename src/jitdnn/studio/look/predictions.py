@@ -36,7 +36,12 @@ _PIECE_FILE = re.compile(r"(\d{12})-(\d{12})\.npz")
 
 
 def predict_some(
-    home: Path, run: Mapping[str, Any], dataset: Mapping[str, Any], part: str, weights: str = "", seconds: float = 2.0
+    home: Path,
+    run: Mapping[str, Any],
+    dataset: Mapping[str, Any],
+    part: str,
+    weights: str = "",
+    seconds: float = 2.0,
 ) -> dict[str, Any]:
     """Go on with the answers for a part for about so many seconds.
 
@@ -56,7 +61,8 @@ def predict_some(
     pieces.mkdir(parents=True, exist_ok=True)
     start, end = _reached(pieces), time.monotonic() + seconds
     gather = _GATHER[trained.task]
-    while start < count and time.monotonic() < end:
+    first = start
+    while start < count and (start == first or time.monotonic() < end):  # one piece at least, however slow
         stop = min(start + _piece(trained, count), count)
         answers = trained.predict(images[start:stop])
         found = gather(trained, answers, np.asarray(labels[start:stop]), len(data.classes), start)
@@ -111,7 +117,12 @@ def _numbers(trained: Trained, answers: Array, labels: Array, classes: int, star
 def _segmentation(trained: Trained, answers: Array, labels: Array, classes: int, start: int) -> Arrays:
     said = answers.argmax(1)
     labels = crop_like(labels, said.shape[1:])
-    counts = np.stack([confusion(each, one, answers.shape[1]) for each, one in zip(_known(labels, answers.shape[1]), said, strict=True)])
+    counts = np.stack(
+        [
+            confusion(each, one, answers.shape[1])
+            for each, one in zip(_known(labels, answers.shape[1]), said, strict=True)
+        ]
+    )
     return {
         "right": counts.diagonal(axis1=1, axis2=2).sum(1),
         "pixels": counts.sum((1, 2)),
@@ -181,7 +192,9 @@ def _joined(pieces: list[Arrays], count: int) -> Arrays:
         values = [piece[name] for piece in pieces]
         found[name] = np.concatenate(values).sum(0) if name == "matrix" else np.concatenate(values)
     if pieces and "surest" in pieces[0]:
-        at, sure = (np.concatenate([piece[name] for piece in pieces], 1) for name in ("surest", "surest_sure"))
+        at, sure = (
+            np.concatenate([piece[name] for piece in pieces], 1) for name in ("surest", "surest_sure")
+        )
         order = np.argsort(-sure, axis=1, kind="stable")[:, :SUREST]
         found["surest"] = np.take_along_axis(at, order, 1)
         found["surest_sure"] = np.take_along_axis(sure, order, 1)

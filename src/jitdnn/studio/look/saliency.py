@@ -101,8 +101,8 @@ def score_gradient(net: Net, trained: Trained, inputs: Array, target: int) -> Ar
 def occlusion_map(trained: Trained, image: Array, target: int, patch: int | None = None) -> Array:
     """How far the answer falls (H, W) where a patch with the image's mean covers it: positive where it is needed.
 
-    Patches of `patch` pixels (None: a sixth of the image) stand at up to 25 places along each axis, and each pixel gets the
-    mean of those that cover it.
+    Patches of `patch` pixels (None: a sixth of the image) stand at up to 25 places along each axis, and each pixel
+    gets the mean of those that cover it.
     """
     height, width = image.shape[1:]
     side = patch or max(2, min(height, width) // 6)
@@ -126,7 +126,8 @@ def occlusion_map(trained: Trained, image: Array, target: int, patch: int | None
 
 
 def _share_of(answers: Array, target: int) -> Array:
-    return answers.reshape(len(answers), answers.shape[1], -1)[:, target].mean(1, dtype=np.float64)
+    found: Array = answers.reshape(len(answers), answers.shape[1], -1)[:, target].mean(1, dtype=np.float64)
+    return found
 
 
 def _places(extent: int, side: int) -> list[int]:

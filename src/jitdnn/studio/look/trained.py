@@ -82,7 +82,9 @@ class Trained:
             net.forward(**{self.input: padded})
             values = net.blobs[name].data
             if len(values) != self.batch:
-                raise InvalidArgument(f"blob {name!r} has shape {values.shape}: not one row for each of {self.batch} images")
+                raise InvalidArgument(
+                    f"blob {name!r} has shape {values.shape}: not one row for each of {self.batch} images"
+                )
             found.append(values[: len(part)].copy())
         return np.concatenate(found) if found else np.empty((0, *self.one.blobs[name].shape[1:]), np.float32)
 
@@ -104,7 +106,9 @@ class Trained:
         writers = [i for i, each in enumerate(parameter.layer) if blob in each.top]
         named = [i for i in writers if parameter.layer[i].name == layer]
         if not writers or (layer is not None and not named):
-            raise InvalidArgument(f"the net has no blob {blob!r}" + (f" of a layer {layer!r}" if layer else ""))
+            raise InvalidArgument(
+                f"the net has no blob {blob!r}" + (f" of a layer {layer!r}" if layer else "")
+            )
         parameter.layer = parameter.layer[: (named or writers)[-1] + 1]
         parameter.layer = _needed(parameter, blob)
         parameter.force_backward = True
@@ -155,12 +159,15 @@ def weights_of(folder: Path) -> list[Weights]:
     chosen = []
     for name, title in found:
         status = (folder / name).stat()
-        chosen.append(Weights(name, folder / name, title, f"{name}-{status.st_mtime_ns:x}-{status.st_size:x}"))
+        chosen.append(
+            Weights(name, folder / name, title, f"{name}-{status.st_mtime_ns:x}-{status.st_size:x}")
+        )
     return chosen
 
 
 def choose_weights(folder: Path, name: str = "") -> Weights:
-    """The weights of that name, "" for the best, or the newest snapshot where there are none yet. Raises InvalidArgument."""
+    """The weights of that name, "" for the best, or the newest snapshot where there are none yet. Raises
+    InvalidArgument."""
     found = weights_of(folder)
     if not found:
         raise InvalidArgument("there are no weights yet: wait for the first test or snapshot")
@@ -168,7 +175,9 @@ def choose_weights(folder: Path, name: str = "") -> Weights:
         if each.name == name:
             return each
     if name:
-        raise InvalidArgument(f"there are no weights {name!r}: there are {', '.join(each.name for each in found)}")
+        raise InvalidArgument(
+            f"there are no weights {name!r}: there are {', '.join(each.name for each in found)}"
+        )
     return found[0]
 
 

@@ -1,9 +1,10 @@
-"""A net for testing as a model of ONNX, with its preprocessing inside if wanted, and how far its answers are from ours."""
+"""A net for testing as a model of ONNX, with its preprocessing inside if wanted, and how far its answers are from
+ours."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -46,7 +47,8 @@ def to_onnx(
     outputs: Sequence[str] | None = None,
     facts: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return a net of phase TEST as an `onnx.ModelProto`, for any number of images, in float32.
+    """Return a net of phase TEST as an `onnx.ModelProto`, for any number of images (its own number if it takes no
+    other), in float32.
 
     With the `transformer` the model takes images as they are, (N, C, H, W), 0 to 255, channels blue, green, red, and
     crops, subtracts and scales itself. `outputs`: names of blobs (None: the net's). `facts` become its metadata. Raises
@@ -59,7 +61,9 @@ def to_onnx(
     if net.state.phase != "TEST":
         raise InvalidArgument(f"the net is of phase {net.state.phase}: build it for TEST")
     if len(net.inputs) != 1:
-        raise InvalidArgument(f"the net has {len(net.inputs)} inputs: models of one input of images are written")
+        raise InvalidArgument(
+            f"the net has {len(net.inputs)} inputs: models of one input of images are written"
+        )
     if without := refusals(net):
         raise NotSupported(f"ONNX has no form for {'; '.join(without)}")
     wanted = list(net.outputs if outputs is None else outputs)
@@ -67,7 +71,7 @@ def to_onnx(
         if name not in net.blobs:
             raise InvalidArgument(f"the net has no blob {name!r}: its outputs are {', '.join(net.outputs)}")
     shape = net.blobs[net.inputs[0]].shape
-    net.reshape(**{net.inputs[0]: (_IMAGES, *shape[1:])})
+    is_open = _takes_any_number(net, shape)
     try:
         writer = Writer()
         for name in wanted:
@@ -79,12 +83,19 @@ def to_onnx(
             writer.nodes.append(helper.make_node("Identity", [values[name]], [name], name=f"output {name}"))
         taken = shape[1:] if transformer is None else transformer.image
         infos = [
-            helper.make_tensor_value_info(image, TensorProto.FLOAT, ["N", *taken]),
-            *(helper.make_tensor_value_info(name, TensorProto.FLOAT, _open(net.blobs[name].shape)) for name in wanted),
+            helper.make_tensor_value_info(image, TensorProto.FLOAT, ["N" if is_open else shape[0], *taken]),
+            *(
+                helper.make_tensor_value_info(
+                    name, TensorProto.FLOAT, _declared(net.blobs[name].shape, is_open)
+                )
+                for name in wanted
+            ),
         ]
     finally:
         net.reshape(**{net.inputs[0]: shape})
-    graph = helper.make_graph(writer.nodes, net.name or "net", infos[:1], infos[1:], initializer=writer.constants)
+    graph = helper.make_graph(
+        writer.nodes, net.name or "net", infos[:1], infos[1:], initializer=writer.constants
+    )
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="jitdnn",
         producer_version=__version__,
@@ -94,7 +105,9 @@ def to_onnx(
     return model
 
 
-def check_onnx(model: Any, images: Array, expected: Mapping[str, Array], tolerance: float = 1e-4) -> list[Check]:
+def check_onnx(
+    model: Any, images: Array, expected: Mapping[str, Array], tolerance: float = 1e-4
+) -> list[Check]:
     """Run a model by jitdnn's reader of ONNX, and by onnxruntime where it is installed, and compare.
 
     `images` are what the model takes, `expected` the net's outputs for them. Raises InvalidArgument if one of them is
@@ -103,7 +116,7 @@ def check_onnx(model: Any, images: Array, expected: Mapping[str, Array], toleran
     from jitdnn.frameworks.onnx import prepare
 
     images = images.astype(np.float32)
-    runs = {"jitdnn": lambda: prepare(model).run([images])}
+    runs: dict[str, Callable[[], Sequence[Any]]] = {"jitdnn": lambda: prepare(model).run([images])}
     if find_spec("onnxruntime") is not None:
         runs["onnxruntime"] = lambda: _by_onnxruntime(model, images)
     names = [output.name for output in model.graph.output]
@@ -143,7 +156,8 @@ def _preprocessed(writer: Writer, transformer: Transformer, image: str) -> str:
 
 
 def _write_layers(writer: Writer, net: Net, values: dict[str, str]) -> None:
-    """Write the layers in order; `values` has by the name of a blob what holds it now, as layers in place change that."""
+    """Write the layers in order; `values` has by the name of a blob what holds it now, as layers in place change
+    that."""
     for node in net.nodes:
         layer = node.layer
         if layer.type == "Input":
@@ -157,10 +171,21 @@ def _write_layers(writer: Writer, net: Net, values: dict[str, str]) -> None:
         values.update(zip((blob.name for blob in node.top), results, strict=True))
 
 
-def _open(shape: Sequence[int]) -> list[int | str | None]:
-    """A shape as it is declared: the number of images is open, and what comes of it."""
-    first: int | str | None = "N" if shape and shape[0] == _IMAGES else None
-    return [first, *shape[1:]] if shape else []
+def _takes_any_number(net: Net, shape: Sequence[int]) -> bool:
+    """Give the net the number of images with which it is written; False for a net that takes its own number only."""
+    try:
+        net.reshape(**{net.inputs[0]: (_IMAGES, *shape[1:])})
+    except InvalidArgument:
+        net.reshape(**{net.inputs[0]: shape})
+        return False
+    return True
+
+
+def _declared(shape: Sequence[int], is_open: bool) -> list[int | str | None]:
+    """A shape as it is declared: the number of images, and what comes of it, is open."""
+    if not is_open or not shape:
+        return list(shape)
+    return ["N" if shape[0] == _IMAGES else None, *shape[1:]]
 
 
 def _distance(got: Array, expected: Array) -> float:

@@ -24,7 +24,9 @@ def _convolution(operator: str, w: Writer, node: Node, x: list[str]) -> list[str
     layer: Any = node.layer
     if layer.axis != 1:
         raise NotSupported(f"axis is {layer.axis}: ONNX has channels at axis 1")
-    weights = [w.weight(blob.data, name) for blob, name in zip(layer.weights, ("weight", "bias"), strict=False)]
+    weights = [
+        w.weight(blob.data, name) for blob, name in zip(layer.weights, ("weight", "bias"), strict=False)
+    ]
     arguments = layer.arguments
     return [
         w.node(
@@ -175,7 +177,11 @@ def _lrn(w: Writer, node: Node, x: list[str]) -> list[str]:
     if layer.mode == "across":
         return [w.node("LRN", x, size=size, alpha=alpha, beta=beta, bias=float(layer.offset))]
     mean = w.node(
-        "AveragePool", [w.node("Mul", x * 2)], kernel_shape=[size] * 2, pads=[size // 2] * 4, count_include_pad=1
+        "AveragePool",
+        [w.node("Mul", x * 2)],
+        kernel_shape=[size] * 2,
+        pads=[size // 2] * 4,
+        count_include_pad=1,
     )
     return [w.node("Div", [x[0], w.node("Pow", [_affine(w, mean, alpha, 1.0), w.number(beta)])])]
 
@@ -229,7 +235,9 @@ def _crop(w: Writer, node: Node, x: list[str]) -> list[str]:
 
 def _tile(w: Writer, node: Node, x: list[str]) -> list[str]:
     before, after = node.bottom[0].shape, node.top[0].shape
-    return [w.node("Tile", [x[0], w.integers([b // a for a, b in zip(before, after, strict=True)], "repeats")])]
+    return [
+        w.node("Tile", [x[0], w.integers([b // a for a, b in zip(before, after, strict=True)], "repeats")])
+    ]
 
 
 def _permute(w: Writer, node: Node, x: list[str]) -> list[str]:
@@ -273,7 +281,11 @@ def _interp(w: Writer, node: Node, x: list[str]) -> list[str]:
     size = w.integers([channels, *layer.size], "size")
     first = w.node("Shape", [inside], start=0, end=1)
     sizes = w.node("Concat", [first, size], axis=0)
-    return [w.node("Resize", [inside, "", "", sizes], mode="linear", coordinate_transformation_mode="align_corners")]
+    return [
+        w.node(
+            "Resize", [inside, "", "", sizes], mode="linear", coordinate_transformation_mode="align_corners"
+        )
+    ]
 
 
 FORMS: dict[str, Form] = {

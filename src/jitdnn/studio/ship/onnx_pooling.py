@@ -1,4 +1,5 @@
-"""Pooling in ONNX with Caffe's rounding and divisor: the padding at the end is stated, and nothing is left to be rounded."""
+"""Pooling in ONNX with Caffe's rounding and divisor: the padding at the end is stated, and nothing is left to be
+rounded."""
 
 from __future__ import annotations
 
