@@ -2,7 +2,7 @@
 
     python benchmarks/caffe_examples.py CAFFE [MORE...] [--iterations 20] [--large 3] [--only lenet] [--device cuda]
 
-CAFFE is a checkout of Caffe, or a folder with parts of it; in MORE the files are looked for that it does not have. Files
+CAFFE is a checkout of Caffe, or a folder with parts of it; in MORE the files are looked for that it does not have. They
 are taken as they are; only `test_iter` is 1 batch, instead of up to 1000. The nets with over ten million weights run
 `--large` iterations. For each solver: the net tests, trains, tests, takes a snapshot, and another solver goes on from
 it with the same weights. The two that finetune start from the weights that the solver of CaffeNet left.

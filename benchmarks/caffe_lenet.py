@@ -2,9 +2,9 @@
 
     python benchmarks/caffe_lenet.py CAFFE [--device cuda] [--seeds 1 2 3] [--way ours] [--way torch]
 
-CAFFE is a checkout of Caffe, or a folder with its examples/mnist. The digits are the 5,000 of MNIST that the package has,
-4,000 to train with and 1,000 to test with, as LMDB databases, where Caffe has 60,000 and 10,000. `torch` trains the same net
-in PyTorch, from the same weights and on the same batches in the same order, with torch.optim.SGD at the rates of the
+CAFFE is a checkout of Caffe, or a folder with its examples/mnist. The digits are the package's 5,000 of MNIST, 4,000 to
+train with and 1,000 to test with, as LMDB databases, where Caffe has 60,000 and 10,000. `torch` trains the same net in
+PyTorch, from the same weights and on the same batches in the same order, with torch.optim.SGD at the rates of the
 solver's policy: what the net can learn from these digits.
 
 Prints the accuracy and the loss of the test at every thousandth iteration, and at the end.
