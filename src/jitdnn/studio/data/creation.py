@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jitdnn.errors import InvalidArgument, JitdnnError
+from jitdnn.studio.data.built_in import DIGITS
 from jitdnn.studio.data.dataset import data_folder
 from jitdnn.studio.data.make import Cancelled, Made, make
 from jitdnn.studio.data.options import Options, options_of
@@ -207,3 +208,13 @@ def _tell(folder: Path, done: int, total: int, text: str) -> None:
     new = folder / "progress.new"
     new.write_text(json.dumps({"done": done, "total": total, "text": text}))
     os.replace(new, folder / "progress")
+
+
+def digits(store: Store) -> int:
+    """The data set of handwritten digits, made if it is not there; its number."""
+    sql = "SELECT id FROM dataset WHERE path = ? AND state = 'ready' ORDER BY id"
+    for row in store.rows(sql, DIGITS):
+        full = store.one("dataset", row["id"])
+        if full is not None and "version_of" not in full["settings"]:
+            return int(row["id"])
+    return create(store, "Handwritten digits", DIGITS, Options(grey=True))
