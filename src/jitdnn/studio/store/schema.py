@@ -18,7 +18,7 @@ from jitdnn.files import whole
 STEPS: Final = (
     """
     CREATE TABLE dataset (
-      id INTEGER PRIMARY KEY, name TEXT NOT NULL, task TEXT NOT NULL DEFAULT 'classification',
+      id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, task TEXT NOT NULL DEFAULT 'classification',
       source TEXT NOT NULL DEFAULT '', path TEXT NOT NULL DEFAULT '', shape TEXT NOT NULL DEFAULT '[]',
       classes TEXT NOT NULL DEFAULT '[]', counts TEXT NOT NULL DEFAULT '{}',
       train INTEGER NOT NULL DEFAULT 0, val INTEGER NOT NULL DEFAULT 0, test INTEGER NOT NULL DEFAULT 0,
@@ -27,7 +27,7 @@ STEPS: Final = (
       bytes INTEGER NOT NULL DEFAULT 0, made REAL NOT NULL
     );
     CREATE TABLE run (
-      id INTEGER PRIMARY KEY, name TEXT NOT NULL, kind TEXT NOT NULL DEFAULT 'train',
+      id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, kind TEXT NOT NULL DEFAULT 'train',
       dataset INTEGER REFERENCES dataset, net_name TEXT NOT NULL DEFAULT '', options TEXT NOT NULL DEFAULT '{}',
       state TEXT NOT NULL DEFAULT 'queued', intent TEXT NOT NULL DEFAULT '', lease INTEGER NOT NULL DEFAULT 0,
       place INTEGER REFERENCES place, wants TEXT NOT NULL DEFAULT '', priority INTEGER NOT NULL DEFAULT 0,
@@ -77,12 +77,15 @@ STEPS: Final = (
     ALTER TABLE run ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE run ADD COLUMN died_at INTEGER;
     """,
+    """
+    ALTER TABLE run ADD COLUMN trial TEXT NOT NULL DEFAULT '{}';
+    """,
 )
 VERSION: Final = len(STEPS)
 #: text columns that hold JSON, by table: rows come with them decoded
 JSON_COLUMNS: Final = {
     "dataset": ("shape", "classes", "counts", "settings", "notes"),
-    "run": ("options",),
+    "run": ("options", "trial"),
     "evaluation": ("matrix", "per_class", "summary"),
     "place": ("settings",),
 }

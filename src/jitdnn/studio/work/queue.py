@@ -13,7 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from jitdnn import log
 from jitdnn.errors import JitdnnError, StoreError
+from jitdnn.studio import plugins
 from jitdnn.studio.store import Row, Store
 from jitdnn.studio.work.control import queue
 from jitdnn.studio.work.executor import Executor, Job, Place
@@ -31,7 +33,7 @@ class Queue:
 
     def __init__(self, store: Store, executors: Sequence[Executor] | None = None) -> None:
         self._store = store
-        self._executors = {each.name: each for each in executors or [LocalExecutor(store)]}
+        self._executors = {each.name: each for each in executors or executors_of(store)}
         self._looked = -1e9  # when places were looked for, by a clock that nobody sets
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -195,6 +197,17 @@ class Queue:
             job, executor = self._job(row)
             if executor is not None:
                 executor.end(job)
+
+
+def executors_of(store: Store) -> list[Executor]:
+    """This machine, and what other packages bring. A plug-in that fails is left out, with a warning in the log."""
+    found: list[Executor] = [LocalExecutor(store)]
+    for name, make in plugins.load("executors").items():
+        try:
+            found.append(make(store))
+        except Exception as error:  # its own, whatever it is
+            log.tell(f"the executor {name} is left out: {type(error).__name__}: {error}")
+    return found
 
 
 def _place(row: Row) -> Place:

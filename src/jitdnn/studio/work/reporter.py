@@ -36,7 +36,7 @@ class Reporter:
     def __init__(self, ledger: Ledger, row: Row) -> None:
         self._ledger = ledger
         options = row["options"]
-        self._batch = int(options.get("batch") or 0)
+        self._batch = int(options.get("batch") or 0) * int(options.get("accumulate") or 1)
         self._patience = int(options.get("patience") or 0)
         self._spent = float(row["seconds"] or 0.0)
         self._points: list[tuple[str, int, Any]] = []
