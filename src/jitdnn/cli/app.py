@@ -401,7 +401,10 @@ def studio(
         bool | None,
         typer.Option("--open/--no-open", help="Open a browser.  [default: where there is a screen]"),
     ] = None,
-    slots: Annotated[int, typer.Option(min=1, max=64, help="Trainings at a time on this machine.")] = 1,
+    slots: Annotated[
+        int | None,
+        typer.Option(min=0, max=64, help="Trainings at a time on the processor.  [default: as before, 1]"),
+    ] = None,
 ) -> None:
     """Data sets, training and a look inside, in a browser."""
     from jitdnn.cli.studio import run_studio

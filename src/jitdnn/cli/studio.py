@@ -7,7 +7,7 @@ from pathlib import Path
 from jitdnn.errors import NotSupported
 
 
-def run_studio(home: Path | None, host: str, port: int, browse: bool | None, slots: int) -> None:
+def run_studio(home: Path | None, host: str, port: int, browse: bool | None, slots: int | None) -> None:
     """Serve the studio until it is interrupted. Raises NotSupported without the packages of the extra."""
     try:
         from jitdnn.studio.web.serve import default_home, serve

@@ -19,7 +19,7 @@ from jitdnn.studio.web.app import make_app
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
-    with TestClient(make_app(tmp_path), follow_redirects=False) as made:
+    with TestClient(make_app(tmp_path, serve_queue=False), follow_redirects=False) as made:
         yield made
 
 

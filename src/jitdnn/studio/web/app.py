@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib
 import pkgutil
 from collections.abc import AsyncIterator
@@ -18,29 +20,37 @@ from jitdnn import __version__
 from jitdnn.studio.store import Store
 from jitdnn.studio.web import failures, pages
 from jitdnn.studio.web.context import STATIC, Studio, make_templates
+from jitdnn.studio.web.stream import Watching
 from jitdnn.studio.work.inspector import Inspector
+from jitdnn.studio.work.queue import Queue
 
 ABOUT = """Every page of the studio has a twin here. Send `Authorization: Bearer TOKEN`; the token is the content of the
 file `token` in the studio's home."""
 
 
-def make_app(home: Path, slots: int = 1) -> FastAPI:
-    """The studio of `home`, a folder that exists, training up to `slots` runs at a time.
+def make_app(home: Path, serve_queue: bool = True) -> FastAPI:
+    """The studio of `home`, a folder that exists, whose queue it serves while it runs, unless `serve_queue` is false.
 
     It has no door of its own: wrap it in a `Guard` before it listens anywhere.
     """
-    inspector = Inspector()
+    store, inspector = Store(home), Inspector()
+    queue = Queue(store)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
+        serving = asyncio.create_task(queue.serve()) if serve_queue else None
         yield
+        if serving is not None:
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
         inspector.close()
 
     app = FastAPI(
         title="jitdnn studio", version=__version__, description=ABOUT, openapi_url="/api/openapi.json",
         docs_url=None, redoc_url=None, lifespan=life,
     )  # fmt: skip
-    studio = Studio(home, slots, Store(home), inspector, make_templates())
+    studio = Studio(home, store, inspector, queue, make_templates(), Watching(store))
     app.state.studio = studio
     app.mount("/static", Static(directory=STATIC))
     found = sorted(_modules(), key=lambda module: getattr(module, "ORDER", 50))

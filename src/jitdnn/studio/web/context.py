@@ -15,7 +15,9 @@ from fastapi.templating import Jinja2Templates
 
 from jitdnn.studio.store import Row, Store
 from jitdnn.studio.web import words
+from jitdnn.studio.web.stream import Watching
 from jitdnn.studio.work.inspector import Inspector
+from jitdnn.studio.work.queue import Queue
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
@@ -38,12 +40,17 @@ class Studio:
     """One server's things."""
 
     home: Path
-    slots: int
     store: Store
     inspector: Inspector
+    queue: Queue
     templates: Jinja2Templates
+    watching: Watching
     navigation: Sequence[Link] = ()
     tabs: Sequence[Link] = ()
+
+    def render(self, template: str, **values: Any) -> str:
+        """A part of a page as text."""
+        return self.templates.get_template(template).render(values)
 
     def get(self, table: str, number: int) -> Row:
         """A row, or 404."""
@@ -65,7 +72,7 @@ def page(request: Request, template: str, /, **values: Any) -> HTMLResponse:
     """A template with what base.html needs beside `values`; `status` among them is the answer's, 200 if absent."""
     studio = _studio(request)
     status = int(values.pop("status", 200))
-    values.setdefault("queue", {r["state"]: r["n"] for r in studio.store.rows(COUNTS)})
+    values["machine"] = studio.store.rows(BUSY)[0]
     theme = request.cookies.get("theme", "")
     values |= {"studio": studio, "theme": theme if theme in ("light", "dark") else ""}
     answer = studio.templates.TemplateResponse(request, template, values, status_code=status)
@@ -73,7 +80,9 @@ def page(request: Request, template: str, /, **values: Any) -> HTMLResponse:
     return cast(HTMLResponse, answer)
 
 
-COUNTS = "SELECT state, count(*) AS n FROM run WHERE state IN ('running', 'queued') GROUP BY state"
+BUSY = """SELECT (SELECT count(*) FROM run WHERE state = 'running') AS running,
+  (SELECT count(*) FROM run WHERE state = 'queued') AS waiting,
+  (SELECT coalesce(sum(slots), 0) FROM place WHERE state = 'free') AS slots"""
 
 
 def is_part(request: Request) -> bool:

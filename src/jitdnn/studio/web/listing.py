@@ -29,12 +29,18 @@ def runs(
     return [_with_spark(store, row) for row in found]
 
 
-def run(store: Store, number: int) -> Row:
-    """One run with its data set's name; 404."""
+def find(store: Store, number: int) -> Row | None:
+    """One run with its data set's name, task and number of training images."""
     found = store.rows(f"{_JOINED} WHERE run.id = ?", number) if 0 <= number < 1 << 63 else []
-    if not found:
+    return found[0] if found else None
+
+
+def run(store: Store, number: int) -> Row:
+    """One run as `find`; 404."""
+    found = find(store, number)
+    if found is None:
         raise HTTPException(404, f"There is no run {number}.")
-    return found[0]
+    return found
 
 
 def public(row: Row) -> Row:

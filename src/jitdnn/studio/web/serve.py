@@ -19,6 +19,7 @@ import uvicorn
 
 from jitdnn.errors import InvalidArgument, StoreError
 from jitdnn.files import write_whole
+from jitdnn.studio.store import Store
 from jitdnn.studio.web.app import make_app
 from jitdnn.studio.web.guard import Guard
 
@@ -31,10 +32,11 @@ def default_home() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "share") / "jitdnn-studio"
 
 
-def serve(home: Path, host: str, port: int, slots: int, browse: bool | None, say: Say) -> None:
+def serve(home: Path, host: str, port: int, slots: int | None, browse: bool | None, say: Say) -> None:
     """Serve the studio of `home` until SIGINT or SIGTERM; runs that are training go on and are taken up again later.
 
-    `say` gets the lines for the user. `browse` opens a browser; None: where there is a screen to show it on.
+    `slots` is the number of trainings at a time on the processor from now on, None: as it was. `say` gets the lines
+    for the user. `browse` opens a browser; None: where there is a screen to show it on.
     Raises StoreError for a home that cannot be used or is served already, InvalidArgument for an address that cannot
     be listened at.
     """
@@ -46,7 +48,9 @@ def serve(home: Path, host: str, port: int, slots: int, browse: bool | None, say
     with _only_server(home) as note, _listening(host, port) as listener:
         port = listener.getsockname()[1]
         token = token_of(home)
-        guard = Guard(make_app(home, slots), token, names(host, port), f"studio_{port}")
+        if slots is not None:
+            Store(home).set_setting("cpu_slots", slots)
+        guard = Guard(make_app(home), token, names(host, port), f"studio_{port}")
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{'127.0.0.1' if _is_every(host) else shown}:{port}"
         note.write(address)

@@ -122,8 +122,9 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 def epochs(run: Mapping[str, Any]) -> str:
     """How many times a run has gone over its training images."""
-    images = run.get("images")
-    return f"{run['iteration'] * run['options'].get('batch', 1) / images:.1f}" if images else NOTHING
+    if not run["max_iter"] or "epochs" not in run["options"]:
+        return NOTHING
+    return f"{run['iteration'] / run['max_iter'] * run['options']['epochs']:.1f}"
 
 
 def summary(dataset: Mapping[str, Any]) -> str:

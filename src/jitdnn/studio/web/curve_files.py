@@ -1,0 +1,42 @@
+"""Curves as CSV, every point as it was written, a stretch of iterations at a time."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from jitdnn.studio.store import Store
+
+#: iterations that are read at once
+STRETCH: Final = 20_000
+_NEXT = "SELECT min(iteration) FROM point WHERE run = ? AND series = ? AND iteration >= ?"
+_POINTS = "SELECT iteration, value FROM point WHERE run = ? AND series = ? AND iteration BETWEEN ? AND ?"
+
+
+def lines(store: Store, run: int, names: Sequence[str]) -> Iterator[str]:
+    """A header, then a line for each iteration at which any of the series has a value."""
+    yield _written([["iteration", *names]])
+    known = {row["name"]: row["id"] for row in store.rows("SELECT id, name FROM series")}
+    columns = [known.get(name, -1) for name in names]
+    low = 0
+    while True:
+        starts = [store.db.execute(_NEXT, (run, column, low)).fetchone()[0] for column in columns]
+        if all(start is None for start in starts):
+            return
+        low = min(start for start in starts if start is not None)
+        found = [dict(store.db.execute(_POINTS, (run, column, low, low + STRETCH - 1))) for column in columns]
+        rows = [[at, *(_number(values.get(at)) for values in found)] for at in sorted(set().union(*found))]
+        yield _written(rows)
+        low += STRETCH
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else repr(value)
+
+
+def _written(rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,144 @@
+"""A new training: data, a net, options, and what they come to before anything is started."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse, Response
+
+from jitdnn.caffe.update_rules import RULES
+from jitdnn.errors import InvalidArgument
+from jitdnn.studio import nets
+from jitdnn.studio.data import Options as DataOptions
+from jitdnn.studio.data import creation
+from jitdnn.studio.data.built_in import DIGITS
+from jitdnn.studio.store import Row
+from jitdnn.studio.web import listing
+from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
+from jitdnn.studio.web.pages.run import read_run
+from jitdnn.studio.web.trainings import Training, dataset_of, from_form, start
+
+router = APIRouter()
+NAVIGATION = (Link(30, "/train", "train", "New training"),)
+#: the options of the page, in its groups
+GROUPS = {
+    "Solver": ("solver", "momentum", "decay", "clip", "accumulate", "seed"),
+    "Learning rate": ("gamma", "power", "step", "steps"),
+    "Images": ("mean", "scale", "crop", "mirror"),
+    "Tests and snapshots": ("tests", "snapshots"),
+    "Fine-tuning": ("weights", "freeze"),
+    "Memory": ("memory_limit",),
+}
+
+
+@router.get("/train", include_in_schema=False)
+def train_form(
+    request: Request, studio: Here, dataset: Annotated[int, Query(ge=0, le=1 << 62)] = 0,
+    run: Annotated[int, Query(ge=0, le=1 << 62)] = 0, net: str = "",
+) -> Response:  # fmt: skip
+    """The form: a copy of `run`, for `dataset`, with the net `net` of the gallery; each may be absent."""
+    store = studio.store
+    datasets = store.rows("SELECT * FROM dataset WHERE state = 'ready' ORDER BY id DESC LIMIT 500")
+    text, given = "", {}
+    if run:
+        old = listing.run(store, run)
+        original = store.folder(run) / "original.prototxt"
+        text = original.read_text() if original.is_file() else ""
+        given, dataset = old["options"], dataset or old["dataset"] or 0
+    chosen = next((d for d in datasets if d["id"] == dataset), datasets[0] if datasets else None)
+    gallery = nets.gallery(chosen["task"] if chosen else None) or nets.gallery()
+    text = text or next((each["text"] for each in gallery if each["key"] == net), gallery[0]["text"])
+    return page(
+        request, "train.html", datasets=datasets, chosen=chosen, gallery=gallery, text=text, copied=run,
+        options=_options(given), schedules=nets.SCHEDULES, groups=GROUPS, choices=_choices(store),
+        places=store.rows("SELECT * FROM place WHERE state != 'gone' ORDER BY device = 'cpu', id"),
+    )  # fmt: skip
+
+
+def _options(given: Row) -> dict[str, Row]:
+    """Name, value as a field holds it, and meaning of each option."""
+    found = {}
+    for option in fields(nets.Options):
+        value = given.get(option.name, option.default)
+        if isinstance(value, list | tuple):
+            value = ", ".join(f"{each:g}" if isinstance(each, float) else str(each) for each in value)
+        found[option.name] = {"value": "" if value is None else value, "about": option.metadata["about"]}
+    return found
+
+
+def _choices(store: Any) -> dict[str, list[tuple[str, str]]]:
+    """Options that are chosen from a list: value and title."""
+    trained = store.rows("SELECT id, name FROM run WHERE best_at IS NOT NULL ORDER BY id DESC LIMIT 200")
+    return {
+        "solver": [(name, name) for name in RULES],
+        "mean": [(name, name[:1].upper() + name[1:]) for name in nets.MEANS],
+        "mirror": [("", "As in the net"), ("true", "Yes"), ("false", "No")],
+        "weights": [
+            ("", "Nothing: random weights"),
+            *((f"run:{r['id']}", f"Best of {r['name']}") for r in trained),
+        ],
+    }
+
+
+async def _asked(request: Request) -> Training:
+    form = await request.form()
+    return from_form({name: value for name, value in form.items() if isinstance(value, str)})
+
+
+@router.post("/train/check", include_in_schema=False)
+async def check_part(request: Request, studio: Here) -> Response:
+    """What the form comes to; what is wrong is part of the answer, not a refusal."""
+    template = "check.html" if is_part(request) else "checked.html"
+    try:
+        asked = await _asked(request)
+        found, dataset = await check(studio, asked), dataset_of(studio, asked.dataset)
+    except InvalidArgument as error:
+        wrong = {"ok": False, "error": str(error), "line": None}
+        return page(request, template, found=wrong, dataset=None, asked=None)
+    return page(request, template, found=found, asked=asked, dataset=dataset)
+
+
+@router.post("/api/check")
+async def check(studio: Here, asked: Training) -> Row:
+    """Whether a net can be trained: its layers with their shapes and weights, or what is wrong in which line."""
+    dataset = dataset_of(studio, asked.dataset)
+    return await studio.inspector.inspect(nets.check, asked.net, asked.values(studio), dataset, studio.home)
+
+
+@router.post("/train", include_in_schema=False)
+async def train(request: Request, studio: Here) -> Response:
+    return RedirectResponse(f"/runs/{await start(studio, await _asked(request))}", 303)
+
+
+@router.post("/api/runs", status_code=201)
+async def create_run(studio: Here, asked: Training) -> Row:
+    """Queue a training."""
+    return read_run(studio, await start(studio, asked))
+
+
+@router.get("/api/nets")
+def list_nets(task: str | None = None) -> list[Row]:
+    """The nets of the gallery, as prototxt."""
+    return nets.gallery(task)
+
+
+@router.post("/first", include_in_schema=False)
+async def first(studio: Here) -> Response:
+    """From an empty home to a net that is trained, by one click."""
+    number = await _digits(studio)
+    text = nets.gallery("classification")[0]["text"]
+    made = await start(studio, Training(dataset=number, net=text, name="My first net"))
+    return RedirectResponse(f"/runs/{made}", 303)
+
+
+async def _digits(studio: Studio) -> int:
+    found = studio.store.rows("SELECT id FROM dataset WHERE path = ? AND state = 'ready'", DIGITS)
+    if found:
+        return int(found[0]["id"])
+    options = DataOptions(grey=True)
+    return await asyncio.to_thread(
+        creation.create, studio.store, "Handwritten digits", DIGITS, options, "built in"
+    )

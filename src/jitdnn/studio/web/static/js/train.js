@@ -1,0 +1,54 @@
+// A new training: the gallery, and the editor with line numbers, colours and the line that is wrong.
+
+import { $, all } from "./tools.js";
+
+const net = $("#net");
+if (net) {
+  const words = /(#[^\n]*)|("[^"\n]*"?)|\b(\d[\w.]*|TRAIN|TEST|MAX|AVE|true|false)\b|\b([A-Za-z_]+)(?=\s*[{:])/g;
+  const kinds = ["c", "s", "n", "w"];
+  const escape = (text) => text.replace(/[&<]/g, (sign) => (sign === "&" ? "&amp;" : "&lt;"));
+  const coloured = (line) => {
+    let out = "", from = 0;
+    for (const match of line.matchAll(words)) {
+      const kind = kinds[match.slice(1).findIndex((group) => group !== undefined)];
+      out += `${escape(line.slice(from, match.index))}<span class="${kind}">${escape(match[0])}</span>`;
+      from = match.index + match[0].length;
+    }
+    return out + escape(line.slice(from));
+  };
+  const paint = () => {
+    const bad = +($("#verdict")?.dataset.line || 0), lines = net.value.split("\n");
+    $(".gutter").innerHTML = lines.map((_, at) => (at + 1 === bad ? `<b>${at + 1}</b>` : at + 1)).join("\n");
+    $(".ink").innerHTML = `${lines.map((line, at) => (at + 1 === bad ? `<span class="bad">${coloured(line) || " "}</span>` : coloured(line))).join("\n")}\n `;
+    $("#start").disabled = $("#verdict")?.classList.contains("bad") ?? false;
+  };
+  net.addEventListener("input", paint);
+  document.addEventListener("htmx:after:swap", paint);
+  document.addEventListener("click", (event) => { // to the line that is wrong
+    if (event.target.id !== "goto") return;
+    const line = +$("#verdict").dataset.line, lines = net.value.split("\n");
+    const before = lines.slice(0, line - 1).reduce((sum, each) => sum + each.length + 1, 0);
+    net.focus({ preventScroll: true });
+    net.setSelectionRange(before, before + lines[line - 1].length);
+    const editor = $(".editor"), height = parseFloat(getComputedStyle(editor).lineHeight);
+    editor.scrollTop = Math.max(0, (line - 8) * height);
+    editor.scrollIntoView({ block: "nearest" });
+  });
+  net.addEventListener("keydown", (event) => { // Tab writes two spaces; Escape before it leaves the editor
+    if (event.key === "Escape") net.dataset.left = "1";
+    else if (event.key === "Tab" && !event.shiftKey && !net.dataset.left) {
+      event.preventDefault();
+      net.setRangeText("  ", net.selectionStart, net.selectionEnd, "end");
+      net.dispatchEvent(new Event("input", { bubbles: true }));
+    } else delete net.dataset.left;
+  });
+  all("[name=gallery]").forEach((choice) => choice.addEventListener("change", () => {
+    net.value = $("template", choice.parentNode).content.textContent;
+    net.dispatchEvent(new Event("input", { bubbles: true }));
+  }));
+  $("[name=dataset]").addEventListener("change", (event) => { // other data may want other nets
+    const own = all("[name=gallery]").every((choice) => $("template", choice.parentNode).content.textContent !== net.value);
+    if (!own) location.assign(`/train?dataset=${event.target.value}`);
+  });
+  paint();
+}

@@ -1,0 +1,182 @@
+"""A new training: the form, the check, and what may not become a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra jitdnn[studio] is not installed")
+pytest.importorskip("httpx2")
+
+from fastapi.testclient import TestClient
+
+from jitdnn.studio import nets
+from jitdnn.studio.store import Store
+from jitdnn.studio.web.app import make_app
+
+LENET = nets.gallery("classification")[0]["text"]
+FORM = {
+    "dataset": "1",
+    "net": LENET,
+    "epochs": "2",
+    "batch": "8",
+    "rate": "0.01",
+    "policy": "poly",
+    "steps": "",
+}
+
+
+class Here:
+    """In place of the inspector's processes, which take seconds to start: this one."""
+
+    async def inspect(self, function: Any, *arguments: Any, **_: Any) -> Any:
+        return function(*arguments)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    app = make_app(tmp_path, serve_queue=False)
+    app.state.studio.inspector = Here()
+    store = app.state.studio.store
+    store.insert(
+        "dataset", name="Stripes & <b>", classes=["a", "b"], counts={"train": [10, 10]}, shape=[1, 28, 28],
+        train=20, test=10,
+    )  # fmt: skip
+    with TestClient(app, follow_redirects=False) as made:
+        yield made
+
+
+def store_of(client: TestClient) -> Store:
+    app: Any = client.app
+    found: Store = app.state.studio.store
+    return found
+
+
+def test_form_has_every_option_of_nets(client: TestClient) -> None:
+    page = client.get("/train").text
+    for option in fields(nets.Options):
+        assert f'name="{option.name}"' in page, option.name
+    assert "Stripes &amp; &lt;b&gt;" in page
+    contract = client.get("/api/openapi.json").json()["components"]["schemas"]["Options"]["properties"]
+    assert set(contract) == {option.name for option in fields(nets.Options)}
+
+
+def test_without_data_the_page_offers_the_built_in(tmp_path: Path) -> None:
+    with TestClient(make_app(tmp_path, serve_queue=False)) as client:
+        assert "There is no data set yet" in client.get("/train").text
+
+
+def test_check_says_what_a_net_comes_to(client: TestClient) -> None:
+    part = client.post("/train/check", data=FORM, headers={"HX-Request": "true"}).text
+    assert "LeNet can be trained on Stripes &amp; &lt;b&gt;" in part
+    assert "conv2" in part
+    assert "<html" not in part
+    assert "<html" in client.post("/train/check", data=FORM).text  # a browser without script
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"net": LENET.replace("kernel_size: 5", "kernel_sized: 5", 1)}, "Line 17"),
+        ({"net": 'name: "x"\nlayer ]'}, "Line 2"),
+        ({"net": ""}, "no layers yet"),
+        ({"batch": "0"}, "batch is"),
+        ({"rate": "fast"}, "rate is"),
+        ({"rate": "1e999"}, "rate is"),
+        ({"policy": "sometimes"}, "policy is"),
+        ({"dataset": ""}, "no data set is chosen"),
+        ({"weights": "/etc/passwd"}, "weights are"),
+        ({"weights": "run:7"}, "no weights yet"),
+        ({"weights": "run:" + "9" * 40}, "weights are"),
+    ],
+)
+def test_check_says_what_is_wrong_and_nothing_starts(
+    client: TestClient, change: dict[str, str], said: str
+) -> None:
+    form = FORM | change
+    part = client.post("/train/check", data=form, headers={"HX-Request": "true"})
+    assert part.status_code == 200
+    assert said in part.text
+    answer = client.post("/train", data=form)
+    assert answer.status_code == 422
+    assert store_of(client).rows("SELECT * FROM run") == []
+    assert not (store_of(client).home / "runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["Python", "HDF5Data", "ImageData", "WindowData", "HDF5Output"])
+def test_layers_with_code_or_files_of_their_own_are_refused(client: TestClient, kind: str) -> None:
+    text = LENET + f'layer {{ name: "x" type: "{kind}" bottom: "ip2" top: "y" }}\n'
+    body = {"dataset": 1, "net": text}
+    found = client.post("/api/check", json=body).json()
+    assert not found["ok"]
+    assert kind in found["error"]
+    assert found["line"] == len(LENET.splitlines()) + 1
+    answer = client.post("/api/runs", json=body)
+    assert answer.status_code == 422
+    assert answer.json()["detail"]["line"] == found["line"]
+
+
+def test_sources_of_a_text_are_replaced(client: TestClient) -> None:
+    text = LENET.replace('type: "Data"', 'type: "Data" data_param { source: "/etc" backend: LMDB }')
+    folder = store_of(client).data_folder(1)
+    folder.mkdir(parents=True)
+    np.save(folder / "train_data.npy", np.zeros((20, 1, 28, 28), np.uint8))
+    number = client.post("/api/runs", json={"dataset": 1, "net": text}).json()["id"]
+    written = (store_of(client).folder(number) / "net.prototxt").read_text()
+    assert "/etc" not in written
+    assert "data/1#train" in written
+
+
+def test_training_is_queued_with_its_files(client: TestClient) -> None:
+    answer = client.post("/train", data=FORM | {"name": "", "parent": "1", "freeze": "conv1"})
+    assert answer.status_code == 303
+    run = store_of(client).one("run", 1)
+    assert run is not None
+    assert answer.headers["location"] == "/runs/1"
+    assert run["state"] == "queued"
+    assert run["name"] == "LeNet on Stripes & <b>"
+    assert run["max_iter"] == 2 * 3
+    assert run["options"]["freeze"] == ["conv1"]
+    assert run["options"]["policy"] == "poly"
+    assert {file["name"] for file in client.get("/api/runs/1/files").json()} == {
+        "net.prototxt", "original.prototxt", "solver.prototxt",
+    }  # fmt: skip
+    copy = client.get("/train", params={"run": 1}).text
+    assert "A copy of" in copy
+    assert 'value="conv1"' in copy
+
+
+def test_data_sets_that_are_not_ready_are_not_trained_on(client: TestClient) -> None:
+    store_of(client).update("dataset", 1, state="making")
+    assert client.post("/api/runs", json={"dataset": 1, "net": LENET}).status_code == 409
+    assert client.post("/api/runs", json={"dataset": 2, "net": LENET}).status_code == 404
+    assert "There is no data set yet" in client.get("/train").text
+
+
+def test_options_of_programs_are_checked_as_those_of_the_form(client: TestClient) -> None:
+    answer = client.post("/api/runs", json={"dataset": 1, "net": LENET, "options": {"epochs": 0}})
+    assert answer.status_code == 422
+    assert "epochs is" in answer.text
+    assert (
+        client.post("/api/runs", json={"dataset": 1, "net": LENET, "options": {"rate": "NaN"}}).status_code
+        == 422
+    )
+
+
+def test_one_click_from_an_empty_home(tmp_path: Path) -> None:
+    app = make_app(tmp_path, serve_queue=False)
+    app.state.studio.inspector = Here()
+    with TestClient(app, follow_redirects=False) as client:
+        assert client.post("/first").headers["location"] == "/runs/1"
+        assert client.post("/first").headers["location"] == "/runs/2"  # the data set is made once
+        store = store_of(client)
+        assert len(store.rows("SELECT * FROM dataset")) == 1
+        assert [run["state"] for run in store.rows("SELECT * FROM run")] == ["queued", "queued"]
