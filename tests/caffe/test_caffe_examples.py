@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from caffe_databases import datum, write_leveldb, write_lmdb
-from jitdnn.caffe import Solver, load_solver
+from jitdnn.caffe import Solver, load_net, load_solver
 from jitdnn.caffe.datasets import compute_mean
 from jitdnn.caffe.events import Event, WaitedForData
-from paths import SHARED
+from paths import ROOT, SHARED
 
+BENCHMARKS = ROOT / "benchmarks"
 PROTOTXT = SHARED / "prototxt"
 FIELDS = (
     'base_lr: 0.01 momentum: 0.9 lr_policy: "fixed" max_iter: 4 display: 1 test_iter: 1 test_interval: 4 '
@@ -113,3 +115,62 @@ def test_logistic_regression_on_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyP
     solver: Any = load_solver(text, seed=1)
     solver.solve()
     assert {output.name: output.value for output in solver.test(0).outputs}["accuracy"] > 0.9
+
+
+# ---- the program that trains all of Caffe's solvers, benchmarks/caffe_examples.py
+
+
+@pytest.mark.parametrize(
+    "solver",
+    ["mnist/lenet_consolidated_solver", "mnist/lenet_auto_solver", "cifar10/cifar10_quick_solver_lr1"],
+)
+def test_solvers_as_they_stand(solver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver with its net in it and two test nets, nets that a program writes, HDF5 snapshots and a mean."""
+    if not PROTOTXT.is_dir():
+        pytest.skip(f"{PROTOTXT} is not here")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.chdir(tmp_path)
+    import caffe_examples
+
+    name = f"examples/{solver}.prototxt"
+    file = caffe_examples.lay_out(name, [PROTOTXT], tmp_path)
+    assert file == tmp_path / name
+    row = caffe_examples.train(file, SimpleNamespace(device="cpu", iterations=3, large=1))
+    assert row["iterations"] == 3
+    assert row["files"] == (".h5 .jdsnap" if "lr1" in solver else ".jdsnap")
+    assert caffe_examples.lay_out(name, [tmp_path / "nowhere"], tmp_path) is None
+
+
+def test_large_images_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the nets of ImageNet, Flickr's styles and Pascal's detections read."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.chdir(tmp_path)
+    import caffe_example_files
+
+    caffe_example_files.write_large_images(tmp_path, count=6)
+    transform = 'crop_size: 227 mirror: true mean_file: "data/ilsvrc12/imagenet_mean.binaryproto"'
+    windows = "examples/finetune_pascal_detection/window_file_2007_trainval.txt"
+    sources = {
+        "Data": 'data_param { source: "examples/imagenet/ilsvrc12_train_lmdb" batch_size: 4 backend: LMDB }',
+        "ImageData": 'image_data_param { source: "data/flickr_style/train.txt" batch_size: 4 new_height: 256 '
+        "new_width: 256 }",
+        "WindowData": f'window_data_param {{ source: "{windows}" batch_size: 4 fg_fraction: 0.25 context_pad: 16 }}',
+    }
+    for kind, source in sources.items():
+        net = load_net(
+            f'layer {{ name: "d" type: "{kind}" top: "data" top: "label" {source} transform_param {{ {transform} }} }}',
+            "TRAIN",
+            seed=1,
+        )
+        tops = net.forward()
+        assert tops["data"].shape == (4, 3, 227, 227), kind
+        assert np.isfinite(tops["data"]).all()
+        assert tops["data"].std() > 10, kind
+        labels = tops["label"].tolist()
+        if kind == "WindowData":  # a quarter of the batch are windows of objects, and class 0 are the others
+            assert sum(label > 0 for label in labels) == 1
+        elif kind == "ImageData":
+            assert labels == [0, 1, 2, 3]
+        else:
+            assert set(labels) <= set(range(6))
+            assert len(set(labels)) == 4

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import caffe_protobuf
+from caffe_databases import read_database
 from command_line import call
 from jitdnn import targets
 from jitdnn.caffe import load_net
@@ -324,6 +326,69 @@ def test_features_are_those_of_the_batches(
     for name, parts in expected.items():
         np.testing.assert_array_equal(found[name], np.concatenate(parts))
         assert found[name].dtype == np.float32
+
+
+@pytest.mark.parametrize("backend", ["lmdb", "leveldb"])
+def test_features_in_databases_as_caffes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, backend: str
+) -> None:
+    """A record for each image, float_data of (C, H, W), the number in ten digits; read by other libraries."""
+    file, weights = net_file(tmp_path, DATA, SCORE, ACCURACY), tmp_path / "w.npz"
+    net = load_net(file, seed=1)
+    net.save_weights(weights)
+    expected: dict[str, list[np.ndarray]] = {"data": [], "score": [], "accuracy": []}
+    for _ in range(2):
+        net.forward()
+        for name, parts in expected.items():
+            parts.extend(np.atleast_1d(net.blobs[name].data.copy()))
+    out = ",".join(str(tmp_path / f"{name}_db") for name in expected)
+    options = ["--weights", weights, "--blobs", ",".join(expected), "--iterations", "2", "--backend", backend]
+    code, text, err = call(capsys, "extract-features", file, out, *options)
+    assert code == 0, err
+    assert text == f"data: 40 records\nscore: 40 records\naccuracy: 2 records\nwrote {out}\n"
+    kind = caffe_protobuf.classes()["Datum"]
+    for name, images in expected.items():
+        records = read_database(tmp_path / f"{name}_db")
+        assert [key for key, _ in records] == [b"%010d" % number for number in range(len(images))]
+        for (_, value), image in zip(records, images, strict=True):
+            found = kind.FromString(value)
+            shape = (*np.shape(image), 1, 1, 1)[:3]
+            assert (found.channels, found.height, found.width) == shape
+            np.testing.assert_array_equal(np.float32(found.float_data), np.ravel(image))
+            assert not found.data
+    assert not list(tmp_path.glob(".*"))
+    code, _, err = call(capsys, "extract-features", file, out, *options)
+    assert code == 1
+    assert "exists already" in err
+
+
+@pytest.mark.parametrize(
+    ("out", "backend", "words"),
+    [
+        ("a", "lmdb", "2 blobs (data, score) go to as many databases, and 1"),
+        ("a,./a", "lmdb", "give each blob one of its own"),
+        ("a,b", "hdf5", "backend is 'hdf5': there are lmdb and leveldb"),
+        ("a,file/b", "lmdb", "cannot be written"),
+    ],
+)
+def test_databases_of_features_that_cannot_be(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    out: str,
+    backend: str,
+    words: str,
+) -> None:
+    file, weights = net_file(tmp_path, DATA, SCORE), tmp_path / "w.npz"
+    load_net(file).save_weights(weights)
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    options = ["--weights", weights, "--blobs", "data,score", "--iterations", "1", "--backend", backend]
+    code, _, err = call(capsys, "extract-features", file, out, *options)
+    assert code == 1
+    assert words in err
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import caffe_protobuf
+from caffe_databases import read_database
 from command_line import call
 from jitdnn.caffe.blob_proto import read_binaryproto
 
@@ -62,6 +63,23 @@ def test_resized_grey_shuffled(images: Path, capsys: pytest.CaptureFixture[str])
         assert key == f"{number:08d}_sub/{datum.label - 3}.png"
         wanted = cv2.resize(cv2.cvtColor(IMAGES[datum.label - 3], cv2.COLOR_BGR2GRAY), (9, 4)).astype(float)
         assert np.abs(np.frombuffer(datum.data, np.uint8).reshape(4, 9) - wanted).max() <= 2
+
+
+def test_keys_have_the_names_as_they_stand_in_the_list(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And both kinds of databases have the same records."""
+    (images / "with blank").mkdir()
+    cv2.imwrite(str(images / "with blank" / "5.png"), IMAGES[0])
+    names = ["./sub/0.png", "sub//1.png", "sub/../sub/2.png", "with blank/5.png", "sub/./3.png"]
+    (images / "list.txt").write_text("".join(f"{name} 1\n" for name in names))
+    assert convert(capsys, images)[0] == 0
+    found = read_database(images / "db")
+    assert [key.decode() for key, _ in found] == [f"{index:08d}_{name}" for index, name in enumerate(names)]
+    (images / "db").rename(images / "lmdb")
+    assert convert(capsys, images, "--backend", "leveldb")[0] == 0
+    assert (images / "db" / "CURRENT").exists()
+    assert read_database(images / "db") == found
 
 
 def test_encoded(images: Path, capsys: pytest.CaptureFixture[str]) -> None:

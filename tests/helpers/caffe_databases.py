@@ -52,3 +52,19 @@ def write_leveldb(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> Path:
         database.put(key, value)
     database.close()
     return folder
+
+
+def read_database(folder: Path) -> list[tuple[bytes, bytes]]:
+    """The records of a database, in the order of their keys."""
+    if (folder / "data.mdb").exists():
+        lmdb = pytest.importorskip("lmdb")
+        with (
+            lmdb.open(str(folder), readonly=True, lock=False) as environment,
+            environment.begin() as transaction,
+        ):
+            return [(bytes(key), bytes(value)) for key, value in transaction.cursor()]
+    plyvel = pytest.importorskip("plyvel")
+    database = plyvel.DB(str(folder))
+    records = list(database)
+    database.close()
+    return records

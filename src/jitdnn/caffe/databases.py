@@ -1,21 +1,23 @@
 """The databases of Caffe: LMDB by the package lmdb, LevelDB by plyvel. Records are read in the order of their keys.
 
-A database is only read, and nothing is written beside it. Who writes it meanwhile spoils what is read.
+A database is only read, and nothing is written beside it. Who writes it meanwhile spoils what is read. New ones are
+written by database_writers.py.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any, Final
 
 from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.locks import lock
 
 Record = tuple[bytes, bytes]
 """A key and its value."""
@@ -77,24 +79,22 @@ def open_database(path: Path) -> Database:
 
 
 _open: weakref.WeakValueDictionary[str, Database] = weakref.WeakValueDictionary()
-_lock = Lock()
+_lock = lock()
 
-
-def _new_lock() -> None:
-    """Behind a fork: a thread that is not there may have held it."""
-    global _lock
-    _lock = Lock()
-
-
+# held around calls of the libraries: a fork waits until no thread is inside one, whose own locks would stay held in the
+# child, where closing the database waits for them
+_inside = RLock()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)
+    os.register_at_fork(
+        before=_inside.acquire, after_in_parent=_inside.release, after_in_child=_inside.release
+    )
 
 
 class LMDB(Database):
     """A folder with data.mdb."""
 
     def __init__(self, path: Path) -> None:
-        lmdb = _lmdb(path)
+        lmdb = lmdb_module(path)
         self.path, self.process = path, os.getpid()
         _check_size(path / "data.mdb")
         try:
@@ -114,10 +114,20 @@ class LMDB(Database):
 
     def records(self, place: int = 0) -> Iterator[Record]:
         try:
-            with self._environment.begin() as transaction, transaction.cursor() as cursor:
-                # behind the end the cursor would begin anew
-                if cursor.first() and all(cursor.next() for _ in range(place)):
-                    yield from cursor.iternext()
+            with ExitStack() as stack:
+                with _inside:
+                    transaction = stack.enter_context(_closed_inside(self._environment.begin(), "abort"))
+                    cursor = stack.enter_context(_closed_inside(transaction.cursor(), "close"))
+                    is_there = cursor.first()
+                while is_there:
+                    if place:  # one to skip
+                        place -= 1
+                    else:
+                        with _inside:
+                            record = cursor.item()
+                        yield record
+                    with _inside:
+                        is_there = cursor.next()
         except self._error as error:
             raise InvalidArgument(f"{self.path} is damaged: {error}") from error
 
@@ -126,13 +136,7 @@ class LevelDB(Database):
     """A folder with CURRENT."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            import plyvel
-        except ImportError:
-            raise NotSupported(
-                f"{path} is a LevelDB database, and plyvel, which reads it, is not installed: pip install "
-                "'jitdnn[leveldb]'; or make an LMDB database of the images: jitdnn convert-imageset"
-            ) from None
+        plyvel = plyvel_module(path)
         self.path, self.process = path, os.getpid()
         try:
             self._database = plyvel.DB(str(path), create_if_missing=False, paranoid_checks=True)
@@ -149,78 +153,55 @@ class LevelDB(Database):
 
     def records(self, place: int = 0) -> Iterator[Record]:
         try:
-            with self._database.iterator(verify_checksums=True, fill_cache=False) as iterator:
-                for index, record in enumerate(iterator):
-                    if index >= place:
+            with ExitStack() as stack:
+                with _inside:
+                    iterator = self._database.iterator(verify_checksums=True, fill_cache=False)
+                    stack.enter_context(_closed_inside(iterator, "close"))
+                while True:
+                    with _inside:
+                        record = next(iterator, None)
+                    if record is None:
+                        return
+                    if place:  # one to skip
+                        place -= 1
+                    else:
                         yield record
         except self._error as error:
             raise InvalidArgument(f"{self.path} is damaged: {error}") from error
 
 
-class Writer:
-    """Writes records into a new LMDB database, which is there whole, or not at all, when the block ends."""
-
-    def __init__(self, path: Path, every: int = 1000) -> None:
-        """`path` must not exist; `every` so many records are a transaction."""
-        self._lmdb = _lmdb(path)
-        if path.exists():
-            raise InvalidArgument(f"{path} exists already: remove it, or give another name")
-        self.path, self._every = path, every
-        self._unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-        self._waiting: list[Record] = []
-
-    def __enter__(self) -> Writer:
-        try:
-            shutil.rmtree(self._unfinished, ignore_errors=True)  # of a process that was killed
-            self._unfinished.mkdir(parents=True)
-            self._environment = self._lmdb.open(str(self._unfinished), map_size=1 << 26)
-        except (OSError, self._lmdb.Error) as error:
-            shutil.rmtree(self._unfinished, ignore_errors=True)
-            raise InvalidArgument(f"{self.path} cannot be written: {error}") from error
-        return self
-
-    def put(self, key: bytes, value: bytes) -> None:
-        """Add a record. Raises InvalidArgument where the disk is full, or a key is empty or too long."""
-        self._waiting.append((key, value))
-        if len(self._waiting) >= self._every:
-            self._commit()
-
-    def _commit(self) -> None:
-        while self._waiting:
-            try:
-                with self._environment.begin(write=True) as transaction:
-                    for key, value in self._waiting:
-                        transaction.put(key, value)
-            except self._lmdb.MapFullError:
-                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
-                continue
-            except self._lmdb.Error as error:
-                raise InvalidArgument(f"{self.path} cannot be written: {error}") from error
-            self._waiting = []
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            if error is None:
-                self._commit()
-                self._environment.sync(True)
-            self._environment.close()
-            if error is None:
-                os.rename(self._unfinished, self.path)
-        except (OSError, self._lmdb.Error) as failure:
-            raise InvalidArgument(f"{self.path} cannot be written: {failure}") from failure
-        finally:
-            self._environment.close()
-            shutil.rmtree(self._unfinished, ignore_errors=True)
+@contextmanager
+def _closed_inside(what: Any, end: str) -> Iterator[Any]:
+    """A block with something of a library's that is ended, by its method of that name, behind it."""
+    try:
+        yield what
+    finally:
+        with _inside:
+            getattr(what, end)()
 
 
-def _lmdb(path: Path) -> Any:
+def lmdb_module(path: Path) -> Any:
+    """The package lmdb, for the database `path`. Raises NotSupported if it is not installed."""
     try:
         import lmdb
     except ImportError:
         raise NotSupported(
-            f"{path} is an LMDB database, and lmdb, which reads it, is not installed: pip install 'jitdnn[caffe]'"
+            f"{path} is an LMDB database, and lmdb, which reads and writes it, is not installed: pip install "
+            "'jitdnn[caffe]'"
         ) from None
     return lmdb
+
+
+def plyvel_module(path: Path) -> Any:
+    """The package plyvel, for the database `path`. Raises NotSupported if it is not installed."""
+    try:
+        import plyvel
+    except ImportError:
+        raise NotSupported(
+            f"{path} is a LevelDB database, and plyvel, which reads and writes it, is not installed: pip install "
+            "'jitdnn[leveldb]'; or make an LMDB database of the images: jitdnn convert-imageset"
+        ) from None
+    return plyvel
 
 
 def _check_size(file: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from jitdnn import limits
 from jitdnn.caffe.blob import Array
 from jitdnn.caffe.blob_proto import write_binaryproto
-from jitdnn.caffe.databases import Writer
+from jitdnn.caffe.database_writers import new_database
 from jitdnn.caffe.datum import encoded_datum, image_datum
 from jitdnn.caffe.images import encode_image, read_image
 from jitdnn.caffe.sources import DatabaseSource, read_image_list
@@ -34,9 +34,11 @@ def convert_imageset(
     is_encoded: bool = False,
     encode_type: str = "",
     check_size: bool = False,
+    backend: str = "lmdb",
     advance: Advance = lambda done: None,
 ) -> int:
-    """Write the images of a list (sources.py: read_image_list) into the new LMDB database `out`; return their number.
+    """Write the images of a list (sources.py: read_image_list) into the new database `out`, of the `backend` "lmdb" or
+    "leveldb"; return their number. `root` is put in front of the names as it is, as Caffe does.
 
     Keys are the number of the image, eight digits, an underscore and its name in the list, as Caffe's. Images are
     stored as bytes, blue, green, red or grey, resized to `resize` (height, width); with `is_encoded` or `encode_type`
@@ -45,14 +47,14 @@ def convert_imageset(
 
     Raises InvalidArgument or InvalidShape, naming the image; `out` does not exist then.
     """
-    entries = read_image_list(list_file, "")
+    entries = read_image_list(list_file)
     if shuffle_seed is not None:
         order = np.random.Generator(np.random.PCG64(shuffle_seed)).permutation(len(entries))
         entries = [entries[index] for index in order.tolist()]
     first: tuple[int, ...] | None = None
-    with Writer(out) as writer:
+    with new_database(out, backend) as writer:
         for number, (name, label) in enumerate(entries):
-            file = Path(root + str(name))
+            file = Path(root + name)
             image = read_image(file, "L" if is_grey else "RGB", resize)
             first = image.shape if first is None else first
             if check_size and image.shape != first:

@@ -1,4 +1,6 @@
-"""Blobs of a net over many batches, in .npz or HDF5 files of any length, in the memory of one batch."""
+"""Blobs of a net over many batches, in the memory of one batch: in .npz or HDF5 files of any length, or in databases as
+Caffe's extract_features writes them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,8 @@ import numpy as np
 
 from jitdnn.caffe import hdf5
 from jitdnn.caffe.blob import Array, Shape
+from jitdnn.caffe.database_writers import new_database
+from jitdnn.caffe.datum import image_datum
 from jitdnn.caffe.net import Net
 from jitdnn.errors import InvalidArgument
 from jitdnn.files import write_whole
@@ -37,9 +41,65 @@ def extract(
     cannot be written.
     """
     if path.suffix not in FORMATS:
-        raise InvalidArgument(f"features are written as {' or '.join(FORMATS)}, and {path} ends otherwise")
+        raise InvalidArgument(
+            f"features are written as {' or '.join(FORMATS)}, or into databases, and {path} ends otherwise"
+        )
     if path.suffix == ".h5":
         hdf5.h5py()
+    _check_names(net, names)
+    with ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in names]
+        shapes = _run(net, names, files, batches, advance)
+        full = {name: (batches * shape[0], *shape[1:]) for name, shape in shapes.items()}
+        (_write_npz if path.suffix == ".npz" else _write_hdf5)(path, full, net.dtype, files)
+    return full
+
+
+def extract_to_databases(
+    net: Net,
+    names: Sequence[str],
+    paths: Sequence[Path],
+    batches: int,
+    backend: str = "lmdb",
+    advance: Callable[[int], None] = lambda done: None,
+) -> dict[str, int]:
+    """Run `batches` forward passes and write each of these blobs into a new database of its own, as Caffe's
+    extract_features: a record for each image, its features as float_data (C, H, W), its number in ten digits as key.
+
+    `backend` is "lmdb" or "leveldb", the label of each record is 0. No database is there before the last batch is done,
+    nor after an error. Returns the number of records of each.
+
+    Raises InvalidArgument for a blob that the net does not have, one of more than four axes, another number of paths
+    than of names, and for a folder that exists or cannot be written.
+    """
+    _check_names(net, names)
+    if len(paths) != len(names) or len({path.resolve() for path in paths}) != len(paths):
+        raise InvalidArgument(
+            f"{len(names)} blobs ({', '.join(names)}) go to as many databases, and {len(paths)} "
+            f"({', '.join(map(str, paths))}) are named: give each blob one of its own"
+        )
+    counts = dict.fromkeys(names, 0)
+    with ExitStack() as stack:
+        writers = [stack.enter_context(new_database(path, backend)) for path in paths]
+        for batch in range(batches):
+            net.forward()
+            for name, writer in zip(names, writers, strict=True):
+                for image in _images(name, net.blobs[name].data):
+                    writer.put(b"%010d" % counts[name], image_datum(image, 0))
+                    counts[name] += 1
+            advance(batch + 1)
+    return counts
+
+
+def _images(name: str, values: Array) -> Array:
+    """A blob as images (N, C, H, W), with extents of 1 for axes that it lacks; a blob without axes is one image."""
+    if values.ndim > 4:
+        raise InvalidArgument(f"blob {name!r} has shape {values.shape}: a record has at most (C, H, W)")
+    shape = values.shape or (1,)
+    return np.asarray(values.reshape(shape + (1,) * (4 - len(shape))), np.float32)
+
+
+def _check_names(net: Net, names: Sequence[str]) -> None:
     if not names or len(set(names)) != len(names):
         raise InvalidArgument(f"the blobs to extract are {', '.join(names) or 'none'}: name each once")
     for name in names:
@@ -47,12 +107,6 @@ def extract(
             near = difflib.get_close_matches(name, net.blobs, n=1)
             hint = f": did you mean {near[0]!r}?" if near else f"; there are {', '.join(net.blobs)}"
             raise InvalidArgument(f"the net has no blob {name!r}{hint}")
-    with ExitStack() as stack:
-        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in names]
-        shapes = _run(net, names, files, batches, advance)
-        full = {name: (batches * shape[0], *shape[1:]) for name, shape in shapes.items()}
-        (_write_npz if path.suffix == ".npz" else _write_hdf5)(path, full, net.dtype, files)
-    return full
 
 
 def _run(

@@ -329,18 +329,23 @@ def read_list(path: Path, what: str) -> list[str]:
     return [line.rstrip("\r") for line in text.split("\n") if line.strip()]
 
 
-def read_image_list(path: Path, root: str) -> list[tuple[Path, int]]:
-    """The images of a list, a line each: the file's name, a blank, a label. `root` is put in front of the names as it
-    is, as Caffe does. Raises InvalidArgument, naming the line.
-    """
-    found: list[tuple[Path, int]] = []
+class Listed(NamedTuple):
+    """A line of a list of images: the name as it stands there, and the label."""
+
+    name: str
+    label: int
+
+
+def read_image_list(path: Path) -> list[Listed]:
+    """The images of a list, a line each: the file's name, a blank, a label. Raises InvalidArgument, naming the line."""
+    found: list[Listed] = []
     for number, line in enumerate(read_list(path, "a list of images"), start=1):
         name, _, label = line.rstrip().rpartition(" ")
         try:
-            found.append((Path(root + name.strip()), int(label)))
+            found.append(Listed(name.strip(), int(label)))
         except ValueError:
             name = ""
-        if not name.strip() or not -(1 << 31) <= found[-1][1] < 1 << 31:
+        if not name.strip() or not -(1 << 31) <= found[-1].label < 1 << 31:
             raise InvalidArgument(
                 f"{path}, line {number}: {limits.shortened(line)} is not the name of an image, a blank and a label of "
                 "32 bits"

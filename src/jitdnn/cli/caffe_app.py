@@ -213,16 +213,24 @@ def device_query(
 @app.command("extract-features")
 def extract_features(
     net: Net,
-    out: Annotated[Path, typer.Argument(help="The file that is written: .npz or .h5.")],
+    out: Annotated[
+        str,
+        typer.Argument(
+            help="The file that is written: .npz or .h5; with --backend a folder A,B for each blob."
+        ),
+    ],
     weights: Weights,
     blobs: Annotated[list[str], typer.Option(metavar="A,B", help="Blobs to write; repeatable.")],
     iterations: Iterations = 50,
+    backend: Annotated[
+        str | None, typer.Option(help="Write lmdb or leveldb databases, as Caffe's extract_features.")
+    ] = None,
     threads: Threads = None,
 ) -> None:
-    """Write blobs of a trained net over its data to a file."""
+    """Write blobs of a trained net over its data to a file, or into databases."""
     from jitdnn.cli.features import run_extract
 
-    run_extract(net, listed(weights), listed(blobs), out, iterations, threads)
+    run_extract(net, listed(weights), listed(blobs), out, iterations, backend, threads)
 
 
 @app.command()

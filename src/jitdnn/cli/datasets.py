@@ -15,7 +15,7 @@ def convert_imageset(
         str, typer.Argument(help="What is put in front of the names in the list: a folder with /.")
     ],
     images: Annotated[Path, typer.Argument(help="List of images: a name, a blank and a label a line.")],
-    database: Annotated[Path, typer.Argument(help="The LMDB database, a folder that is not there yet.")],
+    database: Annotated[Path, typer.Argument(help="The database, a folder that is not there yet.")],
     gray: Annotated[bool, typer.Option("--gray", help="One channel.")] = False,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="In an order that is drawn.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="What the order is drawn from.")] = 0,
@@ -23,16 +23,17 @@ def convert_imageset(
     resize_width: Annotated[int, typer.Option(min=0, help="Columns; 0: as they are.")] = 0,
     encoded: Annotated[bool, typer.Option("--encoded", help="Store image files instead of pixels.")] = False,
     encode_type: Annotated[str, typer.Option(help="Encode as png or jpg.")] = "",
+    backend: Annotated[str, typer.Option(help="Write an lmdb or a leveldb database.")] = "lmdb",
     check_size: Annotated[bool, typer.Option("--check-size", help="Refuse images of several sizes.")] = False,
 ) -> None:
-    """Write images that a list names into an LMDB database."""
+    """Write images that a list names into a database."""
     from jitdnn.caffe import datasets
     from jitdnn.caffe.sources import read_image_list
     from jitdnn.cli.console import progress, say
 
     if (resize_height == 0) != (resize_width == 0):
         raise InvalidArgument("--resize-height and --resize-width: give both, or none")
-    with progress(len(read_image_list(images, root)), "images") as advance:
+    with progress(len(read_image_list(images)), "images") as advance:
         count = datasets.convert_imageset(
             images,
             root,
@@ -43,6 +44,7 @@ def convert_imageset(
             is_encoded=encoded,
             encode_type=encode_type,
             check_size=check_size,
+            backend=backend,
             advance=lambda done: advance(done, ""),
         )
     say(f"{count} images in {database}")

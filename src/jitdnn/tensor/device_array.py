@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from jitdnn import targets
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidShape
+from jitdnn.locks import lock
 from jitdnn.retention import Recent
 from jitdnn.tensor.borrowed import DeviceId
 from jitdnn.tensor.descriptor import TensorDescriptor, packed_strides
@@ -48,7 +48,7 @@ class Gpu(Protocol):
     def order(self, stream: Any, after: Any) -> None: ...
 
 
-_lock = threading.Lock()
+_lock = lock()
 # numbers of what arrays may be alike in, never given twice
 _numbers = itertools.count(1)
 _known_layouts: Recent[tuple[DeviceId, TensorDescriptor], int] = Recent(8192)

@@ -206,7 +206,7 @@ def test_a_process_of_its_own_makes_it(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["kill", "cancel"])
 def test_what_is_ended_in_the_middle_leaves_nothing(store: Store, tmp_path: Path, way: str) -> None:
     number = store.insert("dataset", name="x", state="making", settings={"path": str(tmp_path), "height": 8})
-    lock = creation._locked(store.home, number)
+    lock = creation.lock_folder(store.home, number)
     # stands still in the middle, as one with a million pictures would
     script = """
 import sys, time, jitdnn.studio.data.creation as c

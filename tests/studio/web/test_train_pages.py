@@ -65,7 +65,9 @@ def test_form_has_every_option_of_nets(client: TestClient) -> None:
     for option in fields(nets.Options):
         assert f'name="{option.name}"' in page, option.name
     assert "Stripes &amp; &lt;b&gt;" in page
-    contract = client.get("/api/openapi.json").json()["components"]["schemas"]["Options"]["properties"]
+    contract = client.get("/api/openapi.json").json()["components"]["schemas"]["TrainingOptions"][
+        "properties"
+    ]
     assert set(contract) == {option.name for option in fields(nets.Options)}
 
 

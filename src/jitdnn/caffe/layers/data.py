@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -226,7 +227,8 @@ class ImageDataLayer(SourceLayer):
             raise self.invalid(
                 f"new_height and new_width {size[0]} x {size[1]} are too many pixels", "image_data_param"
             )
-        files = read_image_list(paths.find(parameter.source, self.context.base), parameter.root_folder)
+        listed = read_image_list(paths.find(parameter.source, self.context.base))
+        files = [(Path(parameter.root_folder + name), label) for name, label in listed]
         seed = int(random.integers(1 << 62)) if parameter.shuffle else None
         self.batch = parameter.batch_size
         self.source = ListSource(files, "RGB" if parameter.is_color else "L", size if size[0] else None, seed)

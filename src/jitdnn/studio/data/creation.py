@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jitdnn.errors import InvalidArgument, JitdnnError
+from jitdnn.studio.data.built_in import DIGITS
 from jitdnn.studio.data.dataset import data_folder
 from jitdnn.studio.data.make import Cancelled, Made, make
 from jitdnn.studio.data.options import Options, options_of
@@ -37,7 +38,7 @@ def unfinished_folder(home: Path, number: int) -> Path:
 def begin(store: Store, name: str, path: str, options: Options, told: str = "") -> int:
     """Insert the row and start its process; return its number. `told` is how the source is shown."""
     number = _insert(store, name, path, options, told)
-    lock = _locked(store.home, number)
+    lock = lock_folder(store.home, number)
     try:
         command = [sys.executable, "-m", "jitdnn.studio.data", str(store.home), str(number), str(lock)]
         process = subprocess.Popen(
@@ -55,7 +56,7 @@ def create(store: Store, name: str, path: str, options: Options, told: str = "")
     is left.
     """
     number = _insert(store, name, path, options, told)
-    lock = _locked(store.home, number)
+    lock = lock_folder(store.home, number)
     try:
         run(store, number, is_raising=True)
     except BaseException:
@@ -83,7 +84,7 @@ def run(store: Store, number: int, is_raising: bool = False) -> None:
         made = make(inner, listing, options, lambda *told: _tell(folder, *told), (folder / "cancel").exists)
         target = data_folder(store.home, number)
         os.rename(inner, target)
-        store.update("dataset", number, **_values(made, listing.kind, row))
+        store.update("dataset", number, **values_of(made, listing.kind, row))
     except Cancelled:
         store.update("dataset", number, state="cancelled", message="")
     except Exception as error:
@@ -116,7 +117,7 @@ def tidy(store: Store) -> None:
     """Rows whose process has ended without a word become interrupted; what it left is removed."""
     for row in store.rows("SELECT id FROM dataset WHERE state = ?", MAKING):
         folder = unfinished_folder(store.home, row["id"])
-        if folder.is_dir() and _is_locked(folder / "lock"):
+        if folder.is_dir() and _islock_folder(folder / "lock"):
             continue
         now = store.one("dataset", row["id"])  # it may have ended well since the list was read
         if now is not None and now["state"] == MAKING:
@@ -162,7 +163,17 @@ def _insert(store: Store, name: str, path: str, options: Options, told: str) -> 
     return store.insert("dataset", **values)
 
 
-def _values(made: Made, kind: str, row: Mapping[str, Any]) -> dict[str, Any]:
+def insert_version(store: Store, row: Row, name: str) -> int:
+    """The row of a data set that is made from another one by changes of its labels."""
+    settings = row["settings"] | {"version_of": row["id"]}
+    return store.insert(
+        "dataset", name=(name.strip() or f"{row['name']}, mended")[:120], path=row["path"], source=row["source"],
+        settings=settings, split_seed=row["split_seed"], state=MAKING, task=row["task"],
+    )  # fmt: skip
+
+
+def values_of(made: Made, kind: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row tells of a data set that is made."""
     return {
         "task": made.about["task"], "shape": made.about["shape"], "classes": made.about["classes"],
         "counts": made.histogram, **made.counts, "notes": made.notes, "state": "ready", "message": "",
@@ -170,7 +181,7 @@ def _values(made: Made, kind: str, row: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _locked(home: Path, number: int) -> int:
+def lock_folder(home: Path, number: int) -> int:
     """Make the unfinished folder, and lock it; return the descriptor that holds the lock."""
     folder = unfinished_folder(home, number)
     folder.mkdir(parents=True)
@@ -179,7 +190,7 @@ def _locked(home: Path, number: int) -> int:
     return descriptor
 
 
-def _is_locked(path: Path) -> bool:
+def _islock_folder(path: Path) -> bool:
     try:
         descriptor = os.open(path, os.O_RDWR)
     except OSError:
@@ -197,3 +208,13 @@ def _tell(folder: Path, done: int, total: int, text: str) -> None:
     new = folder / "progress.new"
     new.write_text(json.dumps({"done": done, "total": total, "text": text}))
     os.replace(new, folder / "progress")
+
+
+def digits(store: Store) -> int:
+    """The data set of handwritten digits, made if it is not there; its number."""
+    sql = "SELECT id FROM dataset WHERE path = ? AND state = 'ready' ORDER BY id"
+    for row in store.rows(sql, DIGITS):
+        full = store.one("dataset", row["id"])
+        if full is not None and "version_of" not in full["settings"]:
+            return int(row["id"])
+    return create(store, "Handwritten digits", DIGITS, Options(grey=True))

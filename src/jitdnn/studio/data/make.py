@@ -25,6 +25,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.settings import available_cores
 from jitdnn.studio.data import arrays, index
 from jitdnn.studio.data.dataset import PARTS, Dataset
+from jitdnn.studio.data.duplicates import find_twins
 from jitdnn.studio.data.entries import Entry, Listing, Reader
 from jitdnn.studio.data.hashes import alike_hash, exact_hash
 from jitdnn.studio.data.options import Options
@@ -263,6 +264,7 @@ def _finish(folder: Path, listing: Listing, options: Options, kept: list[Job], f
         skipped,
     )
     dataset = Dataset(folder, listing.task, listing.classes)
+    find_twins(dataset)
     np.save(folder / "mean.npy", mean_image(dataset))
     notes = list(listing.notes)
     if failed:
@@ -277,12 +279,17 @@ def _finish(folder: Path, listing: Listing, options: Options, kept: list[Job], f
         "columns": listing.columns,
         "options": options.plain(),
     }
-    (folder / "about.json").write_text(json.dumps(about, indent=1, ensure_ascii=False), "utf-8")
-    digest, size = _sealed(folder)
+    write_about(folder, about)
+    digest, size = sealed(folder)
     counts = {part: dataset.count(part) for part in PARTS}
     return Made(
         about, counts, {part: dataset.histogram(part) for part in dataset.parts}, notes, skipped, digest, size
     )
+
+
+def write_about(folder: Path, about: dict[str, Any]) -> None:
+    """Say what lies in a folder, for whoever opens it without the studio."""
+    (folder / "about.json").write_text(json.dumps(about, indent=1, ensure_ascii=False), "utf-8")
 
 
 def mean_image(dataset: Dataset) -> Any:
@@ -295,7 +302,7 @@ def mean_image(dataset: Dataset) -> Any:
     return (total / len(images)).astype(np.float32)
 
 
-def _sealed(folder: Path) -> tuple[str, int]:
+def sealed(folder: Path) -> tuple[str, int]:
     """A checksum over all arrays, all of which are on the disk then, and the bytes of all files."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(folder.glob("*.npy")):

@@ -27,7 +27,7 @@ def _model() -> type[BaseModel]:
         default = list(option.default) if isinstance(option.default, tuple) else option.default
         kind = _LISTS.get(option.name, hints[option.name])
         entries[option.name] = (kind, Field(default, description=option.metadata["about"]))
-    return create_model("Options", __doc__="How to train; the defaults suit small images.", **entries)
+    return create_model("TrainingOptions", __doc__="How to train; the defaults suit small images.", **entries)
 
 
 if TYPE_CHECKING:

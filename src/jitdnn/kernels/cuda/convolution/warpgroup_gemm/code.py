@@ -6,7 +6,6 @@ compiled kernel serves every shape.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import fusion_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import MAXIMA
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
+from jitdnn.locks import lock
 from jitdnn.tensor import DTYPES, FLOAT8_DTYPES, TensorDescriptor
 
 WGMMA_FUNCTIONS = {"bf16": "wgmma_bf16", "f16": "wgmma_f16", "f32": "wgmma_tf32", "i8": "wgmma_s8"}
@@ -162,7 +162,7 @@ class ByAddress:
     make_other: Callable[[], Kernel]
     alignments: tuple[int, ...]
     _other: Kernel | None = None
-    _lock: Any = field(default_factory=threading.Lock)
+    _lock: Any = field(default_factory=lock)
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
