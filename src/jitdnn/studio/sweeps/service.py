@@ -1,0 +1,218 @@
+"""Looks after sweeps: adds trials while there are places, ends those without hope, and knows when all is done.
+
+Its state is in the store alone: a new server goes on where the last one was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from jitdnn.errors import JitdnnError
+from jitdnn.studio import nets
+from jitdnn.studio.store import Row, Store
+from jitdnn.studio.sweeps import suggest
+from jitdnn.studio.sweeps.plan import TEXT, Plan, options_of
+from jitdnn.studio.sweeps.space import filled
+from jitdnn.studio.sweeps.suggest import Trial
+from jitdnn.studio.work import control
+
+PERIOD = 1.0
+_FAILURES = 3  # of the first trials, after which nobody tries any more
+_WRITING = "its files are being written"
+_STATES = {"queued": "running", "running": "running", "paused": "running", "done": "done", "stopped": "done"}
+
+
+class Sweeps:
+    """The service of a store; `wake` is called where a trial was queued."""
+
+    def __init__(self, store: Store, wake: Callable[[], object] = lambda: None) -> None:
+        self._store, self._wake = store, wake
+        self._ended: dict[tuple[int, int, str], Trial] = {}  # by start of a run: what will not change
+        self._has_cleared = False
+
+    async def serve(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            await asyncio.to_thread(self.step)
+            await asyncio.sleep(PERIOD)
+
+    def step(self) -> None:
+        """Look once at every sweep under way."""
+        if not self._has_cleared:
+            self._clear()
+            self._has_cleared = True
+        sql = "SELECT * FROM run WHERE kind = 'sweep' AND state IN ('queued', 'running') ORDER BY id"
+        for row in self._store.rows(sql):
+            try:
+                self._look_after(row)
+            except JitdnnError as error:
+                self._end(row, "failed", str(error))
+
+    def _clear(self) -> None:
+        """Remove trials whose files were being written when an earlier server was killed."""
+        for row in self._store.rows("SELECT id, trial FROM run WHERE message = ?", _WRITING):
+            if row["trial"]:
+                shutil.rmtree(self._store.folder(row["id"]), ignore_errors=True)
+                self._store.forget_run(row["id"])
+
+    def _look_after(self, sweep: Row) -> None:
+        store, plan = self._store, Plan.of(sweep["options"]["sweep"])
+        children = children_of(store, sweep)
+        active = [row for row in children if row["state"] in ("queued", "running")]
+        if sweep["intent"]:
+            for row in active:
+                (control.pause if sweep["intent"] == "pause" else control.stop)(store, row["id"])
+            self._end(sweep, {"pause": "paused", "stop": "stopped"}[sweep["intent"]], "")
+            return
+        if sweep["state"] == "queued":
+            store.update("run", sweep["id"], state="running", message="")
+            for row in children:
+                if row["state"] == "paused":
+                    control.resume(store, row["id"])
+            children = children_of(store, sweep)
+            active = [row for row in children if row["state"] in ("queued", "running")]
+        known = [self._trial(plan, row) for row in children]
+        self._prune(plan, children, known)
+        wanted = plan.parallel or self._places()
+        while len(active) < wanted and len(children) < plan.count:
+            if len(known) >= _FAILURES and all(trial.state == "failed" for trial in known):
+                self._end(sweep, "failed", f"the first {len(known)} trials failed: {children[-1]['message']}")
+                return
+            row = self._add(sweep, plan, suggest.suggest(plan, known), len(children) + 1)
+            children.append(row)
+            known.append(self._trial(plan, row))
+            if row["state"] == "queued":
+                active.append(row)
+        self._tell(sweep, plan, children, known)
+
+    def _trial(self, plan: Plan, row: Row) -> Trial:
+        key = (row["id"], row["lease"], row["state"])
+        if key in self._ended:
+            return self._ended[key]
+        found = trial_of(self._store, plan, row)
+        if row["state"] not in ("queued", "running", "paused"):
+            self._ended[key] = found
+        return found
+
+    def _prune(self, plan: Plan, children: list[Row], known: list[Trial]) -> None:
+        for index, row in enumerate(children):
+            if row["state"] != "running" or row["intent"]:
+                continue
+            if suggest.should_stop(plan, known, index):
+                with self._store.transaction():
+                    self._store.update("run", row["id"], trial=row["trial"] | {"pruned": True})
+                    control.stop(self._store, row["id"])
+                    self._store.mark(
+                        row["id"], row["iteration"], "ended: worse than the other trials at this test"
+                    )
+
+    def _places(self) -> int:
+        found = self._store.rows("SELECT sum(slots) AS slots FROM place WHERE state = 'free'")
+        return max(1, int(found[0]["slots"] or 1))
+
+    def _add(self, sweep: Row, plan: Plan, values: dict[str, Any], number: int) -> Row:
+        """Write the files of a trial and queue it; one that cannot be is there as failed, with the reason."""
+        store = self._store
+        shared = {name: sweep[name] for name in ("dataset", "net_name", "wants", "priority")}
+        run = store.insert(
+            "run",
+            name=f"{sweep['name']} #{number}",
+            parent=sweep["id"],
+            state="paused",
+            message=_WRITING,
+            trial={"number": number, "values": values},
+            **shared,
+        )
+        try:
+            options = options_of(plan, sweep["options"], values)
+            store.update("run", run, options=options)
+            dataset = store.one("dataset", sweep["dataset"])
+            text = filled((store.folder(sweep["id"]) / TEXT).read_text(encoding="utf-8"), values)
+            files = options | {"weights": self._weights(str(options.get("weights") or ""))}
+            last = nets.write(store.folder(run), text, files, dataset or {}, store.home)
+            store.update("run", run, max_iter=last, state="queued", message="")
+        except (JitdnnError, OSError) as error:
+            store.update("run", run, state="failed", message=str(error))
+        self._wake()
+        row = store.one("run", run)
+        assert row is not None
+        return row
+
+    def _weights(self, named: str) -> str:
+        """`run:3` as the file of its best weights."""
+        kind, _, number = named.partition(":")
+        return (
+            str(self._store.folder(int(number)) / "best.npz")
+            if kind == "run" and number.isdecimal()
+            else named
+        )
+
+    def _tell(self, sweep: Row, plan: Plan, children: list[Row], known: list[Trial]) -> None:
+        """What the parent's row says: how many trials are over, and the best of them."""
+        best = best_of(plan, known)
+        over = sum(trial.state != "running" for trial in known)
+        values: Row = {"iteration": over}
+        if best is not None:
+            values |= {"best": known[best].best(plan.is_greater_better), "best_at": children[best]["id"]}
+            values["best_of"] = plan.metric
+        if any(sweep[name] != value for name, value in values.items()):
+            self._store.update("run", sweep["id"], **values)
+        if over == len(known) == plan.count:
+            self._end(sweep, "done", "")
+
+    def _end(self, sweep: Row, state: str, message: str) -> None:
+        self._store.update("run", sweep["id"], state=state, intent="", message=message)
+        self._store.mark(sweep["id"], sweep["iteration"], message or state)
+
+
+def best_of(plan: Plan, known: list[Trial]) -> int | None:
+    """The index of the best trial, None while none has a test."""
+    tested = [(trial.best(plan.is_greater_better), index) for index, trial in enumerate(known) if trial.tests]
+    if not tested:
+        return None
+    sign = -1 if plan.is_greater_better else 1
+    return min(tested, key=lambda pair: (sign * (pair[0] or 0.0), pair[1]))[1]
+
+
+def children_of(store: Store, sweep: Row) -> list[Row]:
+    """The trials of a sweep in order, but one whose files are being written; a copy made by hand is no trial."""
+    found = store.rows(
+        "SELECT * FROM run WHERE parent = ? AND message != ? ORDER BY id", sweep["id"], _WRITING
+    )
+    return [row for row in found if row["trial"]]
+
+
+def trial_of(store: Store, plan: Plan, row: Row) -> Trial:
+    """What is known of a trial: the tests of the metric from the first after the start on."""
+    _, values = store.series(row["id"], plan.metric, low=1, most=100_000)
+    tests = tuple(value for value in values if value is not None and math.isfinite(value))
+    state = _STATES.get(row["state"], "failed")
+    if row["trial"].get("pruned") and state == "done":
+        state = "pruned"
+    return Trial(row["trial"]["values"], tests, state)
+
+
+def trials(store: Store, sweep: Row) -> list[Row]:
+    """The trials of a sweep for a table: id, number, values, state, and the best of the metric (None: no test yet)."""
+    plan = Plan.of(sweep["options"]["sweep"])
+    return [
+        {
+            "id": row["id"],
+            "number": row["trial"]["number"],
+            "values": row["trial"]["values"],
+            "state": "pruned" if row["trial"].get("pruned") else row["state"],
+            "message": row["message"],
+            "best": trial_of(store, plan, row).best(plan.is_greater_better),
+        }
+        for row in children_of(store, sweep)
+    ]
+
+
+def importances(store: Store, sweep: Row) -> dict[str, float]:
+    """How much each option of a sweep matters, as `suggest.importances` says."""
+    plan = Plan.of(sweep["options"]["sweep"])
+    return suggest.importances(plan, [trial_of(store, plan, row) for row in children_of(store, sweep)])
