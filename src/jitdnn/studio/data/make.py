@@ -270,7 +270,12 @@ def _finish(folder: Path, listing: Listing, options: Options, kept: list[Job], f
     if failed:
         shown = ", ".join(job.entry.name for job in failed[:5])
         more = f" and {len(failed) - 5:,} more" if len(failed) > 5 else ""
-        notes.append(f"{len(failed):,} files cannot be read and were left out: {shown}{more}")
+        what = (
+            "1 file cannot be read and was"
+            if len(failed) == 1
+            else f"{len(failed):,} files cannot be read and were"
+        )
+        notes.append(f"{what} left out: {shown}{more}")
     about = {
         "format": 1,
         "task": listing.task,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from jitdnn import limits
 from jitdnn.errors import InvalidArgument
@@ -96,6 +96,10 @@ def open_picture(content: bytes, options: Options | None = None) -> Image.Image:
             return ImageOps.exif_transpose(image)
     except InvalidArgument:
         raise
+    except UnidentifiedImageError:
+        raise InvalidArgument(
+            f"it cannot be read as a picture: it is no {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}"
+        ) from None
     except Exception as error:  # a decoder may raise anything over bytes that are not what they should be
         raise InvalidArgument(f"it cannot be read as a picture: {error}") from None
 
