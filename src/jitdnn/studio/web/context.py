@@ -31,8 +31,9 @@ class Link:
     path: str
     icon: str
     title: str
-    #: shown on the phone's bar, which has room for four
+    #: shown on the phone's bar, which has room for five, there by its short name
     phone: bool = True
+    short: str = ""
 
 
 @dataclass

@@ -24,7 +24,7 @@ from jitdnn.studio.store import Row
 from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
 
 router = APIRouter()
-NAVIGATION = (Link(20, "/data/new", "data", "New data set"),)
+NAVIGATION = (Link(20, "/data/new", "data", "New data set", short="Data"),)
 ORDER = 20
 MODE_WORDS = {
     "squash": ("Squash", "all of it, out of shape"),

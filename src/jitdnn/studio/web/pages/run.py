@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Final
 
@@ -14,7 +13,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.studio.store import Row, Store
 from jitdnn.studio.web import charts, curve_files, listing, stream
 from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
-from jitdnn.studio.work import control
+from jitdnn.studio.work import control, room
 
 router = APIRouter()
 TABS = (Link(10, "", "runs", "Curves"),)
@@ -150,7 +149,8 @@ def act_page(request: Request, studio: Here, number: int) -> Response:
 @router.get("/runs/{number}/delete", include_in_schema=False)
 def delete_page(request: Request, studio: Here, number: int) -> Response:
     run = listing.run(studio.store, number)
-    return page(request, "run_delete.html", run=run, files=files(studio, number))
+    after = room.dependents(studio.store, "run", number)
+    return page(request, "run_delete.html", run=run, files=files(studio, number), dependents=after)
 
 
 @router.post("/runs/{number}/delete", include_in_schema=False)
@@ -161,12 +161,12 @@ def delete_form(studio: Here, number: int) -> Response:
 
 @router.delete("/api/runs/{number}", status_code=204)
 def delete_run(studio: Here, number: int) -> None:
-    """Remove a run with its curves, weights and files. Refused while it runs."""
-    run = studio.get("run", number)
-    if run["state"] in ("running", "queued"):
-        raise HTTPException(409, f"Run {number} is {run['state']}: stop it first.")
-    studio.store.forget_run(number)
-    shutil.rmtree(studio.store.folder(number), ignore_errors=True)
+    """Remove a run with its curves, weights and files, a sweep with its trials. Refused while it runs or waits."""
+    studio.get("run", number)
+    try:
+        room.remove_run(studio.store, number, with_trials=True)
+    except InvalidArgument as error:
+        raise HTTPException(409, str(error)) from None
 
 
 # ---- what happened

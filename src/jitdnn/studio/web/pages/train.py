@@ -22,7 +22,7 @@ from jitdnn.studio.web.pages.run import read_run
 from jitdnn.studio.web.trainings import Training, dataset_of, from_form, start
 
 router = APIRouter()
-NAVIGATION = (Link(30, "/train", "train", "New training"),)
+NAVIGATION = (Link(30, "/train", "train", "New training", short="Train"),)
 #: the options of the page, in its groups
 GROUPS = {
     "Solver": ("solver", "momentum", "decay", "clip", "accumulate", "seed"),

@@ -18,6 +18,9 @@ const quantile = (lines, share) => {
   return values.length ? values[Math.min(values.length - 1, Math.floor(values.length * share))] : null;
 };
 
+// without the first test, which comes before anything is learnt
+const learnt = (line) => ({ points: [line.points[0], line.points[1].length > 3 ? line.points[1].slice(1) : line.points[1]] });
+
 function nearest(xs, x) { // the last place whose value is not beyond x
   let low = 0, high = xs.length - 1;
   while (low < high) {
@@ -50,7 +53,7 @@ export function draw(box, lines, options) {
   const axis = { stroke: colour("c-ink"), font: "12px Inter", grid: { stroke: colour("c-grid"), width: 1 }, ticks: { show: false } };
   const unit = (value) => (value == null ? "" : isShare ? `${Math.round(1000 * value) / 10} %` : short(value));
   const above = (low, high) => {
-    if (isShare) return [Math.max(0, (quantile(told, 0.06) ?? 0.03) - 0.03), 1];
+    if (isShare) return [Math.max(0, (quantile(told.map(learnt), 0.06) ?? 0.03) - 0.03), 1];
     // the first, huge losses do not squash the rest; Log shows them
     const calm = isLoss && told.some((line) => line.points[0].length >= 60) ? Math.min(high, quantile(told, 0.96) * 1.5) : high;
     return [Math.min(0, low ?? 0), (calm || 1) * 1.05];

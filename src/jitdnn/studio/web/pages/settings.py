@@ -1,0 +1,166 @@
+"""Settings: how much trains at a time, how much room the studio may take, which folders it reads; and tidying."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import RedirectResponse, Response
+from pydantic import BaseModel, Field
+
+from jitdnn import __version__
+from jitdnn.errors import InvalidArgument
+from jitdnn.settings import parse_bytes
+from jitdnn.sizes import format_bytes
+from jitdnn.studio.data import places
+from jitdnn.studio.store import Row
+from jitdnn.studio.web.context import Here, Link, Studio, page
+from jitdnn.studio.work import room
+
+router = APIRouter()
+NAVIGATION = (Link(80, "/settings", "settings", "Settings"),)
+_LEAST_FREE = 1 << 30
+#: of the largest runs and data sets, how many are shown
+LARGEST = 8
+
+
+class Settings(BaseModel):
+    """What may be set; what is absent stays as it is."""
+
+    cpu_slots: int | None = Field(
+        default=None, ge=0, le=64, description="trainings at a time on the processor"
+    )
+    restarts: int | None = Field(
+        default=None,
+        ge=0,
+        le=1000,
+        description="how often a worker that died without getting further is followed",
+    )
+    quota: int | None = Field(
+        default=None, ge=0, le=1 << 62, description="bytes the studio may take; 0: any number"
+    )
+    least_free: int | None = Field(
+        default=None, ge=0, le=1 << 62, description="bytes free on the disk below which nothing is started"
+    )
+    roots: list[Annotated[str, Field(min_length=1, max_length=4096)]] | None = Field(
+        default=None, max_length=50, description="folders of the server below which data may be read"
+    )
+
+
+class Keys(BaseModel):
+    """What is to be removed, by the keys of GET /api/room."""
+
+    keys: list[Annotated[str, Field(max_length=200)]] = Field(max_length=10_000)
+
+
+@router.get("/settings", include_in_schema=False)
+def settings_page(request: Request, studio: Here, saved: bool = False) -> Response:
+    values, found = read_settings(studio), read_room(studio)
+    largest = [
+        *names_of(studio, "run", "/runs/", found["runs"]),
+        *names_of(studio, "dataset", "/data/", found["datasets"]),
+    ]
+    sizes = {name: format_bytes(values[name]) if values[name] else "" for name in ("quota", "least_free")}
+    return page(
+        request, "settings.html", values=values, found=found, sizes=sizes, saved=saved, version=__version__,
+        largest=sorted(largest, key=lambda each: -each["bytes"])[:LARGEST],
+    )  # fmt: skip
+
+
+@router.get("/api/settings")
+def read_settings(studio: Here) -> dict[str, Any]:
+    """The settings as they are."""
+    setting = studio.store.setting
+    return {
+        "cpu_slots": int(setting("cpu_slots", 1)),
+        "restarts": int(setting("restarts", 2)),
+        "quota": setting("quota") or 0,
+        "least_free": int(setting("least_free", _LEAST_FREE)),
+        "roots": [str(root) for root in places.roots(studio.store)],
+    }
+
+
+@router.patch("/api/settings")
+def change_settings(studio: Here, change: Settings) -> dict[str, Any]:
+    """Change settings; they hold from now on."""
+    values = {name: value for name, value in change.model_dump().items() if value is not None}
+    if "roots" in values:
+        values["roots"] = [str(_folder(root)) for root in values["roots"]]
+    with studio.store.transaction():
+        for name, value in values.items():
+            studio.store.set_setting(name, value)
+    studio.queue.wake()
+    return read_settings(studio)
+
+
+@router.post("/settings", include_in_schema=False)
+def settings_form(
+    studio: Here, cpu_slots: Annotated[int, Form(ge=0, le=64)], restarts: Annotated[int, Form(ge=0, le=1000)] = 2,
+    quota: Annotated[str, Form(max_length=40)] = "", least_free: Annotated[str, Form(max_length=40)] = "",
+    roots: Annotated[str, Form(max_length=100_000)] = "",
+) -> Response:  # fmt: skip
+    folders = [line.strip() for line in roots.splitlines() if line.strip()]
+    change = Settings(
+        cpu_slots=cpu_slots,
+        restarts=restarts,
+        quota=_bytes("quota", quota),
+        least_free=_bytes("free room", least_free),
+        roots=folders or [str(Path.home())],
+    )
+    change_settings(studio, change)
+    return RedirectResponse("/settings?saved=true", 303)
+
+
+def _bytes(name: str, text: str) -> int:
+    if not text.strip():
+        return 0
+    found = parse_bytes(text)
+    if found is None or not 0 <= found < 1 << 62:
+        raise InvalidArgument(f"{name} is {text[:40]!r}: give a size such as 20 GiB, or nothing")
+    return found
+
+
+def _folder(text: str) -> Path:
+    try:
+        path = Path(text).expanduser().resolve()
+        if path.is_dir():
+            return path
+    except (OSError, ValueError, RuntimeError):
+        pass
+    raise InvalidArgument(f"{text[:200]!r} is no folder on the machine that runs the studio")
+
+
+# ---- room on the disk
+
+
+@router.get("/api/room")
+def read_room(studio: Here) -> dict[str, Any]:
+    """Bytes by run and data set, what is free, and what could go: `spares` with their keys."""
+    return room.usage(studio.store) | {"spares": [_plain(spare) for spare in room.spares(studio.store)]}
+
+
+@router.post("/api/room/tidy")
+def tidy(studio: Here, asked: Keys) -> dict[str, int]:
+    """Remove what nobody needs, by its keys; the answer has the bytes that became free."""
+    return {"bytes": room.tidy(studio.store, asked.keys)}
+
+
+@router.post("/settings/tidy", include_in_schema=False)
+async def tidy_form(request: Request, studio: Here) -> Response:
+    form = await request.form()
+    tidy(studio, Keys(keys=[key for key in form.getlist("key") if isinstance(key, str)]))
+    return RedirectResponse("/settings#room", 303)
+
+
+def _plain(spare: room.Spare) -> Row:
+    return spare._asdict()
+
+
+def names_of(studio: Studio, table: str, path: str, bytes_of: dict[int, int]) -> list[Row]:
+    """The largest rows of a table: where their page is, name, bytes."""
+    largest = sorted(bytes_of.items(), key=lambda pair: -pair[1])[:LARGEST]
+    rows = [(number, size, studio.store.one(table, number)) for number, size in largest]
+    return [
+        {"path": f"{path}{number}", "bytes": size, "name": row["name"]} for number, size, row in rows if row
+    ]

@@ -1,0 +1,161 @@
+"""Queue, comparison, settings and contract: the pages beside the way from data to a trained net."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra jitdnn[studio] is not installed")
+pytest.importorskip("httpx2")
+
+from fastapi.testclient import TestClient
+
+from jitdnn.studio.store import Store
+from jitdnn.studio.web.app import make_app
+from jitdnn.studio.web.pages.compare import differences, parallel
+
+EVIL = "<script>alert(1)</script>\"'"
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    with TestClient(make_app(tmp_path, serve_queue=False), follow_redirects=False) as made:
+        yield made
+
+
+@pytest.fixture
+def store(client: TestClient) -> Store:
+    app: Any = client.app
+    found: Store = app.state.studio.store
+    return found
+
+
+def add_run(store: Store, name: str, **values: Any) -> int:
+    values = {"state": "queued", "options": {"epochs": 3, "batch": 64}, "max_iter": 100} | values
+    return store.insert("run", name=name, **values)
+
+
+def order(client: TestClient) -> list[int]:
+    return [run["id"] for run in client.get("/api/queue").json()["waiting"]]
+
+
+def test_order_of_the_queue_by_programs_dropped_rows_and_keys(client: TestClient, store: Store) -> None:
+    for name in "abcd":
+        add_run(store, name)
+    assert order(client) == [1, 2, 3, 4]
+    client.put("/api/queue", json={"runs": [3, 1, 77]})
+    assert order(client) == [3, 1, 2, 4]
+    client.post("/queue/order", data={"run": ["4", "3", "x"]})
+    assert order(client)[:2] == [4, 3]
+    client.post("/queue/4/move", data={"to": "down"})
+    assert order(client)[:2] == [3, 4]
+    client.post("/queue/3/move", data={"to": "up"})
+    assert order(client)[:2] == [3, 4]
+    store.update("run", 3, state="running")
+    assert client.post("/queue/3/move", data={"to": "up"}).status_code == 409
+    client.post("/queue/1/turn", data={"priority": "10", "wants": ""})
+    assert order(client)[0] == 1
+    assert client.patch("/api/queue/1", json={"priority": 1000}).status_code == 422
+
+
+def test_places_take_runs_or_not_and_runs_want_places_that_are_there(
+    client: TestClient, store: Store
+) -> None:
+    place = store.insert("place", host="here", device="cuda:0", name=EVIL)
+    run = add_run(store, EVIL)
+    assert client.patch(f"/api/places/{place}", json={"state": "off"}).json()["state"] == "off"
+    assert client.patch(f"/api/places/{place}", json={"state": "broken"}).status_code == 422
+    assert "Takes no runs" in client.get("/queue").text
+    client.post(f"/places/{place}", data={"state": "free"})
+    assert client.patch(f"/api/queue/{run}", json={"wants": f"#{place}"}).json()["wants"] == f"#{place}"
+    answer = client.patch(f"/api/queue/{run}", json={"wants": "tpu"})
+    assert answer.status_code == 422
+    assert "cuda:0" in answer.json()["detail"]
+    store.update("run", run, state="running", place=place, token="secret")
+    queue = client.get("/api/queue")
+    assert queue.json()["places"][0]["runs"] == [{"id": run, "name": EVIL}]
+    assert "secret" not in queue.text
+    page = client.get("/queue").text
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+    part = client.get("/queue", headers={"HX-Request": "true"}).text
+    assert "<html" not in part
+
+
+def test_comparison_shows_what_differs_and_nothing_else(client: TestClient, store: Store) -> None:
+    one = add_run(store, EVIL, best=0.9, options={"epochs": 3, "rate": 0.1, "policy": "poly", "seed": 1})
+    two = add_run(store, "two", best=0.8, options={"epochs": 3, "rate": 0.01, "policy": "fixed", "seed": 1})
+    for run, width in ((one, 5), (two, 6)):
+        store.folder(run).mkdir(parents=True)
+        (store.folder(run) / "original.prototxt").write_text(f'name: "{EVIL}"\nwidth: {width}\n')
+    found = client.get("/api/compare", params={"run": [one, two, one]}).json()
+    assert found["differ"] == ["rate", "policy"]
+    assert [run["id"] for run in found["runs"]] == [one, two]
+    page = client.get("/compare", params={"run": [one, two]}).text
+    assert 'class="removed">-width: 5' in page
+    assert 'class="added">+width: 6' in page
+    assert "<script>alert" not in page
+    assert "Choose two runs" in client.get("/compare").text
+    assert client.get("/compare", params={"run": [77]}).status_code == 404
+
+
+def test_parallel_coordinates_place_numbers_by_value_and_words_by_order() -> None:
+    runs = [
+        {"options": {"rate": 0.1, "policy": "a"}, "best": 0.5},
+        {"options": {"rate": 0.2, "policy": "c"}, "best": 1.0},
+        {"options": {"rate": 0.15, "policy": "b"}, "best": None},
+    ]
+    axes = {axis["name"]: axis for axis in parallel(runs, differences(runs))}
+    assert axes["rate"]["heights"] == [220.0, 0.0, 110.0]
+    assert axes["policy"]["heights"] == [220.0, 0.0, 110.0]
+    assert axes["best accuracy"]["heights"] == [220.0, 0.0, None]
+    assert (axes["policy"]["low"], axes["policy"]["high"]) == ("a", "c")
+    assert parallel([], []) == []
+    assert parallel([{"options": {"x": float("nan")}, "best": 1}], ["x"])[-1]["heights"] == [220.0]
+
+
+def test_settings_hold_and_refuse_what_cannot_be(client: TestClient, store: Store, tmp_path: Path) -> None:
+    form = {"cpu_slots": "3", "restarts": "0", "quota": "2 GiB", "least_free": "", "roots": f"{tmp_path}\n\n"}
+    assert client.post("/settings", data=form).headers["location"] == "/settings?saved=true"
+    assert client.get("/api/settings").json() == {
+        "cpu_slots": 3, "restarts": 0, "quota": 2 << 30, "least_free": 0, "roots": [str(tmp_path)],
+    }  # fmt: skip
+    assert 'value="2 GiB"' in client.get("/settings").text
+    for wrong in (
+        {"quota": "much"},
+        {"cpu_slots": "-1"},
+        {"roots": "/no/such/folder"},
+        {"least_free": "-5 MiB"},
+    ):
+        assert client.post("/settings", data=form | wrong).status_code == 422
+    assert client.patch("/api/settings", json={"roots": ["relative/\0"]}).status_code == 422
+    assert client.patch("/api/settings", json={"cpu_slots": 2}).json()["quota"] == 2 << 30
+
+
+def test_tidying_removes_what_is_ticked_and_nothing_that_is_not_spare(
+    client: TestClient, store: Store
+) -> None:
+    run = add_run(store, "done", state="done")
+    store.folder(run).mkdir(parents=True)
+    for name in ("snap_iter_1.jdsnap", "best.npz"):
+        (store.folder(run) / name).write_bytes(b"x" * 100)
+    assert [spare["key"] for spare in client.get("/api/room").json()["spares"]] == [f"snapshots/{run}"]
+    for key in ("../token", "runs/1", "studio.sqlite", f"snapshots/{run}/../../x"):
+        assert client.post("/api/room/tidy", json={"keys": [key]}).status_code == 422
+    assert client.post("/api/room/tidy", json={"keys": [f"snapshots/{run}"]}).json() == {"bytes": 100}
+    assert [file["name"] for file in client.get(f"/api/runs/{run}/files").json()] == ["best.npz"]
+
+
+def test_contract_is_a_page_and_has_every_path(client: TestClient) -> None:
+    contract = client.get("/api/openapi.json").json()
+    page = client.get("/api").text
+    for path in contract["paths"]:
+        assert path.startswith("/api/")
+        assert f"<code>{path}</code>" in page
+    operations = [each for methods in contract["paths"].values() for each in methods.values()]
+    assert all(each.get("description") or each.get("summary") for each in operations)
+    assert len({each["operationId"] for each in operations}) == len(operations)
+    assert client.get("/docs").status_code == 404  # which would load from elsewhere
