@@ -55,7 +55,9 @@ def _classification(arrays: Arrays, classes: Sequence[str]) -> Found:
         true, said, max(len(classes), len(arrays["surest"]))
     )  # a net may know more classes
     each, right = metrics.per_class(counts), (said == true)[known]
-    found = metrics.calibration(sure[known, 0], right)
+    finite = sure[np.isfinite(sure[:, 0]), 0]  # scores that are no shares (of a hinge loss) tell no confidence
+    is_share = bool(finite.size) and 0 <= finite.min() and finite.max() <= 1 + 1e-5
+    found = metrics.calibration(sure[known, 0] if is_share else sure[:0, 0], right if is_share else right[:0])
     wrong = np.flatnonzero(known & (said != true))
     order = np.argsort(-np.nan_to_num(sure[wrong, 0]), kind="stable")
     surest = wrong[order]
@@ -68,6 +70,7 @@ def _classification(arrays: Arrays, classes: Sequence[str]) -> Found:
         "balanced": plain(metrics.balanced_accuracy(counts)),
         "top5": plain((best == true[:, None]).any(1)[known].mean()) if right.size else None,
         "f1": plain(_mean(each.f1)),
+        "outputs": len(counts),
         "calibration": plain(found.error),
         "bins": [
             {"count": int(n), "confidence": plain(c), "accuracy": plain(a)}
@@ -215,6 +218,59 @@ def predictions_csv(arrays: Arrays, classes: Sequence[str]) -> str:
     columns = (arrays[name].tolist() for name in ("pixels", "right", "iou"))
     rows += [[i, *cells] for i, cells in enumerate(zip(*columns, strict=True))]
     return _csv(rows)
+
+
+def find_pairs(
+    home: Path, run: Mapping[str, Any], dataset: Mapping[str, Any], part: str, key: str, words: str, most: int = _PAIRS
+) -> list[Found]:
+    """The pairs of classes that were confused most often, those whose names have every word, from all that there are."""
+    arrays, classes = read_predictions(home, run, part, key), list(dataset["classes"])
+    if "best" not in arrays:
+        raise InvalidArgument("pairs of classes are of classification")
+    counts = metrics.confusion(
+        arrays["true"], arrays["best"][:, 0].astype(np.int64), max(len(classes), len(arrays["surest"]))
+    )
+    wanted, found = words.casefold().split(), list[Found]()
+    for true, said, count in metrics.worst_pairs(counts, counts.size):
+        names = name_of(classes, true), name_of(classes, said)
+        about = " ".join(names).casefold()
+        if all(word in about for word in wanted):
+            found.append({"true": true, "said": said, "count": count})
+            if len(found) == most:
+                break
+    return found
+
+
+def find_images(
+    home: Path, run: Mapping[str, Any], part: str, key: str, true: int, said: int, most: int = 200
+) -> list[Found]:
+    """The images of class `true` that were said to be `said`; with `true` -1 those that are surest of being `said`."""
+    arrays = read_predictions(home, run, part, key)
+    if "best" not in arrays:
+        raise InvalidArgument("images are found by classes in classification alone")
+    return surest_of(arrays, said, most) if true < 0 else images_of_cell(arrays, true, said, most)
+
+
+def table_csv(
+    home: Path, run: Mapping[str, Any], dataset: Mapping[str, Any], part: str, key: str, table: str
+) -> str:
+    """A table of an evaluation as CSV: matrix, classes or predictions. Raises InvalidArgument for another one."""
+    arrays, classes = read_predictions(home, run, part, key), list(dataset["classes"])
+    if table == "predictions":
+        return predictions_csv(arrays, classes)
+    if table == "classes":
+        rows = summarize(home, run, dataset, part, key)["per_class"]
+        columns = [name for name in rows[0] if name != "histogram"] if rows else []
+        body = [[name_of(classes, k), *(row[name] for name in columns)] for k, row in enumerate(rows)]
+        return _csv([["class", *columns], *body])
+    if table == "matrix" and "best" in arrays:
+        count = max(len(classes), len(arrays["surest"]))
+        counts = metrics.confusion(arrays["true"], arrays["best"][:, 0].astype(np.int64), count)
+        return matrix_csv(counts.tolist(), [name_of(classes, k) for k in range(count)])
+    if table == "matrix" and "matrix" in arrays:
+        counts = arrays["matrix"]
+        return matrix_csv(counts.tolist(), [name_of(classes, k) for k in range(len(counts))])
+    raise InvalidArgument(f"there is no table {table!r} of this evaluation: matrix (of classes), classes, predictions")
 
 
 def surest_of(arrays: Arrays, number: int, most: int) -> list[Found]:

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jitdnn.caffe import Net, NetParameter, NetState
+from jitdnn.caffe.deployment import Deployment, deployment
 from jitdnn.caffe.load import parse_file
 from jitdnn.caffe.weights import share_weights
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.studio.data import Dataset, open_dataset
-from jitdnn.studio.look.deployment import Deployment, deploy
 
 Array = NDArray[Any]
 Row = Mapping[str, Any]
@@ -58,9 +58,9 @@ class Trained:
                 f"images have shape {images.shape}, and this net takes (N, {', '.join(map(str, self.image_shape))})"
             )
         out = np.empty((len(images), *self.transformer.shape), np.float32)
-        # a mirror would be drawn at random in testing too, as in Caffe; an answer must not depend on that
-        for start in range(0, len(images), 256):
-            self._transform(np.asarray(images[start : start + 256]), out[start : start + 256])
+        for start in range(0, len(images), 256):  # of an array on disk as much as is needed
+            part = np.asarray(images[start : start + 256])
+            self.transformer.apply(part, out[start : start + 256], np.random.default_rng(0))
         return out
 
     def predict(self, images: Array) -> Array:
@@ -118,13 +118,6 @@ class Trained:
         for each in net.layers:
             each.weight_needs_gradient = [False] * len(each.weights)
         return net
-
-    def _transform(self, images: Array, out: Array) -> None:
-        if not self.transformer.parameter.mirror:
-            self.transformer.apply(images, out, np.random.default_rng(0))
-            return
-        for image, target in zip(images, out, strict=True):
-            self.transformer.apply_one(image, target, None)
 
     def _batch(self) -> int:
         bytes_each = sum(blob.nbytes for blob in self.one.blobs.values())
@@ -192,8 +185,8 @@ def open_trained(home: Path, run: Row, dataset: Row, weights: str = "") -> tuple
     if key not in _held:
         while len(_held) >= _KEPT:
             _held.popitem(last=False)
-        deployment = deploy(parse_file(folder / "net.prototxt", NetParameter), tuple(data.shape), folder)
-        _held[key] = Trained(deployment, chosen.path, folder, dataset.get("task") or "classification")
+        deployed = deployment(parse_file(folder / "net.prototxt", NetParameter), tuple(data.shape), folder)
+        _held[key] = Trained(deployed, chosen.path, folder, dataset.get("task") or "classification")
     _held.move_to_end(key)
     return _held[key], data
 
