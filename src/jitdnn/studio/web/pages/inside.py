@@ -1,0 +1,171 @@
+"""What is inside of a trained net: activations, filters, what an answer depends on, what units look for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, is_dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, File, Form, HTTPException, Query, Request, UploadFile
+from fastapi.responses import Response
+
+from jitdnn.studio.look import layers, maximize, saliency
+from jitdnn.studio.look.pictures import data_url
+from jitdnn.studio.store import Row
+from jitdnn.studio.web import looking
+from jitdnn.studio.web.context import Here, Link, Studio, page
+from jitdnn.studio.web.looking import Looked, Part, WeightsName
+
+router = APIRouter()
+TABS = (Link(40, "/inside", "eye", "Look inside"),)
+KINDS = {"gradient": "Gradient", "smooth": "Smoothed gradient", "occlusion": "Occlusion"}
+Kind = Annotated[str, Query(pattern="^(gradient|smooth|occlusion)$")]
+At = Annotated[int, Query(ge=0, le=1 << 40, description="the number of an image of the part")]
+Target = Annotated[int | None, Query(ge=0, le=1 << 30, description="the class; without it the one that is said")]
+
+
+@router.get("/runs/{number}/inside", include_in_schema=False)
+async def inside_page(
+    request: Request, studio: Here, number: int, part: Part = "", at: At = 0, weights: WeightsName = ""
+) -> Response:
+    found = looking.looked(studio, number, weights)
+    part = part or found.data.evaluation_part
+    values = looking.options_of(found) | {"part": part, "at": at, "count": found.data.count(part), "kinds": KINDS}
+    if found.chosen is not None:
+        values["inside"] = await _activations(studio, found, None, part, at, False)
+    return page(request, "inside.html", **values)
+
+
+@router.post("/runs/{number}/inside", include_in_schema=False)
+async def inside_part(
+    request: Request, studio: Here, number: int, file: Annotated[UploadFile | None, File()] = None,
+    part: Annotated[str, Form()] = "", at: Annotated[int, Form(ge=0)] = 0, weights: Annotated[str, Form()] = "",
+    inverted: Annotated[bool, Form()] = False,
+) -> Response:  # fmt: skip
+    found, _ = looking.asked(studio, number, weights)
+    content = await looking.sent_image(file)
+    inside = await _activations(studio, found, content, part, at, inverted)
+    values = looking.options_of(found) | {"part": part, "at": at, "kinds": KINDS, "given": content is not None}
+    return page(request, "inside_layers.html", inside=inside, **values)
+
+
+@router.get("/runs/{number}/inside/map", include_in_schema=False)
+async def map_part(
+    request: Request, studio: Here, number: int, kind: Kind = "gradient", part: Part = "", at: At = 0,
+    target: Target = None, weights: WeightsName = "",
+) -> Response:  # fmt: skip
+    found = await explain(studio, number, kind, part, at, target, weights)
+    found |= {name: data_url(found[name]) for name in ("image", "overlay")}
+    values = {"found": found, "kinds": KINDS, "kind": kind, "part": part, "at": at, "target": target}
+    return page(request, "inside_map.html", **values, **looking.options_of(looking.looked(studio, number, weights)))
+
+
+@router.get("/runs/{number}/inside/layers/{layer:path}", include_in_schema=False)
+async def layer_page(
+    request: Request, studio: Here, number: int, layer: str, part: Part = "", at: At = 0, weights: WeightsName = "",
+    unit: Annotated[int, Query(ge=0, le=1 << 30)] = 0,
+) -> Response:  # fmt: skip
+    """All maps of one layer, its weights, and what its units look for."""
+    found, chosen = looking.asked(studio, number, weights)
+    part = part or found.data.evaluation_part
+    arguments = (studio.home, found.run, found.dataset, layer, None, part, at, False, chosen.name)
+    one = await studio.inspector.inspect(layers.maps_of, *arguments)
+    learned = await studio.inspector.inspect(layers.learned, *arguments[:3], chosen.name)
+    names = one["name"].split(" + ")
+    values = looking.options_of(found) | {"part": part, "at": at, "layer": one, "unit": unit}
+    return page(request, "inside_layer.html", learned=[each for each in learned if each["name"] in names], **values)
+
+
+@router.post("/runs/{number}/inside/maximize", include_in_schema=False)
+async def maximize_part(
+    request: Request, studio: Here, number: int, layer: Annotated[str, Form(max_length=500)],
+    first: Annotated[int, Form(ge=0, le=1 << 30)] = 0, units: Annotated[int, Form(ge=1, le=maximize.MOST_UNITS)] = 16,
+    count: Annotated[int, Form(ge=1)] = 1, steps: Annotated[int, Form(ge=1, le=maximize.MOST_STEPS)] = 128,
+    weights: Annotated[str, Form()] = "",
+) -> Response:  # fmt: skip
+    chosen = list(range(first, min(first + units, count))) or [0]
+    found = await seek(studio, number, layer, chosen, steps, weights=weights)
+    for image in found["images"]:
+        image["png"] = data_url(image["png"])
+    return page(request, "inside_units.html", found=found)
+
+
+# ---- REST
+
+
+@router.get("/api/runs/{number}/inside")
+async def activations(
+    studio: Here, number: int, part: Part = "", at: At = 0, weights: WeightsName = "", pictures: bool = False
+) -> Row:
+    """Every layer for one image of a part: shape, statistics and histogram, with `pictures` PNGs as data URLs."""
+    found, _ = looking.asked(studio, number, weights)
+    return _plain(await _activations(studio, found, None, part, at, False), pictures)
+
+
+@router.get("/api/runs/{number}/inside/weights")
+async def learned(studio: Here, number: int, weights: WeightsName = "", pictures: bool = False) -> list[Row]:
+    """Every weight: shape, statistics and histogram, with `pictures` its filters as PNGs in data URLs."""
+    found, chosen = looking.asked(studio, number, weights)
+    listed = await studio.inspector.inspect(layers.learned, studio.home, found.run, found.dataset, chosen.name)
+    return [_plain(each, pictures) for each in listed]
+
+
+@router.get("/api/runs/{number}/inside/{kind}.png", response_class=Response)
+async def map_png(
+    studio: Here, number: int, kind: str, part: Part = "", at: At = 0, target: Target = None, weights: WeightsName = ""
+) -> Response:
+    """Which pixels an answer depends on, over the image: `kind` is gradient, smooth or occlusion."""
+    found = await explain(studio, number, kind, part, at, target, weights)
+    return Response(found["overlay"], media_type="image/png")
+
+
+@router.get("/api/runs/{number}/inside/units.png", response_class=Response)
+async def units_png(
+    studio: Here, number: int, layer: Annotated[str, Query(max_length=500)],
+    unit: Annotated[list[int], Query(max_length=maximize.MOST_UNITS)],
+    steps: Annotated[int, Query(ge=1, le=maximize.MOST_STEPS)] = 128, seed: Annotated[int, Query(ge=0)] = 0,
+    weights: WeightsName = "",
+) -> Response:  # fmt: skip
+    """Images that units of a layer answer most strongly to, beside each other."""
+    found = await seek(studio, number, layer, unit, steps, seed, weights)
+    return Response(found["tiles"], media_type="image/png")
+
+
+async def explain(
+    studio: Studio, number: int, kind: str, part: str, at: int, target: int | None, weights: str
+) -> Row:
+    """What `saliency` finds, in the inspector; 404 for another kind."""
+    if kind not in KINDS:
+        raise HTTPException(404, f"There is no map {kind}: {', '.join(KINDS)}.")
+    found, chosen = looking.asked(studio, number, weights)
+    arguments = (studio.home, found.run, found.dataset, kind, None, part, at, False, chosen.name, target)
+    return await studio.inspector.inspect(saliency.saliency, *arguments)
+
+
+async def seek(
+    studio: Studio, number: int, layer: str, units: list[int], steps: int, seed: int = 0, weights: str = ""
+) -> Row:
+    """What `maximize` makes, in the inspector."""
+    found, chosen = looking.asked(studio, number, weights)
+    arguments = (studio.home, found.run, found.dataset, layer, units, steps, 0.03, seed, None, chosen.name)
+    return await studio.inspector.inspect(maximize.maximize, *arguments)
+
+
+async def _activations(
+    studio: Studio, found: Looked, content: bytes | None, part: str, at: int, inverted: bool
+) -> Row:
+    name = found.chosen.name if found.chosen else ""
+    arguments = (studio.home, found.run, found.dataset, content, part, at, inverted, name)
+    shown = await studio.inspector.inspect(layers.activations, *arguments)
+    return shown | {"image": data_url(shown["image"])}
+
+
+def _plain(value: Any, pictures: bool) -> Any:
+    """A result as JSON has it: pictures as data URLs, or left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        found = asdict(value)
+        found["png"] = data_url(found["png"])
+        return found if pictures else None
+    if isinstance(value, dict):
+        kept = {name: _plain(each, pictures) for name, each in value.items() if pictures or name != "image"}
+        return {name: each for name, each in kept.items() if pictures or name not in ("tiles", "picture")}
+    return [_plain(each, pictures) for each in value] if isinstance(value, list) else value
