@@ -10,15 +10,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jitdnn.caffe import Net, NetParameter, NetState, load_solver, parse, paths
+from jitdnn.caffe import Net, NetParameter, NetState, load_solver, parse
+from jitdnn.studio.data import creation
+from jitdnn.studio.store import Store
 
 DIGITS_NET = """
 name: "small"
 layer { name: "digits" type: "Data" top: "data" top: "label" include { phase: TRAIN }
-  data_param { source: "package:data/mnist_5k.npz#train" batch_size: 64 }
+  data_param { source: "../../data/1#train" batch_size: 64 }
   transform_param { scale: 0.0125 crop_size: 26 } }
 layer { name: "digits" type: "Data" top: "data" top: "label" include { phase: TEST }
-  data_param { source: "package:data/mnist_5k.npz#test" batch_size: 100 }
+  data_param { source: "../../data/1#test" batch_size: 100 }
   transform_param { scale: 0.0125 crop_size: 26 } }
 layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1"
   convolution_param { num_output: 8 kernel_size: 5 stride: 2 weight_filler { type: "xavier" } } }
@@ -34,7 +36,7 @@ layer { name: "ip2" type: "InnerProduct" bottom: "ip1" top: "ip2"
 layer { name: "accuracy" type: "Accuracy" bottom: "ip2" bottom: "label" top: "accuracy" include { phase: TEST } }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "loss" }
 """
-SOLVER = """net: "net.prototxt" test_iter: 10 test_interval: 1000 base_lr: 0.02 momentum: 0.9 weight_decay: 0.0005
+SOLVER = """net: "net.prototxt" test_iter: 5 test_interval: 1000 base_lr: 0.02 momentum: 0.9 weight_decay: 0.0005
 lr_policy: "poly" power: 1 max_iter: 160 snapshot: 80 random_seed: 3 display: 0"""
 
 # of each other task a net that nobody trained: its answers are known by running it another way
@@ -79,19 +81,13 @@ def digits() -> Case:
     folder = home / "runs" / "1"
     (folder / "net.prototxt").write_text(DIGITS_NET)
     (folder / "solver.prototxt").write_text(SOLVER)
-    with np.load(paths.find("package:data/mnist_5k.npz"), allow_pickle=False) as file:
-        parts = {name: file[name] for name in file.files}
-    for name in ("train", "test"):
-        images = parts[f"{name}_data"].reshape(-1, 1, 28, 28)
-        _keep(home, name, images, parts[f"{name}_label"].astype(np.int64))
+    store = Store(home)
+    dataset = creation.digits(store)
+    assert dataset == 1  # as the net says
     solver = load_solver(folder / "solver.prototxt", snapshot_prefix=str(folder / "snap"))
     solver.solve()
     solver.net.save_weights(folder / "best.npz")
-    return Case(
-        home,
-        {"id": 1, "name": "small", "dataset": 1},
-        _row("classification", [1, 28, 28], list("0123456789")),
-    )
+    return _case(store, "small", dataset)
 
 
 @cache
@@ -126,7 +122,17 @@ def of_task(task: str) -> Case:
     given = f'layer {{ name: "d" type: "Input" top: "data" input_param {{ shape {{ {dims} }} }} }}'
     used.layer[0] = parse(given, NetParameter).layer[0]
     Net(used, NetState(phase="TEST"), seed=5).save_weights(folder / "best.npz")
-    return Case(home, {"id": 1, "name": task, "dataset": 1}, _row(task, [3, 12, 10], ["none", "cat", "dog"]))
+    store = Store(home)
+    dataset = store.insert(
+        "dataset",
+        name="made here",
+        task=task,
+        shape=[3, 12, 10],
+        classes=["none", "cat", "dog"],
+        train=37,
+        test=37,
+    )
+    return _case(store, task, dataset)
 
 
 def _home() -> Path:
@@ -141,13 +147,11 @@ def _keep(home: Path, part: str, images: Any, labels: Any) -> None:
     np.save(home / "data" / "1" / f"{part}_label.npy", labels)
 
 
-def _row(task: str, shape: list[int], classes: list[str]) -> dict[str, Any]:
-    return {
-        "id": 1,
-        "name": "made here",
-        "task": task,
-        "shape": shape,
-        "classes": classes,
-        "settings": {},
-        "state": "ready",
-    }
+def _case(store: Store, name: str, dataset: int) -> Case:
+    run = store.insert(
+        "run", name=name, dataset=dataset, net_name=name, options={"batch": 64}, state="done", iteration=160
+    )
+    rows = store.one("run", run), store.one("dataset", dataset)
+    assert rows[0] is not None
+    assert rows[1] is not None
+    return Case(store.home, *rows)

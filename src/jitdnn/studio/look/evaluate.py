@@ -55,8 +55,10 @@ def _classification(arrays: Arrays, classes: Sequence[str]) -> Found:
         true, said, max(len(classes), len(arrays["surest"]))
     )  # a net may know more classes
     each, right = metrics.per_class(counts), (said == true)[known]
-    finite = sure[np.isfinite(sure[:, 0]), 0]  # scores that are no shares (of a hinge loss) tell no confidence
-    is_share = bool(finite.size) and 0 <= finite.min() and finite.max() <= 1 + 1e-5
+    finite = sure[
+        np.isfinite(sure[:, 0]), 0
+    ]  # scores that are no shares (of a hinge loss) tell no confidence
+    is_share = bool(finite.size) and finite.min() >= 0 and finite.max() <= 1 + 1e-5
     found = metrics.calibration(sure[known, 0] if is_share else sure[:0, 0], right if is_share else right[:0])
     wrong = np.flatnonzero(known & (said != true))
     order = np.argsort(-np.nan_to_num(sure[wrong, 0]), kind="stable")
@@ -221,9 +223,16 @@ def predictions_csv(arrays: Arrays, classes: Sequence[str]) -> str:
 
 
 def find_pairs(
-    home: Path, run: Mapping[str, Any], dataset: Mapping[str, Any], part: str, key: str, words: str, most: int = _PAIRS
+    home: Path,
+    run: Mapping[str, Any],
+    dataset: Mapping[str, Any],
+    part: str,
+    key: str,
+    words: str,
+    most: int = _PAIRS,
 ) -> list[Found]:
-    """The pairs of classes that were confused most often, those whose names have every word, from all that there are."""
+    """The pairs of classes that were confused most often, those whose names have every word, from all that there
+    are."""
     arrays, classes = read_predictions(home, run, part, key), list(dataset["classes"])
     if "best" not in arrays:
         raise InvalidArgument("pairs of classes are of classification")
@@ -270,7 +279,9 @@ def table_csv(
     if table == "matrix" and "matrix" in arrays:
         counts = arrays["matrix"]
         return matrix_csv(counts.tolist(), [name_of(classes, k) for k in range(len(counts))])
-    raise InvalidArgument(f"there is no table {table!r} of this evaluation: matrix (of classes), classes, predictions")
+    raise InvalidArgument(
+        f"there is no table {table!r} of this evaluation: matrix (of classes), classes, predictions"
+    )
 
 
 def surest_of(arrays: Arrays, number: int, most: int) -> list[Found]:

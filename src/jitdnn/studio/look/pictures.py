@@ -141,6 +141,7 @@ def heat_over(image: Array, heat: Array, signed: bool = False, opacity: float = 
     strength = np.abs(places / (_LEVELS - 1) * 2 - 1) if signed else places / (_LEVELS - 1)
     weight = (opacity * strength)[..., None]
     grey = np.repeat(_pixels(image).reshape(*image.shape[1:], -1).mean(2, keepdims=True), 3, 2)
+    grey = 0.55 * grey  # darker, so that the map stands out
     return _png(((1 - weight) * grey + weight * colour).astype(np.uint8))
 
 

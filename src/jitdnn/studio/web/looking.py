@@ -16,8 +16,12 @@ from jitdnn.studio.web import listing
 from jitdnn.studio.web.context import Studio
 
 #: parameters of requests
-WeightsName = Annotated[str, Query(max_length=200, description="best.npz (also if empty), or a snapshot's name")]
-Part = Annotated[str, Query(pattern="^(train|val|test|)$", description="empty: test, or val where there is no test")]
+WeightsName = Annotated[
+    str, Query(max_length=200, description="best.npz (also if empty), or a snapshot's name")
+]
+Part = Annotated[
+    str, Query(pattern="^(train|val|test|)$", description="empty: test, or val where there is no test")
+]
 #: seconds that a page waits for an evaluation before it shows how far it came
 _PATIENCE: Final = 1.5
 
@@ -41,7 +45,13 @@ def looked(studio: Studio, number: int, weights: str = "") -> Looked:
         raise HTTPException(409, f"The data set of run {number} is gone.")
     folder = studio.store.folder(number)
     found = weights_of(folder) if folder.is_dir() else []
-    return Looked(run, dataset, open_dataset(studio.home, dataset), found, choose_weights(folder, weights) if found else None)
+    return Looked(
+        run,
+        dataset,
+        open_dataset(studio.home, dataset),
+        found,
+        choose_weights(folder, weights) if found else None,
+    )
 
 
 def asked(studio: Studio, number: int, weights: str = "") -> tuple[Looked, Weights]:

@@ -1,4 +1,5 @@
-"""Images to what a trained net says of them: one that is drawn, dropped, pasted, photographed or of the data set; many."""
+"""Images to what a trained net says of them: one that is drawn, dropped, pasted, photographed or of the data set;
+many."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ async def classify_page(
 ) -> Response:
     found = looking.looked(studio, number, weights)
     part = part or found.data.evaluation_part
-    values = looking.options_of(found) | {"part": part, "at": at, "count": found.data.count(part), "answer": None}
+    values = looking.options_of(found) | {
+        "part": part,
+        "at": at,
+        "count": found.data.count(part),
+        "answer": None,
+    }
     if found.chosen is not None:
         answer = await ask(studio, number, None, part, at or 0, False, weights)
         values |= {"answer": _shown(answer), "at": at or 0}

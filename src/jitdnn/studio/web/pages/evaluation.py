@@ -19,7 +19,9 @@ TABS = (Link(20, "/evaluation", "check", "Evaluation"),)
 #: classes in the table of a page, the worst first; CSV has all
 CLASSES: Final = 100
 PAIRS: Final = 60
-Words = Annotated[str, Query(max_length=200, description="words that the names of both classes have together")]
+Words = Annotated[
+    str, Query(max_length=200, description="words that the names of both classes have together")
+]
 Number = Annotated[int, Query(ge=-1, le=1 << 30)]
 
 
@@ -29,9 +31,17 @@ async def evaluation_page(
 ) -> Response:
     found = looking.looked(studio, number, weights)
     if found.chosen is None:
-        return page(request, "evaluation.html", progress=None, evaluation=None, part=part, **looking.options_of(found))
+        return page(
+            request, "evaluation.html", progress=None, evaluation=None, part=part, **looking.options_of(found)
+        )
     found, row, progress = await looking.evaluated(studio, number, part, weights)
-    values = {"progress": progress, "evaluation": row, "part": progress["part"], "q": q, **looking.options_of(found)}
+    values = {
+        "progress": progress,
+        "evaluation": row,
+        "part": progress["part"],
+        "q": q,
+        **looking.options_of(found),
+    }
     if row is not None:
         values |= _shown(found, row)
         if q and row["summary"]["task"] == "classification":
@@ -42,7 +52,8 @@ async def evaluation_page(
 
 @router.get("/api/runs/{number}/evaluation")
 async def evaluation(studio: Here, number: int, part: Part = "", weights: WeightsName = "") -> Row:
-    """The figures of merit of some weights by a part of the data set; made at the first question, which waits for it."""
+    """The figures of merit of some weights by a part of the data set; made at the first question, which waits for
+    it."""
     while True:
         _, row, _ = await looking.evaluated(studio, number, part, weights, seconds=5)
         if row is not None:
@@ -67,7 +78,8 @@ async def images(
     studio: Here, number: int, said: Number, true: Number = -1, part: Part = "", weights: WeightsName = "",
     most: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> list[Row]:  # fmt: skip
-    """The images of class `true` that were said to be `said`, or without `true` those that are surest of being `said`."""
+    """The images of class `true` that were said to be `said`, or without `true` those that are surest of being
+    `said`."""
     row = await evaluation(studio, number, part, weights)
     found = looking.looked(studio, number, weights)
     return await studio.inspector.inspect(
@@ -89,7 +101,9 @@ async def images_page(
 
 
 @router.get("/api/runs/{number}/evaluation/{table}.csv", response_class=Response)
-async def table_csv(studio: Here, number: int, table: str, part: Part = "", weights: WeightsName = "") -> Response:
+async def table_csv(
+    studio: Here, number: int, table: str, part: Part = "", weights: WeightsName = ""
+) -> Response:
     """A table as CSV: `matrix`, `classes` or `predictions`."""
     row = await evaluation(studio, number, part, weights)
     found = looking.looked(studio, number, weights)
@@ -98,7 +112,9 @@ async def table_csv(studio: Here, number: int, table: str, part: Part = "", weig
     )
     name = f"run-{number}-{row['part']}-{table}.csv"
     return Response(
-        text, media_type="text/csv; charset=utf-8", headers={"content-disposition": f'attachment; filename="{name}"'}
+        text,
+        media_type="text/csv; charset=utf-8",
+        headers={"content-disposition": f'attachment; filename="{name}"'},
     )
 
 

@@ -20,7 +20,9 @@ TABS = (Link(40, "/inside", "eye", "Look inside"),)
 KINDS = {"gradient": "Gradient", "smooth": "Smoothed gradient", "occlusion": "Occlusion"}
 Kind = Annotated[str, Query(pattern="^(gradient|smooth|occlusion)$")]
 At = Annotated[int, Query(ge=0, le=1 << 40, description="the number of an image of the part")]
-Target = Annotated[int | None, Query(ge=0, le=1 << 30, description="the class; without it the one that is said")]
+Target = Annotated[
+    int | None, Query(ge=0, le=1 << 30, description="the class; without it the one that is said")
+]
 
 
 @router.get("/runs/{number}/inside", include_in_schema=False)
@@ -29,7 +31,12 @@ async def inside_page(
 ) -> Response:
     found = looking.looked(studio, number, weights)
     part = part or found.data.evaluation_part
-    values = looking.options_of(found) | {"part": part, "at": at, "count": found.data.count(part), "kinds": KINDS}
+    values = looking.options_of(found) | {
+        "part": part,
+        "at": at,
+        "count": found.data.count(part),
+        "kinds": KINDS,
+    }
     if found.chosen is not None:
         values["inside"] = await _activations(studio, found, None, part, at, False)
     return page(request, "inside.html", **values)
@@ -44,7 +51,12 @@ async def inside_part(
     found, _ = looking.asked(studio, number, weights)
     content = await looking.sent_image(file)
     inside = await _activations(studio, found, content, part, at, inverted)
-    values = looking.options_of(found) | {"part": part, "at": at, "kinds": KINDS, "given": content is not None}
+    values = looking.options_of(found) | {
+        "part": part,
+        "at": at,
+        "kinds": KINDS,
+        "given": content is not None,
+    }
     return page(request, "inside_layers.html", inside=inside, **values)
 
 
@@ -56,7 +68,9 @@ async def map_part(
     found = await explain(studio, number, kind, part, at, target, weights)
     found |= {name: data_url(found[name]) for name in ("image", "overlay")}
     values = {"found": found, "kinds": KINDS, "kind": kind, "part": part, "at": at, "target": target}
-    return page(request, "inside_map.html", **values, **looking.options_of(looking.looked(studio, number, weights)))
+    return page(
+        request, "inside_map.html", **values, **looking.options_of(looking.looked(studio, number, weights))
+    )
 
 
 @router.get("/runs/{number}/inside/layers/{layer:path}", include_in_schema=False)
@@ -72,7 +86,9 @@ async def layer_page(
     learned = await studio.inspector.inspect(layers.learned, *arguments[:3], chosen.name)
     names = one["name"].split(" + ")
     values = looking.options_of(found) | {"part": part, "at": at, "layer": one, "unit": unit}
-    return page(request, "inside_layer.html", learned=[each for each in learned if each["name"] in names], **values)
+    return page(
+        request, "inside_layer.html", learned=[each for each in learned if each["name"] in names], **values
+    )
 
 
 @router.post("/runs/{number}/inside/maximize", include_in_schema=False)
@@ -98,24 +114,18 @@ async def activations(
 ) -> Row:
     """Every layer for one image of a part: shape, statistics and histogram, with `pictures` PNGs as data URLs."""
     found, _ = looking.asked(studio, number, weights)
-    return _plain(await _activations(studio, found, None, part, at, False), pictures)
+    shown: Row = _plain(await _activations(studio, found, None, part, at, False), pictures)
+    return shown
 
 
 @router.get("/api/runs/{number}/inside/weights")
 async def learned(studio: Here, number: int, weights: WeightsName = "", pictures: bool = False) -> list[Row]:
     """Every weight: shape, statistics and histogram, with `pictures` its filters as PNGs in data URLs."""
     found, chosen = looking.asked(studio, number, weights)
-    listed = await studio.inspector.inspect(layers.learned, studio.home, found.run, found.dataset, chosen.name)
+    listed = await studio.inspector.inspect(
+        layers.learned, studio.home, found.run, found.dataset, chosen.name
+    )
     return [_plain(each, pictures) for each in listed]
-
-
-@router.get("/api/runs/{number}/inside/{kind}.png", response_class=Response)
-async def map_png(
-    studio: Here, number: int, kind: str, part: Part = "", at: At = 0, target: Target = None, weights: WeightsName = ""
-) -> Response:
-    """Which pixels an answer depends on, over the image: `kind` is gradient, smooth or occlusion."""
-    found = await explain(studio, number, kind, part, at, target, weights)
-    return Response(found["overlay"], media_type="image/png")
 
 
 @router.get("/api/runs/{number}/inside/units.png", response_class=Response)
@@ -128,6 +138,21 @@ async def units_png(
     """Images that units of a layer answer most strongly to, beside each other."""
     found = await seek(studio, number, layer, unit, steps, seed, weights)
     return Response(found["tiles"], media_type="image/png")
+
+
+@router.get("/api/runs/{number}/inside/{kind}.png", response_class=Response)
+async def map_png(
+    studio: Here,
+    number: int,
+    kind: str,
+    part: Part = "",
+    at: At = 0,
+    target: Target = None,
+    weights: WeightsName = "",
+) -> Response:
+    """Which pixels an answer depends on, over the image: `kind` is gradient, smooth or occlusion."""
+    found = await explain(studio, number, kind, part, at, target, weights)
+    return Response(found["overlay"], media_type="image/png")
 
 
 async def explain(

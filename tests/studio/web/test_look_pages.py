@@ -1,0 +1,193 @@
+"""Pages about a trained net and their REST twins: evaluation, classification, a look inside."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("fastapi", reason="the extra jitdnn[studio] is not installed")
+
+from fastapi.testclient import TestClient
+
+import studio_trained
+from jitdnn.studio.data import open_dataset
+from jitdnn.studio.store import Store
+from jitdnn.studio.web.app import make_app
+from jitdnn.studio.work.inspector import Inspector
+from studio_trained import Case
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here() -> Iterator[None]:
+    """Calls of the inspector run in this process: it has its own tests, and starting one takes seconds."""
+
+    async def inspect(self, function, *arguments, seconds=None):  # type: ignore[no-untyped-def]
+        return function(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Inspector, "inspect", inspect)
+        yield
+
+
+@pytest.fixture(scope="module")
+def digits() -> Case:
+    return studio_trained.digits()
+
+
+@pytest.fixture(scope="module")
+def client(digits: Case) -> Iterator[TestClient]:
+    with TestClient(make_app(digits.home), follow_redirects=False) as made:
+        yield made
+
+
+def png(case: Case, at: int, part: str = "test") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.asarray(open_dataset(case.home, case.dataset).images(part)[at][0])).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_evaluation_is_made_once_and_shown(client: TestClient, digits: Case) -> None:
+    text = client.get("/runs/1/evaluation").text
+    found = client.get("/api/runs/1/evaluation").json()
+    assert (
+        client.get("/api/runs/1/evaluation", params={"part": "test", "weights": "best.npz"}).json() == found
+    )
+    assert len(Store(digits.home).rows("SELECT * FROM evaluation")) == 1
+    summary = found["summary"]
+    assert f"{100 * summary['accuracy']:.1f} %" in text
+    assert "What was taken for what" in text
+    assert sum(map(sum, found["matrix"])) == summary["images"] == 500
+    worst = summary["errors"][0]
+    assert f"/data/1/images/test/{worst['at']}" in text  # where its label is mended
+    pair = summary["pairs"][0]
+    listed = client.get("/api/runs/1/evaluation/images", params={k: pair[k] for k in ("true", "said")}).json()
+    assert len(listed) == pair["count"]
+    cell = client.get("/runs/1/evaluation/images", params={k: pair[k] for k in ("true", "said")}).text
+    assert all(f"/data/1/images/test/{image['at']}" in cell for image in listed)
+    assert len(client.get("/api/runs/1/evaluation/images", params={"said": 4, "most": 7}).json()) == 7
+    assert client.get("/api/runs/1/evaluation/pairs", params={"q": "no such class"}).json() == []
+    for table, rows in (("matrix", 11), ("classes", 11), ("predictions", 501)):
+        answer = client.get(f"/api/runs/1/evaluation/{table}.csv")
+        assert answer.headers["content-disposition"] == f'attachment; filename="run-1-test-{table}.csv"'
+        assert len(list(csv.reader(io.StringIO(answer.text)))) == rows
+    assert client.get("/api/runs/1/evaluation/other.csv").status_code == 422
+
+
+def test_a_long_evaluation_shows_how_far_it_is(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jitdnn.studio.look import predictions
+    from jitdnn.studio.web import looking
+
+    monkeypatch.setattr(predictions, "PIECE", 64)
+    monkeypatch.setattr(looking, "_PATIENCE", 0.0)
+    address = "/runs/1/evaluation?part=val"
+    monkeypatch.setattr(looking.evaluated, "__defaults__", ("", "", 0.0))
+    first = client.get(address).text
+    assert 'value="64" max="500"' in first
+    assert 'http-equiv="refresh"' in first  # without a script, too
+    part = client.get(address, headers={"HX-Request": "true"}).text
+    assert 'value="128" max="500"' in part
+    assert "<html" not in part
+    while 'hx-trigger="load"' in part:
+        part = client.get(address, headers={"HX-Request": "true"}).text
+    assert "Accuracy" in part
+
+
+@pytest.mark.parametrize("task", ["multi-label", "regression", "segmentation"])
+def test_pages_of_other_tasks(task: str) -> None:
+    case = studio_trained.of_task(task)
+    word = {"multi-label": "Mean average precision", "regression": "R²", "segmentation": "Mean overlap"}[task]
+    with TestClient(make_app(case.home)) as client:
+        assert word in client.get("/runs/1/evaluation").text
+        assert "Ask the net" in client.get("/runs/1/classify").text
+        assert client.post("/api/runs/1/classify", params={"at": 3}).json()["task"] == task
+        assert client.get("/api/runs/1/inside/smooth.png", params={"at": 3}).content.startswith(b"\x89PNG")
+        assert "What the answer depends on" in client.get("/runs/1/inside").text
+
+
+def test_one_image(client: TestClient, digits: Case) -> None:
+    page = client.get("/runs/1/classify", params={"at": 9, "part": "test"}).text
+    assert 'src="data:image/png;base64,' in page
+    by_number = client.post("/api/runs/1/classify", params={"at": 9, "part": "test"}).json()
+    by_file = client.post("/api/runs/1/classify", files={"file": ("x.png", png(digits, 9))}).json()
+    assert by_number["top"] == by_file["top"]
+    assert "image" not in by_file
+    part = client.post("/runs/1/classify", files={"file": ("x.png", png(digits, 9))}).text
+    assert by_file["top"][0]["name"] in part
+    assert "Truly" not in part
+    assert client.post("/api/runs/1/classify").status_code == 422
+    broken = client.post("/api/runs/1/classify", files={"file": ("<script>.png", b"none")})
+    assert (broken.status_code, "cannot be read" in broken.json()["detail"]) == (422, True)
+    assert client.post("/api/runs/1/classify", params={"at": 10**6}).status_code == 422
+    assert client.post("/api/runs/2/classify", params={"at": 0}).status_code == 404
+    assert client.post("/api/runs/1/classify", params={"at": 0, "weights": "../x"}).status_code == 422
+
+
+def test_many_images(client: TestClient, digits: Case) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        for at in range(12):
+            file.writestr(f"{at:02d}.png", png(digits, at))
+        file.writestr("<b>evil</b>.png", b"broken")
+    sent = [("files", ("all.zip", packed.getvalue())), ("files", ("=1+1.png", png(digits, 3)))]
+    found = client.post("/api/runs/1/classify/many", files=sent).json()
+    assert len(found) == 14
+    assert found[-1]["top"] == found[3]["top"]
+    assert "error" in next(each for each in found if "evil" in each["name"])
+    page = client.post("/runs/1/classify/many", files=sent).text
+    assert "&lt;b&gt;evil" in page
+    assert "<b>evil" not in page
+    rows = list(
+        csv.reader(io.StringIO(client.post("/runs/1/classify/many", files=sent, data={"table": "csv"}).text))
+    )
+    assert rows[0] == ["file", "answer", "value", "error"]
+    assert rows[-1][0] == "'=1+1.png"
+
+
+def test_inside(client: TestClient) -> None:
+    page = client.get("/runs/1/inside", params={"at": 5}).text
+    assert "conv1 + relu1" in page
+    plain = client.get("/api/runs/1/inside", params={"at": 5}).json()
+    assert [layer["name"] for layer in plain["layers"]][1] == "conv1 + relu1"
+    assert "tiles" not in plain["layers"][1]
+    drawn = client.get("/api/runs/1/inside", params={"at": 5, "pictures": True}).json()
+    assert drawn["layers"][1]["tiles"]["png"].startswith("data:image/png")
+    weights = client.get("/api/runs/1/inside/weights").json()
+    assert weights[0]["weights"][0]["shape"] == [8, 1, 5, 5]
+    for kind in ("gradient", "occlusion"):
+        assert client.get(f"/api/runs/1/inside/{kind}.png", params={"at": 5}).content.startswith(b"\x89PNG")
+        part = client.get(
+            "/runs/1/inside/map", params={"kind": kind, "at": 5}, headers={"HX-Request": "true"}
+        ).text
+        assert "<html" not in part
+        assert part.count("data:image/png") == 2
+    assert "<html" in client.get("/runs/1/inside/map", params={"at": 5}).text
+    assert client.get("/api/runs/1/inside/other.png").status_code == 404
+    layer = client.get("/runs/1/inside/layers/conv1", params={"at": 5}).text
+    assert "What its units look for" in layer
+    units = client.post(
+        "/runs/1/inside/maximize", data={"layer": "conv1", "units": 3, "count": 8, "steps": 4}
+    ).text
+    assert units.count("<li>") == 3
+    picture = client.get("/api/runs/1/inside/units.png", params={"layer": "ip2", "unit": [0, 1], "steps": 2})
+    assert picture.content.startswith(b"\x89PNG")
+    assert client.get("/runs/1/inside/layers/none").status_code == 422
+
+
+def test_before_there_are_weights(client: TestClient, digits: Case) -> None:
+    store = Store(digits.home)
+    run = store.insert(
+        "run", name="<i>new</i>", dataset=1, net_name="n", options={"batch": 1}, state="queued"
+    )
+    for page in ("evaluation", "classify", "inside"):
+        answer = client.get(f"/runs/{run}/{page}")
+        assert answer.status_code == 200
+        assert "no weights yet" in answer.text
+        assert "<i>new" not in answer.text
+    assert client.get(f"/api/runs/{run}/evaluation").status_code == 409
+    assert client.get("/runs/999/inside").status_code == 404
