@@ -82,7 +82,7 @@ def list_folders(container: Container, names: Sequence[str], options: Options) -
     unknown = sum(entry.label < 0 for entry in entries)
     if unknown:
         listing.notes.append(
-            f"{unknown:,} pictures lie in no folder of a class: they have no label yet"
+            f"{unknown:,} of the pictures lie in no folder of a class and have no label yet"
             + ("" if classes else "; name the classes, and label them in the page")
         )
     other = Counter(

@@ -22,6 +22,7 @@ from jitdnn.studio.data.split import assign
 
 #: pictures that are shown; seconds that pictures are looked at
 _SHOWN, _SECONDS = 96, 2.0
+_UNLABELLED = "(no label yet)"
 
 
 def scan(path: str, options: Options, seconds: float = _SECONDS) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def _counts(listing: Listing) -> dict[str, int]:
     if listing.task == "classification":
         found = Counter(entry.label for entry in listing.entries)
         counts = {name: found.get(number, 0) for number, name in enumerate(listing.classes)}
-        return counts | ({"(no label yet)": found[-1]} if found.get(-1) else {})
+        return counts | ({_UNLABELLED: found[-1]} if found.get(-1) else {})
     if listing.task == "multi-label":
         total = np.sum([entry.label for entry in listing.entries], axis=0)
         return {name: int(value) for name, value in zip(listing.classes, total, strict=True)}
@@ -117,6 +118,7 @@ def _warnings(listing: Listing, counts: dict[str, int], options: Options, facts:
     if total < 100:
         notes.append(f"{total} is few: a net will learn them by heart; some hundred of each class do better")
     if listing.task in ("classification", "detection"):
+        counts = {name: count for name, count in counts.items() if name != _UNLABELLED}
         few = [name for name, count in counts.items() if 0 < count < 10]
         none = [name for name, count in counts.items() if not count]
         if few:
