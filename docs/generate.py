@@ -6,6 +6,7 @@ names are the keys of `TABLES`."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -391,10 +392,35 @@ def torch_left() -> str:
     return "\n".join(["| modules | why they stay torch's |", "| --- | --- |", *rows]) + "\n"
 
 
+def cudnn_functions() -> str:
+    """Every function of cuDNN's legacy interface: its arguments and what it does, or why it is refused."""
+    import jitdnn.cudnn  # noqa: F401 - it fills the table
+    from jitdnn.frameworks.cudnn_api.registry import FUNCTIONS
+
+    groups: dict[str, list[str]] = {}
+    for entry in FUNCTIONS.values():
+        if entry.reason is not None:
+            groups.setdefault("Refused", []).append(f"| `{entry.name}` |  | {entry.reason} |")
+            continue
+        names = ", ".join(f"`{name}`" for name in inspect.signature(entry.function).parameters)
+        about = entry.about.rstrip(".").replace("|", "\\|")
+        title = (
+            (sys.modules[entry.function.__module__].__doc__ or "").split("\n")[0].split(": ")[0].rstrip(".")
+        )
+        groups.setdefault(title, []).append(f"| `{entry.name}` | {names} | {about} |")
+    refused = groups.pop("Refused")
+    total = len(FUNCTIONS)
+    lines = [f"{total} functions: {total - len(refused)} work, {len(refused)} are refused by name.", ""]
+    for title, rows in (*groups.items(), ("Refused, and why", refused)):
+        lines += [f"## {title}", "", "| function | arguments | |", "| --- | --- | --- |", *rows, ""]
+    return "\n".join(lines) + "\n"
+
+
 SEVERAL = "(several)"  # tests of graphs of several operators
 TABLES: dict[str, Callable[[], str]] = {
     "settings": table_markdown,
     "limits": limits.table_markdown,
+    "cudnn-functions": cudnn_functions,
     "targets": targets_table,
     "onnx-counts": onnx_counts,
     "onnx-refused": onnx_refused,

@@ -1,6 +1,7 @@
 """Programs in cuDNN's own names, for whatever module has them: jitdnn.cudnn, or NVIDIA's library.
 
-Each takes the module `c`, `put` (a NumPy array to where the module computes), a handle and arrays, and returns NumPy arrays.
+Each takes the module `c`, `put` (a NumPy array to where the module computes), a handle and arrays, and returns
+NumPy arrays.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 Put = Callable[[Array], Any]
 
-TYPES = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "bfloat16": "BFLOAT16", "int8": "INT8", "int32": "INT32"}
+TYPES = {
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "float16": "HALF",
+    "bfloat16": "BFLOAT16",
+    "int8": "INT8",
+    "int32": "INT32",
+}
 
 
 def fetched(x: Any) -> Array:
@@ -87,7 +95,11 @@ def convolution(
     c.cudnnConvolutionForward(
         h, alpha, x_desc, xs, w_desc, ws, conv, algo, p.space(size), size, beta, y_desc, ys
     )
-    dx, dw, db = p.put(x.copy(order="K")), p.put(w.copy(order="K")), p.put(np.zeros((1, y.shape[1], *[1] * (y.ndim - 2)), y.dtype))
+    dx, dw, db = (
+        p.put(x.copy(order="K")),
+        p.put(w.copy(order="K")),
+        p.put(np.zeros((1, y.shape[1], *[1] * (y.ndim - 2)), y.dtype)),
+    )
     algo = best(c.cudnnGetConvolutionBackwardDataAlgorithm_v7(h, w_desc, y_desc, conv, x_desc, 8))
     size = c.cudnnGetConvolutionBackwardDataWorkspaceSize(h, w_desc, y_desc, conv, x_desc, algo)
     c.cudnnConvolutionBackwardData(
@@ -196,7 +208,15 @@ def batch_norm(
     c.cudnnBatchNormalizationForwardInference(
         h, kind, 1.0, 0.0, desc, xs, desc, inferred, derived, scales, biases, mean, var, epsilon
     )
-    found = {"y": y, "dx": dx, "dscale": dscale, "dbias": dbias, "mean": mean, "var": var, "inferred": inferred}
+    found = {
+        "y": y,
+        "dx": dx,
+        "dscale": dscale,
+        "dbias": dbias,
+        "mean": mean,
+        "var": var,
+        "inferred": inferred,
+    }
     return {name: fetched(array) for name, array in found.items()}
 
 
@@ -219,43 +239,71 @@ def spatial(p: Program, x: Array, theta: Array, dy: Array) -> dict[str, Array]:
     return {name: fetched(array) for name, array in found.items()}
 
 
-def reduction(p: Program, a: Array, c_array: Array, op: str, alpha: float, beta: float, indexed: bool) -> tuple[Array, Array | None]:
+def reduction(
+    p: Program, a: Array, c_array: Array, op: str, alpha: float, beta: float, indexed: bool
+) -> tuple[Array, Array | None]:
     """(C, indices)."""
     c, h = p.c, p.handle
     how = c.cudnnCreateReduceTensorDescriptor()
     wanted = c.CUDNN_REDUCE_TENSOR_FLATTENED_INDICES if indexed else c.CUDNN_REDUCE_TENSOR_NO_INDICES
     c.cudnnSetReduceTensorDescriptor(
-        how, getattr(c, f"CUDNN_REDUCE_TENSOR_{op}"), p.type_of(a), c.CUDNN_PROPAGATE_NAN, wanted, c.CUDNN_32BIT_INDICES
+        how,
+        getattr(c, f"CUDNN_REDUCE_TENSOR_{op}"),
+        p.type_of(a),
+        c.CUDNN_PROPAGATE_NAN,
+        wanted,
+        c.CUDNN_32BIT_INDICES,
     )
     a_desc, c_desc = p.tensor(a), p.tensor(c_array)
     size = c.cudnnGetReductionIndicesSize(h, how, a_desc, c_desc)
     work = c.cudnnGetReductionWorkspaceSize(h, how, a_desc, c_desc)
     indices, out = p.space(size), p.put(c_array.copy(order="K"))
-    c.cudnnReduceTensor(h, how, indices, size, p.space(work), work, alpha, a_desc, p.put(a), beta, c_desc, out)
+    c.cudnnReduceTensor(
+        h, how, indices, size, p.space(work), work, alpha, a_desc, p.put(a), beta, c_desc, out
+    )
     where = fetched(indices)[:size].view(np.uint32).reshape(c_array.shape) if indexed else None
     return fetched(out), where
 
 
-def pair(p: Program, a: Array, b: Array, c_array: Array, op: str, scales: tuple[float, float, float]) -> Array:
+def pair(
+    p: Program, a: Array, b: Array, c_array: Array, op: str, scales: tuple[float, float, float]
+) -> Array:
     """C = op(alpha1 * A, alpha2 * B) + beta * C."""
     c, h = p.c, p.handle
     how = c.cudnnCreateOpTensorDescriptor()
-    c.cudnnSetOpTensorDescriptor(how, getattr(c, f"CUDNN_OP_TENSOR_{op}"), p.type_of(a), c.CUDNN_PROPAGATE_NAN)
+    c.cudnnSetOpTensorDescriptor(
+        how, getattr(c, f"CUDNN_OP_TENSOR_{op}"), p.type_of(a), c.CUDNN_PROPAGATE_NAN
+    )
     out = p.put(c_array.copy(order="K"))
     c.cudnnOpTensor(
-        h, how, scales[0], p.tensor(a), p.put(a), scales[1], p.tensor(b), p.put(b), scales[2], p.tensor(c_array), out
+        h,
+        how,
+        scales[0],
+        p.tensor(a),
+        p.put(a),
+        scales[1],
+        p.tensor(b),
+        p.put(b),
+        scales[2],
+        p.tensor(c_array),
+        out,
     )
     return fetched(out)
 
 
 def recurrent(
     p: Program, cell: str, x: Array, lengths: Sequence[int], layers: int, hidden: int, directions: str, bias: str,
-    layout: str, grads: dict[str, Array], projection: int = 0, fill: Callable[[str, int, int, tuple[int, ...]], Array] | None = None,
+    layout: str, grads: dict[str, Array], projection: int = 0, fill: Callable[[str, int, int, tuple[int, ...]],
+    Array] | None = None,
     states: tuple[Array, Array] | None = None, hy: tuple[int, ...] = (), dropout: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Recurrent layers forward and both gradients; `fill` gives the weights by kind, layer and gate."""
     c, h = p.c, p.handle
-    rnn, x_desc, y_desc = c.cudnnCreateRNNDescriptor(), c.cudnnCreateRNNDataDescriptor(), c.cudnnCreateRNNDataDescriptor()
+    rnn, x_desc, y_desc = (
+        c.cudnnCreateRNNDescriptor(),
+        c.cudnnCreateRNNDataDescriptor(),
+        c.cudnnCreateRNNDataDescriptor(),
+    )
     kind, computed = p.type_of(x), c.CUDNN_DATA_DOUBLE if x.dtype == np.float64 else c.CUDNN_DATA_FLOAT
     c.cudnnSetRNNDescriptor_v8(
         rnn, c.CUDNN_RNN_ALGO_STANDARD, getattr(c, f"CUDNN_{cell}"), getattr(c, f"CUDNN_RNN_{bias}"),
@@ -279,12 +327,17 @@ def recurrent(
                 if part is None:
                     continue
                 extents = c.cudnnGetTensorNdDescriptor(desc, 3)[2]
-                start = (part.__array_interface__["data"][0] - flat.__array_interface__["data"][0]) // x.itemsize
+                start = (
+                    part.__array_interface__["data"][0] - flat.__array_interface__["data"][0]
+                ) // x.itemsize
                 places.append((name, layer, gate, start, extents))
                 assert fill is not None
                 part[...] = fill(name, layer, gate, extents).ravel()
     hidden_shape = (layers * count, batch, projection or hidden)
-    h_desc, c_desc = p.tensor(np.zeros(hidden_shape, x.dtype)), p.tensor(np.zeros((layers * count, batch, hidden), x.dtype))
+    h_desc, c_desc = (
+        p.tensor(np.zeros(hidden_shape, x.dtype)),
+        p.tensor(np.zeros((layers * count, batch, hidden), x.dtype)),
+    )
     weights, space, kept = p.put(flat), p.space(work), p.space(reserve)
     hx, cx = (None, None) if states is None else map(p.put, states)
     if cell != "LSTM":
@@ -302,8 +355,10 @@ def recurrent(
         out["cy"] if is_lstm else None, total, weights, work, space, reserve, kept,
     )  # fmt: skip
     c.cudnnRNNBackwardData_v8(
-        h, rnn, held, y_desc, out["y"], p.put(grads["y"]), x_desc, out["dx"], h_desc, hx, p.put(grads["hy"]), out["dhx"],
-        c_desc, cx, p.put(grads["cy"]) if is_lstm else None, out["dcx"] if is_lstm else None, total, weights, work, space,
+        h, rnn, held, y_desc, out["y"], p.put(grads["y"]), x_desc, out["dx"], h_desc, hx, p.put(grads["hy"]),
+        out["dhx"],
+        c_desc, cx, p.put(grads["cy"]) if is_lstm else None, out["dcx"] if is_lstm else None, total, weights, work,
+        space,
         reserve, kept,
     )  # fmt: skip
     c.cudnnRNNBackwardWeights_v8(

@@ -27,7 +27,13 @@ def described(extents: tuple[int, int, int, int], lengths: list[int], order: str
     made = c.cudnnCreateSeqDataDescriptor()
     axes = [names[letter] for letter in order]
     c.cudnnSetSeqDataDescriptor(made, c.CUDNN_DATA_FLOAT, 4, extents, axes, len(lengths), lengths, None)
-    assert c.cudnnGetSeqDataDescriptor(made, 4, 99)[1:6] == (4, extents, tuple(axes), len(lengths), tuple(lengths))
+    assert c.cudnnGetSeqDataDescriptor(made, 4, 99)[1:6] == (
+        4,
+        extents,
+        tuple(axes),
+        len(lengths),
+        tuple(lengths),
+    )
     return made
 
 
@@ -77,7 +83,8 @@ def test_forward_and_gradients(p: Program, own_keys: bool, biased: bool) -> None
     residual, dout = normal(QUERIES, BATCH, BEAM, 6), normal(BATCH, BEAM, QUERIES, 6)
     out = np.full((BATCH, BEAM, QUERIES, 6), np.nan, np.float32)
     c.cudnnMultiHeadAttnForward(
-        p.handle, attn, -1, lo, hi, np.array(query_ends, np.int32), np.array(ends, np.int32), q_desc, q, residual, k_desc, k,
+        p.handle, attn, -1, lo, hi, np.array(query_ends, np.int32), np.array(ends, np.int32), q_desc, q, residual,
+        k_desc, k,
         v_desc, v, o_desc, out, size, weights, 0, None, reserve, kept,
     )  # fmt: skip
 
@@ -132,7 +139,8 @@ def test_forward_and_gradients(p: Program, own_keys: bool, biased: bool) -> None
     # one time alone, as in decoding
     alone = np.full_like(out, 5)
     c.cudnnMultiHeadAttnForward(
-        p.handle, attn, 1, lo, hi, None, None, q_desc, q, residual, k_desc, k, v_desc, v, o_desc, alone, size, weights, 0,
+        p.handle, attn, 1, lo, hi, None, None, q_desc, q, residual, k_desc, k, v_desc, v, o_desc, alone, size,
+        weights, 0,
         None, 0, None,
     )  # fmt: skip
     np.testing.assert_allclose(alone[:, :, 1], out[:, :, 1], rtol=1e-4, atol=1e-5)
@@ -159,8 +167,24 @@ def test_what_is_refused(p: Program) -> None:
     expected = weights / weights.sum(1, keepdims=True) @ q[:, 0, 0]
     np.testing.assert_allclose(out[:, 0, 0], expected, rtol=1e-4, atol=1e-5)
     large = described((5, 1, 1, 6), [5], "tnbv")
+    wide = normal(5, 1, 1, 6)
     with pytest.raises(c.CudnnBadParam, match="allows"):
-        wide = normal(5, 1, 1, 6)
         c.cudnnMultiHeadAttnForward(
-            p.handle, attn, -1, None, None, None, None, large, wide, None, large, wide, large, wide, large, wide, *rest
+            p.handle,
+            attn,
+            -1,
+            None,
+            None,
+            None,
+            None,
+            large,
+            wide,
+            None,
+            large,
+            wide,
+            large,
+            wide,
+            large,
+            wide,
+            *rest,
         )

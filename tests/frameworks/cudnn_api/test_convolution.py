@@ -45,7 +45,11 @@ CASES = {
     "2-d": ((2, 6, 9, 11), (4, 6, 3, 2), PLAIN),
     "groups, flipped": ((2, 6, 9, 8), (4, 3, 3, 3), {**PLAIN, "groups": 2, "flips": True}),
     "1-d": ((3, 4, 17), (5, 4, 4), {"pads": (2,), "strides": (3,), "dilations": (1,)}),
-    "3-d": ((1, 3, 5, 6, 7), (4, 3, 2, 3, 2), {"pads": (0, 1, 1), "strides": (1, 2, 1), "dilations": (2, 1, 1)}),
+    "3-d": (
+        (1, 3, 5, 6, 7),
+        (4, 3, 2, 3, 2),
+        {"pads": (0, 1, 1), "strides": (1, 2, 1), "dilations": (2, 1, 1)},
+    ),
 }
 
 
@@ -83,7 +87,8 @@ def described(p: Program) -> tuple[Any, ...]:
 def test_every_algorithm_forward(p: Program, algo: Any) -> None:
     x, w, y, form, x_desc, w_desc, conv, y_desc = described(p)
     listed = {
-        one.algo: one for one in c.cudnnGetConvolutionForwardAlgorithm_v7(p.handle, x_desc, w_desc, conv, y_desc, 8)
+        one.algo: one
+        for one in c.cudnnGetConvolutionForwardAlgorithm_v7(p.handle, x_desc, w_desc, conv, y_desc, 8)
     }
     assert len(listed) == c.cudnnGetConvolutionForwardAlgorithmMaxCount(p.handle) == 8
     if listed[algo].status != c.CUDNN_STATUS_SUCCESS:
@@ -105,7 +110,9 @@ def test_every_algorithm_forward(p: Program, algo: Any) -> None:
     if size:
         for lent in ((None, size), (work, size - 1), (work[:-1], size), (None, 0)):
             with pytest.raises(c.CudnnBadParam) as caught:
-                c.cudnnConvolutionForward(p.handle, 1.0, x_desc, x, w_desc, w, conv, algo, *lent, 0.0, y_desc, y)
+                c.cudnnConvolutionForward(
+                    p.handle, 1.0, x_desc, x, w_desc, w, conv, algo, *lent, 0.0, y_desc, y
+                )
             assert caught.value.status == c.CUDNN_STATUS_BAD_PARAM
 
 
@@ -133,8 +140,13 @@ def test_find_measures_and_keeps_to_the_workspace(p: Program) -> None:
     for perf in (*data, *taps):
         assert perf.status == c.CUDNN_STATUS_SUCCESS
         assert perf.memory <= work.nbytes
-    assert c.cudnnFindConvolutionBackwardDataAlgorithm(p.handle, w_desc, y_desc, conv, x_desc, 1)[0].status == 0
-    assert c.cudnnFindConvolutionBackwardFilterAlgorithm(p.handle, x_desc, y_desc, conv, w_desc, 1)[0].status == 0
+    assert (
+        c.cudnnFindConvolutionBackwardDataAlgorithm(p.handle, w_desc, y_desc, conv, x_desc, 1)[0].status == 0
+    )
+    assert (
+        c.cudnnFindConvolutionBackwardFilterAlgorithm(p.handle, x_desc, y_desc, conv, w_desc, 1)[0].status
+        == 0
+    )
 
 
 @pytest.mark.parametrize("name", ["RELU", "IDENTITY", "TANH"])
@@ -154,7 +166,24 @@ def test_z_may_be_y_and_may_be_absent(p: Program) -> None:
     b_desc, act, algo = p.tensor(bias), p.activation("RELU"), c.CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM
     plain = reference("fwd", x, w, y, x, w, **form) + bias
     c.cudnnConvolutionBiasActivationForward(
-        p.handle, 1.0, x_desc, x, w_desc, w, conv, algo, None, 0, 0.0, y_desc, None, b_desc, bias, act, y_desc, y
+        p.handle,
+        1.0,
+        x_desc,
+        x,
+        w_desc,
+        w,
+        conv,
+        algo,
+        None,
+        0,
+        0.0,
+        y_desc,
+        None,
+        b_desc,
+        bias,
+        act,
+        y_desc,
+        y,
     )
     assert error(y, np.maximum(plain, 0)) < 1e-5
     before = y.copy()
@@ -169,7 +198,9 @@ def test_half_precision_double_and_bytes(p: Program) -> None:
     for dtype, computed, limit in (("float16", "FLOAT", 2e-3), ("float64", "DOUBLE", 1e-12)):
         x, w = normal(1, 4, 6, 6, dtype=dtype), normal(4, 4, 3, 3, dtype=dtype)
         y = np.zeros((1, 4, 6, 6), dtype)
-        found = programs.convolution(p, x, w, y, normal(1, 4, 6, 6, dtype=dtype), 1.0, 0.0, **form, computed=computed)
+        found = programs.convolution(
+            p, x, w, y, normal(1, 4, 6, 6, dtype=dtype), 1.0, 0.0, **form, computed=computed
+        )
         assert error(found[0], reference("fwd", x, w, y, x, w, **form)) < limit
     x, w = (rng.integers(-5, 5, s, dtype=np.int8) for s in ((1, 4, 6, 6), (4, 4, 3, 3)))
     y = np.full((1, 4, 6, 6), np.nan, np.float32)

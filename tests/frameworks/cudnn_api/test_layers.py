@@ -1,4 +1,5 @@
-"""Pooling, softmax, activations, normalizations, dropout and spatial transformers, against NumPy and PyTorch in float64."""
+"""Pooling, softmax, activations, normalizations, dropout and spatial transformers, against NumPy and PyTorch in
+float64."""
 
 from __future__ import annotations
 
@@ -29,10 +30,14 @@ def double(x: Any) -> Any:
 
 def close(found: Any, expected: Any, limit: float = 1e-5) -> None:
     expected = expected.detach().numpy() if isinstance(expected, torch.Tensor) else expected
-    np.testing.assert_allclose(found, expected, rtol=limit, atol=limit * max(1.0, float(np.abs(expected).max())))
+    np.testing.assert_allclose(
+        found, expected, rtol=limit, atol=limit * max(1.0, float(np.abs(expected).max()))
+    )
 
 
-@pytest.mark.parametrize("mode", ["MAX", "MAX_DETERMINISTIC", "AVERAGE_COUNT_INCLUDE_PADDING", "AVERAGE_COUNT_EXCLUDE_PADDING"])
+@pytest.mark.parametrize(
+    "mode", ["MAX", "MAX_DETERMINISTIC", "AVERAGE_COUNT_INCLUDE_PADDING", "AVERAGE_COUNT_EXCLUDE_PADDING"]
+)
 def test_pooling(p: Program, mode: str) -> None:
     x = channels_last(normal(2, 3, 9, 8))
     window, pads, strides = (3, 2), (1, 0), (2, 1)
@@ -122,7 +127,9 @@ def test_divisive_normalization(p: Program) -> None:
         y = formula(source, centre)
         y.backward(torch.tensor(dy, dtype=torch.float64))
         out, dx, dmeans = np.full_like(x, np.nan), np.ones_like(x), np.ones_like(x)
-        c.cudnnDivisiveNormalizationForward(p.handle, norm, mode, 1.0, desc, x, given, temp, temp2, 0.0, desc, out)
+        c.cudnnDivisiveNormalizationForward(
+            p.handle, norm, mode, 1.0, desc, x, given, temp, temp2, 0.0, desc, out
+        )
         close(out, y)
         assert source.grad is not None
         assert centre.grad is not None
@@ -166,7 +173,9 @@ def test_batch_norm_with_addition_and_activation(p: Program, later_names: bool) 
     x, z, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5), normal(4, 3, 2, 5)
     scale, bias = normal(1, 3, 1, 1), normal(1, 3, 1, 1)
     source, other, gamma, beta = double(x), double(z), double(scale), double(bias)
-    plain = torch.nn.functional.batch_norm(source, None, None, gamma.flatten(), beta.flatten(), True, eps=1e-3)
+    plain = torch.nn.functional.batch_norm(
+        source, None, None, gamma.flatten(), beta.flatten(), True, eps=1e-3
+    )
     result = torch.relu(plain + other)
     result.backward(torch.tensor(dy, dtype=torch.float64))
     desc, params, act = p.tensor(x), p.tensor(scale), p.activation("RELU")
@@ -176,25 +185,39 @@ def test_batch_norm_with_addition_and_activation(p: Program, later_names: bool) 
     if later_names:
         how = (c.CUDNN_NORM_PER_CHANNEL, c.CUDNN_NORM_OPS_NORM_ADD_ACTIVATION, c.CUDNN_NORM_ALGO_STANDARD)
         assert c.cudnnGetNormalizationTrainingReserveSpaceSize(h, *how, act, desc, 1) == 0
-        assert c.cudnnGetNormalizationForwardTrainingWorkspaceSize(h, *how, desc, desc, desc, params, act, params, 1) == 0
+        assert (
+            c.cudnnGetNormalizationForwardTrainingWorkspaceSize(
+                h, *how, desc, desc, desc, params, act, params, 1
+            )
+            == 0
+        )
         c.cudnnNormalizationForwardTraining(
-            h, *how, 1.0, 0.0, desc, x, params, scale, bias, 1.0, params, None, None, 1e-3, None, None, act, desc, z, desc,
+            h, *how, 1.0, 0.0, desc, x, params, scale, bias, 1.0, params, None, None, 1e-3, None, None, act, desc,
+            z, desc,
             y, None, 0, None, 0, 1,
         )  # fmt: skip
         c.cudnnNormalizationBackward(
-            h, *how, 1.0, 0.0, 1.0, 0.0, desc, x, desc, y, desc, dy, desc, dz, desc, dx, params, scale, bias, dscale, dbias,
+            h, *how, 1.0, 0.0, 1.0, 0.0, desc, x, desc, y, desc, dy, desc, dz, desc, dx, params, scale, bias,
+            dscale, dbias,
             1e-3, params, None, None, act, None, 0, None, 0, 1,
         )  # fmt: skip
     else:
         mode, ops = c.CUDNN_BATCHNORM_SPATIAL, c.CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION
-        assert c.cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(h, mode, ops, desc, desc, desc, params, act) == 0
+        assert (
+            c.cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
+                h, mode, ops, desc, desc, desc, params, act
+            )
+            == 0
+        )
         assert c.cudnnGetBatchNormalizationTrainingExReserveSpaceSize(h, mode, ops, act, desc) == 0
         c.cudnnBatchNormalizationForwardTrainingEx(
-            h, mode, ops, 1.0, 0.0, desc, x, desc, z, desc, y, params, scale, bias, 1.0, None, None, 1e-3, None, None, act,
+            h, mode, ops, 1.0, 0.0, desc, x, desc, z, desc, y, params, scale, bias, 1.0, None, None, 1e-3, None,
+            None, act,
             None, 0, None, 0,
         )  # fmt: skip
         c.cudnnBatchNormalizationBackwardEx(
-            h, mode, ops, 1.0, 0.0, 1.0, 0.0, desc, x, desc, y, desc, dy, desc, dz, desc, dx, params, scale, bias, dscale,
+            h, mode, ops, 1.0, 0.0, 1.0, 0.0, desc, x, desc, y, desc, dy, desc, dz, desc, dx, params, scale, bias,
+            dscale,
             dbias, 1e-3, None, None, act, None, 0, None, 0,
         )  # fmt: skip
     close(y, result)
@@ -212,7 +235,8 @@ def test_norm_inference(p: Program) -> None:
     y = np.full_like(x, np.nan)
     c.cudnnNormalizationForwardInference(
         p.handle, c.CUDNN_NORM_PER_CHANNEL, c.CUDNN_NORM_OPS_NORM_ADD_ACTIVATION, c.CUDNN_NORM_ALGO_STANDARD, 1.0, 0.0,
-        p.tensor(x), x, first, scale, bias, second, mean, var, p.tensor(z), z, p.activation("RELU"), p.tensor(y), y, 1e-3, 1,
+        p.tensor(x), x, first, scale, bias, second, mean, var, p.tensor(z), z, p.activation("RELU"), p.tensor(y), y,
+        1e-3, 1,
     )  # fmt: skip
     close(y, np.maximum((x - mean) / np.sqrt(var + 1e-3) * scale + bias + z, 0))
 

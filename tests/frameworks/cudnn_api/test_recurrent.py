@@ -20,7 +20,9 @@ def normal(*shape: int, dtype: str = "float32") -> Any:
     return rng.standard_normal(shape).astype(dtype)
 
 
-def torch_layers(cell: str, inputs: int, hidden: int, layers: int, bidirectional: bool, projection: int) -> Any:
+def torch_layers(
+    cell: str, inputs: int, hidden: int, layers: int, bidirectional: bool, projection: int
+) -> Any:
     named: dict[str, Any] = {"bidirectional": bidirectional, "dtype": torch.float64}
     if cell == "LSTM":
         return torch.nn.LSTM(inputs, hidden, layers, proj_size=projection, **named)
@@ -48,7 +50,10 @@ def test_against_torch(p: Program, name: str) -> None:
     size = (projection or hidden) * count
     padded = normal(steps, batch, inputs)
     dy = normal(steps, batch, size)
-    hx, dh = normal(layers * count, batch, projection or hidden), normal(layers * count, batch, projection or hidden)
+    hx, dh = (
+        normal(layers * count, batch, projection or hidden),
+        normal(layers * count, batch, projection or hidden),
+    )
     cx, dc = normal(layers * count, batch, hidden), normal(layers * count, batch, hidden)
     mask = np.arange(steps)[:, None] < np.array(LENGTHS)
     order = [(t, n) for t in range(steps) for n in range(batch) if mask[t, n]]
@@ -71,13 +76,17 @@ def test_against_torch(p: Program, name: str) -> None:
     def fill(kind: str, layer: int, gate: int, extents: tuple[int, ...]) -> Any:
         own, row = parameter(kind, layer, gate)
         values = getattr(model, own).detach().numpy()
-        return (values if own.startswith("weight_hr") else values[row * hidden : (row + 1) * hidden]).astype(np.float32)
+        return (values if own.startswith("weight_hr") else values[row * hidden : (row + 1) * hidden]).astype(
+            np.float32
+        )
 
     found = programs.recurrent(
         p, cell, arranged(padded), LENGTHS, layers, hidden, directions, "DOUBLE_BIAS", layout,
         {"y": arranged(dy * mask[..., None]), "hy": dh, "cy": dc}, projection, fill, (hx, cx),
     )  # fmt: skip
-    source, first, cells = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (padded, hx, cx))
+    source, first, cells = (
+        torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (padded, hx, cx)
+    )
     packed = torch.nn.utils.rnn.pack_padded_sequence(source, torch.tensor(LENGTHS))
     result, last = model(packed, (first, cells) if cell == "LSTM" else first)
     y, _ = torch.nn.utils.rnn.pad_packed_sequence(result)
@@ -130,7 +139,21 @@ def test_inference_fills_the_padding(p: Program) -> None:
     assert reserve == 0
     rest = (total, weights, work, p.space(work), 0, None)
     c.cudnnRNNForward(
-        p.handle, rnn, c.CUDNN_FWD_MODE_INFERENCE, None, x_desc, x, y_desc, y, None, None, None, None, None, None, *rest
+        p.handle,
+        rnn,
+        c.CUDNN_FWD_MODE_INFERENCE,
+        None,
+        x_desc,
+        x,
+        y_desc,
+        y,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        *rest,
     )
     below, above = np.zeros((2, 4)), np.zeros((2, 4))
     for step in range(3):
@@ -213,7 +236,11 @@ def test_ctc(p: Program, normalizes: bool) -> None:
     source = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     flat = torch.tensor([label for each in labels for label in each])
     losses = torch.nn.functional.ctc_loss(
-        source.log_softmax(2), flat, torch.tensor(lengths), torch.tensor([len(each) for each in labels]), reduction="none"
+        source.log_softmax(2),
+        flat,
+        torch.tensor(lengths),
+        torch.tensor([len(each) for each in labels]),
+        reduction="none",
     )
     losses.sum().backward()
     assert source.grad is not None

@@ -74,7 +74,9 @@ def test_reductions(p: Program, op: str) -> None:
     a[0, 0] = 0
     found, where = programs.reduction(p, a, out, op, 2.0, 0.5, op in ("MIN", "MAX"))
     wide = a.astype(np.float64)
-    np.testing.assert_allclose(found, 2 * REDUCTIONS[op](wide, axis=(1, 3), keepdims=True) + 0.5 * out, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(
+        found, 2 * REDUCTIONS[op](wide, axis=(1, 3), keepdims=True) + 0.5 * out, rtol=2e-5, atol=2e-5
+    )
     if where is not None:
         flat = a.transpose(0, 2, 1, 3).reshape(2, 4, 15)
         best = flat.argmin(-1) if op == "MIN" else flat.argmax(-1)
@@ -93,7 +95,18 @@ def test_reduction_of_nothing_and_of_too_little_room(p: Program) -> None:
     small = normal(2, 1, 4, 5)
     with pytest.raises(c.CudnnBadParam, match="160"):
         c.cudnnReduceTensor(
-            p.handle, how, np.zeros(159, np.uint8), 159, None, 0, 1.0, p.tensor(a), a, 0.0, p.tensor(small), small
+            p.handle,
+            how,
+            np.zeros(159, np.uint8),
+            159,
+            None,
+            0,
+            1.0,
+            p.tensor(a),
+            a,
+            0.0,
+            p.tensor(small),
+            small,
         )
 
 
@@ -130,6 +143,8 @@ def test_padding(p: Program) -> None:
     out[...] = np.nan
     c.cudnnTransformFilter(p.handle, how, 1.0, p.filter(x), x, 0.0, target, out)
     np.testing.assert_array_equal(out.transpose(0, 3, 1, 2), expected)
-    c.cudnnSetTensorTransformDescriptor(how, 4, c.CUDNN_TENSOR_NHWC, None, None, (2, 2), c.CUDNN_TRANSFORM_FOLD)
+    c.cudnnSetTensorTransformDescriptor(
+        how, 4, c.CUDNN_TENSOR_NHWC, None, None, (2, 2), c.CUDNN_TRANSFORM_FOLD
+    )
     with pytest.raises(c.CudnnNotSupported, match="fold"):
         c.cudnnInitTransformDest(how, p.tensor(x), desc)

@@ -266,7 +266,8 @@ def cudnnBatchNormalizationBackwardEx(
     activation, adds = _ops(bnOps, activationDesc)
     backward(
         given, (alphaDataDiff, betaDataDiff), (alphaParamDiff, betaParamDiff), xData, (dyDesc, dyData),
-        (dxDesc, dxData), (shape, bnScaleData, dBnScaleData, dBnBiasData), epsilon, (shape, savedMean, savedInvVariance),
+        (dxDesc, dxData), (shape, bnScaleData, dBnScaleData, dBnBiasData), epsilon, (shape, savedMean,
+        savedInvVariance),
         activation,
         (yDesc, yData), (dzDesc, dzData) if adds else None,
     )  # fmt: skip

@@ -130,9 +130,9 @@ def cudnnGetErrorString(status: int) -> str:
 
 
 @api
-def cudnnGetLastErrorString() -> str:
-    """Return what the last call in this thread that failed said; empty if none did."""
-    return last_message()
+def cudnnGetLastErrorString(max_size: int = 1024) -> str:
+    """Return what the last call in this thread that failed said, of at most so many characters; empty if none did."""
+    return last_message()[: number(max_size, "max_size")]
 
 
 @api
