@@ -41,7 +41,7 @@ class CudnnError(JitdnnError):
     def __str__(self) -> str:
         return f"{self.function}: {self.status.name}: {self.message}"
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+    def __reduce__(self) -> Any:
         return type(self), (int(self.status), self.function, self.message)
 
 
@@ -51,6 +51,9 @@ class CudnnBadParam(CudnnError, InvalidArgument):
 
 class CudnnNotSupported(CudnnError, NotSupported):
     """What is legal and not there: codes 3000 to 3999."""
+
+    def __reduce__(self) -> Any:
+        return CudnnError.__reduce__(self)
 
 
 class CudnnExecutionFailed(CudnnError, DeviceError):
