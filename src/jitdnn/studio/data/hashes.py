@@ -32,8 +32,9 @@ def alike_hash(image: Array) -> int:
     """
     if image.dtype != np.uint8 or min(image.shape[1:]) < _KEPT:
         return 0
-    grey = image.mean(0).astype(np.uint8) if len(image) > 1 else image[0]
+    grey = image[len(image) // 2]  # green is most of the brightness
     small = np.asarray(Image.fromarray(grey).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR), np.float64)
     slow = (_COSINES @ small @ _COSINES.T).ravel()
-    bits = slow[1:] > np.median(slow[1:])  # without the brightness
+    slow = slow[1:]  # without the brightness
+    bits = slow > np.partition(slow, len(slow) // 2)[len(slow) // 2]
     return int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little", signed=True)

@@ -151,8 +151,8 @@ def mend_page(
 
 @router.post("/data/{number}/{action}", include_in_schema=False)
 def act_page(
-    studio: Here, number: int, action: str, edit: Annotated[int | None, Form()] = None, name: Annotated[str,
-    Form()] = "",
+    studio: Here, number: int, action: str, edit: Annotated[int | None, Form(ge=0, le=1 << 62)] = None,
+    name: Annotated[str, Form()] = "",
 ) -> Response:  # fmt: skip
     """What the buttons of the pages do."""
     if action == "cancel":
@@ -254,7 +254,8 @@ def cancel(studio: Here, number: int) -> Row:
 
 @router.get("/api/datasets/{number}/images")
 def list_images(
-    studio: Here, number: int, part: Part = "train", label: int | None = None, q: Text = "", start: Number = 0,
+    studio: Here, number: int, part: Part = "train", label: Annotated[int | None, Query(ge=-2, le=1 << 31)] = None,
+    q: Text = "", start: Number = 0,
     count: Annotated[int, Query(ge=1, le=1000)] = SHEET,
 ) -> dict[str, Any]:  # fmt: skip
     """`total` and `items` (part, place, name, label): of a class, with `q` in their names."""
@@ -278,7 +279,9 @@ def list_changes(studio: Here, number: int) -> dict[str, Any]:
 
 
 @router.post("/api/datasets/{number}/undo")
-def undo(studio: Here, number: int, edit: int | None = None) -> dict[str, bool]:
+def undo(
+    studio: Here, number: int, edit: Annotated[int | None, Query(ge=0, le=1 << 62)] = None
+) -> dict[str, bool]:
     """Take back a change of labels, the last one where `edit` is not said."""
     return {"undone": mending.undo(_ready(studio, number)[1], edit)}
 
