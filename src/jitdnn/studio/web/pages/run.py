@@ -244,7 +244,7 @@ def read_series(
     high: Iteration = 1 << 60,
     most: Annotated[int, Query(ge=2, le=100_000)] = DRAWN,
     smooth: Annotated[float, Query(ge=0, lt=1)] = 0,
-) -> dict[str, list[list[float | None]]]:
+) -> dict[str, list[list[int | float | None]]]:
     """[iterations, values] of curves: the least and the greatest of each stretch where there are more than `most`."""
     studio.get("run", number)
     return {each: studio.store.series(number, each, low, high, most, smooth) for each in name}

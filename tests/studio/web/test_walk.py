@@ -1,0 +1,252 @@
+"""A walk through the studio in a real browser, as a newcomer takes it. One server, one browser, one trained net.
+
+With JITDNN_STUDIO_PICTURES=FOLDER the pictures of pages are written there; those that `pictures/` beside this file
+keeps (at a quarter of their size) are compared with what the pages look like now.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from studio_browser import Browser, Server, chromium, findings, running
+
+pytest.importorskip("fastapi", reason="the extra jitdnn[studio] is not installed")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+Image = pytest.importorskip("PIL.Image")
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no Chromium: apt-get install chromium")
+expect = playwright.expect
+KEPT = Path(__file__).parent / "pictures"
+#: mean difference of a kept picture, of 255
+TOLERANCE = 4.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("studio")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def browser(server: Server) -> Iterator[Browser]:
+    with playwright.sync_playwright() as play:
+        made = Browser(play, server)
+        yield made
+        made.browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser) -> Any:
+    return browser.page()
+
+
+@pytest.fixture(autouse=True)
+def quiet(browser: Browser) -> Iterator[None]:
+    """No page logs an error or a warning, or breaks the policy on content."""
+    browser.complaints()
+    yield
+    assert browser.complaints() == []
+
+
+def shown(page: Any, name: str, schemes: tuple[str, ...] = ("light", "dark")) -> None:
+    """Axe finds nothing on the page in light and dark, and it looks as it did."""
+    for scheme in schemes:
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_timeout(250)
+        assert findings(page) == []
+        picture(page, f"{name}-{scheme}")
+    page.emulate_media(color_scheme="light")
+
+
+def picture(page: Any, name: str) -> None:
+    taken = page.screenshot(animations="disabled")
+    small = Image.open(io.BytesIO(taken)).convert("RGB").reduce(4)
+    if folder := os.environ.get("JITDNN_STUDIO_PICTURES"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / f"{name}.png").write_bytes(taken)
+        small.quantize(64).save(Path(folder) / f"{name}.small.png", optimize=True)
+    kept = KEPT / f"{name}.png"
+    if kept.exists():
+        before, now = np.asarray(Image.open(kept).convert("RGB"), float), np.asarray(small, float)
+        assert before.shape == now.shape, name
+        assert np.abs(before - now).mean() < TOLERANCE, f"{name} looks other than {kept}"
+
+
+def test_first_page_is_small_and_by_one_click_a_net_is_trained(
+    server: Server, browser: Browser, page: Any
+) -> None:
+    assert "token" not in page.url
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    session.send("Network.setCacheDisabled", {"cacheDisabled": True})
+    sizes: list[float] = []
+    session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+    page.reload(wait_until="networkidle")
+    assert 50_000 < sum(sizes) < 300_000
+    session.detach()
+    shown(page, "1-first")
+
+    page.get_by_role("button", name="Train my first net").click()
+    page.wait_for_url("**/runs/1", timeout=60_000)
+    told = browser.page()
+    told.goto(f"{server.base}/runs/1")
+    told.evaluate("""() => {
+      window.told = [];
+      const source = new EventSource("/api/runs/1/events?after=0");
+      source.addEventListener("points", (event) => {
+        for (const [name, [xs]] of Object.entries(JSON.parse(event.data)))
+          for (const x of xs) window.told.push(name + " " + x);
+      });
+    }""")
+    expect(page.locator("#status .pill")).to_have_text(re.compile("running"), timeout=60_000)
+    # the server dies; the worker does not notice, the next server takes it up, and pages connect again
+    expect(page.locator("#status .stats dd").first).not_to_have_text(re.compile("^0 "), timeout=60_000)
+    server.kill()
+    server.start()
+    expect(page.locator("#status .key dd")).to_have_text(re.compile(r"(9[5-9]|100)\.\d %"), timeout=120_000)
+    page.get_by_role("button", name="Stop early").click()
+    expect(page.locator("#status .pill")).to_have_text(re.compile("stopped early|finished"), timeout=30_000)
+    expect(page.locator("#spoken")).to_have_text(re.compile("stopped early|finished"))
+    assert server.ask("GET", "/api/runs/1")["best"] >= 0.95
+
+    # what a page was told from the beginning on, over both servers, is what was measured: all, and once
+    run = server.ask("GET", "/api/runs/1")
+    names = ("loss", "lr", "val loss", "val accuracy")
+    query = "&".join(f"name={name.replace(' ', '%20')}" for name in names)
+    series = server.ask("GET", f"/api/runs/1/series?most=99999&{query}")
+    assert series["loss"][0] == list(range(1, run["iteration"] + 1))
+    expect(told.locator("#status .pill")).to_have_text(re.compile("stopped early|finished"), timeout=10_000)
+    found = [each for each in told.evaluate("window.told") if each.rsplit(" ", 1)[0] in names]
+    assert sorted(found) == sorted(f"{name} {x}" for name in names for x in series[name][0])
+    told.context.close()
+    browser.said = [each for each in browser.said if "ERR_" not in each]  # while there was no server
+    shown(page, "5-run")
+
+
+def test_every_page_is_accessible_in_light_and_dark(server: Server, page: Any) -> None:
+    pages = {
+        "2-new-data-set": "/data/new",
+        "3-data-set": "/data/1",
+        "4-new-training": "/train",
+        "7-runs": "/",
+    }
+    for name, path in pages.items():
+        page.goto(server.base + path)
+        if path == "/train":
+            expect(page.locator("#verdict.good")).to_be_visible(timeout=60_000)
+        shown(page, name)
+    others = ["/queue", "/settings", "/api", "/runs/1/delete", "/compare?run=1&run=1", "/nowhere"]
+    page.goto(f"{server.base}/runs/1")
+    others += page.eval_on_selector_all(".tabs a", "links => links.map((link) => link.getAttribute('href'))")[
+        1:
+    ]
+    for path in others:
+        page.goto(server.base + path, wait_until="networkidle")
+        shown(page, "6" + path.split("?")[0].replace("/", "-"), schemes=("light",))
+
+
+@pytest.fixture(autouse=True)
+def forgiven(browser: Browser, quiet: None) -> Iterator[None]:
+    """Pages that are not there are asked for on purpose."""
+    yield
+    browser.said = [each for each in browser.said if "/nowhere" not in each]
+
+
+def test_check_shows_the_line_that_is_wrong(server: Server, page: Any) -> None:
+    page.goto(f"{server.base}/train")
+    expect(page.locator("#verdict.good")).to_be_visible(timeout=60_000)
+    text = page.input_value("#net")
+    line = next(at for at, each in enumerate(text.splitlines(), 1) if "kernel_size: 5" in each)
+    page.fill("#net", text.replace("kernel_size: 5", "kernel_sized: 5", 1))
+    expect(page.locator("#goto")).to_have_text(f"Line {line}", timeout=20_000)
+    expect(page.locator(".gutter b")).to_have_text(str(line))
+    expect(page.locator("#start")).to_be_disabled()
+    assert findings(page) == []
+    page.locator("#goto").click()
+    selected = "n => n.value.slice(n.selectionStart, n.selectionEnd)"
+    assert "kernel_sized" in page.eval_on_selector("#net", selected)
+    page.fill("#net", text)
+    expect(page.locator("#verdict.good")).to_be_visible(timeout=20_000)
+    expect(page.locator("#start")).to_be_enabled()
+
+
+def test_curves_zoom_together_and_the_address_remembers(server: Server, page: Any) -> None:
+    page.goto(f"{server.base}/runs/1")
+    expect(page.locator("[data-chart=loss] canvas")).to_be_visible(timeout=20_000)
+    box = page.locator("[data-chart=loss] .u-over").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60, steps=5)
+    page.mouse.up()
+    page.wait_for_url("**/runs/1#low=*")
+    page.keyboard.press("l")
+    page.wait_for_url("**log=1*")
+    page.reload()
+    expect(page.locator("#log")).to_be_checked()
+    label = page.locator("[data-chart=loss]").get_attribute("aria-label", timeout=10_000)
+    assert re.fullmatch(r"loss: train [\d.e-]+, test [\d.e-]+", label), label
+
+
+def test_keys_and_theme_work_without_a_pointer(server: Server, page: Any) -> None:
+    page.goto(server.base)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Shift+?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("t")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.keyboard.press("t")
+    page.keyboard.press("/")
+    page.keyboard.type("nothing like it")
+    expect(page.get_by_text("No run fits")).to_be_visible(timeout=10_000)
+    page.locator("#filter").blur()
+    page.keyboard.press("n")
+    page.wait_for_url("**/train")
+
+
+def test_phone_scrolls_down_only_and_has_its_bar(server: Server, browser: Browser) -> None:
+    phone = browser.phone()
+    names = {
+        "/": "7-runs",
+        "/data/new": "2-new-data-set",
+        "/data/1": "3-data-set",
+        "/train": "4-new-training",
+        "/runs/1": "5-run",
+    }
+    for path in [*names, "/queue", "/settings", "/api", "/runs/1/delete"]:
+        phone.goto(server.base + path, wait_until="load")
+        phone.wait_for_timeout(300)
+        assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+        if path in names:
+            picture(phone, f"{names[path]}-phone")
+    assert findings(phone) == []
+    expect(phone.get_by_role("button", name="Theme")).to_be_visible()
+    phone.get_by_role("button", name="Theme").click()
+    assert phone.evaluate("document.documentElement.dataset.theme") == "dark"
+    phone.context.close()
+
+
+def test_without_script_pages_are_still_of_use(server: Server, browser: Browser) -> None:
+    plain = browser.page(java_script_enabled=False)
+    expect(plain.get_by_role("link", name="My first net")).to_be_visible()
+    plain.goto(f"{server.base}/?q=nowhere")
+    expect(plain.get_by_text("No run fits")).to_be_visible()
+    plain.goto(f"{server.base}/runs/1")
+    expect(plain.locator("svg.drawn")).to_have_count(4, timeout=5_000)
+    plain.get_by_role("button", name="Theme").click()
+    assert plain.url == f"{server.base}/runs/1"
+    plain.goto(f"{server.base}/train")
+    plain.get_by_role("button", name="Check").click()
+    expect(plain.get_by_text("can be trained on")).to_be_visible(timeout=30_000)
+    plain.context.close()
