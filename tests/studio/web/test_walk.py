@@ -149,7 +149,7 @@ def test_every_page_is_accessible_in_light_and_dark(server: Server, page: Any) -
         1:
     ]
     for path in others:
-        page.goto(server.base + path, wait_until="networkidle")
+        page.goto(server.base + path, wait_until="load")
         shown(page, "6" + path.split("?")[0].replace("/", "-"), schemes=("light",))
 
 

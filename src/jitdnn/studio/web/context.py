@@ -53,6 +53,10 @@ class Studio:
         """A part of a page as text."""
         return self.templates.get_template(template).render(values)
 
+    def machine(self) -> Row:
+        """What the side says of the queue: runs that train and that wait, and how many can train at a time."""
+        return self.store.rows(BUSY)[0]
+
     def get(self, table: str, number: int) -> Row:
         """A row, or 404."""
         found = self.store.one(table, number) if 0 <= number < 1 << 63 else None
@@ -73,7 +77,7 @@ def page(request: Request, template: str, /, **values: Any) -> HTMLResponse:
     """A template with what base.html needs beside `values`; `status` among them is the answer's, 200 if absent."""
     studio = _studio(request)
     status = int(values.pop("status", 200))
-    values["machine"] = studio.store.rows(BUSY)[0]
+    values["machine"] = studio.machine()
     theme = request.cookies.get("theme", "")
     values |= {"studio": studio, "theme": theme if theme in ("light", "dark") else ""}
     answer = studio.templates.TemplateResponse(request, template, values, status_code=status)

@@ -279,8 +279,13 @@ async def read_events(
     def marks() -> str | None:
         return studio.render("marks.html", marks=_marks(studio, number)[:MARKS])
 
+    def machine() -> str | None:
+        return studio.render("machine.html", machine=studio.machine())
+
     async def told() -> AsyncIterator[str]:
-        async for text in stream.events(studio.watching, number, after, {"status": status, "marks": marks}):
+        async for text in stream.events(
+            studio.watching, number, after, {"status": status, "marks": marks, "machine": machine}
+        ):
             yield text
 
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}

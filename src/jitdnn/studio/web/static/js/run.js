@@ -126,6 +126,7 @@ function listen() {
     if (before !== after) $("#spoken").textContent = `The run is ${after}`;
     root.dataset.max = $("#status progress").max;
   });
+  source.addEventListener("machine", (event) => htmx.swap({ target: $("#machine"), text: event.data, swap: "innerMorph" }));
   source.addEventListener("marks", (event) => {
     htmx.swap({ target: $("#marks"), text: event.data, swap: "innerMorph" });
     soon();
