@@ -5,7 +5,8 @@
 
 Ways, each in a process of its own, one after another:
 
-    ours              as it is; ours-no-graph: without CUDA graphs; ours-unfused: without fusion either
+    ours              as it is; ours-no-graph: without CUDA graphs; ours-unfused: without fusion either;
+                      ours-limited: under a limit on memory (--memory), on the processor
     caffe             im2col and a product by BLAS for each image (caffe_im2col.py); on the processor algorithm="im2col"
                       for convolutions instead, which multiplies by NumPy's BLAS
     torch             the same net in eager PyTorch (caffe_in_torch.py) with torch.optim.SGD; torch-last: channels last;
@@ -49,6 +50,8 @@ def ours(options: argparse.Namespace, way: str) -> tuple[Callable[[], Any], Call
     text = f"net_param {{ {NETS[options.net](options.batch)} }} {SOLVER}"
     arguments: dict[str, Any] = {"device": options.device, "graph": way == "ours"}
     arguments["fuse"] = way in ("ours", "ours-no-graph")
+    if way == "ours-limited":
+        arguments["memory_limit"] = options.memory
     context: Any = nullcontext()
     if way == "caffe":
         if options.device == "cpu":
@@ -171,6 +174,9 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=4, help="iterations before the clock starts")
     parser.add_argument("--threads", type=int, help="of the processor")
     parser.add_argument("--way", action="append", default=[])
+    parser.add_argument(
+        "--memory", default="least", help="of ours-limited: 900MiB, or the least that there is"
+    )
     parser.add_argument("--json", type=Path, help="append the rows to this file")
     parser.add_argument("--here", action="store_true", help="measure the one way in this process")
     options = parser.parse_args()
@@ -178,7 +184,7 @@ def main() -> None:
         say(json.dumps(measure(options, options.way[0])))
         return
     rows: list[dict[str, Any]] = []
-    shared = ("net", "batch", "device", "math", "steps", "warm")
+    shared = ("net", "batch", "device", "math", "steps", "warm", "memory")
     given = [part for name in shared for part in (f"--{name}", str(getattr(options, name)))]
     for way in options.way or WAYS:
         command = [sys.executable, __file__, *given, "--way", way, "--here"]

@@ -8,9 +8,15 @@ from hypothesis import Phase, given, settings
 
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cpu import cost
+from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan
+from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry
+from jitdnn.kernels.cpu.lowering import lower_matmul
 from jitdnn.problems import MatMul, parse
 from jitdnn.rtcg.expression import apply, trace
+from jitdnn.rtcg.isa import isa as isa_of
 from jitdnn.tensor import TensorDescriptor
+from processors import MACHINES
 from strategies import matmuls
 
 SHAPES = [
@@ -93,3 +99,33 @@ def test_rows_without_a_nan_stay_clean() -> None:
     expected[5] = np.nan
     for name, ours in results_of(product("m37 k19 n21"), a, b).items():
         np.testing.assert_array_equal(ours, expected, err_msg=name)
+
+
+# ---- a second matrix beyond the last cache
+
+
+@pytest.mark.parametrize(
+    "words", ["m37 k900 n130", "m45 k900 n99 b=columns", "batch2 m40 k501 n70 a=columns f64"]
+)
+def test_large_second_matrix_is_not_packed_into_memory(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each panel of it is packed where it is multiplied with, and all rows are one block; here with small caches."""
+    monkeypatch.setattr(cost, "GEMM_INPUT_TILE_L2", 0.004)
+    isa = isa_of()
+    c = lower_matmul(product(words), ())
+    several = make_plan(Geometry.of(c, isa))
+    assert not several.packs_in_task
+    monkeypatch.setattr(cost, "GEMM_PACKED_FILTER", 0.0)
+    single = make_plan(Geometry.of(c, isa))
+    assert single.packs_in_task
+    assert cycles(single) < cycles(several)
+    check(product(words))
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_workspace_of_large_matrices_is_small_for_few_rows(name: str) -> None:
+    """AlexNet's first InnerProduct: 144 MiB of weights, which no packed copy of goes to memory."""
+    words = "m16 k9216 n4096 b=columns"
+    plan = make_plan(Geometry.of(lower_matmul(product(words), ()), MACHINES[name]))
+    assert plan.workspace(1) < 8 << 20
+    plan = make_plan(Geometry.of(lower_matmul(product("m4096 k4096 n4096"), ()), MACHINES[name]))
+    assert not plan.packs_in_task, "many rows read a packed copy often"

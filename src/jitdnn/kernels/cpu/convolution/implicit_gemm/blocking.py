@@ -79,6 +79,17 @@ def choose_blocking(geometry: Geometry, box: Block, product_cycles: float) -> Bl
     return Blocking(block, kc, tasks, cycles) if passes > 1 and cycles < unspilled.cycles else unspilled
 
 
+def single_block(geometry: Geometry, box: Block) -> Blocking:
+    """All results of a group in one block, with all channels in its input tile, whatever it takes."""
+    c, block = geometry.c, geometry.results
+    copies = _copy_cycles(geometry, box, block, c.depth)
+    extents = geometry.input_ranges(box, block)
+    size = block[0] * math.prod(axis.extent for axis in extents) * c.depth * ITEM_BYTES[c.dtype]
+    if size > _WHOLE_AXIS * geometry.isa.processor.l2(cost.GEMM_INPUT_TILE_L2):
+        copies *= _BEYOND_L2
+    return Blocking(block, c.depth, 1, copies)
+
+
 def _largest_block(
     box: Sequence[int], results: Sequence[int], fits: Callable[[Sequence[int], float], bool]
 ) -> Block:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jitdnn.kernels.cpu import cost
-from jitdnn.kernels.cpu.convolution.implicit_gemm.blocking import choose_blocking
+from jitdnn.kernels.cpu.convolution.implicit_gemm.blocking import choose_blocking, single_block
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import (
     Block,
     Blocking,
@@ -36,14 +36,23 @@ def make_plan(geometry: Geometry, threads: int = 1, prepacks: bool = False) -> I
     """The plan of the least cost."""
     vectorizes_pixels, tile = _choose_form(geometry)
     box = pixels_of(tile, vectorizes_pixels, geometry.lanes)
-    blocking = choose_blocking(geometry, box, _product_cycles(geometry, vectorizes_pixels, tile))
-    is_unpacked = _is_input_unpacked(geometry, vectorizes_pixels, box, blocking)
-    return ImplicitGemmPlan(
-        geometry.c, geometry.isa, geometry.interleaved, geometry.min_tasks, geometry.clips_taps, geometry.may_spill,
-        vectorizes_pixels=vectorizes_pixels, tile=tile,
-        blocking=replace(blocking, cycles=0.0) if is_unpacked else blocking,
-        is_input_unpacked=is_unpacked, prepacks=prepacks, threads=threads,
-    )  # fmt: skip
+
+    def plan_of(blocking: Blocking) -> ImplicitGemmPlan:
+        is_unpacked = _is_input_unpacked(geometry, vectorizes_pixels, box, blocking)
+        return ImplicitGemmPlan(
+            geometry.c, geometry.isa, geometry.interleaved, geometry.min_tasks, geometry.clips_taps, geometry.may_spill,
+            vectorizes_pixels=vectorizes_pixels, tile=tile,
+            blocking=replace(blocking, cycles=0.0) if is_unpacked else blocking,
+            is_input_unpacked=is_unpacked, prepacks=prepacks, threads=threads,
+        )  # fmt: skip
+
+    plan = plan_of(choose_blocking(geometry, box, _product_cycles(geometry, vectorizes_pixels, tile)))
+    if _elements_beyond_l3(plan):
+        # a filter that is read once: with all results in one block no packed copy of it goes to memory and back
+        single = plan_of(single_block(geometry, box))
+        if single.packs_in_task and cycles(single) + _reread_cycles(single) < cycles(plan):
+            return single
+    return plan
 
 
 def _choose_form(geometry: Geometry) -> tuple[bool, RegisterTile]:
@@ -160,6 +169,14 @@ def _elements_beyond_l3(plan: ImplicitGemmPlan) -> int:
     """Elements of a packed filter that leave the caches before they are read."""
     most = plan.isa.processor.last_cache(cost.GEMM_PACKED_FILTER) // plan.item
     return max(0, plan.panel_elements - most)
+
+
+def _reread_cycles(plan: ImplicitGemmPlan) -> float:
+    """Cycles to read an input tile that leaves the L2 cache again for each panel."""
+    size = plan.input_tile_elements * plan.item
+    if size <= plan.isa.processor.l2(cost.GEMM_INPUT_TILE_L2):
+        return 0.0
+    return plan.c.group_count * plan.panels.count * size / (cost.GEMM_L3_RATE * plan.isa.processor.l3_rate)
 
 
 def _steps_fraction(geometry: Geometry, box: Sequence[int]) -> float:
