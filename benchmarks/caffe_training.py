@@ -6,7 +6,8 @@
 Ways, each in a process of its own, one after another:
 
     ours              as it is; ours-no-graph: without CUDA graphs; ours-unfused: without fusion either;
-                      ours-limited: under a limit on memory (--memory), on the processor
+                      ours-limited: under a limit on memory (--memory), on the processor; ours-last: blobs lie channels
+                      last on a GPU
     caffe             im2col and a product by BLAS for each image (caffe_im2col.py); on the processor algorithm="im2col"
                       for convolutions instead, which multiplies by NumPy's BLAS
     torch             the same net in eager PyTorch (caffe_in_torch.py) with torch.optim.SGD; torch-last: channels last;
@@ -48,8 +49,9 @@ WAYS = ("ours", "caffe", "torch")
 def ours(options: argparse.Namespace, way: str) -> tuple[Callable[[], Any], Callable[[], None], Any]:
     """A step of a solver, what waits for it, and the solver."""
     text = f"net_param {{ {NETS[options.net](options.batch)} }} {SOLVER}"
-    arguments: dict[str, Any] = {"device": options.device, "graph": way == "ours"}
-    arguments["fuse"] = way in ("ours", "ours-no-graph")
+    arguments: dict[str, Any] = {"device": options.device, "graph": way in ("ours", "ours-last")}
+    arguments["fuse"] = way in ("ours", "ours-no-graph", "ours-limited", "ours-last")
+    arguments["channels_last"] = way == "ours-last"
     if way == "ours-limited":
         arguments["memory_limit"] = options.memory
     context: Any = nullcontext()

@@ -355,3 +355,75 @@ def test_inputs_are_what_the_caller_left(name: str) -> None:
         net.blobs["x"].data[0] = 3
         net.forward()
     close(gpu.blobs["x"].read(), cpu.blobs["x"].data)
+
+
+# ---- blobs that lie channels last
+
+BRANCHES = (
+    SOURCES
+    + convolution("conv1", "data", 8)
+    + layer("relu1", "ReLU", "conv1", "conv1")
+    + layer("pool1", "Pooling", "conv1", rest="pooling_param { kernel_size: 3 stride: 2 }")
+    + layer("norm1", "LRN", "pool1")
+    + convolution("one", "norm1", 3, "kernel_size: 1 bias_term: false")
+    + convolution("three", "norm1", 5, "kernel_size: 3 pad: 1 bias_term: false")
+    + layer("joined", "Concat", "one three")
+    + layer("bn", "BatchNorm", "joined", "normed")
+    + layer("scale", "Scale", "normed", "normed", "scale_param { bias_term: true }")
+    + convolution("grouped", "normed", 8, "kernel_size: 3 pad: 1 group: 2")
+    + layer("most", "Eltwise", "normed grouped", rest="eltwise_param { operation: MAX }")
+    + layer("tanh", "TanH", "most", "tanh")
+    + convolution("packed", "tanh", 4)
+    + layer("flat", "Flatten", "packed")
+    + product("ip", "flat", 5)
+    + layer("loss", "SoftmaxWithLoss", "ip label")
+)
+
+
+def test_channels_last_gives_the_same(name: str) -> None:
+    """Shapes and what programs see are as ever; only the order in the GPU's memory is another."""
+    cpu = load_net(BRANCHES, "TRAIN", seed=5)
+    gpu = load_net(BRANCHES, "TRAIN", seed=5, device=name, channels_last=True)
+    lying = {key for key in gpu.channels_last if key in gpu.blobs and "_split_" not in key}
+    assert lying == {"conv1", "pool1", "norm1", "one", "three", "joined", "normed", "grouped", "most", "tanh"}
+    for _ in range(2):
+        for net in (cpu, gpu):
+            net.clear_gradients()
+            net.forward()
+            net.backward()
+        assert gpu.loss == pytest.approx(cpu.loss, rel=1e-5)
+        assert_equal(cpu, gpu)
+    for key in lying:
+        blob = gpu.blobs[key]
+        _, c, h, w = blob.shape
+        for array in (blob.values, blob.gradient):
+            assert array.descriptor.strides == (c * h * w, 1, w * c, c), key
+        assert blob.data.flags.c_contiguous
+    assert gpu.weights["grouped"][0].values.descriptor.strides == (4 * 9, 1, 3 * 4, 4)
+    for one, two in zip(cpu.layers, gpu.layers, strict=True):  # what programs write is taken up
+        for weight, other in zip(one.weights, two.weights, strict=True):
+            for each in (weight, other):
+                each.data[...] = np.arange(each.size).reshape(each.shape) % 7 / 10
+    for net in (cpu, gpu):
+        net.forward()
+    assert_equal(cpu, gpu)
+    assert load_net(BRANCHES, "TRAIN", seed=5, device=name).channels_last == []
+
+
+def test_training_with_channels_last_is_that_of_the_processor(name: str) -> None:
+    solvers = [
+        load_solver(
+            f"net_param {{ {RESIDUAL} }} {SOLVER} clip_gradients: 0.5", device=where, channels_last=True
+        )
+        for where in ("cpu", name)
+    ]
+    for solver in solvers:
+        solver.step(5)
+    for one, two in zip(solvers[0].net.parameters, solvers[1].net.parameters, strict=True):
+        largest = np.abs(one.blob.data).max()
+        np.testing.assert_allclose(
+            two.blob.data, one.blob.data, rtol=0, atol=2e-4 * largest, err_msg=one.name
+        )
+    for key, history in solvers[0].method.history.items():
+        largest = np.abs(history).max(initial=1e-3)
+        np.testing.assert_allclose(solvers[1].method.history[key], history, rtol=0, atol=1e-3 * largest)

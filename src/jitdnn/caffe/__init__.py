@@ -63,6 +63,7 @@ def load_net(
     python_layers: str | PathLike[str] | None = None,
     device: str | NetDevice | None = None,
     fuse: bool = True,
+    channels_last: bool = False,
     shapes_only: bool = False,
 ) -> Net:
     """Build a net from a prototxt file or from prototxt text (a string with a line break, a brace or a
@@ -97,6 +98,7 @@ def load_net(
             algorithm=algorithm,
             device=device,
             fuse=fuse,
+            channels_last=channels_last,
             shapes_only=shapes_only,
             python_layers=None if python_layers is None else Path(python_layers),
         )
@@ -120,6 +122,7 @@ def load_solver(
     device: str | NetDevice | None = None,
     fuse: bool = True,
     graph: bool = True,
+    channels_last: bool = False,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -140,6 +143,7 @@ def load_solver(
             device=device,
             fuse=fuse,
             graph=graph,
+            channels_last=channels_last,
             python_layers=None if python_layers is None else Path(python_layers),
         )
 

@@ -33,7 +33,7 @@ class Blob:
 
     __slots__ = (
         "_base", "_diff", "_is_released", "_shape", "_source", "_synced", "_views", "data", "device", "dtype",
-        "is_streamed", "name", "shapes_only",
+        "is_channels_last", "is_streamed", "name", "shapes_only",
     )  # fmt: skip
 
     data: Array
@@ -53,6 +53,8 @@ class Blob:
         self._is_released = False
         # set by the net: whether the host fills data for every pass
         self.is_streamed = False
+        # whether an array of four axes lies as (N, H, W, C) in a GPU's memory (layouts.py)
+        self.is_channels_last = False
         # of a view on a GPU: the arrays viewed last, and the views
         self._views: dict[str, tuple[Any, Any]] = {}
 
@@ -259,6 +261,13 @@ class Blob:
             return False
         return True
 
+    def lay_channels_last(self) -> None:
+        """Have data and gradient lie as (N, H, W, C) in the GPU's memory, where they have four axes."""
+        self.is_channels_last = True
+        for memory in (self._synced, self._diff):
+            if isinstance(memory, Synced):
+                memory.lay_channels_last()
+
     def _forget(self) -> None:
         if self.device is not None:
             self._synced = None
@@ -283,13 +292,15 @@ class Blob:
     def _memory(self) -> Synced:
         if self._synced is None:
             assert self.device is not None
-            self._synced = Synced(self.device, self._shape, self.dtype, self.is_streamed)
+            self._synced = Synced(
+                self.device, self._shape, self.dtype, self.is_streamed, self.is_channels_last
+            )
         return self._synced
 
     def _diff_memory(self) -> Synced:
         if self._diff is None:
             assert self.device is not None
-            self._diff = Synced(self.device, self._shape, self.dtype)
+            self._diff = Synced(self.device, self._shape, self.dtype, is_channels_last=self.is_channels_last)
         memory: Synced = self._diff
         return memory
 
@@ -297,7 +308,8 @@ class Blob:
         """The array of another blob in this one's shape; the view is kept, for it takes longer than a launch."""
         known = self._views.get(name)
         if known is None or known[0] is not array:
-            known = self._views[name] = (array, array.reshape(view_shape(self._shape)))
+            shape = view_shape(self._shape)
+            known = self._views[name] = (array, array if array.shape == shape else array.reshape(shape))
         return known[1]
 
     def __repr__(self) -> str:

@@ -49,10 +49,19 @@ class NetDevice:
         """The stream of all calls, in the driver's terms."""
         return self.handle.gpu_stream
 
-    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> DeviceArray:
-        """Packed memory of any contents. A scalar has shape (1,), what has more axes than kernels take one axis."""
+    def empty(
+        self, shape: Sequence[int], dtype: np.dtype[Any], is_channels_last: bool = False
+    ) -> DeviceArray:
+        """Packed memory of any contents. A scalar has shape (1,), what has more axes than kernels take one axis.
+
+        With `is_channels_last` an array (N, C, H, W) lies as (N, H, W, C).
+        """
         extents = view_shape(tuple(shape))
-        descriptor = TensorDescriptor(extents, packed_strides(extents), dtype_of(dtype))
+        strides = packed_strides(extents)
+        if is_channels_last:
+            _, c, h, w = extents
+            strides = (c * h * w, 1, w * c, c)
+        descriptor = TensorDescriptor(extents, strides, dtype_of(dtype))
         return DeviceArray.empty(self.gpu, descriptor, self.stream)
 
     def upload(self, array: DeviceArray, values: np.ndarray[Any, Any]) -> None:

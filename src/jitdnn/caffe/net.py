@@ -19,6 +19,7 @@ from jitdnn.caffe.device import NetDevice, settled
 from jitdnn.caffe.fusion import Fusion
 from jitdnn.caffe.graph import Node, Observer, Parameter, check_count, loss_weights, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
+from jitdnn.caffe.layout_choice import lay_channels_last
 from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.memory import Memory
 from jitdnn.caffe.net_run import run_backward, run_forward
@@ -58,6 +59,7 @@ class Net:
         python_layers: Path | None = None,
         device: str | NetDevice | None = None,
         fuse: bool = True,
+        channels_last: bool = False,
         shapes_only: bool = False,
     ) -> None:
         """Build the net for `state` (phase TEST if None), merged over the net's own.
@@ -66,7 +68,8 @@ class Net:
         all that is random in the layers (None: another one each time), `dtype` "f32" or "f64", `algorithm`
         the name of the algorithm that convolutions must use. `device` is where its blobs are and its layers compute:
         the processor (None, "cpu"), or a GPU, "cuda", "cuda:1", "opencl", or that of another net, `other.device`.
-        `fuse`: layers in place are computed with those whose result they change (fusion.py). `python_layers` is the
+        `fuse`: layers in place are computed with those whose result they change (fusion.py). `channels_last`: on a GPU
+        blobs lie as (N, H, W, C) where all layers that touch them take that (layout_choice.py). `python_layers` is the
         folder that layers written in Python may come from (None: there can be none). With `shapes_only` blobs and
         weights have shapes and no memory: the net can be looked at, whatever its size, and not run.
 
@@ -131,6 +134,9 @@ class Net:
         self.parameters: list[Parameter] = collect_parameters(self.layers)
         self._input_shapes = self._shapes_of_inputs()
         plan_gradients(self.nodes, self.parameter.force_backward, self.outputs)
+        self.channels_last: list[str] = []  # the blobs that lie so
+        if channels_last and self.device is not None:
+            self.channels_last = lay_channels_last(self.nodes)
         self.fusion = Fusion(self.nodes, algorithm is not None)
         self._is_fused = fuse and not self.parameter.debug_info
         if self.parameter.debug_info:

@@ -75,13 +75,15 @@ class Solver:
         device: str | NetDevice | None = None,
         fuse: bool = True,
         graph: bool = True,
+        channels_last: bool = False,
     ) -> None:
         """Build the nets and check the fields.
 
         `file` is where the solver comes from: relative paths may start from its folder, and snapshots are
         named after it if the solver has no snapshot_prefix. `seed` and `snapshot_prefix` take the place of
-        the solver's own. `dtype`, `algorithm` and `python_layers` are those of Net, and so is `device`; without it the
-        solver's solver_mode and device_id decide, and where there is no such GPU the processor trains, after a warning.
+        the solver's own. `dtype`, `algorithm`, `python_layers`, `fuse` and `channels_last` are those of Net, and so is
+        `device`; without it the solver's solver_mode and device_id decide, and where there is no such GPU the processor
+        trains, after a warning.
         `level` and `stages` are set in, and added to, the solver's `train_state`: they choose layers of the net that is
         trained.
 
@@ -115,6 +117,7 @@ class Solver:
             "device": self.device,
             "fuse": fuse and not self.parameter.debug_info,  # which tells of each layer by itself
             "python_layers": python_layers,
+            "channels_last": channels_last,
         }
         definition, state, folder = training_net(self.parameter, base)
         tests = testing_nets(self.parameter, base)

@@ -21,14 +21,22 @@ class Synced:
     """
 
     __slots__ = (
-        "__weakref__", "_device", "_dtype", "_host", "_is_device_valid", "_is_host_valid", "_shape", "_staged",
-        "_was_same", "where",
+        "__weakref__", "_device", "_dtype", "_host", "_is_channels_last", "_is_device_valid", "_is_host_valid",
+        "_shape", "_staged", "_was_same", "where",
     )  # fmt: skip
 
     def __init__(
-        self, where: NetDevice, shape: tuple[int, ...], dtype: np.dtype[Any], is_streamed: bool = False
+        self,
+        where: NetDevice,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        is_streamed: bool = False,
+        is_channels_last: bool = False,
     ) -> None:
-        """With `is_streamed` the host fills it anew for every pass: copies to the GPU run ahead of their use."""
+        """With `is_streamed` the host fills it anew for every pass: copies to the GPU run ahead of their use. With
+        `is_channels_last` the GPU's array of four axes lies as (N, H, W, C); the host's is packed in any case.
+        """
+        self._is_channels_last = is_channels_last and len(shape) == 4 and not is_streamed
         self.where = where
         self._shape, self._dtype = shape, dtype
         self._host: Array | None = None
@@ -57,14 +65,20 @@ class Synced:
             self._host = np.zeros(self._shape, self._dtype) if zeros else np.empty(self._shape, self._dtype)
         if not self._is_host_valid:
             assert self._device is not None
-            self.where.download(self._device, self._host)
+            if self._is_channels_last:
+                n, c, h, w = self._shape
+                lying = np.empty((n, h, w, c), self._dtype)
+                self.where.download(self._device, lying)
+                np.copyto(self._host, lying.transpose(0, 3, 1, 2))
+            else:
+                self.where.download(self._device, self._host)
             self._is_host_valid = True
         return self._host
 
     def device(self) -> DeviceArray:
         """The GPU's array, to be read and written."""
         if self._device is None:
-            self._device = self.where.empty(self._shape, self._dtype)
+            self._device = self.where.empty(self._shape, self._dtype, self._is_channels_last)
             if self._is_device_valid and self._device.size:
                 with self.where.handle:
                     fill(self._device, 0.0)
@@ -73,11 +87,22 @@ class Synced:
             if self._staged is not None:
                 self._device.used_on(self.where.stream, writes=True)
                 self._staged.send(self._device.pointer, self.where.stream)
+            elif self._is_channels_last:
+                self.where.upload(self._device, np.ascontiguousarray(self._host.transpose(0, 2, 3, 1)))
             else:
                 self.where.upload(self._device, self._host)
             self._is_device_valid = True
         self._is_host_valid = False
         return self._device
+
+    def lay_channels_last(self) -> None:
+        """Have the GPU's array lie as (N, H, W, C) from now on, if it has four axes."""
+        if self._is_channels_last or len(self._shape) != 4 or self._staged is not None:
+            return
+        if self._device is not None:
+            self.host()
+            self._device = None
+        self._is_channels_last = True
 
     def overwrite_host(self) -> None:
         """The host is about to write all of it: what the GPU has need not come down."""

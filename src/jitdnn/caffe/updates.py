@@ -20,6 +20,7 @@ from typing import Any
 from jitdnn.caffe.blob import Array, Blob
 from jitdnn.caffe.device import SharedNumbers
 from jitdnn.caffe.graph import Parameter
+from jitdnn.caffe.layouts import flat
 from jitdnn.caffe.schema import SolverParameter
 from jitdnn.caffe.update_rules import rule_of
 from jitdnn.errors import InvalidArgument
@@ -102,9 +103,9 @@ class Updates:
         solver, rule = self.solver, self.rule
         share = self._clip()
         for parameter in self.parameters:
-            w, g = parameter.blob.values.reshape(-1), parameter.blob.gradient.reshape(-1)
+            w, g = flat(parameter.blob.values), flat(parameter.blob.gradient)
             histories = [
-                self._histories[_key(parameter, name, index)].values.reshape(-1)
+                flat(self._histories[_key(parameter, name, index)].values)
                 for index, name in enumerate(rule.histories)
             ]
             decay = solver.weight_decay * parameter.decay_mult
@@ -117,7 +118,7 @@ class Updates:
         limit, share = self.solver.clip_gradients, 1 / self.solver.iter_size
         if limit < 0 or not self.parameters:
             return share
-        squares = [self._squares(parameter.blob.gradient.reshape(-1)) for parameter in self.parameters]
+        squares = [self._squares(flat(parameter.blob.gradient)) for parameter in self.parameters]
         total = squares[0]
         for square in squares[1:]:
             add(square, out=total, beta=1.0)
@@ -127,6 +128,8 @@ class Updates:
 def _like(weight: Blob) -> Blob:
     blob = Blob(f"{weight.name}/history", weight.dtype, weight.device)
     blob.reshape(weight.shape)
+    if weight.is_channels_last:
+        blob.lay_channels_last()
     return blob
 
 

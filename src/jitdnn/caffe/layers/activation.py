@@ -52,6 +52,9 @@ class ActivationLayer(Layer):
         self.function(bottom[0].values, out=top[0].values)
         self.absorbed(top)
 
+    def layout_rule(self) -> str:
+        return "same"
+
     def absorbed(self, top: Sequence[Blob]) -> None:
         if not self.is_from_x and self.saved:
             copy(top[0].values, self.kept.values)

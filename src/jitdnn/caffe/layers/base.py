@@ -98,6 +98,10 @@ class Layer(ABC):
         # set by the net: whether calls are captured into a graph, which calls `prepare` itself
         self.is_captured = False
 
+    def layout_rule(self) -> str | None:
+        """How blobs of four axes may lie in a GPU's memory: "any" way each, the "same" way all, None: packed."""
+        return None
+
     @abstractmethod
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         """Check the parameters against the bottoms, and make the weights."""

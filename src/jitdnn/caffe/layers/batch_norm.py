@@ -8,6 +8,7 @@ from typing import Any
 from jitdnn.caffe.blob import Blob, Shape, count
 from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.caffe.layers.scale import ScaleLayer
+from jitdnn.caffe.layouts import by_channel
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.ops.batch_norm import batch_norm, batch_norm_backward, batch_norm_inference
 from jitdnn.ops.elementwise import elementwise
@@ -68,7 +69,7 @@ class BatchNormLayer(Layer):
         self.variance, self.batch = self.save("variance", (channels,)), self.save("batch", (2, channels))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        x, y = bottom[0].values.reshape(self.view), top[0].values.reshape(self.view)
+        x, y = by_channel(bottom[0].values, self.view), by_channel(top[0].values, self.view)
         gamma, beta = self._scale()
         activation = "relu" if self.is_rectified else "identity"
         means, variances, weight = (blob.values for blob in self.weights)
@@ -82,7 +83,7 @@ class BatchNormLayer(Layer):
             return
         if self.x is not bottom[0] and not self.has_x:
             copy(bottom[0].values, self.x.values)
-        x, batch = self.x.values.reshape(self.view), fill(self.batch.values, 0.0)
+        x, batch = by_channel(self.x.values, self.view), fill(self.batch.values, 0.0)
         mean, variance = batch[0], batch[1]
         batch_norm(
             x, gamma, beta, mean, variance, factor=1.0, epsilon=self.epsilon, activation=activation, save=True,
@@ -95,21 +96,24 @@ class BatchNormLayer(Layer):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if not propagate[0] and self.scale is None:
             return
-        dy, dx = top[0].gradient.reshape(self.view), bottom[0].gradient.reshape(self.view)
+        dy, dx = by_channel(top[0].gradient, self.view), by_channel(bottom[0].gradient, self.view)
         if self.is_global:
             self.scaled(dy, self.rstd.values.reshape(1, -1, 1), out=dx)
             return
-        x = self.x.values.reshape(self.view)
+        x = by_channel(self.x.values, self.view)
         gamma, beta = self._scale()
         batch = self.batch.values
         sums = (None if gamma is None else batch[0], None if beta is None else batch[1])
         batch_norm_backward(
             dy, x, gamma, self.mean.values, self.rstd.values,
-            y=top[0].values.reshape(self.view) if self.is_rectified else None,
+            y=by_channel(top[0].values, self.view) if self.is_rectified else None,
             activation="relu" if self.is_rectified else "identity", wants_bias=beta is not None, out=(dx, *sums),
         )  # fmt: skip
         if self.scale is not None:
             self.scale.add_gradients(*sums)
+
+    def layout_rule(self) -> str:
+        return "same"
 
     def fuse(self, scale: ScaleLayer | None, is_rectified: bool) -> None:
         """Scale the result by the weights of that layer, and rectify it, in one call; None, False: do not."""

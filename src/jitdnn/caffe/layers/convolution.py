@@ -135,6 +135,9 @@ class ConvolutionLayer(WindowedLayer):
             self.epilogue = trace(lambda total, factor, summand: total * factor + summand)
         self.affine = partial(norm.affine, scale, self.weights[1] if len(self.weights) == 2 else None)
 
+    def layout_rule(self) -> str | None:
+        return "any" if self.axis == 1 and self.rank == 2 else None
+
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.weight_needs_gradient[0], top=False)
 

@@ -21,6 +21,9 @@ class DeconvolutionLayer(ConvolutionLayer):
 
     type = "Deconvolution"
 
+    def layout_rule(self) -> None:
+        return None
+
     def weight_shape(self, channels: int, outputs: int, groups: int) -> Shape:
         return (channels, outputs // groups, *self.kernel)
 

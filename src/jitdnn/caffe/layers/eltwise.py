@@ -8,6 +8,7 @@ from typing import Any
 from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.layers.activation import rectify
 from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layouts import flat
 from jitdnn.ops.elementwise import elementwise
 from jitdnn.ops.tensor_ops import add, multiply
 
@@ -54,7 +55,7 @@ class EltwiseLayer(Layer):
             self.winner = self.save("winner", shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        inputs, y = [blob.values.reshape(-1) for blob in bottom], top[0].values.reshape(-1)
+        inputs, y = [flat(blob.values) for blob in bottom], flat(top[0].values)
         if self.operation == "SUM":
             *first, last = zip(inputs, self.factors, strict=True)
             if self.rectified is None or len(first) > 1:
@@ -70,27 +71,30 @@ class EltwiseLayer(Layer):
             for x in inputs[2:]:
                 multiply(y, x, out=y)
         else:
-            winner = self.winner.values.reshape(-1)
+            winner = flat(self.winner.values)
             self.first(inputs[0], inputs[1], out=(y, winner))
             for index, x in enumerate(inputs[2:], 2):
                 self.place(winner, y, x, float(index), out=winner)
                 self.greater(y, x, out=y)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        dy = top[0].gradient.reshape(-1)
+        dy = flat(top[0].gradient)
         for index, blob in enumerate(bottom):
             if not propagate[index]:
                 continue
-            dx = blob.gradient.reshape(-1)
+            dx = flat(blob.gradient)
             if self.operation == "SUM":
                 add(dy, out=dx, alpha=self.factors[index])
             elif self.operation == "PROD":
-                others = [other.values.reshape(-1) for number, other in enumerate(bottom) if number != index]
+                others = [flat(other.values) for number, other in enumerate(bottom) if number != index]
                 multiply(dy, others[0], out=dx)
                 for other in others[1:]:
                     multiply(dx, other, out=dx)
             else:
-                self.chosen(dy, self.winner.values.reshape(-1), float(index), out=dx)
+                self.chosen(dy, flat(self.winner.values), float(index), out=dx)
+
+    def layout_rule(self) -> str:
+        return "same"
 
     def fuse_relu(self, slope: float | None) -> None:
         """Rectify the sum as it is stored, with this slope below 0; None: do not."""

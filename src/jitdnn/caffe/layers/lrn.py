@@ -38,6 +38,9 @@ class LRNLayer(Layer):
             bottom[0].values, self.size, self.factor, self.exponent, self.offset, self.mode, out=top[0].values
         )
 
+    def layout_rule(self) -> str:
+        return "same"
+
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[0]:
             lrn_backward(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from jitdnn.caffe.blob import Array, Blob, canonical_axis, count
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.caffe.layers.labels import check_labels, whole_numbers
+from jitdnn.caffe.layouts import by_pixel
 from jitdnn.ops.embedding import embedding, embedding_backward
 from jitdnn.ops.reduce import reduce
 from jitdnn.ops.tensor_ops import add, fill
@@ -58,20 +59,25 @@ class ConcatLayer(_Movement):
                 )
         total = sum(blob.shape[axis] for blob in bottom)
         top[0].reshape((*shape[:axis], total, *shape[axis + 1 :]))
-        self.outer = count(shape, 0, axis)
+        self.axis, self.outer = axis, count(shape, 0, axis)
         self.widths = [count(blob.shape, axis) for blob in bottom]
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         views = [
-            blob.values.reshape(self.outer, width) for blob, width in zip(bottom, self.widths, strict=True)
+            by_pixel(blob.values, (self.outer, width))
+            for blob, width in zip(bottom, self.widths, strict=True)
         ]
-        concat(views, axis=1, out=top[0].values.reshape(self.outer, sum(self.widths)))
+        concat(views, axis=1, out=by_pixel(top[0].values, (self.outer, sum(self.widths))))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        dy = top[0].gradient.reshape(self.outer, sum(self.widths))
-        for part, blob, is_wanted in zip(_parts(dy, self.widths), bottom, propagate, strict=True):
+        dy = by_pixel(top[0].gradient, (self.outer, sum(self.widths)))
+        widths = [blob.shape[1] for blob in bottom] if dy.shape[0] != self.outer else self.widths
+        for part, blob, is_wanted in zip(_parts(dy, widths), bottom, propagate, strict=True):
             if is_wanted:
-                transform(part, out=blob.gradient.reshape(part.shape))
+                transform(part, out=by_pixel(blob.gradient, part.shape))
+
+    def layout_rule(self) -> str | None:
+        return "same" if self.axis == 1 else None
 
 
 class SliceLayer(_Movement):

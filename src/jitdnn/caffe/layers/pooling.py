@@ -124,6 +124,9 @@ class PoolingLayer(Layer):
         else:
             max_pool_backward(dy, x.values, self.output.values, self.window, out=dx, **self.arguments)
 
+    def layout_rule(self) -> str | None:
+        return "any" if self.is_for_gpu and not self.parameter.top[1:] else None
+
     def backward_reads(self) -> Reads:
         return Reads(bottom=self.needs_data, top=self.needs_data and not self.is_overwritten)
 

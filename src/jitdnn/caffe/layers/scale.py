@@ -7,6 +7,7 @@ from typing import Any
 
 from jitdnn.caffe.blob import Array, Blob, Shape, canonical_axis, count
 from jitdnn.caffe.layers.base import Layer, Reads, copy
+from jitdnn.caffe.layouts import by_channel
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.ops.convolution import conv_backward_bias
 from jitdnn.ops.elementwise import elementwise
@@ -63,7 +64,12 @@ class _PerAxis(Layer):
 
     def viewed(self, array: Array) -> Array:
         """The array as (outer, the operand's axes, inner)."""
-        return array.reshape(self.view)
+        viewed: Array = by_channel(array, self.view)
+        return viewed
+
+    def layout_rule(self) -> str | None:
+        is_for_channels = not self.parameter.bottom[1:] and getattr(self.parameter, self.message).axis == 1
+        return "same" if is_for_channels and len(self.weights[0].shape) == 1 else None
 
 
 class ScaleLayer(_PerAxis):

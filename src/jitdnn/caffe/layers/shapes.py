@@ -162,5 +162,8 @@ class SplitLayer(Layer):
         for source in sources[2:]:
             add(source, out=dx, beta=1.0)
 
+    def layout_rule(self) -> str:
+        return "same"
+
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)
