@@ -55,14 +55,30 @@ class _Gpu:
     def staged_copy(self, size: int) -> None:
         raise AssertionError("nothing is streamed here")
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        return np.full(shape, np.nan, dtype)
+    def empty(self, shape: tuple[int, ...], dtype: Any, is_channels_last: bool = False) -> np.ndarray:
+        n, c, h, w = shape if is_channels_last else (0, 0, 0, 0)
+        return np.full((n, h, w, c) if is_channels_last else shape, np.nan, dtype)
 
     def upload(self, array: np.ndarray, values: np.ndarray) -> None:
         array[...] = values
 
     def download(self, array: np.ndarray, values: np.ndarray) -> None:
         values[...] = array
+
+
+def test_channels_last_on_the_gpu_are_packed_on_the_host() -> None:
+    values = np.arange(2 * 3 * 4 * 5, dtype="f4").reshape(2, 3, 4, 5)
+    synced = Synced(_Gpu(), values.shape, np.dtype("f4"))  # type: ignore[arg-type]
+    synced.host()[...] = values
+    synced.lay_channels_last()  # what is there already is kept
+    np.testing.assert_array_equal(synced.device(), values.transpose(0, 2, 3, 1))
+    synced.device()[0, 1, 2, 0] = -7
+    values[0, 0, 1, 2] = -7
+    np.testing.assert_array_equal(synced.read(), values)
+    assert synced.host().flags.c_contiguous
+    vector = Synced(_Gpu(), (6,), np.dtype("f4"), is_channels_last=True)  # type: ignore[arg-type]
+    vector.host()[...] = range(6)
+    assert vector.device().tolist() == list(range(6))
 
 
 def test_what_the_caller_wrote_is_sent_whoever_reads_in_between() -> None:
