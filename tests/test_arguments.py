@@ -30,7 +30,7 @@ _RESULTS = {"DeviceArray", "MultiHeadGradients", "MultiHeadSaved", "settings"}
 
 
 #: functions of the caller's that are called: what they raise themselves is handed on
-_CALLED = {("autotune", "build"), ("plan_net", "progress")}
+_CALLED = {("autotune", "build"), ("plan_net", "progress"), ("plan_net", "stop")}
 
 
 def _shares() -> dict[str, list[str]]:

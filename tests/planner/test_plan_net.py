@@ -161,6 +161,64 @@ class TestBudget(Planning):
         assert call.seconds == pytest.approx(layer.chosen.seconds, rel=0.035)
 
 
+class TestSearch(Planning):
+    """How far divisions are looked for."""
+
+    LAYERS = (("one", PROBLEM), ("two", OTHER))
+
+    def counted(self, table: Table) -> list[str]:
+        asked: list[str] = []
+
+        class Counted(PerImage):
+            def estimate(self, problem: Problem, device: object, epilogue: Epilogue | None = None) -> float:
+                asked.append(f"{self.name} {problem}")
+                return super().estimate(problem, device, epilogue)
+
+        table(
+            Counted("slow", seconds=4e-3), Counted("fast", seconds=1e-3, needs=300),
+            Counted("outdone", seconds=2e-3, needs=700),
+        )  # fmt: skip
+        return asked
+
+    def test_what_fits_is_not_divided_unless_alternatives_are_wanted(self, table: Table) -> None:
+        asked = self.counted(table)
+        plan = plan_layers(self.LAYERS, DEVICE, Request(), store=Store(None))
+        assert len(set(asked)) == 2 * 3
+        assert [len(layer.front) for layer in plan.layers] == [2, 2]
+        asked.clear()
+        more = plan_layers(self.LAYERS, DEVICE, Request(), store=Store(None), alternatives=True)
+        assert len(set(asked)) > 2 * 3
+        assert more.seconds == plan.seconds
+        assert all(any(p.what.is_divided for p in layer.front) for layer in more.layers)
+
+    def test_what_does_not_fit_is_divided(self, table: Table) -> None:
+        self.counted(table)
+        plan = plan_layers(self.LAYERS, DEVICE, Request(workspace_limit=300), store=Store(None))
+        assert all(layer.partition.is_divided for layer in plan.layers)
+
+    def test_parts_do_not_ask_what_is_outdone_for_the_whole(self, table: Table) -> None:
+        asked = self.counted(table)
+        plan_layers(self.LAYERS, DEVICE, Request(), 600, store=Store(None))
+        assert {line for line in asked if line.startswith("outdone")} == {
+            f"outdone {problem}" for _, problem in self.LAYERS
+        }
+
+    def test_nothing_is_divided_where_no_division_can_gain(self, table: Table) -> None:
+        only = self.counted(table)
+        table(PerImage("best", seconds=1e-4), PerImage("fast", seconds=1e-3, needs=300))
+        plan = plan_layers(self.LAYERS, DEVICE, Request(), 600, store=Store(None), alternatives=True)
+        assert [layer.partition.summary.name for layer in plan.layers] == ["best", "best"]
+        assert not only
+
+    def test_it_can_be_stopped(self, table: Table) -> None:
+        asked = self.counted(table)
+        plan = plan_layers(self.LAYERS, DEVICE, Request(), 1500, store=Store(None), stop=lambda: True)
+        assert len(set(asked)) == 2 * 3
+        assert not any(layer.partition.is_divided for layer in plan.layers)
+        with pytest.raises(InvalidArgument, match="stop"):
+            plan_net([TINY], stop=1)  # type: ignore[arg-type]
+
+
 class TestFind(Planning):
     def test_the_times_of_all_layers_are_measured(self, table: Table) -> None:
         only = Fake("only", seconds=1e-9, sleep=2e-3)

@@ -140,6 +140,14 @@ def plan(
     plot: Annotated[
         Path | None, typer.Option(help="Draw time against workspace of every layer as a PNG.")
     ] = None,
+    alternatives: Annotated[
+        bool,
+        typer.Option(
+            "--alternatives",
+            help="Look for divisions of every layer, as --plot, --json and --memory do, and not only where its fastest "
+            "algorithm does not fit.",
+        ),
+    ] = False,
     code: Annotated[
         str | None,
         typer.Option(
@@ -165,7 +173,7 @@ def plan(
         from jitdnn.cli.plan_net import show_net
 
         towards = None if direction is None else direction.value
-        show_net(problems, memory, share, towards, batch, device, plot, as_json, overrides)
+        show_net(problems, memory, share, towards, batch, device, plot, as_json, alternatives, overrides)
     else:
         show_plan(problems[0], device, code, overrides)
 

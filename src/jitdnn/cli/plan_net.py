@@ -29,6 +29,7 @@ def show_net(
     device: str | None,
     plot: Path | None,
     as_json: bool,
+    alternatives: bool,
     overrides: Mapping[str, object],
 ) -> None:
     """Plan, print and draw. `direction` None: all of a net, of problem strings what they say."""
@@ -45,7 +46,14 @@ def show_net(
                 advance(done, name)
                 done += 1
 
-            plan = plan_net(layers, total=memory, streams=streams, handle=handle, progress=note)
+            plan = plan_net(
+                layers,
+                total=memory,
+                streams=streams,
+                handle=handle,
+                progress=note,
+                alternatives=alternatives or as_json or plot is not None,
+            )
     if plot is not None:
         fronts_plot.save_png(plan, plot, ", ".join(name for name in names if " " not in name))
     if as_json:

@@ -24,6 +24,8 @@ def plan_net(
     streams: Sequence[Hashable] | None = None,
     handle: Handle | None = None,
     progress: Callable[[str], None] | None = None,
+    alternatives: bool = False,
+    stop: Callable[[], bool] | None = None,
     **overrides: object,
 ) -> NetPlan:
     """Choose how every layer of a net runs, so that together they take the least time; `.explain()` tells all of it.
@@ -35,7 +37,10 @@ def plan_net(
     what the setting `total_workspace` says, are what they may use together, and the setting `workspace_limit` what each
     may. `streams` names for each layer the stream that it runs on: layers of one stream share their workspace, as large
     as the largest of them needs; without it each has its own. `progress` is called with the name of each layer before
-    it is looked at. `overrides` are settings (`workspace_limit`, `division`, `vendor`, `choice`, ...) for these plans.
+    it is looked at. Convolutions are divided where their fastest algorithm does not fit; with a total, or with
+    `alternatives`, divisions are looked for in all of them, which takes seconds for each, and the plan has them all in
+    its `front`. `stop` is asked again and again meanwhile, and once it says True the plan is made of what is known by
+    then. `overrides` are settings (`workspace_limit`, `division`, `vendor`, `choice`, ...) for these plans.
 
     Raises ParseError and InvalidShape for text that is no problem, NotSupported with every algorithm's reason if none
     takes a layer, InvalidArgument for a total that is too small for any choice, or a setting that there is not.
@@ -45,6 +50,7 @@ def plan_net(
         raise InvalidArgument("there are no layers to plan: give at least one problem")
     owner = settled_handle(handle)
     callback(progress, "progress")
+    callback(stop, "stop")
     if streams is not None:
         streams = sequence(streams, "streams", _MOST_LAYERS)
         for stream in streams:
@@ -55,7 +61,16 @@ def plan_net(
     values = override(owner.settings, **overrides)
     most = values.total_workspace if total is None else parse_bytes(total)
     with settings(**overrides):
-        return net.plan_net(pairs, owner.device, Request.of(values), most, streams, progress=progress)
+        return net.plan_net(
+            pairs,
+            owner.device,
+            Request.of(values),
+            most,
+            streams,
+            progress=progress,
+            alternatives=alternatives,
+            stop=stop or (lambda: False),
+        )
 
 
 def named(layer: Problem | str | tuple[str, Problem | str]) -> tuple[str, Problem]:

@@ -38,6 +38,8 @@ MOST_PARTS_OF_FRONT = 160
 HOPELESS = 2.0
 # of parts of channels and rows, fewer images at a time than this share are not tried
 _FEWEST = 32
+# fewer images at a time may take as much less time as this, for what stays in a cache
+_FASTER = 0.95
 # to begin a part: a launch on a GPU, or waking the threads of the processor
 LAUNCH_SECONDS = 5e-6
 # this near to the fastest algorithm, whatever workspace it needs, no other division is looked for
@@ -86,6 +88,9 @@ class Divider:
     ) -> None:
         self._problem, self._request, self._epilogue = problem, request, epilogue
         self._survey_part = survey_part
+        self._known: Sequence[Point] = ()
+        # parts that some algorithm would take with more workspace than the limit
+        self._too_large: set[tuple[Convolution, Epilogue | None]] = set()
         self._singles: dict[tuple[Convolution, Epilogue | None], tuple[Point, ...]] = {}
         self._whole_batches: dict[tuple[Convolution, Epilogue | None], tuple[Point, ...]] = {}
 
@@ -116,12 +121,19 @@ class Divider:
             key=lambda partition: partition.seconds,
         )
 
-    def front(self) -> tuple[Point, ...]:
-        """The front of all partitions, by workspace: `what` of a point is a `Partition`. Undivided ones included."""
+    def front(
+        self, known: Sequence[Point] = (), stop: Callable[[], bool] = lambda: False
+    ) -> tuple[Point, ...]:
+        """The front of all partitions, by workspace: `what` of a point is a `Partition`. Undivided ones included.
+
+        `known` is the front of what would run in the place of a partition: parts that would hardly come below it are
+        not looked at. `stop` is asked before each cut, and where it says so what was found by then is returned.
+        """
         points: list[Point] = []
         best = inf
         kinds = list(self._kinds())
-        while kinds and self._usable_parts() < MOST_PARTS_OF_FRONT:
+        self._known = known
+        while kinds and self._usable_parts() < MOST_PARTS_OF_FRONT and not stop():
             cuts = kinds.pop(0)
             axis, count = next(cuts, (None, 0))
             if not count:
@@ -131,6 +143,8 @@ class Divider:
                 fronts.in_turn(self._batches(*part) for part in self._parts(pieces)) if pieces else ()
             )
             points += [Point(p.seconds, p.workspace, (axis, pieces, p.what)) for p in partitions]
+            if known:
+                self._known = fronts.front([*known, *points])
             fastest = min((p.seconds for p in partitions), default=inf)
             best = min(best, fastest)
             if not partitions or fastest < HOPELESS * best:
@@ -205,14 +219,36 @@ class Divider:
         for size in sizes:
             rest = (problem.n - size,) if size < problem.n else ()
             piece = cut(problem, "n", (size, *rest))[0] if rest else whole(problem)
-            found[size] = self._single(piece.problem, epilogue_piece(epilogue, piece))
+            fused = epilogue_piece(epilogue, piece)
+            found[size] = self._single(piece.problem, fused)
+            if (piece.problem, fused) not in self._too_large and not self._may_gain(
+                problem, size, found[size]
+            ):
+                break
         return found
+
+    def _may_gain(self, problem: Convolution, size: int, points: Sequence[Point]) -> bool:
+        """Whether fewer images at a time than `size` may come below what is known.
+
+        They take no less time, and at best as much less workspace as there are fewer of them.
+        """
+        if not self._known:
+            return True
+        repeats = problem.n / size * self._problem.flops / max(1, problem.flops)
+        return any(
+            point.workspace
+            and _FASTER * repeats * point.seconds
+            < MARGIN * _best(self._known, point.workspace * problem.n // (size * _FEWEST))
+            for point in points
+        )
 
     def _single(self, problem: Convolution, epilogue: Epilogue | None) -> tuple[Point, ...]:
         """The front of running a part by one kernel; `what` is the candidate."""
         key = (problem, epilogue)
         if key not in self._singles:
             candidates = self._survey_part(problem, epilogue)
+            if not candidates or any(o.is_too_large for o in candidates):
+                self._too_large.add(key)
             # the reference is for those that nothing else takes
             usable = [o for o in candidates if o.is_open and o.algorithm.name != "reference"]
             if problem is not self._problem:
@@ -287,3 +323,8 @@ def _counted(sizes: Sequence[int], axis: str) -> str:
     """Sizes in words: `7 x n32 + n16`."""
     runs = [(size, len(list(same))) for size, same in groupby(sizes)]
     return " + ".join(f"{axis}{size}" if count == 1 else f"{count} x {axis}{size}" for size, count in runs)
+
+
+def _best(points: Sequence[Point], workspace: int) -> float:
+    """Seconds of the fastest of these in up to so many bytes, infinitely many if there is none."""
+    return min((point.seconds for point in points if point.workspace <= workspace), default=inf)

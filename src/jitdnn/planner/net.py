@@ -30,12 +30,15 @@ def plan_net(
     store: Store | None = None,
     seconds: float = 1.0,
     progress: Callable[[str], None] | None = None,
+    alternatives: bool = False,
+    stop: Callable[[], bool] = lambda: False,
 ) -> NetPlan:
     """Choose a partition for every layer, given as (name, problem), so that the sum of their times is least.
 
     `request.workspace_limit` is what each may use, `total` what all may use together. With `request.choice` "find"
     parts are measured, whole problems for up to `seconds` each, unless the store has their times. `progress` is called
-    with the name of each layer before it is looked at.
+    with the name of each layer before it is looked at. Divisions are looked for where one may be chosen, with
+    `alternatives` for every layer. `stop` is asked again and again: once it says so, the plan is made of what is known.
 
     Raises NotSupported for a layer that nothing takes, InvalidArgument if `total` is too small for any choice.
     """
@@ -50,7 +53,9 @@ def plan_net(
         if progress is not None:
             progress(name)
         if problem not in found:
-            found[problem] = survey_partitions(problem, device, within, store, seconds)
+            found[problem] = survey_partitions(
+                problem, device, within, store, seconds, alternatives or total is not None, stop
+            )
     each = [found[problem] for _, problem in layers]
     chosen = _choose([partitions.front for partitions in each], total, streams)
     arenas = arenas_of(chosen, streams)
@@ -86,11 +91,19 @@ def partitions(
 
 
 def survey_partitions(
-    problem: Problem, device: Device, request: Request, store: Store, seconds: float = 1.0
+    problem: Problem,
+    device: Device,
+    request: Request,
+    store: Store,
+    seconds: float = 1.0,
+    alternatives: bool = True,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Partitions:
     """All that is known of the partitions of a problem within the request. Raises NotSupported if there is none.
 
-    With `request.choice` "find" what is not in the store is measured first.
+    With `request.choice` "find" what is not in the store is measured first. Without `alternatives` divisions are looked
+    for only where the fastest algorithm does not fit, since a call whose fastest one fits is not divided. `stop` is
+    asked before each cut, and where it says so no more of them are looked for.
     """
 
     def survey_part(
@@ -98,17 +111,28 @@ def survey_partitions(
     ) -> Sequence[AlgorithmCandidate]:
         if request.choice == "find":
             return _measured(part, device, request, store, share * seconds, fits_only)
-        return survey(part, device, request, None, store)
+        return survey(part, device, request, None, store, left_out)
 
+    left_out: frozenset[str] = frozenset()
     # what needs too much is measured too: it tells what the limit costs
     candidates = survey_part(problem, 1.0, False)
     any_workspace = _whole(problem, (o for o in candidates if o.is_open or o.is_too_large))
     single = _whole(problem, (o for o in candidates if o.is_open))
     points = list(single)
-    if isinstance(problem, Convolution) and may_be_divided(problem, request):
-        fastest = any_workspace[-1].seconds if any_workspace else 0.0
+    fastest = any_workspace[-1].seconds if any_workspace else 0.0
+    is_settled = (
+        bool(single) and single[-1].seconds <= fastest and not alternatives and request.choice != "find"
+    )
+    if (
+        isinstance(problem, Convolution)
+        and may_be_divided(problem, request)
+        and not is_settled
+        and not (single and fastest >= MARGIN * single[0].seconds)
+    ):
+        left_out = _outdone(candidates, any_workspace)
         divider = Divider(problem, request, None, lambda part, _: survey_part(part))
-        points += [_believed(p, fastest) for p in divider.front() if _is_worth_it(p, single, fastest)]
+        ways = divider.front(single, stop)
+        points += [_believed(p, fastest) for p in ways if _is_worth_it(p, single, fastest)]
     if not points:
         reasons = {o.algorithm.name: o.summary.refused or "" for o in candidates}
         raise NotSupported(f"no algorithm takes {problem} with {request} on {device.name}:", reasons)
@@ -147,6 +171,17 @@ def _undivided(problem: Problem, candidate: AlgorithmCandidate) -> Partition:
     if isinstance(problem, Convolution):
         steps = (Step(whole(problem), candidate.algorithm, None, candidate.workspace),)
     return Partition(steps, candidate.summary)
+
+
+def _outdone(candidates: Sequence[AlgorithmCandidate], best: Sequence[Point]) -> frozenset[str]:
+    """The algorithms that take the whole problem and are slower there, in more workspace, than others: parts need not
+    ask them again."""
+    ahead = {point.what.summary.name for point in best}
+    return frozenset(
+        o.algorithm.name
+        for o in candidates
+        if (o.is_open or o.is_too_large) and o.summary.name not in ahead and o.algorithm.name != "reference"
+    )
 
 
 def _is_worth_it(point: Point, single: Sequence[Point], fastest: float) -> bool:

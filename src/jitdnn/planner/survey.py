@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import median
+from typing import cast
 
 from jitdnn.errors import NotSupported
 from jitdnn.kernels.algorithm import (
@@ -82,10 +84,17 @@ def ratios(candidates: Sequence[AlgorithmCandidate]) -> dict[str, float]:
 
 
 def survey(
-    problem: Problem, device: Device, request: Request, epilogue: Epilogue | None, store: Store
+    problem: Problem,
+    device: Device,
+    request: Request,
+    epilogue: Epilogue | None,
+    store: Store,
+    left_out: Collection[str] = (),
 ) -> list[AlgorithmCandidate]:
-    """Ask every algorithm of the table about the problem; in the table's order."""
+    """Ask every algorithm of the table about the problem, but those that are `left_out`; in the table's order."""
     table = algorithms(problem, device.target, request.vendor)
+    if left_out:
+        table = tuple(algorithm for algorithm in table if algorithm.name not in left_out)
     if request.keeps_filter:
         table = tuple(algorithm.with_kept_filter() or algorithm for algorithm in table)
     names = [algorithm.name for algorithm in table]
@@ -131,16 +140,15 @@ def _consider(
     if reason is not None:
         blank = Candidate(algorithm.name, reason, None, "", None, None, algorithm.deterministic)
         return AlgorithmCandidate(algorithm, blank)
-    bound = algorithm.error_bound(problem)
-    needed = algorithm.workspace(problem, device, epilogue)
-    spreads = algorithm.spreads(problem, device, epilogue)
+    is_kept = isinstance(algorithm, Hashable) and isinstance(device, Hashable)
+    costs = _known_costs if is_kept else _costs
+    bound, needed, seconds, spreads = costs(algorithm, problem, device, epilogue)
     refused = _refuse_request(algorithm, problem, request, bound, limit, spreads)
     too_large = policies.refuse(needed, request.workspace_limit) if refused is None else None
     summary = Candidate(
         algorithm.name,
         refused or too_large,
-        algorithm.estimate(problem, device, epilogue)
-        / _efficiency(device, f"{algorithm.name} {problem.kind}"),
+        seconds / _efficiency(device, f"{algorithm.name} {problem.kind}"),
         "estimate",
         needed,
         bound,
@@ -149,6 +157,25 @@ def _consider(
     )
     assert summary.seconds is not None
     return AlgorithmCandidate(algorithm, summary, too_large is not None, summary.seconds)
+
+
+_Costs = tuple[float, int, float, str | None]
+
+
+def _costs(algorithm: Algorithm, problem: Problem, device: Device, epilogue: Epilogue | None) -> _Costs:
+    """What an algorithm says of a problem that it takes: error, bytes of workspace, seconds, what a NaN spreads to."""
+    return (
+        algorithm.error_bound(problem),
+        algorithm.workspace(problem, device, epilogue),
+        algorithm.estimate(problem, device, epilogue),
+        algorithm.spreads(problem, device, epilogue),
+    )
+
+
+# plans of nets ask for thousands of parts, and are made again and again: what a problem would cost is little to keep
+_known_costs = cast(
+    "Callable[[Algorithm, Problem, Device, Epilogue | None], _Costs]", lru_cache(1 << 14)(_costs)
+)
 
 
 def _efficiency(device: Device, key: str) -> float:

@@ -30,12 +30,27 @@ _HIDDEN = 0.75  # of the time of the products, in which what they read arrives
 _BEHIND = 1.3  # tilings whose first few blockings cost more than the best by this factor are out
 
 
-def cycles(p: WinogradPlan, is_prepacked: bool = False) -> float:
-    """Cycles of one thread for everything; ``is_prepacked``: without the transform of the filter."""
-    c = p.c
-    filters = 0.0 if is_prepacked else _filter_cycles(p)
-    rest = _data_cycles(p) + _product_cycles(p) + _result_cycles(p) + _traffic_cycles(p, is_prepacked)
-    return c.group_count * (filters + rest)
+Shared = dict[tuple[str, int], float]
+"""Cycles that do not depend on the blocking, by what they are for and what else they depend on."""
+
+
+def cycles(p: WinogradPlan, is_prepacked: bool = False, shared: Shared | None = None) -> float:
+    """Cycles of one thread for everything; ``is_prepacked``: without the transform of the filter. ``shared`` has what
+    other blockings of the same tiling cost alike, and gets what is not there."""
+    known: Shared = {} if shared is None else shared
+
+    def once(name: str, depends_on: int, price: Callable[[WinogradPlan], float]) -> float:
+        key = (name, depends_on)
+        if key not in known:
+            known[key] = price(p)
+        return known[key]
+
+    order = int(p.is_data_resident)
+    filters = 0.0 if is_prepacked else once("filter", 2 * p.register_tile.vectors + order, _filter_cycles)
+    products = _product_cycles(p)
+    traffic = once("tensors", 0, _tensor_traffic) + _traffic_cycles(p, is_prepacked, products)
+    rest = once("data", order, _data_cycles) + products + once("results", order, _result_cycles) + traffic
+    return p.c.group_count * (filters + rest)
 
 
 def _tile_cycles(arithmetic: float, loads: int, stores: int) -> float:
@@ -147,13 +162,13 @@ def _stride_factor(stride: int, lanes: int) -> float:
     return 1.0 if stride == 1 else 2.0 if 2 <= stride <= 4 else lanes / 2
 
 
-def _traffic_cycles(p: WinogradPlan, is_prepacked: bool) -> float:
-    """What comes from beyond the L2 cache, as far as it does not arrive while products are computed."""
+def _traffic_cycles(p: WinogradPlan, is_prepacked: bool, products: float) -> float:
+    """What comes from beyond the L2 cache beside x, w and y, as far as it does not come while products are computed."""
     exposed, streamed = _data_resident_traffic(p) if p.is_data_resident else _filter_resident_traffic(p)
     if p.is_data_resident and not is_prepacked:
         u = p.panels.count * p.u_panel_elements * p.item
         exposed += 2.0 * u / _rate(p.isa.processor, p.c.group_count * u)
-    return _tensor_traffic(p) + exposed + max(0.0, streamed - _HIDDEN * _product_cycles(p))
+    return exposed + max(0.0, streamed - _HIDDEN * products)
 
 
 def _tensor_traffic(p: WinogradPlan) -> float:
@@ -227,15 +242,18 @@ def choose_plan(
     ``is_prepacked``: the filter was transformed before, and its plan must have U stream by.
     """
 
+    shared: dict[Tiling, Shared] = {tiling: {} for tiling in tilings}
+
+    def price(p: WinogradPlan) -> float:
+        return cycles(p, is_prepacked, shared[p.tiling])
+
     def screened(plans: list[WinogradPlan]) -> float:
         """The least cycles of a few blockings of a tiling."""
-        return min(cycles(p, is_prepacked) for p in plans[:3] + plans[4::3])
+        return min(map(price, plans[:3] + plans[4::3]))
 
     plans = [list(blockings(c, isa, tiling, is_prepacked)) for tiling in tilings]
     near = near_cheapest(plans, screened, _BEHIND)
-    return min(
-        itertools.chain.from_iterable(near), key=lambda p: cycles(p, is_prepacked) * _load_imbalance(p)
-    )
+    return min(itertools.chain.from_iterable(near), key=lambda p: price(p) * _load_imbalance(p))
 
 
 def near_cheapest(
