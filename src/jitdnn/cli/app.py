@@ -420,6 +420,24 @@ def studio(
     run_studio(home, host, port, browse, slots)
 
 
+@app.command()
+def serve(
+    bundle: Annotated[Path, typer.Argument(help="A bundle that the studio exported: a .zip, or its folder.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; with another than loopback, others can reach it.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any free one.")] = 8643,
+    token: Annotated[
+        str,
+        typer.Option(help="What requests must carry.  [default: made anew]", envvar="JITDNN_SERVE_TOKEN"),
+    ] = "",
+) -> None:
+    """A trained net that answers over HTTP: POST /predict, and a small page."""
+    from jitdnn.cli.studio import run_serve
+
+    run_serve(bundle, host, port, token)
+
+
 app.add_typer(caffe_commands)
 
 

@@ -1,7 +1,9 @@
-"""`jitdnn studio`: data sets, training and a look inside, in a browser."""
+"""`jitdnn studio`: data sets, training and a look inside, in a browser; `jitdnn serve`: a trained net that answers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from jitdnn.errors import NotSupported
@@ -9,12 +11,25 @@ from jitdnn.errors import NotSupported
 
 def run_studio(home: Path | None, host: str, port: int, browse: bool | None, slots: int | None) -> None:
     """Serve the studio until it is interrupted. Raises NotSupported without the packages of the extra."""
-    try:
+    with _naming_the_extra():
         from jitdnn.studio.web.serve import default_home, serve
+    serve(home or default_home(), host, port, slots, browse, lambda line: print(line, flush=True))
+
+
+def run_serve(bundle: Path, host: str, port: int, token: str) -> None:
+    """Serve a bundle until it is interrupted. Raises NotSupported without the packages of the extra."""
+    with _naming_the_extra():
+        from jitdnn.studio.web.bundle_server import serve_bundle
+    serve_bundle(bundle, host, port, token, lambda line: print(line, flush=True))
+
+
+@contextmanager
+def _naming_the_extra() -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "jitdnn":
             raise
         raise NotSupported(
             f'the studio needs {error.name}, which is not installed: pip install "jitdnn[studio]"'
         ) from error
-    serve(home or default_home(), host, port, slots, browse, lambda line: print(line, flush=True))

@@ -191,3 +191,21 @@ def test_before_there_are_weights(client: TestClient, digits: Case) -> None:
         assert "<i>new" not in answer.text
     assert client.get(f"/api/runs/{run}/evaluation").status_code == 409
     assert client.get("/runs/999/inside").status_code == 404
+
+
+def test_export(client: TestClient, digits: Case) -> None:
+    page = client.get("/runs/1/export").text
+    assert page.count("Make and check") == 3
+    made = client.post("/api/runs/1/export", json={"kind": "bundle"})
+    assert made.status_code == 201
+    file = made.json()["file"]
+    assert file in [each["file"] for each in client.get("/api/runs/1/export").json()]
+    answer = client.get(f"/api/runs/1/export/{file}")
+    assert answer.headers["content-disposition"] == f'attachment; filename="{file}"'
+    assert zipfile.is_zipfile(io.BytesIO(answer.content))
+    shown = client.post("/runs/1/export", data={"kind": "onnx"}).text
+    assert "Checked by jitdnn" in shown
+    assert client.post("/api/runs/1/export", json={"kind": "h5"}).status_code == 422
+    (digits.folder / "export" / "link").symlink_to("/etc/passwd")
+    for name in ("link", "..%2Fbest.npz", ".hidden", "other"):
+        assert client.get(f"/api/runs/1/export/{name}").status_code == 404

@@ -45,14 +45,14 @@ def serve(home: Path, host: str, port: int, slots: int | None, browse: bool | No
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StoreError(f"the studio's home {home} cannot be made: {error.strerror}") from error
-    with _only_server(home) as note, _listening(host, port) as listener:
+    with _only_server(home) as note, listening(host, port) as listener:
         port = listener.getsockname()[1]
         token = token_of(home)
         if slots is not None:
             Store(home).set_setting("cpu_slots", slots)
         guard = Guard(make_app(home), token, names(host, port), f"studio_{port}")
         shown = f"[{host}]" if ":" in host else host
-        address = f"http://{'127.0.0.1' if _is_every(host) else shown}:{port}"
+        address = f"http://{'127.0.0.1' if is_every(host) else shown}:{port}"
         note.write(address)
         note.flush()
         say(f"jitdnn studio: {address}/?token={token}")
@@ -98,7 +98,7 @@ def names(host: str, port: int) -> set[str]:
     known = {"127.0.0.1", "localhost", "[::1]"}
     if not _is_loopback(host):
         known |= {socket.gethostname(), socket.getfqdn()}
-    if not _is_every(host):
+    if not is_every(host):
         known.add(f"[{host}]" if ":" in host else host)
     return {f"{name.lower()}:{port}" for name in known} | (
         {name.lower() for name in known} if port == 80 else set()
@@ -123,7 +123,7 @@ def _only_server(home: Path) -> Iterator[IO[str]]:
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family[0], socket.SOCK_STREAM)
@@ -147,7 +147,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _is_every(host: str) -> bool:
+def is_every(host: str) -> bool:
     return host in ("0.0.0.0", "::")
 
 

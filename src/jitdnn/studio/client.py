@@ -1,0 +1,286 @@
+"""The studio from Python: its REST interface in a few calls.
+
+    studio = Client()                                     # the one that this user runs
+    digits = studio.create_dataset("package:data/mnist_5k.npz", "Digits")
+    run = studio.start(digits["id"], open("lenet.prototxt").read(), epochs=4)
+    run = studio.wait(run["id"])
+    print(studio.evaluate(run["id"])["summary"]["accuracy"])
+    print(studio.classify(run["id"], "five.png")["top"][0])
+    studio.export(run["id"], "bundle", "digits.zip")
+
+Answers are what JSON has, dictionaries and lists; docs of the fields are at /api of the studio. It needs Python alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode
+from urllib.request import Request, urlopen
+
+from jitdnn.errors import InvalidArgument, JitdnnError
+from jitdnn.files import write_whole
+
+Row = dict[str, Any]
+#: states in which a run goes on by itself
+_GOING = ("queued", "running")
+
+
+class Refused(JitdnnError):
+    """The studio did not do what it was asked: `status` is HTTP's (404 not there, 409 not now, 422 does not fit ...),
+    `line`
+    that of a prototxt, if it is about one."""
+
+    def __init__(self, status: int, message: str, line: int | None = None) -> None:
+        super().__init__(status, message, line)
+        self.status, self.message, self.line = status, message, line
+
+    def __str__(self) -> str:
+        return f"{self.message} (HTTP {self.status})"
+
+
+class Client:
+    """A studio that is being served. Objects may be used by several threads."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        token: str | None = None,
+        home: str | PathLike[str] | None = None,
+        seconds: float = 600.0,
+    ) -> None:
+        """`address` is that which the studio printed, with or without `?token=`; without it, it and the token are
+        read from `home` (None: the folder that `jitdnn studio` uses). `seconds`: how long an answer is waited for.
+
+        Raises InvalidArgument where there is no studio or no token.
+        """
+        folder = Path(home).expanduser() if home is not None else _default_home()
+        found = address or _read(folder / "server")
+        if not found:
+            raise InvalidArgument(
+                f"no studio is served from {folder}: start `jitdnn studio`, or give its address"
+            )
+        base, _, query = found.partition("?")
+        given = next((part[6:] for part in query.split("&") if part.startswith("token=")), "")
+        self.address = base.rstrip("/")
+        if not self.address.startswith(("http://", "https://")):
+            raise InvalidArgument(f"the address is {self.address[:80]!r}: it begins with http://")
+        self._token, self._seconds = token or given or _read(folder / "token"), seconds
+        if not self._token:
+            raise InvalidArgument(
+                f"there is no token: give that of {self.address}, it is the file `token` of its home"
+            )
+
+    # ---- data sets
+
+    def datasets(self) -> list[Row]:
+        """All data sets."""
+        found: list[Row] = self.get("/api/datasets")
+        return found
+
+    def create_dataset(
+        self, source: str | PathLike[str], name: str = "", seconds: float | None = None, **options: Any
+    ) -> Row:
+        """Make a data set of a folder, .zip, .csv, .npz or LMDB of the studio's machine (or a file of this one, which
+        is sent, if the studio cannot see it by that path), and wait for it. `options`: width, height, grey, mode, val,
+        test ...
+
+        Raises Refused for a source that no data set can be made of.
+        """
+        body: Row = {"path": str(source), "name": name, "options": options}
+        try:
+            row = self.post("/api/datasets", body)
+        except Refused as refused:
+            path = Path(source)
+            if refused.status not in (404, 422) or not path.is_file():
+                raise
+            sent = self._send("/api/uploads", [("file", path.name, path.read_bytes())])
+            row = self.post(
+                "/api/datasets", {"upload": sent["upload"], "name": name or path.stem, "options": options}
+            )
+        return self._until(f"/api/datasets/{row['id']}", ("making",), seconds)
+
+    # ---- runs
+
+    def runs(self, words: str = "", count: int = 50) -> list[Row]:
+        """The newest runs, those that have every word in name, net, data set, note or state."""
+        found: list[Row] = self.get("/api/runs", q=words, count=count)
+        return found
+
+    def run(self, number: int) -> Row:
+        """One run: state, options, newest numbers."""
+        found: Row = self.get(f"/api/runs/{number}")
+        return found
+
+    def check(self, dataset: int, net: str, **options: Any) -> Row:
+        """Whether a net (prototxt) can be trained on a data set: layers, shapes, plan, or what is wrong in which
+        line."""
+        found: Row = self.post("/api/check", {"dataset": dataset, "net": net, "options": options})
+        return found
+
+    def start(self, dataset: int, net: str, name: str = "", *, wants: str = "", **options: Any) -> Row:
+        """Queue a training of a net, as prototxt; `options` are those of the form: epochs, batch, rate ..."""
+        body = {"dataset": dataset, "net": net, "name": name, "wants": wants, "options": options}
+        found: Row = self.post("/api/runs", body)
+        return found
+
+    def pause(self, number: int) -> Row:
+        """Have a run write a snapshot and free its place."""
+        found: Row = self.post(f"/api/runs/{number}/pause")
+        return found
+
+    def resume(self, number: int) -> Row:
+        """Queue a run again, from its newest snapshot."""
+        found: Row = self.post(f"/api/runs/{number}/resume")
+        return found
+
+    def stop(self, number: int) -> Row:
+        """End a run early, keeping what it has learned."""
+        found: Row = self.post(f"/api/runs/{number}/stop")
+        return found
+
+    def wait(self, number: int, seconds: float | None = None) -> Row:
+        """Wait until a run has ended, is paused or has failed; TimeoutError after so many seconds."""
+        return self._until(f"/api/runs/{number}", _GOING, seconds)
+
+    def series(
+        self, number: int, names: str | Iterable[str] = ("loss", "val loss", "val accuracy"), **options: Any
+    ) -> dict[str, list[list[float | None]]]:
+        """Curves: by name [iterations, values]; `options`: low, high, most, smooth."""
+        listed = [names] if isinstance(names, str) else list(names)
+        found: dict[str, list[list[float | None]]] = self.get(
+            f"/api/runs/{number}/series", name=listed, **options
+        )
+        return found
+
+    # ---- what was learned
+
+    def evaluate(self, number: int, part: str = "", weights: str = "") -> Row:
+        """The figures of merit for a part of the data set, made at the first question."""
+        found: Row = self.get(f"/api/runs/{number}/evaluation", part=part, weights=weights)
+        return found
+
+    def classify(
+        self, number: int, image: str | PathLike[str] | bytes | None = None, at: int | None = None, part: str = "",
+        weights: str = "",
+    ) -> Row:  # fmt: skip
+        """What a net says of an image file (its path, or its bytes), or of image `at` of a part of its data set."""
+        query = urlencode(
+            {k: v for k, v in (("at", at), ("part", part), ("weights", weights)) if v not in (None, "")}
+        )
+        path = f"/api/runs/{number}/classify?{query}"
+        if image is None:
+            found: Row = self.post(path)
+            return found
+        content = image if isinstance(image, bytes) else Path(image).read_bytes()
+        name = "image" if isinstance(image, bytes) else Path(image).name
+        answer: Row = self._send(path, [("file", name, content)])
+        return answer
+
+    def classify_many(
+        self, number: int, images: Sequence[str | PathLike[str]], weights: str = ""
+    ) -> list[Row]:
+        """What a net says of image files, or zip files of them."""
+        files = [("files", Path(image).name, Path(image).read_bytes()) for image in images]
+        query = urlencode({"weights": weights})
+        found: list[Row] = self._send(f"/api/runs/{number}/classify/many?{query}", files)
+        return found
+
+    def export(self, number: int, kind: str, to: str | PathLike[str], weights: str = "") -> Row:
+        """Export a net as "bundle", "onnx" or "caffe" to a file of this machine, which is written whole; what was
+        checked."""
+        made: Row = self.post(f"/api/runs/{number}/export", {"kind": kind, "weights": weights})
+        with self._open("GET", f"/api/runs/{number}/export/{quote(made['file'])}") as answer:
+
+            def copy(file: BinaryIO) -> None:
+                while piece := answer.read(1 << 20):
+                    file.write(piece)
+
+            write_whole(Path(to), copy)
+        return made
+
+    # ---- HTTP
+
+    def get(self, path: str, **query: Any) -> Any:
+        """The JSON of any path of the interface; values of `query` that are empty are left out, lists are repeated."""
+        kept = {name: value for name, value in query.items() if value not in ("", None)}
+        return self._json("GET", f"{path}?{urlencode(kept, doseq=True)}" if kept else path)
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Send JSON to any path of the interface."""
+        return self._json("POST", path, json.dumps(body or {}).encode(), "application/json")
+
+    def _send(self, path: str, files: Sequence[tuple[str, str, bytes]]) -> Any:
+        """Send files as a form does."""
+        border = secrets.token_hex(16)
+        parts: list[bytes] = []
+        for field, name, content in files:
+            told = name.replace("\\", "_").replace('"', "_").replace("\r", "_").replace("\n", "_")
+            head = f'--{border}\r\nContent-Disposition: form-data; name="{field}"; filename="{told}"\r\n\r\n'
+            parts += [head.encode(), content, b"\r\n"]
+        parts.append(f"--{border}--\r\n".encode())
+        return self._json("POST", path, b"".join(parts), f"multipart/form-data; boundary={border}")
+
+    def _json(self, method: str, path: str, body: bytes | None = None, kind: str = "") -> Any:
+        with self._open(method, path, body, kind) as answer:
+            content = answer.read()
+        return json.loads(content) if content else None
+
+    def _open(self, method: str, path: str, body: bytes | None = None, kind: str = "") -> Any:
+        headers = {"Authorization": f"Bearer {self._token}"} | ({"Content-Type": kind} if kind else {})
+        request = Request(self.address + path, body, headers, method=method)
+        try:
+            return urlopen(request, timeout=self._seconds)
+        except HTTPError as error:
+            raise _refused(error.code, error.read(1 << 20)) from None
+        except URLError as error:
+            raise InvalidArgument(f"{self.address} cannot be reached: {error.reason}") from None
+
+    def _until(self, path: str, going: Sequence[str], seconds: float | None) -> Row:
+        end = None if seconds is None else time.monotonic() + seconds
+        pause = 0.05
+        while True:
+            row: Row = self.get(path)
+            if row["state"] not in going:
+                return row
+            if end is not None and time.monotonic() > end:
+                raise TimeoutError(f"{path} is {row['state']} after {seconds:g} seconds")
+            time.sleep(pause)
+            pause = min(2.0, 1.3 * pause)
+
+
+def _refused(status: int, content: bytes) -> Refused:
+    text = content.decode("utf-8", "replace")
+    try:
+        detail = json.loads(text)["detail"]
+    except (ValueError, KeyError, TypeError):
+        return Refused(status, text.strip()[:500])
+    if isinstance(detail, list):  # of validation: where and what
+        told = "; ".join(
+            f"{'.'.join(map(str, each.get('loc', ())))}: {each.get('msg', '')}" for each in detail
+        )
+        return Refused(status, told)
+    if isinstance(detail, dict):
+        return Refused(status, str(detail.get("message", detail)), detail.get("line"))
+    return Refused(status, str(detail))
+
+
+def _default_home() -> Path:
+    if home := os.environ.get("JITDNN_STUDIO_HOME"):
+        return Path(home)
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "jitdnn-studio"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,112 @@
+"""A trained net for use elsewhere: Caffe's files, ONNX, a bundle that checks itself; made, checked, downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Form, HTTPException, Request
+from fastapi.responses import FileResponse, Response
+from pydantic import BaseModel, Field
+
+from jitdnn.errors import NotSupported
+from jitdnn.studio.ship.exports import KINDS, export
+from jitdnn.studio.store import Row
+from jitdnn.studio.web import looking
+from jitdnn.studio.web.context import Here, Link, Studio, page
+from jitdnn.studio.web.looking import WeightsName
+
+router = APIRouter()
+TABS = (Link(50, "/export", "download", "Export"),)
+#: kind -> title, what it is for
+FORMS: Final = {
+    "bundle": (
+        "Bundle",
+        "The net, its weights, how images are prepared, and images with the answers to them: one command checks "
+        "that it answers alike on another machine, and one serves it.",
+    ),
+    "onnx": (
+        "ONNX",
+        "For onnxruntime and many others. Cropping, mean and scale are inside: it takes images as they are, 0 to 255, "
+        "channels blue, green, red.",
+    ),
+    "caffe": ("Caffe", "deploy.prototxt and weights.caffemodel, for Caffe, OpenCV and jitdnn.caffe."),
+}
+
+
+class Wanted(BaseModel):
+    """What to export."""
+
+    kind: str = Field(description=", ".join(KINDS), max_length=20)
+    weights: str = Field(
+        default="", max_length=200, description="best.npz (also if empty), or a snapshot's name"
+    )
+
+
+@router.get("/runs/{number}/export", include_in_schema=False)
+def export_page(request: Request, studio: Here, number: int, weights: WeightsName = "") -> Response:
+    found = looking.looked(studio, number, weights)
+    values = {"forms": FORMS, "files": listed(studio, number), "made": None, "kind": "", "error": ""}
+    return page(request, "export.html", **values, **looking.options_of(found))
+
+
+@router.post("/runs/{number}/export", include_in_schema=False)
+async def make_page(
+    request: Request, studio: Here, number: int, kind: Annotated[str, Form(max_length=20)],
+    weights: Annotated[str, Form(max_length=200)] = "",
+) -> Response:  # fmt: skip
+    made, error = None, ""
+    try:
+        made = await make(studio, number, Wanted(kind=kind, weights=weights))
+    except NotSupported as refused:  # said beside the button, with the names of the layers
+        error = str(refused)
+    values: dict[str, Any] = {
+        "forms": FORMS,
+        "files": listed(studio, number),
+        "made": made,
+        "kind": kind,
+        "error": error,
+    }
+    return page(
+        request, "export.html", **values, **looking.options_of(looking.looked(studio, number, weights))
+    )
+
+
+@router.post("/api/runs/{number}/export", status_code=201)
+async def make(studio: Here, number: int, wanted: Wanted) -> Row:
+    """Export a net: `file` is its name for GET, `checks` who ran it and how far its answers are from the net's."""
+    found, chosen = looking.asked(studio, number, wanted.weights)
+    return await studio.inspector.inspect(
+        export, studio.home, found.run, found.dataset, wanted.kind, chosen.name, seconds=600
+    )
+
+
+@router.get("/api/runs/{number}/export")
+def list_exports(studio: Here, number: int) -> list[Row]:
+    """The files that were exported: name and bytes."""
+    studio.get("run", number)
+    return listed(studio, number)
+
+
+@router.get("/api/runs/{number}/export/{file}", response_class=FileResponse)
+def download(studio: Here, number: int, file: str) -> Response:
+    """An exported file."""
+    studio.get("run", number)
+    if file not in [each["file"] for each in listed(studio, number)]:
+        raise HTTPException(404, "There is no such file.")
+    return FileResponse(_folder(studio, number) / file, media_type="application/octet-stream", filename=file)
+
+
+def listed(studio: Studio, number: int) -> list[Row]:
+    """The exports of a run by their names, bytes and time; files that are being written are no such."""
+    folder = _folder(studio, number)
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [
+        {"file": file.name, "bytes": file.stat().st_size, "made": file.stat().st_mtime}
+        for file in files
+        if file.is_file() and not file.is_symlink() and not file.name.startswith(".")
+    ]
+
+
+def _folder(studio: Studio, number: int) -> Path:
+    return studio.store.folder(number) / "export"
