@@ -41,7 +41,7 @@ _IN = {
 }
 _OUT = {
     ">i": ctypes.c_int, ">z": ctypes.c_size_t, ">Q": ctypes.c_ulonglong, ">f": ctypes.c_float, ">g": ctypes.c_double,
-    ">p": ctypes.c_void_p, ">d": ctypes.c_void_p, ">h": ctypes.c_void_p,
+    ">s": ctypes.c_double, ">p": ctypes.c_void_p, ">d": ctypes.c_void_p, ">h": ctypes.c_void_p,
 }  # fmt: skip
 # what says how long arrays that are written are
 _COUNTS = ("nbDimsRequested", "arrayLengthRequested", "nbDims", "seqLengthSizeRequested")

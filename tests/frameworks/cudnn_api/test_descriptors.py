@@ -40,7 +40,7 @@ formats = st.sampled_from([c.CUDNN_TENSOR_NCHW, c.CUDNN_TENSOR_NHWC])
 
 
 @few
-@given(st.sampled_from(TYPES), formats, st.lists(st.integers(1, 99), min_size=3, max_size=8))
+@given(st.sampled_from(TYPES), formats, st.lists(st.integers(1, 40), min_size=3, max_size=8))
 def test_packed_tensors(kind: Any, format: Any, dims: list[int]) -> None:
     desc = c.cudnnCreateTensorDescriptor()
     c.cudnnSetTensorNdDescriptorEx(desc, format, kind, len(dims), dims)
@@ -85,6 +85,45 @@ def test_convolutions(sizes: Any, kind: Any, mode: int) -> None:
         assert c.cudnnGetConvolutionMathType(conv) == math
     c.cudnnSetConvolutionReorderType(conv, c.CUDNN_NO_REORDER)
     assert c.cudnnGetConvolutionReorderType(conv) == c.CUDNN_NO_REORDER
+
+
+@few
+@given(st.data())
+def test_extents_of_results(data: Any) -> None:
+    """By the formula, or refused where channels, groups, axes or sizes do not fit."""
+    numbers = st.integers(1, 6)
+    x_dims, w_dims = (data.draw(st.lists(numbers, min_size=4, max_size=5)) for _ in range(2))
+    rank = data.draw(st.integers(1, 3))
+    pads = data.draw(st.lists(st.integers(0, 3), min_size=rank, max_size=rank))
+    strides, dilations = (data.draw(st.lists(numbers, min_size=rank, max_size=rank)) for _ in range(2))
+    groups = data.draw(st.integers(1, 3))
+    if data.draw(st.booleans()):  # half of them fit as far as ranks and channels go
+        x_dims = [x_dims[0], w_dims[1] * groups, *(9 + pad for pad in pads)]
+        w_dims = [w_dims[0] * groups, w_dims[1], *(w_dims[2:] * 2)[:rank]]
+    x, w, conv = (
+        c.cudnnCreateTensorDescriptor(),
+        c.cudnnCreateFilterDescriptor(),
+        c.cudnnCreateConvolutionDescriptor(),
+    )
+    c.cudnnSetTensorNdDescriptorEx(x, 0, 0, len(x_dims), x_dims)
+    c.cudnnSetFilterNdDescriptor(w, 0, 0, len(w_dims), w_dims)
+    c.cudnnSetConvolutionNdDescriptor(conv, rank, pads, strides, dilations, 1, 0)
+    c.cudnnSetConvolutionGroupCount(conv, groups)
+    fits = (
+        len(x_dims) == len(w_dims) == rank + 2 and x_dims[1] == w_dims[1] * groups and w_dims[0] % groups == 0
+    )
+    axes = list(zip(x_dims[2:], w_dims[2:], pads, strides, dilations, strict=False))
+    fits = fits and all(n + 2 * p >= (k - 1) * d + 1 for n, k, p, _, d in axes)
+    if fits:
+        space = [(n + 2 * p - (k - 1) * d - 1) // s + 1 for n, k, p, s, d in axes]
+        expected = (x_dims[0], w_dims[0], *space)
+        assert c.cudnnGetConvolutionNdForwardOutputDim(conv, x, w, rank + 2) == expected
+        with pytest.raises(c.CudnnBadParam):
+            c.cudnnGetConvolutionNdForwardOutputDim(conv, x, w, rank + 3)
+        return
+    with pytest.raises(c.CudnnBadParam) as caught:
+        c.cudnnGetConvolutionNdForwardOutputDim(conv, x, w, rank + 2)
+    assert caught.value.status == c.CUDNN_STATUS_BAD_PARAM
 
 
 @few

@@ -69,6 +69,12 @@ def _form(convDesc: Any) -> Form:
     return value_of(convDesc, cudnnConvolutionDescriptor, "convDesc")
 
 
+def form_of(convDesc: Any) -> tuple[Form, int, cudnnMathType_t]:
+    """All that a convolution descriptor says. Raises BadParam."""
+    own = _alive(convDesc)
+    return _form(convDesc), own.groups, own.math
+
+
 def math_of(convDesc: Any) -> cudnnMathType_t:
     """The arithmetic that a convolution allows."""
     return _alive(convDesc).math

@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from jitdnn.errors import NotSupported
-from jitdnn.frameworks.cudnn_api.convolution import math_of, problem_of
+from jitdnn.frameworks.cudnn_api.convolution import form_of, math_of, problem_of
 from jitdnn.frameworks.cudnn_api.enums import (
     cudnnConvolutionBwdDataAlgo_t,
     cudnnConvolutionBwdFilterAlgo_t,
@@ -38,6 +38,7 @@ _FWD = cudnnConvolutionFwdAlgo_t
 _DATA = cudnnConvolutionBwdDataAlgo_t
 _FILTER = cudnnConvolutionBwdFilterAlgo_t
 _REFERENCE = "reference"
+_MOST_REQUESTS = 64
 
 
 class AlgoPerf(NamedTuple):
@@ -101,13 +102,17 @@ FAMILIES: dict[str, dict[IntEnum, Family]] = {
 }
 
 
-@dataclass(frozen=True)
 class Asked:
-    """A convolution as a caller described it: its problem, and where and with which arithmetic it is to run."""
+    """A convolution as a caller described it: its problem, and the handle with the arithmetic that it is to run with.
 
-    owner: cudnnHandle
-    problem: Convolution
-    math: cudnnMathType_t
+    It is made once for each kind of call, and remembers what each algorithm of cuDNN's stands for.
+    """
+
+    __slots__ = ("_requests", "handle", "math", "problem")
+
+    def __init__(self, handle: Handle, problem: Convolution, math: cudnnMathType_t) -> None:
+        self.handle, self.problem, self.math = handle, problem, math
+        self._requests: dict[tuple[Any, ...], Request] = {}
 
     @classmethod
     def of(
@@ -119,11 +124,13 @@ class Asked:
         convDesc: Any,
         y: TensorDescriptor,
     ) -> Asked:
-        return cls(owner, problem_of(direction, x, w, convDesc, y), math_of(convDesc))
-
-    @property
-    def handle(self) -> Handle:
-        return self.owner.handle(self.math)
+        key = (direction, x, w, y, *form_of(convDesc))
+        found: Asked | None = owner.asked.recall(key)
+        if found is None:
+            math = math_of(convDesc)
+            made = cls(owner.handle(math), problem_of(direction, x, w, convDesc, y), math)
+            found = owner.asked.put(key, made)
+        return found
 
     @property
     def device_id(self) -> DeviceId | None:
@@ -150,14 +157,6 @@ class Asked:
 
     def name_of(self, algo: IntEnum, device_id: DeviceId | None) -> str:
         """The algorithm that one of cuDNN's stands for. Raises NotSupported with the reasons."""
-        target = self.handle.at(device_id).device.target
-        key = (self.problem, algo, self.math, target, self.handle.settings.serial)
-        known = self.owner.chosen.recall(key)
-        if known is None:
-            known = self.owner.chosen.put(key, self._name_of(algo, device_id))
-        return known
-
-    def _name_of(self, algo: IntEnum, device_id: DeviceId | None) -> str:
         family = FAMILIES[self.problem.direction][algo]
         candidates = self.candidates(device_id)
         found = _best(family, candidates)
@@ -174,8 +173,13 @@ class Asked:
 
     def plan(self, algo: IntEnum, device_id: DeviceId | None, epilogue: Epilogue | None = None) -> Plan:
         """The plan of an algorithm of cuDNN's."""
-        name = self.name_of(algo, device_id)
-        return plan_of(self.handle, device_id, self.problem, self.request(name), epilogue)
+        key = (algo, device_id, self.handle.settings.serial)
+        request = self._requests.get(key)
+        if request is None:
+            if len(self._requests) >= _MOST_REQUESTS:  # of settings that are no longer in force
+                self._requests.clear()
+            request = self._requests[key] = self.request(self.name_of(algo, device_id))
+        return plan_of(self.handle, device_id, self.problem, request, epilogue)
 
     def results(self, candidates: list[Candidate], count: int) -> list[AlgoPerf]:
         """The answer of a query, the fastest first, what is not there last."""

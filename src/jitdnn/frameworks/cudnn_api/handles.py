@@ -35,8 +35,8 @@ class cudnnHandle:
         self.stream: Any = None
         self.is_destroyed = False
         self._handles: dict[str | None, Handle] = {}
-        #: the algorithm that each of cuDNN's stands for, by problem
-        self.chosen: Recent[tuple[Any, ...], str] = Recent(_MOST_CHOICES)
+        #: convolutions that were asked for, by what their descriptors say
+        self.asked: Recent[tuple[Any, ...], Any] = Recent(_MOST_CHOICES)
 
     def __repr__(self) -> str:
         return f"<cudnnHandle {'destroyed' if self.is_destroyed else f'on stream {self.stream}'}>"
@@ -44,6 +44,7 @@ class cudnnHandle:
     def use(self, stream: Any) -> None:
         self.stream = stream
         self._handles.clear()
+        self.asked.clear()
 
     def handle(self, math: cudnnMathType_t = cudnnMathType_t.CUDNN_DEFAULT_MATH) -> Handle:
         """The handle that runs calls of this arithmetic; the default one is what the settings say."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,15 @@ from jitdnn.tensor.gpu_array import GpuArray
 _ALIGNMENT = 256
 
 
+@lru_cache(4096)
+def _normalized(tensor: TensorDescriptor) -> TensorDescriptor:
+    return tensor.normalized()
+
+
 def placed(array: Array, tensor: TensorDescriptor, offset: int = 0) -> Array:
     """The memory of an array, `offset` bytes on, as another tensor."""
     pointer = array.pointer + offset
-    tensor = tensor.normalized()
+    tensor = _normalized(tensor)
     key = ("cudnn", array.library, array.device_id, tensor)
     if isinstance(array, GpuArray):
         assert array.device_id is not None
@@ -47,6 +53,8 @@ def bound(given: Any, tensor: TensorDescriptor, name: str, writes: bool = False)
     exactly so. Raises BadParam."""
     array = _borrowed(given, name, writes)
     own = array.descriptor
+    if own == tensor:
+        return array
     if own.coincides(tensor):
         return placed(array, tensor)
     if own.dtype not in (tensor.dtype, "u8"):
