@@ -63,11 +63,11 @@ class StoreLedger:
     """The ledger of a worker on the machine of the store."""
 
     def __init__(self, store: Store, run: int, lease: int) -> None:
-        self._store, self._run, self._lease = store, run, lease
+        self.store, self._run, self._lease = store, run, lease
         self.folder = store.folder(run)
 
     def run(self) -> Row:
-        found = self._store.rows(
+        found = self.store.rows(
             "SELECT run.*, place.device AS device FROM run LEFT JOIN place ON place.id = run.place "
             "WHERE run.id = ? AND lease = ?",
             *(self._run, self._lease),
@@ -78,9 +78,9 @@ class StoreLedger:
 
     def tell(self, report: Report, *, is_lasting: bool = False) -> str:
         if is_lasting:
-            with self._store.lasting():
+            with self.store.lasting():
                 return self.tell(report)
-        store = self._store
+        store = self.store
         with store.transaction():
             values = {"beat": time.time(), **report.values}
             if not store.update_where("run", values, "id = ? AND lease = ?", self._run, self._lease):
@@ -96,7 +96,7 @@ class StoreLedger:
             "SELECT iteration, value FROM point JOIN series ON series.id = series "
             "WHERE run = ? AND name = ? AND iteration <= ? AND value IS NOT NULL ORDER BY iteration"
         )
-        return [(row[0], row[1]) for row in self._store.db.execute(sql, (self._run, series, last))]
+        return [(row[0], row[1]) for row in self.store.db.execute(sql, (self._run, series, last))]
 
     def saved(self, file: Path) -> None:
         """The folder is the store's own."""

@@ -202,6 +202,11 @@ class Queue:
 def executors_of(store: Store) -> list[Executor]:
     """This machine, and what other packages bring. A plug-in that fails is left out, with a warning in the log."""
     found: list[Executor] = [LocalExecutor(store)]
+    if store.setting("cluster"):
+        from jitdnn.studio.work.cluster.executor import ClusterExecutor
+
+        cluster = ClusterExecutor.of_setting(store)
+        found += [cluster] if cluster else []
     for name, make in plugins.load("executors").items():
         try:
             found.append(make(store))

@@ -120,4 +120,8 @@ def _say(text: str) -> None:
 def main(arguments: list[str]) -> int:
     """The command line of a worker."""
     home, run, lease = arguments
+    if home.startswith("https://"):
+        from jitdnn.studio.work.cluster.remote import work_elsewhere
+
+        return work_elsewhere(home, int(run), int(lease))
     return work(Path(home), int(run), int(lease))

@@ -1,0 +1,181 @@
+"""Dask as the engine of the queue: its workers are places, each start of a run is one of its tasks.
+
+The setting `cluster` has `host`, the name or address under which other machines reach this one, and perhaps the ports
+`scheduler_port` (8786) and `gateway_port` (8787). On such a machine, with copies of `ca.pem` and `worker.pem` of the
+home's folder `tls`:
+
+    dask worker tls://HOST:8786 --tls-ca-file ca.pem --tls-cert worker.pem --tls-key worker.pem \\
+        --nthreads 1 --resources "cpu=1"
+
+The names of resources are devices (cpu, cuda:0), their numbers the trainings that each takes at a time; `--nthreads` is
+their sum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jitdnn.errors import DeviceError, InvalidArgument, NotSupported
+from jitdnn.studio.store import Store
+from jitdnn.studio.work.cluster.certificates import make_certificates, server_context
+from jitdnn.studio.work.cluster.task import run_task
+from jitdnn.studio.work.cluster.tokens import token_for
+from jitdnn.studio.work.executor import Job, Place
+
+_SECONDS = 10.0
+_FRESH = 60.0  # seconds without a beat after which a worker is taken for dead
+
+
+class ClusterExecutor:
+    """A scheduler of Dask and the gateway, both in threads of this process, both with TLS.
+
+    Raises NotSupported without Dask, DeviceError where a port cannot be had.
+    """
+
+    name = "cluster"
+
+    def __init__(self, store: Store, host: str, scheduler_port: int = 8786, gateway_port: int = 8787) -> None:
+        self._store, self._host, self._ports = store, host, (scheduler_port, gateway_port)
+        self._folder = store.home / "tls"
+        self._futures: dict[tuple[int, int], Any] = {}
+        self._beats: dict[tuple[int, int], tuple[object, float]] = {}
+        self._workers: dict[str, str] = {}
+        self._client: Any = None
+        try:
+            import distributed
+        except ImportError:
+            raise NotSupported('trainings elsewhere need Dask: pip install "jitdnn[cluster]"') from None
+        self._dask = distributed
+        make_certificates(self._folder, host)
+        self._start_gateway()
+        self._start_scheduler()
+
+    @classmethod
+    def of_setting(cls, store: Store) -> ClusterExecutor | None:
+        """The executor that the settings ask for, None if they ask for none."""
+        setting = store.setting("cluster")
+        if not setting:
+            return None
+        if not isinstance(setting, dict) or not isinstance(setting.get("host"), str):
+            raise InvalidArgument(f"the setting cluster is {setting!r}: it has at least a host")
+        return cls(store, **setting)
+
+    @property
+    def scheduler_address(self) -> str:
+        """tls://HOST:PORT, for workers."""
+        return str(self._cluster.scheduler_address)
+
+    @property
+    def address(self) -> str:
+        """https://HOST:PORT of the gateway."""
+        return f"https://{self._host}:{self._ports[1]}"
+
+    def _start_gateway(self) -> None:
+        import uvicorn
+
+        from jitdnn.studio.work.cluster.gateway import Gateway
+
+        config = uvicorn.Config(
+            Gateway(self._store).app, host="0.0.0.0" if self._host != "127.0.0.1" else "127.0.0.1",
+            port=self._ports[1], log_level="warning", access_log=False, server_header=False, ws="none",
+            ssl_certfile=str(self._folder / "server.pem"),
+        )  # fmt: skip
+        config.load()
+        config.ssl = server_context(self._folder)  # with the authority that clients must be of
+        self._gateway = uvicorn.Server(config)
+        try:
+            listener = config.bind_socket()
+        except SystemExit:
+            raise DeviceError(f"port {self._ports[1]} for workers elsewhere cannot be listened at") from None
+        self._ports = (self._ports[0], listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._gateway.run, args=([listener],), daemon=True)
+        self._thread.start()
+
+    def _start_scheduler(self) -> None:
+        folder = self._folder
+        server, worker = str(folder / "server.pem"), str(folder / "worker.pem")
+        security = self._dask.Security(
+            require_encryption=True, tls_ca_file=str(folder / "ca.pem"),
+            tls_scheduler_cert=server, tls_scheduler_key=server, tls_client_cert=server, tls_client_key=server,
+            tls_worker_cert=worker, tls_worker_key=worker,
+        )  # fmt: skip
+        try:
+            self._cluster = self._dask.LocalCluster(
+                n_workers=0, protocol="tls://", security=security, host=self._host, scheduler_port=self._ports[0],
+                dashboard_address=None, silence_logs=False,
+            )  # fmt: skip
+            self._client = self._dask.Client(self._cluster, security=security, timeout=_SECONDS)
+        except (OSError, RuntimeError) as error:
+            raise DeviceError(
+                f"Dask's scheduler cannot be started at port {self._ports[0]}: {error}"
+            ) from error
+
+    def places(self) -> Sequence[Place]:
+        """A place for each device that a worker has as a resource."""
+        try:
+            workers = self._client.scheduler_info(n_workers=-1)["workers"]
+        except (OSError, RuntimeError) as error:
+            raise DeviceError(f"Dask's scheduler does not answer: {error}") from error
+        self._workers = {str(each["name"]): address for address, each in workers.items()}
+        return [
+            Place(str(each["name"]), device, f"{each['host']} {device}", int(count))
+            for each in workers.values()
+            for device, count in sorted(
+                (each.get("resources") or {}).items(), key=lambda pair: pair[0] == "cpu"
+            )
+        ]
+
+    def start(self, job: Job) -> None:
+        token = token_for(self._store.home, job.run, job.lease)
+        try:
+            future = self._client.submit(
+                run_task, self.address, job.run, job.lease, token, key=f"run-{job.run}-{job.lease}", pure=False,
+                retries=0, workers=[self._workers[job.place.host]], resources={job.place.device: 1},
+            )  # fmt: skip
+            self._dask.fire_and_forget(future)
+        except (OSError, RuntimeError, KeyError) as error:
+            raise DeviceError(f"{job.place.name} cannot be given a training: {error}") from error
+        self._futures[job.run, job.lease] = future
+
+    def is_alive(self, job: Job) -> bool:
+        """By the task where this process started it, and by beats, which outlive schedulers; no clock is compared."""
+        key = (job.run, job.lease)
+        future = self._futures.get(key)
+        if future is not None and future.status in ("finished", "error", "cancelled"):
+            return False
+        row = self._store.one("run", job.run)
+        beat, now = None if row is None else row["beat"], time.monotonic()
+        last, seen = self._beats.get(key, (None, 0.0))
+        if beat != last or key not in self._beats:
+            self._beats[key] = (beat, now)
+            return True
+        return now - seen < _FRESH
+
+    def ending(self, job: Job) -> str:
+        self._beats.pop((job.run, job.lease), None)
+        future = self._futures.pop((job.run, job.lease), None)
+        if future is None:
+            return f"no sign of life from {job.place.name} for {_FRESH:.0f} seconds"
+        if future.status == "error":
+            return f"on {job.place.name}: {str(future.exception(timeout=_SECONDS))[:1000]}"
+        return f"the worker on {job.place.name} is gone"
+
+    def end(self, job: Job) -> None:
+        """The lease is over: the worker reads so at its next report and ends."""
+        self._store.db.execute(
+            "UPDATE run SET lease = lease + 1, state = 'interrupted', message = 'ended by its user' "
+            "WHERE id = ? AND lease = ? AND state = 'running'",
+            (job.run, job.lease),
+        )
+
+    def close(self) -> None:
+        """Trainings elsewhere go on, and find the next server at the same address."""
+        self._gateway.should_exit = True
+        self._thread.join(_SECONDS)
+        with contextlib.suppress(Exception):
+            self._client.close()
+            self._cluster.close()
