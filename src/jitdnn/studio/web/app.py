@@ -55,7 +55,7 @@ def make_app(home: Path, serve_queue: bool = True) -> FastAPI:
     app.mount("/static", Static(directory=STATIC))
     found = sorted(_modules(), key=lambda module: getattr(module, "ORDER", 50))
     for module in found:
-        app.include_router(module.router)
+        app.include_router(module.router, responses=failures.REFUSALS)
     for name in ("navigation", "tabs"):
         links = [link for module in found for link in getattr(module, name.upper(), ())]
         setattr(studio, name, sorted(links, key=lambda link: link.order))

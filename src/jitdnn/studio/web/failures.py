@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -19,11 +20,28 @@ TITLES = {
 }  # fmt: skip
 
 
+class Refusal(BaseModel):
+    """Why a request was refused: a sentence, a sentence with the line of the net, or what is wrong with each field."""
+
+    detail: str | dict[str, str | int | None] | list[dict[str, Any]]
+
+
+#: what every operation of the API may answer instead, for the contract
+REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
+    404: {"model": Refusal, "description": "There is no such thing."},
+    409: {"model": Refusal, "description": "It cannot be done in the state in which things are."},
+    422: {"model": Refusal, "description": "What was sent does not fit; the answer says what and why."},
+    504: {"model": Refusal, "description": "It took too long."},
+    507: {"model": Refusal, "description": "It needs more memory or room on the disk than there is."},
+}
+
+
 def install(app: FastAPI) -> None:
     """Have `app` answer refusals of its handlers, of validation, and of the library."""
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(JitdnnError, _library)
+    app.add_exception_handler(Exception, _broken)
 
 
 def say(request: Request, status: int, message: str, line: int | None = None) -> Response:
@@ -63,4 +81,9 @@ def sentence(where: tuple[int | str, ...], message: str) -> str:
 
 
 async def _library(request: Request, error: Exception) -> Response:
-    return say(request, 422, str(error), getattr(error, "line", None))
+    line = getattr(error, "line", None)
+    return say(request, getattr(error, "status", 422), str(error), line if isinstance(line, int) else None)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    return say(request, 500, "Something is wrong in the studio itself; what its server printed says what.")
