@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,12 @@ from jitdnn.caffe.paths import find
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.data import Dataset, Options, creation, index, open_dataset
 from jitdnn.studio.data.built_in import DIGITS
-from jitdnn.studio.data.make import CHUNK, make
+from jitdnn.studio.data.containers import Folder
+from jitdnn.studio.data.decode import CHUNK
+from jitdnn.studio.data.entries import Entry
+from jitdnn.studio.data.make import make
 from jitdnn.studio.data.pictures import picture
+from jitdnn.studio.data.readers import Pictures
 from jitdnn.studio.data.sources import list_source
 from jitdnn.studio.store import Store
 from studio_pictures import classes, png, write_files, write_zip
@@ -143,6 +148,29 @@ def test_processes_make_what_one_makes(tmp_path: Path) -> None:
     for file in sorted((tmp_path / "one").iterdir()):
         if file.name != "items.sqlite":
             assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes(), file.name
+
+
+class Deadly(Pictures):
+    """A decoder that a file kills."""
+
+    def read(self, entry: Entry) -> tuple[Any, Any]:
+        if entry.name == "a/3.png":
+            os._exit(11)
+        return super().read(entry)
+
+
+def test_a_file_that_kills_its_decoder_is_left_out(tmp_path: Path) -> None:
+    files = classes({"a": 8, "b": 8})
+    listing = list_source(str(write_files(tmp_path / "p", files)), SMALL)
+    listing.reader = Deadly(Folder(tmp_path / "p"), SMALL)
+    (tmp_path / "out").mkdir()
+    found = make(tmp_path / "out", listing, SMALL, processes=1)
+    assert found.skipped == [("a/3.png", "the process that decoded it died of it")]
+    dataset = Dataset(tmp_path / "out", "classification", ["a", "b"])
+    names = names_of(dataset)
+    assert len(names) == 15
+    for (part, place), name in names.items():
+        np.testing.assert_array_equal(dataset.images(part)[place], picture(files[name], SMALL))
 
 
 def test_the_seed_alone_draws_the_split(store: Store, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from typing import Any, Final
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.studio.data.built_in import DIGITS
 from jitdnn.studio.data.dataset import data_folder
-from jitdnn.studio.data.make import Cancelled, Made, make
+from jitdnn.studio.data.decode import Cancelled
+from jitdnn.studio.data.make import Made, make
 from jitdnn.studio.data.options import Options, options_of
 from jitdnn.studio.data.sources import list_source
 from jitdnn.studio.store import Row, Store

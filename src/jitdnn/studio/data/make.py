@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,33 +20,16 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.settings import available_cores
 from jitdnn.studio.data import arrays, index
 from jitdnn.studio.data.dataset import PARTS, Dataset
+from jitdnn.studio.data.decode import Job, decoded
 from jitdnn.studio.data.duplicates import find_twins
-from jitdnn.studio.data.entries import Entry, Listing, Reader
-from jitdnn.studio.data.hashes import alike_hash, exact_hash
+from jitdnn.studio.data.entries import Listing
 from jitdnn.studio.data.options import Options
 from jitdnn.studio.data.space import check_space
 from jitdnn.studio.data.split import assign
 
-#: entries that a process decodes at a time, and from how many on there are several processes
-CHUNK: Final = 64
+#: from how many entries on there are several processes
 PARALLEL_FROM: Final = 2000
 Tell = Callable[[int, int, str], None]
-
-
-class Cancelled(Exception):
-    """Its owner does not want the data set any more."""
-
-
-@dataclass
-class Job:
-    """An entry, and where it goes. `exact` and `alike` are its hashes; `error` says why it cannot be read."""
-
-    entry: Entry
-    part: str
-    place: int
-    exact: int = 0
-    alike: int = 0
-    error: str = ""
 
 
 @dataclass
@@ -92,7 +70,7 @@ def make(
         is_large = listing.reader.is_parallel and len(jobs) >= PARALLEL_FROM
         processes = min(available_cores(), 8) if is_large else 0
     done = 0
-    for chunk in _decoded(folder, listing.reader, jobs, processes, is_cancelled):
+    for chunk in decoded(folder, listing.reader, jobs, processes, is_cancelled):
         done += len(chunk)
         tell(done, len(jobs), "reading pictures")
     _close_holes(folder, jobs)
@@ -132,91 +110,6 @@ def _placed(listing: Listing, options: Options) -> list[Job]:
     for part in PARTS:
         places[part] = iter(generator.permutation(parts.count(part)).tolist())
     return [Job(entry, part, next(places[part])) for entry, part in zip(listing.entries, parts, strict=True)]
-
-
-# ---- decoding, here or in processes
-
-
-class Writer:
-    """Reads entries and writes them to their places."""
-
-    def __init__(self, folder: Path, reader: Reader) -> None:
-        self.reader = reader
-        names = [part for part in PARTS if (folder / f"{part}_data.npy").exists()]
-        self.data = {part: arrays.writable(folder / f"{part}_data.npy") for part in names}
-        self.labels = {part: arrays.writable(folder / f"{part}_label.npy") for part in names}
-
-    def write(self, jobs: list[Job]) -> list[Job]:
-        for job in jobs:
-            try:
-                image, label = self.reader.read(job.entry)
-            except InvalidArgument as error:
-                job.error = str(error)[:300]
-                continue
-            self.data[job.part][job.place] = image
-            self.labels[job.part][job.place] = label
-            job.exact, job.alike = exact_hash(image), alike_hash(image)
-        return jobs
-
-
-_writer: Writer | None = None
-
-
-def _begin(folder: Path, reader: Reader) -> None:
-    global _writer
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    # a child outlives a parent that is killed, unless it looks
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    os.nice(5)
-    _writer = Writer(folder, reader)
-
-
-def _end_with(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(0)
-
-
-def _write(jobs: list[Job]) -> list[Job]:
-    assert _writer is not None
-    return _writer.write(jobs)
-
-
-def _decoded(
-    folder: Path, reader: Reader, jobs: list[Job], processes: int, is_cancelled: Callable[[], bool]
-) -> Iterator[list[Job]]:
-    """Decode all; yields chunks of `jobs` as they are done, with hashes and errors filled in."""
-    chunks = [range(start, min(start + CHUNK, len(jobs))) for start in range(0, len(jobs), CHUNK)]
-    if not processes:
-        writer = Writer(folder, reader)
-        for chunk in chunks:
-            _stop_if(is_cancelled)
-            yield writer.write(jobs[chunk.start : chunk.stop])
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _begin, (folder, reader)) as pool:
-        running: dict[Future[list[Job]], range] = {}
-        waiting = iter(chunks)
-        try:
-            while True:
-                for chunk in waiting:
-                    running[pool.submit(_write, jobs[chunk.start : chunk.stop])] = chunk
-                    if len(running) >= 3 * processes:
-                        break
-                if not running:
-                    return
-                for future in wait(running, timeout=0.5, return_when=FIRST_COMPLETED).done:
-                    chunk = running.pop(future)
-                    jobs[chunk.start : chunk.stop] = future.result()
-                    yield jobs[chunk.start : chunk.stop]
-                _stop_if(is_cancelled)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _stop_if(is_cancelled: Callable[[], bool]) -> None:
-    if is_cancelled():
-        raise Cancelled
 
 
 # ---- the end

@@ -18,8 +18,11 @@ from jitdnn.studio.web.context import Here, Studio, page
 from jitdnn.studio.web.pages.data_new import not_ready
 
 router = APIRouter()
-#: pictures of a sheet of the gallery, of a page of the list, and pairs of a page of duplicates
-SHEET, LIST, PAIRS = 200, 60, 40
+#: pictures of a sheet of the gallery (of small ones, of others), of a page of the list, pairs of a page of duplicates
+SHEET, LARGE_SHEET, LIST, PAIRS = 200, 96, 60, 40
+#: sheets of a page
+SHEETS = 50
+SMALL = 36
 DAY = {"cache-control": "private, max-age=86400"}
 Part = Annotated[str, Query(pattern="^(train|val|test)$")]
 Label = Annotated[str, Query(pattern="^(-?[0-9]{1,6})?$")]
@@ -54,11 +57,14 @@ def gallery_page(
     part = part if part in dataset.parts else dataset.parts[0]
     chosen = int(label) if label else None
     is_list = view == "list"
-    found = gallery.find(dataset.folder, part, chosen, q, start if is_list else 0, LIST if is_list else 0)
+    found = gallery.find(dataset.folder, part, chosen, q, start, LIST if is_list else 0)
+    width, height = _tile_size(dataset)
+    step = SHEET if width <= SMALL else LARGE_SHEET
     return page(
         request, "data.html", dataset=row, parts=dataset.parts, part=part, label=label, q=q, view=view, start=start,
-        found=found, histogram=dataset.histogram(part), step=LIST if is_list else SHEET,
-        tile=_tile_size(dataset), mended=_mended(dataset), unlabelled=_has_unlabelled(dataset), tab="",
+        found=found, histogram=dataset.histogram(part), step=step,
+        tile=(width, height), columns=25 if width <= SMALL else 16, shown=LIST if is_list else SHEETS * step,
+        mended=_mended(dataset), unlabelled=_has_unlabelled(dataset), tab="",
     )  # fmt: skip
 
 
