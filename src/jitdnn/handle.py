@@ -119,6 +119,9 @@ class Handle:
     Raises InvalidArgument for an unknown setting or a value out of range, DeviceError for a device that is not there.
     """
 
+    #: whether kernels of calls are launched; of some handles calls are only planned
+    launches = True
+
     def __init__(self, device: Device | str | None = None, stream: Any = None, **settings: object) -> None:
         override(current(), **settings)  # raises now rather than at the first call
         self.stream = stream
@@ -180,6 +183,11 @@ class Handle:
     def on_gpu(self) -> Any:
         """The GPU that the handle was made for; None for the processor, or if calls run where their arrays are."""
         return self._gpu
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The settings that the handle was made with."""
+        return dict(self._overrides)
 
     @property
     def settings(self) -> Settings:

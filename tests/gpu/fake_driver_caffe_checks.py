@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import jitdnn as jd
 from fake_driver import calls, fail, fresh  # noqa: F401
 from jitdnn.caffe import load_net, load_solver
-from test_caffe_nets import LENET, RESIDUAL, SOLVER, layer
+from jitdnn.handle import Handle
+from jitdnn.rtcg.use import noting
+from test_caffe_nets import LENET, RESIDUAL, SMALL, SOLVER, layer
 
 
 def solver(text: str = LENET, **options: Any) -> Any:
@@ -86,3 +90,52 @@ def test_page_locked_memory_outlives_its_blob() -> None:
     del held
     gc.collect()
     assert calls("cuMemFreeHost") > before
+
+
+def test_all_code_is_compiled_before_the_first_iteration(tmp_path: Path) -> None:
+    with jd.settings(cache=True, cache_dir=tmp_path):
+        made = solver(SMALL)
+        made.method.prepare(0.1, 0)
+        before = {name: blob.memory for name, blob in made.net.blobs.items()}
+        with noting() as ahead:
+            made.net.prepare_code(backward=True, more=made.method.apply)
+        assert {name: blob.memory for name, blob in made.net.blobs.items()} == before
+        with noting() as later:
+            made.step(3)
+        assert len(ahead.compiled) > 5
+        assert len(later.compiled) <= 1  # the sum of losses, which is read beside the passes
+
+
+def test_layers_that_cannot_be_planned_ahead_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = solver()
+    monkeypatch.setattr(type(made.net.layers[1]), "forward", lambda *_: 1 / 0)
+    with noting() as ahead:
+        made.net.prepare_code(backward=True)
+    assert len(ahead.keys) > 5
+    monkeypatch.undo()
+    made.step(1)
+
+
+@pytest.mark.parametrize("values", [{"choice": "find"}, {"compile": "background"}], ids=str)
+def test_nothing_is_compiled_ahead_where_algorithms_are_measured_or_stand_in(values: Any) -> None:
+    made = solver()
+    with jd.settings(**values), noting() as ahead:
+        made.net.prepare_code(backward=True)
+    assert not ahead.keys
+
+
+def test_a_net_that_is_compiled_already_is_not_planned_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jitdnn.ops.ahead.ENOUGH", 3)
+    solver().step(1)
+    made = solver()
+    planned: list[Any] = []
+    plan = Handle.plan
+
+    def noted(self: Handle, *given: Any) -> Any:
+        if not self.launches:
+            planned.append(given)
+        return plan(self, *given)
+
+    monkeypatch.setattr(Handle, "plan", noted)
+    made.net.prepare_code(backward=True)
+    assert len(planned) == 3

@@ -58,6 +58,12 @@ LENET = (
     + layer("loss", "SoftmaxWithLoss", "ip2 label")
     + layer("accuracy", "Accuracy", "ip2 label")
 )
+SMALL = (
+    SOURCES
+    + convolution("conv1", "data", 4)
+    + product("ip", "conv1", 3)
+    + layer("loss", "SoftmaxWithLoss", "ip label")
+)
 RESIDUAL = (
     SOURCES
     + convolution("conv1", "data", 8, "kernel_size: 3 pad: 1 bias_term: false")

@@ -63,7 +63,7 @@ def load_net(
     python_layers: str | PathLike[str] | None = None,
     device: str | NetDevice | None = None,
     fuse: bool = True,
-    channels_last: bool = False,
+    channels_last: bool | None = None,
     shapes_only: bool = False,
 ) -> Net:
     """Build a net from a prototxt file or from prototxt text (a string with a line break, a brace or a
@@ -122,7 +122,7 @@ def load_solver(
     device: str | NetDevice | None = None,
     fuse: bool = True,
     graph: bool = True,
-    channels_last: bool = False,
+    channels_last: bool | None = None,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.

@@ -47,6 +47,8 @@ class IterationGraph:
         net = self._net
         assert net.device is not None
         self._method.prepare(rate, iteration)
+        if not self._done:
+            net.prepare_code(backward=True, more=self._method.apply)
         if self._done < WARM or self.refusal is not None or net.observer is not None:
             self._done += 1
             net.clear_gradients()

@@ -6,7 +6,7 @@ of the shape: the host's copy is transposed where one is made.
 
 A blob may lie channels last if all layers that touch it take that (`Layer.layout_rule`). "any": its bottoms and tops
 lie as each of them likes; "same": all of them alike; None: packed. So a net falls into groups of blobs, each of which
-lies one way or the other. What a source fills, and what the caller does, stays packed.
+lies one way or the other. What a source fills, what the caller does or reads, and losses stay packed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.graph import Node
 
 
-def lay_channels_last(nodes: Sequence[Node]) -> list[str]:
-    """Have the blobs of a net that is not run yet lie channels last where all layers take that; their names."""
+def lay_channels_last(nodes: Sequence[Node], ends: Sequence[Blob] = ()) -> list[str]:
+    """Have the blobs of a net that is not run yet lie channels last where all layers take that; their names.
+
+    Not its `ends`, inputs and outputs, nor what has a weight in the loss.
+    """
     groups = _Groups()
-    packed: set[int] = set()
+    packed = {id(blob) for blob in ends}
     for node in nodes:
+        packed |= {id(blob) for blob, weight in zip(node.top, node.loss_weights, strict=True) if weight}
         rule, blobs = node.layer.layout_rule(), [*node.bottom, *node.top]
         for blob in blobs:
             groups.join(blob, blob.owner)

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from jitdnn import limits, log
 from jitdnn.caffe.blob import Array, Blob, Shape
+from jitdnn.caffe.compile_ahead import compile_passes
 from jitdnn.caffe.debug_info import DebugInfo
 from jitdnn.caffe.device import NetDevice, settled
 from jitdnn.caffe.fusion import Fusion
@@ -59,7 +60,7 @@ class Net:
         python_layers: Path | None = None,
         device: str | NetDevice | None = None,
         fuse: bool = True,
-        channels_last: bool = False,
+        channels_last: bool | None = None,
         shapes_only: bool = False,
     ) -> None:
         """Build the net for `state` (phase TEST if None), merged over the net's own.
@@ -69,7 +70,8 @@ class Net:
         the name of the algorithm that convolutions must use. `device` is where its blobs are and its layers compute:
         the processor (None, "cpu"), or a GPU, "cuda", "cuda:1", "opencl", or that of another net, `other.device`.
         `fuse`: layers in place are computed with those whose result they change (fusion.py). `channels_last`: on a GPU
-        blobs lie as (N, H, W, C) where all layers that touch them take that (layout_choice.py). `python_layers` is the
+        blobs lie as (N, H, W, C) where all layers that touch them take that (layout_choice.py); None: those of float32
+        on NVIDIA GPUs. `python_layers` is the
         folder that layers written in Python may come from (None: there can be none). With `shapes_only` blobs and
         weights have shapes and no memory: the net can be looked at, whatever its size, and not run.
 
@@ -135,9 +137,14 @@ class Net:
         self._input_shapes = self._shapes_of_inputs()
         plan_gradients(self.nodes, self.parameter.force_backward, self.outputs)
         self.channels_last: list[str] = []  # the blobs that lie so
-        if channels_last and self.device is not None:
-            self.channels_last = lay_channels_last(self.nodes)
+        if self.device is not None:
+            if channels_last is None:
+                channels_last = dtype == "f32" and self.device.gpu.target == "cuda"
+            if channels_last:
+                ends = [self.blobs[name] for name in (*self.inputs, *self.outputs)]
+                self.channels_last = lay_channels_last(self.nodes, ends)
         self.fusion = Fusion(self.nodes, algorithm is not None)
+        self._has_code = False
         self._is_fused = fuse and not self.parameter.debug_info
         if self.parameter.debug_info:
             self.observer = DebugInfo(self, log.tell)
@@ -184,10 +191,22 @@ class Net:
             self._check_whole(first == 0 and end == len(self.nodes))
             self._planned_memory().forward()
             return
-        self.fusion.switch(self._is_fused and first == 0 and end == len(self.nodes))
+        is_whole = first == 0 and end == len(self.nodes)
+        self.fusion.switch(self._is_fused and is_whole)
+        if is_whole:
+            self.prepare_code()
         with self.running():
             for node in self.nodes[first:end]:
                 self._observed(self._run_forward, node, "forward")
+
+    def prepare_code(self, *, backward: bool = False, more: Callable[[], object] | None = None) -> None:
+        """On a GPU compile, once, what a pass forward needs, and one backward, and `more`, all at the same time."""
+        if self.device is None or self._has_code:
+            return
+        self._has_code = True
+        self.reshape_if_needed()
+        self.fusion.switch(self._is_fused)
+        compile_passes(self, backward=backward, more=more)
 
     def reshape_if_needed(self) -> None:
         """Carry the shapes of input blobs that were reshaped through all layers."""

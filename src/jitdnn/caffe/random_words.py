@@ -23,10 +23,15 @@ class RandomWords:
         if self._device is None:
             self._words = words
             return
-        if self._words is None:
-            self._words = self._device.empty(words.shape, words.dtype)
-        self._device.send(self._words, words)
+        self._device.send(self._memory(), words)
 
     def apply(self, x: Any, ratio: float, out: Any) -> None:
         """out = x / (1 − ratio), or 0 with probability `ratio`; the same choices until `draw` is called again."""
-        dropout_by(x, ratio, self._words, out)
+        dropout_by(x, ratio, self._words if self._device is None else self._memory(), out)
+
+    def _memory(self) -> Any:
+        if self._words is None:
+            assert self._device is not None
+            words = DropoutState(0).words()
+            self._words = self._device.empty(words.shape, words.dtype)
+        return self._words

@@ -75,7 +75,7 @@ class Solver:
         device: str | NetDevice | None = None,
         fuse: bool = True,
         graph: bool = True,
-        channels_last: bool = False,
+        channels_last: bool | None = None,
     ) -> None:
         """Build the nets and check the fields.
 
