@@ -6,6 +6,6 @@ cd "$(dirname "$0")"
 rows=${1:-caffe_gpu.jsonl}
 run() { python caffe_training.py --device cuda --json "$rows" "$@"; }
 run --net caffenet --batch 256 --math fp32 --way ours --way ours-no-graph --way ours-unfused --way caffe --way torch
-run --net caffenet --batch 256 --math tf32 --way ours --way ours-last --way torch
-run --net googlenet --batch 128 --math tf32 --way ours --way ours-last --way ours-no-graph --way torch --way torch-last
-run --net resnet50 --batch 64 --math tf32 --way ours --way ours-last --way ours-no-graph --way torch --way torch-last --way torch-bf16
+run --net caffenet --batch 256 --math tf32 --way ours --way ours-packed --way torch
+run --net googlenet --batch 128 --math tf32 --way ours --way ours-packed --way ours-no-graph --way torch --way torch-last
+run --net resnet50 --batch 64 --math tf32 --way ours --way ours-packed --way ours-no-graph --way torch --way torch-last --way torch-bf16

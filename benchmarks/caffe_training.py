@@ -6,15 +6,15 @@
 Ways, each in a process of its own, one after another:
 
     ours              as it is; ours-no-graph: without CUDA graphs; ours-unfused: without fusion either;
-                      ours-limited: under a limit on memory (--memory), on the processor; ours-last: blobs lie channels
-                      last on a GPU
+                      ours-limited: under a limit on memory (--memory), on the processor; ours-packed: blobs
+                      of a GPU as (N, C, H, W)
     caffe             im2col and a product by BLAS for each image (caffe_im2col.py); on the processor algorithm="im2col"
                       for convolutions instead, which multiplies by NumPy's BLAS
     torch             the same net in eager PyTorch (caffe_in_torch.py) with torch.optim.SGD; torch-last: channels last;
                       torch-bf16: channels last, autocast to bfloat16
 
 A row has the milliseconds of an iteration (the median of single ones, each waited for, and the mean of all without
-waiting), the processor's time of all threads, the loss of the first iteration, and the bytes of device memory that the
+waiting), the processor's time of all threads, seconds (compilers and all) and loss of the first iteration, and the bytes of device memory that the
 process holds after all of them (on the processor: the greatest resident size).
 """
 
@@ -49,9 +49,9 @@ WAYS = ("ours", "caffe", "torch")
 def ours(options: argparse.Namespace, way: str) -> tuple[Callable[[], Any], Callable[[], None], Any]:
     """A step of a solver, what waits for it, and the solver."""
     text = f"net_param {{ {NETS[options.net](options.batch)} }} {SOLVER}"
-    arguments: dict[str, Any] = {"device": options.device, "graph": way in ("ours", "ours-last")}
-    arguments["fuse"] = way in ("ours", "ours-no-graph", "ours-limited", "ours-last")
-    arguments["channels_last"] = way == "ours-last"
+    arguments: dict[str, Any] = {"device": options.device, "graph": way in ("ours", "ours-packed")}
+    arguments["fuse"] = way in ("ours", "ours-no-graph", "ours-limited", "ours-packed")
+    arguments["channels_last"] = False if way in ("ours-packed", "caffe") else None
     if way == "ours-limited":
         arguments["memory_limit"] = options.memory
     context: Any = nullcontext()
@@ -125,11 +125,12 @@ def measure(options: argparse.Namespace, way: str) -> dict[str, Any]:
     before = memory_in_use(options.device) if options.device != "cpu" else 0
     with jd.settings(math=options.math):
         step, wait, state = (theirs if way.startswith("torch") else ours)(options, way)
-        first = None
+        first, begin = None, perf_counter()
         for _ in range(options.warm):
             step()
             wait()
             if first is None:
+                first_seconds = perf_counter() - begin
                 first = float(state._losses[-1]) if isinstance(state, Solver) else float(state[0])
         single = []
         for _ in range(options.steps):
@@ -153,6 +154,7 @@ def measure(options: argparse.Namespace, way: str) -> dict[str, Any]:
         "ms_mean": 1e3 * mean,
         "ms_processor": 1e3 * used,
         "images_per_second": options.batch / mean,
+        "first_seconds": first_seconds,
         "first_loss": first,
         "bytes": memory_in_use(options.device) - before,
     }
@@ -204,7 +206,7 @@ def main() -> None:
         say(
             f"{row['net']} N={row['batch']} {row['device']} {row['math']} {way}: {row['ms_mean']:.2f} ms ({ratio}; "
             f"single {row['ms']:.2f}, processor's time {row['ms_processor']:.2f}), "
-            f"{row['images_per_second']:.0f} images/s, first loss {row['first_loss']:.4f}, "
+            f"{row['images_per_second']:.0f} images/s, first after {row['first_seconds']:.1f} s, loss {row['first_loss']:.4f}, "
             f"{row['bytes'] / 2**20:.0f} MiB",
         )
         if options.json:

@@ -413,7 +413,20 @@ def test_channels_last_gives_the_same(name: str) -> None:
     for net in (cpu, gpu):
         net.forward()
     assert_equal(cpu, gpu)
-    assert load_net(BRANCHES, "TRAIN", seed=5, device=name).channels_last == []
+    own = load_net(BRANCHES, "TRAIN", seed=5, device=name)
+    assert own.channels_last == (gpu.channels_last if name.startswith("cuda") else [])
+    assert load_net(BRANCHES, "TRAIN", seed=5, device=name, channels_last=False).channels_last == []
+
+
+def test_losses_and_outputs_stay_packed(name: str) -> None:
+    text = BRANCHES.replace('name: "most"', 'name: "most" loss_weight: 0.5') + convolution("end", "tanh", 4)
+    cpu, gpu = pair(text, name, channels_last=True)
+    assert not {"most", "tanh", "end"} & set(gpu.channels_last)
+    for net in (cpu, gpu):
+        net.forward()
+        net.backward()
+    assert gpu.loss == pytest.approx(cpu.loss, rel=1e-5)
+    assert_equal(cpu, gpu)
 
 
 def test_training_with_channels_last_is_that_of_the_processor(name: str) -> None:
