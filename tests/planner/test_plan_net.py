@@ -176,7 +176,7 @@ class TestSearch(Planning):
 
         table(
             Counted("slow", seconds=4e-3), Counted("fast", seconds=1e-3, needs=300),
-            Counted("outdone", seconds=2e-3, needs=700),
+            Counted("outdone", seconds=2.5e-3, needs=700),
         )  # fmt: skip
         return asked
 

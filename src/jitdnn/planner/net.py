@@ -20,6 +20,9 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_parts import whole
 from jitdnn.problems.problem import Problem
 
+#: an algorithm that takes so many times as long as another one is not asked about parts
+FAR = 2.0
+
 
 def plan_net(
     layers: Sequence[tuple[str, Problem]],
@@ -174,13 +177,14 @@ def _undivided(problem: Problem, candidate: AlgorithmCandidate) -> Partition:
 
 
 def _outdone(candidates: Sequence[AlgorithmCandidate], best: Sequence[Point]) -> frozenset[str]:
-    """The algorithms that take the whole problem and are slower there, in more workspace, than others: parts need not
-    ask them again."""
-    ahead = {point.what.summary.name for point in best}
+    """The algorithms that take the whole problem, but another one is far faster there in no more workspace: parts need
+    not ask them again. What is a little slower for the whole may be the fastest for a part."""
     return frozenset(
         o.algorithm.name
         for o in candidates
-        if (o.is_open or o.is_too_large) and o.summary.name not in ahead and o.algorithm.name != "reference"
+        if (o.is_open or o.is_too_large)
+        and o.algorithm.name != "reference"
+        and any(p.workspace <= o.workspace and FAR * p.seconds <= o.seconds for p in best)
     )
 
 

@@ -79,7 +79,8 @@ def bind(text: str, options: Options, facts: DataFacts, home: Path, folder: Path
     for layer in net.layer:
         _refuse_files(layer)
     data = _replace_data(net, options, facts, home, folder, changes)
-    fit_heads(net, facts, [data[1]], changes)
+    transform = next(layer for layer in net.layer if layer.type == "Data").transform_param
+    fit_heads(net, facts, [data[1]], transformed(transform, facts.shape), changes)
     return Bound(net, changes, data)
 
 
@@ -90,17 +91,23 @@ def with_inputs(bound: Bound, options: Options, facts: DataFacts, phase: str) ->
         if layer.type != "Data":
             continue
         batch = layer.data_param.batch_size
-        parameter = layer.transform_param.copy()
-        parameter.clear("mean_file")
-        transformer = Transformer(parameter, None, phase, facts.shape, np.dtype(np.float32))
-        shapes: list[Shape] = [(batch, *transformer.shape), facts.label_shape(batch)]
+        image = transformed(layer.transform_param, facts.shape)
+        shapes: list[Shape] = [(batch, *image), facts.label_shape(batch)]
         if facts.task == "segmentation":
-            shapes[1] = (batch, *transformer.shape[1:])
+            shapes[1] = (batch, *image[1:])
         layer.type = "Input"
         layer.input_param = InputParameter(shape=[BlobShape(dim=list(s)) for s in shapes[: len(layer.top)]])
         layer.clear("data_param")
         layer.clear("transform_param")
     return net
+
+
+def transformed(parameter: TransformationParameter, image: Shape) -> Shape:
+    """The shape of an image (C, H, W) as a net gets it. Raises InvalidShape for one that is smaller than its crop,
+    InvalidArgument for means that do not fit its channels."""
+    plain = parameter.copy()
+    plain.clear("mean_file")
+    return Transformer(plain, None, "TEST", image, np.dtype(np.float32)).shape
 
 
 def test_batch(images: int, batch: int) -> int:

@@ -65,7 +65,7 @@ def _checked(text: str, options: Options, facts: DataFacts, home: Path) -> dict[
         "line": None,
         "name": net.name,
         "layers": [_layer(node) for node in net.nodes if node.layer.type not in ("Split", "Input")],
-        "weights": net.weight_count,
+        "weights": sum(_weights(node) for node in net.nodes),
         "activations": sum(2 * blob.nbytes for blob in net.blobs.values()),
         "iterations": solver.max_iter,
         "rates": rates(solver),
@@ -81,9 +81,14 @@ def _layer(node: Any) -> dict[str, Any]:
         "type": node.layer.type,
         "line": position.line if position else None,
         "shape": list(node.top[0].shape[1:]) if node.top else [],
-        "weights": sum(blob.size for blob in node.layer.weights),
+        "weights": _weights(node),
         "frozen": bool(node.layer.weights) and not any(node.layer.weight_needs_gradient),
     }
+
+
+def _weights(node: Any) -> int:
+    """Values of a layer that can be trained; the statistics of BatchNorm cannot."""
+    return 0 if node.layer.type == "BatchNorm" else sum(blob.size for blob in node.layer.weights)
 
 
 def _said(error: JitdnnError) -> str:

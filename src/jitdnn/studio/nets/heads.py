@@ -8,8 +8,10 @@ segmentation     SoftmaxWithLoss, Accuracy               a class for each pixel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from jitdnn.caffe.blob import Shape
 from jitdnn.caffe.schema import LayerParameter, NetParameter, NetStateRule
 from jitdnn.caffe.schema_layers import LossParameter
 from jitdnn.errors import InvalidArgument
@@ -34,9 +36,11 @@ _WEIGHTED = {
 _STOPS = {"Concat", "Slice", "Reshape", "Tile", "SPP", "Im2col", "Reduction", "ArgMax", "Flatten"}
 
 
-def fit_heads(net: NetParameter, facts: DataFacts, labels: Sequence[str], changes: Changes) -> None:
+def fit_heads(
+    net: NetParameter, facts: DataFacts, labels: Sequence[str], image: Shape, changes: Changes
+) -> None:
     """Give the net, in V2 syntax, the losses of the data set's task and the numbers of outputs; `labels` are the tops
-    of its layers of data that hold labels.
+    of its layers of data that hold labels, `image` is the shape (C, H, W) of what it gets.
 
     Raises InvalidArgument for a task that is not trained, and for fewer outputs than classes.
     """
@@ -63,8 +67,11 @@ def fit_heads(net: NetParameter, facts: DataFacts, labels: Sequence[str], change
     if not any(layer.type in _SCORED or any(layer.loss_weight) for layer in net.layer):
         _add_loss(net, wanted, labels, changes)
     for layer in net.layer:
-        if layer.type in _SCORED and len(layer.bottom) > 1 and layer.bottom[1] in labels:
-            _set_outputs(net, layer, facts, changes)
+        if layer.type in _SCORED and len(layer.bottom) > 1:
+            if layer.bottom[1] in labels:
+                _set_outputs(net, layer, facts, changes)
+            else:
+                _set_image(net, layer, image, changes)
 
 
 def _add_loss(net: NetParameter, kind: str, labels: Sequence[str], changes: Changes) -> None:
@@ -112,6 +119,19 @@ def _set_outputs(net: NetParameter, loss: LayerParameter, facts: DataFacts, chan
         ).at(source.place(field))
     if given != count:
         changes.add(source, f"layer {source.name!r} has {given} outputs, and the data set {count} classes")
+
+
+def _set_image(net: NetParameter, loss: LayerParameter, image: Shape, changes: Changes) -> None:
+    """What is compared with the image itself has as many numbers, or channels."""
+    source = scoring_layer(net, loss)
+    if source is None or getattr(source, _WEIGHTED[source.type]).has("num_output"):
+        return
+    holder = _WEIGHTED[source.type]
+    if not source.has(holder):
+        setattr(source, holder, type(getattr(source, holder))())
+    count = math.prod(image) if source.type == "InnerProduct" else image[0]
+    getattr(source, holder).num_output = count
+    changes.add(source, f"layer {source.name!r} has {count} outputs, as many as an image")
 
 
 def _noun(facts: DataFacts) -> str:

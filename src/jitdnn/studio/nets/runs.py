@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn.caffe.deployment import deployment
 from jitdnn.caffe.prototxt import to_text
 from jitdnn.files import write_whole
 from jitdnn.studio.nets.binding import Bound
@@ -20,8 +21,8 @@ from jitdnn.studio.nets.solvers import solver_of
 def write(
     folder: str | Path, text: str, options: Mapping[str, Any], dataset: Mapping[str, Any], home: str | Path
 ) -> int:
-    """Write original.prototxt, net.prototxt and solver.prototxt (and mean.npy where a mean is subtracted) into
-    `folder`, which is made, and return the number of iterations.
+    """Write original.prototxt, net.prototxt, deploy.prototxt and solver.prototxt (and mean.npy where a mean is
+    subtracted) into `folder`, which is made, and return the number of iterations.
 
     Raises JitdnnError for what `check` finds wrong; nothing is written then.
     """
@@ -34,6 +35,7 @@ def write(
     for name, content in (
         ("original.prototxt", text),
         ("net.prototxt", to_text(bound.net)),
+        ("deploy.prototxt", to_text(deployment(bound.net, facts.shape, folder).net)),
         ("solver.prototxt", to_text(solver)),
     ):
         _write_text(folder / name, content)

@@ -14,13 +14,32 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_ORDER = ("lenet",)
+from jitdnn import limits, log
+from jitdnn.studio import plugins
+
+_ORDER = (
+    "lenet", "cifar_quick", "vgg_small", "perceptron", "resnet18", "mobilenet_v2", "squeezenet", "googlenet", "alexnet",
+    "vgg16", "autoencoder", "unet_small",
+)  # fmt: skip
 
 
 @cache
 def _all() -> tuple[dict[str, Any], ...]:
     folder = Path(__file__).parent
-    return tuple(_read(folder / f"{key}.prototxt") for key in _ORDER)
+    shipped = [_read(folder / f"{key}.prototxt") for key in _ORDER]
+    return (*shipped, *_added())
+
+
+def _added() -> list[dict[str, Any]]:
+    """Those of other packages, which name their folder by the entry point jitdnn.studio.nets."""
+    found = []
+    for name, given in plugins.load("nets").items():
+        try:
+            folder = Path(given() if callable(given) else given)
+            found += [_read(file) for file in sorted(folder.glob("*.prototxt"))]
+        except (OSError, ValueError, TypeError) as error:
+            log.tell(f"the nets of the plug-in {name} are left out: {error}")
+    return found
 
 
 def gallery(task: str | None = None) -> list[dict[str, Any]]:
@@ -30,12 +49,13 @@ def gallery(task: str | None = None) -> list[dict[str, Any]]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    text = file.read_text("utf-8")
+    text = limits.read_bounded(file, limits.PROTOTXT_BYTES, "a net").decode()
     comment = " ".join(line.lstrip("# ") for line in text.split("\nname:")[0].splitlines())
     found = re.fullmatch(
         r"(?P<title>.+?): (?P<about>.+?) size: (?P<low>\d+) to (?P<high>\d+)\s+tasks: (?P<tasks>.+)", comment
     )
-    assert found is not None, file
+    if found is None:
+        raise ValueError(f"{file} does not begin with lines of its title, its size and its tasks")
     return {
         "key": file.stem,
         "title": found["title"],
