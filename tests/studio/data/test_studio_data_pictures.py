@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import stat
 import zipfile
@@ -15,8 +16,10 @@ from PIL import Image
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.data import Options, containers
 from jitdnn.studio.data.containers import Folder, Zip, open_container
+from jitdnn.studio.data.drawing import drawn
 from jitdnn.studio.data.pictures import fit_of, open_picture, picture
 from jitdnn.studio.data.scan import scan
+from jitdnn.studio.data.sheets import sheet, tile
 from jitdnn.studio.data.sources import list_source
 from studio_pictures import classes, png, write_files, write_zip
 
@@ -221,3 +224,42 @@ def test_a_scan_tells_what_is_wrong(tmp_path: Path) -> None:
     assert any("greyscale takes a third" in note for note in found["notes"])
     found = scan(str(write_files(tmp_path / "one", classes({"alone": 5}))), Options(8, 8))
     assert "only one class" in found["obstacle"]
+
+
+# ---- sheets
+
+
+def test_sheets_show_what_there_is() -> None:
+    bright = np.full((3, 4, 6), 200, np.uint8)
+    bright[0] = 10  # blue
+    page = np.asarray(Image.open(io.BytesIO(sheet([bright, bright[:1]], 2))))
+    assert page.shape == (4, 13, 4)
+    assert page[0, 0].tolist() == [200, 200, 10, 255]
+    assert page[0, 6, 3] == 0
+    large = tile(np.zeros((1, 300, 100), np.uint8), 60)
+    assert large.shape == (60, 20, 1)
+    signal = tile(np.linspace(-3, 5, 500, dtype=np.float32)[np.newaxis, np.newaxis])
+    assert signal.shape == (32, 64, 1)
+    rows = [np.flatnonzero(signal[:, column, 0]).mean() for column in range(64)]
+    assert all(a >= b for a, b in itertools.pairwise(rows))  # it rises
+    assert rows[0] >= 30
+    assert rows[-1] <= 1
+    flat = tile(np.zeros((2, 1, 3), np.float32))
+    assert (flat > 0).any(axis=0).all()
+
+
+def test_masks_and_boxes_are_drawn() -> None:
+    image = np.full((1, 10, 10), 100, np.uint8)
+    mask = np.zeros((10, 10), np.uint8)
+    mask[2:4], mask[7] = 1, 255
+    found = drawn(image, mask, "segmentation")
+    assert found.shape == (3, 10, 10)
+    assert (found[:, mask != 1] == 100).all()
+    assert (found[:, mask == 1] != 100).any()
+    boxes = np.full((3, 5), -1, np.float32)
+    boxes[1] = [0, 0.2, 0.3, 0.8, 0.9]
+    changed = (drawn(image, boxes, "detection") != 100).any(0)
+    wanted = np.zeros((10, 10), bool)
+    wanted[3:9, 2:8] = True
+    wanted[4:8, 3:7] = False
+    np.testing.assert_array_equal(changed, wanted)

@@ -161,6 +161,7 @@ def test_pages_of_a_data_set(client: TestClient, number: int) -> None:
     about = client.get(f"/data/{number}/about").text
     assert "broken.png" in about
     assert f"{number}#train" in about
+    assert "on the disk" in client.get("/data").text
     assert client.get("/data/9999").status_code == 404
     assert client.get(f"/data/{number}/images/train/9999").status_code == 404
     assert client.get(f"/data/{number}?label=x").status_code == 422

@@ -40,8 +40,9 @@ def drawn(image: Array, label: Array, task: str, largest: int = 128) -> Array:
 
 
 def _frame(pixels: Array, corners: list[float], colour: Array) -> None:
-    height, width = pixels.shape[:2]
-    x1, x2 = (min(width - 1, max(0, int(value * width))) for value in (corners[0], corners[2]))
-    y1, y2 = (min(height - 1, max(0, int(value * height))) for value in (corners[1], corners[3]))
+    (x1, x2), (y1, y2) = (
+        (min(round(low * size), size - 1), min(max(round(high * size) - 1, 0), size - 1))
+        for low, high, size in zip(corners[:2], corners[2:], (pixels.shape[1], pixels.shape[0]), strict=True)
+    )
     pixels[[y1, y2], x1 : x2 + 1] = colour
     pixels[y1 : y2 + 1, [x1, x2]] = colour

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio.data.boxes import Boxes
 from jitdnn.studio.data.dataset import PARTS, Array
+from jitdnn.studio.data.drawing import drawn
 from jitdnn.studio.data.entries import Entry, Listing
 from jitdnn.studio.data.make import check_listing
+from jitdnn.studio.data.masks import Masks
 from jitdnn.studio.data.options import MODES, Options
 from jitdnn.studio.data.pictures import open_picture, to_array
 from jitdnn.studio.data.readers import Pictures
@@ -92,7 +95,7 @@ def _look(listing: Listing, seconds: float) -> tuple[list[Array], list[tuple[str
         entry = listing.entries[place]
         looked += 1
         try:
-            image, _ = listing.reader.read(entry)
+            image, label = listing.reader.read(entry)
         except InvalidArgument as error:
             broken.append((entry.name, str(error)))
             continue
@@ -102,7 +105,8 @@ def _look(listing: Listing, seconds: float) -> tuple[list[Array], list[tuple[str
             facts["flat"] += 1
         facts["read"] += 1
         if len(shown) < _SHOWN:
-            shown.append((place, image))
+            has_places = listing.task in ("segmentation", "detection")
+            shown.append((place, drawn(image, label, listing.task, 64) if has_places else image))
     return [image for _, image in sorted(shown, key=lambda pair: pair[0])], broken, looked, facts
 
 
@@ -152,7 +156,7 @@ def _shown(names: list[str]) -> str:
 def _examples(listing: Listing, options: Options) -> dict[str, bytes]:
     """One picture, the one that is farthest from the new shape among some, fitted in each way."""
     reader = listing.reader
-    if not isinstance(reader, Pictures):
+    if not isinstance(reader, Pictures | Masks | Boxes):
         return {}
     best, found = 0.0, None
     for place in _spread(len(listing.entries), 12):

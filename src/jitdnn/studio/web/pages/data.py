@@ -45,6 +45,13 @@ class Version(BaseModel):
 # ---- pages
 
 
+@router.get("/data", include_in_schema=False)
+def list_page(request: Request, studio: Here) -> Response:
+    rows = studio.store.rows("SELECT * FROM dataset ORDER BY id DESC LIMIT 1000")
+    runs = studio.store.rows("SELECT dataset, count(*) AS n FROM run GROUP BY dataset")
+    return page(request, "data_list.html", datasets=rows, runs={row["dataset"]: row["n"] for row in runs})
+
+
 @router.get("/data/{number}", include_in_schema=False)
 def gallery_page(
     request: Request, studio: Here, number: int, part: str = "", label: Label = "", q: Text = "",
@@ -358,6 +365,11 @@ def _drawn(dataset: Dataset, part: str, place: int, largest: int) -> Any:
 
 def _told(dataset: Dataset, part: str, place: int) -> list[tuple[str, str]]:
     """A label that is no class, as names and values."""
+    if dataset.task == "detection":
+        boxes = [
+            (int(number), corners) for number, *corners in dataset.labels(part)[place].tolist() if number >= 0
+        ]
+        return [(dataset.classes[k], ", ".join(f"{value:.3f}" for value in corners)) for k, corners in boxes]
     if dataset.task not in ("multi-label", "regression"):
         return []
     values = dataset.labels(part)[place]
