@@ -142,6 +142,7 @@ def test_every_page_is_accessible_in_light_and_dark(server: Server, page: Any) -
         page.goto(server.base + path)
         if path == "/train":
             expect(page.locator("#verdict.good")).to_be_visible(timeout=60_000)
+            expect(page.locator(".plan .algorithm")).to_have_count(5, timeout=60_000)
         shown(page, name)
     others = ["/queue", "/settings", "/api", "/runs/1/delete", "/compare?run=1&run=1", "/nowhere"]
     page.goto(f"{server.base}/runs/1")

@@ -16,7 +16,7 @@ from jitdnn.studio.data import Options as DataOptions
 from jitdnn.studio.data import creation
 from jitdnn.studio.data.built_in import DIGITS
 from jitdnn.studio.store import Row
-from jitdnn.studio.web import listing
+from jitdnn.studio.web import listing, planning
 from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
 from jitdnn.studio.web.pages.run import read_run
 from jitdnn.studio.web.trainings import Training, dataset_of, from_form, start
@@ -106,6 +106,23 @@ async def check(studio: Here, asked: Training) -> Row:
     """Whether a net can be trained: its layers with their shapes and weights, or what is wrong in which line."""
     dataset = dataset_of(studio, asked.dataset)
     return await studio.inspector.inspect(nets.check, asked.net, asked.values(studio), dataset, studio.home)
+
+
+@router.post("/train/plan", include_in_schema=False)
+async def plan_part(request: Request, studio: Here) -> Response:
+    """The layers of a net that fits, with how each would run."""
+    asked = await _asked(request)
+    found, planned = await check(studio, asked), await plan(studio, asked)
+    return page(request, "plan.html", found=found, planned=planned)
+
+
+@router.post("/api/plan")
+async def plan(studio: Here, asked: Training) -> Row:
+    """How each convolution of a net would run here: algorithm, seconds, workspace, and what else there is."""
+    dataset = dataset_of(studio, asked.dataset)
+    return await studio.inspector.inspect(
+        planning.plan, asked.net, asked.values(studio), dataset, studio.home
+    )
 
 
 @router.post("/train", include_in_schema=False)
