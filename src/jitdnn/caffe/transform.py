@@ -151,16 +151,22 @@ def read_mean(parameter: TransformationParameter, base: Path | None, channels: i
     if not parameter.has("mean_file"):
         return np.array(parameter.mean_value).reshape(-1, 1, 1) if parameter.mean_value else None
     path = paths.find(parameter.mean_file, base)
+    mean = read_mean_file(path)
+    if mean.dtype.kind not in "uif":
+        raise InvalidType(f"mean_file {path} is {mean.dtype}; integers or floats are needed")
+    if mean.ndim != 3:
+        raise InvalidShape(f"mean_file {path} has shape {mean.shape}: an image (C, H, W) is needed")
+    return mean
+
+
+def read_mean_file(path: Path) -> Array:
+    """The array of a .npy file, `mean` of an .npz file, or that of a .binaryproto file; of one image (1, C, H, W) that
+    image. Raises InvalidArgument for a file that cannot be read.
+    """
     if path.suffix == ".npy":
         mean = read_npy(path)
     elif path.suffix == ".npz":
         mean = read_npz(path, ["mean"])["mean"]
     else:
         mean = read_binaryproto(path)
-    if mean.ndim == 4 and mean.shape[0] == 1:
-        mean = mean[0]
-    if mean.dtype.kind not in "uif":
-        raise InvalidType(f"mean_file {path} is {mean.dtype}; integers or floats are needed")
-    if mean.ndim != 3:
-        raise InvalidShape(f"mean_file {path} has shape {mean.shape}: an image (C, H, W) is needed")
-    return mean
+    return mean[0] if mean.ndim == 4 and mean.shape[0] == 1 else mean

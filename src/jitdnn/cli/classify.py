@@ -10,9 +10,8 @@ import numpy as np
 
 from jitdnn import limits
 from jitdnn.caffe import paths
-from jitdnn.caffe.arrays import read_npy, read_npz
-from jitdnn.caffe.blob_proto import read_binaryproto
 from jitdnn.caffe.pycaffe import Classifier, io
+from jitdnn.caffe.transform import read_mean_file
 from jitdnn.cli.console import say
 from jitdnn.cli.train import using_threads
 from jitdnn.errors import InvalidArgument, InvalidShape
@@ -65,14 +64,7 @@ def run_classify(
 def _means(file: str, channels: int) -> Any:
     """The mean of each channel: of a mean image, as an array (K, H, W) or (1, K, H, W), or as it stands in the file."""
     path = paths.find(file)
-    if path.suffix == ".npy":
-        mean = read_npy(path)
-    elif path.suffix == ".npz":
-        mean = read_npz(path, ["mean"])["mean"]
-    else:
-        mean = read_binaryproto(path)
-    if mean.ndim == 4 and mean.shape[0] == 1:
-        mean = mean[0]
+    mean = read_mean_file(path)
     if mean.ndim not in (1, 3) or mean.shape[0] != channels:
         raise InvalidShape(
             f"the mean {path} has shape {mean.shape}: ({channels},) or ({channels}, H, W) is needed"

@@ -140,7 +140,45 @@ class SigmoidCrossEntropyLossLayer(LossLayer):
             self.slope(dx, t, self.ignored, top[0].gradient, self.valid.values, self.norm, out=dx)
 
 
-class HingeLossLayer(LossLayer):
+class _ClassLossLayer(LossLayer):
+    """A loss of N images that have a value for each class and one label: the sum of `terms`, by N.
+
+    `terms` is a reduction of the values, the labels and the numbers of the classes; `slope`, the gradient of a term,
+    takes the gradient of the loss and 1 / N too. Both take `constants` behind the numbers of the classes.
+    """
+
+    terms: Any
+    slope: Any
+    constants: tuple[float, ...] = ()
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        super().reshape(bottom, top)
+        self.one_label_each(bottom)
+        self.view: Shape = (self.images, count(bottom[0].shape, 1))
+        self.classes = class_numbers(self, self.view[1])
+
+    def prepare(self, bottom: Sequence[Blob]) -> None:
+        check_labels(self, bottom[1], self.view[1], None)
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        if not self.is_captured:
+            self.prepare(bottom)
+        self.terms(*self._viewed(bottom), *self.constants, out=top[0].values)
+        scale(top[0].values, 1 / self.images)
+
+    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
+        self.refuse_label_gradient(propagate)
+        if propagate[0]:
+            dx = bottom[0].gradient.reshape(self.view)
+            self.slope(*self._viewed(bottom), *self.constants, top[0].gradient, 1 / self.images, out=dx)
+
+    def _viewed(self, bottom: Sequence[Blob]) -> tuple[Any, Any, Any]:
+        """Values, labels and the numbers of the classes, to be broadcast to (images, classes)."""
+        classes = self.classes.values.reshape(1, -1)
+        return bottom[0].values.reshape(self.view), bottom[1].values.reshape(-1, 1), classes
+
+
+class HingeLossLayer(_ClassLossLayer):
     """Σ max(0, 1 − s x)^p / N over all scores x (N, classes), s = 1 for the label's and −1 for the others; p = 1 for
     norm L1 (default), 2 for L2. One label for each image.
     """
@@ -155,32 +193,6 @@ class HingeLossLayer(LossLayer):
         self.slope = elementwise(
             f"x, t, c, dloss, factor: {side}; where(m > 0, -factor * dloss * s * {slope}, 0)"
         )
-
-    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        super().reshape(bottom, top)
-        self.one_label_each(bottom)
-        self.view: Shape = (self.images, count(bottom[0].shape, 1))
-        self.classes = class_numbers(self, self.view[1])
-
-    def prepare(self, bottom: Sequence[Blob]) -> None:
-        check_labels(self, bottom[1], self.view[1], None)
-
-    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        if not self.is_captured:
-            self.prepare(bottom)
-        self.terms(*self._viewed(bottom), out=top[0].values)
-        scale(top[0].values, 1 / self.images)
-
-    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        self.refuse_label_gradient(propagate)
-        if propagate[0]:
-            dx = bottom[0].gradient.reshape(self.view)
-            self.slope(*self._viewed(bottom), top[0].gradient, 1 / self.images, out=dx)
-
-    def _viewed(self, bottom: Sequence[Blob]) -> tuple[Any, Any, Any]:
-        """Scores, labels and the numbers of the classes, to be broadcast to (images, classes)."""
-        classes = self.classes.values.reshape(1, -1)
-        return bottom[0].values.reshape(self.view), bottom[1].values.reshape(-1, 1), classes
 
 
 class ContrastiveLossLayer(LossLayer):
@@ -237,39 +249,14 @@ class ContrastiveLossLayer(LossLayer):
         return index < 2
 
 
-class MultinomialLogisticLossLayer(LossLayer):
+class MultinomialLogisticLossLayer(_ClassLossLayer):
     """−Σ log max(p[label], 1e-20) / N for probabilities p (N, classes), as Softmax makes them, and a label each."""
 
     type = "MultinomialLogisticLoss"
+    constants = (LEAST_PROBABILITY,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.terms = reduction("p, t, c, least: where(trunc(t) == c, -log(maximum(p, least)), 0)")
         self.slope = elementwise(
             "p, t, c, least, dloss, factor: where(trunc(t) == c, -factor * dloss / maximum(p, least), 0)"
         )
-
-    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        super().reshape(bottom, top)
-        self.one_label_each(bottom)
-        self.view: Shape = (self.images, count(bottom[0].shape, 1))
-        self.classes = class_numbers(self, self.view[1])
-
-    def prepare(self, bottom: Sequence[Blob]) -> None:
-        check_labels(self, bottom[1], self.view[1], None)
-
-    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        if not self.is_captured:
-            self.prepare(bottom)
-        self.terms(*self._viewed(bottom), LEAST_PROBABILITY, out=top[0].values)
-        scale(top[0].values, 1 / self.images)
-
-    def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        self.refuse_label_gradient(propagate)
-        if propagate[0]:
-            dx = bottom[0].gradient.reshape(self.view)
-            self.slope(*self._viewed(bottom), LEAST_PROBABILITY, top[0].gradient, 1 / self.images, out=dx)
-
-    def _viewed(self, bottom: Sequence[Blob]) -> tuple[Any, Any, Any]:
-        """Probabilities, labels and the numbers of the classes, to be broadcast to (images, classes)."""
-        classes = self.classes.values.reshape(1, -1)
-        return bottom[0].values.reshape(self.view), bottom[1].values.reshape(-1, 1), classes
