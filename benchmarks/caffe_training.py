@@ -14,8 +14,8 @@ Ways, each in a process of its own, one after another:
                       torch-bf16: channels last, autocast to bfloat16
 
 A row has the milliseconds of an iteration (the median of single ones, each waited for, and the mean of all without
-waiting), the processor's time of all threads, seconds (compilers and all) and loss of the first iteration, and the bytes of device memory that the
-process holds after all of them (on the processor: the greatest resident size).
+waiting), the processor's time of all threads, seconds (compilers and all) and loss of the first iteration, and the bytes
+of device memory that the process holds after all of them (on the processor: the greatest resident size).
 """
 
 from __future__ import annotations
@@ -206,7 +206,8 @@ def main() -> None:
         say(
             f"{row['net']} N={row['batch']} {row['device']} {row['math']} {way}: {row['ms_mean']:.2f} ms ({ratio}; "
             f"single {row['ms']:.2f}, processor's time {row['ms_processor']:.2f}), "
-            f"{row['images_per_second']:.0f} images/s, first after {row['first_seconds']:.1f} s, loss {row['first_loss']:.4f}, "
+            f"{row['images_per_second']:.0f} images/s, first after {row['first_seconds']:.1f} s, "
+            f"loss {row['first_loss']:.4f}, "
             f"{row['bytes'] / 2**20:.0f} MiB",
         )
         if options.json:
