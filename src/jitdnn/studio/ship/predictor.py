@@ -6,10 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jitdnn.caffe.arrays import read_npz
 from jitdnn.errors import InvalidArgument
@@ -17,12 +19,15 @@ from jitdnn.studio.look.classify import cropped, decode, describe
 from jitdnn.studio.look.pictures import classes_over, data_url
 from jitdnn.studio.ship.bundle import open_bundle
 
+Array = NDArray[Any]
 REMEMBERED: Final = 1000
 STEPS: Final = ("decode", "prepare", "net", "whole")
 
 
 class Predictor:
-    """The net of a bundle. Calls may come from several threads; they take turns."""
+    """The net of a bundle. Calls may come from several threads; they take turns in one of its own, as each thread has
+    its own plans, and a new one would make them first.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the bundle, run its net once on zeros, so that nobody waits for its kernels. Raises InvalidArgument."""
@@ -33,7 +38,8 @@ class Predictor:
         self._times: deque[tuple[float, ...]] = deque(maxlen=REMEMBERED)
         self._count = self._failed = 0
         self._begun = time.time()
-        self.trained.predict(np.zeros((1, *self.trained.image_shape), np.uint8))
+        self._worker = ThreadPoolExecutor(1, "predictor")
+        self._worker.submit(self._answer, np.zeros(self.trained.image_shape, np.uint8)).result()
 
     def predict(self, content: bytes, top: int = 5, pictures: bool = False) -> dict[str, Any]:
         """The answer to an image file's bytes, and the milliseconds of each step.
@@ -48,12 +54,9 @@ class Predictor:
                 self._failed += 1
             raise
         decoded = time.perf_counter()
+        answer, prepared, ran = self._worker.submit(self._answer, image).result()
+        steps = (decoded - begun, prepared, ran, time.perf_counter() - begun)
         with self._lock:
-            inputs = self.trained.prepare(image[np.newaxis])
-            prepared = time.perf_counter()
-            answer = self.trained.run(inputs)[0]
-            done = time.perf_counter()
-            steps = (decoded - begun, prepared - decoded, done - prepared, done - begun)
             self._times.append(steps)
             self._count += 1
         found = self.describe(answer, top)
@@ -62,6 +65,14 @@ class Predictor:
             found["overlay"] = data_url(classes_over(cropped(image, said.shape), said))
         milliseconds = {name: round(1e3 * value, 3) for name, value in zip(STEPS, steps, strict=True)}
         return {"task": self.facts["task"], **found, "milliseconds": milliseconds}
+
+    def _answer(self, image: Array) -> tuple[Array, float, float]:
+        """The answer to one image, and the seconds of preparing it and of the net."""
+        begun = time.perf_counter()
+        inputs = self.trained.prepare(image[np.newaxis])
+        prepared = time.perf_counter()
+        answer = self.trained.run(inputs)[0]
+        return answer, prepared - begun, time.perf_counter() - prepared
 
     def describe(self, answer: Any, top: int = 5) -> dict[str, Any]:
         """One answer in words."""
@@ -80,8 +91,7 @@ class Predictor:
         if not file.is_file():
             return None
         samples = read_npz(file, ["images", "answers"])
-        with self._lock:
-            found = self.trained.predict(samples["images"])
+        found = self._worker.submit(self.trained.predict, samples["images"]).result()
         expected = samples["answers"].astype(np.float64)
         if found.shape != expected.shape:
             raise InvalidArgument(
@@ -100,7 +110,8 @@ class Predictor:
         return found
 
     def close(self) -> None:
-        """Remove what was unpacked."""
+        """End the thread and remove what was unpacked."""
+        self._worker.shutdown()
         self.bundle.close()
 
 
