@@ -1,6 +1,6 @@
 """How long the pages about a trained net take to make: LeNet on the digits that are shipped, one process, warm.
 
-    python benchmarks/studio_look.py [iterations of training, 60]
+python benchmarks/studio_look.py [iterations of training, 60]
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def main(iterations: int) -> None:
         text = text.replace("package:data/mnist_5k.npz", "../../data/1")
         (folder / "net.prototxt").write_text(text)
         solver = paths.find("package:models/lenet_solver.prototxt").read_text()
-        (folder / "solver.prototxt").write_text(solver.replace("package:models/lenet.prototxt", "net.prototxt"))
+        (folder / "solver.prototxt").write_text(
+            solver.replace("package:models/lenet.prototxt", "net.prototxt")
+        )
         trainer = load_solver(folder / "solver.prototxt", snapshot_prefix=str(folder / "snap"))
         trainer.step(iterations)
         trainer.net.save_weights(folder / "best.npz")
@@ -71,7 +73,9 @@ def main(iterations: int) -> None:
                 begun = time.perf_counter()
                 run_it()
                 times.append(time.perf_counter() - begun)
-            sys.stdout.write(f"{name:42} {1e3 * times[0]:8.1f} ms first {1e3 * median(times[1:]):8.1f} ms then\n")
+            sys.stdout.write(
+                f"{name:42} {1e3 * times[0]:8.1f} ms first {1e3 * median(times[1:]):8.1f} ms then\n"
+            )
         served.close()
 
 

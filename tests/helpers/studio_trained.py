@@ -62,6 +62,27 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "score" bottom: "label" top
 layer { name: "accuracy" type: "Accuracy" bottom: "score" bottom: "label" top: "accuracy" }"""
 
 
+# single-shot detection: two prior boxes in each of 3 x 2 cells, for two classes and the background
+BOXES = """layer { name: "pool" type: "Pooling" bottom: "conv" top: "pool" pooling_param { pool: AVE kernel_size: 4
+stride: 4 } } layer { name: "loc" type: "Convolution" bottom: "pool" top: "loc"
+  convolution_param { num_output: 8 kernel_size: 1 weight_filler { type: "gaussian" std: 0.001 } } }
+layer { name: "loc_p" type: "Permute" bottom: "loc" top: "loc_p" permute_param { order: 0 order: 2 order: 3 order: 1 } }
+layer { name: "loc_f" type: "Flatten" bottom: "loc_p" top: "loc_f" }
+layer { name: "conf" type: "Convolution" bottom: "pool" top: "conf"
+  convolution_param { num_output: 6 kernel_size: 1 weight_filler { type: "gaussian" std: 0.1 } } }
+layer { name: "conf_p" type: "Permute" bottom: "conf" top: "conf_p"
+  permute_param { order: 0 order: 2 order: 3 order: 1 } }
+layer { name: "conf_r" type: "Reshape" bottom: "conf_p" top: "conf_r"
+  reshape_param { shape { dim: 0 dim: -1 dim: 3 } } }
+layer { name: "conf_s" type: "Softmax" bottom: "conf_r" top: "conf_s" softmax_param { axis: 2 } }
+layer { name: "conf_f" type: "Flatten" bottom: "conf_s" top: "conf_f" }
+layer { name: "prior" type: "PriorBox" bottom: "pool" bottom: "data" top: "prior"
+  prior_box_param { min_size: 4 max_size: 6 variance: 0.1 variance: 0.1 variance: 0.2 variance: 0.2 } }
+layer { name: "found" type: "DetectionOutput" bottom: "loc_f" bottom: "conf_f" bottom: "prior" top: "found"
+  detection_output_param { num_classes: 3 share_location: true background_label_id: 0 code_type: CENTER_SIZE
+    nms_param { nms_threshold: 0.45 top_k: 20 } keep_top_k: 8 confidence_threshold: 0.2 } }"""
+
+
 class Case(NamedTuple):
     """A home, and rows of a run and of its data set as the store has them."""
 
@@ -102,6 +123,13 @@ def of_task(task: str) -> Case:
         text = BODY.format(
             transform="scale: 0.01 mean_value: 90 mean_value: 100 mean_value: 110", head=PIXELS
         )
+    elif task == "detection":
+        corners = random.random((37, 3, 2, 2)).astype(np.float32)
+        corners.sort(axis=2)
+        labels = np.concatenate([random.integers(-1, 2, (37, 3, 1)), corners.reshape(37, 3, 4)], 2).astype(
+            np.float32
+        )
+        text = BODY.format(transform="scale: 0.01", head=BOXES)
     else:
         labels = random.random((37, 3)).astype(np.float32)
         if task == "multi-label":
@@ -117,7 +145,7 @@ def of_task(task: str) -> Case:
     used = parse(text, NetParameter)
     used.layer = [layer for layer in used.layer if layer.type not in ("SigmoidCrossEntropyLoss", "EuclideanLoss",
                                                                       "SoftmaxWithLoss", "Accuracy")]  # fmt: skip
-    size = "3 12 10" if task == "segmentation" else "3 8 8"
+    size = "3 12 10" if task in ("segmentation", "detection") else "3 8 8"
     dims = " ".join(f"dim: {extent}" for extent in f"1 {size}".split())
     given = f'layer {{ name: "d" type: "Input" top: "data" input_param {{ shape {{ {dims} }} }} }}'
     used.layer[0] = parse(given, NetParameter).layer[0]
@@ -128,7 +156,7 @@ def of_task(task: str) -> Case:
         name="made here",
         task=task,
         shape=[3, 12, 10],
-        classes=["none", "cat", "dog"],
+        classes=["none", "cat", "dog"] if task != "detection" else ["cat", "dog"],
         train=37,
         test=37,
     )

@@ -134,6 +134,30 @@ def test_other_tasks(task: str) -> None:
         assert [each["class"] for each in ranked] == np.argsort(-answers[5]).tolist()
 
 
+def test_boxes() -> None:
+    case = studio_trained.of_task("detection")
+    trained, data = open_trained(*case)
+    found, labels = trained.boxes(data.images("test")), np.asarray(data.labels("test"))
+    assert sum(map(len, found)) > 37  # the net says something
+    assert {int(k) for boxes in found for k in boxes[:, 0]} <= {0, 1}
+    # boxes that are there as the net finds them: all are hits
+    same = np.full((37, 8, 5), -1, np.float32)
+    for boxes, rows in zip(found, same, strict=True):
+        rows[: len(boxes)] = boxes[:, [0, 2, 3, 4, 5]]
+    key, told = evaluated(case)
+    summary = told["summary"]
+    assert summary["boxes"] == (labels[..., 0] >= 0).sum()
+    assert summary["found"] == sum(map(len, found))
+    assert summary["mean_average_precision"] < 0.5
+    rows = evaluate.predictions_csv(evaluate.read_predictions(case.home, case.run, "test", key), data.classes)
+    assert len(rows.splitlines()) == 1 + summary["found"]
+    gathered = predictions._detection(trained, data.images("test"), same, 2, 0)
+    assert gathered["box_hit"].all()
+    assert evaluate._detection(predictions._joined([gathered], 37), ["cat", "dog"])["summary"]["recall"] == 1
+    shown = classify.classify(*case, None, "test", 2)
+    assert Image.open(io.BytesIO(shown["overlay"])).size == (270, 324)
+
+
 def test_the_mean_image_is_cropped_with_the_image() -> None:
     case = studio_trained.of_task("regression")
     trained, data = open_trained(*case)

@@ -65,7 +65,10 @@ def classify(
             for k in np.argsort(-shares, kind="stable")[:TOP] if shares[k]
         ]  # fmt: skip
     elif trained.task == "detection":
-        boxes = [*_true_boxes(true, image, data.classes), *_found_boxes(answer, image, data.classes)]
+        boxes = [
+            *_true_boxes(true, image, data.classes),
+            *_found_boxes(trained.boxes(image[np.newaxis])[0], image, data.classes),
+        ]
         found["overlay"] = pictures.boxes_over(image, boxes)
     found["true"] = None if true is None else _true(trained.task, true, data.classes)
     return found
@@ -210,16 +213,14 @@ def _true_boxes(label: Any, image: Array, classes: Sequence[str]) -> list[pictur
 
 
 def _found_boxes(
-    answer: Array, image: Array, classes: Sequence[str], least: float = 0.3
+    found: Array, image: Array, classes: Sequence[str], least: float = 0.3
 ) -> list[pictures.Box]:
-    """Boxes of DetectionOutput: (1, 1, M, 7) of image, class (0 is the background), confidence, edges as shares."""
-    if answer.shape[-1] != 7:
-        return []
+    """The boxes (M, 6) that are sure enough to be drawn."""
     height, width = image.shape[1:]
-    found = []
-    for _, label, sure, *edges in answer.reshape(-1, 7).tolist():
-        if label >= 1 and sure >= least:
+    boxes = []
+    for number, sure, *edges in found.tolist():
+        if sure >= least:
             left, top, right, bottom = (e * s for e, s in zip(edges, (width, height) * 2, strict=True))
-            text = f"{name_of(classes, int(label) - 1)} {sure:.0%}"
-            found.append(pictures.Box(left, top, right, bottom, text, int(label) - 1))
-    return found
+            text = f"{name_of(classes, int(number))} {sure:.0%}"
+            boxes.append(pictures.Box(left, top, right, bottom, text, int(number)))
+    return boxes

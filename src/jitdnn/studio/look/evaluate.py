@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from jitdnn.caffe.arrays import read_npz
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.look import metrics
+from jitdnn.studio.look.detections import Matched, average_precisions
 from jitdnn.studio.look.predictions import predictions_file
 
 Array = NDArray[Any]
@@ -179,7 +180,30 @@ def _segmentation(arrays: Arrays, classes: Sequence[str]) -> Found:
     }
 
 
+def _detection(arrays: Arrays, classes: Sequence[str]) -> Found:
+    support, there, hits = arrays["support"], arrays["there"], arrays["hits"]
+    boxes = Matched(arrays["box_class"], arrays["box_sure"], arrays["box_hit"])
+    each = average_precisions([boxes], support)
+    missed = there - hits
+    worst = np.argsort(-missed, kind="stable")[:_ERRORS]
+    summary = {
+        "task": "detection",
+        "images": len(there),
+        "boxes": int(there.sum()),
+        "found": len(arrays["box_sure"]),
+        "recall": plain(hits.sum() / there.sum()) if there.sum() else None,
+        "mean_average_precision": plain(_mean(each)),
+        "errors": [{"at": int(i), "missed": int(missed[i])} for i in worst if missed[i]],
+        "not_finite": 0,
+    }
+    per_class = [
+        {"support": int(n), "average_precision": plain(p)} for n, p in zip(support, each, strict=True)
+    ]
+    return {"summary": summary, "per_class": per_class, "matrix": []}
+
+
 _SUMMARIES = {
+    "detection": _detection,
     "classification": _classification,
     "multi-label": _multi_label,
     "regression": _regression,
@@ -215,6 +239,11 @@ def predictions_csv(arrays: Arrays, classes: Sequence[str]) -> str:
             zip(arrays["true"].tolist(), arrays["scores"].tolist(), strict=True)
         ):
             rows.append([i, *(f"{v:.6g}" for pair in zip(true_row, said, strict=True) for v in pair)])
+        return _csv(rows)
+    if "box_class" in arrays:
+        rows = [["image", "class", "confidence", "is a true one"]]
+        boxes = (arrays[name].tolist() for name in ("box_image", "box_class", "box_sure", "box_hit"))
+        rows += [[i, name_of(classes, k), f"{p:.6g}", int(hit)] for i, k, p, hit in zip(*boxes, strict=True)]
         return _csv(rows)
     rows = [["image", "pixels", "right", "mean iou"]]
     columns = (arrays[name].tolist() for name in ("pixels", "right", "iou"))

@@ -6,7 +6,7 @@ What is kept of an image depends on the task, and never on the number of classes
     classification   the five best classes with their probabilities; for each class the images that are surest of it
     multi-label, regression   the numbers
     segmentation     pixels that are right, and that count; the confusion matrix of pixels is added up
-    detection        boxes found: class, confidence, edges
+    detection        boxes found: class, confidence, image, and whether it is a true one; true boxes of each image
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from jitdnn.caffe.arrays import read_npz
 from jitdnn.errors import InvalidArgument
 from jitdnn.files import write_whole
+from jitdnn.studio.look.detections import match
 from jitdnn.studio.look.metrics import confusion
 from jitdnn.studio.look.trained import Trained, choose_weights, open_trained
 
@@ -31,7 +32,7 @@ Arrays = dict[str, Array]
 BEST_OF: Final = 5
 SUREST: Final = 100
 PIECE: Final = 1024
-MOST_BOXES: Final = 200
+_SUMS: Final = ("matrix", "support")
 _PIECE_FILE = re.compile(r"(\d{12})-(\d{12})\.npz")
 
 
@@ -64,8 +65,7 @@ def predict_some(
     first = start
     while start < count and (start == first or time.monotonic() < end):  # one piece at least, however slow
         stop = min(start + _piece(trained, count), count)
-        answers = trained.predict(images[start:stop])
-        found = gather(trained, answers, np.asarray(labels[start:stop]), len(data.classes), start)
+        found = gather(trained, images[start:stop], np.asarray(labels[start:stop]), len(data.classes), start)
         _save(pieces / f"{start:012d}-{stop:012d}.npz", found)
         start = stop
     if start < count:
@@ -89,7 +89,8 @@ def _piece(trained: Trained, count: int) -> int:
     return max(trained.batch, PIECE // trained.batch * trained.batch) if count > trained.batch else count
 
 
-def _classification(trained: Trained, answers: Array, labels: Array, classes: int, start: int) -> Arrays:
+def _classification(trained: Trained, images: Array, labels: Array, classes: int, start: int) -> Arrays:
+    answers = trained.predict(images)
     scores = _flat(answers)
     known = np.where(np.isfinite(scores), scores, -np.inf)
     best = np.argsort(-known, axis=1, kind="stable")[:, : min(BEST_OF, scores.shape[1])]
@@ -104,7 +105,8 @@ def _classification(trained: Trained, answers: Array, labels: Array, classes: in
     }
 
 
-def _numbers(trained: Trained, answers: Array, labels: Array, classes: int, start: int) -> Arrays:
+def _numbers(trained: Trained, images: Array, labels: Array, classes: int, start: int) -> Arrays:
+    answers = trained.predict(images)
     found = _flat(answers).astype(np.float32)
     true = labels.reshape(len(labels), -1).astype(np.float32)
     if found.shape != true.shape:
@@ -114,7 +116,8 @@ def _numbers(trained: Trained, answers: Array, labels: Array, classes: int, star
     return {"scores": found, "true": true}
 
 
-def _segmentation(trained: Trained, answers: Array, labels: Array, classes: int, start: int) -> Arrays:
+def _segmentation(trained: Trained, images: Array, labels: Array, classes: int, start: int) -> Arrays:
+    answers = trained.predict(images)
     said = answers.argmax(1)
     labels = crop_like(labels, said.shape[1:])
     counts = np.stack(
@@ -131,8 +134,19 @@ def _segmentation(trained: Trained, answers: Array, labels: Array, classes: int,
     }
 
 
-def _detection(trained: Trained, answers: Array, labels: Array, classes: int, start: int) -> Arrays:
-    raise InvalidArgument("nets that give boxes are shown by single images: they are not evaluated here")
+def _detection(trained: Trained, images: Array, labels: Array, classes: int, start: int) -> Arrays:
+    found = trained.boxes(images)
+    matched = [match(each, true.reshape(-1, 5)) for each, true in zip(found, labels, strict=True)]
+    there = labels.reshape(len(labels), -1, 5)[:, :, 0].astype(np.int64)
+    return {
+        "box_class": np.concatenate([each.classes for each in matched]).astype(np.int64),
+        "box_sure": np.concatenate([each.sure for each in matched]).astype(np.float32),
+        "box_hit": np.concatenate([each.is_hit for each in matched]),
+        "box_image": np.repeat(np.arange(start, start + len(found)), [len(each) for each in found]),
+        "there": (there >= 0).sum(1),
+        "hits": np.array([each.is_hit.sum() for each in matched]),
+        "support": np.bincount(there[there >= 0], minlength=classes)[np.newaxis, :classes],
+    }
 
 
 _GATHER: dict[str, Callable[[Trained, Array, Array, int, int], Arrays]] = {
@@ -190,7 +204,7 @@ def _joined(pieces: list[Arrays], count: int) -> Arrays:
         if name.startswith("surest"):
             continue
         values = [piece[name] for piece in pieces]
-        found[name] = np.concatenate(values).sum(0) if name == "matrix" else np.concatenate(values)
+        found[name] = np.concatenate(values).sum(0) if name in _SUMS else np.concatenate(values)
     if pieces and "surest" in pieces[0]:
         at, sure = (
             np.concatenate([piece[name] for piece in pieces], 1) for name in ("surest", "surest_sure")

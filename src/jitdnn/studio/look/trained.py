@@ -88,6 +88,22 @@ class Trained:
             found.append(values[: len(part)].copy())
         return np.concatenate(found) if found else np.empty((0, *self.one.blobs[name].shape[1:]), np.float32)
 
+    def boxes(self, images: Array) -> list[Array]:
+        """What a net that ends in DetectionOutput finds in images (N, C, H, W): of each (M, 6), class, confidence, and
+        edges as parts of width and height. Raises InvalidArgument for a net that gives no boxes.
+        """
+        found = []
+        for inputs in self.prepare(images):
+            rows = self.run(inputs[np.newaxis])
+            if rows.shape[-1] != 7:
+                raise InvalidArgument(
+                    f"the net answers with shape {rows.shape}: boxes are (1, 1, M, 7), as DetectionOutput gives them"
+                )
+            rows = rows.reshape(-1, 7)[:, 1:]
+            rows = rows[rows[:, 0] >= 1]  # 0 is the background, -1 that nothing was found
+            found.append(rows - np.array([1, 0, 0, 0, 0, 0], rows.dtype))
+        return found
+
     @property
     def many(self) -> Net:
         """The net for `batch` images at a time, with the weights of `one`."""

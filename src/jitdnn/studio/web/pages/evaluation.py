@@ -122,7 +122,7 @@ def _shown(found: looking.Looked, row: Row) -> dict[str, Any]:
     """What templates need beside the row: names, the worst classes first, the columns of their table."""
     classes, per_class = found.dataset["classes"], row["per_class"]
     columns = [name for name in (per_class[0] if per_class else ()) if name not in ("support", "histogram")]
-    measure = next((name for name in ("f1", "r2", "iou") if name in columns), None)
+    measure = next((name for name in ("f1", "r2", "iou", "average_precision") if name in columns), None)
     order = sorted(range(len(per_class)), key=lambda k: _rank(per_class[k].get(measure) if measure else None))
     return {
         "summary": row["summary"],
