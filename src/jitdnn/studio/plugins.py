@@ -5,7 +5,7 @@
 
 | group | what it names |
 | --- | --- |
-| `jitdnn.studio.data` | a function that reads a source of data |
+| `jitdnn.studio.data` | a function (path, options) -> Listing, or None for what it does not know: data/sources.py |
 | `jitdnn.studio.views` | an APIRouter of FastAPI: pages, and their REST twins |
 | `jitdnn.studio.nets` | a folder of nets for the gallery, as a path, or a function that returns one |
 | `jitdnn.studio.executors` | a function `make(store) -> Executor` |

@@ -72,10 +72,6 @@ def test_the_digits(store: Store) -> None:
     assert isinstance(dataset.images("train"), np.memmap)
     assert dataset.testing_part == "val"
     assert dataset.evaluation_part == "test"
-
-
-def test_a_net_trains_on_the_folder_itself(store: Store) -> None:
-    _, dataset = made(store, DIGITS)
     net = load_net(
         f"""layer {{ name: "d" type: "Data" top: "data" top: "label"
                      data_param {{ source: "{dataset.source("val")}" batch_size: 16 }} }}"""
@@ -270,8 +266,8 @@ c.run(Store(sys.argv[1]), int(sys.argv[2]))
         open_dataset(store.home, row)
 
 
-def test_deleting_tells_who_needs_it(store: Store) -> None:
-    row, dataset = made(store, DIGITS)
+def test_deleting_tells_who_needs_it(store: Store, tmp_path: Path) -> None:
+    row, dataset = made(store, write_files(tmp_path / "p", classes({"a": 3, "b": 3})))
     number = int(str(row["id"]))
     run = store.insert("run", name="LeNet", dataset=number)
     with pytest.raises(InvalidArgument, match=rf"1 runs were trained on it.*{run} \(LeNet\)"):

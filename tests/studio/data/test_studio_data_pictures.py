@@ -17,7 +17,9 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.studio.data import Options, containers
 from jitdnn.studio.data.containers import Folder, Zip, open_container
 from jitdnn.studio.data.drawing import drawn
+from jitdnn.studio.data.entries import Entry, Listing
 from jitdnn.studio.data.pictures import fit_of, open_picture, picture
+from jitdnn.studio.data.readers import Rows
 from jitdnn.studio.data.scan import scan
 from jitdnn.studio.data.sheets import sheet, tile
 from jitdnn.studio.data.sources import list_source
@@ -224,6 +226,40 @@ def test_a_scan_tells_what_is_wrong(tmp_path: Path) -> None:
     assert any("greyscale takes a third" in note for note in found["notes"])
     found = scan(str(write_files(tmp_path / "one", classes({"alone": 5}))), Options(8, 8))
     assert "only one class" in found["obstacle"]
+
+
+def test_a_scan_tells_of_sizes_that_do_not_fit(tmp_path: Path) -> None:
+    files = {f"{label}/{k}.png": png(k, (300, 200)) for label in "ab" for k in range(3)}
+    source = str(write_files(tmp_path, files))
+    for side, said in [
+        (16, "about 300 × 200: little is left"),
+        (100, ""),
+        (500, "making them larger adds nothing"),
+    ]:
+        notes = " ".join(scan(source, Options(side, side))["notes"])
+        assert said in notes
+        assert ("300 × 200" in notes) == bool(said)
+
+
+def test_sources_of_plug_ins_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    def reads(path: Path, options: Options) -> Listing | None:
+        asked.append(path)
+        if path.suffix != ".mine":
+            return None
+        data = np.zeros((4, 1, 2, 2), np.uint8)
+        entries = [Entry(str(k), k, k % 2) for k in range(4)]
+        return Listing("classification", entries, ["a", "b"], Rows(data, np.arange(4) % 2))
+
+    monkeypatch.setattr(
+        "jitdnn.studio.plugins.load", lambda group: {"mine": reads} if group == "data" else {}
+    )
+    found = list_source(str(tmp_path / "x.mine"), Options())
+    assert (found.kind, len(found.entries)) == ("mine", 4)
+    source = write_files(tmp_path / "p", classes({"a": 2, "b": 2}))
+    assert list_source(str(source), Options()).kind == "a folder"
+    assert asked == [tmp_path / "x.mine", source]
 
 
 # ---- sheets

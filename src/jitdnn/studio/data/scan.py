@@ -44,7 +44,8 @@ def scan(path: str, options: Options, seconds: float = _SECONDS) -> dict[str, An
     shown, broken, looked, facts = _look(listing, seconds)
     parts = assign(listing.entries, options, listing.task == "classification")
     counts = _counts(listing)
-    notes = [*listing.notes, *_warnings(listing, counts, options, facts)]
+    examples, sizes = _examples(listing, options)
+    notes = [*listing.notes, *_warnings(listing, counts, options, facts), *_size_notes(sizes, options)]
     if broken:
         notes.insert(0, f"{len(broken):,} of the {looked:,} looked at cannot be read and will be left out")
         if looked == len(broken):
@@ -62,7 +63,7 @@ def scan(path: str, options: Options, seconds: float = _SECONDS) -> dict[str, An
         "broken": broken[:100],
         "looked": looked,
         "strip": sheet(shown, 24, largest=64) if shown else b"",
-        "examples": _examples(listing, options),
+        "examples": examples,
     }
 
 
@@ -153,21 +154,41 @@ def _shown(names: list[str]) -> str:
     return ", ".join(f"“{name}”" for name in names[:6]) + more
 
 
-def _examples(listing: Listing, options: Options) -> dict[str, bytes]:
-    """One picture, the one that is farthest from the new shape among some, fitted in each way."""
+def _examples(listing: Listing, options: Options) -> tuple[dict[str, bytes], list[tuple[int, int]]]:
+    """One picture, the one that is farthest from the new shape among some, fitted in each way; and the sizes
+    of those.
+    """
     reader = listing.reader
+    sizes: list[tuple[int, int]] = []
     if not isinstance(reader, Pictures | Masks | Boxes):
-        return {}
+        return {}, sizes
     best, found = 0.0, None
     for place in _spread(len(listing.entries), 12):
         entry: Entry = listing.entries[place]
         try:
-            image = open_picture(reader.container.read(entry.key), options)
+            image = open_picture(reader.container.read(entry.key))
         except InvalidArgument:
             continue
+        sizes.append(image.size)
         ratio = abs(np.log((image.width / image.height) / (options.width / options.height))) + 1e-6
         if ratio > best:
             best, found = float(ratio), image
     if found is None:
-        return {}
-    return {mode: sheet([to_array(found, replace(options, mode=mode))[0]], 1) for mode in MODES}
+        return {}, sizes
+    return {mode: sheet([to_array(found, replace(options, mode=mode))[0]], 1) for mode in MODES}, sizes
+
+
+def _size_notes(sizes: list[tuple[int, int]], options: Options) -> list[str]:
+    """Whether what pictures become is much smaller, or larger, than most of them are."""
+    if not sizes:
+        return []
+    width, height = sorted(sizes, key=lambda size: size[0] * size[1])[len(sizes) // 2]
+    ratio = (width * height / (options.width * options.height)) ** 0.5
+    if ratio > 6:
+        return [
+            f"the pictures are about {width} × {height}: little is left of them at {options.width} × {options.height}; "
+            "64 × 64 to 224 × 224 is usual for photographs"
+        ]
+    if ratio < 0.7:
+        return [f"the pictures are about {width} × {height}: making them larger adds nothing but work"]
+    return []

@@ -1,4 +1,8 @@
-"""From a place where data lies to a listing of it: what it is is found out by looking."""
+"""From a place where data lies to a listing of it: what it is is found out by looking.
+
+A plug-in of the group `jitdnn.studio.data` is a function (path, options) -> Listing, or None for what it does not
+know; they are asked first. The reader in its listing is pickled for processes that decode.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from pathlib import Path
 
 from jitdnn import limits
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio import plugins
 from jitdnn.studio.data.archives import list_archive
 from jitdnn.studio.data.boxes import has_boxes, list_boxes
 from jitdnn.studio.data.built_in import DIGITS, list_digits
@@ -30,7 +35,13 @@ def list_source(path: str, options: Options) -> Listing:
     if path == DIGITS:
         return list_digits()
     try:
-        return _listed(Path(path).expanduser(), options)
+        place = Path(path).expanduser()
+        for name, plugin in plugins.load("data").items():
+            found: Listing | None = plugin(place, options)
+            if found is not None:
+                found.kind = found.kind or name
+                return found
+        return _listed(place, options)
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be read: {error.strerror or error}") from None
 
