@@ -155,7 +155,7 @@ async def _watch(store: Store, run: int, address: Any, pid: int, count: int, sec
     seen = [0] * count
 
     async def client(number: int) -> None:
-        reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1 << 24)
+        reader, writer = await _connected(address)
         writer.write(request)
         is_points = False
         while line := await reader.readline():
@@ -202,6 +202,15 @@ async def _watch(store: Store, run: int, address: Any, pid: int, count: int, sec
     )
     print(f"each client has all {len(committed)} points: {set(seen) == {len(committed)}}")
     print(f"memory of the server, MiB: {' '.join(f'{each / 2**20:.0f}' for each in memory)}")
+
+
+async def _connected(address: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    for _ in range(100):  # the address is told a moment before it is listened at
+        try:
+            return await asyncio.open_connection(address.hostname, address.port, limit=1 << 24)
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.1)
+    sys.exit("the server does not listen")
 
 
 def _cpu(pid: int) -> float:

@@ -17,7 +17,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from jitdnn import __version__
+from jitdnn.studio import plugins
 from jitdnn.studio.store import Store
+from jitdnn.studio.sweeps import Sweeps
 from jitdnn.studio.web import failures, pages
 from jitdnn.studio.web.context import STATIC, Studio, make_templates
 from jitdnn.studio.web.stream import Watching
@@ -35,15 +37,17 @@ def make_app(home: Path, serve_queue: bool = True) -> FastAPI:
     """
     store, inspector = Store(home), Inspector()
     queue = Queue(store)
+    trials = Sweeps(store, queue.wake)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        serving = asyncio.create_task(queue.serve()) if serve_queue else None
+        served = (queue.serve(), trials.serve()) if serve_queue else ()
+        tasks = [asyncio.create_task(each) for each in served]
         yield
-        if serving is not None:
-            serving.cancel()
+        for task in tasks:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await serving
+                await task
         inspector.close()
 
     app = FastAPI(
@@ -59,6 +63,8 @@ def make_app(home: Path, serve_queue: bool = True) -> FastAPI:
     for name in ("navigation", "tabs"):
         links = [link for module in found for link in getattr(module, name.upper(), ())]
         setattr(studio, name, sorted(links, key=lambda link: link.order))
+    for router in plugins.load("views").values():
+        app.include_router(router)
     failures.install(app)
     return app
 

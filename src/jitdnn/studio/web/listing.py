@@ -16,9 +16,10 @@ _JOINED = """SELECT run.*, dataset.name AS dataset_name, dataset.train AS images
 
 
 def runs(
-    store: Store, q: str = "", start: int = 0, count: int = PAGE, where: str = "hidden = 0"
+    store: Store, q: str = "", start: int = 0, count: int = PAGE, where: str = "hidden = 0 AND trial = '{}'"
 ) -> list[Row]:
-    """The newest runs first, those that have every word of `q` in name, net, data set, note or state."""
+    """The newest runs first, those that have every word of `q` in name, net, data set, note or state; trials of sweeps
+    are on the page of their sweep."""
     words = q.split()[:8]
     fits = " AND ".join([where, *["about LIKE ? ESCAPE '\\'"] * len(words)])
     states = " ".join(f"WHEN '{state}' THEN '{state} {said}'" for state, said in STATES.items())

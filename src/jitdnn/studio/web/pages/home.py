@@ -26,7 +26,7 @@ def home(
     values = {"runs": found[: listing.PAGE], "more": len(found) > listing.PAGE, "q": q, "start": start}
     if is_part(request):
         return page(request, "rows.html", **values)
-    live = listing.runs(store, count=4, where="state = 'running'")
+    live = listing.runs(store, count=4, where="state = 'running' AND kind = 'train'")
     return page(
         request, "home.html", total=listing.count(store, "run"), live=live, **values,
         active=bool(live) or any(run["state"] == "queued" for run in found),

@@ -51,7 +51,7 @@ def queue_page(request: Request, studio: Here) -> Response:
 def read_queue(studio: Here) -> dict[str, list[Row]]:
     """Places with what trains there, runs that train, and runs that wait, the next one first."""
     store = studio.store
-    running = listing.runs(store, count=1000, where="state = 'running'")
+    running = listing.runs(store, count=1000, where="state = 'running' AND kind = 'train'")
     places = store.rows(_PLACES)
     for place in places:
         place["runs"] = [{"id": r["id"], "name": r["name"]} for r in running if r["place"] == place["id"]]

@@ -44,6 +44,8 @@ class Note(BaseModel):
 @router.get("/runs/{number}", include_in_schema=False)
 def run_page(request: Request, studio: Here, number: int) -> Response:
     run = listing.run(studio.store, number)
+    if run["kind"] == "sweep":
+        return RedirectResponse(f"/sweeps/{number}", 303)
     parent = studio.store.one("run", run["parent"]) if run["parent"] else None
     return page(
         request, "run.html", run=run, parent=parent, marks=_marks(studio, number)[:MARKS], files=files(studio, number),
