@@ -129,7 +129,7 @@ def _asked(base: Row, form: dict[str, str]) -> Sweep:
         dataset=base["dataset"], net=form.get("net", "").replace("\r\n", "\n"), name=form.get("name", "")[:120],
         options=options, wants=base["wants"], priority=0, parent=None,
         space=space.plain(), sampler=form["sampler"], pruner=form["pruner"], metric=form.get("metric", "val accuracy"),
-        seed=1, **whole,
+        seed=1, trials=whole["trials"], parallel=whole["parallel"],
     )  # fmt: skip
 
 
