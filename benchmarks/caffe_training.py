@@ -14,8 +14,8 @@ Ways, each in a process of its own, one after another:
                       torch-bf16: channels last, autocast to bfloat16
 
 A row has the milliseconds of an iteration (the median of single ones, each waited for, and the mean of all without
-waiting), the processor's time of all threads, seconds (compilers and all) and loss of the first iteration, and the bytes
-of device memory that the process holds after all of them (on the processor: the greatest resident size).
+waiting), the processor's time of all threads, seconds (compilers and all) and loss of the first iteration, and the
+bytes of device memory that the process holds after all of them (on the processor: the greatest resident size).
 """
 
 from __future__ import annotations
