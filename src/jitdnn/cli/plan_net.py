@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jitdnn.bench.suites import Layer, load, towards_each
 from jitdnn.caffe import load_net
-from jitdnn.caffe.layers.convolution import ConvolutionLayer
+from jitdnn.caffe.convolution_problems import convolution_problems
 from jitdnn.cli import fronts_plot
 from jitdnn.cli.console import print_table, progress, say
 from jitdnn.errors import InvalidArgument
@@ -108,27 +108,7 @@ def _of_prototxt(source: str, direction: str) -> list[Layer]:
     directions = DIRECTIONS if direction in ("all", "given") else (direction,)
     with settings(log="off"):
         net = load_net(source, "TRAIN", seed=0, shapes_only=True)
-    has_loss = any(node.needs_backward for node in net.nodes)
-    found = []
-    trained: set[str] = set()  # blobs with trained weights upstream
-    for node in net.nodes:
-        layer = node.layer
-        is_trained = any(blob.name in trained for blob in node.bottom)
-        if is_trained or any(layer.weight_needs_gradient):
-            trained |= {blob.name for blob in node.top}
-        if not isinstance(layer, ConvolutionLayer):
-            continue
-        for blob, is_wanted in zip(node.bottom, node.propagate, strict=True):
-            is_computed = {
-                "fwd": True,
-                "bwd_data": node.needs_backward and is_wanted if has_loss else is_trained,
-                "bwd_filter": (node.needs_backward or not has_loss) and layer.weight_needs_gradient[0],
-            }
-            found += [
-                Layer(layer.problem(each, blob.shape), net.name, layer.name)
-                for each in directions
-                if is_computed[each]
-            ]
+    found = [Layer(each.problem, net.name, each.layer) for each in convolution_problems(net, directions)]
     if not found:
         raise InvalidArgument(f"{source} has no convolutions to plan: give a net that has some")
     return found

@@ -4,7 +4,8 @@ from jitdnn.studio.nets.checks import check
 from jitdnn.studio.nets.facts import TASKS, DataFacts
 from jitdnn.studio.nets.gallery import gallery
 from jitdnn.studio.nets.options import MEANS, Options
+from jitdnn.studio.nets.plans import plan
 from jitdnn.studio.nets.runs import write
 from jitdnn.studio.nets.schedules import SCHEDULES
 
-__all__ = ["MEANS", "SCHEDULES", "TASKS", "DataFacts", "Options", "check", "gallery", "write"]
+__all__ = ["MEANS", "SCHEDULES", "TASKS", "DataFacts", "Options", "check", "gallery", "plan", "write"]

@@ -9,8 +9,12 @@ from typing import Any
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.schema import NetState
 from jitdnn.errors import InvalidArgument, JitdnnError, ParseError
+from jitdnn.settings import current, format_bytes
 from jitdnn.studio.nets.binding import Bound, bind, freeze, with_inputs
+from jitdnn.studio.nets.costs import activation_bytes, layer_bytes, operations, weight_bytes
 from jitdnn.studio.nets.facts import DataFacts
+from jitdnn.studio.nets.fine_tuning import start_from
+from jitdnn.studio.nets.gallery import gallery
 from jitdnn.studio.nets.options import Options
 from jitdnn.studio.nets.schedules import rates
 from jitdnn.studio.nets.solvers import solver_of
@@ -21,19 +25,26 @@ def check(
 ) -> dict[str, Any]:
     """Look at a net, options and a data set, and say whether they go together, as JSON's types.
 
-    `ok`: whether they do; then `name`, `layers` (name, type, shape without the batch, weights, line, and `frozen`),
-    `weights`, `activations` (bytes of all blobs and their gradients), `iterations`, `rates` (over the training),
-    `solver` (its text), and `changes` (line, what), made in the net for the data set. Else `error`, with the `line` of
-    the text that it is about, if it is about one, and `problems`, all that is wrong as (line, error).
+    `ok`: whether they do; then `name`, `layers` (name, type, shape without the batch, weights, operations of an image,
+    bytes, line, and whether its weights are `frozen`), `weights`, `flops` (of an image, forwards), `activations` (bytes
+    of all blobs and their gradients), `memory` (bytes of the whole training), `iterations`, `rates` (over the
+    training), `solver` (its text), `start` (layers whose weights are kept, and fresh ones, where it begins with those
+    of a file), `warnings`, and `changes` (line, what), made in the net for the data set. Else `error`, with the `line`
+    of the text that it is about, if it is about one, and `problems`, all that is wrong as (line, error).
     """
     try:
         return _checked(text, Options.of(options), DataFacts.of(dataset), Path(home))
     except JitdnnError as error:
-        problems = [{"line": each.line, "error": _said(each)} for each in error.problems or (error,)]
-        return {"ok": False, "error": _said(error), "line": error.line, "problems": problems}
+        return refused(error)
     except MemoryError:
         message = "this net needs more memory than may be used to look at it"
         return {"ok": False, "error": message, "line": None, "problems": [{"line": None, "error": message}]}
+
+
+def refused(error: JitdnnError) -> dict[str, Any]:
+    """What is said of a net that cannot be trained."""
+    problems = [{"line": each.line, "error": _said(each)} for each in error.problems or (error,)]
+    return {"ok": False, "error": _said(error), "line": error.line, "problems": problems}
 
 
 def sketch(bound: Bound, options: Options, facts: DataFacts, phase: str) -> Net:
@@ -59,14 +70,23 @@ def checked_net(text: str, options: Options, facts: DataFacts, home: Path, folde
 def _checked(text: str, options: Options, facts: DataFacts, home: Path) -> dict[str, Any]:
     bound, net = checked_net(text, options, facts, home, home / "runs" / "0")
     solver = solver_of(options, facts)
+    tested = sketch(bound, options, facts, "TEST")
+    start = start_from(bound, net, options.weights, options.freeze) if options.weights else None
+    activations = activation_bytes(net)
+    layers = [_layer(node) for node in net.nodes if node.layer.type not in ("Split", "Input")]
+    memory = activations + activation_bytes(tested, is_trained=False) + weight_bytes(net, solver)
     return {
         "ok": True,
         "error": None,
         "line": None,
         "name": net.name,
-        "layers": [_layer(node) for node in net.nodes if node.layer.type not in ("Split", "Input")],
+        "layers": layers,
         "weights": sum(_weights(node) for node in net.nodes),
-        "activations": sum(2 * blob.nbytes for blob in net.blobs.values()),
+        "activations": activations,
+        "memory": memory,
+        "flops": sum(layer["flops"] for layer in layers),
+        "start": None if start is None else {"kept": list(start.kept), "fresh": list(start.fresh)},
+        "warnings": _warnings(net.name, facts, memory, options),
         "iterations": solver.max_iter,
         "rates": rates(solver),
         "solver": str(solver),
@@ -82,6 +102,8 @@ def _layer(node: Any) -> dict[str, Any]:
         "line": position.line if position else None,
         "shape": list(node.top[0].shape[1:]) if node.top else [],
         "weights": _weights(node),
+        "flops": operations(node),
+        "bytes": layer_bytes(node),
         "frozen": bool(node.layer.weights) and not any(node.layer.weight_needs_gradient),
     }
 
@@ -89,6 +111,26 @@ def _layer(node: Any) -> dict[str, Any]:
 def _weights(node: Any) -> int:
     """Values of a layer that can be trained; the statistics of BatchNorm cannot."""
     return 0 if node.layer.type == "BatchNorm" else sum(blob.size for blob in node.layer.weights)
+
+
+def _warnings(name: str, facts: DataFacts, memory: int, options: Options) -> list[str]:
+    """What does not keep a net from being trained, and may not be meant."""
+    found = []
+    size = next((net["size"] for net in gallery() if f'name: "{name}"' in net["text"]), None)
+    low, high = min(facts.shape[1:]), max(facts.shape[1:])
+    if options.crop:
+        low = high = options.crop
+    if size is not None and facts.shape[1:] != (1, 1) and not (size[0] <= low and high <= size[1]):
+        found.append(
+            f"{name} is meant for images of {size[0]} to {size[1]} pixels, and these have {low} x {high}"
+        )
+    most = current().load_limit
+    if most is not None and memory > most and not options.memory_limit:
+        found.append(
+            f"training takes about {format_bytes(memory)}, and this machine has {format_bytes(most)}: choose a smaller "
+            "batch, or a limit on memory"
+        )
+    return found
 
 
 def _said(error: JitdnnError) -> str:

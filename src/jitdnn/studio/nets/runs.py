@@ -14,6 +14,7 @@ from jitdnn.files import write_whole
 from jitdnn.studio.nets.binding import Bound
 from jitdnn.studio.nets.checks import checked_net
 from jitdnn.studio.nets.facts import DataFacts
+from jitdnn.studio.nets.fine_tuning import START, start_from
 from jitdnn.studio.nets.options import Options
 from jitdnn.studio.nets.solvers import solver_of
 
@@ -21,16 +22,22 @@ from jitdnn.studio.nets.solvers import solver_of
 def write(
     folder: str | Path, text: str, options: Mapping[str, Any], dataset: Mapping[str, Any], home: str | Path
 ) -> int:
-    """Write original.prototxt, net.prototxt, deploy.prototxt and solver.prototxt (and mean.npy where a mean is
-    subtracted) into `folder`, which is made, and return the number of iterations.
+    """Write original.prototxt, net.prototxt, deploy.prototxt and solver.prototxt into `folder`, which is made, and
+    return the number of iterations. Where a mean is subtracted mean.npy is there too, and start.npz where it begins
+    with the weights of a file.
 
     Raises JitdnnError for what `check` finds wrong; nothing is written then.
     """
     folder, home = Path(folder), Path(home)
     settings, facts = Options.of(options), DataFacts.of(dataset)
-    bound, _ = checked_net(text, settings, facts, home, folder)
+    bound, net = checked_net(text, settings, facts, home, folder)
     solver = solver_of(settings, facts)
+    start = start_from(bound, net, settings.weights, settings.freeze) if settings.weights else None
     folder.mkdir(parents=True, exist_ok=True)
+    if start is not None:
+        arrays: dict[str, Any] = dict(start.arrays)
+        write_whole(folder / START, lambda file: np.savez(file, **arrays))
+        solver.weights = [START]
     _write_mean(bound, facts, home, folder)
     for name, content in (
         ("original.prototxt", text),

@@ -1,0 +1,131 @@
+"""How the layers of a net would run: algorithms, times, workspace, what else could run and why it does not; and what a
+limit on memory costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from jitdnn.caffe.convolution_problems import convolution_problems
+from jitdnn.caffe.net import Net
+from jitdnn.caffe.schema import NetState, SolverParameter
+from jitdnn.caffe.update_rules import rule_of
+from jitdnn.errors import JitdnnError
+from jitdnn.ops.plan_net import plan_net
+from jitdnn.planner.fronts import Point
+from jitdnn.planner.net_plan import LayerPlan
+from jitdnn.settings import settings
+from jitdnn.studio.nets.binding import Bound, with_inputs
+from jitdnn.studio.nets.checks import checked_net, refused
+from jitdnn.studio.nets.facts import DataFacts
+from jitdnn.studio.nets.options import Options
+from jitdnn.studio.nets.solvers import solver_of
+
+#: as pages say it
+DIRECTIONS = {"fwd": "forward", "bwd_data": "data", "bwd_filter": "filter"}
+
+
+def plan(
+    text: str,
+    options: Mapping[str, Any],
+    dataset: Mapping[str, Any],
+    home: str | Path,
+    *,
+    alternatives: bool = False,
+    seconds: float = 10.0,
+) -> dict[str, Any]:
+    """Plan the convolutions of a net in training, as JSON's types; with `alternatives` divisions of all are looked for,
+    for up to so many `seconds`.
+
+    `ok`; then `layers`, a row for each convolution and direction (layer, direction, algorithm, seconds, workspace,
+    source, error, front, refused), `seconds` and `workspace` of all, `is_whole` (whether the time was enough), and with
+    options.memory_limit `memory`: what the limit costs (limit, peak, seconds, lost, again), or why it cannot be kept.
+    Else what `check` says of what is wrong.
+    """
+    try:
+        chosen, facts = Options.of(options), DataFacts.of(dataset)
+        bound, net = checked_net(text, chosen, facts, Path(home), Path(home) / "runs" / "0")
+        return _planned(bound, net, chosen, facts, alternatives, seconds)
+    except JitdnnError as error:
+        return refused(error)
+
+
+def _planned(
+    bound: Bound, net: Net, options: Options, facts: DataFacts, alternatives: bool, seconds: float
+) -> dict[str, Any]:
+    asked = convolution_problems(net)
+    end = monotonic() + seconds
+    is_late = False
+
+    def stop() -> bool:
+        nonlocal is_late
+        is_late = is_late or monotonic() > end
+        return is_late
+
+    rows: list[dict[str, Any]] = []
+    if asked:
+        named = [(f"{each.layer} {each.direction}", each.problem) for each in asked]
+        found = plan_net(named, alternatives=alternatives, stop=stop)
+        rows = [
+            {"layer": each.layer, "direction": DIRECTIONS[each.direction], **_row(layer)}
+            for each, layer in zip(asked, found.layers, strict=True)
+        ]
+    result: dict[str, Any] = {
+        "ok": True,
+        "error": None,
+        "line": None,
+        "layers": rows,
+        "seconds": sum(row["seconds"] for row in rows),
+        "workspace": max((row["workspace"] for row in rows), default=0),
+        "is_whole": not is_late,
+    }
+    if options.memory_limit:
+        result["memory"] = memory_cost(bound, options, facts)
+    return result
+
+
+def _row(layer: LayerPlan) -> dict[str, Any]:
+    summary = layer.partition.summary
+    return {
+        "algorithm": summary.name,
+        "seconds": layer.chosen.seconds,
+        "workspace": layer.chosen.workspace,
+        "source": summary.source,
+        "error": summary.error_bound,
+        "front": [_point(point) for point in layer.front],
+        "refused": {c.name: c.refused for c in layer.partitions.candidates if c.refused is not None},
+    }
+
+
+def _point(point: Point) -> dict[str, Any]:
+    return {"algorithm": point.what.summary.name, "seconds": point.seconds, "workspace": point.workspace}
+
+
+def memory_cost(bound: Bound, options: Options, facts: DataFacts) -> dict[str, Any]:
+    """What training within options.memory_limit costs: every layer is run twice for it, on zeros.
+
+    `peak` bytes of `limit`, `seconds` of an iteration and those of them that are `lost` to the limit, and the steps
+    whose results are computed `again`; or `error`, why it cannot be kept.
+    """
+    solver = solver_of(options, facts)
+    net = Net(with_inputs(bound, options, facts, "TRAIN"), NetState(phase="TRAIN"), seed=0)
+    try:
+        with settings(division="undivided"):  # with divisions it takes a minute to find a little less
+            found = net.limit_memory(options.memory_limit, extra=_history(net, solver), is_timed=False)
+    except JitdnnError as error:
+        return {"limit": options.memory_limit, "error": str(error)}
+    assert found is not None
+    return {
+        "limit": options.memory_limit,
+        "error": None,
+        "peak": found.peak,
+        "seconds": found.seconds,
+        "lost": found.seconds_lost,
+        "again": sum(moment.direction == "rerun" for moment in found.moments),
+    }
+
+
+def _history(net: Net, solver: SolverParameter) -> int:
+    return len(rule_of(solver).histories) * sum(parameter.blob.nbytes for parameter in net.parameters)
