@@ -94,7 +94,7 @@ def test_caffes_files_run_in_opencv_too(tmp_path: Path) -> None:
     case = studio_trained.digits()
     trained, data = open_trained(*case)
     found = exports.export(*case, "caffe", "snap_iter_80.jdsnap")
-    assert found["name"] == "small-caffe.zip"
+    assert found["name"] == "small-snap_iter_80-caffe.zip"
     with zipfile.ZipFile(case.folder / "export" / found["file"]) as packed:
         packed.extractall(tmp_path)
     images = np.asarray(data.images("test")[:4])

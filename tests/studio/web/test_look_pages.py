@@ -203,7 +203,7 @@ def test_export(client: TestClient, digits: Case) -> None:
     file = made.json()["file"]
     assert file in [each["file"] for each in client.get("/api/runs/1/export").json()]
     answer = client.get(f"/api/runs/1/export/{file}")
-    assert answer.headers["content-disposition"] == f'attachment; filename="{file}"'
+    assert answer.headers["content-disposition"] == 'attachment; filename="small.bundle.zip"'
     assert zipfile.is_zipfile(io.BytesIO(answer.content))
     shown = client.post("/runs/1/export", data={"kind": "onnx"}).text
     assert "Checked by jitdnn" in shown

@@ -70,13 +70,22 @@ def export(home: Path, run: Row, dataset: Row, kind: str, weights: str = "") -> 
     target = folder / f"{kind}-{Path(chosen.name).stem}{suffix}"
     with whole(target) as unfinished:
         checks = write(unfinished, Job(trained, data, run, dict(dataset.get("settings") or {}), chosen.title))
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", str(run["name"])).strip("-.")[:60] or f"run-{run['id']}"
     return {
         "file": target.name,
-        "name": f"{stem}{'-caffe' if kind == 'caffe' else ''}{suffix}",
+        "name": download_name(run, target.name),
         "bytes": target.stat().st_size,
         "checks": checks,
     }
+
+
+def download_name(run: Row, file: str) -> str:
+    """What an exported file is called for whoever takes it along: after its run, in letters that all systems have."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", str(run["name"])).strip("-.")[:60] or f"run-{run['id']}"
+    kind, _, rest = file.partition("-")
+    weights = Path(rest).name.split(".")[0]
+    chosen = "" if weights == "best" else f"-{weights}"
+    suffix = KINDS[kind][1] if kind in KINDS else Path(file).suffix
+    return f"{stem}{chosen}{'-caffe' if kind == 'caffe' else ''}{suffix}"
 
 
 def _caffe(path: Path, job: Job) -> list[dict[str, Any]]:

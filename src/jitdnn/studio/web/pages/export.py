@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel, Field
 
 from jitdnn.errors import NotSupported
-from jitdnn.studio.ship.exports import KINDS, export
+from jitdnn.studio.ship.exports import KINDS, download_name, export
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import looking
 from jitdnn.studio.web.context import Here, Link, Studio, page
@@ -91,10 +91,11 @@ def list_exports(studio: Here, number: int) -> list[Row]:
 @router.get("/api/runs/{number}/export/{file}", response_class=FileResponse)
 def download(studio: Here, number: int, file: str) -> Response:
     """An exported file."""
-    studio.get("run", number)
+    run = studio.get("run", number)
     if file not in [each["file"] for each in listed(studio, number)]:
         raise HTTPException(404, "There is no such file.")
-    return FileResponse(_folder(studio, number) / file, media_type="application/octet-stream", filename=file)
+    name = download_name(run, file)
+    return FileResponse(_folder(studio, number) / file, media_type="application/octet-stream", filename=name)
 
 
 def listed(studio: Studio, number: int) -> list[Row]:
