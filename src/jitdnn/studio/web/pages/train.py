@@ -49,13 +49,24 @@ def train_form(
         text = original.read_text() if original.is_file() else ""
         given, dataset = old["options"], dataset or old["dataset"] or 0
     chosen = next((d for d in datasets if d["id"] == dataset), datasets[0] if datasets else None)
-    gallery = nets.gallery(chosen["task"] if chosen else None) or nets.gallery()
+    gallery = _gallery(chosen)
     text = text or next((each["text"] for each in gallery if each["key"] == net), gallery[0]["text"])
     return page(
         request, "train.html", datasets=datasets, chosen=chosen, gallery=gallery, text=text, copied=run,
         options=_options(given), schedules=nets.SCHEDULES, groups=GROUPS, choices=_choices(store),
         places=store.rows("SELECT * FROM place WHERE state != 'gone' ORDER BY device = 'cpu', id"),
     )  # fmt: skip
+
+
+def _gallery(dataset: Row | None) -> list[Row]:
+    """The nets for a data set's task, those that are meant for its size first."""
+    if dataset is None:
+        return nets.gallery()
+    width = dataset["shape"][-1] if dataset["shape"] else 0
+    found = nets.gallery(dataset["task"]) or nets.gallery()
+    for net in found:
+        net["fits"] = net["size"][0] <= width <= net["size"][1]
+    return sorted(found, key=lambda net: not net["fits"])
 
 
 def _options(given: Row) -> dict[str, Row]:
