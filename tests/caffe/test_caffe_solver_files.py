@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import caffe_protobuf
-from jitdnn.caffe import Solver, load_solver
+from command_line import call
+from jitdnn.caffe import Solver, load_solver, pycaffe
 from jitdnn.caffe.events import Event, WaitedForData
 from jitdnn.caffe.solver_state import read_solverstate, write_solverstate
 from jitdnn.errors import NotSupported, SnapshotError
+from jitdnn.settings import settings
 
 # dummy data that are the same in each pass, so that what differs after a resume is the solver's fault
 TEXT = """
@@ -64,6 +66,34 @@ def test_training_goes_on_from_caffes_pair(tmp_path: Path, form: str, twin: str)
     exact.solve(tmp_path / "run_iter_4.jdsnap")
     for mine, theirs in zip(weights(exact.net), weights(whole.net), strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+def test_caffes_binary_files_by_default_where_caffe_writes_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By `jitdnn train` and by pycaffe's solvers, unless the weights are too many for them."""
+    text = f'{TEXT} snapshot_prefix: "{tmp_path}/run"'
+    file = tmp_path / "solver.prototxt"
+    file.write_text(text)
+    assert call(capsys, "train", file)[0] == 0
+    names = {f"run_iter_{n}.{suffix}" for n in (4, 8) for suffix in ("jdsnap", "caffemodel", "solverstate")}
+    assert {path.name for path in tmp_path.glob("run*")} == names
+    again = pycaffe.get_solver(text)
+    again.restore(tmp_path / "run_iter_4.solverstate")
+    again.solve()
+    fresh = load_solver(text)
+    fresh.net.load_weights(tmp_path / "run_iter_8.caffemodel")
+    for mine, theirs in zip(weights(again.core.net), weights(fresh.net), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    monkeypatch.setattr("jitdnn.caffe.solver_files.MOST_BYTES", 10)
+    large = load_solver(text, caffe_files=True, snapshot_prefix=str(tmp_path / "large"))
+    with settings(log="warning"):
+        large.snapshot()
+    assert [path.name for path in tmp_path.glob("large*")] == ["large_iter_0.jdsnap"]
+    assert any("too many for Caffe's binary files" in record.getMessage() for record in caplog.records)
 
 
 def test_waiting_for_data_is_a_line_where_it_matters() -> None:

@@ -123,6 +123,7 @@ def load_solver(
     fuse: bool = True,
     graph: bool = True,
     channels_last: bool | None = None,
+    caffe_files: bool = False,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -144,6 +145,7 @@ def load_solver(
             fuse=fuse,
             graph=graph,
             channels_last=channels_last,
+            caffe_files=caffe_files,
             python_layers=None if python_layers is None else Path(python_layers),
         )
 

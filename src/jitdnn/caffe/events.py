@@ -126,7 +126,7 @@ class Debugged(Event):
 
 @dataclass(frozen=True)
 class Snapshotted(Event):
-    """A snapshot is on the disk, with Caffe's pair of files `beside` it if the solver has snapshot_format."""
+    """A snapshot is on the disk, with Caffe's pair of files `beside` it if the solver writes them."""
 
     path: Path
     beside: tuple[Path, ...] = ()

@@ -76,6 +76,7 @@ class Solver:
         fuse: bool = True,
         graph: bool = True,
         channels_last: bool | None = None,
+        caffe_files: bool = False,
     ) -> None:
         """Build the nets and check the fields.
 
@@ -86,6 +87,8 @@ class Solver:
         trains, after a warning.
         `level` and `stages` are set in, and added to, the solver's `train_state`: they choose layers of the net that is
         trained.
+
+        `caffe_files`: a .caffemodel and a .solverstate are written beside each snapshot without snapshot_format, too.
 
         `memory_limit` (bytes, or text such as "64 MiB") is the most that weights, their gradients and history, and all
         that flows through the nets take together; `Net.limit_memory` says how it is kept, and `memory_plan` of `net`
@@ -103,6 +106,7 @@ class Solver:
         _check(self.parameter)
         base = None if file is None else file.parent
         self.listener = listener
+        self.caffe_files = caffe_files
         self.iteration = 0
         self._stopped = Event()
         self._snapshot_wanted = Event()
@@ -330,7 +334,13 @@ class Solver:
             arrays |= {f"diff/{each.name}": each.blob.diff for each in self.net.parameters}
         snapshot.write(path, meta, arrays)
         pair = solver_files.write_beside(
-            path, self.parameter, self.net, self.method.history, self.iteration, self.rate.current_step
+            path,
+            self.parameter,
+            self.net,
+            self.method.history,
+            self.iteration,
+            self.rate.current_step,
+            self.caffe_files,
         )
         self._tell(Snapshotted(self.iteration, path, pair))
         return path

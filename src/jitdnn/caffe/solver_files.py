@@ -1,8 +1,8 @@
 """Caffe's pair of files beside a snapshot: PREFIX_iter_N.caffemodel and PREFIX_iter_N.solverstate, or their HDF5 twins.
 
-A solver with `snapshot_format` writes them too. Training goes on from a .solverstate with the weights, the history and
-the iteration; data are read from where the nets stand, and random numbers are others. Only a .jdsnap file resumes
-exactly.
+A solver with `snapshot_format` writes them too, and `jitdnn train` and pycaffe's solvers do by default, as Caffe does.
+Training goes on from a .solverstate with the weights, the history and the iteration; data are read from where the nets
+stand, and random numbers are others. Only a .jdsnap file resumes exactly.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jitdnn import log
 from jitdnn.caffe import hdf5, paths
 from jitdnn.caffe.blob import Array
 from jitdnn.caffe.model_files import write_weights
@@ -20,6 +21,7 @@ from jitdnn.caffe.net import Net
 from jitdnn.caffe.schema import SolverParameter
 from jitdnn.caffe.solver_state import SolverState, read_solverstate, write_solverstate
 from jitdnn.caffe.weights import copy_weights, read_weight_file
+from jitdnn.caffe.wire import MOST_BYTES
 from jitdnn.errors import InvalidArgument, JitdnnError, SnapshotError
 
 SUFFIXES = {
@@ -54,12 +56,24 @@ def write_beside(
     history: Mapping[str, Array],
     iteration: int,
     current_step: int,
+    by_default: bool = False,
 ) -> tuple[Path, ...]:
-    """Write the pair that snapshot_format asks for, the weights first, each whole or not at all; return the files, none
-    if it is not set. Raises SnapshotError.
+    """Write the pair that snapshot_format asks for, the weights first, each whole or not at all; return the files.
+
+    If it is not set there are none; with `by_default` those of BINARYPROTO, Caffe's default, unless the weights are too
+    many for it, which is logged. Raises SnapshotError.
     """
     if not solver.has("snapshot_format"):
-        return ()
+        if not by_default:
+            return ()
+        size = sum(blob.nbytes for blobs in net.weights.values() for blob in blobs)
+        if size > MOST_BYTES // 2:  # a history may be twice as large
+            log.fallback_once(
+                ("no caffemodel", str(snapshot.parent)),
+                f"{size:,} bytes of weights are too many for Caffe's binary files: beside {snapshot} none are written; "
+                "set snapshot_format: HDF5 for them",
+            )
+            return ()
     pair = pair_of(snapshot, solver.snapshot_format)
     try:
         write_weights(net, net.parameter, pair.model, with_diff=solver.snapshot_diff)

@@ -66,7 +66,13 @@ def run_train(
     with using_threads(threads):
         reporter = Reporter()
         solver = load_solver(
-            solver_file, listener=reporter, memory_limit=memory, level=level, stages=stages, **on_gpu(gpu)
+            solver_file,
+            listener=reporter,
+            memory_limit=memory,
+            level=level,
+            stages=stages,
+            caffe_files=True,
+            **on_gpu(gpu),
         )
         if solver.net.memory_plan is not None:
             say(solver.net.memory_plan.explain())

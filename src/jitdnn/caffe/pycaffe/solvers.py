@@ -41,6 +41,7 @@ class Solver:
             seed=mode.next_seed(),
             device=mode.device(),
             python_layers=mode.python_layers(),
+            caffe_files=True,
         )
         self.net = Net.of(self.core.net)
         self.test_nets = [Net.of(net) for net in self.core.test_nets]
