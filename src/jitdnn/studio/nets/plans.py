@@ -24,7 +24,7 @@ from jitdnn.studio.nets.options import Options
 from jitdnn.studio.nets.solvers import solver_of
 
 #: as pages say it
-DIRECTIONS = {"fwd": "forward", "bwd_data": "data", "bwd_filter": "filter"}
+DIRECTIONS = {"fwd": "forward", "bwd_filter": "filter", "bwd_data": "data"}
 
 
 def plan(
@@ -39,10 +39,11 @@ def plan(
     """Plan the convolutions of a net in training, as JSON's types; with `alternatives` divisions of all are looked for,
     for up to so many `seconds`.
 
-    `ok`; then `layers`, a row for each convolution and direction (layer, direction, algorithm, seconds, workspace,
-    source, error, front, refused), `seconds` and `workspace` of all, `is_whole` (whether the time was enough), and with
-    options.memory_limit `memory`: what the limit costs (limit, peak, seconds, lost, again), or why it cannot be kept.
-    Else what `check` says of what is wrong.
+    `ok`; then `layers`, a row for each convolution and direction (layer, direction, algorithm, parts, seconds,
+    workspace, source, error, `front`, what else is worth having, and `others`, the algorithms that were not chosen with
+    their seconds or why they are refused), `seconds` and `workspace` of all, `slowest` the seconds of the slowest,
+    `device`, `is_whole` (whether the time was enough), and with options.memory_limit `memory`: what the limit costs
+    (limit, peak, seconds, lost, again), or why it cannot be kept. Else what `check` says of what is wrong.
     """
     try:
         chosen, facts = Options.of(options), DataFacts.of(dataset)
@@ -55,7 +56,7 @@ def plan(
 def _planned(
     bound: Bound, net: Net, options: Options, facts: DataFacts, alternatives: bool, seconds: float
 ) -> dict[str, Any]:
-    asked = convolution_problems(net)
+    asked = convolution_problems(net, tuple(DIRECTIONS))
     end = monotonic() + seconds
     is_late = False
 
@@ -65,9 +66,11 @@ def _planned(
         return is_late
 
     rows: list[dict[str, Any]] = []
+    device = ""
     if asked:
         named = [(f"{each.layer} {each.direction}", each.problem) for each in asked]
         found = plan_net(named, alternatives=alternatives, stop=stop)
+        device = found.device_name
         rows = [
             {"layer": each.layer, "direction": DIRECTIONS[each.direction], **_row(layer)}
             for each, layer in zip(asked, found.layers, strict=True)
@@ -79,6 +82,8 @@ def _planned(
         "layers": rows,
         "seconds": sum(row["seconds"] for row in rows),
         "workspace": max((row["workspace"] for row in rows), default=0),
+        "slowest": max((row["seconds"] for row in rows), default=0.0),
+        "device": device,
         "is_whole": not is_late,
     }
     if options.memory_limit:
@@ -88,14 +93,20 @@ def _planned(
 
 def _row(layer: LayerPlan) -> dict[str, Any]:
     summary = layer.partition.summary
+    others: list[dict[str, Any]] = [
+        {"algorithm": c.name, "seconds": c.seconds, "workspace": c.workspace, "refused": c.refused}
+        for c in layer.partitions.candidates
+        if c.name not in (summary.name, "reference")
+    ]
     return {
         "algorithm": summary.name,
         "seconds": layer.chosen.seconds,
         "workspace": layer.chosen.workspace,
+        "parts": len(layer.partition.steps),
         "source": summary.source,
         "error": summary.error_bound,
         "front": [_point(point) for point in layer.front],
-        "refused": {c.name: c.refused for c in layer.partitions.candidates if c.refused is not None},
+        "others": sorted(others, key=lambda other: (other["refused"] is not None, other["seconds"] or 0.0)),
     }
 
 
