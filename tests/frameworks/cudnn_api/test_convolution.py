@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import cudnn_programs as programs
 import jitdnn.cudnn as c
 from cudnn_programs import Program
+from jitdnn.frameworks.cudnn_api import convolution_algorithms
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import borrow
 
@@ -116,7 +118,8 @@ def test_every_algorithm_forward(p: Program, algo: Any) -> None:
             assert caught.value.status == c.CUDNN_STATUS_BAD_PARAM
 
 
-def test_find_measures_and_keeps_to_the_workspace(p: Program) -> None:
+def test_find_measures_and_keeps_to_the_workspace(p: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution_algorithms, "find", partial(convolution_algorithms.find, seconds=0.05))
     x, w, y, _, x_desc, w_desc, conv, y_desc = described(p)
     y[...] = 3
     found = c.cudnnFindConvolutionForwardAlgorithm(p.handle, x_desc, w_desc, conv, y_desc, 3)
