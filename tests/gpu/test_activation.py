@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 import cases
 from cases import ARRANGEMENTS, arranged
+from examples import examples
 from harness import check
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.formulas.activation import ElementwiseActivation
@@ -63,7 +64,7 @@ def test_aligned_memory(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(
-    max_examples=10, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    max_examples=examples(10), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(problem=activations())

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitdnn as jd
+from examples import examples
 from jitdnn.devices import cuda
 from jitdnn.errors import InvalidShape
 from jitdnn.tensor import DTYPES, DeviceArray, borrow, numpy_dtype
@@ -90,7 +91,7 @@ class TestViews:
         np.testing.assert_array_equal(view.numpy(), x[1:, ::2])
         assert len(others) == 10
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(25), deadline=None)
     @given(st.data())
     def test_as_numpys(self, data: st.DataObject) -> None:
         device = _any_device()

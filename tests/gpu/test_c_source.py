@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from examples import examples
 from jitdnn.devices.gpu import Launch, Source
 from jitdnn.errors import InvalidType
 from jitdnn.rtcg.activations import ACTIVATIONS
@@ -169,7 +170,7 @@ STEPS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(st.lists(expressions(), min_size=5, max_size=5))
 def test_random_expressions(some: list[Expression]) -> None:
     from jitdnn.devices import opencl

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import cases
 from cases import make_case
 from convolution_cases import convolution, fused
+from examples import examples
 from harness import run_algorithm
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import FewChannels
 from jitdnn.kernels.cuda.convolution.few_channels.code import launches, source
@@ -91,7 +92,7 @@ def few_channels(draw: st.DrawFn) -> Convolution:
 
 
 @given(problem=few_channels())
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 def test_any(problem: Convolution, cuda_device: Any) -> None:
     if FewChannels().refuse(problem, cuda_device) is not None:
         assert max(problem.dilation) > 1

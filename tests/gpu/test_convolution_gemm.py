@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 import cases
 from cases import make_case
 from convolution_cases import convolution, fused
+from examples import examples
 from harness import run_algorithm
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.convolution.implicit_gemm import cost
@@ -179,8 +180,10 @@ def test_integers(words: str, layout: str, result: str, cuda_device: Any, alignm
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)  # fmt: skip
+    max_examples=examples(20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(problem=convolutions())
 def test_any_problem(problem: Convolution, cuda_device: Any, alignment: str) -> None:
     if problem.x.dtype == "f64":

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import cases
 from cases import make_case
 from convolution_cases import convolution, fused
+from examples import examples
 from harness import run_algorithm
 from jitdnn.kernels.cuda.convolution.grouped import algorithm as convolution_grouped
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
@@ -181,7 +182,7 @@ def groups(draw: st.DrawFn) -> Convolution:
 
 
 @given(problem=groups())
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 def test_any(problem: Convolution, cuda_device: Any) -> None:
     if Grouped().refuse(problem, cuda_device) is not None:
         return

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import cases
 from cases import make_case
 from convolution_cases import convolution, fused
+from examples import examples
 from harness import run, run_algorithm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
@@ -256,8 +257,10 @@ def test_any_address(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)  # fmt: skip
+    max_examples=examples(20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(data=st.data())
 def test_any_problem(data: st.DataObject, cuda_device: Any) -> None:
     problem = data.draw(convolutions())

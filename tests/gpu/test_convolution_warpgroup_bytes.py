@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import cases
 from cases import make_case
 from convolution_cases import convolution, fused
+from examples import examples
 from harness import run, run_algorithm
 from jitdnn.devices.cuda import offline
 from jitdnn.errors import InvalidType
@@ -253,8 +254,10 @@ def test_any_address(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)  # fmt: skip
+    max_examples=examples(8),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(data=st.data())
 def test_any_problem(data: st.DataObject, cuda_device: Any) -> None:
     def number(least: int, most: int) -> int:

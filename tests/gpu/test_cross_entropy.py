@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, arranged
 from cross_entropy_cases import cross_entropy, inputs_for
+from examples import examples
 from harness import check
 from jitdnn.kernels.formulas.cross_entropy import RowCrossEntropy
 from jitdnn.kernels.gpu.reduction.generator import RowLoops
@@ -53,7 +54,7 @@ def test_orders_in_memory(arrangement: str, device: Any) -> None:
         check_loss(arranged(problem, arrangement), device, scales=((1.5, 0.5),))
 
 
-@settings(max_examples=10, deadline=None, phases=PHASES, suppress_health_check=FIXTURES)
+@settings(max_examples=examples(10), deadline=None, phases=PHASES, suppress_health_check=FIXTURES)
 @given(problem=cross_entropies())
 def test_any_cross_entropy(device: Any, problem: Problem) -> None:
     check_loss(problem, device, scales=((1.5, 0.0),))

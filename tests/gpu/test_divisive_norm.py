@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, arranged
+from examples import examples
 from harness import check
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Problem, parse
@@ -36,7 +37,7 @@ def test_orders_in_memory(direction: str, arrangement: str, device: Any) -> None
 
 
 @settings(
-    max_examples=20,
+    max_examples=examples(20),
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

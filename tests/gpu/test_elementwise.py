@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 import cases
 import harness
 from cases import Buffer
+from examples import examples
 from harness import _Mirror
 from jitdnn.kernels.formulas.loop_nest import Nest
 from jitdnn.kernels.gpu.elementwise import generator as elementwise
@@ -94,7 +95,9 @@ def operands(draw: st.DrawFn) -> list[TensorDescriptor]:
     return result
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(operands())
 def test_any_tensors(device: Any, guard: int, tensors: list[TensorDescriptor]) -> None:
     check(device, SUM, tensors)

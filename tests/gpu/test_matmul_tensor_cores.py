@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 import cases
 from cases import make_case
+from examples import examples
 from harness import run_algorithm
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
@@ -112,8 +113,10 @@ def test_epilogues(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)  # fmt: skip
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(problem=matmuls())
 def test_any_product(problem: MatMul, cuda_device: Any) -> None:
     check(problem, cuda_device)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, make_case
+from examples import examples
 from harness import check, run
 from jitdnn.kernels.formulas.normalization_steps import RowNormalization
 from jitdnn.kernels.gpu.normalization.layer_norm_backward import FusedLayerNorm
@@ -172,7 +173,7 @@ def test_orders_in_memory(text: str, arrangement: str, device: Any) -> None:
     check_it(rearranged(normalization(text), arrangement), device)
 
 
-@settings(max_examples=20, deadline=None, phases=PHASES, suppress_health_check=FIXTURES)
+@settings(max_examples=examples(20), deadline=None, phases=PHASES, suppress_health_check=FIXTURES)
 @given(problem=normalizations())
 def test_any_normalization(device: Any, problem: Normalization) -> None:
     check_it(problem, device, scales=((1.5, 0.0), (1.0, 1.0)))

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 import cases
 from cases import ARRANGEMENTS, arranged
+from examples import examples
 from harness import check
 from jitdnn.kernels.gpu.pooling.geometry import Geometry
 from jitdnn.kernels.gpu.pooling.per_block import form_of as form_of_groups
@@ -172,7 +173,7 @@ def test_wide_offsets(mode: str, direction: str, device: Any, monkeypatch: pytes
 
 
 @settings(
-    max_examples=30,
+    max_examples=examples(30),
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, Buffer, arranged, make_case
+from examples import examples
 from harness import check, run
 from jitdnn.kernels.formulas.reduce import RowReduce, build_reduction, own_program
 from jitdnn.kernels.formulas.row_algorithms import Step
@@ -87,7 +88,7 @@ def test_orders_in_memory(op: str, arrangement: str, device: Any) -> None:
     assert "rows" in check(arranged(parse(f"reduce {op} shape3x18x5 axis1"), arrangement), device)
 
 
-@settings(max_examples=20, deadline=None, phases=PHASES, suppress_health_check=FIXTURES)
+@settings(max_examples=examples(20), deadline=None, phases=PHASES, suppress_health_check=FIXTURES)
 @given(problem=reductions())
 def test_any_reduction(device: Any, problem: Problem) -> None:
     check(problem, device, scales=((1.5, 0.0), (1.0, 1.0)))

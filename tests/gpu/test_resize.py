@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 import cases
 from cases import ARRANGEMENTS, arranged
+from examples import examples
 from harness import check
 from jitdnn.kernels.gpu.sampling.resize_coordinates import Coordinates, coordinates_of
 from jitdnn.kernels.tables import algorithms
@@ -57,7 +58,7 @@ def test_wide_offsets(direction: str, device: Any, monkeypatch: pytest.MonkeyPat
 
 
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

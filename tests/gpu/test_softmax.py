@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, arranged, make_case
+from examples import examples
 from harness import check, run
 from jitdnn.kernels.formulas.softmax import RowSoftmax
 from jitdnn.kernels.gpu.reduction.generator import RowLoops
@@ -85,7 +86,7 @@ def test_orders_in_memory(direction: str, arrangement: str, device: Any) -> None
     )
 
 
-@settings(max_examples=20, deadline=None, phases=PHASES, suppress_health_check=FIXTURES)
+@settings(max_examples=examples(20), deadline=None, phases=PHASES, suppress_health_check=FIXTURES)
 @given(problem=softmaxes())
 def test_any_softmax(device: Any, problem: Problem) -> None:
     check(problem, device, scales=((1.5, 0.0), (1.0, 1.0)))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, arranged
+from examples import examples
 from harness import check
 from jitdnn.problems import AddTensor, Problem, parse
 from strategies import additions
@@ -55,7 +56,7 @@ def test_orders_in_memory(device: Any, arrangement: str) -> None:
 
 
 @settings(
-    max_examples=8, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    max_examples=examples(8), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(problem=additions())

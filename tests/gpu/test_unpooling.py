@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from cases import ARRANGEMENTS, arranged
+from examples import examples
 from harness import check
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Unpooling, parse
@@ -48,7 +49,7 @@ def test_wide_offsets(direction: str, device: Any, monkeypatch: pytest.MonkeyPat
 
 
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, check
+from examples import examples
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, JitdnnError, NotSupported, ParseError
 from jitdnn.problems import Convolution, FusedConvolution, parse
 from jitdnn.tensor import TensorDescriptor
@@ -35,7 +36,7 @@ def test_kernels(words: str) -> None:
     assert "separate_kernels" in check(parse(f"fused_conv_{words}"))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(fused_convolutions())
 def test_any_problem(problem: FusedConvolution) -> None:
     check(problem)

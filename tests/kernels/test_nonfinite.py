@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from conformance import INSTRUCTION_SETS, accepting
 from convolution_cases import convolution
+from examples import examples
 from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.errors import NotSupported
 from jitdnn.kernels.algorithm import Algorithm
@@ -104,7 +105,7 @@ def test_on_every_instruction_set(text: str, cpu: str) -> None:
 
 
 @given(convolutions())
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_any_convolution(problem: Convolution) -> None:
     tensors = [operand.descriptor for operand in problem.operands]
     if not problem.is_integer and not any(0 in d.shape or d.is_overlapping() for d in tensors):

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 import strategies
 from cases import Buffer, Workspace, make_case
 from conformance import accepting
+from examples import examples
 from jitdnn.devices.cpu import host
 from jitdnn.problems import CrossEntropy, CtcLoss, Problem, Softmax
 from nonfinite import VALUES
@@ -100,7 +101,7 @@ def check(problem: Problem, all_of_them: bool) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_reaches_what_reads_it(kind: str) -> None:
     @given(KINDS[kind]())
-    @settings(max_examples=8)
+    @settings(max_examples=examples(8))
     def run(problem: Problem) -> None:
         operands = [operand.descriptor for operand in problem.operands]
         if any(d.is_overlapping() or d.size == 0 for d in operands):

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 
 import jitdnn as jd
+from examples import examples
 from jitdnn.rtcg.formulas import formula, is_whole, parse_formula
 from jitdnn.tensor import DTYPES, numpy_dtype
 
@@ -57,7 +58,7 @@ def test_formulas_as_text_and_as_functions(text: str, dtype: str) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_dtypes_strides_and_broadcasting(data: st.DataObject) -> None:
     """Sums and products of small numbers, exact in every type but the halves."""
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 
 import jitdnn as jd
+from examples import examples
 from jitdnn.tensor import DTYPES, numpy_dtype
 
 RNG = np.random.default_rng(0)
@@ -33,7 +34,7 @@ dtypes = st.sampled_from(
 
 
 @given(shapes, dtypes, st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_reductions_over_any_axes(shape: tuple[int, ...], dtype: str, data: st.DataObject) -> None:
     x = view(data, shape, dtype)
     axes = tuple(data.draw(st.lists(st.integers(0, len(shape) - 1), unique=True, min_size=1)))
@@ -53,7 +54,7 @@ def test_reductions_over_any_axes(shape: tuple[int, ...], dtype: str, data: st.D
 
 
 @given(shapes, dtypes, st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_scans_along_any_axis(shape: tuple[int, ...], dtype: str, data: st.DataObject) -> None:
     x = view(data, shape, dtype)
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))

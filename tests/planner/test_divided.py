@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 import conformance
 from convolution_cases import bias_of, convolution, fused
+from examples import examples
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.planner.choose import get
@@ -129,7 +130,7 @@ class TestAgainstTheReference:
         pieces = pieces_of(problem, ("n", (1,)), ("h", (4,)), ("k", (2,)))
         check(problem, pieces, scales=[(1.0, 0.0)])
 
-    @settings(max_examples=12)
+    @settings(max_examples=examples(12))
     @given(st.data(), convolutions(channels=(1, 2, 3, 4), most_extent=6))
     def test_any_problem(self, data: st.DataObject, problem: Convolution) -> None:
         axes = [axis for axis in parts.AXES if parts.extent(problem, axis) > 1]

@@ -13,6 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import jitdnn
+from examples import examples
 from jitdnn.errors import NotSupported
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
@@ -142,7 +143,7 @@ class TestChoice(Planning):
         assert {"n64", "n16"} <= sizes
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=examples(60), deadline=None)
 @given(
     n=st.integers(1, 40),
     seed=st.integers(0, 10**6),
@@ -289,7 +290,9 @@ def test_calls_are_divided_without_being_told() -> None:
 
 
 @hypothesis_settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(data=st.data())
 def test_any_convolution_under_any_limit(data: st.DataObject) -> None:

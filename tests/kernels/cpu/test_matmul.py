@@ -7,6 +7,7 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
+from examples import examples
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan
@@ -85,7 +86,7 @@ def test_every_algorithm_is_reached() -> None:
     assert unreached([product(words) for words in SHAPES]) == set()
 
 
-@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(30), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(matmuls())
 def test_any_product(problem: MatMul) -> None:
     check(problem, scales=((1.5, 0.0), (1.0, 1.0)))

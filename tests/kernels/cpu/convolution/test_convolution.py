@@ -23,6 +23,7 @@ from conformance import (
     unreached,
 )
 from convolution_cases import convolution, fused
+from examples import examples
 from jitdnn.devices.cpu import host
 from jitdnn.problems import BiasGradient, Convolution, Problem, parse
 from jitdnn.rtcg.isa import isa
@@ -168,7 +169,7 @@ def test_places_that_no_tap_meets() -> None:
 
 
 @settings(
-    max_examples=15,
+    max_examples=examples(15),
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # an example costs a compilation: no shrinking
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -244,7 +245,7 @@ def test_bias_gradient_on_narrower_instruction_sets(cpu: str) -> None:
     check(parse("conv_bwd_bias n2 k19 p7 q9"), cpu=cpu)
 
 
-@settings(max_examples=20, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(20), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(bias_gradients())
 def test_any_bias_gradient(problem: BiasGradient) -> None:
     check(problem)

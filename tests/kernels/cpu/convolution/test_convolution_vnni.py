@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import jitdnn as jd
 from conformance import AnyArray, arranged, check, make_case, run
 from convolution_cases import convolution
+from examples import examples
 from jitdnn.devices.cpu import CpuDevice, host
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.algorithm import Vnni
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.code import trace
@@ -76,7 +77,7 @@ def integer_convolutions(draw: st.DrawFn) -> Convolution:
 
 
 @needs_dot
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.data())
 def test_any_convolution_is_exact(data: st.DataObject) -> None:
     problem = data.draw(integer_convolutions())

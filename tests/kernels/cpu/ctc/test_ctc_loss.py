@@ -11,6 +11,7 @@ from hypothesis import Phase, assume, given, settings
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, AnyArray, arranged, check, random_values, unreached
+from examples import examples
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import CtcLoss, Problem, parse
 from jitdnn.tensor import numpy_dtype
@@ -100,7 +101,7 @@ def test_every_algorithm_is_reached() -> None:
     assert unreached([ctc("t5 n2 a3 s2", direction) for direction in DIRECTIONS]) == set()
 
 
-@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(15), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(ctc_losses())
 def test_any_ctc_loss(problem: Problem) -> None:
     assert isinstance(problem, CtcLoss)

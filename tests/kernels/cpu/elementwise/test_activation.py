@@ -24,6 +24,7 @@ from conformance import (
     run,
     unreached,
 )
+from examples import examples
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Problem, parse
@@ -104,7 +105,7 @@ def test_every_algorithm_is_reached(direction: str) -> None:
     assert unreached([parse(f"{kind} {words}") for kind in kinds for words in SHAPES]) == set()
 
 
-@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(30), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(activations())
 def test_any_activation(problem: Problem) -> None:
     check(problem, scales=((1.5, 0.0), (1.0, 1.0)))

@@ -8,6 +8,7 @@ from hypothesis import Phase, given, settings
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, unreached
+from examples import examples
 from jitdnn.problems import AddTensor, Problem, parse
 from strategies import additions
 
@@ -60,7 +61,7 @@ def test_every_algorithm_is_reached() -> None:
     assert unreached([*ADDITIONS, *COPIES]) == set()
 
 
-@settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(40), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(additions())
 def test_any_sum(problem: AddTensor) -> None:
     check(problem, scales=((1.5, 0.0), (1.0, 1.0)))

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 import jitdnn as jd
 from conformance import INSTRUCTION_SETS, check
+from examples import examples
 from jitdnn.kernels.reference import rounded
 from jitdnn.problems import Transform, parse
 from jitdnn.tensor import DTYPES, TensorDescriptor, numpy_dtype
@@ -47,7 +48,7 @@ dtypes = st.sampled_from([dtype for dtype in DTYPES if dtype != "bool"])
 
 
 @given(shapes, dtypes, dtypes, st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_any_transform(shape: tuple[int, ...], source: str, target: str, data: st.DataObject) -> None:
     pairs = data.draw(
         st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=len(shape), max_size=len(shape))

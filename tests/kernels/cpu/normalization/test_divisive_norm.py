@@ -8,6 +8,7 @@ from hypothesis import Phase, given, settings
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, unreached
+from examples import examples
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems import DivisiveNorm, parse
 from jitdnn.tensor import TensorDescriptor
@@ -57,7 +58,7 @@ def test_every_algorithm_is_reached(direction: str) -> None:
     assert unreached([divisive_norm(words, direction) for words in DIVISIVE_SHAPES]) == set()
 
 
-@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(15), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(divisive_norms())
 def test_any_divisive_norm(problem: DivisiveNorm) -> None:
     assert parse(problem.text) == problem

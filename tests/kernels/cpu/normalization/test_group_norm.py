@@ -10,6 +10,7 @@ from hypothesis import Phase, given, settings
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, unreached
+from examples import examples
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.problems import GroupNorm
 from jitdnn.problems.normalization import Normalization
@@ -101,7 +102,7 @@ def test_every_algorithm_is_reached() -> None:
     assert unreached([normalization(text) for text in TEXTS]) == set()
 
 
-@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(30), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(normalizations(kinds=("group",)))
 def test_any_group_norm(problem: Normalization) -> None:
     check_it(problem, scales=((1.5, 0.0), (1.0, 1.0)))

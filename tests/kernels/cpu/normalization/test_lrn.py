@@ -8,6 +8,7 @@ from hypothesis import Phase, given, settings
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
+from examples import examples
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import LRN, parse
 from strategies import lrns
@@ -50,7 +51,7 @@ def test_every_algorithm_is_reached(direction: str) -> None:
     assert unreached([lrn(words, direction) for words in LRN_SHAPES]) == set()
 
 
-@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(15), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(lrns())
 def test_any_lrn(problem: LRN) -> None:
     assert parse(problem.text) == problem

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
+from examples import examples
 from jitdnn.errors import InvalidArgument, InvalidType
 from jitdnn.problems import Problem, parse
 from strategies import poolings
@@ -194,7 +195,7 @@ def test_padding_must_be_less_than_what_a_window_spans() -> None:
 
 
 @settings(
-    max_examples=30,
+    max_examples=examples(30),
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # an example costs a compilation: no shrinking
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -10,6 +10,7 @@ from hypothesis import Phase, given, settings
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
+from examples import examples
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import Problem, Unpooling, parse
 from strategies import unpoolings
@@ -57,7 +58,7 @@ def test_every_algorithm_is_reached(direction: str) -> None:
     assert unreached([unpool(words, direction) for words in SHAPES]) == set()
 
 
-@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(25), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(unpoolings())
 def test_any_unpooling(problem: Unpooling) -> None:
     assert parse(problem.text) == problem

@@ -10,6 +10,7 @@ from hypothesis import Phase, given, settings
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
+from examples import examples
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import Dropout, parse
 from jitdnn.problems.philox import philox
@@ -104,7 +105,7 @@ def dropouts(draw: st.DrawFn) -> Dropout:
     )
 
 
-@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(15), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(dropouts())
 def test_any_dropout(problem: Dropout) -> None:
     assert parse(str(problem)) == problem

@@ -12,6 +12,7 @@ from hypothesis import Phase, given, settings
 
 import jitdnn as jd
 from conformance import INSTRUCTION_SETS, arranged, check, results_of, unreached
+from examples import examples
 from jitdnn.errors import InvalidArgument
 from jitdnn.problems import Random, parse
 from jitdnn.tensor import COMMON_DTYPES
@@ -53,7 +54,7 @@ def randoms(draw: st.DrawFn) -> Random:
     return Random(distribution, a, 0.0 if distribution == "bernoulli" else b, y)
 
 
-@settings(max_examples=20, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(20), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(randoms())
 def test_any_fill(problem: Random) -> None:
     assert parse(str(problem)) == problem

@@ -12,6 +12,7 @@ import jitdnn as jd
 from cases import AnyArray
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, unreached
 from cross_entropy_cases import cross_entropy, inputs_for
+from examples import examples
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import Problem
 from strategies import cross_entropies
@@ -104,7 +105,7 @@ def test_every_algorithm_is_reached() -> None:
     assert unreached(problems) == set()
 
 
-@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(15), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(cross_entropies())
 def test_any_cross_entropy(problem: Problem) -> None:
     check_loss(problem, threads=(2,))

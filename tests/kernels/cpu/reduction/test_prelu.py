@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, unreached
+from examples import examples
 from jitdnn.problems import PRelu, parse
 from strategies import descriptors, shapes
 
@@ -73,7 +74,7 @@ def prelus(draw: st.DrawFn) -> PRelu:
 
 
 @settings(
-    max_examples=20,
+    max_examples=examples(20),
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow],

@@ -11,6 +11,7 @@ from hypothesis import Phase, given, settings
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
+from examples import examples
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import Problem, parse
 from jitdnn.problems.reduce import OPS
@@ -76,7 +77,7 @@ def test_every_algorithm_is_reached() -> None:
     assert unreached([parse("reduce add shape3x4 axis1")]) == set()
 
 
-@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(30), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(reductions())
 def test_any_reduction(problem: Problem) -> None:
     check(problem, scales=((1.5, 0.0), (1.0, 1.0)))

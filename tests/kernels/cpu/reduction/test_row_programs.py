@@ -11,6 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from conformance import INSTRUCTION_SETS, Buffer, Workspace
+from examples import examples
 from jitdnn.devices.cpu import host
 from jitdnn.errors import InvalidShape
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF
@@ -131,7 +132,7 @@ def cases(draw: st.DrawFn) -> tuple[list[TensorDescriptor], tuple[int, ...], str
     )
 
 
-@settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(40), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(cases(), st.sampled_from(ALL))
 def test_any_layout(case: Any, name: str) -> None:
     (x, y, row), axes, vectors_over = case

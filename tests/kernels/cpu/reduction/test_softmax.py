@@ -7,6 +7,7 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
+from examples import examples
 from jitdnn.problems import Problem, parse
 from strategies import softmaxes
 
@@ -77,7 +78,7 @@ def test_every_algorithm_is_reached(direction: str) -> None:
     assert unreached(problems) == set()
 
 
-@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(30), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(softmaxes())
 def test_any_softmax(problem: Problem) -> None:
     check(problem, scales=((1.5, 0.0), (1.0, 1.0)))

@@ -10,6 +10,7 @@ from hypothesis import Phase, given, settings
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
+from examples import examples
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import Embedding, parse
 from jitdnn.tensor import COMMON_DTYPES
@@ -80,7 +81,7 @@ def embeddings(draw: st.DrawFn) -> Embedding:
     )
 
 
-@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(25), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(embeddings())
 def test_any_embedding(problem: Embedding) -> None:
     assert parse(str(problem)) == problem

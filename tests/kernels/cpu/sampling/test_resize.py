@@ -12,6 +12,7 @@ from hypothesis import Phase, given, settings
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, unreached
+from examples import examples
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import Resize, parse
 from jitdnn.problems.resize import DIRECTIONS, MODES
@@ -73,7 +74,7 @@ def test_every_algorithm_is_reached(direction: str) -> None:
     assert unreached([parse(f"resize_{direction} linear {words}") for words in RESIZE_SHAPES]) == set()
 
 
-@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(25), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(resizes())
 def test_any_resize(problem: Resize) -> None:
     assert parse(str(problem)) == problem

@@ -11,6 +11,7 @@ from hypothesis import Phase, given, settings
 
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
+from examples import examples
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import AffineGrid, GridSample, parse
 from jitdnn.problems.spatial_transformer import MODES, PADDINGS, SAMPLE_DIRECTIONS
@@ -136,7 +137,7 @@ def samples(draw: st.DrawFn) -> GridSample:
     )  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(15), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(samples())
 def test_any_sample(problem: GridSample) -> None:
     assert parse(str(problem)) == problem
@@ -156,7 +157,7 @@ def grids(draw: st.DrawFn) -> AffineGrid:
     )
 
 
-@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=examples(15), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(grids())
 def test_any_affine_grid(problem: AffineGrid) -> None:
     assert parse(str(problem)) == problem
