@@ -4,8 +4,8 @@
 
 CAFFE is a checkout of Caffe, or a folder with parts of it; in MORE the files are looked for that it does not have. They
 are taken as they are; only `test_iter` is 1 batch, instead of up to 1000. The nets with over ten million weights run
-`--large` iterations. For each solver: the net tests, trains, tests, takes a snapshot, and another solver goes on from
-it with the same weights. The two that finetune start from the weights that the solver of CaffeNet left.
+`--large` iterations. For each solver: the net tests, trains, tests, takes a snapshot, and other solvers go on from
+it and from the .solverstate beside it with the same weights. The two that finetune start from the weights that the solver of CaffeNet left.
 
 A row has the losses of the first and the last iteration, and an output of the test before and after. Ends with 1 if a
 solver failed or was not found.
@@ -39,7 +39,7 @@ def solver_of(file: Path, device: str | None, told: list[Event]) -> Solver:
     parameter = upgrade(file)
     assert isinstance(parameter, SolverParameter)
     parameter.test_iter = [1] * len(parameter.test_iter)
-    return Solver(parameter, file=file, listener=told.append, seed=1, device=device)
+    return Solver(parameter, file=file, listener=told.append, seed=1, device=device, caffe_files=True)
 
 
 def train(file: Path, options: argparse.Namespace) -> dict[str, Any]:

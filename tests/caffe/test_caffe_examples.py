@@ -137,7 +137,7 @@ def test_solvers_as_they_stand(solver: str, tmp_path: Path, monkeypatch: pytest.
     assert file == tmp_path / name
     row = caffe_examples.train(file, SimpleNamespace(device="cpu", iterations=3, large=1))
     assert row["iterations"] == 3
-    assert row["files"] == (".h5 .jdsnap" if "lr1" in solver else ".jdsnap")
+    assert row["files"] == (".h5 .jdsnap" if "lr1" in solver else ".caffemodel .jdsnap .solverstate")
     assert caffe_examples.lay_out(name, [tmp_path / "nowhere"], tmp_path) is None
 
 
