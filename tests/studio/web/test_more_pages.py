@@ -14,7 +14,7 @@ pytest.importorskip("httpx2")
 from fastapi.testclient import TestClient
 
 from jitdnn.studio.store import Store
-from jitdnn.studio.web.app import make_app
+from jitdnn.studio.web.app import make_app, modules
 from jitdnn.studio.web.pages.compare import differences, parallel
 
 EVIL = "<script>alert(1)</script>\"'"
@@ -159,3 +159,38 @@ def test_contract_is_a_page_and_has_every_path(client: TestClient) -> None:
     assert all(each.get("description") or each.get("summary") for each in operations)
     assert len({each["operationId"] for each in operations}) == len(operations)
     assert client.get("/docs").status_code == 404  # which would load from elsewhere
+
+
+def test_script_in_every_name_stays_text_on_every_page(client: TestClient, store: Store) -> None:
+    dataset = store.insert(
+        "dataset", name=EVIL, source=EVIL, path=EVIL, classes=[EVIL, "b"], shape=[1, 8, 8], train=4, test=2,
+        notes=[EVIL], message=EVIL, settings={"path": EVIL},
+    )  # fmt: skip
+    place = store.insert("place", host=EVIL, device="cpu", name=EVIL, message=EVIL)
+    values: dict[str, Any] = {
+        "net_name": EVIL, "dataset": dataset, "message": EVIL, "note": EVIL, "place": place, "best": 0.5, "best_at": 1,
+        "options": {"epochs": 3, "batch": 64, EVIL: EVIL}, "started": 1.0,
+    }  # fmt: skip
+    for state in ("queued", "running", "done", "failed"):
+        run = add_run(store, EVIL, state=state, **values)
+        store.folder(run).mkdir(parents=True)
+        (store.folder(run) / "original.prototxt").write_text(f'name: "{EVIL}" # {run}')
+        (store.folder(run) / f"{EVIL.replace('/', '')}.log").write_text(EVIL)
+        store.add_points(run, [(name, at, 0.5) for name in ("loss", f"val {EVIL}") for at in (1, 2)])
+        store.mark(run, 1, EVIL)
+    # pages of the application with any numbers in their paths; files and pictures are no pages
+    routes = [route for module in modules() for route in module.router.routes]
+    paths = {route.path for route in routes if "GET" in route.methods}
+    pages = sorted(
+        p for p in paths if not p.startswith(("/api", "/static")) and "files" not in p and ".png" not in p
+    )
+    assert len(pages) > 10
+    seen = 0
+    for path in pages:
+        for number in (1, 4):
+            answer = client.get(path.replace("{number}", str(number)), params={"run": [1, 4], "q": "script"})
+            assert answer.status_code < 500, path
+            if answer.headers.get("content-type", "").startswith("text/html"):
+                seen += "&lt;script&gt;alert(1)" in answer.text
+                assert "<script>alert(1)" not in answer.text, path
+    assert seen > 15

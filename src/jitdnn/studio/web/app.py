@@ -57,7 +57,7 @@ def make_app(home: Path, serve_queue: bool = True) -> FastAPI:
     studio = Studio(home, store, inspector, queue, make_templates(), Watching(store))
     app.state.studio = studio
     app.mount("/static", Static(directory=STATIC))
-    found = sorted(_modules(), key=lambda module: getattr(module, "ORDER", 50))
+    found = sorted(modules(), key=lambda module: getattr(module, "ORDER", 50))
     for module in found:
         app.include_router(module.router, responses=failures.REFUSALS)
     for name in ("navigation", "tabs"):
@@ -69,7 +69,8 @@ def make_app(home: Path, serve_queue: bool = True) -> FastAPI:
     return app
 
 
-def _modules() -> list[ModuleType]:
+def modules() -> list[ModuleType]:
+    """The modules of pages/, in the order of their names."""
     names = sorted(found.name for found in pkgutil.iter_modules(pages.__path__))
     return [importlib.import_module(f"{pages.__name__}.{name}") for name in names]
 

@@ -133,6 +133,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(family[4])
+            listener.listen(256)  # whoever asks before the server is up waits for it
         except OSError as error:
             raise InvalidArgument(
                 f"--port {port} at {host} cannot be listened at: {error.strerror}; give another port, or 0 for any"
