@@ -6,7 +6,9 @@ names.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -193,6 +195,27 @@ def test_dropout(p: Program) -> None:
     assert abs((found == 0).mean() - 0.25) < 0.03
     close(found[found != 0], np.float32(1 / 0.75), 1e-5)
     close(programs.fetched(dx), dy * found, 1e-5)
+
+
+def test_announcement(p: Program) -> None:
+    """The example, as it stands, on the GPU and by NVIDIA's library."""
+    path = Path(__file__).parents[2] / "examples" / "announcement_2014.py"
+    spec = importlib.util.spec_from_file_location("announcement_2014", path)
+    assert spec is not None
+    assert spec.loader is not None
+    example: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    images, filters = normal(2, 6, 29, 29), normal(16, 6, 7, 7)
+
+    def run(one: Program) -> Any:
+        def make(shape: tuple[int, ...]) -> Any:
+            return one.put(np.full(shape, np.nan, np.float32))
+
+        return example.announcement(one.c, one.handle, one.put(images), one.put(filters), make, 3)
+
+    (found, extents), (expected, own_extents) = run(p), run(host())
+    assert tuple(extents) == tuple(own_extents) == (2, 16, 15, 15)
+    close(programs.fetched(found), expected)
 
 
 def only_nvidia(p: Program) -> None:
