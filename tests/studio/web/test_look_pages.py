@@ -141,14 +141,35 @@ def test_many_images(client: TestClient, digits: Case) -> None:
     assert len(found) == 14
     assert found[-1]["top"] == found[3]["top"]
     assert "error" in next(each for each in found if "evil" in each["name"])
-    page = client.post("/runs/1/classify/many", files=sent).text
+    begun = client.post("/runs/1/classify/many", files=sent)
+    assert begun.status_code == 303  # without a script: to a page that loads itself again
+    address = begun.headers["location"]
+    while 'hx-trigger="load' in (page := client.get(address).text):
+        assert 'max="14"' in page
     assert "&lt;b&gt;evil" in page
     assert "<b>evil" not in page
-    rows = list(
-        csv.reader(io.StringIO(client.post("/runs/1/classify/many", files=sent, data={"table": "csv"}).text))
-    )
+    rows = list(csv.reader(io.StringIO(client.get(f"{address}.csv").text)))
     assert rows[0] == ["file", "answer", "value", "error"]
     assert rows[-1][0] == "'=1+1.png"
+    part = client.post("/runs/1/classify/many", files=sent, headers={"HX-Request": "true"}).text
+    assert "<html" not in part
+    assert client.get("/runs/1/classify/many/other").status_code == 404
+    broken = client.post("/api/runs/1/classify/many", files=[("files", ("cut.zip", packed.getvalue()[:200]))])
+    assert (broken.status_code, "cannot be read as a zip" in broken.json()["detail"]) == (422, True)
+    assert list((digits.home / "uploads").iterdir()) == []
+
+
+def test_many_images_some_at_a_time(
+    client: TestClient, digits: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jitdnn.studio.web import answering
+
+    monkeypatch.setattr(answering, "AT_ONCE", 2)
+    sent = [("files", (f"{at}.png", png(digits, at))) for at in range(5)]
+    found = client.post("/api/runs/1/classify/many", files=sent).json()
+    assert [each["name"] for each in found] == [f"{at}.png" for at in range(5)]
+    monkeypatch.setattr("jitdnn.studio.look.classify.MOST_FILES", 4)
+    assert client.post("/api/runs/1/classify/many", files=sent).status_code == 413
 
 
 def test_inside(client: TestClient) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import studio_trained
+from jitdnn.studio.data import open_dataset
+from jitdnn.studio.look.pictures import image_png
 from studio_browser import Browser, Server, chromium, findings, running
 
 pytest.importorskip("fastapi", reason="the extra jitdnn[studio] is not installed")
@@ -81,6 +83,21 @@ def test_a_drawn_digit(server: Server, page: Any) -> None:
     expect(page.locator("#answer")).not_to_contain_text("Truly")
     page.get_by_role("button", name="Another one").click()
     expect(page.locator("#answer")).to_contain_text("Truly")
+
+
+def test_many_images(server: Server, page: Any) -> None:
+    images = open_dataset(server.home, studio_trained.digits().dataset).images("test")
+    files = [
+        {"name": f"{at}.png", "mimeType": "image/png", "buffer": image_png(images[at])} for at in range(12)
+    ]
+    page.goto(f"{server.base}/runs/1/classify")
+    page.locator("input[name=files]").set_input_files(files)
+    page.get_by_role("button", name="Ask about all of them").click()
+    expect(page.locator("#many tbody tr")).to_have_count(12, timeout=60_000)
+    clean(page)
+    with page.expect_download() as started:
+        page.get_by_role("link", name="Answers as CSV").click()
+    assert len(Path(started.value.path()).read_text().splitlines()) == 13
 
 
 def test_looking_inside(server: Server, page: Any) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,33 +120,58 @@ def decode(dataset: Row, content: bytes) -> Array:
     return picture(content, options_of(settings))
 
 
-def files_of(name: str, content: bytes) -> list[tuple[str, bytes]]:
-    """The image files that were given: those in a zip file, in the order of names, or the file itself.
+def count_files(name: str, file: BinaryIO) -> int:
+    """How many images `files_in` will give. Raises InvalidArgument as it does."""
+    if not _is_zip(file):
+        return 1
+    with _unpacked(name, file) as packed:
+        return len(_members(name, packed))
+
+
+def files_in(name: str, file: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    """The image files that were given, one after the other: those in a zip file, in the order of names, or the file.
 
     Raises InvalidArgument for a damaged zip file, and beyond MOST_FILES or MOST_BYTES.
     """
-    if not content.startswith(b"PK\3\4"):
-        return [(name, content)]
+    if not _is_zip(file):
+        yield name, file.read(IMAGE_BYTES + 1)
+        return
+    with _unpacked(name, file) as packed:
+        total = 0
+        for info in _members(name, packed):
+            with packed.open(info) as member:  # counted as it comes, whatever the file says of its size
+                taken = member.read(min(IMAGE_BYTES, MOST_BYTES - total) + 1)
+            total += len(taken)
+            if len(taken) > IMAGE_BYTES or total > MOST_BYTES:
+                raise InvalidArgument(
+                    f"{info.filename} in {name} unpacks to more than it may: is this a zip bomb?"
+                )
+            yield info.filename, taken
+
+
+def _is_zip(file: BinaryIO) -> bool:
+    file.seek(0)
+    start = file.read(4)
+    file.seek(0)
+    return start == b"PK\3\4"
+
+
+def _members(name: str, packed: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    infos = [
+        info for info in packed.infolist()
+        if not info.is_dir() and PurePosixPath(info.filename).suffix.lower() in SUFFIXES
+        and not {"__MACOSX", ".."} & set(PurePosixPath(info.filename).parts)
+    ]  # fmt: skip
+    if len(infos) > MOST_FILES:
+        raise InvalidArgument(f"{name} has {len(infos):,} images: at most {MOST_FILES:,} at a time")
+    return sorted(infos, key=lambda each: each.filename)
+
+
+@contextmanager
+def _unpacked(name: str, file: BinaryIO) -> Iterator[zipfile.ZipFile]:
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as packed:
-            infos = [
-                info for info in packed.infolist()
-                if not info.is_dir() and PurePosixPath(info.filename).suffix.lower() in SUFFIXES
-                and not {"__MACOSX", ".."} & set(PurePosixPath(info.filename).parts)
-            ]  # fmt: skip
-            if len(infos) > MOST_FILES:
-                raise InvalidArgument(f"{name} has {len(infos):,} images: at most {MOST_FILES:,} at a time")
-            found, total = list[tuple[str, bytes]](), 0
-            for info in sorted(infos, key=lambda each: each.filename):
-                with packed.open(info) as file:  # counted as it comes, whatever the file says of its size
-                    taken = file.read(min(IMAGE_BYTES, MOST_BYTES - total) + 1)
-                total += len(taken)
-                if len(taken) > IMAGE_BYTES or total > MOST_BYTES:
-                    raise InvalidArgument(
-                        f"{info.filename} in {name} unpacks to more than it may: is this a zip bomb?"
-                    )
-                found.append((info.filename, taken))
-            return found
+        with zipfile.ZipFile(file) as packed:
+            yield packed
     except InvalidArgument:
         raise
     except Exception as error:  # zipfile may raise anything over damaged bytes

@@ -9,19 +9,17 @@ import io
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, File, Form, HTTPException, Query, Request, UploadFile
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 from jitdnn.studio.look import classify as look
 from jitdnn.studio.look.pictures import data_url
 from jitdnn.studio.store import Row
-from jitdnn.studio.web import looking
-from jitdnn.studio.web.context import Here, Link, Studio, page
+from jitdnn.studio.web import answering, looking
+from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
 from jitdnn.studio.web.looking import Part, WeightsName
 
 router = APIRouter()
 TABS = (Link(30, "/classify", "eye", "Classify"),)
-#: files that one call in the inspector takes: a few seconds' work
-AT_ONCE: Final = 200
 Place = Annotated[int | None, Query(ge=0, le=1 << 40, description="the number of an image of the part")]
 _PICTURES: Final = ("image", "seen", "overlay", "true_overlay")
 
@@ -93,40 +91,44 @@ async def classify_many(
     weights: WeightsName = "",
 ) -> list[Row]:  # fmt: skip
     """What the net says of many images: `name` and its answer each, or `error` for a file that is none."""
-    found, chosen = looking.asked(studio, number, weights)
-    listed: list[tuple[str, bytes]] = []
-    for file in files:
-        content = await file.read(look.MOST_BYTES + 1)
-        listed += await asyncio.to_thread(look.files_of, file.filename or "image", content)
-    if len(listed) > look.MOST_FILES:
-        raise HTTPException(413, f"{len(listed):,} images: at most {look.MOST_FILES:,} at a time.")
-    answers: list[Row] = []
-    for start in range(0, len(listed), AT_ONCE):
-        some = listed[start : start + AT_ONCE]
-        answers += await studio.inspector.inspect(
-            look.classify_files, studio.home, found.run, found.dataset, some, chosen.name
-        )
-    return answers
+    job, kept = await answering.begin(studio, number, weights, files)
+    await answering.work(studio, job, kept)
+    if job.error:
+        raise HTTPException(422, job.error)
+    return job.answers
 
 
 @router.post("/runs/{number}/classify/many", include_in_schema=False)
-async def many_page(
+async def many_begin(
     request: Request, studio: Here, number: int, files: Annotated[list[UploadFile], File()],
-    weights: Annotated[str, Form()] = "", table: Annotated[str, Form()] = "",
+    weights: Annotated[str, Form()] = "",
 ) -> Response:  # fmt: skip
-    answers = await classify_many(studio, number, files, weights)
-    if table == "csv":
-        return Response(
-            answers_csv(answers), media_type="text/csv; charset=utf-8",
-            headers={"content-disposition": f'attachment; filename="run-{number}-answers.csv"'},
-        )  # fmt: skip
-    found = looking.looked(studio, number, weights)
+    job, kept = await answering.begin(studio, number, weights, files)
+    name = answering.start(request, studio, job, kept)
+    if is_part(request):
+        return await many_page(request, studio, number, name)
+    return RedirectResponse(f"/runs/{number}/classify/many/{name}", 303)
+
+
+@router.get("/runs/{number}/classify/many/{name}.csv", include_in_schema=False)
+def many_csv(request: Request, number: int, name: str) -> Response:
+    text = answers_csv(answering.job_of(request, number, name).answers)
+    headers = {"content-disposition": f'attachment; filename="run-{number}-answers.csv"'}
+    return Response(text, media_type="text/csv; charset=utf-8", headers=headers)
+
+
+@router.get("/runs/{number}/classify/many/{name}", include_in_schema=False)
+async def many_page(request: Request, studio: Here, number: int, name: str) -> Response:
+    job = answering.job_of(request, number, name)
+    if job.task is not None:
+        await asyncio.wait([job.task], timeout=0.5)
     counts: dict[str, int] = {}
-    for answer in answers:
+    for answer in job.answers:
         if answer.get("top"):
             counts[answer["top"][0]["name"]] = counts.get(answer["top"][0]["name"], 0) + 1
-    listed = sorted(counts.items(), key=lambda pair: -pair[1])
-    return page(request, "many.html", answers=answers, counts=listed, **looking.options_of(found))
+    values = {"job": job, "name": name, "counts": sorted(counts.items(), key=lambda pair: -pair[1])}
+    found = looking.options_of(looking.looked(studio, number, job.weights))
+    return page(request, "many.html" if is_part(request) else "many_page.html", **values, **found)
 
 
 def answers_csv(answers: list[Row]) -> str:

@@ -1,0 +1,145 @@
+"""Many images asked of a net: some at a time, so that little is in memory, others are answered meanwhile, and a page
+can
+show how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from fastapi import HTTPException, Request, UploadFile
+
+from jitdnn.errors import JitdnnError
+from jitdnn.studio.look import classify as look
+from jitdnn.studio.store import Row
+from jitdnn.studio.web import looking
+from jitdnn.studio.web.context import Studio
+
+#: files and bytes that one call in the inspector takes: a few seconds' work
+AT_ONCE, BYTES_AT_ONCE = 200, 64 << 20
+#: jobs whose answers are kept, the newest
+KEPT: Final = 20
+Files = list[tuple[str, Path]]
+
+
+@dataclass
+class Job:
+    """The answers so far; `error` says why it ended before its end."""
+
+    run: int
+    weights: str
+    total: int
+    answers: list[Row] = field(default_factory=list)
+    error: str = ""
+    is_over: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+async def keep(studio: Studio, uploads: list[UploadFile]) -> Files:
+    """Write what was sent to files of the studio's home; `work` removes them."""
+    folder = studio.home / "uploads"
+    folder.mkdir(exist_ok=True)
+    kept: Files = []
+    for upload in uploads:
+        path = folder / f"many-{secrets.token_hex(8)}"
+        kept.append((upload.filename or "image", path))
+        with open(path, "xb") as file:
+            while piece := await upload.read(1 << 20):
+                await asyncio.to_thread(file.write, piece)
+    return kept
+
+
+async def begin(studio: Studio, number: int, weights: str, uploads: list[UploadFile]) -> tuple[Job, Files]:
+    """A job for what was sent. Raises InvalidArgument for a damaged zip file, and 413 for too many images."""
+    _, chosen = looking.asked(studio, number, weights)
+    files = await keep(studio, uploads)
+    try:
+        total = await asyncio.to_thread(_count, files)
+        if total > look.MOST_FILES:
+            raise HTTPException(413, f"{total:,} images: at most {look.MOST_FILES:,} at a time.")
+    except BaseException:
+        _remove(files)
+        raise
+    return Job(number, chosen.name, total), files
+
+
+async def work(studio: Studio, job: Job, files: Files) -> None:
+    """Answer all files, and remove them; what is wrong with one of them is its answer, what ends the job is its
+    error."""
+    try:
+        found, chosen = looking.asked(studio, job.run, job.weights)
+        with closing(_given(files)) as given:
+            while some := await asyncio.to_thread(_some, given):
+                job.answers += await studio.inspector.inspect(
+                    look.classify_files, studio.home, found.run, found.dataset, some, chosen.name
+                )
+    except (JitdnnError, HTTPException) as error:
+        job.error = str(getattr(error, "detail", error))
+    finally:
+        job.is_over = True
+        _remove(files)
+
+
+def jobs(request: Request) -> OrderedDict[str, Job]:
+    """The jobs of this server, by their names."""
+    state = request.app.state
+    if not hasattr(state, "answering"):
+        state.answering = OrderedDict()
+    found: OrderedDict[str, Job] = state.answering
+    return found
+
+
+def start(request: Request, studio: Studio, job: Job, files: Files) -> str:
+    """Have a job done while its page is looked at; its name."""
+    held, name = jobs(request), secrets.token_urlsafe(9)
+    while len(held) >= KEPT:
+        _, old = held.popitem(last=False)
+        if old.task is not None:
+            old.task.cancel()
+    job.task = asyncio.create_task(work(studio, job, files))
+    held[name] = job
+    return name
+
+
+def job_of(request: Request, number: int, name: str) -> Job:
+    """The job of a run by its name; 404."""
+    found = jobs(request).get(name)
+    if found is None or found.run != number:
+        raise HTTPException(404, "These answers are gone: ask again.")
+    return found
+
+
+def _count(files: Files) -> int:
+    total = 0
+    for name, path in files:
+        with open(path, "rb") as file:
+            total += look.count_files(name, file)
+    return total
+
+
+def _given(files: Files) -> Generator[tuple[str, bytes], None, None]:
+    for name, path in files:
+        with open(path, "rb") as file:
+            yield from look.files_in(name, file)
+
+
+def _some(given: Iterator[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    found, size = list[tuple[str, bytes]](), 0
+    for name, content in islice(given, AT_ONCE):
+        found.append((name, content))
+        size += len(content)
+        if size > BYTES_AT_ONCE:
+            break
+    return found
+
+
+def _remove(files: Files) -> None:
+    for _, path in files:
+        path.unlink(missing_ok=True)
