@@ -4,8 +4,9 @@
 
 CAFFE is a checkout of Caffe, or a folder with parts of it; in MORE the files are looked for that it does not have. They
 are taken as they are; only `test_iter` is 1 batch, instead of up to 1000. The nets with over ten million weights run
-`--large` iterations. For each solver: the net tests, trains, tests, takes a snapshot, and other solvers go on from
-it and from the .solverstate beside it with the same weights. The two that finetune start from the weights that the solver of CaffeNet left.
+`--large` iterations. For each solver: the net tests, trains, tests, takes a snapshot, and other solvers go on from it,
+and from the .solverstate beside it, with the same weights. The two that finetune start from the weights that the solver
+of CaffeNet left.
 
 A row has the losses of the first and the last iteration, and an output of the test before and after. Ends with 1 if a
 solver failed or was not found.
