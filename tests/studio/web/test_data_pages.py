@@ -244,7 +244,9 @@ def test_a_set_without_labels_is_labelled_in_the_page(client: TestClient, tmp_pa
     number = client.post("/api/datasets", json=asked).json()["id"]
     assert wait_for(client, number)["classes"] == ["cat", "dog"]
     place = client.get(f"/data/{number}/label").headers["location"]
-    assert "Label images" in client.get(f"/data/{number}").text
+    shown = client.get(f"/data/{number}").text
+    assert "Label its images" in shown
+    assert "Train on this" not in shown
     for k in range(4):
         place = client.post(place, data={"label": str(k % 2), "next": "unlabelled"}).headers["location"]
     place = client.post(place, data={"label": "-2", "next": "unlabelled"}).headers["location"]

@@ -33,7 +33,7 @@ def opened(folder: Path, is_written: bool = False) -> Iterator[sqlite3.Connectio
     """The index of a data set; what the block writes is kept where it ends without an error."""
     path = folder / "items.sqlite"
     mode = "rw" if is_written else "ro"
-    db = sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True, timeout=10)
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=10)
     try:
         db.row_factory = sqlite3.Row
         with db:

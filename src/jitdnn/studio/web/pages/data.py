@@ -47,7 +47,7 @@ class Version(BaseModel):
 
 @router.get("/data", include_in_schema=False)
 def list_page(request: Request, studio: Here) -> Response:
-    rows = studio.store.rows("SELECT * FROM dataset ORDER BY id DESC LIMIT 1000")
+    rows = list_datasets(studio)[:1000]
     runs = studio.store.rows("SELECT dataset, count(*) AS n FROM run GROUP BY dataset")
     return page(request, "data_list.html", datasets=rows, runs={row["dataset"]: row["n"] for row in runs})
 
@@ -60,7 +60,7 @@ def gallery_page(
     row = studio.get("dataset", number)
     if row["state"] != "ready":
         return _waiting(request, studio, row, "data_waiting.html")
-    dataset = open_dataset(studio.home, row)
+    row, dataset = _ready(studio, number)
     part = part if part in dataset.parts else dataset.parts[0]
     chosen = int(label) if label else None
     is_list = view == "list"
@@ -71,7 +71,7 @@ def gallery_page(
         request, "data.html", dataset=row, parts=dataset.parts, part=part, label=label, q=q, view=view, start=start,
         found=found, histogram=dataset.histogram(part), step=step,
         tile=(width, height), columns=25 if width <= SMALL else 16, shown=LIST if is_list else SHEETS * step,
-        mended=_mended(dataset), unlabelled=_has_unlabelled(dataset), tab="",
+        mended=_mended(dataset), tab="",
     )  # fmt: skip
 
 
@@ -234,6 +234,7 @@ def mean_png(studio: Here, number: int) -> Response:
 @router.get("/api/datasets")
 def list_datasets(studio: Here) -> list[Row]:
     """All data sets, the newest first."""
+    creation.tidy(studio.store)
     return studio.store.rows("SELECT * FROM dataset ORDER BY id DESC")
 
 
@@ -340,7 +341,9 @@ def _ready(studio: Studio, number: int) -> tuple[Row, Dataset]:
     row = studio.get("dataset", number)
     if row["state"] != "ready":
         raise not_ready(row)
-    return row, open_dataset(studio.home, row)
+    dataset = open_dataset(studio.home, row)
+    row["unlabelled"] = _has_unlabelled(dataset)
+    return row, dataset
 
 
 def _image(dataset: Dataset, part: str, place: int) -> Row:
