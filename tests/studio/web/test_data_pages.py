@@ -59,6 +59,9 @@ def wait_for(client: TestClient, number: int) -> dict[str, Any]:
 
 def test_a_zip_file_is_sent_once_looked_at_and_made(client: TestClient, tmp_path: Path) -> None:
     assert "Drop a zip" in client.get("/data/new").text
+    empty = client.post("/data/scan", data={"width": "8"}, headers={"HX-Request": "true"}).text
+    assert "appears here" in empty
+    assert "alert" not in empty
     content = write_zip(tmp_path / "p.zip", classes({EVIL.replace("/", "-"): 12, "b": 12})).read_bytes()
     fields = {"width": "8", "height": "8", "val": "25", "test": "25"}
     sent = {"file": ("my <b>ducks.zip", content, "application/zip")}

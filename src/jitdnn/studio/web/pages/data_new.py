@@ -63,6 +63,12 @@ async def look(request: Request, studio: Here) -> Response:
         values: dict[str, Any] = {"upload": "", "name": "", "error": "", "found": None}
         try:
             options = _options(sent)
+            if not _is_chosen(sent):
+                return (
+                    _form(request, studio)
+                    if not is_part(request)
+                    else page(request, "data_scan.html", **values)
+                )
             path, values["upload"], values["name"] = await _chosen(studio, sent)
             values["found"] = _shown(await studio.inspector.inspect(scan, str(path), options))
         except JitdnnError as error:
@@ -139,6 +145,12 @@ def _options(sent: FormData) -> Options:
     if values.get("mode", "squash") not in MODES:
         raise InvalidArgument(f"mode is one of {', '.join(MODES)}")
     return Options(**values)
+
+
+def _is_chosen(sent: FormData) -> bool:
+    file = sent.get("file")
+    is_file = isinstance(file, FormFile) and bool(file.filename)
+    return is_file or any(str(sent.get(name) or "").strip() for name in ("folder", "upload"))
 
 
 async def _chosen(studio: Studio, sent: FormData) -> tuple[Path | str, str, str]:
