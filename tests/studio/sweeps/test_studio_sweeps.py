@@ -303,3 +303,19 @@ def test_what_a_killed_server_left_half_written_is_removed(store: Store, dataset
     Sweeps(store).step()
     assert store.one("run", half) is None
     assert [row["id"] for row in children(store, sweep)] == [first["id"]]
+
+
+def test_trials_that_failed_teach_where_not_to_look() -> None:
+    """Rates above 0.1 diverge; after some trials TPE keeps below, more often than chance."""
+    space = Space({"rate": Range(1e-4, 10.0, log=True)})
+
+    def diverging(sampler: str, seed: int) -> int:
+        known: list[Trial] = []
+        plan = Plan(space, sampler=sampler, trials=30, seed=1000 * seed)
+        for _ in range(30):
+            rate = float(suggest(plan, known)["rate"])
+            tests = (0.5,) if rate < 0.1 else ()  # the others are all alike
+            known.append(Trial({"rate": rate}, tests, "done" if tests else "failed"))
+        return sum(trial.state == "failed" for trial in known[-15:])
+
+    assert sum(diverging("tpe", k) for k in range(4)) < 0.7 * sum(diverging("random", k) for k in range(4))

@@ -144,7 +144,16 @@ def test_every_page_is_accessible_in_light_and_dark(server: Server, page: Any) -
             expect(page.locator("#verdict.good")).to_be_visible(timeout=60_000)
             expect(page.locator(".plan .algorithm")).to_have_count(5, timeout=60_000)
         shown(page, name)
-    others = ["/queue", "/settings", "/api", "/runs/1/delete", "/compare?run=1&run=1", "/nowhere"]
+    others = [
+        "/sweeps",
+        "/sweeps/new",
+        "/queue",
+        "/settings",
+        "/api",
+        "/runs/1/delete",
+        "/compare?run=1&run=1",
+        "/nowhere",
+    ]
     page.goto(f"{server.base}/runs/1")
     others += page.eval_on_selector_all(".tabs a", "links => links.map((link) => link.getAttribute('href'))")[
         1:
@@ -225,7 +234,7 @@ def test_phone_scrolls_down_only_and_has_its_bar(server: Server, browser: Browse
         "/train": "4-new-training",
         "/runs/1": "5-run",
     }
-    for path in [*names, "/queue", "/settings", "/api", "/runs/1/delete"]:
+    for path in [*names, "/sweeps/new", "/queue", "/settings", "/api", "/runs/1/delete"]:
         phone.goto(server.base + path, wait_until="load")
         phone.wait_for_timeout(300)
         assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth"), path

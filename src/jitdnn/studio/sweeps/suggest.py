@@ -109,7 +109,7 @@ def _study(plan: Plan, trials: Sequence[Trial]) -> Any:
             "done": states.COMPLETE if best is not None else states.FAIL,
             "pruned": states.PRUNED,
             "running": states.RUNNING,
-            "failed": states.FAIL,
+            "failed": states.PRUNED,  # without a test: as bad as can be, where a failed trial would teach nothing
         }[trial.state]
         study.add_trial(
             optuna.trial.create_trial(
