@@ -62,11 +62,31 @@ def test_sigmoid_falls_where_gamma_is_negative() -> None:
     assert [found[i] for i in (0, 50, 100)] == pytest.approx([1 - 0.0066928509, 0.5, 0.0066928509], rel=1e-7)
 
 
+def test_cosine() -> None:
+    found = rates('lr_policy: "cosine" base_lr: 0.2 max_iter: 100', 101)
+    # cos 60 degrees is 1/2
+    assert [found[i] for i in (0, 50, 100)] == pytest.approx([0.2, 0.1, 0])
+    third = LearningRate(parse('lr_policy: "cosine" base_lr: 0.2 max_iter: 90', SolverParameter)).at(30)
+    assert third == pytest.approx(0.15)
+
+
+def test_warm_up() -> None:
+    found = rates('lr_policy: "fixed" base_lr: 1 warmup_iter: 4', 6)
+    assert found == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
+    found = rates('lr_policy: "poly" power: 1 max_iter: 10 base_lr: 1 warmup_iter: 5 warmup_start_lr: 0.1', 8)
+    assert found == pytest.approx([0.1, 0.18, 0.26, 0.34, 0.42, 0.5, 0.4, 0.3])
+    steps = 'lr_policy: "multistep" gamma: 0.5 base_lr: 1 stepvalue: 2 stepvalue: 6 warmup_iter: 4'
+    assert rates(steps, 8) == pytest.approx([0, 0.125, 0.25, 0.375, 0.5, 0.5, 0.25, 0.25])
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("base_lr: 1", "lr_policy is not set: there are fixed"),
-        ('base_lr: 1 lr_policy: "cosine"', r"unknown lr_policy 'cosine' \(line 1\)"),
+        ('base_lr: 1 lr_policy: "cosinus"', r"unknown lr_policy 'cosinus' \(line 1\)"),
+        ('base_lr: 1 lr_policy: "cosine"', "needs max_iter"),
+        ('base_lr: 1 lr_policy: "fixed" warmup_iter: -1', "warmup_iter is -1"),
+        ('base_lr: 1 lr_policy: "fixed" warmup_iter: 3 warmup_start_lr: 2', "start above base_lr"),
         ('lr_policy: "fixed"', "base_lr"),
         ('lr_policy: "fixed" base_lr: -1', "base_lr is -1"),
         ('base_lr: 1 lr_policy: "step"', "needs gamma and stepsize"),

@@ -1,4 +1,4 @@
-"""The seven learning-rate policies of Caffe's solvers.
+"""The seven learning-rate policies of Caffe's solvers, and two things more.
 
 Symbols: base = base_lr, γ = gamma, i = iteration (from 0).
 
@@ -9,6 +9,13 @@ Symbols: base = base_lr, γ = gamma, i = iteration (from 0).
     multistep  base · γ^(number of stepvalues reached, at most one more in each iteration)
     poly       base · (1 − i / max_iter)^power
     sigmoid    base / (1 + e^(−γ (i − stepsize))): it rises for γ > 0, and falls for γ < 0, as DIGITS writes it
+
+Not Caffe's, but of later trainings:
+
+    cosine     base · (1 + cos(π i / max_iter)) / 2 (Loshchilov and Hutter, 2017, without restarts)
+
+and with any policy `warmup_iter` and `warmup_start_lr`, as Intel's Caffe calls them: in the first warmup_iter
+iterations the rate rises evenly from warmup_start_lr to what the policy says of iteration warmup_iter.
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ POLICIES: dict[str, tuple[str, ...]] = {  # the fields that each policy cannot d
     "multistep": ("gamma",),
     "poly": ("power", "max_iter"),
     "sigmoid": ("gamma", "stepsize"),
+    "cosine": ("max_iter",),
 }
 
 
@@ -62,8 +70,22 @@ class LearningRate:
                 f"stepsize is {solver.stepsize}{solver.where('stepsize')}: it must not be negative"
             ).at(solver.place("stepsize"))
 
+        if solver.warmup_iter < 0 or not 0 <= solver.warmup_start_lr <= solver.base_lr:
+            raise InvalidArgument(
+                f"warmup_iter is {solver.warmup_iter}{solver.where('warmup_iter')}, warmup_start_lr "
+                f"{solver.warmup_start_lr:g}{solver.where('warmup_start_lr')}: neither may be negative, and the rate "
+                f"must not start above base_lr, {solver.base_lr:g}"
+            ).at(solver.place("warmup_iter"))
+
     def at(self, iteration: int) -> float:
         """Return the rate of the iteration; call it once for each, in order (multistep counts steps)."""
+        warm = self.solver.warmup_iter
+        if iteration < warm:
+            start, end = self.solver.warmup_start_lr, LearningRate(self.solver)._of_policy(warm)
+            return start + (end - start) * iteration / warm
+        return self._of_policy(iteration)
+
+    def _of_policy(self, iteration: int) -> float:
         solver = self.solver
         base, gamma = solver.base_lr, solver.gamma
         match solver.lr_policy:
@@ -81,6 +103,9 @@ class LearningRate:
             case "poly":
                 # beyond max_iter, where Caffe's formula leaves the real numbers, the rate stays at its end
                 return float(base * max(0.0, 1 - iteration / solver.max_iter) ** solver.power)
+            case "cosine":
+                done = min(1.0, iteration / max(1, solver.max_iter))
+                return base * (1 + math.cos(math.pi * done)) / 2
             case "sigmoid":
                 return base / (1 + _exp(-gamma * (iteration - solver.stepsize)))
         return base

@@ -249,6 +249,8 @@ class SolverParameter(Message):
     snapshot_after_train = boolean(True)
     layer_wise_reduce = boolean(True)
     weights = repeated(string())
+    warmup_iter = int32()
+    warmup_start_lr = real()
 
 
 # the fields of data layers that V1 kept beside the source and V2 keeps in transform_param

@@ -103,6 +103,7 @@ class Options:
     steps: tuple[float, ...] | None = _option(
         None, _maybe(_percents), "percents of the training where it drops"
     )
+    warmup: float = _option(0.0, _real(0, 100), "percent of the training in which the rate rises from 0")
     solver: str = _option("SGD", _one_of(*RULES), "what becomes of a gradient")
     momentum: float = _option(0.9, _real(0, 0.9999), "how much of the last step is kept")
     decay: float = _option(0.0005, _real(0, 10), "by how much weights are drawn to 0")

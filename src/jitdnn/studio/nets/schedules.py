@@ -24,6 +24,7 @@ SCHEDULES = {
         "Steps", "drops at the percents of the training that are named", {"gamma": 0.2, "steps": (60.0, 85.0)}
     ),
     "poly": Schedule("To zero", "falls to zero at the end", {"power": 1.0}),
+    "cosine": Schedule("Cosine", "falls slowly, fast, and slowly to zero at the end", {}),
     "exp": Schedule(
         "Exponential", "falls by the same part with each percent of the training", {"gamma": 0.95}
     ),

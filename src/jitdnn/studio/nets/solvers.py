@@ -41,4 +41,6 @@ def solver_of(options: Options, facts: DataFacts) -> SolverParameter:
     if options.clip:
         solver.clip_gradients = options.clip
     set_policy(solver, options.policy, options)
+    if options.warmup:
+        solver.warmup_iter = min(most, math.ceil(options.warmup * most / 100))
     return solver

@@ -26,7 +26,7 @@ NAVIGATION = (Link(30, "/train", "train", "New training", short="Train"),)
 #: the options of the page, in its groups
 GROUPS = {
     "Solver": ("solver", "momentum", "decay", "clip", "accumulate", "seed"),
-    "Learning rate": ("gamma", "power", "step", "steps"),
+    "Learning rate": ("gamma", "power", "step", "steps", "warmup"),
     "Images": ("mean", "scale", "crop", "mirror"),
     "Tests and snapshots": ("tests", "snapshots"),
     "Fine-tuning": ("weights", "freeze"),
