@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from jitdnn.arguments import callback, is_hashable, sequence, shown
+from jitdnn.arguments import callback, flag, is_hashable, sequence, shown
 from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle, settled_handle
 from jitdnn.planner import net
@@ -50,6 +50,7 @@ def plan_net(
         raise InvalidArgument("there are no layers to plan: give at least one problem")
     owner = settled_handle(handle)
     callback(progress, "progress")
+    divides = flag(alternatives, "alternatives")
     callback(stop, "stop")
     if streams is not None:
         streams = sequence(streams, "streams", _MOST_LAYERS)
@@ -68,7 +69,7 @@ def plan_net(
             most,
             streams,
             progress=progress,
-            alternatives=alternatives,
+            alternatives=divides,
             stop=stop or (lambda: False),
         )
 
