@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("fastapi", reason="the extra jitdnn[studio] is not installed
 from fastapi.testclient import TestClient
 
 import studio_trained
+from jitdnn.cli import main
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.look.trained import open_trained
 from jitdnn.studio.ship import exports
@@ -84,10 +86,18 @@ def test_its_door(client: TestClient, image: bytes) -> None:
     assert "content-security-policy" in client.get("/").headers
 
 
-def test_refusals_at_the_start(tmp_path: object) -> None:
+def test_refusals_at_the_start() -> None:
     case = studio_trained.digits()
     path = case.folder / "export" / exports.export(*case, "bundle")["file"]
     with pytest.raises(InvalidArgument, match="fewer than 16"):
         bundle_server.serve_bundle(path, "127.0.0.1", 0, "short", print)
     with pytest.raises(InvalidArgument, match="no address"):
         bundle_server.serve_bundle(path, "999.0.0.1", 0, TOKEN, lambda line: None)
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other.zip").write_bytes(b"PK")
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(tmp_path / "other.zip")])
+    assert ended.value.code == 1
+    assert "cannot be read as a bundle" in " ".join(capsys.readouterr().err.split())
