@@ -13,10 +13,11 @@ import pytest
 from PIL import Image
 
 import studio_trained
-from jitdnn.caffe import load_net
+from jitdnn.caffe import NetParameter, load_net, parse
+from jitdnn.caffe.deployment import deployment
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.studio.look import classify, evaluate, predictions
-from jitdnn.studio.look.trained import choose_weights, open_trained, weights_of
+from jitdnn.studio.look.trained import Trained, choose_weights, open_trained, weights_of
 from studio_trained import Case
 
 
@@ -156,6 +157,20 @@ def test_boxes() -> None:
     assert evaluate._detection(predictions._joined([gathered], 37), ["cat", "dog"])["summary"]["recall"] == 1
     shown = classify.classify(*case, None, "test", 2)
     assert Image.open(io.BytesIO(shown["overlay"])).size == (270, 324)
+
+
+def test_a_net_for_one_image_at_a_time() -> None:
+    """Its Reshape says how many rows there are."""
+    text = """layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 1 dim: 4 dim: 4 } } }
+    layer { name: "rows" type: "Reshape" bottom: "data" top: "rows" reshape_param { shape { dim: 1 dim: 16 } } }
+    layer { name: "ip" type: "InnerProduct" bottom: "rows" top: "ip"
+      inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }
+    layer { name: "prob" type: "Softmax" bottom: "ip" top: "prob" }"""
+    trained = Trained(deployment(parse(text, NetParameter)), None, None, "classification")
+    trained.one.weights["ip"][0].data[...] = np.random.default_rng(0).normal(size=(3, 16)) / 255
+    images = np.random.default_rng(1).integers(0, 256, (5, 1, 4, 4)).astype(np.uint8)
+    alone = np.concatenate([trained.predict(image[np.newaxis]) for image in images])
+    np.testing.assert_allclose(trained.predict(images), alone, rtol=1e-6)
 
 
 def test_the_mean_image_is_cropped_with_the_image() -> None:

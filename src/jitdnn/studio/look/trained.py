@@ -108,11 +108,24 @@ class Trained:
     def many(self) -> Net:
         """The net for `batch` images at a time, with the weights of `one`."""
         if self._many is None:
-            parameter = self.deployment.net.copy()
-            parameter.layer[0].input_param.shape[0].dim[0] = self.batch
-            self._many = Net(parameter, NetState(phase="TEST"), base=self._base, seed=0)
-            share_weights(self._many, self.one)
+            try:
+                self._many = self._for_batch()
+            except InvalidArgument:  # a net for one number of images, by a Reshape that says so
+                self.batch = 1
+                self._many = self._for_batch()
         return self._many
+
+    def _for_batch(self) -> Net:
+        parameter = self.deployment.net.copy()
+        parameter.layer[0].input_param.shape[0].dim[0] = self.batch
+        net = Net(parameter, NetState(phase="TEST"), base=self._base, seed=0)
+        answer = net.blobs[self.answer].shape
+        if self.task != "detection" and answer[:1] != (self.batch,):
+            raise InvalidArgument(
+                f"the net answers {self.batch} images with shape {answer}: one row each is needed"
+            )
+        share_weights(net, self.one)
+        return net
 
     def net_with_gradient(self, blob: str, layer: str | None = None, batch: int = 1) -> Net:
         """A net that ends in a blob, as the layer of that name leaves it (None: the last one that writes it), and goes
