@@ -205,8 +205,12 @@ def executors_of(store: Store) -> list[Executor]:
     if store.setting("cluster"):
         from jitdnn.studio.work.cluster.executor import ClusterExecutor
 
-        cluster = ClusterExecutor.of_setting(store)
-        found += [cluster] if cluster else []
+        try:
+            cluster = ClusterExecutor.of_setting(store)
+        except JitdnnError as error:  # a port that another program has must not keep the studio from starting
+            log.tell(f"other machines cannot be used: {error}")
+        else:
+            found += [cluster] if cluster else []
     for name, make in plugins.load("executors").items():
         try:
             found.append(make(store))

@@ -16,6 +16,7 @@ from jitdnn.sizes import format_bytes
 from jitdnn.studio.data import places
 from jitdnn.studio.store import Row
 from jitdnn.studio.web.context import Here, Link, Studio, page
+from jitdnn.studio.web.pages.cluster import read_cluster
 from jitdnn.studio.work import room
 
 router = APIRouter()
@@ -63,7 +64,8 @@ def settings_page(request: Request, studio: Here, saved: bool = False) -> Respon
     ]
     sizes = {name: format_bytes(values[name]) if values[name] else "" for name in ("quota", "least_free")}
     return page(
-        request, "settings.html", values=values, found=found, sizes=sizes, saved=saved, version=__version__,
+        request, "settings.html", cluster=read_cluster(studio), values=values, found=found,
+        sizes=sizes, saved=saved, version=__version__,
         largest=sorted(largest, key=lambda each: -each["bytes"])[:LARGEST],
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ their sum.
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -60,7 +61,12 @@ class ClusterExecutor:
         setting = store.setting("cluster")
         if not setting:
             return None
-        if not isinstance(setting, dict) or not isinstance(setting.get("host"), str):
+        wanted = {"host", "scheduler_port", "gateway_port"}
+        if (
+            not isinstance(setting, dict)
+            or not setting.keys() <= wanted
+            or not isinstance(setting.get("host"), str)
+        ):
             raise InvalidArgument(f"the setting cluster is {setting!r}: it has at least a host")
         return cls(store, **setting)
 
@@ -79,18 +85,19 @@ class ClusterExecutor:
 
         from jitdnn.studio.work.cluster.gateway import Gateway
 
+        host = "127.0.0.1" if self._host == "127.0.0.1" else "0.0.0.0"
+        try:
+            listener = socket.create_server((host, self._ports[1]))
+        except OSError as error:
+            text = f"port {self._ports[1]} for workers elsewhere cannot be listened at: {error.strerror}"
+            raise DeviceError(text) from error
         config = uvicorn.Config(
-            Gateway(self._store).app, host="0.0.0.0" if self._host != "127.0.0.1" else "127.0.0.1",
-            port=self._ports[1], log_level="warning", access_log=False, server_header=False, ws="none",
+            Gateway(self._store).app, log_level="warning", access_log=False, server_header=False, ws="none",
             ssl_certfile=str(self._folder / "server.pem"),
         )  # fmt: skip
         config.load()
         config.ssl = server_context(self._folder)  # with the authority that clients must be of
         self._gateway = uvicorn.Server(config)
-        try:
-            listener = config.bind_socket()
-        except SystemExit:
-            raise DeviceError(f"port {self._ports[1]} for workers elsewhere cannot be listened at") from None
         self._ports = (self._ports[0], listener.getsockname()[1])
         self._thread = threading.Thread(target=self._gateway.run, args=([listener],), daemon=True)
         self._thread.start()
@@ -110,6 +117,7 @@ class ClusterExecutor:
             )  # fmt: skip
             self._client = self._dask.Client(self._cluster, security=security, timeout=_SECONDS)
         except (OSError, RuntimeError) as error:
+            self._gateway.should_exit = True
             raise DeviceError(
                 f"Dask's scheduler cannot be started at port {self._ports[0]}: {error}"
             ) from error
