@@ -354,3 +354,40 @@ def test_refusals_and_errors_name_the_reason() -> None:
         run("Conv", [normal(1, 1, 5, 5), normal(1, 1, 3, 3)], pads=[1, 1])
     with pytest.raises(InvalidArgument, match=r"Reshape .*cannot reshape"):
         run("Reshape", [X, np.array([7])])
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+def test_the_first_of_equals_is_picked(largest: int) -> None:
+    x = np.array([[3, 1, 3, 2, 1], [0, 0, 0, 5, 5]], np.float32)
+    values, places = run("TopK", [x, np.array([3])], 2, axis=1, largest=largest)
+    order = np.argsort(-x if largest else x, 1, kind="stable")[:, :3]
+    np.testing.assert_array_equal(places, order)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, order, 1))
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "min", "max"])
+def test_scattered_elements_are_combined(reduction: str) -> None:
+    rng = np.random.default_rng(1)
+    data, updates = rng.standard_normal((4, 5)), rng.standard_normal((3, 5))
+    indices = np.stack([rng.permutation(4)[:3] for _ in range(5)], 1)
+    if reduction != "none":
+        indices[2] = indices[0]  # places that are met twice
+    combined = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}.get(reduction)
+    expected = data.copy()
+    for row, column in np.ndindex(3, 5):
+        place, value = (indices[row, column], column), updates[row, column]
+        expected[place] = value if combined is None else combined(expected[place], value)
+    found = run("ScatterElements", [data, indices, updates], axis=0, reduction=reduction)
+    np.testing.assert_allclose(found, expected)
+    found = run("ScatterElements", [data, indices - 4, updates], axis=0, reduction=reduction)
+    np.testing.assert_allclose(found, expected)
+
+
+def test_what_cannot_be_picked_names_the_reason() -> None:
+    x = normal(3, 4)
+    with pytest.raises(InvalidArgument, match="k is 5, and the axis has 4 elements"):
+        run("TopK", [x, np.array([5])], 2)
+    with pytest.raises(InvalidArgument, match="outside of an extent of 3"):
+        run("ScatterElements", [x, np.full((1, 4), 3), normal(1, 4)])
+    with pytest.raises(InvalidArgument, match="outside of an extent of 4"):
+        run("ScatterND", [x, np.array([[0, -5]]), normal(1)])

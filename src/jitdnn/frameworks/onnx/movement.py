@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 import jitdnn as jd
-from jitdnn.errors import InvalidArgument
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import is_real, pointwise
-from jitdnn.frameworks.onnx.views import bounded, chosen_axes, whole
+from jitdnn.frameworks.onnx.views import bounded, checked_indices, chosen_axes, whole
 
 Array = np.ndarray[Any, Any]
 
@@ -21,18 +20,9 @@ def concat(first: Array, /, *others: Array, axis: int, site: Site) -> Any:
     return jd.concat((first, *others), axis)
 
 
-def _checked(indices: Array, extent: int, site: Site) -> Array:
-    """Indices from 0; negative ones count from the end. Raises InvalidArgument for those that are outside."""
-    if indices.size and not (-extent <= indices.min() and indices.max() < extent):
-        raise InvalidArgument(
-            f"{site.operator}: indices from {indices.min()} to {indices.max()} are outside of an extent of {extent}"
-        )
-    return np.where(indices < 0, indices + extent, indices)
-
-
 def gather(x: Array, indices: Array, /, *, axis: int = 0, site: Site) -> Any:
     """Rows of a table of real numbers are picked by the library, all else by NumPy."""
-    rows = _checked(indices, x.shape[axis], site)
+    rows = checked_indices(indices, x.shape[axis], site)
     if axis == 0 and x.ndim > 1 and is_real(x) and x.size and rows.size:
         y = jd.embedding(rows.reshape(-1), x.reshape(len(x), -1))
         return y.reshape(*rows.shape, *x.shape[1:])
@@ -41,7 +31,7 @@ def gather(x: Array, indices: Array, /, *, axis: int = 0, site: Site) -> Any:
 
 def gather_elements(x: Array, indices: Array, /, *, axis: int = 0, site: Site) -> Array:
     index: list[Any] = list(np.indices(indices.shape, sparse=True))
-    index[axis] = _checked(indices, x.shape[axis], site)
+    index[axis] = checked_indices(indices, x.shape[axis], site)
     picked: Array = x[tuple(index)]
     return picked
 
@@ -49,7 +39,8 @@ def gather_elements(x: Array, indices: Array, /, *, axis: int = 0, site: Site) -
 def gather_nd(x: Array, indices: Array, /, *, batch_dims: int = 0, site: Site) -> Array:
     depth = indices.shape[-1]
     places = [
-        _checked(indices[..., position], x.shape[batch_dims + position], site) for position in range(depth)
+        checked_indices(indices[..., position], x.shape[batch_dims + position], site)
+        for position in range(depth)
     ]
     batch = np.indices(indices.shape[:batch_dims], sparse=True)
     more = indices.ndim - 1 - batch_dims

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import helper, numpy_helper
 
-from jitdnn.errors import InvalidShape
+from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.settings import check_bytes
 
@@ -203,6 +203,15 @@ def bit_cast(x: Array, /, *, to: int, site: Site) -> Array:
     if x.dtype.kind == "O" or dtype.kind == "O" or x.dtype.itemsize != dtype.itemsize:
         raise site.refuse(f"bits of {x.dtype.name} as {dtype.name} are not covered")
     return x.view(dtype)
+
+
+def checked_indices(indices: Array, extent: int, site: Site) -> Array:
+    """Indices from 0; negative ones count from the end. Raises InvalidArgument for those that are outside."""
+    if indices.size and not (-extent <= indices.min() and indices.max() < extent):
+        raise InvalidArgument(
+            f"{site.operator}: indices from {indices.min()} to {indices.max()} are outside of an extent of {extent}"
+        )
+    return np.where(indices < 0, indices + extent, indices)
 
 
 OPERATORS = table(
