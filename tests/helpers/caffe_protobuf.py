@@ -39,13 +39,8 @@ BINARY = {
         ("repeated", "BlobProto", "history", 3, False),
         ("optional", "int32", "current_step", 4, False),
     ],
-    "V0LayerParameter": [
-        ("optional", "string", "name", 1, False),
-        ("optional", "string", "type", 2, False),
-        ("repeated", "BlobProto", "blobs", 50, False),
-    ],
 }
-BLOBS = {"LayerParameter": 7, "V1LayerParameter": 6}
+BLOBS = {"LayerParameter": 7, "V1LayerParameter": 6, "V0LayerParameter": 50}
 KINDS = {"integer": "int64", "real": "float", "boolean": "bool", "string": "string", "enum": "int32"}
 
 
@@ -67,7 +62,7 @@ def classes() -> dict[str, Any]:
         seen.add(name)
         rows[name] = []
         for field in kind.fields.values():
-            if field.name not in NUMBERS[name] or (name, field.name) == ("V1LayerParameter", "layer"):
+            if field.name not in NUMBERS[name]:
                 continue
             what = KINDS.get(field.kind) or field.message.__name__  # type: ignore[union-attr]
             label = "repeated" if field.is_repeated else "optional"
@@ -76,8 +71,6 @@ def classes() -> dict[str, Any]:
                 waiting.append(field.message)
         if name in BLOBS:
             rows[name].append(("repeated", "BlobProto", "blobs", BLOBS[name], False))
-        if name == "V1LayerParameter":
-            rows[name].append(("optional", "V0LayerParameter", "layer", 1, False))
     proto = descriptor_pb2.FieldDescriptorProto
     for name, entries in rows.items():
         message = file.message_type.add(name=name)

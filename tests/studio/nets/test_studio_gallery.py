@@ -12,13 +12,14 @@ from jitdnn.caffe import load_solver
 from jitdnn.studio import nets
 
 GALLERY = {net["key"]: net for net in nets.gallery()}
-#: trained values for 1,000 classes and 3 channels: torchvision 0.25's, and for AlexNet those of the net with groups
+#: size, trained values, 10^9 multiply-adds of an image, for 1,000 classes and 3 channels: torchvision's documentation,
+#: and for AlexNet, whose groups it does not have, Caffe's model zoo
 PUBLISHED = {
-    "alexnet": (227, 60_965_224),
-    "vgg16": (224, 138_357_544),
-    "resnet18": (224, 11_689_512),
-    "mobilenet_v2": (224, 3_504_872),
-    "squeezenet": (224, 1_235_496),
+    "alexnet": (227, 60_965_224, 0.72),
+    "vgg16": (224, 138_357_544, 15.47),
+    "resnet18": (224, 11_689_512, 1.81),
+    "mobilenet_v2": (224, 3_504_872, 0.3),
+    "squeezenet": (224, 1_235_496, 0.35),
 }
 
 
@@ -52,12 +53,14 @@ def data(home: Path, task: str, shape: list[int], images: int = 8) -> None:
 
 @pytest.mark.parametrize("key", PUBLISHED)
 def test_weights_are_as_many_as_published(key: str, tmp_path: Path) -> None:
-    size, weights = PUBLISHED[key]
+    size, weights, multiply_adds = PUBLISHED[key]
     found = nets.check(
         GALLERY[key]["text"], {"batch": 4096}, row("classification", [3, size, size], 1000), tmp_path
     )
     assert found["ok"], found
     assert found["weights"] == weights
+    # what is no product counts too
+    assert found["flops"] / 2e9 == pytest.approx(multiply_adds, rel=0.05)
 
 
 @pytest.mark.parametrize("key", GALLERY)
