@@ -16,7 +16,7 @@ import studio_trained
 from jitdnn.caffe import NetParameter, load_net, parse
 from jitdnn.caffe.deployment import deployment
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.studio.look import classify, evaluate, predictions
+from jitdnn.studio.look import classify, evaluate, predictions, saliency
 from jitdnn.studio.look.trained import Trained, choose_weights, open_trained, weights_of
 from studio_trained import Case
 
@@ -171,6 +171,7 @@ def test_a_net_for_one_image_at_a_time() -> None:
     images = np.random.default_rng(1).integers(0, 256, (5, 1, 4, 4)).astype(np.uint8)
     alone = np.concatenate([trained.predict(image[np.newaxis]) for image in images])
     np.testing.assert_allclose(trained.predict(images), alone, rtol=1e-6)
+    assert saliency.gradient_map(trained, trained.prepare(images)[0], 1, copies=3).any()
 
 
 def test_the_mean_image_is_cropped_with_the_image() -> None:

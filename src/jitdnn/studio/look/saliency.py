@@ -70,7 +70,10 @@ def gradient_map(trained: Trained, image: Array, target: int, copies: int = 1, s
     """|d score / d input| (H, W), the greatest of the channels, the mean over `copies` of which all but the first one
     have noise; `image` is prepared, (C, H, W).
     """
-    net = trained.net_with_gradient(trained.scores, batch=min(copies, trained.batch))
+    try:
+        net = trained.net_with_gradient(trained.scores, batch=min(copies, trained.batch))
+    except InvalidArgument:  # a net for one number of images, by a Reshape that says so
+        net = trained.net_with_gradient(trained.scores)
     batch = net.blobs[trained.input].shape[0]
     random = np.random.default_rng(seed)
     noise = NOISE * float(np.ptp(image))
