@@ -165,3 +165,25 @@ def test_a_run_is_forgotten_with_all_that_is_its_own(tmp_path: Path) -> None:
         assert store.rows("SELECT parent FROM run WHERE id = ?", child) == [{"parent": None}]
         for table in ("point", "level", "mark", "evaluation"):
             assert {row["run"] for row in store.rows(f"SELECT run FROM {table}")} == {other}
+
+
+@pytest.mark.parametrize("version", range(1, schema.VERSION))
+def test_homes_of_all_older_versions_open(tmp_path: Path, version: int) -> None:
+    """Made by the steps that there were then, with rows, points and marks as that version wrote them."""
+    file = tmp_path / "studio.sqlite"
+    with closing(sqlite3.connect(file)) as db:
+        for script in schema.STEPS[:version]:
+            db.executescript(script)
+        db.execute(f"PRAGMA user_version = {version}")
+        db.execute("INSERT INTO run (id, name, options, made) VALUES (7, 'old', '{\"batch\": 3}', 1.0)")
+        db.execute("INSERT INTO mark (run, seq, time, iteration, text) VALUES (7, 1, 1.0, 5, 'begun')")
+        db.execute("UPDATE clock SET seq = 1")
+        db.commit()
+    with Store(tmp_path) as store:
+        row = store.one("run", 7)
+        assert row is not None
+        assert (row["name"], row["options"], row["trial"], row["deaths"]) == ("old", {"batch": 3}, {}, 0)
+        store.add_points(7, [("loss", 6, 0.5)])
+        assert store.since(7, 1).points == {"loss": [[6], [0.5]]}
+        assert store.insert("run", name="new") == 8
+    assert (tmp_path / f"studio.sqlite.schema-{version}.copy").exists()
