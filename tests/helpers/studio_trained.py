@@ -3,6 +3,8 @@ with."""
 
 from __future__ import annotations
 
+import atexit
+import shutil
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -165,6 +167,7 @@ def of_task(task: str) -> Case:
 
 def _home() -> Path:
     home = Path(mkdtemp(prefix="jitdnn-studio-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
     for folder in ("runs/1", "data/1"):
         (home / folder).mkdir(parents=True)
     return home
