@@ -1,7 +1,8 @@
 """A walk through the studio in a real browser, as a newcomer takes it. One server, one browser, one trained net.
 
-With JITDNN_STUDIO_PICTURES=FOLDER the pictures of pages are written there; those that `pictures/` beside this file
-keeps (at a quarter of their size) are compared with what the pages look like now.
+With JITDNN_STUDIO_PICTURES=FOLDER the pictures of pages are written there. Those that `pictures/` beside this file
+keeps, at a quarter of their size, are compared with what the pages look like now: the same page of another run differs
+by up to 2.3, another page by 11. Where a page is meant to look otherwise, FOLDER/small has what to keep in its place.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no Chromium
 expect = playwright.expect
 KEPT = Path(__file__).parent / "pictures"
 #: mean difference of a kept picture, of 255
-TOLERANCE = 4.0
+TOLERANCE = 6.0
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +57,14 @@ def quiet(browser: Browser) -> Iterator[None]:
     assert browser.complaints() == []
 
 
-def shown(page: Any, name: str, schemes: tuple[str, ...] = ("light", "dark")) -> None:
-    """Axe finds nothing on the page in light and dark, and it looks as it did."""
-    for scheme in schemes:
+def shown(page: Any, name: str = "") -> None:
+    """Axe finds nothing on the page in light and dark; with a name, it looks as it did."""
+    for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        page.wait_for_timeout(250)
+        page.wait_for_timeout(200)
         assert findings(page) == []
-        picture(page, f"{name}-{scheme}")
+        if name:
+            picture(page, f"{name}-{scheme}")
     page.emulate_media(color_scheme="light")
 
 
@@ -72,12 +74,15 @@ def picture(page: Any, name: str) -> None:
     if folder := os.environ.get("JITDNN_STUDIO_PICTURES"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / f"{name}.png").write_bytes(taken)
-        small.quantize(64).save(Path(folder) / f"{name}.small.png", optimize=True)
+        (Path(folder) / "small").mkdir(exist_ok=True)
+        small.quantize(32).save(Path(folder) / "small" / f"{name}.png", optimize=True)
     kept = KEPT / f"{name}.png"
     if kept.exists():
         before, now = np.asarray(Image.open(kept).convert("RGB"), float), np.asarray(small, float)
         assert before.shape == now.shape, name
-        assert np.abs(before - now).mean() < TOLERANCE, f"{name} looks other than {kept}"
+        assert np.abs(before - now).mean() < TOLERANCE, (
+            f"{name} looks other than {kept}: see JITDNN_STUDIO_PICTURES"
+        )
 
 
 def test_first_page_is_small_and_by_one_click_a_net_is_trained(
@@ -92,7 +97,10 @@ def test_first_page_is_small_and_by_one_click_a_net_is_trained(
     page.reload(wait_until="networkidle")
     assert 50_000 < sum(sizes) < 300_000
     session.detach()
-    shown(page, "1-first")
+    shown(page, "first")
+    phone = browser.phone()
+    picture(phone, "first-phone")
+    phone.context.close()
 
     page.get_by_role("button", name="Train my first net").click()
     page.wait_for_url("**/runs/1", timeout=60_000)
@@ -128,22 +136,22 @@ def test_first_page_is_small_and_by_one_click_a_net_is_trained(
     assert sorted(found) == sorted(f"{name} {x}" for name in names for x in series[name][0])
     told.context.close()
     browser.said = [each for each in browser.said if "ERR_" not in each]  # while there was no server
-    shown(page, "5-run")
+    shown(page, "run")
+
+
+#: pages whose pictures are taken, beside the first one and that of a run
+PICTURED = {
+    "new-data-set": "/data/new",
+    "data-set": "/data/1",
+    "new-training": "/train",
+    "evaluation": "/runs/1/evaluation",
+    "runs": "/",
+}
 
 
 def test_every_page_is_accessible_in_light_and_dark(server: Server, page: Any) -> None:
-    pages = {
-        "2-new-data-set": "/data/new",
-        "3-data-set": "/data/1",
-        "4-new-training": "/train",
-        "7-runs": "/",
-    }
-    for name, path in pages.items():
-        page.goto(server.base + path)
-        if path == "/train":
-            expect(page.locator("#verdict.good")).to_be_visible(timeout=60_000)
-            expect(page.locator(".plan .algorithm")).to_have_count(5, timeout=60_000)
-        shown(page, name)
+    page.goto(f"{server.base}/runs/1")
+    tabs = page.eval_on_selector_all(".tabs a", "links => links.map((link) => link.getAttribute('href'))")
     others = [
         "/sweeps",
         "/sweeps/new",
@@ -153,14 +161,14 @@ def test_every_page_is_accessible_in_light_and_dark(server: Server, page: Any) -
         "/runs/1/delete",
         "/compare?run=1&run=1",
         "/nowhere",
+        *tabs[1:],
     ]
-    page.goto(f"{server.base}/runs/1")
-    others += page.eval_on_selector_all(".tabs a", "links => links.map((link) => link.getAttribute('href'))")[
-        1:
-    ]
-    for path in others:
+    for name, path in [*PICTURED.items(), *(("", path) for path in others if path not in PICTURED.values())]:
         page.goto(server.base + path, wait_until="load")
-        shown(page, "6" + path.split("?")[0].replace("/", "-"), schemes=("light",))
+        if path == "/train":
+            expect(page.locator("#verdict.good")).to_be_visible(timeout=60_000)
+            expect(page.locator(".plan .algorithm")).to_have_count(5, timeout=60_000)
+        shown(page, name)
 
 
 @pytest.fixture(autouse=True)
@@ -201,8 +209,8 @@ def test_curves_zoom_together_and_the_address_remembers(server: Server, page: An
     page.wait_for_url("**log=1*")
     page.reload()
     expect(page.locator("#log")).to_be_checked()
-    label = page.locator("[data-chart=loss]").get_attribute("aria-label", timeout=10_000)
-    assert re.fullmatch(r"loss: train [\d.e-]+, test [\d.e-]+", label), label
+    told = re.compile(r"^loss: train [\d.e-]+, test [\d.e-]+$")
+    expect(page.locator("[data-chart=loss]")).to_have_attribute("aria-label", told, timeout=10_000)
 
 
 def test_keys_and_theme_work_without_a_pointer(server: Server, page: Any) -> None:
@@ -227,19 +235,17 @@ def test_keys_and_theme_work_without_a_pointer(server: Server, page: Any) -> Non
 
 def test_phone_scrolls_down_only_and_has_its_bar(server: Server, browser: Browser) -> None:
     phone = browser.phone()
-    names = {
-        "/": "7-runs",
-        "/data/new": "2-new-data-set",
-        "/data/1": "3-data-set",
-        "/train": "4-new-training",
-        "/runs/1": "5-run",
-    }
-    for path in [*names, "/sweeps/new", "/queue", "/settings", "/api", "/runs/1/delete"]:
-        phone.goto(server.base + path, wait_until="load")
+    pages = (
+        PICTURED
+        | {"run": "/runs/1"}
+        | dict.fromkeys(["/sweeps/new", "/queue", "/settings", "/api", "/runs/1/delete"], "")
+    )
+    for name, path in pages.items():
+        phone.goto(server.base + (path or name), wait_until="load")
         phone.wait_for_timeout(300)
-        assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
-        if path in names:
-            picture(phone, f"{names[path]}-phone")
+        assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth"), path or name
+        if path:
+            picture(phone, f"{name}-phone")
     assert findings(phone) == []
     expect(phone.get_by_role("button", name="Theme")).to_be_visible()
     phone.get_by_role("button", name="Theme").click()
