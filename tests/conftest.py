@@ -23,10 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     hash of all that it depends on. Measured times are not, so that none of an earlier run decides
     anything."""
     os.environ["JITDNN_CACHE_DIR"] = str(_CACHE)
-    # hundreds of tests start a process that imports the library: without byte code each would compile its 700 modules
-    # again, wherever the environment says that none is to be written. It lies here, not beside the sources
+    # hundreds of tests start a process that imports the library: without byte code beside its sources each compiles
+    # them again, half a second of processor, wherever the environment says that none is to be written
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(_CACHE / "bytecode")
     sys.dont_write_bytecode = False
     # plans depend on the sizes of caches: with the same ones everywhere, what a test is there for is met everywhere
     os.environ["JITDNN_DEVICE_FILE"] = str(Path(__file__).with_name("reference_processor.json"))
