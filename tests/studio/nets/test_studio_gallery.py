@@ -80,7 +80,6 @@ RUN = [
     ("lenet", "multi-label", [1, 20, 20]),
     ("lenet", "regression", [1, 20, 20]),
     ("perceptron", "classification", [4, 1, 1]),
-    ("cifar_quick", "classification", [3, 24, 24]),
     ("autoencoder", "classification", [1, 8, 8]),
     ("unet_small", "segmentation", [1, 18, 17]),
 ]
