@@ -203,3 +203,25 @@ def test_one_click_from_an_empty_home(tmp_path: Path) -> None:
         store = store_of(client)
         assert len(store.rows("SELECT * FROM dataset")) == 1
         assert [run["state"] for run in store.rows("SELECT * FROM run")] == ["queued", "queued"]
+
+
+def test_uploaded_weights_are_kept_by_name_and_nothing_else_is_read(
+    client: TestClient, tmp_path: Path
+) -> None:
+    for name in ("../../evil.caffemodel", "/abs/evil.caffemodel", "..\\evil.caffemodel"):
+        answer = client.post("/api/weights", files={"file": (name, b"weights")})
+        assert answer.json() == {"weights": "file:evil.caffemodel"}
+    assert client.post("/api/weights", files={"file": ("shell.py", b"x")}).status_code == 422
+    assert client.post("/api/weights", files={"file": (".caffemodel", b"x")}).status_code == 422
+    (tmp_path / "weights" / "link.npz").symlink_to("/etc/passwd")
+    assert client.get("/api/weights").json() == ["evil.caffemodel"]
+    assert sorted(file.name for file in (tmp_path / "weights").iterdir()) == ["evil.caffemodel", "link.npz"]
+    assert 'value="file:evil.caffemodel"' in client.get("/train").text
+    for weights in ("file:link.npz", "file:../token", "file:/etc/passwd", "file:nothing.npz"):
+        body = {"dataset": 1, "net": LENET, "options": {"weights": weights}}
+        answer = client.post("/api/check", json=body)
+        assert answer.status_code == 422
+        assert "weights are" in answer.json()["detail"]
+    body = {"dataset": 1, "net": LENET, "options": {"weights": "file:evil.caffemodel"}}
+    found = client.post("/api/check", json=body).json()  # which is no caffemodel: told, and nothing breaks
+    assert not found["ok"]

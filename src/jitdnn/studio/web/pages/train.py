@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, File, Query, Request, UploadFile
 from fastapi.responses import RedirectResponse, Response
 
 from jitdnn.caffe.update_rules import RULES
@@ -19,7 +19,7 @@ from jitdnn.studio.store import Row
 from jitdnn.studio.web import listing, planning
 from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
 from jitdnn.studio.web.pages.run import read_run
-from jitdnn.studio.web.trainings import Training, dataset_of, from_form, start
+from jitdnn.studio.web.trainings import Training, dataset_of, from_form, keep_weights, kept_weights, start
 
 router = APIRouter()
 NAVIGATION = (Link(30, "/train", "train", "New training", short="Train"),)
@@ -53,7 +53,7 @@ def train_form(
     text = text or next((each["text"] for each in gallery if each["key"] == net), gallery[0]["text"])
     return page(
         request, "train.html", datasets=datasets, chosen=chosen, gallery=gallery, text=text, copied=run,
-        options=_options(given), schedules=nets.SCHEDULES, groups=GROUPS, choices=_choices(store),
+        options=_options(given), schedules=nets.SCHEDULES, groups=GROUPS, choices=_choices(studio),
         places=store.rows("SELECT * FROM place WHERE state != 'gone' ORDER BY device = 'cpu', id"),
     )  # fmt: skip
 
@@ -80,9 +80,11 @@ def _options(given: Row) -> dict[str, Row]:
     return found
 
 
-def _choices(store: Any) -> dict[str, list[tuple[str, str]]]:
+def _choices(studio: Studio) -> dict[str, list[tuple[str, str]]]:
     """Options that are chosen from a list: value and title."""
-    trained = store.rows("SELECT id, name FROM run WHERE best_at IS NOT NULL ORDER BY id DESC LIMIT 200")
+    trained = studio.store.rows(
+        "SELECT id, name FROM run WHERE best_at IS NOT NULL ORDER BY id DESC LIMIT 200"
+    )
     return {
         "solver": [(name, name) for name in RULES],
         "mean": [(name, name[:1].upper() + name[1:]) for name in nets.MEANS],
@@ -90,6 +92,7 @@ def _choices(store: Any) -> dict[str, list[tuple[str, str]]]:
         "weights": [
             ("", "Nothing: random weights"),
             *((f"run:{r['id']}", f"Best of {r['name']}") for r in trained),
+            *((f"file:{name}", name) for name in kept_weights(studio)),
         ],
     }
 
@@ -145,6 +148,18 @@ async def train(request: Request, studio: Here) -> Response:
 async def create_run(studio: Here, asked: Training) -> Row:
     """Queue a training."""
     return read_run(studio, await start(studio, asked))
+
+
+@router.get("/api/weights")
+def list_weights(studio: Here) -> list[str]:
+    """Files of weights that trainings can begin from, as `file:NAME` in their option `weights`."""
+    return kept_weights(studio)
+
+
+@router.post("/api/weights", status_code=201)
+def upload_weights(studio: Here, file: Annotated[UploadFile, File()]) -> dict[str, str]:
+    """Keep a .caffemodel, .npz or .h5 to fine-tune from; the answer's `weights` is the option's value."""
+    return {"weights": f"file:{keep_weights(studio, file.filename or '', file.file)}"}
 
 
 @router.get("/api/nets")
