@@ -17,7 +17,7 @@ import pytest
 from jitdnn.caffe import load_net
 from jitdnn.caffe.arrays import read_npz
 from jitdnn.caffe.paths import find
-from jitdnn.errors import InvalidArgument
+from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.studio.data import Dataset, Options, creation, index, open_dataset
 from jitdnn.studio.data.built_in import DIGITS
 from jitdnn.studio.data.containers import Folder
@@ -167,6 +167,16 @@ def test_a_file_that_kills_its_decoder_is_left_out(tmp_path: Path) -> None:
     assert len(names) == 15
     for (part, place), name in names.items():
         np.testing.assert_array_equal(dataset.images(part)[place], picture(files[name], SMALL))
+
+
+def test_processes_that_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = list_source(str(write_files(tmp_path / "p", classes({"a": 2, "b": 2}))), SMALL)
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(
+        "jitdnn.studio.data.decode._begin", os._exit
+    )  # with a folder for its status: it raises
+    with pytest.raises(DeviceError, match="die as they start"):
+        make(tmp_path / "out", listing, SMALL, processes=1)
 
 
 def test_the_seed_alone_draws_the_split(store: Store, tmp_path: Path) -> None:

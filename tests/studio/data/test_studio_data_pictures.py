@@ -226,6 +226,9 @@ def test_a_scan_tells_what_is_wrong(tmp_path: Path) -> None:
     assert any("greyscale takes a third" in note for note in found["notes"])
     found = scan(str(write_files(tmp_path / "one", classes({"alone": 5}))), Options(8, 8))
     assert "only one class" in found["obstacle"]
+    found = scan(str(write_files(tmp_path / "tiny", classes({"a": 3, "b": 3}))), Options(8, 8))
+    assert found["parts"]["val"] == 0
+    assert sum("too small for any image to go to" in note for note in found["notes"]) == 2
 
 
 def test_a_scan_tells_of_sizes_that_do_not_fit(tmp_path: Path) -> None:

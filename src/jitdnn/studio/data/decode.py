@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
-from jitdnn.errors import InvalidArgument
+from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.studio.data import arrays
 from jitdnn.studio.data.dataset import PARTS
 from jitdnn.studio.data.entries import Entry, Reader
@@ -153,6 +153,7 @@ def _carefully(
     todo = list(chunk)
     while todo:
         with _pool(folder, reader, 1) as pool:
+            _check_start(pool)
             try:
                 while todo:
                     _stop_if(is_cancelled)
@@ -165,6 +166,21 @@ def _carefully(
                     raise InvalidArgument(
                         f"the decoder died of {_MOST_DEATHS} files, of {job.entry.name} for one: memory may be short"
                     ) from None
+
+
+def _check_start(pool: ProcessPoolExecutor) -> None:
+    """Raises DeviceError where processes do not even start: no file is to blame then."""
+    try:
+        pool.submit(_is_ready).result()
+    except BrokenProcessPool:
+        raise DeviceError(
+            "processes that decode pictures die as they start: a script that makes a data set does so below "
+            "`if __name__ == '__main__':`"
+        ) from None
+
+
+def _is_ready() -> bool:
+    return _writer is not None
 
 
 def _pool(folder: Path, reader: Reader, processes: int) -> ProcessPoolExecutor:

@@ -46,6 +46,11 @@ def scan(path: str, options: Options, seconds: float = _SECONDS) -> dict[str, An
     counts = _counts(listing)
     examples, sizes = _examples(listing, options)
     notes = [*listing.notes, *_warnings(listing, counts, options, facts), *_size_notes(sizes, options)]
+    for part, share in (("val", options.val), ("test", options.test)):
+        if share and part not in parts:
+            notes.append(
+                f"the classes are too small for any image to go to {part}: a larger percentage does it"
+            )
     if broken:
         notes.insert(0, f"{len(broken):,} of the {looked:,} looked at cannot be read and will be left out")
         if looked == len(broken):
