@@ -70,7 +70,6 @@ def test_the_digits(store: Store) -> None:
     # neighbours are of many classes, not of one: the order was drawn
     assert len(set(dataset.labels("train")[:32].tolist())) >= 8
     assert isinstance(dataset.images("train"), np.memmap)
-    assert dataset.testing_part == "val"
     assert dataset.evaluation_part == "test"
     net = load_net(
         f"""layer {{ name: "d" type: "Data" top: "data" top: "label"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -28,8 +28,6 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(self), microphone=(), geolocation=(), payment=(), usb=()",
 }
-#: (token, method, path) -> whether a token other than the owner's opens that path: workers elsewhere have one a run
-Admits = Callable[[str, str, str], bool]
 
 
 class TooLarge(Exception):
@@ -43,12 +41,9 @@ class Guard:
     gets 421. An address as Host is accepted where the connection came in on that very address: rebinding needs names.
     """
 
-    def __init__(
-        self, app: ASGIApp, token: str, hosts: Iterable[str], cookie: str, admits: Admits | None = None
-    ) -> None:
+    def __init__(self, app: ASGIApp, token: str, hosts: Iterable[str], cookie: str) -> None:
         self.app, self.token, self.cookie = app, token, cookie
         self.hosts = frozenset(host.lower() for host in hosts)
-        self.admits = admits
         self._tickets: set[str] = set()
 
     def ticket(self) -> str:
@@ -90,7 +85,7 @@ class Guard:
             return await answer(303, "", *self._to_cookie(scope["path"], query))
         bearer = headers.get("authorization", "")
         bearer = bearer[7:].strip() if bearer[:7].lower() == "bearer " else ""
-        by_header = self._same(bearer) or self._admits(bearer, scope)
+        by_header = self._same(bearer)
         if not by_header and not self._same(self._kept(headers.get("cookie", ""))):
             return await answer(
                 401, "Open the address that the studio printed when it started: it carries the token."
@@ -137,9 +132,6 @@ class Guard:
 
     def _same(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self.token.encode())
-
-    def _admits(self, token: str, scope: Scope) -> bool:
-        return bool(token and self.admits and self.admits(token, scope["method"], scope["path"]))
 
     def _is_our_name(self, host: str, scope: Scope) -> bool:
         if host.lower() in self.hosts:

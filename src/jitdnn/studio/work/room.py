@@ -12,15 +12,15 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.studio.store import Row, Store
 from jitdnn.studio.work.control import OVER
 
-_LEAST_FREE = 1 << 30
+#: bytes of the setting `least_free` where there is none
+LEAST_FREE = 1 << 30
 _SNAPSHOTS = 4  # the last two, one that is being written, and the best weights
 _GONE = ".removed-"
 
 
 class Dependent(NamedTuple):
-    """What would not be whole without something else: a run, mostly."""
+    """A run that would not be whole without another one."""
 
-    table: str
     id: int
     name: str
     why: str
@@ -37,7 +37,7 @@ class Spare(NamedTuple):
 def missing_room(store: Store, run: Row) -> str:
     """Why a run should not start now for want of disk, "" if there is room for its snapshots and a reserve."""
     sizes = [file.stat().st_size for file in _files(store.folder(run["id"])) if file.suffix == ".jdsnap"]
-    needed = int(store.setting("least_free", _LEAST_FREE)) + _SNAPSHOTS * max(sizes, default=0)
+    needed = int(store.setting("least_free", LEAST_FREE)) + _SNAPSHOTS * max(sizes, default=0)
     free = shutil.disk_usage(store.home).free
     if free >= needed:
         return ""
@@ -56,7 +56,7 @@ def usage(store: Store) -> dict[str, Any]:
     warning = ""
     if quota and total > quota:
         warning = f"the studio takes up {total >> 20:,} MiB, and its quota is {quota >> 20:,} MiB"
-    elif free < int(store.setting("least_free", _LEAST_FREE)):
+    elif free < int(store.setting("least_free", LEAST_FREE)):
         warning = f"only {free >> 20:,} MiB are free on this disk: no training starts"
     return {
         "runs": runs,
@@ -69,21 +69,16 @@ def usage(store: Store) -> dict[str, Any]:
     }
 
 
-def dependents(store: Store, table: str, number: int) -> list[Dependent]:
-    """What depends on a data set ("dataset") or a run ("run"): runs trained on it, begun from it, its trials."""
-    if table == "dataset":
-        rows = store.rows("SELECT id, name FROM run WHERE dataset = ? ORDER BY id", number)
-        return [Dependent("run", row["id"], row["name"], "was trained on it") for row in rows]
-    if table != "run":
-        raise InvalidArgument(f"{table!r} has no dependents: give dataset or run")
+def dependents(store: Store, run: int) -> list[Dependent]:
+    """What depends on a run: runs that began from its weights, and the trials of a sweep."""
     found = []
     sql = "SELECT id, name, parent, options FROM run WHERE id != ? ORDER BY id"
-    kind = (store.one("run", number) or {}).get("kind")
-    for row in store.rows(sql, number):
-        if row["options"].get("weights") == f"run:{number}":
-            found.append(Dependent("run", row["id"], row["name"], "began from its weights"))
-        elif row["parent"] == number and kind == "sweep":
-            found.append(Dependent("run", row["id"], row["name"], "is one of its trials"))
+    kind = (store.one("run", run) or {}).get("kind")
+    for row in store.rows(sql, run):
+        if row["options"].get("weights") == f"run:{run}":
+            found.append(Dependent(row["id"], row["name"], "began from its weights"))
+        elif row["parent"] == run and kind == "sweep":
+            found.append(Dependent(row["id"], row["name"], "is one of its trials"))
     return found
 
 
@@ -95,29 +90,10 @@ def remove_run(store: Store, run: int, *, with_trials: bool = False) -> None:
     row = store.one("run", run)
     if row is None:
         raise InvalidArgument(f"there is no run {run}")
-    trials = [each.id for each in dependents(store, "run", run) if each.why == "is one of its trials"]
+    trials = [each.id for each in dependents(store, run) if each.why == "is one of its trials"]
     if trials and not with_trials:
         raise InvalidArgument(f"run {run} is a sweep of {len(trials)} trials: they must be removed with it")
     _remove_runs(store, [*trials, run])
-
-
-def remove_dataset(store: Store, dataset: int, *, with_runs: bool = False) -> None:
-    """Remove a data set and its arrays, and the runs that were trained on it where `with_runs` says so.
-
-    Raises InvalidArgument, naming them, where there are some and it does not.
-    """
-    if store.one("dataset", dataset) is None:
-        raise InvalidArgument(f"there is no data set {dataset}")
-    runs = [each.id for each in dependents(store, "dataset", dataset)]
-    if runs and not with_runs:
-        names = ", ".join(map(str, runs[:10])) + (" ..." if len(runs) > 10 else "")
-        raise InvalidArgument(
-            f"data set {dataset} was trained on by runs {names}: they must be removed with it"
-        )
-    _remove_runs(store, runs)
-    _remove(
-        store.data_folder(dataset), lambda: store.db.execute("DELETE FROM dataset WHERE id = ?", (dataset,))
-    )
 
 
 def _remove_runs(store: Store, runs: Sequence[int]) -> None:

@@ -151,7 +151,7 @@ def act_page(request: Request, studio: Here, number: int) -> Response:
 @router.get("/runs/{number}/delete", include_in_schema=False)
 def delete_page(request: Request, studio: Here, number: int) -> Response:
     run = listing.run(studio.store, number)
-    after = room.dependents(studio.store, "run", number)
+    after = room.dependents(studio.store, number)
     return page(request, "run_delete.html", run=run, files=files(studio, number), dependents=after)
 
 

@@ -21,7 +21,6 @@ from jitdnn.studio.work import room
 
 router = APIRouter()
 NAVIGATION = (Link(80, "/settings", "settings", "Settings"),)
-_LEAST_FREE = 1 << 30
 #: of the largest runs and data sets, how many are shown
 LARGEST = 8
 
@@ -78,7 +77,7 @@ def read_settings(studio: Here) -> dict[str, Any]:
         "cpu_slots": int(setting("cpu_slots", 1)),
         "restarts": int(setting("restarts", 2)),
         "quota": setting("quota") or 0,
-        "least_free": int(setting("least_free", _LEAST_FREE)),
+        "least_free": int(setting("least_free", room.LEAST_FREE)),
         "roots": [str(root) for root in places.roots(studio.store)],
     }
 
