@@ -25,6 +25,16 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         write(file)
 
 
+def write_secret(path: Path, content: bytes) -> None:
+    """As `write_whole`, for what the file's owner alone may read. Raises OSError."""
+
+    def write(file: BinaryIO) -> None:
+        os.fchmod(file.fileno(), 0o600)  # before there is anything to read
+        file.write(content)
+
+    write_whole(path, write)
+
+
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """As `write_whole`, for libraries that open files themselves: what is written to the path given, new and not there

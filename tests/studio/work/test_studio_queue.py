@@ -15,11 +15,12 @@ from types import SimpleNamespace
 import pytest
 
 from jitdnn.errors import DeviceError, InvalidArgument, StoreError
+from jitdnn.studio.file_locks import is_locked
 from jitdnn.studio.store import Store
 from jitdnn.studio.work import control, room
 from jitdnn.studio.work.executor import Job, Place
-from jitdnn.studio.work.ledger import is_locked, locked
-from jitdnn.studio.work.local import LocalExecutor, log_of
+from jitdnn.studio.work.ledger import locked
+from jitdnn.studio.work.local import LocalExecutor
 from jitdnn.studio.work.queue import Queue
 from studio_runs import curves_of, make_run, row_of
 
@@ -250,7 +251,7 @@ def test_a_new_server_adopts_what_lives_and_queues_what_died(store: Store) -> No
     assert curves_of(store, run)["loss"][0] == list(range(1, end + 1))
     server.kill()
     server.wait()
-    assert "Error" not in log_of(store, run)
+    assert "Error" not in (store.folder(run) / "worker.log").read_text()
 
 
 def test_the_local_executor_ends_what_an_earlier_one_started(store: Store) -> None:

@@ -21,12 +21,12 @@ from typing import Any, Final
 
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.studio.data.built_in import DIGITS
-from jitdnn.studio.data.dataset import data_folder
 from jitdnn.studio.data.decode import Cancelled
 from jitdnn.studio.data.make import Made, make
 from jitdnn.studio.data.options import Options, options_of
 from jitdnn.studio.data.sources import list_source
-from jitdnn.studio.store import Row, Store
+from jitdnn.studio.file_locks import is_locked
+from jitdnn.studio.store import Row, Store, data_folder
 
 MAKING: Final = "making"
 
@@ -118,7 +118,7 @@ def tidy(store: Store) -> None:
     """Rows whose process has ended without a word become interrupted; what it left is removed."""
     for row in store.rows("SELECT id FROM dataset WHERE state = ?", MAKING):
         folder = unfinished_folder(store.home, row["id"])
-        if folder.is_dir() and _islock_folder(folder / "lock"):
+        if is_locked(folder / "lock"):
             continue
         now = store.one("dataset", row["id"])  # it may have ended well since the list was read
         if now is not None and now["state"] == MAKING:
@@ -189,20 +189,6 @@ def lock_folder(home: Path, number: int) -> int:
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
-
-
-def _islock_folder(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _tell(folder: Path, done: int, total: int, text: str) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from jitdnn.caffe.arrays import map_npy, read_npy
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio.store import data_folder
 
 Array = NDArray[Any]
 Row = dict[str, Any]
@@ -60,11 +61,6 @@ class Dataset:
     def parts(self) -> tuple[str, ...]:
         """The parts that have images."""
         return tuple(part for part in PARTS if (self.folder / f"{part}_data.npy").is_file())
-
-    @property
-    def testing_part(self) -> str:
-        """What is looked at during training: val, or test where there is no val."""
-        return next((part for part in ("val", "test", "train") if part in self.parts), "train")
 
     @property
     def evaluation_part(self) -> str:
@@ -116,11 +112,6 @@ class Dataset:
                 raise InvalidArgument(f"the data set has no part {part!r} with images; it has {shown}")
             self._maps[name] = map_npy(self.folder / name)
         return self._maps[name]
-
-
-def data_folder(home: Path, number: int) -> Path:
-    """Where the arrays of a data set lie."""
-    return home / "data" / str(number)
 
 
 def open_dataset(home: Path, row: Mapping[str, Any]) -> Dataset:

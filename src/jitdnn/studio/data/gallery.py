@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jitdnn.studio.csv_text import csv_text
 from jitdnn.studio.data import index
 
 
@@ -41,23 +40,12 @@ def skipped(folder: Path, count: int = 1000) -> list[dict[str, Any]]:
 
 def split_list(folder: Path, classes: list[str]) -> Iterator[str]:
     """The division as a table of comma-separated values: part, place, file, label, group."""
-    yield _line(["part", "place", "file", "label", "group"])
+    yield csv_text([["part", "place", "file", "label", "group"]])
     with index.opened(folder) as db:
         for row in db.execute("SELECT * FROM item ORDER BY part, place"):
             label = row["label"]
             name = classes[label] if label is not None and 0 <= label < len(classes) else ""
-            yield _line([row["part"], row["place"], row["name"], name, row["grp"]])
-
-
-def _line(values: list[Any]) -> str:
-    text = io.StringIO()
-    # a cell that begins so would be a formula where the list is opened as a spreadsheet
-    safe = [
-        f"'{value}" if str(value)[:1] in "=+-@\t\r" and not isinstance(value, int) else value
-        for value in values
-    ]
-    csv.writer(text, lineterminator="\n").writerow(safe)
-    return text.getvalue()
+            yield csv_text([[row["part"], row["place"], row["name"], name, row["grp"]]])
 
 
 def _where(part: str, label: int | None, text: str) -> tuple[str, tuple[Any, ...]]:

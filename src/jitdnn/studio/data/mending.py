@@ -18,9 +18,9 @@ import numpy as np
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.data import arrays, creation, index
-from jitdnn.studio.data.dataset import PARTS, Dataset, data_folder, open_dataset, read_about
+from jitdnn.studio.data.dataset import PARTS, Dataset, open_dataset, read_about
 from jitdnn.studio.data.make import Made, mean_image, sealed, write_about
-from jitdnn.studio.store import Row, Store
+from jitdnn.studio.store import Row, Store, data_folder
 
 #: labels that are no class
 UNKNOWN: Final = -1

@@ -5,8 +5,6 @@ Numbers come out as JSON has them: shares that nothing stands behind are None.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,9 +15,11 @@ from numpy.typing import NDArray
 
 from jitdnn.caffe.arrays import read_npz
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio.csv_text import csv_text
 from jitdnn.studio.look import metrics
 from jitdnn.studio.look.detections import Matched, average_precisions
 from jitdnn.studio.look.predictions import predictions_file
+from jitdnn.studio.store import run_folder
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -42,7 +42,7 @@ def summarize(home: Path, run: Mapping[str, Any], dataset: Mapping[str, Any], pa
 
 def read_predictions(home: Path, run: Mapping[str, Any], part: str, key: str) -> dict[str, Array]:
     """The arrays of a part's predictions (predictions.py says which)."""
-    file = predictions_file(home / "runs" / str(run["id"]), key, part)
+    file = predictions_file(run_folder(home, run["id"]), key, part)
     if not file.is_file():
         raise InvalidArgument(f"there are no predictions for part {part!r} by {key}: evaluate it first")
     return read_npz(file)
@@ -215,7 +215,7 @@ def matrix_csv(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
     """A confusion matrix as CSV, rows the true classes."""
     rows: list[list[object]] = [["true \\ said", *classes]]
     rows += [[name, *row] for name, row in zip(classes, counts, strict=False)]
-    return _csv(rows)
+    return csv_text(rows)
 
 
 def predictions_csv(arrays: Arrays, classes: Sequence[str]) -> str:
@@ -232,23 +232,23 @@ def predictions_csv(arrays: Arrays, classes: Sequence[str]) -> str:
             pairs = zip(best[i].tolist(), sure[i].tolist(), strict=True)
             cells = [cell for c, p in pairs for cell in (name_of(classes, c), f"{p:.6g}")]
             rows.append([i, name_of(classes, true), *cells])
-        return _csv(rows)
+        return csv_text(rows)
     if "scores" in arrays:
         rows = [["image", *(f"{kind} {name}" for name in classes for kind in ("true", "said"))]]
         for i, (true_row, said) in enumerate(
             zip(arrays["true"].tolist(), arrays["scores"].tolist(), strict=True)
         ):
             rows.append([i, *(f"{v:.6g}" for pair in zip(true_row, said, strict=True) for v in pair)])
-        return _csv(rows)
+        return csv_text(rows)
     if "box_class" in arrays:
         rows = [["image", "class", "confidence", "is a true one"]]
         boxes = (arrays[name].tolist() for name in ("box_image", "box_class", "box_sure", "box_hit"))
         rows += [[i, name_of(classes, k), f"{p:.6g}", int(hit)] for i, k, p, hit in zip(*boxes, strict=True)]
-        return _csv(rows)
+        return csv_text(rows)
     rows = [["image", "pixels", "right", "mean iou"]]
     columns = (arrays[name].tolist() for name in ("pixels", "right", "iou"))
     rows += [[i, *cells] for i, cells in enumerate(zip(*columns, strict=True))]
-    return _csv(rows)
+    return csv_text(rows)
 
 
 def find_pairs(
@@ -300,7 +300,7 @@ def table_csv(
         rows = summarize(home, run, dataset, part, key)["per_class"]
         columns = [name for name in rows[0] if name != "histogram"] if rows else []
         body = [[name_of(classes, k), *(row[name] for name in columns)] for k, row in enumerate(rows)]
-        return _csv([["class", *columns], *body])
+        return csv_text([["class", *columns], *body])
     if table == "matrix" and "best" in arrays:
         count = max(len(classes), len(arrays["surest"]))
         counts = metrics.confusion(arrays["true"], arrays["best"][:, 0].astype(np.int64), count)
@@ -347,14 +347,3 @@ def plain(value: Any) -> float | None:
 def _mean(values: Array) -> float:
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if finite.size else float("nan")
-
-
-def _csv(rows: Sequence[Sequence[object]]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows([[_harmless(cell) for cell in row] for row in rows])
-    return file.getvalue()
-
-
-def _harmless(cell: object) -> object:
-    """Text that a table calculator would take for a formula begins with a quote."""
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "@", "\t", "\r") else cell

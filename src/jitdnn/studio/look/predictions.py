@@ -26,6 +26,7 @@ from jitdnn.files import write_whole
 from jitdnn.studio.look.detections import match
 from jitdnn.studio.look.metrics import confusion
 from jitdnn.studio.look.trained import Trained, choose_weights, open_trained
+from jitdnn.studio.store import run_folder
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -49,7 +50,7 @@ def predict_some(
     Returns done and count in images, `key` of the weights, and `file`, the name of the predictions when all are there,
     else "". Raises InvalidArgument for a part or weights that are not there.
     """
-    folder = home / "runs" / str(run["id"])
+    folder = run_folder(home, run["id"])
     chosen = choose_weights(folder, weights)
     target = predictions_file(folder, chosen.key, part)
     if target.is_file():

@@ -20,10 +20,10 @@ from jitdnn.caffe.load import parse_file
 from jitdnn.caffe.weights import share_weights
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.studio.data import Dataset, open_dataset
+from jitdnn.studio.store import BEST, run_folder
 
 Array = NDArray[Any]
 Row = Mapping[str, Any]
-BEST: Final = "best.npz"
 _MOST_BATCH: Final = 64
 _BATCH_BYTES: Final = 256 << 20  # of the blobs of a batch
 _KEPT: Final = 3  # nets held in this process
@@ -208,7 +208,7 @@ _held: OrderedDict[tuple[str, str], Trained] = OrderedDict()
 
 def open_trained(home: Path, run: Row, dataset: Row, weights: str = "") -> tuple[Trained, Dataset]:
     """The net of a run with the weights of that name, and its data set; a few nets are held for the next question."""
-    folder = home / "runs" / str(run["id"])
+    folder = run_folder(home, run["id"])
     chosen, data = choose_weights(folder, weights), open_dataset(home, dataset)
     key = (str(folder), chosen.key)
     if key not in _held:

@@ -30,6 +30,7 @@ from jitdnn.studio.look.pictures import image_png
 from jitdnn.studio.look.trained import Trained, choose_weights, open_trained
 from jitdnn.studio.ship import check_bundle, onnx_export
 from jitdnn.studio.ship.readme import readme
+from jitdnn.studio.store import run_folder
 
 Array = NDArray[Any]
 Row = Mapping[str, Any]
@@ -62,9 +63,10 @@ def export(home: Path, run: Row, dataset: Row, kind: str, weights: str = "") -> 
     """
     if kind not in KINDS:
         raise InvalidArgument(f"nets are exported as {', '.join(KINDS)}, not {kind!r}")
-    chosen = choose_weights(home / "runs" / str(run["id"]), weights)
+    own = run_folder(home, run["id"])
+    chosen = choose_weights(own, weights)
     trained, data = open_trained(home, run, dataset, chosen.name)
-    folder = home / "runs" / str(run["id"]) / "export"
+    folder = own / "export"
     folder.mkdir(exist_ok=True)
     write, suffix = KINDS[kind]
     target = folder / f"{kind}-{Path(chosen.name).stem}{suffix}"

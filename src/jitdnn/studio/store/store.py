@@ -14,7 +14,7 @@ from typing import Any
 
 from jitdnn.errors import InvalidArgument, StoreError
 from jitdnn.locks import lock
-from jitdnn.studio.store import schema
+from jitdnn.studio.store import folders, schema
 from jitdnn.studio.store import series as curves
 
 Row = dict[str, Any]
@@ -176,11 +176,11 @@ class Store:
 
     def folder(self, run: int) -> Path:
         """The folder of a run: its prototxts, weights, snapshots and log."""
-        return self.home / "runs" / str(int(run))
+        return folders.run_folder(self.home, run)
 
     def data_folder(self, dataset: int) -> Path:
         """The folder of a data set's arrays."""
-        return self.home / "data" / str(int(dataset))
+        return folders.data_folder(self.home, dataset)
 
     def mark(self, run: int, iteration: int, text: str) -> None:
         """Note what happened to a run, or what its user has to say about it."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from jitdnn.studio.csv_text import csv_text
 from jitdnn.studio.store import Store
 
 #: iterations that are read at once
@@ -17,7 +16,7 @@ _POINTS = "SELECT iteration, value FROM point WHERE run = ? AND series = ? AND i
 
 def lines(store: Store, run: int, names: Sequence[str]) -> Iterator[str]:
     """A header, then a line for each iteration at which any of the series has a value."""
-    yield _written([["iteration", *names]])
+    yield csv_text([["iteration", *names]])
     known = {row["name"]: row["id"] for row in store.rows("SELECT id, name FROM series")}
     columns = [known.get(name, -1) for name in names]
     low = 0
@@ -28,15 +27,9 @@ def lines(store: Store, run: int, names: Sequence[str]) -> Iterator[str]:
         low = min(start for start in starts if start is not None)
         found = [dict(store.db.execute(_POINTS, (run, column, low, low + STRETCH - 1))) for column in columns]
         rows = [[at, *(_number(values.get(at)) for values in found)] for at in sorted(set().union(*found))]
-        yield _written(rows)
+        yield csv_text(rows)
         low += STRETCH
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else repr(value)
-
-
-def _written(rows: Sequence[Sequence[object]]) -> str:
-    text = io.StringIO()
-    csv.writer(text).writerows(rows)
-    return text.getvalue()

@@ -11,14 +11,13 @@ import sys
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO
 
 import uvicorn
 
 from jitdnn.errors import InvalidArgument, StoreError
-from jitdnn.files import write_whole
+from jitdnn.files import write_secret
 from jitdnn.studio.store import Store
 from jitdnn.studio.web.app import make_app
 from jitdnn.studio.web.guard import Guard
@@ -80,17 +79,12 @@ def token_of(home: Path) -> str:
         found = path.read_text().strip() if path.exists() else ""
         if len(found) < 32:
             found = secrets.token_urlsafe(24)
-            write_whole(path, partial(_write_secret, found))
+            write_secret(path, found.encode())
         elif path.stat().st_mode & 0o077:
             path.chmod(0o600)
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"the studio's token {path} cannot be read or written: {error}") from error
     return found
-
-
-def _write_secret(secret: str, file: BinaryIO) -> None:
-    os.fchmod(file.fileno(), 0o600)  # before there is anything to read
-    file.write(secret.encode())
 
 
 def names(host: str, port: int) -> set[str]:

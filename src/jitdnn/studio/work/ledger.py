@@ -6,7 +6,6 @@ meanwhile: of two workers with one run, the older one learns it at its next writ
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from jitdnn.errors import JitdnnError
+from jitdnn.studio.file_locks import try_to_lock
 from jitdnn.studio.store import Row, Store
 
 _LOCK_SECONDS = 60.0  # an orphan reads the store at the end of its iteration, and ends
@@ -110,28 +110,11 @@ def locked(file: Path, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
     """Hold the lock of a file, which ends with the process however that ends. Raises LeaseLost if another keeps it."""
     with open(file, "ab") as opened:
         deadline = time.monotonic() + seconds
-        while not _try_to_lock(opened.fileno()):
+        while not try_to_lock(opened.fileno()):
             if time.monotonic() > deadline:
                 raise LeaseLost(f"{file} is held by another process, for {seconds:g} seconds now")
             time.sleep(0.05)
         yield
-
-
-def is_locked(file: Path) -> bool:
-    """Whether some process holds the lock of the file now."""
-    try:
-        with open(file, "rb") as opened:
-            return not _try_to_lock(opened.fileno())
-    except FileNotFoundError:
-        return False
-
-
-def _try_to_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def identity() -> dict[str, Any]:

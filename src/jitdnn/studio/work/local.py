@@ -10,12 +10,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from jitdnn.errors import DeviceError
+from jitdnn.studio.file_locks import is_locked
 from jitdnn.studio.store import Store
 from jitdnn.studio.work.executor import Job, Place
-from jitdnn.studio.work.ledger import is_locked
 from jitdnn.studio.work.worker import LEFT, LOCK, LOST, UNWRITTEN
 
 # in a process of its own: looking for GPUs takes memory of them, and a broken driver may take the process down
@@ -122,14 +121,3 @@ def _gpus(environment: Mapping[str, str]) -> list[tuple[str, str]]:
         return [(device, name) for device, name in devices]
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return []
-
-
-def log_of(store: Store, run: int, most: int = 65_536) -> str:
-    """The end of what a run's workers printed, "" if nothing."""
-    path: Path = store.folder(run) / "worker.log"
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - most))
-            return file.read(most).decode("utf-8", "replace")
-    except FileNotFoundError:
-        return ""

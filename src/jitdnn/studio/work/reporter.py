@@ -10,14 +10,14 @@ from jitdnn.caffe import Net, Solver
 from jitdnn.caffe.events import Event, Finished, Iterated, Snapshotted, Started, Tested
 from jitdnn.caffe.snapshot import SUFFIX
 from jitdnn.errors import JitdnnError
-from jitdnn.studio.store import Row
+from jitdnn.studio.store import BEST, Row
 from jitdnn.studio.work.ledger import Ledger, Point, Report
 
 PERIOD = 0.2
 #: iterations between two values of the series "time/iteration"
 _TIMED = 50
 _KEPT = 2
-BEST, PREFIX = "best.npz", "snap"
+PREFIX = "snap"
 
 
 class Diverged(JitdnnError):

@@ -4,13 +4,12 @@ many."""
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, File, Form, HTTPException, Query, Request, UploadFile
 from fastapi.responses import RedirectResponse, Response
 
+from jitdnn.studio.csv_text import csv_text
 from jitdnn.studio.look import classify as look
 from jitdnn.studio.look.pictures import data_url
 from jitdnn.studio.store import Row
@@ -133,9 +132,7 @@ async def many_page(request: Request, studio: Here, number: int, name: str) -> R
 
 def answers_csv(answers: list[Row]) -> str:
     """Answers as CSV, a line an image."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["file", "answer", "value", "error"])
+    rows = [["file", "answer", "value", "error"]]
     for answer in answers:
         cells: list[Any] = ["", ""]
         if answer.get("top"):
@@ -146,9 +143,8 @@ def answers_csv(answers: list[Row]) -> str:
         elif "numbers" in answer:
             cells = ["; ".join(each["name"] for each in answer["numbers"]),
                      "; ".join(f"{each['value']}" for each in answer["numbers"])]  # fmt: skip
-        row = [answer["name"], *cells, answer.get("error", "")]
-        writer.writerow([f"'{c}" if isinstance(c, str) and c[:1] in ("=", "+", "-", "@") else c for c in row])
-    return file.getvalue()
+        rows.append([answer["name"], *cells, answer.get("error", "")])
+    return csv_text(rows)
 
 
 def _shown(answer: Row) -> Row:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import socket
 import ssl
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from jitdnn.errors import NotSupported
-from jitdnn.files import write_whole
+from jitdnn.files import write_secret
 
 _DAYS = 3650
 _RENEWED = 90  # days before its end
@@ -32,8 +30,8 @@ def make_certificates(folder: Path, host: str) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not _is_good(folder / "ca.pem"):
         key, authority = _made("jitdnn studio", None, None, [])
-        _write(folder / "ca-key.pem", _key_bytes(key))
-        _write(folder / "ca.pem", authority.public_bytes(serialization.Encoding.PEM))
+        write_secret(folder / "ca-key.pem", _key_bytes(key))
+        write_secret(folder / "ca.pem", authority.public_bytes(serialization.Encoding.PEM))
         for name in ("server.pem", "worker.pem"):
             (folder / name).unlink(missing_ok=True)
     authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
@@ -43,7 +41,7 @@ def make_certificates(folder: Path, host: str) -> None:
         if _is_good(path) and set(hosts) <= set(_names_of(path)):
             continue
         key, made = _made(f"jitdnn studio {name}", authority, authority_key, hosts)
-        _write(path, made.public_bytes(serialization.Encoding.PEM) + _key_bytes(key))
+        write_secret(path, made.public_bytes(serialization.Encoding.PEM) + _key_bytes(key))
 
 
 def server_context(folder: Path) -> ssl.SSLContext:
@@ -149,12 +147,3 @@ def _names_of(path: Path) -> list[str]:
 
 def _own_names() -> set[str]:
     return {"localhost", "127.0.0.1", socket.gethostname()}
-
-
-def _write(path: Path, content: bytes) -> None:
-    write_whole(path, partial(_write_secret, content))
-
-
-def _write_secret(content: bytes, file: BinaryIO) -> None:
-    os.fchmod(file.fileno(), 0o600)  # before there is anything to read
-    file.write(content)

@@ -26,7 +26,7 @@ from typing import Any
 from jitdnn.errors import InvalidArgument, StoreError
 from jitdnn.files import write_whole
 from jitdnn.settings import current
-from jitdnn.studio.store import Row
+from jitdnn.studio.store import Row, run_folder
 from jitdnn.studio.work import worker
 from jitdnn.studio.work.cluster.certificates import worker_context
 from jitdnn.studio.work.ledger import LeaseLost, Report, locked
@@ -50,7 +50,7 @@ class RemoteLedger:
         self._cache = cache
         name = hashlib.sha256(address.encode()).hexdigest()[:16]
         self._home = cache / "homes" / name
-        self.folder = self._home / "runs" / str(run)
+        self.folder = run_folder(self._home, run)
         self._lock = threading.Lock()
         self.patience = _PATIENCE
 

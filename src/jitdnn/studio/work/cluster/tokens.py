@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 from pathlib import Path
-from typing import BinaryIO
 
-from jitdnn.files import write_whole
+from jitdnn.files import write_secret
 
 FILE = "worker-secret"
 
@@ -18,15 +16,10 @@ def token_for(home: Path, run: int, lease: int) -> str:
     """256 bits from the secret of the home, which is made at the first use."""
     path = home / FILE
     if not path.exists():
-        write_whole(path, _write_secret)
+        write_secret(path, secrets.token_bytes(32))
     return hmac.new(path.read_bytes(), f"{run}:{lease}".encode(), hashlib.sha256).hexdigest()
 
 
 def is_token(home: Path, run: int, lease: int, given: str) -> bool:
     """Whether that is the token of this start, in a time that says nothing about it."""
     return hmac.compare_digest(token_for(home, run, lease).encode(), given.encode())
-
-
-def _write_secret(file: BinaryIO) -> None:
-    os.fchmod(file.fileno(), 0o600)
-    file.write(secrets.token_bytes(32))

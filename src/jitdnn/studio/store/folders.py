@@ -1,0 +1,26 @@
+"""Where things lie in a home, and the names of files that several rooms read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+#: in the folder of a run: its best weights, and the net as its user gave it
+BEST: Final = "best.npz"
+ORIGINAL: Final = "original.prototxt"
+
+
+def run_folder(home: Path, run: int) -> Path:
+    """The folder of a run: its prototxts, weights, snapshots and log."""
+    return home / "runs" / str(int(run))
+
+
+def data_folder(home: Path, dataset: int) -> Path:
+    """The folder of a data set's arrays."""
+    return home / "data" / str(int(dataset))
+
+
+def original_text(folder: Path) -> str:
+    """The net in the folder of a run as its user gave it, "" where there is none."""
+    file = folder / ORIGINAL
+    return file.read_text("utf-8", "replace") if file.is_file() else ""
