@@ -57,6 +57,15 @@ ALLOWED = {
     },
     ("jitdnn/__init__.py", "import_module"): "public names of the package, from a table in the same file",
     ("jitdnn/targets/__init__.py", "import_module"): "modules of that package, by the names in BUILT_IN",
+    (
+        "jitdnn/studio/web/app.py",
+        "import_module",
+    ): "modules of its package pages, by the names of their files",
+    ("jitdnn/studio/work/local.py", "-c"): "a program that is a constant, which asks for the names of GPUs",
+    (
+        "jitdnn/studio/work/inspector.py",
+        "pickle",
+    ): "between the server and the processes that it started, over their own pipes, as multiprocessing does",
     ("jitdnn/targets/target.py", "import_module"): "modules that the value of a target names",
 }
 
