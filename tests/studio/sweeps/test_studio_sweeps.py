@@ -319,3 +319,16 @@ def test_trials_that_failed_teach_where_not_to_look() -> None:
         return sum(trial.state == "failed" for trial in known[-15:])
 
     assert sum(diverging("tpe", k) for k in range(4)) < 0.7 * sum(diverging("random", k) for k in range(4))
+
+
+def test_trials_begin_from_uploaded_weights(store: Store, dataset: Row) -> None:
+    text = NET.replace("{{hidden}}", "4")
+    (store.home / "weights").mkdir()
+    np.savez(store.home / "weights" / "mine.npz", **{"ip/0": np.full((4, 36), 0.5, np.float32)})  # type: ignore[arg-type]
+    plan = Plan(Space({"rate": Choice((0.1, 0.2))}), sampler="grid", trials=2, parallel=2)
+    sweep = begin(store, dataset, plan, text, weights="file:mine.npz")
+    Sweeps(store).step()
+    assert [row["message"] for row in children(store, sweep)] == ["", ""]
+    for row in children(store, sweep):
+        with np.load(store.folder(row["id"]) / "start.npz") as start:
+            assert (start["ip/0"] == 0.5).all()

@@ -17,6 +17,7 @@ from jitdnn.studio.nets.facts import DataFacts
 from jitdnn.studio.nets.fine_tuning import START, start_from
 from jitdnn.studio.nets.options import Options
 from jitdnn.studio.nets.solvers import solver_of
+from jitdnn.studio.store import ORIGINAL, data_folder
 
 
 def write(
@@ -40,7 +41,7 @@ def write(
         solver.weights = [START]
     _write_mean(bound, facts, home, folder)
     for name, content in (
-        ("original.prototxt", text),
+        (ORIGINAL, text),
         ("net.prototxt", to_text(bound.net)),
         ("deploy.prototxt", to_text(deployment(bound.net, facts.shape, folder).net)),
         ("solver.prototxt", to_text(solver)),
@@ -59,7 +60,7 @@ def _write_mean(bound: Bound, facts: DataFacts, home: Path, folder: Path) -> Non
     pixels = [layer for layer in layers if layer.transform_param.mean_value]
     if not any(layer.transform_param.has("mean_file") for layer in layers) and not pixels:
         return
-    mean = _mean(home / "data" / str(facts.number) / "train_data.npy")
+    mean = _mean(data_folder(home, facts.number) / "train_data.npy")
     for layer in pixels:
         layer.transform_param.mean_value = [round(float(value), 4) for value in mean.mean((1, 2))]
     if any(layer.transform_param.has("mean_file") for layer in layers):

@@ -1,7 +1,17 @@
 """What the studio knows: one SQLite file that the server and its workers share, and that anybody may read."""
 
-from jitdnn.studio.store.folders import BEST, ORIGINAL, data_folder, original_text, run_folder
+from jitdnn.studio.store.folders import BEST, ORIGINAL, data_folder, original_text, plain_files, run_folder
 from jitdnn.studio.store.series import Since
 from jitdnn.studio.store.store import Row, Store
 
-__all__ = ["BEST", "ORIGINAL", "Row", "Since", "Store", "data_folder", "original_text", "run_folder"]
+__all__ = [
+    "BEST",
+    "ORIGINAL",
+    "Row",
+    "Since",
+    "Store",
+    "data_folder",
+    "original_text",
+    "plain_files",
+    "run_folder",
+]

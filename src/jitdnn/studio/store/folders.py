@@ -20,6 +20,14 @@ def data_folder(home: Path, dataset: int) -> Path:
     return home / "data" / str(int(dataset))
 
 
+def plain_files(folder: Path) -> list[Path]:
+    """The files of a folder by their names; none behind links, and none that are being written, whose names begin with
+    a dot."""
+    if not folder.is_dir():
+        return []
+    return sorted(f for f in folder.iterdir() if f.is_file() and not f.is_symlink() and f.name[0] != ".")
+
+
 def original_text(folder: Path) -> str:
     """The net in the folder of a run as its user gave it, "" where there is none."""
     file = folder / ORIGINAL

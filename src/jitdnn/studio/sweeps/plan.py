@@ -10,14 +10,13 @@ from typing import Any
 from jitdnn.errors import InvalidArgument
 from jitdnn.files import write_whole
 from jitdnn.studio.nets import Options
-from jitdnn.studio.store import Row, Store
+from jitdnn.studio.store import ORIGINAL, Row, Store
 from jitdnn.studio.sweeps.space import Space, Value, filled, variables
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("none", "median", "halving")
 _MOST_TRIALS = 10_000
 _OPTIONS = frozenset(option.name for option in fields(Options))
-TEXT = "original.prototxt"
 
 
 @dataclass(frozen=True)
@@ -131,6 +130,6 @@ def create(
     )
     folder: Path = store.folder(run)
     folder.mkdir(parents=True)
-    write_whole(folder / TEXT, lambda file: file.write(text.encode()))
+    write_whole(folder / ORIGINAL, lambda file: file.write(text.encode()))
     store.update("run", run, state="queued", message="")
     return run

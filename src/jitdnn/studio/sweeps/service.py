@@ -13,9 +13,10 @@ from typing import Any
 
 from jitdnn.errors import JitdnnError
 from jitdnn.studio import nets
-from jitdnn.studio.store import Row, Store
+from jitdnn.studio.nets.weights import weights_file
+from jitdnn.studio.store import Row, Store, original_text
 from jitdnn.studio.sweeps import suggest
-from jitdnn.studio.sweeps.plan import TEXT, Plan, options_of
+from jitdnn.studio.sweeps.plan import Plan, options_of
 from jitdnn.studio.sweeps.space import filled
 from jitdnn.studio.sweeps.suggest import Trial
 from jitdnn.studio.work import control
@@ -131,8 +132,8 @@ class Sweeps:
             options = options_of(plan, sweep["options"], values)
             store.update("run", run, options=options)
             dataset = store.one("dataset", sweep["dataset"])
-            text = filled((store.folder(sweep["id"]) / TEXT).read_text(encoding="utf-8"), values)
-            files = options | {"weights": self._weights(str(options.get("weights") or ""))}
+            text = filled(original_text(store.folder(sweep["id"])), values)
+            files = options | {"weights": weights_file(store.home, str(options.get("weights") or ""))}
             last = nets.write(store.folder(run), text, files, dataset or {}, store.home)
             store.update("run", run, max_iter=last, state="queued", message="")
         except (JitdnnError, OSError) as error:
@@ -141,15 +142,6 @@ class Sweeps:
         row = store.one("run", run)
         assert row is not None
         return row
-
-    def _weights(self, named: str) -> str:
-        """`run:3` as the file of its best weights."""
-        kind, _, number = named.partition(":")
-        return (
-            str(self._store.folder(int(number)) / "best.npz")
-            if kind == "run" and number.isdecimal()
-            else named
-        )
 
     def _tell(self, sweep: Row, plan: Plan, children: list[Row], known: list[Trial]) -> None:
         """What the parent's row says: how many trials are over, and the best of them."""

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from fastapi import HTTPException
 from pydantic import AfterValidator, BaseModel, Field, create_model
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.files import write_whole
 from jitdnn.studio import nets
+from jitdnn.studio.nets.weights import weights_file
 from jitdnn.studio.store import Row
 from jitdnn.studio.web.context import Studio
 
 _MOST_TEXT = 2_000_000
-#: the folder of uploaded weights in a home, and the endings of their names
-WEIGHTS = "weights"
-SUFFIXES = (".caffemodel", ".npz", ".h5")
 #: of an option that holds a list
 _LISTS = {"steps": list[float] | None, "freeze": list[str]}
 
@@ -64,45 +60,7 @@ class Training(BaseModel):
     def values(self, studio: Studio) -> dict[str, Any]:
         """The options as nets.check and nets.write take them: weights of a run become their file."""
         found: dict[str, Any] = self.options.model_dump()
-        return found | {"weights": weights_file(studio, found["weights"])}
-
-
-def weights_file(studio: Studio, weights: str) -> str:
-    """The file that `run:3` (the best of run 3) or `file:NAME` (in the home's folder weights) means; "" for none.
-    Others are refused: no text chooses a file of the server."""
-    if not weights:
-        return ""
-    kind, _, name = weights.partition(":")
-    if kind == "file" and name in kept_weights(studio):
-        return str(studio.home / WEIGHTS / name)
-    if kind != "run" or not name.isdecimal() or len(name) > 18:
-        raise InvalidArgument(
-            f"weights are {weights[:60]!r}: give run:3 for the best of run 3, file:NAME of an upload, or nothing"
-        )
-    path = studio.store.folder(int(name)) / "best.npz"
-    if not path.is_file():
-        raise InvalidArgument(f"run {name} has no weights yet: wait for its first test, or choose another")
-    return str(path)
-
-
-def kept_weights(studio: Studio) -> list[str]:
-    """Names of the files of weights in the home, none behind links."""
-    folder = studio.home / WEIGHTS
-    if not folder.is_dir():
-        return []
-    found = [file for file in folder.iterdir() if file.suffix in SUFFIXES and file.name[0] != "."]
-    return sorted(file.name for file in found if file.is_file() and not file.is_symlink())
-
-
-def keep_weights(studio: Studio, name: str, content: BinaryIO) -> str:
-    """Keep an uploaded file of weights under its own name, without what leads elsewhere; return the name."""
-    plain = re.sub(r"[^\w.-]+", "_", name.replace("\\", "/").rpartition("/")[2]).lstrip(".")[-120:]
-    if not plain.endswith(SUFFIXES):
-        raise InvalidArgument(f"{name[:100]!r} is no file of weights: {', '.join(SUFFIXES)} are")
-    folder = studio.home / WEIGHTS
-    folder.mkdir(exist_ok=True)
-    write_whole(folder / plain, lambda file: shutil.copyfileobj(content, file))
-    return plain
+        return found | {"weights": weights_file(studio.home, found["weights"])}
 
 
 def from_form(form: dict[str, str]) -> Training:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from jitdnn.studio.store import Row
+from jitdnn.studio.store import Row, original_text
 from jitdnn.studio.web import listing, words
 from jitdnn.studio.web.charts import SMOOTHING, Chart, charts
 from jitdnn.studio.web.context import Here, Studio, page
@@ -82,10 +82,7 @@ def parallel(runs: Sequence[Row], names: Sequence[str]) -> list[Row]:
 
 def _nets(studio: Studio, runs: Sequence[Row]) -> list[Row]:
     """How the net of each run differs from that of the first: lines with their kind, " ", "+", "-" or "@"."""
-    texts = []
-    for run in runs:
-        file = studio.store.folder(run["id"]) / "original.prototxt"
-        texts.append(file.read_text("utf-8", "replace").splitlines() if file.is_file() else [])
+    texts = [original_text(studio.store.folder(run["id"])).splitlines() for run in runs]
     found = []
     for run, text in zip(runs[1:], texts[1:], strict=True):
         lines = list(difflib.unified_diff(texts[0], text, n=2, lineterm=""))[2:]

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio import nets, sweeps
-from jitdnn.studio.store import Row
+from jitdnn.studio.nets.weights import weights_file
+from jitdnn.studio.store import Row, original_text
 from jitdnn.studio.sweeps.plan import PRUNERS, SAMPLERS, check
 from jitdnn.studio.web import listing
 from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
@@ -87,10 +88,7 @@ def _form(request: Request, studio: Studio, base: Row | None, given: Row, error:
     metrics = (
         [name for name in studio.store.series_names(base["id"]) if name.startswith("val ")] if base else []
     )
-    original = studio.store.folder(base["id"]) / "original.prototxt" if base else None
-    text = given.get("net") or (
-        original.read_text(encoding="utf-8") if original and original.is_file() else ""
-    )
+    text = given.get("net") or (original_text(studio.store.folder(base["id"])) if base else "")
     return page(
         request, "sweep_new.html", base=base, given=given, error=error, text=text,
         metrics=metrics or ["val accuracy", "val loss"],
@@ -136,7 +134,8 @@ def _asked(base: Row, form: dict[str, str]) -> Sweep:
 async def start(studio: Studio, asked: Sweep) -> int:
     """Check the first trial and add the sweep; return its number. Raises JitdnnError."""
     plan, dataset = asked.plan(), dataset_of(studio, asked.dataset)
-    text, options = check(plan, asked.net, asked.values(studio))
+    text, options = check(plan, asked.net, asked.options.model_dump())
+    options["weights"] = weights_file(studio.home, str(options.get("weights") or ""))
     found = await studio.inspector.inspect(nets.check, text, options, dataset, studio.home)
     if not found["ok"]:
         at = f"line {found['line']} of the net: " if found["line"] else ""

@@ -12,14 +12,13 @@ from fastapi.responses import RedirectResponse, Response
 from jitdnn.caffe.update_rules import RULES
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio import nets
-from jitdnn.studio.data import Options as DataOptions
 from jitdnn.studio.data import creation
-from jitdnn.studio.data.built_in import DIGITS
-from jitdnn.studio.store import Row
+from jitdnn.studio.nets.weights import keep_weights, kept_weights
+from jitdnn.studio.store import Row, original_text
 from jitdnn.studio.web import listing, planning
 from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
 from jitdnn.studio.web.pages.run import read_run
-from jitdnn.studio.web.trainings import Training, dataset_of, from_form, keep_weights, kept_weights, start
+from jitdnn.studio.web.trainings import Training, dataset_of, from_form, start
 
 router = APIRouter()
 NAVIGATION = (Link(30, "/train", "train", "New training", short="Train"),)
@@ -45,8 +44,7 @@ def train_form(
     text, given = "", {}
     if run:
         old = listing.run(store, run)
-        original = store.folder(run) / "original.prototxt"
-        text = original.read_text() if original.is_file() else ""
+        text = original_text(store.folder(run))
         given, dataset = old["options"], dataset or old["dataset"] or 0
     chosen = next((d for d in datasets if d["id"] == dataset), datasets[0] if datasets else None)
     gallery = _gallery(chosen)
@@ -92,7 +90,7 @@ def _choices(studio: Studio) -> dict[str, list[tuple[str, str]]]:
         "weights": [
             ("", "Nothing: random weights"),
             *((f"run:{r['id']}", f"Best of {r['name']}") for r in trained),
-            *((f"file:{name}", name) for name in kept_weights(studio)),
+            *((f"file:{name}", name) for name in kept_weights(studio.home)),
         ],
     }
 
@@ -153,13 +151,13 @@ async def create_run(studio: Here, asked: Training) -> Row:
 @router.get("/api/weights")
 def list_weights(studio: Here) -> list[str]:
     """Files of weights that trainings can begin from, as `file:NAME` in their option `weights`."""
-    return kept_weights(studio)
+    return kept_weights(studio.home)
 
 
 @router.post("/api/weights", status_code=201)
 def upload_weights(studio: Here, file: Annotated[UploadFile, File()]) -> dict[str, str]:
     """Keep a .caffemodel, .npz or .h5 to fine-tune from; the answer's `weights` is the option's value."""
-    return {"weights": f"file:{keep_weights(studio, file.filename or '', file.file)}"}
+    return {"weights": f"file:{keep_weights(studio.home, file.filename or '', file.file)}"}
 
 
 @router.get("/api/nets")
@@ -171,17 +169,7 @@ def list_nets(task: str | None = None) -> list[Row]:
 @router.post("/first", include_in_schema=False)
 async def first(studio: Here) -> Response:
     """From an empty home to a net that is trained, by one click."""
-    number = await _digits(studio)
+    number = await asyncio.to_thread(creation.digits, studio.store)
     text = nets.gallery("classification")[0]["text"]
     made = await start(studio, Training(dataset=number, net=text, name="My first net"))
     return RedirectResponse(f"/runs/{made}", 303)
-
-
-async def _digits(studio: Studio) -> int:
-    found = studio.store.rows("SELECT id FROM dataset WHERE path = ? AND state = 'ready'", DIGITS)
-    if found:
-        return int(found[0]["id"])
-    options = DataOptions(grey=True)
-    return await asyncio.to_thread(
-        creation.create, studio.store, "Handwritten digits", DIGITS, options, "built in"
-    )
