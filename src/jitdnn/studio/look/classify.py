@@ -55,14 +55,12 @@ def classify(
     }
     if trained.task == "segmentation":
         said = answer[0].argmax(0)
-        found["overlay"] = pictures.classes_over(cropped(image, said.shape), said)
+        found["overlay"] = pictures.classes_over(pictures.cropped(image, said.shape), said)
         if true is not None:
             found["true_overlay"] = pictures.classes_over(image, true)
-        shares = np.bincount(said.reshape(-1), minlength=len(data.classes)) / said.size
         found["top"] = [
-            {"class": int(k), "name": name_of(data.classes, int(k)), "probability": float(shares[k]),
-             "colour": "#{:02x}{:02x}{:02x}".format(*pictures.class_colour(int(k)))}
-            for k in np.argsort(-shares, kind="stable")[:TOP] if shares[k]
+            {**each, "colour": "#{:02x}{:02x}{:02x}".format(*pictures.class_colour(each["class"]))}
+            for each in found["top"] if each["probability"]
         ]  # fmt: skip
     elif trained.task == "detection":
         boxes = [
@@ -75,9 +73,12 @@ def classify(
 
 
 def describe(task: str, answer: Array, classes: Sequence[str], top: int = TOP) -> Found:
-    """One answer in words: the `top` classes, the `labels` that are there, or the `numbers`."""
+    """One answer in words: the `top` classes (of a segmentation by their shares of the pixels), the `labels` that are
+    there, or the `numbers`."""
     values = answer.reshape(-1)
-    if task == "classification":
+    if task == "segmentation":
+        values = np.bincount(answer.argmax(0).reshape(-1), minlength=len(answer)) / answer[0].size
+    if task in ("classification", "segmentation"):
         best = np.argsort(-np.nan_to_num(values, nan=-np.inf), kind="stable")[:top]
         return {"top": [_entry(classes, int(k), values[k]) for k in best]}
     if task == "multi-label":
@@ -194,22 +195,8 @@ def classify_files(
     answers = iter(trained.predict(np.stack(images))) if images else iter(())
     for each in found:
         if "error" not in each:
-            answer = next(answers)
-            if trained.task == "segmentation":
-                said = answer.argmax(0)
-                shares = np.bincount(said.reshape(-1), minlength=len(answer)) / said.size
-                each |= describe("classification", shares, data.classes)
-            else:
-                each |= describe(trained.task, answer, data.classes)
+            each |= describe(trained.task, next(answers), data.classes)
     return found
-
-
-def cropped(image: Array, extents: Sequence[int]) -> Array:
-    """The middle of an image, as it is cropped for the net; the image itself where the answer has other extents."""
-    top, left = ((have - want) // 2 for have, want in zip(image.shape[1:], extents, strict=True))
-    if min(top, left) < 0:
-        return image
-    return image[:, top : top + extents[0], left : left + extents[1]]
 
 
 def _entry(classes: Sequence[str], number: int, value: Any) -> Found:

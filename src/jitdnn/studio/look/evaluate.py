@@ -52,9 +52,7 @@ def _classification(arrays: Arrays, classes: Sequence[str]) -> Found:
     true, best, sure = arrays["true"], arrays["best"], arrays["sure"]
     known = true >= 0  # the others have no label yet
     said = best[:, 0].astype(np.int64)
-    counts = metrics.confusion(
-        true, said, max(len(classes), len(arrays["surest"]))
-    )  # a net may know more classes
+    counts = _confusion(arrays, classes)
     each, right = metrics.per_class(counts), (said == true)[known]
     finite = sure[
         np.isfinite(sure[:, 0]), 0
@@ -72,7 +70,7 @@ def _classification(arrays: Arrays, classes: Sequence[str]) -> Found:
         "accuracy": plain(right.mean()) if right.size else None,
         "balanced": plain(metrics.balanced_accuracy(counts)),
         "top5": plain((best == true[:, None]).any(1)[known].mean()) if right.size else None,
-        "f1": plain(_mean(each.f1)),
+        "f1": plain(metrics.finite_mean(each.f1)),
         "outputs": len(counts),
         "calibration": plain(found.error),
         "bins": [
@@ -87,10 +85,7 @@ def _classification(arrays: Arrays, classes: Sequence[str]) -> Found:
         "pairs": [{"true": a, "said": b, "count": n} for a, b, n in metrics.worst_pairs(counts, _PAIRS)],
         "not_finite": int((~np.isfinite(sure[:, 0])).sum()),
     }
-    per_class = [
-        {"support": int(n), **{name: plain(getattr(each, name)[i]) for name in names}}
-        for i, n in enumerate(each.support)
-    ]
+    per_class = _by_class(each, names)
     matrix = counts.tolist() if len(counts) <= MOST_IN_TABLE else []
     return {"summary": summary, "per_class": per_class, "matrix": matrix}
 
@@ -105,8 +100,8 @@ def _multi_label(arrays: Arrays, classes: Sequence[str]) -> Found:
     summary = {
         "task": "multi-label",
         "images": len(true),
-        "mean_average_precision": plain(_mean(each.average_precision)),
-        "f1": plain(_mean(each.f1)),
+        "mean_average_precision": plain(metrics.finite_mean(each.average_precision)),
+        "f1": plain(metrics.finite_mean(each.f1)),
         "exact": plain((said == (true > 0)).all(1).mean()) if len(true) else None,
         "hamming": plain((said == (true > 0)).mean()) if len(true) else None,
         "errors": [
@@ -117,10 +112,7 @@ def _multi_label(arrays: Arrays, classes: Sequence[str]) -> Found:
         ],
         "not_finite": int((~np.isfinite(scores)).any(1).sum()),
     }  # fmt: skip
-    per_class = [
-        {"support": int(n), **{name: plain(getattr(each, name)[i]) for name in names}}
-        for i, n in enumerate(each.support)
-    ]
+    per_class = _by_class(each, names)
     return {"summary": summary, "per_class": per_class, "matrix": []}
 
 
@@ -135,7 +127,7 @@ def _regression(arrays: Arrays, classes: Sequence[str]) -> Found:
     summary = {
         "task": "regression",
         "images": len(true),
-        **{name: plain(_mean(getattr(each, name))) for name in names},
+        **{name: plain(metrics.finite_mean(getattr(each, name))) for name in names},
         "edges": [plain(value) for value in each.edges],
         "errors": [
             {"at": int(i), "true": [plain(v) for v in true[i]], "said": [plain(v) for v in said[i]],
@@ -163,16 +155,15 @@ def _segmentation(arrays: Arrays, classes: Sequence[str]) -> Found:
         "pixels": int(total),
         "accuracy": plain(counts.diagonal().sum() / total) if total else None,
         "balanced": plain(metrics.balanced_accuracy(counts)),
-        "mean_iou": plain(_mean(iou)),
+        "mean_iou": plain(metrics.finite_mean(iou)),
         "errors": [{"at": int(i), "sure": plain(image_iou[i])} for i in worst],
         "pairs": [{"true": a, "said": b, "count": n} for a, b, n in metrics.worst_pairs(counts, _PAIRS)],
         "not_finite": 0,
     }
+    rows = _by_class(each, ("precision", "recall", "f1"))
     per_class = [
-        {"support": int(each.support[i]), "iou": plain(iou[i]), "precision": plain(each.precision[i]),
-         "recall": plain(each.recall[i]), "f1": plain(each.f1[i])}
-        for i in range(len(counts))
-    ]  # fmt: skip
+        {"support": row["support"], "iou": plain(v), **row} for row, v in zip(rows, iou, strict=True)
+    ]
     return {
         "summary": summary,
         "per_class": per_class,
@@ -192,7 +183,7 @@ def _detection(arrays: Arrays, classes: Sequence[str]) -> Found:
         "boxes": int(there.sum()),
         "found": len(arrays["box_sure"]),
         "recall": plain(hits.sum() / there.sum()) if there.sum() else None,
-        "mean_average_precision": plain(_mean(each)),
+        "mean_average_precision": plain(metrics.finite_mean(each)),
         "errors": [{"at": int(i), "missed": int(missed[i])} for i in worst if missed[i]],
         "not_finite": 0,
     }
@@ -202,6 +193,14 @@ def _detection(arrays: Arrays, classes: Sequence[str]) -> Found:
     return {"summary": summary, "per_class": per_class, "matrix": []}
 
 
+def _by_class(each: Any, names: Sequence[str]) -> list[Found]:
+    """A row for each class: its support, and the named shares of `metrics`."""
+    return [
+        {"support": int(n), **{name: plain(getattr(each, name)[i]) for name in names}}
+        for i, n in enumerate(each.support)
+    ]
+
+
 _SUMMARIES = {
     "detection": _detection,
     "classification": _classification,
@@ -209,6 +208,12 @@ _SUMMARIES = {
     "regression": _regression,
     "segmentation": _segmentation,
 }
+
+
+def _confusion(arrays: Arrays, classes: Sequence[str]) -> Array:
+    """True classes by those that were said; a net may know more classes than the data set has."""
+    said = arrays["best"][:, 0].astype(np.int64)
+    return metrics.confusion(arrays["true"], said, max(len(classes), len(arrays["surest"])))
 
 
 def matrix_csv(counts: Sequence[Sequence[int]], classes: Sequence[str]) -> str:
@@ -265,9 +270,7 @@ def find_pairs(
     arrays, classes = read_predictions(home, run, part, key), list(dataset["classes"])
     if "best" not in arrays:
         raise InvalidArgument("pairs of classes are of classification")
-    counts = metrics.confusion(
-        arrays["true"], arrays["best"][:, 0].astype(np.int64), max(len(classes), len(arrays["surest"]))
-    )
+    counts = _confusion(arrays, classes)
     wanted, found = words.casefold().split(), list[Found]()
     for true, said, count in metrics.worst_pairs(counts, counts.size):
         names = name_of(classes, true), name_of(classes, said)
@@ -301,12 +304,8 @@ def table_csv(
         columns = [name for name in rows[0] if name != "histogram"] if rows else []
         body = [[name_of(classes, k), *(row[name] for name in columns)] for k, row in enumerate(rows)]
         return csv_text([["class", *columns], *body])
-    if table == "matrix" and "best" in arrays:
-        count = max(len(classes), len(arrays["surest"]))
-        counts = metrics.confusion(arrays["true"], arrays["best"][:, 0].astype(np.int64), count)
-        return matrix_csv(counts.tolist(), [name_of(classes, k) for k in range(count)])
-    if table == "matrix" and "matrix" in arrays:
-        counts = arrays["matrix"]
+    if table == "matrix" and ("best" in arrays or "matrix" in arrays):
+        counts = _confusion(arrays, classes) if "best" in arrays else arrays["matrix"]
         return matrix_csv(counts.tolist(), [name_of(classes, k) for k in range(len(counts))])
     raise InvalidArgument(
         f"there is no table {table!r} of this evaluation: matrix (of classes), classes, predictions"
@@ -342,8 +341,3 @@ def plain(value: Any) -> float | None:
     """A number as JSON has it: None for what is not finite."""
     number = float(value)
     return number if math.isfinite(number) else None
-
-
-def _mean(values: Array) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if finite.size else float("nan")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from jitdnn.caffe import Net
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.look import pictures
-from jitdnn.studio.look.classify import cropped, given_image
+from jitdnn.studio.look.classify import given_image
 from jitdnn.studio.look.evaluate import plain
 from jitdnn.studio.look.layers import groups
 from jitdnn.studio.look.trained import Trained, open_trained
@@ -111,7 +111,7 @@ def as_image(trained: Trained, inputs: Array) -> NDArray[np.uint8]:
     values = inputs / (transformer.scale or 1)
     mean = transformer.mean
     if mean is not None:
-        values = values + (cropped(mean, inputs.shape[1:]) if mean.shape[1:] != (1, 1) else mean)
+        values = values + (pictures.cropped(mean, inputs.shape[1:]) if mean.shape[1:] != (1, 1) else mean)
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 

@@ -63,8 +63,13 @@ def per_class(counts: Counts) -> PerClass:
 
 def balanced_accuracy(counts: Counts) -> float:
     """The mean recall of the classes that are there: of a class with few images it tells as much as of a large one."""
-    recall = per_class(counts).recall
-    return float(np.nanmean(recall)) if np.isfinite(recall).any() else float("nan")
+    return finite_mean(per_class(counts).recall)
+
+
+def finite_mean(values: Array) -> float:
+    """The mean of what is finite, NaN where nothing is."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else float("nan")
 
 
 def worst_pairs(counts: Counts, most: int) -> list[tuple[int, int, int]]:

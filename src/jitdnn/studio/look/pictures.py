@@ -200,6 +200,14 @@ def boxes_over(image: Array, boxes: Sequence[Box], least: int = 320) -> bytes:
     return _saved(picture)
 
 
+def cropped(image: Array, extents: Sequence[int]) -> Array:
+    """The middle of an image, as it is cropped for the net; the image itself where the answer has other extents."""
+    top, left = ((have - want) // 2 for have, want in zip(image.shape[1:], extents, strict=True))
+    if min(top, left) < 0:
+        return image
+    return image[:, top : top + extents[0], left : left + extents[1]]
+
+
 def data_url(png: bytes) -> str:
     """A PNG in the place of an address."""
     return "data:image/png;base64," + base64.b64encode(png).decode()

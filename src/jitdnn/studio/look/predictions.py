@@ -24,7 +24,8 @@ from jitdnn.caffe.arrays import read_npz
 from jitdnn.errors import InvalidArgument
 from jitdnn.files import write_whole
 from jitdnn.studio.look.detections import match
-from jitdnn.studio.look.metrics import confusion
+from jitdnn.studio.look.metrics import confusion, finite_mean, intersection_over_union
+from jitdnn.studio.look.pictures import cropped
 from jitdnn.studio.look.trained import Trained, choose_weights, open_trained
 from jitdnn.studio.store import run_folder
 
@@ -131,7 +132,7 @@ def _segmentation(trained: Trained, images: Array, labels: Array, classes: int, 
         "right": counts.diagonal(axis1=1, axis2=2).sum(1),
         "pixels": counts.sum((1, 2)),
         "matrix": counts.sum(0)[np.newaxis],
-        "iou": np.array([_mean_iou(each) for each in counts], np.float32),
+        "iou": np.array([finite_mean(intersection_over_union(each)) for each in counts], np.float32),
     }
 
 
@@ -161,21 +162,13 @@ _GATHER: dict[str, Callable[[Trained, Array, Array, int, int], Arrays]] = {
 
 def crop_like(labels: Array, extents: tuple[int, ...]) -> Array:
     """The middle of masks (N, H, W), as images are cropped. Raises InvalidArgument for a net of other extents."""
-    tops = [have - want for have, want in zip(labels.shape[1:], extents, strict=True)]
-    if min(tops) < 0:
+    if any(have < want for have, want in zip(labels.shape[1:], extents, strict=True)):
         raise InvalidArgument(f"the net gives classes of {extents} pixels, the masks have {labels.shape[1:]}")
-    top, left = (each // 2 for each in tops)
-    return labels[:, top : top + extents[0], left : left + extents[1]]
+    return cropped(labels, extents)
 
 
 def _known(labels: Array, classes: int) -> Array:
     return np.where(labels < classes, labels.astype(np.int64), -1)
-
-
-def _mean_iou(counts: Array) -> float:
-    hits = counts.diagonal()
-    union = counts.sum(0) + counts.sum(1) - hits
-    return float((hits[union > 0] / union[union > 0]).mean()) if union.any() else float("nan")
 
 
 def _flat(answers: Array) -> Array:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from jitdnn.caffe import Net
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.look import pictures
-from jitdnn.studio.look.classify import cropped, given_image
+from jitdnn.studio.look.classify import given_image
 from jitdnn.studio.look.evaluate import name_of, plain
 from jitdnn.studio.look.trained import Trained, open_trained
 
@@ -53,7 +53,7 @@ def saliency(
         found = gradient_map(trained, inputs[0], chosen, COPIES if kind == "smooth" else 1, seed)
     else:
         raise InvalidArgument(f"the kind is {kind!r}: gradient, smooth or occlusion")
-    seen = cropped(image, inputs.shape[2:])
+    seen = pictures.cropped(image, inputs.shape[2:])
     value = totals[chosen] / (answer[0].size if answer.ndim > 1 else 1)
     return {
         "kind": kind,

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from jitdnn.caffe.arrays import read_npz
 from jitdnn.errors import InvalidArgument
-from jitdnn.studio.look.classify import cropped, decode, describe
-from jitdnn.studio.look.pictures import classes_over, data_url
+from jitdnn.studio.look.classify import decode, describe
+from jitdnn.studio.look.pictures import classes_over, cropped, data_url
 from jitdnn.studio.ship.bundle import open_bundle
 
 Array = NDArray[Any]
@@ -59,7 +59,7 @@ class Predictor:
         with self._lock:
             self._times.append(steps)
             self._count += 1
-        found = self.describe(answer, top)
+        found = describe(self.facts["task"], answer, self.facts["classes"], top)
         if pictures and self.facts["task"] == "segmentation":
             said = answer.argmax(0)
             found["overlay"] = data_url(classes_over(cropped(image, said.shape), said))
@@ -73,16 +73,6 @@ class Predictor:
         prepared = time.perf_counter()
         answer = self.trained.run(inputs)[0]
         return answer, prepared - begun, time.perf_counter() - prepared
-
-    def describe(self, answer: Any, top: int = 5) -> dict[str, Any]:
-        """One answer in words."""
-        task, classes = self.facts["task"], self.facts["classes"]
-        if task != "segmentation":
-            return describe(task, answer, classes, top)
-        said = answer.argmax(0)
-        return describe(
-            "classification", np.bincount(said.reshape(-1), minlength=len(answer)) / said.size, classes, top
-        )
 
     def check(self) -> tuple[float, float] | None:
         """How far the answers to the bundle's samples are from those in it, and how far they may be; None without
