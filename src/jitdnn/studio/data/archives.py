@@ -11,7 +11,7 @@ from jitdnn.caffe.arrays import read_npz
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.data.dataset import Array
 from jitdnn.studio.data.entries import Entry, Listing
-from jitdnn.studio.data.folders import part_of
+from jitdnn.studio.data.folders import part_in, part_of
 from jitdnn.studio.data.options import Options
 from jitdnn.studio.data.readers import Rows
 
@@ -64,7 +64,7 @@ def list_archive(path: Path, name: str, options: Options) -> Listing:
 def _meaning(key: str) -> tuple[str | None, str]:
     """The part and the kind, "data" or "label", that an array's name says."""
     words = key.lower().split("_") if not key.lower().startswith("arr_") else [key.lower()]
-    part = next((found for word in words if (found := part_of(word))), None)
+    part = part_in(words)
     rest = "_".join(word for word in words if part_of(word) is None)
     return part, "data" if rest in _DATA else "label" if rest in _LABEL else ""
 

@@ -12,7 +12,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.studio.data.containers import Container
 from jitdnn.studio.data.dataset import Array
 from jitdnn.studio.data.entries import Entry, Listing
-from jitdnn.studio.data.folders import group_of, is_picture, part_of
+from jitdnn.studio.data.folders import group_of, is_picture, part_in
 from jitdnn.studio.data.options import Options
 from jitdnn.studio.data.pictures import open_picture, to_array
 
@@ -98,7 +98,7 @@ def list_boxes(container: Container, names: Sequence[str], options: Options) -> 
             name,
             name,
             (unit, tuple((place[box[0]], *box[1:]) for box in boxes)),
-            _part(name),
+            part_in(name.split("/")[:-1]),
             group_of(name, pattern),
         )
         for name, boxes, unit in found
@@ -180,7 +180,3 @@ def _key(name: str) -> str:
     folders = name.split("/")[:-1]
     kept = [folder for folder in folders if folder.lower() not in _FOLDERS | _PICTURES]
     return "/".join([*kept, posixpath.splitext(posixpath.basename(name))[0]])
-
-
-def _part(name: str) -> str | None:
-    return next((part for folder in name.split("/")[:-1] if (part := part_of(folder))), None)

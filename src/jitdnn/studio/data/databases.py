@@ -10,7 +10,7 @@ from jitdnn.caffe.datum import datum_image, read_datum
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.data.dataset import Array
 from jitdnn.studio.data.entries import Entry, Listing
-from jitdnn.studio.data.folders import part_of
+from jitdnn.studio.data.folders import part_in
 from jitdnn.studio.data.options import Options
 from jitdnn.studio.data.pictures import open_picture, to_array
 
@@ -58,7 +58,7 @@ def databases_in(path: Path) -> dict[str | None, Path]:
     for entry in sorted(path.iterdir()):
         if entry.is_dir() and not entry.is_symlink() and kind_of(entry):
             words = entry.name.lower().replace("-", "_").split("_")
-            part = next((known for word in words if (known := part_of(word))), None)
+            part = part_in(words)
             if part in found:
                 raise InvalidArgument(
                     f"{found[part].name} and {entry.name} both are {part or 'of no part'}: which is it?"

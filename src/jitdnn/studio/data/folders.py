@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from jitdnn.errors import InvalidArgument
@@ -26,6 +26,11 @@ PART_NAMES: Final = {
 def part_of(name: str) -> str | None:
     """The part that a word means, None for none of them."""
     return PART_NAMES.get(name.strip().lower())
+
+
+def part_in(words: Iterable[str]) -> str | None:
+    """The part that the first of the words means which means one."""
+    return next((part for word in words if (part := part_of(word))), None)
 
 
 def is_picture(name: str) -> bool:

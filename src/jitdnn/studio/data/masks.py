@@ -14,7 +14,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.studio.data.containers import Container
 from jitdnn.studio.data.dataset import Array
 from jitdnn.studio.data.entries import Entry, Listing
-from jitdnn.studio.data.folders import group_of, is_picture, part_of
+from jitdnn.studio.data.folders import group_of, is_picture, part_in
 from jitdnn.studio.data.options import Options
 from jitdnn.studio.data.pictures import fit_of, open_picture, to_array
 
@@ -126,7 +126,7 @@ def list_masks(container: Container, names: Sequence[str], options: Options) -> 
     classes = [named.get(value) or _shown(value, has_colours) for value in values]
     pattern = options.pattern()
     entries = [
-        Entry(picture, picture, mask, _part(picture), group_of(picture, pattern))
+        Entry(picture, picture, mask, part_in(picture.split("/")[:-1]), group_of(picture, pattern))
         for picture, mask in pairs.items()
     ]
     without = sum(is_picture(name) for name in names) - 2 * len(pairs)
@@ -172,7 +172,3 @@ def _key(name: str) -> str:
     for tail in _TAILS:
         stem = stem[: -len(tail)] if stem.lower().endswith(tail) else stem
     return "/".join([*(folder for folder in folders if folder.lower() not in _MASKS | _PICTURES), stem])
-
-
-def _part(name: str) -> str | None:
-    return next((part for folder in name.split("/")[:-1] if (part := part_of(folder))), None)
