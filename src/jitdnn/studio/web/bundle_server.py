@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import uvicorn
 from fastapi import FastAPI, File, HTTPException, Query, Request, UploadFile
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
@@ -23,11 +22,11 @@ from starlette.staticfiles import StaticFiles
 
 from jitdnn import __version__
 from jitdnn.errors import InvalidArgument, JitdnnError
-from jitdnn.limits import IMAGE_BYTES
 from jitdnn.studio.ship.predictor import Predictor
 from jitdnn.studio.web.context import STATIC, make_templates
 from jitdnn.studio.web.guard import Guard
-from jitdnn.studio.web.serve import is_every, listening, names
+from jitdnn.studio.web.looking import read_image
+from jitdnn.studio.web.serve import address_of, answer, listening, names
 
 Say = Callable[[str], object]
 #: files of one form
@@ -59,7 +58,7 @@ def make_app(predictor: Predictor) -> FastAPI:
 
     @app.post("/", include_in_schema=False)
     async def answer_page(request: Request, file: Annotated[UploadFile, File()]) -> Response:
-        answer = await run_in_threadpool(predictor.predict, await _content(file), 5, True)
+        answer = await run_in_threadpool(predictor.predict, await read_image(file), 5, True)
         values = {"facts": predictor.facts, "latency": predictor.latency(), "answer": answer}
         is_part = request.headers.get("hx-request") == "true"
         return templates.TemplateResponse(request, "serve_answer.html" if is_part else "serve.html", values)
@@ -90,20 +89,13 @@ def make_app(predictor: Predictor) -> FastAPI:
                 raise HTTPException(422, "The form has no file.")
             for file in files:
                 try:
-                    found = await run_in_threadpool(predictor.predict, await _content(file), top, pictures)
+                    found = await run_in_threadpool(predictor.predict, await read_image(file), top, pictures)
                 except InvalidArgument as error:
                     found = {"error": str(error)}
                 answers.append({"name": file.filename or ""} | found)
         return answers
 
     return app
-
-
-async def _content(file: Any) -> bytes:
-    content: bytes = await file.read(IMAGE_BYTES + 1)
-    if len(content) > IMAGE_BYTES:
-        raise InvalidArgument(f"the file has more than {IMAGE_BYTES:,} bytes, the most that are read")
-    return content
 
 
 def serve_bundle(path: Path, host: str, port: int, token: str, say: Say) -> None:
@@ -128,15 +120,9 @@ def serve_bundle(path: Path, host: str, port: int, token: str, say: Say) -> None
         with listening(host, port) as listener:
             port = listener.getsockname()[1]
             guard = Guard(make_app(predictor), token, names(host, port), f"jitdnn_serve_{port}")
-            shown = "127.0.0.1" if is_every(host) else f"[{host}]" if ":" in host else host
-            say(f"{predictor.facts['name']}: http://{shown}:{port}/?token={token}")
-            say(
-                f"  curl -H 'Authorization: Bearer {token}' --data-binary @IMAGE http://{shown}:{port}/predict"
-            )
-            config = uvicorn.Config(
-                guard, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
-                timeout_graceful_shutdown=1, ws="none",
-            )  # fmt: skip
-            uvicorn.Server(config).run(sockets=[listener])
+            address = address_of(host, port)
+            say(f"{predictor.facts['name']}: {address}/?token={token}")
+            say(f"  curl -H 'Authorization: Bearer {token}' --data-binary @IMAGE {address}/predict")
+            answer(guard, listener)
     finally:
         predictor.close()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 from fastapi import Depends, HTTPException, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from fastapi.templating import Jinja2Templates
 
 from jitdnn.studio.store import Row, Store
@@ -93,6 +93,13 @@ BUSY = """SELECT (SELECT count(*) FROM run WHERE state = 'running') AS running,
 def is_part(request: Request) -> bool:
     """Whether htmx asks for a part of a page."""
     return request.headers.get("hx-request") == "true" and request.headers.get("hx-boosted") != "true"
+
+
+def csv_file(lines: str | Iterator[str], name: str) -> Response:
+    """A table of comma-separated values, whole or piece by piece, to be kept under a name."""
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    given = iter([lines]) if isinstance(lines, str) else lines
+    return StreamingResponse(given, media_type="text/csv; charset=utf-8", headers=headers)
 
 
 @cache

@@ -100,12 +100,15 @@ def _whole(row: Row) -> Row:
 
 async def sent_image(file: UploadFile | None) -> bytes | None:
     """The bytes of a file that was sent, None for none. Raises InvalidArgument for one that is too large."""
-    if file is None or not file.filename:
-        return None
-    content = await file.read(IMAGE_BYTES + 1)
+    return None if file is None or not file.filename else await read_image(file) or None
+
+
+async def read_image(file: Any) -> bytes:
+    """The bytes of an uploaded file. Raises InvalidArgument for one that is too large for an image."""
+    content: bytes = await file.read(IMAGE_BYTES + 1)
     if len(content) > IMAGE_BYTES:
         raise InvalidArgument(f"the file has more than {IMAGE_BYTES:,} bytes, the most that are read")
-    return content or None
+    return content
 
 
 def options_of(found: Looked) -> dict[str, Any]:

@@ -50,14 +50,14 @@ def serve(home: Path, host: str, port: int, slots: int | None, browse: bool | No
         if slots is not None:
             Store(home).set_setting("cpu_slots", slots)
         guard = Guard(make_app(home), token, names(host, port), f"studio_{port}")
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{'127.0.0.1' if is_every(host) else shown}:{port}"
+        address = address_of(host, port)
         note.write(address)
         note.flush()
         say(f"jitdnn studio: {address}/?token={token}")
         if not _is_loopback(host):
             say(
-                f"Others can reach it at {shown}, without encryption: anybody who sees the traffic has the token."
+                f"Others can reach it at {_bracketed(host)}, without encryption: anybody who sees the traffic has the "
+                "token."
             )
             say(
                 f"Safer: leave --host out, and on the other machine run `ssh -L {port}:127.0.0.1:{port} THIS-MACHINE`."
@@ -65,11 +65,25 @@ def serve(home: Path, host: str, port: int, slots: int | None, browse: bool | No
         if browse if browse is not None else _has_screen() and _is_loopback(host):
             # the address of a browser's command line can be read by everybody on the machine: it opens once
             webbrowser.open(f"{address}/?token={guard.ticket()}")
-        config = uvicorn.Config(
-            guard, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
-            timeout_graceful_shutdown=1, ws="none",
-        )  # fmt: skip
-        uvicorn.Server(config).run(sockets=[listener])
+        answer(guard, listener)
+
+
+def answer(guard: Guard, listener: socket.socket) -> None:
+    """Answer requests until SIGINT or SIGTERM."""
+    config = uvicorn.Config(
+        guard, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
+        timeout_graceful_shutdown=1, ws="none",
+    )  # fmt: skip
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def address_of(host: str, port: int) -> str:
+    """The address at which this machine's own browser finds a server that listens at `host`."""
+    return f"http://{'127.0.0.1' if is_every(host) else _bracketed(host)}:{port}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def token_of(home: Path) -> str:
@@ -93,7 +107,7 @@ def names(host: str, port: int) -> set[str]:
     if not _is_loopback(host):
         known |= {socket.gethostname(), socket.getfqdn()}
     if not is_every(host):
-        known.add(f"[{host}]" if ":" in host else host)
+        known.add(_bracketed(host))
     return {f"{name.lower()}:{port}" for name in known} | (
         {name.lower() for name in known} if port == 80 else set()
     )

@@ -14,7 +14,7 @@ from jitdnn.studio.look import classify as look
 from jitdnn.studio.look.pictures import data_url
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import answering, looking
-from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
+from jitdnn.studio.web.context import Here, Link, Studio, csv_file, is_part, page
 from jitdnn.studio.web.looking import Part, WeightsName
 
 router = APIRouter()
@@ -111,9 +111,7 @@ async def many_begin(
 
 @router.get("/runs/{number}/classify/many/{name}.csv", include_in_schema=False)
 def many_csv(request: Request, number: int, name: str) -> Response:
-    text = answers_csv(answering.job_of(request, number, name).answers)
-    headers = {"content-disposition": f'attachment; filename="run-{number}-answers.csv"'}
-    return Response(text, media_type="text/csv; charset=utf-8", headers=headers)
+    return csv_file(answers_csv(answering.job_of(request, number, name).answers), f"run-{number}-answers.csv")
 
 
 @router.get("/runs/{number}/classify/many/{name}", include_in_schema=False)

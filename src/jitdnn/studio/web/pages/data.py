@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from jitdnn.studio.data import Dataset, creation, duplicates, gallery, mending, 
 from jitdnn.studio.data.drawing import drawn
 from jitdnn.studio.data.sheets import png, sheet, tile
 from jitdnn.studio.store import Row
-from jitdnn.studio.web.context import Here, Studio, page
+from jitdnn.studio.web.context import Here, Studio, csv_file, page
 from jitdnn.studio.web.pages.data_new import not_ready
 
 router = APIRouter()
@@ -326,12 +325,10 @@ def list_duplicates(
 
 
 @router.get("/api/datasets/{number}/split.csv", response_class=StreamingResponse)
-def split_csv(studio: Here, number: int) -> StreamingResponse:
+def split_csv(studio: Here, number: int) -> Response:
     """Which file is in which part, as a table."""
     row, dataset = _ready(studio, number)
-    lines: Iterator[str] = gallery.split_list(dataset.folder, row["classes"])
-    headers = {"content-disposition": f'attachment; filename="split-{number}.csv"'}
-    return StreamingResponse(lines, media_type="text/csv; charset=utf-8", headers=headers)
+    return csv_file(gallery.split_list(dataset.folder, row["classes"]), f"split-{number}.csv")
 
 
 # ---- what they use

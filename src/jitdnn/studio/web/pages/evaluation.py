@@ -11,7 +11,7 @@ from jitdnn.studio.look import evaluate
 from jitdnn.studio.look.evaluate import name_of
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import looking
-from jitdnn.studio.web.context import Here, Link, is_part, page
+from jitdnn.studio.web.context import Here, Link, csv_file, is_part, page
 from jitdnn.studio.web.looking import Part, WeightsName
 
 router = APIRouter()
@@ -110,12 +110,7 @@ async def table_csv(
     text = await studio.inspector.inspect(
         evaluate.table_csv, studio.home, found.run, found.dataset, row["part"], row["weights"], table
     )
-    name = f"run-{number}-{row['part']}-{table}.csv"
-    return Response(
-        text,
-        media_type="text/csv; charset=utf-8",
-        headers={"content-disposition": f'attachment; filename="{name}"'},
-    )
+    return csv_file(text, f"run-{number}-{row['part']}-{table}.csv")
 
 
 def _shown(found: looking.Looked, row: Row) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from jitdnn.errors import NotSupported
 from jitdnn.studio.ship.exports import KINDS, download_name, export
-from jitdnn.studio.store import Row
+from jitdnn.studio.store import Row, plain_files
 from jitdnn.studio.web import looking
 from jitdnn.studio.web.context import Here, Link, Studio, page
 from jitdnn.studio.web.looking import WeightsName
@@ -99,13 +99,10 @@ def download(studio: Here, number: int, file: str) -> Response:
 
 
 def listed(studio: Studio, number: int) -> list[Row]:
-    """The exports of a run by their names, bytes and time; files that are being written are no such."""
-    folder = _folder(studio, number)
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    """The exports of a run by their names, bytes and time."""
     return [
         {"file": file.name, "bytes": file.stat().st_size, "made": file.stat().st_mtime}
-        for file in files
-        if file.is_file() and not file.is_symlink() and not file.name.startswith(".")
+        for file in plain_files(_folder(studio, number))
     ]
 
 

@@ -77,7 +77,7 @@ async def order_form(request: Request, studio: Here) -> Response:
     form = await request.form()
     numbers = [int(n) for n in form.getlist("run") if isinstance(n, str) and n.isdecimal() and len(n) < 19]
     order_queue(studio, Order(runs=numbers))
-    return queue_page(request, studio) if is_part(request) else RedirectResponse("/queue", 303)
+    return _changed(request, studio)
 
 
 @router.post("/queue/{number}/move", include_in_schema=False)
@@ -92,7 +92,7 @@ def move(
     other = min(max(at + (1 if to == "down" else -1), 0), len(order) - 1)
     order[at], order[other] = order[other], order[at]
     order_queue(studio, Order(runs=order))
-    return queue_page(request, studio) if is_part(request) else RedirectResponse("/queue", 303)
+    return _changed(request, studio)
 
 
 @router.patch("/api/queue/{number}")
@@ -114,7 +114,7 @@ def turn_form(
     wants: Annotated[str, Form(max_length=40)] = "",
 ) -> Response:  # fmt: skip
     change_turn(studio, number, Turn(priority=priority, wants=wants))
-    return queue_page(request, studio) if is_part(request) else RedirectResponse("/queue", 303)
+    return _changed(request, studio)
 
 
 @router.patch("/api/places/{number}")
@@ -131,6 +131,10 @@ def place_form(
     request: Request, studio: Here, number: int, state: Annotated[Literal["free", "off"], Form()]
 ) -> Response:
     change_place(studio, number, Place(state=state))
+    return _changed(request, studio)
+
+
+def _changed(request: Request, studio: Studio) -> Response:
     return queue_page(request, studio) if is_part(request) else RedirectResponse("/queue", 303)
 
 

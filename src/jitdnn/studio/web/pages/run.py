@@ -10,9 +10,9 @@ from fastapi.responses import FileResponse, RedirectResponse, Response, Streamin
 from pydantic import BaseModel, Field
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.studio.store import Row, Store
+from jitdnn.studio.store import Row, Store, plain_files
 from jitdnn.studio.web import charts, curve_files, listing, stream
-from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
+from jitdnn.studio.web.context import Here, Link, Studio, csv_file, is_part, page
 from jitdnn.studio.work import control, room
 
 router = APIRouter()
@@ -204,12 +204,8 @@ def mark_form(
 
 
 def files(studio: Studio, number: int) -> list[Row]:
-    """The files of a run: plain files in its folder; names with a dot first are being written."""
-    folder = studio.store.folder(number)
-    if not folder.is_dir():
-        return []
-    found = sorted(f for f in folder.iterdir() if f.is_file() and not f.is_symlink() and f.name[0] != ".")
-    return [{"name": file.name, "bytes": file.stat().st_size} for file in found]
+    """The files of a run."""
+    return [{"name": f.name, "bytes": f.stat().st_size} for f in plain_files(studio.store.folder(number))]
 
 
 @router.get("/api/runs/{number}/files")
@@ -256,10 +252,7 @@ def read_series(
 def read_csv(studio: Here, number: int, name: Names) -> Response:
     """Curves as they were written: a line for each iteration, a column for each series."""
     studio.get("run", number)
-    headers = {"content-disposition": f'attachment; filename="run-{number}.csv"'}
-    return StreamingResponse(
-        curve_files.lines(studio.store, number, name), media_type="text/csv", headers=headers
-    )
+    return csv_file(curve_files.lines(studio.store, number, name), f"run-{number}.csv")
 
 
 @router.get("/api/runs/{number}/events", response_class=StreamingResponse)

@@ -138,7 +138,7 @@ def _folder(text: str) -> Path:
 @router.get("/api/room")
 def read_room(studio: Here) -> dict[str, Any]:
     """Bytes by run and data set, what is free, and what could go: `spares` with their keys."""
-    return room.usage(studio.store) | {"spares": [_plain(spare) for spare in room.spares(studio.store)]}
+    return room.usage(studio.store) | {"spares": [spare._asdict() for spare in room.spares(studio.store)]}
 
 
 @router.post("/api/room/tidy")
@@ -152,10 +152,6 @@ async def tidy_form(request: Request, studio: Here) -> Response:
     form = await request.form()
     tidy(studio, Keys(keys=[key for key in form.getlist("key") if isinstance(key, str)]))
     return RedirectResponse("/settings#room", 303)
-
-
-def _plain(spare: room.Spare) -> Row:
-    return spare._asdict()
 
 
 def names_of(studio: Studio, table: str, path: str, bytes_of: dict[int, int]) -> list[Row]:
