@@ -446,3 +446,24 @@ def test_training_with_channels_last_is_that_of_the_processor(name: str) -> None
     for key, history in solvers[0].method.history.items():
         largest = np.abs(history).max(initial=1e-3)
         np.testing.assert_allclose(solvers[1].method.history[key], history, rtol=0, atol=1e-3 * largest)
+
+
+def test_channels_last_with_a_single_channel_among_others(name: str) -> None:
+    """A Concat of one channel and three lies alike, in passes both ways."""
+    text = (
+        SOURCES
+        + convolution("first", "data", 4)
+        + convolution("mask", "first", 1)
+        + convolution("wide", "first", 3)
+        + layer("both", "Concat", "mask wide")
+        + convolution("last", "both", 4)
+        + product("ip", "last", 5)
+        + layer("loss", "SoftmaxWithLoss", "ip label")
+    )
+    cpu = load_net(text, "TRAIN", seed=5)
+    gpu = load_net(text, "TRAIN", seed=5, device=name, channels_last=True)
+    for net in (cpu, gpu):
+        net.forward()
+        net.backward()
+    assert "both" in gpu.channels_last
+    assert_equal(cpu, gpu)

@@ -37,11 +37,11 @@ def lay_channels_last(nodes: Sequence[Node], ends: Sequence[Blob] = ()) -> list[
             for blob in blobs[1:]:
                 groups.join(blobs[0], blob)
     packed = {groups.of(blob) for blob in packed}
-    chosen: dict[str, Blob] = {}
+    touched = [blob for node in nodes for blob in (*node.bottom, *node.top) if blob.device is not None]
+    # a single channel lies both ways at once, but not to those who ask: it goes with the others of its group
+    several = {groups.of(id(blob)) for blob in touched if len(blob.shape) == 4 and blob.shape[1] > 1}
+    chosen = {blob.name: blob for blob in touched if groups.of(id(blob)) in several - packed}
     for node in nodes:
-        for blob in (*node.bottom, *node.top):
-            if groups.of(id(blob)) not in packed and blob.device is not None and blob.shape[1] > 1:
-                chosen[blob.name] = blob
         for blob in node.layer.saved.values():
             if node.top and node.top[0].name in chosen and blob.shape == node.top[0].shape:
                 chosen[blob.name] = blob
