@@ -58,7 +58,10 @@ def _filters(nodes: Sequence[Node], chosen: set[str]) -> list[Blob]:
         touches = any(blob.name in chosen for blob in (*node.bottom, *node.top))
         is_filter = node.layer.layout_rule() == "any" and touches
         for blob in node.layer.weights:
-            if is_filter and len(blob.shape) == 4 and blob.shape[1] > 1 and math.prod(blob.shape[2:]) > 1:
+            # one that is shared in another shape (PERMISSIVE) is a view, which memory in this order does not have
+            is_whole = blob.shape == blob.owner.shape == blob.gradient_owner.shape
+            is_worth_it = len(blob.shape) == 4 and blob.shape[1] > 1 and math.prod(blob.shape[2:]) > 1
+            if is_filter and is_whole and is_worth_it:
                 found |= {id(each): each for each in (blob, blob.owner, blob.gradient_owner)}
             else:
                 others |= {id(blob), id(blob.owner), id(blob.gradient_owner)}
