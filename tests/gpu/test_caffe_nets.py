@@ -473,11 +473,17 @@ def test_filters_shared_in_another_shape_stay_packed(name: str) -> None:
     """Of two convolutions that share one filter as (4, 4, 3, 1) and (4, 4, 1, 3), both between blobs channels last."""
     shared = 'param { name: "w" share_mode: PERMISSIVE } convolution_param { bias_term: false '
     text = SOURCES + convolution("first", "data", 4)
-    for one, bottom, rest in (("a", "first", "kernel_h: 3 kernel_w: 1"), ("b", "a", "kernel_h: 1 kernel_w: 3")):
+    for one, bottom, rest in (
+        ("a", "first", "kernel_h: 3 kernel_w: 1"),
+        ("b", "a", "kernel_h: 1 kernel_w: 3"),
+    ):
         own = f"{shared} num_output: 4 {rest} {FILLER} }}"
         text += layer(one, "Convolution", bottom, rest=own)
     text += product("ip", "b", 5) + layer("loss", "SoftmaxWithLoss", "ip label")
-    cpu, gpu = load_net(text, "TRAIN", seed=5), load_net(text, "TRAIN", seed=5, device=name, channels_last=True)
+    cpu, gpu = (
+        load_net(text, "TRAIN", seed=5),
+        load_net(text, "TRAIN", seed=5, device=name, channels_last=True),
+    )
     assert gpu.channels_last == ["first", "a"]
     for net in (cpu, gpu):
         net.forward()

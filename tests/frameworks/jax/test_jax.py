@@ -205,3 +205,26 @@ def test_what_does_not_fit() -> None:
         jj.max_pool(normal(2, 3), 2)
     with pytest.raises(jd.InvalidArgument):
         jax.jit(lambda x: jj.max_pool(x, 0))(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda x, w: jj.conv(x, w, groups="1"), jd.InvalidArgument),
+        (lambda x, w: jj.conv(x, w, groups=0), jd.InvalidArgument),
+        (lambda x, w: jj.conv(x.astype("int8"), w.astype("int8")), jd.InvalidType),
+        (lambda x, w: jj.conv_transpose(x, w[:4], normal(2)), jd.InvalidShape),
+        (lambda x, w: jj.conv_transpose(x, w[:4], normal(1)), jd.InvalidShape),
+        (lambda x, w: jj.lrn(x, mode="along"), jd.InvalidArgument),
+        (lambda x, w: jj.lrn(x, size=2.5), jd.InvalidArgument),
+        (lambda x, w: jj.lrn(x, size=0), jd.InvalidArgument),
+        (lambda x, w: jj.lrn(x, k="2"), jd.InvalidArgument),
+        (lambda x, w: jj.lrn(x[0, 0]), jd.InvalidShape),
+        (lambda x, w: jj.lrn(x.astype("int32")), jd.InvalidType),
+    ],
+)
+def test_what_does_not_fit_is_said_before_the_host_is_called(call: Any, error: type[Exception]) -> None:
+    x, w = normal(2, 4, 6, 6), normal(5, 4, 3, 3)
+    for run in (call, jax.jit(call)):
+        with pytest.raises(error):
+            run(x, w)

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 import jitdnn as jd
-from jitdnn.arguments import padding_pairs, per_axis
+from jitdnn.arguments import integer_number, padding_pairs, per_axis
 from jitdnn.errors import InvalidShape, InvalidType
 from jitdnn.frameworks.jax.callback import called, checked
 from jitdnn.problems.convolution import Convolution
-from jitdnn.tensor import dtype_of
+from jitdnn.tensor import COMMON_DTYPES, dtype_of
 
 PerAxis = int | Sequence[int]
 Padding = int | Sequence[int | Sequence[int]]
@@ -58,12 +58,7 @@ def conv(
     """
     form = _form(x, w, stride, padding, dilation, groups, mode)
     y = _forward(x, w, form)
-    if bias is None:
-        return y
-    checked(bias, "bias")
-    if bias.shape != w.shape[:1]:
-        raise InvalidShape(f"bias has shape {bias.shape}: with w {w.shape} it must be {w.shape[:1]}")
-    return y + bias.reshape(-1, *[1] * (w.ndim - 2))
+    return y if bias is None else _with_bias(y, bias)
 
 
 def conv_transpose(
@@ -90,7 +85,13 @@ def conv_transpose(
         dtype_of(x.dtype),
     )  # fmt: skip
     y = _data(x, w, problem.x.shape, form)
-    return y if bias is None else y + checked(bias, "bias").reshape(-1, *[1] * (w.ndim - 2))
+    return y if bias is None else _with_bias(y, bias)
+
+
+def _with_bias(y: Any, bias: Any) -> Any:
+    if checked(bias, "bias").shape != y.shape[1:2]:
+        raise InvalidShape(f"bias has shape {bias.shape}: for a result {y.shape} it must be {y.shape[1:2]}")
+    return y + bias.reshape(-1, *[1] * (y.ndim - 2))
 
 
 def _form(
@@ -99,11 +100,14 @@ def _form(
     checked(x, "x"), checked(w, "w")
     if x.dtype != w.dtype:
         raise InvalidType(f"x is {x.dtype} and w is {w.dtype}: they must be of one type")
+    if dtype_of(x.dtype) not in COMMON_DTYPES:
+        raise InvalidType(f"x is {x.dtype}: it must be one of float16, bfloat16, float32 and float64")
     if x.ndim != w.ndim or not 3 <= x.ndim <= 5:
         raise InvalidShape(f"x has shape {x.shape} and w {w.shape}: both must have 3 to 5 dimensions")
     rank = x.ndim - 2
     pairs = tuple((before, after) for before, after in padding_pairs(padding, rank))
-    return Form(per_axis(stride, rank, "stride"), pairs, per_axis(dilation, rank, "dilation"), groups, mode)
+    steps, apart = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
+    return Form(steps, pairs, apart, integer_number(groups, "groups", 1), mode)
 
 
 def _result_shape(x: Any, w: Any, form: Form) -> tuple[int, ...]:

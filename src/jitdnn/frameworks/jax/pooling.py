@@ -10,9 +10,10 @@ import jax
 import numpy as np
 
 import jitdnn as jd
-from jitdnn.arguments import padding_pairs, per_axis
+from jitdnn.arguments import integer_number, padding_pairs, per_axis, real_number
 from jitdnn.errors import InvalidShape
 from jitdnn.frameworks.jax.callback import called, checked
+from jitdnn.problems.lrn import LRN
 from jitdnn.problems.pooling import Pooling
 from jitdnn.tensor import TensorDescriptor, dtype_of
 
@@ -92,7 +93,14 @@ def lrn(
 
     It may be used in `jit`, `grad` and `vmap`.
     """
-    return _lrn(checked(x, "x"), Response(size, lrn_alpha, lrn_beta, k, mode))
+    how = Response(
+        integer_number(size, "size"), real_number(lrn_alpha, "lrn_alpha"), real_number(lrn_beta, "lrn_beta"),
+        real_number(k, "k"), mode,
+    )  # fmt: skip
+    # what does not fit is said here: raised in a call of the host it would come out as an error of JAX
+    tensor = TensorDescriptor.packed(tuple(checked(x, "x").shape), dtype_of(x.dtype))
+    LRN.make("fwd", mode, tensor, how.size, how.alpha, how.beta, how.k)
+    return _lrn(x, how)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
