@@ -10,7 +10,6 @@ import os
 import stat
 import threading
 import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -51,6 +50,7 @@ class Folder(Container):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._odd: dict[str, str] = {}  # files whose names are no UTF-8, by the names that they are shown by
 
     def names(self) -> list[str]:
         found: list[str] = []
@@ -63,12 +63,17 @@ class Folder(Container):
                 raise InvalidArgument(
                     f"{self.path} has more than {MOST_FOLDER_FILES:,} files: at most so many are taken"
                 )
-        return found if os.sep == "/" else [name.replace(os.sep, "/") for name in found]
+        found = found if os.sep == "/" else [name.replace(os.sep, "/") for name in found]
+        self._odd = {_shown(name): name for name in found if _shown(name) != name}
+        return [_shown(name) for name in found] if self._odd else found
 
     def read(self, name: str) -> bytes:
         try:
             # the name is of our own listing; a link that somebody has laid there since is not followed
-            handle = os.open(self.path / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
+            handle = os.open(
+                self.path / self._odd.get(name, name),
+                os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK,
+            )
             with open(handle, "rb") as file:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
                     raise InvalidArgument(f"{name} is no regular file")
@@ -121,14 +126,7 @@ class Zip(Container):
         try:
             with archive.open(archive.infolist()[self._infos[name]]) as file:
                 content = file.read(MEMBER_BYTES + 1)
-        except (
-            OSError,
-            zipfile.BadZipFile,
-            RuntimeError,
-            NotImplementedError,
-            EOFError,
-            zlib.error,
-        ) as error:
+        except Exception as error:  # over damaged bytes, zipfile and its decoders may raise anything
             raise InvalidArgument(f"{name} cannot be unpacked: {error}") from None
         self._read += len(content)
         if len(content) > MEMBER_BYTES or self._read > ALL_BYTES:
@@ -157,6 +155,13 @@ def open_container(path: Path) -> Container:
     if path.is_file():
         return Zip(path)
     raise InvalidArgument(f"{limits.shortened(str(path))} is neither a folder nor a file on this machine")
+
+
+def _shown(name: str) -> str:
+    """A name as text that can be written down: bytes that are no UTF-8 as `\\xe9`."""
+    if name.isascii():
+        return name
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _is_hidden(name: str) -> bool:

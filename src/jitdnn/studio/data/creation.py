@@ -12,10 +12,11 @@ import fcntl
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,8 +39,7 @@ def unfinished_folder(home: Path, number: int) -> Path:
 
 def begin(store: Store, name: str, path: str, options: Options, told: str = "") -> int:
     """Insert the row and start its process; return its number. `told` is how the source is shown."""
-    number = _insert(store, name, path, options, told)
-    lock = lock_folder(store.home, number)
+    number, lock = claimed(store, lambda: _insert(store, name, path, options, told))
     try:
         command = [sys.executable, "-m", "jitdnn.studio.data", str(store.home), str(number), str(lock)]
         process = subprocess.Popen(
@@ -56,8 +56,7 @@ def create(store: Store, name: str, path: str, options: Options, told: str = "")
     """Make a data set here and now; return its number. Raises InvalidArgument where it cannot be made; no row
     is left.
     """
-    number = _insert(store, name, path, options, told)
-    lock = lock_folder(store.home, number)
+    number, lock = claimed(store, lambda: _insert(store, name, path, options, told))
     try:
         run(store, number, is_raising=True)
     except BaseException:
@@ -144,7 +143,16 @@ def delete(store: Store, number: int) -> None:
     gone = folder.with_name(f".{number}.deleted")
     if folder.is_dir():
         os.rename(folder, gone)
-    store.rows("DELETE FROM dataset WHERE id = ?", number)
+    try:
+        store.rows("DELETE FROM dataset WHERE id = ?", number)
+    except BaseException as error:  # a training of it may have been queued a moment ago
+        if gone.is_dir():
+            os.rename(gone, folder)
+        if isinstance(error, sqlite3.IntegrityError):
+            raise InvalidArgument(
+                f"data set {number} has runs since a moment ago: delete them first"
+            ) from None
+        raise
     shutil.rmtree(gone, ignore_errors=True)
 
 
@@ -180,6 +188,25 @@ def values_of(made: Made, kind: str, row: Mapping[str, Any]) -> dict[str, Any]:
         "counts": made.histogram, **made.counts, "notes": made.notes, "state": "ready", "message": "",
         "digest": made.digest, "bytes": made.size, "source": row["source"] if row["source"] != row["path"] else kind,
     }  # fmt: skip
+
+
+def claimed(store: Store, insert: Callable[[], int]) -> tuple[int, int]:
+    """Insert a row that is being made; return its number, and the descriptor that holds its lock.
+
+    Nobody sees the row before the lock is held: without it, it would be taken for one whose process has ended.
+    """
+    number, lock = 0, -1
+    try:
+        with store.transaction():
+            number = insert()
+            lock = lock_folder(store.home, number)
+    except BaseException:
+        if lock >= 0:
+            os.close(lock)
+        if number:
+            shutil.rmtree(unfinished_folder(store.home, number), ignore_errors=True)
+        raise
+    return number, lock
 
 
 def lock_folder(home: Path, number: int) -> int:

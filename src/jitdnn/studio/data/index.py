@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +53,12 @@ def make(folder: Path, items: Iterable[Values], skipped: Iterable[tuple[str, str
             db.executescript(INDEXES)
     finally:
         db.close()
+
+
+def copy(folder: Path, target: Path) -> None:
+    """Copy the index of a data set into another folder, as it is between two changes of it."""
+    with opened(folder) as db, closing(sqlite3.connect(target / "items.sqlite")) as copied:
+        db.backup(copied)
 
 
 def rows(db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:

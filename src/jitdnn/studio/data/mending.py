@@ -124,9 +124,8 @@ def new_version(store: Store, number: int, name: str = "") -> int:
     old = open_dataset(store.home, row)
     if old.task != "classification":
         raise InvalidArgument(f"a data set of {old.task} has no labels that could have been changed here")
-    made = creation.insert_version(store, row, name)
+    made, lock = creation.claimed(store, lambda: creation.insert_version(store, row, name))
     folder = creation.unfinished_folder(store.home, made)
-    lock = creation.lock_folder(store.home, made)
     try:
         inner = folder / "made"
         inner.mkdir()
@@ -152,7 +151,7 @@ def _set(db: sqlite3.Connection, part: str, place: int, label: int) -> None:
 
 def _apply(old: Dataset, folder: Path) -> Made:
     """Write the new version into an empty folder."""
-    shutil.copyfile(old.folder / "items.sqlite", folder / "items.sqlite")
+    index.copy(old.folder, folder)
     gone: dict[str, int] = {}
     with index.opened(folder, is_written=True) as db:
         for part in old.parts:

@@ -46,8 +46,8 @@ class Options:
                 f"{self.val:g} % to validate with and {self.test:g} % to test with: neither may be negative, and 10 % "
                 "at least must be left to train with"
             )
-        if self.seed < 0:
-            raise InvalidArgument(f"the seed is {self.seed}: 0 or more will do")
+        if not 0 <= self.seed < 1 << 63:
+            raise InvalidArgument(f"the seed is {str(self.seed)[:40]}: 0 to {(1 << 63) - 1} will do")
         if len(self.group) > 200:
             raise InvalidArgument("the pattern of groups has more than 200 characters")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import shutil
 import time
@@ -88,7 +89,7 @@ async def keep_upload(home: Path, name: str, pieces: AsyncIterator[bytes]) -> st
                     )
                 if not count % (1 << 26) < len(piece):
                     check_space(folder, 0)
-                file.write(piece)
+                await asyncio.to_thread(file.write, piece)  # others are answered meanwhile
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -102,11 +102,14 @@ async def start(studio: Studio, asked: Training) -> int:
     if not found["ok"]:
         raise HTTPException(422, {"message": found["error"], "line": found["line"]})
     title = found["name"] or "Net"
-    number = store.insert(
-        "run", name=asked.name.strip() or f"{title} on {dataset['name']}"[:120], dataset=asked.dataset, net_name=title,
-        options=asked.options.model_dump(), state="paused", message="its files are being written", wants=asked.wants,
-        priority=asked.priority, parent=asked.parent if asked.parent and store.one("run", asked.parent) else None,
-    )  # fmt: skip
+    with store.transaction():
+        dataset = dataset_of(studio, asked.dataset)  # it may have been deleted while the net was looked at
+        number = store.insert(
+            "run", name=asked.name.strip() or f"{title} on {dataset['name']}"[:120], dataset=asked.dataset,
+            net_name=title, options=asked.options.model_dump(), state="paused", message="its files are being written",
+            wants=asked.wants, priority=asked.priority,
+            parent=asked.parent if asked.parent and store.one("run", asked.parent) else None,
+        )  # fmt: skip
     folder = store.folder(number)
     try:
         last = await studio.inspector.inspect(nets.write, folder, asked.net, options, dataset, studio.home)
