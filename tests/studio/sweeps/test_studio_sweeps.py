@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,18 @@ from hypothesis import strategies as st
 
 from jitdnn.errors import InvalidArgument, ParseError
 from jitdnn.studio.store import Row, Store
-from jitdnn.studio.sweeps import Choice, Plan, Range, Space, Sweeps, create, importances, parse_space, trials
+from jitdnn.studio.sweeps import (
+    Choice,
+    Plan,
+    Range,
+    Space,
+    Sweeps,
+    create,
+    importances,
+    parse_space,
+    service,
+    trials,
+)
 from jitdnn.studio.sweeps.plan import check
 from jitdnn.studio.sweeps.suggest import Trial, should_stop, suggest
 from jitdnn.studio.work import control
@@ -332,3 +345,28 @@ def test_trials_begin_from_uploaded_weights(store: Store, dataset: Row) -> None:
     for row in children(store, sweep):
         with np.load(store.folder(row["id"]) / "start.npz") as start:
             assert (start["ip/0"] == 0.5).all()
+
+
+def test_sweeps_go_on_after_a_look_that_failed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = asyncio.Event()
+    sweeps = Sweeps(store)
+    results = iter([sqlite3.OperationalError("database or disk is full")])
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+
+        def step() -> None:
+            if (error := next(results, None)) is not None:
+                raise error
+            loop.call_soon_threadsafe(looks.set)
+
+        monkeypatch.setattr(sweeps, "step", step)
+        monkeypatch.setattr(service, "PERIOD", 0.01)
+        serving = asyncio.create_task(sweeps.serve())
+        try:
+            await asyncio.wait_for(looks.wait(), 5)
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(serve())

@@ -211,6 +211,34 @@ def test_one_server_a_home(store: Store) -> None:
     assert not is_locked(store.home / "server.lock")
 
 
+def test_the_queue_goes_on_after_a_look_that_failed(store: Store) -> None:
+    """One that is raised by a full disk or an executor must not leave all that waits waiting for ever."""
+    (run,) = runs(store, 1)
+    executor = Pretended()
+    found, looks = executor.places, 0
+
+    def places() -> Sequence[Place]:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise RuntimeError("the driver was being changed")
+        return found()
+
+    executor.places = places  # type: ignore[method-assign]
+
+    async def serve() -> None:
+        serving = asyncio.create_task(Queue(store, [executor]).serve())
+        try:
+            while row_of(store, run)["state"] != "running":
+                assert not serving.done(), serving.exception()
+                await asyncio.sleep(0.02)
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(serve(), 20))
+
+
 _SERVER = """
 import asyncio, sys
 from pathlib import Path

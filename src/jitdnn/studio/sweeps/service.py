@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+from jitdnn import log
 from jitdnn.errors import JitdnnError
 from jitdnn.studio import nets
 from jitdnn.studio.nets.weights import weights_file
@@ -37,8 +38,16 @@ class Sweeps:
 
     async def serve(self) -> None:
         """Serve until cancelled."""
+        told = ""
         while True:
-            await asyncio.to_thread(self.step)
+            try:
+                await asyncio.to_thread(self.step)
+                told = ""
+            except Exception as error:  # a full disk, for one: the next look may do better
+                text = f"{type(error).__name__}: {error}"
+                if text != told:
+                    log.tell(f"sweeps could not be looked after, and will be again: {text}")
+                told = text
             await asyncio.sleep(PERIOD)
 
     def step(self) -> None:

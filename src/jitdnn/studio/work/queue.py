@@ -44,10 +44,20 @@ class Queue:
     async def serve(self) -> None:
         """Serve until cancelled. Raises StoreError where another server has this home."""
         self._wake, self._loop = asyncio.Event(), asyncio.get_running_loop()
+        told = ""
         try:
             with locked(self._store.home / "server.lock", seconds=1.0):
                 while True:
-                    await asyncio.to_thread(self.step)
+                    try:
+                        await asyncio.to_thread(self.step)
+                        told = ""
+                    except (
+                        Exception
+                    ) as error:  # a full disk, an executor's mistake: the next look may do better
+                        text = f"{type(error).__name__}: {error}"
+                        if text != told:
+                            log.tell(f"the queue could not be looked after, and will be again: {text}")
+                        told = text
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._wake.wait(), PERIOD)
                     self._wake.clear()
