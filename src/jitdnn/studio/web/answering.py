@@ -50,9 +50,13 @@ async def keep(studio: Studio, uploads: list[UploadFile]) -> Files:
     for upload in uploads:
         path = folder / f"many-{secrets.token_hex(8)}"
         kept.append((upload.filename or "image", path))
-        with open(path, "xb") as file:
-            while piece := await upload.read(1 << 20):
-                await asyncio.to_thread(file.write, piece)
+        try:
+            with open(path, "xb") as file:
+                while piece := await upload.read(1 << 20):
+                    await asyncio.to_thread(file.write, piece)
+        except BaseException:
+            _remove(kept)
+            raise
     return kept
 
 
@@ -82,6 +86,9 @@ async def work(studio: Studio, job: Job, files: Files) -> None:
                 )
     except (JitdnnError, HTTPException) as error:
         job.error = str(getattr(error, "detail", error))
+    except Exception:
+        job.error = "Something is wrong in the studio itself; what its server printed says what."
+        raise
     finally:
         job.is_over = True
         _remove(files)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -40,6 +40,7 @@ def install(app: FastAPI) -> None:
     """Have `app` answer refusals of its handlers, of validation, and of the library."""
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(ValidationError, _invalid)  # of a form's fields, put into the model of its twin
     app.add_exception_handler(JitdnnError, _library)
     app.add_exception_handler(Exception, _broken)
 
@@ -67,7 +68,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+    assert isinstance(error, RequestValidationError | ValidationError)
     if request.url.path.startswith("/api/"):
         told = [{"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()]
         return JSONResponse({"detail": told}, 422)

@@ -98,12 +98,20 @@ class Guard:
             return await answer(400, f"Content-Length {said[:40]!r} is no number of bytes.")
         if int(said) > most:
             return await answer(413, _too_large(most))
+        body = _Counted(receive, most)
+
+        async def passed(message: Message) -> None:
+            if begun or not body.is_over:  # what the application makes of half a body is no answer
+                await guarded(message)
+
         try:
-            await self.app(scope, _counted(receive, most), guarded)
-        except TooLarge:
-            if begun:
+            await self.app(scope, body, passed)
+        except Exception:
+            if begun or not body.is_over:
                 raise
-            await answer(413, _too_large(most), (b"connection", b"close"))
+        if begun or not body.is_over:
+            return None
+        return await answer(413, _too_large(most), (b"connection", b"close"))
 
     def _to_cookie(self, path: str, query: list[tuple[str, str]]) -> tuple[tuple[bytes, bytes], ...]:
         """The token leaves the address for a cookie that no script reads and no other site sends."""
@@ -162,18 +170,22 @@ def _headers(scope: Scope) -> dict[str, str]:
     return found
 
 
-def _counted(receive: Receive, most: int) -> Receive:
-    total = 0
+class _Counted:
+    """The parts of a body until they are more than `most` bytes; TooLarge then."""
 
-    async def counting() -> Message:
-        nonlocal total
-        message = await receive()
-        total += len(message.get("body", b""))
-        if total > most:
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive, self._left = receive, most
+
+    @property
+    def is_over(self) -> bool:
+        return self._left < 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        if self.is_over:
             raise TooLarge
         return message
-
-    return counting
 
 
 def _too_large(most: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, Final
@@ -54,10 +55,15 @@ class Watching:
             self._told[key] = make()
         return self._told[key]
 
-    async def changed(self, seconds: float) -> bool:
-        """Wait for the next version, and return whether it came in that time."""
+    @property
+    def next(self) -> asyncio.Event:
+        """What the version after this one will set: taken before anything is read, so that none goes unnoticed."""
+        return self._changed
+
+    async def changed(self, version: asyncio.Event, seconds: float) -> bool:
+        """Wait for the version after the one at which `next` was taken; return whether it came in that time."""
         try:
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            await asyncio.wait_for(version.wait(), seconds)
         except TimeoutError:
             return False
         return True
@@ -65,7 +71,10 @@ class Watching:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(PERIOD)
-            self._look()
+            with contextlib.suppress(
+                sqlite3.Error
+            ):  # a full disk, for one: pages go on when there is room again
+                self._look()
 
     def _look(self) -> None:
         version = self.store.version()
@@ -86,6 +95,7 @@ async def events(
     async with watching.watching():
         yield "retry: 1000\n\n"
         while True:
+            version = watching.next
             after, text = watching.told((run, after), partial(_points, watching.store, run, after))
             if text:
                 yield text
@@ -96,13 +106,14 @@ async def events(
                 if html != seen.get(name):
                     seen[name] = html
                     yield event(name, html)
-            while not await watching.changed(QUIET):
+            while not await watching.changed(version, QUIET):
                 yield ": still here\n\n"
 
 
 def event(name: str, data: str) -> str:
-    """One event; a line break in `data` stays one."""
-    return f"event: {name}\n" + "".join(f"data: {line}\n" for line in data.split("\n")) + "\n"
+    """One event; a line break in `data`, also one of other systems, is a newline."""
+    lines = data.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return f"event: {name}\n" + "".join(f"data: {line}\n" for line in lines) + "\n"
 
 
 def _points(store: Store, run: int, after: int) -> tuple[int, str]:

@@ -103,10 +103,13 @@ def path(values: Sequence[float], width: float = 120, height: float = 30, zero: 
 
 def left(run: Mapping[str, Any]) -> str:
     """How long a run will still take, from its images a second."""
-    batch = run["options"].get("batch", 1)
+    options = run["options"]
+    images = (options.get("batch") or 0) * (
+        options.get("accumulate") or 1
+    ) or 1  # else the speed is in iterations
     if not run["speed"] or not run["iteration"] or not run["max_iter"]:
         return NOTHING
-    return seconds(max(0, run["max_iter"] - run["iteration"]) * batch / run["speed"])
+    return seconds(max(0, run["max_iter"] - run["iteration"]) * images / run["speed"])
 
 
 def shape(text: str | Sequence[int] | None) -> str:

@@ -1,0 +1,123 @@
+"""What happens beside the pages: writes in the middle of a stream, half an upload, fields that do not fit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra jitdnn[studio] is not installed")
+pytest.importorskip("httpx2")
+
+from fastapi.testclient import TestClient
+
+from jitdnn.studio.store import Store
+from jitdnn.studio.web import answering, guard, looking, stream, words
+from jitdnn.studio.web.app import make_app
+from jitdnn.studio.web.guard import Guard
+from jitdnn.studio.web.stream import Watching, event, events
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    app = make_app(tmp_path, serve_queue=False)
+    with TestClient(app, follow_redirects=False, raise_server_exceptions=False) as made:
+        yield made
+
+
+def test_what_is_written_while_an_event_is_sent_is_told_next(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    number = store.insert("run", name="a run")
+
+    async def watch() -> str:
+        told = events(Watching(store), number, 0, {"status": lambda: "running", "marks": lambda: "none"})
+        assert "retry" in await anext(told)
+        assert "event: status" in await anext(told)  # points were asked for before it, and there were none
+        store.add_points(number, [("loss", 1, 0.5)])
+        await asyncio.sleep(3 * stream.PERIOD)  # which is noticed while this stream waits for its reader
+        assert "event: marks" in await anext(told)
+        return await asyncio.wait_for(anext(told), 2)
+
+    assert "event: points" in asyncio.run(watch())
+
+
+def test_line_breaks_of_other_systems_do_not_end_the_data_of_an_event() -> None:
+    assert event("marks", "a\rid: 7\r\nb\nc") == "event: marks\ndata: a\ndata: id: 7\ndata: b\ndata: c\n\n"
+
+
+def test_fields_of_forms_that_do_not_fit_are_refused_with_a_reason(client: TestClient) -> None:
+    many = client.post("/settings", data={"cpu_slots": "1", "roots": "\n".join(["/tmp"] * 51)})
+    assert many.status_code == 422
+    assert "roots: list should have at most 50 items" in many.text
+    assert client.post("/settings/tidy", data={"key": "x" * 300}).status_code == 422
+    source = {"path": "package:data/mnist_5k.npz", "options": {"seed": 1 << 70}}
+    assert client.post("/api/datasets", json=source).status_code == 422
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded"])
+def test_bodies_without_a_length_that_are_too_large_get_413(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(guard, "LARGEST_BODY", 1000)
+    inside = Guard(make_app(tmp_path, serve_queue=False), "t" * 32, ["testserver"], "studio")
+    headers = {"authorization": f"Bearer {'t' * 32}", "content-type": kind}
+
+    def body() -> Iterator[bytes]:
+        yield from [b" " * 600] * 2
+
+    path = "/api/datasets" if kind.endswith("json") else "/settings/tidy"
+    with TestClient(inside, raise_server_exceptions=False) as client:
+        answer = client.post(path, content=body(), headers=headers)
+    assert (answer.status_code, "more than" in answer.text) == (413, True)
+
+
+def test_time_left_counts_all_images_of_an_iteration() -> None:
+    run: dict[str, Any] = {"speed": 100.0, "iteration": 10, "max_iter": 60}
+    assert words.left(run | {"options": {"batch": 20}}) == "10 s"
+    assert words.left(run | {"options": {"batch": 20, "accumulate": 4}}) == "40 s"
+    assert words.left(run | {"options": {"batch": 0, "accumulate": 4}}) == "500 ms"
+
+
+class Broken:
+    """An upload whose sender goes away in the middle."""
+
+    filename = "many.zip"
+
+    def __init__(self) -> None:
+        self.pieces = [b"PK"]
+
+    async def read(self, size: int) -> bytes:
+        if not self.pieces:
+            raise OSError("no space left on device")
+        return self.pieces.pop()
+
+
+def test_half_an_upload_leaves_no_file(tmp_path: Path) -> None:
+    studio: Any = SimpleNamespace(home=tmp_path)
+    uploads: Any = [Broken()]
+    with pytest.raises(OSError, match="no space"):
+        asyncio.run(answering.keep(studio, uploads))
+    assert list((tmp_path / "uploads").iterdir()) == []
+
+
+def test_answers_that_ended_by_a_mistake_do_not_look_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def inspect(*_: Any) -> None:
+        raise RuntimeError("a mistake")
+
+    chosen = SimpleNamespace(name="best.npz")
+    monkeypatch.setattr(looking, "asked", lambda *_: (SimpleNamespace(run={}, dataset={}), chosen))
+    studio: Any = SimpleNamespace(home=tmp_path, inspector=SimpleNamespace(inspect=inspect))
+    image = tmp_path / "image"
+    image.write_bytes(b"x")
+    job = answering.Job(1, "best.npz", 1)
+    with pytest.raises(RuntimeError):
+        asyncio.run(answering.work(studio, job, [("image.png", image)]))
+    assert job.is_over
+    assert job.error
+    assert not image.exists()
