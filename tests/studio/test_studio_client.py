@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import time
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,3 +107,13 @@ def test_refusals(studio: Client, digits: Case, tmp_path: Path) -> None:
         Client("http://127.0.0.1:1", home=tmp_path)
     with pytest.raises(InvalidArgument, match="cannot be reached"):
         Client("http://127.0.0.1:1/?token=" + TOKEN).runs()
+
+
+def test_a_proxy_for_others_does_not_get_what_is_for_this_machine(
+    studio: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setattr(urllib.request, "_opener", None)  # which knows the environment of the first call
+    assert studio.get("/api/runs")

@@ -370,3 +370,22 @@ def test_sweeps_go_on_after_a_look_that_failed(store: Store, monkeypatch: pytest
             await asyncio.gather(serving, return_exceptions=True)
 
     asyncio.run(serve())
+
+
+def test_a_trial_that_ends_while_its_sweep_is_paused_is_no_failure(
+    store: Store, dataset: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps, number = Sweeps(store), begin(store, dataset, Plan(SPACE, sampler="random", trials=3, parallel=1))
+    sweeps.step()
+    store.update("run", number, intent="pause")
+    pause = control.pause
+
+    def late(store: Store, run: int) -> str:
+        store.update("run", run, state="done")
+        return pause(store, run)
+
+    monkeypatch.setattr(control, "pause", late)
+    sweeps.step()
+    row = store.one("run", number)
+    assert row is not None
+    assert (row["state"], row["message"]) == ("paused", "")

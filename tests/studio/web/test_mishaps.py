@@ -121,3 +121,32 @@ def test_answers_that_ended_by_a_mistake_do_not_look_complete(
     assert job.is_over
     assert job.error
     assert not image.exists()
+
+
+def test_two_who_ask_for_an_evaluation_do_not_make_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work, most = 0, 0
+
+    async def inspect(*_: Any) -> dict[str, Any]:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        await asyncio.sleep(0.05)
+        at_work -= 1
+        return {"file": "", "done": 1, "count": 2}
+
+    found = SimpleNamespace(run={"id": 1}, dataset={}, data=SimpleNamespace(evaluation_part="test"))
+    chosen = SimpleNamespace(name="best.npz", key="best-1")
+    monkeypatch.setattr(looking, "asked", lambda *_: (found, chosen))
+    inspector = SimpleNamespace(inspect=inspect)
+    studio: Any = SimpleNamespace(home=tmp_path, inspector=inspector, store=Store(tmp_path))
+
+    async def both() -> None:
+        await asyncio.gather(*(looking.evaluated(studio, 1) for _ in range(2)))
+        assert most == 1
+        await asyncio.gather(looking.evaluated(studio, 1, "test"), looking.evaluated(studio, 1, "val"))
+
+    asyncio.run(both())
+    assert most == 2  # of different parts: those do not wait for each other
+    assert not looking._evaluating

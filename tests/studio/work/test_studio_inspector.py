@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from jitdnn.errors import InvalidArgument, JitdnnError, ParseError
+from jitdnn.studio.work import inspector as inspectors
 from jitdnn.studio.work.inspector import Inspector, InspectorDied, InspectorTimeout
 
 MEMORY = 3 << 30
@@ -120,3 +121,30 @@ if __name__ == "__main__":
             return
         time.sleep(0.05)
     pytest.fail("the inspector outlived its server")
+
+
+def test_a_process_that_was_started_for_nobody_is_used_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Started] = []
+
+    class Started(inspectors._Process):
+        def __init__(self, memory: int | None) -> None:
+            time.sleep(0.2)
+            super().__init__(memory)
+            made.append(self)
+
+    monkeypatch.setattr(inspectors, "_Process", Started)
+
+    async def work(inspector: Inspector) -> None:
+        call = asyncio.create_task(inspector.inspect(os.getpid))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        while not made:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
+        assert await inspector.inspect(divmod, 17, 5) == (3, 2)
+        assert len(made) == 1
+
+    with_inspector(work)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from jitdnn import log
-from jitdnn.errors import JitdnnError
+from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.studio import nets
 from jitdnn.studio.nets.weights import weights_file
 from jitdnn.studio.store import Row, Store, original_text
@@ -59,8 +61,10 @@ class Sweeps:
         for row in self._store.rows(sql):
             try:
                 self._look_after(row)
-            except JitdnnError as error:
-                self._end(row, "failed", str(error))
+            except sqlite3.Error:
+                raise
+            except Exception as error:
+                self._end(row, "failed", _text(error))
 
     def _clear(self) -> None:
         """Remove trials whose files were being written when an earlier server was killed."""
@@ -75,14 +79,16 @@ class Sweeps:
         active = [row for row in children if row["state"] in ("queued", "running")]
         if sweep["intent"]:
             for row in active:
-                (control.pause if sweep["intent"] == "pause" else control.stop)(store, row["id"])
+                with suppress(InvalidArgument):  # it may have ended, or be gone, since it was read
+                    (control.pause if sweep["intent"] == "pause" else control.stop)(store, row["id"])
             self._end(sweep, {"pause": "paused", "stop": "stopped"}[sweep["intent"]], "")
             return
         if sweep["state"] == "queued":
             store.update("run", sweep["id"], state="running", message="")
             for row in children:
                 if row["state"] == "paused":
-                    control.resume(store, row["id"])
+                    with suppress(InvalidArgument):
+                        control.resume(store, row["id"])
             children = children_of(store, sweep)
             active = [row for row in children if row["state"] in ("queued", "running")]
         known = [self._trial(plan, row) for row in children]
@@ -113,7 +119,7 @@ class Sweeps:
             if row["state"] != "running" or row["intent"]:
                 continue
             if suggest.should_stop(plan, known, index):
-                with self._store.transaction():
+                with suppress(InvalidArgument), self._store.transaction():
                     self._store.update("run", row["id"], trial=row["trial"] | {"pruned": True})
                     control.stop(self._store, row["id"])
                     self._store.mark(
@@ -145,8 +151,8 @@ class Sweeps:
             files = options | {"weights": weights_file(store.home, str(options.get("weights") or ""))}
             last = nets.write(store.folder(run), text, files, dataset or {}, store.home)
             store.update("run", run, max_iter=last, state="queued", message="")
-        except (JitdnnError, OSError) as error:
-            store.update("run", run, state="failed", message=str(error))
+        except Exception as error:  # one that stayed half made would be followed by another at each look
+            store.update("run", run, state="failed", message=_text(error))
         self._wake()
         row = store.one("run", run)
         assert row is not None
@@ -168,6 +174,10 @@ class Sweeps:
     def _end(self, sweep: Row, state: str, message: str) -> None:
         self._store.update("run", sweep["id"], state=state, intent="", message=message)
         self._store.mark(sweep["id"], sweep["iteration"], message or state)
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, JitdnnError | OSError) else f"{type(error).__name__}: {error}"
 
 
 def best_of(plan: Plan, known: list[Trial]) -> int | None:

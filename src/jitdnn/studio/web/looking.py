@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from fastapi import HTTPException, Query, UploadFile
 
@@ -24,6 +27,8 @@ Part = Annotated[
 ]
 #: seconds that a page waits for an evaluation before it shows how far it came
 _PATIENCE: Final = 1.5
+#: held while an evaluation is gone on with: two processes would remove pieces that the other one reads
+_evaluating: WeakValueDictionary[tuple[Path, int, str, str], asyncio.Lock] = WeakValueDictionary()
 
 
 class Looked(NamedTuple):
@@ -71,15 +76,24 @@ async def evaluated(
     """
     found, chosen = asked(studio, number, weights)
     part = part or found.data.evaluation_part
+    async with _evaluating.setdefault((studio.home, number, chosen.key, part), asyncio.Lock()):
+        row, progress = await _gone_on(studio, found, chosen, part, seconds)
+    return found, row, progress
+
+
+async def _gone_on(
+    studio: Studio, found: Looked, chosen: Weights, part: str, seconds: float
+) -> tuple[Row | None, Row]:
+    number = int(found.run["id"])
     sql = "SELECT * FROM evaluation WHERE run = ? AND weights = ? AND part = ? ORDER BY id DESC LIMIT 1"
     file = predictions.predictions_file(studio.store.folder(number), chosen.key, part)
     rows = studio.store.rows(sql, number, chosen.key, part)
     if rows and file.is_file():
-        return found, rows[0], _whole(rows[0])
+        return rows[0], _whole(rows[0])
     arguments = (studio.home, found.run, found.dataset, part, chosen.name, seconds)
     done = await studio.inspector.inspect(predictions.predict_some, *arguments)
     if not done["file"]:
-        return found, None, done | {"part": part}
+        return None, done | {"part": part}
     summary = await studio.inspector.inspect(
         evaluate.summarize, studio.home, found.run, found.dataset, part, done["key"]
     )
@@ -90,7 +104,7 @@ async def evaluated(
                 "evaluation", run=number, weights=done["key"], part=part, predictions=done["file"], **summary
             )
             rows = studio.store.rows(sql, number, done["key"], part)
-    return found, rows[0], _whole(rows[0])
+    return rows[0], _whole(rows[0])
 
 
 def _whole(row: Row) -> Row:

@@ -109,12 +109,15 @@ class Inspector:
         message = pickle.dumps((function, arguments))
         async with self._free:
             process: _Process | None = None
+            taking = asyncio.ensure_future(asyncio.to_thread(self._take))
             try:
-                process = await asyncio.to_thread(self._take)
+                process = await asyncio.shield(taking)
                 found: T = await asyncio.to_thread(process.call, message, seconds or self._seconds)
             except (InspectorDied, InspectorTimeout, asyncio.CancelledError):
                 if process is not None:
                     self._give_back(process, is_good=False)
+                else:  # it is being started, for nobody any more
+                    taking.add_done_callback(self._put_away)
                 raise
             except BaseException:
                 if process is not None:
@@ -137,6 +140,10 @@ class Inspector:
             made = _Process(self._memory)
             self._busy.add(made)
             return made
+
+    def _put_away(self, taking: asyncio.Future[_Process]) -> None:
+        if not taking.cancelled() and taking.exception() is None:
+            self._give_back(taking.result(), is_good=True)
 
     def _give_back(self, process: _Process, is_good: bool) -> None:
         with self._lock:
