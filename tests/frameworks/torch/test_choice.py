@@ -231,6 +231,10 @@ def test_a_host_that_is_slower_than_any_wait_is_timed_all_the_same(monkeypatch: 
     found = choice._behind_others(gpu.call(1.0, 0.25), 1, torch.device("cuda", 0))
     assert found[1] == pytest.approx(1.0)
     assert found[0] >= 0.25
+    # a wait that was in vain is not that of all that are timed later
+    before = gpu.now
+    choice._behind_others(gpu.call(1e-5, 1e-5), 1, torch.device("cuda", 0))
+    assert gpu.now - before < 0.01
 
 
 def test_without_the_host_the_kernels_decide(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

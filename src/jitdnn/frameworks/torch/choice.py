@@ -254,7 +254,8 @@ def _behind_others(run: Callable[[], Any], calls: int, device: torch.device) -> 
         last.record(stream)
         was_ahead = not first.query()
         last.synchronize()
-        if was_ahead or cycles >= _MOST_CYCLES:
+        if was_ahead:
             _cycles[device] = cycles
+        if was_ahead or cycles >= _MOST_CYCLES:
             return float(first.elapsed_time(last)) / 1e3 / calls, host
         cycles *= 2
