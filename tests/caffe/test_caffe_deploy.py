@@ -123,6 +123,19 @@ def test_what_stands_for_a_loss(kind: str, layer: str) -> None:
     assert found.net.layer[-1].top == [found.answer]
 
 
+def test_a_euclidean_loss_may_name_the_labels_first() -> None:
+    swapped = 'layer { name: "l" type: "EuclideanLoss" bottom: "label" bottom: "s" }'
+    found = deploy(DATA + ip("s", outputs=1) + swapped, (1, 8, 8))
+    assert [layer.name for layer in found.net.layer] == ["d", "trunk", "s"]
+    assert (found.answer, found.outputs[0].loss) == ("s", "l")
+
+
+@pytest.mark.parametrize("image", [(8, 8), (1, 2, 8, 8), (1, 0, 8), (1, -8, 8), (1, 8.5, 8), "abc", 8])
+def test_images_of_another_shape_are_refused(image: object) -> None:
+    with pytest.raises(InvalidShape, match="image"):
+        deploy(DATA + ip("s") + loss("SoftmaxWithLoss", "s"), image)  # type: ignore[arg-type]
+
+
 def test_axis_names_and_layers_in_place() -> None:
     text = (
         'layer { name: "prob" type: "Convolution" bottom: "trunk" top: "prob" convolution_param '

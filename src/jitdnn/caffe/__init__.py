@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from jitdnn import log
+from jitdnn.arguments import shape, shown
 from jitdnn.caffe import paths
 from jitdnn.caffe.deployment import Deployment, deployment
 from jitdnn.caffe.device import NetDevice
@@ -26,7 +27,7 @@ from jitdnn.caffe.schema import NetParameter, NetState, SolverParameter
 from jitdnn.caffe.solver import Solver
 from jitdnn.caffe.timing import time_net
 from jitdnn.caffe.upgrade import upgrade_net, upgrade_solver
-from jitdnn.errors import InvalidArgument, ParseError
+from jitdnn.errors import InvalidArgument, InvalidShape, ParseError
 
 M = TypeVar("M", NetParameter, SolverParameter)
 
@@ -170,13 +171,17 @@ def deploy(
     cropped; without it the net's source of data is looked at. `base` is where relative paths start, the file's folder
     if it is None; `level` and `stages` choose layers, as for `load_net`.
 
-    Raises ParseError, and InvalidArgument for a net without anything to give it or anything that it answers.
+    Raises ParseError, InvalidShape for an image that is not (C, H, W), and InvalidArgument for a net without anything
+    to give it or anything that it answers.
     """
+    extents = None if image is None else shape(image, "image")
+    if extents is not None and (len(extents) != 3 or 0 in extents):
+        raise InvalidShape(f"image is {shown(image)}: give channels, height and width, each at least 1")
     definition, file = (source, None) if isinstance(source, NetParameter) else _read(source, NetParameter)
     state = NetState(stage=list(stages), **({"level": level} if level else {}))
     with naming(file):
         folder = base if base is not None or file is None else file.parent
-        return deployment(definition, None if image is None else tuple(image), folder, state)
+        return deployment(definition, extents, folder, state)
 
 
 def read_leniently(

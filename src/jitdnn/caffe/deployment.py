@@ -163,16 +163,19 @@ class _Head(NamedTuple):
 
 def _heads(net: NetParameter, sources: Sequence[LayerParameter]) -> list[_Head]:
     """The losses that count, the most important first: of those with the same labels the one with the most weight."""
+    brought = {top for layer in sources for top in layer.top}
     best: dict[tuple[str, ...], _Head] = {}
     for place, layer in enumerate(net.layer):
         if layer.type not in ANSWERS or not layer.bottom:
             continue
+        if layer.type == "EuclideanLoss" and layer.bottom[0] in brought:
+            layer = layer.copy()  # which of the two comes first is all the same to it
+            layer.bottom = list(reversed(layer.bottom))
         weight = layer.loss_weight[0] if layer.loss_weight else 1.0
         labels = tuple(layer.bottom[1:])
         known = best.get(labels)
         if known is None or weight >= known.weight:
             best[labels] = _Head(place, layer, weight)
-    brought = {top for layer in sources for top in layer.top}
     found = [head for head in best.values() if head.loss.bottom[0] not in brought]
     return sorted(found, key=lambda head: (-head.weight, -head.place))
 
