@@ -11,6 +11,7 @@ from PIL import Image
 
 import studio_trained
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio.data.drawing import class_colour
 from jitdnn.studio.look import layers, maximize, pictures, saliency
 from jitdnn.studio.look.trained import open_trained
 from studio_trained import Case
@@ -151,5 +152,5 @@ def test_pictures_of_numbers_that_are_none() -> None:
         pictures.Box(1, 1, 3, 3, dashed=True),
     ]
     drawn = np.asarray(Image.open(io.BytesIO(pictures.boxes_over(np.zeros((1, 8, 8), np.uint8), boxes))))
-    assert tuple(drawn[6 * 40, 3 * 40]) == pictures.class_colour(3)
-    assert len({pictures.class_colour(k) for k in range(100)}) == 100
+    assert tuple(drawn[6 * 40, 3 * 40]) == class_colour(3)
+    assert len({class_colour(k) for k in range(100)}) == 100

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import colorsys
 from functools import cache
+from typing import Final
 
 import numpy as np
 
 from jitdnn.studio.data.dataset import Array
 from jitdnn.studio.data.sheets import tile
 
+#: told apart by people who see colours differently (Okabe and Ito 2008)
+_FIRST: Final = (
+    (0, 0, 0), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121,
+    167),
+)  # fmt: skip
+
+
+def class_colour(number: int) -> tuple[int, int, int]:
+    """The colour of a class, red, green, blue; the first one, usually the background, is black."""
+    if number < len(_FIRST):
+        return _FIRST[number]
+    hue = (number * 0.61803398875) % 1.0  # steps of the golden ratio never come near each other
+    red, green, blue = (
+        int(255 * (0.25 + 0.6 * abs((hue + third) % 1 * 2 - 1))) for third in (0.0, 2 / 3, 1 / 3)
+    )
+    return red, green, blue
+
 
 @cache
 def palette() -> Array:
-    """256 colours (red, green, blue) that neighbours tell apart; that of class 0 is not drawn."""
-    hues = (np.arange(256) * 0.618034) % 1
-    return np.array(
-        [[round(255 * value) for value in colorsys.hsv_to_rgb(float(hue), 0.75, 1.0)] for hue in hues],
-        np.uint8,
-    )
+    """The colours of classes 0 to 255, bytes (256, 3)."""
+    return np.array([class_colour(number) for number in range(256)], np.uint8)
 
 
 def drawn(image: Array, label: Array, task: str, largest: int = 128) -> Array:
@@ -35,7 +48,7 @@ def drawn(image: Array, label: Array, task: str, largest: int = 128) -> Array:
     elif task == "detection":
         for number, *corners in np.asarray(label, float):
             if number >= 0:
-                _frame(pixels, corners, palette()[int(number) % 256])
+                _frame(pixels, corners, np.array(class_colour(int(number) + 1)))
     return pixels[..., ::-1].transpose(2, 0, 1)
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.limits import IMAGE_BYTES
+from jitdnn.studio.data.drawing import class_colour
 from jitdnn.studio.data.options import options_of
 from jitdnn.studio.data.pictures import SUFFIXES, picture
 from jitdnn.studio.look import pictures
@@ -59,7 +60,7 @@ def classify(
         if true is not None:
             found["true_overlay"] = pictures.classes_over(image, true)
         found["top"] = [
-            {**each, "colour": "#{:02x}{:02x}{:02x}".format(*pictures.class_colour(each["class"]))}
+            {**each, "colour": "#{:02x}{:02x}{:02x}".format(*class_colour(each["class"]))}
             for each in found["top"] if each["probability"]
         ]  # fmt: skip
     elif trained.task == "detection":

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jitdnn.errors import InvalidShape
+from jitdnn.studio.data.drawing import class_colour, palette
 
 Array = NDArray[Any]
 Colours = tuple[tuple[int, int, int], ...]
@@ -25,11 +26,6 @@ HEAT: Final[Colours] = (
 )  # fmt: skip
 #: around 0: blue, white, orange
 SIGNED: Final[Colours] = ((33, 90, 190), (140, 175, 225), (247, 245, 240), (235, 160, 115), (190, 70, 30))
-#: of classes, told apart by people who see colours differently (Okabe and Ito 2008), after that others of equal steps
-CLASSES: Final[Colours] = (
-    (0, 0, 0), (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121,
-    167),
-)  # fmt: skip
 _LEVELS = 255  # of a palette; the last entry is the gap between tiles, which is transparent
 
 
@@ -145,22 +141,13 @@ def heat_over(image: Array, heat: Array, signed: bool = False, opacity: float = 
     return _png(((1 - weight) * grey + weight * colour).astype(np.uint8))
 
 
-def class_colour(number: int) -> tuple[int, int, int]:
-    """The colour of a class, red, green, blue; the first one, usually the background, is black."""
-    if number < len(CLASSES):
-        return CLASSES[number]
-    hue = (number * 0.61803398875) % 1.0  # steps of the golden ratio never come near each other
-    return tuple(int(255 * (0.25 + 0.6 * _ramp(hue + third))) for third in (0.0, 2 / 3, 1 / 3))  # type: ignore[return-value]
-
-
 def classes_over(image: Array, classes: Array, opacity: float = 0.55) -> bytes:
     """A PNG of an image with the class of each pixel (H, W) as a colour; class 0 and those below 0 or 255 let it
     show."""
     pixels = np.repeat(_pixels(image).reshape(*image.shape[1:], -1), 3 if len(image) == 1 else 1, 2)
-    table = np.array([class_colour(number) for number in range(256)], np.uint8)
     shown = (classes > 0) & (classes < 255)
     weight = np.where(shown, opacity, 0.0)[..., None]
-    colour = table[np.clip(classes, 0, 255).astype(np.int64)]
+    colour = palette()[np.clip(classes, 0, 255).astype(np.int64)]
     return _png(((1 - weight) * pixels + weight * colour).astype(np.uint8))
 
 
@@ -223,10 +210,6 @@ def _dashed(draw: Any, edges: list[float], colour: tuple[int, int, int], size: t
             stop = min(start + 4, high)
             line = (start, other, stop, other) if is_wide else (other, start, other, stop)
             draw.line(line, fill=colour, width=2)
-
-
-def _ramp(place: float) -> float:
-    return abs((place % 1.0) * 2 - 1)
 
 
 def _pixels(image: Array) -> NDArray[np.uint8]:
