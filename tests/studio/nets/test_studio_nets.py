@@ -101,7 +101,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "7"
     pixels = np.random.default_rng(0).integers(0, 256, (12, 1, 28, 28), np.uint8)
     (tmp_path / "data" / "1").mkdir(parents=True)
-    np.save(tmp_path / "data" / "1" / "train_data.npy", pixels)
+    np.save(tmp_path / "data" / "1" / "mean.npy", pixels.mean(0, np.float64).astype(np.float32))
     options = {
         "epochs": 3,
         "batch": 32,

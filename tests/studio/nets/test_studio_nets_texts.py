@@ -42,6 +42,7 @@ def written(text: str, home: Path, options: dict[str, Any] | None = None, **row:
     folder.mkdir(parents=True, exist_ok=True)
     images = np.random.default_rng(0).integers(0, 256, (50, *{**ROW, **row}["shape"]), np.uint8)
     np.save(folder / "train_data.npy", images)
+    np.save(folder / "mean.npy", images.mean(0, np.float64).astype(np.float32))
     nets.write(home / "runs" / "1", text, options or {}, {**ROW, **row}, home)
     return parse((home / "runs" / "1" / "net.prototxt").read_text(), NetParameter).layer
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn.caffe.arrays import read_npy
 from jitdnn.caffe.deployment import deployment
 from jitdnn.caffe.prototxt import to_text
 from jitdnn.files import write_whole
@@ -60,17 +61,8 @@ def _write_mean(bound: Bound, facts: DataFacts, home: Path, folder: Path) -> Non
     pixels = [layer for layer in layers if layer.transform_param.mean_value]
     if not any(layer.transform_param.has("mean_file") for layer in layers) and not pixels:
         return
-    mean = _mean(data_folder(home, facts.number) / "train_data.npy")
+    mean = read_npy(data_folder(home, facts.number) / "mean.npy")
     for layer in pixels:
-        layer.transform_param.mean_value = [round(float(value), 4) for value in mean.mean((1, 2))]
+        layer.transform_param.mean_value = [round(float(value), 4) for value in mean.mean((1, 2), np.float64)]
     if any(layer.transform_param.has("mean_file") for layer in layers):
-        write_whole(folder / "mean.npy", lambda file: np.save(file, mean.astype(np.float32)))
-
-
-def _mean(path: Path) -> Any:
-    """The mean image of an array on disk, a thousand images at a time."""
-    images = np.load(path, mmap_mode="r", allow_pickle=False)
-    total = np.zeros(images.shape[1:], np.float64)
-    for start in range(0, len(images), 1000):
-        total += images[start : start + 1000].sum(0, dtype=np.float64)
-    return total / len(images)
+        write_whole(folder / "mean.npy", lambda file: np.save(file, mean))
