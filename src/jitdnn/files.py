@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -23,6 +24,12 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """
     with whole(path) as unfinished, open(unfinished, "xb") as file:
         write(file)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content in hexadecimal digits. Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_secret(path: Path, content: bytes) -> None:

@@ -12,7 +12,8 @@ from jitdnn.errors import NotSupported
 def run_studio(home: Path | None, host: str, port: int, browse: bool | None, slots: int | None) -> None:
     """Serve the studio until it is interrupted. Raises NotSupported without the packages of the extra."""
     with _naming_the_extra():
-        from jitdnn.studio.web.serve import default_home, serve
+        from jitdnn.studio.store.folders import default_home
+        from jitdnn.studio.web.serve import serve
     serve(home or default_home(), host, port, slots, browse, lambda line: print(line, flush=True))
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +27,7 @@ from urllib.request import ProxyHandler, Request, build_opener, urlopen
 
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.files import write_whole
+from jitdnn.studio.store.folders import default_home
 
 Row = dict[str, Any]
 #: states in which a run goes on by itself
@@ -64,7 +64,7 @@ class Client:
 
         Raises InvalidArgument where there is no studio or no token.
         """
-        folder = Path(home).expanduser() if home is not None else _default_home()
+        folder = Path(home).expanduser() if home is not None else default_home()
         found = address or _read(folder / "server")
         if not found:
             raise InvalidArgument(
@@ -282,13 +282,6 @@ def _is_here(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _default_home() -> Path:
-    if home := os.environ.get("JITDNN_STUDIO_HOME"):
-        return Path(home)
-    base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "jitdnn-studio"
 
 
 def _read(path: Path) -> str:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +20,7 @@ from jitdnn.studio.data import arrays
 from jitdnn.studio.data.dataset import PARTS
 from jitdnn.studio.data.entries import Entry, Reader
 from jitdnn.studio.data.hashes import alike_hash, exact_hash
+from jitdnn.studio.processes import end_with_parent
 
 #: entries that a process decodes at a time
 CHUNK: Final = 64
@@ -72,17 +71,9 @@ _writer: Writer | None = None
 
 def _begin(folder: Path, reader: Reader) -> None:
     global _writer
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    # a child outlives a parent that is killed, unless it looks
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with_parent()
     os.nice(5)
     _writer = Writer(folder, reader)
-
-
-def _end_with(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(0)
 
 
 def _write(jobs: list[Job]) -> list[Job]:

@@ -5,7 +5,6 @@ Each is written whole into the folder `export` of its run, and returned with its
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import time
@@ -23,7 +22,7 @@ from jitdnn import __version__
 from jitdnn.caffe.blob_proto import write_binaryproto
 from jitdnn.caffe.prototxt import to_text
 from jitdnn.errors import InvalidArgument
-from jitdnn.files import whole
+from jitdnn.files import sha256, whole
 from jitdnn.studio.data import Dataset
 from jitdnn.studio.data.options import options_of
 from jitdnn.studio.look.pictures import image_png
@@ -178,7 +177,7 @@ def _facts(job: Job, weights: Path) -> dict[str, Any]:
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "name": str(job.run["name"]),
         "weights": job.title,
-        "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "sha256": sha256(weights),
         "task": trained.task,
         "classes": list(job.data.classes),
         "shape": list(shape),

@@ -1,4 +1,4 @@
-"""What the studio knows: one SQLite file that the server and its workers share, and that anybody may read."""
+"""What the studio knows: one SQLite file that the server and its workers share."""
 
 from jitdnn.studio.store.folders import BEST, ORIGINAL, data_folder, original_text, plain_files, run_folder
 from jitdnn.studio.store.series import Since

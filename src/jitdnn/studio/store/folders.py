@@ -1,13 +1,23 @@
-"""Where things lie in a home, and the names of files that several rooms read."""
+"""Where things lie in a home, and the names of files that several packages of the studio read."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
 #: in the folder of a run: its best weights, and the net as its user gave it
 BEST: Final = "best.npz"
 ORIGINAL: Final = "original.prototxt"
+
+
+def default_home() -> Path:
+    """Where a studio keeps everything unless it is told otherwise: the folder that JITDNN_STUDIO_HOME names, else
+    `~/.local/share/jitdnn-studio` on Linux."""
+    if home := os.environ.get("JITDNN_STUDIO_HOME"):
+        return Path(home)
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "jitdnn-studio"
 
 
 def run_folder(home: Path, run: int) -> Path:

@@ -12,6 +12,7 @@ from jitdnn.files import write_whole
 from jitdnn.studio.nets import Options
 from jitdnn.studio.store import ORIGINAL, Row, Store
 from jitdnn.studio.sweeps.space import Space, Value, filled, variables
+from jitdnn.studio.work.control import WRITING
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("none", "median", "halving")
@@ -125,7 +126,7 @@ def create(
         max_iter=plan.count,
         options={**kept, "sweep": plan.plain()},
         state="paused",
-        message="its files are being written",
+        message=WRITING,
         **values,
     )
     folder: Path = store.folder(run)

@@ -26,7 +26,6 @@ from jitdnn.studio.work import control
 
 PERIOD = 1.0
 _FAILURES = 3  # of the first trials, after which nobody tries any more
-_WRITING = "its files are being written"
 _STATES = {"queued": "running", "running": "running", "paused": "running", "done": "done", "stopped": "done"}
 
 
@@ -68,7 +67,7 @@ class Sweeps:
 
     def _clear(self) -> None:
         """Remove trials whose files were being written when an earlier server was killed."""
-        for row in self._store.rows("SELECT id, trial FROM run WHERE message = ?", _WRITING):
+        for row in self._store.rows("SELECT id, trial FROM run WHERE message = ?", control.WRITING):
             if row["trial"]:
                 shutil.rmtree(self._store.folder(row["id"]), ignore_errors=True)
                 self._store.forget_run(row["id"])
@@ -81,7 +80,7 @@ class Sweeps:
             for row in active:
                 with suppress(InvalidArgument):  # it may have ended, or be gone, since it was read
                     (control.pause if sweep["intent"] == "pause" else control.stop)(store, row["id"])
-            self._end(sweep, {"pause": "paused", "stop": "stopped"}[sweep["intent"]], "")
+            self._end(sweep, control.OBEYED[sweep["intent"]], "")
             return
         if sweep["state"] == "queued":
             store.update("run", sweep["id"], state="running", message="")
@@ -139,7 +138,7 @@ class Sweeps:
             name=f"{sweep['name']} #{number}",
             parent=sweep["id"],
             state="paused",
-            message=_WRITING,
+            message=control.WRITING,
             trial={"number": number, "values": values},
             **shared,
         )
@@ -192,7 +191,7 @@ def best_of(plan: Plan, known: list[Trial]) -> int | None:
 def children_of(store: Store, sweep: Row) -> list[Row]:
     """The trials of a sweep in order, but one whose files are being written; a copy made by hand is no trial."""
     found = store.rows(
-        "SELECT * FROM run WHERE parent = ? AND message != ? ORDER BY id", sweep["id"], _WRITING
+        "SELECT * FROM run WHERE parent = ? AND message != ? ORDER BY id", sweep["id"], control.WRITING
     )
     return [row for row in found if row["trial"]]
 

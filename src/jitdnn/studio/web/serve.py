@@ -25,12 +25,6 @@ from jitdnn.studio.web.guard import Guard
 Say = Callable[[str], object]
 
 
-def default_home() -> Path:
-    """Where the studio keeps everything unless it is told otherwise: `~/.local/share/jitdnn-studio` on Linux."""
-    base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "jitdnn-studio"
-
-
 def serve(home: Path, host: str, port: int, slots: int | None, browse: bool | None, say: Say) -> None:
     """Serve the studio of `home` until SIGINT or SIGTERM; runs that are training go on and are taken up again later.
 

@@ -9,6 +9,10 @@ from jitdnn.studio.store import Row, Store
 
 #: states of a run that no worker has, and none will until somebody asks
 OVER = ("done", "stopped", "paused", "failed", "interrupted")
+#: the state of a run that has done what its user asked for
+OBEYED = {"pause": "paused", "stop": "stopped"}
+#: what a run says while its files are being written, before it is queued
+WRITING = "its files are being written"
 _CAN_GO_ON = ("paused", "stopped", "failed", "interrupted")
 
 
@@ -47,7 +51,7 @@ def _ask(store: Store, run: int, intent: str, at_once: dict[str, str]) -> str:
             state = at_once[row["state"]]
             store.update("run", run, state=state, intent="")
             store.mark(run, row["iteration"], state)
-        elif row["state"] != {"pause": "paused", "stop": "stopped"}[intent]:
+        elif row["state"] != OBEYED[intent]:
             raise InvalidArgument(f"run {run} is {row['state']}: there is nothing to {intent}")
         return str(_row(store, run)["state"])
 

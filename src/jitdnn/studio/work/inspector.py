@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from jitdnn.errors import InvalidArgument, JitdnnError
+from jitdnn.studio.processes import end_with_parent
 
 T = TypeVar("T")
 _CONTEXT = multiprocessing.get_context("spawn")
@@ -177,7 +178,7 @@ class Inspector:
 
 def _serve(pipe: Connection, memory: int | None) -> None:
     """What each process does: calls, one after the other, until the server is gone."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     if memory is not None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     with contextlib.suppress(OSError):
@@ -205,10 +206,3 @@ def _answer(message: bytes) -> bytes:
         except Exception:
             return pickle.dumps((False, JitdnnError(f"{type(error).__name__}: {error}")))
         return told
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(0)

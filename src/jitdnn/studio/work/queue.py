@@ -17,7 +17,7 @@ from jitdnn import log
 from jitdnn.errors import JitdnnError, StoreError
 from jitdnn.studio import plugins
 from jitdnn.studio.store import Row, Store
-from jitdnn.studio.work.control import queue
+from jitdnn.studio.work.control import OBEYED, queue
 from jitdnn.studio.work.executor import Executor, Job, Place
 from jitdnn.studio.work.ledger import LeaseLost, locked
 from jitdnn.studio.work.local import LocalExecutor
@@ -25,7 +25,6 @@ from jitdnn.studio.work.room import missing_room
 
 PERIOD = 0.25
 _PLACES_PERIOD = 5.0
-_IS_SETTLED = {"pause": "paused", "stop": "stopped"}
 
 
 class Queue:
@@ -133,7 +132,7 @@ class Queue:
             if now is None or now["state"] != "running" or now["lease"] != row["lease"]:
                 return  # it did, a moment ago
             if now["intent"]:
-                state, deaths = _IS_SETTLED[now["intent"]], 0
+                state, deaths = OBEYED[now["intent"]], 0
             else:
                 got_on = now["died_at"] is None or now["iteration"] > now["died_at"]
                 deaths = 1 if got_on else now["deaths"] + 1

@@ -13,7 +13,6 @@ TLS, to machines that have a certificate of this studio; the pages are not there
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -31,7 +30,7 @@ from starlette.routing import Route
 from jitdnn.caffe import SolverParameter
 from jitdnn.caffe.load import parse_file
 from jitdnn.errors import InvalidArgument, JitdnnError
-from jitdnn.files import whole
+from jitdnn.files import sha256, whole
 from jitdnn.studio.store import Row, Store
 from jitdnn.studio.work.cluster.tokens import is_token
 from jitdnn.studio.work.control import OVER
@@ -112,8 +111,7 @@ class Gateway:
         status = file.stat()
         key = (str(file), status.st_mtime_ns, status.st_size)
         if key not in self.hashes:
-            with open(file, "rb") as opened:
-                self.hashes[key] = hashlib.file_digest(opened, "sha256").hexdigest()
+            self.hashes[key] = sha256(file)
         return self.hashes[key]
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from jitdnn.errors import InvalidArgument, StoreError
-from jitdnn.files import write_whole
+from jitdnn.files import sha256, write_whole
 from jitdnn.settings import current
 from jitdnn.studio.store import Row, run_folder
 from jitdnn.studio.work import worker
@@ -137,10 +137,9 @@ class RemoteLedger:
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 coming = kept.with_name(f"{kept.name}.{os.getpid()}")
                 self._ask("GET", f"/file?{urllib.parse.urlencode({'path': path})}", to=coming)
-                with open(coming, "rb") as opened:
-                    if hashlib.file_digest(opened, "sha256").hexdigest() != each["sha256"]:
-                        coming.unlink()
-                        raise StoreError(f"{path} came damaged, or changed meanwhile: its hash is another")
+                if sha256(coming) != each["sha256"]:
+                    coming.unlink()
+                    raise StoreError(f"{path} came damaged, or changed meanwhile: its hash is another")
                 coming.rename(kept)
             os.utime(kept)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,6 @@ function nearest(xs, x) { // the last place whose value is not beyond x
   return low;
 }
 
-const EMPTY = [[], []];
 const joined = (lines) => (lines.some((line) => line.points[0].length)
   ? uPlot.join(lines.map((line) => (line.points[0].length ? line.points : [[0], [null]])))
   : [[0], ...lines.map(() => [null])]);
@@ -131,4 +130,4 @@ export function draw(box, lines, options) {
   };
 }
 
-export { EMPTY, FAR };
+export { FAR };
