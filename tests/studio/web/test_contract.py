@@ -15,18 +15,9 @@ from schemathesis.specs.openapi import checks as openapi_checks
 
 from jitdnn.studio import nets
 from jitdnn.studio.web.app import make_app
+from studio_pages import Here
 
 EXAMPLES = 3
-
-
-class Here:
-    """In place of the inspector's processes: this one."""
-
-    async def inspect(self, function: Any, *arguments: Any, **_: Any) -> Any:
-        return function(*arguments)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")

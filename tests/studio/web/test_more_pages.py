@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 from jitdnn.studio.store import Store
 from jitdnn.studio.web.app import make_app, modules
 from jitdnn.studio.web.pages.compare import differences, parallel
+from studio_pages import store_of
 
 EVIL = "<script>alert(1)</script>\"'"
 
@@ -28,9 +29,7 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
 
 @pytest.fixture
 def store(client: TestClient) -> Store:
-    app: Any = client.app
-    found: Store = app.state.studio.store
-    return found
+    return store_of(client)
 
 
 def add_run(store: Store, name: str, **values: Any) -> int:

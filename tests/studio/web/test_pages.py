@@ -15,18 +15,13 @@ from fastapi.testclient import TestClient
 
 from jitdnn.studio.store import Store
 from jitdnn.studio.web.app import make_app
+from studio_pages import store_of
 
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
     with TestClient(make_app(tmp_path, serve_queue=False), follow_redirects=False) as made:
         yield made
-
-
-def store_of(client: TestClient) -> Store:
-    store: Any = client.app
-    found: Store = store.state.studio.store
-    return found
 
 
 def add_run(store: Store, name: str, **values: Any) -> int:

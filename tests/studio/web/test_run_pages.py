@@ -20,6 +20,7 @@ from jitdnn.studio.web import stream
 from jitdnn.studio.web.app import make_app
 from jitdnn.studio.web.charts import charts, drawing
 from jitdnn.studio.web.stream import Watching, events
+from studio_pages import store_of
 
 
 @pytest.fixture
@@ -30,9 +31,7 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
 
 @pytest.fixture
 def store(client: TestClient) -> Store:
-    app: Any = client.app
-    found: Store = app.state.studio.store
-    return found
+    return store_of(client)
 
 
 def add_run(store: Store, name: str = "a run", **values: Any) -> int:

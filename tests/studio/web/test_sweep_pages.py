@@ -6,7 +6,6 @@ import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,9 +15,9 @@ pytest.importorskip("optuna", reason="the extra jitdnn[sweeps] is not installed"
 
 from fastapi.testclient import TestClient
 
-from jitdnn.studio.store import Store
 from jitdnn.studio.sweeps import Sweeps
 from jitdnn.studio.web.app import make_app
+from studio_pages import store_of
 
 WRONG = """layer { name: "d" type: "Data" top: "data" top: "label" }
 layer { name: "x" type: "InerProduct" bottom: "data" top: "x" }"""
@@ -33,12 +32,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         assert "Nothing was trained yet" in made.get("/sweeps/new").text
         assert made.post("/first").status_code == 303
         yield made
-
-
-def store_of(client: TestClient) -> Store:
-    app: Any = client.app
-    store: Store = app.state.studio.store
-    return store
 
 
 def test_a_sweep_is_begun_from_a_run_and_shows_its_trials(client: TestClient) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +15,8 @@ pytest.importorskip("httpx2")
 from fastapi.testclient import TestClient
 
 from jitdnn.studio import nets
-from jitdnn.studio.store import Store
 from jitdnn.studio.web.app import make_app
+from studio_pages import Here, store_of
 
 LENET = nets.gallery("classification")[0]["text"]
 FORM = {
@@ -31,16 +30,6 @@ FORM = {
 }
 
 
-class Here:
-    """In place of the inspector's processes, which take seconds to start: this one."""
-
-    async def inspect(self, function: Any, *arguments: Any, **_: Any) -> Any:
-        return function(*arguments)
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
     app = make_app(tmp_path, serve_queue=False)
@@ -52,12 +41,6 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
     )  # fmt: skip
     with TestClient(app, follow_redirects=False) as made:
         yield made
-
-
-def store_of(client: TestClient) -> Store:
-    app: Any = client.app
-    found: Store = app.state.studio.store
-    return found
 
 
 def test_form_has_every_option_of_nets(client: TestClient) -> None:
