@@ -54,6 +54,7 @@ class Writer:
         self.labels = {part: arrays.writable(folder / f"{part}_label.npy") for part in names}
 
     def write(self, jobs: list[Job]) -> list[Job]:
+        """Write the jobs, with their hashes, or the error of what cannot be read, filled in."""
         for job in jobs:
             try:
                 image, label = self.reader.read(job.entry)

@@ -49,10 +49,10 @@ def split_list(folder: Path, classes: list[str]) -> Iterator[str]:
 
 
 def _where(part: str, label: int | None, text: str) -> tuple[str, tuple[Any, ...]]:
-    where, values = ["part = ?"], [part]
+    where, values = ["part = ?"], list[Any]([part])
     if label is not None:
         where.append("label = ?")
-        values.append(label)  # type: ignore[arg-type]
+        values.append(label)
     if text:
         escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         where.append("name LIKE ? ESCAPE '\\'")

@@ -41,11 +41,7 @@ def edit(dataset: Dataset, part: str, place: int, label: int) -> None:
             raise InvalidArgument(f"there is no image {place} in part {part!r}")
         if row["label"] == label:
             return
-        db.execute(
-            "INSERT INTO edit (part, place, before, after, time) VALUES (?, ?, ?, ?, ?)",
-            (part, place, row["label"], label, time.time()),
-        )
-        _set(db, part, place, label)
+        _change(db, (part, place), row["label"], label)
 
 
 def leave_out_copies(dataset: Dataset) -> int:
@@ -62,16 +58,19 @@ def leave_out_copies(dataset: Dataset) -> int:
             label = db.execute("SELECT label FROM item WHERE part = ? AND place = ?", chosen).fetchone()[
                 "label"
             ]
-            if label == LEFT_OUT:
-                gone.add(chosen)
-                continue
-            db.execute(
-                "INSERT INTO edit (part, place, before, after, time) VALUES (?, ?, ?, ?, ?)",
-                (*chosen, label, LEFT_OUT, time.time()),
-            )
-            _set(db, *chosen, LEFT_OUT)
+            if label != LEFT_OUT:
+                _change(db, chosen, label, LEFT_OUT)
             gone.add(chosen)
         return len(gone)
+
+
+def _change(db: sqlite3.Connection, image: tuple[str, int], before: int | None, after: int) -> None:
+    """Write a change down, and make it in the index."""
+    db.execute(
+        "INSERT INTO edit (part, place, before, after, time) VALUES (?, ?, ?, ?, ?)",
+        (*image, before, after, time.time()),
+    )
+    _set(db, *image, after)
 
 
 def undo(dataset: Dataset, number: int | None = None) -> bool:

@@ -54,10 +54,10 @@ def predict_some(
     folder = run_folder(home, run["id"])
     chosen = choose_weights(folder, weights)
     target = predictions_file(folder, chosen.key, part)
+    told: dict[str, Any] = {"key": chosen.key, "weights": chosen.name}
     if target.is_file():
-        trained = data = None
         count = int(read_npz(target, ["count"])["count"])
-        return {"done": count, "count": count, "key": chosen.key, "weights": chosen.name, "file": target.name}
+        return told | {"done": count, "count": count, "file": target.name}
     trained, data = open_trained(home, run, dataset, chosen.name)
     images, labels = data.images(part), data.labels(part)
     count, pieces = len(images), target.with_suffix("")
@@ -71,12 +71,12 @@ def predict_some(
         _save(pieces / f"{start:012d}-{stop:012d}.npz", found)
         start = stop
     if start < count:
-        return {"done": start, "count": count, "key": chosen.key, "weights": chosen.name, "file": ""}
+        return told | {"done": start, "count": count, "file": ""}
     _save(target, _joined([read_npz(file) for file, _ in _pieces(pieces)], count))
     for file in pieces.iterdir():
         file.unlink()
     pieces.rmdir()
-    return {"done": count, "count": count, "key": chosen.key, "weights": chosen.name, "file": target.name}
+    return told | {"done": count, "count": count, "file": target.name}
 
 
 def predictions_file(folder: Path, key: str, part: str) -> Path:

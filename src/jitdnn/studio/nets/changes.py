@@ -22,6 +22,7 @@ class Changes:
         self.found = [Change(line, what) for line, what in found]
 
     def add(self, message: Message, what: str) -> None:
+        """Note a change at the line where a message of the text begins."""
         self.found.append(Change(message.position.line if message.position else None, what))
 
     def listed(self) -> list[dict[str, object]]:

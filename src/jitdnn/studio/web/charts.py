@@ -35,6 +35,7 @@ class Chart:
 
     @property
     def names(self) -> list[str]:
+        """The series that it shows, each once."""
         return list(dict.fromkeys(line.name for line in self.lines))
 
 

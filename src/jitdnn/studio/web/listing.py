@@ -50,6 +50,7 @@ def public(row: Row) -> Row:
 
 
 def count(store: Store, table: str) -> int:
+    """How many rows a table has."""
     return int(store.db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 

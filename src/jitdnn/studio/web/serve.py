@@ -151,6 +151,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def is_every(host: str) -> bool:
+    """Whether a server at `host` listens at all addresses of the machine."""
     return host in ("0.0.0.0", "::")
 
 
