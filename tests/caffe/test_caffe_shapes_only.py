@@ -100,6 +100,9 @@ def test_it_does_not_run() -> None:
     ],
 )
 def test_fillers_are_checked_all_the_same(old: str, new: str, kind: type[Exception], said: str) -> None:
+    messages = []
     for only in (False, True):
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=said) as caught:
             load_net(SHARED.replace(old, new), "TRAIN", seed=0, shapes_only=only)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]  # with the shape of the weight itself

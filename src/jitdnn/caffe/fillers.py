@@ -28,6 +28,7 @@ def fill(parameter: FillerParameter, array: NDArray[np.floating], random: np.ran
     """
     filler = _filler(parameter)
     if array.size:
+        _require_shape(parameter, array.shape)
         array[...] = filler(parameter, array.shape, random)
 
 
@@ -35,6 +36,7 @@ def check(parameter: FillerParameter, shape: Shape) -> None:
     """Raise what `fill` raises for a weight of this shape, without one."""
     filler = _filler(parameter)
     if math.prod(shape):
+        _require_shape(parameter, shape)
         # a small one with as many axes, of which those are equal that were: fillers look at nothing else
         extents = sorted(set(shape))
         filler(parameter, tuple(1 + extents.index(extent) for extent in shape), np.random.default_rng(0))
@@ -47,6 +49,15 @@ def _filler(parameter: FillerParameter) -> Filler:
             f"unknown filler type {parameter.type!r}{parameter.where('type')}: there are {', '.join(FILLERS)}"
         ).at(parameter.place("type"))
     return filler
+
+
+def _require_shape(parameter: FillerParameter, shape: Shape) -> None:
+    if parameter.type == "bilinear" and (len(shape) != 4 or shape[2] != shape[3]):
+        raise InvalidShape(
+            f"bilinear filler: a weight of shape {shape} has no square kernel in its last two of 4 axes"
+        )
+    if parameter.type in ("xavier", "msra") and parameter.variance_norm != "FAN_IN" and len(shape) < 2:
+        raise InvalidShape(f"a weight of shape {shape} has no fan-out: use variance_norm FAN_IN")
 
 
 def _constant(parameter: FillerParameter, shape: Shape, random: np.random.Generator) -> NDArray[np.float64]:
@@ -89,10 +100,6 @@ def _positive_unitball(
 
 def _bilinear(parameter: FillerParameter, shape: Shape, random: np.random.Generator) -> NDArray[np.float64]:
     """The kernel of an upsampling deconvolution, the same for every channel."""
-    if len(shape) != 4 or shape[2] != shape[3]:
-        raise InvalidShape(
-            f"bilinear filler: a weight of shape {shape} has no square kernel in its last two of 4 axes"
-        )
     factor = math.ceil(shape[3] / 2)
     centre = (shape[3] - 1) / (2 * factor)
     tent = 1 - np.abs(np.arange(shape[3]) / factor - centre)
@@ -104,8 +111,6 @@ def _fan(parameter: FillerParameter, shape: Shape) -> float:
     fan_in = count / shape[0]
     if parameter.variance_norm == "FAN_IN":
         return fan_in
-    if len(shape) < 2:
-        raise InvalidShape(f"a weight of shape {shape} has no fan-out: use variance_norm FAN_IN")
     fan_out = count / shape[1]
     return fan_out if parameter.variance_norm == "FAN_OUT" else (fan_in + fan_out) / 2
 
