@@ -209,6 +209,9 @@ def test_arrays_that_cannot_be(tmp_path: Path) -> None:
         ("rows", {"x": np.zeros((3, 4)), "y": np.zeros(2)}, "3 images and 2 labels"),
         ("text", {"x": np.array(["a"] * 3), "y": np.zeros(3)}, "only numbers are read"),
         ("flat", {"x": np.zeros(3), "y": np.zeros(3)}, r"shape \(3,\)"),
+        ("complex", {"x": np.zeros((3, 4)), "y": np.array([0, 1, 1j])}, r"complex128 of shape \(3,\)"),
+        ("scalar", {"x": np.zeros((3, 4)), "y": np.array(3)}, r"of shape \(\): one number an image"),
+        ("none", {"x": np.zeros((3, 4)), "y": np.zeros((3, 0))}, r"of shape \(3, 0\)"),
         ("below", {"x": np.zeros((3, 4)), "y": np.array([0, 1, -1])}, "numbered from 0 on"),
         (
             "parts",
@@ -219,6 +222,10 @@ def test_arrays_that_cannot_be(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{name}.npz", **arrays)
         with pytest.raises(InvalidArgument, match=message):
             list_source(str(tmp_path / f"{name}.npz"), SMALL)
+    labels = np.array([0.5, np.nan, 1.5, np.inf, 2.5])
+    np.savez(tmp_path / "nan.npz", x=np.zeros((5, 4)), y=labels)
+    kept = made(tmp_path / "nan.npz", SMALL, tmp_path / "nan")
+    assert sorted(y for part in kept.parts for y in kept.labels(part).ravel().tolist()) == [0.5, 1.5, 2.5]
     np.savez(tmp_path / "objects.npz", data=np.array([{}]), label=np.zeros(1))
     with pytest.raises(InvalidArgument, match="no Python objects"):
         list_source(str(tmp_path / "objects.npz"), SMALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ pytest.importorskip("httpx2")
 
 from fastapi.testclient import TestClient
 
+from jitdnn.studio.nets.weights import keep_weights, kept_weights
 from jitdnn.studio.store import Store
 from jitdnn.studio.web import answering, guard, looking, stream, words
 from jitdnn.studio.web.app import make_app
@@ -150,3 +152,10 @@ def test_two_who_ask_for_an_evaluation_do_not_make_it_at_once(
     asyncio.run(both())
     assert most == 2  # of different parts: those do not wait for each other
     assert not looking._evaluating
+
+
+@pytest.mark.parametrize("name", ["重" * 116 + ".npz", "a." + "b" * 115 + ".npz", "\udce9.npz"])
+def test_uploaded_weights_have_names_that_can_be_written_and_are_listed(tmp_path: Path, name: str) -> None:
+    kept = keep_weights(tmp_path, name, io.BytesIO(b"PK"))
+    assert kept_weights(tmp_path) == [kept]
+    assert kept.endswith(".npz")

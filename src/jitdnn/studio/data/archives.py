@@ -40,7 +40,7 @@ def list_archive(path: Path, name: str, options: Options) -> Listing:
         )
     notes: list[str] = []
     data = [_images(pair["data"], f"{name}, {part or 'data'}", notes) for part, pair in parts.items()]
-    labels = [_without_unit_axis(pair["label"]) for pair in parts.values()]
+    labels = [_labels(pair["label"], f"{name}, {part or 'label'}") for part, pair in parts.items()]
     for images, label, part in zip(data, labels, parts, strict=True):
         if len(images) != len(label):
             raise InvalidArgument(
@@ -97,7 +97,12 @@ def _images(array: Array, what: str, notes: list[str]) -> Array:
     return np.ascontiguousarray(array, np.float32)
 
 
-def _without_unit_axis(labels: Array) -> Array:
+def _labels(labels: Array, what: str) -> Array:
+    """Numbers for each image, N for (N, 1)."""
+    if labels.dtype.kind not in "uifb" or not labels.ndim or 0 in labels.shape[1:]:
+        raise InvalidArgument(
+            f"{what}: labels are {labels.dtype} of shape {labels.shape}: one number an image, or several, are needed"
+        )
     return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
 
 

@@ -51,4 +51,7 @@ class Rows:
         row = self.data[entry.key]
         if row.dtype.kind == "f" and not np.isfinite(row).all():
             raise InvalidArgument("a value is not finite")
-        return row, self.labels[entry.key]
+        label = self.labels[entry.key]
+        if label.dtype.kind == "f" and not np.isfinite(label).all():
+            raise InvalidArgument("its label is not finite")
+        return row, label

@@ -14,6 +14,7 @@ from jitdnn.studio.store import BEST, plain_files, run_folder
 #: the folder of uploaded weights in a home, and the endings of their names
 FOLDER: Final = "weights"
 SUFFIXES: Final = (".caffemodel", ".npz", ".h5")
+_LONGEST = 120  # bytes of a file's name
 
 
 def weights_file(home: Path, weights: str) -> str:
@@ -42,7 +43,9 @@ def kept_weights(home: Path) -> list[str]:
 def keep_weights(home: Path, name: str, content: BinaryIO) -> str:
     """Keep an uploaded file of weights under its own name, without what leads elsewhere; return the name. Raises
     InvalidArgument for one that does not end as weights do."""
-    plain = re.sub(r"[^\w.-]+", "_", name.replace("\\", "/").rpartition("/")[2]).lstrip(".")[-120:]
+    plain = re.sub(r"[^\w.-]+", "_", name.replace("\\", "/").rpartition("/")[2])
+    # 255 bytes is the longest name of many systems, and it is written under a longer one first
+    plain = plain.encode()[-_LONGEST:].decode("utf-8", "ignore").lstrip(".")
     if not plain.endswith(SUFFIXES):
         raise InvalidArgument(f"{name[:100]!r} is no file of weights: {', '.join(SUFFIXES)} are")
     folder = home / FOLDER
