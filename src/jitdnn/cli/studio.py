@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Final
 
 from jitdnn.errors import NotSupported
 
@@ -24,9 +26,16 @@ def run_serve(bundle: Path, host: str, port: int, token: str) -> None:
     serve_bundle(bundle, host, port, token, lambda line: print(line, flush=True))
 
 
+_PACKAGES: Final = ("fastapi", "uvicorn", "jinja2", "python_multipart", "PIL")
+
+
 @contextmanager
 def _naming_the_extra() -> Iterator[None]:
     try:
+        for (
+            name
+        ) in _PACKAGES:  # some are imported when the first page is made, and by others in words of their own
+            import_module(name)
         yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "jitdnn":

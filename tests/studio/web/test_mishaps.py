@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,8 @@ pytest.importorskip("httpx2")
 
 from fastapi.testclient import TestClient
 
+from jitdnn.cli.studio import run_serve
+from jitdnn.errors import NotSupported
 from jitdnn.studio.nets.weights import keep_weights, kept_weights
 from jitdnn.studio.store import Store
 from jitdnn.studio.web import answering, guard, looking, stream, words
@@ -159,3 +162,12 @@ def test_uploaded_weights_have_names_that_can_be_written_and_are_listed(tmp_path
     kept = keep_weights(tmp_path, name, io.BytesIO(b"PK"))
     assert kept_weights(tmp_path) == [kept]
     assert kept.endswith(".npz")
+
+
+@pytest.mark.parametrize("name", ["fastapi", "uvicorn", "jinja2", "python_multipart", "PIL"])
+def test_each_package_that_is_missing_is_named_with_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(NotSupported, match=rf"needs {name}, .*jitdnn\[studio\]"):
+        run_serve(tmp_path / "none.zip", "127.0.0.1", 0, "")
