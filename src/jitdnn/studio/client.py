@@ -13,7 +13,6 @@ Answers are what JSON has, dictionaries and lists; docs of the fields are at /ap
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import secrets
 import time
@@ -27,6 +26,7 @@ from urllib.request import ProxyHandler, Request, build_opener, urlopen
 
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.files import write_whole
+from jitdnn.studio.addresses import is_loopback
 from jitdnn.studio.store.folders import default_home
 
 Row = dict[str, Any]
@@ -240,7 +240,7 @@ class Client:
         headers = {"Authorization": f"Bearer {self._token}"} | ({"Content-Type": kind} if kind else {})
         request = Request(self.address + path, body, headers, method=method)
         try:
-            opened = _DIRECT if _is_here(self.address) else urlopen
+            opened = _DIRECT if is_loopback(urlsplit(self.address).hostname or "") else urlopen
             return opened(request, timeout=self._seconds)
         except HTTPError as error:
             raise _refused(error.code, error.read(1 << 20)) from None
@@ -274,14 +274,6 @@ def _refused(status: int, content: bytes) -> Refused:
     if isinstance(detail, dict):
         return Refused(status, str(detail.get("message", detail)), detail.get("line"))
     return Refused(status, str(detail))
-
-
-def _is_here(address: str) -> bool:
-    host = urlsplit(address).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _read(path: Path) -> str:

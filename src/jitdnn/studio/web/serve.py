@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import ipaddress
 import os
 import secrets
 import socket
@@ -18,6 +17,7 @@ import uvicorn
 
 from jitdnn.errors import InvalidArgument, StoreError
 from jitdnn.files import write_secret
+from jitdnn.studio.addresses import is_loopback
 from jitdnn.studio.store import Store
 from jitdnn.studio.web.app import make_app
 from jitdnn.studio.web.guard import Guard
@@ -48,7 +48,7 @@ def serve(home: Path, host: str, port: int, slots: int | None, browse: bool | No
         note.write(address)
         note.flush()
         say(f"jitdnn studio: {address}/?token={token}")
-        if not _is_loopback(host):
+        if not is_loopback(host):
             say(
                 f"Others can reach it at {_bracketed(host)}, without encryption: anybody who sees the traffic has the "
                 "token."
@@ -56,7 +56,7 @@ def serve(home: Path, host: str, port: int, slots: int | None, browse: bool | No
             say(
                 f"Safer: leave --host out, and on the other machine run `ssh -L {port}:127.0.0.1:{port} THIS-MACHINE`."
             )
-        if browse if browse is not None else _has_screen() and _is_loopback(host):
+        if browse if browse is not None else _has_screen() and is_loopback(host):
             # the address of a browser's command line can be read by everybody on the machine: it opens once
             webbrowser.open(f"{address}/?token={guard.ticket()}")
         answer(guard, listener)
@@ -98,7 +98,7 @@ def token_of(home: Path) -> str:
 def names(host: str, port: int) -> set[str]:
     """The values of Host, with port, under which a server at `host` answers."""
     known = {"127.0.0.1", "localhost", "[::1]"}
-    if not _is_loopback(host):
+    if not is_loopback(host):
         known |= {socket.gethostname(), socket.getfqdn()}
     if not is_every(host):
         known.add(_bracketed(host))
@@ -141,13 +141,6 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
                 f"--port {port} at {host} cannot be listened at: {error.strerror}; give another port, or 0 for any"
             ) from error
         yield listener
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def is_every(host: str) -> bool:
