@@ -156,7 +156,7 @@ def test_many_images(client: TestClient, digits: Case) -> None:
     assert client.get("/runs/1/classify/many/other").status_code == 404
     broken = client.post("/api/runs/1/classify/many", files=[("files", ("cut.zip", packed.getvalue()[:200]))])
     assert (broken.status_code, "cannot be read as a zip" in broken.json()["detail"]) == (422, True)
-    assert list((digits.home / "uploads").iterdir()) == []
+    assert list((digits.home / "uploads").glob("many-*")) == []  # the home is that of other tests, too
 
 
 def test_many_images_some_at_a_time(
