@@ -163,6 +163,21 @@ def test_bias_and_activation(p: Program, name: str) -> None:
     assert error(found, expected) < 1e-5
 
 
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2), (3, 2), (1, 3)])
+@pytest.mark.parametrize("taps", [(1, 1), (1, 3)])
+def test_bias_and_activation_in_the_workspace_of_the_query(
+    p: Program, taps: tuple[int, int], strides: tuple[int, int]
+) -> None:
+    """The query knows of no bias and no z: what it says is enough with them all the same."""
+    x, w, bias = normal(3, 2, 8, 7), normal(5, 2, *taps), normal(1, 5, 1, 1)
+    form = {"pads": (1, 1), "strides": strides, "dilations": (1, 1)}
+    extents = [(n + 2 - tap) // step + 1 for n, tap, step in zip(x.shape[2:], taps, strides, strict=True)]
+    z = normal(3, 5, *extents)
+    found = programs.bias_activation(p, x, w, z, bias, (0.5, 2.0), "RELU", **form)
+    total = 0.5 * reference("fwd", x, w, z, x, w, **form) + 2.0 * z + bias
+    assert error(found, np.maximum(total, 0)) < 1e-5
+
+
 def test_z_may_be_y_and_may_be_absent(p: Program) -> None:
     x, w, y, form, x_desc, w_desc, conv, y_desc = described(p)
     bias = normal(1, 8, 1, 1)

@@ -181,6 +181,19 @@ class Asked:
             request = self._requests[key] = self.request(self.name_of(algo, device_id))
         return plan_of(self.handle, device_id, self.problem, request, epilogue)
 
+    def plan_within(
+        self, algo: IntEnum, device_id: DeviceId | None, epilogue: Epilogue | None, size: int
+    ) -> Plan:
+        """The same with an epilogue, in the workspace that the query of its size names, which knows of none: where that
+        is too little for both, by another algorithm."""
+        plan = self.plan(algo, device_id, epilogue)
+        if with_room(plan.workspace) <= size or with_room(self.plan(algo, device_id).workspace) > size:
+            return plan
+        limit = max(0, size - with_room(1) + 1)
+        return plan_of(
+            self.handle, device_id, self.problem, replace(self.request(), workspace_limit=limit), epilogue
+        )
+
     def results(self, candidates: list[Candidate], count: int) -> list[AlgoPerf]:
         """The answer of a query, the fastest first, what is not there last."""
         found = []

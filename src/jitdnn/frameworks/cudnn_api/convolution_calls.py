@@ -93,7 +93,7 @@ def cudnnConvolutionBiasActivationForward(
         operands.append(("z", bound(z, own, "z")))
     expression = _epilogue(scales, len(operands) > 1, activated(activationDesc))
     epilogue = fuse(expression, [array.descriptor for _, array in operands], problem.y, None)
-    plan = found.plan(known, device_of([*inputs, output, *operands]), epilogue)
+    plan = found.plan_within(known, device_of([*inputs, output, *operands]), epilogue, size)
     launch(found.handle, plan, inputs, [output], 1.0, 0.0, workSpace, size, operands)
 
 
