@@ -78,7 +78,7 @@ class Server:
 
     @property
     def token(self) -> str:
-        return (self.home / "token").read_text()
+        return (self.home / "token").read_text().strip()
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """The answer of the REST API, decoded."""
@@ -142,8 +142,8 @@ def findings(page: Any) -> list[str]:
 def running(home: Path) -> Iterator[Server]:
     """A server while the block runs."""
     server = Server(home)
-    server.start()
     try:
+        server.start()
         yield server
     finally:
         server.end()

@@ -56,6 +56,7 @@ ALLOWED = {
         )
     },
     ("jitdnn/__init__.py", "import_module"): "public names of the package, from a table in the same file",
+    ("jitdnn/cli/studio.py", "import_module"): "packages of an extra, from a table in the same file",
     ("jitdnn/targets/__init__.py", "import_module"): "modules of that package, by the names in BUILT_IN",
     (
         "jitdnn/studio/web/app.py",

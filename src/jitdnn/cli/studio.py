@@ -32,9 +32,8 @@ _PACKAGES: Final = ("fastapi", "uvicorn", "jinja2", "python_multipart", "PIL")
 @contextmanager
 def _naming_the_extra() -> Iterator[None]:
     try:
-        for (
-            name
-        ) in _PACKAGES:  # some are imported when the first page is made, and by others in words of their own
+        # some are imported when the first page is made, and by others in words of their own
+        for name in _PACKAGES:
             import_module(name)
         yield
     except ModuleNotFoundError as error:

@@ -163,7 +163,7 @@ class Reporter:
         values = self._values | {"seconds": self._spent + took}
         if "loss" in values:
             values["loss"] = _finite(float(values["loss"]))
-        if done > 0 and took > 0.1:
+        if done > 0 and took > (0 if is_lasting else 0.1):
             values["speed"] = self._batch * done / took if self._batch else done / took
         wrong = next((at for name, at, value in points if name == "loss" and math.isnan(value)), None)
         self.intent = self._ledger.tell(Report(points, values, self._marks), is_lasting=is_lasting)
