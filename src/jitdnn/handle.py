@@ -29,6 +29,7 @@ from jitdnn.planner.shares import shares
 from jitdnn.planner.store import Store
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
+from jitdnn.recorders import recorder_here, recorders
 from jitdnn.retention import Recent
 from jitdnn.settings import Settings, current, override
 from jitdnn.tensor import DeviceId
@@ -275,6 +276,8 @@ class Handle:
         if plan.device_id is not None:
             self.at(plan.device_id).run_on_gpu(None, plan, pointers, alpha, beta)
             return
+        if recorders and self._is_recorded(plan, pointers, alpha, beta, kept):
+            return
         if kept:
             assert plan.kept is not None
             block = self._blocks.take(plan.workspace - plan.kept.bytes)
@@ -292,6 +295,20 @@ class Handle:
             plan.run(self.stream, pointers, alpha, beta, 0)
         if log.is_enabled(logging.DEBUG):
             log.ran(plan.problem, plan.algorithm)
+
+    def _is_recorded(self, plan: Plan, pointers: Sequence[int], alpha: float, beta: float, kept: int) -> bool:
+        """Whether the launches of this thread are recorded, and those of the plan have been noted."""
+        recorder = recorder_here()
+        if recorder is None or not recorder.takes(pointers):
+            return False
+        recorder.keep(plan)
+        if kept:
+            assert plan.kept is not None
+            workspace = recorder.scratch(max(1, plan.workspace - plan.kept.bytes))
+            plan.run.run_kept(self.stream, pointers, alpha, beta, workspace, kept)
+        else:
+            plan.run(self.stream, pointers, alpha, beta, recorder.scratch(plan.workspace))
+        return True
 
     def run_on_gpu(
         self, stream: Any, plan: Plan, pointers: Sequence[int], alpha: float = 1.0, beta: float = 0.0

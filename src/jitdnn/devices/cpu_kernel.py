@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitdnn.devices import threads as native
-from jitdnn.devices.threads import phase_table
+from jitdnn.devices.threads import Table, phase_table
+from jitdnn.recorders import recorder_here, recorders
 from jitdnn.rtcg.builder import Builder
 from jitdnn.rtcg.compile import Library
 
@@ -44,6 +45,7 @@ class CpuKernel:
         self._count = len(self._phases)
         self._threads = threads if any(tasks > 1 for _, tasks in phases) else 1
         self._extras = struct.pack(f"{len(extras)}q", *extras)
+        self._pointers = pointers
         self._pack = struct.Struct(f"{pointers + 1}q2dq{len(self._extras)}s").pack
         self.kept = kept
         self.workspace = workspace
@@ -55,7 +57,23 @@ class CpuKernel:
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
         block = self._pack(*pointers, workspace, alpha, beta, workspace, self._extras)
+        if recorders and self._is_noted(self._table, self._count, block, pointers, workspace, workspace):
+            return
         native.launch(self._table, self._count, block, self._threads)
+
+    def _is_noted(
+        self, table: Table, count: int, block: bytes, pointers: Sequence[int], workspace: int, kept: int
+    ) -> bool:
+        """Whether somebody records the launches of this thread and has noted this one, so that it is not to run."""
+        recorder = recorder_here()
+        if recorder is None:
+            return False
+        anchors = list(enumerate(pointers))
+        if workspace:
+            anchors.append((self._pointers, workspace))
+        if kept:
+            anchors.append((self._pointers + 3, kept))
+        return recorder.add(self, table, count, block, self._threads, anchors)
 
     def keep(self, stream: Any, pointers: Sequence[int], memory: int) -> None:
         """Prepare the filter: run the leading phases, which fill ``kept.bytes`` bytes at ``memory``.
@@ -77,12 +95,27 @@ class CpuKernel:
         # where the workspace would begin if the prepared filter lay in it: nobody touches those bytes
         start = workspace - self.kept.bytes
         block = self._pack(*pointers, start, alpha, beta, memory, self._extras)
-        native.launch(self._later, self._count - self.kept.phases, block, self._threads)
+        count = self._count - self.kept.phases
+        if recorders and self._is_noted(self._later, count, block, pointers, workspace, memory):
+            return
+        native.launch(self._later, count, block, self._threads)
 
 
-def launch(phases: Sequence[tuple[int, int]], block: bytes, threads: int) -> None:
-    """Run (function address, tasks) one after the other, every task with the argument block."""
-    native.launch(phase_table(phases), len(phases), block, threads)
+def launch(
+    owner: object,
+    phases: Sequence[tuple[int, int]],
+    block: bytes,
+    threads: int,
+    anchors: Sequence[tuple[int, int]],
+) -> None:
+    """Run (function address, tasks) one after the other, every task with the argument block.
+
+    ``anchors``: (slot of the block, address that is in it). ``owner`` keeps the code alive.
+    """
+    table = phase_table(phases)
+    recorder = recorder_here()
+    if recorder is None or not recorder.add(owner, table, len(phases), block, threads, anchors):
+        native.launch(table, len(phases), block, threads)
 
 
 class Arguments:

@@ -70,10 +70,16 @@ class SharedThreads:
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         call = ctypes.CFUNCTYPE(None, pointer, pointer, integer, pointer, integer)
         self._run = call(self._library.address("run_shared"))
+        replay = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, pointer)
+        self._replay = replay(self._library.address("replay_shared"))
 
     def launch(self, phases: ctypes.Array[ctypes.c_int64], count: int, args: bytes, threads: int) -> None:
         """Run phases as ``ThreadPool.launch`` does; any number of callers may do so at once."""
         self._run(self._functions, phases, count, args, threads)
+
+    def replay(self, state: int, bases: bytes, clock: int | None) -> None:
+        """Run a list of launches, some of them on several threads, as ``ThreadPool.replay`` does: in one region."""
+        self._replay(self._functions, state, bases, clock)
 
 
 _FORK = "this process was forked, and OpenMP's threads are not there after a fork"

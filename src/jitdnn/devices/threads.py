@@ -40,6 +40,7 @@ class ThreadPool:
         call = ctypes.CFUNCTYPE
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         self._run = call(None, pointer, pointer, integer, pointer, integer)(self._library.address("run"))
+        self._replay = call(None, pointer, pointer, pointer, pointer)(self._library.address("replay"))
         self._work = call(integer, pointer, integer, integer)(self._library.address("worker"))
         self._asleep: set[threading.Lock] = set()  # the gates behind which workers sleep
         self._current_core = _current_core() if hasattr(os, "sched_setaffinity") else None
@@ -56,11 +57,21 @@ class ThreadPool:
         ``args`` is the block that every task gets. Returns when the last task has ended.
         """
         if threads > 1:
-            if self._tried < threads - 1:
-                self._grow(threads - 1)
-            if self._asleep:
-                self._wake_all()
+            self._wake(threads)
         self._run(self._control, phases, count, args, threads)
+
+    def replay(self, state: int, bases: bytes, threads: int, clock: int | None) -> None:
+        """Run a list of launches: see `replay` below."""
+        if threads > 1:
+            self._wake(threads)
+        self._replay(self._control, state, bases, clock)
+
+    def _wake(self, threads: int) -> None:
+        """See that so many threads, the caller's among them, are there and awake."""
+        if self._tried < threads - 1:
+            self._grow(threads - 1)
+        if self._asleep:
+            self._wake_all()
 
     def _grow(self, workers: int) -> None:
         with self._growing:
@@ -174,6 +185,20 @@ def launch(phases: Table, count: int, args: bytes, threads: int) -> None:
             theirs.launch(phases, count, args, threads)
             return
     pool().launch(phases, count, args, threads)
+
+
+def replay(state: int, bases: bytes, threads: int, clock: int | None = None) -> None:
+    """Run the list of launches whose state is at an address (`launch_list.py`), on up to ``threads`` threads.
+
+    ``bases`` are the addresses of the caller's memory as integers of 64 bits. ``clock``: where the times of the start
+    and of each launch's end are put. Workers are woken once, and do not go to sleep before the list has ended.
+    """
+    if threads > 1:
+        theirs = openmp.shared(current().thread_pool)
+        if theirs is not None:
+            theirs.replay(state, bases, clock)
+            return
+    pool().replay(state, bases, threads, clock)
 
 
 def _forget() -> None:

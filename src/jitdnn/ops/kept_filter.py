@@ -9,6 +9,7 @@ import numpy as np
 from jitdnn.handle import Handle
 from jitdnn.locks import lock
 from jitdnn.planner.plan import Plan
+from jitdnn.recorders import recorder_here
 from jitdnn.retention import Recent
 from jitdnn.tensor import borrow
 
@@ -99,6 +100,9 @@ class KeptFilter:
                     if 2 * (young + prepared.memory.nbytes) > handle.settings.scratch_limit:
                         self._prepared.age()
                     self._prepared.put(plan.kept_key, prepared)
+        recorder = recorder_here()
+        if recorder is not None:
+            recorder.constant(prepared.pointer, plan.kept.bytes, prepared.memory)
         handle.run(plan, pointers, alpha, beta, prepared.pointer)
 
     def _prepare(self, plan: Plan) -> _Prepared:

@@ -100,7 +100,7 @@ class RawFunction:
         """Run all tasks and wait for them. Raises InvalidType for what is no array or number."""
         tasks = integer_number(tasks, "tasks", 0, MOST_INDEX)
         handle = settled_handle(handle)
-        block, kept = b"", []
+        block, kept, anchors = b"", [], []
         for number, argument in enumerate(arguments):
             if isinstance(argument, bool):
                 raise InvalidType(
@@ -112,5 +112,6 @@ class RawFunction:
                 block += struct.pack("d", argument)
             else:
                 kept.append(borrow(argument, False, f"argument {number}"))
+                anchors.append((number, kept[-1].pointer))
                 block += struct.pack("q", kept[-1].pointer)
-        launch([(self._address, tasks)], block, handle.device.threads)
+        launch(self._library, [(self._address, tasks)], block, handle.device.threads, anchors)

@@ -16,6 +16,7 @@ from jitdnn.ops.call import each_out, no_memory, require_room, target_of
 from jitdnn.ops.gpu_call import GpuCall, common_device
 from jitdnn.ops.shared_memory import is_shared
 from jitdnn.ops.to_device import number_on
+from jitdnn.recorders import recorder_here
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.formulas import Formula, is_whole
 from jitdnn.tensor import (
@@ -148,7 +149,14 @@ class UserKernel(ABC):
             ]
             pointers = [number.pointer for number in numbers]
             pointers += [target.pointer for target in targets if target is not None]
-            if runner.launches:
+            recorder = recorder_here() if gpu is None else None
+            if recorder is not None and recorder.takes(pointers):
+                for number, given_one in zip(numbers, borrowed, strict=True):
+                    if given_one is None:  # a number, in memory of its own
+                        recorder.constant(number.pointer, number.descriptor.nbytes, number)
+                recorder.keep(known.kernel)
+                known.kernel(stream, pointers, 1.0, 0.0, recorder.scratch(known.workspace))
+            elif runner.launches:
                 with runner.workspace(known.workspace, stream) as workspace:
                     known.kernel(stream, pointers, 1.0, 0.0, workspace)
             if gpu is not None:

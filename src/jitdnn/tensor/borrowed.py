@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidShape, InvalidType
+from jitdnn.recorders import recorder_here
 from jitdnn.retention import Recent
 from jitdnn.tensor.descriptor import MAX_DIMENSIONS, TensorDescriptor
 from jitdnn.tensor.dtypes import ACCEPTED, DTYPES, dtype_name, foreign_name, numpy_dtype
@@ -81,6 +82,9 @@ def strided_view(
     """
     if 0 in shape:
         return np.empty(shape, numpy_dtype(dtype))
+    recorder = recorder_here()
+    if recorder is not None:
+        recorder.require_no_view(pointer)
     itemsize, element = DTYPES[dtype], numpy_dtype(dtype)
     # what has no type string comes as plain bits and is given its type afterwards
     is_foreign = foreign_name(dtype) is not None
