@@ -13,13 +13,15 @@ The files, in the order in which they make a kernel's text:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.devices.gpu import read_text
+from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.cuda.gemm.plan import Blocking, GemmSize, Pack, Tile, three
+from jitdnn.locks import lock
 
 MMA_FUNCTIONS = {"bf16": "mma_bf16", "f16": "mma_f16", "f32": "mma_tf32", "i8": "mma_s8"}
 """The instruction that multiplies elements of each type."""
@@ -82,19 +84,29 @@ def packing_text(data: Pack | None, other: Pack | None, other_name: str) -> str:
     return "".join([read_text("cuda/gemm", "pack.cu"), *texts]) if texts else ""
 
 
-@dataclass(frozen=True)
-class ByAlignment:
-    """A kernel for pointers that are multiples of `alignments` (bytes), and a slower one for all others."""
+@dataclass
+class ByAddress:
+    """A kernel for pointers that are multiples of `alignments` (bytes), and another one for all others.
+
+    The other is made when it is first needed: hardly any caller does.
+    """
 
     aligned: GpuKernel
-    unaligned: GpuKernel
+    make_other: Callable[[], Kernel]
     alignments: tuple[int, ...]
+    _other: Kernel | None = None
+    _lock: Any = field(default_factory=lock)
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
-        is_aligned = not any(p % a for p, a in zip(pointers, self.alignments, strict=False))
-        (self.aligned if is_aligned else self.unaligned)(stream, pointers, alpha, beta, workspace)
+        if not any(p % a for p, a in zip(pointers, self.alignments, strict=False)):
+            self.aligned(stream, pointers, alpha, beta, workspace)
+            return
+        if self._other is None:
+            with self._lock:
+                self._other = self._other or self.make_other()
+        self._other(stream, pointers, alpha, beta, workspace)
 
 
 @dataclass(frozen=True)

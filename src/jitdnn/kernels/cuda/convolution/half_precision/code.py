@@ -11,7 +11,7 @@ from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.errors import CompileError
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution.half_precision.epilogue import pointers_of
-from jitdnn.kernels.cuda.gemm.code import ByAlignment
+from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.problems.convolution import Convolution
 
 
@@ -29,7 +29,7 @@ def by_alignment(
     problem: Convolution, device: GpuDevice, epilogue: Epilogue | None, plan: _Plan, plain: _Plan,
     source: Callable[[Convolution, _Plan, Epilogue | None], Source],
     launches: Callable[[Convolution, _Plan], Sequence[Launch]],
-) -> GpuKernel | ByAlignment:  # fmt: skip
+) -> GpuKernel | ByAddress:  # fmt: skip
     """The kernel of a plan, with that of the plan `plain` for operands at other addresses than it takes."""
 
     def kernel(plan: _Plan) -> GpuKernel:
@@ -39,4 +39,4 @@ def by_alignment(
         except CompileError:  # a shape may need a few registers more than there are: they are spilled
             return device.kernel(replace(code, spills=True), launches(problem, plan), pointers)
 
-    return kernel(plan) if plan == plain else ByAlignment(kernel(plan), kernel(plain), plan.alignments)
+    return kernel(plan) if plan == plain else ByAddress(kernel(plan), lambda: kernel(plain), plan.alignments)

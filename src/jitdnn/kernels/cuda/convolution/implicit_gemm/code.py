@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import Geometry
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import (
@@ -18,7 +19,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import (
 from jitdnn.kernels.cuda.gemm.code import (
     GEMM_TEXTS,
     MMA_FUNCTIONS,
-    ByAlignment,
+    ByAddress,
     blocking_defines,
     initializer,
     packing_text,
@@ -39,13 +40,13 @@ def kernel_of(
     gpu: GpuDevice = device  # type: ignore[assignment]
     pointers = 3 + (len(epilogue.operands) if epilogue else 0)
 
-    def kernel(plan: Plan) -> Kernel:
+    def kernel(plan: Plan) -> GpuKernel:
         return gpu.kernel(source_of(plan, output, epilogue, indices), launches_of(plan), pointers)
 
     unaligned = plan.unaligned
     if plan == unaligned:
         return kernel(plan)
-    return ByAlignment(kernel(plan), kernel(unaligned), plan.alignments)
+    return ByAddress(kernel(plan), lambda: kernel(unaligned), plan.alignments)
 
 
 def source_of(
@@ -178,13 +179,13 @@ def wgrad_kernel_of(plan: WgradPlan, device: Device) -> Kernel:
     """The kernels of a plan."""
     gpu: GpuDevice = device  # type: ignore[assignment]
 
-    def kernel(plan: WgradPlan) -> Kernel:
+    def kernel(plan: WgradPlan) -> GpuKernel:
         return gpu.kernel(wgrad_source_of(plan), wgrad_launches_of(plan), 3)
 
     unaligned = plan.unaligned
     if plan == unaligned:
         return kernel(plan)
-    return ByAlignment(kernel(plan), kernel(unaligned), plan.alignments)
+    return ByAddress(kernel(plan), lambda: kernel(unaligned), plan.alignments)
 
 
 def wgrad_source_of(plan: WgradPlan) -> Source:

@@ -7,8 +7,6 @@ compiled kernel serves every shape.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
@@ -16,8 +14,8 @@ from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import fusion_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import MAXIMA
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
-from jitdnn.locks import lock
 from jitdnn.tensor import DTYPES, FLOAT8_DTYPES, TensorDescriptor
 
 WGMMA_FUNCTIONS = {"bf16": "wgmma_bf16", "f16": "wgmma_f16", "f32": "wgmma_tf32", "i8": "wgmma_s8"}
@@ -149,28 +147,3 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     if is_halved:
         launches.append(Launch("add_exactly", min(4 * multiprocessors, plan.works), 256))
     return launches
-
-
-@dataclass
-class ByAddress:
-    """A kernel for pointers that are multiples of `alignments` (bytes), and another one for all others.
-
-    The other is made when it is first needed: hardly any caller does.
-    """
-
-    aligned: GpuKernel
-    make_other: Callable[[], Kernel]
-    alignments: tuple[int, ...]
-    _other: Kernel | None = None
-    _lock: Any = field(default_factory=lock)
-
-    def __call__(
-        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
-    ) -> None:
-        if not any(p % a for p, a in zip(pointers, self.alignments, strict=False)):
-            self.aligned(stream, pointers, alpha, beta, workspace)
-            return
-        if self._other is None:
-            with self._lock:
-                self._other = self._other or self.make_other()
-        self._other(stream, pointers, alpha, beta, workspace)

@@ -21,10 +21,11 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     refuse_warpgroups,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import ByAddress, plain_kernel
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import plain_kernel
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
+from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
 from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.problems.problem import Problem, byte_dtypes
