@@ -2,10 +2,12 @@
 
     python benchmarks/warpgroup_tiles.py 'n64 c256 h56 w56 k256 r3 s3 pad1' 'n8 c320 h64 w64 k320 r3 s3 pad1'
     python benchmarks/warpgroup_tiles.py --dtype f32 'n32 c512 h14 w14 k512 r3 s3 pad1'
+    python benchmarks/warpgroup_tiles.py --dtype f32 --math tf32 'n32 c512 h14 w14 k512 r3 s3 pad1'
 
 For each layer and direction: microseconds of cuDNN's faster memory order (`benchmark=True`, strict fp32), of each tile,
 of the tile that is chosen without measuring, and of `mma.sync`, all captured in CUDA graphs that take turns; then the
-relative error against float64. What is not right is not printed.
+relative error against float64. What is not right is not printed. With `--math tf32` cuDNN may use tf32, the tiles are
+those of scaled f16, and beside them stand the best tile of the instruction for tf32, and `mma.sync`.
 """
 
 # ruff: noqa: T201
@@ -24,8 +26,10 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmHalves,
+    WarpgroupGemmScaled,
     WarpgroupWgrad,
     WarpgroupWgradHalves,
+    WarpgroupWgradScaled,
 )
 from jitdnn.kernels.cuda.warpgroup.plan import TILES
 from jitdnn.problems.convolution import Convolution
@@ -33,7 +37,7 @@ from jitdnn.problems.convolution import Convolution
 Run = Callable[[], Any]
 DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
 TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-LARGEST_ERROR = {"bf16": 4e-3, "f16": 1e-3, "f32": 2e-6}
+LARGEST_ERROR = {"bf16": 4e-3, "f16": 1e-3, "f32": 2e-6, "tf32": 1.5e-3}
 
 
 class Layer:
@@ -130,19 +134,23 @@ def seconds(runs: Sequence[Run], rounds: int = 5, calls: int = 5) -> list[float]
     return [statistics.median(own) for own in times]
 
 
-def measure(words: str, device: Any) -> None:
+def measure(words: str, device: Any, math: str) -> None:
     layer, other = Layer(f"{words} nhwc"), Layer(words)
     is_wgrad, is_f32 = "bwd_filter" in words, words.endswith("f32")
     halves = WarpgroupWgradHalves if is_wgrad else WarpgroupGemmHalves
     plain = WarpgroupWgrad if is_wgrad else WarpgroupGemm
-    family: Any = halves if is_f32 else plain
+    scaled = WarpgroupWgradScaled if is_wgrad else WarpgroupGemmScaled
+    is_tf32 = is_f32 and math == "tf32"
+    family: Any = scaled if is_tf32 else halves if is_f32 else plain
     algorithms: dict[str, Any] = {str(tile): family((tile,)) for tile in TILES}
-    if not is_f32:
+    if is_tf32:
+        algorithms["wgmma of tf32"] = plain()
+    if is_tf32 or not is_f32:
         algorithms["mma.sync"] = ImplicitGemmWgrad() if is_wgrad else ImplicitGemm()
     runs = {name: layer.kernel(one, device) for name, one in algorithms.items()}
     reference = layer.reference()
     errors = {name: layer.error(run, reference) for name, run in runs.items() if run}
-    limit = LARGEST_ERROR[layer.problem.x.dtype]
+    limit = LARGEST_ERROR["tf32" if is_tf32 else layer.problem.x.dtype]
     good = {name: run for name, run in runs.items() if run and errors[name] < limit}
     for name in errors.keys() - good.keys():
         print(f"{words}: {name} is not right, by {errors[name]:.1e}")
@@ -165,13 +173,14 @@ def main() -> None:
     )
     parser.add_argument("layers", nargs="+", help="a convolution without its direction and type")
     parser.add_argument("--dtype", choices=list(TYPES), default="bf16")
+    parser.add_argument("--math", choices=["fp32", "tf32"], default="fp32", help="of f32 tensors")
     chosen = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = chosen.math == "tf32"
     device = cuda.device(0)
     for words in chosen.layers:
         for direction in DIRECTIONS:
-            measure(f"conv_{direction} {words} {chosen.dtype}", device)
+            measure(f"conv_{direction} {words} {chosen.dtype}", device, chosen.math)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,11 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmHalves,
     WarpgroupGemmInPlace,
+    WarpgroupGemmScaled,
     WarpgroupWgrad,
     WarpgroupWgradHalves,
     WarpgroupWgradInPlace,
+    WarpgroupWgradScaled,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
@@ -42,6 +44,7 @@ _CORRELATION: tuple[Algorithm, ...] = (
     DepthwiseBanded(),
     WarpgroupGemm(),
     WarpgroupGemmInPlace(),
+    WarpgroupGemmScaled(),
     WarpgroupGemmHalves(),
     ImplicitGemm(),
     ImplicitGemmInPlace(),
@@ -53,6 +56,7 @@ _WGRAD: tuple[Algorithm, ...] = (
     DepthwiseBanded(),
     WarpgroupWgrad(),
     WarpgroupWgradInPlace(),
+    WarpgroupWgradScaled(),
     WarpgroupWgradHalves(),
     ImplicitGemmWgrad(),
     ImplicitGemmWgradInPlace(),

@@ -131,7 +131,7 @@ def _plan(
     for name in orientations(problem, has_epilogue):
         orientation = orientation_of(problem, name)
         one, batch = orientation.problem, orientation.batch
-        refused = unplannable(one, parts)
+        refused = unplannable(one, parts == 2)
         plan = refused or plan_of(one, device, tiles, uses_workspace, parts, batch)
         if isinstance(plan, str):
             reason = reason or plan

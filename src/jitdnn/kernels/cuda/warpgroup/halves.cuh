@@ -1,4 +1,4 @@
-// Of f32 operands in two halves: what is known of their numbers, in the workspace.
+// Of f32 operands that are multiplied as numbers of half precision, one each or two: what is known of their numbers, in the workspace.
 
 constexpr int MAXIMA = 256;  // blocks of find_maxima for each operand; as in operands.py
 

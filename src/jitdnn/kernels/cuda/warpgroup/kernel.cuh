@@ -4,9 +4,9 @@ KERNEL2(BLOCK_THREADS, 1)
 void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS,
               u8 *workspace, SCALE alpha, SCALE beta) {
     extern __shared__ __attribute__((aligned(1024))) u8 shared_memory[];
-#if PARTS == 2
+#if IS_SCALED
     const Scales scales(tables, workspace);
-    if (!scales.is_finite) return;  // add_exactly has the work
+    if (PARTS == 2 && !scales.is_finite) return;  // add_exactly has the work
 #endif
     const Ring ring = {smem_address(shared_memory)};
     if (threadIdx.x == 0) ring.initialize();
@@ -83,7 +83,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
                 if (row < ROWS * 64) shared_store_i64(rows + row * 8, row_place(tables, work, first_row + row));
                 warpgroup_barrier(warpgroup + 1);
             }
-#if PARTS == 2
+#if IS_SCALED
 #pragma unroll
             for (int slab = 0; slab < ROWS; ++slab)
 #pragma unroll
@@ -127,9 +127,9 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
         const uint4 four = *(const uint4 *)(from + split * tiles * (BM * BN));
         add(0, four.x), add(1, four.y), add(2, four.z), add(3, four.w);
     }
-#if PARTS == 2
+#if IS_SCALED
     const Scales scales(tables, workspace);
-    if (!scales.is_finite) return;
+    if (PARTS == 2 && !scales.is_finite) return;
 #pragma unroll
     for (int n = 0; n < 4; ++n) sums[n] = scales.power.times(sums[n]);
 #endif

@@ -4,8 +4,10 @@
 //
 // With PARTS 2 the copy is two: f32 numbers, times a power of two that brings the largest to 2^13, are the sum of a
 // number of half precision and of another for what that rounds away. Numbers 2^37 times smaller than the largest are
-// lost.
+// lost. With IS_SCALED alone there is but the first copy, with the 11 bits of tf32; numbers that are lost become the
+// smallest that there is, since infinity times zero is no number.
 
+#if IS_SCALED
 #if PARTS == 2
 // Writes the halves of a scaled number; `between`: elements from one copy to the other.
 FUNCTION void put(u16 *to, i64 at, i64 between, f32 value) {
@@ -13,6 +15,13 @@ FUNCTION void put(u16 *to, i64 at, i64 between, f32 value) {
     to[at] = high;
     to[at + between] = to_f16(value - to_f32_f16(high));
 }
+#else
+// A scaled number as it is multiplied. `original`: before it was scaled, which may have made zero of it.
+FUNCTION u16 rounded(f32 value, f32 original) {
+    const u16 half = to_f16(value);
+    return (half & 0x7fffu) == 0 && original != 0 ? (u16)(half | 1u) : half;
+}
+#endif
 
 // A tensor whose copy has its elements in the same order: four at a time.
 FUNCTION void split_flat(const Pack &form, const f32 *tensor, u16 *to, const Power &scale) {
@@ -21,6 +30,13 @@ FUNCTION void split_flat(const Pack &form, const f32 *tensor, u16 *to, const Pow
 #pragma unroll 2
     for (i64 at = first; at < count; at += step) {
         const uint4 four = load16_streaming(tensor + at);
+#if PARTS == 1
+        auto pair = [&](u32 low, u32 high) {
+            const f32 first = __uint_as_float(low), second = __uint_as_float(high);
+            return rounded(scale.times(first), first) | (u32)rounded(scale.times(second), second) << 16;
+        };
+        store8(to + at, uint2{pair(four.x, four.y), pair(four.z, four.w)});
+#else
         const f32 values[4] = {scale.times(__uint_as_float(four.x)), scale.times(__uint_as_float(four.y)),
                                scale.times(__uint_as_float(four.z)), scale.times(__uint_as_float(four.w))};
         u32 high[2], low[2];
@@ -31,6 +47,7 @@ FUNCTION void split_flat(const Pack &form, const f32 *tensor, u16 *to, const Pow
         }
         store8(to + at, uint2{high[0], high[1]});
         store8(to + at + form.between, uint2{low[0], low[1]});
+#endif
     }
 }
 #endif
@@ -45,7 +62,7 @@ FUNCTION u16 widened(u8 value, int number) {
 FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *workspace) {
     const Pack &form = tables.packs[number];
     PACKED *const copy = (PACKED *)(workspace + form.at);
-#if PARTS == 2
+#if IS_SCALED
     const Header header(tables, workspace);
     if (blockIdx.x == 0 && threadIdx.x == 0) header.publish(tables, workspace);
     const Power scale(header.shift(number));
@@ -85,6 +102,9 @@ FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *wo
         if (first_pixel + pixel >= pixels) break;
 #if PARTS == 2
         put(to, pixel * form.packed_channels + channel, form.between, scale.times(tile[channel][pixel]));
+#elif IS_SCALED
+        to[pixel * form.packed_channels + channel] =
+            rounded(scale.times(tile[channel][pixel]), tile[channel][pixel]);
 #elif IS_WIDENED
         to[pixel * form.packed_channels + channel] = widened(tile[channel][pixel], number);
 #else
@@ -102,7 +122,7 @@ FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *wo
 PACK_KERNEL(pack_first, first, 0)
 PACK_KERNEL(pack_second, second, 1)
 
-#if PARTS == 2
+#if IS_SCALED
 // The largest finite magnitude of each operand, and whether all of its numbers are finite: MAXIMA blocks for each.
 KERNEL(256)
 void find_maxima(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,

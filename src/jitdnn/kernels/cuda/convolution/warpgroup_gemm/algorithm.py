@@ -65,8 +65,8 @@ def warpgroup_bound(problem: Problem) -> float:
 
 
 def refuse_halves(dtype: str) -> str | None:
-    """What cannot be divided into halves; None if it can."""
-    return None if dtype == "f32" else f"f32 is multiplied as two halves here, not {dtype}"
+    """What cannot be multiplied as scaled numbers of half precision; None if it can."""
+    return None if dtype == "f32" else f"f32 is multiplied as f16 here, not {dtype}"
 
 
 class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
@@ -76,12 +76,13 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
     problem = Convolution
     uses_workspace: ClassVar[bool] = True
     parts: ClassVar[int] = 1
+    is_scaled: ClassVar[bool] = False
 
     def __init__(self, tiles: tuple[Tile, ...] = TILES) -> None:
         self._tiles = tiles
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        reason = refuse_warpgroups(problem, device) or unplannable(problem, self.parts)
+        reason = refuse_warpgroups(problem, device) or unplannable(problem, self.is_scaled)
         if not reason and problem.is_integer:
             reason = refuse_sums(math.prod(problem.w.shape[1:]))
         if reason or not problem.output.size:
@@ -99,7 +100,9 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
 
     def sizes(self, problem: Convolution, device: GpuDevice) -> Plan | str:
         """The plan that is expected to be fastest on this device, or why there is none."""
-        return plan_of(problem, device, self._tiles, self.uses_workspace, self.parts)
+        return plan_of(
+            problem, device, self._tiles, self.uses_workspace, self.parts, is_scaled=self.is_scaled
+        )
 
     def arithmetic(self, problem: Problem) -> str:
         return tensor_core_arithmetic(problem)
@@ -162,6 +165,7 @@ class _Halves(WarpgroupGemm):
 
     name = "implicit_gemm_3xf16"
     parts = 2
+    is_scaled = True
     has_exact_products = False
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
@@ -180,3 +184,29 @@ class WarpgroupGemmHalves(_Halves):
 
 class WarpgroupWgradHalves(_Halves, WarpgroupWgrad):
     """wgrad of f32."""
+
+
+class _Scaled(WarpgroupGemm):
+    """f32 as one number of half precision, which has as many bits as tf32 and is multiplied twice as fast.
+
+    A power of two brings each tensor's largest number to 2^13; those below 2^-27 of it have fewer bits, and below 2^-37
+    none. What is not finite stays what it is.
+    """
+
+    name = "implicit_gemm_scaled_f16"
+    is_scaled = True
+    has_exact_products = False
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        return refuse_halves(problem.inputs[0].descriptor.dtype) or super().refusal(problem, device, epilogue)
+
+    def error_of(self, problem: Convolution) -> float:
+        return tensor_core_bound(problem)
+
+
+class WarpgroupGemmScaled(_Scaled):
+    """fprop and dgrad of f32, as exact as tf32 that is rounded."""
+
+
+class WarpgroupWgradScaled(_Scaled, WarpgroupWgrad):
+    """wgrad of f32, as exact as tf32 that is rounded."""

@@ -86,9 +86,9 @@ class Axis:
         return max(0, self.taps - 1) * self.dilation
 
 
-def unplannable(problem: Convolution, parts: int = 1) -> str | None:
+def unplannable(problem: Convolution, is_scaled: bool = False) -> str | None:
     """Why no plan exists whatever the device, in words a user can act on; None if one may."""
-    size = _element_bytes(problem, parts)
+    size = _element_bytes(problem, is_scaled)
     least = ROWS[-1] // size
     if max(problem.stride) > MAX_STEP:
         return f"strides {problem.stride}: the copy engine takes steps of at most {MAX_STEP}"
@@ -118,11 +118,16 @@ def plan_of(
     parts: int = 1,
     batch: Batch | None = None,
     fusion: Fusion = NOTHING,
+    is_scaled: bool = False,
 ) -> Plan | str:
-    """The plan that is expected to be fastest, of the problem or of a batch of such; or why there is none."""
+    """The plan that is expected to be fastest, of the problem or of a batch of such; or why there is none.
+
+    `is_scaled`: f32 numbers are multiplied as f16, times a power of two; with two `parts` they always are.
+    """
+    is_scaled = is_scaled or parts == 2
     if problem.direction == "bwd_filter":
-        return _wgrad_plan(problem, device, tiles, uses_workspace, parts, batch, fusion)
-    return _correlation_plan(problem, device, tiles, uses_workspace, parts, batch, fusion)
+        return _wgrad_plan(problem, device, tiles, uses_workspace, parts, is_scaled, batch, fusion)
+    return _correlation_plan(problem, device, tiles, uses_workspace, parts, is_scaled, batch, fusion)
 
 
 def _row_bytes(channels: int, size: int, is_exact: bool) -> int:
@@ -136,16 +141,18 @@ def _rank(extent: int, axes: Sequence[Axis]) -> int:
     return 4 if extent == 1 and all((axis.results, axis.taps, axis.base) == (1, 1, 0) for axis in axes) else 5
 
 
-def _packed(first: Operand, second: Operand, parts: int, is_widened: bool = False) -> tuple[_Packs, int]:
+def _packed(
+    first: Operand, second: Operand, parts: int, is_scaled: bool, is_widened: bool = False
+) -> tuple[_Packs, int]:
     """The packs of operands that are not read directly, and the bytes of the workspace up to their end.
 
     `is_widened`: both are copied as f16.
     """
     packs: list[Pack | None] = []
-    at = HEADER_BYTES if parts == 2 else 0
+    at = HEADER_BYTES if is_scaled else 0
     for operand in (first, second):
-        is_read = operand.is_direct and parts == 1 and not is_widened
-        pack = None if is_read else Pack(operand, at, parts, is_widened)
+        is_read = operand.is_direct and not is_scaled and not is_widened
+        pack = None if is_read else Pack(operand, at, parts, is_widened, is_scaled)
         packs.append(pack)
         at += pack.bytes if pack else 0
     return (packs[0], packs[1]), at
@@ -168,11 +175,11 @@ def _pack_seconds(packs: _Packs, device: GpuDevice) -> float:
             one = pack.source
             read = one.pixels * one.channels * one.size
             moved = read + pack.bytes
-            if pack.parts == 2:  # the largest number is looked for first, and what fits stays in L2
+            if pack.is_scaled:  # the largest number is looked for first, and what fits stays in L2
                 moved += read
             time += LAUNCH_SECONDS + 1.3 * moved / device.bandwidth
-    if any(pack and pack.parts == 2 for pack in packs):
-        time += 2 * LAUNCH_SECONDS
+    if any(pack and pack.is_scaled for pack in packs):  # and with two parts there is the exact kernel
+        time += max(pack.parts for pack in packs if pack) * LAUNCH_SECONDS
     return time
 
 
@@ -187,23 +194,24 @@ def _correlation_plan(
     tiles: tuple[Tile, ...],
     uses_workspace: bool,
     parts: int,
+    is_scaled: bool,
     batch: Batch | None,
     fusion: Fusion,
 ) -> Plan | str:
     geometry = geometry_of(problem)
     is_forward = problem.direction == "fwd"
     data_tensor, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
-    size, result_bytes = _element_bytes(problem, parts), DTYPES[result.dtype]
+    size, result_bytes = _element_bytes(problem, is_scaled), DTYPES[result.dtype]
     is_promoted = parts == 2 or problem.has_float8
     data = _batched(Operand.of(data_tensor, 0), batch, batch.data if batch else 0)
     weights, along_columns = _filter_of(problem, batch)
-    is_mn_major = parts == 1 and size == 2 and not weights.is_direct and along_columns.is_direct
+    is_mn_major = not is_scaled and size == 2 and not weights.is_direct and along_columns.is_direct
     # boxes begin at multiples of 16 bytes, so groups must
     is_mn_major = is_mn_major and _filter_steps(geometry, is_forward, batch)[0] * size % ALIGNMENT == 0
     if is_mn_major:
         weights = along_columns
     # a packed filter has the channels that are summed innermost
-    packs, at = _packed(data, weights, parts)
+    packs, at = _packed(data, weights, parts, is_scaled)
     if any(packs) and not uses_workspace:
         return _NEEDS_WORKSPACE
     a, b = _parts_of(data, packs[0]), _parts_of(weights, packs[1])
@@ -304,10 +312,10 @@ def _three_of(numbers: Iterable[int]) -> _Three:
     return a, b, c
 
 
-def _element_bytes(problem: Convolution, parts: int) -> int:
+def _element_bytes(problem: Convolution, is_scaled: bool) -> int:
     """Of what is multiplied."""
     is_widened = problem.direction == "bwd_filter" and problem.has_float8
-    return 2 if parts == 2 or is_widened else DTYPES[_dtypes(problem)[0]]
+    return 2 if is_scaled or is_widened else DTYPES[_dtypes(problem)[0]]
 
 
 def _dtypes(problem: Convolution) -> tuple[str, str]:
@@ -353,16 +361,17 @@ def _wgrad_plan(
     tiles: tuple[Tile, ...],
     uses_workspace: bool,
     parts: int,
+    is_scaled: bool,
     batch: Batch | None,
     fusion: Fusion,
 ) -> Plan | str:
     groups = batch.count if batch else problem.groups
-    size, result_bytes = _element_bytes(problem, parts), DTYPES[problem.w.dtype]
+    size, result_bytes = _element_bytes(problem, is_scaled), DTYPES[problem.w.dtype]
     if size != 2:
         return f"products of {problem.x.dtype} tensors are read along K alone, and K runs over pixels here"
     x = _batched(Operand.of(problem.x, 0), batch, batch.data if batch else 0)
     dy = _batched(Operand.of(problem.y, 1), batch, batch.filter if batch else 0)
-    packs, at = _packed(x, dy, parts, problem.has_float8)
+    packs, at = _packed(x, dy, parts, is_scaled, problem.has_float8)
     if any(packs) and not uses_workspace:
         return _NEEDS_WORKSPACE
     b, a = _parts_of(x, packs[0]), _parts_of(dy, packs[1])

@@ -76,7 +76,7 @@ def source_of(
             "#define METHOD __device__ __forceinline__",
             code.functions + fused.functions,
             read_text("cuda/convolution/warpgroup_gemm", "tables.cuh"),
-            read_text("cuda/warpgroup", "sizes.cuh", *(("halves.cuh",) if parts == 2 else ())),
+            read_text("cuda/warpgroup", "sizes.cuh", *(("halves.cuh",) if plan.is_scaled else ())),
             read_text("cuda/convolution/warpgroup_gemm", body),
             read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", *fused.files, "kernel.cuh"),
             read_text("cuda/warpgroup", "pack.cu") if any(plan.packs) else "",
@@ -88,7 +88,8 @@ def source_of(
         ("IS_WIDENED", int(plan.is_widened)),
         *((("FIRST", plan.dtypes[0]), ("SECOND", plan.dtypes[1])) if plan.is_widened else ()),
         ("RESULT", plan.result),
-        ("PACKED", "u16" if parts == 2 or plan.is_widened else "DTYPE"),
+        ("IS_SCALED", int(plan.is_scaled)),
+        ("PACKED", "u16" if plan.is_scaled or plan.is_widened else "DTYPE"),
         ("ELEMENT_BYTES", DTYPES[plan.multiplied[0]]),
         ("SUM", "i32" if plan.is_integer else "f32"),
         ("REAL", real),
@@ -135,8 +136,7 @@ def _multiply(first: str, second: str) -> str:
 def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     """Packing, the product, and the sum of the splits."""
     tile, names = plan.blocking.tile, ("pack_first", "pack_second")
-    is_halved = plan.blocking.parts == 2
-    launches = [Launch("find_maxima", (MAXIMA, 2), 256)] if is_halved else []
+    launches = [Launch("find_maxima", (MAXIMA, 2), 256)] if plan.is_scaled else []
     launches += [Launch(name, pack.blocks, 256) for name, pack in zip(names, plan.packs, strict=True) if pack]
     launches.append(Launch("multiply", min(multiprocessors, plan.works), tile.threads, plan.shared))
     if plan.blocking.is_split:
@@ -144,6 +144,6 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
         launches.append(Launch("reduce_partials", sums // _REDUCTION_BLOCK, 256))
     if plan.fusion.has_sums:
         launches.append(Launch("reduce_sums", -(-2 * plan.channels // _SUMMED_COLUMNS), 256))
-    if is_halved:
+    if plan.blocking.parts == 2:
         launches.append(Launch("add_exactly", min(4 * multiprocessors, plan.works), 256))
     return launches

@@ -93,17 +93,19 @@ class Operand:
 class Pack:
     """A copy of an operand in the workspace, from byte `at` on, or two: its halves. See pack.cu.
 
-    `is_widened`: 8-bit reals are copied as f16, which holds them.
+    `is_widened`: 8-bit reals are copied as f16, which holds them. `is_scaled`: f32 numbers are copied as f16, times a
+    power of two, as halves always are.
     """
 
     source: Operand
     at: int
     parts: int = 1
     is_widened: bool = False
+    is_scaled: bool = False
 
     @property
     def dtype(self) -> str:
-        return "f16" if self.parts == 2 or self.is_widened else self.source.dtype
+        return "f16" if self.is_scaled or self.is_widened else self.source.dtype
 
     @property
     def channels(self) -> int:

@@ -65,6 +65,11 @@ class Plan:
         return any(pack and pack.is_widened for pack in self.packs)
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether f32 numbers are multiplied as f16, times a power of two."""
+        return any(pack and pack.is_scaled for pack in self.packs)
+
+    @property
     def is_promoted(self) -> bool:
         """Whether the sums of each stage are moved to other registers."""
         return self.blocking.parts == 2 or (self.dtypes[0] in FLOAT8_DTYPES and not self.is_widened)
@@ -72,7 +77,7 @@ class Plan:
     @property
     def multiplied(self) -> tuple[str, str]:
         """The types of what the tensor cores multiply."""
-        return ("f16", "f16") if self.blocking.parts == 2 or self.is_widened else self.dtypes
+        return ("f16", "f16") if self.is_scaled or self.is_widened else self.dtypes
 
     @property
     def alignments(self) -> tuple[int, int, int]:
