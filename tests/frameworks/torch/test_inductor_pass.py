@@ -295,6 +295,35 @@ def test_the_host_counts_where_the_gpu_would_wait_for_it(
     assert count(graphs[0], "jitdnn.") == 0
 
 
+def test_what_all_convolutions_of_a_gpu_need_is_compiled_before_the_first_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from jitdnn.frameworks.torch import inductor_graph
+    from jitdnn.handle import Handle
+
+    made: list[str] = []
+
+    def compile_ahead(handle: Handle, calls: Any) -> None:
+        assert not decided
+        with handle:
+            made.extend(str(call().problem) for call in calls)
+
+    decided: list[str] = []
+
+    def decide(what: str, *_: Any) -> choice.Decision:
+        decided.append(what)
+        return choice.Decision(False, "stored: slower", 2e-3, 1e-3, host_seconds=1e-5)
+
+    monkeypatch.setattr(inductor_graph, "_is_on_gpu", lambda node: True)
+    monkeypatch.setattr(inductor_graph, "compile_ahead", compile_ahead)
+    monkeypatch.setattr("jitdnn.frameworks.torch.kinds.decide", decide)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3, bias=False))
+    compiled(model, measure="first")[0](random(2, 3, 8, 8))
+    assert len(made) == 2
+    assert all(text.startswith("conv_fwd n2") for text in made)
+    assert decided
+
+
 def test_the_operator() -> None:
     x, w = random(2, 4, 5, 6), random(6, 2, 3, 3)
     tail = '[["aten.add.Tensor",["%0","%1"],{}],["aten.mul.Tensor",["%3","%2"],{}],["aten.relu.default",["%4"],{}]]'

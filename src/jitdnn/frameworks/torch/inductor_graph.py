@@ -24,8 +24,12 @@ from jitdnn.frameworks.torch import choice, convolution, convolution_pointwise, 
 from jitdnn.frameworks.torch.choice import Decision
 from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
 from jitdnn.frameworks.torch.kernels import channels_last_strides
-from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES, Computation, Kind, Way, observers
-from jitdnn.frameworks.torch.options import Options, parse
+from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES, Computation, Kind, Way, at, observers
+from jitdnn.frameworks.torch.options import Options, handle_of, parse
+from jitdnn.handle import current_handle
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.ops.ahead import compile_ahead
+from jitdnn.problems.problem import Problem
 
 aten = torch.ops.aten
 _GRAPH = "in a graph"  # of the times of calls as Inductor makes them
@@ -67,9 +71,12 @@ class Rewriter:
         self._module = graph.owning_module
         self._wants_last = _wants_last(graph)
         self._only_looks = False
+        #: while it is only asked what ours would need: what makes the plans on each device
+        self._plans: dict[torch.device, list[Callable[[], object]]] | None = None
 
     def run(self) -> None:
         """Measure and replace. Raises DeviceError for what the device reports, nothing for what ours refuses."""
+        self._compile_ahead()
         is_free = self._is_captured or self._is_ahead()
         with _apart(is_free):
             self._visit()
@@ -84,6 +91,22 @@ class Rewriter:
                 call = self._call(node)
                 if call is not None:
                     self._forward(node, call)
+
+    def _compile_ahead(self) -> None:
+        """Compile what ours need on a GPU for all convolutions of this graph, several modules at once: measured one
+        after the other each would wait for its own compiler."""
+        if not any(_is_on_gpu(node) for node in self._graph.nodes):
+            return
+        plans: dict[torch.device, list[Callable[[], object]]] = {}
+        self._only_looks, self._plans = True, plans
+        try:
+            with _apart(True):
+                self._visit()
+        finally:
+            self._plans, self._only_looks = None, False
+            self.kinds.clear()
+        for device, calls in plans.items():
+            compile_ahead(at(device, handle_of(self._options, device.type)), calls)
 
     def _is_ahead(self) -> bool:
         """Whether the host enqueues torch's convolutions of this graph faster than a GPU runs them."""
@@ -212,6 +235,8 @@ class Rewriter:
     ) -> Kind:
         """The choice between our operator with a tail, and the best without: what Inductor does of the tail is a pass
         over the result, with one operand that is as large, where something reads it from memory."""
+        if self._plans is not None:
+            return Kind("forward", Decision(False, "not chosen yet"), call.stock)
         last = tail.steps[-1] if tail.steps else node
         reals = [_real(one.meta["val"]) for one in tail.operands]
         y = best()
@@ -240,6 +265,13 @@ class Rewriter:
 
     def _chosen(self, computation: Computation, operands: tuple[Any, ...], way: Way) -> Kind:
         """The choice for operands, when what is being compiled for it is ready."""
+        if self._plans is not None:
+            found = computation.problem(self._options, operands)
+            if found is not None:
+                problem, has_bias = found
+                plan = partial(_plan, problem, convolution.bias_epilogue(problem, has_bias))
+                self._plans.setdefault(operands[0].device, []).append(plan)
+            return Kind(computation.name, Decision(False, "not chosen yet"), computation)
         kind = computation.choose(self._options, operands, way)
         for pending in kind.decision.waits_for:
             pending.wait()
@@ -354,6 +386,11 @@ class Rewriter:
             return one.meta["val"] if isinstance(one, Node) else one
 
         node.meta["val"] = _faked(node.target, [value(one) for one in node.args])
+
+
+def _plan(problem: Problem, epilogue: Epilogue | None) -> object:
+    """The plan of a problem by the handle in force."""
+    return current_handle().plan(problem, None, epilogue)
 
 
 def _mask(places: Sequence[int]) -> list[bool]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jitdnn.errors import JitdnnError
 from jitdnn.frameworks.torch.choice import Decision, decide
 from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
 from jitdnn.handle import Handle
@@ -94,6 +95,15 @@ class Computation:
         (result,) = run_together((self,), options, operands)
         return result
 
+    def problem(self, options: str, operands: tuple[Any, ...]) -> tuple[Problem, bool] | None:
+        """What ours compute for operands of this kind, and whether a bias is added by the
+        same kernel; None where ours refuse, or run it by no plan."""
+        try:
+            ways = self._prepare(handle_of(options, operands[0].device.type), *operands)
+        except JitdnnError:
+            return None
+        return None if ways.refusal or ways.problem is None else (ways.problem, ways.has_bias)
+
     def choose(self, options: str, operands: tuple[Any, ...], way: Way | None = None) -> Kind:
         """Who runs calls of this kind: by stored times, or measured now. Nothing is kept of it but the times.
 
@@ -120,10 +130,10 @@ class Computation:
             ours, stock = _first_then(ours, way.ours), way.stock or stock
         decision = decide(what, handle, tensors[0].device, parse(options).measure, ours, stock)
         run = ways.ours if decision.is_ours else ways.stock
-        return Kind(self.name, decision, run, ways.problem, _at(tensors[0].device, handle), ways.has_bias)
+        return Kind(self.name, decision, run, ways.problem, at(tensors[0].device, handle), ways.has_bias)
 
 
-def _at(device: torch.device, handle: Handle) -> Handle:
+def at(device: torch.device, handle: Handle) -> Handle:
     """The handle that calls with tensors of this device run by: theirs plan for it, and `explain` shows those plans."""
     return handle if device.type == "cpu" else handle.at((device.type, device.index or 0))
 
