@@ -211,8 +211,9 @@ def test_functions_of_the_model_are_put_in_place() -> None:
 
 
 def test_what_is_not_covered_is_refused_by_name() -> None:
-    unknown = _model([helper.make_node("NonMaxSuppression", ["x", "x"], ["y"])], "x3", "y2")
-    with pytest.raises(NotSupported, match="operator NonMaxSuppression is not covered"):
+    unknown = _model([helper.make_node("Sideways", ["x", "x"], ["y"], domain="mine")], "x3", "y2")
+    unknown.opset_import.append(helper.make_opsetid("mine", 1))
+    with pytest.raises(NotSupported, match=r"operator mine\.Sideways is not covered"):
         backend.prepare(unknown)
     assert not backend.Backend.is_compatible(unknown)
     assert backend.Backend.is_compatible(_net())

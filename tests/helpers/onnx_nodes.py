@@ -30,8 +30,19 @@ from paths import ROOT
 ROUNDED_OFTEN = frozenset({"test_attention_4d_fp16_expanded", "test_attention_4d_causal_fp16_expanded"})
 HALF_RTOL = 2.0**-9
 
+# Their expected zeros are the rounding errors of NumPy's transform in complex64, 2e-7 beside numbers of up to 95: ours
+# is nearer to 0, and this is a last place of float32 of those.
+ZEROS_WITH_ERRORS = frozenset({"test_dft_inverse", "test_dft_inverse_opset19"})
+ERROR_OF_ZEROS = 95 * 2.0**-24
+
 # Their expected values are those of NumPy's random numbers; any other draw is as right. Shapes and types are compared.
-RANDOM = frozenset(f"test_training_dropout{name}" for name in ("", "_mask", "_default", "_default_mask"))
+RANDOM = frozenset(
+    f"test_{name}"
+    for name in (
+        *(f"training_dropout{kind}" for kind in ("", "_mask", "_default", "_default_mask")),
+        *(f"bernoulli{kind}{form}" for kind in ("", "_double", "_seed") for form in ("", "_expanded")),
+    )
+)
 
 # operators that compute nothing: views, shapes, constants, conversions of types, sequences, the choice of a branch
 PLAIN = frozenset({*views.OPERATORS, *control.OPERATORS, *sequences.OPERATORS})
@@ -103,11 +114,12 @@ def run(case: Any) -> Outcome:
                 assert [(y.shape, y.dtype) for y in outputs] == [(y.shape, y.dtype) for y in wanted]
                 return Outcome(case.name, operators, "refused", "expected values are random numbers of NumPy")
             rtol = HALF_RTOL if case.name in ROUNDED_OFTEN else case.rtol
+            atol = ERROR_OF_ZEROS if case.name in ZEROS_WITH_ERRORS else case.atol
             assert [isinstance(y, list) for y in outputs] == [isinstance(y, list) for y in wanted]
             # onnx compares the elements of a sequence as if each were one, which those without axes are not
             for one, other in zip(wanted, outputs, strict=True):
                 pair = (one, other) if isinstance(one, list) else ([one], [other])
-                Runner.assert_similar_outputs(*pair, rtol, case.atol)
+                Runner.assert_similar_outputs(*pair, rtol, atol)
     except NotSupported as error:
         return Outcome(case.name, operators, "refused", " ".join(error.message.split()))
     except Exception as error:
@@ -124,7 +136,7 @@ def summary(outcomes: Sequence[Outcome], models: Sequence[Outcome]) -> dict[str,
             passed[outcome.operators[0] if len(outcome.operators) == 1 else "(several)"] += 1
     return {
         "onnx": onnx.__version__,
-        "operators": sorted(name for _, name in OPERATORS),
+        "operators": sorted({name for domain, name in OPERATORS if domain != "com.microsoft"}),
         "plain": sum(o.verdict == "passed" and PLAIN.issuperset(o.operators) for o in outcomes),
         "tests": len(outcomes),
         "passed": dict(sorted(passed.items())),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,12 @@ def scan(
     scan_input_directions: Sequence[int] | None = None,
     scan_output_axes: Sequence[int] | None = None,
     scan_output_directions: Sequence[int] | None = None,
+    directions: Sequence[int] | None = None,
     site: Site,
 ) -> tuple[Any, ...]:
     """`body(*state, *elements)` gives the next state and elements to be stacked."""
     if site.version < 9:
-        raise site.refuse("the form of version 8, with a batch axis, is not covered")
+        return _scan_of_version_8(values, body, num_scan_inputs, directions, site)
     state = list(values[: len(values) - num_scan_inputs])
     kept = len(state)
     scanned = []
@@ -70,6 +72,31 @@ def scan(
         axis = scan_output_axes[number] if scan_output_axes else 0
         outputs.append(np.stack(stack[::-1] if backwards else stack, axis))
     return (*state, *outputs)
+
+
+def _scan_of_version_8(
+    values: tuple[Any, ...], body: Body, inputs: int, directions: Sequence[int] | None, site: Site
+) -> tuple[Any, ...]:
+    """The first axis is the batch, each element of which is scanned alone, over as many steps as the first operand
+    says; outputs are filled up with zeros behind these."""
+    lengths, *rest = values
+    kept = len(rest) - inputs
+    if not rest or not len(rest[0]):
+        raise site.refuse("a scan over no elements has no shape for its outputs")
+    steps = max((array.shape[1] for array in rest[kept:]), default=0)
+    found = []
+    for number in range(len(rest[0])):
+        length = steps if lengths is None else int(lengths[number])
+        scanned = [array[number, :length] for array in rest[kept:]]
+        one = scan(
+            *(array[number] for array in rest[:kept]), *scanned, body=body, num_scan_inputs=inputs,
+            scan_input_directions=directions, site=replace(site, version=9),
+        )  # fmt: skip
+        missing = steps - length
+        found.append(
+            (*one[:kept], *(np.pad(y, [(0, missing)] + [(0, 0)] * (y.ndim - 1)) for y in one[kept:]))
+        )
+    return tuple(np.stack(parts) for parts in zip(*found, strict=True))
 
 
 OPERATORS = table(If=if_, Loop=loop, Scan=scan)

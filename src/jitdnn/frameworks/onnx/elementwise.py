@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import jitdnn as jd
+from jitdnn.frameworks.onnx import text
 from jitdnn.frameworks.onnx.operator import Function, table
 from jitdnn.frameworks.onnx.pointwise import Array, is_real, pointwise
 
@@ -68,6 +69,13 @@ def divide(x: Array, y: Array, /, *, axis: int | None = None, broadcast: int = 0
     return pointwise(lambda a, b: (a - jd.fmod(a, b)) // b, x, y)
 
 
+def equal(x: Array, y: Array, /, *, axis: int | None = None, broadcast: int = 0) -> Array:
+    y = aligned(x, y, axis, broadcast)
+    if text.is_text(x) and text.is_text(y):
+        return text.equal(x, y)
+    return pointwise(lambda a, b: _truth(a == b), x, y, dtype=_BOOL)
+
+
 def power(x: Array, y: Array, /, *, axis: int | None = None, broadcast: int = 0) -> Array:
     """Of x's type, whatever y's is; an integer as the power of an integer stays one."""
     return pointwise(jd.power, x, aligned(x, y, axis, broadcast))
@@ -78,6 +86,8 @@ def modulo(x: Array, y: Array, /, *, fmod: int = 0) -> Array:
 
 
 def where(condition: Array, x: Array, y: Array, /) -> Array:
+    if text.is_text(x):
+        return np.where(condition, x, y)
     return pointwise(lambda c, a, b: jd.where(c != 0.0, a, b), condition, x, y, dtype=x.dtype)
 
 
@@ -160,7 +170,7 @@ OPERATORS = table(
     Cos=_unary(jd.cos),
     Cosh=_unary(_cosh),
     Div=divide,
-    Equal=_binary(lambda x, y: _truth(x == y), _BOOL),
+    Equal=equal,
     Erf=_unary(jd.erf),
     Exp=_unary(jd.exp),
     Floor=_unary(jd.floor),

@@ -142,6 +142,8 @@ def _attribute(attribute: onnx.AttributeProto, site: Site, versions: Mapping[str
             return array_of(value)
         case kinds.GRAPH:
             return Graph.read(value, versions, table)
+        case kinds.TYPE_PROTO:
+            return value
     kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
     raise site.refuse(f"attribute {attribute.name!r} of kind {kind} is not covered")
 

@@ -9,14 +9,15 @@ import numpy as np
 import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import is_real, pointwise
+from jitdnn.frameworks.onnx.text import is_text
 from jitdnn.frameworks.onnx.views import bounded, checked_indices, chosen_axes, whole
 
 Array = np.ndarray[Any, Any]
 
 
-def concat(first: Array, /, *others: Array, axis: int, site: Site) -> Any:
-    if first.dtype == object:
-        raise site.refuse("text is not covered")
+def concat(first: Array, /, *others: Array, axis: int) -> Any:
+    if is_text(first):
+        return np.concatenate((first, *others), axis)
     return jd.concat((first, *others), axis)
 
 

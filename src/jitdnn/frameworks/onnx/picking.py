@@ -72,6 +72,39 @@ def _scattered(data: Array, places: tuple[Any, ...], updates: Array, reduction: 
     return result
 
 
+def tensor_scatter(
+    past: Array,
+    update: Array,
+    begins: Array | None = None,
+    /,
+    *,
+    axis: int = -2,
+    mode: str = "linear",
+    site: Site,
+) -> Array:
+    """A cache with an update written into each sequence from a place on; a circular one goes on at its beginning."""
+    if mode not in {"linear", "circular"}:
+        raise site.refuse(f"mode {mode!r} is not covered")
+    axis %= past.ndim
+    length, room = update.shape[axis], past.shape[axis]
+    firsts = np.zeros(len(past), np.int64) if begins is None else begins
+    fits = (*past.shape[:axis], length, *past.shape[axis + 1 :]) == update.shape
+    if axis == 0 or not fits or length > room or firsts.shape != past.shape[:1]:
+        raise InvalidArgument(
+            f"{site.operator}: an update of {update.shape} at {firsts.shape} places does not fit {past.shape} along "
+            f"axis {axis}"
+        )
+    last = room - (length if mode == "linear" else 1)
+    if firsts.size and not 0 <= firsts.min() <= firsts.max() <= last:
+        raise InvalidArgument(
+            f"{site.operator}: places {firsts.min()} to {firsts.max()} must be within 0 to {last}"
+        )
+    result = past.copy()
+    places = (firsts[:, None] + np.arange(length)) % max(room, 1)
+    np.moveaxis(result, axis, 1)[np.arange(len(past))[:, None], places] = np.moveaxis(update, axis, 1)
+    return result
+
+
 def bit_shift(x: Array, count: Array, /, *, direction: str, site: Site) -> Array:
     if direction not in ("LEFT", "RIGHT"):
         raise site.refuse(f"direction {direction!r} is not covered")
@@ -124,6 +157,7 @@ OPERATORS = table(
     Scatter=scatter_elements,
     ScatterElements=scatter_elements,
     ScatterND=scatter_nd,
+    TensorScatter=tensor_scatter,
     TopK=top_k,
     Unique=unique,
 )

@@ -1,4 +1,4 @@
-"""MatMul and Gemm."""
+"""MatMul, Gemm, their integer forms, and Det."""
 
 from __future__ import annotations
 
@@ -50,4 +50,11 @@ def matmul_integer(a: Array, b: Array, a_zero: Array | None = None, b_zero: Arra
     return matmul(left, centred(b, b_zero, b.ndim - 1)).astype(np.int32)
 
 
-OPERATORS = table(Gemm=gemm, MatMul=matmul, MatMulInteger=matmul_integer)
+def det(x: Array, /) -> Array:
+    """Determinants of the matrices of the last two axes, by LAPACK."""
+    if x.dtype.itemsize < 4:
+        return np.asarray(np.linalg.det(x.astype(np.float32)), x.dtype)
+    return np.asarray(np.linalg.det(x))
+
+
+OPERATORS = table(Det=det, Gemm=gemm, MatMul=matmul, MatMulInteger=matmul_integer)

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.frameworks.onnx.text import as_text, from_text, is_text
 from jitdnn.settings import check_bytes
 
 Array = np.ndarray[Any, Any]
@@ -174,20 +175,20 @@ def element_type(number: int) -> np.dtype[Any]:
 
 
 def cast(x: Array, /, *, to: int, saturate: int = 1, round_mode: str = "up", site: Site) -> Array:
-    return _converted(x, element_type(to), bool(saturate), round_mode, site)
+    return converted(x, element_type(to), bool(saturate), round_mode, site)
 
 
 def cast_like(x: Array, like: Array, /, *, saturate: int = 1, round_mode: str = "up", site: Site) -> Array:
-    return _converted(x, like.dtype, bool(saturate), round_mode, site)
+    return converted(x, like.dtype, bool(saturate), round_mode, site)
 
 
 _BYTE_FLOATS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 
 
-def _converted(x: Array, dtype: np.dtype[Any], saturate: bool, round_mode: str, site: Site) -> Array:
+def converted(x: Array, dtype: np.dtype[Any], saturate: bool, round_mode: str, site: Site) -> Array:
     """As NumPy and ml_dtypes convert; what is out of a float of 8 bits becomes its greatest if it shall saturate."""
-    if x.dtype.kind in "OU" or dtype.kind in "OU":
-        raise site.refuse("conversion from or to text is not covered")
+    if is_text(x) or dtype.kind in "OU":
+        return as_text(x) if dtype.kind in "OU" else from_text(x, dtype, site)
     if dtype.name == "float8_e8m0fnu" and x.dtype != dtype:
         powers = numpy_helper.to_float8e8m0(x.astype(np.float32), saturate, round_mode)
         return np.asarray(powers.astype(dtype))
