@@ -60,6 +60,17 @@ class Axis:
         highest = (self.results - 1) * self.step + self.taps.lowest + self.taps.span
         return self.taps.count > 0 and (self.taps.lowest < 0 or highest >= self.positions)
 
+    def reached(self) -> tuple[int, int]:
+        """The first and the last result for which some tap reads inside; (0, -1) if there is none."""
+        first, last = self.results, -1
+        for i in range(self.taps.count):
+            offset = self.taps.offset + i * self.taps.shift  # result p reads p * step + offset
+            low, high = max(0, -(offset // self.step)), (self.positions - 1 - offset) // self.step
+            high = min(high, self.results - 1)
+            if low <= high:
+                first, last = min(first, low), max(last, high)
+        return (first, last) if last >= 0 else (0, -1)
+
     def reads(self, results: _Count) -> _Count:
         """Positions from the lowest to the highest that so many results read."""
         return (results - 1) * self.step + (self.taps.span + 1)
@@ -121,13 +132,7 @@ class Correlation:
         """
         axes, firsts = [], []
         for axis in self.axes:
-            reads = [
-                p * axis.step + axis.taps.offset + i * axis.taps.shift
-                for p in range(axis.results)
-                for i in range(axis.taps.count)
-            ]
-            inside = [i // axis.taps.count for i, q in enumerate(reads) if 0 <= q < axis.positions]
-            first, last = (inside[0], inside[-1]) if inside else (0, -1)
+            first, last = axis.reached()
             taps = replace(axis.taps, offset=axis.taps.offset + first * axis.step)
             axes.append(replace(axis, results=last - first + 1, taps=taps))
             firsts.append(first)
