@@ -58,7 +58,7 @@ class GpuCall:
         # no reference from what a handle remembers to the handle itself
         self.other = None if runner is handle else runner
         self.gpu = runner.on_gpu
-        in_force = _stream_of_library(libraries, self.gpu.device_id[1])
+        in_force = stream_of_library(libraries, self.gpu.device_id[1])
         self._has_stream = in_force is not None
         self.stream_in_force = in_force or partial(getattr, self.gpu, "default_stream")
         self._are_ordered = all(library in ("torch", "cupy") for library in libraries)
@@ -193,7 +193,7 @@ def run_again(
     return out
 
 
-def _stream_of_library(libraries: Sequence[str], index: int) -> Callable[[], int] | None:
+def stream_of_library(libraries: Sequence[str], index: int) -> Callable[[], int] | None:
     """What gives the stream in force in the first library that has such a thing."""
     for library in libraries:
         if library == "torch":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from jitdnn.errors import JitdnnError
-from jitdnn.frameworks.torch.kinds import DTYPES, Computation, Ways, run_together
+from jitdnn.frameworks.torch.kinds import DTYPES, Computation, Ways, at, run_together
 from jitdnn.frameworks.torch.stock import stock
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
@@ -25,6 +25,7 @@ from jitdnn.ops.convolution import (
     conv_transpose,
 )
 from jitdnn.ops.epilogue import fuse
+from jitdnn.ops.gpu_call import stream_of_library
 from jitdnn.planner.plan import Plan
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_bias import BiasGradient
@@ -127,10 +128,9 @@ def _direct(handle: Handle, problem: Problem | None, operands: Sequence[Tensor])
     """What runs a problem's plan on the addresses of its operands, without looking at them; None if that cannot be.
 
     `operands` are tensors of the shapes, strides and types that all calls of the kind have, in the order of the plan:
-    the inputs, the result, the bias. Calls on GPUs have a short way of their own; plans within a sum of workspaces may
-    change from call to call.
+    the inputs, the result, the bias. Plans within a sum of workspaces may change from call to call.
     """
-    if problem is None or operands[0].device.type != "cpu" or handle.settings.total_workspace is not None:
+    if problem is None or handle.settings.total_workspace is not None:
         return None
     expected = [operand.descriptor for operand in (*problem.inputs, *problem.outputs)]
     has_bias = len(operands) > len(expected)
@@ -138,15 +138,27 @@ def _direct(handle: Handle, problem: Problem | None, operands: Sequence[Tensor])
         expected.append(TensorDescriptor((problem.y.shape[1],), (1,), problem.y.dtype))
     if [descriptor(operand) for operand in operands] != expected:
         return None  # nothing may be read or written where no element is
+    epilogue, device = bias_epilogue(problem, has_bias), operands[0].device
     plan: Plan | None = None
 
     def run(*operands: Tensor) -> None:
         nonlocal plan
         if plan is None:
-            plan = handle.plan(problem, None, bias_epilogue(problem, has_bias))
+            plan = handle.plan(problem, None, epilogue)
         handle.run(plan, [operand.data_ptr() for operand in operands])
 
-    return run
+    if device.type == "cpu":
+        return run
+    runner = at(device, handle)
+    in_force = stream_of_library(("torch",), device.index or 0)
+
+    def run_on_gpu(*operands: Tensor) -> None:
+        nonlocal plan
+        if plan is None:
+            plan = runner.plan(problem, None, epilogue)
+        runner.run_on_gpu(in_force and in_force(), plan, [operand.data_ptr() for operand in operands])
+
+    return run_on_gpu
 
 
 def descriptor(operand: Tensor) -> TensorDescriptor:
