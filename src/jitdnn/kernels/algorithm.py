@@ -93,6 +93,8 @@ class Algorithm(ABC):
     """Bit-identical results from run to run on one device."""
     takes_float8: ClassVar[bool] = True
     """Whether it reads 8-bit reals (`Problem.has_float8`)."""
+    only_by_name: ClassVar[str | None] = None
+    """Why the planner does not choose it unless it is asked for by name; None if it may."""
     has_exact_products: ClassVar[bool] = True
     """Whether products are those of the numbers as they are, which "strict" accuracy asks for in `fp32` and `fp64`."""
 

@@ -31,10 +31,11 @@ class KeptFilter:
         for x in batches:
             y = jd.conv(x, w, padding=1)
 
-    It goes wherever `jd.conv`, `jd.conv_backward_data` and `jd.conv_transpose` take w. The first call for a problem
-    chooses an algorithm without counting its work on the filter, lets it prepare the filter, and keeps the result here;
-    every later call of that kind uses it. Calls with other shapes, or in another direction, keep theirs beside it, as
-    many as fit into the setting `scratch_limit`; those that were not used for longest are prepared again.
+    It goes wherever `jd.conv`, `jd.conv_backward_data` and `jd.conv_transpose` take w, and `jd.matmul` takes b. The
+    first call for a problem chooses an algorithm without counting its work on the filter, lets it prepare the filter,
+    and keeps the result here; every later call of that kind uses it. Calls with other shapes, or in another direction,
+    keep theirs beside it, as many as fit into the setting `scratch_limit`; those that were not used for longest are
+    prepared again.
     Where the fastest algorithm prepares nothing, nothing is kept and the filter is read as ever.
 
     The filter must not change between calls, or `update` must be called after it did. This object refers to the
@@ -110,7 +111,7 @@ class KeptFilter:
         memory = np.empty(plan.kept.bytes + _ALIGNMENT, np.uint8)
         pointer = memory.ctypes.data + -memory.ctypes.data % _ALIGNMENT
         operands = len(plan.problem.operands) + (len(plan.epilogue.operands) if plan.epilogue else 0)
-        # of a convolution's inputs the filter is the second; the others are not touched
+        # of the inputs of convolutions and products the filter is the second; the others are not touched
         pointers = [0, borrow(self._w, False, "w").pointer, *[0] * (operands - 2)]
         plan.run.keep(None, pointers, pointer)
         return _Prepared(plan, memory, pointer)

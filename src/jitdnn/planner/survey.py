@@ -228,6 +228,8 @@ def _refuse_request(
     """Why an algorithm that can run the problem does not fulfil the request, its workspace aside."""
     if request.algorithm is not None and algorithm.name != request.algorithm:
         return f"{request.algorithm} was asked for"
+    if algorithm.only_by_name is not None and request.algorithm is None:
+        return f"{algorithm.only_by_name}: it is taken where it is asked for by name"
     if request.deterministic and not algorithm.deterministic:
         return "its results may differ from run to run, and deterministic ones were asked for"
     wanted = "fp64" if problem.dtype == "f64" else request.math

@@ -299,11 +299,8 @@ def test_no_second_pool_of_threads_beside_torchs() -> None:
     for threads in (1, 2):
         torch.set_num_threads(threads)
         handle = handle_of("")
-        assert handle.settings.deterministic is (threads > 1)
-        assert not handle_of("", "cuda").settings.deterministic
-        assert handle_of("deterministic=False").settings.deterministic is False
-    problem = Convolution.make("fwd", (1, 1280, 1, 1), (1000, 1280, 1, 1), layout="nhwc")
-    assert handle.plan(problem).algorithm != "im2col"
+        problem = Convolution.make("fwd", (1, 1280, 1, 1), (1000, 1280, 1, 1), layout="nhwc")
+        assert handle.plan(problem).algorithm != "im2col"
     with watched() as seen:
         y = functional.linear(x, w, options="measure=never")
     torch.testing.assert_close(y, F.linear(x, w), rtol=1e-4, atol=1e-4)

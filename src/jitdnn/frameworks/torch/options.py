@@ -81,18 +81,11 @@ _handles: Recent[tuple[str, str, int], Handle] = Recent(256)
 
 
 def handle_of(text: str, device: str = "cpu") -> Handle:
-    """The handle of calls with these options on as many threads as torch uses now: one for the whole process.
-
-    On several threads of a processor nothing runs by NumPy's BLAS, unless the options say so (`deterministic=False`):
-    its threads spin on for a tenth of a second, and take the cores from torch's, which are ours too. One small product
-    at the end of a network was enough to double its time.
-    """
+    """The handle of calls with these options on as many threads as torch uses now: one for the whole process."""
     key = (text, device, torch.get_num_threads())
     found = _handles.get(key)
     if found is None:
         settings: dict[str, Any] = {"threads": key[2]}
-        if device == "cpu" and key[2] > 1:
-            settings["deterministic"] = True  # the only algorithm that is not
         settings.update(parse(text).settings)
         found = _handles.put(key, Handle(**settings))
     return found

@@ -189,5 +189,13 @@ GEMM_L3_RATE = 1.0  # the same for a large filter that every block reads again
 # bytes of memory traffic that take as long as an element of a packed filter beyond the L3 cache
 GEMM_WRITE_BYTES, GEMM_READ_BYTES = 16.0, 48.0
 
+# ---- products with few rows
+SKINNY_STACK_L2 = 0.0625  # a block's sums and the copied panel, on the stack
+SKINNY_PANEL_L1 = 0.375  # of b, which every row tile reads again
+SKINNY_AHEAD_L1 = 0.25  # of b, prefetched where it is read in place
+SKINNY_L2 = 0.75  # a large matrix up to this size arrives from the L2 cache
+SKINNY_LAST = 0.75  # the same of the last cache
+SKINNY_L3_RATE = 1.0
+
 # ---- im2col
 IM2COL_COPY_L2_RATE = 5 / 24  # of NumPy's copies, read plus written

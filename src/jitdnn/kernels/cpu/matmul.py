@@ -6,14 +6,16 @@ Transposes and sub-matrices are only strides, and every batch is a group.
 from __future__ import annotations
 
 from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import Kept
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, pointer_count
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import trace
-from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan
+from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan, pack_cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry
 from jitdnn.kernels.cpu.lowering import lower_matmul
 from jitdnn.kernels.cpu.schedule.parallel import wanted_tasks
 from jitdnn.problems.matmul import MatMul
+from jitdnn.rtcg.isa import ITEM_BYTES
 
 
 class PackedGemm(CpuAlgorithm[MatMul]):
@@ -22,12 +24,27 @@ class PackedGemm(CpuAlgorithm[MatMul]):
     name = "packed_gemm"
     problem = MatMul
 
+    def __init__(self, is_kept: bool = False) -> None:
+        self._is_kept = is_kept
+
+    def with_kept_filter(self) -> PackedGemm:
+        return PackedGemm(is_kept=True)
+
     def launch(self, problem: MatMul, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
         c = lower_matmul(problem, epilogue.operands if epilogue else ())
-        plan = make_plan(Geometry.of(c, device.isa, wanted_tasks(device.threads)), device.threads)
+        plan = make_plan(
+            Geometry.of(c, device.isa, wanted_tasks(device.threads)), device.threads, self._is_kept
+        )
+        phases, kept, further = plan.phases(""), None, 0.0
+        if self._is_kept:
+            kept, further = (
+                Kept(plan.all_panel_elements * ITEM_BYTES[c.dtype], len(phases) - 1),
+                -pack_cycles(plan),
+            )
         pointers = pointer_count(problem, epilogue)
-        key = (str(problem), str(epilogue), plan.min_tasks)
+        key = (str(problem), str(epilogue), plan.min_tasks, self._is_kept)
         return Launch(
             problem, self.name, key, lambda module: trace(plan, module, "", pointers, (0, 1, 2), epilogue),
-            plan.phases(""), pointers, cycles(plan), plan.tasks, plan.workspace(device.threads),
+            phases, pointers, cycles(plan), plan.tasks, plan.workspace(device.threads), kept=kept,
+            further_cycles=further,
         )  # fmt: skip

@@ -46,6 +46,7 @@ from jitdnn.kernels.cpu.sampling.grid_sample_over_channels import GridSampleChan
 from jitdnn.kernels.cpu.sampling.grid_sample_over_pixels import GridSamplePixels
 from jitdnn.kernels.cpu.sampling.resize_over_channels import ResizeChannels
 from jitdnn.kernels.cpu.sampling.resize_over_rows import ResizeRows
+from jitdnn.kernels.cpu.skinny_gemm.algorithm import SkinnyConvolution, SkinnyGemm
 from jitdnn.kernels.formulas.activation import ElementwiseActivation
 from jitdnn.kernels.formulas.cross_entropy import RowCrossEntropy
 from jitdnn.kernels.formulas.dropout import PhiloxDropout
@@ -106,6 +107,7 @@ _CONVOLUTIONS: dict[str, tuple[Algorithm, ...]] = {
         Depthwise(),
         Grouped(),
         ImplicitGemm(),
+        SkinnyConvolution(),
         Direct(),
         Fft(),
         Im2col(),
@@ -117,6 +119,7 @@ _CONVOLUTIONS: dict[str, tuple[Algorithm, ...]] = {
         Depthwise(),
         Grouped(),
         ImplicitGemm(),
+        SkinnyConvolution(),
         Direct(),
         Fft(),
         Im2col(),
@@ -134,7 +137,10 @@ _CONVOLUTIONS: dict[str, tuple[Algorithm, ...]] = {
     ),
 }
 # what other algorithms run: the reference is none of them
-_OWN = {direction: found[:-1] for direction, found in _CONVOLUTIONS.items()}
+_OWN = {
+    direction: tuple(each for each in found[:-1] if each.only_by_name is None)
+    for direction, found in _CONVOLUTIONS.items()
+}
 _FUSED = (
     SeparateKernels(_OWN, _ELEMENTWISE, _ROWS),
     SeparateKernels(_OWN, _ELEMENTWISE, _ROWS, is_exact=False),
@@ -154,7 +160,7 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (LayerNorm, "bwd"): (LayerNormRows(), *_NORMALIZATION),
     (GroupNorm, "fwd"): _NORMALIZATION,
     (GroupNorm, "bwd"): _NORMALIZATION,
-    (MatMul, None): (PackedGemm(), REFERENCE),
+    (MatMul, None): (PackedGemm(), SkinnyGemm(), REFERENCE),
     (Pooling, "fwd"): _POOLING,
     (Pooling, "bwd"): _POOLING,
     (Reduce, None): (RowReduce(_ROWS), REFERENCE),

@@ -442,6 +442,9 @@ class Im2col(KernelAlgorithm[Convolution, CpuDevice]):
     name = "im2col"
     problem = Convolution
     deterministic = False
+    only_by_name = (
+        "its products run on NumPy's BLAS, whose threads no setting limits and which spin on after it"
+    )
 
     def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         tensors = (operand.descriptor for operand in problem.operands)

@@ -29,6 +29,7 @@ _STORE = 3.0  # to finish one vector of sums whose lanes are neighbours in y
 _TRANSPOSED_SQUARE = 100.0  # to finish a square of vectors that is transposed first
 _SCATTERED = 110.0  # to finish one vector whose lanes are stored one by one
 _INTERLEAVED = 14.0  # more for a vector of one of several stride phases of a large y: its lines are also read
+_FAR_LINE = 40.0  # to wait for a line of the filter from memory, where a panel's rows lie far apart
 _PACKED_IN_TASK = 0.6  # factor on packing a panel that stays in the cache until it is read
 
 
@@ -142,6 +143,8 @@ def cycles(plan: ImplicitGemmPlan) -> float:
     store = vectors * each
     copy = plan.blocking.cycles * plan.tasks_per_block / plan.blocking.min_tasks_per_block
     read = _elements_beyond_l3(plan) * cost.GEMM_READ_BYTES / plan.isa.processor.memory_rate
+    if plan.packs_in_task:  # its rows lie far apart, and nobody prefetches their lines
+        read += plan.panel_offsets[-1] * plan.item / plan.isa.processor.line_bytes * _far_line_cycles(plan)
     products = _product_cycles(plan, plan.vectorizes_pixels, plan.tile)
     return c.group_count * (products + store + copy) + pack_cycles(plan) + read
 
@@ -169,6 +172,12 @@ def _elements_beyond_l3(plan: ImplicitGemmPlan) -> int:
     """Elements of a packed filter that leave the caches before they are read."""
     most = plan.isa.processor.last_cache(cost.GEMM_PACKED_FILTER) // plan.item
     return max(0, plan.panel_elements - most)
+
+
+def _far_line_cycles(plan: ImplicitGemmPlan) -> float:
+    """Cycles that packing waits for a line of a filter that is in no cache."""
+    size = plan.panel_offsets[-1] * plan.item
+    return _FAR_LINE if size > plan.isa.processor.last_cache(cost.GEMM_PACKED_FILTER) else 0.0
 
 
 def _reread_cycles(plan: ImplicitGemmPlan) -> float:
