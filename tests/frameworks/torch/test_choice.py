@@ -304,5 +304,3 @@ def test_no_second_pool_of_threads_beside_torchs() -> None:
     with watched() as seen:
         y = functional.linear(x, w, options="measure=never")
     torch.testing.assert_close(y, F.linear(x, w), rtol=1e-4, atol=1e-4)
-    assert seen[0].handle is not None
-    assert seen[0].handle.settings.deterministic

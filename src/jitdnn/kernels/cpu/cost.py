@@ -189,6 +189,9 @@ GEMM_L3_RATE = 1.0  # the same for a large filter that every block reads again
 # bytes of memory traffic that take as long as an element of a packed filter beyond the L3 cache
 GEMM_WRITE_BYTES, GEMM_READ_BYTES = 16.0, 48.0
 
+# ---- pooling
+POOLING_PLANE_L2 = 0.25  # rows of a plane that are pooled along one axis after the other
+
 # ---- products with few rows
 SKINNY_STACK_L2 = 0.0625  # a block's sums and the copied panel, on the stack
 SKINNY_PANEL_L1 = 0.375  # of b, which every row tile reads again

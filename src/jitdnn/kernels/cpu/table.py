@@ -31,6 +31,7 @@ from jitdnn.kernels.cpu.normalization.plan import plan_of as plan_of_normalizati
 from jitdnn.kernels.cpu.pooling.algorithm import (
     PoolingChannels,
     PoolingRows,
+    PoolingSeparable,
     PoolingStrided,
     PoolingWindow,
     ScatterUnpooling,
@@ -89,7 +90,14 @@ from jitdnn.problems.unpooling import Unpooling
 
 _ELEMENTWISE, _ROWS, _PHILOX = ElementwiseLoops(), RowLoops(), PhiloxLoops()
 _UNPOOLING = (ScatterUnpooling(), REFERENCE)
-_POOLING = (PoolingRows(), PoolingChannels(), PoolingWindow(), PoolingStrided(), REFERENCE)
+_POOLING = (
+    PoolingRows(),
+    PoolingSeparable(),
+    PoolingChannels(),
+    PoolingWindow(),
+    PoolingStrided(),
+    REFERENCE,
+)
 _SOFTMAX = (RowSoftmax(_ROWS), REFERENCE)
 _LRN = (LRNOverWindow(), LRNOverOtherAxis(), REFERENCE)
 _DIVISIVE_NORM = (DivisiveNormOverWindow(), DivisiveNormOverOtherAxis(), REFERENCE)

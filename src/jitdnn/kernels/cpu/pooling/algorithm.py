@@ -25,12 +25,14 @@ from jitdnn.kernels.algorithm import (
     TypedAlgorithm,
     summation_bound,
 )
+from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch
 from jitdnn.kernels.cpu.microkernel.nontemporal import is_streamed, stream_bytes
 from jitdnn.kernels.cpu.pooling import (
     cost,
     over_channels_code,
     over_rows_code,
     over_window_code,
+    separable_code,
     unpooling_code,
 )
 from jitdnn.kernels.cpu.pooling.geometry import AXES, Axis, Geometry, arithmetic_of
@@ -50,6 +52,8 @@ from jitdnn.kernels.cpu.pooling.plan import (
     unpooling_pitch,
     unpooling_plan,
 )
+from jitdnn.kernels.cpu.pooling.separable_plan import MOST_TERMS, SeparablePlan, block_of, passes_of
+from jitdnn.kernels.cpu.pooling.separable_plan import cycles as separable_cycles
 from jitdnn.kernels.cpu.schedule.cost import seconds_of
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.parallel import split_units
@@ -289,6 +293,52 @@ class PoolingWindow(PoolingAlgorithm):
             units *= _rows_of_outputs(geometry)
         cycles = cost.cycles_over_window(problem, geometry, lanes)
         return _Launch(problem, plan, partial(over_window_code.trace, plan=plan), cycles, units, {}, 0)
+
+
+class PoolingSeparable(CpuAlgorithm[Pooling]):
+    """One axis after the other, long windows in a few passes, for inputs with contiguous rows: channels first."""
+
+    name = "separable"
+    problem = Pooling
+    takes_no_epilogue = "pooling takes no epilogue"
+
+    def refusal(self, problem: Pooling, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
+        geometry = Geometry.of(problem)
+        if problem.direction == "bwd" or problem.indices is not None:
+            return "it computes the results of forward pooling, without indices"
+        if gaps := _gaps_in_rows(problem, geometry):
+            return gaps
+        if geometry.is_adaptive:
+            return "the windows are of unequal size: here they must all be alike, as of output extents that divide x's"
+        if geometry.has_empty_windows:
+            return "some windows have no element in the image"
+        if geometry.axes[1].extent != 1 or geometry.axes[1].window != 1:
+            return "there are three axes of space: it takes one or two"
+        for axis in (geometry.axes[0], geometry.axes[2]):
+            if passes_of(axis.window, problem.mode) is None:
+                return f"a factor of the window's {axis.window} is more than {MOST_TERMS}, the most that a pass adds up"
+        if not block_of(geometry, problem.mode, arithmetic_of(problem), device.isa.processor):
+            return f"rows of {geometry.axes[2].extent} elements under {geometry.axes[0].span} rows of a window fill the cache"
+        return None
+
+    def launch(self, problem: Pooling, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
+        geometry, computing = Geometry.of(problem), arithmetic_of(problem)
+        x, y = (tuple(strides[i] for i in (0, 1, 2, 4)) for strides in geometry.strides)
+        plan = SeparablePlan(
+            mode=problem.mode, counts_padding=problem.count_include_pad, dtype=problem.dtype, computing=computing,
+            images=geometry.images, channels=geometry.channels, axes=(geometry.axes[0], geometry.axes[2]),
+            x=x, y=y, lanes=device.isa.lanes(computing),
+            block=block_of(geometry, problem.mode, computing, device.isa.processor),
+            streams=is_streamed(problem.output, device.isa.processor),
+        )  # fmt: skip
+        cycles = separable_cycles(plan)
+        units = plan.images * plan.channels * plan.blocks
+        tasks, per_task = split_units(units, device, cycles / device.isa.processor.clock)
+        room = device.threads * plan.thread_elements * ITEM_BYTES[computing]
+        return Launch(
+            problem, f"pooling_{self.name}", plan, partial(separable_code.trace, plan=plan), [("pooling", tasks)], 2,
+            cycles, tasks, room, (per_task,),
+        )  # fmt: skip
 
 
 class ScatterUnpooling(TypedAlgorithm[Unpooling, CpuDevice]):
