@@ -90,14 +90,7 @@ from jitdnn.problems.unpooling import Unpooling
 
 _ELEMENTWISE, _ROWS, _PHILOX = ElementwiseLoops(), RowLoops(), PhiloxLoops()
 _UNPOOLING = (ScatterUnpooling(), REFERENCE)
-_POOLING = (
-    PoolingRows(),
-    PoolingSeparable(),
-    PoolingChannels(),
-    PoolingWindow(),
-    PoolingStrided(),
-    REFERENCE,
-)
+_POOLING = (PoolingRows(), PoolingChannels(), PoolingWindow(), PoolingStrided(), REFERENCE)
 _SOFTMAX = (RowSoftmax(_ROWS), REFERENCE)
 _LRN = (LRNOverWindow(), LRNOverOtherAxis(), REFERENCE)
 _DIVISIVE_NORM = (DivisiveNormOverWindow(), DivisiveNormOverOtherAxis(), REFERENCE)
@@ -169,7 +162,7 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (GroupNorm, "fwd"): _NORMALIZATION,
     (GroupNorm, "bwd"): _NORMALIZATION,
     (MatMul, None): (PackedGemm(), SkinnyGemm(), REFERENCE),
-    (Pooling, "fwd"): _POOLING,
+    (Pooling, "fwd"): (PoolingSeparable(), *_POOLING),
     (Pooling, "bwd"): _POOLING,
     (Reduce, None): (RowReduce(_ROWS), REFERENCE),
     (Recurrent, "fwd"): (FusedSteps(), REFERENCE),

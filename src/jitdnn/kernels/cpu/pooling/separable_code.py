@@ -73,7 +73,7 @@ class _Code:
     # ---- down the columns
 
     def _rows(self, x: Pointer, first: Value, rows: Value, step: int, taps: Sequence[int]) -> None:
-        """Rows of the buffer: of x from row ``first`` on, ``step`` apart, each combined with the rows ``taps`` behind."""
+        """Rows of the buffer: of x from row ``first`` on, ``step`` apart, each combined with those ``taps`` behind."""
         k, plan, (down, along) = self.k, self.plan, self.plan.axes
         is_clipped = down.is_clipped or down.reach > down.extent or not plan.is_direct
         behind = plan.pitch - along.before - along.extent
@@ -82,7 +82,7 @@ class _Code:
             # vectors may reach into the next row, which is written later
             for i in range(0, along.before, self.lanes):
                 target.store(self.outside, i)
-            sources = []
+            sources: list[tuple[Pointer, Value | None]] = []
             for tap in (0, *taps):
                 at = first + row * step + tap
                 source = x + at * plan.x[2]
@@ -186,7 +186,6 @@ class _Code:
     def _last(self, y: Pointer, first: Value, count: Value) -> None:
         """The last pass along the rows, to y."""
         k, plan, (down, along) = self.k, self.plan, self.plan.axes
-        offsets = plan.along[-1] if plan.along else ()
         whole = along.out - along.out % self.lanes
         for row in k.range(count):
             source, target = self.buffer + row * plan.pitch, y + (first + row) * plan.y[2]
@@ -194,23 +193,27 @@ class _Code:
             if plan.mode == "avg":
                 counted = _count(down, first + row, plan.counts_padding)
                 rows = k.splat(k.convert(counted, plan.computing), self.lanes)
-
-            def vector(i: Value | int, mask: Value | None) -> None:
-                at = source + i * along.stride
-                value = at.load_strided(0, along.stride, self.lanes)
-                for n in offsets:
-                    value = self.combine(k, value, at.load_strided(n, along.stride, self.lanes))
-                divisor = None if rows is None else rows * self.counts.load(i, self.lanes)
-                there = target + i * plan.y[3]
-                if mask is None and plan.y[3] == 1:
-                    store_vector(k, self.scale, there, value, plan.streams, divisor)
-                else:
-                    self.scale.store(there, plan.y[3], value, mask, divisor)
-
             for i in k.range(0, whole, self.lanes):
-                vector(i, None)
+                self._result(source + i * along.stride, target + i * plan.y[3], i, rows, None)
             if whole < along.out:
-                vector(whole, k.mask(along.out - whole, self.lanes))
+                mask = k.mask(along.out - whole, self.lanes)
+                self._result(
+                    source + whole * along.stride, target + whole * plan.y[3], k.integer(whole), rows, mask
+                )
+
+    def _result(
+        self, source: Pointer, target: Pointer, column: Value, rows: Value | None, mask: Value | None
+    ) -> None:
+        """A vector of results; ``rows`` is how many rows each window counts, for an average."""
+        plan, stride = self.plan, self.plan.axes[1].stride
+        value = source.load_strided(0, stride, self.lanes)
+        for n in plan.along[-1] if plan.along else ():
+            value = self.combine(self.k, value, source.load_strided(n, stride, self.lanes))
+        divisor = None if rows is None else rows * self.counts.load(column, self.lanes)
+        if mask is None and plan.y[3] == 1:
+            store_vector(self.k, self.scale, target, value, plan.streams, divisor)
+        else:
+            self.scale.store(target, plan.y[3], value, mask, divisor)
 
 
 def _count(axis: Axis, output: Value, counts_padding: bool) -> Value:

@@ -49,7 +49,7 @@ def passes_of(window: int, mode: str) -> list[tuple[int, ...]] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SeparablePlan:
-    """Everything is compiled in. Axes are (down the columns, along the rows); strides (images, channels, rows, columns)."""
+    """All is compiled in. Axes: (down the columns, along the rows); strides: (images, channels, rows, columns)."""
 
     mode: str
     counts_padding: bool
@@ -137,7 +137,7 @@ def block_of(geometry: Geometry, mode: str, computing: str, processor: Processor
 
 def cycles(plan: SeparablePlan) -> float:
     """Cycles of one thread."""
-    down, along = plan.axes
+    along = plan.axes[1]
     combine = 1.6 if plan.mode == "max" else 0.6
 
     def vectors(elements: int) -> int:
