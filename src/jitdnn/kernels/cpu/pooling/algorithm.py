@@ -318,7 +318,8 @@ class PoolingSeparable(CpuAlgorithm[Pooling]):
             if passes_of(axis.window, problem.mode) is None:
                 return f"a factor of the window's {axis.window} is more than {MOST_TERMS}, the most that a pass adds up"
         if not block_of(geometry, problem.mode, arithmetic_of(problem), device.isa.processor):
-            return f"rows of {geometry.axes[2].extent} elements under {geometry.axes[0].span} rows of a window fill the cache"
+            extent, span = geometry.axes[2].extent, geometry.axes[0].span
+            return f"{span} rows of a window, of {extent} elements each, fill the cache"
         return None
 
     def launch(self, problem: Pooling, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
