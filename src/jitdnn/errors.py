@@ -104,3 +104,16 @@ class DeviceError(JitdnnError):
 
 class SnapshotError(JitdnnError):
     """A snapshot of a training run that is damaged or belongs to another net or solver."""
+
+
+class ProcessGroupError(JitdnnError):
+    """Processes that work together and cannot go on: one has gone, failed, or does not answer. `rank` is its number,
+    None where nobody knows it.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[type[ProcessGroupError], tuple[str, int | None], dict[str, Any]]:
+        return type(self), (str(self), self.rank), self.__dict__

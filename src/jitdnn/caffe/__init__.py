@@ -28,6 +28,7 @@ from jitdnn.caffe.solver import Solver
 from jitdnn.caffe.timing import time_net
 from jitdnn.caffe.upgrade import upgrade_net, upgrade_solver
 from jitdnn.errors import InvalidArgument, InvalidShape, ParseError
+from jitdnn.groups import Group
 
 M = TypeVar("M", NetParameter, SolverParameter)
 
@@ -125,6 +126,10 @@ def load_solver(
     graph: bool = True,
     channels_last: bool | None = None,
     caffe_files: bool = False,
+    group: Group | None = None,
+    batch_norm: str = "synchronized",
+    wire: str = "f32",
+    shards_state: bool = False,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -147,6 +152,10 @@ def load_solver(
             graph=graph,
             channels_last=channels_last,
             caffe_files=caffe_files,
+            group=group,
+            batch_norm=batch_norm,
+            wire=wire,
+            shards_state=shards_state,
             python_layers=None if python_layers is None else Path(python_layers),
         )
 

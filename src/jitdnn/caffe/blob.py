@@ -250,6 +250,14 @@ class Blob:
         before, self._diff = self._diff, diff
         return before
 
+    def swap_data(self, data: Any) -> None:
+        """Put other memory in the place of that of `data`, which is nobody's view: an array, on a GPU a Synced."""
+        self._forget()
+        if self.device is None:
+            self.data = data
+        else:
+            self._synced = data
+
     @property
     def has_data(self) -> bool:
         """Whether `data` has memory now."""

@@ -49,6 +49,7 @@ class LayerGraph(Protocol):
     outputs: list[str]
     parameters: list[Parameter]
     observer: Observer | None
+    after_backward: Callable[[int], None] | None
 
     @property
     def layers(self) -> list[Layer]: ...

@@ -147,6 +147,8 @@ class Memory:
                 if node.needs_backward and self.is_trained:
                     with self._observed(node, "backward"):
                         node.layer.backward(node.top, node.propagate, node.bottom)
+                if self.net.after_backward is not None:
+                    self.net.after_backward(index)
         else:
             for index in members:
                 self._forward(index, is_rerun=action.direction == "rerun")

@@ -25,6 +25,8 @@ from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.memory import Memory
 from jitdnn.caffe.net_run import run_backward, run_forward
 from jitdnn.caffe.obstacles import together, unknown_types
+from jitdnn.caffe.part_rules import refuse_undivided
+from jitdnn.caffe.parts import Part, Turns
 from jitdnn.caffe.paths import find
 from jitdnn.caffe.rules import filter_net
 from jitdnn.caffe.schema import LayerParameter, NetParameter, NetState
@@ -62,6 +64,8 @@ class Net:
         fuse: bool = True,
         channels_last: bool | None = None,
         shapes_only: bool = False,
+        part: Part | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """Build the net for `state` (phase TEST if None), merged over the net's own.
 
@@ -73,7 +77,9 @@ class Net:
         blobs lie as (N, H, W, C) where all layers that touch them take that (layout_choice.py); None: those of float32
         on NVIDIA GPUs. `python_layers` is the
         folder that layers written in Python may come from (None: there can be none). With `shapes_only` blobs and
-        weights have shapes and no memory: the net can be looked at, whatever its size, and not run.
+        weights have shapes and no memory: the net can be looked at, whatever its size, and not run. `part`: this
+        process has some rows of each batch, other processes the others; `turns`: it runs some of the batches
+        (parts.py).
 
         Raises InvalidArgument (with the line) for a net that is wrong, NotSupported for what the library
         lacks, DeviceError for a GPU that is not there.
@@ -104,6 +110,9 @@ class Net:
         self._memory_options: dict[str, Any] | None = None  # of limit_memory, while there is a limit
         self._base, self._algorithm, self._python_layers = base, algorithm, python_layers
         self._shapes_only = shapes_only
+        self._part, self._turns = part, turns
+        # called behind each layer of a backward pass with its number
+        self.after_backward: Callable[[int], None] | None = None
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         fillers, *seeds = sequence.spawn(1 + len(self.parameter.layer))
         self._fillers = np.random.Generator(np.random.PCG64(fillers))
@@ -131,6 +140,8 @@ class Net:
                 unknown.update(layer_parameter.top)
         if problems:
             raise together(problems)
+        if part is not None:
+            refuse_undivided(self.nodes)
         self.outputs = list(unread)
         self.inputs = [blob.name for node in self.nodes if node.layer.type == "Input" for blob in node.top]
         self.parameters: list[Parameter] = collect_parameters(self.layers)
@@ -180,6 +191,8 @@ class Net:
     def compute(self) -> None:
         """Run all layers, as `forward` does, and return nothing: on a GPU it is not waited for."""
         self.forward_layers()
+        if self._turns is not None:
+            self._turns.passed += 1
 
     def forward_layers(self, first: int = 0, last: int | None = None) -> None:
         """Run the layers from number `first` to `last` (None: the last one), what is in their blobs now being what
@@ -198,6 +211,19 @@ class Net:
         with self.running():
             for node in self.nodes[first:end]:
                 self._observed(self._run_forward, node, "forward")
+
+    @property
+    def is_my_turn(self) -> bool:
+        """Whether the next batch is this process's, where several take turns."""
+        return self._turns is None or self._turns.is_mine
+
+    def skip_batch(self) -> None:
+        """Leave out a batch that is another process's turn: sources of data go on, and nothing is computed."""
+        for node in self.nodes:
+            if not node.bottom and node.layer.parts_of_top == "rows":
+                node.layer.skip()
+        if self._turns is not None:
+            self._turns.passed += 1
 
     def prepare_code(self, *, backward: bool = False, more: Callable[[], object] | None = None) -> None:
         """On a GPU compile, once, what a pass forward needs, and one backward, and `more`, all at the same time."""
@@ -268,9 +294,11 @@ class Net:
                 for node in self.nodes:
                     if node.bottom:
                         run_forward(node, self.device is not None)
-            for node in reversed(self.nodes[last : start_index + 1]):
-                if node.needs_backward:
-                    self._observed(run_backward, node, "backward")
+            for index in range(start_index, last - 1, -1):
+                if self.nodes[index].needs_backward:
+                    self._observed(run_backward, self.nodes[index], "backward")
+                if self.after_backward is not None:
+                    self.after_backward(index)
 
     def _check_whole(self, is_whole: bool) -> None:
         if not is_whole:
@@ -419,6 +447,8 @@ class Net:
             self.device,
             self._python_layers,
             self._shapes_only,
+            self._part,
+            self._turns,
         )
         layer = kind(parameter, context)
         if kind.makes_tops or kind.is_loss:  # tops that nobody can read, and that are no outputs

@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Condition, Thread
 from time import perf_counter
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn.caffe.blob import Array, Shape
+from jitdnn.caffe.parts import Turns
 from jitdnn.caffe.sources import Source
 from jitdnn.caffe.transform import Draw, Transform, Transformer
 from jitdnn.errors import InvalidArgument, JitdnnError
@@ -72,6 +73,8 @@ class _Work:
     batch_size: int
     depth: int
     dtype: np.dtype[Any]
+    rows: slice  # of each batch, those that are wanted
+    turns: Turns  # of each batch, whether any is
     changed: Condition = field(default_factory=Condition)
     batches: deque[Batch] = field(default_factory=deque)
     parts: deque[_Part] = field(default_factory=deque)
@@ -100,14 +103,19 @@ class Pipeline:
         random_state: Mapping[str, Any],
         waited: Waited,
         workers: int | None = None,
+        rows: slice | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """Start the threads; the first batch begins at `place`, with the generator (PCG64) in that state. `waited` is
-        added to. Without `workers` there are as many as cores, 16 at most.
+        added to. Without `workers` there are as many as cores, 16 at most. With `rows` only these of each batch are
+        decoded, with `turns` only batches whose turn it is.
         """
         workers = min(available_cores(), MOST_WORKERS) if workers is None else workers
         self._process = os.getpid()
         self._waited = waited
-        self._work = _Work(source, transformer, batch_size, max(depth, 1), dtype)
+        rows = slice(0, batch_size) if rows is None else rows
+        turns = Turns(0, 1) if turns is None else replace(turns)
+        self._work = _Work(source, transformer, batch_size, max(depth, 1), dtype, rows, turns)
         random = np.random.Generator(np.random.PCG64())
         random.bit_generator.state = random_state
         self._work.threads = [
@@ -150,8 +158,9 @@ class Pipeline:
 
     def give_back(self, batch: Batch) -> None:
         """Let the memory of a batch be used for another one."""
-        with self._work.changed:
-            self._work.spare.append(batch)
+        if batch.images.size:
+            with self._work.changed:
+                self._work.spare.append(batch)
 
     def stop(self) -> None:
         """End the threads; batches made ahead are lost."""
@@ -194,17 +203,20 @@ def _feed(work: _Work, place: int, random: np.random.Generator, workers: int) ->
                         work.changed.wait()
                     if work.is_stopped:
                         return
-                    batch = work.spare.pop() if work.spare else None
+                    batch = work.spare.pop() if work.spare and work.turns.is_mine else None
+                rows = work.rows if work.turns.is_mine else slice(0, 0)
                 if batch is None:
-                    batch = _new_batch(work)
+                    batch = _new_batch(work, rows.stop - rows.start)
                 found = []
-                for _ in range(work.batch_size):
+                for row in range(work.batch_size):
                     record, place = next(records)
-                    found.append(record)
-                draws = work.transformer.draw(random, work.batch_size)
+                    if rows.start <= row < rows.stop:
+                        found.append(record)
+                draws = work.transformer.draw(random, work.batch_size)[rows]
                 batch.next_place, batch.random_state = place, dict(random.bit_generator.state)
-                step = -(-work.batch_size // max(1, 2 * workers))
-                starts = range(0, work.batch_size, step)
+                work.turns.passed += 1
+                step = -(-max(1, len(found)) // max(1, 2 * workers))
+                starts = range(0, len(found), step)
                 parts = [_Part(batch, i, found[i : i + step], draws[i : i + step]) for i in starts]
                 batch.waiting = len(parts)
                 with work.changed:
@@ -224,9 +236,9 @@ def _records(work: _Work, place: int) -> Generator[tuple[Any, int]]:
     yield from work.source.records(place)
 
 
-def _new_batch(work: _Work) -> Batch:
-    shape: Shape = (work.batch_size, *work.transformer.shape)
-    labels = (work.batch_size, *label_shape(work.source, work.transformer))
+def _new_batch(work: _Work, images: int) -> Batch:
+    shape: Shape = (images, *work.transformer.shape)
+    labels = (images, *label_shape(work.source, work.transformer))
     return Batch(np.empty(shape, work.dtype), np.empty(labels, work.dtype), 0, {})
 
 

@@ -7,15 +7,25 @@ from typing import Any
 import numpy as np
 
 from jitdnn.caffe.device import NetDevice
+from jitdnn.caffe.parts import Part
 from jitdnn.ops.dropout import DropoutState, dropout_by
+from jitdnn.ops.elementwise import elementwise
+from jitdnn.ops.tensor_ops import fill
 
 
 class RandomWords:
-    """The state of a dropout in memory that stays where it is, so that graphs of a GPU's calls read what is new."""
+    """The state of a dropout in memory that stays where it is, so that graphs of a GPU's calls read what is new.
 
-    def __init__(self, device: NetDevice | None) -> None:
-        self._device = device
+    Which elements are kept follows from their places in the whole batch: of one that several processes divide each
+    makes the choices of all, and takes those of its rows.
+    """
+
+    def __init__(self, device: NetDevice | None, part: Part | None = None) -> None:
+        self._device, self._part = device, part
         self._words: Any = None
+        self._ones: Any = None  # of the whole batch's shape, where it is divided
+        self._factors: Any = None  # 1 / (1 - ratio) or 0 for each of its elements
+        self._kept = elementwise("x, factor: where(factor == 0, 0, x * factor)")
 
     def draw(self, random: np.random.Generator) -> None:
         """Take the next state from a layer's generator: all that forward and backward of one pass need."""
@@ -27,7 +37,19 @@ class RandomWords:
 
     def apply(self, x: Any, ratio: float, out: Any) -> None:
         """out = x / (1 − ratio), or 0 with probability `ratio`; the same choices until `draw` is called again."""
-        dropout_by(x, ratio, self._words if self._device is None else self._memory(), out)
+        words = self._words if self._device is None else self._memory()
+        if self._part is None:
+            dropout_by(x, ratio, words, out)
+            return
+        rows = x.shape[0]
+        shape = (self._part.whole(rows), *x.shape[1:])
+        if self._ones is None or tuple(self._ones.shape) != shape:
+            empty = np.empty if self._device is None else self._device.empty
+            self._ones, self._factors = empty(shape, x.dtype), empty(shape, x.dtype)
+            fill(self._ones, 1.0)
+        dropout_by(self._ones, ratio, words, self._factors)
+        first = self._part.first(rows)
+        self._kept(x, self._factors[first : first + rows], out=out)
 
     def _memory(self) -> Any:
         if self._words is None:

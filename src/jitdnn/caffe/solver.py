@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +15,7 @@ import numpy as np
 from jitdnn import __version__, log
 from jitdnn.caffe import events, paths, snapshot, solver_files
 from jitdnn.caffe.blob import Array
+from jitdnn.caffe.data_parallel import DataParallel
 from jitdnn.caffe.debug_info import debugging, mean_magnitude, update_lines
 from jitdnn.caffe.device import NetDevice, device_of
 from jitdnn.caffe.events import (
@@ -25,7 +24,6 @@ from jitdnn.caffe.events import (
     Finished,
     Iterated,
     Listener,
-    Output,
     Snapshotted,
     Started,
     Tested,
@@ -36,15 +34,16 @@ from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
 from jitdnn.caffe.schema import NetState, SolverParameter
+from jitdnn.caffe.solver_checks import check, check_meta, check_same_arrays, difference, outputs_of, prefix_of
 from jitdnn.caffe.solver_nets import limit_together, testing_nets, training_net
 from jitdnn.caffe.solver_state import is_solver_state
 from jitdnn.caffe.totals import Totals
-from jitdnn.caffe.update_rules import rule_of
 from jitdnn.caffe.updates import Updates
 from jitdnn.caffe.upgrade import upgrade_solver
 from jitdnn.caffe.waiting import WaitMeter
 from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays
-from jitdnn.errors import InvalidArgument, SnapshotError
+from jitdnn.errors import NotSupported, SnapshotError
+from jitdnn.groups import Group
 
 # what a snapshot written by this version looks like inside; older ones are refused by number
 SNAPSHOT_SCHEMA = 1
@@ -77,6 +76,10 @@ class Solver:
         graph: bool = True,
         channels_last: bool | None = None,
         caffe_files: bool = False,
+        group: Group | None = None,
+        batch_norm: str = "synchronized",
+        wire: str = "f32",
+        shards_state: bool = False,
     ) -> None:
         """Build the nets and check the fields.
 
@@ -89,6 +92,13 @@ class Solver:
         trained.
 
         `caffe_files`: a .caffemodel and a .solverstate are written beside each snapshot without snapshot_format, too.
+
+        `group`: processes that train together, each with this call (jitdnn.distributed). Each has its rows of every
+        batch, and the result is that of one process with the whole batch: `batch_norm` "synchronized", or "local"
+        where the statistics are to be those of each process's rows. `wire`: gradients travel as "f32", or rounded to
+        "bf16". With `shards_state` each process keeps a part of the history alone. Process 0 writes snapshots; the "
+        "listeners of all
+        are told the same.
 
         `memory_limit` (bytes, or text such as "64 MiB") is the most that weights, their gradients and history, and all
         that flows through the nets take together; `Net.limit_memory` says how it is kept, and `memory_plan` of `net`
@@ -103,7 +113,7 @@ class Solver:
             state = self.parameter.train_state.copy()
             state.merge(NetState(stage=list(stages), **own))
             self.parameter.train_state = state
-        _check(self.parameter)
+        check(self.parameter)
         base = None if file is None else file.parent
         self.listener = listener
         self.caffe_files = caffe_files
@@ -112,7 +122,13 @@ class Solver:
         self._snapshot_wanted = Event()
         self.rate = LearningRate(self.parameter)
 
+        self._parallel: DataParallel | None = None
+        if group is not None:
+            self._parallel = DataParallel(group, batch_norm=batch_norm, wire=wire, shards_state=shards_state)
+        self._is_stop_agreed = False
         seed = self.parameter.random_seed if seed is None else seed
+        if seed < 0 and self._parallel is not None:
+            seed = self._parallel.seed()
         root = np.random.SeedSequence(seed if seed >= 0 else None)
         self.device = device_of(self.parameter, device)
         options: dict[str, Any] = {
@@ -126,9 +142,13 @@ class Solver:
         definition, state, folder = training_net(self.parameter, base)
         tests = testing_nets(self.parameter, base)
         train_seed, *test_seeds = root.spawn(1 + len(tests))
-        self.net = Net(definition, state, base=folder, seed=train_seed, **options)
+        part = None if self._parallel is None else self._parallel.part
+        self.net = Net(definition, state, base=folder, seed=train_seed, part=part, **options)
+        if self._parallel is not None:
+            self._parallel.take(self.net)
+        turns = None if self._parallel is None else self._parallel.turns
         self.test_nets = [
-            Net(definition, state, base=folder, seed=test_seed, **options)
+            Net(definition, state, base=folder, seed=test_seed, turns=turns and turns(), **options)
             for (definition, state, folder), test_seed in zip(tests, test_seeds, strict=True)
         ]
         for net in self.test_nets:
@@ -137,15 +157,21 @@ class Solver:
             for name in names.split(","):
                 load_weights(self.net, paths.find(name.strip(), base))
         keeps_updates = self.parameter.snapshot_diff or self.parameter.debug_info
-        self.method = Updates(self.parameter, self.net.parameters, keeps_updates)
+        if shards_state and keeps_updates:
+            raise NotSupported(
+                "snapshot_diff and debug_info show whole updates: shards_state has each process keep a part"
+            )
+        shards = None if self._parallel is None else self._parallel.shards
+        self.method = Updates(self.parameter, self.net.parameters, keeps_updates, shards)
         self._graph: IterationGraph | None = None
         is_whole = self.parameter.iter_size == 1 and not keeps_updates
-        if graph and is_whole and self.device is not None and memory_limit is None:
+        if graph and is_whole and group is None and self.device is not None and memory_limit is None:
             self._graph = IterationGraph(self.net, self.method)
         self._losses: deque[float | LossValue] = deque(maxlen=self.parameter.average_loss)
         self._last_display: tuple[int, float] | None = None
         self._waits = WaitMeter(self.net)
-        self.snapshot_prefix = _writable_prefix(self.parameter, self.net, file, snapshot_prefix)
+        is_writer = group is None or not group.rank
+        self.snapshot_prefix = prefix_of(self.parameter, self.net, file, snapshot_prefix, is_writer)
         if memory_limit is not None:
             history = self.method.nbytes
             limit_together(self.net, self.test_nets, memory_limit, history)
@@ -156,7 +182,7 @@ class Solver:
         """Train up to max_iter, from a snapshot if one is named; snapshot and test at the end as the file
         says.
         """
-        self._stopped.clear()
+        self._begin()
         parameter = self.parameter
         if resume is not None:
             self.restore(resume)
@@ -165,29 +191,40 @@ class Solver:
         is_due = parameter.snapshot and self.iteration % parameter.snapshot == 0
         if parameter.snapshot_after_train and not is_due:
             self.snapshot()
-        if not self._stopped.is_set():
+        if not self._is_over():
             if parameter.display and self.iteration % parameter.display == 0:
                 self.net.forward()
-                self._losses.append(self.net.loss)
+                loss = self.net.loss
+                self._losses.append(loss if self._parallel is None else self._parallel.total(loss))
                 self.net.release_memory()
                 self._tell(Displayed(self.iteration, self._smoothed_loss()))
             if parameter.test_interval and self.iteration % parameter.test_interval == 0:
                 self.test_all()
-        self._tell(Finished(self.iteration, self._stopped.is_set()))
+        self._tell(Finished(self.iteration, self._is_over()))
 
     def step(self, iterations: int) -> None:
         """Run so many iterations, with the tests, displays and snapshots that fall into them."""
-        self._stopped.clear()
+        self._begin()
         self._run(iterations)
+
+    def _begin(self) -> None:
+        self._stopped.clear()
+        self._is_stop_agreed = False
+        if self._parallel is not None:
+            self._parallel.agree_on_weights()
+
+    def _is_over(self) -> bool:
+        """Whether training was told to stop; with other processes, in the same iteration in all."""
+        return self._stopped.is_set() if self._parallel is None else self._is_stop_agreed
 
     def _run(self, iterations: int) -> None:
         parameter = self.parameter
         last = self.iteration + iterations
         self._last_display = None
-        while self.iteration < last and not self._stopped.is_set():
+        while self.iteration < last and not self._is_over():
             if self._is_test_due():
                 self.test_all()
-                if self._stopped.is_set():
+                if self._is_over():
                     return
             is_displayed = bool(parameter.display) and self.iteration % parameter.display == 0
             with self._debugging() if is_displayed and parameter.debug_info else nullcontext():
@@ -240,10 +277,19 @@ class Solver:
         """
         self.net.clear_gradients()
         losses: list[Any] = []
-        for _ in range(self.parameter.iter_size):
+        parallel, passes = self._parallel, self.parameter.iter_size
+        for number in range(passes):
             self.net.compute()
             losses.append(self.net.current_loss())
+            if parallel is not None and number == passes - 1:
+                own = sum(map(float, losses)) / passes
+                parallel.open(own, self._stopped.is_set(), self._snapshot_wanted.is_set())
             self.net.backward()
+        if parallel is not None:
+            agreed = parallel.close()
+            self._is_stop_agreed = agreed.is_stopped
+            (self._snapshot_wanted.set if agreed.is_snapshot_wanted else self._snapshot_wanted.clear)()
+            return agreed.loss
         if self.device is not None:
             return LossValue.mean(losses)
         mean: float = sum(losses) / len(losses)
@@ -264,7 +310,7 @@ class Solver:
         """Run every test net for its test_iter batches; tell and return the results."""
         results = []
         for index in range(len(self.test_nets)):
-            if self._stopped.is_set():
+            if self._is_over():
                 break
             results.append(self.test(index))
             self._tell(results[-1])
@@ -274,12 +320,19 @@ class Solver:
         """Run one test net for its test_iter batches, and return the mean of each output."""
         net, batches = self.test_nets[index], self.parameter.test_iter[index]
         totals, loss = Totals(), 0.0
+        if self._parallel is not None:
+            self._parallel.settle()
         for _ in range(batches):
-            totals.add(net.forward())
-            loss += net.loss
+            if net.is_my_turn:
+                totals.add(net.forward())
+                loss += net.loss
+            else:
+                net.skip_batch()
+        if self._parallel is not None:
+            totals.sums, totals.batches, loss = self._parallel.sums(totals.sums, totals.batches, loss)
         means = totals.means()
         mean_loss = loss / batches if self.parameter.test_compute_loss else None
-        return Tested(self.iteration, index, _outputs(net, means), mean_loss)
+        return Tested(self.iteration, index, outputs_of(net, means), mean_loss)
 
     def _display(self, rate: float) -> None:
         now = perf_counter()
@@ -289,11 +342,13 @@ class Solver:
             speed = (self.iteration - iteration) / (now - then)
         self._last_display = self.iteration, now
         values = {name: self.net.blobs[name].read() for name in self.net.outputs}
+        if self._parallel is not None:
+            values = self._parallel.outputs(self.net, values)
         self._tell(
             Displayed(
                 self.iteration,
                 self._smoothed_loss(),
-                _outputs(self.net, values),
+                outputs_of(self.net, values),
                 rate,
                 speed,
                 self.parameter.display,
@@ -314,6 +369,17 @@ class Solver:
     def snapshot(self, path: Path | None = None) -> Path:
         """Write all that an exact resume needs to `path` (None: PREFIX_iter_N.jdsnap); return the path."""
         path = path or snapshot.path_of(self.snapshot_prefix, self.iteration)
+        if self._parallel is None:
+            pair = self._write(path, self.method.history)
+        else:
+            self._parallel.settle()
+            history = self.method.history
+            pair = self._parallel.wait_for_first(lambda: self._write(path, history)) or ()
+        self._tell(Snapshotted(self.iteration, path, pair))
+        return path
+
+    def _write(self, path: Path, history: Mapping[str, Array]) -> tuple[Path, ...]:
+        """Write the snapshot, and return the files beside it."""
         meta = {
             "schema": SNAPSHOT_SCHEMA,
             "library": __version__,
@@ -329,21 +395,19 @@ class Solver:
             ],
         }
         arrays = {f"weights/{name}": array for name, array in weight_arrays(self.net).items()}
-        arrays |= {f"history/{name}": array for name, array in self.method.history.items()}
+        arrays |= {f"history/{name}": array for name, array in history.items()}
         if self.parameter.snapshot_diff:
             arrays |= {f"diff/{each.name}": each.blob.diff for each in self.net.parameters}
         snapshot.write(path, meta, arrays)
-        pair = solver_files.write_beside(
+        return solver_files.write_beside(
             path,
             self.parameter,
             self.net,
-            self.method.history,
+            history,
             self.iteration,
             self.rate.current_step,
             self.caffe_files,
         )
-        self._tell(Snapshotted(self.iteration, path, pair))
-        return path
 
     def restore(self, path: str | Path) -> None:
         """Go on exactly where the snapshot was taken, or from a .solverstate, which has no place in the data.
@@ -353,27 +417,30 @@ class Solver:
         """
         path = Path(path)
         if is_solver_state(path):
-            pair = solver_files.restore_pair(path, self.net, self.method.history)
+            history = self.method.history
+            pair = solver_files.restore_pair(path, self.net, history)
+            self.method.take_history(history)
             self.iteration, self.rate.current_step = pair.iteration, pair.current_step
             self._losses.clear()
             return
-        meta, arrays = snapshot.read(path)
+        if self._parallel is None:
+            meta, arrays = snapshot.read(path)
+        else:
+            meta, arrays = self._parallel.read_once(lambda: snapshot.read(path))
         if meta.get("schema") != SNAPSHOT_SCHEMA:
             raise SnapshotError(
                 f"{path} has schema {meta.get('schema')}, this version reads {SNAPSHOT_SCHEMA}"
             )
-        _check_meta(path, meta)
+        check_meta(path, meta)
         if meta["method"] != self.parameter.type:
             raise SnapshotError(
                 f"{path} is of a solver of type {meta['method']}, this one is {self.parameter.type}"
             )
-        parts = {
-            "weights": weight_arrays(self.net),
-            "history": self.method.history,
-        }
+        history = self.method.history
+        parts = {"weights": weight_arrays(self.net), "history": history}
         wanted = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
         # what snapshot_diff adds is for others to read
-        _check_same_arrays(path, {n: a for n, a in arrays.items() if not n.startswith("diff/")}, wanted)
+        check_same_arrays(path, {n: a for n, a in arrays.items() if not n.startswith("diff/")}, wanted)
         nets = (self.net, *self.test_nets)
         if len(meta["layers"]) != len(nets):
             raise SnapshotError(
@@ -382,7 +449,7 @@ class Solver:
             )
         for net, saved in zip(nets, meta["layers"], strict=True):
             if [layer.name for layer in net.layers] != [entry["name"] for entry in saved]:
-                raise SnapshotError(f"{path} is of a net with other layers: {_difference(net, saved)}")
+                raise SnapshotError(f"{path} is of a net with other layers: {difference(net, saved)}")
         layers = [layer for net in nets for layer in net.layers]
         states = [entry["state"] for saved in meta["layers"] for entry in saved]
         before = [layer.state() for layer in layers]
@@ -396,98 +463,8 @@ class Solver:
             raise SnapshotError(f"{path} cannot be taken up: {error}") from error
         for name, array in wanted.items():
             np.copyto(array, arrays[name])
+        self.method.take_history(history)
         self.iteration = meta["iteration"]
         self.rate.current_step = meta["current_step"]
         self._losses.clear()
         self._losses.extend(meta["losses"])
-
-
-def _outputs(net: Net, values: Mapping[str, Array]) -> tuple[Output, ...]:
-    """Every number of the output blobs, with the loss weight of its blob."""
-    weights = {
-        blob.name: weight
-        for node in net.nodes
-        for blob, weight in zip(node.top, node.loss_weights, strict=True)
-    }
-    return tuple(
-        Output(name, float(value), weights[name])
-        for name, array in values.items()
-        for value in array.reshape(-1)
-    )
-
-
-def _check(parameter: SolverParameter) -> None:
-    rule_of(parameter)
-    for name, least in (
-        ("iter_size", 1),
-        ("average_loss", 1),
-        ("max_iter", 0),
-        ("snapshot", 0),
-        ("display", 0),
-    ):
-        if getattr(parameter, name) < least:
-            raise InvalidArgument(
-                f"{name} is {getattr(parameter, name)}{parameter.where(name)}: it must be at least {least}"
-            ).at(parameter.place(name))
-    solver_files.check(parameter)
-
-
-def _writable_prefix(parameter: SolverParameter, net: Net, file: Path | None, given: str | None) -> str:
-    """The prefix of snapshots; InvalidArgument if some will be taken and cannot be written there."""
-    prefix = given or parameter.snapshot_prefix or ("" if file is None else str(file.with_suffix("")))
-    if prefix and Path(prefix).is_dir():
-        prefix = str(Path(prefix) / (net.name or "net"))
-    if parameter.snapshot or parameter.snapshot_after_train:
-        if not prefix:
-            raise InvalidArgument(
-                "snapshots will be taken and have no name: set snapshot_prefix, or snapshot: 0 and "
-                "snapshot_after_train: false"
-            )
-        folder = Path(prefix).parent
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise InvalidArgument(
-                f"snapshot_prefix {prefix!r}{parameter.where('snapshot_prefix')}: {folder.absolute()} is no "
-                "folder that can be written to"
-            ).at(parameter.place("snapshot_prefix"))
-    return prefix
-
-
-def _check_same_arrays(path: Path, found: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
-    for name in sorted(found.keys() ^ wanted.keys()):
-        where = "only in the snapshot" if name in found else "not in the snapshot"
-        raise SnapshotError(f"{path} is of another net: {name} is {where}")
-    for name, array in wanted.items():
-        if found[name].shape != array.shape or found[name].dtype != array.dtype:
-            raise SnapshotError(
-                f"{path} is of another net: {name} is {found[name].dtype} of shape "
-                f"{found[name].shape} there, {array.dtype} of shape {array.shape} here"
-            )
-
-
-def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
-    """Raises SnapshotError unless everything that `restore` reads is there and of its type."""
-    counts = [meta.get(name) for name in ("iteration", "current_step")]
-    losses, layers = meta.get("losses"), meta.get("layers")
-    for name, is_sound in (
-        ("iteration or current_step", all(type(count) is int and count >= 0 for count in counts)),
-        ("method", isinstance(meta.get("method"), str)),
-        ("losses", isinstance(losses, list) and all(isinstance(loss, float) for loss in losses)),
-        (
-            "layers",
-            isinstance(layers, list)
-            and all(isinstance(saved, list) for saved in layers)
-            and all(
-                isinstance(entry, dict) and isinstance(entry.get("state"), dict) and "name" in entry
-                for saved in layers
-                for entry in saved
-            ),
-        ),
-    ):
-        if not is_sound:
-            raise SnapshotError(f"{path} does not say what its {name} is: no solver of this version wrote it")
-
-
-def _difference(net: Net, saved: list[dict[str, Any]]) -> str:
-    ours, theirs = [layer.name for layer in net.layers], [entry["name"] for entry in saved]
-    mine, other = next(pair for pair in itertools.zip_longest(ours, theirs) if pair[0] != pair[1])
-    return f"{other!r} there is {mine!r} here"

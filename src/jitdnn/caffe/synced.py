@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jitdnn.caffe.device import NetDevice
+from jitdnn.caffe.device import NetDevice, view_shape
 from jitdnn.ops.tensor_ops import fill
 from jitdnn.tensor import DeviceArray
 
@@ -49,6 +49,20 @@ class Synced:
         if self._staged is not None:
             self._host = self._staged.bytes.view(dtype).reshape(shape)
             self._host.fill(0)
+
+    @classmethod
+    def over(
+        cls, where: NetDevice, shape: tuple[int, ...], memory: DeviceArray, is_channels_last: bool = False
+    ) -> Synced:
+        """An array whose copy on the GPU is `memory`, packed and of one axis, as it is now."""
+        made = cls(where, shape, memory.dtype, is_channels_last=is_channels_last)
+        if made._is_channels_last:
+            n, c, h, w = shape
+            made._device = memory.reshape(n, h, w, c).transpose(0, 3, 1, 2)
+        else:
+            made._device = memory.reshape(view_shape(shape))
+        made._is_host_valid = False
+        return made
 
     def host(self) -> Array:
         """The host's array, to be read and written."""

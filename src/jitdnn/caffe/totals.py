@@ -13,20 +13,20 @@ class Totals:
     """Sums of outputs in double precision. One whose rows are as many as it happens (Filter) has no mean."""
 
     def __init__(self) -> None:
-        self._totals: dict[str, Array] = {}
-        self._batches = 0
+        self.sums: dict[str, Array] = {}
+        self.batches = 0
 
     def add(self, outputs: Mapping[str, Array]) -> None:
         """Add those of a batch."""
         for name, values in outputs.items():
-            if not self._batches:
-                self._totals[name] = values.astype(np.float64)
-            elif name in self._totals and self._totals[name].shape == values.shape:
-                self._totals[name] += values
+            if not self.batches:
+                self.sums[name] = values.astype(np.float64)
+            elif name in self.sums and self.sums[name].shape == values.shape:
+                self.sums[name] += values
             else:
-                self._totals.pop(name, None)
-        self._batches += 1
+                self.sums.pop(name, None)
+        self.batches += 1
 
     def means(self) -> dict[str, Array]:
         """The mean of each output, by name; nothing before the first batch."""
-        return {name: total / self._batches for name, total in self._totals.items()}
+        return {name: total / self.batches for name, total in self.sums.items()}

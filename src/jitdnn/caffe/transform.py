@@ -80,10 +80,14 @@ class Transformer:
 
     def apply(self, images: Array | list[Array], out: Array, random: np.random.Generator) -> None:
         """Write the transformed images to `out` (n, C, H, W)."""
+        self.apply_drawn(images, out, self.draw(random, len(images)))
+
+    def apply_drawn(self, images: Array | list[Array], out: Array, draws: list[Draw | None]) -> None:
+        """As `apply`, by what `draw` gave for each image."""
         if isinstance(images, np.ndarray) and not self.crop and not self.parameter.mirror:
             self._scaled(images, self.mean, out)
             return
-        for image, target, draw in zip(images, out, self.draw(random, len(images)), strict=True):
+        for image, target, draw in zip(images, out, draws, strict=True):
             self.apply_one(image, target, draw)
 
     def apply_one(self, image: Array, out: Array, draw: Draw | None) -> None:

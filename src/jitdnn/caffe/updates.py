@@ -13,15 +13,18 @@ w and the histories.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
+
+import numpy as np
 
 from jitdnn.caffe.blob import Array, Blob
 from jitdnn.caffe.device import SharedNumbers
 from jitdnn.caffe.graph import Parameter
 from jitdnn.caffe.layouts import flat
 from jitdnn.caffe.schema import SolverParameter
+from jitdnn.caffe.shards import Piece, Shards
 from jitdnn.caffe.update_rules import rule_of
 from jitdnn.errors import InvalidArgument
 from jitdnn.ops.elementwise import elementwise
@@ -39,10 +42,15 @@ class Updates:
     """
 
     def __init__(
-        self, solver: SolverParameter, parameters: Sequence[Parameter], keeps_updates: bool = False
+        self,
+        solver: SolverParameter,
+        parameters: Sequence[Parameter],
+        keeps_updates: bool = False,
+        shards: Shards | None = None,
     ) -> None:
         """Check the fields of the solver. With `keeps_updates` the gradients become what was taken from the weights
-        (for snapshot_diff and debug_info); otherwise they are left alone.
+        (for snapshot_diff and debug_info); otherwise they are left alone. With `shards` this process has the histories
+        of its pieces of the weights alone, and updates these.
 
         Raises InvalidArgument, and NotSupported for a type that does not exist.
         """
@@ -55,10 +63,11 @@ class Updates:
         self.parameters = parameters
         self.keeps_updates = keeps_updates
         self.rule = rule_of(solver)
+        self._shards = shards
         self._histories: dict[str, Blob] = {
-            _key(parameter, name, index): _like(parameter.blob)
+            key: blob
             for index, name in enumerate(self.rule.histories)
-            for parameter in parameters
+            for key, blob in self._new_histories(name, index)
         }
         self._shared = SharedNumbers(parameters[0].blob.device if parameters else None)
         self._step = elementwise(self.rule.text(solver.regularization_type == "L2", keeps_updates))
@@ -70,8 +79,37 @@ class Updates:
 
     @property
     def history(self) -> dict[str, Array]:
-        """The histories on the host, to be read and written."""
-        return {name: blob.data for name, blob in self._histories.items()}
+        """The histories on the host, to be read and written. Where processes divide them they are gathered from all,
+        whole copies: `take_history` takes up what is written into these.
+        """
+        if self._shards is None:
+            return {name: blob.data for name, blob in self._histories.items()}
+        found: dict[str, Array] = {}
+        for index, name in enumerate(self.rule.histories):
+            own = [self._histories[_piece_key(piece, name, index)].data for piece in self._shards.pieces]
+            whole = self._shards.gather(own)
+            found |= {_key(parameter, name, index): whole[parameter.name] for parameter in self.parameters}
+        return found
+
+    def take_history(self, history: Mapping[str, Array]) -> None:
+        """Take up what was written into `history`."""
+        if self._shards is None:
+            return
+        for index, name in enumerate(self.rule.histories):
+            whole = {parameter.name: history[_key(parameter, name, index)] for parameter in self.parameters}
+            for piece, array in zip(self._shards.pieces, self._shards.pieces_of(whole), strict=True):
+                self._histories[_piece_key(piece, name, index)].data[...] = array
+
+    def _new_histories(self, name: str, index: int) -> Iterator[tuple[str, Blob]]:
+        if self._shards is None:
+            for parameter in self.parameters:
+                yield _key(parameter, name, index), _like(parameter.blob)
+            return
+        for piece in self._shards.pieces:
+            weight = piece.parameter.blob
+            blob = Blob(f"{weight.name}/history", weight.dtype, weight.device)
+            blob.reshape((piece.stop - piece.start,))
+            yield _piece_key(piece, name, index), blob
 
     @property
     def blobs(self) -> list[Blob]:
@@ -100,28 +138,46 @@ class Updates:
 
     def apply(self) -> None:
         """Update by the numbers that `prepare` took."""
-        solver, rule = self.solver, self.rule
+        solver = self.solver
         share = self._clip()
-        for parameter in self.parameters:
-            w, g = flat(parameter.blob.values), flat(parameter.blob.gradient)
-            histories = [
-                flat(self._histories[_key(parameter, name, index)].values)
-                for index, name in enumerate(rule.histories)
-            ]
+        for parameter, w, g, histories in self._steps():
             decay = solver.weight_decay * parameter.decay_mult
             rate = self._shared[self._places[parameter.lr_mult]]
             out = (w, *histories, g) if self.keeps_updates else (w, *histories)
             self._step(w, g, *histories, share, decay, rate, *self._constants, out=out)
+        if self._shards is not None:
+            self._shards.gather_weights()
+
+    def _steps(self) -> Iterator[tuple[Parameter, Any, Any, list[Any]]]:
+        """What this process updates: of each parameter, or of its pieces, the weight, the gradient and the
+        histories.
+        """
+        names = list(enumerate(self.rule.histories))
+        if self._shards is None:
+            for parameter in self.parameters:
+                histories = [
+                    flat(self._histories[_key(parameter, name, index)].values) for index, name in names
+                ]
+                yield parameter, flat(parameter.blob.values), flat(parameter.blob.gradient), histories
+            return
+        for piece in self._shards.pieces:
+            blob, part = piece.parameter.blob, slice(piece.start, piece.stop)
+            histories = [self._histories[_piece_key(piece, name, index)].values for index, name in names]
+            yield piece.parameter, flat(blob.values)[part], flat(blob.gradient)[part], histories
 
     def _clip(self) -> Any:
         """What gradients are multiplied by: a share of iter_size, less where their norm asks for it."""
         limit, share = self.solver.clip_gradients, 1 / self.solver.iter_size
         if limit < 0 or not self.parameters:
             return share
-        squares = [self._squares(flat(parameter.blob.gradient)) for parameter in self.parameters]
-        total = squares[0]
-        for square in squares[1:]:
-            add(square, out=total, beta=1.0)
+        total = None
+        for _, _, gradient, _ in self._steps():
+            square = self._squares(gradient)
+            total = square if total is None else add(square, out=total, beta=1.0)
+        if self._shards is not None:
+            if total is None:  # this process has no piece
+                total = np.zeros((), np.float64)
+            self._shards.sum(total)
         return self._clipped(total, limit, share)
 
 
@@ -131,6 +187,10 @@ def _like(weight: Blob) -> Blob:
     if weight.is_channels_last:
         blob.lay_channels_last()
     return blob
+
+
+def _piece_key(piece: Piece, history: str, index: int) -> str:
+    return f"{_key(piece.parameter, history, index)}, {piece.start} .. {piece.stop}"
 
 
 def _key(parameter: Parameter, history: str, index: int) -> str:

@@ -448,7 +448,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: list[str]) -> int:
     try:
-        code = app(arguments, prog_name="jitdnn", standalone_mode=False)
+        code = app(arguments, prog_name="jitdnn", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
     except typer.TyperException as error:
         return _complain(error.format_message(), error.exit_code)

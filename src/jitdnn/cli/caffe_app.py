@@ -48,6 +48,20 @@ class Phase(StrEnum):
     TEST = "TEST"
 
 
+class BatchNorm(StrEnum):
+    """Whose statistics BatchNorm layers take where several processes divide a batch."""
+
+    synchronized = "synchronized"
+    local = "local"
+
+
+class Wire(StrEnum):
+    """How gradients travel."""
+
+    f32 = "f32"
+    bf16 = "bf16"
+
+
 class Effect(StrEnum):
     """What a signal makes a training do, after the iteration that runs."""
 
@@ -58,6 +72,7 @@ class Effect(StrEnum):
 
 @app.command()
 def train(
+    context: typer.Context,
     solver: Solver,
     resume: Annotated[
         Path | None, typer.Option("--resume", "--snapshot", help="Go on from this snapshot.")
@@ -81,15 +96,50 @@ def train(
     stage: Stage = None,
     sigint_effect: Annotated[Effect, typer.Option(help="What SIGINT (Ctrl-C) does.")] = Effect.stop,
     sighup_effect: Annotated[Effect, typer.Option(help="What SIGHUP does.")] = Effect.snapshot,
-    gpu: Gpu = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu", "--gpus", metavar="0,1", help="Train on these GPUs together, or all.  [default: the CPU]"
+        ),
+    ] = None,
     threads: Threads = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train in so many processes together, which divide every batch."),
+    ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(min=0, help="Start all processes again, from the newest snapshot, when one has failed."),
+    ] = 0,
+    batch_norm: Annotated[
+        BatchNorm,
+        typer.Option(help="Statistics of several processes: of the whole batch, or of each one's rows."),
+    ] = BatchNorm.synchronized,
+    wire: Annotated[Wire, typer.Option(help="How gradients travel between processes.")] = Wire.f32,
+    shard_state: Annotated[
+        bool, typer.Option("--shard-state", help="Each process keeps a part of the solver's history alone.")
+    ] = False,
 ) -> None:
-    """Train the net of a solver."""
+    """Train the net of a solver, on several processors or GPUs too (by torchrun, or --gpus, --processes)."""
+    from jitdnn.cli.together import Together, run_together
     from jitdnn.cli.train import run_train
 
+    together = Together(processes, max_restarts, batch_norm.value, wire.value, shard_state)
+    if (code := run_together(together, listed(gpu), context.obj)) is not None:
+        raise typer.Exit(code)
     effects = {"SIGINT": sigint_effect.value, "SIGHUP": sighup_effect.value}
     code = run_train(
-        solver, resume, listed(weights), plot, memory, level, listed(stage), effects, listed(gpu), threads
+        solver,
+        resume,
+        listed(weights),
+        plot,
+        memory,
+        level,
+        listed(stage),
+        effects,
+        listed(gpu),
+        threads,
+        together,
     )
     raise typer.Exit(code)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from jitdnn.caffe import Net, Solver, load_net, load_solver, time_net
 from jitdnn.caffe.events import Event, Finished, Iterated, Snapshotted
+from jitdnn.caffe.snapshot import newest
 from jitdnn.caffe.totals import Totals
 from jitdnn.cli.console import Advance, progress, say, working
 from jitdnn.cli.curves import History, require_matplotlib, save_png
+from jitdnn.cli.together import Together, joined
 from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.settings import settings
 
@@ -28,6 +30,11 @@ class Reporter:
         self.is_stopped = False
         self.advance = advance
         self._note = ""  # the last loss that nobody need wait for
+
+    def follow(self, event: Event) -> None:
+        """Take note of how training ends and say nothing: another process reports."""
+        if isinstance(event, Finished):
+            self.is_stopped = event.is_stopped
 
     def __call__(self, event: Event) -> None:
         """Report one event."""
@@ -55,6 +62,7 @@ def run_train(
     effects: Mapping[str, str],
     gpu: Sequence[str],
     threads: int | None,
+    together: Together,
 ) -> int:
     """Train. `effects` says for the name of each signal whether it stops the training, has it take a snapshot, or does
     nothing. A training that is stopped takes the snapshot and returns 130.
@@ -63,26 +71,36 @@ def run_train(
         raise InvalidArgument("--resume takes the weights too: give it or --weights, not both")
     if plot is not None:
         require_matplotlib()
-    with using_threads(threads):
+    with using_threads(threads), joined(together, gpu, threads) as joining:
         reporter = Reporter()
+        is_told = joining.is_first
         solver = load_solver(
             solver_file,
-            listener=reporter,
+            listener=reporter if is_told else reporter.follow,
             memory_limit=memory,
             level=level,
             stages=stages,
             caffe_files=True,
-            **on_gpu(gpu),
+            **joining.options,
         )
-        if solver.net.memory_plan is not None:
+        if solver.net.memory_plan is not None and is_told:
             say(solver.net.memory_plan.explain())
         for file in weights:
-            say(f"weights of {', '.join(solver.net.load_weights(file))} from {file}")
-        with progress(solver.parameter.max_iter, "training") as reporter.advance, _signals(solver, effects):
+            names = solver.net.load_weights(file)
+            if is_told:
+                say(f"weights of {', '.join(names)} from {file}")
+        if joining.restarts and (newest_snapshot := newest(solver.snapshot_prefix)) is not None:
+            resume = newest_snapshot
+            if is_told:
+                say(f"started again: going on from {resume}")
+        bar = progress(solver.parameter.max_iter, "training") if is_told else nullcontext(reporter.advance)
+        with bar as reporter.advance, _signals(solver, effects, is_patient=joining.is_joined):
             solver.solve(resume)
-    if plot is not None:
+    if plot is not None and is_told:
         save_png(reporter.history, plot, solver.net.name or solver_file)
         say(f"curves in {plot}")
+    if reporter.is_stopped and not is_told:
+        return STOPPED
     if reporter.is_stopped:
         say(f"stopped at iteration {solver.iteration}" + ("; to go on:" if reporter.snapshots else ""))
         if reporter.snapshots:
@@ -92,13 +110,16 @@ def run_train(
 
 
 @contextmanager
-def _signals(solver: Solver, effects: Mapping[str, str]) -> Iterator[None]:
-    """Let signals have their effects. After an interrupt that stops the solver, the next one stops the program."""
+def _signals(solver: Solver, effects: Mapping[str, str], is_patient: bool = False) -> Iterator[None]:
+    """Let signals have their effects. After an interrupt that stops the solver, the next one stops the program, unless
+    `is_patient`: of several processes each gets it from the terminal and from their launcher.
+    """
     before: dict[int, Any] = {}
 
     def stop(number: int, frame: object) -> None:
         solver.stop()
-        signal.signal(number, before[number])
+        if not is_patient:
+            signal.signal(number, before[number])
 
     def snapshot(number: int, frame: object) -> None:
         solver.ask_for_snapshot()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from jitdnn.caffe.blob import Blob, canonical_axis, count
 from jitdnn.caffe.layers.base import Layer, Reads
@@ -24,10 +25,12 @@ class AccuracyLayer(Layer):
     type = "Accuracy"
     bottoms = (2, 2)
     tops = (1, 2)
+    parts_of_top = "sum"
     is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.accuracy_param
+        self.may_rerun = self.context.part is None  # what it exchanges with other processes it exchanges once
         self.top_k = parameter.top_k
         self.ignored = parameter.ignore_label if parameter.has("ignore_label") else None
         self.ignored_label = NOBODY if self.ignored is None else float(self.ignored)
@@ -74,10 +77,17 @@ class AccuracyLayer(Layer):
         own = self.own(scores, labels, classes, -math.inf, axes=1, keepdims=True)
         rank = self.rank(scores, own, axes=1, keepdims=True)
         right, found = self.right(rank, labels, self.ignored_label, float(self.top_k))
+        self._count_whole(found)
         self.share(right, found, out=top[0].values)
         if len(top) == 2:
             each = self.right_of(rank, labels, classes, self.ignored_label, float(self.top_k), axes=(0, 2))
+            self._count_whole(each[1])
             self.share(*each, out=top[1].values)
+
+    def _count_whole(self, found: Any) -> None:
+        """Make counts of this process's labels those of the whole batch."""
+        if self.context.part is not None:
+            self.context.part.sum(found)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if any(propagate):

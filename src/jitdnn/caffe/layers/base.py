@@ -13,6 +13,7 @@ import numpy as np
 from jitdnn.caffe.blob import Array, Blob, Shape
 from jitdnn.caffe.device import NetDevice
 from jitdnn.caffe.fillers import check, fill
+from jitdnn.caffe.parts import Part, Turns
 from jitdnn.caffe.schema import LayerParameter
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.errors import InvalidArgument
@@ -26,7 +27,8 @@ class Context:
     `base` is the folder of the net's file (for paths in it), `fillers` the generator that weights are drawn
     from, `random` the layer's own, and `algorithm` the name of the algorithm that convolutions must use, None
     for the planner's choice. `device` is the GPU that has the blobs, None on the processor, `python_layers` the folder
-    that layers written in Python may come from, `shapes_only` whether the blobs have no memory.
+    that layers written in Python may come from, `shapes_only` whether the blobs have no memory. `part` is this
+    process's of those that train the net together, `turns` theirs where it is tested (parts.py).
     """
 
     phase: str
@@ -38,6 +40,32 @@ class Context:
     device: NetDevice | None = None
     python_layers: Path | None = None
     shapes_only: bool = False
+    part: Part | None = None
+    turns: Turns | None = None
+
+    def rows(self, batch: int, what: str) -> slice:
+        """Which rows of a batch that a source of data makes this process has: all, unless several divide them."""
+        return slice(0, batch) if self.part is None else self.part.rows(batch, what)
+
+    def shape_of_part(self, shape: Shape, what: str) -> Shape:
+        """The shape of this process's rows of a batch of that shape."""
+        if not shape or self.part is None:
+            return shape
+        rows = self.part.rows(shape[0], what)
+        return (rows.stop - rows.start, *shape[1:])
+
+    def whole(self, count: int) -> int:
+        """How many the whole batch has of what this process's rows have `count`."""
+        return count if self.part is None else self.part.whole(count)
+
+    def draw(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        """Random numbers 0 to 1 for the images of a pass: of those for the whole batch this process's rows."""
+        if self.part is None:
+            return self.random.random(shape, dtype.type)
+        first = self.part.first(shape[0])
+        return self.random.random((self.part.whole(shape[0]), *shape[1:]), dtype.type)[
+            first : first + shape[0]
+        ]
 
     def blob(self, name: str) -> Blob:
         """Return a blob of the net's type, on its device."""
@@ -72,13 +100,18 @@ class Layer(ABC):
     # whether tops that it must have may be left out of the file, as those of a loss; nobody can read them then
     makes_tops: ClassVar[bool] = False
     # whether forward may be run again on the same bottoms, and does nothing else than fill the tops and `saved`
-    may_rerun: ClassVar[bool] = True
+    may_rerun: bool = True
     # whether forward may give the tops other shapes, which the layers behind it take up then
     may_resize: ClassVar[bool] = False
     # whether forward draws from `context.random`
     is_random: ClassVar[bool] = False
     # whether forward writes all of the tops, where it works on the host: then nothing need be copied down before
     fills_tops: ClassVar[bool] = True
+    # why several processes cannot divide its batch, "" where they can
+    undivided: ClassVar[str] = ""
+    # of each top how those of the processes become that of the whole batch: "rows" one behind the other, their "sum",
+    # or the "same" in all
+    parts_of_top: str = "rows"
     # whether it computes where the blobs are
     is_for_gpu: ClassVar[bool] = False
 
@@ -136,6 +169,10 @@ class Layer(ABC):
         """Return what an exact resume needs besides the weights, as plain JSON values."""
         return {"random": self.context.random.bit_generator.state}
 
+    def skip(self) -> None:
+        """Of a layer without bottoms: leave out a batch that is another process's turn."""
+        raise self.invalid("several processes cannot take turns with the batches of this layer")
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up a state that `state` returned."""
         self.context.random.bit_generator.state = state["random"]
@@ -168,9 +205,11 @@ class Layer(ABC):
 
     def invalid(self, message: str, field: str | None = None) -> InvalidArgument:
         """Make an error that names the layer and its line."""
-        return InvalidArgument(
-            f"layer {self.name!r} ({self.type}){self.parameter.where(field)}: {message}"
-        ).at(self.parameter.place(field))
+        return InvalidArgument(self.named(field) + message).at(self.parameter.place(field))
+
+    def named(self, field: str | None = None) -> str:
+        """How messages name the layer."""
+        return f"layer {self.name!r} ({self.type}){self.parameter.where(field)}: "
 
 
 def copy(x: Any, out: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from jitdnn.caffe.blob import Blob, Shape, count
 from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.caffe.layers.scale import ScaleLayer
+from jitdnn.caffe.layers.synchronized import SynchronizedStatistics
 from jitdnn.caffe.layouts import by_channel
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.ops.batch_norm import batch_norm, batch_norm_backward, batch_norm_inference
@@ -45,6 +46,9 @@ class BatchNormLayer(Layer):
         self.scaled = elementwise("dy, rstd: dy * rstd")
         self.averages = elementwise("m, v, weight: s = where(weight == 0, 0, 1 / weight); m * s, v * s")
         self.inverse = elementwise("v, epsilon: 1 / sqrt(v + epsilon)")
+        part = self.context.part
+        is_divided = part is not None and part.batch_norm == "synchronized" and not self.is_global
+        self.statistics = SynchronizedStatistics(self, part) if is_divided and part is not None else None
         # set by fusion.py: the layer that scales the result, whether it is rectified, and whether x is there already
         self.scale: ScaleLayer | None = None
         self.is_rectified = self.has_x = False
@@ -67,6 +71,8 @@ class BatchNormLayer(Layer):
         self.x = self.save("x", shape) if is_kept else bottom[0]
         self.mean, self.rstd = self.save("mean", (channels,)), self.save("rstd", (channels,))
         self.variance, self.batch = self.save("variance", (channels,)), self.save("batch", (2, channels))
+        if self.statistics is not None:
+            self.statistics.reshape(self.view)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         x, y = by_channel(bottom[0].values, self.view), by_channel(top[0].values, self.view)
@@ -83,12 +89,29 @@ class BatchNormLayer(Layer):
             return
         if self.x is not bottom[0] and not self.has_x:
             copy(bottom[0].values, self.x.values)
-        x, batch = by_channel(self.x.values, self.view), fill(self.batch.values, 0.0)
-        mean, variance = batch[0], batch[1]
-        batch_norm(
-            x, gamma, beta, mean, variance, factor=1.0, epsilon=self.epsilon, activation=activation, save=True,
-            out=(y, self.mean.values, self.rstd.values),
-        )  # fmt: skip
+        x = by_channel(self.x.values, self.view)
+        if self.statistics is not None:
+            whole = self.statistics
+            whole.compute(x)
+            mean, variance = whole.mean.values, whole.unbiased.values
+            self.inverse(whole.variance.values, self.epsilon, out=self.rstd.values)
+            batch_norm_inference(
+                x,
+                gamma,
+                beta,
+                mean,
+                whole.variance.values,
+                epsilon=self.epsilon,
+                activation=activation,
+                out=y,
+            )
+        else:
+            batch = fill(self.batch.values, 0.0)
+            mean, variance = batch[0], batch[1]
+            batch_norm(
+                x, gamma, beta, mean, variance, factor=1.0, epsilon=self.epsilon, activation=activation, save=True,
+                out=(y, self.mean.values, self.rstd.values),
+            )  # fmt: skip
         add(mean, out=means, beta=self.fraction)
         add(variance, out=variances, beta=self.fraction)
         self.counted(weight, self.fraction, out=weight)
@@ -104,6 +127,14 @@ class BatchNormLayer(Layer):
         gamma, beta = self._scale()
         batch = self.batch.values
         sums = (None if gamma is None else batch[0], None if beta is None else batch[1])
+        if self.statistics is not None:
+            y = by_channel(top[0].values, self.view) if self.is_rectified else None
+            self.statistics.backward(
+                dy, x, y, self.rstd.values, gamma, dx if propagate[0] else None, sums[1], sums[0]
+            )
+            if self.scale is not None:
+                self.scale.add_gradients(*sums)
+            return
         batch_norm_backward(
             dy, x, gamma, self.mean.values, self.rstd.values,
             y=by_channel(top[0].values, self.view) if self.is_rectified else None,

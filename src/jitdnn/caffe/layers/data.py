@@ -59,15 +59,20 @@ class SourceLayer(Layer):
         self.open(bottom, top)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        self.rows = self.context.rows(self.batch, f"a batch of layer {self.name!r}")
+        self._count = self.rows.stop - self.rows.start
         if not isinstance(self.source, ArraySource):
-            batch = self.batch * math.prod(self.transformer.shape) * self.context.dtype.itemsize
+            batch = self._count * math.prod(self.transformer.shape) * self.context.dtype.itemsize
             what = f"layer {self.name!r}: {self.prefetch} batches made ahead (data_param.prefetch)"
             check_bytes(what, self.prefetch * batch, InvalidShape)
-        top[0].reshape((self.batch, *self.transformer.shape))
+        top[0].reshape((self._count, *self.transformer.shape))
         if len(top) == 2:
             source = self.source
             shape = () if isinstance(source, ArraySource) else label_shape(source, self.transformer)
-            top[1].reshape((self.batch, *shape))
+            top[1].reshape((self._count, *shape))
+
+    def skip(self) -> None:
+        self.forward((), ())
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if isinstance(self.source, ArraySource):
@@ -90,9 +95,12 @@ class SourceLayer(Layer):
                 self.position,
                 self.context.random.bit_generator.state,
                 self.waited,
+                rows=self.rows,
+                turns=self.context.turns,
             )
         batch = pipeline.take()
-        np.copyto(top[0].data, batch.images)
+        if top:
+            np.copyto(top[0].data, batch.images)
         if len(top) == 2:
             np.copyto(top[1].data, batch.labels)
         self.position = batch.next_place
@@ -105,11 +113,18 @@ class SourceLayer(Layer):
         filled = 0
         while filled < self.batch:
             stop = min(source.size, self.position + self.batch - filled)
-            rows = slice(filled, filled + stop - self.position)
-            self.transformer.apply(source.data[self.position : stop], top[0].data[rows], self.context.random)
+            draws = self.transformer.draw(self.context.random, stop - self.position)
+            # of these rows, filled .. of the batch, this process's
+            first = max(filled, self.rows.start)
+            last = max(first, min(filled + stop - self.position, self.rows.stop))
+            rows = slice(first - self.rows.start, last - self.rows.start)
+            places = slice(self.position + first - filled, self.position + last - filled)
+            if top:
+                drawn = draws[first - filled : last - filled]
+                self.transformer.apply_drawn(source.data[places], top[0].data[rows], drawn)
             if len(top) == 2 and source.labels is not None:
-                top[1].data[rows] = source.labels[self.position : stop]
-            filled = rows.stop
+                top[1].data[rows] = source.labels[places]
+            filled += stop - self.position
             self.position = stop % source.size
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:

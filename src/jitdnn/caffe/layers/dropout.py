@@ -26,7 +26,7 @@ class DropoutLayer(Layer):
         if not 0 <= self.ratio < 1:
             raise self.invalid(f"dropout_ratio is {self.ratio:g}: it must be in [0, 1)", "dropout_param")
         self.is_training = self.context.phase == "TRAIN"
-        self.words = RandomWords(self.context.device)
+        self.words = RandomWords(self.context.device, self.context.part)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if top[0] is not bottom[0]:

@@ -19,6 +19,7 @@ class FilterLayer(Layer):
     none is chosen is an error. The selector has no gradient.
     """
 
+    undivided = "it chooses as many images as it happens"
     type = "Filter"
     bottoms = (2, None)
     tops = (1, None)

@@ -57,10 +57,18 @@ class HDF5DataLayer(Layer):
         self._load(0)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        self.rows = self.context.rows(self.batch, f"a batch of layer {self.name!r}")
         for blob, array in zip(top, self.arrays, strict=True):
-            blob.reshape((self.batch, *array.shape[1:]))
+            blob.reshape((self.rows.stop - self.rows.start, *array.shape[1:]))
+
+    def skip(self) -> None:
+        self._read(())
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        self._read(top)
+
+    def _read(self, top: Sequence[Blob]) -> None:
+        """Go on by a batch, and fill the tops with this process's rows of it."""
         filled = 0
         while filled < self.batch:
             if self.row == len(self.order):
@@ -69,14 +77,16 @@ class HDF5DataLayer(Layer):
                 except JitdnnError as error:
                     raise named(self, error) from None
             count = min(self.batch - filled, len(self.order) - self.row)
-            rows = self.order[self.row : self.row + count]
-            for blob, array in zip(top, self.arrays, strict=True):
+            # of these rows, which are filled .. filled + count of the batch, this process's
+            first, last = max(filled, self.rows.start), max(filled, min(filled + count, self.rows.stop))
+            rows = self.order[self.row + first - filled : self.row + last - filled]
+            for blob, array in zip(top, self.arrays, strict=False):
                 if array.shape[1:] != blob.shape[1:]:
                     raise self.invalid(
                         f"{blob.name} has rows of shape {array.shape[1:]} in {self._file(self.opened)}, and of "
                         f"{blob.shape[1:]} in the first file: they must agree"
                     )
-                blob.data[filled : filled + count] = array[rows]
+                blob.data[first - self.rows.start : last - self.rows.start] = array[rows]
             filled += count
             self.row += count
 
@@ -155,6 +165,7 @@ class HDF5OutputLayer(Layer):
     the file anew; later ones append their rows.
     """
 
+    undivided = "it writes whole batches into one file"
     type = "HDF5Output"
     bottoms = (2, 2)
     tops = (0, 0)

@@ -78,7 +78,10 @@ class InfogainLossLayer(SoftmaxWithLossLayer):
         outer, classes, inner = self.view
         labels, is_counted = checked_labels(self, bottom[1].data, classes, self.ignored)
         self.places, self.is_counted = labels.reshape(outer, 1, inner), is_counted.reshape(outer, 1, inner)
-        self.divisor = self.norm or float(max(1, is_counted.sum()))
+        found = np.array([is_counted.sum()], np.float64)
+        if not self.norm and self.context.part is not None:
+            self.context.part.sum(found)
+        self.divisor = self.norm or float(max(1, found[0]))
         if len(top) == 2:
             np.copyto(top[1].data, self.probability.data)
         return self._rows(bottom)

@@ -27,7 +27,8 @@ class InputLayer(Layer):
             if any(extent < 0 for extent in shape.dim):
                 raise self.invalid(f"shape {tuple(shape.dim)} has a negative extent", "input_param")
         for index, blob in enumerate(top):
-            blob.reshape(tuple(shapes[index if len(shapes) > 1 else 0].dim))
+            extents = tuple(shapes[index if len(shapes) > 1 else 0].dim)
+            blob.reshape(self.context.shape_of_part(extents, f"input {blob.name!r}"))
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass  # the caller may have given the tops other shapes since setup

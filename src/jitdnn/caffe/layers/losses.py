@@ -25,6 +25,7 @@ class LossLayer(Layer):
 
     bottoms = (2, 2)
     is_loss = True
+    parts_of_top = "sum"
     is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
@@ -37,6 +38,7 @@ class LossLayer(Layer):
                 f"bottoms of shapes {', '.join(map(str, shapes))} must have as many images in axis 0, one or more"
             )
         self.images = shapes[0][0]
+        self.whole_images = self.context.whole(self.images)
         top[0].reshape(())
 
     def backward_reads(self) -> Reads:
@@ -81,13 +83,15 @@ class EuclideanLossLayer(LossLayer):
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.squares(*(blob.values.reshape(-1) for blob in bottom), out=top[0].values)
-        scale(top[0].values, 1 / (2 * self.images))
+        scale(top[0].values, 1 / (2 * self.whole_images))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         a, b = (blob.values.reshape(-1) for blob in bottom)
         for blob, is_wanted, sign in zip(bottom, propagate, (1, -1), strict=True):
             if is_wanted:
-                self.difference(a, b, top[0].gradient, sign / self.images, out=blob.gradient.reshape(-1))
+                self.difference(
+                    a, b, top[0].gradient, sign / self.whole_images, out=blob.gradient.reshape(-1)
+                )
 
     def may_force_backward(self, index: int) -> bool:
         return True
@@ -104,6 +108,7 @@ class SigmoidCrossEntropyLossLayer(LossLayer):
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         loss = self.parameter.loss_param
+        self.may_rerun = self.context.part is None  # what it exchanges with other processes it exchanges once
         self.ignored = float(loss.ignore_label) if loss.has("ignore_label") else NOBODY
         self.normalization = "VALID" if loss.normalize else "BATCH_SIZE"
         if loss.has("normalization"):
@@ -122,13 +127,16 @@ class SigmoidCrossEntropyLossLayer(LossLayer):
         self.same_size(bottom)
         self.total, self.valid = self.save("total", (1,)), self.save("valid", (1,))
         # 0: the targets that count
-        by_mode = {"VALID": 0, "FULL": max(1, bottom[0].size), "BATCH_SIZE": self.images, "NONE": 1}
+        whole = self.context.whole(bottom[0].size)
+        by_mode = {"VALID": 0, "FULL": max(1, whole), "BATCH_SIZE": self.whole_images, "NONE": 1}
         self.norm = float(by_mode[self.normalization])
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         x, t = (blob.values.reshape(-1) for blob in bottom)
         total, valid = self.total.values, self.valid.values
         self.terms(x, t, self.ignored, out=(total, valid))
+        if not self.norm and self.context.part is not None:
+            self.context.part.sum(valid)
         self.mean(total, valid, self.norm, out=top[0].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
@@ -164,13 +172,13 @@ class _ClassLossLayer(LossLayer):
         if not self.is_captured:
             self.prepare(bottom)
         self.terms(*self._viewed(bottom), *self.constants, out=top[0].values)
-        scale(top[0].values, 1 / self.images)
+        scale(top[0].values, 1 / self.whole_images)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         self.refuse_label_gradient(propagate)
         if propagate[0]:
             dx = bottom[0].gradient.reshape(self.view)
-            self.slope(*self._viewed(bottom), *self.constants, top[0].gradient, 1 / self.images, out=dx)
+            self.slope(*self._viewed(bottom), *self.constants, top[0].gradient, 1 / self.whole_images, out=dx)
 
     def _viewed(self, bottom: Sequence[Blob]) -> tuple[Any, Any, Any]:
         """Values, labels and the numbers of the classes, to be broadcast to (images, classes)."""
@@ -234,7 +242,7 @@ class ContrastiveLossLayer(LossLayer):
         self.squares(a, b, axes=1, keepdims=True, out=squares)
         margin = self.parameter.contrastive_loss_param.margin
         labels = bottom[2].values.reshape(-1, 1)
-        self.terms(squares, labels, margin, 1 / self.images, out=(squares, factors))
+        self.terms(squares, labels, margin, 1 / self.whole_images, out=(squares, factors))
         reduce(squares, out=top[0].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:

@@ -109,6 +109,7 @@ class LSTMUnitLayer(Layer):
     The gates are in the order i, f, o, g. `cont` has no gradient.
     """
 
+    undivided = "its first axis is time"
     type = "LSTMUnit"
     bottoms = (3, 3)
     tops = (2, 2)

@@ -73,16 +73,22 @@ class MemoryDataLayer(Layer):
         self.set_arrays(out, labels)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        top[0].reshape((self.batch, *self.shape))
-        top[1].reshape((self.batch,))
+        self.rows = self.context.rows(self.batch, f"a batch of layer {self.name!r}")
+        count = self.rows.stop - self.rows.start
+        top[0].reshape((count, *self.shape))
+        top[1].reshape((count,))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if self.data is None:
             raise self.invalid("it has no data yet: give them by set_arrays(data, labels) of this layer")
-        rows = slice(self.position, self.position + self.batch)
+        rows = slice(self.position + self.rows.start, self.position + self.rows.stop)
         top[0].data[...] = self.data[rows]
         top[1].data[...] = self.labels[rows]
-        self.position = rows.stop % len(self.data)
+        self.skip()
+
+    def skip(self) -> None:
+        if self.data is not None:
+            self.position = (self.position + self.batch) % len(self.data)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         pass

@@ -257,6 +257,7 @@ class BatchReindexLayer(_Movement):
     gradient; one that no image has is an error.
     """
 
+    undivided = "it takes images of the whole batch by their numbers"
     type = "BatchReindex"
     bottoms = (2, 2)
 

@@ -100,7 +100,8 @@ class PoolingLayer(Layer):
         if self.method == "AVE":
             avg_pool(x, self.window, out=y, count_include_pad=True, **self.arguments)
         elif self.method == "STOCHASTIC" and self.is_training:
-            self.sampling.forward(x, self.windows, self.context.random, y, self.pick.data)
+            drawn = self.context.draw(y.shape, y.dtype)
+            self.sampling.forward(x, self.windows, drawn, y, self.pick.data)
         elif self.method == "STOCHASTIC":
             self.weighting.forward(x, self.window, self.arguments, y)
         elif len(top) == 1:

@@ -21,6 +21,7 @@ class PriorBoxLayer(Layer):
     with `flip`. `step` is the extent of the images by that of the map unless it is given, `clip` keeps boxes inside.
     """
 
+    parts_of_top = "same"
     type = "PriorBox"
     bottoms = (2, 2)
 

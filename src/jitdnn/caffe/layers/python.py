@@ -32,6 +32,7 @@ class PythonLayer(Layer):
     `jitdnn.caffe.pycaffe`, unless another `caffe` was imported before, and modules of the same folder can be imported.
     """
 
+    undivided = "nobody knows what its code does with a batch"
     type = "Python"
     bottoms = (0, None)
     tops = (0, None)

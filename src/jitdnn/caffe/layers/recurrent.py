@@ -37,6 +37,7 @@ class RecurrentLayer(Layer):
     Weights, in this order: of x and their bias, of x_static if there is one, and those of the state.
     """
 
+    undivided = "its first axis is time"
     bottoms = (2, 5)
     tops = (1, 3)
     may_rerun = False  # each forward pass goes on from the last one

@@ -37,7 +37,10 @@ class ReductionLayer(Layer):
         axis = canonical_axis(self.parameter.reduction_param.axis, len(shape), f"layer {self.name!r}")
         top[0].reshape(shape[:axis])
         self.view = (count(shape, 0, axis), count(shape, axis))
-        self.factor = self.coefficient / (max(1, self.view[1]) if self.operation == "MEAN" else 1)
+        elements = self.view[1]
+        if not axis:  # over the batch: a sum, of which each process has a part
+            elements, self.parts_of_top = self.context.whole(elements), "sum"
+        self.factor = self.coefficient / (max(1, elements) if self.operation == "MEAN" else 1)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         x, y = bottom[0].values.reshape(self.view), top[0].values.reshape(-1)

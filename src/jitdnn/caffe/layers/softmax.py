@@ -70,6 +70,7 @@ class SoftmaxWithLossLayer(Layer):
     bottoms = (2, 2)
     tops = (1, 2)
     is_loss = True
+    parts_of_top = "sum"
     is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
@@ -79,6 +80,8 @@ class SoftmaxWithLossLayer(Layer):
         if loss.has("normalize") and not loss.has("normalization"):
             self.normalization = "VALID" if loss.normalize else "BATCH_SIZE"
         self.ignored_label = NOBODY if self.ignored is None else float(self.ignored)
+        # what a loss exchanges with other processes it exchanges once
+        self.may_rerun = self.context.part is None
         self.terms, self.mean, self.slope = reduction(TERMS), elementwise(MEAN), elementwise(SLOPE)
 
     def axis_given(self) -> int:
@@ -116,6 +119,8 @@ class SoftmaxWithLossLayer(Layer):
         self.terms(
             *self._viewed(), self.ignored_label, FLT_MIN, float(self.view[1]), NOBODY, out=(total, valid)
         )
+        if not self.norm and self.context.part is not None:
+            self.context.part.sum(valid)
         self.mean(total, valid, self.norm, out=top[0].values)
         if len(top) == 2:
             copy(self.probability.values, top[1].values)
@@ -141,7 +146,7 @@ class SoftmaxWithLossLayer(Layer):
 
     def _norm(self) -> float:
         """What the loss is divided by; 0 if it depends on the labels that are ignored."""
-        outer, _, inner = self.view
+        outer, inner = self.context.whole(self.view[0]), self.view[2]
         if self.normalization == "VALID":
             return 0.0 if self.ignored is not None else float(max(1, outer * inner))
         by_mode = {"FULL": outer * inner, "BATCH_SIZE": outer, "NONE": 1}

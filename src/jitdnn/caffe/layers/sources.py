@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from jitdnn.caffe.blob import Blob, Shape
 from jitdnn.caffe.fillers import fill
 from jitdnn.caffe.layers.base import Layer, Reads, copy
@@ -18,6 +20,7 @@ class ParameterLayer(Layer):
 
     type = "Parameter"
     bottoms = (0, 0)
+    parts_of_top = "same"
     is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
@@ -73,7 +76,12 @@ class DummyDataLayer(Layer):
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         for blob, shape in zip(top, self.shapes, strict=True):
-            blob.reshape(shape)
+            blob.reshape(self.context.shape_of_part(shape, f"top {blob.name!r}"))
+
+    def skip(self) -> None:
+        for shape, filler in zip(self.shapes, self.fillers, strict=True):
+            if filler.type != "constant" or self.is_overwritten:
+                fill(filler, np.empty(shape, self.context.dtype), self.context.random)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         for place, (blob, filler) in enumerate(zip(top, self.fillers, strict=True)):
@@ -86,7 +94,12 @@ class DummyDataLayer(Layer):
                 self.filled[place] = weakref.ref(blob.memory)
             else:
                 blob.overwrite_host()
-                fill(filler, blob.data, self.context.random)
+                if self.context.part is None:
+                    fill(filler, blob.data, self.context.random)
+                else:
+                    whole = np.empty(self.shapes[place], self.context.dtype)
+                    fill(filler, whole, self.context.random)
+                    blob.data[...] = whole[self.context.rows(len(whole), blob.name)]
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         pass

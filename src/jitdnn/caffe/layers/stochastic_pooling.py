@@ -26,14 +26,16 @@ class Sampling:
         self._chosen = elementwise("y, pick, x, tap: y + where(pick == tap, x, 0)")
         self._given = elementwise("dx, pick, dy, tap: dx + where(pick == tap, dy, 0)")
 
-    def forward(self, x: Array, windows: Windows, random: np.random.Generator, y: Array, pick: Array) -> None:
-        """Fill y, and `pick` of the same shape and type with the number of the chosen element in its window."""
+    def forward(self, x: Array, windows: Windows, drawn: Array, y: Array, pick: Array) -> None:
+        """Fill y, and `pick` of the same shape and type with the number of the chosen element in its window; `drawn`
+        are random numbers 0 to 1 of that shape.
+        """
         room = windows.room(x.shape[:2], x.dtype)
         transform(x, out=windows.inside(room))
         total = np.zeros_like(y)
         for part in windows.meets(room):
             add(part, out=total, beta=1.0)
-        limit = random.random(y.shape, y.dtype.type) * total
+        limit = drawn * total
         total.fill(0)
         pick.fill(0)
         y.fill(0)

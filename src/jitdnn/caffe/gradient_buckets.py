@@ -1,0 +1,162 @@
+"""Gradients of a net that several processes train together: they lie one behind the other in one piece of memory, in
+the order in which backward passes finish them, and pieces of it, buckets, are summed over the processes as soon as
+they are whole, while the pass goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jitdnn.caffe.blob import Blob
+from jitdnn.caffe.graph import Parameter
+from jitdnn.caffe.layouts import flat
+from jitdnn.caffe.net import Net
+from jitdnn.caffe.synced import Synced
+from jitdnn.groups import Group, Work
+from jitdnn.ops.tensor_ops import add
+
+#: bytes of a bucket: large enough that its time is that of its bytes, small enough that most of them go while layers
+#: compute
+BUCKET_BYTES = 4 << 20
+
+
+@dataclass
+class Bucket:
+    """Elements `start` .. `stop` of the memory, with the gradients of `parameters`; behind backward of layer number
+    `ready` they are whole.
+    """
+
+    start: int
+    stop: int
+    parameters: list[Parameter] = field(default_factory=list)
+    ready: int = 0
+
+
+class Buckets:
+    """The gradients of a net's parameters."""
+
+    def __init__(
+        self,
+        net: Net,
+        group: Group,
+        *,
+        bytes: int = BUCKET_BYTES,
+        wire: str = "f32",
+        is_scattered: bool = False,
+    ) -> None:
+        """Move the gradients into one piece of memory. `wire`: how they travel. With `is_scattered` each process gets
+        the sums of its part of each bucket alone (`part`).
+        """
+        self._net, self._group, self._wire, self._is_scattered = net, group, wire, is_scattered
+        ready = ready_behind(net)
+        order = sorted(range(len(net.parameters)), key=lambda index: (-ready[index], -index))
+        itemsize = net.dtype.itemsize
+        grain = group.size if is_scattered else 1
+        self.buckets: list[Bucket] = []
+        self.places: dict[str, int] = {}  # of each parameter, by its name, where its gradient begins
+        end = 0
+        for index in order:
+            parameter = net.parameters[index]
+            last = self.buckets[-1] if self.buckets else None
+            if last is None or (end - last.start) * itemsize >= bytes:
+                end = -(-end // grain) * grain
+                if last is not None:
+                    last.stop = end
+                last = Bucket(end, end)
+                self.buckets.append(last)
+            self.places[parameter.name] = end
+            last.parameters.append(parameter)
+            last.ready = ready[index]
+            end += parameter.blob.size
+            last.stop = end
+        end = -(-end // grain) * grain
+        if self.buckets:
+            self.buckets[-1].stop = end
+        self.size = end
+        self.memory = memory_of(net, end)
+        for parameter in net.parameters:
+            _place_gradient(parameter.blob, self.memory, self.places[parameter.name])
+        self._works: list[Work] = []
+        self._next = 0
+        self._is_open = False
+
+    def part(self, bucket: Bucket) -> tuple[int, int]:
+        """Elements of the memory whose sums this process gets with `is_scattered`."""
+        share = (bucket.stop - bucket.start) // self._group.size
+        start = bucket.start + self._group.rank * share
+        return start, start + share
+
+    def open(self) -> None:
+        """The backward pass that comes completes the gradients: buckets are sent as they are whole."""
+        self._works, self._next, self._is_open = [], 0, True
+
+    def layer_done(self, index: int) -> None:
+        """The backward pass is behind layer number `index`."""
+        while self._is_open and self._next < len(self.buckets) and self.buckets[self._next].ready >= index:
+            self._send()
+
+    def wait(self) -> None:
+        """Send what is left, and wait for all of it."""
+        while self._next < len(self.buckets):
+            self._send()
+        self._is_open = False
+        works, self._works = self._works, []
+        for work in works:
+            work.wait()
+
+    def _send(self) -> None:
+        bucket = self.buckets[self._next]
+        self._next += 1
+        array = self.memory[bucket.start : bucket.stop]
+        start = self._group.start_scatter if self._is_scattered else self._group.start_sum
+        self._works.append(start(array, self._wire))
+
+
+def ready_behind(net: Net) -> list[int]:
+    """For each parameter the number of the layer behind whose backward pass its gradient is whole: the first in the net
+    that has it, or the one that computes that layer's gradients too.
+    """
+    heads = {
+        id(node): next(index for index, other in enumerate(net.nodes) if other is group.head)
+        for group in net.fusion.groups
+        for node in group.without_backward
+    }
+    first: dict[int, int] = {}
+    for index, node in enumerate(net.nodes):
+        for blob in node.layer.weights:
+            key = id(blob.gradient_owner)
+            first[key] = min(first.get(key, index), heads.get(id(node), index))
+    return [first.get(id(parameter.blob.gradient_owner), 0) for parameter in net.parameters]
+
+
+def memory_of(net: Net, size: int) -> Any:
+    """Zeros, so many, where the net computes."""
+    if net.device is None:
+        return np.zeros(size, net.dtype)
+    return Synced(net.device, (max(1, size),), net.dtype).device()
+
+
+def place_data(blob: Blob, memory: Any, start: int) -> None:
+    """Have the values of a weight lie there, as they are now."""
+    values = flat(blob.values)
+    part = memory[start : start + blob.size]
+    if blob.device is None:
+        np.copyto(part, values)
+        blob.swap_data(part.reshape(blob.shape))
+        return
+    if blob.size:
+        with blob.device.handle:
+            add(values, out=part)
+        blob.swap_data(Synced.over(blob.device, blob.shape, part, blob.is_channels_last))
+
+
+def _place_gradient(blob: Blob, memory: Any, start: int) -> None:
+    """Have the gradient of a weight lie there."""
+    part = memory[start : start + blob.size]
+    if blob.device is None:
+        blob.swap_diff(part.reshape(blob.shape))
+    elif blob.size:
+        blob.swap_diff(Synced.over(blob.device, blob.shape, part, blob.is_channels_last))

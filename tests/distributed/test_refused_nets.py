@@ -1,0 +1,95 @@
+"""Nets whose batch cannot be divided, and calls that are wrong, are refused before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jitdnn.caffe import load_solver
+from jitdnn.errors import InvalidArgument, NotSupported
+
+DATA = (
+    'layer { name: "data" type: "DummyData" top: "data" top: "label" dummy_data_param { shape { dim: 8 dim: 4 } '
+    "shape { dim: 8 } } }\n"
+)
+PRODUCT = 'layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 3 } }\n'
+LOSS = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }\n'
+
+
+class Alone:
+    """A group that pretends to be the first of several processes."""
+
+    rank = 0
+
+    def __init__(self, size: int = 2) -> None:
+        self.size = size
+
+    def gather(self, data: bytes) -> list[bytes]:
+        return [data] * self.size
+
+    def share(self, data: bytes) -> bytes:
+        return data
+
+
+def solver(net: str, size: int = 2, **options: Any) -> Any:
+    text = f"base_lr: 0.1 lr_policy: 'fixed' snapshot_after_train: false net_param {{ {net} }}"
+    return load_solver(text, seed=0, group=Alone(size), **options)  # type: ignore[arg-type]
+
+
+def test_each_process_has_its_rows() -> None:
+    made = solver(DATA + PRODUCT + LOSS, 4)
+    assert made.net.blobs["data"].shape == (2, 4)
+    assert made.net.layers[-1].norm == 8
+
+
+SLICE = 'layer { name: "x" type: "Slice" bottom: "data" top: "a" top: "b" slice_param { axis: 0 } }'
+FILTER = 'layer { name: "x" type: "Filter" bottom: "data" bottom: "label" top: "a" }'
+COLUMNS = PRODUCT.replace('"ip"', '"x"').replace("num_output: 3", "num_output: 3 axis: -2")
+WEIGHTS = (
+    'layer { name: "p" type: "Parameter" top: "p" parameter_param { shape { dim: 3 } } }\n'
+    'layer { name: "x" type: "Reduction" bottom: "p" top: "r" loss_weight: 1 }'
+)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (SLICE, "axis of the images"),
+        (FILTER, "as many images as it happens"),
+        (COLUMNS, "axis of the images"),
+        (WEIGHTS, "does not depend on the images"),
+    ],
+)
+def test_layers_that_mix_images_are_refused_by_name_and_line(layer: str, reason: str) -> None:
+    with pytest.raises(NotSupported, match=r"layer 'x' .*line \d+") as caught:
+        solver(DATA + PRODUCT + LOSS + layer)
+    assert reason in str(caught.value)
+    assert caught.value.line is not None
+
+
+def test_batches_that_cannot_be_divided_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="8 rows, and 9 processes"):
+        solver(DATA + PRODUCT + LOSS, 9)
+    other = (
+        DATA.replace('"data"', '"more"').replace('top: "label"', 'top: "other"').replace("dim: 8", "dim: 6")
+    )
+    silent = 'layer { name: "s" type: "Silence" bottom: "more" bottom: "other" }'
+    with pytest.raises(InvalidArgument, match="both must be multiples of 4"):
+        solver(DATA + PRODUCT + LOSS + other + silent, 4)
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch_norm", "mine"), ("wire", "f8")])
+def test_options_that_do_not_exist_are_refused(name: str, value: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name} is {value!r}: there are"):
+        solver(DATA + PRODUCT + LOSS, **{name: value})
+
+
+def test_gradients_lie_in_the_order_in_which_backward_finishes_them() -> None:
+    made = solver(DATA + PRODUCT + LOSS)
+    buckets = made._parallel.buckets
+    assert list(buckets.places) == ["ip/1", "ip/0"]
+    weight = made.net.parameters[0].blob
+    weight.diff[...] = 5
+    assert np.count_nonzero(buckets.memory == 5) == weight.size
