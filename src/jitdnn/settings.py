@@ -202,9 +202,10 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "choice",
-        _one_of("get", "find"),
+        _one_of("get", "find", "model"),
         lambda: "get",
-        "How an algorithm is chosen: `get` from stored times and the cost model, `find` by measuring first.",
+        "How an algorithm is chosen: `get` from stored times and the cost model, `find` by measuring first, `model` by "
+        "the cost model alone, so that the choice does not change with what was measured meanwhile.",
     ),
     Setting(
         "compile",

@@ -62,7 +62,6 @@ def _processor(values: Settings) -> dict[str, Any]:
             for name in NAMES
         },
         "peak_gflops": {dtype: device.measure_peak(dtype) / 1e9 for dtype in ("f32", "f64")},
-        "bandwidth_gbytes": device.bandwidth / 1e9,
         "targets": states,
     }
 
@@ -127,7 +126,7 @@ def show_info(as_json: bool) -> None:
         say(f"device: {found['device']}")
         say(
             f"measured now: {found['peak_gflops']['f32']:.1f} GFLOP/s float32, {found['peak_gflops']['f64']:.1f} "
-            f"GFLOP/s float64, {found['bandwidth_gbytes']:.1f} GB/s copy"
+            "GFLOP/s float64"
         )
         say(f"facts: {_facts(found['processor'])}")
     for name, facts in found["gpus"].items():

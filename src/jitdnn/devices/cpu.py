@@ -1,11 +1,11 @@
-"""The processor as a device: its instruction set, its threads and its measured speed."""
+"""The processor as a device: its instruction set, its threads and its speed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from jitdnn.devices.processor_facts import efficiency, processor_of
-from jitdnn.devices.processor_speed import copy_rate, multiply_add_rate, probe
+from jitdnn.devices.processor_speed import probe
 from jitdnn.devices.quiet import settle
 from jitdnn.rtcg.cache import Origin
 from jitdnn.rtcg.compile import origin
@@ -31,13 +31,18 @@ class CpuDevice:
         return f"{processor_name()} {self.isa.name} x{self.threads}"
 
     def peak_flops(self, dtype: str) -> float:
-        """Multiply-add rate of all threads in FLOP/s, measured once in this process for each type."""
-        return multiply_add_rate(self.isa, compute_dtype(dtype)) * self.threads
+        """Multiply-add rate of all threads in FLOP/s by the facts of the processor.
+
+        Facts are measured once a machine and kept: with what one process measures for itself, estimates of two
+        processes would differ, the algorithms that they choose too, and so the last digits of results.
+        """
+        facts = self.isa.processor
+        return 2.0 * facts.fma_ports * self.isa.lanes(compute_dtype(dtype)) * facts.clock * self.threads
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second that a plain copy moves (read plus written), measured once in this process."""
-        return copy_rate()
+        """Bytes per second that go through memory, by the facts of the processor."""
+        return self.isa.processor.memory_rate * self.isa.processor.clock
 
     def measure_peak(self, dtype: str) -> float:
         """Multiply-add rate of all threads in FLOP/s, measured now: clocks and neighbours change.

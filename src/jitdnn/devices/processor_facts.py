@@ -132,17 +132,26 @@ def _found(isa: Isa) -> Processor:
     sizes = _sizes()
     key = hashlib.sha256(repr((_SCHEMA, processor_name(), isa.name, sizes)).encode()).hexdigest()
     cache = CodeCache.default()
-    kept = cache.get(key)
-    if kept is not None:
-        try:
-            known = Processor(**json.loads(kept))
-            if _is_sane(known):
-                return known
-        except (TypeError, ValueError):
-            pass  # of another version
+    known = _read(cache.get(key))
+    if known is not None:
+        return known
     found = measure(isa, sizes)
+    # another process may have measured meanwhile: what is kept first is true for all
+    known = _read(cache.get(key))
+    if known is not None:
+        return known
     cache.put(key, json.dumps(asdict(found)).encode(), origin(isa))  # code depends on it, and goes with it
     return found
+
+
+def _read(kept: bytes | None) -> Processor | None:
+    if kept is None:
+        return None
+    try:
+        known = Processor(**json.loads(kept))
+    except (TypeError, ValueError):  # of another version
+        return None
+    return known if _is_sane(known) else None
 
 
 def _is_sane(found: Processor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import Isa
-from jitdnn.rtcg.processor import REFERENCE, Processor
+from jitdnn.rtcg.processor import Processor
 from jitdnn.rtcg.recording import compiling
 
 _PROBE_CHAINS = 12  # independent sums: enough to hide the latency of a multiply-add on every set
@@ -70,39 +69,11 @@ def probe(processor: Isa, dtype: str, threads: int) -> float:
     return 2.0 * lanes * _PROBE_CHAINS * _PROBE_STEPS * threads / seconds
 
 
-def multiply_add_rate(isa: Isa, dtype: str) -> float:
-    """FLOP/s of one thread that multiplies and adds, measured once in this process for each type."""
-    return _single_peak(replace(isa, processor=REFERENCE), dtype)
-
-
-@functools.cache
-def _single_peak(isa: Isa, dtype: str) -> float:
-    return probe(isa, dtype, 1)
-
-
-@functools.cache
-def copy_rate() -> float:
-    """Bytes per second that a plain copy moves (read plus written), measured once in this process."""
-    import numpy as np
-
-    size = 4 << 20  # of 8 bytes: beyond most caches
-    while True:
-        try:
-            source = np.ones(size, np.float64)
-            target = np.empty_like(source)
-            break
-        except MemoryError:  # a figure for estimates is not worth failing for
-            if size <= 1 << 12:
-                raise
-            size //= 4
-    return 2.0 * source.nbytes / _best(lambda: np.copyto(target, source))
-
-
 def measure(isa: Isa, sizes: Processor) -> Processor:
     """The clock, the ports and the rates of one thread, for caches of the given sizes."""
     code = _Probe(isa)
     clock = code.clock()
-    ports = max(1, round(multiply_add_rate(isa, "f32") / (2 * isa.lanes("f32") * clock)))
+    ports = max(1, round(probe(isa, "f32", 1) / (2 * isa.lanes("f32") * clock)))
     rates = {size: code.rate(size) / clock for size in _working_sets(sizes)}
     near = rates[min(rates)]
     beyond = {size: rate for size, rate in rates.items() if size > sizes.l2_bytes}

@@ -109,6 +109,8 @@ def survey(
         _consider(algorithm, problem, device, request, epilogue, reason, limit)
         for algorithm, reason in zip(table, reasons, strict=True)
     ]
+    if request.choice == "model":
+        return candidates
     wanted = (str(problem), stored_key(epilogue, request), device.name)
     note_look_up(*wanted)
     known = store.look_up(*wanted)

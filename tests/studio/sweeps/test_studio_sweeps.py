@@ -308,8 +308,7 @@ def test_what_a_killed_server_left_half_written_is_removed(store: Store, dataset
     Sweeps(store).step()
     [first] = children(store, sweep)
     half = store.insert(
-        "run", name="half", parent=sweep, state="paused", message="its files are being written",
-        trial={"number": 2, "values": {}},
+        "run", name="half", parent=sweep, state="preparing", trial={"number": 2, "values": {}},
     )  # fmt: skip
     assert [row["id"] for row in trials(store, row_of(store, sweep))] == [first["id"]]
     assert store.one("run", half) is not None

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 
@@ -74,6 +75,40 @@ def test_results_errors_and_limits() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await inspector.inspect(os.getpid) != third
+
+    with_inspector(work)
+
+
+def leave_a_child() -> None:
+    """Sleeps, and so does a child that holds the same end of the pipe."""
+    if os.fork() == 0:
+        for stream in range(3):
+            os.close(stream)
+        time.sleep(15)
+        os._exit(0)
+    time.sleep(60)
+
+
+def test_nobody_waits_for_a_call_that_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, call = threading.Event(), inspectors._Process.call
+
+    def told(process: inspectors._Process, message: bytes, seconds: float) -> object:
+        try:
+            return call(process, message, seconds)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(inspectors._Process, "call", told)
+
+    async def work(inspector: Inspector) -> None:
+        await inspector.inspect(os.getpid)
+        ended.clear()
+        task = asyncio.create_task(inspector.inspect(leave_a_child))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(ended.wait, 4)
 
     with_inspector(work)
 

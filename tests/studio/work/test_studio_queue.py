@@ -205,6 +205,22 @@ def test_what_users_ask_of_runs(store: Store) -> None:
             ask(store, 77)
 
 
+def test_nothing_is_asked_of_a_run_whose_files_are_being_written(store: Store) -> None:
+    run, trial = runs(store, 1, state="preparing") + runs(store, 1, state="preparing", trial={"number": 1})
+    for ask in (control.pause, control.stop, control.resume, room.remove_run):
+        with pytest.raises(InvalidArgument, match="run 1 is preparing"):
+            ask(store, run)
+    control.end_preparing(store)  # by the next server, if this one is killed
+    assert states(store) == ["failed", "preparing"]
+    assert "begin a copy" in row_of(store, run)["message"]
+    with pytest.raises(InvalidArgument, match="begin a copy of it"):
+        control.resume(store, run)
+    store.folder(run).mkdir(parents=True)
+    (store.folder(run) / "solver.prototxt").write_text("")  # it failed later, while it trained
+    assert control.resume(store, run) == "queued"
+    assert row_of(store, trial)["message"] == ""
+
+
 def test_one_server_a_home(store: Store) -> None:
     with locked(store.home / "server.lock"), pytest.raises(StoreError, match="another studio serves"):
         asyncio.run(Queue(store, [Pretended()]).serve())

@@ -11,7 +11,7 @@ import pytest
 
 from jitdnn.caffe import events, load_solver
 from jitdnn.studio.store import Store
-from jitdnn.studio.work import worker
+from jitdnn.studio.work import kept_settings, worker
 from jitdnn.studio.work.ledger import LeaseLost, Report, StoreLedger
 from studio_runs import NET, Worker, begin, curves_of, make_run, row_of, start_worker, weights_of
 
@@ -105,6 +105,50 @@ def test_pause_and_go_on_change_nothing(store: Store, undisturbed: tuple[dict, d
     assert row_of(store, run)["state"] == "done"
     assert curves_of(store, run) == undisturbed[0]
     assert weights_of(store, run, MAX_ITER) == undisturbed[1]
+
+
+OTHERWISE = (
+    "import os",
+    "os.environ |= {'JITDNN_THREADS': '3', 'JITDNN_CPU': 'plain', 'JITDNN_CHOICE': 'find', 'JITDNN_ACCURACY': 'strict'}",
+    "del os.environ['JITDNN_DEVICE_FILE']",
+    "import jitdnn.settings; jitdnn.settings._process_default = None",
+)
+
+
+def test_a_run_goes_on_with_the_algorithms_that_it_began_with(
+    store: Store, undisturbed: tuple[dict, dict]
+) -> None:
+    """Another number of threads, instruction set, choice and facts of the processor: nothing of it counts any more."""
+    run = make_run(store, MAX_ITER)
+    process = start_worker(store, run, begin(store, run))
+    _wait_for(lambda: row_of(store, run)["iteration"] > 20)
+    process.kill()
+    process.wait()
+    assert start_worker(store, run, begin(store, run), *OTHERWISE).wait(60) == 0, _log(store, run)
+    assert curves_of(store, run) == undisturbed[0]
+    assert weights_of(store, run, MAX_ITER) == undisturbed[1]
+    # what a run begins with does count
+    other = make_run(store, MAX_ITER)
+    assert start_worker(store, other, begin(store, other), *OTHERWISE).wait(60) == 0, _log(store, other)
+    assert weights_of(store, other, MAX_ITER) != undisturbed[1]
+
+
+def test_on_another_processor_a_run_goes_on_and_says_so(store: Store) -> None:
+    run = make_run(store, 60, snapshot=20)
+    ledger = Asked(store, run, begin(store, run), 30, lambda: store.update("run", run, intent="pause"))
+    assert worker.train(ledger) == 0
+    kept = store.folder(run) / "settings.json"
+    text = kept.read_text()
+    kept.write_text(text.replace('"machine": "', '"machine": "another '))
+    assert worker.train(StoreLedger(store, run, begin(store, run))) == 0
+    assert row_of(store, run)["state"] == "done"
+    assert kept.read_text() == text
+    marks = [mark["text"] for mark in store.rows("SELECT text FROM mark WHERE run = ? ORDER BY seq", run)]
+    assert any(mark.startswith("on another kind of device from here on") for mark in marks)
+    for damage in ("", "[]", '{"machine": "x", "settings": {"threads": 0}}'):
+        kept.write_text(damage)
+        assert kept_settings.keep(store.folder(run), "cpu")[0] != []
+        assert kept.read_text() == text
 
 
 def test_stop_keeps_what_was_learnt(store: Store) -> None:

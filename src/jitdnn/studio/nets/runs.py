@@ -18,7 +18,7 @@ from jitdnn.studio.nets.facts import DataFacts
 from jitdnn.studio.nets.fine_tuning import START, start_from
 from jitdnn.studio.nets.options import Options
 from jitdnn.studio.nets.solvers import solver_of
-from jitdnn.studio.store import ORIGINAL, data_folder
+from jitdnn.studio.store import ORIGINAL, SOLVER, data_folder
 
 
 def write(
@@ -45,7 +45,7 @@ def write(
         (ORIGINAL, text),
         ("net.prototxt", to_text(bound.net)),
         ("deploy.prototxt", to_text(deployment(bound.net, facts.shape, folder).net)),
-        ("solver.prototxt", to_text(solver)),
+        (SOLVER, to_text(solver)),
     ):
         _write_text(folder / name, content)
     return int(solver.max_iter)

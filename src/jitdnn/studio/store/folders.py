@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import Final
 
-#: in the folder of a run: its best weights, and the net as its user gave it
+#: in the folder of a run: its best weights, the net as its user gave it, and what is written last before it can train
 BEST: Final = "best.npz"
 ORIGINAL: Final = "original.prototxt"
+SOLVER: Final = "solver.prototxt"
 
 
 def default_home() -> Path:

@@ -12,7 +12,7 @@ from jitdnn.files import write_whole
 from jitdnn.studio.nets import Options
 from jitdnn.studio.store import ORIGINAL, Row, Store
 from jitdnn.studio.sweeps.space import Space, Value, filled, variables
-from jitdnn.studio.work.control import WRITING
+from jitdnn.studio.work.control import PREPARING
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("none", "median", "halving")
@@ -125,8 +125,7 @@ def create(
         net_name=net_name,
         max_iter=plan.count,
         options={**kept, "sweep": plan.plain()},
-        state="paused",
-        message=WRITING,
+        state=PREPARING,
         **values,
     )
     folder: Path = store.folder(run)

@@ -67,7 +67,7 @@ class Sweeps:
 
     def _clear(self) -> None:
         """Remove trials whose files were being written when an earlier server was killed."""
-        for row in self._store.rows("SELECT id, trial FROM run WHERE message = ?", control.WRITING):
+        for row in self._store.rows("SELECT id, trial FROM run WHERE state = ?", control.PREPARING):
             if row["trial"]:
                 shutil.rmtree(self._store.folder(row["id"]), ignore_errors=True)
                 self._store.forget_run(row["id"])
@@ -137,8 +137,7 @@ class Sweeps:
             "run",
             name=f"{sweep['name']} #{number}",
             parent=sweep["id"],
-            state="paused",
-            message=control.WRITING,
+            state=control.PREPARING,
             trial={"number": number, "values": values},
             **shared,
         )
@@ -191,7 +190,7 @@ def best_of(plan: Plan, known: list[Trial]) -> int | None:
 def children_of(store: Store, sweep: Row) -> list[Row]:
     """The trials of a sweep in order, but one whose files are being written; a copy made by hand is no trial."""
     found = store.rows(
-        "SELECT * FROM run WHERE parent = ? AND message != ? ORDER BY id", sweep["id"], control.WRITING
+        "SELECT * FROM run WHERE parent = ? AND state != ? ORDER BY id", sweep["id"], control.PREPARING
     )
     return [row for row in found if row["trial"]]
 

@@ -14,7 +14,7 @@ from jitdnn.studio import nets
 from jitdnn.studio.nets.weights import weights_file
 from jitdnn.studio.store import Row
 from jitdnn.studio.web.context import Studio
-from jitdnn.studio.work.control import WRITING
+from jitdnn.studio.work.control import PREPARING
 
 _MOST_TEXT = 2_000_000
 #: of an option that holds a list
@@ -107,7 +107,7 @@ async def start(studio: Studio, asked: Training) -> int:
         dataset = dataset_of(studio, asked.dataset)  # it may have been deleted while the net was looked at
         number = store.insert(
             "run", name=asked.name.strip() or f"{title} on {dataset['name']}"[:120], dataset=asked.dataset,
-            net_name=title, options=asked.options.model_dump(), state="paused", message=WRITING,
+            net_name=title, options=asked.options.model_dump(), state=PREPARING,
             wants=asked.wants, priority=asked.priority,
             parent=asked.parent if asked.parent and store.one("run", asked.parent) else None,
         )  # fmt: skip

@@ -10,6 +10,7 @@ NOTHING = "–"
 THIN = "\u2009"
 #: what a state is called on the pages
 STATES = {
+    "preparing": "being prepared",
     "queued": "waiting",
     "running": "running",
     "done": "finished",

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.studio.store import Row, Store
+from jitdnn.studio.store import SOLVER, Row, Store
 
 #: states of a run that no worker has, and none will until somebody asks
 OVER = ("done", "stopped", "paused", "failed", "interrupted")
 #: the state of a run that has done what its user asked for
 OBEYED = {"pause": "paused", "stop": "stopped"}
-#: what a run says while its files are being written, before it is queued
-WRITING = "its files are being written"
+#: the state of a run whose files are being written, before it is queued: nothing can be asked of it yet
+PREPARING = "preparing"
 _CAN_GO_ON = ("paused", "stopped", "failed", "interrupted")
 
 
@@ -33,6 +33,8 @@ def resume(store: Store, run: int) -> str:
         if row["state"] == "running" and row["intent"]:
             store.update("run", run, intent="")
         elif row["state"] in _CAN_GO_ON:
+            if row["state"] == "failed" and not (store.folder(run) / SOLVER).is_file():
+                raise InvalidArgument(f"the files of run {run} were never written whole: begin a copy of it")
             store.update("run", run, state="queued", intent="", message="", deaths=0, died_at=None)
             store.mark(run, row["iteration"], "queued to go on")
         elif row["state"] not in ("running", "queued"):
@@ -40,6 +42,16 @@ def resume(store: Store, run: int) -> str:
                 f"run {run} is {row['state']}: one that is {', '.join(_CAN_GO_ON)} can go on"
             )
         return str(_row(store, run)["state"])
+
+
+def end_preparing(store: Store) -> None:
+    """Say of runs whose files were being written when an earlier server ended that nothing comes of them any more.
+
+    Trials of sweeps are left: their sweep makes them anew.
+    """
+    for row in store.rows("SELECT id FROM run WHERE state = ? AND trial = '{}'", PREPARING):
+        message = "the studio ended while the files of this run were being written: begin a copy of it"
+        store.update("run", row["id"], state="failed", message=message)
 
 
 def _ask(store: Store, run: int, intent: str, at_once: dict[str, str]) -> str:

@@ -27,6 +27,7 @@ from jitdnn.studio.processes import end_with_parent
 
 T = TypeVar("T")
 _CONTEXT = multiprocessing.get_context("spawn")
+_LOOK = 0.5  # seconds between two looks whether the process of a call was ended
 
 
 class InspectorDied(JitdnnError):
@@ -50,14 +51,16 @@ class _Process:
         self.process.start()
         theirs.close()
         self.used = time.monotonic()
+        self._is_ended = False
+        self._call = threading.Lock()  # held while the pipe is waited at, which nobody may close meanwhile
 
     def call(self, message: bytes, seconds: float) -> Any:
         """Send a call and wait for its result; raises what it raised."""
         try:
-            self.pipe.send_bytes(message)
-            if not self.pipe.poll(seconds):
-                raise InspectorTimeout(f"this took longer than {seconds:g} seconds, and was ended")
-            is_good, result = pickle.loads(self.pipe.recv_bytes())
+            with self._call:
+                self.pipe.send_bytes(message)
+                self._wait(seconds)
+                is_good, result = pickle.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
             raise InspectorDied(
                 "the process that looked at this died: the net may need more memory than "
@@ -68,11 +71,25 @@ class _Process:
             return result
         raise result
 
+    def _wait(self, seconds: float) -> None:
+        """Wait for the result. The end of the process ends it, also where a child of that holds its end of the pipe."""
+        deadline = time.monotonic() + seconds
+        while not self.pipe.poll(max(0.0, min(_LOOK, deadline - time.monotonic()))):
+            if self._is_ended:
+                raise EOFError
+            if time.monotonic() >= deadline:
+                raise InspectorTimeout(f"this took longer than {seconds:g} seconds, and was ended")
+
     def end(self) -> None:
         """End the process, whatever it does."""
-        self.pipe.close()
+        self._is_ended = True
         self.process.kill()
-        self.process.join(5)
+        deadline = time.monotonic() + 5
+        # join would wait for its children, too: they hold the pipe that it listens to
+        while self.process.exitcode is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        with self._call:  # the number of a pipe that was closed may be another one's a moment later
+            self.pipe.close()
         if self.process.exitcode is not None:
             self.process.close()
 

@@ -17,7 +17,7 @@ from jitdnn import log
 from jitdnn.errors import JitdnnError, StoreError
 from jitdnn.studio import plugins
 from jitdnn.studio.store import Row, Store
-from jitdnn.studio.work.control import OBEYED, queue
+from jitdnn.studio.work.control import OBEYED, end_preparing, queue
 from jitdnn.studio.work.executor import Executor, Job, Place
 from jitdnn.studio.work.ledger import LeaseLost, locked
 from jitdnn.studio.work.local import LocalExecutor
@@ -36,7 +36,6 @@ class Queue:
         self._looked = -1e9  # when places were looked for, by a clock that nobody sets
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._seen: object = None
 
     # ---- the loop
 
@@ -46,6 +45,7 @@ class Queue:
         told = ""
         try:
             with locked(self._store.home / "server.lock", seconds=1.0):
+                await asyncio.to_thread(end_preparing, self._store)
                 while True:
                     try:
                         await asyncio.to_thread(self.step)

@@ -19,7 +19,8 @@ from typing import Any
 
 from jitdnn.caffe import load_solver, snapshot
 from jitdnn.errors import JitdnnError, NotSupported
-from jitdnn.studio.store import Store
+from jitdnn.studio.store import SOLVER, Row, Store
+from jitdnn.studio.work import kept_settings
 from jitdnn.studio.work.ledger import LeaseLost, Ledger, Report, StoreLedger, identity, locked
 from jitdnn.studio.work.reporter import PREFIX, Reporter
 
@@ -48,37 +49,49 @@ def train(ledger: Ledger) -> int:
         with suppress(OSError):
             os.nice(5)
         row = ledger.run()
-        reporter = Reporter(ledger, row)
-        ledger.tell(Report(values={"message": "", "started": time.time(), **identity()}))
-        options: dict[str, Any] = {"device": _device(row["device"])}
-        if limit := row["options"].get("memory_limit"):
-            options["memory_limit"] = limit
-        prefix = str(ledger.folder / PREFIX)
-        solver = load_solver(
-            ledger.folder / "solver.prototxt", listener=reporter, snapshot_prefix=prefix, **options
+        device = _device(row["device"])
+        written, note = kept_settings.keep(ledger.folder, device)
+        ledger.tell(
+            Report(
+                values={"message": "", "started": time.time(), **identity()},
+                marks=[(row["iteration"], note)] if note else (),
+            )
         )
-        reporter.solver = solver
-
-        def leave(number: int, frame: object) -> None:
-            reporter.is_leaving = True
-
-        signal.signal(signal.SIGTERM, leave)
-        resume = snapshot.newest(prefix)
-        if resume is not None:
-            reporter.resumed(snapshot.read(resume).meta["iteration"])
-        solver.solve(resume)
-        if reporter.is_leaving and not reporter.intent and not reporter.why:
-            _say("left on a signal; the queue starts this run again")
-            return LEFT
-        reporter.save_last_as_best()
-        state = _STATES.get(reporter.intent, "stopped" if reporter.why else "done")
-        if state != "done" and solver.iteration >= solver.parameter.max_iter:
-            state = "done"  # asked to stop at the very end
-        _end(ledger, state, reporter.why, solver.iteration)
+        for file in written:
+            ledger.saved(file)
+        with kept_settings.in_force(ledger.folder):
+            return _train(ledger, row, device)
     except LeaseLost:
         raise
     except Exception as error:  # whatever it is, the page must say it
         return _failed(ledger, error)
+
+
+def _train(ledger: Ledger, row: Row, device: str) -> int:
+    reporter = Reporter(ledger, row)
+    options: dict[str, Any] = {"device": device}
+    if limit := row["options"].get("memory_limit"):
+        options["memory_limit"] = limit
+    prefix = str(ledger.folder / PREFIX)
+    solver = load_solver(ledger.folder / SOLVER, listener=reporter, snapshot_prefix=prefix, **options)
+    reporter.solver = solver
+
+    def leave(number: int, frame: object) -> None:
+        reporter.is_leaving = True
+
+    signal.signal(signal.SIGTERM, leave)
+    resume = snapshot.newest(prefix)
+    if resume is not None:
+        reporter.resumed(snapshot.read(resume).meta["iteration"])
+    solver.solve(resume)
+    if reporter.is_leaving and not reporter.intent and not reporter.why:
+        _say("left on a signal; the queue starts this run again")
+        return LEFT
+    reporter.save_last_as_best()
+    state = _STATES.get(reporter.intent, "stopped" if reporter.why else "done")
+    if state != "done" and solver.iteration >= solver.parameter.max_iter:
+        state = "done"  # asked to stop at the very end
+    _end(ledger, state, reporter.why, solver.iteration)
     return 0
 
 

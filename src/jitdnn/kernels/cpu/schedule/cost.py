@@ -19,7 +19,7 @@ _FLOPS_PER_CYCLE_PER_LANE = 4.0  # two multiply-adds: counted cycles assume them
 def seconds_of(problem: Problem, device: CpuDevice, cycles: float, tasks: int) -> float:
     """Seconds for ``cycles`` of one thread divided into tasks, but no less than the memory traffic takes.
 
-    The clock follows from the measured peak, which is two vector multiply-adds a cycle.
+    The clock follows from the peak, which is two vector multiply-adds a cycle.
     """
     dtype = compute_dtype(problem.dtype)
     lanes = device.isa.lanes(dtype)

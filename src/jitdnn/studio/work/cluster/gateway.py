@@ -31,7 +31,7 @@ from jitdnn.caffe import SolverParameter
 from jitdnn.caffe.load import parse_file
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.files import sha256, whole
-from jitdnn.studio.store import Row, Store
+from jitdnn.studio.store import SOLVER, Row, Store
 from jitdnn.studio.work.cluster.tokens import is_token
 from jitdnn.studio.work.control import OVER
 from jitdnn.studio.work.ledger import LeaseLost, Report, StoreLedger
@@ -39,7 +39,7 @@ from jitdnn.studio.work.ledger import LeaseLost, Report, StoreLedger
 PIECE = 8 << 20
 _BODY = 16 << 20
 _MOST_FILE = 64 << 30
-_UPLOADED = re.compile(r"best\.npz|snap_iter_\d{1,18}\.jdsnap|worker\.log")
+_UPLOADED = re.compile(r"best\.npz|snap_iter_\d{1,18}\.jdsnap|worker\.log|settings\.json|device\.json")
 _TEXT = ("message", "best_of", "host", "state", "intent")
 _NUMBERS = (
     *("iteration", "max_iter", "loss", "accuracy", "best", "best_at", "seconds", "speed"),
@@ -92,11 +92,11 @@ class Gateway:
         found = [
             file
             for file in folder.iterdir()
-            if file.suffix in (".prototxt", ".npy", ".jdsnap", ".npz", ".caffemodel")
+            if file.suffix in (".prototxt", ".npy", ".jdsnap", ".npz", ".caffemodel", ".json")
         ]
         if row["dataset"]:
             found += self.store.data_folder(row["dataset"]).glob("*")
-        solver = folder / "solver.prototxt"
+        solver = folder / SOLVER
         for names in parse_file(solver, SolverParameter).weights if solver.exists() else []:
             found += [(folder / name.strip()).resolve() for name in names.split(",")]
         inside = [(file, home.resolve()) for file in found if file.is_file() and not file.is_symlink()]
