@@ -16,10 +16,10 @@ import numpy as np
 
 from jitdnn.caffe import load_solver, paths
 from jitdnn.studio.data import creation, open_dataset
+from jitdnn.studio.export import exports
+from jitdnn.studio.export.predictor import Predictor
 from jitdnn.studio.look import classify, evaluate, layers, maximize, predictions, saliency
 from jitdnn.studio.look.pictures import image_png
-from jitdnn.studio.ship import exports
-from jitdnn.studio.ship.predictor import Predictor
 from jitdnn.studio.store import Store
 
 

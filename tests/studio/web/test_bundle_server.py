@@ -17,9 +17,9 @@ from fastapi.testclient import TestClient
 import studio_trained
 from jitdnn.cli import main
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio.export import exports
+from jitdnn.studio.export.predictor import Predictor
 from jitdnn.studio.look.trained import open_trained
-from jitdnn.studio.ship import exports
-from jitdnn.studio.ship.predictor import Predictor
 from jitdnn.studio.web import bundle_server
 from jitdnn.studio.web.guard import Guard
 

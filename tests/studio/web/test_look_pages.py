@@ -81,12 +81,12 @@ def test_evaluation_is_made_once_and_shown(client: TestClient, digits: Case) -> 
 
 def test_a_long_evaluation_shows_how_far_it_is(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     from jitdnn.studio.look import predictions
-    from jitdnn.studio.web import looking
+    from jitdnn.studio.web import trained_runs
 
     monkeypatch.setattr(predictions, "PIECE", 64)
-    monkeypatch.setattr(looking, "_PATIENCE", 0.0)
+    monkeypatch.setattr(trained_runs, "_PATIENCE", 0.0)
     address = "/runs/1/evaluation?part=val"
-    monkeypatch.setattr(looking.evaluated, "__defaults__", ("", "", 0.0))
+    monkeypatch.setattr(trained_runs.evaluated, "__defaults__", ("", "", 0.0))
     first = client.get(address).text
     assert 'value="64" max="500"' in first
     assert 'http-equiv="refresh"' in first  # without a script, too

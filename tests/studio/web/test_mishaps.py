@@ -21,7 +21,7 @@ from jitdnn.cli.studio import run_serve
 from jitdnn.errors import NotSupported
 from jitdnn.studio.nets.weights import keep_weights, kept_weights
 from jitdnn.studio.store import Store
-from jitdnn.studio.web import answering, guard, looking, stream, words
+from jitdnn.studio.web import answering, guard, stream, trained_runs, words
 from jitdnn.studio.web.app import make_app
 from jitdnn.studio.web.guard import Guard
 from jitdnn.studio.web.stream import Watching, event, events
@@ -116,7 +116,9 @@ def test_answers_that_ended_by_a_mistake_do_not_look_complete(
         raise RuntimeError("a mistake")
 
     chosen = SimpleNamespace(name="best.npz")
-    monkeypatch.setattr(looking, "asked", lambda *_: (SimpleNamespace(run={}, dataset={}), chosen))
+    monkeypatch.setattr(
+        trained_runs, "with_weights", lambda *_: (SimpleNamespace(run={}, dataset={}), chosen)
+    )
     studio: Any = SimpleNamespace(home=tmp_path, inspector=SimpleNamespace(inspect=inspect))
     image = tmp_path / "image"
     image.write_bytes(b"x")
@@ -143,18 +145,20 @@ def test_two_who_ask_for_an_evaluation_do_not_make_it_at_once(
 
     found = SimpleNamespace(run={"id": 1}, dataset={}, data=SimpleNamespace(evaluation_part="test"))
     chosen = SimpleNamespace(name="best.npz", key="best-1")
-    monkeypatch.setattr(looking, "asked", lambda *_: (found, chosen))
+    monkeypatch.setattr(trained_runs, "with_weights", lambda *_: (found, chosen))
     inspector = SimpleNamespace(inspect=inspect)
     studio: Any = SimpleNamespace(home=tmp_path, inspector=inspector, store=Store(tmp_path))
 
     async def both() -> None:
-        await asyncio.gather(*(looking.evaluated(studio, 1) for _ in range(2)))
+        await asyncio.gather(*(trained_runs.evaluated(studio, 1) for _ in range(2)))
         assert most == 1
-        await asyncio.gather(looking.evaluated(studio, 1, "test"), looking.evaluated(studio, 1, "val"))
+        await asyncio.gather(
+            trained_runs.evaluated(studio, 1, "test"), trained_runs.evaluated(studio, 1, "val")
+        )
 
     asyncio.run(both())
     assert most == 2  # of different parts: those do not wait for each other
-    assert not looking._evaluating
+    assert not trained_runs._evaluating
 
 
 @pytest.mark.parametrize("name", ["重" * 116 + ".npz", "a." + "b" * 115 + ".npz", "\udce9.npz"])

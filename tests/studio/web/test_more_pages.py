@@ -141,10 +141,10 @@ def test_tidying_removes_what_is_ticked_and_nothing_that_is_not_spare(
     store.folder(run).mkdir(parents=True)
     for name in ("snap_iter_1.jdsnap", "best.npz"):
         (store.folder(run) / name).write_bytes(b"x" * 100)
-    assert [spare["key"] for spare in client.get("/api/room").json()["spares"]] == [f"snapshots/{run}"]
+    assert [spare["key"] for spare in client.get("/api/disk").json()["spares"]] == [f"snapshots/{run}"]
     for key in ("../token", "runs/1", "studio.sqlite", f"snapshots/{run}/../../x"):
-        assert client.post("/api/room/tidy", json={"keys": [key]}).status_code == 422
-    assert client.post("/api/room/tidy", json={"keys": [f"snapshots/{run}"]}).json() == {"bytes": 100}
+        assert client.post("/api/disk/tidy", json={"keys": [key]}).status_code == 422
+    assert client.post("/api/disk/tidy", json={"keys": [f"snapshots/{run}"]}).json() == {"bytes": 100}
     assert [file["name"] for file in client.get(f"/api/runs/{run}/files").json()] == ["best.npz"]
 
 

@@ -23,7 +23,7 @@ from jitdnn.errors import InvalidArgument, StoreError
 from jitdnn.studio.store import Store
 from jitdnn.studio.work import worker
 from jitdnn.studio.work.control import pause
-from jitdnn.studio.work.ledger import LeaseLost, Report
+from jitdnn.studio.work.run_access import LeaseLost, Report
 from studio_runs import NET, begin, curves_of, make_run, row_of, weights_of
 
 pytest.importorskip("starlette", reason="the extra `studio`")
@@ -32,7 +32,7 @@ pytest.importorskip("cryptography", reason="the extra `cluster`")
 
 from jitdnn.studio.work.cluster.certificates import make_certificates, server_context, worker_context
 from jitdnn.studio.work.cluster.gateway import Gateway
-from jitdnn.studio.work.cluster.remote import RemoteLedger
+from jitdnn.studio.work.cluster.remote import RemoteRunAccess
 from jitdnn.studio.work.cluster.tokens import FILE, is_token, token_for
 
 
@@ -67,9 +67,9 @@ class Served:
     def address(self) -> str:
         return f"https://127.0.0.1:{self.port}"
 
-    def ledger(self, run: int, lease: int, cache: Path, token: str | None = None) -> RemoteLedger:
+    def access(self, run: int, lease: int, cache: Path, token: str | None = None) -> RemoteRunAccess:
         token = token_for(self.store.home, run, lease) if token is None else token
-        made = RemoteLedger(self.address, run, lease, token, self.tls, cache)
+        made = RemoteRunAccess(self.address, run, lease, token, self.tls, cache)
         made.patience = 5.0
         return made
 
@@ -106,23 +106,23 @@ def with_data_set(store: Store, run: int) -> int:
 
 def test_a_training_elsewhere_is_the_same_training(served: Served, store: Store, tmp_path: Path) -> None:
     here, there = make_run(store), make_run(store)
-    assert worker.train(worker.StoreLedger(store, here, begin(store, here))) == 0
+    assert worker.train(worker.StoreRunAccess(store, here, begin(store, here))) == 0
     data = with_data_set(store, there)
     cache = tmp_path / "cache"
-    ledger = served.ledger(there, begin(store, there), cache)
-    ledger.fetch()
+    access = served.access(there, begin(store, there), cache)
+    access.fetch()
     objects = {file: file.stat().st_ino for file in (cache / "objects").iterdir()}
     store.update("run", there, intent="pause")
-    assert worker.train(ledger) == 0
+    assert worker.train(access) == 0
     row = row_of(store, there)
     assert row["state"] == "paused"
     assert 0 < row["iteration"] < 60
     shutil.rmtree(cache / "homes")  # another machine, or a cleaner one, with the data set still kept
-    ledger = served.ledger(there, begin(store, there), cache)
-    ledger.fetch()
+    access = served.access(there, begin(store, there), cache)
+    access.fetch()
     assert objects.items() <= {file: file.stat().st_ino for file in (cache / "objects").iterdir()}.items()
-    assert (ledger.folder.parent.parent / "data" / str(data) / "images.npz").exists()
-    assert worker.train(ledger) == 0
+    assert (access.folder.parent.parent / "data" / str(data) / "images.npz").exists()
+    assert worker.train(access) == 0
     assert curves_of(store, there) == curves_of(store, here)
     assert weights_of(store, there, 60) == weights_of(store, here, 60)
     names = sorted(file.name for file in store.folder(there).glob("snap_*"))
@@ -135,17 +135,17 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(
     served: Served, store: Store, tmp_path: Path
 ) -> None:
     run = make_run(store)
-    ledger = served.ledger(run, begin(store, run), tmp_path / "cache")
+    access = served.access(run, begin(store, run), tmp_path / "cache")
     served.stop()
-    ledger.patience = 0.3
+    access.patience = 0.3
     with pytest.raises(StoreError, match="could not be reached"):
-        ledger.tell(Report())
-    ledger.patience = 60
+        access.tell(Report())
+    access.patience = 60
     timer = threading.Timer(0.5, served.start)
     timer.start()
-    assert ledger.tell(Report(marks=[(3, "told late")])) == ""
+    assert access.tell(Report(marks=[(3, "told late")])) == ""
     timer.join()
-    assert ledger.tell(Report(marks=[(3, "told late")])) == ""  # as when an answer was lost
+    assert access.tell(Report(marks=[(3, "told late")])) == ""  # as when an answer was lost
     assert [row["text"] for row in store.rows("SELECT text FROM mark")] == ["told late"]
 
 
@@ -158,7 +158,7 @@ def test_a_token_opens_one_start_of_one_run(served: Served, store: Store, tmp_pa
     assert is_token(store.home, run, lease, token)
     for wrong in ("", "ü", token[:-1], token_for(store.home, run, lease + 1)):
         assert not is_token(store.home, run, lease, wrong)
-    served.ledger(run, lease, tmp_path, token).run()
+    served.access(run, lease, tmp_path, token).run()
     for number, start, given in (
         (other, 1, token),
         (run, lease + 1, token),
@@ -166,10 +166,10 @@ def test_a_token_opens_one_start_of_one_run(served: Served, store: Store, tmp_pa
         (run, lease, "x"),
     ):
         with pytest.raises(InvalidArgument, match=r"refused .* 401"):
-            served.ledger(number, start, tmp_path, given).run()
+            served.access(number, start, tmp_path, given).run()
     begin(store, run)
     with pytest.raises(LeaseLost, match="lease 1 is over"):
-        served.ledger(run, lease, tmp_path, token).tell(Report([("loss", 1, 2.0)]))
+        served.access(run, lease, tmp_path, token).tell(Report([("loss", 1, 2.0)]))
     assert store.series(run, "loss") == [[], []]
 
 
@@ -192,12 +192,12 @@ def test_without_a_certificate_there_is_no_connection(served: Served, store: Sto
 
 def test_a_worker_writes_only_what_is_its_own(served: Served, store: Store, tmp_path: Path) -> None:
     run = make_run(store)
-    ledger = served.ledger(run, begin(store, run), tmp_path / "cache")
+    access = served.access(run, begin(store, run), tmp_path / "cache")
     (store.home / "runs" / "secret").write_text("secret")
     (store.folder(run) / "link.npz").symlink_to(store.home / "token")
 
     def ask(method: str, path: str, body: Any = None) -> bytes:
-        return ledger._ask(method, path, None if body is None else json.dumps(body).encode())
+        return access._ask(method, path, None if body is None else json.dumps(body).encode())
 
     for path in ("/etc/passwd", "../secret", "runs/secret", "studio.sqlite", f"runs/{run}/link.npz", ""):
         with pytest.raises(InvalidArgument, match="404"):
@@ -231,14 +231,14 @@ def test_files_are_sent_in_pieces(
 ) -> None:
     monkeypatch.setattr("jitdnn.studio.work.cluster.remote._PIECE", 1000)
     run = make_run(store)
-    ledger = served.ledger(run, begin(store, run), tmp_path / "cache")
-    ledger.folder.mkdir(parents=True)
+    access = served.access(run, begin(store, run), tmp_path / "cache")
+    access.folder.mkdir(parents=True)
     for size in (0, 1000, 3456):
         content = np.random.default_rng(size).bytes(size)
-        (ledger.folder / "best.npz").write_bytes(content)
-        ledger.saved(ledger.folder / "best.npz")
+        (access.folder / "best.npz").write_bytes(content)
+        access.saved(access.folder / "best.npz")
         assert (store.folder(run) / "best.npz").read_bytes() == content
-    ledger.removed(ledger.folder / "best.npz")
+    access.removed(access.folder / "best.npz")
     assert not (store.folder(run) / "best.npz").exists()
 
 

@@ -17,11 +17,11 @@ import pytest
 from jitdnn.errors import DeviceError, InvalidArgument, StoreError
 from jitdnn.studio.file_locks import is_locked
 from jitdnn.studio.store import Store
-from jitdnn.studio.work import control, room
+from jitdnn.studio.work import control, disk_space
 from jitdnn.studio.work.executor import Job, Place
-from jitdnn.studio.work.ledger import locked
 from jitdnn.studio.work.local import LocalExecutor
 from jitdnn.studio.work.queue import Queue
+from jitdnn.studio.work.run_access import locked
 from studio_runs import curves_of, make_run, row_of
 
 
@@ -169,7 +169,7 @@ def test_a_worker_that_cannot_be_started_leaves_a_reason(store: Store) -> None:
 
 def test_no_run_starts_without_room_on_the_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     free = [100]
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0] << 20))
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0] << 20))
     store.set_setting("least_free", 50 << 20)
     run = make_run(store)
     (store.folder(run) / "snap_iter_20.jdsnap").write_bytes(bytes(20 << 20))
@@ -207,7 +207,7 @@ def test_what_users_ask_of_runs(store: Store) -> None:
 
 def test_nothing_is_asked_of_a_run_whose_files_are_being_written(store: Store) -> None:
     run, trial = runs(store, 1, state="preparing") + runs(store, 1, state="preparing", trial={"number": 1})
-    for ask in (control.pause, control.stop, control.resume, room.remove_run):
+    for ask in (control.pause, control.stop, control.resume, disk_space.remove_run):
         with pytest.raises(InvalidArgument, match="run 1 is preparing"):
             ask(store, run)
     control.end_preparing(store)  # by the next server, if this one is killed

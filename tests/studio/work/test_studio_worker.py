@@ -12,7 +12,7 @@ import pytest
 from jitdnn.caffe import events, load_solver
 from jitdnn.studio.store import Store
 from jitdnn.studio.work import kept_settings, worker
-from jitdnn.studio.work.ledger import LeaseLost, Report, StoreLedger
+from jitdnn.studio.work.run_access import LeaseLost, Report, StoreRunAccess
 from studio_runs import NET, Worker, begin, curves_of, make_run, row_of, start_worker, weights_of
 
 MAX_ITER = 240
@@ -40,8 +40,8 @@ def _log(store: Store, run: int) -> str:
     return (store.folder(run) / "worker.log").read_text()
 
 
-class Asked(StoreLedger):
-    """A ledger whose user acts as soon as an iteration is told of."""
+class Asked(StoreRunAccess):
+    """A access whose user acts as soon as an iteration is told of."""
 
     def __init__(self, store: Store, run: int, lease: int, at: int, act: Callable[[], object]) -> None:
         super().__init__(store, run, lease)
@@ -58,7 +58,7 @@ class Asked(StoreLedger):
 
 def test_what_is_told_is_what_the_solver_does(store: Store) -> None:
     run = make_run(store, 50, snapshot=20, test=15)
-    assert worker.train(StoreLedger(store, run, begin(store, run))) == 0
+    assert worker.train(StoreRunAccess(store, run, begin(store, run))) == 0
     told: list[events.Event] = []
     folder = store.folder(run)
     kept = sorted(file.name for file in folder.glob("snap_iter_*"))
@@ -96,12 +96,12 @@ def test_what_is_told_is_what_the_solver_does(store: Store) -> None:
 def test_pause_and_go_on_change_nothing(store: Store, undisturbed: tuple[dict, dict]) -> None:
     run = make_run(store, MAX_ITER)
     for at in (33, 90, 165):
-        ledger = Asked(store, run, begin(store, run), at, lambda: store.update("run", run, intent="pause"))
-        assert worker.train(ledger) == 0
+        access = Asked(store, run, begin(store, run), at, lambda: store.update("run", run, intent="pause"))
+        assert worker.train(access) == 0
         row = row_of(store, run)
         assert (row["state"], row["intent"]) == ("paused", "")
         assert at <= row["iteration"] < MAX_ITER
-    assert worker.train(StoreLedger(store, run, begin(store, run))) == 0
+    assert worker.train(StoreRunAccess(store, run, begin(store, run))) == 0
     assert row_of(store, run)["state"] == "done"
     assert curves_of(store, run) == undisturbed[0]
     assert weights_of(store, run, MAX_ITER) == undisturbed[1]
@@ -109,8 +109,8 @@ def test_pause_and_go_on_change_nothing(store: Store, undisturbed: tuple[dict, d
 
 OTHERWISE = (
     "import os",
-    "os.environ |= {'JITDNN_THREADS': '3', 'JITDNN_CPU': 'plain', 'JITDNN_CHOICE': 'find', 'JITDNN_ACCURACY': 'strict'}",
-    "del os.environ['JITDNN_DEVICE_FILE']",
+    "os.environ |= {'JITDNN_THREADS': '3', 'JITDNN_CPU': 'plain', 'JITDNN_CHOICE': 'find'}",
+    "os.environ |= {'JITDNN_ACCURACY': 'strict', 'JITDNN_DEVICE_FILE': ''}",
     "import jitdnn.settings; jitdnn.settings._process_default = None",
 )
 
@@ -135,12 +135,12 @@ def test_a_run_goes_on_with_the_algorithms_that_it_began_with(
 
 def test_on_another_processor_a_run_goes_on_and_says_so(store: Store) -> None:
     run = make_run(store, 60, snapshot=20)
-    ledger = Asked(store, run, begin(store, run), 30, lambda: store.update("run", run, intent="pause"))
-    assert worker.train(ledger) == 0
+    access = Asked(store, run, begin(store, run), 30, lambda: store.update("run", run, intent="pause"))
+    assert worker.train(access) == 0
     kept = store.folder(run) / "settings.json"
     text = kept.read_text()
     kept.write_text(text.replace('"machine": "', '"machine": "another '))
-    assert worker.train(StoreLedger(store, run, begin(store, run))) == 0
+    assert worker.train(StoreRunAccess(store, run, begin(store, run))) == 0
     assert row_of(store, run)["state"] == "done"
     assert kept.read_text() == text
     marks = [mark["text"] for mark in store.rows("SELECT text FROM mark WHERE run = ? ORDER BY seq", run)]
@@ -153,8 +153,8 @@ def test_on_another_processor_a_run_goes_on_and_says_so(store: Store) -> None:
 
 def test_stop_keeps_what_was_learnt(store: Store) -> None:
     run = make_run(store, 5_000, test=0)
-    ledger = Asked(store, run, begin(store, run), 30, lambda: store.update("run", run, intent="stop"))
-    assert worker.train(ledger) == 0
+    access = Asked(store, run, begin(store, run), 30, lambda: store.update("run", run, intent="stop"))
+    assert worker.train(access) == 0
     row = row_of(store, run)
     assert (row["state"], row["message"]) == ("stopped", "")
     assert (store.folder(run) / f"snap_iter_{row['iteration']}.jdsnap").exists()
@@ -178,17 +178,17 @@ def test_a_signal_takes_a_snapshot_and_leaves(store: Store, undisturbed: tuple[d
 def test_patience_is_that_of_an_undisturbed_run(store: Store) -> None:
     options = {"options": {"patience": 2}, "rate": 1e-9, "test": 10}  # no test is better for long
     first, second = (make_run(store, 400, **options) for _ in range(2))  # type: ignore[arg-type]
-    assert worker.train(StoreLedger(store, first, begin(store, first))) == 0
+    assert worker.train(StoreRunAccess(store, first, begin(store, first))) == 0
     row = row_of(store, first)
     assert row["state"] == "stopped"
     assert row["message"] == "stopped early: no better loss in 2 tests"
     at = row["iteration"] - 7
-    ledger = Asked(
+    access = Asked(
         store, second, begin(store, second), at, lambda: store.update("run", second, intent="pause")
     )
-    assert worker.train(ledger) == 0
+    assert worker.train(access) == 0
     assert row_of(store, second)["state"] == "paused"
-    assert worker.train(StoreLedger(store, second, begin(store, second))) == 0
+    assert worker.train(StoreRunAccess(store, second, begin(store, second))) == 0
     again = row_of(store, second)
     assert {name: again[name] for name in ("state", "iteration", "message", "best", "best_at")} == {
         name: row[name] for name in ("state", "iteration", "message", "best", "best_at")
@@ -197,7 +197,7 @@ def test_patience_is_that_of_an_undisturbed_run(store: Store) -> None:
 
 def test_a_loss_that_is_no_number_ends_the_run_before_a_snapshot(store: Store) -> None:
     run = make_run(store, 100, rate=1e30)
-    assert worker.train(StoreLedger(store, run, begin(store, run))) == 1
+    assert worker.train(StoreRunAccess(store, run, begin(store, run))) == 1
     row = row_of(store, run)
     assert row["state"] == "failed"
     assert "the loss is no number since iteration" in row["message"]
@@ -208,7 +208,7 @@ def test_a_loss_that_is_no_number_ends_the_run_before_a_snapshot(store: Store) -
 @pytest.mark.parametrize("net", [NET.replace('"ReLU"', '"RelU"'), "layer {"])
 def test_a_run_that_cannot_begin_says_why(store: Store, net: str) -> None:
     run = make_run(store, 100, net=net)
-    assert worker.train(StoreLedger(store, run, begin(store, run))) == 1
+    assert worker.train(StoreRunAccess(store, run, begin(store, run))) == 1
     row = row_of(store, run)
     assert row["state"] == "failed"
     assert "line" in row["message"]
@@ -216,15 +216,15 @@ def test_a_run_that_cannot_begin_says_why(store: Store, net: str) -> None:
 
 def test_a_worker_whose_lease_is_over_writes_nothing_more(store: Store) -> None:
     run = make_run(store, 5_000)
-    ledger = Asked(store, run, begin(store, run), 30, lambda: begin(store, run))
+    access = Asked(store, run, begin(store, run), 30, lambda: begin(store, run))
     with pytest.raises(LeaseLost, match="lease 1 is over"):
-        worker.train(ledger)
+        worker.train(access)
     assert store.series(run, "loss")[0][-1] < 30
     row = row_of(store, run)
     assert (row["state"], row["lease"]) == ("running", 2)
     store.forget_run(run)
     with pytest.raises(LeaseLost):
-        ledger.tell(Report(marks=[(1, "still here")]))
+        access.tell(Report(marks=[(1, "still here")]))
     assert store.rows("SELECT * FROM mark") == []
 
 
@@ -314,9 +314,9 @@ def test_a_clock_that_is_set_back_changes_nothing(
         return real() - 3600 * calls[0]
 
     monkeypatch.setattr(time, "time", back)
-    ledger = Asked(store, run, begin(store, run), 100, lambda: store.update("run", run, intent="pause"))
-    assert worker.train(ledger) == 0
-    assert worker.train(StoreLedger(store, run, begin(store, run))) == 0
+    access = Asked(store, run, begin(store, run), 100, lambda: store.update("run", run, intent="pause"))
+    assert worker.train(access) == 0
+    assert worker.train(StoreRunAccess(store, run, begin(store, run))) == 0
     assert calls[0] > 5
     assert 0 < row_of(store, run)["seconds"] < 600
     assert curves_of(store, run) == undisturbed[0]

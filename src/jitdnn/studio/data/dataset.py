@@ -3,7 +3,7 @@
 The folder `home/data/ID` holds for each part (train, val, test) two arrays of NumPy,
 
     PART_data.npy    N x C x H x W; bytes, channels blue, green, red or one grey one, or float32 for tables and signals
-    PART_label.npy   by the task, see TASKS
+    PART_label.npy   by the task, see tasks.py
 
 beside `items.sqlite` (names, hashes, index.py), `mean.npy` (float32 C x H x W, of the training part) and
 `about.json`. A Data layer of jitdnn.caffe reads a part in place: `source: "HOME/data/ID#train"`.
@@ -28,14 +28,6 @@ Array = NDArray[Any]
 Row = dict[str, Any]
 
 PARTS: Final = ("train", "val", "test")
-#: task -> what a label is
-TASKS: Final = {
-    "classification": "int64 N, the number of the class, -1 where nobody has said it yet",
-    "multi-label": "float32 N x K, 0 or 1",
-    "regression": "float32 N x K",
-    "segmentation": "uint8 N x H x W, the class of each pixel, 255 where it does not count",
-    "detection": "float32 N x MAX x 5: class (-1: no box), x1, y1, x2, y2 as parts of width and height",
-}
 
 
 class Dataset:
@@ -50,7 +42,7 @@ class Dataset:
         return self._map(part, "data")
 
     def labels(self, part: str) -> Array:
-        """The labels of a part, read-only, by the task (TASKS)."""
+        """The labels of a part, read-only, by the task."""
         return self._map(part, "label")
 
     def count(self, part: str) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
 
 from jitdnn.studio.data.dataset import Array
+from jitdnn.studio.png import grid, opaque, pixels_of, png
 
 #: pictures are shown at most so large on a sheet
 _TILE = 128
@@ -20,17 +20,8 @@ def sheet(images: Sequence[Array] | Array, columns: int, gap: int = 1, largest: 
 
     Floats are shown from their least (black) to their greatest value; a row of numbers as a curve.
     """
-    tiles = [tile(image, largest) for image in images]
-    if not tiles:
-        tiles = [np.zeros((1, 1, 1), np.uint8)]
-    height, width, channels = tiles[0].shape
-    rows = -(-len(tiles) // columns)
-    page = np.zeros((rows * (height + gap) - gap, columns * (width + gap) - gap, channels + 1), np.uint8)
-    for at, one in enumerate(tiles):
-        top, left = at // columns * (height + gap), at % columns * (width + gap)
-        page[top : top + height, left : left + width, :-1] = one
-        page[top : top + height, left : left + width, -1] = 255
-    return png(page)
+    tiles = [tile(image, largest) for image in images] or [np.zeros((1, 1, 1), np.uint8)]
+    return png(grid([opaque(each) for each in tiles], columns, gap), level=1)
 
 
 def tile(image: Array, largest: int = _TILE) -> Array:
@@ -38,16 +29,12 @@ def tile(image: Array, largest: int = _TILE) -> Array:
     image = np.asarray(image)
     if image.shape[1] == 1 and image.shape[2] > 1:
         return curve(image, min(largest, 64))
-    if image.dtype != np.uint8:
-        low, high = float(image.min()), float(image.max())
-        image = ((image - low) * (255 / ((high - low) or 1))).astype(np.uint8)
-    pixels = image[2::-1] if len(image) >= 3 else image[:1]
-    pixels = pixels.transpose(1, 2, 0)
+    pixels: Array = pixels_of(image)
     step = max(pixels.shape[0], pixels.shape[1]) / largest
     if step <= 1:
         return pixels
     size = (max(1, round(pixels.shape[1] / step)), max(1, round(pixels.shape[0] / step)))
-    flat = pixels[..., 0] if pixels.shape[2] == 1 else np.ascontiguousarray(pixels)
+    flat = pixels[..., 0] if pixels.shape[2] == 1 else pixels
     small = np.asarray(Image.fromarray(flat).resize(size, Image.Resampling.BILINEAR))
     return small[..., np.newaxis] if small.ndim == 2 else small
 
@@ -68,11 +55,3 @@ def curve(row: Array, side: int) -> Array:
         is_on = (places >= np.floor(pieces.min(0))) & (places <= np.ceil(pieces.max(0)))
         found[is_on, 0] = 255
     return found
-
-
-def png(pixels: Array) -> bytes:
-    """The file of pixels (H, W, C): grey, grey and alpha, colours, colours and alpha."""
-    file = io.BytesIO()
-    shaped = pixels[..., 0] if pixels.shape[2] == 1 else pixels
-    Image.fromarray(np.ascontiguousarray(shaped)).save(file, "PNG", compress_level=1)
-    return file.getvalue()

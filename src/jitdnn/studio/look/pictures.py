@@ -6,7 +6,6 @@ Images are bytes (C, H, W), C 1 or 3, channels blue, green, red as Caffe's; maps
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from jitdnn.errors import InvalidShape
 from jitdnn.studio.data.drawing import class_colour, palette
+from jitdnn.studio.png import grid, opaque, pixels_of, png, saved
 
 Array = NDArray[Any]
 Colours = tuple[tuple[int, int, int], ...]
@@ -59,8 +59,10 @@ def tiles(maps: Array, signed: bool = False, most: int = 256) -> Tiles:
     shown = np.asarray(maps[:count], np.float64)
     low, high = extremes(shown, signed)
     columns = max(1, min(count, round(np.sqrt(count * 2.4 * height / max(width, 1))) or 1, 40))
-    page = _grid(levels(shown, low, high), columns, 0 if height == width == 1 else 1, _LEVELS)
-    return Tiles(_paletted(page, SIGNED if signed else HEAT), page.shape[1], page.shape[0], columns, count, len(maps),
+    page = grid(levels(shown, low, high), columns, 0 if height == width == 1 else 1, _LEVELS)
+    colours = [*_table(SIGNED if signed else HEAT).reshape(-1).tolist(), 128, 128, 128]
+    file = png(page, palette=colours, transparency=_LEVELS)
+    return Tiles(file, page.shape[1], page.shape[0], columns, count, len(maps),
                  low, high)  # fmt: skip
 
 
@@ -96,14 +98,12 @@ def levels(values: Array, low: float, high: float) -> NDArray[np.uint8]:
 
 def image_png(image: Array) -> bytes:
     """A PNG of one image (C, H, W), C 1 or 3."""
-    return _png(_pixels(image))
+    return png(pixels_of(image))
 
 
 def images_png(images: Sequence[Array] | Array, columns: int) -> bytes:
     """A PNG of images of one size beside each other, with transparent gaps."""
-    pixels = [np.dstack([_pixels(image), np.full(image.shape[1:], 255, np.uint8)]) for image in images]
-    gap = np.zeros(pixels[0].shape[-1], np.uint8)
-    return _png(_grid(np.stack(pixels), columns, 1, gap))
+    return png(grid([opaque(pixels_of(image)) for image in images], columns))
 
 
 def filters_png(kernels: Array, most: int = 256) -> Tiles:
@@ -121,12 +121,12 @@ def filters_png(kernels: Array, most: int = 256) -> Tiles:
     scale = np.abs(np.nan_to_num(shown)).max((1, 2, 3), keepdims=True)
     colours = (np.nan_to_num(shown) / np.where(scale > 0, scale, 1.0) * 127 + 128).astype(np.uint8)
     columns = max(1, round(np.sqrt(len(colours) * 2.4)))
-    png = images_png(colours, columns)
+    file = images_png(colours, columns)
     height, width = (
         -(-len(colours) // columns) * (kernels.shape[2] + 1) - 1,
         columns * (kernels.shape[3] + 1) - 1,
     )
-    return Tiles(png, width, height, columns, len(colours), len(kernels), low, high)
+    return Tiles(file, width, height, columns, len(colours), len(kernels), low, high)
 
 
 def heat_over(image: Array, heat: Array, signed: bool = False, opacity: float = 0.65) -> bytes:
@@ -136,19 +136,19 @@ def heat_over(image: Array, heat: Array, signed: bool = False, opacity: float = 
     colour = _table(SIGNED if signed else HEAT)[places]
     strength = np.abs(places / (_LEVELS - 1) * 2 - 1) if signed else places / (_LEVELS - 1)
     weight = (opacity * strength)[..., None]
-    grey = np.repeat(_pixels(image).reshape(*image.shape[1:], -1).mean(2, keepdims=True), 3, 2)
+    grey = np.repeat(pixels_of(image).mean(2, keepdims=True), 3, 2)
     grey = 0.55 * grey  # darker, so that the map stands out
-    return _png(((1 - weight) * grey + weight * colour).astype(np.uint8))
+    return png(((1 - weight) * grey + weight * colour).astype(np.uint8))
 
 
 def classes_over(image: Array, classes: Array, opacity: float = 0.55) -> bytes:
     """A PNG of an image with the class of each pixel (H, W) as a colour; class 0 and those below 0 or 255 let it
     show."""
-    pixels = np.repeat(_pixels(image).reshape(*image.shape[1:], -1), 3 if len(image) == 1 else 1, 2)
+    pixels = _coloured(image)
     shown = (classes > 0) & (classes < 255)
     weight = np.where(shown, opacity, 0.0)[..., None]
     colour = palette()[np.clip(classes, 0, 255).astype(np.int64)]
-    return _png(((1 - weight) * pixels + weight * colour).astype(np.uint8))
+    return png(((1 - weight) * pixels + weight * colour).astype(np.uint8))
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def boxes_over(image: Array, boxes: Sequence[Box], least: int = 320) -> bytes:
     from PIL import Image, ImageDraw
 
     scale = max(1, -(-least // max(image.shape[1:])))
-    picture = Image.fromarray(np.repeat(np.repeat(_pixels(image), scale, 0), scale, 1)).convert("RGB")
+    picture = Image.fromarray(np.repeat(np.repeat(_coloured(image), scale, 0), scale, 1))
     draw = ImageDraw.Draw(picture)
     for box in boxes:
         edges = [float(np.clip(e, -1e6, 1e6)) * scale for e in (box.left, box.top, box.right, box.bottom)]
@@ -184,7 +184,7 @@ def boxes_over(image: Array, boxes: Sequence[Box], least: int = 320) -> bytes:
             place = (max(edges[0], 0) + 2, max(edges[1] - 12, 0))
             draw.rectangle(draw.textbbox(place, box.text), fill=colour)
             draw.text(place, box.text, fill=(0, 0, 0) if sum(colour) > 380 else (255, 255, 255))
-    return _saved(picture)
+    return saved(picture)
 
 
 def cropped(image: Array, extents: Sequence[int]) -> Array:
@@ -212,29 +212,10 @@ def _dashed(draw: Any, edges: list[float], colour: tuple[int, int, int], size: t
             draw.line(line, fill=colour, width=2)
 
 
-def _pixels(image: Array) -> NDArray[np.uint8]:
-    """An image as pillow has it: (H, W), or (H, W, 3) in red, green, blue. Two channels show the first."""
-    if image.ndim != 3 or not image.size:
-        raise InvalidShape(f"an image has shape {image.shape}: (C, H, W) is needed")
-    values = image if image.dtype == np.uint8 else levels(image.astype(np.float64), *extremes(image, False))
-    if len(values) == 3:
-        return np.ascontiguousarray(values[::-1].transpose(1, 2, 0))
-    return np.ascontiguousarray(values[0])
-
-
-def _grid(cells: Array, columns: int, gap: int, fill: Any) -> Array:
-    """Cells (N, H, W, ...) as one page, rows of `columns`, `fill` between and behind them."""
-    count, height, width = cells.shape[:3]
-    rows = -(-count // columns) if count else 0
-    page = np.empty(
-        (max(rows * (height + gap) - gap, 1), max(columns * (width + gap) - gap, 1), *cells.shape[3:]),
-        np.uint8,
-    )
-    page[...] = fill
-    for at, cell in enumerate(cells):
-        top, left = at // columns * (height + gap), at % columns * (width + gap)
-        page[top : top + height, left : left + width] = cell
-    return page
+def _coloured(image: Array) -> Array:
+    """An image as bytes (H, W, 3), a grey one too."""
+    pixels = pixels_of(image)
+    return np.repeat(pixels, 3, 2) if pixels.shape[2] == 1 else pixels
 
 
 @cache
@@ -242,23 +223,3 @@ def _table(colours: Colours) -> NDArray[np.uint8]:
     """The colours of a scale, one for each level."""
     places, ends = np.linspace(0, 1, _LEVELS), np.linspace(0, 1, len(colours))
     return np.stack([np.interp(places, ends, channel) for channel in np.array(colours).T], 1).astype(np.uint8)
-
-
-def _paletted(page: Array, colours: Colours) -> bytes:
-    from PIL import Image
-
-    picture = Image.fromarray(page)
-    picture.putpalette([*_table(colours).reshape(-1).tolist(), 128, 128, 128])
-    return _saved(picture, transparency=_LEVELS)
-
-
-def _png(pixels: Array) -> bytes:
-    from PIL import Image
-
-    return _saved(Image.fromarray(pixels))
-
-
-def _saved(picture: Any, **options: Any) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, "PNG", **options)
-    return file.getvalue()

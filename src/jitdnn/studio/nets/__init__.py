@@ -1,11 +1,11 @@
 """Nets of the studio: a gallery, what is wrong with a text and where, and the files that a worker trains from."""
 
 from jitdnn.studio.nets.checks import check
-from jitdnn.studio.nets.facts import TASKS, DataFacts
+from jitdnn.studio.nets.facts import DataFacts
 from jitdnn.studio.nets.gallery import gallery
 from jitdnn.studio.nets.options import MEANS, Options
 from jitdnn.studio.nets.plans import plan
 from jitdnn.studio.nets.runs import write
 from jitdnn.studio.nets.schedules import SCHEDULES
 
-__all__ = ["MEANS", "SCHEDULES", "TASKS", "DataFacts", "Options", "check", "gallery", "plan", "write"]
+__all__ = ["MEANS", "SCHEDULES", "DataFacts", "Options", "check", "gallery", "plan", "write"]

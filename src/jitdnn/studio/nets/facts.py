@@ -10,9 +10,8 @@ from typing import Any
 
 from jitdnn.caffe.blob import Shape
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio.tasks import TASKS
 
-#: what a data set can be for
-TASKS = ("classification", "multi-label", "regression", "segmentation", "detection")
 #: numbers of a box: its class (-1: none), and left, top, right, bottom
 BOX = 5
 

@@ -19,7 +19,7 @@ from fastapi import HTTPException, Request, UploadFile
 from jitdnn.errors import JitdnnError
 from jitdnn.studio.look import classify as look
 from jitdnn.studio.store import Row
-from jitdnn.studio.web import looking
+from jitdnn.studio.web import trained_runs
 from jitdnn.studio.web.context import Studio
 
 #: files and bytes that one call in the inspector takes: a few seconds' work
@@ -62,7 +62,7 @@ async def keep(studio: Studio, uploads: list[UploadFile]) -> Files:
 
 async def begin(studio: Studio, number: int, weights: str, uploads: list[UploadFile]) -> tuple[Job, Files]:
     """A job for what was sent. Raises InvalidArgument for a damaged zip file, and 413 for too many images."""
-    _, chosen = looking.asked(studio, number, weights)
+    _, chosen = trained_runs.with_weights(studio, number, weights)
     files = await keep(studio, uploads)
     try:
         total = await asyncio.to_thread(_count, files)
@@ -78,7 +78,7 @@ async def work(studio: Studio, job: Job, files: Files) -> None:
     """Answer all files, and remove them; what is wrong with one of them is its answer, what ends the job is its
     error."""
     try:
-        found, chosen = looking.asked(studio, job.run, job.weights)
+        found, chosen = trained_runs.with_weights(studio, job.run, job.weights)
         with closing(_given(files)) as given:
             while some := await asyncio.to_thread(_some, given):
                 job.answers += await studio.inspector.inspect(

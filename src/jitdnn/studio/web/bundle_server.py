@@ -22,11 +22,11 @@ from starlette.staticfiles import StaticFiles
 
 from jitdnn import __version__
 from jitdnn.errors import InvalidArgument, JitdnnError
-from jitdnn.studio.ship.predictor import Predictor
+from jitdnn.studio.export.predictor import Predictor
 from jitdnn.studio.web.context import STATIC, make_templates
 from jitdnn.studio.web.guard import Guard
-from jitdnn.studio.web.looking import read_image
 from jitdnn.studio.web.serve import address_of, answer, listening, names
+from jitdnn.studio.web.trained_runs import read_image
 
 Say = Callable[[str], object]
 #: files of one form

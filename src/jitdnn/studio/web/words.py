@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jitdnn.studio import tasks
+
 NOTHING = "–"
 THIN = "\u2009"
 #: what a state is called on the pages
@@ -22,13 +24,7 @@ STATES = {
 #: what the rows of tables are called
 TABLES = {"dataset": "data set"}
 #: what the tasks of data sets are called
-TASKS = {
-    "classification": "classification",
-    "multi-label": "several labels an image",
-    "regression": "regression",
-    "segmentation": "segmentation",
-    "detection": "detection",
-}
+TASKS = {name: task.title for name, task in tasks.TASKS.items()}
 
 
 def seconds(value: float | None) -> str:

@@ -18,10 +18,10 @@ from jitdnn.errors import JitdnnError, StoreError
 from jitdnn.studio import plugins
 from jitdnn.studio.store import Row, Store
 from jitdnn.studio.work.control import OBEYED, end_preparing, queue
+from jitdnn.studio.work.disk_space import missing_room
 from jitdnn.studio.work.executor import Executor, Job, Place
-from jitdnn.studio.work.ledger import LeaseLost, locked
 from jitdnn.studio.work.local import LocalExecutor
-from jitdnn.studio.work.room import missing_room
+from jitdnn.studio.work.run_access import LeaseLost, locked
 
 PERIOD = 0.25
 _PLACES_PERIOD = 5.0
@@ -161,9 +161,9 @@ class Queue:
             fitting = [place for place in free if _fits(row, place)]
             if not fitting:
                 continue
-            if room := missing_room(self._store, row):
-                if row["message"] != room:
-                    self._store.update("run", row["id"], message=room)
+            if lack := missing_room(self._store, row):
+                if row["message"] != lack:
+                    self._store.update("run", row["id"], message=lack)
                 continue
             place = fitting[0]
             if self._start(row, place):

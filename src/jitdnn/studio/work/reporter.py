@@ -1,4 +1,4 @@
-"""A listener of the solver: curves and notes go to the ledger; it stops when somebody, or its patience, says so."""
+"""A listener of the solver: curves and notes go to the access; it stops when somebody, or its patience, says so."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jitdnn.caffe.events import Event, Finished, Iterated, Snapshotted, Started,
 from jitdnn.caffe.snapshot import SUFFIX
 from jitdnn.errors import JitdnnError
 from jitdnn.studio.store import BEST, Row
-from jitdnn.studio.work.ledger import Ledger, Point, Report
+from jitdnn.studio.work.run_access import Point, Report, RunAccess
 
 PERIOD = 0.2
 #: iterations between two values of the series "time/iteration"
@@ -33,8 +33,8 @@ class Reporter:
 
     solver: Solver
 
-    def __init__(self, ledger: Ledger, row: Row) -> None:
-        self._ledger = ledger
+    def __init__(self, access: RunAccess, row: Row) -> None:
+        self._access = access
         options = row["options"]
         self._batch = int(options.get("batch") or 0) * int(options.get("accumulate") or 1)
         self._patience = int(options.get("patience") or 0)
@@ -79,12 +79,12 @@ class Reporter:
         self._values |= {"iteration": iteration, "max_iter": self.solver.parameter.max_iter}
         if self._seen is None:
             self._marks.append((iteration, "training begins"))
-        for at, value in self._ledger.history("val loss", iteration):
+        for at, value in self._access.history("val loss", iteration):
             if at < iteration:  # the test at the snapshot's own iteration is run again
                 self._judge_loss(value)
         judged = "val " + self._accuracy if self._accuracy else "val loss"
         sign = 1 if self._accuracy else -1
-        before = [sign * value for at, value in self._ledger.history(judged, iteration) if at]
+        before = [sign * value for at, value in self._access.history(judged, iteration) if at]
         self._best = max(before, default=-math.inf)
 
     def _is_snapshot_near(self, event: Event) -> bool:
@@ -133,13 +133,13 @@ class Reporter:
         self._values["best_of"] = f"val {self._accuracy}" if accuracy is not None else "val loss"
 
     def _save_best(self) -> None:
-        file = self._ledger.folder / BEST
+        file = self._access.folder / BEST
         self.solver.net.save_weights(file)
-        self._ledger.saved(file)
+        self._access.saved(file)
 
     def save_last_as_best(self) -> None:
         """Where nothing was ever tested, the last weights are the best that there are."""
-        if not (self._ledger.folder / BEST).exists():
+        if not (self._access.folder / BEST).exists():
             self._save_best()
 
     def _judge_loss(self, loss: float) -> None:
@@ -148,12 +148,12 @@ class Reporter:
 
     def _snapshotted(self, event: Snapshotted) -> None:
         """Keep the last snapshots; the best weights are beside them."""
-        self._ledger.saved(event.path)
+        self._access.saved(event.path)
         self._marks.append((event.iteration, f"snapshot at iteration {event.iteration:,}"))
-        files = sorted(self._ledger.folder.glob(f"{PREFIX}_iter_*{SUFFIX}"), key=_iteration_of)
+        files = sorted(self._access.folder.glob(f"{PREFIX}_iter_*{SUFFIX}"), key=_iteration_of)
         for file in files[:-_KEPT]:
             file.unlink(missing_ok=True)
-            self._ledger.removed(file)
+            self._access.removed(file)
 
     def flush(self, iteration: int, *, is_lasting: bool = False) -> None:
         """Write what has come together. Raises LeaseLost, and Diverged for a loss that is no number."""
@@ -166,7 +166,7 @@ class Reporter:
         if done > 0 and took > (0 if is_lasting else 0.1):
             values["speed"] = self._batch * done / took if self._batch else done / took
         wrong = next((at for name, at, value in points if name == "loss" and math.isnan(value)), None)
-        self.intent = self._ledger.tell(Report(points, values, self._marks), is_lasting=is_lasting)
+        self.intent = self._access.tell(Report(points, values, self._marks), is_lasting=is_lasting)
         # what could not be written is kept for the next attempt
         self._points, self._values, self._marks = [], {}, []
         self._last_told = now

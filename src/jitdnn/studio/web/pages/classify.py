@@ -13,9 +13,9 @@ from jitdnn.studio.csv_text import csv_text
 from jitdnn.studio.look import classify as look
 from jitdnn.studio.look.pictures import data_url
 from jitdnn.studio.store import Row
-from jitdnn.studio.web import answering, looking
+from jitdnn.studio.web import answering, trained_runs
 from jitdnn.studio.web.context import Here, Link, Studio, csv_file, is_part, page
-from jitdnn.studio.web.looking import Part, WeightsName
+from jitdnn.studio.web.trained_runs import Part, WeightsName
 
 router = APIRouter()
 TABS = (Link(30, "/classify", "eye", "Classify"),)
@@ -27,9 +27,9 @@ _PICTURES: Final = ("image", "seen", "overlay", "true_overlay")
 async def classify_page(
     request: Request, studio: Here, number: int, part: Part = "", at: Place = None, weights: WeightsName = ""
 ) -> Response:
-    found = looking.looked(studio, number, weights)
+    found = trained_runs.trained_run(studio, number, weights)
     part = part or found.data.evaluation_part
-    values = looking.options_of(found) | {
+    values = trained_runs.options_of(found) | {
         "part": part,
         "at": at,
         "count": found.data.count(part),
@@ -47,11 +47,15 @@ async def classify_part(
     part: Annotated[str, Form()] = "", at: Annotated[int, Form(ge=0)] = 0, inverted: Annotated[bool, Form()] = False,
     weights: Annotated[str, Form()] = "",
 ) -> Response:  # fmt: skip
-    found = looking.looked(studio, number, weights)
-    content = await looking.sent_image(file)
+    found = trained_runs.trained_run(studio, number, weights)
+    content = await trained_runs.sent_image(file)
     answer = await ask(studio, number, content, part or found.data.evaluation_part, at, inverted, weights)
     given = content is not None
-    values = looking.options_of(found) | {"answer": _shown(answer), "at": None if given else at, "part": part}
+    values = trained_runs.options_of(found) | {
+        "answer": _shown(answer),
+        "at": None if given else at,
+        "part": part,
+    }
     return page(request, "answer.html", **values)
 
 
@@ -64,7 +68,7 @@ async def classify(
 
     With `pictures` the answer has PNGs as data URLs: the image, what the net gets of it, and overlays.
     """
-    content = await looking.sent_image(file)
+    content = await trained_runs.sent_image(file)
     if content is None and at is None:
         raise HTTPException(422, "Send an image as `file`, or say by `at` which image of the data set.")
     answer = await ask(studio, number, content, part, at or 0, inverted, weights)
@@ -75,7 +79,7 @@ async def ask(
     studio: Studio, number: int, content: bytes | None, part: str, at: int, inverted: bool, weights: str
 ) -> Row:
     """The answer of `look.classify`, in the inspector."""
-    found, chosen = looking.asked(studio, number, weights)
+    found, chosen = trained_runs.with_weights(studio, number, weights)
     return await studio.inspector.inspect(
         look.classify, studio.home, found.run, found.dataset, content, part, at, inverted, chosen.name
     )
@@ -124,7 +128,7 @@ async def many_page(request: Request, studio: Here, number: int, name: str) -> R
         if answer.get("top"):
             counts[answer["top"][0]["name"]] = counts.get(answer["top"][0]["name"], 0) + 1
     values = {"job": job, "name": name, "counts": sorted(counts.items(), key=lambda pair: -pair[1])}
-    found = looking.options_of(looking.looked(studio, number, job.weights))
+    found = trained_runs.options_of(trained_runs.trained_run(studio, number, job.weights))
     return page(request, "many.html" if is_part(request) else "many_page.html", **values, **found)
 
 

@@ -11,7 +11,8 @@ from pydantic import BaseModel, Field
 
 from jitdnn.studio.data import Dataset, creation, duplicates, gallery, mending, open_dataset
 from jitdnn.studio.data.drawing import drawn
-from jitdnn.studio.data.sheets import png, sheet, tile
+from jitdnn.studio.data.sheets import sheet, tile
+from jitdnn.studio.png import png
 from jitdnn.studio.store import Row
 from jitdnn.studio.web.context import Here, Studio, csv_file, page
 from jitdnn.studio.web.pages.data_new import not_ready

@@ -16,11 +16,12 @@ from starlette.datastructures import FormData
 from starlette.datastructures import UploadFile as FormFile
 
 from jitdnn.errors import InvalidArgument, JitdnnError
-from jitdnn.studio.data import TASKS, creation, places
+from jitdnn.studio.data import creation, places
 from jitdnn.studio.data.built_in import DIGITS
 from jitdnn.studio.data.options import MODES, Options
 from jitdnn.studio.data.scan import scan
 from jitdnn.studio.store import Row
+from jitdnn.studio.tasks import TASKS
 from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
 
 router = APIRouter()

@@ -10,9 +10,9 @@ from fastapi.responses import Response
 from jitdnn.studio.look import evaluate
 from jitdnn.studio.look.evaluate import name_of
 from jitdnn.studio.store import Row
-from jitdnn.studio.web import looking
+from jitdnn.studio.web import trained_runs
 from jitdnn.studio.web.context import Here, Link, csv_file, is_part, page
-from jitdnn.studio.web.looking import Part, WeightsName
+from jitdnn.studio.web.trained_runs import Part, WeightsName
 
 router = APIRouter()
 TABS = (Link(20, "/evaluation", "check", "Evaluation"),)
@@ -29,18 +29,23 @@ Number = Annotated[int, Query(ge=-1, le=1 << 30)]
 async def evaluation_page(
     request: Request, studio: Here, number: int, part: Part = "", weights: WeightsName = "", q: Words = ""
 ) -> Response:
-    found = looking.looked(studio, number, weights)
+    found = trained_runs.trained_run(studio, number, weights)
     if found.chosen is None:
         return page(
-            request, "evaluation.html", progress=None, evaluation=None, part=part, **looking.options_of(found)
+            request,
+            "evaluation.html",
+            progress=None,
+            evaluation=None,
+            part=part,
+            **trained_runs.options_of(found),
         )
-    found, row, progress = await looking.evaluated(studio, number, part, weights)
+    found, row, progress = await trained_runs.evaluated(studio, number, part, weights)
     values = {
         "progress": progress,
         "evaluation": row,
         "part": progress["part"],
         "q": q,
-        **looking.options_of(found),
+        **trained_runs.options_of(found),
     }
     if row is not None:
         values |= _shown(found, row)
@@ -55,7 +60,7 @@ async def evaluation(studio: Here, number: int, part: Part = "", weights: Weight
     """The figures of merit of some weights by a part of the data set; made at the first question, which waits for
     it."""
     while True:
-        _, row, _ = await looking.evaluated(studio, number, part, weights, seconds=5)
+        _, row, _ = await trained_runs.evaluated(studio, number, part, weights, seconds=5)
         if row is not None:
             return row
 
@@ -67,7 +72,7 @@ async def pairs(
 ) -> list[Row]:  # fmt: skip
     """The pairs of classes that were confused most often: true, said, count."""
     row = await evaluation(studio, number, part, weights)
-    found = looking.looked(studio, number, weights)
+    found = trained_runs.trained_run(studio, number, weights)
     return await studio.inspector.inspect(
         evaluate.find_pairs, studio.home, found.run, found.dataset, row["part"], row["weights"], q, most
     )
@@ -81,7 +86,7 @@ async def images(
     """The images of class `true` that were said to be `said`, or without `true` those that are surest of being
     `said`."""
     row = await evaluation(studio, number, part, weights)
-    found = looking.looked(studio, number, weights)
+    found = trained_runs.trained_run(studio, number, weights)
     return await studio.inspector.inspect(
         evaluate.find_images, studio.home, found.run, row["part"], row["weights"], true, said, most
     )
@@ -92,11 +97,11 @@ async def images_page(
     request: Request, studio: Here, number: int, said: Number, true: Number = -1, part: Part = "",
     weights: WeightsName = "",
 ) -> Response:  # fmt: skip
-    found, _ = looking.asked(studio, number, weights)
+    found, _ = trained_runs.with_weights(studio, number, weights)
     part = part or found.data.evaluation_part
     listed = await images(studio, number, said, true, part, weights)
     classes = found.dataset["classes"]
-    values = looking.options_of(found) | {"part": part, "images": listed, "said": said, "true": true}
+    values = trained_runs.options_of(found) | {"part": part, "images": listed, "said": said, "true": true}
     return page(request, "evaluation_images.html", name=lambda k: name_of(classes, k), **values)
 
 
@@ -106,14 +111,14 @@ async def table_csv(
 ) -> Response:
     """A table as CSV: `matrix`, `classes` or `predictions`."""
     row = await evaluation(studio, number, part, weights)
-    found = looking.looked(studio, number, weights)
+    found = trained_runs.trained_run(studio, number, weights)
     text = await studio.inspector.inspect(
         evaluate.table_csv, studio.home, found.run, found.dataset, row["part"], row["weights"], table
     )
     return csv_file(text, f"run-{number}-{row['part']}-{table}.csv")
 
 
-def _shown(found: looking.Looked, row: Row) -> dict[str, Any]:
+def _shown(found: trained_runs.TrainedRun, row: Row) -> dict[str, Any]:
     """What templates need beside the row: names, the worst classes first, the columns of their table."""
     classes, per_class = found.dataset["classes"], row["per_class"]
     columns = [name for name in (per_class[0] if per_class else ()) if name not in ("support", "histogram")]

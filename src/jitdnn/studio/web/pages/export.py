@@ -10,11 +10,11 @@ from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel, Field
 
 from jitdnn.errors import NotSupported
-from jitdnn.studio.ship.exports import KINDS, download_name, export
+from jitdnn.studio.export.exports import KINDS, download_name, export
 from jitdnn.studio.store import Row, plain_files
-from jitdnn.studio.web import looking
+from jitdnn.studio.web import trained_runs
 from jitdnn.studio.web.context import Here, Link, Studio, page
-from jitdnn.studio.web.looking import WeightsName
+from jitdnn.studio.web.trained_runs import WeightsName
 
 router = APIRouter()
 TABS = (Link(50, "/export", "download", "Export"),)
@@ -45,9 +45,9 @@ class Wanted(BaseModel):
 
 @router.get("/runs/{number}/export", include_in_schema=False)
 def export_page(request: Request, studio: Here, number: int, weights: WeightsName = "") -> Response:
-    found = looking.looked(studio, number, weights)
+    found = trained_runs.trained_run(studio, number, weights)
     values = {"forms": FORMS, "files": listed(studio, number), "made": None, "kind": "", "error": ""}
-    return page(request, "export.html", **values, **looking.options_of(found))
+    return page(request, "export.html", **values, **trained_runs.options_of(found))
 
 
 @router.post("/runs/{number}/export", include_in_schema=False)
@@ -68,14 +68,17 @@ async def make_page(
         "error": error,
     }
     return page(
-        request, "export.html", **values, **looking.options_of(looking.looked(studio, number, weights))
+        request,
+        "export.html",
+        **values,
+        **trained_runs.options_of(trained_runs.trained_run(studio, number, weights)),
     )
 
 
 @router.post("/api/runs/{number}/export", status_code=201)
 async def make(studio: Here, number: int, wanted: Wanted) -> Row:
     """Export a net: `file` is its name for GET, `checks` who ran it and how far its answers are from the net's."""
-    found, chosen = looking.asked(studio, number, wanted.weights)
+    found, chosen = trained_runs.with_weights(studio, number, wanted.weights)
     return await studio.inspector.inspect(
         export, studio.home, found.run, found.dataset, wanted.kind, chosen.name, seconds=600
     )

@@ -11,9 +11,9 @@ from fastapi.responses import Response
 from jitdnn.studio.look import layers, maximize, saliency
 from jitdnn.studio.look.pictures import data_url
 from jitdnn.studio.store import Row
-from jitdnn.studio.web import looking
+from jitdnn.studio.web import trained_runs
 from jitdnn.studio.web.context import Here, Link, Studio, page
-from jitdnn.studio.web.looking import Looked, Part, WeightsName
+from jitdnn.studio.web.trained_runs import Part, TrainedRun, WeightsName
 
 router = APIRouter()
 TABS = (Link(40, "/inside", "eye", "Look inside"),)
@@ -29,9 +29,9 @@ Target = Annotated[
 async def inside_page(
     request: Request, studio: Here, number: int, part: Part = "", at: At = 0, weights: WeightsName = ""
 ) -> Response:
-    found = looking.looked(studio, number, weights)
+    found = trained_runs.trained_run(studio, number, weights)
     part = part or found.data.evaluation_part
-    values = looking.options_of(found) | {
+    values = trained_runs.options_of(found) | {
         "part": part,
         "at": at,
         "count": found.data.count(part),
@@ -48,10 +48,10 @@ async def inside_part(
     part: Annotated[str, Form()] = "", at: Annotated[int, Form(ge=0)] = 0, weights: Annotated[str, Form()] = "",
     inverted: Annotated[bool, Form()] = False,
 ) -> Response:  # fmt: skip
-    found, _ = looking.asked(studio, number, weights)
-    content = await looking.sent_image(file)
+    found, _ = trained_runs.with_weights(studio, number, weights)
+    content = await trained_runs.sent_image(file)
     inside = await _activations(studio, found, content, part, at, inverted)
-    values = looking.options_of(found) | {
+    values = trained_runs.options_of(found) | {
         "part": part,
         "at": at,
         "kinds": KINDS,
@@ -67,10 +67,9 @@ async def map_part(
 ) -> Response:  # fmt: skip
     found = await explain(studio, number, kind, part, at, target, weights)
     found |= {name: data_url(found[name]) for name in ("image", "overlay")}
-    values = {"found": found, "kinds": KINDS, "kind": kind, "part": part, "at": at, "target": target}
-    return page(
-        request, "inside_map.html", **values, **looking.options_of(looking.looked(studio, number, weights))
-    )
+    values = trained_runs.options_of(trained_runs.trained_run(studio, number, weights))
+    values |= {"found": found, "kinds": KINDS, "kind": kind, "part": part, "at": at, "target": target}
+    return page(request, "inside_map.html", **values)
 
 
 @router.get("/runs/{number}/inside/layers/{layer:path}", include_in_schema=False)
@@ -79,13 +78,13 @@ async def layer_page(
     unit: Annotated[int, Query(ge=0, le=1 << 30)] = 0,
 ) -> Response:  # fmt: skip
     """All maps of one layer, its weights, and what its units look for."""
-    found, chosen = looking.asked(studio, number, weights)
+    found, chosen = trained_runs.with_weights(studio, number, weights)
     part = part or found.data.evaluation_part
     arguments = (studio.home, found.run, found.dataset, layer, None, part, at, False, chosen.name)
     one = await studio.inspector.inspect(layers.maps_of, *arguments)
     learned = await studio.inspector.inspect(layers.learned, *arguments[:3], chosen.name)
     names = one["name"].split(" + ")
-    values = looking.options_of(found) | {"part": part, "at": at, "layer": one, "unit": unit}
+    values = trained_runs.options_of(found) | {"part": part, "at": at, "layer": one, "unit": unit}
     return page(
         request, "inside_layer.html", learned=[each for each in learned if each["name"] in names], **values
     )
@@ -113,7 +112,7 @@ async def activations(
     studio: Here, number: int, part: Part = "", at: At = 0, weights: WeightsName = "", pictures: bool = False
 ) -> Row:
     """Every layer for one image of a part: shape, statistics and histogram, with `pictures` PNGs as data URLs."""
-    found, _ = looking.asked(studio, number, weights)
+    found, _ = trained_runs.with_weights(studio, number, weights)
     shown: Row = _plain(await _activations(studio, found, None, part, at, False), pictures)
     return shown
 
@@ -121,7 +120,7 @@ async def activations(
 @router.get("/api/runs/{number}/inside/weights")
 async def learned(studio: Here, number: int, weights: WeightsName = "", pictures: bool = False) -> list[Row]:
     """Every weight: shape, statistics and histogram, with `pictures` its filters as PNGs in data URLs."""
-    found, chosen = looking.asked(studio, number, weights)
+    found, chosen = trained_runs.with_weights(studio, number, weights)
     listed = await studio.inspector.inspect(
         layers.learned, studio.home, found.run, found.dataset, chosen.name
     )
@@ -161,7 +160,7 @@ async def explain(
     """What `saliency` finds, in the inspector; 404 for another kind."""
     if kind not in KINDS:
         raise HTTPException(404, f"There is no map {kind}: {', '.join(KINDS)}.")
-    found, chosen = looking.asked(studio, number, weights)
+    found, chosen = trained_runs.with_weights(studio, number, weights)
     arguments = (studio.home, found.run, found.dataset, kind, None, part, at, False, chosen.name, target)
     return await studio.inspector.inspect(saliency.saliency, *arguments)
 
@@ -170,13 +169,13 @@ async def seek(
     studio: Studio, number: int, layer: str, units: list[int], steps: int, seed: int = 0, weights: str = ""
 ) -> Row:
     """What `maximize` makes, in the inspector."""
-    found, chosen = looking.asked(studio, number, weights)
+    found, chosen = trained_runs.with_weights(studio, number, weights)
     arguments = (studio.home, found.run, found.dataset, layer, units, steps, 0.03, seed, None, chosen.name)
     return await studio.inspector.inspect(maximize.maximize, *arguments)
 
 
 async def _activations(
-    studio: Studio, found: Looked, content: bytes | None, part: str, at: int, inverted: bool
+    studio: Studio, found: TrainedRun, content: bytes | None, part: str, at: int, inverted: bool
 ) -> Row:
     name = found.chosen.name if found.chosen else ""
     arguments = (studio.home, found.run, found.dataset, content, part, at, inverted, name)

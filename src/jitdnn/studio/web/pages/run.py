@@ -13,7 +13,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.studio.store import Row, Store, plain_files
 from jitdnn.studio.web import charts, curve_files, listing, stream
 from jitdnn.studio.web.context import Here, Link, Studio, csv_file, is_part, page
-from jitdnn.studio.work import control, room
+from jitdnn.studio.work import control, disk_space
 
 router = APIRouter()
 TABS = (Link(10, "", "runs", "Curves"),)
@@ -151,7 +151,7 @@ def act_page(request: Request, studio: Here, number: int) -> Response:
 @router.get("/runs/{number}/delete", include_in_schema=False)
 def delete_page(request: Request, studio: Here, number: int) -> Response:
     run = listing.run(studio.store, number)
-    after = room.dependents(studio.store, number)
+    after = disk_space.dependents(studio.store, number)
     return page(request, "run_delete.html", run=run, files=files(studio, number), dependents=after)
 
 
@@ -166,7 +166,7 @@ def delete_run(studio: Here, number: int) -> None:
     """Remove a run with its curves, weights and files, a sweep with its trials. Refused while it runs or waits."""
     studio.get("run", number)
     try:
-        room.remove_run(studio.store, number, with_trials=True)
+        disk_space.remove_run(studio.store, number, with_trials=True)
     except InvalidArgument as error:
         raise HTTPException(409, str(error)) from None
 

@@ -17,7 +17,7 @@ from jitdnn.studio.data import places
 from jitdnn.studio.store import Row
 from jitdnn.studio.web.context import Here, Link, Studio, page
 from jitdnn.studio.web.pages.cluster import read_cluster
-from jitdnn.studio.work import room
+from jitdnn.studio.work import disk_space
 
 router = APIRouter()
 NAVIGATION = (Link(80, "/settings", "settings", "Settings"),)
@@ -49,7 +49,7 @@ class Settings(BaseModel):
 
 
 class Keys(BaseModel):
-    """What is to be removed, by the keys of GET /api/room."""
+    """What is to be removed, by the keys of GET /api/disk."""
 
     keys: list[Annotated[str, Field(max_length=200)]] = Field(max_length=10_000)
 
@@ -77,7 +77,7 @@ def read_settings(studio: Here) -> dict[str, Any]:
         "cpu_slots": int(setting("cpu_slots", 1)),
         "restarts": int(setting("restarts", 2)),
         "quota": setting("quota") or 0,
-        "least_free": int(setting("least_free", room.LEAST_FREE)),
+        "least_free": int(setting("least_free", disk_space.LEAST_FREE)),
         "roots": [str(root) for root in places.roots(studio.store)],
     }
 
@@ -135,23 +135,25 @@ def _folder(text: str) -> Path:
 # ---- room on the disk
 
 
-@router.get("/api/room")
+@router.get("/api/disk")
 def read_room(studio: Here) -> dict[str, Any]:
     """Bytes by run and data set, what is free, and what could go: `spares` with their keys."""
-    return room.usage(studio.store) | {"spares": [spare._asdict() for spare in room.spares(studio.store)]}
+    return disk_space.usage(studio.store) | {
+        "spares": [spare._asdict() for spare in disk_space.spares(studio.store)]
+    }
 
 
-@router.post("/api/room/tidy")
+@router.post("/api/disk/tidy")
 def tidy(studio: Here, asked: Keys) -> dict[str, int]:
     """Remove what nobody needs, by its keys; the answer has the bytes that became free."""
-    return {"bytes": room.tidy(studio.store, asked.keys)}
+    return {"bytes": disk_space.tidy(studio.store, asked.keys)}
 
 
 @router.post("/settings/tidy", include_in_schema=False)
 async def tidy_form(request: Request, studio: Here) -> Response:
     form = await request.form()
     tidy(studio, Keys(keys=[key for key in form.getlist("key") if isinstance(key, str)]))
-    return RedirectResponse("/settings#room", 303)
+    return RedirectResponse("/settings#disk", 303)
 
 
 def names_of(studio: Studio, table: str, path: str, bytes_of: dict[int, int]) -> list[Row]:

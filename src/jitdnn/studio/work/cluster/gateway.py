@@ -34,7 +34,7 @@ from jitdnn.files import sha256, whole
 from jitdnn.studio.store import SOLVER, Row, Store
 from jitdnn.studio.work.cluster.tokens import is_token
 from jitdnn.studio.work.control import OVER
-from jitdnn.studio.work.ledger import LeaseLost, Report, StoreLedger
+from jitdnn.studio.work.run_access import LeaseLost, Report, StoreRunAccess
 
 PIECE = 8 << 20
 _BODY = 16 << 20
@@ -46,7 +46,7 @@ _NUMBERS = (
     *("pid", "started", "ended", "bytes"),
 )
 
-Handler = Callable[["Gateway", Request, StoreLedger, Row], Awaitable[Response]]
+Handler = Callable[["Gateway", Request, StoreRunAccess, Row], Awaitable[Response]]
 
 
 class Gateway:
@@ -75,10 +75,10 @@ class Gateway:
             kind, _, token = request.headers.get("authorization", "").partition(" ")
             if kind.lower() != "bearer" or not is_token(self.store.home, run, lease, token.strip()):
                 return PlainTextResponse("that token does not open this run", 401)
-            ledger = StoreLedger(self.store, run, lease)
+            access = StoreRunAccess(self.store, run, lease)
             try:
-                row = await run_in_threadpool(ledger.run)
-                return await handler(self, request, ledger, row)
+                row = await run_in_threadpool(access.run)
+                return await handler(self, request, access, row)
             except LeaseLost as error:
                 return PlainTextResponse(str(error), 409)
             except (JitdnnError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -115,7 +115,7 @@ class Gateway:
         return self.hashes[key]
 
 
-async def _run(gateway: Gateway, request: Request, ledger: StoreLedger, row: Row) -> Response:
+async def _run(gateway: Gateway, request: Request, access: StoreRunAccess, row: Row) -> Response:
     def listed() -> dict[str, Any]:
         files = gateway.files(row)
         return {
@@ -126,18 +126,18 @@ async def _run(gateway: Gateway, request: Request, ledger: StoreLedger, row: Row
     return JSONResponse({"run": row, "files": await run_in_threadpool(listed)})
 
 
-async def _send(gateway: Gateway, request: Request, ledger: StoreLedger, row: Row) -> Response:
+async def _send(gateway: Gateway, request: Request, access: StoreRunAccess, row: Row) -> Response:
     found = (await run_in_threadpool(gateway.files, row)).get(request.query_params["path"])
     return PlainTextResponse("no such file", 404) if found is None else FileResponse(found)
 
 
-async def _receive(gateway: Gateway, request: Request, ledger: StoreLedger, row: Row) -> Response:
+async def _receive(gateway: Gateway, request: Request, access: StoreRunAccess, row: Row) -> Response:
     query = request.query_params
     name, offset, size = _name(query["name"]), int(query["offset"]), int(query["size"])
     if not 0 <= offset <= size <= _MOST_FILE:
         raise InvalidArgument(f"offset {offset} of {size} bytes: a file has up to {_MOST_FILE:,}")
     body = await _body(request)
-    part = ledger.folder / f".{name}.{row['lease']}.coming"
+    part = access.folder / f".{name}.{row['lease']}.coming"
 
     def write() -> bool:
         there = part.stat().st_size if part.exists() else 0
@@ -152,40 +152,40 @@ async def _receive(gateway: Gateway, request: Request, ledger: StoreLedger, row:
         if gateway.digest(part) != query["sha256"]:
             part.unlink()
             raise InvalidArgument(f"{name} came damaged: its hash is another")
-        with whole(ledger.folder / name) as unfinished:
+        with whole(access.folder / name) as unfinished:
             part.rename(unfinished)
         return True
 
     return JSONResponse({"is_whole": await run_in_threadpool(write)})
 
 
-async def _remove(gateway: Gateway, request: Request, ledger: StoreLedger, row: Row) -> Response:
-    (ledger.folder / _name(request.query_params["name"])).unlink(missing_ok=True)
+async def _remove(gateway: Gateway, request: Request, access: StoreRunAccess, row: Row) -> Response:
+    (access.folder / _name(request.query_params["name"])).unlink(missing_ok=True)
     return JSONResponse({})
 
 
-async def _report(gateway: Gateway, request: Request, ledger: StoreLedger, row: Row) -> Response:
+async def _report(gateway: Gateway, request: Request, access: StoreRunAccess, row: Row) -> Response:
     given = json.loads(await _body(request))
     points = [_point(*point) for point in given.get("points", ())]
     values = {name: _value(name, value) for name, value in given.get("values", {}).items()}
     marks = [(int(at), str(text)[:1000]) for at, text in given.get("marks", ())]
 
     def write() -> str:
-        told = ledger.store.rows(
+        told = access.store.rows(
             "SELECT iteration, text FROM mark WHERE run = ? AND time > ?", row["id"], time.time() - 3600
         )
         known = {(each["iteration"], each["text"]) for each in told}
         new = [
             mark for mark in marks if mark not in known
         ]  # an answer may be lost, and the report come again
-        return ledger.tell(Report(points, values, new), is_lasting=bool(given.get("lasting")))
+        return access.tell(Report(points, values, new), is_lasting=bool(given.get("lasting")))
 
     return JSONResponse({"intent": await run_in_threadpool(write)})
 
 
-async def _history(gateway: Gateway, request: Request, ledger: StoreLedger, row: Row) -> Response:
+async def _history(gateway: Gateway, request: Request, access: StoreRunAccess, row: Row) -> Response:
     query = request.query_params
-    return JSONResponse(await run_in_threadpool(ledger.history, query["series"], int(query["last"])))
+    return JSONResponse(await run_in_threadpool(access.history, query["series"], int(query["last"])))
 
 
 async def _body(request: Request) -> bytes:

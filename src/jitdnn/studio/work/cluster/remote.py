@@ -29,7 +29,7 @@ from jitdnn.settings import current
 from jitdnn.studio.store import Row, run_folder
 from jitdnn.studio.work import worker
 from jitdnn.studio.work.cluster.certificates import worker_context
-from jitdnn.studio.work.ledger import LeaseLost, Report, locked
+from jitdnn.studio.work.run_access import LeaseLost, Report, locked
 
 TOKEN, TLS = "JITDNN_STUDIO_WORK_TOKEN", "JITDNN_STUDIO_TLS"
 BEAT = 10.0
@@ -39,8 +39,8 @@ _KEPT_BYTES = 64 << 30
 _PASSING = (urllib.error.URLError, http.client.HTTPException, OSError)
 
 
-class RemoteLedger:
-    """The ledger of a worker elsewhere: `address` is https://HOST:PORT of the gateway."""
+class RemoteRunAccess:
+    """The access of a worker elsewhere: `address` is https://HOST:PORT of the gateway."""
 
     def __init__(self, address: str, run: int, lease: int, token: str, tls: Path, cache: Path) -> None:
         if not address.startswith("https://"):
@@ -88,7 +88,7 @@ class RemoteLedger:
             time.sleep(pause)
             pause = min(2 * pause, 10.0)
 
-    # ---- what a ledger does
+    # ---- what a access does
 
     def run(self) -> Row:
         found: Row = json.loads(self._ask("GET", ""))["run"]
@@ -164,22 +164,22 @@ class RemoteLedger:
 def work_elsewhere(address: str, run: int, lease: int) -> int:
     """Train a run of the studio at `address`; return the exit code. Token and certificates are in the environment."""
     cache = current().cache_dir / "studio"
-    ledger = RemoteLedger(address, run, lease, os.environ.pop(TOKEN, ""), Path(os.environ[TLS]), cache)
+    access = RemoteRunAccess(address, run, lease, os.environ.pop(TOKEN, ""), Path(os.environ[TLS]), cache)
     ended = threading.Event()
 
     def beat() -> None:
         while not ended.wait(BEAT):
             try:
-                ledger.tell(Report())
+                access.tell(Report())
             except Exception:  # the training itself will find out
                 sys.stderr.write("a beat did not arrive\n")
 
     threading.Thread(target=beat, daemon=True).start()
     try:
-        ledger.folder.mkdir(parents=True, exist_ok=True)
-        with locked(ledger.folder / worker.LOCK):
-            ledger.fetch()
-            return worker.train(ledger)
+        access.folder.mkdir(parents=True, exist_ok=True)
+        with locked(access.folder / worker.LOCK):
+            access.fetch()
+            return worker.train(access)
     except LeaseLost as error:
         sys.stderr.write(f"{error}\n")
         return worker.LOST

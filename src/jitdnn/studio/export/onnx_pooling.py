@@ -9,7 +9,7 @@ import numpy as np
 
 from jitdnn.caffe.graph import Node
 from jitdnn.errors import NotSupported
-from jitdnn.studio.ship.onnx_writer import Writer
+from jitdnn.studio.export.onnx_writer import Writer
 
 
 def pooling(w: Writer, node: Node, x: list[str]) -> list[str]:

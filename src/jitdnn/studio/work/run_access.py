@@ -35,7 +35,7 @@ class Report(NamedTuple):
     marks: Sequence[tuple[int, str]] = ()
 
 
-class Ledger(Protocol):
+class RunAccess(Protocol):
     """Where a worker reports; `folder` holds the files of its run."""
 
     folder: Path
@@ -59,8 +59,8 @@ class Ledger(Protocol):
         """A file of the folder was removed."""
 
 
-class StoreLedger:
-    """The ledger of a worker on the machine of the store."""
+class StoreRunAccess:
+    """The access of a worker on the machine of the store."""
 
     def __init__(self, store: Store, run: int, lease: int) -> None:
         self.store, self._run, self._lease = store, run, lease

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from jitdnn.caffe.arrays import read_npz
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio.export.bundle import open_bundle
 from jitdnn.studio.look.classify import decode, describe
 from jitdnn.studio.look.pictures import classes_over, cropped, data_url
-from jitdnn.studio.ship.bundle import open_bundle
 
 Array = NDArray[Any]
 REMEMBERED: Final = 1000

@@ -12,9 +12,9 @@ from onnx.reference import ReferenceEvaluator
 import studio_trained
 from jitdnn.caffe import Net, NetParameter, NetState, load_net, parse
 from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.studio.export import onnx_export
+from jitdnn.studio.export.onnx_layers import FORMS
 from jitdnn.studio.look.trained import open_trained
-from jitdnn.studio.ship import onnx_export
-from jitdnn.studio.ship.onnx_layers import FORMS
 
 # each line: a layer of the input "data" (2 to 6 channels, 9 x 11 pixels), or of what a line before it made
 LAYERS = """

@@ -21,11 +21,11 @@ import studio_trained
 from jitdnn.caffe import load_net
 from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.settings import settings
+from jitdnn.studio.export import check_bundle, exports
+from jitdnn.studio.export.bundle import open_bundle
+from jitdnn.studio.export.predictor import Predictor
 from jitdnn.studio.look.classify import classify
 from jitdnn.studio.look.trained import open_trained
-from jitdnn.studio.ship import check_bundle, exports
-from jitdnn.studio.ship.bundle import open_bundle
-from jitdnn.studio.ship.predictor import Predictor
 from studio_trained import Case
 
 TASKS = ("classification", "multi-label", "regression", "segmentation")

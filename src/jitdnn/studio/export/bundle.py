@@ -22,9 +22,10 @@ from jitdnn.caffe.load import parse_file
 from jitdnn.caffe.schema_layers import TransformationParameter
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.settings import check_bytes
-from jitdnn.studio.data import MODES, TASKS
+from jitdnn.studio.data import MODES
+from jitdnn.studio.export.exports import FORMAT
 from jitdnn.studio.look.trained import Trained
-from jitdnn.studio.ship.exports import FORMAT
+from jitdnn.studio.tasks import TASKS
 
 NEEDED: Final = ("bundle.json", "deploy.prototxt", "weights.npz")
 OPTIONAL: Final = ("mean.npy", "samples.npz", "labels.txt", "README.md")

@@ -16,8 +16,8 @@ from jitdnn import __version__
 from jitdnn.caffe import Net
 from jitdnn.caffe.transform import Transformer
 from jitdnn.errors import InvalidArgument, NotSupported
-from jitdnn.studio.ship.onnx_layers import FORMS
-from jitdnn.studio.ship.onnx_writer import IR_VERSION, OPSET, Writer
+from jitdnn.studio.export.onnx_layers import FORMS
+from jitdnn.studio.export.onnx_writer import IR_VERSION, OPSET, Writer
 
 Array = NDArray[Any]
 _IMAGES = 3  # of a batch while it is written: what has as many elements goes along with the number of images

@@ -31,7 +31,7 @@ _PATIENCE: Final = 1.5
 _evaluating: WeakValueDictionary[tuple[Path, int, str, str], asyncio.Lock] = WeakValueDictionary()
 
 
-class Looked(NamedTuple):
+class TrainedRun(NamedTuple):
     """A run whose net can be asked, the rows as functions of `look` take them, and its weights, the chosen ones first
     named by `chosen`."""
 
@@ -42,7 +42,7 @@ class Looked(NamedTuple):
     chosen: Weights | None
 
 
-def looked(studio: Studio, number: int, weights: str = "") -> Looked:
+def trained_run(studio: Studio, number: int, weights: str = "") -> TrainedRun:
     """The run of that number; 404 for none, 409 for one without a data set; `chosen` is None without weights."""
     run = listing.run(studio.store, number)
     dataset = studio.store.one("dataset", run["dataset"]) if run["dataset"] else None
@@ -50,7 +50,7 @@ def looked(studio: Studio, number: int, weights: str = "") -> Looked:
         raise HTTPException(409, f"The data set of run {number} is gone.")
     folder = studio.store.folder(number)
     found = weights_of(folder) if folder.is_dir() else []
-    return Looked(
+    return TrainedRun(
         run,
         dataset,
         open_dataset(studio.home, dataset),
@@ -59,9 +59,9 @@ def looked(studio: Studio, number: int, weights: str = "") -> Looked:
     )
 
 
-def asked(studio: Studio, number: int, weights: str = "") -> tuple[Looked, Weights]:
+def with_weights(studio: Studio, number: int, weights: str = "") -> tuple[TrainedRun, Weights]:
     """The same for a net that must answer: 409 while there are no weights."""
-    found = looked(studio, number, weights)
+    found = trained_run(studio, number, weights)
     if found.chosen is None:
         raise HTTPException(409, "There are no weights yet: the first test or snapshot saves some.")
     return found, found.chosen
@@ -69,12 +69,12 @@ def asked(studio: Studio, number: int, weights: str = "") -> tuple[Looked, Weigh
 
 async def evaluated(
     studio: Studio, number: int, part: str = "", weights: str = "", seconds: float = _PATIENCE
-) -> tuple[Looked, Row | None, Row]:
+) -> tuple[TrainedRun, Row | None, Row]:
     """The evaluation of some weights by a part: made once, kept in the store.
 
     Returns the row, or None and how far it came (done, count, part, key) where it takes longer than `seconds`.
     """
-    found, chosen = asked(studio, number, weights)
+    found, chosen = with_weights(studio, number, weights)
     part = part or found.data.evaluation_part
     async with _evaluating.setdefault((studio.home, number, chosen.key, part), asyncio.Lock()):
         row, progress = await _gone_on(studio, found, chosen, part, seconds)
@@ -82,7 +82,7 @@ async def evaluated(
 
 
 async def _gone_on(
-    studio: Studio, found: Looked, chosen: Weights, part: str, seconds: float
+    studio: Studio, found: TrainedRun, chosen: Weights, part: str, seconds: float
 ) -> tuple[Row | None, Row]:
     number = int(found.run["id"])
     sql = "SELECT * FROM evaluation WHERE run = ? AND weights = ? AND part = ? ORDER BY id DESC LIMIT 1"
@@ -125,7 +125,7 @@ async def read_image(file: Any) -> bytes:
     return content
 
 
-def options_of(found: Looked) -> dict[str, Any]:
+def options_of(found: TrainedRun) -> dict[str, Any]:
     """What the form above these pages shows: weights, parts, and which are chosen."""
     return {
         "run": found.run,

@@ -14,8 +14,8 @@ import numpy as np
 
 from jitdnn.caffe.graph import Node
 from jitdnn.errors import NotSupported
-from jitdnn.studio.ship.onnx_pooling import pooling
-from jitdnn.studio.ship.onnx_writer import Writer
+from jitdnn.studio.export.onnx_pooling import pooling
+from jitdnn.studio.export.onnx_writer import Writer
 
 Form = Callable[[Writer, Node, list[str]], list[str]]
 

@@ -25,10 +25,10 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.files import sha256, whole
 from jitdnn.studio.data import Dataset
 from jitdnn.studio.data.options import options_of
+from jitdnn.studio.export import check_bundle, onnx_export
+from jitdnn.studio.export.readme import readme
 from jitdnn.studio.look.pictures import image_png
 from jitdnn.studio.look.trained import Trained, choose_weights, open_trained
-from jitdnn.studio.ship import check_bundle, onnx_export
-from jitdnn.studio.ship.readme import readme
 from jitdnn.studio.store import run_folder
 
 Array = NDArray[Any]

@@ -12,7 +12,7 @@ import pytest
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio import plugins
 from jitdnn.studio.store import Store
-from jitdnn.studio.work import control, room
+from jitdnn.studio.work import control, disk_space
 from jitdnn.studio.work.local import LocalExecutor
 from jitdnn.studio.work.queue import executors_of
 
@@ -39,33 +39,35 @@ def test_what_takes_up_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> No
     (store.data_folder(data) / "train_data.npy").write_bytes(bytes(7000))
     run = add(store, "a")
     (store.folder(run) / "link").symlink_to("/")  # which is not followed
-    found = room.usage(store)
+    found = disk_space.usage(store)
     assert (found["runs"], found["datasets"]) == ({run: 4000}, {data: 7000})
     assert found["total"] == 11000 + found["store"] > 11000
     assert found["free"] > 0
     assert (found["quota"], found["warning"]) == (None, "")
     store.set_setting("quota", 10_000)
-    assert "its quota is 0 MiB" in room.usage(store)["warning"]
+    assert "its quota is 0 MiB" in disk_space.usage(store)["warning"]
     store.set_setting("quota", 1 << 50)
     store.set_setting("least_free", 1 << 60)
-    assert "no training starts" in room.usage(store)["warning"]
+    assert "no training starts" in disk_space.usage(store)["warning"]
 
 
 def test_runs_go_with_their_files_and_numbers_are_never_used_again(store: Store) -> None:
     run = add(store, "a")
     child = add(store, "b", options={"weights": f"run:{run}"})
-    assert [tuple(each) for each in room.dependents(store, run)] == [(child, "b", "began from its weights")]
-    room.remove_run(store, child)
-    room.remove_run(store, run)
+    assert [tuple(each) for each in disk_space.dependents(store, run)] == [
+        (child, "b", "began from its weights")
+    ]
+    disk_space.remove_run(store, child)
+    disk_space.remove_run(store, run)
     assert list((store.home / "runs").iterdir()) == []
     assert store.rows("SELECT * FROM point") == []
     assert add(store, "c") == child + 1
     with pytest.raises(InvalidArgument, match="no run 1"):
-        room.remove_run(store, 1)
+        disk_space.remove_run(store, 1)
     for state in ("running", "queued"):
         busy = add(store, state, state=state)
         with pytest.raises(InvalidArgument, match=f"{state}: stop it first"):
-            room.remove_run(store, busy)
+            disk_space.remove_run(store, busy)
         assert (store.folder(busy) / "best.npz").exists()
 
 
@@ -76,8 +78,8 @@ def test_a_sweep_goes_with_its_trials(store: Store) -> None:
     trials = [add(store, "trial", parent=sweep, dataset=data) for _ in range(2)]
     copy = add(store, "copy", parent=trials[0], dataset=data)
     with pytest.raises(InvalidArgument, match="sweep of 2 trials"):
-        room.remove_run(store, sweep)
-    room.remove_run(store, sweep, with_trials=True)
+        disk_space.remove_run(store, sweep)
+    disk_space.remove_run(store, sweep, with_trials=True)
     assert [row["id"] for row in store.rows("SELECT id FROM run")] == [copy]
 
 
@@ -87,7 +89,7 @@ def test_only_what_is_spare_is_tidied(store: Store) -> None:
         (store.home / "runs" / name).mkdir()
         (store.home / "runs" / name / "file").write_bytes(bytes(5))
     (store.home / "studio.sqlite.schema-1.copy").write_bytes(bytes(11))
-    found = {spare.key: spare.bytes for spare in room.spares(store)}
+    found = {spare.key: spare.bytes for spare in disk_space.spares(store)}
     assert found == {
         f"snapshots/{run}": 3000,
         "runs/.removed-7-ab": 5,
@@ -96,9 +98,9 @@ def test_only_what_is_spare_is_tidied(store: Store) -> None:
     }
     for wrong in ("runs/not ours", "../x", f"snapshots/{going}", "studio.sqlite"):
         with pytest.raises(InvalidArgument, match="is nothing that can go"):
-            room.tidy(store, [next(iter(found)), wrong])
-    assert room.tidy(store, list(found)) == 3021
-    assert room.spares(store) == []
+            disk_space.tidy(store, [next(iter(found)), wrong])
+    assert disk_space.tidy(store, list(found)) == 3021
+    assert disk_space.spares(store) == []
     assert (store.folder(run) / "best.npz").exists()
     assert control.resume(store, going) == "queued"
     assert (store.folder(going) / "snap_iter_9.jdsnap").exists()
