@@ -24,6 +24,7 @@ from jitdnn.studio.client import Client, Refused
 from jitdnn.studio.data import open_dataset
 from jitdnn.studio.web.app import make_app
 from jitdnn.studio.web.guard import Guard
+from jitdnn.studio.web.serve import _only_server
 from jitdnn.studio.work.inspector import Inspector
 from studio_trained import Case
 
@@ -50,9 +51,11 @@ def studio(digits: Case) -> Iterator[Client]:
         while not server.started:
             time.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        (digits.home / "server").write_text(f"http://127.0.0.1:{port}")
         (digits.home / "token").write_text(TOKEN + "\n")
-        yield Client(home=digits.home)
+        with _only_server(digits.home) as note:
+            note.write(f"http://127.0.0.1:{port}")
+            note.flush()
+            yield Client(home=digits.home)
         server.should_exit = True
         thread.join(10)
 

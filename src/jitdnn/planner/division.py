@@ -49,6 +49,10 @@ NEAR = 1.03
 SurveyPart = Callable[[Convolution, Epilogue | None], Sequence[AlgorithmCandidate]]
 
 
+class Stopped(Exception):
+    """There is no more time to ask about parts."""
+
+
 class Step(NamedTuple):
     """One part of a divided problem, what runs it, and the bytes of workspace that this needs."""
 
@@ -127,7 +131,8 @@ class Divider:
         """The front of all partitions, by workspace: `what` of a point is a `Partition`. Undivided ones included.
 
         `known` is the front of what would run in the place of a partition: parts that would hardly come below it are
-        not looked at. `stop` is asked before each cut, and where it says so what was found by then is returned.
+        not looked at. `stop` is asked before each cut, and `survey_part` may raise Stopped: what was found by then is
+        returned.
         """
         points: list[Point] = []
         best = inf
@@ -139,15 +144,22 @@ class Divider:
             if not count:
                 continue
             pieces = self._pieces(axis, count)
-            partitions = (
-                fronts.in_turn(self._batches(*part) for part in self._parts(pieces)) if pieces else ()
-            )
-            points += [Point(p.seconds, p.workspace, (axis, pieces, p.what)) for p in partitions]
+            try:
+                partitions = (
+                    fronts.in_turn(self._batches(*part) for part in self._parts(pieces)) if pieces else ()
+                )
+            except Stopped:
+                break
+            found = [Point(p.seconds, p.workspace, (axis, pieces, p.what)) for p in partitions]
+            points += found
+            before = self._known
             if known:
                 self._known = fronts.front([*known, *points])
             fastest = min((p.seconds for p in partitions), default=inf)
             best = min(best, fastest)
-            if not partitions or fastest < HOPELESS * best:
+            # what came below nothing that is known will hardly do so in more parts, which take longer
+            gains = not known or any(p.seconds < MARGIN * _best(before, p.workspace) for p in found)
+            if not partitions or (gains and fastest < HOPELESS * best):
                 kinds.append(cuts)  # and so each axis in its turn into more parts
         kept = []
         for point in fronts.front(points):

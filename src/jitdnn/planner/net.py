@@ -9,7 +9,7 @@ from math import inf
 from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.kernels.algorithm import Device
 from jitdnn.planner import budget, fronts
-from jitdnn.planner.division import MARGIN, Divider, Partition, Step, may_be_divided
+from jitdnn.planner.division import MARGIN, Divider, Partition, Step, Stopped, may_be_divided
 from jitdnn.planner.find import PART_SHARE, UNMEASURED, measured
 from jitdnn.planner.fronts import Point
 from jitdnn.planner.net_plan import LayerPlan, NetPlan, Partitions, arenas_of
@@ -106,7 +106,7 @@ def survey_partitions(
 
     With `request.choice` "find" what is not in the store is measured first. Without `alternatives` divisions are looked
     for only where the fastest algorithm does not fit, since a call whose fastest one fits is not divided. `stop` is
-    asked before each cut, and where it says so no more of them are looked for.
+    asked before each part, and where it says so no more of them are looked for.
     """
 
     def survey_part(
@@ -114,6 +114,8 @@ def survey_partitions(
     ) -> Sequence[AlgorithmCandidate]:
         if request.choice == "find":
             return _measured(part, device, request, store, share * seconds, fits_only)
+        if part is not problem and stop():
+            raise Stopped
         return survey(part, device, request, None, store, left_out)
 
     left_out: frozenset[str] = frozenset()
@@ -177,14 +179,17 @@ def _undivided(problem: Problem, candidate: AlgorithmCandidate) -> Partition:
 
 
 def _outdone(candidates: Sequence[AlgorithmCandidate], best: Sequence[Point]) -> frozenset[str]:
-    """The algorithms that take the whole problem, but another one is far faster there in no more workspace: parts need
-    not ask them again. What is a little slower for the whole may be the fastest for a part."""
+    """The algorithms that take the whole problem and that parts need not ask again: those that need no workspace, which
+    nothing is gained by dividing, and those that another one is far faster than there in no more workspace. What is a
+    little slower for the whole may be the fastest for a part."""
     return frozenset(
         o.algorithm.name
         for o in candidates
         if (o.is_open or o.is_too_large)
         and o.algorithm.name != "reference"
-        and any(p.workspace <= o.workspace and FAR * p.seconds <= o.seconds for p in best)
+        and (
+            o.workspace == 0 or any(p.workspace <= o.workspace and FAR * p.seconds <= o.seconds for p in best)
+        )
     )
 
 

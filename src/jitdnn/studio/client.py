@@ -65,7 +65,7 @@ class Client:
         Raises InvalidArgument where there is no studio or no token.
         """
         folder = Path(home).expanduser() if home is not None else default_home()
-        found = address or _read(folder / "server")
+        found = address or _served(folder)
         if not found:
             raise InvalidArgument(
                 f"no studio is served from {folder}: start `jitdnn studio`, or give its address"
@@ -274,6 +274,14 @@ def _refused(status: int, content: bytes) -> Refused:
     if isinstance(detail, dict):
         return Refused(status, str(detail.get("message", detail)), detail.get("line"))
     return Refused(status, str(detail))
+
+
+def _served(home: Path) -> str:
+    """Where the studio of a home is served, "" if it is not: a server that was killed leaves its address, which another
+    program may have by now, but not the lock on it."""
+    from jitdnn.studio.file_locks import is_locked  # which not all systems have that a client may run on
+
+    return _read(home / "server") if is_locked(home / "server") else ""
 
 
 def _read(path: Path) -> str:

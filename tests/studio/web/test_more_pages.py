@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 from jitdnn.studio.store import Store
 from jitdnn.studio.web.app import make_app, modules
 from jitdnn.studio.web.pages.compare import differences, parallel
+from jitdnn.studio.work import control
 from studio_pages import store_of
 
 EVIL = "<script>alert(1)</script>\"'"
@@ -58,6 +59,20 @@ def test_order_of_the_queue_by_programs_dropped_rows_and_keys(client: TestClient
     client.post("/queue/1/turn", data={"priority": "10", "wants": ""})
     assert order(client)[0] == 1
     assert client.patch("/api/queue/1", json={"priority": 1000}).status_code == 422
+
+
+def test_forms_may_have_thousands_of_fields(client: TestClient, store: Store) -> None:
+    with store.transaction():
+        for number in range(1, 1_202):
+            add_run(store, str(number))
+    numbers = [str(number) for number in range(1_201, 0, -1)]
+    found = client.post("/queue/order", data={"run": numbers})
+    assert found.status_code == 303
+    assert [row["id"] for row in control.queue(store)] == list(range(1_201, 0, -1))
+    files = [("files", (f"{number}.png", b"no image")) for number in range(1_201)]
+    assert (
+        client.post("/api/runs/1/classify/many", files=files).status_code == 409
+    )  # there are no weights yet
 
 
 def test_places_take_runs_or_not_and_runs_want_places_that_are_there(

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra jitdnn[studio] is not installed")
 
 from jitdnn.errors import InvalidArgument, NotSupported, StoreError
+from jitdnn.studio.client import Client
 from jitdnn.studio.web import serve as serving
 from jitdnn.studio.web.serve import names, serve, token_of
 
@@ -106,7 +107,21 @@ def test_server_in_a_process_answers_and_ends_by_a_signal(tmp_path: Path) -> Non
             assert "Train my first net" in answer.read().decode()
             assert "default-src 'none'" in answer.headers["content-security-policy"]
             assert "server" not in answer.headers
-    finally:
+        assert Client(home=tmp_path).runs() == []
         process.terminate()
         assert process.wait(20) in (0, -15)
+    finally:
+        process.kill()
+        process.wait()
         process.stdout.close()
+
+
+def test_the_address_of_a_server_that_was_killed_gets_no_token(tmp_path: Path) -> None:
+    """Somebody else may listen there by now."""
+    with serving._only_server(tmp_path) as note:
+        note.write("http://127.0.0.1:8642")
+        note.flush()
+        assert Client(home=tmp_path, token="t" * 32).address == "http://127.0.0.1:8642"
+    (tmp_path / "server").write_text("http://127.0.0.1:8642")  # as a SIGKILL leaves it: the lock is gone
+    with pytest.raises(InvalidArgument, match="start `jitdnn studio`"):
+        Client(home=tmp_path, token="t" * 32)

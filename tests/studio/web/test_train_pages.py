@@ -15,6 +15,7 @@ pytest.importorskip("httpx2")
 from fastapi.testclient import TestClient
 
 from jitdnn.studio import nets
+from jitdnn.studio.web import planning
 from jitdnn.studio.web.app import make_app
 from studio_pages import Here, store_of
 
@@ -140,6 +141,55 @@ def test_plan_has_an_algorithm_for_each_direction_of_each_convolution(client: Te
         "/api/plan", json={"dataset": 1, "net": LENET, "options": {"freeze": ["conv1", "conv2"]}}
     ).json()
     assert [len(ways) for ways in without["ways"].values()] == [1, 1]
+
+
+def test_plan_is_for_the_place_where_a_training_would_start(client: TestClient) -> None:
+    """A GPU comes first, and is planned for by the facts that it told, wherever it is."""
+    store = store_of(client)
+    facts = {
+        "model": "a card", "capability": 90, "multiprocessors": 100, "clock": 1.5e9, "bytes_per_second": 2e12,
+        "memory_bytes": 1 << 36, "l2_bytes": 1 << 25, "shared_bytes": 232_448, "reserved_shared_bytes": 1024,
+        "registers": 65_536, "resident_threads": 2048, "resident_blocks": 32, "f32_rate": 256, "f64_rate": 128,
+        "mma_rate": 2560,
+    }  # fmt: skip
+    told = {"architecture": "sm_90a", "facts": facts}
+    store.insert("place", host="here", device="cpu", name="processor")
+    gpu = store.insert("place", host="there", device="cuda:0", name="a card", settings=told)
+    asked = {"dataset": 1, "net": LENET, "options": {"batch": 64}}
+    on_gpu, on_cpu = (client.post("/api/plan", json=asked | {"wants": wants}).json() for wants in ("", "cpu"))
+    if on_gpu["missing"]:
+        pytest.skip(on_gpu["missing"])
+    assert (on_gpu["place"], on_cpu["place"]) == ("a card", "processor")
+    assert "a card" in on_gpu["device"]
+    assert on_gpu["seconds"] < on_cpu["seconds"] / 5
+    half = {name: facts[name] / 2 for name in ("clock", "bytes_per_second")}
+    store.update("place", gpu, settings=told | {"facts": facts | half})
+    slower = client.post("/api/plan", json=asked).json()
+    assert on_gpu["seconds"] < slower["seconds"] < 2.2 * on_gpu["seconds"]
+    store.update("place", gpu, settings={})  # it was found by an executor that does not tell
+    assert "is not known here" in client.post("/api/plan", json=asked).json()["missing"]
+    assert "is not known here" in client.post("/train/plan", data=FORM, headers={"HX-Request": "true"}).text
+
+
+def test_ways_in_less_workspace_are_found_in_time_or_later(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "QUICK", 0.0)
+    monkeypatch.setattr(planning, "LONGER", 100.0)
+    asked = {"dataset": 1, "net": LENET, "options": {"batch": 4}}
+    quick, longer = (client.post(f"/api/plan?longer={flag}", json=asked).json() for flag in ("false", "true"))
+    assert (quick["is_whole"], longer["is_whole"]) == (False, True)
+    part = client.post("/train/plan", data=FORM, headers={"HX-Request": "true"}).text
+    assert 'hx-post="/train/plan?longer=1"' in part
+    for name, ways in longer["ways"].items():
+        for way, before in zip(ways, quick["ways"][name], strict=True):
+            assert way["algorithm"] == before["algorithm"]
+            assert len(way["front"]) >= len(before["front"])
+            assert all(less["seconds"] >= way["seconds"] for less in way["smaller"])
+            assert len(way["smaller"]) <= 6
+    assert any(way["smaller"] for ways in longer["ways"].values() for way in ways)
+    part = client.post("/train/plan?longer=1", data=FORM | {"batch": "4"}, headers={"HX-Request": "true"}).text
+    assert "More ways" not in part
 
 
 def test_training_is_queued_with_its_files(client: TestClient) -> None:

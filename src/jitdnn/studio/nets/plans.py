@@ -8,14 +8,17 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from jitdnn.caffe.convolution_problems import convolution_problems
+from jitdnn.caffe.convolution_problems import LayerProblem, convolution_problems
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.schema import NetState, SolverParameter
 from jitdnn.caffe.update_rules import rule_of
 from jitdnn.errors import JitdnnError
+from jitdnn.handle import Handle
+from jitdnn.kernels.algorithm import Device
 from jitdnn.ops.plan_net import plan_net
 from jitdnn.planner.fronts import Point
 from jitdnn.planner.net_plan import LayerPlan
+from jitdnn.problems import Problem, parse
 from jitdnn.settings import settings
 from jitdnn.studio.nets.binding import Bound, with_inputs
 from jitdnn.studio.nets.checks import checked_net, refused
@@ -35,9 +38,12 @@ def plan(
     *,
     alternatives: bool = False,
     seconds: float = 10.0,
+    device: Device | None = None,
 ) -> dict[str, Any]:
     """Plan the convolutions of a net in training, as JSON's types; with `alternatives` divisions of all are looked for,
-    for up to so many `seconds`.
+    for up to so many `seconds`. `device`: where it is to train, which need not be there (None: this processor).
+
+    Algorithms are chosen as for a training of the studio: by cost models, and only those that give the same bits again.
 
     `ok`; then `layers`, a row for each convolution and direction (layer, direction, algorithm, parts, seconds,
     workspace, source, error, `front`, what else is worth having, and `others`, the algorithms that were not chosen with
@@ -48,13 +54,19 @@ def plan(
     try:
         chosen, facts = Options.of(options), DataFacts.of(dataset)
         bound, net = checked_net(text, chosen, facts, Path(home), Path(home) / "runs" / "0")
-        return _planned(bound, net, chosen, facts, alternatives, seconds)
+        return _planned(bound, net, chosen, facts, alternatives, seconds, device)
     except JitdnnError as error:
         return refused(error)
 
 
 def _planned(
-    bound: Bound, net: Net, options: Options, facts: DataFacts, alternatives: bool, seconds: float
+    bound: Bound,
+    net: Net,
+    options: Options,
+    facts: DataFacts,
+    alternatives: bool,
+    seconds: float,
+    device: Device | None,
 ) -> dict[str, Any]:
     asked = convolution_problems(net, tuple(DIRECTIONS))
     end = monotonic() + seconds
@@ -66,11 +78,20 @@ def _planned(
         return is_late
 
     rows: list[dict[str, Any]] = []
-    device = ""
+    name = ""
     if asked:
-        named = [(f"{each.layer} {each.direction}", each.problem) for each in asked]
-        found = plan_net(named, alternatives=alternatives, stop=stop)
-        device = found.device_name
+        is_gpu = device is not None and device.target != "cpu"
+        first = asked[0].layer
+        named = [
+            (
+                f"{each.layer} {each.direction}",
+                _channels_last(each) if is_gpu and each.layer != first else each.problem,
+            )
+            for each in asked
+        ]
+        with Handle(device, choice="model", deterministic=True) as handle:
+            found = plan_net(named, alternatives=alternatives, stop=stop, handle=handle)
+        name = found.device_name
         rows = [
             {"layer": each.layer, "direction": DIRECTIONS[each.direction], **_row(layer)}
             for each, layer in zip(asked, found.layers, strict=True)
@@ -83,12 +104,20 @@ def _planned(
         "seconds": sum(row["seconds"] for row in rows),
         "workspace": max((row["workspace"] for row in rows), default=0),
         "slowest": max((row["seconds"] for row in rows), default=0.0),
-        "device": device,
+        "device": name,
         "is_whole": not is_late,
     }
     if options.memory_limit:
         result["memory"] = memory_cost(bound, options, facts)
     return result
+
+
+def _channels_last(asked: LayerProblem) -> Problem:
+    """The problem as a net on a GPU has it behind its first layer: channels last in memory."""
+    try:
+        return parse(f"{asked.problem} nhwc")
+    except JitdnnError:
+        return asked.problem
 
 
 def _row(layer: LayerPlan) -> dict[str, Any]:

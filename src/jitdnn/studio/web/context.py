@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Annotated, Any, cast
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
 from fastapi.templating import Jinja2Templates
 
 from jitdnn.studio.store import Row, Store
@@ -21,6 +22,8 @@ from jitdnn.studio.work.queue import Queue
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
+#: fields, and files, that a form may have
+MOST_FIELDS = 20_000
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,25 @@ def page(request: Request, template: str, /, **values: Any) -> HTMLResponse:
 BUSY = """SELECT (SELECT count(*) FROM run WHERE state = 'running') AS running,
   (SELECT count(*) FROM run WHERE state = 'queued') AS waiting,
   (SELECT coalesce(sum(slots), 0) FROM place WHERE state = 'free') AS slots"""
+
+
+class _Request(Request):
+    """A request whose form may have as many fields and files as the studio takes at a time."""
+
+    def form(self, *, max_files: float = MOST_FIELDS, max_fields: float = MOST_FIELDS, **more: Any) -> Any:
+        return super().form(max_files=max_files, max_fields=max_fields, **more)
+
+
+class Route(APIRoute):
+    """What the routers of pages are made of: `APIRouter(route_class=Route)`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_large(request: Request) -> Response:
+            return await handle(_Request(request.scope, request.receive))
+
+        return handle_large
 
 
 def is_part(request: Request) -> bool:

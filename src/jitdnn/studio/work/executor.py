@@ -11,12 +11,14 @@ from typing import NamedTuple, Protocol
 
 
 class Place(NamedTuple):
-    """Where one run, or several, can train: a device of a host."""
+    """Where one run, or several, can train: a device of a host. `told`: of a GPU, as JSON, its `architecture` (sm_90a)
+    and the `facts` by which it can be planned for elsewhere; "" if it told none."""
 
     host: str
     device: str
     name: str
     slots: int = 1
+    told: str = ""
 
 
 class Job(NamedTuple):

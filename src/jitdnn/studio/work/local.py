@@ -20,8 +20,10 @@ from jitdnn.studio.work.worker import LEFT, LOCK, LOST, UNWRITTEN
 # in a process of its own: looking for GPUs takes memory of them, and a broken driver may take the process down
 _PROBE = """
 import json, os
+from dataclasses import asdict
 from jitdnn import targets
-found = [(f"cuda:{gpu.device_id[1]}", gpu.name) for gpu in targets.get("cuda").usable()]
+told = lambda gpu: json.dumps({"architecture": gpu.arch, "facts": asdict(gpu.facts)})
+found = [(f"cuda:{gpu.device_id[1]}", gpu.name, told(gpu)) for gpu in targets.get("cuda").usable()]
 print(json.dumps([found, os.cpu_count()]))
 """
 _ENDINGS = {
@@ -40,7 +42,7 @@ class LocalExecutor:
         self._store = store
         self._environment = dict(os.environ if environment is None else environment)
         self._processes: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
-        self._devices: list[tuple[str, str]] | None = None
+        self._devices: list[tuple[str, str, str]] | None = None
 
     def places(self) -> Sequence[Place]:
         """The GPUs first, as what is quicker is taken first."""
@@ -49,7 +51,7 @@ class LocalExecutor:
         if self._devices is None:
             self._devices = _gpus(self._environment)
         host = socket.gethostname()
-        gpus = [Place(host, device, name) for device, name in self._devices]
+        gpus = [Place(host, device, name, told=told) for device, name, told in self._devices]
         slots = int(self._store.setting("cpu_slots", 1))
         return [*gpus, Place(host, "cpu", "processor", slots)] if slots > 0 else gpus
 
@@ -111,13 +113,13 @@ class LocalExecutor:
         self._processes.clear()
 
 
-def _gpus(environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Names of devices and of their models; none where they cannot be asked."""
+def _gpus(environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Names of devices and of their models, and what `Place.told` is to be; none where they cannot be asked."""
     try:
         found = subprocess.run(
             [sys.executable, "-c", _PROBE], capture_output=True, timeout=60, check=True, env=dict(environment)
         )
         devices: list[list[str]] = json.loads(found.stdout.splitlines()[-1])[0]
-        return [(device, name) for device, name in devices]
+        return [(device, name, told) for device, name, told in devices]
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return []

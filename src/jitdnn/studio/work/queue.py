@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -100,6 +101,7 @@ class Queue:
             for place in found:
                 row = known.pop((place.host, place.device), {})
                 values: Row = {"name": place.name, "slots": place.slots, "beat": time.time(), "message": ""}
+                values["settings"] = json.loads(place.told or "{}")
                 if not row:
                     store.insert("place", executor=name, host=place.host, device=place.device, **values)
                 else:
@@ -158,7 +160,7 @@ class Queue:
         if not free:
             return
         for row in waiting:
-            fitting = [place for place in free if _fits(row, place)]
+            fitting = [place for place in free if _fits(row["wants"], place)]
             if not fitting:
                 continue
             if lack := missing_room(self._store, row):
@@ -232,7 +234,12 @@ def _place(row: Row) -> Place:
     return Place(row["host"], row["device"], row["name"], row["slots"])
 
 
-def _fits(row: Row, place: Row) -> bool:
+def first_place(store: Store, wants: str) -> Row | None:
+    """Where a run that wants this would start, were nothing else to do; None where there is no such place."""
+    places = store.rows("SELECT * FROM place WHERE state != 'gone' ORDER BY device = 'cpu', id")
+    return next((place for place in places if _fits(wants, place)), None)
+
+
+def _fits(wants: str, place: Row) -> bool:
     """A run wants any place (""), a device by name (cpu, cuda, cuda:1), or one place by its id (#3)."""
-    wants = row["wants"]
     return not wants or wants in (place["device"], place["device"].split(":")[0], f"#{place['id']}")

@@ -14,10 +14,10 @@ from jitdnn.studio.look import classify as look
 from jitdnn.studio.look.pictures import data_url
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import answering, trained_runs
-from jitdnn.studio.web.context import Here, Link, Studio, csv_file, is_part, page
+from jitdnn.studio.web.context import Here, Link, Route, Studio, csv_file, is_part, page
 from jitdnn.studio.web.trained_runs import Part, WeightsName
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 TABS = (Link(30, "/classify", "eye", "Classify"),)
 Place = Annotated[int | None, Query(ge=0, le=1 << 40, description="the number of an image of the part")]
 _PICTURES: Final = ("image", "seen", "overlay", "true_overlay")

@@ -10,9 +10,9 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel, Field
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.studio.web.context import Here
+from jitdnn.studio.web.context import Here, Route
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 _HOST = re.compile(r"[A-Za-z0-9.:_-]{0,253}")
 
 

@@ -12,9 +12,9 @@ from fastapi.responses import Response
 from jitdnn.studio.store import Row, original_text
 from jitdnn.studio.web import listing, words
 from jitdnn.studio.web.charts import SMOOTHING, Chart, charts
-from jitdnn.studio.web.context import Here, Studio, page
+from jitdnn.studio.web.context import Here, Route, Studio, page
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 #: runs that are compared at a time, and lines of a difference between nets that are shown
 MOST: Final = 24
 LINES: Final = 400

@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from jitdnn.studio.web.context import Link, page
+from jitdnn.studio.web.context import Link, Route, page
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 NAVIGATION = (Link(90, "/api", "api", "API", phone=False),)
 _ORDER = ("get", "post", "put", "patch", "delete")
 

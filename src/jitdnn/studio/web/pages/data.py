@@ -14,10 +14,10 @@ from jitdnn.studio.data.drawing import drawn
 from jitdnn.studio.data.sheets import sheet, tile
 from jitdnn.studio.png import png
 from jitdnn.studio.store import Row
-from jitdnn.studio.web.context import Here, Studio, csv_file, page
+from jitdnn.studio.web.context import Here, Route, Studio, csv_file, page
 from jitdnn.studio.web.pages.data_new import not_ready
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 #: pictures of a sheet of the gallery (of small ones, of others), of a page of the list, pairs of a page of duplicates
 SHEET, LARGE_SHEET, LIST, PAIRS = 200, 96, 60, 40
 #: sheets of a page

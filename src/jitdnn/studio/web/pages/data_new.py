@@ -22,9 +22,9 @@ from jitdnn.studio.data.options import MODES, Options
 from jitdnn.studio.data.scan import scan
 from jitdnn.studio.store import Row
 from jitdnn.studio.tasks import TASKS
-from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
+from jitdnn.studio.web.context import Here, Link, Route, Studio, is_part, page
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 NAVIGATION = (Link(20, "/data/new", "data", "New data set", short="Data"),)
 ORDER = 20
 MODE_WORDS = {

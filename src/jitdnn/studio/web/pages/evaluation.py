@@ -11,10 +11,10 @@ from jitdnn.studio.look import evaluate
 from jitdnn.studio.look.evaluate import name_of
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import trained_runs
-from jitdnn.studio.web.context import Here, Link, csv_file, is_part, page
+from jitdnn.studio.web.context import Here, Link, Route, csv_file, is_part, page
 from jitdnn.studio.web.trained_runs import Part, WeightsName
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 TABS = (Link(20, "/evaluation", "check", "Evaluation"),)
 #: classes in the table of a page, the worst first; CSV has all
 CLASSES: Final = 100

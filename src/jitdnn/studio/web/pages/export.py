@@ -13,10 +13,10 @@ from jitdnn.errors import NotSupported
 from jitdnn.studio.export.exports import KINDS, download_name, export
 from jitdnn.studio.store import Row, plain_files
 from jitdnn.studio.web import trained_runs
-from jitdnn.studio.web.context import Here, Link, Studio, page
+from jitdnn.studio.web.context import Here, Link, Route, Studio, page
 from jitdnn.studio.web.trained_runs import WeightsName
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 TABS = (Link(50, "/export", "download", "Export"),)
 #: kind -> title, what it is for
 FORMS: Final = {

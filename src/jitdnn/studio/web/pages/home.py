@@ -9,9 +9,9 @@ from fastapi.responses import RedirectResponse, Response
 
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import listing
-from jitdnn.studio.web.context import Here, Link, is_part, page
+from jitdnn.studio.web.context import Here, Link, Route, is_part, page
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 NAVIGATION = (Link(10, "/", "runs", "Runs"),)
 #: data sets shown on the first page, the newest first
 CARDS = 12

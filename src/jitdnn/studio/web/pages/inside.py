@@ -12,10 +12,10 @@ from jitdnn.studio.look import layers, maximize, saliency
 from jitdnn.studio.look.pictures import data_url
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import trained_runs
-from jitdnn.studio.web.context import Here, Link, Studio, page
+from jitdnn.studio.web.context import Here, Link, Route, Studio, page
 from jitdnn.studio.web.trained_runs import Part, TrainedRun, WeightsName
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 TABS = (Link(40, "/inside", "eye", "Look inside"),)
 KINDS = {"gradient": "Gradient", "smooth": "Smoothed gradient", "occlusion": "Occlusion"}
 Kind = Annotated[str, Query(pattern="^(gradient|smooth|occlusion)$")]

@@ -11,10 +11,10 @@ from pydantic import BaseModel, Field
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import listing
-from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
+from jitdnn.studio.web.context import Here, Link, Route, Studio, is_part, page
 from jitdnn.studio.work import control
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 NAVIGATION = (Link(40, "/queue", "queue", "Queue"),)
 PRIORITIES = {10: "first", 0: "normal", -10: "last"}
 _PLACES = "SELECT * FROM place WHERE state != 'gone' ORDER BY device = 'cpu', host, device, id"

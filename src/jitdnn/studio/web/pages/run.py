@@ -12,10 +12,10 @@ from pydantic import BaseModel, Field
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.store import Row, Store, plain_files
 from jitdnn.studio.web import charts, curve_files, listing, stream
-from jitdnn.studio.web.context import Here, Link, Studio, csv_file, is_part, page
+from jitdnn.studio.web.context import Here, Link, Route, Studio, csv_file, is_part, page
 from jitdnn.studio.work import control, disk_space
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 TABS = (Link(10, "", "runs", "Curves"),)
 #: what happened, on the page; the API has all
 MARKS: Final = 60

@@ -15,11 +15,11 @@ from jitdnn.settings import parse_bytes
 from jitdnn.sizes import format_bytes
 from jitdnn.studio.data import places
 from jitdnn.studio.store import Row
-from jitdnn.studio.web.context import Here, Link, Studio, page
+from jitdnn.studio.web.context import Here, Link, Route, Studio, page
 from jitdnn.studio.web.pages.cluster import read_cluster
 from jitdnn.studio.work import disk_space
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 NAVIGATION = (Link(80, "/settings", "settings", "Settings"),)
 #: of the largest runs and data sets, how many are shown
 LARGEST = 8

@@ -15,10 +15,10 @@ from jitdnn.studio.nets.weights import weights_file
 from jitdnn.studio.store import Row, original_text
 from jitdnn.studio.sweeps.plan import PRUNERS, SAMPLERS, check
 from jitdnn.studio.web import listing
-from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
+from jitdnn.studio.web.context import Here, Link, Route, Studio, is_part, page
 from jitdnn.studio.web.trainings import Options, Training, dataset_of
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 NAVIGATION = (Link(35, "/sweeps", "sweep", "Sweeps", phone=False),)
 SAMPLER_TITLES = {
     "tpe": "TPE: learns from the trials before",

@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Form, Request
 from fastapi.responses import RedirectResponse, Response
 
-router = APIRouter()
+from jitdnn.studio.web.context import Route
+
+router = APIRouter(route_class=Route)
 
 
 @router.post("/theme", include_in_schema=False)

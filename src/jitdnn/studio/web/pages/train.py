@@ -16,11 +16,12 @@ from jitdnn.studio.data import creation
 from jitdnn.studio.nets.weights import keep_weights, kept_weights
 from jitdnn.studio.store import Row, original_text
 from jitdnn.studio.web import listing, planning
-from jitdnn.studio.web.context import Here, Link, Studio, is_part, page
+from jitdnn.studio.web.context import Here, Link, Route, Studio, is_part, page
 from jitdnn.studio.web.pages.run import read_run
 from jitdnn.studio.web.trainings import Training, dataset_of, from_form, start
+from jitdnn.studio.work.queue import first_place
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 NAVIGATION = (Link(30, "/train", "train", "New training", short="Train"),)
 #: the options of the page, in its groups
 GROUPS = {
@@ -121,19 +122,21 @@ async def check(studio: Here, asked: Training) -> Row:
 
 
 @router.post("/train/plan", include_in_schema=False)
-async def plan_part(request: Request, studio: Here) -> Response:
-    """The layers of a net that fits, with how each would run."""
+async def plan_part(request: Request, studio: Here, longer: bool = False) -> Response:
+    """The layers of a net that fits, with how each would run; `longer`: with all ways in less workspace."""
     asked = await _asked(request)
-    found, planned = await check(studio, asked), await plan(studio, asked)
-    return page(request, "plan.html", found=found, planned=planned)
+    found, planned = await check(studio, asked), await plan(studio, asked, longer)
+    return page(request, "plan.html", found=found, planned=planned, longer=longer)
 
 
 @router.post("/api/plan")
-async def plan(studio: Here, asked: Training) -> Row:
-    """How each convolution of a net would run here: algorithm, seconds, workspace, and what else there is."""
-    dataset = dataset_of(studio, asked.dataset)
+async def plan(studio: Here, asked: Training, longer: bool = False) -> Row:
+    """How each convolution of a net would run where it would start (`wants`): algorithm, seconds, workspace, and what
+    else there is. Ways in less workspace are looked for in half a second, `longer` in some; `is_whole`: all were."""
+    dataset, place = dataset_of(studio, asked.dataset), first_place(studio.store, asked.wants)
+    seconds = planning.LONGER if longer else planning.QUICK
     return await studio.inspector.inspect(
-        planning.plan, asked.net, asked.values(studio), dataset, studio.home
+        planning.plan, asked.net, asked.values(studio), dataset, studio.home, place, seconds
     )
 
 

@@ -8,6 +8,7 @@ alpha. See plan.py.
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import lru_cache
 from typing import ClassVar
 
 from jitdnn.devices.cpu import CpuDevice
@@ -70,8 +71,7 @@ class WinogradAlgorithm(CpuAlgorithm[Convolution]):
 
     def _tilings(self, problem: Convolution, c: Correlation) -> tuple[Tiling, ...]:
         """Those that are exact enough."""
-        limit = self._limit(problem)
-        return tuple(tiling for tiling in tilings(c, self.max_m) if error_of(c, tiling) <= limit)
+        return _exact_tilings(c, self.max_m, self._limit(problem))[0]
 
     def plans(
         self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None = None
@@ -97,9 +97,8 @@ class WinogradAlgorithm(CpuAlgorithm[Convolution]):
     def error_of(self, problem: Convolution) -> float:
         # the operands of an epilogue decide which axes are joined, but never one with several taps: the tilings that
         # are tried, and so the largest error, are the same
-        errors = [
-            error_of(c, tiling) for c in self._correlations(problem) for tiling in self._tilings(problem, c)
-        ]
+        limit = self._limit(problem)
+        errors = [_exact_tilings(c, self.max_m, limit)[1] for c in self._correlations(problem)]
         return max(errors) + storage_error(problem, compute_dtype(problem.dtype))
 
     def spreads_to(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
@@ -131,6 +130,16 @@ class WinogradAlgorithm(CpuAlgorithm[Convolution]):
             (scratch + device.threads * max(p.thread_elements for p in plans)) * item, [scratch], kept,
             further_cycles=channels_last_group_cycles(problem, device),
         )  # fmt: skip
+
+
+@lru_cache(1024)
+def _exact_tilings(c: Correlation, max_m: int, limit: float) -> tuple[tuple[Tiling, ...], float]:
+    """The tilings that are exact enough, and the largest of their errors.
+
+    A planner asks for them five times for each problem: for a refusal, the error, the plan, and what a NaN spreads to.
+    """
+    found = [(tiling, error) for tiling in tilings(c, max_m) if (error := error_of(c, tiling)) <= limit]
+    return tuple(tiling for tiling, _ in found), max((error for _, error in found), default=0.0)
 
 
 class Winograd4(WinogradAlgorithm):
