@@ -3,6 +3,9 @@
     python benchmarks/studio.py kills [--count 100]          # SIGKILLs of a worker at random moments
     python benchmarks/studio.py watchers [--count 100] [--seconds 60]
     python benchmarks/studio.py points [--count 1000000]     # and 1,000 runs
+    python benchmarks/studio.py pages [--count 1000000]      # first pictures in a browser, with these and 100,000 images
+    python benchmarks/studio.py newcomer                     # from nothing to own photographs classified
+    python benchmarks/studio.py soak [--minutes 60]          # memory of a server that is looked at all the time
 
 `kills` fails unless every point is there once and all weights are those of an undisturbed run, bit by bit. `watchers`
 measures from a commit in the store to the event at a client of HTTP, without a browser, and what the server takes
@@ -39,16 +42,26 @@ from jitdnn.studio.store import Store
 from studio_runs import begin, curves_of, make_run, row_of, weights_of
 
 
+_OWN = ("kills", "watchers", "points")
+_VISITS = ("newcomer", "pages", "soak")
+
+
 def main() -> None:
     """Run one of the measurements."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("kills", "watchers", "points"))
+    parser.add_argument("what", choices=(*_OWN, *_VISITS))
     parser.add_argument("--count", type=int)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=60.0)
     arguments = parser.parse_args()
+    if arguments.what in _VISITS:
+        import studio_visits
+
+        studio_visits.in_a_home(arguments.what, arguments.count, arguments.minutes)
+        return
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
         if arguments.what == "kills":

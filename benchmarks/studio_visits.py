@@ -1,0 +1,275 @@
+"""Measurements of a whole studio, as people use it: `benchmarks/studio.py newcomer`, `soak` and `pages` come here."""
+
+# ruff: noqa: T201
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+
+from jitdnn.studio import nets
+from jitdnn.studio.client import Client
+from jitdnn.studio.store import Store
+from studio_browser import Browser, Server, chromium, running
+
+_TEXTURES = Path(__file__).resolve().parent.parent / "examples" / "studio_textures.py"
+#: a net for the textures: the gallery's for small pictures, longer than by itself
+_OPTIONS = {
+    "epochs": 40,
+    "batch": 16,
+    "rate": 0.003,
+    "solver": "Adam",
+    "crop": 56,
+    "mirror": True,
+    "patience": 0,
+}
+
+
+# ---- newcomer
+
+
+def newcomer(home: Path) -> None:
+    """From nothing to a net that reads digits, by one click, and to own photographs that are classified."""
+    begun = time.monotonic()
+    with running(home) as server, contextlib.closing(_Clock(begun)) as clock:
+        studio = Client(home=home)
+        _get(server, "/")
+        clock.tell("the first page")
+        request = urllib.request.Request(
+            server.base + "/first", b"", {"Authorization": f"Bearer {server.token}"}, method="POST"
+        )
+        urllib.request.urlopen(request, timeout=60).close()
+        while (studio.run(1)["best"] or 0) < 0.95:
+            if studio.run(1)["state"] not in ("queued", "running"):
+                sys.exit(f"FAILED: {studio.run(1)}")
+            time.sleep(0.1)
+        clock.tell(f"one click, and {100 * studio.run(1)['best']:.1f} % of the digits are right")
+        with contextlib.suppress(Exception):
+            studio.stop(1)
+        accuracy = photographs(studio, home.parent)
+        clock.tell(
+            f"own photographs sent, trained on and classified: {100 * accuracy:.1f} % of the test crops are right"
+        )
+        if accuracy < 0.9 or time.monotonic() - begun > 300:
+            sys.exit("FAILED: 90 % in five minutes is promised")
+
+
+def photographs(studio: Client, folder: Path, epochs: int = 40) -> float:
+    """The share of test crops of three photographs, none of which overlaps one that was trained on, that a net says
+    right."""
+    path = folder / "textures.zip"
+    runpy.run_path(str(_TEXTURES))["write"](path)
+    data = studio.create_dataset(path, "Textures", width=64, height=64, grey=True)
+    net = next(each["text"] for each in nets.gallery("classification") if each["key"] == "cifar_quick")
+    run = studio.wait(studio.start(data["id"], net, **(_OPTIONS | {"epochs": epochs}))["id"])
+    if run["state"] != "done":
+        raise RuntimeError(f"the training of the photographs is {run['state']}: {run['message']}")
+    return float(studio.evaluate(run["id"], part="test")["summary"]["accuracy"])
+
+
+class _Clock:
+    def __init__(self, begun: float) -> None:
+        self._begun = self._last = begun
+
+    def tell(self, what: str) -> None:
+        now = time.monotonic()
+        print(f"{now - self._last:6.1f} s  {what}", flush=True)
+        self._last = now
+
+    def close(self) -> None:
+        print(f"{time.monotonic() - self._begun:6.1f} s  in all")
+
+
+# ---- pages
+
+
+def pages(home: Path, count: int, runs: int = 1_000, images: int = 100_000) -> None:
+    """First pictures of pages in a browser, with a run of `count` points, so many runs, and a data set of so many
+    images."""
+    if chromium() is None:
+        sys.exit("there is no Chromium: apt-get install chromium")
+    from playwright import sync_api as playwright
+
+    with Store(home) as store:
+        _fill(store, count, runs, images)
+    with running(home) as server, playwright.sync_playwright() as play:
+        browser = Browser(play, server)
+        slow = []
+        for path in (
+            "/",
+            "/runs/1",
+            "/queue",
+            "/compare?run=1&run=2",
+            "/data/1",
+            "/train",
+            "/sweeps",
+            "/settings",
+        ):
+            times = []
+            for _ in range(5):
+                page = browser.page()
+                page.goto(server.base + path, wait_until="load")
+                script = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+                times.append(float(page.evaluate(script)))
+                page.context.close()
+            print(
+                f"{path}: first picture {np.median(times):.0f} ms (median of 5; worst {max(times):.0f})",
+                flush=True,
+            )
+            slow += [path] if np.median(times) > 1500 else []
+        if slow:
+            sys.exit(f"FAILED: over 1.5 s: {', '.join(slow)}")
+
+
+def _fill(store: Store, count: int, runs: int, images: int) -> None:
+    random = np.random.default_rng(0)
+    shape = (images, 1, 28, 28)
+    number = store.insert(
+        "dataset", name="many", shape=[1, 28, 28], classes=[str(digit) for digit in range(10)], train=images,
+        counts={"train": [images // 10] * 10},
+    )  # fmt: skip
+    folder = store.data_folder(number)
+    folder.mkdir(parents=True)
+    data = np.lib.format.open_memmap(folder / "train_data.npy", "w+", np.uint8, shape)
+    data[...] = random.integers(0, 256, (1, 1, 28, 28), np.uint8)
+    np.save(folder / "train_label.npy", np.arange(images) % 10)
+    np.save(folder / "mean.npy", np.zeros((1, 28, 28), np.float32))
+    long = store.insert("run", name="long", state="done", iteration=count, max_iter=count, dataset=number)
+    values = np.exp(-np.arange(count) / (count / 3)) + 0.1 * random.standard_normal(count)
+    for start in range(0, count, 10_000):
+        points = values[start : start + 10_000].tolist()
+        store.add_points(long, [("loss", at + 1, value) for at, value in enumerate(points, start)])
+    for k in range(runs - 1):
+        other = store.insert(
+            "run", name=f"run {k}", state="done", dataset=number, max_iter=2000, iteration=2000
+        )
+        store.add_points(other, [("loss", 10 * at + 1, 1 / (at + 1)) for at in range(200)])
+
+
+# ---- soak
+
+
+def soak(home: Path, minutes: float, watchers: int = 20) -> None:
+    """Memory of a server, and of its processes, while a net trains, streams are read and all pages are looked at."""
+    with running(home) as server:
+        assert server.process is not None
+        pid, stop = server.process.pid, threading.Event()
+        _first(server)
+        threads = [threading.Thread(target=_watch, args=(server, stop), daemon=True) for _ in range(watchers)]
+        threads.append(threading.Thread(target=_visit, args=(server, stop), daemon=True))
+        for thread in threads:
+            thread.start()
+        samples: list[tuple[float, float, float]] = []
+        begun = time.monotonic()
+        while time.monotonic() - begun < 60 * minutes:
+            time.sleep(min(10.0, 6 * minutes))
+            own, all_of_them = (
+                _resident(pid),
+                _resident(pid) + sum(_resident(child) for child in _children(pid)),
+            )
+            samples.append((time.monotonic() - begun, own / 2**20, all_of_them / 2**20))
+            _go_on(server)
+        stop.set()
+    quarter = max(1, len(samples) // 4)
+    for at, who in ((1, "server"), (2, "server and inspectors")):
+        parts = [mean(each[at] for each in samples[k * quarter : (k + 1) * quarter]) for k in range(4)]
+        slope = (
+            60
+            * np.polyfit(
+                [each[0] / 60 for each in samples[quarter:]], [each[at] for each in samples[quarter:]], 1
+            )[0]
+        )
+        print(f"{who}, MiB by quarters of {minutes:g} minutes: {' '.join(f'{part:.1f}' for part in parts)}; "
+              f"after the first {slope:+.1f} an hour")  # fmt: skip
+    second, last = samples[quarter : 2 * quarter], samples[-quarter:]
+    if mean(each[1] for each in last) > 1.1 * mean(each[1] for each in second):
+        sys.exit("FAILED: the server grows")
+
+
+def _first(server: Server) -> None:
+    request = urllib.request.Request(
+        server.base + "/first", b"", {"Authorization": f"Bearer {server.token}"}, method="POST"
+    )
+    urllib.request.urlopen(request, timeout=60).close()
+
+
+def _go_on(server: Server) -> None:
+    """Have some net train: the first one again, as a copy, where none does."""
+    studio = Client(home=server.home)
+    if not any(row["state"] in ("queued", "running") for row in studio.runs(count=5)):
+        run = studio.get("/api/runs", count=1)[0]
+        net = next(each["text"] for each in nets.gallery() if each["key"] == "lenet")
+        studio.start(run["dataset"], net, epochs=200)
+
+
+def _watch(server: Server, stop: threading.Event) -> None:
+    headers = {"Authorization": f"Bearer {server.token}"}
+    while not stop.is_set():
+        with contextlib.suppress(OSError):
+            request = urllib.request.Request(f"{server.base}/api/runs/1/events", headers=headers)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                until = time.monotonic() + 30  # then it comes again, as a page that was hidden
+                while not stop.is_set() and time.monotonic() < until and answer.readline():
+                    pass
+
+
+def _visit(server: Server, stop: threading.Event) -> None:
+    number = 0
+    while not stop.wait(0.5):
+        newest = 1
+        with contextlib.suppress(Exception):
+            newest = Client(home=server.home).runs(count=1)[0]["id"]
+        looked = ("/", f"/runs/{newest}", f"/runs/{newest}/evaluation", f"/runs/{newest}/classify?at={number % 500}",
+                  f"/runs/{newest}/inside?at={number % 500}", "/data/1", "/train", "/queue", "/settings", "/api",
+                  f"/compare?run=1&run={newest}", f"/api/runs/{newest}/series?name=loss")  # fmt: skip
+        with contextlib.suppress(OSError):
+            _get(server, looked[number % len(looked)])
+        number += 1
+
+
+def _get(server: Server, path: str) -> bytes:
+    request = urllib.request.Request(server.base + path, headers={"Authorization": f"Bearer {server.token}"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        found: bytes = answer.read()
+        return found
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that a server answers by; workers are in a session of their own."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError):
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+            if int(fields[1]) == pid and int(fields[3]) == os.getsid(pid):
+                found.append(int(stat.parent.name))
+    return found
+
+
+def in_a_home(measure: str, count: int | None, minutes: float) -> None:
+    """Run one of them in a folder that goes with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder) / "home"
+        home.mkdir()
+        if measure == "newcomer":
+            newcomer(home)
+        elif measure == "pages":
+            pages(home, count or 1_000_000)
+        else:
+            soak(home, minutes)
