@@ -3,7 +3,7 @@
     python benchmarks/studio.py kills [--count 100]          # SIGKILLs of a worker at random moments
     python benchmarks/studio.py watchers [--count 100] [--seconds 60]
     python benchmarks/studio.py points [--count 1000000]     # and 1,000 runs
-    python benchmarks/studio.py pages [--count 1000000]      # first pictures in a browser, with these and 100,000 images
+    python benchmarks/studio.py pages [--count 1000000]      # first pictures in a browser; 100,000 images
     python benchmarks/studio.py newcomer                     # from nothing to own photographs classified
     python benchmarks/studio.py soak [--minutes 60]          # memory of a server that is looked at all the time
 
@@ -40,7 +40,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 from jitdnn.studio.store import Store
 from studio_runs import begin, curves_of, make_run, row_of, weights_of
-
 
 _OWN = ("kills", "watchers", "points")
 _VISITS = ("newcomer", "pages", "soak")

@@ -188,7 +188,9 @@ def test_ways_in_less_workspace_are_found_in_time_or_later(
             assert all(less["seconds"] >= way["seconds"] for less in way["smaller"])
             assert len(way["smaller"]) <= 6
     assert any(way["smaller"] for ways in longer["ways"].values() for way in ways)
-    part = client.post("/train/plan?longer=1", data=FORM | {"batch": "4"}, headers={"HX-Request": "true"}).text
+    part = client.post(
+        "/train/plan?longer=1", data=FORM | {"batch": "4"}, headers={"HX-Request": "true"}
+    ).text
     assert "More ways" not in part
 
 
