@@ -22,7 +22,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -50,6 +50,8 @@ _HEADER = 16  # slots of a state before its tables
 _ALIGNMENT = 64
 # where workspaces lie while launches are recorded: no address of a process, for nobody reads or writes there
 _SCRATCH = 1 << 60
+_PLACED, _PIECE_BITS = 1 << 61, 44  # and pieces of memory that others are put together in
+_INTEGER = struct.Struct("q")
 _CONSTANT, _WORKSPACE = -1, -2  # in place of the number of a piece of memory
 
 Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -190,6 +192,34 @@ class Recorder:
             )
         self._notes.append(_Note(owner, phases, count, block, threads, moving))
         return True
+
+    def moving(self) -> list[frozenset[int]]:
+        """Of each launch, the numbers of the memory that it reads or writes; -2 is its workspace."""
+        return [frozenset(number for _, number in note.moving) for note in self._notes]
+
+    def part(self, first: int, last: int, where: Mapping[int, tuple[int, int]], pieces: int) -> LaunchList:
+        """The launches from one to before another, with memory put together.
+
+        `where` says of each number of `memory` in which of so many `pieces` it is to lie, and at which byte: the
+        list's `run` takes the addresses of those.
+        """
+        bases = [_PLACED + (number << _PIECE_BITS) for number in range(pieces)]
+        notes = []
+        for note in self._notes[first:last]:
+            block = bytearray(note.block)
+            moving = []
+            for slot, number in note.moving:
+                if number >= 0:
+                    piece, offset = where[number]
+                    (address,) = _INTEGER.unpack_from(block, _SLOT * slot)
+                    _INTEGER.pack_into(
+                        block, _SLOT * slot, address - self._addresses[number] + bases[piece] + offset
+                    )
+                    number = piece
+                moving.append((slot, number))
+            notes.append(note._replace(block=bytes(block), moving=tuple(moving)))
+        has_scratch = any(number == _WORKSPACE for note in notes for _, number in note.moving)
+        return LaunchList(notes, bases, self._scratch if has_scratch else 0, list(self._owners.values()))
 
     def finish(self) -> LaunchList:
         """What was recorded; nothing more can be."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import prod
+from threading import get_ident
 from typing import Any, Final
 
 import numpy as np
@@ -59,6 +61,11 @@ def _pick_address_reader() -> Callable[[np.ndarray[Any, Any]], int]:
 
 
 _address: Final = _pick_address_reader()
+
+
+def address_of(x: np.ndarray[Any, Any]) -> int:
+    """Where the element at index 0 of an array lies."""
+    return _address(x)
 
 
 def _borrow_numpy(x: np.ndarray[Any, Any], owner: object, library: str) -> Array:
@@ -235,6 +242,21 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
+# by the number of the thread; empty at nearly all times
+_makers: dict[int, Callable[[TensorDescriptor], tuple[Any, Array]]] = {}
+
+
+@contextmanager
+def allocating(maker: Callable[[TensorDescriptor], tuple[Any, Array]]) -> Iterator[None]:
+    """For the time of a `with` block, calls of this thread that are made for the first time get their results' memory
+    from `maker`, now and whenever they are made again (which must be in such a block, too)."""
+    _makers[get_ident()] = maker
+    try:
+        yield
+    finally:
+        del _makers[get_ident()]
+
+
 def allocator(
     library: str, descriptor: TensorDescriptor, gpu: Gpu | None = None
 ) -> Callable[..., tuple[Any, Array]]:
@@ -245,6 +267,8 @@ def allocator(
     """
     shape, order = descriptor.shape, descriptor.order
     layout = TensorDescriptor(shape, descriptor.strides, descriptor.dtype)
+    if get_ident() in _makers:
+        return lambda stream=None: _makers[get_ident()](layout)
     if gpu is not None:
         return GpuAllocator(library, layout, gpu)
     if library == "torch":

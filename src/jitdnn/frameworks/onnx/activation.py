@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Function, Site, table
 from jitdnn.frameworks.onnx.pointwise import Array, applied, pointwise
+from jitdnn.graph import primitives as jd
 
 # the constants of Klambauer et al. 2017 as ONNX has them: to the digits of float32
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875

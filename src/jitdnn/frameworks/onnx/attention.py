@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.errors import InvalidArgument
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import Array, pointwise
 from jitdnn.frameworks.onnx.views import element_type
+from jitdnn.graph import primitives as jd
 
 _RAW, _CAPPED, _BIASED, _PROBABILITIES = range(4)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from jitdnn.frameworks.onnx.bounds import check_bounds, reading
 from jitdnn.frameworks.onnx.graph import Graph, as_values
 from jitdnn.frameworks.onnx.inlining import in_place
 from jitdnn.frameworks.onnx.operators import OPERATORS
+from jitdnn.graph.engine import Engine
 
 
 class Prepared(BackendRep):
@@ -22,9 +23,22 @@ class Prepared(BackendRep):
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
+        self._engines: dict[tuple[str, ...], Engine] = {}
         #: the inputs without a value in the model
         self.inputs: tuple[str, ...] = tuple(name for name in graph.inputs if name not in graph.constants)
         self.outputs: tuple[str, ...] = graph.outputs
+
+    def engine(self, names: Iterable[str]) -> Engine:
+        """The engine for inputs of these names; of the others the model's own values are constants."""
+        given = tuple(name for name in self._graph.inputs if name in names)
+        found = self._engines.get(given)
+        if found is None:
+            graph = self._graph
+            constants = {name: value for name, value in graph.constants.items() if name not in given}
+            missing = {name: None for name in graph.inputs if name not in given and name not in constants}
+            found = Engine(graph.steps, given, graph.outputs, {**missing, **constants})
+            found = self._engines.setdefault(given, found)
+        return found
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return the model's outputs, as NumPy arrays in the model's order.
@@ -46,10 +60,8 @@ class Prepared(BackendRep):
         else:
             names = self._graph.inputs if len(inputs) == len(self._graph.inputs) else self.inputs
             given = dict(zip(names, as_values(inputs, names), strict=True))
-        values = [given.get(name, self._graph.constants.get(name)) for name in self._graph.inputs]
-        results = self._graph.run(*values)
         try:
-            return tuple(_own(value, values) for value in results)
+            return tuple(self.engine(given).run(given))
         except MemoryError as error:
             raise InvalidArgument(f"the outputs do not fit into memory: {error}") from error
 
@@ -130,15 +142,3 @@ class Backend(OnnxBackend):
             [onnx.helper.make_value_info(name, nothing) for name in alone.output if name],
         )
         return Prepared(Graph.read(graph, {"": version, node.domain: version}, OPERATORS)).run(inputs)
-
-
-def _own(value: Any, inputs: Sequence[Any]) -> Any:
-    """A result as the caller gets it: memory of its own, not a view of an input or of the model's constants,
-    which are not writable."""
-    if isinstance(value, list):
-        return [_own(item, inputs) for item in value]
-    if not isinstance(value, np.ndarray):
-        return value
-    arrays = [array for array in inputs if isinstance(array, np.ndarray)]
-    is_view = not value.flags.writeable or any(np.may_share_memory(value, array) for array in arrays)
-    return value.copy() if is_view else value

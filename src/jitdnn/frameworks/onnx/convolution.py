@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Ints, halves, ones, pad_pairs, padding
 from jitdnn.frameworks.onnx.views import whole
+from jitdnn.graph import primitives as jd
+from jitdnn.graph.operand import Operand
 
 Array = np.ndarray[Any, Any]
 
@@ -79,6 +80,8 @@ def conv_transpose(
     y = jd.conv_transpose(
         x, w, stride=stride, padding=pairs, output_padding=extra, dilation=dilation, groups=group
     )
+    if bias is not None and isinstance(y, Operand):
+        return pointwise(lambda v, b: v + b, y, bias.reshape(-1, *(1,) * rank))
     if bias is not None:
         jd.add(bias.reshape(-1, *(1,) * rank), beta=1.0, out=y)
     return y

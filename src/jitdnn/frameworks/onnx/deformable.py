@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.errors import InvalidShape
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Ints, ones, pad_pairs
 from jitdnn.frameworks.onnx.views import bounded
+from jitdnn.graph import primitives as jd
 
 Array = np.ndarray[Any, Any]
 

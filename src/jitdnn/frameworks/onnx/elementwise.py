@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.frameworks.onnx import text
 from jitdnn.frameworks.onnx.operator import Function, table
 from jitdnn.frameworks.onnx.pointwise import Array, is_real, pointwise
+from jitdnn.graph import primitives as jd
 
 _BOOL = np.dtype(bool)
 

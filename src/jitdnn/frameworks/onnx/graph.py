@@ -8,7 +8,7 @@ NotSupported for operators, attributes and types of values that are not covered.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,15 @@ from onnx import numpy_helper
 
 from jitdnn.errors import InvalidArgument, InvalidType, JitdnnError, NotSupported
 from jitdnn.frameworks.onnx.bounds import in_another_file
+from jitdnn.frameworks.onnx.inference import inferred
 from jitdnn.frameworks.onnx.operator import Operator, Site
+from jitdnn.graph.tracer import Bodies, Kind
 
 Values = dict[str, Any]
+#: operators whose results are drawn anew at each run
+RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
 #: operators by domain and name; the default domain of ONNX is ""
 Table = Mapping[tuple[str, str], Operator]
 
@@ -35,12 +41,37 @@ class Step:
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
     dead: tuple[str, ...]
+    node: onnx.NodeProto
 
-    def run(self, values: Values) -> None:
-        """Read the inputs from `values`, put the outputs there and drop what is dead."""
+    @property
+    def title(self) -> str:
+        """Its operator and name."""
+        return f"{self.site.operator} {self.site.name!r}" if self.site.name else self.site.operator
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of what it reads, in the graphs inside of it too."""
+        captured = (sorted(value.captured) for value in self.attributes.values() if isinstance(value, Graph))
+        return (*(name for name in self.inputs if name), *(name for names in captured for name in names))
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The names of its results."""
+        return self.outputs
+
+    @property
+    def is_pure(self) -> bool:
+        """False for what draws random numbers."""
+        bodies = (value for value in self.attributes.values() if isinstance(value, Graph))
+        return self.site.operator not in RANDOM and all(
+            step.is_pure for body in bodies for step in body.steps
+        )
+
+    def compute(self, values: Mapping[str, Any], bodies: Bodies | None = None) -> tuple[Any, ...]:
+        """The results of the operator over named values. `bodies` runs the graphs inside, in place of node by node."""
         arguments = [values[name] if name else None for name in self.inputs]
         attributes = {
-            name: functools.partial(value.run, outer=values) if isinstance(value, Graph) else value
+            name: _body(value, values, bodies) if isinstance(value, Graph) else value
             for name, value in self.attributes.items()
         }
         if self.operator.takes_site:
@@ -58,12 +89,25 @@ class Step:
             # from NumPy and onnx, which move elements, compute with shapes and look types up: numbers in the model, or
             # an input that it leaves out, mean nothing to them
             raise InvalidArgument(f"{self.site.operator} (node {self.site.name!r}): {error}") from error
-        results = result if isinstance(result, tuple) else (result,)
-        for name, value in zip(self.outputs, results, strict=False):
+        return result if isinstance(result, tuple) else (result,)
+
+    def kinds(self, values: Mapping[str, Any]) -> list[Kind | None] | None:
+        """Shapes and types of the results, by onnx's own inference; None where they are not known."""
+        return inferred(self, values)
+
+    def run(self, values: Values) -> None:
+        """Read the inputs from `values`, put the outputs there and drop what is dead."""
+        for name, value in zip(self.outputs, self.compute(values), strict=False):
             if name:
                 values[name] = value
         for name in self.dead:
             values.pop(name, None)
+
+
+def _body(graph: Graph, values: Mapping[str, Any], bodies: Bodies | None) -> Callable[..., tuple[Any, ...]]:
+    if bodies is None:
+        return functools.partial(graph.run, outer=values)
+    return lambda *inputs: bodies(graph, inputs, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +137,23 @@ class Graph:
             read = {name for name in node.input if name}.union(*(body.captured for body in bodies))
             dead = tuple(sorted((read | {name for name in node.output if name}) - alive))
             alive |= read
-            steps.append(Step(operator, site, tuple(node.input), tuple(node.output), attributes, dead))
+            steps.append(Step(operator, site, tuple(node.input), tuple(node.output), attributes, dead, node))
         steps.reverse()
         inputs = tuple(value.name for value in graph.input)
         made = {name for step in steps for name in step.outputs}
         captured = frozenset(alive - made - set(inputs) - set(constants))
         return cls(inputs, outputs, constants, tuple(steps), captured)
 
-    def run(self, *inputs: Any, outer: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
-        """The outputs for the inputs in their order; `outer` has the values of the graph around this one."""
+    def values(self, inputs: Sequence[Any], outer: Mapping[str, Any] | None = None) -> Values:
+        """What the steps begin with; `outer` has the values of the graph around this one."""
         values: Values = {name: (outer or {})[name] for name in self.captured}
         values.update(self.constants)
         values.update(zip(self.inputs, inputs, strict=False))
+        return values
+
+    def run(self, *inputs: Any, outer: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+        """The outputs for the inputs in their order, node by node."""
+        values = self.values(inputs, outer)
         for step in self.steps:
             step.run(values)
         return tuple(values[name] for name in self.outputs)

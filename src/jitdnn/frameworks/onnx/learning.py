@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.errors import InvalidArgument
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.text import is_text
 from jitdnn.frameworks.onnx.views import checked_indices
+from jitdnn.graph import primitives as jd
 
 Array = np.ndarray[Any, Any]
 

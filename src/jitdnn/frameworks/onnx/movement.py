@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import is_real, pointwise
 from jitdnn.frameworks.onnx.text import is_text
 from jitdnn.frameworks.onnx.views import bounded, checked_indices, chosen_axes, whole
+from jitdnn.graph import primitives as jd
 
 Array = np.ndarray[Any, Any]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Ints
 from jitdnn.frameworks.onnx.views import chosen_axes, element_type
+from jitdnn.graph import primitives as jd
 
 Array = np.ndarray[Any, Any]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.errors import NotSupported
+from jitdnn.graph import primitives as jd
+from jitdnn.graph.tracer import operands_in
 from jitdnn.rtcg.expression import Expression, trace
 
 Array = np.ndarray[Any, Any]
@@ -27,11 +28,15 @@ def _kernel(expression: Expression) -> Any:
     return jd.elementwise(expression)
 
 
-def pointwise(function: Callable[..., Any], *arrays: Array, dtype: np.dtype[Any] | None = None) -> Array:
+def pointwise(function: Callable[..., Any], *arrays: Any, dtype: np.dtype[Any] | None = None) -> Array:
     """The function over the arrays, of the first one's type unless `dtype` says another.
 
     A result of no axes comes from arrays of no axes, as everywhere in ONNX.
     """
+    operand = next(operands_in(arrays), None)
+    if operand is not None:
+        kind = arrays[0].dtype if dtype is None else dtype
+        return cast(Array, operand.tracer.pointwise(trace(function), arrays, kind))
     for array in arrays:
         if array.dtype == object:
             raise NotSupported("text is not covered")

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Ints, Pairs, ones, padding
 from jitdnn.frameworks.onnx.views import whole
+from jitdnn.graph import primitives as jd
 
 Array = np.ndarray[Any, Any]
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.frameworks.onnx.convolution import centred
 from jitdnn.frameworks.onnx.operator import table
+from jitdnn.frameworks.onnx.pointwise import pointwise
+from jitdnn.graph import primitives as jd
+from jitdnn.graph.tracer import operands_in
 
 Array = np.ndarray[Any, Any]
 
@@ -39,6 +41,9 @@ def gemm(
     right = b.T if transB else b
     if c is None or beta == 0.0:
         return jd.matmul(left, right, alpha=alpha)
+    if next(operands_in([a, b, c]), None) is not None:
+        product = jd.matmul(left, right) if alpha == 1.0 else jd.matmul(left, right, alpha=alpha)
+        return pointwise(lambda v, more: v + more * beta, product, c)
     y = np.empty((left.shape[0], right.shape[1]), a.dtype)
     jd.add(c.reshape(1, 1) if c.ndim == 0 else c, out=y)
     return jd.matmul(left, right, alpha=alpha, beta=beta, out=y)

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.errors import InvalidShape
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import Array, is_real, pointwise
 from jitdnn.frameworks.onnx.reduction import reduced
 from jitdnn.frameworks.onnx.views import converted, element_type
+from jitdnn.graph import primitives as jd
 
 #: the least and greatest number of the types that are narrower than 8 bits, by their names
 NARROW = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.frameworks.onnx.convolution import centred, conv
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import Array, pointwise
 from jitdnn.frameworks.onnx.products import matmul
 from jitdnn.frameworks.onnx.quantization import computable
 from jitdnn.frameworks.onnx.spatial import Ints
+from jitdnn.graph import primitives as jd
 
 
 def qlinear_conv(

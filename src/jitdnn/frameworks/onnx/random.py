@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.errors import InvalidArgument
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.views import bounded, element_type
+from jitdnn.graph import primitives as jd
 
 Array = np.ndarray[Any, Any]
 _FLOAT = 1

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.frameworks.onnx import recurrent_steps as steps
 from jitdnn.frameworks.onnx.movement import reverse_sequence
 from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.graph import primitives as jd
 
 Array = np.ndarray[Any, Any]
 

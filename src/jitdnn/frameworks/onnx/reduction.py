@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Function, Site, table
 from jitdnn.frameworks.onnx.pointwise import Array, is_real, pointwise
 from jitdnn.frameworks.onnx.spatial import Ints
 from jitdnn.frameworks.onnx.views import chosen_axes
+from jitdnn.graph import primitives as jd
 
 _EXACT_IN_F64 = 2**53
 
 
-def reduced(x: Array, op: str, over: tuple[int, ...], keepdims: bool, site: Site) -> Array:
+def reduced(x: Array, op: str, over: tuple[int, ...], keepdims: bool, site: Site) -> Any:
     """One of the library's reductions over at least one axis; integers are reduced in float64 where that is
     exact."""
     shape = tuple(1 if axis in over else n for axis, n in enumerate(x.shape))
@@ -25,7 +25,7 @@ def reduced(x: Array, op: str, over: tuple[int, ...], keepdims: bool, site: Site
         # of a row without elements: the end of the type's range
         return np.full(shape, _end_of(x.dtype, op == "min"), x.dtype)
     if is_real(x):
-        return np.asarray(jd.reduce(x, op, over)).reshape(shape)
+        return jd.reduce(x, op, over).reshape(shape)
     if x.dtype == bool and op not in {"min", "max"}:
         raise site.refuse("truth values have no sum")
     y = reduced(x.astype(np.float64), op, over, keepdims, site)

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.spatial import Ints
 from jitdnn.frameworks.onnx.views import bounded, chosen_axes, whole
+from jitdnn.graph import primitives as jd
 
 Array = np.ndarray[Any, Any]
 
@@ -143,7 +143,7 @@ def _axes(
     ]
 
 
-def _resized(x: Array, plans: list[_Axis], form: _Form) -> Array:
+def _resized(x: Array, plans: list[_Axis], form: _Form) -> Any:
     """By the library, which takes (N, C, space): the axes of space are these, the others are N and C."""
     over = [plan.number for plan in plans]
     kept = [axis for axis in range(x.ndim) if axis not in over]
@@ -160,7 +160,7 @@ def _resized(x: Array, plans: list[_Axis], form: _Form) -> Array:
         form.rounding,
         form.cubic,
     )
-    return np.asarray(y).reshape(*outer, *(plan.size for plan in plans)).transpose(np.argsort([*kept, *over]))
+    return y.reshape(*outer, *(plan.size for plan in plans)).transpose(np.argsort([*kept, *over]))
 
 
 def _by_matrix(x: Array, plan: _Axis, form: _Form, outside_value: float, site: Site) -> Array:

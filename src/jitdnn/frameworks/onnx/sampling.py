@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.views import bounded, whole
+from jitdnn.graph import primitives as jd
 
 Array = np.ndarray[Any, Any]
 _A = -0.75  # of Keys' cubic

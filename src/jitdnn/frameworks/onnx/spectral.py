@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.views import bounded, element_type
+from jitdnn.graph import primitives as jd
 
 Array = np.ndarray[Any, Any]
 Parts = tuple[Array, Array]  # the real and the imaginary numbers

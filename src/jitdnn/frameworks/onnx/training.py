@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-import jitdnn as jd
 from jitdnn.frameworks.onnx.operator import Site, table
+from jitdnn.graph import primitives as jd
 
 Array = np.ndarray[Any, Any]
 

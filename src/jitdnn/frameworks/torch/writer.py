@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from jitdnn.frameworks.torch.arena import Need, place
+from jitdnn.graph.arena import Need, place
 
 _MOST_IDLE = 2  # arenas that wait for a call
 

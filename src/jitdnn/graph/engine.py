@@ -1,0 +1,291 @@
+"""Steps of a front made ready for each kind of inputs, and run without Python for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jitdnn.errors import JitdnnError
+from jitdnn.graph.handle import EngineHandle
+from jitdnn.graph.ir import AnyArray, Graph
+from jitdnn.graph.lower.builder import Builder, Shared
+from jitdnn.graph.operand import NeedsValue, Operand, Untraceable
+from jitdnn.graph.passes import optimized
+from jitdnn.graph.plan import Plan
+from jitdnn.graph.tracer import Bodies, Rest, Step, Tracer, operands_in
+from jitdnn.locks import lock
+from jitdnn.recorders import NotRecordable
+from jitdnn.retention import Recent
+from jitdnn.tensor import dtype_name
+
+MOST_PLANS = 16
+"""Kinds of inputs for which an engine keeps a plan; what was not used for longest is made again."""
+_MOST_KEYED = 16  # elements of an input of integers whose values may be part of a kind
+_MOST_VALUES = 64  # different values, after which they are not
+
+
+@dataclass
+class Prepared:
+    """What runs for one kind of inputs.
+
+    `plan` is None where nothing is left to run, or where all is run node by node for `reason`. `given`: which inputs
+    the plan takes. `results`: for each output its number among those of the plan, or what is known of it. `rest` is
+    what follows when the plan has run.
+    """
+
+    plan: Plan | None
+    given: tuple[str, ...] = ()
+    results: tuple[Any, ...] = ()
+    graph: Graph | None = None
+    calls: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+    rest: Rest | None = None
+    names: tuple[str, ...] = ()
+    after: Engine | None = None
+
+
+class _Place(int):
+    """The number of an output of a plan."""
+
+
+class Engine:
+    """A front's steps as a function of arrays, prepared at the first call of each kind of inputs.
+
+    `steps` in order, `inputs` and `outputs` by name; `constants` have the values that are known. `threads` and other
+    settings hold for its kernels (None: those in force when a plan is made). May be shared by threads.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        constants: Mapping[str, Any],
+        *,
+        passes: Callable[[Graph], Graph] = optimized,
+        shared: Shared | None = None,
+        **settings: Any,
+    ) -> None:
+        self.steps, self.inputs, self.outputs = tuple(steps), tuple(inputs), tuple(outputs)
+        self._constants = dict(constants)
+        self._passes = passes
+        self._settings = settings
+        self._handle = EngineHandle(**settings)
+        self._shared = shared or Shared()
+        self._prepared: Recent[Any, Prepared] = Recent(MOST_PLANS)
+        self._keyed: set[str] = set()  # inputs whose values are part of a kind
+        self._values: set[Any] = set()
+        self._bodies: dict[int, Engine] = {}
+        self._lock = lock()
+        self._folded = False
+
+    def run(self, inputs: Mapping[str, Any], out: Sequence[AnyArray] | None = None) -> list[Any]:
+        """The outputs for named inputs: arrays, or sequences of such.
+
+        Results are in memory of their own; `out` has arrays that they are written to. Raises what the front's functions
+        raise.
+        """
+        prepared = self.prepared(inputs)
+        if prepared.reason:
+            values = {**self._constants, **inputs}
+            for step in self.steps:
+                for name, result in zip(step.makes, step.compute(values, self._body), strict=False):
+                    if name:
+                        values[name] = result
+            return self._handed(values)
+        made: list[Any] = []
+        if prepared.plan is not None:
+            arrays = [_dense(inputs[name]) for name in prepared.given]
+            made = prepared.plan.run(arrays, self._body, None)
+        results = [made[one] if isinstance(one, _Place) else one for one in prepared.results]
+        if prepared.rest is None:
+            known = zip(results, prepared.results, strict=True)
+            return [one if isinstance(place, _Place) else _own(one) for one, place in known]
+        assert prepared.after is not None
+        values = dict(zip(prepared.names, results, strict=True))
+        step = prepared.rest.step
+        for name, result in zip(step.makes, step.compute(values, self._body), strict=False):
+            if name:
+                values[name] = result
+        return prepared.after.run({name: values[name] for name in prepared.after.inputs})
+
+    def _handed(self, values: Mapping[str, Any]) -> list[Any]:
+        found: list[Any] = []
+        for name in self.outputs:
+            value = values[name]
+            found.append(_own(value))
+        return found
+
+    def prepared(self, inputs: Mapping[str, Any]) -> Prepared:
+        """What runs for inputs of these kinds, made now where it is not there."""
+        key = self._key(inputs)
+        found = self._prepared.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            key = self._key(inputs)
+            found = self._prepared.recall(key)
+            if found is None:
+                found = self._make(inputs)
+                key = self._key(inputs)
+                self._prepared.put(key, found)
+            return found
+
+    def _key(self, inputs: Mapping[str, Any]) -> Any:
+        parts: list[Any] = [self._handle.settings.serial]
+        for name in self.inputs:
+            value = inputs.get(name)
+            if type(value) is np.ndarray:
+                parts.append(value.shape)
+                parts.append(value.dtype)
+                if name in self._keyed:
+                    parts.append(value.tobytes())
+            else:
+                parts.append(_kind(value))
+        return tuple(parts)
+
+    def _make(self, inputs: Mapping[str, Any]) -> Prepared:
+        self._fold()
+        while True:
+            try:
+                return self._traced(inputs)
+            except _Again:
+                continue
+            except (Untraceable, NotRecordable) as error:
+                return Prepared(None, reason=str(error) or type(error).__name__)
+
+    def _fold(self) -> None:
+        """Compute once, for plans of all kinds, what depends on constants alone."""
+        if self._folded:
+            return
+        left = []
+        for step in self.steps:
+            if step.is_pure and all(name in self._constants for name in step.reads):
+                try:
+                    results = step.compute(self._constants, self._body)
+                except JitdnnError:
+                    left.append(step)  # raises when it is run
+                    continue
+                for name, result in zip(step.makes, results, strict=False):
+                    if name:
+                        self._constants[name] = result
+            else:
+                left.append(step)
+        self.steps = tuple(left)
+        self._folded = True
+
+    def _traced(self, inputs: Mapping[str, Any]) -> Prepared:
+        tracer = Tracer()
+        values: dict[str, Any] = dict(self._constants)
+        operands: dict[str, Operand] = {}
+        for name in self.inputs:
+            given = inputs.get(name)
+            if (
+                isinstance(given, np.ndarray)
+                and name not in self._keyed
+                and dtype_name(given.dtype) is not None
+            ):
+                values[name] = operands[name] = tracer.input(given.shape, given.dtype)
+            elif isinstance(given, list) and any(isinstance(one, np.ndarray) for one in given):
+                raise Untraceable(f"input {name!r} is a sequence")
+            else:
+                values[name] = given
+        rest = tracer.run(self.steps, values)
+        self._ask(tracer, operands, inputs)
+        if rest is None:
+            names = self.outputs
+        else:
+            needed = {n for step in rest.steps for n in step.reads} | set(self.outputs)
+            needed -= {n for step in (rest.step, *rest.steps) for n in step.makes}
+            names = tuple(dict.fromkeys(n for n in (*rest.step.reads, *sorted(needed)) if n in values))
+        leaving: list[Operand] = []
+        results: list[Any] = []
+        for name in names:
+            held = values[name]
+            if isinstance(held, Operand):
+                results.append(_Place(len(leaving)))
+                leaving.append(held)
+            elif any(True for _ in operands_in([held])):
+                raise Untraceable(f"{name!r} is a sequence of tensors")
+            else:
+                results.append(held)
+        plan, graph, used = None, None, tuple(operands)
+        if leaving:
+            graph = self._passes(tracer.graph(tuple(operands.values()), leaving))
+            plan = Plan(graph, Builder(graph, self._shared, self._handle))
+        if rest is None:
+            return Prepared(plan, used, tuple(results), graph, dict(tracer.calls))
+        makes = tuple(n for n in rest.step.makes if n)
+        later = [n for n in names if isinstance(values[n], Operand)]
+        later += [n for n in makes if n not in later]
+        wanted = {n for step in rest.steps for n in step.reads} | set(self.outputs)
+        after = Engine(
+            rest.steps, tuple(n for n in later if n in wanted), self.outputs,
+            {n: v for n, v in values.items() if not isinstance(v, Operand) and n not in makes},
+            passes=self._passes, shared=self._shared, **self._settings,
+        )  # fmt: skip
+        return Prepared(plan, used, tuple(results), graph, dict(tracer.calls), "", rest, names, after)
+
+    def _ask(self, tracer: Tracer, operands: Mapping[str, Operand], inputs: Mapping[str, Any]) -> None:
+        """Make values of inputs part of the kind where they decide what is computed, unless there are too many."""
+        names = {operand.value: name for name, operand in operands.items()}
+        wanted = set()
+        for value in tracer.asked:
+            roots = tracer.roots(value)
+            small = [root.size <= _MOST_KEYED and root.dtype.kind in "iub" for root in roots]
+            if roots and all(small) and len(self._values) < _MOST_VALUES:
+                wanted |= {names[root] for root in roots if root in names}
+        if wanted - self._keyed:
+            self._keyed |= wanted
+            raise _Again
+        self._values.add(tuple(np.asarray(inputs[n]).tobytes() for n in sorted(self._keyed) if n in inputs))
+        if len(self._values) >= _MOST_VALUES and self._keyed:
+            self._keyed.clear()
+            raise _Again
+
+    def _body(self, graph: Any, inputs: Sequence[Any], outer: Mapping[str, Any]) -> tuple[Any, ...]:
+        """A graph inside of a step, by an engine of its own."""
+        engine = self._bodies.get(id(graph))
+        names = (*graph.inputs, *sorted(graph.captured))
+        if engine is None:
+            known = {n: outer[n] for n in graph.captured if n in self._constants}
+            constants = {**known, **graph.constants}
+            engine = Engine(
+                graph.steps, tuple(n for n in names if n not in constants), graph.outputs, constants,
+                passes=self._passes, shared=self._shared, **self._settings,
+            )  # fmt: skip
+            engine = self._bodies.setdefault(id(graph), engine)
+        given = {
+            **{n: outer[n] for n in graph.captured if n in outer},
+            **dict(zip(graph.inputs, inputs, strict=False)),
+        }
+        return tuple(engine.run({n: given[n] for n in engine.inputs if n in given}))
+
+
+class _Again(Exception):
+    """Values of inputs have become part of the kind."""
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_kind(one) for one in value)
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype
+    return type(value)
+
+
+def _dense(array: AnyArray) -> AnyArray:
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _own(value: Any) -> Any:
+    """A result that is a constant of the model, an input or a view of one, in memory of its own."""
+    if isinstance(value, list):
+        return [_own(one) for one in value]
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+__all__ = ["MOST_PLANS", "Bodies", "Engine", "NeedsValue", "Prepared"]

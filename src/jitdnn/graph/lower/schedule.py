@@ -1,0 +1,56 @@
+"""All nodes of a graph lowered in order, and what leaves it written to memory of its own."""
+
+from __future__ import annotations
+
+from jitdnn.graph.handle import names_of
+from jitdnn.graph.ir import Node, Value
+from jitdnn.graph.lower.builder import Builder, Event
+from jitdnn.graph.lower.nodes import LOWER
+from jitdnn.graph.memory import descriptor_of
+
+
+def lower(b: Builder) -> None:
+    """Record the launches of a graph's nodes."""
+    for value in b.graph.inputs:
+        buffer, array = b.place("input", descriptor_of(value.shape or (1,), value.dtype))
+        b.inputs.append(buffer)
+        b.arrays[value] = array.reshape(value.shape)
+    made = {value for node in b.graph.nodes for value in node.outputs}
+    late: list[tuple[Value, int]] = []
+    for number, value in enumerate(b.graph.outputs):
+        buffer, array = b.place("output", descriptor_of(value.shape or (1,), value.dtype))
+        b.outputs.append((buffer, array.reshape(value.shape)))
+        if value in made and value not in b.targets:
+            b.targets[value] = b.outputs[-1][1]
+        else:
+            late.append((value, number))
+    with b.recorder, b.handle:
+        for node in b.graph.nodes:
+            _node(b, node)
+        for value, number in late:
+            first = len(b.recorder)
+            b.copy(b.kernel_array(value), b.outputs[number][1].reshape(value.shape or (1,)))
+            b.events.append(Event(Node("copy", (value,), (), {}, ("an output",)), first, len(b.recorder)))
+
+
+def _node(b: Builder, node: Node) -> None:
+    first = len(b.recorder)
+    if node.op == "call":
+        reads = tuple(b.array(value) for value in node.inputs)
+        writes = tuple(b.result(value) for value in node.outputs)
+        b.events.append(
+            Event(
+                node, first, first, host=node.attributes["run"], reads=reads, writes=writes, kernels=("host",)
+            )
+        )
+        return
+    b.handle.ran.clear()
+    if all(value.size for value in node.outputs) or node.op == "view":
+        LOWER[node.op](b, node)
+    else:
+        for value in node.outputs:
+            b.result(value)
+    if len(b.recorder) > first or node.op == "view":
+        names = names_of(b.handle.ran) or (() if len(b.recorder) == first else ("elementwise",))
+        seconds = sum(plan.seconds for plan in b.handle.ran)
+        b.events.append(Event(node, first, len(b.recorder), names, seconds))

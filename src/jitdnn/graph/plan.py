@@ -1,0 +1,203 @@
+"""What runs for one kind of inputs: lists of launches, functions of the host in between, and memory planned once."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jitdnn.devices.launch_list import LaunchList
+from jitdnn.errors import InvalidShape
+from jitdnn.graph.arena import Need, place
+from jitdnn.graph.ir import AnyArray, Graph
+from jitdnn.graph.lower.builder import Builder, Event
+from jitdnn.graph.lower.schedule import lower
+from jitdnn.tensor import dtype_of
+from jitdnn.tensor.array import address_of
+from jitdnn.tensor.borrowed import strided_view
+
+_ALIGNMENT = 64
+_MOST_IDLE = 2  # arenas that wait for a run
+
+
+@dataclass(frozen=True)
+class _Host:
+    """A function of the host: what it reads and writes, as (piece, offset, shape, strides in elements, dtype) or, of
+    constants, the array."""
+
+    run: Callable[..., Any]
+    title: str
+    reads: tuple[Any, ...]
+    writes: tuple[Any, ...]
+
+
+class _Arena:
+    """Memory for one run at a time, and the arrays in it that functions of the host take."""
+
+    def __init__(self, bytes: int) -> None:
+        self._memory = np.empty(bytes + _ALIGNMENT, np.uint8)
+        start = address_of(self._memory)
+        self.address = start + -start % _ALIGNMENT
+
+
+class Plan:
+    """A graph ready to run, by any number of threads at once.
+
+    `events` say what was recorded for which nodes, `nbytes` are those of one arena, with the workspace of kernels.
+    """
+
+    def __init__(self, graph: Graph, builder: Builder) -> None:
+        self.graph = graph
+        lower(builder)
+        self.events = builder.events
+        self._outputs = [(tuple(array.shape), array.dtype) for _, array in builder.outputs]
+        self._output_pieces = [builder.pieces.index(buffer) for buffer, _ in builder.outputs]
+        self._idle: list[_Arena] = []
+        self._owners = (builder.shared, builder.handle, graph)
+        self._settle(builder)
+
+    @property
+    def launches(self) -> int:
+        """How many kernels a run launches."""
+        return sum(len(step) for step in self._program if isinstance(step, LaunchList))
+
+    def _settle(self, b: Builder) -> None:
+        """Place what lies in the arena, and cut the recording where functions of the host run."""
+        used: dict[int, list[int]] = {}
+        moving = b.recorder.moving()
+        pieces_at = _Finder(b)
+        for at, event in enumerate(b.events):
+            touched: set[int | None] = {
+                number for note in moving[event.first : event.last] for number in note if number >= 0
+            }
+            touched |= {pieces_at.number(a) for a in (*event.reads, *event.writes) if a.size}
+            for number in touched:
+                if number is not None and number >= 0:
+                    used.setdefault(number, [at, at])[1] = at
+        arena = [n for n, buffer in enumerate(b.pieces) if buffer.kind == "arena" and n in used]
+        offsets, total = place([Need(b.pieces[n].bytes, *used[n]) for n in arena])
+        where: dict[int, tuple[int, int]] = {n: (0, offset) for n, offset in zip(arena, offsets, strict=True)}
+        given = [n for n, buffer in enumerate(b.pieces) if buffer.kind != "arena"]
+        for position, number in enumerate(given, start=1):
+            where[number] = (position, 0)
+        self._order = [b.pieces[n].kind for n in given]
+        self._program: list[LaunchList | _Host] = []
+        cut = 0
+        for event in b.events:
+            if event.host is None:
+                continue
+            self._add_launches(b, cut, event.first, where, len(given) + 1)
+            cut = event.last
+            self._program.append(
+                _Host(
+                    event.host,
+                    event.node.attributes["title"],
+                    tuple(pieces_at.described(a, where) for a in event.reads),
+                    tuple(pieces_at.described(a, where) for a in event.writes),
+                )
+            )
+        self._add_launches(b, cut, len(b.recorder), where, len(given) + 1)
+        scratch = max((step.scratch for step in self._program if isinstance(step, LaunchList)), default=0)
+        self._scratch = total
+        self.nbytes = total + scratch
+
+    def _add_launches(self, b: Builder, first: int, last: int, where: Any, pieces: int) -> None:
+        if last > first:
+            self._program.append(b.recorder.part(first, last, where, pieces))
+
+    def allocate(self) -> list[AnyArray]:
+        """Memory for the outputs of a run."""
+        return [np.empty(shape, dtype) for shape, dtype in self._outputs]
+
+    def run(
+        self, inputs: Sequence[AnyArray], bodies: Any = None, out: Sequence[AnyArray] | None = None
+    ) -> list[AnyArray]:
+        """The outputs for inputs that lie densely, in the order of the graph."""
+        outputs = self.allocate() if out is None else list(out)
+        try:
+            arena = self._idle.pop()  # atomic, so threads never get the same
+        except IndexError:
+            arena = _Arena(self.nbytes)
+        addresses = [arena.address, *map(address_of, inputs), *map(address_of, outputs)]
+        scratch = arena.address + self._scratch
+        for step in self._program:
+            if isinstance(step, LaunchList):
+                step.run(addresses, scratch if step.scratch else 0)
+            else:
+                self._host(step, addresses, bodies)
+        if len(self._idle) < _MOST_IDLE:
+            self._idle.append(arena)
+        return outputs
+
+    def _host(self, step: _Host, addresses: Sequence[int], bodies: Any) -> None:
+        results = step.run([_real(one, addresses) for one in step.reads], bodies)
+        for result, one in zip(results, step.writes, strict=True):
+            target = _real(one, addresses)
+            if np.shape(result) != target.shape:
+                raise InvalidShape(
+                    f"{step.title} gives a result of shape {np.shape(result)}, and {target.shape} was inferred"
+                )
+            target[...] = result
+
+    def times(self, inputs: Sequence[AnyArray], bodies: Any = None) -> list[float]:
+        """Seconds of each event, in the order of `events`, measured in one run."""
+        outputs, arena = self.allocate(), _Arena(self.nbytes)
+        addresses = [arena.address, *map(address_of, inputs), *map(address_of, outputs)]
+        found: list[float] = []
+        launches: list[float] = []
+        hosts: list[float] = []
+        for step in self._program:
+            if isinstance(step, LaunchList):
+                ticks = step.times(addresses, arena.address + self._scratch if step.scratch else 0)
+                launches += [(b - a) * 1e-9 for a, b in itertools.pairwise(ticks)]
+            else:
+                begun = time.perf_counter()
+                self._host(step, addresses, bodies)
+                hosts.append(time.perf_counter() - begun)
+        for event in self.events:
+            found.append(hosts.pop(0) if event.host is not None else sum(launches[event.first : event.last]))
+        return found
+
+
+def _real(one: Any, addresses: Sequence[int]) -> AnyArray:
+    if isinstance(one, np.ndarray):
+        return one
+    piece, offset, shape, strides, dtype = one
+    if not shape:
+        return strided_view(addresses[piece] + offset, (1,), (1,), dtype).reshape(())
+    return strided_view(addresses[piece] + offset, shape, strides, dtype)
+
+
+class _Finder:
+    """Which piece of memory an array of the builder lies in."""
+
+    def __init__(self, b: Builder) -> None:
+        pairs = sorted((buffer.address, n) for n, buffer in enumerate(b.pieces))
+        self._starts = [address for address, _ in pairs]
+        self._numbers = [n for _, n in pairs]
+        self._pieces = b.pieces
+
+    def number(self, array: AnyArray) -> int | None:
+        address = int(array.__array_interface__["data"][0])
+        at = bisect_right(self._starts, address) - 1
+        if at < 0:
+            return None
+        buffer = self._pieces[self._numbers[at]]
+        return self._numbers[at] if address < buffer.address + max(1, buffer.bytes) else None
+
+    def described(self, array: AnyArray, where: dict[int, tuple[int, int]]) -> Any:
+        number = self.number(array) if array.size else None
+        if number is None:
+            return array
+        piece, start = where[number]
+        offset = start + int(array.__array_interface__["data"][0]) - self._pieces[number].address
+        strides = tuple(s // array.itemsize for s in array.strides)
+        return piece, offset, tuple(array.shape), strides, dtype_of(array.dtype)
+
+
+__all__ = ["Event", "Plan"]

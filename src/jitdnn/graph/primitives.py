@@ -1,0 +1,136 @@
+"""This package's public names, whose functions take operands as well: then they add a node and return its result.
+
+    from jitdnn.graph import primitives as jd
+
+Over arrays everything is as in `jitdnn` itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import jitdnn
+from jitdnn.errors import InvalidShape
+from jitdnn.graph.operand import Operand, Untraceable
+from jitdnn.graph.tracer import Tracer, operands_in
+from jitdnn.rtcg.expression import trace
+
+_ACTIVATIONS = frozenset({
+    "clipped_relu", "elu", "gelu", "hard_sigmoid", "hard_swish", "identity", "leaky_relu", "mish", "relu", "selu",
+    "sigmoid", "softplus", "swish", "tanh",
+})  # fmt: skip
+#: functions of one call of a kernel or a few, without arguments that are written to
+_PLAIN = frozenset({
+    "adaptive_avg_pool", "adaptive_max_pool", "affine_grid", "attention", "avg_pool", "conv_backward_data",
+    "conv_transpose", "fold", "global_avg_pool", "global_max_pool", "grid_sample", "group_norm", "gru", "instance_norm",
+    "layer_norm", "lrn", "lstm", "max_pool", "max_unpool", "reduce", "resize", "rms_norm", "rnn", "softmax",
+    "transform", "unfold",
+})  # fmt: skip
+
+
+def _tracer(args: Any, kwargs: Any) -> Tracer | None:
+    found = next(operands_in([*args, *kwargs.values()]), None)
+    if found is None:
+        return None
+    if kwargs.get("out") is not None:
+        raise Untraceable("results are written in place")
+    return found.tracer
+
+
+def _conv(tracer: Tracer, x: Any, w: Any, bias: Any = None, **how: Any) -> Any:
+    kwargs: dict[str, Any] = {
+        name: how.pop(name) for name in ("stride", "padding", "dilation", "groups") if name in how
+    }
+    if how:
+        raise Untraceable(f"jd.conv with {sorted(how)}")
+    made = tracer.primitive("conv", jitdnn.conv, (x, w), kwargs)
+    node = tracer.nodes.pop()
+    operands = [x, w] if bias is None else [x, w, bias.reshape(-1, *(1,) * (x.ndim - 2))]
+    epilogue = None if bias is None else trace(lambda acc, b: acc + b)
+    del made
+    kinds = [(node.output.shape, node.output.dtype)]
+    return tracer.add("conv", operands, kinds, epilogue=epilogue, **kwargs)[0]
+
+
+def _matmul(tracer: Tracer, a: Any, b: Any, alpha: float = 1.0) -> Any:
+    if a.dtype != b.dtype or min(a.ndim, b.ndim) < 2:
+        raise Untraceable(f"a product of {a.shape} {a.dtype} and {b.shape} {b.dtype}")
+    if a.shape[-1] != b.shape[-2]:
+        raise InvalidShape(f"a has {a.shape[-1]} columns and b {b.shape[-2]} rows: they must be equal")
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    kinds = [((*batch, a.shape[-2], b.shape[-1]), a.dtype)]
+    epilogue = None if alpha == 1.0 else trace(lambda acc: acc * alpha)
+    return tracer.add("matmul", [a, b], kinds, epilogue=epilogue)[0]
+
+
+def _concat(tracer: Tracer, arrays: Any, axis: int = 1) -> Any:
+    return tracer.concat(list(arrays), axis)
+
+
+def _batch_norm(
+    tracer: Tracer, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, *, mode: str, epsilon: float
+) -> Any:
+    """scale / sqrt(variance + epsilon) and the shift that belongs to it are constants of the model."""
+    if mode != "spatial" or any(isinstance(p, Operand) for p in (scale, bias, mean, variance)):
+        raise Untraceable("statistics that are no constants of the model, or one for each element")
+    wide = [np.asarray(p, np.float64) for p in (scale, bias, mean, variance)]
+    with np.errstate(all="ignore"):
+        factor = wide[0] / np.sqrt(wide[3] + epsilon)
+        shift = wide[1] - wide[2] * factor
+    kept = np.float64 if x.dtype == np.float64 else np.float32
+    shape = (-1, *(1,) * (x.ndim - 2))
+    operands = [x, factor.astype(kept).reshape(shape), shift.astype(kept).reshape(shape)]
+    if any(p.shape != (x.shape[1],) for p in wide):
+        raise InvalidShape(f"parameters of shape {wide[0].shape} for {x.shape[1]} channels")
+    return tracer.pointwise(trace(lambda v, a, b: v * a + b), operands, x.dtype, is_affine=True)
+
+
+_SPECIAL: dict[str, Callable[..., Any]] = {
+    "batch_norm_inference": _batch_norm, "concat": _concat, "conv": _conv, "matmul": _matmul,
+}  # fmt: skip
+
+
+def _plain(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        tracer = _tracer(args, kwargs)
+        if tracer is None:
+            return function(*args, **kwargs)
+        return tracer.primitive(name, function, args, kwargs)
+
+    return run
+
+
+def _special(function: Callable[..., Any], node: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        tracer = _tracer(args, kwargs)
+        return function(*args, **kwargs) if tracer is None else node(tracer, *args, **kwargs)
+
+    return run
+
+
+def _activation(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(x, Operand):
+            return function(x, *args, **kwargs)
+        return x.tracer.pointwise(trace(lambda v: function(v, *args, **kwargs)), [x], x.dtype)
+
+    return run
+
+
+def __getattr__(name: str) -> Any:
+    function = getattr(jitdnn, name)
+    if name in _SPECIAL:
+        function = _special(function, _SPECIAL[name])
+    elif name in _PLAIN:
+        function = _plain(name, function)
+    elif name in _ACTIVATIONS:
+        function = _activation(function)
+    globals()[name] = function
+    return function
