@@ -13,8 +13,8 @@ from jitdnn.graph.handle import EngineHandle
 from jitdnn.graph.ir import AnyArray, Graph
 from jitdnn.graph.lower.builder import Builder, Shared
 from jitdnn.graph.operand import NeedsValue, Operand, Untraceable
-from jitdnn.graph.passes import optimized
-from jitdnn.graph.plan import Plan
+from jitdnn.graph.passes import Memo, optimized
+from jitdnn.graph.plan import Plan, Unforeseen
 from jitdnn.graph.tracer import Bodies, Rest, Step, Tracer, operands_in
 from jitdnn.locks import lock
 from jitdnn.recorders import NotRecordable
@@ -65,7 +65,7 @@ class Engine:
         outputs: Sequence[str],
         constants: Mapping[str, Any],
         *,
-        passes: Callable[[Graph], Graph] = optimized,
+        passes: Callable[[Graph, Memo], Graph] = optimized,
         shared: Shared | None = None,
         **settings: Any,
     ) -> None:
@@ -81,12 +81,12 @@ class Engine:
         self._bodies: dict[int, Engine] = {}
         self._lock = lock()
         self._folded = False
+        self._unforeseen: set[str] = set()  # steps whose results are of other kinds than was inferred
 
-    def run(self, inputs: Mapping[str, Any], out: Sequence[AnyArray] | None = None) -> list[Any]:
+    def run(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The outputs for named inputs: arrays, or sequences of such.
 
-        Results are in memory of their own; `out` has arrays that they are written to. Raises what the front's functions
-        raise.
+        Results are in memory of their own. Raises what the front's functions raise.
         """
         prepared = self.prepared(inputs)
         if prepared.reason:
@@ -99,7 +99,13 @@ class Engine:
         made: list[Any] = []
         if prepared.plan is not None:
             arrays = [_dense(inputs[name]) for name in prepared.given]
-            made = prepared.plan.run(arrays, self._body, None)
+            try:
+                made = prepared.plan.run(arrays, self._body)
+            except Unforeseen as error:
+                with self._lock:
+                    self._unforeseen.add(str(error))
+                    self._prepared.clear()
+                return self.run(inputs)
         results = [made[one] if isinstance(one, _Place) else one for one in prepared.results]
         if prepared.rest is None:
             known = zip(results, prepared.results, strict=True)
@@ -178,7 +184,7 @@ class Engine:
         self._folded = True
 
     def _traced(self, inputs: Mapping[str, Any]) -> Prepared:
-        tracer = Tracer()
+        tracer = Tracer(self._shared.memo, self._unforeseen)
         values: dict[str, Any] = dict(self._constants)
         operands: dict[str, Operand] = {}
         for name in self.inputs:
@@ -214,7 +220,7 @@ class Engine:
                 results.append(held)
         plan, graph, used = None, None, tuple(operands)
         if leaving:
-            graph = self._passes(tracer.graph(tuple(operands.values()), leaving))
+            graph = self._passes(tracer.graph(tuple(operands.values()), leaving), self._shared.memo)
             plan = Plan(graph, Builder(graph, self._shared, self._handle))
         if rest is None:
             return Prepared(plan, used, tuple(results), graph, dict(tracer.calls))

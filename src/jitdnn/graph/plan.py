@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from jitdnn.devices.launch_list import LaunchList
-from jitdnn.errors import InvalidShape
 from jitdnn.graph.arena import Need, place
 from jitdnn.graph.ir import AnyArray, Graph
 from jitdnn.graph.lower.builder import Builder, Event
@@ -43,6 +42,10 @@ class _Arena:
         self._memory = np.empty(bytes + _ALIGNMENT, np.uint8)
         start = address_of(self._memory)
         self.address = start + -start % _ALIGNMENT
+
+
+class Unforeseen(Exception):
+    """A function of the host gave a result of another kind than was inferred; its title."""
 
 
 class Plan:
@@ -138,10 +141,8 @@ class Plan:
         results = step.run([_real(one, addresses) for one in step.reads], bodies)
         for result, one in zip(results, step.writes, strict=True):
             target = _real(one, addresses)
-            if np.shape(result) != target.shape:
-                raise InvalidShape(
-                    f"{step.title} gives a result of shape {np.shape(result)}, and {target.shape} was inferred"
-                )
+            if np.shape(result) != target.shape or result.dtype != target.dtype:
+                raise Unforeseen(step.title)
             target[...] = result
 
     def times(self, inputs: Sequence[AnyArray], bodies: Any = None) -> list[float]:

@@ -77,16 +77,21 @@ def _batch_norm(
     """scale / sqrt(variance + epsilon) and the shift that belongs to it are constants of the model."""
     if mode != "spatial" or any(isinstance(p, Operand) for p in (scale, bias, mean, variance)):
         raise Untraceable("statistics that are no constants of the model, or one for each element")
-    wide = [np.asarray(p, np.float64) for p in (scale, bias, mean, variance)]
-    with np.errstate(all="ignore"):
-        factor = wide[0] / np.sqrt(wide[3] + epsilon)
-        shift = wide[1] - wide[2] * factor
+    parameters = (scale, bias, mean, variance)
+    if any(p.shape != (x.shape[1],) for p in parameters):
+        raise InvalidShape(f"parameters of shape {scale.shape} for {x.shape[1]} channels")
     kept = np.float64 if x.dtype == np.float64 else np.float32
     shape = (-1, *(1,) * (x.ndim - 2))
-    operands = [x, factor.astype(kept).reshape(shape), shift.astype(kept).reshape(shape)]
-    if any(p.shape != (x.shape[1],) for p in wide):
-        raise InvalidShape(f"parameters of shape {wide[0].shape} for {x.shape[1]} channels")
-    return tracer.pointwise(trace(lambda v, a, b: v * a + b), operands, x.dtype, is_affine=True)
+
+    def affine() -> tuple[Any, Any]:
+        wide = [np.asarray(p, np.float64) for p in parameters]
+        with np.errstate(all="ignore"):
+            factor = wide[0] / np.sqrt(wide[3] + epsilon)
+            shift = wide[1] - wide[2] * factor
+        return factor.astype(kept).reshape(shape), shift.astype(kept).reshape(shape)
+
+    factor, shift = tracer.memo.get("normalization", parameters, affine, epsilon, kept, shape)
+    return tracer.pointwise(trace(lambda v, a, b: v * a + b), [x, factor, shift], x.dtype, is_affine=True)
 
 
 _SPECIAL: dict[str, Callable[..., Any]] = {

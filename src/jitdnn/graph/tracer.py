@@ -7,7 +7,7 @@ traced when they are there (`Rest`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ import numpy as np
 from jitdnn.errors import JitdnnError, NotSupported
 from jitdnn.graph.ir import AnyArray, Graph, Node, Slot, Value
 from jitdnn.graph.operand import NeedsValue, Operand, Untraceable
+from jitdnn.graph.passes.memo import Memo
 from jitdnn.handle import Handle
 from jitdnn.rtcg.expression import Expression, trace
 from jitdnn.rtcg.functions import trunc, where
@@ -79,7 +80,9 @@ _dry = _Dry()
 class Tracer:
     """Nodes as they are found. `calls`: title of a step -> why the host runs it."""
 
-    def __init__(self) -> None:
+    def __init__(self, memo: Memo | None = None, unforeseen: Collection[str] = ()) -> None:
+        self.memo = memo or Memo()
+        self._unforeseen = unforeseen  # steps whose results are of kinds that cannot be told
         self.nodes: list[Node] = []
         self.calls: dict[str, str] = {}
         self.asked: set[Value] = set()  # whose elements were asked for
@@ -233,7 +236,7 @@ class Tracer:
         ) as error:
             reason = f"{type(error).__name__}: {error}"
         del self.nodes[before:]
-        kinds = step.kinds(values)
+        kinds = None if step.title in self._unforeseen else step.kinds(values)
         if kinds is None or any(kind is not None and dtype_name(kind[1]) is None for kind in kinds):
             return reason
         self._call(step, values, kinds, reason)

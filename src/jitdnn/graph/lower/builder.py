@@ -13,6 +13,7 @@ from jitdnn.devices.launch_list import Recorder
 from jitdnn.graph.handle import EngineHandle
 from jitdnn.graph.ir import AnyArray, Graph, Node, Value
 from jitdnn.graph.memory import Buffer, Reserved, as_array, descriptor_of
+from jitdnn.graph.passes.memo import Memo
 from jitdnn.ops.kept_filter import KeptFilter
 from jitdnn.rtcg.expression import Expression, trace
 from jitdnn.tensor import Array, TensorDescriptor
@@ -28,11 +29,13 @@ class Shared:
         self.filters: dict[Any, KeptFilter] = {}
         self.arrays: dict[Any, tuple[AnyArray, AnyArray]] = {}
         self.kernels: dict[Expression, Any] = {}
+        self.memo = Memo()
 
     def filter(self, value: Value, shape: Callable[[AnyArray], AnyArray], form: str) -> KeptFilter:
         """The filter of a constant, seen through `shape`, which `form` tells from other ways to see it."""
         assert value.array is not None
-        key = (id(value.array), form)
+        given = value.array
+        key = (given.__array_interface__["data"][0], given.shape, given.strides, given.dtype, form)
         found = self.filters.get(key)
         if found is None:
             array = shape(np.asarray(value.array))

@@ -56,7 +56,8 @@ def matmul(b: Builder, node: Node) -> None:
     if right.array is not None and len(right.shape) == 2 and left.size and right.size:
         depth, columns = right.shape
         rows = left.size // depth
-        a = b.dense(b.array(left)).reshape(rows, depth)
+        seen = viewed(b.array(left), (rows, depth))
+        a = b.dense(b.array(left)).reshape(rows, depth) if seen is None else seen
         out = b.result(node.output)
         flat = viewed(out, (rows, columns))
         y = b.new((rows, columns), node.output.dtype) if flat is None else flat
@@ -123,8 +124,7 @@ def concat(b: Builder, node: Node) -> None:
     axis = node.attributes["axis"]
     out = b.arrays.get(node.output)
     if out is None:
-        first = b.array(node.inputs[0])
-        out = b.result(node.output, order_of(first))
+        out = b.result(node.output, order_of(b.array(node.inputs[0])))
     start = 0
     for value in node.inputs:
         end = start + value.shape[axis]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from jitdnn.graph.handle import names_of
 from jitdnn.graph.ir import Node, Value
 from jitdnn.graph.lower.builder import Builder, Event
-from jitdnn.graph.lower.nodes import LOWER
+from jitdnn.graph.lower.nodes import LOWER, channels_last
 from jitdnn.graph.memory import descriptor_of
 
 
@@ -24,6 +26,7 @@ def lower(b: Builder) -> None:
             b.targets[value] = b.outputs[-1][1]
         else:
             late.append((value, number))
+    _place_joined(b)
     with b.recorder, b.handle:
         for node in b.graph.nodes:
             _node(b, node)
@@ -31,6 +34,48 @@ def lower(b: Builder) -> None:
             first = len(b.recorder)
             b.copy(b.kernel_array(value), b.outputs[number][1].reshape(value.shape or (1,)))
             b.events.append(Event(Node("copy", (value,), (), {}, ("an output",)), first, len(b.recorder)))
+
+
+_WRITES_ANYWHERE = frozenset({"conv", "pointwise", "concat", "matmul"})
+
+
+def _place_joined(b: Builder) -> None:
+    """Have results that are joined along an axis written to their part of the whole."""
+    maker = {value: node for node in b.graph.nodes for value in node.outputs}
+    for node in reversed(b.graph.nodes):
+        if node.op != "concat":
+            continue
+        axis, whole = node.attributes["axis"], b.targets.get(node.output)
+        parts = list(_parts(node, axis))
+        mine = [
+            (value, part)
+            for value, part in parts
+            if value in maker
+            and maker[value].op in _WRITES_ANYWHERE
+            and value not in b.targets
+            and node.inputs.count(value) == 1
+        ]
+        if not mine:
+            continue
+        if whole is None:
+            rank = len(node.output.shape)
+            is_image = any(maker[value].op == "conv" for value, _ in mine)
+            whole = b.new(
+                node.output.shape,
+                node.output.dtype,
+                channels_last(rank) if is_image and b.is_last and rank > 2 else None,
+            )
+        b.arrays[node.output] = whole
+        for value, part in mine:
+            b.targets[value] = whole[part]
+
+
+def _parts(node: Node, axis: int) -> Iterator[tuple[Value, tuple[slice, ...]]]:
+    start = 0
+    for value in node.inputs:
+        end = start + value.shape[axis]
+        yield value, (*(slice(None),) * axis, slice(start, end))
+        start = end
 
 
 def _node(b: Builder, node: Node) -> None:

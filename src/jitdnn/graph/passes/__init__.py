@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from jitdnn.graph.ir import Graph
+from jitdnn.graph.passes.affine import folded_affine
 from jitdnn.graph.passes.dead import without_dead
+from jitdnn.graph.passes.epilogues import with_epilogues
+from jitdnn.graph.passes.memo import Memo
+from jitdnn.graph.passes.pointwise import fused_pointwise
+from jitdnn.graph.passes.scalars import with_numbers
+from jitdnn.graph.passes.views import joined_views, with_padding
 
-PASSES = (without_dead,)
+
+def optimized(graph: Graph, memo: Memo) -> Graph:
+    """A graph after all passes. `memo` keeps what they make of constants."""
+    graph = joined_views(without_dead(graph))
+    graph = with_padding(folded_affine(graph, memo))
+    graph = fused_pointwise(with_numbers(graph))
+    return without_dead(with_epilogues(graph))
 
 
-def optimized(graph: Graph) -> Graph:
-    """A graph after all passes."""
-    for transform in PASSES:
-        graph = transform(graph)
-    return graph
+__all__ = ["Memo", "optimized"]
