@@ -193,7 +193,7 @@ def test_the_loser_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     forward, backward = graphs
     assert not count(forward, "jitdnn.")
     assert count(forward, "aten.convolution") == 1
-    assert count(backward, "jitdnn.convolution_backward") == count(backward, "aten.convolution_backward") == 1
+    assert count(backward, "jitdnn.settled_convolution") == count(backward, "aten.convolution_backward") == 1
     assert [(row.direction, row.runs) for row in own.explanation.rows] == [
         ("forward", "torch"), ("data", "jitdnn"), ("filter", "torch"),
     ]  # fmt: skip
@@ -215,7 +215,7 @@ def test_a_tail_that_saves_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Non
     x = random(2, 3, 6, 6)
     with torch.no_grad():
         close(fast(x), model(x))
-    assert count(graphs[0], "jitdnn.convolution.default") == 2
+    assert count(graphs[0], "jitdnn.settled_convolution") == 2
     assert count(graphs[0], "aten.relu") == count(graphs[0], "aten.sigmoid") == 1
     # the mean reads what the sigmoid gives without a pass of its own, another convolution does not
     first, second = (name for name in names if "of a convolution" in name)
@@ -252,7 +252,7 @@ def test_no_memory_for_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr("jitdnn.frameworks.torch.inductor_graph._real", full)
+    monkeypatch.setattr("jitdnn.frameworks.torch.inductor_graph.real", full)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
     fast, graphs, _ = compiled(model)
     x = random(2, 3, 6, 6)
@@ -283,7 +283,7 @@ def test_the_host_counts_where_the_gpu_would_wait_for_it(
         free.append(choice._is_host_free.get())
         return choice.Decision(False, "stored: slower", 2 * gpu, gpu, host_seconds=host)
 
-    monkeypatch.setattr(inductor_graph, "_is_on_gpu", lambda node: True)
+    monkeypatch.setattr(inductor_graph, "is_on_gpu", lambda node: True)
     monkeypatch.setattr("jitdnn.frameworks.torch.kinds.decide", decide)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3, bias=False))
     fast, graphs, own = compiled(model, measure="first")
@@ -314,7 +314,7 @@ def test_what_all_convolutions_of_a_gpu_need_is_compiled_before_the_first_is_mea
         decided.append(what)
         return choice.Decision(False, "stored: slower", 2e-3, 1e-3, host_seconds=1e-5)
 
-    monkeypatch.setattr(inductor_graph, "_is_on_gpu", lambda node: True)
+    monkeypatch.setattr(inductor_graph, "is_on_gpu", lambda node: True)
     monkeypatch.setattr(inductor_graph, "compile_ahead", compile_ahead)
     monkeypatch.setattr("jitdnn.frameworks.torch.kinds.decide", decide)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3, bias=False))

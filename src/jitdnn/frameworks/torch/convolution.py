@@ -33,7 +33,7 @@ from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor
 
 aten = torch.ops.aten
-_Direct = Callable[..., None] | None
+Direct = Callable[..., None] | None
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -124,11 +124,14 @@ def memory_format(*operands: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def _direct(handle: Handle, problem: Problem | None, operands: Sequence[Tensor]) -> _Direct:
+def direct(
+    handle: Handle, problem: Problem | None, operands: Sequence[Tensor], device: torch.device
+) -> Direct:
     """What runs a problem's plan on the addresses of its operands, without looking at them; None if that cannot be.
 
     `operands` are tensors of the shapes, strides and types that all calls of the kind have, in the order of the plan:
-    the inputs, the result, the bias. Plans within a sum of workspaces may change from call to call.
+    the inputs, the result, the bias; they may be without data. Plans within a sum of workspaces may change from
+    call to call.
     """
     if problem is None or handle.settings.total_workspace is not None:
         return None
@@ -138,7 +141,7 @@ def _direct(handle: Handle, problem: Problem | None, operands: Sequence[Tensor])
         expected.append(TensorDescriptor((problem.y.shape[1],), (1,), problem.y.dtype))
     if [descriptor(operand) for operand in operands] != expected:
         return None  # nothing may be read or written where no element is
-    epilogue, device = bias_epilogue(problem, has_bias), operands[0].device
+    epilogue = bias_epilogue(problem, has_bias)
     plan: Plan | None = None
 
     def run(*operands: Tensor) -> None:
@@ -188,12 +191,12 @@ def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, 
 
     def ours(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
         y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
-        if direct is None:
+        if run is None:
             conv(x, w, bias, out=y, handle=handle, **named)
         elif bias is None:
-            direct(x, w, y)
+            run(x, w, y)
         else:
-            direct(x, w, y, bias)
+            run(x, w, y, bias)
         return y
 
     def ours_transposed(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
@@ -206,7 +209,7 @@ def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, 
     if g.transposed:
         what = "transposed with a bias" if bias is not None else ""
         return Ways(ours_transposed, theirs, problem, what=what)
-    direct = _direct(handle, problem, (x, w, y) if bias is None else (x, w, y, bias))
+    run = direct(handle, problem, (x, w, y) if bias is None else (x, w, y, bias), x.device)
     return Ways(ours, theirs, problem, bias is not None)
 
 
@@ -233,18 +236,18 @@ def _prepare_backward(number: int, handle: Handle, dy: Tensor, x: Tensor, w: Ten
     forms = ((dx, w, dy), (x, dw, dy), (x, w, dy))[number]
     problem = problem_of(DIRECTIONS[1 + number], *forms, g)
     wide, narrow = (dy, x) if g.transposed else (x, dy)
-    direct = _direct(handle, problem, ((dy, w, dx), (wide, narrow, dw), (dy, db))[number])
-    ours = (_data_gradient, _filter_gradient, _bias_gradient)[number](g, handle, direct)
+    run = direct(handle, problem, ((dy, w, dx), (wide, narrow, dw), (dy, db))[number], dy.device)
+    ours = (_data_gradient, _filter_gradient, _bias_gradient)[number](g, handle, run)
     return Ways(ours, theirs, problem)
 
 
-def _data_gradient(g: Geometry, handle: Handle, direct: _Direct) -> Callable[..., Tensor]:
+def _data_gradient(g: Geometry, handle: Handle, run: Direct) -> Callable[..., Tensor]:
     named = g.named
 
     def ours(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
         dx = torch.empty_like(x)
-        if direct is not None:
-            direct(dy, w, dx)
+        if run is not None:
+            run(dy, w, dx)
         elif g.transposed:
             conv(dy, w, out=dx, handle=handle, **named)
         else:
@@ -254,14 +257,14 @@ def _data_gradient(g: Geometry, handle: Handle, direct: _Direct) -> Callable[...
     return ours
 
 
-def _filter_gradient(g: Geometry, handle: Handle, direct: _Direct) -> Callable[..., Tensor]:
+def _filter_gradient(g: Geometry, handle: Handle, run: Direct) -> Callable[..., Tensor]:
     named = g.named
 
     def ours(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
         wide, narrow = (dy, x) if g.transposed else (x, dy)
         dw = torch.empty_like(w)
-        if direct is not None:
-            direct(wide, narrow, dw)
+        if run is not None:
+            run(wide, narrow, dw)
         else:
             conv_backward_filter(wide, narrow, w.shape, out=dw, handle=handle, **named)
         return dw
@@ -269,11 +272,11 @@ def _filter_gradient(g: Geometry, handle: Handle, direct: _Direct) -> Callable[.
     return ours
 
 
-def _bias_gradient(g: Geometry, handle: Handle, direct: _Direct) -> Callable[..., Tensor]:
+def _bias_gradient(g: Geometry, handle: Handle, run: Direct) -> Callable[..., Tensor]:
     def ours(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
         db = dy.new_empty(dy.shape[1])
-        if direct is not None:
-            direct(dy, db)
+        if run is not None:
+            run(dy, db)
         else:
             conv_backward_bias(dy, out=db, handle=handle)
         return db

@@ -22,17 +22,27 @@ from torch.utils._python_dispatch import _disable_current_modes
 from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.frameworks.torch import choice, convolution, convolution_pointwise, operators
 from jitdnn.frameworks.torch.choice import Decision
+from jitdnn.frameworks.torch.inductor_forms import (
+    are_numbers,
+    has_static_form,
+    is_on_gpu,
+    is_packed,
+    is_plain,
+    real,
+    wants_last,
+)
 from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
 from jitdnn.frameworks.torch.kernels import channels_last_strides
-from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES, Computation, Kind, Way, at, observers
+from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, at, observers
 from jitdnn.frameworks.torch.options import Options, handle_of, parse
+from jitdnn.frameworks.torch.settled import text_of
 from jitdnn.handle import current_handle
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.ahead import compile_ahead
 from jitdnn.problems.problem import Problem
 
 aten = torch.ops.aten
-_GRAPH = "in a graph"  # of the times of calls as Inductor makes them
+_GRAPH = "in a compiled graph"  # of the times of calls as Inductor makes them
 _BIAS = 2  # the place of its gradient
 
 
@@ -49,6 +59,10 @@ class _Call:
     geometry: tuple[Any, ...]
     weight: Tensor | None
     stock: Callable[..., Any]
+
+    @property
+    def is_transposed(self) -> bool:
+        return bool(self.geometry[3])
 
     @property
     def pointwise_geometry(self) -> tuple[Any, ...]:
@@ -69,7 +83,7 @@ class Rewriter:
         own = parse(options)
         self._settled = str(Options("never", own.settings))  # of what is chosen now, not at run time
         self._module = graph.owning_module
-        self._wants_last = _wants_last(graph)
+        self._wants_last = wants_last(graph)
         self._only_looks = False
         #: while it is only asked what ours would need: what makes the plans on each device
         self._plans: dict[torch.device, list[Callable[[], object]]] | None = None
@@ -95,7 +109,7 @@ class Rewriter:
     def _compile_ahead(self) -> None:
         """Compile what ours need on a GPU for all convolutions of this graph, several modules at once: measured one
         after the other each would wait for its own compiler."""
-        if not any(_is_on_gpu(node) for node in self._graph.nodes):
+        if not any(is_on_gpu(node) for node in self._graph.nodes):
             return
         plans: dict[torch.device, list[Callable[[], object]]] = {}
         self._only_looks, self._plans = True, plans
@@ -110,7 +124,7 @@ class Rewriter:
 
     def _is_ahead(self) -> bool:
         """Whether the host enqueues torch's convolutions of this graph faster than a GPU runs them."""
-        if not any(_is_on_gpu(node) for node in self._graph.nodes):
+        if not any(is_on_gpu(node) for node in self._graph.nodes):
             return False
         self._only_looks = True
         try:
@@ -133,7 +147,7 @@ class Rewriter:
             def stock(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
                 return target(x, w, bias, *geometry)
 
-        elif _is_packed(node):
+        elif is_packed(node):
             x, w, bias, padding, stride, dilation, groups, *attributes = node.args
             geometry = [stride, padding, dilation, False, [0] * len(stride), groups]
             packed = self._constant(w)
@@ -148,7 +162,7 @@ class Rewriter:
         else:
             return None
         tensors = [one for one in (x, w, bias) if one is not None]
-        if not all(_is_plain(one) for one in tensors) or not _are_numbers(geometry):
+        if not all(is_plain(one) for one in tensors) or not are_numbers(geometry):
             return None
         values = [one.meta["val"] for one in tensors]
         is_one = len({(value.dtype, value.device) for value in values}) == 1
@@ -163,11 +177,11 @@ class Rewriter:
         return found if isinstance(found, Tensor) else None
 
     def _forward(self, node: Node, call: _Call) -> None:
-        is_static = all(_is_static(one.meta["val"]) for one in (call.x, call.w))
+        is_static = all(has_static_form(one.meta["val"]) for one in (call.x, call.w))
         is_last = is_static and self._wants_last and call.x.meta["val"].dim() == 4
         try:
             operands = [
-                None if one is None else _real(one.meta["val"], is_last and place < 2)
+                None if one is None else real(one.meta["val"], is_last and place < 2)
                 for place, one in enumerate((call.x, None if call.weight is not None else call.w, call.bias))
             ]
             kind, tail = self._choice(node, call, operands, is_static)
@@ -179,6 +193,12 @@ class Rewriter:
         options = self._settled if is_static else self._options
         if tail is None:
             x, w = self._laid(node, call.x, is_last), self._laid(node, call.w, is_last)
+            if is_static and not call.is_transposed:
+                text = self._text(
+                    "forward", operands[0], operands[1], None, call.bias is not None, call.geometry
+                )
+                self._become(node, operators.settled_convolution.default, (x, w, call.bias, text))
+                return
             arguments = (x, w, call.bias, *call.geometry, options)
             self._become(node, operators.convolution.default, arguments)
             return
@@ -199,10 +219,13 @@ class Rewriter:
         """Who runs a convolution, and which operators behind it ours take with it; None for our plain operator."""
         x, w, bias = operands
         assert x is not None
-        has_tail = is_static and not call.geometry[3]
+        has_tail = is_static and not call.is_transposed
         if call.weight is None:
             given = (x, w, bias, *call.geometry)
             way = Way(_GRAPH, lambda: operators.convolution.default(*given, self._settled))
+            if is_static and not call.is_transposed:
+                text = self._text("forward", x, w, None, bias is not None, call.geometry)
+                way = Way(_GRAPH, lambda: operators.settled_convolution.default(x, w, bias, text))
             plain = self._chosen(convolution.computation, given, way)
 
             def best() -> Any:
@@ -238,7 +261,7 @@ class Rewriter:
         if self._plans is not None:
             return Kind("forward", Decision(False, "not chosen yet"), call.stock)
         last = tail.steps[-1] if tail.steps else node
-        reals = [_real(one.meta["val"]) for one in tail.operands]
+        reals = [real(one.meta["val"]) for one in tail.operands]
         y = best()
         wide = [one for one in reals if one.numel() == y.numel()]
         out = torch.empty_like(y) if tail.steps and saves_a_pass(last) else None
@@ -281,7 +304,7 @@ class Rewriter:
         if len(node.args) != 11 or node.kwargs:
             return
         dy, x, w, _, *geometry, mask = node.args
-        if not all(_is_plain(one) for one in (dy, x, w)) or not _are_numbers(geometry):
+        if not all(is_plain(one) for one in (dy, x, w)) or not are_numbers(geometry):
             return
         values = [one.meta["val"] for one in (dy, x, w)]
         if len({(value.dtype, value.device) for value in values}) > 1 or not 3 <= values[0].dim() <= 5:
@@ -294,11 +317,12 @@ class Rewriter:
         wanted = [place for place in range(len(convolution.GRADIENTS)) if mask[place] and place in results]
         ours = []
         try:
-            operands = (*map(_real, values), *geometry)
+            operands = (*map(real, values), *geometry)
             for place in wanted:
                 if place == _BIAS:
                     continue
-                way = Way(_GRAPH, partial(self._gradient, place, operands))
+                is_settled = all(map(has_static_form, values)) and not geometry[3]
+                way = Way(_GRAPH, self._gradient(place, operands, is_settled))
                 kind = self._chosen(convolution.GRADIENTS[place], operands, way)
                 self.kinds.append((node, kind))
                 if kind.decision.is_ours:
@@ -307,11 +331,14 @@ class Rewriter:
             return
         if self._only_looks or not ours:
             return
-        is_static = all(map(_is_static, values))
-        options = self._settled if is_static else self._options
+        is_settled = all(map(has_static_form, values)) and not geometry[3]
         left = [place for place in wanted if place not in ours]
         with self._graph.inserting_before(node):
-            self._replace(node, ours, results, (dy, x, w, *geometry, _mask(ours), options))
+            if is_settled:
+                self._replace_settled(ours, results, (dy, x, w), operands)
+            else:
+                arguments = (dy, x, w, *geometry, _mask(ours), self._options)
+                self._replace(node, ours, results, arguments)
             if left == [_BIAS]:
                 self._sum(dy, results[_BIAS])
                 left = []
@@ -322,8 +349,39 @@ class Rewriter:
         else:
             self._graph.erase_node(node)
 
-    def _gradient(self, place: int, operands: tuple[Any, ...]) -> Any:
-        return operators.convolution_backward.default(*operands, _mask([place]), self._settled)
+    def _gradient(self, place: int, operands: tuple[Any, ...], is_settled: bool) -> Callable[[], Any]:
+        """A call of ours of one gradient, as the graph would make it."""
+        if not is_settled:
+            mask = _mask([place])
+            return lambda: operators.convolution_backward.default(*operands, mask, self._settled)
+        dy, x, w, *geometry = operands
+        direction = convolution.DIRECTIONS[1 + place]
+        first, second = (dy, w) if place == 0 else (x, dy)
+        text = self._text(direction, x, w, dy, False, geometry)
+        return lambda: operators.settled_convolution.default(first, second, None, text)
+
+    def _text(self, direction: str, x: Any, w: Any, dy: Any, has_bias: bool, geometry: Sequence[Any]) -> str:
+        return text_of(direction, x, w, dy, has_bias, geometry, self._settled)
+
+    def _replace_settled(
+        self,
+        places: Sequence[int],
+        results: dict[int, Node],
+        nodes: Sequence[Node],
+        operands: tuple[Any, ...],
+    ) -> None:
+        """Take gradients from calls of ours, one each."""
+        dy, x, w = nodes
+        for place in places:
+            first, second = (dy, w) if place == 0 else (x, dy)
+            direction = convolution.DIRECTIONS[1 + place]
+            text = self._text(direction, operands[1], operands[2], operands[0], False, operands[3:])
+            made = self._graph.call_function(
+                operators.settled_convolution.default, (first, second, None, text)
+            )
+            self._refresh(made)
+            results[place].replace_all_uses_with(made)
+            self._graph.erase_node(results[place])
 
     def _replace(
         self, node: Node, places: Sequence[int], results: dict[int, Node], arguments: tuple[Any, ...]
@@ -401,78 +459,6 @@ def _faked(target: Any, arguments: Sequence[Any]) -> Any:
     mode = next(one.fake_mode for one in arguments if hasattr(one, "fake_mode"))
     with mode:
         return target(*arguments)
-
-
-def _is_packed(node: Node) -> bool:
-    """Whether a node is a convolution whose filter oneDNN has packed, as freezing leaves it."""
-    return (
-        node.target is getattr(torch.ops.mkldnn._convolution_pointwise, "default", None)
-        and len(node.args) >= 8
-    )
-
-
-def _is_plain(node: Any) -> bool:
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    return (
-        isinstance(value, Tensor)
-        and value.dtype in DTYPES
-        and value.device.type in DEVICES
-        and value.layout in (torch.strided, torch._mkldnn)
-        and all(_hint(one) not in (None, 0) for one in value.shape)
-    )
-
-
-def _are_numbers(one: Any) -> bool:
-    if isinstance(one, (list, tuple)):
-        return all(map(_are_numbers, one))
-    return isinstance(one, (int, bool))
-
-
-def _is_static(value: Tensor) -> bool:
-    return all(isinstance(one, int) for one in (*value.shape, *value.stride()))
-
-
-def _hint(number: Any) -> int | None:
-    """The number that a symbolic one was when the graph was made; None if nothing is known of it."""
-    if isinstance(number, int):
-        return number
-    try:
-        return int(number.node.hint) if number.node.has_hint() else None
-    except Exception:  # of what depends on values
-        return None
-
-
-def _real(value: Tensor, is_last: bool = False) -> Tensor:
-    """A tensor of the form of one without data, of numbers between -1 and 1."""
-    shape = [_hint(one) or 0 for one in value.shape]
-    strides = channels_last_strides(shape) if is_last else [_hint(one) or 0 for one in value.stride()]
-    if not value.is_floating_point() or value.layout is not torch.strided:
-        return torch.zeros(shape, dtype=value.dtype, device=value.device)
-    single = [1 if stride == 0 else extent for extent, stride in zip(shape, strides, strict=True)]
-    size = 1 + sum((extent - 1) * stride for extent, stride in zip(single, strides, strict=True))
-    generator = torch.Generator(value.device).manual_seed(0)
-    memory = torch.empty(max(size, 1), dtype=value.dtype, device=value.device)
-    memory.uniform_(-1.0, 1.0, generator=generator)
-    return memory.as_strided(shape, strides)
-
-
-def _wants_last(graph: Graph) -> bool:
-    """Whether Inductor would lay images out with channels last in this graph."""
-    from torch._inductor.graph import GraphLowering
-
-    if graph.owning_module is None:
-        return False
-    names = [node.name for node in graph.nodes if node.op == "placeholder"]
-    is_inference = not any(name.startswith(("primals_", "tangents_")) for name in names)
-    try:
-        return bool(GraphLowering.decide_layout_opt(graph.owning_module, is_inference=is_inference))
-    except Exception:  # of another version: the layout of the graph
-        return False
-
-
-def _is_on_gpu(node: Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.device.type != "cpu"
 
 
 @contextmanager

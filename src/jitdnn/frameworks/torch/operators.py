@@ -13,6 +13,7 @@ from jitdnn.frameworks.torch.normalization import (
     layer_norm_backward,
 )
 from jitdnn.frameworks.torch.pooling import avg_pool, avg_pool_backward, max_pool, max_pool_backward
+from jitdnn.frameworks.torch.settled import settled_convolution
 
 __all__ = [
     "activation",
@@ -30,4 +31,5 @@ __all__ = [
     "linear_backward",
     "max_pool",
     "max_pool_backward",
+    "settled_convolution",
 ]

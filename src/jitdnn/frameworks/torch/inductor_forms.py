@@ -1,0 +1,84 @@
+"""What the nodes of a graph of Inductor's say of their tensors, and real ones of the same form to measure with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from jitdnn.frameworks.torch.kernels import channels_last_strides
+from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES
+
+
+def is_packed(node: Node) -> bool:
+    """Whether a node is a convolution whose filter oneDNN has packed, as freezing leaves it."""
+    return (
+        node.target is getattr(torch.ops.mkldnn._convolution_pointwise, "default", None)
+        and len(node.args) >= 8
+    )
+
+
+def is_plain(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return (
+        isinstance(value, Tensor)
+        and value.dtype in DTYPES
+        and value.device.type in DEVICES
+        and value.layout in (torch.strided, torch._mkldnn)
+        and all(hint(one) not in (None, 0) for one in value.shape)
+    )
+
+
+def are_numbers(one: Any) -> bool:
+    if isinstance(one, (list, tuple)):
+        return all(map(are_numbers, one))
+    return isinstance(one, (int, bool))
+
+
+def has_static_form(value: Tensor) -> bool:
+    return all(isinstance(one, int) for one in (*value.shape, *value.stride()))
+
+
+def hint(number: Any) -> int | None:
+    """The number that a symbolic one was when the graph was made; None if nothing is known of it."""
+    if isinstance(number, int):
+        return number
+    try:
+        return int(number.node.hint) if number.node.has_hint() else None
+    except Exception:  # of what depends on values
+        return None
+
+
+def real(value: Tensor, is_last: bool = False) -> Tensor:
+    """A tensor of the form of one without data, of numbers between -1 and 1."""
+    shape = [hint(one) or 0 for one in value.shape]
+    strides = channels_last_strides(shape) if is_last else [hint(one) or 0 for one in value.stride()]
+    if not value.is_floating_point() or value.layout is not torch.strided:
+        return torch.zeros(shape, dtype=value.dtype, device=value.device)
+    single = [1 if stride == 0 else extent for extent, stride in zip(shape, strides, strict=True)]
+    size = 1 + sum((extent - 1) * stride for extent, stride in zip(single, strides, strict=True))
+    generator = torch.Generator(value.device).manual_seed(0)
+    memory = torch.empty(max(size, 1), dtype=value.dtype, device=value.device)
+    memory.uniform_(-1.0, 1.0, generator=generator)
+    return memory.as_strided(shape, strides)
+
+
+def wants_last(graph: Graph) -> bool:
+    """Whether Inductor would lay images out with channels last in this graph."""
+    from torch._inductor.graph import GraphLowering
+
+    if graph.owning_module is None:
+        return False
+    names = [node.name for node in graph.nodes if node.op == "placeholder"]
+    is_inference = not any(name.startswith(("primals_", "tangents_")) for name in names)
+    try:
+        return bool(GraphLowering.decide_layout_opt(graph.owning_module, is_inference=is_inference))
+    except Exception:  # of another version: the layout of the graph
+        return False
+
+
+def is_on_gpu(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.device.type != "cpu"

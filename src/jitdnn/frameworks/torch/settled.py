@@ -1,0 +1,191 @@
+"""`torch.ops.jitdnn.settled_convolution`: one direction of a convolution, all known when a graph was compiled.
+
+The operators of convolution_operators.py take any operands: their schemas are long, they have gradients and rules of
+autocast, and each call looks up what its operands are. In a graph of Inductor's with static shapes all this is done;
+what is left of a call are two or three tensors and a text that names the prepared launch. So it costs the host less
+than torch's own convolution does.
+"""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.frameworks.torch import convolution
+from jitdnn.frameworks.torch.convolution import DIRECTIONS, Geometry, direct, problem_of
+from jitdnn.frameworks.torch.kinds import observers
+from jitdnn.frameworks.torch.options import handle_of
+from jitdnn.frameworks.torch.registry import define
+from jitdnn.retention import Recent
+
+#: shape, strides and type of a tensor
+Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+_Run = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+_known: Recent[tuple[str, int, torch.device], _Run] = Recent(4096)
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+
+
+def text_of(
+    direction: str,
+    x: Tensor,
+    w: Tensor,
+    dy: Tensor | None,
+    has_bias: bool,
+    geometry: Sequence[Any],
+    options: str,
+) -> str:
+    """What tells the operator all but the operands, of which the forms count alone.
+
+    `direction`: "forward", "data" or "filter"; `geometry`: what `aten::convolution` takes behind its tensors, of no
+    transposed one; `dy` the gradient of the result, for the last two.
+    """
+    y = dy
+    if y is None:
+        g = Geometry.of(x.dim() - 2, *geometry)
+        form = convolution.memory_format(x, w)
+        y = torch.empty(g.output_shape(x.shape, w.shape), dtype=x.dtype, device="meta", memory_format=form)
+    forms = [(tuple(t.shape), tuple(t.stride()), str(t.dtype).removeprefix("torch.")) for t in (x, w, y)]
+    numbers = tuple(tuple(one) if isinstance(one, (list, tuple)) else one for one in geometry)
+    return repr((direction, *forms, has_bias, numbers, options))
+
+
+def _parsed(text: str) -> tuple[str, list[Form], bool, Geometry, str]:
+    try:
+        direction, *forms, has_bias, numbers, options = literal_eval(text)
+        found = [(shape, strides, getattr(torch, name)) for shape, strides, name in forms]
+        x, *_ = found
+        geometry = Geometry.of(len(x[0]) - 2, *numbers)
+        if direction not in DIRECTIONS[:3] or len(found) != 3 or geometry.transposed:
+            raise ValueError(direction)
+    except (ValueError, TypeError, SyntaxError, AttributeError) as error:
+        raise InvalidArgument(f"{text[:200]!r} is no text of jitdnn::settled_convolution: {error}") from None
+    return direction, found, has_bias, geometry, options
+
+
+def _roles(direction: str) -> tuple[int, int, int]:
+    """Which of x, w and y are the first operand, the second, and the result."""
+    return {"forward": (0, 1, 2), "data": (2, 1, 0), "filter": (0, 2, 1)}[direction]
+
+
+def _like(form: Form) -> Tensor:
+    return torch.empty_strided(form[0], form[1], dtype=form[2], device="meta")
+
+
+def _result(text: str) -> tuple[str, list[Form], bool, Geometry, str, Tensor]:
+    """The parsed text, and a result without data, where the direction's own operator would have it in memory."""
+    direction, forms, has_bias, geometry, options = _parsed(text)
+    x, w, y = map(_like, forms)
+    if direction == "forward":
+        made = torch.empty_like(y, memory_format=convolution.memory_format(x, w))
+    else:
+        made = torch.empty_like(x if direction == "data" else w)
+    return direction, forms, has_bias, geometry, options, made
+
+
+def _prepare(text: str, device: torch.device) -> _Run:
+    direction, forms, has_bias, geometry, options, out = _result(text)
+    first, second, result = _roles(direction)
+    metas = [_like(form) for form in forms]
+    metas[result] = out
+    x, w, y = metas
+    problem = problem_of(direction, x, w, y, geometry)
+    handle = handle_of(options, device.type)
+    operands = [metas[first], metas[second], out]
+    bias = ((out.shape[1],), (1,), out.dtype)
+    if has_bias:
+        operands.append(_like(bias))
+    run = direct(handle, problem, operands, device)
+    shape, strides, dtype = tuple(out.shape), out.stride(), out.dtype
+    (a_shape, a_strides, a_dtype), (b_shape, b_strides, b_dtype) = forms[first], forms[second]
+    check = _check
+    quick = getattr(_guards, f"_empty_strided_{device.type}", None)
+
+    def made() -> Tensor:
+        if quick is not None:
+            found: Tensor = quick(shape, strides, dtype)
+            if found.device == device:
+                return found
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    def call(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
+        try:
+            check(a, a_shape, a_strides)
+            check(b, b_shape, b_strides)
+            if c is not None:
+                check(c, *bias[:2])
+        except AssertionError:
+            a, b = _laid(a, forms[first]), _laid(b, forms[second])
+            c = None if c is None else _laid(c, bias)
+        is_right = a.dtype is a_dtype and b.dtype is b_dtype and b.device == device
+        if not is_right or (c is not None) is not has_bias or (c is not None and c.dtype is not dtype):
+            raise InvalidArgument(
+                f"operands of {a.dtype} and {b.dtype} on {a.device} and {b.device}, bias {c is not None}: the graph "
+                f"was compiled for {a_dtype} and {b_dtype} on {device}, bias {has_bias}"
+            )
+        y = made()
+        if run is None or observers:  # they are told of kinds of calls
+            _general(direction, a, b, c, y, geometry, options)
+        elif c is None:
+            run(a, b, y)
+        else:
+            run(a, b, y, c)
+        return y
+
+    return call
+
+
+def _general(
+    direction: str, a: Tensor, b: Tensor, c: Tensor | None, y: Tensor, g: Geometry, options: str
+) -> None:
+    """By the operators that take any operands, where no plan runs by addresses alone."""
+    forward: Any = convolution.forward
+    backward: Any = convolution.backward
+    if direction == "forward":
+        y.copy_(forward(a, b, c, *g.arguments, options))
+    elif direction == "data":
+        y.copy_(backward(a, y, b, *g.arguments, (True, False, False), options)[0])
+    else:
+        y.copy_(backward(b, a, y, *g.arguments, (False, True, False), options)[1])
+
+
+def _check_in_python(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape or tensor.stride() != strides:
+        raise AssertionError
+
+
+_check: Callable[..., Any] = getattr(_guards, "assert_size_stride", _check_in_python)
+
+
+def _laid(tensor: Tensor, form: Form) -> Tensor:
+    """A tensor of the right shape as it should lie in memory."""
+    shape, strides, _ = form
+    if tuple(tensor.shape) != shape:
+        raise InvalidShape(
+            f"an operand has the shape {tuple(tensor.shape)}: the graph was compiled for {shape}"
+        )
+    if tensor.stride() == strides:
+        return tensor
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _kernel(a: Tensor, b: Tensor, bias: Tensor | None, text: str) -> Tensor:
+    key = (text, torch.get_num_threads(), a.device)
+    run = _known.get(key)
+    if run is None:
+        run = _known.older(key) or _known.put(key, _prepare(text, a.device))
+    return run(a, b, bias)
+
+
+def _fake(a: Tensor, b: Tensor, bias: Tensor | None, text: str) -> Tensor:
+    out = _result(text)[-1]
+    return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=a.device)
+
+
+settled_convolution = define(
+    "settled_convolution(Tensor a, Tensor b, Tensor? bias, str text) -> Tensor", _kernel, _fake
+)
