@@ -27,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # them again, half a second of processor, wherever the environment says that none is to be written
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    # tests change what plans are made of
+    os.environ["JITDNN_KEEP_PLANS"] = "off"
     # plans depend on the sizes of caches: with the same ones everywhere, what a test is there for is met everywhere
     os.environ["JITDNN_DEVICE_FILE"] = str(Path(__file__).with_name("reference_processor.json"))
     # the OpenCL driver's own cache; its optimiser takes longer than small kernels run

@@ -241,6 +241,12 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     Setting("cache", _flag, lambda: True, "Keep compiled kernels and measured times on disk."),
     Setting(
+        "keep_plans",
+        _flag,
+        lambda: True,
+        "Keep plans of the CPU beside the compiled kernels, so that the next process need not choose algorithms again.",
+    ),
+    Setting(
         "cache_limit",
         _size,
         lambda: 2**30,
@@ -308,6 +314,7 @@ class Settings:
     cache_dir: Path
     device_file: Path | None
     cache: bool
+    keep_plans: bool
     cache_limit: int
     store_limit: int
     plans_limit: int

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from jitdnn.devices import threads as native
 from jitdnn.devices.threads import Table, phase_table
@@ -40,6 +42,7 @@ class CpuKernel:
         extras: Sequence[int] = (), kept: Kept | None = None, workspace: int | None = None,
     ) -> None:  # fmt: skip
         self._library = library  # the code lives as long as the kernel
+        self._names = list(phases)
         self._phases = [(library.address(name), tasks) for name, tasks in phases]
         self._table = phase_table(self._phases)
         self._count = len(self._phases)
@@ -52,6 +55,26 @@ class CpuKernel:
         if kept is not None:
             self._leading = phase_table(self._phases[: kept.phases])
             self._later = phase_table(self._phases[kept.phases :])
+
+    def record(self) -> dict[str, Any]:
+        """What the kernel is made of, in words and numbers; "library" is the key of its code, None if it has none."""
+        return {
+            "library": self._library.key, "phases": self._names, "pointers": self._pointers, "threads": self._threads,
+            "extras": self._extras.hex(), "kept": self.kept and [self.kept.bytes, self.kept.phases],
+            "workspace": self.workspace,
+        }  # fmt: skip
+
+    @classmethod
+    def from_record(cls, library: Library, record: Mapping[str, Any]) -> CpuKernel:
+        """The kernel of a `record`, without "library", and of its code. Raises ValueError, TypeError and KeyError for
+        what is no record."""
+        extras = bytes.fromhex(record["extras"])
+        kept = record["kept"]
+        return cls(
+            library, [(str(name), int(tasks)) for name, tasks in record["phases"]], record["pointers"],
+            record["threads"], struct.unpack(f"{len(extras) // 8}q", extras), Kept(*kept) if kept else None,
+            record["workspace"],
+        )  # fmt: skip
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
@@ -99,6 +122,18 @@ class CpuKernel:
         if recorders and self._is_noted(self._later, count, block, pointers, workspace, memory):
             return
         native.launch(self._later, count, block, self._threads)
+
+
+class WithTables:
+    """A kernel and the tables that it reads, which live as long as it does; their addresses are among its extras."""
+
+    def __init__(self, kernel: CpuKernel, tables: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        self.kernel, self.tables = kernel, tables
+
+    def __call__(
+        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
+    ) -> None:
+        self.kernel(stream, pointers, alpha, beta, workspace)
 
 
 def launch(

@@ -10,6 +10,7 @@ from math import inf
 from jitdnn import log
 from jitdnn.errors import CompileError, NotSupported
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
+from jitdnn.planner import kept_plans
 from jitdnn.planner.compiling import compile_all, whole
 from jitdnn.planner.divided import Divided
 from jitdnn.planner.division import MARGIN, Divider, Partition, SurveyPart, may_be_divided
@@ -34,6 +35,11 @@ def get(
     A time measured earlier on this device counts instead of the estimate. Raises NotSupported, with the
     reason of every algorithm, if none fulfils the request; with `waits=False` NotCompiled if that takes a compiler.
     """
+    is_kept = store is None
+    if is_kept:
+        kept = kept_plans.recall(problem, device, request, epilogue)
+        if kept is not None:
+            return kept
     store = store or Store.default()
     candidates = survey(problem, device, request, epilogue, store)
     found = ratios(candidates)
@@ -41,7 +47,10 @@ def get(
     def survey_part(part: Problem, fused: Epilogue | None) -> Sequence[AlgorithmCandidate]:
         return [candidate.scaled(found) for candidate in survey(part, device, request, fused, store)]
 
-    return decide(problem, device, request, epilogue, candidates, survey_part, waits=waits)
+    plan = decide(problem, device, request, epilogue, candidates, survey_part, waits=waits)
+    if is_kept:
+        kept_plans.keep(plan)
+    return plan
 
 
 class NotCompiled(Exception):

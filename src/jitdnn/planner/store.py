@@ -248,6 +248,19 @@ class Store:
         self.add(rows)
         return len(rows)
 
+    def state(self) -> tuple[Any, ...]:
+        """What differs when other times are stored: of the file its time and size, and what memory has."""
+        found: list[Any] = [
+            len(self._memory),
+            max((row.measured_at for row in tuple(self._memory.values())), default=0.0),
+        ]
+        for file in self._files()[:2]:
+            with suppress(OSError):
+                status = file.stat()
+                if status.st_size:  # SQLite makes and deletes its journal whoever reads
+                    found += [status.st_mtime_ns, status.st_size]
+        return tuple(found)
+
     def stats(self) -> StoreStats:
         """Count what is there now."""
         size = 0

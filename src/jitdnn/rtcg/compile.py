@@ -71,9 +71,15 @@ retention.code.register(kept)
 
 
 class Library:
-    """Machine code loaded into this process; it stays loaded as long as this object lives."""
+    """Machine code loaded into this process; it stays loaded as long as this object lives.
 
-    def __init__(self, code: bytes, machine: llvm.TargetMachine) -> None:
+    `key` is that of the code cache; None for code that is not kept.
+    """
+
+    key: str | None = None
+
+    def __init__(self, code: bytes, machine: llvm.TargetMachine, key: str | None = None) -> None:
+        self.key = key
         _require_room()
         size = len(code) + _SECTIONS * mmap.PAGESIZE + _ENGINE_BYTES
         self._charge = retention.code.charge(size, current().code_limit)
@@ -259,13 +265,9 @@ def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], obje
     if not isa.is_native:
         raise CompileError(f"code for {isa.name} ({isa.triple}) cannot be loaded on this machine")
     key = key_of(name, parameters, isa)
-    with _lock:
-        library = _loaded.get(key)
-        if library is not None:
-            if kept.libraries.recall(key) is None:
-                kept.libraries.put(key, library)
-            note_key(key)
-            return library
+    library = _known(key)
+    if library is not None:
+        return library
     cache = CodeCache.default()
     code = cache.get(key)
     if code is None:
@@ -275,7 +277,32 @@ def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], obje
         code = compile_object(module)
         note_compiled(name)
         cache.put(key, code, origin(isa))
-    library = Library(code, _target_machine(isa))
+    return _loaded_from(code, key, isa)
+
+
+def load_known(key: str, isa: Isa) -> Library | None:
+    """The library whose code is kept under a key (`Library.key`), from memory or from the disk; None if it is not."""
+    if not isa.is_native:
+        return None
+    library = _known(key)
+    if library is None:
+        code = CodeCache.default().get(key)
+        library = None if code is None else _loaded_from(code, key, isa)
+    return library
+
+
+def _known(key: str) -> Library | None:
+    with _lock:
+        library = _loaded.get(key)
+        if library is not None:
+            if kept.libraries.recall(key) is None:
+                kept.libraries.put(key, library)
+            note_key(key)
+        return library
+
+
+def _loaded_from(code: bytes, key: str, isa: Isa) -> Library:
+    library = Library(code, _target_machine(isa), key)
     with _lock:
         return kept.libraries.put(key, _loaded.setdefault(key, library))
 

@@ -8,6 +8,7 @@ TARGET = Target(
     name="cpu",
     devices=module("jitdnn.devices.cpu"),
     table=module("jitdnn.kernels.cpu.table"),
+    generators=module("jitdnn.kernels.cpu.generators"),
     needs="llvmlite: pip install llvmlite",
     is_gpu=False,
     code_forms=("ir", "asm"),

@@ -63,6 +63,7 @@ class Target:
     memory of the device's own, which `memory` describes. `vendor` is the table of the vendor's own library.
     `code_forms`: the forms of generated code that `Plan.code` prints, the usual one first. `has_graphs`: calls can be
     captured and replayed. `architectures`: a pattern of the names that stand for a device on paper.
+    `generators`: the module of those of one's own formulas, where that of the table takes longer to import.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Target:
     code_forms: tuple[str, ...] = ()
     has_graphs: bool = False
     architectures: str = ""
+    generators: Callable[[], Any] | None = None
 
     def device(self, index: int = 0, values: Any = None) -> Any:
         """The device of this number. Raises DeviceError, in one line, if it is not there or cannot be used."""
@@ -125,7 +127,7 @@ class Target:
 
     def generator(self, name: str) -> Callable[..., Any] | None:
         """The generator of kernels of one's own formulas, `elementwise`, `reduction` or `scan`; None without one."""
-        return getattr(self.table(), name.upper(), None)
+        return getattr((self.generators or self.table)(), name.upper(), None)
 
     def _devices(self) -> Devices:
         try:

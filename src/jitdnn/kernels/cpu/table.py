@@ -1,8 +1,6 @@
-"""The algorithms of the CPU, best first, the reference last, and the generators of one's own kernels."""
+"""The algorithms of the CPU, best first, the reference last."""
 
 from __future__ import annotations
-
-from functools import partial
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cpu.attention.algorithm import TiledBackward, TiledForward
@@ -18,7 +16,7 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm_wgrad.algorithm import Implici
 from jitdnn.kernels.cpu.convolution.winograd.algorithm import Winograd2, Winograd4
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.algorithm import WinogradWgrad
 from jitdnn.kernels.cpu.ctc.algorithm import SequenceRecursion
-from jitdnn.kernels.cpu.elementwise.generator import ElementwiseLoops, build_elementwise
+from jitdnn.kernels.cpu.elementwise.generator import ElementwiseLoops
 from jitdnn.kernels.cpu.matmul import PackedGemm
 from jitdnn.kernels.cpu.normalization.layer_norm_backward import LayerNormRows
 from jitdnn.kernels.cpu.normalization.lrn import (
@@ -39,7 +37,6 @@ from jitdnn.kernels.cpu.pooling.algorithm import (
 from jitdnn.kernels.cpu.random.generator import PhiloxLoops
 from jitdnn.kernels.cpu.reduction.cross_entropy_fused import CrossEntropyRows
 from jitdnn.kernels.cpu.reduction.generator import RowLoops
-from jitdnn.kernels.cpu.reduction.scan import build_scan
 from jitdnn.kernels.cpu.rnn.algorithm import FusedSteps
 from jitdnn.kernels.cpu.sampling.affine_grid import AffineRows
 from jitdnn.kernels.cpu.sampling.embedding import EmbeddingRows
@@ -55,7 +52,7 @@ from jitdnn.kernels.formulas.fused_convolution import SeparateKernels
 from jitdnn.kernels.formulas.normalization_steps import RowNormalization
 from jitdnn.kernels.formulas.prelu import PReluBackward, PReluForward
 from jitdnn.kernels.formulas.random import PhiloxFill
-from jitdnn.kernels.formulas.reduce import RowReduce, build_reduction
+from jitdnn.kernels.formulas.reduce import RowReduce
 from jitdnn.kernels.formulas.softmax import RowSoftmax
 from jitdnn.kernels.formulas.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
 from jitdnn.kernels.formulas.transform import CopyConcatenate, CopyTransform
@@ -203,8 +200,3 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Transform, None): (CopyTransform(_ELEMENTWISE), REFERENCE),
     (Concatenate, None): (CopyConcatenate(_ELEMENTWISE), REFERENCE),
 }
-
-# kernels of one's own formulas: element by element, reduced, results so far
-ELEMENTWISE = build_elementwise
-REDUCTION = partial(build_reduction, _ROWS)
-SCAN = build_scan

@@ -159,15 +159,15 @@ class Chain:
         offsets: Sequence[int],
         room: int,
     ) -> None:
-        self._pieces, self._steps, self._offsets, self._room = pieces, steps, offsets, room
+        self.pieces, self.steps, self.offsets, self.room = pieces, steps, offsets, room
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
-        every = (*pointers, *(workspace + offset for offset in self._offsets))
-        workspace += self._room
-        for index, kernels in self._pieces:
-            here = [p + index * step for p, step in zip(every, self._steps, strict=True)] if index else every
+        every = (*pointers, *(workspace + offset for offset in self.offsets))
+        workspace += self.room
+        for index, kernels in self.pieces:
+            here = [p + index * step for p, step in zip(every, self.steps, strict=True)] if index else every
             for kernel in kernels:
                 kernel(stream, here, alpha, beta, workspace)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel, WithTables
 from jitdnn.kernels.algorithm import Epilogue, Kernel
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.microkernel.scale import Scale
@@ -18,7 +18,6 @@ from jitdnn.kernels.cpu.sampling.resize_weights import (
     AXES,
     ResizeAlgorithm,
     Tables,
-    WithTables,
     addresses,
     axes_of,
     is_plain,

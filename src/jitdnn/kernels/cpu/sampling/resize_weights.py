@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import CpuKernel, first_extra
+from jitdnn.devices.cpu_kernel import first_extra
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, TypedAlgorithm
 from jitdnn.problems.resize import Resize, Taps
 from jitdnn.rtcg.builder import Builder, Pointer
@@ -52,18 +52,6 @@ class Tables:
 
     def pointer(self, name: str, dtype: str) -> Pointer:
         return self.k.pointer(self.args, self.first + self.names.index(name), dtype)
-
-
-class WithTables:
-    """A kernel and the tables that it reads, which live as long as it does."""
-
-    def __init__(self, kernel: CpuKernel, tables: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        self._kernel, self._tables = kernel, tables
-
-    def __call__(
-        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
-    ) -> None:
-        self._kernel(stream, pointers, alpha, beta, workspace)
 
 
 def addresses(tables: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, int]:

@@ -1,0 +1,141 @@
+"""Plans of processors that outlive the process: what was chosen, and how its kernel is launched.
+
+The first call of a kind asks every algorithm about its problem, which takes milliseconds and the code of all of them.
+Whoever planned the same before, in whatever process, has left the answer beside the compiled code: the candidates, and
+of the chosen kernel the name of its code, its phases and its integers. With that a plan is one file to read.
+
+A kept plan is found under everything that it depends on: the problem, the request, the epilogue, the device, the
+sources of algorithms and planner, and the tuning store as it is: whatever is measured makes plans anew. Kernels with
+Python of their own are not kept (`kernel_records.py`), and planned again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from jitdnn import log
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
+from jitdnn.planner.kernel_records import record_of, restored
+from jitdnn.planner.plan import Candidate, Part, Plan, Request
+from jitdnn.planner.store import Store
+from jitdnn.planner.survey import stored_key
+from jitdnn.problems.problem import Problem
+from jitdnn.rtcg.cache import CodeCache
+from jitdnn.rtcg.compile import generator_fingerprint
+from jitdnn.rtcg.recording import records
+from jitdnn.rtcg.use import note_look_up
+from jitdnn.settings import current
+
+_SCHEMA = 1
+
+
+def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogue | None) -> Plan | None:
+    """The plan that was kept for a problem; None if there is none, or its code is there no more."""
+    key = _key(problem, device, request, epilogue)
+    if key is None:
+        return None
+    assert isinstance(device, CpuDevice)
+    content = CodeCache.default().get(key)
+    if content is None:
+        return None
+    try:
+        kept = json.loads(content)
+        candidates = [Candidate(**each) for each in kept["candidates"]]
+        kernel = restored(kept["kernel"], device.isa)
+        algorithm = _KeptAlgorithm(kept["algorithm"], kept["version"], device, request)
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+    ):  # of another version of the format: it is planned again
+        return None
+    if kernel is None:
+        return None
+    note_look_up(str(problem), stored_key(epilogue, request), device.name)
+    plan = Plan(
+        problem, epilogue, [Part(problem, algorithm, kernel, epilogue)], kernel, candidates, request, device
+    )
+    log.chose(problem, plan)
+    return plan
+
+
+def keep(plan: Plan) -> None:
+    """Keep a plan for processes to come, if its kernel is made of launches."""
+    key = _key(plan.problem, plan.device, plan.request, plan.epilogue)
+    record = None if key is None or len(plan.parts) != 1 else record_of(plan.run)
+    if key is None or record is None:
+        return
+    algorithm = plan.parts[0].algorithm
+    kept = {
+        "algorithm": algorithm.name,
+        "version": algorithm.version,
+        "candidates": [asdict(candidate) for candidate in plan.candidates],
+        "kernel": record,
+    }
+    CodeCache.default().put(key, json.dumps(kept).encode())
+
+
+def _key(problem: Problem, device: Device, request: Request, epilogue: Epilogue | None) -> str | None:
+    """What a plan is kept under; None where plans are not kept."""
+    values = current()
+    if not (values.keep_plans and values.cache) or type(device) is not CpuDevice or records() is not None:
+        return None
+    fused = () if epilogue is None else (epilogue.expression.key, *map(repr, epilogue.operands))
+    parts = (
+        _SCHEMA, generator_fingerprint(), _planner_fingerprint(), str(problem), repr(request), fused, device.name,
+        repr(device.isa), device.threads, device.efficiency, Store.default().state(),
+    )  # fmt: skip
+    return hashlib.sha256(repr(("plan", *parts)).encode()).hexdigest()
+
+
+@functools.cache
+def _planner_fingerprint() -> str:
+    """A hash of the planner's sources: those of the algorithms are in that of the generators."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).resolve().parent.glob("*.py*")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+class _KeptAlgorithm(Algorithm):
+    """An algorithm by its name: the one of the table is looked up when it is asked for more."""
+
+    problem = Problem
+
+    def __init__(self, name: str, version: int, device: CpuDevice, request: Request) -> None:
+        self.name, self.version = name, version  # type: ignore[misc]
+        self._target, self._request = device.target, request
+
+    def _of(self, problem: Problem) -> Algorithm:
+        from jitdnn.kernels.tables import algorithms
+
+        table = algorithms(problem, self._target, self._request.vendor)
+        (found,) = (algorithm for algorithm in table if algorithm.name == self.name)
+        return (found.with_kept_filter() or found) if self._request.keeps_filter else found
+
+    def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        return self._of(problem).refuse(problem, device, epilogue)
+
+    def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
+        return self._of(problem).workspace(problem, device, epilogue)
+
+    def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
+        return self._of(problem).estimate(problem, device, epilogue)
+
+    def error_bound(self, problem: Problem) -> float:
+        return self._of(problem).error_bound(problem)
+
+    def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
+        return self._of(problem).spreads(problem, device, epilogue)
+
+    def arithmetic(self, problem: Problem) -> str:
+        return self._of(problem).arithmetic(problem)
+
+    def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
+        return self._of(problem).build(problem, device, epilogue)
