@@ -85,6 +85,8 @@ def __getattr__(name: str) -> Any:
     if name == "settings":
         # the module itself, which is callable: importing it binds the name here
         return import_module("jitdnn.settings")
+    if name == "onnx":  # imports the package of that name, so it is none of those that are listed
+        return import_module("jitdnn.onnx")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'jitdnn' has no attribute {name!r}")

@@ -92,15 +92,15 @@ class Engine:
         if prepared.reason:
             values = {**self._constants, **inputs}
             for step in self.steps:
-                for name, result in zip(step.makes, step.compute(values, self._body), strict=False):
+                for name, result in zip(step.makes, step.compute(values, self.run_body), strict=False):
                     if name:
                         values[name] = result
             return self._handed(values)
         made: list[Any] = []
         if prepared.plan is not None:
-            arrays = [_dense(inputs[name]) for name in prepared.given]
+            arrays = self.arrays(prepared, inputs)
             try:
-                made = prepared.plan.run(arrays, self._body)
+                made = prepared.plan.run(arrays, self.run_body)
             except Unforeseen as error:
                 with self._lock:
                     self._unforeseen.add(str(error))
@@ -113,10 +113,14 @@ class Engine:
         assert prepared.after is not None
         values = dict(zip(prepared.names, results, strict=True))
         step = prepared.rest.step
-        for name, result in zip(step.makes, step.compute(values, self._body), strict=False):
+        for name, result in zip(step.makes, step.compute(values, self.run_body), strict=False):
             if name:
                 values[name] = result
         return prepared.after.run({name: values[name] for name in prepared.after.inputs})
+
+    def arrays(self, prepared: Prepared, inputs: Mapping[str, Any]) -> list[AnyArray]:
+        """The inputs that a plan takes, each dense in memory."""
+        return [_dense(inputs[name]) for name in prepared.given]
 
     def _handed(self, values: Mapping[str, Any]) -> list[Any]:
         found: list[Any] = []
@@ -171,7 +175,7 @@ class Engine:
         for step in self.steps:
             if step.is_pure and all(name in self._constants for name in step.reads):
                 try:
-                    results = step.compute(self._constants, self._body)
+                    results = step.compute(self._constants, self.run_body)
                 except JitdnnError:
                     left.append(step)  # raises when it is run
                     continue
@@ -252,7 +256,7 @@ class Engine:
             self._keyed.clear()
             raise _Again
 
-    def _body(self, graph: Any, inputs: Sequence[Any], outer: Mapping[str, Any]) -> tuple[Any, ...]:
+    def run_body(self, graph: Any, inputs: Sequence[Any], outer: Mapping[str, Any]) -> tuple[Any, ...]:
         """A graph inside of a step, by an engine of its own."""
         engine = self._bodies.get(id(graph))
         names = (*graph.inputs, *sorted(graph.captured))

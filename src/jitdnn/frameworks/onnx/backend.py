@@ -23,6 +23,8 @@ class Prepared(BackendRep):
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
+        #: of the engines that are made from now on
+        self.settings: dict[str, Any] = {}
         self._engines: dict[tuple[str, ...], Engine] = {}
         #: the inputs without a value in the model
         self.inputs: tuple[str, ...] = tuple(name for name in graph.inputs if name not in graph.constants)
@@ -36,9 +38,22 @@ class Prepared(BackendRep):
             graph = self._graph
             constants = {name: value for name, value in graph.constants.items() if name not in given}
             missing = {name: None for name in graph.inputs if name not in given and name not in constants}
-            found = Engine(graph.steps, given, graph.outputs, {**missing, **constants})
+            found = Engine(graph.steps, given, graph.outputs, {**missing, **constants}, **self.settings)
             found = self._engines.setdefault(given, found)
         return found
+
+    def named(self, inputs: Any) -> dict[str, Any]:
+        """Inputs as arrays by name. Raises InvalidArgument."""
+        if isinstance(inputs, Mapping):
+            missing = [name for name in self.inputs if name not in inputs]
+            unknown = [name for name in inputs if name not in self._graph.inputs]
+            if missing or unknown:
+                raise InvalidArgument(
+                    f"inputs missing: {missing}, unknown: {unknown}; the model takes {list(self.inputs)}"
+                )
+            return dict(zip(inputs, as_values(inputs.values(), tuple(inputs)), strict=True))
+        names = self._graph.inputs if len(inputs) == len(self._graph.inputs) else self.inputs
+        return dict(zip(names, as_values(inputs, names), strict=True))
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return the model's outputs, as NumPy arrays in the model's order.
@@ -49,17 +64,7 @@ class Prepared(BackendRep):
         """
         if kwargs:
             raise InvalidArgument(f"run takes no options: {sorted(kwargs)} are not known")
-        if isinstance(inputs, Mapping):
-            missing = [name for name in self.inputs if name not in inputs]
-            unknown = [name for name in inputs if name not in self._graph.inputs]
-            if missing or unknown:
-                raise InvalidArgument(
-                    f"inputs missing: {missing}, unknown: {unknown}; the model takes {list(self.inputs)}"
-                )
-            given = dict(zip(inputs, as_values(inputs.values(), tuple(inputs)), strict=True))
-        else:
-            names = self._graph.inputs if len(inputs) == len(self._graph.inputs) else self.inputs
-            given = dict(zip(names, as_values(inputs, names), strict=True))
+        given = self.named(inputs)
         try:
             return tuple(self.engine(given).run(given))
         except MemoryError as error:

@@ -11,6 +11,7 @@ from jitdnn.frameworks.onnx.pointwise import is_real, pointwise
 from jitdnn.frameworks.onnx.text import is_text
 from jitdnn.frameworks.onnx.views import bounded, checked_indices, chosen_axes, whole
 from jitdnn.graph import primitives as jd
+from jitdnn.graph.tracer import operands_in
 
 Array = np.ndarray[Any, Any]
 
@@ -24,6 +25,8 @@ def concat(first: Array, /, *others: Array, axis: int) -> Any:
 def gather(x: Array, indices: Array, /, *, axis: int = 0, site: Site) -> Any:
     """Rows of a table of real numbers are picked by the library, all else by NumPy."""
     rows = checked_indices(indices, x.shape[axis], site)
+    if next(operands_in([x]), None) is not None:
+        return np.take(x, rows, axis)
     if axis == 0 and x.ndim > 1 and is_real(x) and x.size and rows.size:
         y = jd.embedding(rows.reshape(-1), x.reshape(len(x), -1))
         return y.reshape(*rows.shape, *x.shape[1:])

@@ -1,0 +1,136 @@
+"""A model of ONNX as a function of arrays, with a look at what runs for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from jitdnn import files
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
+from jitdnn.frameworks.onnx.backend import Backend, Prepared
+from jitdnn.frameworks.onnx.files import load as read
+from jitdnn.graph.engine import Engine
+from jitdnn.graph.explain import explained, timed, trace_events
+
+
+class Model:
+    """A model that is ready to run; `jitdnn.onnx.load` makes it. Threads may share it.
+
+    `inputs` are the names of those that must be given, `outputs` those of the results. For each kind of inputs, their
+    shapes and types, the first run prepares a plan, which later runs use: at most `jitdnn.graph.engine.MOST_PLANS` are
+    kept.
+    """
+
+    def __init__(self, prepared: Prepared, graph: onnx.GraphProto) -> None:
+        self._prepared = prepared
+        self._declared = {value.name: _declared(value.type) for value in graph.input}
+        self.inputs = prepared.inputs
+        self.outputs = prepared.outputs
+
+    def __repr__(self) -> str:
+        return f"<Model of ONNX: {', '.join(self.inputs)} -> {', '.join(self.outputs)}>"
+
+    def run(self, inputs: Any) -> tuple[Any, ...]:
+        """Return the outputs, as NumPy arrays in the model's order, in memory of their own.
+
+        `inputs`: arrays in the order of `inputs`, or a dictionary of them by name; values that the model has itself may
+        be given, too. Raises InvalidArgument for inputs that are missing, unknown or do not fit, NotSupported where an
+        operator does not cover what it is given.
+        """
+        given = self._named(inputs)
+        return tuple(self._prepared.engine(given).run(given))
+
+    def prepare(self, inputs: Any) -> None:
+        """Make the plan for inputs of this kind, so that the first run does not."""
+        self._look(inputs)
+
+    def explain(self, inputs: Any, *, measure: bool = True) -> str:
+        """What runs for inputs of this kind, as text: a row for each kernel with the nodes of the model that it stands
+        for, its algorithm and its share of the time, what the host runs and why, and what was not fused and why.
+
+        With `measure` the time is that of one run, in which each kernel is timed; else it is estimated.
+        """
+        engine, given = self._look(inputs)
+        return explained(engine, given, measure)
+
+    def profile(self, inputs: Any, path: str | PathLike[str] | None = None) -> list[dict[str, Any]]:
+        """Run once, timing every kernel, and return the events of a Chrome trace (chrome://tracing, Perfetto).
+
+        `path`: of a file that they are written to as JSON. Raises InvalidArgument if it cannot be written.
+        """
+        engine, given = self._look(inputs)
+        events = trace_events(timed(engine, given))
+        if path is not None:
+            text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+            try:
+                files.write_whole(Path(path), lambda stream: stream.write(text.encode()))
+            except OSError as error:
+                raise InvalidArgument(f"{path} cannot be written: {error.strerror or error}") from error
+        return events
+
+    def _look(self, inputs: Any) -> tuple[Engine, Mapping[str, Any]]:
+        given = self._named(inputs)
+        engine = self._prepared.engine(given)
+        engine.prepared(given)
+        return engine, given
+
+    def _named(self, inputs: Any) -> dict[str, Any]:
+        given = self._prepared.named(inputs)
+        for name, array in given.items():
+            dtype, dims = self._declared.get(name, (None, None))
+            if dtype is None or not isinstance(array, np.ndarray):
+                continue
+            if array.dtype != dtype:
+                raise InvalidType(f"input {name!r} is {array.dtype}: the model takes {dtype}")
+            if dims is not None and (
+                len(dims) != array.ndim
+                or any(type(d) is int and d != n for d, n in zip(dims, array.shape, strict=True))
+            ):
+                raise InvalidShape(f"input {name!r} has shape {array.shape}: the model takes {_text(dims)}")
+        return given
+
+
+def _declared(kind: onnx.TypeProto) -> tuple[np.dtype[Any] | None, tuple[int | str, ...] | None]:
+    """The type and extents of an input as the model says them; a name stands for any extent, None for all there are."""
+    if not kind.HasField("tensor_type") or not kind.tensor_type.elem_type:
+        return None, None
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type))
+    if not kind.tensor_type.HasField("shape"):
+        return dtype, None
+    dims = kind.tensor_type.shape.dim
+    # some exporters write -1 or 0 where any extent will do
+    return dtype, tuple(dim.dim_value if dim.dim_value > 0 else dim.dim_param or "?" for dim in dims)
+
+
+def _text(dims: tuple[int | str, ...]) -> str:
+    return f"({', '.join(map(str, dims))})"
+
+
+def load(path: str | PathLike[str], *, threads: int | None = None) -> Model:
+    """Return the model in a file, ready to run, with its tensors in other files of its folder.
+
+    `threads`: how many its kernels use, instead of the setting `threads`. Raises InvalidArgument for a file that
+    cannot be read, is no valid model or is beyond the limits for files (docs/loading.md), NotSupported for operators
+    and attributes that are not covered.
+    """
+    return prepare(read(path), threads=threads)
+
+
+def prepare(model: onnx.ModelProto, *, threads: int | None = None) -> Model:
+    """Return a model that is in memory, ready to run. Arguments and errors are those of `load`."""
+    if not isinstance(model, onnx.ModelProto):
+        raise InvalidType(
+            f"the model is {type(model).__name__}: it must be an onnx.ModelProto, or load a file"
+        )
+    prepared = Backend.prepare(model)
+    prepared.settings = {} if threads is None else {"threads": threads}
+    return Model(prepared, model.graph)
+
+
+__all__ = ["Model", "load", "prepare"]
