@@ -42,6 +42,7 @@ from jitdnn.kernels.cpu.sampling.affine_grid import AffineRows
 from jitdnn.kernels.cpu.sampling.embedding import EmbeddingRows
 from jitdnn.kernels.cpu.sampling.grid_sample_over_channels import GridSampleChannels
 from jitdnn.kernels.cpu.sampling.grid_sample_over_pixels import GridSamplePixels
+from jitdnn.kernels.cpu.sampling.resize_copied_rows import ResizeCopiedRows
 from jitdnn.kernels.cpu.sampling.resize_over_channels import ResizeChannels
 from jitdnn.kernels.cpu.sampling.resize_over_rows import ResizeRows
 from jitdnn.kernels.cpu.skinny_gemm.algorithm import SkinnyConvolution, SkinnyGemm
@@ -91,7 +92,7 @@ _POOLING = (PoolingRows(), PoolingChannels(), PoolingWindow(), PoolingStrided(),
 _SOFTMAX = (RowSoftmax(_ROWS), REFERENCE)
 _LRN = (LRNOverWindow(), LRNOverOtherAxis(), REFERENCE)
 _DIVISIVE_NORM = (DivisiveNormOverWindow(), DivisiveNormOverOtherAxis(), REFERENCE)
-_RESIZE = (ResizeChannels(), ResizeRows(), REFERENCE)
+_RESIZE = (ResizeChannels(), ResizeCopiedRows(), ResizeRows(), REFERENCE)
 _SAMPLE = (GridSampleChannels(), GridSamplePixels(), REFERENCE)
 _ACTIVATION = (ElementwiseActivation(_ELEMENTWISE), REFERENCE)
 
@@ -177,7 +178,7 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Activation, "bwd"): _ACTIVATION,
     (Dropout, None): (PhiloxDropout(_PHILOX), REFERENCE),
     (Resize, "fwd"): _RESIZE,
-    (Resize, "bwd"): _RESIZE,
+    (Resize, "bwd"): (ResizeChannels(), ResizeRows(), REFERENCE),
     (Embedding, "fwd"): (EmbeddingRows(), REFERENCE),
     (Embedding, "bwd"): (EmbeddingRows(), REFERENCE),
     (AffineGrid, "fwd"): (AffineRows(), REFERENCE),

@@ -71,7 +71,28 @@ def test_narrower_instruction_sets(direction: str, cpu: str) -> None:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_algorithm_is_reached(direction: str) -> None:
-    assert unreached([parse(f"resize_{direction} linear {words}") for words in RESIZE_SHAPES]) == set()
+    problems = [
+        f"resize_{direction} {mode} {words}" for words in RESIZE_SHAPES for mode in ("linear", "nearest")
+    ]
+    assert unreached([parse(words) for words in problems]) == set()
+
+
+@pytest.mark.parametrize("how", ["asymmetric floor", "half_pixel round_prefer_ceil"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "shape1x3x5x13 out10x26",
+        "shape2x2x4x40 out8x80",
+        "shape1x2x3x100 out9x300",
+        "shape1x2x6x130 out6x195",  # 3 for 2
+        "shape1x2x6x37 out3x18",
+        "shape1x2x3x4x21 out6x4x42 bf16",
+        "shape1x2x7x16 out7x16 f64",
+        "shape1x2x2x1 out4x33",
+    ],
+)
+def test_nearest(words: str, how: str) -> None:
+    check(parse(f"resize_fwd nearest {how} {words}"))
 
 
 @settings(max_examples=examples(25), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
