@@ -51,6 +51,7 @@ from jitdnn.kernels.formulas.cross_entropy import RowCrossEntropy
 from jitdnn.kernels.formulas.dropout import PhiloxDropout
 from jitdnn.kernels.formulas.fused_convolution import SeparateKernels
 from jitdnn.kernels.formulas.normalization_steps import RowNormalization
+from jitdnn.kernels.formulas.pooling import RowPooling
 from jitdnn.kernels.formulas.prelu import PReluBackward, PReluForward
 from jitdnn.kernels.formulas.random import PhiloxFill
 from jitdnn.kernels.formulas.reduce import RowReduce
@@ -160,7 +161,7 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (GroupNorm, "fwd"): _NORMALIZATION,
     (GroupNorm, "bwd"): _NORMALIZATION,
     (MatMul, None): (PackedGemm(), SkinnyGemm(), REFERENCE),
-    (Pooling, "fwd"): (PoolingSeparable(), *_POOLING),
+    (Pooling, "fwd"): (PoolingSeparable(), RowPooling(_ROWS), *_POOLING),
     (Pooling, "bwd"): _POOLING,
     (Reduce, None): (RowReduce(_ROWS), REFERENCE),
     (Recurrent, "fwd"): (FusedSteps(), REFERENCE),

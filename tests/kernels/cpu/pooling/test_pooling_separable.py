@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jitdnn as jd
 from conformance import INSTRUCTION_SETS, check, results_of
 from examples import examples
 from jitdnn.devices.cpu import host
@@ -109,3 +110,28 @@ def test_refusals(words: str, why: str) -> None:
     reason = PoolingSeparable().refuse(parse(f"pool_fwd {words}"), host(1))
     assert reason is not None
     assert why in reason
+
+
+# ---- global pooling as a reduction
+
+
+@pytest.mark.parametrize("mode", ["max", "avg"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "n2 c19 h7 w5 window7x5",
+        "n1 c33 h9 w10 window9x10 nhwc",
+        "n3 c5 w37 window37 bf16",
+        "n1 c3 d4 h5 w6 window4x5x6 f64",
+    ],
+)
+def test_global(words: str, mode: str) -> None:
+    problem = parse(f"pool_fwd {mode} {words}")
+    assert "reduction" in check(problem)
+    with jd.settings(threads=1):
+        assert jd.plan(f"pool_fwd {mode} n1 c512 h7 w7 window7").algorithm == "reduction"
+
+
+def test_what_is_not_global() -> None:
+    for words in ("n1 c3 h7 w7 window7 pad1", "n1 c3 h7 w7 window6", "n1 c3 h7 w7 window7x5"):
+        assert "reduction" not in check(parse(f"pool_fwd avg {words}"))

@@ -57,7 +57,7 @@ def cycles_over_window(problem: Pooling, geometry: Geometry, lanes: int) -> floa
     a0, a1, a2 = geometry.axes
     vector = {("fwd", "avg"): 2, ("fwd", "max"): 4, ("bwd", "avg"): 3, ("bwd", "max"): 8}
     row = 4 + ceil_div(a2.window, lanes) * vector[problem.direction, problem.mode]
-    output = 50 + a0.window * a1.window * row
+    output = 75 + a0.window * a1.window * row
     start = geometry.inputs / lanes if problem.direction == "bwd" and not geometry.is_partition else 0
     return geometry.images * geometry.channels * (geometry.outputs * output + start)
 
