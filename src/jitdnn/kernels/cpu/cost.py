@@ -159,6 +159,8 @@ LRN_SUMS_L2 = 0.25  # sums that are kept at once, backward; beyond that fewer ve
 
 # ---- recurrent layers
 
+RNN_ROWS_L2 = 0.75  # weights that stay in the L2 cache from step to step
+RNN_ROWS_LAST = 0.75
 RNN_CHUNK_L1 = 0.375  # a chunk of a panel, which stays there while the tiles of a group are computed
 
 # ---- several algorithms

@@ -37,7 +37,7 @@ from jitdnn.kernels.cpu.pooling.algorithm import (
 from jitdnn.kernels.cpu.random.generator import PhiloxLoops
 from jitdnn.kernels.cpu.reduction.cross_entropy_fused import CrossEntropyRows
 from jitdnn.kernels.cpu.reduction.generator import RowLoops
-from jitdnn.kernels.cpu.rnn.algorithm import FusedSteps
+from jitdnn.kernels.cpu.rnn.algorithm import FusedSteps, RowSteps
 from jitdnn.kernels.cpu.sampling.affine_grid import AffineRows
 from jitdnn.kernels.cpu.sampling.embedding import EmbeddingRows
 from jitdnn.kernels.cpu.sampling.grid_sample_over_channels import GridSampleChannels
@@ -164,7 +164,7 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Pooling, "fwd"): (PoolingSeparable(), RowPooling(_ROWS), *_POOLING),
     (Pooling, "bwd"): _POOLING,
     (Reduce, None): (RowReduce(_ROWS), REFERENCE),
-    (Recurrent, "fwd"): (FusedSteps(), REFERENCE),
+    (Recurrent, "fwd"): (FusedSteps(), RowSteps(), REFERENCE),
     (Recurrent, "bwd_data"): (FusedSteps(), REFERENCE),
     (Recurrent, "bwd_weights"): (FusedSteps(), REFERENCE),
     (Softmax, "fwd"): _SOFTMAX,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.microkernel.register_tiles import step_cycles
 from jitdnn.kernels.cpu.rnn.plan import (
     PANEL_GATES,
@@ -15,10 +16,12 @@ from jitdnn.kernels.cpu.rnn.plan import (
 )
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.problems.rnn import Recurrent
-from jitdnn.rtcg.isa import Isa
+from jitdnn.rtcg.isa import Isa, item_bytes
 from jitdnn.tensor import compute_dtype
 
 _MOST_VECTORS = 8
+_DOT_ROW = 5.0  # cycles to begin and end the dot product of a row
+_DOT_VECTOR = 0.9  # and of each of its vectors
 _CELL_CYCLES = 40.0  # a gate of one vector of units
 
 
@@ -30,9 +33,9 @@ def choose_step_tile(p: Recurrent, isa: Isa, gates: int, units: int) -> tuple[in
         most = max(1, (isa.registers - 1 - vectors) // vectors)
         for rows in range(1, min(most, p.batch) + 1):
             tiles = ceil_div(p.batch, rows) * ceil_div(units, block * lanes)
-            cost = tiles * step_cycles(rows, vectors)
-            if cost < best * (1 - 1e-9):
-                best, tile = cost, (rows, block)
+            cycles = tiles * step_cycles(rows, vectors)
+            if cycles < best * (1 - 1e-9):
+                best, tile = cycles, (rows, block)
     return tile
 
 
@@ -114,3 +117,19 @@ def weights_cycles(p: Recurrent, plan: WeightsPlan) -> float:
         )
         total += p.layers * tiles * p.rows * cycles
     return total
+
+
+def row_steps_cycles(p: Recurrent, isa: Isa) -> float:
+    """Of dot products with the rows of the weights, which each step reads again from the cache they are in."""
+    item = item_bytes(p.element)
+    lanes, processor, total, size = isa.lanes(compute_dtype(p.element)), isa.processor, 0.0, 0
+    for layer in range(p.layers):
+        for depth in (p.depth(layer), p.hidden):
+            rows = p.gates * p.hidden
+            size += p.directions * rows * depth * item
+            total += rows * (_DOT_ROW + ceil_div(depth, lanes) * _DOT_VECTOR)
+        total += _CELL_CYCLES * p.gates * ceil_div(p.hidden, lanes)
+    rate = processor.l2_rate if size <= processor.l2(cost.RNN_ROWS_L2) else processor.l3_rate
+    if size > processor.last_cache(cost.RNN_ROWS_LAST):
+        rate = processor.memory_rate
+    return p.steps * p.batch * max(total * p.directions, size / rate)

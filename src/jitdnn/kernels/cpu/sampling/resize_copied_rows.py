@@ -16,14 +16,13 @@ from math import prod
 import numpy as np
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import Arguments, CpuKernel
+from jitdnn.devices.cpu_kernel import Arguments, CpuKernel, WithTables
 from jitdnn.kernels.algorithm import Epilogue, Kernel
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.sampling.resize_weights import (
     ResizeAlgorithm,
     Tables,
-    WithTables,
     addresses,
     axes_of,
     is_plain,
