@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitdnn.devices.cpu_kernel import Arguments
-from jitdnn.kernels.cpu.convolution.direct.code import add_lanes
+from jitdnn.kernels.cpu.microkernel.add_lanes import add_lanes
 from jitdnn.kernels.cpu.microkernel.scale import Scale
 from jitdnn.kernels.cpu.rnn import cells
 from jitdnn.kernels.cpu.rnn.memory_layout import strides_of

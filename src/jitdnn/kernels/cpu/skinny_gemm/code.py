@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.convolution.direct.code import add_lanes
+from jitdnn.kernels.cpu.microkernel.add_lanes import add_lanes
 from jitdnn.kernels.cpu.microkernel.epilogue_store import TileStore, TileStrides, trace_store
 from jitdnn.kernels.cpu.schedule.boundary import when
 from jitdnn.kernels.cpu.schedule.offsets import scale

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.direct.code import (
-    add_lanes,
     pointer_count,
     results_of,
     store_from,
     tile_function,
 )
 from jitdnn.kernels.cpu.convolution.direct.over_channels.plan import OverChannels
+from jitdnn.kernels.cpu.microkernel.add_lanes import add_lanes
 from jitdnn.kernels.cpu.microkernel.epilogue_store import Blend
 from jitdnn.kernels.cpu.microkernel.nontemporal import is_aligned
 from jitdnn.kernels.cpu.microkernel.packing import Panels, plan_panels, trace_panel

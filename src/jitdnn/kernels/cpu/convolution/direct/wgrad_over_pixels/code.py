@@ -7,10 +7,11 @@ import math
 from collections.abc import Sequence
 
 from jitdnn.devices.cpu_kernel import Arguments
-from jitdnn.kernels.cpu.convolution.direct.code import add_lanes, gradient_blend, pass_over_slice
+from jitdnn.kernels.cpu.convolution.direct.code import gradient_blend, pass_over_slice
 from jitdnn.kernels.cpu.convolution.direct.plan import reads_of
 from jitdnn.kernels.cpu.convolution.direct.wgrad_over_pixels.plan import WgradOverPixels
 from jitdnn.kernels.cpu.convolution.direct.wgrad_rows import POINTERS, filter_offset, row_blocks
+from jitdnn.kernels.cpu.microkernel.add_lanes import add_lanes
 from jitdnn.kernels.cpu.schedule.boundary import inside, when
 from jitdnn.kernels.cpu.schedule.offsets import scale, split_index, view_offset
 from jitdnn.kernels.cpu.schedule.row_vectors import Masks, RowVector
