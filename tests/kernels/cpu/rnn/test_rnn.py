@@ -229,7 +229,8 @@ def test_weights_in_pieces_are_refused_and_left_to_the_reference() -> None:
 
 
 def test_every_algorithm_is_reached() -> None:
-    assert unreached([parse(f"rnn_{direction} {WORDS[0]}") for direction in DIRECTIONS]) == set()
+    problems = [f"rnn_{direction} {WORDS[0]}" for direction in DIRECTIONS] + [f"rnn_fwd {ROW_STEPS[0]}"]
+    assert unreached([parse(words) for words in problems]) == set()
 
 
 def test_shared_steps_pieces_of_panels_and_groups_of_tiles_are_met() -> None:
