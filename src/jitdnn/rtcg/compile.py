@@ -129,7 +129,8 @@ def _target_machine(isa: Isa, without: Sequence[str] = ()) -> llvm.TargetMachine
 def optimise(module: Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     """Verify a traced module and run LLVM's passes on it.
 
-    The loop transformations of LLVM are off: a kernel is already unrolled and vectorised as it was written.
+    Each function is simplified once, as LLVM's -O1 does it. A kernel is already unrolled, vectorised and inlined as it
+    was written, so that the passes over whole modules, and -O2's further ones, took as long again and gained nothing.
     """
     _require_room()
     machine = _target_machine(module.isa)
@@ -139,14 +140,15 @@ def optimise(module: Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
         code.verify()
     except RuntimeError as error:
         raise CompileError(f"{module.name} is not valid LLVM IR: {str(error)[:2000]}") from error
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options = llvm.create_pipeline_tuning_options(speed_level=1)
     options.loop_unrolling = options.loop_vectorization = options.slp_vectorization = False
     passes = llvm.create_pass_builder(machine, options)
-    manager = passes.getModulePassManager()
-    try:
-        manager.run(code, passes)
-    finally:
-        _free(manager)
+    inliner = llvm.create_new_module_pass_manager()
+    inliner.add_always_inliner_pass()
+    _run(inliner, code, passes)
+    for function in code.functions:
+        if not function.is_declaration:
+            _run(passes.getFunctionPassManager(), function, passes)
     return code, machine
 
 
@@ -172,14 +174,17 @@ def _emit(module: Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine, bytes]:
     return code, machine, found
 
 
-def _free(manager: Any) -> None:
-    """Free a pass manager: where its class inherits `_dispose` from the wrong base, llvmlite never does.
+def _run(manager: Any, code: llvm.ValueRef, passes: llvm.PassBuilder) -> None:
+    """Run a pass manager and free it, which takes as much memory as the code of several kernels.
 
-    Each takes as much memory as the code of several kernels.
+    Where its class inherits `_dispose` from the wrong base, llvmlite never frees it.
     """
-    if type(manager)._dispose is ffi.ObjectRef._dispose:
-        newpassmanagers.NewPassManager._dispose(manager)
-        manager.detach()
+    try:
+        manager.run(code, passes)
+    finally:
+        if type(manager)._dispose is ffi.ObjectRef._dispose:
+            newpassmanagers.NewPassManager._dispose(manager)
+            manager.detach()
 
 
 def compile_object(module: Module) -> bytes:
