@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import turns
+
 # A first call compiles, and machines are shared: no example has a deadline. CI tries the same ones each time.
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -35,8 +37,18 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["POCL_CACHE_DIR"] = str(_CACHE / "pocl")
     os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
     if not hasattr(config, "workerinput"):  # once, not in every worker
+        turns.set_day(config.args_source is config.ArgsSource.TESTPATHS)
         for store in _CACHE.glob("tuning-*"):
             store.unlink(missing_ok=True)
+
+
+def pytest_report_header() -> str | None:
+    return turns.header()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:], waiting = turns.split(items)
+    config.hook.pytest_deselected(items=waiting)
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,62 @@
+"""Which cases of large tables a run of the whole suite takes: a third each day, so that three days take all of them.
+
+Only tests of `FOLDERS`, which compile kernels for every case, and only where pytest was started without paths: a file
+or folder that is named runs whole, and so does everything with `JITDNN_TESTS=thorough`. Every test function has at
+least one case each day. `JITDNN_TESTS_DAY` repeats a day by its number, which the head of the report says.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from examples import THOROUGH
+
+#: how many days all cases take
+DAYS = 3
+#: below tests/: where cases cost more than the test around them
+FOLDERS = (
+    "frameworks/", "gpu/", "kernels/", "ops/", "planner/test_memory_bounds.py", "rtcg/", "tensor/", "test_arguments.py",
+)  # fmt: skip
+DAY = "JITDNN_TESTS_DAY"
+
+
+def set_day(is_whole_suite: bool) -> None:
+    """Choose today's cases, for this process and those that it starts: workers must agree, even at midnight."""
+    if is_whole_suite and not THOROUGH:
+        os.environ.setdefault(DAY, str(datetime.date.today().toordinal()))
+    else:
+        os.environ.pop(DAY, None)
+
+
+def header() -> str | None:
+    """What the report says of the choice; None where there is none."""
+    day = os.environ.get(DAY)
+    if day is None:
+        return None
+    part = f"part {int(day) % DAYS + 1} of {DAYS} of large tables"
+    return f"cases: {part}, again by {DAY}={day}; JITDNN_TESTS=thorough runs all"
+
+
+def of_the_day(names: Sequence[str], day: int, days: int = DAYS) -> set[str]:
+    """Those of a test's cases whose turn it is: over `days` days each has one, and no day has none."""
+    # in an order that has nothing to do with the parameters', so that no day has all of one device or type
+    ordered = sorted(names, key=lambda name: (zlib.crc32(name.encode()), name))
+    return set(ordered[day % days :: days] or ordered[day % len(ordered) :][:1])
+
+
+def split(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Collected tests that run, and those that have their turn another day."""
+    if DAY not in os.environ:
+        return list(items), []
+    cases = defaultdict(list)
+    for item in items:
+        if item.nodeid.removeprefix("tests/").startswith(FOLDERS):
+            cases[item.nodeid.partition("[")[0]].append(item.nodeid)
+    day = int(os.environ[DAY])
+    waiting = {name for names in cases.values() for name in set(names) - of_the_day(names, day)}
+    return [i for i in items if i.nodeid not in waiting], [i for i in items if i.nodeid in waiting]
