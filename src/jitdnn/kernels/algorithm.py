@@ -148,6 +148,21 @@ class Algorithm(ABC):
         """Make the kernel. Takes no arrays and launches nothing, so it may run in any thread or process."""
 
 
+def keeping_filter(
+    algorithm: Algorithm, problem: Problem, device: Device, epilogue: Epilogue | None
+) -> Algorithm:
+    """The algorithm as it is fastest for callers that keep a filter: prepared once, or anew by each call.
+
+    A prepared filter may be several times as large as the filter, and is read from memory where the other is made and
+    used in the cache.
+    """
+    kept = algorithm.with_kept_filter()
+    if kept is None or algorithm.refuse(problem, device, epilogue) is not None:
+        return kept or algorithm
+    is_faster = kept.estimate(problem, device, epilogue) <= algorithm.estimate(problem, device, epilogue)
+    return kept if is_faster else algorithm
+
+
 OwnProblem = TypeVar("OwnProblem", bound=Problem)
 OwnDevice = TypeVar("OwnDevice", bound=Device)
 Plan = TypeVar("Plan")

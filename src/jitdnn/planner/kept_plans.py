@@ -19,7 +19,7 @@ from pathlib import Path
 
 from jitdnn import log
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
+from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, keeping_filter
 from jitdnn.planner.kernel_records import record_of, restored
 from jitdnn.planner.plan import Candidate, Part, Plan, Request
 from jitdnn.planner.store import Store
@@ -110,32 +110,32 @@ class _KeptAlgorithm(Algorithm):
 
     def __init__(self, name: str, version: int, device: CpuDevice, request: Request) -> None:
         self.name, self.version = name, version  # type: ignore[misc]
-        self._target, self._request = device.target, request
+        self._device, self._request = device, request
 
-    def _of(self, problem: Problem) -> Algorithm:
+    def _of(self, problem: Problem, epilogue: Epilogue | None = None) -> Algorithm:
         from jitdnn.kernels.tables import algorithms
 
-        table = algorithms(problem, self._target, self._request.vendor)
+        table = algorithms(problem, self._device.target, self._request.vendor)
         (found,) = (algorithm for algorithm in table if algorithm.name == self.name)
-        return (found.with_kept_filter() or found) if self._request.keeps_filter else found
+        return keeping_filter(found, problem, self._device, epilogue) if self._request.keeps_filter else found
 
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return self._of(problem).refuse(problem, device, epilogue)
+        return self._of(problem, epilogue).refuse(problem, device, epilogue)
 
     def workspace(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> int:
-        return self._of(problem).workspace(problem, device, epilogue)
+        return self._of(problem, epilogue).workspace(problem, device, epilogue)
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
-        return self._of(problem).estimate(problem, device, epilogue)
+        return self._of(problem, epilogue).estimate(problem, device, epilogue)
 
     def error_bound(self, problem: Problem) -> float:
         return self._of(problem).error_bound(problem)
 
     def spreads(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:
-        return self._of(problem).spreads(problem, device, epilogue)
+        return self._of(problem, epilogue).spreads(problem, device, epilogue)
 
     def arithmetic(self, problem: Problem) -> str:
         return self._of(problem).arithmetic(problem)
 
     def build(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> Kernel:
-        return self._of(problem).build(problem, device, epilogue)
+        return self._of(problem, epilogue).build(problem, device, epilogue)

@@ -16,6 +16,7 @@ from jitdnn.kernels.algorithm import (
     Algorithm,
     Device,
     Epilogue,
+    keeping_filter,
     summation_bound,
 )
 from jitdnn.kernels.reference import REFERENCE
@@ -96,7 +97,7 @@ def survey(
     if left_out:
         table = tuple(algorithm for algorithm in table if algorithm.name not in left_out)
     if request.keeps_filter:
-        table = tuple(algorithm.with_kept_filter() or algorithm for algorithm in table)
+        table = tuple(keeping_filter(algorithm, problem, device, epilogue) for algorithm in table)
     names = [algorithm.name for algorithm in table]
     if request.algorithm is not None and request.algorithm not in names:
         raise NotSupported(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ import jitdnn as jd
 from conformance import AnyArray, check
 from jitdnn.devices.cpu import host
 from jitdnn.devices.cpu_kernel import Arguments, CpuKernel, Kept
+from jitdnn.kernels.algorithm import keeping_filter
+from jitdnn.kernels.cpu.convolution.implicit_gemm.algorithm import ImplicitGemm
+from jitdnn.kernels.cpu.convolution.winograd.algorithm import Winograd2, Winograd4
 from jitdnn.planner.choose import get
 from jitdnn.planner.find import find
 from jitdnn.planner.plan import Request
@@ -273,3 +277,28 @@ def test_measured_times_of_kept_filters_are_their_own() -> None:
     again = get(problem, device, Request(keeps_filter=True), store=store)
     kept = {row.algorithm: row.seconds for row in store.rows() if row.epilogue}
     assert {c.name: c.seconds for c in again.candidates if c.source == "stored"} == kept
+
+
+# ---- whether keeping pays
+
+
+@pytest.mark.parametrize(
+    "words", ["n1 c512 h28 w28 k512", "n1 c256 h28 w28 k256", "n1 c64 h56 w56 k64", "n8 c512 h7 w7 k512"]
+)
+def test_no_algorithm_is_slower_for_callers_that_keep(words: str) -> None:
+    """By its cost model: where a prepared filter would come from memory in each call, the filter itself is read."""
+    problem, device = parse(f"conv_fwd {words} r3 s3 pad1"), host(1)
+    for algorithm in (Winograd4(), Winograd2(), ImplicitGemm()):
+        chosen = keeping_filter(algorithm, problem, device, None)
+        assert chosen.estimate(problem, device) <= algorithm.estimate(problem, device)
+
+
+def test_a_prepared_filter_beyond_the_caches_is_not_kept() -> None:
+    problem, device = parse("conv_fwd n1 c512 h28 w28 k512 r3 s3 pad1"), host(1)
+    small = replace(device.isa.processor, l3_bytes=1 << 20, l3_sharers=1)
+    device = replace(device, isa=replace(device.isa, processor=small))
+    algorithm = Winograd4()
+    assert keeping_filter(algorithm, problem, device, None) is algorithm
+    large = replace(small, l3_bytes=1 << 30)
+    device = replace(device, isa=replace(device.isa, processor=large))
+    assert keeping_filter(algorithm, problem, device, None) is not algorithm

@@ -168,6 +168,10 @@ def _traffic_cycles(p: WinogradPlan, is_prepacked: bool, products: float) -> flo
     if p.is_data_resident and not is_prepacked:
         u = p.panels.count * p.u_panel_elements * p.item
         exposed += 2.0 * u / _rate(p.isa.processor, p.c.group_count * u)
+    if is_prepacked:  # what memory hands over in each call is not hidden
+        u = p.c.group_count * p.panels.count * p.u_panel_elements * p.item
+        if u > p.isa.processor.l3(cost.WINOGRAD_L3):
+            exposed += u / _memory_rate(p.isa.processor) / p.c.group_count
     return exposed + max(0.0, streamed - _HIDDEN * products)
 
 
