@@ -432,3 +432,30 @@ def test_a_torch_without_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor, "CustomGraphPass", object)
     with pytest.raises(NotSupported, match="CustomGraphPass"):
         inductor.patches(None, None)
+
+
+def test_gradients_lie_as_the_images_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a mean over space is said to have channels first, also where all images have them last."""
+    from jitdnn.frameworks.torch import settled
+
+    otherwise: list[Any] = []
+    real = settled._laid
+
+    def laid(tensor: torch.Tensor, form: Any) -> torch.Tensor:
+        otherwise.append((tensor.stride(), form))
+        return real(tensor, form)
+
+    monkeypatch.setattr(settled, "_laid", laid)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 6, 3, bias=False),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ).to(memory_format=torch.channels_last)
+    twin = copy.deepcopy(model)
+    fast, graphs, _ = compiled(model)
+    x = random(2, 3, 9, 8).contiguous(memory_format=torch.channels_last)
+    close(trained(model, fast, x), trained(twin, twin, x))
+    assert count(graphs[1], "jitdnn.settled_convolution") >= 2
+    assert not otherwise

@@ -317,11 +317,13 @@ class Rewriter:
         wanted = [place for place in range(len(convolution.GRADIENTS)) if mask[place] and place in results]
         ours = []
         try:
-            operands = (*map(real, values), *geometry)
+            is_settled = all(map(has_static_form, values)) and not geometry[3]
+            # what the graph says of a gradient's order of memory is not what Inductor makes of it for convolutions
+            is_last = is_settled and values[0].dim() == 4 and (self._wants_last or _lies_last(*values[1:]))
+            operands = (*(real(one, is_last) for one in values), *geometry)
             for place in wanted:
                 if place == _BIAS:
                     continue
-                is_settled = all(map(has_static_form, values)) and not geometry[3]
                 way = Way(_GRAPH, self._gradient(place, operands, is_settled))
                 kind = self._chosen(convolution.GRADIENTS[place], operands, way)
                 self.kinds.append((node, kind))
@@ -331,11 +333,11 @@ class Rewriter:
             return
         if self._only_looks or not ours:
             return
-        is_settled = all(map(has_static_form, values)) and not geometry[3]
         left = [place for place in wanted if place not in ours]
         with self._graph.inserting_before(node):
             if is_settled:
-                self._replace_settled(ours, results, (dy, x, w), operands)
+                laid = [self._laid(node, one, is_last) for one in (dy, x, w)]
+                self._replace_settled(ours, results, laid, operands)
             else:
                 arguments = (dy, x, w, *geometry, _mask(ours), self._options)
                 self._replace(node, ours, results, arguments)
@@ -449,6 +451,11 @@ class Rewriter:
 def _plan(problem: Problem, epilogue: Epilogue | None) -> object:
     """The plan of a problem by the handle in force."""
     return current_handle().plan(problem, None, epilogue)
+
+
+def _lies_last(x: Tensor, w: Tensor) -> bool:
+    """Whether torch's own convolution of such operands has channels last."""
+    return convolution.memory_format(x, w) is torch.channels_last
 
 
 def _mask(places: Sequence[int]) -> list[bool]:
