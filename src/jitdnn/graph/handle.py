@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,13 @@ class EngineHandle(Handle):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.ran: list[Plan] = []
+        #: called before a plan is made that the handle does not have
+        self.before_plan: Callable[[Problem, Request, Epilogue | None], None] | None = None
+
+    def _make(self, key: Hashable, problem: Problem, request: Request, epilogue: Epilogue | None) -> Plan:
+        if self.before_plan is not None:
+            self.before_plan(problem, request, epilogue)
+        return super()._make(key, problem, request, epilogue)
 
     def plan(
         self, problem: Problem, request: Request | None = None, epilogue: Epilogue | None = None

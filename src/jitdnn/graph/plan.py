@@ -14,8 +14,8 @@ import numpy as np
 from jitdnn.devices.launch_list import LaunchList
 from jitdnn.graph.arena import Need, place
 from jitdnn.graph.ir import AnyArray, Graph
+from jitdnn.graph.lower.ahead import lowered
 from jitdnn.graph.lower.builder import Builder, Event
-from jitdnn.graph.lower.schedule import lower
 from jitdnn.tensor import dtype_of
 from jitdnn.tensor.array import address_of
 from jitdnn.tensor.borrowed import strided_view
@@ -56,7 +56,7 @@ class Plan:
 
     def __init__(self, graph: Graph, builder: Builder) -> None:
         self.graph = graph
-        lower(builder)
+        builder = lowered(builder)
         self.events = builder.events
         self._outputs = [(tuple(array.shape), array.dtype) for _, array in builder.outputs]
         self._output_pieces = [builder.pieces.index(buffer) for buffer, _ in builder.outputs]

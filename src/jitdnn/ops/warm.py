@@ -190,6 +190,62 @@ class _Worker:
         self._process.end()
 
 
+class Helpers:
+    """Processes that plan and compile while this one does so too: they begin with the last problem, this one with the
+    first, and all put code and plans into the disk cache.
+
+        with Helpers(wanted, values, count) as helpers:
+            for each in wanted:
+                helpers.leave(each)     # waits for whoever is at it; nobody begins it now
+                handle.plan(*each)
+
+    They end with the block; what they have not finished is lost.
+    """
+
+    def __init__(self, wanted: Sequence[Wanted], values: Settings, count: int) -> None:
+        self._left = deque(wanted)
+        self._begun: dict[Wanted, threading.Event] = {}
+        self._workers: list[_Worker] = []
+        self._values, self._count = values, count
+
+    def __enter__(self) -> Helpers:
+        for _ in range(self._count):
+            try:
+                self._workers.append(_Worker(self._values))
+            except OSError:  # no more processes: those that there are do it
+                break
+        for worker in self._workers:
+            threading.Thread(target=self._drive, args=(worker,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.clear()
+        for worker in self._workers:
+            worker.end()
+
+    def leave(self, wanted: Wanted) -> None:
+        """Have nobody begin this one, and wait until it is done if somebody has begun."""
+        try:
+            self._left.remove(wanted)
+        except ValueError:
+            begun = self._begun.get(wanted)
+            if begun is not None:
+                begun.wait()
+
+    def _drive(self, worker: _Worker) -> None:
+        while True:
+            try:
+                wanted = self._left.pop()
+            except IndexError:
+                return
+            done = self._begun.setdefault(wanted, threading.Event())
+            try:
+                if worker.plan(wanted) is None:
+                    return  # the process is dead: whoever asks for the rest makes it
+            finally:
+                done.set()
+
+
 def serve() -> None:
     """What a worker does: plans what it is told to."""
     answer(_planning)

@@ -65,6 +65,12 @@ def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogu
     return plan
 
 
+def is_kept(problem: Problem, device: Device, request: Request, epilogue: Epilogue | None) -> bool:
+    """Whether there is a plan on disk, which is not read."""
+    key = _key(problem, device, request, epilogue)
+    return key is not None and CodeCache.default().has(key)
+
+
 def keep(plan: Plan) -> None:
     """Keep a plan for processes to come, if its kernel is made of launches."""
     key = _key(plan.problem, plan.device, plan.request, plan.epilogue)
@@ -88,10 +94,16 @@ def _key(problem: Problem, device: Device, request: Request, epilogue: Epilogue 
         return None
     fused = () if epilogue is None else (epilogue.expression.key, *map(repr, epilogue.operands))
     parts = (
-        _SCHEMA, generator_fingerprint(), _planner_fingerprint(), str(problem), repr(request), fused, device.name,
-        repr(device.isa), device.threads, device.efficiency, Store.default().state(),
+        _of_device(device), str(problem), repr(request), fused, Store.default().state(),
     )  # fmt: skip
     return hashlib.sha256(repr(("plan", *parts)).encode()).hexdigest()
+
+
+@functools.lru_cache(64)
+def _of_device(device: CpuDevice) -> str:
+    """What plans depend on beside problem and request, in a text."""
+    sources = (_SCHEMA, generator_fingerprint(), _planner_fingerprint())
+    return repr((*sources, device.name, device.isa, device.threads, device.efficiency))
 
 
 @functools.cache

@@ -187,6 +187,13 @@ class CodeCache:
             note_key(key)
         return found
 
+    def has(self, key: str) -> bool:
+        """Whether there is something under `key`, which `get` may still refuse."""
+        if not self._is_on_disk(key):
+            return key in self._memory
+        assert self.directory is not None
+        return key in self._memory or (self.directory / f"{key}.bin").exists()
+
     def _get(self, key: str) -> bytes | None:
         is_on_disk = self._is_on_disk(key)
         remembered = self._memory.get(key)
