@@ -102,7 +102,9 @@ class Browser:
 
     def __init__(self, play: Any, server: Server) -> None:
         self.play, self.server = play, server
-        self.browser = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        # a camera that shows a moving picture, for pages that may use one
+        fake = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+        self.browser = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox", *fake])
         self.said: list[str] = []
 
     def page(self, **options: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from jitdnn.caffe import NetParameter, load_net, parse
 from jitdnn.caffe.deployment import deployment
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.studio.look import classify, evaluate, predictions, saliency
+from jitdnn.studio.look import trained as trained_nets
 from jitdnn.studio.look.trained import Trained, choose_weights, open_trained, weights_of
 from studio_trained import Case
 
@@ -255,6 +257,21 @@ def test_weights_that_are_written_anew_are_another_evaluation(digits: Case, tmp_
     other, after = evaluated(case)
     assert other != key
     assert after["summary"]["accuracy"] < 0.2 < before["summary"]["accuracy"]
+
+
+def test_a_snapshot_that_a_newer_one_replaced_meanwhile_is_told(
+    digits: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = digits._replace(home=copy_of(digits, tmp_path))
+    folder = case.home / "runs/1"
+    gone = folder / "snap_iter_77.jdsnap"
+    shutil.copyfile(next(folder.glob("*.jdsnap")), gone)
+    chosen = trained_nets.choose_weights(folder, gone.name)
+    gone.unlink()  # between the list and the reading
+    monkeypatch.setattr(trained_nets, "choose_weights", lambda *_: chosen)
+    with pytest.raises(InvalidArgument, match="look again"):
+        open_trained(*case, gone.name)
+    assert gone.name not in [each.name for each in trained_nets.weights_of(folder)]
 
 
 def png(image: np.ndarray) -> bytes:

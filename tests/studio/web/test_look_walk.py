@@ -85,6 +85,23 @@ def test_a_drawn_digit(server: Server, page: Any) -> None:
     expect(page.locator("#answer")).to_contain_text("Truly")
 
 
+def test_what_the_camera_sees_is_classified_until_it_is_stopped(server: Server, page: Any) -> None:
+    page.context.grant_permissions(["camera"])
+    page.goto(f"{server.base}/runs/1/classify")
+    expect(page.locator("#answer")).to_contain_text("Truly", timeout=60_000)
+    with page.expect_response(lambda answer: answer.url.endswith("/classify"), timeout=30_000):
+        page.locator("#photograph").click()
+    expect(page.locator("#camera")).to_be_visible()
+    expect(page.locator("#answer")).not_to_contain_text("Truly")
+    expect(page.locator("#answer .best li")).to_have_count(5)
+    with page.expect_response(lambda answer: answer.url.endswith("/classify")):  # and again, by itself
+        pass
+    clean(page)
+    page.locator("#photograph").click()
+    expect(page.locator("#camera")).to_be_hidden()
+    assert page.evaluate("document.querySelector('#camera').srcObject") is None
+
+
 def test_many_images(server: Server, page: Any) -> None:
     images = open_dataset(server.home, studio_trained.digits().dataset).images("test")
     files = [

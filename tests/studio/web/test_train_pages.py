@@ -136,7 +136,7 @@ def test_plan_has_an_algorithm_for_each_direction_of_each_convolution(client: Te
     part = client.post("/train/plan", data=FORM, headers={"HX-Request": "true"}).text
     assert part.count('class="algorithm"') == 5
     wrong = client.post("/train/plan", data=FORM | {"net": "layer ]"}, headers={"HX-Request": "true"})
-    assert wrong.status_code == 422
+    assert wrong.status_code == 204  # the check says what is wrong
     without = client.post(
         "/api/plan", json={"dataset": 1, "net": LENET, "options": {"freeze": ["conv1", "conv2"]}}
     ).json()
@@ -192,6 +192,22 @@ def test_ways_in_less_workspace_are_found_in_time_or_later(
         "/train/plan?longer=1", data=FORM | {"batch": "4"}, headers={"HX-Request": "true"}
     ).text
     assert "More ways" not in part
+
+
+def test_preview_shows_training_images_as_the_net_gets_them(client: TestClient, tmp_path: Path) -> None:
+    (tmp_path / "data" / "1").mkdir(parents=True)
+    np.save(tmp_path / "data" / "1" / "train_data.npy", np.zeros((20, 1, 28, 28), np.uint8))
+    np.save(tmp_path / "data" / "1" / "train_label.npy", np.zeros(20, np.int64))
+    asked = {"dataset": 1, "net": LENET, "options": {"crop": 20, "mirror": True}}
+    found = client.post("/api/preview", json=asked)
+    assert found.headers["content-type"] == "image/png"
+    assert found.content[:8] == b"\x89PNG\r\n\x1a\n"
+    part = client.post("/train/preview", data=FORM | {"crop": "20"}, headers={"HX-Request": "true"}).text
+    assert 'src="data:image/png;base64,' in part
+    assert "anew" in part
+    refused = client.post("/api/preview", json=asked | {"options": {"crop": 200}})
+    assert refused.status_code == 422
+    assert "crop_size 200" in refused.text
 
 
 def test_training_is_queued_with_its_files(client: TestClient) -> None:

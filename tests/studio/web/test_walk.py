@@ -233,6 +233,107 @@ def test_keys_and_theme_work_without_a_pointer(server: Server, page: Any) -> Non
     page.wait_for_url("**/train")
 
 
+def test_a_training_is_begun_and_paused_by_keys_alone(server: Server, page: Any) -> None:
+    page.goto(server.base)
+    page.keyboard.press("n")
+    page.wait_for_url("**/train")
+    expect(page.locator("#verdict.good")).to_be_visible(timeout=60_000)
+    _tab_to(page, "[name=epochs]")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("1000")
+    _tab_to(page, "#start")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/2")
+    expect(page.locator("#status .pill")).to_have_text("running", timeout=60_000)
+    _tab_to(page, "#pause")
+    page.keyboard.press("Enter")
+    expect(page.locator("#status .pill")).to_have_text("paused", timeout=60_000)
+    _tab_to(page, "#resume")
+    page.keyboard.press("Enter")
+    expect(page.locator("#status .pill")).to_have_text("running", timeout=60_000)
+
+
+def _tab_to(page: Any, selector: str) -> None:
+    for _ in range(200):
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            return
+        page.keyboard.press("Escape")  # leaves the editor, in which Tab writes spaces
+        page.keyboard.press("Tab")
+    raise AssertionError(f"{selector} cannot be reached by Tab")
+
+
+_HIDE = """isHidden => {
+  Object.defineProperty(document, "hidden", { get: () => isHidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_ten_tabs_watch_a_run_and_one_sleeps(server: Server, browser: Browser, page: Any) -> None:
+    """A browser has six connections for a host: tabs behind others give theirs back, and go on when they are seen."""
+    tabs: list[Any] = []
+    for _ in range(10):
+        for tab in tabs[-1:]:
+            tab.evaluate(_HIDE, True)
+        tab = page.context.new_page()
+        browser.watch(tab)
+        tab.goto(f"{server.base}/runs/2", wait_until="load")
+        _moves(tab)
+        tabs.append(tab)
+    first = tabs[0]
+    told = first.locator("#status .stats dd").first.inner_text()
+    tabs[-1].evaluate(_HIDE, True)
+    first.evaluate(_HIDE, False)
+    expect(first.locator("#status .stats dd").first).not_to_have_text(told, timeout=20_000)
+    _moves(first)
+    # the machine sleeps: a stream that was cut goes on after the last event that came
+    first.evaluate("""() => {
+      window.told = [];
+      const source = new EventSource("/api/runs/2/events?after=0");
+      source.addEventListener("points", (event) => window.told.push(...JSON.parse(event.data).loss?.[0] ?? []));
+      source.addEventListener("reload", () => window.told.push("too much"));
+    }""")
+    first.context.set_offline(True)
+    first.wait_for_timeout(2000)
+    first.context.set_offline(False)
+    _moves(first)
+    server.ask("POST", "/api/runs/2/stop")
+    expect(first.locator("#status .pill")).to_have_text("stopped early", timeout=30_000)
+    last = server.ask("GET", "/api/runs/2")["iteration"]
+    for _ in range(100):
+        found = first.evaluate("window.told")
+        if found[-1:] == [last]:
+            break
+        first.wait_for_timeout(200)
+    assert found == list(range(1, last + 1)) or found[0] == "too much"
+    for tab in tabs:
+        tab.close()
+    browser.said = [each for each in browser.said if "ERR_" not in each]  # while there was no network
+
+
+def _moves(tab: Any) -> None:
+    """The numbers of a run that trains change while one looks."""
+    number = tab.locator("#status .stats dd").first
+    expect(number).not_to_have_text(number.inner_text(), timeout=20_000)
+
+
+def test_at_200_percent_nothing_scrolls_sideways(server: Server, browser: Browser) -> None:
+    """A window of 1,280 pixels has 640 of them then."""
+    large = browser.page(viewport={"width": 640, "height": 450}, device_scale_factor=2)
+    for path in (
+        *PICTURED.values(),
+        "/runs/1",
+        "/sweeps/new",
+        "/queue",
+        "/settings",
+        "/runs/1/classify",
+        "/runs/1/inside",
+    ):
+        large.goto(server.base + path, wait_until="load")
+        assert large.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+    assert findings(large) == []
+    large.context.close()
+
+
 def test_phone_scrolls_down_only_and_has_its_bar(server: Server, browser: Browser) -> None:
     phone = browser.phone()
     pages = (

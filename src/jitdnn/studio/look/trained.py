@@ -180,7 +180,10 @@ def weights_of(folder: Path) -> list[Weights]:
     found += [(file.name, f"iteration {_iteration(file):,}") for file in snapshots]
     chosen = []
     for name, title in found:
-        status = (folder / name).stat()
+        try:
+            status = (folder / name).stat()
+        except FileNotFoundError:  # a newer snapshot took its place meanwhile
+            continue
         chosen.append(
             Weights(name, folder / name, title, f"{name}-{status.st_mtime_ns:x}-{status.st_size:x}")
         )
@@ -215,7 +218,14 @@ def open_trained(home: Path, run: Row, dataset: Row, weights: str = "") -> tuple
         while len(_held) >= _KEPT:
             _held.popitem(last=False)
         deployed = deployment(parse_file(folder / "net.prototxt", NetParameter), tuple(data.shape), folder)
-        _held[key] = Trained(deployed, chosen.path, folder, dataset.get("task") or "classification")
+        try:
+            _held[key] = Trained(deployed, chosen.path, folder, dataset.get("task") or "classification")
+        except (FileNotFoundError, InvalidArgument):
+            if chosen.path.exists():
+                raise
+            raise InvalidArgument(
+                f"the weights {chosen.name} are gone, since the run took newer snapshots: look again"
+            ) from None
     _held.move_to_end(key)
     return _held[key], data
 

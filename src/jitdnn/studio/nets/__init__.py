@@ -5,7 +5,8 @@ from jitdnn.studio.nets.facts import DataFacts
 from jitdnn.studio.nets.gallery import gallery
 from jitdnn.studio.nets.options import MEANS, Options
 from jitdnn.studio.nets.plans import plan
+from jitdnn.studio.nets.preview import preview
 from jitdnn.studio.nets.runs import write
 from jitdnn.studio.nets.schedules import SCHEDULES
 
-__all__ = ["MEANS", "SCHEDULES", "DataFacts", "Options", "check", "gallery", "plan", "write"]
+__all__ = ["MEANS", "SCHEDULES", "DataFacts", "Options", "check", "gallery", "plan", "preview", "write"]

@@ -69,6 +69,11 @@ def number(value: float | None, digits: int = 4) -> str:
     return NOTHING if value is None else f"{value:.{digits}g}"
 
 
+def best(run: Mapping[str, Any]) -> str:
+    """The best test of a run: a share of right answers, or a loss."""
+    return number(run["best"]) if run["best_of"] == "val loss" else percent(run["best"])
+
+
 def ago(moment: float | None, now: float | None = None) -> str:
     """How long ago a time in seconds since 1970 was."""
     if moment is None:
@@ -137,5 +142,19 @@ def summary(dataset: Mapping[str, Any]) -> str:
 
 FILTERS: dict[str, Callable[..., str]] = {
     each.__name__: each
-    for each in (seconds, size, percent, commas, number, ago, path, left, shape, plural, epochs, summary)
+    for each in (
+        seconds,
+        size,
+        percent,
+        commas,
+        number,
+        best,
+        ago,
+        path,
+        left,
+        shape,
+        plural,
+        epochs,
+        summary,
+    )
 }

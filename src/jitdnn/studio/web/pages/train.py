@@ -13,6 +13,7 @@ from jitdnn.caffe.update_rules import RULES
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio import nets
 from jitdnn.studio.data import creation
+from jitdnn.studio.look.pictures import data_url
 from jitdnn.studio.nets.weights import keep_weights, kept_weights
 from jitdnn.studio.store import Row, original_text
 from jitdnn.studio.web import listing, planning
@@ -123,9 +124,13 @@ async def check(studio: Here, asked: Training) -> Row:
 
 @router.post("/train/plan", include_in_schema=False)
 async def plan_part(request: Request, studio: Here, longer: bool = False) -> Response:
-    """The layers of a net that fits, with how each would run; `longer`: with all ways in less workspace."""
-    asked = await _asked(request)
-    found, planned = await check(studio, asked), await plan(studio, asked, longer)
+    """The layers of a net that fits, with how each would run; `longer`: with all ways in less workspace. Nothing for a
+    net that does not fit: somebody types, and the check says what is wrong."""
+    try:
+        asked = await _asked(request)
+        found, planned = await check(studio, asked), await plan(studio, asked, longer)
+    except InvalidArgument:
+        return Response(status_code=204)
     return page(request, "plan.html", found=found, planned=planned, longer=longer)
 
 
@@ -138,6 +143,32 @@ async def plan(studio: Here, asked: Training, longer: bool = False) -> Row:
     return await studio.inspector.inspect(
         planning.plan, asked.net, asked.values(studio), dataset, studio.home, place, seconds
     )
+
+
+@router.post("/train/preview", include_in_schema=False)
+async def preview_part(request: Request, studio: Here) -> Response:
+    """Some training images as the net gets them; nothing for a net that does not fit."""
+    try:
+        found = await _preview(studio, await _asked(request))
+    except InvalidArgument:
+        return Response(status_code=204)
+    return page(request, "preview.html", found=found, png=data_url(found["png"]))
+
+
+@router.post("/api/preview", response_class=Response)
+async def preview(studio: Here, asked: Training) -> Response:
+    """A PNG of training images as the net gets them: two of them six times, cropped and mirrored as in training; where
+    nothing is random, six."""
+    return Response((await _preview(studio, asked))["png"], media_type="image/png")
+
+
+async def _preview(studio: Studio, asked: Training) -> Row:
+    dataset = dataset_of(studio, asked.dataset)
+    arguments = (asked.net, asked.values(studio), dataset, studio.home)
+    found: Row = await studio.inspector.inspect(nets.preview, *arguments)
+    if not found["ok"]:
+        raise InvalidArgument(found["error"])
+    return found
 
 
 @router.post("/train", include_in_schema=False)
