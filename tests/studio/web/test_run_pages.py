@@ -105,7 +105,7 @@ def test_actions_change_the_state_or_say_why_not(client: TestClient, store: Stor
     answer = client.post(f"/api/runs/{number}/pause")
     assert answer.status_code == 409
     assert "nothing to pause" in answer.json()["detail"]
-    store.update("run", number, state="failed")
+    store.update("run", number, state="interrupted")
     assert client.post(f"/runs/{number}/resume").headers["location"] == f"/runs/{number}"
     assert client.get(f"/api/runs/{number}").json()["state"] == "queued"
     assert client.post(f"/api/runs/{number}/explode").status_code == 404
