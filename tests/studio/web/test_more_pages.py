@@ -175,6 +175,81 @@ def test_contract_is_a_page_and_has_every_path(client: TestClient) -> None:
     assert client.get("/docs").status_code == 404  # which would load from elsewhere
 
 
+#: what shows or changes something, and the operations that do the same for programs
+TWINS = {
+    "GET /": "GET /api/runs",
+    "GET /compare": "GET /api/compare",
+    "GET /data": "GET /api/datasets",
+    "GET /data/new": "POST /api/datasets/scan",
+    "POST /data": "POST /api/datasets",
+    "POST /data/digits": "POST /api/datasets",
+    "POST /data/scan": "POST /api/datasets/scan",
+    "GET /data/{number}": "GET /api/datasets/{number}/images",
+    "GET /data/{number}/about": "GET /api/datasets/{number}",
+    "GET /data/{number}/changes": "GET /api/datasets/{number}/changes",
+    "GET /data/{number}/duplicates": "GET /api/datasets/{number}/duplicates",
+    "GET /data/{number}/images/{part}/{place}": "GET /api/datasets/{number}/images",
+    "POST /data/{number}/images/{part}/{place}": "PUT /api/datasets/{number}/images/{part}/{place}",
+    "GET /data/{number}/label": "GET /api/datasets/{number}/images",
+    "GET /data/{number}/progress": "GET /api/datasets/{number}",
+    "POST /data/{number}/{action}": "POST /api/datasets/{number}/versions",
+    "GET /queue": "GET /api/queue",
+    "POST /queue/order": "PUT /api/queue",
+    "POST /queue/{number}/move": "PUT /api/queue",
+    "POST /queue/{number}/turn": "PATCH /api/queue/{number}",
+    "POST /places/{number}": "PATCH /api/places/{number}",
+    "GET /runs/latest": "GET /api/runs",
+    "GET /runs/{number}": "GET /api/runs/{number}",
+    "GET /runs/{number}/classify": "POST /api/runs/{number}/classify",
+    "POST /runs/{number}/classify": "POST /api/runs/{number}/classify",
+    "POST /runs/{number}/classify/many": "POST /api/runs/{number}/classify/many",
+    "GET /runs/{number}/classify/many/{name}": "POST /api/runs/{number}/classify/many",
+    "GET /runs/{number}/curves": "GET /api/runs/{number}/series",
+    "GET /runs/{number}/delete": "DELETE /api/runs/{number}",
+    "POST /runs/{number}/delete": "DELETE /api/runs/{number}",
+    "POST /runs/{number}/describe": "PATCH /api/runs/{number}",
+    "GET /runs/{number}/evaluation": "GET /api/runs/{number}/evaluation",
+    "GET /runs/{number}/evaluation/images": "GET /api/runs/{number}/evaluation/images",
+    "GET /runs/{number}/export": "POST /api/runs/{number}/export",
+    "POST /runs/{number}/export": "POST /api/runs/{number}/export",
+    "GET /runs/{number}/inside": "GET /api/runs/{number}/inside",
+    "POST /runs/{number}/inside": "GET /api/runs/{number}/inside",
+    "GET /runs/{number}/inside/layers/{layer:path}": "GET /api/runs/{number}/inside/weights",
+    "GET /runs/{number}/inside/map": "GET /api/runs/{number}/inside/{kind}.png",
+    "POST /runs/{number}/inside/maximize": "GET /api/runs/{number}/inside/units.png",
+    "POST /runs/{number}/marks": "POST /api/runs/{number}/marks",
+    "POST /runs/{number}/pause": "POST /api/runs/{number}/pause",
+    "POST /runs/{number}/resume": "POST /api/runs/{number}/resume",
+    "POST /runs/{number}/stop": "POST /api/runs/{number}/stop",
+    "GET /settings": "GET /api/settings",
+    "POST /settings": "PATCH /api/settings",
+    "POST /settings/tidy": "POST /api/disk/tidy",
+    "POST /cluster": "PUT /api/cluster",
+    "GET /sweeps": "GET /api/sweeps",
+    "GET /sweeps/new": "POST /api/sweeps",
+    "POST /sweeps/new": "POST /api/sweeps",
+    "GET /sweeps/{number}": "GET /api/sweeps/{number}",
+    "GET /train": "GET /api/nets",
+    "POST /train": "POST /api/runs",
+    "POST /train/check": "POST /api/check",
+    "POST /train/plan": "POST /api/plan",
+    "POST /train/preview": "POST /api/preview",
+    "POST /first": "POST /api/runs",
+}
+#: the contract as a page, light or dark, names of folders while one types; pictures and files of pages
+ALONE = {"GET /api", "POST /theme", "GET /data/folders"}
+
+
+def test_every_page_has_a_twin_for_programs(client: TestClient) -> None:
+    routes = [route for module in modules() for route in module.router.routes if not route.include_in_schema]
+    pages = {f"{method} {route.path}" for route in routes for method in route.methods}
+    files = {page for page in pages if page.endswith((".png", ".csv", "/files/{name}"))}
+    assert pages - files - ALONE == set(TWINS)
+    paths = client.get("/api/openapi.json").json()["paths"]
+    operations = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    assert set(TWINS.values()) <= operations
+
+
 def test_script_in_every_name_stays_text_on_every_page(client: TestClient, store: Store) -> None:
     dataset = store.insert(
         "dataset", name=EVIL, source=EVIL, path=EVIL, classes=[EVIL, "b"], shape=[1, 8, 8], train=4, test=2,
