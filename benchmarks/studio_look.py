@@ -20,6 +20,7 @@ from jitdnn.studio.export import exports
 from jitdnn.studio.export.predictor import Predictor
 from jitdnn.studio.look import classify, evaluate, layers, maximize, predictions, saliency
 from jitdnn.studio.look.pictures import image_png
+from jitdnn.studio.look.trained import Given
 from jitdnn.studio.store import Store
 
 
@@ -56,12 +57,16 @@ def main(iterations: int) -> None:
         content = image_png(np.asarray(open_dataset(home, dataset).images("test")[3]))
         asked: dict[str, Callable[[], object]] = {
             "evaluation, 500 images": evaluation,
-            "classify one image": lambda: classify.classify(*case, None, "test", 3),
-            "activations of all layers, as pictures": lambda: layers.activations(*case, None, "test", 3),
+            "classify one image": lambda: classify.classify(*case, Given(part="test", at=3)),
+            "activations of all layers, as pictures": lambda: layers.activations(
+                *case, Given(part="test", at=3)
+            ),
             "weights of all layers, as pictures": lambda: layers.learned(*case),
-            "gradient": lambda: saliency.saliency(*case, "gradient", None, "test", 3),
-            "smoothed gradient, 16 copies": lambda: saliency.saliency(*case, "smooth", None, "test", 3),
-            "occlusion, 529 places": lambda: saliency.saliency(*case, "occlusion", None, "test", 3),
+            "gradient": lambda: saliency.saliency(*case, "gradient", Given(part="test", at=3)),
+            "smoothed gradient, 16 copies": lambda: saliency.saliency(
+                *case, "smooth", Given(part="test", at=3)
+            ),
+            "occlusion, 529 places": lambda: saliency.saliency(*case, "occlusion", Given(part="test", at=3)),
             "16 units of conv2, 128 steps": lambda: maximize.maximize(*case, "conv2", list(range(16))),
             "export to ONNX, checked": lambda: exports.export(*case, "onnx"),
             "export of a bundle, checked": lambda: exports.export(*case, "bundle"),

@@ -25,7 +25,7 @@ from jitdnn.studio.export import check_bundle, exports
 from jitdnn.studio.export.bundle import open_bundle
 from jitdnn.studio.export.predictor import Predictor
 from jitdnn.studio.look.classify import classify
-from jitdnn.studio.look.trained import open_trained
+from jitdnn.studio.look.trained import Given, open_trained
 from studio_trained import Case
 
 TASKS = ("classification", "multi-label", "regression", "segmentation")
@@ -72,7 +72,7 @@ def test_a_bundle_answers_as_the_page_does(task: str) -> None:
     recipe = check_bundle.prepare(predictor.bundle.folder, images)
     np.testing.assert_allclose(recipe, trained.prepare(images), rtol=1e-6, atol=1e-6)
     content = png(images[0])
-    mine, page = predictor.predict(content, pictures=True), classify(*case, content)
+    mine, page = predictor.predict(content, pictures=True), classify(*case, Given(content))
     for name in ("top", "labels", "numbers"):
         for a, b in zip(mine.get(name, ()), page.get(name, ()), strict=True):
             assert a["name"] == b["name"]

@@ -19,7 +19,7 @@ from jitdnn.caffe.deployment import deployment
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.studio.look import classify, evaluate, predictions, saliency
 from jitdnn.studio.look import trained as trained_nets
-from jitdnn.studio.look.trained import Trained, choose_weights, open_trained, weights_of
+from jitdnn.studio.look.trained import Given, Trained, choose_weights, open_trained, weights_of
 from studio_trained import Case
 
 
@@ -123,17 +123,17 @@ def test_other_tasks(task: str) -> None:
         unions = [((said == k) & known) | (labels == k) for k in range(3)]
         ious = [((said == k) & (labels == k)).sum() / unions[k].sum() for k in range(3)]
         assert [each["iou"] for each in found["per_class"]] == pytest.approx(ious)
-        shown = classify.classify(*case, None, "test", 5)
+        shown = classify.classify(*case, Given(part="test", at=5))
         for name in ("overlay", "true_overlay", "image"):
             assert Image.open(io.BytesIO(shown[name])).size == (10, 12)
     elif task == "regression":
         assert summary["mae"] == pytest.approx(abs(answers - labels).mean(), rel=1e-5)
         assert [
-            each["value"] for each in classify.classify(*case, None, "test", 5)["numbers"]
+            each["value"] for each in classify.classify(*case, Given(part="test", at=5))["numbers"]
         ] == pytest.approx(answers[5].tolist(), rel=1e-5)
     else:
         assert summary["exact"] == pytest.approx(((answers >= 0.5) == (labels > 0)).all(1).mean())
-        ranked = classify.classify(*case, None, "test", 5)["labels"]
+        ranked = classify.classify(*case, Given(part="test", at=5))["labels"]
         assert [each["class"] for each in ranked] == np.argsort(-answers[5]).tolist()
 
 
@@ -157,7 +157,7 @@ def test_boxes() -> None:
     gathered = predictions._detection(trained, data.images("test"), same, 2, 0)
     assert gathered["box_hit"].all()
     assert evaluate._detection(predictions._joined([gathered], 37), ["cat", "dog"])["summary"]["recall"] == 1
-    shown = classify.classify(*case, None, "test", 2)
+    shown = classify.classify(*case, Given(part="test", at=2))
     assert Image.open(io.BytesIO(shown["overlay"])).size == (270, 324)
 
 
@@ -190,17 +190,17 @@ def test_the_mean_image_is_cropped_with_the_image() -> None:
 def test_one_image_by_file_and_by_number(digits: Case) -> None:
     _, data = open_trained(*digits)
     image = np.asarray(data.images("test")[17])
-    found = classify.classify(*digits, png(image), weights="best.npz")
-    known = classify.classify(*digits, None, "test", 17)
+    found = classify.classify(*digits, Given(png(image)), weights="best.npz")
+    known = classify.classify(*digits, Given(part="test", at=17))
     assert found["top"] == known["top"]
     assert known["true"]["class"] == data.labels("test")[17]
     assert found["true"] is None
-    dark = classify.classify(*digits, png(255 - image), inverted=True)
+    dark = classify.classify(*digits, Given(png(255 - image), inverted=True))
     assert dark["top"] == found["top"]
     assert Image.open(io.BytesIO(found["seen"])).size == (26, 26)
     large = np.asarray(Image.fromarray(image[0]).resize((280, 280)).convert("RGB"))
     assert (
-        classify.classify(*digits, png(large.transpose(2, 0, 1)))["top"][0]["class"]
+        classify.classify(*digits, Given(png(large.transpose(2, 0, 1))))["top"][0]["class"]
         == found["top"][0]["class"]
     )
 
@@ -220,7 +220,7 @@ def test_many_images_in_a_zip_file(digits: Case) -> None:
     found = classify.classify_files(*digits, files)
     assert "cannot be read" in found[0]["error"]
     for at, each in enumerate(found[1:]):
-        alone = classify.classify(*digits, None, "test", at)["top"]
+        alone = classify.classify(*digits, Given(part="test", at=at))["top"]
         assert [t["class"] for t in each["top"]] == [t["class"] for t in alone]
     with pytest.raises(InvalidArgument, match="zip file"):
         list(classify.files_in("cut.zip", io.BytesIO(file.getvalue()[:300])))
@@ -229,11 +229,11 @@ def test_many_images_in_a_zip_file(digits: Case) -> None:
 
 def test_refusals(digits: Case) -> None:
     with pytest.raises(InvalidArgument, match="0 to 499"):
-        classify.classify(*digits, None, "test", 1000)
+        classify.classify(*digits, Given(part="test", at=1000))
     with pytest.raises(InvalidArgument, match="no part 'val'"):
-        classify.classify(*studio_trained.of_task("regression"), None, "val", 0)
+        classify.classify(*studio_trained.of_task("regression"), Given(part="val", at=0))
     with pytest.raises(InvalidArgument, match="cannot be read"):
-        classify.classify(*digits, b"GIF89a no more")
+        classify.classify(*digits, Given(b"GIF89a no more"))
     with pytest.raises(InvalidArgument, match=r"best.npz, snap_iter_160.jdsnap, snap_iter_80.jdsnap"):
         choose_weights(digits.folder, "../../other")
     with pytest.raises(InvalidArgument, match=r"part is '\.\./test'"):
@@ -243,7 +243,7 @@ def test_refusals(digits: Case) -> None:
     assert [each.title for each in weights_of(digits.folder)] == ["best", "iteration 160", "iteration 80"]
     other = digits._replace(dataset=digits.dataset | {"shape": [5, 28, 28]})
     with pytest.raises(InvalidArgument, match="no images but arrays"):
-        classify.classify(*other, png(np.zeros((1, 4, 4), np.uint8)))
+        classify.classify(*other, Given(png(np.zeros((1, 4, 4), np.uint8))))
 
 
 def test_weights_that_are_written_anew_are_another_evaluation(digits: Case, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import studio_trained
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.data.drawing import class_colour
 from jitdnn.studio.look import layers, maximize, pictures, saliency
-from jitdnn.studio.look.trained import open_trained
+from jitdnn.studio.look.trained import Given, open_trained
 from studio_trained import Case
 
 
@@ -23,7 +23,7 @@ def digits() -> Case:
 
 
 def test_layers_in_place_are_shown_as_one(digits: Case) -> None:
-    found = pickle.loads(pickle.dumps(layers.activations(*digits, None, "test", 3)))
+    found = pickle.loads(pickle.dumps(layers.activations(*digits, Given(part="test", at=3))))
     assert [layer["name"] for layer in found["layers"]] == [
         "digits", "conv1 + relu1", "pool1", "ip1 + relu2 + drop", "ip2", "prob",
     ]  # fmt: skip
@@ -41,10 +41,10 @@ def test_layers_in_place_are_shown_as_one(digits: Case) -> None:
     assert picture.size == (conv["tiles"].width, conv["tiles"].height)
     pixels = np.asarray(picture)  # palette: one number a value, and the gaps
     assert (pixels[:11, :11] == pictures.levels(values[0], values.min(), values.max())).all()
-    alone = layers.maps_of(*digits, "relu1", None, "test", 3)
+    alone = layers.maps_of(*digits, "relu1", Given(part="test", at=3))
     assert alone["tiles"].png == conv["tiles"].png
     with pytest.raises(InvalidArgument, match="no layer 'conv9'"):
-        layers.maps_of(*digits, "conv9", None, "test", 3)
+        layers.maps_of(*digits, "conv9", Given(part="test", at=3))
 
 
 def test_what_was_learned(digits: Case) -> None:
@@ -85,14 +85,14 @@ def test_the_gradient_is_that_of_the_score(digits: Case) -> None:
 @pytest.mark.parametrize("task", ["classification", "segmentation", "regression"])
 def test_maps_of_an_image(task: str, kind: str, digits: Case) -> None:
     case = digits if task == "classification" else studio_trained.of_task(task)
-    found = saliency.saliency(*case, kind, None, "test", 2, target=1)
+    found = saliency.saliency(*case, kind, Given(part="test", at=2), target=1)
     size = {"classification": (26, 26), "segmentation": (12, 10), "regression": (8, 8)}[task]
     assert found["map"].shape == size
     assert np.isfinite(found["map"]).all()
     assert found["map"].any()
     assert Image.open(io.BytesIO(found["overlay"])).size == size[::-1]
     with pytest.raises(InvalidArgument, match="no class 99"):
-        saliency.saliency(*case, kind, None, "test", 2, target=99)
+        saliency.saliency(*case, kind, Given(part="test", at=2), target=99)
 
 
 def test_occlusion_is_how_far_the_answer_falls(digits: Case) -> None:

@@ -19,7 +19,7 @@ from jitdnn.studio.data.options import options_of
 from jitdnn.studio.data.pictures import SUFFIXES, picture
 from jitdnn.studio.look import pictures
 from jitdnn.studio.look.evaluate import name_of, plain
-from jitdnn.studio.look.trained import Trained, open_trained
+from jitdnn.studio.look.trained import Given, Trained, open_trained
 
 Array = NDArray[Any]
 Row = Mapping[str, Any]
@@ -30,11 +30,8 @@ MOST_FILES: Final = 10_000
 MOST_BYTES: Final = 4 << 30
 
 
-def classify(
-    home: Path, run: Row, dataset: Row, content: bytes | None, part: str = "", at: int = 0, inverted: bool = False,
-    weights: str = "",
-) -> Found:  # fmt: skip
-    """What a net says of an image file's bytes, or (None) of image `at` of a part of its data set.
+def classify(home: Path, run: Row, dataset: Row, given: Given, *, weights: str = "") -> Found:
+    """What a net says of an image.
 
     Returns `task`, `image` and `seen` (PNG: what was given, fitted to the data set; what the net gets of it), `true`
     if it is known, `milliseconds` of preparing and running the net, and by the task `top` (class, name, probability),
@@ -42,7 +39,7 @@ def classify(
     there.
     """
     trained, data = open_trained(home, run, dataset, weights)
-    image, true = given_image(trained, data, dataset, content, part, at, inverted)
+    image, true = given_image(trained, data, dataset, given)
     begun = time.perf_counter()
     inputs = trained.prepare(image[np.newaxis])
     answer = trained.run(inputs)
@@ -96,10 +93,9 @@ def describe(task: str, answer: Array, classes: Sequence[str], top: int = TOP) -
     return {}
 
 
-def given_image(
-    trained: Trained, data: Any, dataset: Row, content: bytes | None, part: str, at: int, inverted: bool
-) -> tuple[Array, Any]:
+def given_image(trained: Trained, data: Any, dataset: Row, given: Given) -> tuple[Array, Any]:
     """The image (C, H, W) of a file or of a part, and its label if it has one."""
+    content, part, at, inverted = given
     if content is not None:
         image = decode(dataset, content)
         return (255 - image if inverted else image), None

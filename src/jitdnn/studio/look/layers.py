@@ -17,7 +17,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.studio.look import pictures
 from jitdnn.studio.look.classify import describe, given_image
 from jitdnn.studio.look.evaluate import plain
-from jitdnn.studio.look.trained import Trained, open_trained
+from jitdnn.studio.look.trained import Given, Trained, open_trained
 
 Array = NDArray[Any]
 Row = Mapping[str, Any]
@@ -27,14 +27,13 @@ _COPIES: Final = ("Split", "Silence")
 
 
 def activations(
-    home: Path, run: Row, dataset: Row, content: bytes | None, part: str = "", at: int = 0, inverted: bool = False,
-    weights: str = "", most: int = 128,
-) -> Found:  # fmt: skip
+    home: Path, run: Row, dataset: Row, given: Given, *, weights: str = "", most: int = 128
+) -> Found:
     """Every layer for one image: `layers`, each with name, type, shape, blob, count of weights, statistics, histogram
     and `tiles` (PNG of up to `most` maps), with the image and the answer as `classify` has them.
     """
     trained, data = open_trained(home, run, dataset, weights)
-    image, _ = given_image(trained, data, dataset, content, part, at, inverted)
+    image, _ = given_image(trained, data, dataset, given)
     answer = trained.predict(image[np.newaxis])[0]
     layers = [_activation(group, most) for group in groups(trained)]
     return {
@@ -44,13 +43,10 @@ def activations(
     }
 
 
-def maps_of(
-    home: Path, run: Row, dataset: Row, layer: str, content: bytes | None, part: str = "", at: int = 0,
-    inverted: bool = False, weights: str = "",
-) -> Found:  # fmt: skip
+def maps_of(home: Path, run: Row, dataset: Row, layer: str, given: Given, *, weights: str = "") -> Found:
     """All maps of one layer for one image, up to 4,096, larger."""
     trained, data = open_trained(home, run, dataset, weights)
-    image, _ = given_image(trained, data, dataset, content, part, at, inverted)
+    image, _ = given_image(trained, data, dataset, given)
     trained.predict(image[np.newaxis])
     for group in groups(trained):
         if layer in [node.layer.name for node in group]:

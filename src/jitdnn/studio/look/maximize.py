@@ -20,7 +20,7 @@ from jitdnn.studio.look import pictures
 from jitdnn.studio.look.classify import given_image
 from jitdnn.studio.look.evaluate import plain
 from jitdnn.studio.look.layers import groups
-from jitdnn.studio.look.trained import Trained, open_trained
+from jitdnn.studio.look.trained import Given, Trained, open_trained
 
 Array = NDArray[Any]
 Row = Mapping[str, Any]
@@ -31,9 +31,18 @@ _JITTER: Final = 16  # the image's side over it is the most that it is moved
 
 
 def maximize(
-    home: Path, run: Row, dataset: Row, layer: str, units: Sequence[int], steps: int = 128, rate: float = 0.06,
-    seed: int = 0, at: int | None = None, weights: str = "",
-) -> dict[str, Any]:  # fmt: skip
+    home: Path,
+    run: Row,
+    dataset: Row,
+    layer: str,
+    units: Sequence[int],
+    *,
+    steps: int = 128,
+    rate: float = 0.06,
+    seed: int = 0,
+    at: int | None = None,
+    weights: str = "",
+) -> dict[str, Any]:
     """Images that maximize units (channels; their mean over all places) of a layer, as `tiles` (PNG) and `images`, each
     with its unit, what it was at first and what it is.
 
@@ -49,7 +58,7 @@ def maximize(
     trained, data = open_trained(home, run, dataset, weights)
     start = None
     if at is not None:
-        image, _ = given_image(trained, data, dataset, None, "", at, False)
+        image, _ = given_image(trained, data, dataset, Given(at=at))
         start = trained.prepare(image[np.newaxis])[0]
     found, before, after = ascend(trained, layer, units, steps, rate, seed, start)
     shown = [as_image(trained, each) for each in found]

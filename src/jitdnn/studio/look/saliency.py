@@ -21,7 +21,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.studio.look import pictures
 from jitdnn.studio.look.classify import given_image
 from jitdnn.studio.look.evaluate import name_of, plain
-from jitdnn.studio.look.trained import Trained, open_trained
+from jitdnn.studio.look.trained import Given, Trained, open_trained
 
 Array = NDArray[Any]
 Row = Mapping[str, Any]
@@ -32,15 +32,22 @@ _SIDE: Final = 25  # places of a patch along an axis
 
 
 def saliency(
-    home: Path, run: Row, dataset: Row, kind: str, content: bytes | None, part: str = "", at: int = 0,
-    inverted: bool = False, weights: str = "", target: int | None = None, seed: int = 0,
-) -> Found:  # fmt: skip
+    home: Path,
+    run: Row,
+    dataset: Row,
+    kind: str,
+    given: Given,
+    *,
+    weights: str = "",
+    target: int | None = None,
+    seed: int = 0,
+) -> Found:
     """A map of one image for class `target` (None: the one that is said): `kind` gradient, smooth or occlusion.
 
     Returns `map` (H, W), `overlay` and `image` (PNG), the class and its probability or number. Raises InvalidArgument.
     """
     trained, data = open_trained(home, run, dataset, weights)
-    image, _ = given_image(trained, data, dataset, content, part, at, inverted)
+    image, _ = given_image(trained, data, dataset, given)
     inputs = trained.prepare(image[np.newaxis])
     answer = trained.run(inputs)[0]
     totals = answer.reshape(len(answer), -1).sum(1) if answer.ndim > 1 else answer

@@ -163,6 +163,16 @@ def _needed(parameter: NetParameter, blob: str) -> list[Any]:
     return kept[::-1]
 
 
+class Given(NamedTuple):
+    """The image that a net is asked about: the bytes of a file, or (None) image `at` of a part ("": the one that is
+    evaluated) of its data set; `inverted`: dark and light change places."""
+
+    content: bytes | None = None
+    part: str = ""
+    at: int = 0
+    inverted: bool = False
+
+
 class Weights(NamedTuple):
     """Weights of a run: the name that chooses them, the file, and what a list of them says."""
 

@@ -4,6 +4,7 @@ many."""
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, File, Form, HTTPException, Query, Request, UploadFile
@@ -12,6 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 from jitdnn.studio.csv_text import csv_text
 from jitdnn.studio.look import classify as look
 from jitdnn.studio.look.pictures import data_url
+from jitdnn.studio.look.trained import Given
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import answering, trained_runs
 from jitdnn.studio.web.context import Here, Link, Route, Studio, csv_file, is_part, page
@@ -80,9 +82,8 @@ async def ask(
 ) -> Row:
     """The answer of `look.classify`, in the inspector."""
     found, chosen = trained_runs.with_weights(studio, number, weights)
-    return await studio.inspector.inspect(
-        look.classify, studio.home, found.run, found.dataset, content, part, at, inverted, chosen.name
-    )
+    ask_net = partial(look.classify, given=Given(content, part, at, inverted), weights=chosen.name)
+    return await studio.inspector.inspect(ask_net, studio.home, found.run, found.dataset)
 
 
 # ---- many

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, is_dataclass
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, File, Form, HTTPException, Query, Request, UploadFile
 from fastapi.responses import Response
 
 from jitdnn.studio.look import layers, maximize, saliency
 from jitdnn.studio.look.pictures import data_url
+from jitdnn.studio.look.trained import Given
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import trained_runs
 from jitdnn.studio.web.context import Here, Link, Route, Studio, page
@@ -19,6 +21,8 @@ router = APIRouter(route_class=Route)
 TABS = (Link(40, "/inside", "eye", "Look inside"),)
 KINDS = {"gradient": "Gradient", "smooth": "Smoothed gradient", "occlusion": "Occlusion"}
 Kind = Annotated[str, Query(pattern="^(gradient|smooth|occlusion)$")]
+#: of the ascent to what units answer to: gentler than by itself, for pictures that are looked at
+_RATE: Final = 0.03
 At = Annotated[int, Query(ge=0, le=1 << 40, description="the number of an image of the part")]
 Target = Annotated[
     int | None, Query(ge=0, le=1 << 30, description="the class; without it the one that is said")
@@ -80,9 +84,10 @@ async def layer_page(
     """All maps of one layer, its weights, and what its units look for."""
     found, chosen = trained_runs.with_weights(studio, number, weights)
     part = part or found.data.evaluation_part
-    arguments = (studio.home, found.run, found.dataset, layer, None, part, at, False, chosen.name)
-    one = await studio.inspector.inspect(layers.maps_of, *arguments)
-    learned = await studio.inspector.inspect(layers.learned, *arguments[:3], chosen.name)
+    asked = (studio.home, found.run, found.dataset)
+    maps = partial(layers.maps_of, layer=layer, given=Given(part=part, at=at), weights=chosen.name)
+    one = await studio.inspector.inspect(maps, *asked)
+    learned = await studio.inspector.inspect(layers.learned, *asked, chosen.name)
     names = one["name"].split(" + ")
     values = trained_runs.options_of(found) | {"part": part, "at": at, "layer": one, "unit": unit}
     return page(
@@ -161,8 +166,9 @@ async def explain(
     if kind not in KINDS:
         raise HTTPException(404, f"There is no map {kind}: {', '.join(KINDS)}.")
     found, chosen = trained_runs.with_weights(studio, number, weights)
-    arguments = (studio.home, found.run, found.dataset, kind, None, part, at, False, chosen.name, target)
-    return await studio.inspector.inspect(saliency.saliency, *arguments)
+    given = Given(part=part, at=at)
+    explained = partial(saliency.saliency, kind=kind, given=given, weights=chosen.name, target=target)
+    return await studio.inspector.inspect(explained, studio.home, found.run, found.dataset)
 
 
 async def seek(
@@ -170,16 +176,18 @@ async def seek(
 ) -> Row:
     """What `maximize` makes, in the inspector."""
     found, chosen = trained_runs.with_weights(studio, number, weights)
-    arguments = (studio.home, found.run, found.dataset, layer, units, steps, 0.03, seed, None, chosen.name)
-    return await studio.inspector.inspect(maximize.maximize, *arguments)
+    made = partial(maximize.maximize, steps=steps, rate=_RATE, seed=seed, weights=chosen.name)
+    return await studio.inspector.inspect(made, studio.home, found.run, found.dataset, layer, units)
 
 
 async def _activations(
     studio: Studio, found: TrainedRun, content: bytes | None, part: str, at: int, inverted: bool
 ) -> Row:
     name = found.chosen.name if found.chosen else ""
-    arguments = (studio.home, found.run, found.dataset, content, part, at, inverted, name)
-    shown = await studio.inspector.inspect(layers.activations, *arguments)
+    given = Given(content, part, at, inverted)
+    shown = await studio.inspector.inspect(
+        partial(layers.activations, given=given, weights=name), studio.home, found.run, found.dataset
+    )
     return shown | {"image": data_url(shown["image"])}
 
 
