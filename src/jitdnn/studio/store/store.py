@@ -20,6 +20,8 @@ from jitdnn.studio.store import series as curves
 Row = dict[str, Any]
 FILE = "studio.sqlite"
 _BUSY_SECONDS = 30.0
+# pages of the file that a connection keeps; each thread of a server has one, and the system keeps them all anyway
+_CACHE_KIB = 512
 _JSON = {name for names in schema.JSON_COLUMNS.values() for name in names}
 
 
@@ -68,6 +70,7 @@ class Store:
             made.row_factory = sqlite3.Row
             made.execute("PRAGMA synchronous = NORMAL")
             made.execute("PRAGMA foreign_keys = ON")
+            made.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         except sqlite3.Error as error:
             raise StoreError(f"{self.path} cannot be opened: {error}") from error
         return made

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 
+from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
@@ -26,6 +27,8 @@ from jitdnn.studio.web.stream import Watching
 from jitdnn.studio.work.inspector import Inspector
 from jitdnn.studio.work.queue import Queue
 
+#: that answer requests
+THREADS = 12
 ABOUT = """Every page of the studio has a twin here. Send `Authorization: Bearer TOKEN`; the token is the content of the
 file `token` in the studio's home."""
 
@@ -41,6 +44,8 @@ def make_app(home: Path, serve_queue: bool = True) -> FastAPI:
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
+        # each has a connection and memory of its own; what takes long is done by the inspector
+        current_default_thread_limiter().total_tokens = THREADS
         served = (queue.serve(), trials.serve()) if serve_queue else ()
         tasks = [asyncio.create_task(each) for each in served]
         yield
