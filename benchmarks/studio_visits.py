@@ -19,6 +19,7 @@ import numpy as np
 
 from jitdnn.studio import nets
 from jitdnn.studio.client import Client
+from jitdnn.studio.data import Options, creation
 from jitdnn.studio.store import Store
 from studio_browser import Browser, Server, chromium, running
 
@@ -136,17 +137,10 @@ def pages(home: Path, count: int, runs: int = 1_000, images: int = 100_000) -> N
 
 def _fill(store: Store, count: int, runs: int, images: int) -> None:
     random = np.random.default_rng(0)
-    shape = (images, 1, 28, 28)
-    number = store.insert(
-        "dataset", name="many", shape=[1, 28, 28], classes=[str(digit) for digit in range(10)], train=images,
-        counts={"train": [images // 10] * 10},
-    )  # fmt: skip
-    folder = store.data_folder(number)
-    folder.mkdir(parents=True)
-    data = np.lib.format.open_memmap(folder / "train_data.npy", "w+", np.uint8, shape)
-    data[...] = random.integers(0, 256, (1, 1, 28, 28), np.uint8)
-    np.save(folder / "train_label.npy", np.arange(images) % 10)
-    np.save(folder / "mean.npy", np.zeros((1, 28, 28), np.float32))
+    file = store.home / "many.npz"
+    data = random.integers(0, 256, (images, 1, 28, 28), np.uint8)
+    np.savez(file, data=data, label=np.arange(images) % 10)
+    number = creation.create(store, "many", str(file), Options(val=0, test=0))
     long = store.insert("run", name="long", state="done", iteration=count, max_iter=count, dataset=number)
     values = np.exp(-np.arange(count) / (count / 3)) + 0.1 * random.standard_normal(count)
     for start in range(0, count, 10_000):
