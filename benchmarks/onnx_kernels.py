@@ -68,6 +68,8 @@ def matmuls() -> Iterator[Case]:
         yield Case(
             f"matmul {m}x{k}x{n}", "MatMul", [a], [b], {}, _out(jd.matmul, a, b), 2 * m * k * n, (m, n)
         )
+        kept = _out(jd.matmul, a, jd.KeptFilter(b))
+        yield Case(f"matmul {m}x{k}x{n}, kept", "MatMul", [a], [b], {}, kept, 2 * m * k * n, (m, n))
     for m, k, n in [(1, 512, 1280), (1, 2048, 1000), (1, 128, 512), (37, 3072, 1024), (8, 512, 1000)]:
         a, b = _some(m, k), _some(n, k)
         yield Case(
