@@ -17,6 +17,7 @@ from jitdnn.graph.passes.affine import folded_affine
 from jitdnn.graph.passes.dead import without_dead
 from jitdnn.graph.passes.epilogues import with_epilogues
 from jitdnn.graph.passes.pointwise import fused_pointwise
+from jitdnn.graph.passes.recurrent import single_steps
 from jitdnn.graph.passes.scalars import with_numbers
 from jitdnn.graph.passes.views import joined_views, with_padding
 from jitdnn.graph.plan import Plan
@@ -201,3 +202,20 @@ def test_a_border_of_ones_is_not() -> None:
         return jd.conv(jd.transform(x, pad=[(0, 0), (0, 0), (1, 0), (2, 3)], value=1.0), W)
 
     assert len(with_padding(traced(net, filled(1, 3, 5, 5))).nodes) == 2
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_state", [False, True])
+@pytest.mark.parametrize("length", [1, 2])
+def test_an_lstm_over_one_step_is_a_product(has_bias: bool, has_state: bool, length: int) -> None:
+    weights = [filled(20, 3), filled(20, 5)] + ([filled(20), filled(20)] if has_bias else [])
+    arrays = [filled(length, 2, 3), *([filled(1, 2, 5), filled(1, 2, 5)] if has_state else [])]
+
+    def net(x: Any, *states: Any) -> Any:
+        return jd.lstm(x, weights, *(states or (None, None)), bidirectional=False, lengths=None)
+
+    before = traced(net, *arrays)
+    after = single_steps(before, Memo())
+    assert ("matmul" in ops(after)) == (length == 1)
+    for one, other in zip(run(before, *arrays), run(after, *arrays), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

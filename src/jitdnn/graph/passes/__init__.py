@@ -8,13 +8,14 @@ from jitdnn.graph.passes.dead import without_dead
 from jitdnn.graph.passes.epilogues import with_epilogues
 from jitdnn.graph.passes.memo import Memo
 from jitdnn.graph.passes.pointwise import fused_pointwise
+from jitdnn.graph.passes.recurrent import single_steps
 from jitdnn.graph.passes.scalars import with_numbers
 from jitdnn.graph.passes.views import joined_views, with_padding
 
 
 def optimized(graph: Graph, memo: Memo) -> Graph:
     """A graph after all passes. `memo` keeps what they make of constants."""
-    graph = joined_views(without_dead(graph))
+    graph = joined_views(single_steps(without_dead(graph), memo))
     graph = with_padding(folded_affine(graph, memo))
     graph = fused_pointwise(with_numbers(graph))
     return without_dead(with_epilogues(graph))
