@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import tracemalloc
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -199,6 +201,29 @@ def test_threads_share_an_engine() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_runs_take_no_more_memory_each() -> None:
+    steps = [Step(conv, ("x",), ("y",)), Step(pooled, ("y",), ("z",))]
+    engine, x = Engine(steps, ("x",), ("z",), {}), filled(1, 4, 32, 32)
+    engine.run({"x": x})
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(50):
+        engine.run({"x": x})
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert after - before < 20_000
+
+
+def test_many_steps_of_unknown_shapes() -> None:
+    """Each is prepared by an engine of its own, and none of them inside of another."""
+    names = [f"p{number}" for number in range(300)]
+    steps = [Step(positives, (one,), (other,)) for one, other in itertools.pairwise(["x", *names])]
+    x = np.full((4,), 2.0, np.float32)
+    engine = Engine(steps, ("x",), (names[-1],), {})
+    for _ in range(2):
+        np.testing.assert_array_equal(engine.run({"x": x})[0], x)
 
 
 def test_an_error_of_the_host_leaves_the_engine_usable() -> None:

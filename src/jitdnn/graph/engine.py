@@ -88,46 +88,49 @@ class Engine:
 
         Results are in memory of their own. Raises what the front's functions raise.
         """
+        engine = self
+        while True:
+            found = engine._run(inputs)
+            if isinstance(found, list):
+                return found
+            engine, inputs = found
+
+    def _run(self, inputs: Mapping[str, Any]) -> list[Any] | tuple[Engine, dict[str, Any]]:
+        """The outputs, or the engine for what follows with its inputs."""
         prepared = self.prepared(inputs)
         if prepared.reason:
-            values = {**self._constants, **inputs}
-            for step in self.steps:
-                for name, result in zip(step.makes, step.compute(values, self.run_body), strict=False):
-                    if name:
-                        values[name] = result
-            return self._handed(values)
+            return self._by_step(inputs)
         made: list[Any] = []
         if prepared.plan is not None:
-            arrays = self.arrays(prepared, inputs)
             try:
-                made = prepared.plan.run(arrays, self.run_body)
+                made = prepared.plan.run(self.arrays(prepared, inputs), self.run_body)
             except Unforeseen as error:
                 with self._lock:
                     self._unforeseen.add(str(error))
                     self._prepared.clear()
-                return self.run(inputs)
+                return self, dict(inputs)
         results = [made[one] if isinstance(one, _Place) else one for one in prepared.results]
-        if prepared.rest is None:
+        if prepared.rest is None or prepared.after is None:
             known = zip(results, prepared.results, strict=True)
             return [one if isinstance(place, _Place) else _own(one) for one, place in known]
-        assert prepared.after is not None
         values = dict(zip(prepared.names, results, strict=True))
-        step = prepared.rest.step
+        self._compute(prepared.rest.step, values)
+        return prepared.after, {name: values[name] for name in prepared.after.inputs}
+
+    def _by_step(self, inputs: Mapping[str, Any]) -> list[Any]:
+        values = {**self._constants, **inputs}
+        for step in self.steps:
+            self._compute(step, values)
+        return [_own(values[name]) for name in self.outputs]
+
+    def _compute(self, step: Step, values: dict[str, Any]) -> None:
         for name, result in zip(step.makes, step.compute(values, self.run_body), strict=False):
             if name:
                 values[name] = result
-        return prepared.after.run({name: values[name] for name in prepared.after.inputs})
 
     def arrays(self, prepared: Prepared, inputs: Mapping[str, Any]) -> list[AnyArray]:
         """The inputs that a plan takes, each dense in memory."""
         return [_dense(inputs[name]) for name in prepared.given]
-
-    def _handed(self, values: Mapping[str, Any]) -> list[Any]:
-        found: list[Any] = []
-        for name in self.outputs:
-            value = values[name]
-            found.append(_own(value))
-        return found
 
     def prepared(self, inputs: Mapping[str, Any]) -> Prepared:
         """What runs for inputs of these kinds, made now where it is not there."""

@@ -64,7 +64,10 @@ class Prepared(BackendRep):
         """
         if kwargs:
             raise InvalidArgument(f"run takes no options: {sorted(kwargs)} are not known")
-        given = self.named(inputs)
+        return self.run_named(self.named(inputs))
+
+    def run_named(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The outputs for arrays by name, as `named` gives them. Raises as `run` does."""
         try:
             return tuple(self.engine(given).run(given))
         except MemoryError as error:
