@@ -12,6 +12,7 @@ from jitdnn.graph import primitives as jd
 from jitdnn.graph.handle import EngineHandle
 from jitdnn.graph.ir import Graph
 from jitdnn.graph.lower.builder import Builder, Shared
+from jitdnn.graph.lower.nodes import factor_of
 from jitdnn.graph.passes import Memo, optimized
 from jitdnn.graph.passes.affine import folded_affine
 from jitdnn.graph.passes.dead import without_dead
@@ -219,3 +220,27 @@ def test_an_lstm_over_one_step_is_a_product(has_bias: bool, has_state: bool, len
     assert ("matmul" in ops(after)) == (length == 1)
     for one, other in zip(run(before, *arrays), run(after, *arrays), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+SCALES = {
+    "times": (lambda v: v * 0.3, 0.3), "over a power of two": (lambda v: v / 8.0, 0.125),
+    "over another": (lambda v: v / 3.0, None), "under": (lambda v: 8.0 / v, None),
+    "more": (lambda v: v * 0.3 + 1.0, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_a_scale_of_a_product_is_its_alpha(name: str) -> None:
+    function, factor = SCALES[name]
+    assert factor_of(trace(function)) == factor
+    a, b = filled(2, 3, 4, 5), filled(2, 1, 5, 6)
+
+    def net(a: Any, b: Any) -> Any:
+        y = jd.matmul(a, b)
+        return y.tracer.pointwise(trace(function), [y], y.dtype)
+
+    graph = traced(net, a, b)
+    made = with_epilogues(graph)
+    assert ops(made) == ["matmul"]
+    for one, other in zip(run(made, a, b), run(graph, a, b), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)

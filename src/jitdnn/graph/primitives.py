@@ -18,6 +18,7 @@ from jitdnn.errors import InvalidShape
 from jitdnn.graph.operand import Operand, Untraceable
 from jitdnn.graph.tracer import Tracer, operands_in
 from jitdnn.rtcg.expression import trace
+from jitdnn.tensor import dtype_name
 
 _ACTIVATIONS = frozenset({
     "clipped_relu", "elu", "gelu", "hard_sigmoid", "hard_swish", "identity", "leaky_relu", "mish", "relu", "selu",
@@ -56,8 +57,11 @@ def _conv(tracer: Tracer, x: Any, w: Any, bias: Any = None, **how: Any) -> Any:
     return tracer.add("conv", operands, kinds, epilogue=epilogue, **kwargs)[0]
 
 
+_MULTIPLIED = ("f16", "bf16", "f32", "f64")
+
+
 def _matmul(tracer: Tracer, a: Any, b: Any, alpha: float = 1.0) -> Any:
-    if a.dtype != b.dtype or min(a.ndim, b.ndim) < 2:
+    if a.dtype != b.dtype or min(a.ndim, b.ndim) < 2 or dtype_name(a.dtype) not in _MULTIPLIED:
         raise Untraceable(f"a product of {a.shape} {a.dtype} and {b.shape} {b.dtype}")
     if a.shape[-1] != b.shape[-2]:
         raise InvalidShape(f"a has {a.shape[-1]} columns and b {b.shape[-2]} rows: they must be equal")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import jitdnn
 from jitdnn.graph.ir import AnyArray, Node
 from jitdnn.graph.lower.builder import Builder, order_of, viewed
 from jitdnn.graph.tracer import filled
+from jitdnn.rtcg.expression import Expression
 
 Lower = Callable[[Builder, Node], None]
 
@@ -68,12 +70,24 @@ def matmul(b: Builder, node: Node) -> None:
             b.copy(y.reshape(node.output.shape), out)
         return
     out = b.result(node.output)
-    if epilogue is None:
-        b.call(jitdnn.matmul, b.array(left), b.array(right), out=out)
-        return
-    product = b.new(node.output.shape, node.output.dtype)
-    b.call(jitdnn.matmul, b.array(left), b.array(right), out=product)
-    b.run(epilogue, [product, *(b.array(o) for o in operands)], out)
+    alpha = 1.0 if epilogue is None else factor_of(epilogue)
+    b.call(jitdnn.matmul, b.array(left), b.array(right), alpha=1.0 if alpha is None else alpha, out=out)
+    if epilogue is not None and alpha is None:
+        b.run(epilogue, [out, *(b.array(o) for o in operands)], out)
+
+
+def factor_of(expression: Expression) -> float | None:
+    """The number that a formula of one value multiplies it by, None if it does anything else."""
+    if expression.arity == 1 and len(expression.instructions) == 3:
+        value, other, last = expression.instructions
+        number = next((step.number for step in (value, other) if step.operation == "constant"), None)
+        if number is not None and {value.operation, other.operation} == {"input", "constant"}:
+            if last.operation == "multiply":
+                return number
+            # a power of two divides as exactly as its reciprocal multiplies
+            if last.operation == "divide" and other.operation == "constant" and math.frexp(number)[0] == 0.5:
+                return 1.0 / number
+    return None
 
 
 def _pixels(matrix: AnyArray) -> AnyArray:
