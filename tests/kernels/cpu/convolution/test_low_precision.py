@@ -50,6 +50,7 @@ MORE_HALVES = (  # which no other shape of theirs reaches
     ("conv_bwd_filter n2 c32 h9 w11 k32 r3 s3 pad1 g32 nhwc", "bf16"),
     ("conv_bwd_bias n3 k40 p5 q6 nhwc", "f16"),
     ("matmul m17 k33 n29", "bf16"),
+    ("conv_fwd n1 c64 h14 w14 k64 r1 s1", "bf16"),
 )
 COPY = trace(lambda a: a)
 

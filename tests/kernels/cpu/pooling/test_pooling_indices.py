@@ -64,7 +64,8 @@ def test_narrower_instruction_sets(layout: str, cpu: str) -> None:
 
 
 def test_every_algorithm_is_reached() -> None:
-    assert unreached([pooling(words) for words in SHAPES]) == set()
+    without_indices = {"reduction", "separable"}  # they refuse every problem that asks for them
+    assert unreached([pooling(words) for words in SHAPES]) == without_indices
 
 
 def indices_of(problem: Problem, x: np.ndarray[Any, Any]) -> dict[str, list[np.ndarray[Any, Any]]]:
