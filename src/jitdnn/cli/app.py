@@ -1,6 +1,7 @@
 """The commands' arguments, and what a script sees of them: exit codes and one line on standard error.
 
-0 done; 1 the work failed (a JitdnnError, a wrong result); 2 wrong usage; 130 interrupted.
+0 done; 1 the work failed (a JitdnnError, a wrong result); 2 wrong usage; 75 of several processes another one failed;
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import typer
 from jitdnn import __version__, targets
 from jitdnn.cli.caffe_app import Threads
 from jitdnn.cli.caffe_app import app as caffe_commands
-from jitdnn.errors import JitdnnError
+from jitdnn.errors import JitdnnError, ProcessGroupError
 from jitdnn.settings import parse_bytes
 
 #: forms of generated code, of all targets
@@ -485,6 +486,10 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.flush()
     except typer.TyperException as error:
         return _complain(error.format_message(), error.exit_code)
+    except ProcessGroupError as error:
+        return _complain(
+            str(error), 75 if "RANK" in os.environ else 1
+        )  # launch.py: another process is the cause
     except JitdnnError as error:
         return _complain(str(error), 1)
     except BrokenPipeError:  # `jitdnn ... | head`: nobody reads on, and that is fine

@@ -192,9 +192,17 @@ def start(*, backend: str | None = None, timeout: float = TIMEOUT, device: str |
         torch.cuda.set_device(int(str(device).partition(":")[2] or 0))
     try:
         if not dist.is_initialized():
+            wait = timedelta(seconds=timeout)
+            store, rank, size = next(dist.rendezvous("env://", timeout=wait))
+            # torchrun's store outlives a restart, and the addresses of processes that have gone stand in it
+            attempt = f"jitdnn/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{size}"
             dist.init_process_group(
-                backend or ("cpu:gloo,cuda:nccl" if is_gpu else "gloo"), timeout=timedelta(seconds=timeout)
+                backend or ("cpu:gloo,cuda:nccl" if is_gpu else "gloo"),
+                store=dist.PrefixStore(attempt, store),
+                rank=rank,
+                world_size=size,
+                timeout=wait,
             )
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, StopIteration) as error:
         raise ProcessGroupError(f"the processes could not be joined: {error}") from error
     return TorchGroup()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from jitdnn.errors import InvalidArgument, NotSupported, ProcessGroupError
 
 INTERRUPTED = 130
+#: exit code of a process that ends because another one has gone
+BEREAVED = 75
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int = 0) -> i
     if processes < 1:
         raise InvalidArgument(f"{processes} processes: there must be one or more")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch computes nothing here
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # a store of its own for each restart
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -73,9 +76,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int = 0) -> i
         codes = {failure.exitcode for _, failure in failures}
         if codes == {INTERRUPTED}:
             return INTERRUPTED
-        # one that was killed is the cause; the others end because it has gone
-        killed = [item for item in failures if item[1].exitcode < 0]
-        rank, failure = (killed or failures)[0]
+        rank, failure = min(failures, key=lambda item: _is_effect(item[1].exitcode))
         raise ProcessGroupError(
             f"process {rank} of {processes} {_how(failure.exitcode)} (pid {failure.pid}), so that the others were ended"
             f"{f' after {max_restarts} restarts' if max_restarts else ''}; the last snapshot is whole: go on from it "
@@ -87,6 +88,11 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int = 0) -> i
             return INTERRUPTED
         raise ProcessGroupError(f"the processes were ended by {stopped.sigval.name}") from None
     return 0
+
+
+def _is_effect(code: int) -> bool:
+    """Whether a process ended because another one had gone, which the launcher ends by SIGTERM."""
+    return code in (-signal.SIGTERM, BEREAVED, INTERRUPTED)
 
 
 def _how(code: int) -> str:
