@@ -81,12 +81,13 @@ def run_kills(options: argparse.Namespace) -> int:
         sharded = ["--shard-state"] if number % 2 else []
         row = _one_kill(chosen, solver, prefix, whole, [*restarts, *sharded], options, expected)
         rows.append({"number": number, "restarts": bool(restarts), "sharded": bool(sharded), **row})
-        print(json.dumps(rows[-1]), flush=True)
+        sys.stdout.write(json.dumps(rows[-1]) + "\n")
+        sys.stdout.flush()
     ends = [row["seconds_to_end"] for row in rows if row["seconds_to_end"] is not None]
     faults = [row for row in rows if row["fault"]]
-    print(
+    sys.stdout.write(
         f"{len(rows)} kills, {len(faults)} faults; seconds from the kill to the end of the run: median "
-        f"{statistics.median(ends) if ends else float('nan'):.2f}, most {max(ends, default=float('nan')):.2f}"
+        f"{statistics.median(ends) if ends else float('nan'):.2f}, most {max(ends, default=float('nan')):.2f}\n"
     )
     return 1 if faults else 0
 

@@ -12,14 +12,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from jitdnn.arguments import callback, real_number, sequence, shown
 from jitdnn.errors import InvalidArgument, InvalidType, JitdnnError
+from jitdnn.groups import Group
 from jitdnn.handle import current_handle, find_device, settled_device
 from jitdnn.kernels.algorithm import Device
+from jitdnn.ops.tune_together import check_together, divided, exchange
 from jitdnn.ops.worker import WorkerProcess, answer, given
 from jitdnn.planner.net import least, partitions
 from jitdnn.planner.plan import Request
@@ -31,12 +33,14 @@ from jitdnn.settings import current, override, settings
 @dataclass(frozen=True, slots=True)
 class TunedProblem:
     """What became of a problem: `measured`, the rows that are new in the store (the problem's and those of its parts),
-    on which device by its number in the list; none if all was there. `failure` says why nothing takes it."""
+    on which device by its number in the list; none if all was there. `failure` says why nothing takes it, `rank` which
+    of several processes measured it."""
 
     problem: Problem
     device: int
     measured: tuple[Measurement, ...]
     failure: str | None = None
+    rank: int = 0
 
     @property
     def was_known(self) -> bool:
@@ -74,6 +78,7 @@ def tune(
     seconds: float = 1.0,
     store: Store | None = None,
     progress: Callable[[TunedProblem], None] | None = None,
+    group: Group | None = None,
     **overrides: object,
 ) -> Tuning:
     """Measure `problems`, and every part that dividing them may need, and keep the times in the tuning store.
@@ -83,9 +88,10 @@ def tune(
     `devices`, by default that of the current handle, work side by side, the largest problem first. They must be of one
     model, for the times are those of the model. What the store has is not measured again, and what is measured is
     stored at once, so that nothing is lost if the call is interrupted. Each problem is measured for up to `seconds`,
-    each part for a tenth of that. `store` is another one than that of the settings. `progress` is called after each
-    problem, from one thread at a time. `overrides` are settings (`workspace_limit`, `total_workspace`, `division`,
-    `vendor`, ...): algorithms and parts are those that they allow.
+    each part for a tenth of that. With `group` (jitdnn.distributed) several processes make this call, on other devices
+    each: they divide the list, and the stores of all have all times in the end. `store` is another one than that of
+    the settings. `progress` is called after each problem, from one thread at a time. `overrides` are settings
+    (`workspace_limit`, `total_workspace`, `division`, `vendor`, ...): algorithms and parts are those that they allow.
 
     Raises ParseError and InvalidShape for text that is no problem, InvalidArgument for devices of several models and
     for a setting that there is not, DeviceError for a device that is not there. A problem that nothing takes is no
@@ -104,18 +110,52 @@ def tune(
         owner = current_handle()
         found = [owner.device] if devices is None else [_device(each) for each in devices]
         _check(found)
+        own = different
+        if group is not None:
+            check_together(group, different, found)
+            own = divided(different, group.size)[group.rank]
         # an owner's settings that are not in force here count too, as they do for its plans
         values = override(owner.settings, **overrides)
         limit = least(values.workspace_limit, values.total_workspace)
         request = replace(Request.of(values), choice="find", workspace_limit=limit)
         members: list[_Measures] = []
-        for number, device in enumerate(found[: max(1, len(different))]):
+        for number, device in enumerate(found[: max(1, len(own))]):
             name = _name(device)
             arguments = (number, request, store or Store.default(), seconds)
             is_here = number == 0 or name is None
             members.append(_Here(device, *arguments) if is_here else _Worker(str(name), *arguments))
-        results = _Team(different, members, progress).run()
+        results = _Team(own, members, progress).run()
+        if group is not None:
+            _take_others(group, results, store or Store.default(), progress)
     return Tuning(tuple(results[problem] for problem in different), found[0].name)
+
+
+def _take_others(
+    group: Group,
+    results: dict[Problem, TunedProblem],
+    store: Store,
+    progress: Callable[[TunedProblem], None] | None,
+) -> None:
+    """Add what other processes found to the results and to the store."""
+    told = [
+        {
+            "problem": str(each.problem),
+            "device": each.device,
+            "measured": [asdict(row) for row in each.measured],
+            "failure": each.failure,
+        }
+        for each in results.values()
+    ]
+    for rank, entries in enumerate(exchange(group, told)):
+        for entry in entries:
+            rows = tuple(Measurement(**row) for row in entry["measured"])
+            problem = settled_problem(entry["problem"])
+            found = TunedProblem(problem, entry["device"], rows, entry["failure"], rank)
+            results[problem] = found
+            if rank != group.rank:
+                store.add(rows)
+                if progress is not None:
+                    progress(found)
 
 
 def _device(given: Device | str) -> Device:
