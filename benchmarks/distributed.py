@@ -142,7 +142,9 @@ def _one_kill(
     arrays = snapshot.read(snapshot.path_of(str(prefix), options.iterations)).arrays
     apart = max(float(np.abs(arrays[name] - array).max()) for name, array in expected.items())
     row["weights_apart"] = apart
-    return row if apart < options.apart else {**row, "fault": f"weights are {apart} apart"}
+    # the same number of processes has the same bits; others round differently, and that grows
+    most = options.apart if row.get("resumed_with", 2) != 2 else 0.0
+    return row if apart <= most else {**row, "fault": f"weights are {apart} apart"}
 
 
 def main() -> int:
@@ -156,7 +158,12 @@ def main() -> int:
     kills.add_argument(
         "--patience", type=float, default=120, help="seconds after which a run counts as hanging"
     )
-    kills.add_argument("--apart", type=float, default=1e-3, help="most that weights may differ at the end")
+    kills.add_argument(
+        "--apart",
+        type=float,
+        default=0.05,
+        help="most that weights may differ after a resume by another number",
+    )
     kills.add_argument("--seed", type=int, default=0)
     kills.set_defaults(run=run_kills)
     options = parser.parse_args()
