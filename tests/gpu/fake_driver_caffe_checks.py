@@ -13,6 +13,7 @@ from fake_driver import calls, fail, fresh  # noqa: F401
 from jitdnn.caffe import load_net, load_solver
 from jitdnn.handle import Handle
 from jitdnn.rtcg.use import noting
+from lone_group import LoneGroup
 from test_caffe_nets import LENET, RESIDUAL, SMALL, SOLVER, layer
 
 
@@ -139,3 +140,27 @@ def test_a_net_that_is_compiled_already_is_not_planned_twice(monkeypatch: pytest
     monkeypatch.setattr(Handle, "plan", noted)
     made.net.prepare_code(backward=True)
     assert len(planned) == 3
+
+
+@pytest.mark.parametrize("shards_state", [False, True])
+def test_what_processes_exchange_stands_between_graphs(shards_state: bool) -> None:
+    group = LoneGroup()
+    made = solver(RESIDUAL, group=group, shards_state=shards_state)
+    made.step(3)
+    assert made._graph.is_captured
+    kinds = ("sum", "gather_parts", "start_scatter" if shards_state else "start_sum")
+    counted = [group.calls[kind] for kind in kinds]
+    before = calls("cuGraphLaunch"), calls("cuStreamBeginCapture"), calls("cuStreamSynchronize")
+    made.step(4)
+    sums, gathers, buckets = (group.calls[kind] - was for kind, was in zip(kinds, counted, strict=True))
+    # of each iteration: two normalizations forward and backward, labels that count, the loss; the weights
+    assert (sums, gathers) == (
+        4 * (2 + 1 + 1),
+        4 * (2 + (len(made._parallel.buckets.buckets) if shards_state else 0)),
+    )
+    agreed = 0 if shards_state else 4
+    assert buckets == 4 * len(made._parallel.buckets.buckets) + agreed
+    launches = calls("cuGraphLaunch") - before[0]
+    assert launches >= 4 * 6
+    assert calls("cuStreamBeginCapture") == before[1]
+    assert calls("cuStreamSynchronize") == before[2]

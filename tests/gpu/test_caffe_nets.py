@@ -10,8 +10,10 @@ import pytest
 
 import jitdnn as jd
 from jitdnn.caffe import Net, Solver, load_net, load_solver
+from jitdnn.caffe.events import Iterated
 from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.tensor import DeviceArray
+from lone_group import LoneGroup
 
 FILLER = 'weight_filler { type: "xavier" } '
 SOURCES = """
@@ -489,3 +491,25 @@ def test_filters_shared_in_another_shape_stay_packed(name: str) -> None:
         net.forward()
         net.backward()
     assert_equal(cpu, gpu)
+
+
+@pytest.mark.parametrize(
+    ("text", "shards_state"), [(LENET, True), (RESIDUAL, False)], ids=["lenet", "residual"]
+)
+def test_a_group_of_one_process_changes_nothing(text: str, shards_state: bool, name: str) -> None:
+    def train(**options: Any) -> tuple[Solver, list[float]]:
+        losses: list[float] = []
+        made = load_solver(
+            f"net_param {{ {text} }} {SOLVER} clip_gradients: 5",
+            device=name,
+            listener=lambda event: losses.append(float(event.loss)) if isinstance(event, Iterated) else None,
+            **options,
+        )
+        made.step(3)
+        return made, losses
+
+    alone, expected = train()
+    together, found = train(group=LoneGroup(), shards_state=shards_state)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    for one, other in zip(alone.net.parameters, together.net.parameters, strict=True):
+        close(other.blob.data, one.blob.data, one.name)

@@ -20,10 +20,13 @@ from jitdnn.caffe.net import Net
 from jitdnn.caffe.parts import BATCH_NORMS, Part, Turns
 from jitdnn.caffe.shards import Shards
 from jitdnn.caffe.snapshot import DamagedSnapshotError, Snapshot
+from jitdnn.caffe.split_calls import SplitGroup
 from jitdnn.errors import InvalidArgument, ProcessGroupError, SnapshotError
 from jitdnn.groups import WIRES, Group, Work, gather_rows
 
 T = TypeVar("T")
+# on a GPU each bucket ends a graph and is a call of NCCL
+_BUCKET_BYTES = {False: BUCKET_BYTES, True: 4 * BUCKET_BYTES}
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class DataParallel:
         *,
         batch_norm: str = "synchronized",
         wire: str = "f32",
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         shards_state: bool = False,
     ) -> None:
         """`batch_norm`: "synchronized", with the statistics of the whole batch, as in one process; or "local", with
@@ -56,10 +59,10 @@ class DataParallel:
         for name, value, known in (("batch_norm", batch_norm, BATCH_NORMS), ("wire", wire, WIRES)):
             if value not in known:
                 raise InvalidArgument(f"{name} is {value!r}: there are {', '.join(known)}")
-        if bucket_bytes <= 0:
+        if bucket_bytes is not None and bucket_bytes <= 0:
             raise InvalidArgument(f"bucket_bytes is {bucket_bytes}: it must be positive")
-        self.group = group
-        self.part = Part(group, batch_norm)
+        self.group = SplitGroup(group)
+        self.part = Part(self.group, batch_norm)
         self.shards_state = shards_state
         self._wire, self._bytes = wire, bucket_bytes
         self._numbers = np.zeros(3)
@@ -87,7 +90,11 @@ class DataParallel:
                     f"process {rank} trains another net than process {self.group.rank}", rank
                 )
         self.buckets = Buckets(
-            net, self.group, bytes=self._bytes, wire=self._wire, is_scattered=self.shards_state
+            net,
+            self.group,
+            bytes=self._bytes or _BUCKET_BYTES[net.device is not None],
+            wire=self._wire,
+            is_scattered=self.shards_state,
         )
         self.shards = Shards(net, self.group, self.buckets) if self.shards_state else None
         net.after_backward = self.buckets.layer_done
@@ -107,14 +114,12 @@ class DataParallel:
     # ---- training
 
     def open(self, loss: float, is_stopped: bool, is_snapshot_wanted: bool) -> None:
-        """The last backward pass of an iteration is about to run: its loss is known."""
+        """Begin to agree: the last backward pass of an iteration is about to run. `loss` is 0 where a GPU has it."""
         self._numbers[:] = loss, is_stopped, is_snapshot_wanted
         self._work = self.group.start_sum(self._numbers)
-        self.buckets.open()
 
     def close(self) -> Agreed:
-        """Wait until gradients are those of the whole batch."""
-        self.buckets.wait()
+        """Wait for what the others say."""
         assert self._work is not None
         self._work.wait()
         loss, stops, wanted = self._numbers.tolist()

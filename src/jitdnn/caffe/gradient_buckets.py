@@ -23,6 +23,10 @@ from jitdnn.ops.tensor_ops import add
 BUCKET_BYTES = 4 << 20
 
 
+#: elements that a gradient's place is a multiple of: kernels read whole lines
+ALIGNED = 64
+
+
 @dataclass
 class Bucket:
     """Elements `start` .. `stop` of the memory, with the gradients of `parameters`; behind backward of layer number
@@ -54,7 +58,7 @@ class Buckets:
         ready = ready_behind(net)
         order = sorted(range(len(net.parameters)), key=lambda index: (-ready[index], -index))
         itemsize = net.dtype.itemsize
-        grain = group.size if is_scattered else 1
+        grain = ALIGNED * (group.size if is_scattered else 1)
         self.buckets: list[Bucket] = []
         self.places: dict[str, int] = {}  # of each parameter, by its name, where its gradient begins
         end = 0
@@ -67,6 +71,7 @@ class Buckets:
                     last.stop = end
                 last = Bucket(end, end)
                 self.buckets.append(last)
+            end = -(-end // ALIGNED) * ALIGNED
             self.places[parameter.name] = end
             last.parameters.append(parameter)
             last.ready = ready[index]

@@ -7,14 +7,17 @@ compiles and loads every kernel and takes all memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from jitdnn import log, targets
 from jitdnn.caffe.blob import Blob
+from jitdnn.caffe.data_parallel import DataParallel
 from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.net_run import is_on_host, run_backward, run_forward
+from jitdnn.caffe.split_calls import Action, left_out
 from jitdnn.caffe.updates import Updates
 from jitdnn.errors import DeviceError
 
@@ -24,10 +27,12 @@ WARM = 2  # iterations that run call by call before one is captured
 class IterationGraph:
     """Runs iterations of a net: gradients cleared, forward, backward, update."""
 
-    def __init__(self, net: Net, method: Updates) -> None:
-        """`refusal` says why there can be no graph, None where there can."""
-        self._net, self._method = net, method
-        self._graph: Any = None
+    def __init__(self, net: Net, method: Updates, parallel: DataParallel | None = None) -> None:
+        """`refusal` says why there can be no graph, None where there can. With `parallel` other processes take part:
+        what they exchange stands between several graphs (split_calls.py).
+        """
+        self._net, self._method, self._parallel = net, method, parallel
+        self._pieces: list[Action] = []  # replays of graphs, and what the host does between them
         self._captured: Any = None  # what the graph was captured with
         self._done = 0
         self.refusal = _refusal(net)
@@ -40,7 +45,7 @@ class IterationGraph:
     @property
     def is_captured(self) -> bool:
         """Whether iterations are launched as a graph by now."""
-        return self._graph is not None
+        return bool(self._pieces)
 
     def iterate(self, rate: float, iteration: int) -> LossValue:
         """Run one iteration and return its loss, for which nobody waits."""
@@ -48,17 +53,25 @@ class IterationGraph:
         assert net.device is not None
         self._method.prepare(rate, iteration)
         if not self._done:
-            net.prepare_code(backward=True, more=self._method.apply)
+            with self._splitting(left_out):
+                net.prepare_code(backward=True, more=self._method.apply)
         if self._done < WARM or self.refusal is not None or net.observer is not None:
             self._done += 1
             net.clear_gradients()
             net.compute()
+            if self._parallel is not None:
+                self._parallel.buckets.open()
             net.backward()
             with net.running():
+                if self._parallel is not None:
+                    self._parallel.buckets.wait()
                 self._method.apply()
         else:
             self._launch()
-        return LossValue(net.device, net.weighted_blobs())
+        loss = LossValue(net.device, net.weighted_blobs())
+        if self._parallel is not None:
+            loss.add_up(self._parallel.group)
+        return loss
 
     def _launch(self) -> None:
         net = self._net
@@ -74,8 +87,8 @@ class IterationGraph:
             # what the host has written goes up; and where arrays are others by now, another graph is needed
             pointers = [array.pointer for blob in self._blobs() for array in blob.settle()]
             state = (net.device.handle.settings.serial, pointers)
-            if self._graph is None or state != self._captured:
-                self._graph = None
+            if not self._pieces or state != self._captured:
+                self._pieces = []
                 try:
                     self._capture()
                 except DeviceError as error:
@@ -90,16 +103,31 @@ class IterationGraph:
                     for layer in net.layers:
                         layer.is_captured = False
                 self._captured = state
-            self._graph.replay()
+            for piece in self._pieces:
+                piece()
 
     def _capture(self) -> None:
         device = self._net.device
         assert device is not None
         for layer in self._net.layers:
             layer.is_captured = True
-        with device.handle.capture() as graph:
+        pieces: list[Action] = []
+
+        def begin() -> None:
+            pieces.append(capturing.enter_context(device.handle.capture()).replay)
+
+        def split(action: Action) -> None:
+            capturing.close()
+            pieces.append(action)
+            begin()
+
+        with ExitStack() as capturing, self._splitting(split):
+            begin()
             self._calls()
-        self._graph = graph
+        self._pieces = pieces
+
+    def _splitting(self, split: Callable[[Action], None]) -> AbstractContextManager[None]:
+        return nullcontext() if self._parallel is None else self._parallel.group.splitting(split)
 
     def _calls(self) -> None:
         """The calls of an iteration behind what is the host's."""
@@ -108,9 +136,15 @@ class IterationGraph:
         for node in net.nodes:
             if node.bottom:
                 run_forward(node, True)
-        for node in reversed(net.nodes):
-            if node.needs_backward:
-                run_backward(node, True)
+        if self._parallel is not None:
+            self._parallel.buckets.open()
+        for index in range(len(net.nodes) - 1, -1, -1):
+            if net.nodes[index].needs_backward:
+                run_backward(net.nodes[index], True)
+            if net.after_backward is not None:
+                net.after_backward(index)
+        if self._parallel is not None:
+            self._parallel.buckets.wait()
         self._method.apply()
 
     def _blobs(self) -> Iterator[Blob]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.device import NetDevice
+from jitdnn.groups import Group
 from jitdnn.ops.reduce import reduce
 from jitdnn.tensor import DeviceArray
 
@@ -35,6 +36,11 @@ class LossValue:
         made = cls(losses[0]._device, ())
         made._arrays = [array for loss in losses for array in loss._arrays]
         return made
+
+    def add_up(self, group: Group) -> None:
+        """Make it the sum over the processes of a group; nobody waits."""
+        for array in self._arrays:
+            group.sum(array)
 
     @property
     def is_known(self) -> bool:

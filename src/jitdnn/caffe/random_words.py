@@ -10,7 +10,6 @@ from jitdnn.caffe.device import NetDevice
 from jitdnn.caffe.parts import Part
 from jitdnn.ops.dropout import DropoutState, dropout_by
 from jitdnn.ops.elementwise import elementwise
-from jitdnn.ops.tensor_ops import fill
 
 
 class RandomWords:
@@ -46,7 +45,10 @@ class RandomWords:
         if self._ones is None or tuple(self._ones.shape) != shape:
             empty = np.empty if self._device is None else self._device.empty
             self._ones, self._factors = empty(shape, x.dtype), empty(shape, x.dtype)
-            fill(self._ones, 1.0)
+            if self._device is None:
+                self._ones.fill(1)
+            else:  # not by a kernel: where code is compiled ahead none runs
+                self._device.upload(self._ones, np.ones(shape, x.dtype))
         dropout_by(self._ones, ratio, words, self._factors)
         first = self._part.first(rows)
         self._kept(x, self._factors[first : first + rows], out=out)

@@ -165,8 +165,8 @@ class Solver:
         self.method = Updates(self.parameter, self.net.parameters, keeps_updates, shards)
         self._graph: IterationGraph | None = None
         is_whole = self.parameter.iter_size == 1 and not keeps_updates
-        if graph and is_whole and group is None and self.device is not None and memory_limit is None:
-            self._graph = IterationGraph(self.net, self.method)
+        if graph and is_whole and self.device is not None and memory_limit is None:
+            self._graph = IterationGraph(self.net, self.method, self._parallel)
         self._losses: deque[float | LossValue] = deque(maxlen=self.parameter.average_loss)
         self._last_display: tuple[int, float] | None = None
         self._waits = WaitMeter(self.net)
@@ -232,7 +232,9 @@ class Solver:
                 if self._graph is None:
                     loss = self._gradients()
                 else:  # with the update, which changes nothing of what is displayed
+                    self._open(0.0)
                     loss = self._graph.iterate(rate, self.iteration)
+                    self._close()
             self._losses.append(loss)
             if is_displayed:
                 self._display(rate)
@@ -282,18 +284,36 @@ class Solver:
             self.net.compute()
             losses.append(self.net.current_loss())
             if parallel is not None and number == passes - 1:
-                own = sum(map(float, losses)) / passes
-                parallel.open(own, self._stopped.is_set(), self._snapshot_wanted.is_set())
+                self._open(0.0 if self.device is not None else sum(losses) / passes)
+                parallel.buckets.open()
             self.net.backward()
         if parallel is not None:
-            agreed = parallel.close()
-            self._is_stop_agreed = agreed.is_stopped
-            (self._snapshot_wanted.set if agreed.is_snapshot_wanted else self._snapshot_wanted.clear)()
-            return agreed.loss
+            with self.net.running():
+                parallel.buckets.wait()
+            whole = self._close()
+            if self.device is None:
+                return whole
         if self.device is not None:
-            return LossValue.mean(losses)
+            mean_loss = LossValue.mean(losses)
+            if parallel is not None:
+                mean_loss.add_up(parallel.group)
+            return mean_loss
         mean: float = sum(losses) / len(losses)
         return mean
+
+    def _open(self, loss: float) -> None:
+        """Begin to agree with other processes about this iteration."""
+        if self._parallel is not None:
+            self._parallel.open(loss, self._stopped.is_set(), self._snapshot_wanted.is_set())
+
+    def _close(self) -> float:
+        """Take up what was agreed, and return the loss of the whole batch."""
+        if self._parallel is None:
+            return 0.0
+        agreed = self._parallel.close()
+        self._is_stop_agreed = agreed.is_stopped
+        (self._snapshot_wanted.set if agreed.is_snapshot_wanted else self._snapshot_wanted.clear)()
+        return agreed.loss
 
     def _debugging(self) -> AbstractContextManager[None]:
         return debugging(self.net, lambda line: self._tell(Debugged(self.iteration, line)))
