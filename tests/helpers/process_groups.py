@@ -30,7 +30,7 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
-def run_group(program: Path, *arguments: object, size: int = 2, seconds: float = 120) -> None:
+def run_group(program: Path, *arguments: object, size: int = 2, seconds: float = 600) -> None:
     """Run a program in so many processes. Raises AssertionError with their output if one fails."""
     port = free_port()
     processes = [
@@ -48,5 +48,6 @@ def run_group(program: Path, *arguments: object, size: int = 2, seconds: float =
     finally:
         for process in processes:
             process.kill()
+            process.communicate()
     codes = [process.returncode for process in processes]
     assert not any(codes), f"{codes}\n" + "\n".join(outputs)
