@@ -1,7 +1,7 @@
 """Several processes that work together on torch.distributed, started by torchrun.
 
     group = jitdnn.distributed.start()
-    solver = jd.caffe.load_solver("solver.prototxt", group=group)
+    solver = jitdnn.caffe.load_solver("solver.prototxt", group=group)
     solver.solve()
 
 docs/distributed.md has the whole of it. Importing it needs PyTorch: `pip install "jitdnn[distributed]"`.
