@@ -319,6 +319,14 @@ def onnx_counts() -> str:
     return "\n".join(lines) + "\n"
 
 
+def onnx_microsoft() -> str:
+    """The operators of onnxruntime's own domain."""
+    from jitdnn.frameworks.onnx import OPERATORS
+
+    names = sorted(name for domain, name in OPERATORS if domain == "com.microsoft")
+    return ", ".join(f"`{name}`" for name in names) + "\n"
+
+
 def onnx_refused() -> str:
     """Every node test that is refused, by reason."""
     lines = ["| reason | tests |", "| --- | --- |"]
@@ -423,6 +431,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cudnn-functions": cudnn_functions,
     "targets": targets_table,
     "onnx-counts": onnx_counts,
+    "onnx-microsoft": onnx_microsoft,
     "onnx-refused": onnx_refused,
     "torch-left": torch_left,
     "torch-operators": torch_operators,

@@ -20,17 +20,19 @@ def one_node(
     outputs: int = 1,
     version: int = VERSION,
     domain: str = "",
+    omitted: Sequence[int] = (),
     **attributes: Any,
 ) -> onnx.ModelProto:
-    """A model of a single node; None stands for an input that is left out."""
+    """A model of a single node; None stands for an input that is left out, `omitted` are outputs that are."""
     names = ["" if value is None else f"in{place}" for place, value in enumerate(inputs)]
-    node = helper.make_node(operator, names, [f"out{n}" for n in range(outputs)], domain=domain, **attributes)
+    results = ["" if n in omitted else f"out{n}" for n in range(outputs)]
+    node = helper.make_node(operator, names, results, domain=domain, **attributes)
     ins = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
         for name, value in zip(names, inputs, strict=True)
         if value is not None
     ]
-    outs = [onnx.ValueInfoProto(name=f"out{n}") for n in range(outputs)]
+    outs = [onnx.ValueInfoProto(name=name) for name in results if name]
     opsets = [helper.make_opsetid("", version)]
     if domain:
         opsets.append(helper.make_opsetid(domain, {"ai.onnx.ml": 4}.get(domain, 1)))

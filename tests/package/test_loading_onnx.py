@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -65,7 +66,7 @@ def test_tensors_that_lie_are_refused(tensor: Any, message: str) -> None:
 
 
 def test_what_is_no_model() -> None:
-    for given in (None, b"", "model.onnx", onnx.GraphProto()):
+    for given in (None, b"", 7, onnx.GraphProto()):
         with pytest.raises(InvalidType, match="is no model"):
             backend.prepare(given)
 
@@ -207,15 +208,131 @@ def test_tensors_in_files_beside_the_model_are_read(stored: Any) -> None:
     ],
     ids=str,
 )
-def test_tensors_elsewhere_are_not_read(stored: Any, places: dict[str, str]) -> None:
+def test_tensors_elsewhere_are_not_read(stored: Any, tmp_path: Path, places: dict[str, str]) -> None:
     with pytest.raises(InvalidArgument, match="tensor 'w', kept in"):
         stored(**places)
+    with pytest.raises(InvalidArgument, match="tensor 'w', kept in"):
+        backend.prepare(tmp_path / "model" / "m.onnx")
+
+
+def _beside(folder: Path, tensor: Any, node: Any, offset: int = 0, **places: str) -> Path:
+    """A model of one node whose initializer lies in weights.bin."""
+    content = tensor.raw_data
+    (folder / "weights.bin").write_bytes(bytes(offset) + content)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    entries = {"location": "weights.bin", "offset": str(offset), "length": str(len(content))} | places
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+    path = folder / "m.onnx"
+    path.write_bytes(_model([node], [tensor]).SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("offset", [0, 4096, 6])
+def test_tensors_beside_a_model_given_by_its_path_are_mapped(tmp_path: Path, offset: int) -> None:
+    """At any offset; they are not written to."""
+    w = np.arange(12, dtype=np.float32)
+    path = _beside(
+        tmp_path, numpy_helper.from_array(w, "w"), helper.make_node("Add", ["x", "w"], ["y"]), offset
+    )
+    for given in (path, str(path)):
+        prepared = backend.prepare(given)
+        np.testing.assert_array_equal(prepared.run([np.ones(12, np.float32)])[0], w + 1)
+    assert not prepared._graph.constants["w"].flags.writeable
+    with jd.settings(load_limit="47 B"), pytest.raises(InvalidArgument, match="load_limit"):
+        backend.prepare(path)
+    (tmp_path / "weights.bin").write_bytes(bytes(offset + 47))
+    with pytest.raises(InvalidArgument, match="48 bytes from"):
+        backend.prepare(path)
+
+
+def test_elements_that_share_bytes_may_lie_in_other_files(tmp_path: Path) -> None:
+    values = np.array([1, -2, 7, -8, 3]).astype(ml_dtypes.int4)
+    node = helper.make_node("Cast", ["w"], ["y"], to=FLOAT)
+    path = _beside(tmp_path, numpy_helper.from_array(values, "w"), node)
+    (y,) = backend.prepare(path).run([np.zeros(1, np.float32)])
+    np.testing.assert_array_equal(y, [1, -2, 7, -8, 3])
+
+
+def test_models_of_more_than_two_gigabytes(tmp_path: Path) -> None:
+    """A table of 3 GiB, all but two rows of which are a hole of the file: it is never read as a whole."""
+    rows, width = 3 << 18, 1024
+    table = TensorProto(name="w", data_type=FLOAT, dims=[rows, width])
+    table.data_location = TensorProto.EXTERNAL
+    table.external_data.add(key="location", value="weights.bin")
+    with open(tmp_path / "weights.bin", "wb") as file:
+        for row in (7, rows - 1):
+            file.seek(row * width * 4)
+            file.write(np.full(width, row, np.float32).tobytes())
+    cast = helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(
+        _model([cast, helper.make_node("Gather", ["w", "i"], ["y"])], [table]).SerializeToString()
+    )
+    with jd.settings(load_limit="4 GiB"):
+        (y,) = backend.prepare(path).run([np.array([7, rows - 1, 0], np.float32)])
+    np.testing.assert_array_equal(y, np.repeat([[7], [rows - 1], [0]], width, 1))
+
+
+def test_files_of_onnxruntime_that_the_checker_refuses() -> None:
+    """Outputs without a shape or type, also of a body; initializers of IR 3 that are no inputs; a domain that is not
+    imported. They mean the same."""
+    x = np.array([1.0, -2.0], np.float32)
+    bare = onnx.ValueInfoProto(name="r")
+    body = helper.make_graph([helper.make_node("Add", ["x", "w"], ["r"])], "b", [], [bare])
+    nodes = [
+        helper.make_node("If", ["c"], ["t"], then_branch=body, else_branch=body),
+        helper.make_node("QuickGelu", ["t"], ["y"], domain="com.microsoft"),
+    ]
+    tensors = [
+        numpy_helper.from_array(np.ones(2, np.float32), "w"),
+        numpy_helper.from_array(np.array(True), "c"),
+    ]
+    model = _model(nodes, tensors)
+    del model.opset_import[1]
+    model.ir_version = 3
+    model.opset_import[0].version = 11
+    for output in (onnx.ValueInfoProto(name="y"), helper.make_tensor_value_info("y", FLOAT, None)):
+        model.graph.output[0].CopyFrom(output)
+        (y,) = backend.prepare(model).run({"x": x})
+        np.testing.assert_allclose(y, (x + 1) / (1 + np.exp(-1.702 * (x + 1))), rtol=1e-5)
+    with pytest.raises(onnx.checker.ValidationError):
+        onnx.checker.check_model(model)
+    model.graph.node[0].input[0] = "nowhere"
+    with pytest.raises(InvalidArgument, match="not a valid model"):
+        backend.prepare(model)
+
+
+def test_all_that_is_not_covered_is_told_at_once() -> None:
+    """By the model's own operators and the names of its nodes, in bodies and functions too."""
+    inner = helper.make_graph(
+        [helper.make_node("Inner", ["x"], ["r"], name="deep", domain="d")], "b", [],
+        [helper.make_tensor_value_info("r", FLOAT, [1])],
+    )  # fmt: skip
+    body = [helper.make_node("Far", ["q"], ["z"], name="far", domain="d")]
+    function = helper.make_function("d", "twice", ["q"], ["z"], body, [helper.make_opsetid("d", 1)])
+    nodes = [
+        helper.make_node("Sideways", ["x"], ["a"], name="one", domain="d"),
+        helper.make_node("Sideways", ["a"], ["f"], name="two", domain="d"),
+        helper.make_node("twice", ["f"], ["g"], domain="d"),
+        helper.make_node("If", ["g"], ["y"], then_branch=inner, else_branch=inner),
+    ]
+    with pytest.raises(NotSupported, match="3 things are not covered") as caught:
+        backend.prepare(_model(nodes, functions=[function]))
+    message = str(caught.value)
+    for part in ("d.Sideways is not covered (2 nodes: 'one', 'two')", "d.Far is not covered (node 'far')",
+                 "d.Inner is not covered (2 nodes: 'deep', 'deep')"):  # fmt: skip
+        assert part in message
+    node = helper.make_node("Gelu", ["x"], ["y"], name="n", domain="com.microsoft", sideways=1)
+    with pytest.raises(NotSupported, match=r"attribute 'sideways' .*\(node 'n'\)"):
+        backend.prepare(_model([node]))
 
 
 def test_a_model_in_memory_reads_no_file(stored: Any, tmp_path: Path) -> None:
     stored()
     model = onnx.load(tmp_path / "model" / "m.onnx", load_external_data=False)
-    with pytest.raises(NotSupported, match="lies in another file: load the model by"):
+    with pytest.raises(NotSupported, match="lies in another file: give prepare the model's path, or load it"):
         backend.prepare(model)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,12 @@ from onnx.backend.base import BackendRep
 
 from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.frameworks.onnx.bounds import check_bounds, reading
+from jitdnn.frameworks.onnx.checking import check, check_covered
+from jitdnn.frameworks.onnx.files import read
 from jitdnn.frameworks.onnx.graph import Graph, as_values
 from jitdnn.frameworks.onnx.inlining import in_place
 from jitdnn.frameworks.onnx.operators import OPERATORS
+from jitdnn.frameworks.onnx.outside import tensors_of
 from jitdnn.graph.engine import Engine
 
 
@@ -92,21 +97,29 @@ class Backend(OnnxBackend):
         return True
 
     @classmethod
-    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
-        """Return the model, ready to run.
+    def prepare(
+        cls, model: onnx.ModelProto | str | PathLike[str], device: str = "CPU", **kwargs: Any
+    ) -> Prepared:
+        """Return the model, ready to run. With the path of a file, tensors that it keeps in other files of its folder
+        are mapped into memory, and must not change as long as the model is used.
 
         Functions of the model are put in place, and so are operators that ONNX itself defines by others and
         that have no function of their own here. Raises InvalidArgument for a model that is not valid or beyond
-        `jitdnn.limits`, or a device that is not "CPU", NotSupported for operators and attributes that are not covered
-        and for tensors in other files, which `load` reads.
+        `jitdnn.limits`, or a device that is not "CPU", NotSupported for operators and attributes that are not covered,
+        all of them in one message, and for tensors in other files, which `load` reads.
         """
         if kwargs:
             raise InvalidArgument(f"prepare takes no options: {sorted(kwargs)} are not known")
         if not cls.supports_device(device):
             raise InvalidArgument(f'device is {device!r}: this backend runs on "CPU"')
-        with reading():
-            check_bounds(model)
-            onnx.checker.check_model(model)
+        folder = None
+        if isinstance(model, (str, PathLike)):
+            file = Path(model)
+            model, folder = read(file), file.absolute().parent
+        with reading(), tensors_of(folder):
+            check_bounds(model, folder is not None)
+            check(model, OPERATORS)
+            check_covered(model, OPERATORS)
             model = in_place(model, OPERATORS)
             versions = {entry.domain: entry.version for entry in model.opset_import}
             return Prepared(Graph.read(model.graph, versions, OPERATORS))

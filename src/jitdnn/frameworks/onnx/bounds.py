@@ -43,9 +43,10 @@ def reading() -> Iterator[None]:
         raise InvalidArgument(f"not a valid model of ONNX: {str(error)[:1000]}") from error
 
 
-def check_bounds(model: onnx.ModelProto) -> None:
+def check_bounds(model: onnx.ModelProto, may_be_outside: bool = False) -> None:
     """Raises InvalidArgument for a model beyond `limits` or the setting `load_limit`, or with tensors whose bytes do
-    not fit their shape; NotSupported for tensors in other files; InvalidType for what is no model."""
+    not fit their shape; NotSupported for tensors in other files, unless they may be there; InvalidType for what is no
+    model."""
     if not isinstance(model, onnx.ModelProto):
         raise InvalidType(
             f"a {type(model).__name__} is no model: give an onnx.ModelProto, as jitdnn.frameworks.onnx.load(path) "
@@ -61,7 +62,7 @@ def check_bounds(model: onnx.ModelProto) -> None:
             f"this model has {count:,} nodes with its functions in place of their calls: at most "
             f"{limits.ONNX_NODES:,} are read"
         )
-    held = sum(_checked_size(tensor) for tensor in tensors(model))
+    held = sum(_checked_size(tensor, may_be_outside) for tensor in tensors(model))
     check_bytes("what the tensors of this model hold", held)
 
 
@@ -184,12 +185,19 @@ def size_of(tensor: onnx.TensorProto) -> int:
         ) from None
 
 
-def _checked_size(tensor: onnx.TensorProto) -> int:
-    if tensor.data_location == TensorProto.EXTERNAL:
+def is_packed(tensor: onnx.TensorProto) -> bool:
+    """True for elements that share bytes."""
+    return tensor.data_type in _BITS
+
+
+def _checked_size(tensor: onnx.TensorProto, may_be_outside: bool) -> int:
+    is_outside = tensor.data_location == TensorProto.EXTERNAL
+    if is_outside and not may_be_outside:
         raise in_another_file(tensor)
     size = size_of(tensor)
     if (
-        tensor.HasField("raw_data")
+        not is_outside
+        and tensor.HasField("raw_data")
         and tensor.data_type != TensorProto.STRING
         and len(tensor.raw_data) != size
     ):
@@ -203,6 +211,6 @@ def _checked_size(tensor: onnx.TensorProto) -> int:
 def in_another_file(tensor: onnx.TensorProto) -> NotSupported:
     """The error for external data: they are read by `load`, which knows the model's folder."""
     return NotSupported(
-        f"tensor {tensor.name!r} lies in another file: load the model by jitdnn.frameworks.onnx.load(path), which "
-        "reads it"
+        f"tensor {tensor.name!r} lies in another file: give prepare the model's path, or load it by "
+        "jitdnn.frameworks.onnx.load(path)"
     )

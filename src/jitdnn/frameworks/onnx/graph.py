@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from jitdnn.errors import InvalidArgument, InvalidType, JitdnnError, NotSupported
-from jitdnn.frameworks.onnx.bounds import in_another_file
 from jitdnn.frameworks.onnx.inference import inferred
 from jitdnn.frameworks.onnx.operator import Operator, Site
+from jitdnn.frameworks.onnx.outside import array_of
 from jitdnn.graph.tracer import Bodies, Kind
 
 Values = dict[str, Any]
@@ -162,16 +161,20 @@ class Graph:
 def _read_node(
     node: onnx.NodeProto, versions: Mapping[str, int], table: Table
 ) -> tuple[Operator, Site, onnx.NodeProto, dict[str, Any]]:
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    title = f"{domain}.{node.op_type}" if domain else node.op_type
-    operator = table.get((domain, node.op_type))
+    site = site_of(node, versions)
+    operator = table.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
     if operator is None:
-        raise NotSupported(f"operator {title} is not covered")
-    wanted = tuple(bool(name) for name in node.output)
-    site = Site(title, node.name, versions.get(domain, 1), wanted)
+        raise NotSupported(f"operator {site.operator} is not covered")
     attributes = {a.name: _attribute(a, site, versions, table) for a in node.attribute}
     operator.check(site, node.input, attributes)
     return operator, site, node, attributes
+
+
+def site_of(node: onnx.NodeProto, versions: Mapping[str, int]) -> Site:
+    """Where a node stands, with its operator's name as errors have it."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    title = f"{domain}.{node.op_type}" if domain else node.op_type
+    return Site(title, node.name, versions.get(domain, 1), tuple(bool(name) for name in node.output))
 
 
 def _attribute(attribute: onnx.AttributeProto, site: Site, versions: Mapping[str, int], table: Table) -> Any:
@@ -195,15 +198,6 @@ def _attribute(attribute: onnx.AttributeProto, site: Site, versions: Mapping[str
             return value
     kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
     raise site.refuse(f"attribute {attribute.name!r} of kind {kind} is not covered")
-
-
-def array_of(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
-    """A tensor of ONNX as an array. Raises NotSupported for data that lies in another file."""
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        raise in_another_file(tensor)
-    array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
-    array.setflags(write=False)
-    return array
 
 
 def as_values(inputs: Iterable[Any], names: Sequence[str]) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx
 from onnx import inliner
 
@@ -13,12 +15,39 @@ _DEPTH = 8
 
 def in_place(model: onnx.ModelProto, table: Table) -> onnx.ModelProto:
     """The model without functions, and with the definitions of the operators that `table` has not, where ONNX has
-    one. The model that was given stays as it is."""
+    one. The model that was given stays as it is. The inliner sees the initializers' names alone."""
+    held = list(model.graph.initializer)
+    if not (
+        model.functions or any(is_defined(*found, _versions(model)) for found in _missing(model.graph, table))
+    ):
+        return model
+    light = onnx.ModelProto(ir_version=model.ir_version)
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    for field in ("name", "node", "input", "output", "sparse_initializer"):
+        value = getattr(model.graph, field)
+        if isinstance(value, str):
+            light.graph.name = value
+        else:
+            getattr(light.graph, field).extend(value)
+    for tensor in held:
+        light.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=[0])
+    made = _inlined(light, table)
+    del made.graph.initializer[:]
+    made.graph.initializer.extend(held)
+    return made
+
+
+def _versions(model: onnx.ModelProto) -> dict[str, int]:
+    return {entry.domain: entry.version for entry in model.opset_import}
+
+
+def _inlined(model: onnx.ModelProto, table: Table) -> onnx.ModelProto:
     if model.functions:
         model = inliner.inline_local_functions(model)
     for _ in range(_DEPTH):
-        versions = {entry.domain: entry.version for entry in model.opset_import}
-        others = {found for found in _missing(model.graph, table) if _is_defined(*found, versions)}
+        versions = _versions(model)
+        others = {found for found in _missing(model.graph, table) if is_defined(*found, versions)}
         if not others:
             break
         copy = onnx.ModelProto()
@@ -43,7 +72,8 @@ def _missing(graph: onnx.GraphProto, table: Table) -> set[tuple[str, str]]:
     return found
 
 
-def _is_defined(domain: str, operator: str, versions: dict[str, int]) -> bool:
+def is_defined(domain: str, operator: str, versions: Mapping[str, int]) -> bool:
+    """True if ONNX defines the operator by others."""
     if not onnx.defs.has(operator, domain):
         return False
     schema = onnx.defs.get_schema(operator, versions.get(domain, 1), domain)

@@ -14,6 +14,9 @@ from jitdnn.frameworks.onnx import (
     images,
     learning,
     loss,
+    microsoft_attention,
+    microsoft_fused,
+    microsoft_quantized,
     movement,
     ngrams,
     normalization,
@@ -70,6 +73,11 @@ _FAMILIES = {
     ),
     "ai.onnx.ml": (learning.OPERATORS, trees.OPERATORS),
     "ai.onnx.preview.training": (training.OPERATORS,),
+    "com.microsoft": (
+        microsoft_attention.OPERATORS,
+        microsoft_fused.OPERATORS,
+        microsoft_quantized.OPERATORS,
+    ),
 }
 #: operators by domain and name
 OPERATORS: dict[tuple[str, str], Operator] = {
@@ -78,3 +86,5 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     for family in families
     for name, operator in family.items()
 }
+# onnxruntime puts it into ONNX's own domain, which has it not
+OPERATORS["", "SimplifiedLayerNormalization"] = OPERATORS["com.microsoft", "SimplifiedLayerNormalization"]
