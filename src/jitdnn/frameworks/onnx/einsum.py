@@ -55,16 +55,17 @@ def einsum(first: Array, /, *others: Array, equation: str, site: Site) -> Any:
     return left.array.transpose([left.names.index(name) for name in result])
 
 
+def is_equation(text: str) -> bool:
+    """False for text that no equation is made of; onnx's own inference never ends over some of it."""
+    plain = text.replace(" ", "").replace("...", "").replace("->", "").replace(",", "")
+    return all(c.isascii() and c.isalpha() for c in plain)
+
+
 def _read(equation: str, arrays: Sequence[Array], site: Site) -> tuple[list[_Term], tuple[Any, ...]]:
     text = equation.replace(" ", "")
     given, arrow, wanted = text.partition("->")
     words = given.split(",")
-    letters = text.replace("...", "").replace("->", "").replace(",", "")
-    if (
-        len(words) != len(arrays)
-        or not all(c.isascii() and c.isalpha() for c in letters)
-        or len(words) > _MOST
-    ):
+    if len(words) != len(arrays) or not is_equation(equation) or len(words) > _MOST:
         raise InvalidArgument(f"{site.operator}: {equation[:80]!r} does not fit {len(arrays)} operands")
     terms = []
     for word, array in zip(words, arrays, strict=True):

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
+from jitdnn.frameworks.onnx.einsum import is_equation
 from jitdnn.graph.operand import Operand
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def inferred(step: Step, values: Mapping[str, Any]) -> list[Kind | None] | None:
     node = step.node
     domain = "" if node.domain == "ai.onnx" else node.domain
     if any(isinstance(value, type(step)) or hasattr(value, "steps") for value in step.attributes.values()):
+        return None
+    if node.op_type == "Einsum" and not is_equation(step.attributes.get("equation", "")):
         return None
     types, data = {}, {}
     try:

@@ -16,6 +16,7 @@ from jitdnn.frameworks.onnx.pointwise import Array, is_real, pointwise
 from jitdnn.frameworks.onnx.reduction import reduced
 from jitdnn.frameworks.onnx.views import converted, element_type
 from jitdnn.graph import primitives as jd
+from jitdnn.graph.operand import Operand, Untraceable
 
 #: the least and greatest number of the types that are narrower than 8 bits, by their names
 NARROW = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
@@ -56,6 +57,8 @@ def _integers(x: Array, scale: Array, zero: Array | None, dtype: np.dtype[Any], 
     low, high = NARROW.get(dtype.name, (None, None))
     stored = dtype if low is None else np.dtype(np.int8 if low else np.uint8)
     if kind.itemsize <= 2:  # a quotient of half precision is rounded before it is made an integer
+        if isinstance(x, Operand):
+            raise Untraceable("a fused formula is rounded once")
         x, scale = pointwise(lambda v, s: v / s, x, scale, dtype=kind), np.ones((), kind)
     shift = np.zeros((), np.int8) if zero is None else computable(zero)
     if low is None:
