@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.errors import DeviceError
-from jitdnn.settings import format_bytes
+from jitdnn.errors import DeviceError, InvalidShape
+from jitdnn.settings import check_bytes, format_bytes
 from jitdnn.tensor import Array, TensorDescriptor, dtype_name, packed_strides
 from jitdnn.tensor.borrowed import view
 
@@ -44,7 +44,8 @@ class Reserved:
         self._counts = {"arena": 0, "input": 0, "output": 0}
 
     def take(self, kind: str, bytes: int) -> Buffer:
-        """Memory that no other array has."""
+        """Memory that no other array has. Raises InvalidShape for more than the setting `load_limit`."""
+        check_bytes("an array of this graph", bytes, InvalidShape)
         address = self._next + -self._next % _ALIGNMENT
         self._next = address + bytes + _GAP
         if self._next > self._end:
