@@ -53,7 +53,7 @@ def quantize_linear(
     return y.reshape(x.shape)
 
 
-def _integers(x: Array, scale: Array, zero: Array | None, dtype: np.dtype[Any], kind: np.dtype[Any]) -> Array:
+def _integers(x: Any, scale: Array, zero: Array | None, dtype: np.dtype[Any], kind: np.dtype[Any]) -> Array:
     low, high = NARROW.get(dtype.name, (None, None))
     stored = dtype if low is None else np.dtype(np.int8 if low else np.uint8)
     if kind.itemsize <= 2:  # a quotient of half precision is rounded before it is made an integer
