@@ -130,7 +130,8 @@ def optimise(module: Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     """Verify a traced module and run LLVM's passes on it.
 
     Each function is simplified once, as LLVM's -O1 does it. A kernel is already unrolled, vectorised and inlined as it
-    was written, so that the passes over whole modules, and -O2's further ones, took as long again and gained nothing.
+    was written, so that the passes over whole modules, and -O2's further ones, took as long again and gained next to
+    nothing.
     """
     _require_room()
     machine = _target_machine(module.isa)
