@@ -212,7 +212,7 @@ def test_plan_under_a_limit_and_with_measured_times(capsys: pytest.CaptureFixtur
     code, out, _ = call(capsys, "plan", PROBLEM, "--workspace-limit", "0", "--threads", "1")
     assert code == 0
     assert "no workspace" in out
-    assert re.search(r"im2col .*refused: needs", out)
+    assert re.search(r"implicit_gemm .*refused: needs", out)
     code, out, _ = call(capsys, "plan", PROBLEM, "--find")
     assert code == 0
     assert re.search(r"> +\w+ +\S+ \ws +measured", out)

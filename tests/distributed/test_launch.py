@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from jitdnn.caffe import snapshot
+from jitdnn.distributed import start as join
 from jitdnn.distributed.launch import launch, place
-from jitdnn.errors import InvalidArgument, ProcessGroupError
+from jitdnn.errors import InvalidArgument, NotSupported, ProcessGroupError
 
 SOLVER = """base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 type: "SGD" random_seed: 3 display: 5
 max_iter: {iterations} snapshot: 20 snapshot_prefix: "{prefix}"
@@ -122,3 +124,11 @@ def test_what_torchrun_says_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(InvalidArgument, match="torchrun"):
         place()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch has a GPU here")
+def test_gpus_that_pytorch_does_not_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(NotSupported, match="cuda:1 reduce their gradients by NCCL"):
+        join(device="cuda:1")

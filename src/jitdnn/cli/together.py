@@ -10,6 +10,7 @@ from typing import Any
 
 from jitdnn import log, targets
 from jitdnn.errors import DeviceError, InvalidArgument
+from jitdnn.handle import find_device
 from jitdnn.settings import available_cores, settings
 
 
@@ -40,9 +41,12 @@ def run_together(together: Together, gpu: Sequence[str], arguments: Sequence[str
     """Start the processes that are asked for, each with these arguments of the command line, and return their exit
     code; None if this process is to do the work.
     """
-    wanted = together.processes or len(_gpus(gpu))
+    gpus = _gpus(gpu)
+    wanted = together.processes or len(gpus)
     if "RANK" in os.environ or wanted <= 1:
         return None
+    for name in gpus:  # one that is not there is told here, rather than by a process that ends
+        find_device(name)
     from jitdnn.distributed.launch import launch
 
     return launch(arguments, wanted, together.max_restarts)

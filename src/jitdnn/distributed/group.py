@@ -175,7 +175,8 @@ def start(*, backend: str | None = None, timeout: float = TIMEOUT, device: str |
     `backend`: torch's, None for gloo, and NCCL beside it where `device`, the GPU of this process, is one of NVIDIA's
     ("cuda", "cuda:1"). `timeout` in seconds: a process that does not answer for so long counts as gone.
 
-    Raises InvalidArgument outside of torchrun, ProcessGroupError if the others do not come.
+    Raises InvalidArgument outside of torchrun, NotSupported for a GPU that PyTorch cannot use, ProcessGroupError if the
+    others do not come.
     """
     missing = [
         name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
@@ -189,6 +190,11 @@ def start(*, backend: str | None = None, timeout: float = TIMEOUT, device: str |
         raise InvalidArgument(f"timeout is {timeout}: seconds above 0 are needed")
     is_gpu = device is not None and device.startswith("cuda")
     if is_gpu:
+        if not torch.cuda.is_available():
+            raise NotSupported(
+                f"processes on {device} reduce their gradients by NCCL, and this PyTorch ({torch.__version__}) finds no "
+                "GPU: install a build of PyTorch for CUDA"
+            )
         torch.cuda.set_device(int(str(device).partition(":")[2] or 0))
     try:
         if not dist.is_initialized():

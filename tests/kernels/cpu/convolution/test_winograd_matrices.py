@@ -62,7 +62,7 @@ def test_traced_maps_are_the_matrices(m: int, r: int, name: str) -> None:
     values = np.random.default_rng(0).standard_normal((len(matrix[0]), lanes))
     results = np.full((len(matrix), lanes), np.nan)
     block = np.array([values.ctypes.data, results.ctypes.data, 0, 0, 0], np.int64).tobytes()
-    launch([(library.address("map"), 1)], block, 1)
+    launch(library, [(library.address("map"), 1)], block, 1, ())
     expected = np.array([[float(c) for c in row] for row in matrix]) @ values
     np.testing.assert_allclose(results, expected, rtol=0, atol=1e-13)
 
