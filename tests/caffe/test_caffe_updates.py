@@ -70,6 +70,27 @@ def test_cosine() -> None:
     assert third == pytest.approx(0.15)
 
 
+@pytest.mark.parametrize(("iterations", "share"), [(100, 0.3), (40, 0.25), (7, 2 / 7)])
+def test_one_cycle_is_that_of_pytorch(iterations: int, share: float) -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.4, total_steps=iterations, pct_start=share, cycle_momentum=False
+    )
+    wanted = []
+    for _ in range(iterations):
+        wanted.append(cycle.get_last_lr()[0])
+        optimizer.step()
+        cycle.step() if len(wanted) < iterations else None
+    highest = round(share * iterations) - 1
+    text = f'lr_policy: "onecycle" base_lr: 0.4 max_iter: {iterations} stepsize: {highest}'
+    assert rates(text, iterations) == pytest.approx(wanted, rel=1e-12)
+    # beyond the last iteration it stays
+    rate = LearningRate(parse(text, SolverParameter))
+    assert rate.at(iterations + 5) == pytest.approx(wanted[-1])
+
+
 def test_warm_up() -> None:
     found = rates('lr_policy: "fixed" base_lr: 1 warmup_iter: 4', 6)
     assert found == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
@@ -85,6 +106,9 @@ def test_warm_up() -> None:
         ("base_lr: 1", "lr_policy is not set: there are fixed"),
         ('base_lr: 1 lr_policy: "cosinus"', r"unknown lr_policy 'cosinus' \(line 1\)"),
         ('base_lr: 1 lr_policy: "cosine"', "needs max_iter"),
+        ('base_lr: 1 lr_policy: "onecycle" max_iter: 9', "needs stepsize"),
+        ('base_lr: 1 lr_policy: "onecycle" max_iter: 9 stepsize: 9', "from 1 to 8"),
+        ('base_lr: 1 lr_policy: "onecycle" max_iter: 9 stepsize: 0', "from 1 to 8"),
         ('base_lr: 1 lr_policy: "fixed" warmup_iter: -1', "warmup_iter is -1"),
         ('base_lr: 1 lr_policy: "fixed" warmup_iter: 3 warmup_start_lr: 2', "start above base_lr"),
         ('lr_policy: "fixed"', "base_lr"),

@@ -48,10 +48,14 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Iterated(Event):
-    """An update is done; `loss` is that of its batch: of a net on a GPU a LossValue, for which `float` waits."""
+    """An update is done; `loss` is that of its batch: of a net on a GPU a LossValue, for which `float` waits.
+
+    `gradient_norm` is what clip_gradients was compared with, None without it and on GPUs.
+    """
 
     loss: float | LossValue
     rate: float
+    gradient_norm: float | None = None
 
 
 @dataclass(frozen=True)

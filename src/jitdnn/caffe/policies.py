@@ -13,6 +13,9 @@ Symbols: base = base_lr, γ = gamma, i = iteration (from 0).
 Not Caffe's, but of later trainings:
 
     cosine     base · (1 + cos(π i / max_iter)) / 2 (Loshchilov and Hutter, 2017, without restarts)
+    onecycle   from base / 25 at the first iteration up to base at iteration stepsize, then down to base / 250,000 at
+               the last, both along half a cosine: r(a, b, t) = b + (a − b) (1 + cos π t) / 2, t from 0 to 1 (Smith and
+               Topin, 2018; the numbers are those of PyTorch's OneCycleLR, which has the momentum fall and rise, too)
 
 and with any policy `warmup_iter` and `warmup_start_lr`, as Intel's Caffe calls them: in the first warmup_iter
 iterations the rate rises evenly from warmup_start_lr to what the policy says of iteration warmup_iter.
@@ -34,7 +37,10 @@ POLICIES: dict[str, tuple[str, ...]] = {  # the fields that each policy cannot d
     "poly": ("power", "max_iter"),
     "sigmoid": ("gamma", "stepsize"),
     "cosine": ("max_iter",),
+    "onecycle": ("max_iter", "stepsize"),
 }
+# by what onecycle divides base for its first rate, and that for its last one
+_FIRST, _LAST = 25.0, 1e4
 
 
 class LearningRate:
@@ -64,6 +70,11 @@ class LearningRate:
         if policy == "step" and solver.stepsize <= 0:
             raise InvalidArgument(
                 f"stepsize is {solver.stepsize}{solver.where('stepsize')}: it must be positive"
+            ).at(solver.place("stepsize"))
+        if policy == "onecycle" and not 0 < solver.stepsize < solver.max_iter:
+            raise InvalidArgument(
+                f"stepsize is {solver.stepsize}{solver.where('stepsize')}: with lr_policy 'onecycle' it is the "
+                f"iteration with the highest rate, from 1 to {solver.max_iter - 1}, one before max_iter"
             ).at(solver.place("stepsize"))
         if policy == "sigmoid" and solver.stepsize < 0:
             raise InvalidArgument(
@@ -106,9 +117,22 @@ class LearningRate:
             case "cosine":
                 done = min(1.0, iteration / max(1, solver.max_iter))
                 return base * (1 + math.cos(math.pi * done)) / 2
+            case "onecycle":
+                return _one_cycle(base, iteration, solver.stepsize, solver.max_iter - 1)
             case "sigmoid":
                 return base / (1 + _exp(-gamma * (iteration - solver.stepsize)))
         return base
+
+
+def _one_cycle(base: float, iteration: int, highest: int, last: int) -> float:
+    first = base / _FIRST
+    if iteration <= highest:
+        return _along_cosine(first, base, iteration / highest)
+    return _along_cosine(base, first / _LAST, min(1.0, (iteration - highest) / max(1, last - highest)))
+
+
+def _along_cosine(start: float, end: float, done: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * done)) / 2
 
 
 def _exp(x: float) -> float:

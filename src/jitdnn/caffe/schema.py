@@ -251,6 +251,7 @@ class SolverParameter(Message):
     weights = repeated(string())
     warmup_iter = int32()
     warmup_start_lr = real()
+    ema_decay = real()
 
 
 # the fields of data layers that V1 kept beside the source and V2 keeps in transform_param

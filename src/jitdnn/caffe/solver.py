@@ -41,6 +41,7 @@ from jitdnn.caffe.totals import Totals
 from jitdnn.caffe.updates import Updates
 from jitdnn.caffe.upgrade import upgrade_solver
 from jitdnn.caffe.waiting import WaitMeter
+from jitdnn.caffe.weight_average import WeightAverage
 from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays
 from jitdnn.errors import NotSupported, SnapshotError
 from jitdnn.groups import Group
@@ -156,6 +157,15 @@ class Solver:
         for names in self.parameter.weights:
             for name in names.split(","):
                 load_weights(self.net, paths.find(name.strip(), base))
+        self.average: WeightAverage | None = None
+        if self.parameter.ema_decay:
+            if group is not None and batch_norm == "local":
+                raise NotSupported(
+                    "ema_decay: with batch_norm 'local' each process would have averages of its own"
+                )
+            self.average = WeightAverage(self.net, self.parameter.ema_decay)
+            for net in self.test_nets:
+                self.average.share_with(net)
         keeps_updates = self.parameter.snapshot_diff or self.parameter.debug_info
         if shards_state and keeps_updates:
             raise NotSupported(
@@ -173,7 +183,7 @@ class Solver:
         is_writer = group is None or not group.rank
         self.snapshot_prefix = prefix_of(self.parameter, self.net, file, snapshot_prefix, is_writer)
         if memory_limit is not None:
-            history = self.method.nbytes
+            history = self.method.nbytes + (0 if self.average is None else self.average.nbytes)
             limit_together(self.net, self.test_nets, memory_limit, history)
 
     # ---- training
@@ -212,6 +222,8 @@ class Solver:
         self._is_stop_agreed = False
         if self._parallel is not None:
             self._parallel.agree_on_weights()
+        if self.average is not None and not self.iteration:
+            self.average.begin()
 
     def _is_over(self) -> bool:
         """Whether training was told to stop; with other processes, in the same iteration in all."""
@@ -243,10 +255,12 @@ class Solver:
                 before = {each.name: mean_magnitude(each.blob.data) for each in self.net.parameters}
             if self._graph is None:
                 self.method.update(rate, self.iteration)
+            if self.average is not None:
+                self.average.update(self.iteration)
             for line in update_lines(self.net, before) if before else ():
                 self._tell(Debugged(self.iteration, line))
             self.iteration += 1
-            self._tell(Iterated(self.iteration, loss, rate))
+            self._tell(Iterated(self.iteration, loss, rate, self.method.norm))
             is_asked = self._snapshot_wanted.is_set()
             self._snapshot_wanted.clear()
             if parameter.snapshot and self.iteration % parameter.snapshot == 0:
@@ -384,7 +398,14 @@ class Solver:
         if self.listener is not None:
             self.listener(event)
 
-    # ---- snapshots
+    # ---- weights and snapshots
+
+    def save_weights(self, path: str | Path) -> None:
+        """Write the weights that tests run with, as `Net.save_weights`: with ema_decay their average."""
+        if self.average is None:
+            self.net.save_weights(path)
+        else:
+            self.average.save(Path(path))
 
     def snapshot(self, path: Path | None = None) -> Path:
         """Write all that an exact resume needs to `path` (None: PREFIX_iter_N.jdsnap); return the path."""
@@ -416,6 +437,8 @@ class Solver:
         }
         arrays = {f"weights/{name}": array for name, array in weight_arrays(self.net).items()}
         arrays |= {f"history/{name}": array for name, array in history.items()}
+        if self.average is not None:
+            arrays |= {f"average/{name}": array for name, array in self.average.arrays.items()}
         if self.parameter.snapshot_diff:
             arrays |= {f"diff/{each.name}": each.blob.diff for each in self.net.parameters}
         snapshot.write(path, meta, arrays)
@@ -442,6 +465,8 @@ class Solver:
             self.method.take_history(history)
             self.iteration, self.rate.current_step = pair.iteration, pair.current_step
             self._losses.clear()
+            if self.average is not None:  # of which such a file knows nothing
+                self.average.begin()
             return
         if self._parallel is None:
             meta, arrays = snapshot.read(path)
@@ -458,6 +483,8 @@ class Solver:
             )
         history = self.method.history
         parts = {"weights": weight_arrays(self.net), "history": history}
+        if self.average is not None:
+            parts["average"] = self.average.arrays
         wanted = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
         # what snapshot_diff adds is for others to read
         check_same_arrays(path, {n: a for n, a in arrays.items() if not n.startswith("diff/")}, wanted)

@@ -44,6 +44,11 @@ def check(parameter: SolverParameter) -> None:
             raise InvalidArgument(
                 f"{name} is {getattr(parameter, name)}{parameter.where(name)}: it must be at least {least}"
             ).at(parameter.place(name))
+    if not 0 <= parameter.ema_decay < 1:
+        raise InvalidArgument(
+            f"ema_decay is {parameter.ema_decay:g}{parameter.where('ema_decay')}: it must be at least 0 (no average of "
+            "the weights) and less than 1"
+        ).at(parameter.place("ema_decay"))
     solver_files.check(parameter)
 
 

@@ -13,6 +13,7 @@ w and the histories.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -64,6 +65,8 @@ class Updates:
         self.keeps_updates = keeps_updates
         self.rule = rule_of(solver)
         self._shards = shards
+        #: on a processor with clip_gradients: the norm of the last gradients, which was compared with it
+        self.norm: float | None = None
         self._histories: dict[str, Blob] = {
             key: blob
             for index, name in enumerate(self.rule.histories)
@@ -178,6 +181,8 @@ class Updates:
             if total is None:  # this process has no piece
                 total = np.zeros((), np.float64)
             self._shards.sum(total)
+        if isinstance(total, np.ndarray):
+            self.norm = math.sqrt(total.item())
         return self._clipped(total, limit, share)
 
 

@@ -40,7 +40,8 @@ class Chart:
 
 
 def charts(names: Sequence[str], task: str | None) -> list[Chart]:
-    """The charts of a run: loss, what its tests say beside the loss, learning rate, and times if there are any.
+    """The charts of a run: loss, what its tests say beside the loss, learning rate, and norms of gradients and times if
+    there are any.
 
     A run that has told nothing yet has those that its task will have.
     """
@@ -62,6 +63,8 @@ def charts(names: Sequence[str], task: str | None) -> list[Chart]:
             title = name.removeprefix("val ")
             found.append(Chart(title, title[:1].upper() + title[1:], _scores([name])))
     found.append(Chart("rate", "Learning rate", (Line("lr", "rate", ""),)))
+    if "gradient norm" in names:
+        found.append(Chart("norm", "Gradient norm", (Line("gradient norm", "val", ""),)))
     times = [name for name in names if name.startswith("time/")]
     if times:
         lines = [

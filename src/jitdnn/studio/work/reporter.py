@@ -96,6 +96,8 @@ class Reporter:
 
     def _iterated(self, event: Iterated) -> None:
         self._points += [("loss", event.iteration, event.loss), ("lr", event.iteration, event.rate)]
+        if event.gradient_norm is not None:
+            self._points.append(("gradient norm", event.iteration, event.gradient_norm))
         self._values |= {"iteration": event.iteration, "loss": event.loss}
         if event.iteration % _TIMED == 0:
             now = time.monotonic()
@@ -134,7 +136,7 @@ class Reporter:
 
     def _save_best(self) -> None:
         file = self._access.folder / BEST
-        self.solver.net.save_weights(file)
+        self.solver.save_weights(file)
         self._access.saved(file)
 
     def save_last_as_best(self) -> None:
