@@ -15,6 +15,7 @@ from jitdnn.studio.nets.costs import activation_bytes, layer_bytes, operations, 
 from jitdnn.studio.nets.facts import DataFacts
 from jitdnn.studio.nets.fine_tuning import start_from
 from jitdnn.studio.nets.gallery import gallery
+from jitdnn.studio.nets.loss_matrix import loss_matrix, train_by_matrix
 from jitdnn.studio.nets.options import Options
 from jitdnn.studio.nets.schedules import rates
 from jitdnn.studio.nets.solvers import solver_of
@@ -72,6 +73,8 @@ def _checked(text: str, options: Options, facts: DataFacts, home: Path) -> dict[
     solver = solver_of(options, facts)
     tested = sketch(bound, options, facts, "TEST")
     start = start_from(bound, net, options.weights, options.freeze) if options.weights else None
+    if loss_matrix(options, facts) is not None:
+        train_by_matrix(bound, is_listed_only=True)
     activations = activation_bytes(net)
     layers = [_layer(node) for node in net.nodes if node.layer.type not in ("Split", "Input")]
     memory = activations + activation_bytes(tested, is_trained=False) + weight_bytes(net, solver)

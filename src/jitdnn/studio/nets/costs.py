@@ -43,7 +43,7 @@ def activation_bytes(net: Net, is_trained: bool = True) -> int:
 
 def weight_bytes(net: Net, solver: SolverParameter) -> int:
     """Bytes of weights, their gradients, and what the solver keeps beside them."""
-    copies = 2 + len(rule_of(solver).histories)
+    copies = 2 + len(rule_of(solver).histories) + bool(solver.ema_decay)
     return copies * sum(parameter.blob.nbytes for parameter in net.parameters)
 
 

@@ -21,7 +21,8 @@ class DataFacts:
     """A data set as nets see it.
 
     `shape` is (C, H, W) of an image, `classes` the names of its classes (of its targets, for regression), `counts` the
-    images of "train", "val" and "test", `boxes` the most boxes of an image.
+    images of "train", "val" and "test", `boxes` the most boxes of an image, `class_counts` the training images of each
+    class (pixels, for segmentation), where they are known.
     """
 
     number: int
@@ -31,6 +32,7 @@ class DataFacts:
     classes: tuple[str, ...]
     counts: Mapping[str, int]
     boxes: int = 1
+    class_counts: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> DataFacts:
@@ -52,7 +54,10 @@ class DataFacts:
         if not counts["train"]:
             raise InvalidArgument(f"data set {row['name']!r} has no images to train on")
         boxes = int((row.get("settings") or {}).get("boxes") or 1)
-        return cls(int(row["id"]), row["name"], task, extents, tuple(row.get("classes") or ()), counts, boxes)
+        held = tuple(int(count) for count in (row.get("counts") or {}).get("train") or ())
+        return cls(
+            int(row["id"]), row["name"], task, extents, tuple(row.get("classes") or ()), counts, boxes, held
+        )
 
     @property
     def tested(self) -> str:

@@ -14,6 +14,8 @@ from jitdnn.studio.nets.schedules import SCHEDULES
 
 #: which mean of the training images is subtracted
 MEANS = ("as in the net", "none", "pixel", "image")
+#: of class_weights: each class counts as much as any other
+BALANCED = "balanced"
 
 
 def _whole(least: int, most: int) -> Callable[[object], int]:
@@ -77,6 +79,19 @@ def _bytes(value: object) -> str:
     return "" if text.lower() in ("none", "unlimited") else text
 
 
+def _class_weights(value: object) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value).strip()
+    if text in ("", BALANCED):
+        return text
+    try:
+        weights = [_real(0, 1e6)(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise ValueError(f"give {BALANCED}, or a number of at least 0 for each class, as 1, 2.5") from None
+    if not any(weights):
+        raise ValueError("give one class at least a weight above 0")
+    return ", ".join(f"{weight:.9g}" for weight in weights)
+
+
 def _names(value: object) -> tuple[str, ...]:
     parts = value.replace(",", " ").split() if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
@@ -99,7 +114,9 @@ class Options:
     policy: str = _option("multistep", _one_of(*SCHEDULES), "how the learning rate falls")
     gamma: float | None = _option(None, _maybe(_real(0, 1, True)), "by what the rate is multiplied")
     power: float | None = _option(None, _maybe(_real(0, 100)), "the exponent of inv and poly")
-    step: float | None = _option(None, _maybe(_real(0, 100, True)), "percent of the training between steps")
+    step: float | None = _option(
+        None, _maybe(_real(0, 100, True)), "percent of the training between steps, or to the highest rate"
+    )
     steps: tuple[float, ...] | None = _option(
         None, _maybe(_percents), "percents of the training where it drops"
     )
@@ -108,6 +125,15 @@ class Options:
     momentum: float = _option(0.9, _real(0, 0.9999), "how much of the last step is kept")
     decay: float = _option(0.0005, _real(0, 10), "by how much weights are drawn to 0")
     clip: float = _option(0.0, _real(0, 1e9), "the longest gradient, 0: any")
+    weight_average: float = _option(
+        0.0,
+        _real(0, 0.999999),
+        "of the moving average of the weights what stays in an iteration, as 0.999; 0: none",
+    )
+    smoothing: float = _option(0.0, _real(0, 0.99), "what of a label goes to all classes alike, as 0.1")
+    class_weights: str = _option(
+        "", _class_weights, "how much each class counts: balanced, or a number for each; empty: as its images"
+    )
     patience: int = _option(0, _whole(0, 10_000), "stop after so many tests without a better loss; 0: never")
     tests: int = _option(2, _whole(1, 100), "tests an epoch")
     snapshots: float = _option(1.0, _real(0, 100), "snapshots an epoch, 0: only at the end")

@@ -16,6 +16,7 @@ from jitdnn.studio.nets.binding import Bound
 from jitdnn.studio.nets.checks import checked_net
 from jitdnn.studio.nets.facts import DataFacts
 from jitdnn.studio.nets.fine_tuning import START, start_from
+from jitdnn.studio.nets.loss_matrix import FILE, loss_matrix, train_by_matrix
 from jitdnn.studio.nets.options import Options
 from jitdnn.studio.nets.solvers import solver_of
 from jitdnn.studio.store import ORIGINAL, SOLVER, data_folder
@@ -25,8 +26,8 @@ def write(
     folder: str | Path, text: str, options: Mapping[str, Any], dataset: Mapping[str, Any], home: str | Path
 ) -> int:
     """Write original.prototxt, net.prototxt, deploy.prototxt and solver.prototxt into `folder`, which is made, and
-    return the number of iterations. Where a mean is subtracted mean.npy is there too, and start.npz where it begins
-    with the weights of a file.
+    return the number of iterations. Where a mean is subtracted mean.npy is there too, start.npz where it begins
+    with the weights of a file, and infogain.npy where classes have weights or labels are smoothed.
 
     Raises JitdnnError for what `check` finds wrong; nothing is written then.
     """
@@ -35,7 +36,12 @@ def write(
     bound, net = checked_net(text, settings, facts, home, folder)
     solver = solver_of(settings, facts)
     start = start_from(bound, net, settings.weights, settings.freeze) if settings.weights else None
+    matrix = loss_matrix(settings, facts)
+    if matrix is not None:
+        train_by_matrix(bound)
     folder.mkdir(parents=True, exist_ok=True)
+    if matrix is not None:
+        write_whole(folder / FILE, lambda file: np.save(file, matrix))
     if start is not None:
         arrays: dict[str, Any] = dict(start.arrays)
         write_whole(folder / START, lambda file: np.savez(file, **arrays))

@@ -25,6 +25,11 @@ SCHEDULES = {
     ),
     "poly": Schedule("To zero", "falls to zero at the end", {"power": 1.0}),
     "cosine": Schedule("Cosine", "falls slowly, fast, and slowly to zero at the end", {}),
+    "onecycle": Schedule(
+        "One cycle",
+        "rises from a 25th to the learning rate in so many percent of the training, then falls to almost zero",
+        {"step": 30.0},
+    ),
     "exp": Schedule(
         "Exponential", "falls by the same part with each percent of the training", {"gamma": 0.95}
     ),
@@ -65,6 +70,10 @@ def set_policy(solver: SolverParameter, policy: str, options: Any) -> None:
             solver.gamma, solver.power = value["gamma"] / percent, value["power"]
         case "poly":
             solver.power = value["power"]
+        case "onecycle" if solver.max_iter < 2:
+            solver.lr_policy = "fixed"
+        case "onecycle":
+            solver.stepsize = min(max(1, math.ceil(value["step"] * percent)), solver.max_iter - 1)
         case "sigmoid":
             solver.gamma, solver.stepsize = -value["gamma"] / percent, math.ceil(value["step"] * percent)
 

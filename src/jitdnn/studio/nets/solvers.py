@@ -40,6 +40,8 @@ def solver_of(options: Options, facts: DataFacts) -> SolverParameter:
         solver.iter_size = options.accumulate
     if options.clip:
         solver.clip_gradients = options.clip
+    if options.weight_average:
+        solver.ema_decay = options.weight_average
     set_policy(solver, options.policy, options)
     if options.warmup:
         solver.warmup_iter = min(most, math.ceil(options.warmup * most / 100))

@@ -26,7 +26,8 @@ router = APIRouter(route_class=Route)
 NAVIGATION = (Link(30, "/train", "train", "New training", short="Train"),)
 #: the options of the page, in its groups
 GROUPS = {
-    "Solver": ("solver", "momentum", "decay", "clip", "accumulate", "seed"),
+    "Solver": ("solver", "momentum", "decay", "clip", "accumulate", "weight_average", "seed"),
+    "Loss": ("smoothing", "class_weights"),
     "Learning rate": ("gamma", "power", "step", "steps", "warmup"),
     "Images": ("mean", "scale", "crop", "mirror"),
     "Tests and snapshots": ("tests", "snapshots"),
