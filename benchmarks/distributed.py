@@ -1,7 +1,6 @@
 """Training in several processes, measured: python benchmarks/distributed.py kills|scaling|losses|overlap --help
 
-kills      SIGKILL of a process at random moments: every run must end by itself, name it, leave a good snapshot,
-and a
+kills      SIGKILL of a process at random moments: every run must end by itself, name it, leave a good snapshot, and a
            run that goes on from there, with another number of processes, must reach the same weights
 losses     LeNet, cifar10_full and a net with BatchNorm in single precision, 200 iterations, against one process
 scaling    images a second of one and several GPUs (or processes on the CPU), weak and strong

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from jitdnn.caffe import snapshot
+from jitdnn.caffe import load_solver, snapshot
 from jitdnn.distributed import start as join
 from jitdnn.distributed.launch import launch, place
 from jitdnn.errors import InvalidArgument, NotSupported, ProcessGroupError
@@ -30,9 +30,9 @@ net_param {{
 PATIENCE = 90.0
 
 
-def start(folder: Path, iterations: int, *more: str) -> subprocess.Popen[str]:
+def start(folder: Path, iterations: int, *more: str, text: str = SOLVER) -> subprocess.Popen[str]:
     solver = folder / "solver.prototxt"
-    solver.write_text(SOLVER.format(iterations=iterations, prefix=folder / "net"))
+    solver.write_text(text.format(iterations=iterations, prefix=folder / "net"))
     return subprocess.Popen(
         [sys.executable, "-m", "jitdnn", "train", str(solver), *more],
         env={**os.environ, "JITDNN_THREADS": "1"},
@@ -54,13 +54,17 @@ def children(process: int) -> list[int]:
     return sorted(found)
 
 
-def kill_one(process: subprocess.Popen[str], folder: Path) -> None:
-    """Kill the second process of a run when there is a snapshot."""
+def wait_for(process: subprocess.Popen[str], folder: Path, pattern: str = "net_iter_*.jdsnap") -> None:
     ends = time.monotonic() + PATIENCE
-    while not list(folder.glob("net_iter_*.jdsnap")):
+    while not list(folder.glob(pattern)):
         assert time.monotonic() < ends, "no snapshot came"
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
+
+
+def kill_one(process: subprocess.Popen[str], folder: Path, pattern: str = "net_iter_*.jdsnap") -> None:
+    """Kill the second process of a run when there is a snapshot."""
+    wait_for(process, folder, pattern)
     os.kill(children(process.pid)[-1], signal.SIGKILL)
 
 
@@ -93,14 +97,68 @@ def test_a_killed_process_ends_the_run_and_leaves_a_good_snapshot(tmp_path: Path
     np.testing.assert_allclose(weights(tmp_path, iterations), weights(whole, iterations), atol=1e-5)
 
 
+def strangers(folder: Path, iteration: int) -> Path:
+    """A snapshot of this net under the prefix of the run, which another run took."""
+    text = SOLVER.format(iterations=1, prefix=folder / "net")
+    made = load_solver(text, snapshot_prefix=str(folder / "other"), run=["another run"])
+    made.step(1)
+    return made.snapshot(snapshot.path_of(str(folder / "net"), iteration))
+
+
 @needs_proc
-def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
+def test_a_killed_process_is_started_again_from_the_newest_snapshot_of_its_run(tmp_path: Path) -> None:
+    strangers(tmp_path, 10_000)
     process = start(tmp_path, 600, "--processes", "2", "--max-restarts", "1")
-    kill_one(process, tmp_path)
+    kill_one(process, tmp_path, "net_iter_?0.jdsnap")
     output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     assert "started again: going on from" in output
+    assert "net_iter_10000" not in output
     assert (tmp_path / "net_iter_600.jdsnap").exists()
+
+
+@needs_proc
+def test_a_run_that_took_no_snapshot_is_started_again_where_it_began(tmp_path: Path) -> None:
+    strangers(tmp_path, 10_000)
+    first = strangers(tmp_path, 7)
+    solver = SOLVER.replace("snapshot: 20", "snapshot: 0")
+    more = ("--processes", "2", "--max-restarts", "1", "--resume", str(first))
+    process = start(tmp_path, 900, *more, text=solver)
+    assert process.stdout is not None
+    while "Iteration 5," not in (line := process.stdout.readline()):
+        assert line or process.poll() is None, process.communicate()
+    os.kill(children(process.pid)[-1], signal.SIGKILL)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    assert output.count("Solving") == 1
+    assert "going on from" not in output
+    one = tmp_path / "one"
+    one.mkdir()
+    alone = start(one, 900, "--resume", str(first), text=solver)
+    assert not alone.wait(PATIENCE), alone.communicate()
+    alone.communicate()
+    np.testing.assert_allclose(weights(tmp_path, 900), weights(one, 900), atol=1e-5)
+
+
+@needs_proc
+def test_processes_end_when_their_launcher_was_killed(tmp_path: Path) -> None:
+    process = start(tmp_path, 1_000_000, "--processes", "2")
+    wait_for(process, tmp_path)
+    found = children(process.pid)
+    assert len(found) == 2
+    process.kill()
+    process.communicate()
+    ends = time.monotonic() + 20
+    while any(Path(f"/proc/{each}").exists() and not is_zombie(each) for each in found):
+        assert time.monotonic() < ends, "processes train on"
+        time.sleep(0.05)
+
+
+def is_zombie(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def test_a_command_that_fails_everywhere_says_so() -> None:
@@ -128,7 +186,12 @@ def test_what_torchrun_says_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch has a GPU here")
 def test_gpus_that_pytorch_does_not_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "localhost"),
+        ("MASTER_PORT", "1"),
+    ):
         monkeypatch.setenv(name, value)
     with pytest.raises(NotSupported, match="cuda:1 reduce their gradients by NCCL"):
         join(device="cuda:1")

@@ -7,7 +7,7 @@ net = load_net("package:models/lenet.prototxt")
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
@@ -130,6 +130,7 @@ def load_solver(
     batch_norm: str = "synchronized",
     wire: str = "f32",
     shards_state: bool = False,
+    run: Collection[str] = (),
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -156,6 +157,7 @@ def load_solver(
             batch_norm=batch_norm,
             wire=wire,
             shards_state=shards_state,
+            run=run,
             python_layers=None if python_layers is None else Path(python_layers),
         )
 

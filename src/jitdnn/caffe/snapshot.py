@@ -18,7 +18,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -90,10 +90,13 @@ def read(path: Path) -> Snapshot:
         raise DamagedSnapshotError(f"{error}{advice}", error.previous) from None
 
 
-def newest(prefix: str) -> Path | None:
-    """Return the newest snapshot PREFIX_iter_N that can be read, None if there is none."""
+def newest(prefix: str, run: Collection[str] | None = None) -> Path | None:
+    """Return the newest snapshot PREFIX_iter_N that can be read, None if there is none.
+
+    `run`: names of a run, as `Solver` takes them; only snapshots that have one of them count.
+    """
     path = Path(prefix)
-    return _newest(path.parent, path.name, but=None)
+    return _newest(path.parent, path.name, run=run)
 
 
 def _parts(
@@ -167,7 +170,9 @@ def _prefix_of(path: Path) -> str:
     return re.sub(rf"_iter_\d+{re.escape(SUFFIX)}$", "", path.name)
 
 
-def _newest(folder: Path, prefix: str, but: Path | None) -> Path | None:
+def _newest(
+    folder: Path, prefix: str, but: Path | None = None, run: Collection[str] | None = None
+) -> Path | None:
     pattern = re.compile(rf"{re.escape(prefix)}_iter_(\d+){re.escape(SUFFIX)}")
     found: list[tuple[int, Path]] = []
     if folder.is_dir():
@@ -177,8 +182,9 @@ def _newest(folder: Path, prefix: str, but: Path | None) -> Path | None:
                 found.append((int(match[1]), path))
     for _, path in sorted(found, reverse=True):
         try:
-            _read(path)
+            found_run = _read(path).meta.get("run")
         except DamagedSnapshotError:
             continue
-        return path
+        if run is None or (isinstance(found_run, list) and not set(run).isdisjoint(map(str, found_run))):
+            return path
     return None

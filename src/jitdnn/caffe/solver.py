@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
@@ -81,6 +81,7 @@ class Solver:
         batch_norm: str = "synchronized",
         wire: str = "f32",
         shards_state: bool = False,
+        run: Collection[str] = (),
     ) -> None:
         """Build the nets and check the fields.
 
@@ -97,9 +98,11 @@ class Solver:
         `group`: processes that train together, each with this call (jitdnn.distributed). Each has its rows of every
         batch, and the result is that of one process with the whole batch: `batch_norm` "synchronized", or "local"
         where the statistics are to be those of each process's rows. `wire`: gradients travel as "f32", or rounded to
-        "bf16". With `shards_state` each process keeps a part of the history alone. Process 0 writes snapshots; the "
-        "listeners of all
-        are told the same.
+        "bf16". With `shards_state` each process keeps a part of the history alone. Process 0 writes snapshots; the
+        listeners of all are told the same.
+
+        `run`: names by which a start of the same training knows its snapshots again (snapshot.newest), and takes
+        none that another training left under the same prefix.
 
         `memory_limit` (bytes, or text such as "64 MiB") is the most that weights, their gradients and history, and all
         that flows through the nets take together; `Net.limit_memory` says how it is kept, and `memory_plan` of `net`
@@ -118,6 +121,7 @@ class Solver:
         base = None if file is None else file.parent
         self.listener = listener
         self.caffe_files = caffe_files
+        self.run = sorted(run)
         self.iteration = 0
         self._stopped = Event()
         self._snapshot_wanted = Event()
@@ -424,6 +428,7 @@ class Solver:
         meta = {
             "schema": SNAPSHOT_SCHEMA,
             "library": __version__,
+            "run": self.run,
             "iteration": self.iteration,
             "current_step": self.rate.current_step,
             "losses": [float(loss) for loss in self._losses],

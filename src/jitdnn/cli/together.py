@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from jitdnn import log, targets
+from jitdnn.caffe.snapshot import newest
 from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.handle import find_device
+from jitdnn.parents import end_with_parent, process_name
 from jitdnn.settings import available_cores, settings
+
+#: names a run to the processes that are started for it, again and again
+RUN = "JITDNN_RUN"
 
 
 @dataclass(frozen=True)
@@ -27,14 +34,23 @@ class Together:
 
 @dataclass(frozen=True)
 class Joining:
-    """How this process takes part: arguments of load_solver, whether it is the one that reports, and how often the
-    processes were started again.
-    """
+    """How this process takes part: arguments of load_solver, and whether it is the one that reports."""
 
     options: dict[str, Any] = field(default_factory=dict)
     is_first: bool = True
     is_joined: bool = False
-    restarts: int = 0
+
+    def newest(self, prefix: str) -> Path | None:
+        """The newest snapshot that an earlier start of this very run left, None if there is none.
+
+        Snapshots that lie under the same prefix and are of another run do not count. Process 0 looks, for all.
+        """
+        names, group = self.options["run"], self.options.get("group")
+        found = newest(prefix, names) if names and prefix and self.is_first else None
+        if group is None:
+            return found
+        told = group.share(b"" if found is None else os.fsencode(found))
+        return Path(os.fsdecode(told)) if told else None
 
 
 def run_together(together: Together, gpu: Sequence[str], arguments: Sequence[str]) -> int | None:
@@ -57,16 +73,19 @@ def joined(together: Together, gpu: Sequence[str], threads: int | None) -> Itera
     """Join the other processes, if torchrun or `run_together` started this one, and leave them in the end."""
     if "RANK" not in os.environ:
         device = _device(_gpus(gpu), 0)
-        yield Joining({} if device is None else {"device": device})
+        yield Joining({"run": _run_names(), **({} if device is None else {"device": device})})
         return
+    end_with_parent()  # torchrun's agent: what it cannot end any more must not train on
     from jitdnn.distributed import place, start
 
     found = place()
     assert found is not None
     device = _device(_gpus(gpu), found.local_rank)
     group = start(device=device)
+    told = group.gather(json.dumps(_run_names()).encode())
     options = {
         "group": group,
+        "run": sorted({name for names in told for name in json.loads(names)}),
         "batch_norm": together.batch_norm,
         "wire": together.wire,
         "shards_state": together.shards_state,
@@ -79,9 +98,21 @@ def joined(together: Together, gpu: Sequence[str], threads: int | None) -> Itera
         log.logger.setLevel("ERROR")
     try:
         with settings(**own):
-            yield Joining(options, not found.rank, True, found.restarts)
+            yield Joining(options, not found.rank, True)
     finally:
         group.close()
+
+
+def _run_names() -> list[str]:
+    """By what another start of this run knows itself again: the name that who started it gave, and the agent of
+    torchrun, a process that stays when those that it started are started again.
+
+    Among several agents one that goes is not missed as long as another one stays. None where neither is known.
+    """
+    names = [os.environ[RUN]] if os.environ.get(RUN) else []
+    if "TORCHELASTIC_RUN_ID" in os.environ and (agent := process_name(os.getppid())) is not None:
+        names.append(f"{os.environ['TORCHELASTIC_RUN_ID']}/{agent}")
+    return names
 
 
 def _gpus(gpu: Sequence[str]) -> list[str]:

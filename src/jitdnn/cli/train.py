@@ -10,7 +10,6 @@ from typing import Any
 
 from jitdnn.caffe import Net, Solver, load_net, load_solver, time_net
 from jitdnn.caffe.events import Event, Finished, Iterated, Snapshotted
-from jitdnn.caffe.snapshot import newest
 from jitdnn.caffe.totals import Totals
 from jitdnn.cli.console import Advance, progress, say, working
 from jitdnn.cli.curves import History, require_matplotlib, save_png
@@ -89,8 +88,8 @@ def run_train(
             names = solver.net.load_weights(file)
             if is_told:
                 say(f"weights of {', '.join(names)} from {file}")
-        if joining.restarts and (newest_snapshot := newest(solver.snapshot_prefix)) is not None:
-            resume = newest_snapshot
+        if (own := joining.newest(solver.snapshot_prefix)) is not None:
+            resume = own
             if is_told:
                 say(f"started again: going on from {resume}")
         bar = progress(solver.parameter.max_iter, "training") if is_told else nullcontext(reporter.advance)

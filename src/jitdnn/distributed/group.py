@@ -200,8 +200,11 @@ def start(*, backend: str | None = None, timeout: float = TIMEOUT, device: str |
         if not dist.is_initialized():
             wait = timedelta(seconds=timeout)
             store, rank, size = next(dist.rendezvous("env://", timeout=wait))
-            # torchrun's store outlives a restart, and the addresses of processes that have gone stand in it
-            attempt = f"jitdnn/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{size}"
+            # torchrun's store outlives a restart, and the addresses of processes that have gone stand in it. One that
+            # is made for each start needs no number; agents that came later have counted fewer
+            is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_shared else "0"
+            attempt = f"jitdnn/{count}/{size}"
             dist.init_process_group(
                 backend or ("cpu:gloo,cuda:nccl" if is_gpu else "gloo"),
                 store=dist.PrefixStore(attempt, store),

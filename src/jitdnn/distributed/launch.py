@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitdnn.errors import InvalidArgument, NotSupported, ProcessGroupError
+from jitdnn.parents import ORPHANED
 
 INTERRUPTED = 130
-#: exit code of a process that ends because another one has gone
-BEREAVED = 75
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int = 0) -> i
 
 def _is_effect(code: int) -> bool:
     """Whether a process ended because another one had gone, which the launcher ends by SIGTERM."""
-    return code in (-signal.SIGTERM, BEREAVED, INTERRUPTED)
+    return code in (-signal.SIGTERM, ORPHANED, INTERRUPTED)
 
 
 def _how(code: int) -> str:

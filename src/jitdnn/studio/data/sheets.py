@@ -21,8 +21,12 @@ def sheet(images: Sequence[Array] | Array, columns: int, gap: int = 1, largest: 
     Floats are shown from their least (black) to their greatest value; a row of numbers as a curve.
     """
     tiles = [tile(image, largest) for image in images] or [np.zeros((1, 1, 1), np.uint8)]
-    channels = max(each.shape[2] for each in tiles)  # grey pictures beside coloured ones are grey in three channels
-    return png(grid([opaque(each.repeat(channels // each.shape[2], 2)) for each in tiles], columns, gap), level=1)
+    channels = max(
+        each.shape[2] for each in tiles
+    )  # grey pictures beside coloured ones are grey in three channels
+    return png(
+        grid([opaque(each.repeat(channels // each.shape[2], 2)) for each in tiles], columns, gap), level=1
+    )
 
 
 def tile(image: Array, largest: int = _TILE) -> Array:
