@@ -25,8 +25,8 @@ from jitdnn.errors import InvalidArgument, ProcessGroupError, SnapshotError
 from jitdnn.groups import WIRES, Group, Work, gather_rows
 
 T = TypeVar("T")
-# on a GPU each bucket ends a graph and is a call of NCCL
-_BUCKET_BYTES = {False: BUCKET_BYTES, True: 4 * BUCKET_BYTES}
+#: bytes of a bucket on a GPU, where each ends a graph and is a call of NCCL
+BUCKET_BYTES_OF_GPUS = 4 * BUCKET_BYTES
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class DataParallel:
         self.buckets = Buckets(
             net,
             self.group,
-            bytes=self._bytes or _BUCKET_BYTES[net.device is not None],
+            bytes=self._bytes or (BUCKET_BYTES if net.device is None else BUCKET_BYTES_OF_GPUS),
             wire=self._wire,
             is_scattered=self.shards_state,
         )

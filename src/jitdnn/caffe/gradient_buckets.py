@@ -55,33 +55,9 @@ class Buckets:
         the sums of its part of each bucket alone (`part`).
         """
         self._net, self._group, self._wire, self._is_scattered = net, group, wire, is_scattered
-        ready = ready_behind(net)
-        order = sorted(range(len(net.parameters)), key=lambda index: (-ready[index], -index))
-        itemsize = net.dtype.itemsize
         grain = ALIGNED * (group.size if is_scattered else 1)
-        self.buckets: list[Bucket] = []
-        self.places: dict[str, int] = {}  # of each parameter, by its name, where its gradient begins
-        end = 0
-        for index in order:
-            parameter = net.parameters[index]
-            last = self.buckets[-1] if self.buckets else None
-            if last is None or (end - last.start) * itemsize >= bytes:
-                end = -(-end // grain) * grain
-                if last is not None:
-                    last.stop = end
-                last = Bucket(end, end)
-                self.buckets.append(last)
-            end = -(-end // ALIGNED) * ALIGNED
-            self.places[parameter.name] = end
-            last.parameters.append(parameter)
-            last.ready = ready[index]
-            end += parameter.blob.size
-            last.stop = end
-        end = -(-end // grain) * grain
-        if self.buckets:
-            self.buckets[-1].stop = end
-        self.size = end
-        self.memory = memory_of(net, end)
+        self.buckets, self.places, self.size = cut(net, bytes, grain)
+        self.memory = memory_of(net, self.size)
         for parameter in net.parameters:
             _place_gradient(parameter.blob, self.memory, self.places[parameter.name])
         self._works: list[Work] = []
@@ -118,6 +94,39 @@ class Buckets:
         array = self.memory[bucket.start : bucket.stop]
         start = self._group.start_scatter if self._is_scattered else self._group.start_sum
         self._works.append(start(array, self._wire))
+
+
+def cut(net: Net, bytes: int, grain: int = ALIGNED) -> tuple[list[Bucket], dict[str, int], int]:
+    """Which gradients are sent together: the buckets of a net in the order in which they are whole, where the gradient
+    of each parameter begins, by its name, and the elements of all.
+
+    A bucket is closed when it has `bytes` bytes of the net's dtype or more, whatever travels of them; it begins at a
+    multiple of `grain` elements.
+    """
+    ready = ready_behind(net)
+    order = sorted(range(len(net.parameters)), key=lambda index: (-ready[index], -index))
+    buckets: list[Bucket] = []
+    places: dict[str, int] = {}
+    end = 0
+    for index in order:
+        parameter = net.parameters[index]
+        last = buckets[-1] if buckets else None
+        if last is None or (end - last.start) * net.dtype.itemsize >= bytes:
+            end = -(-end // grain) * grain
+            if last is not None:
+                last.stop = end
+            last = Bucket(end, end)
+            buckets.append(last)
+        end = -(-end // ALIGNED) * ALIGNED
+        places[parameter.name] = end
+        last.parameters.append(parameter)
+        last.ready = ready[index]
+        end += parameter.blob.size
+        last.stop = end
+    end = -(-end // grain) * grain
+    if buckets:
+        buckets[-1].stop = end
+    return buckets, places, end
 
 
 def ready_behind(net: Net) -> list[int]:

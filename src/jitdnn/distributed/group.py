@@ -192,8 +192,8 @@ def start(*, backend: str | None = None, timeout: float = TIMEOUT, device: str |
     if is_gpu:
         if not torch.cuda.is_available():
             raise NotSupported(
-                f"processes on {device} reduce their gradients by NCCL, and this PyTorch ({torch.__version__}) finds no "
-                "GPU: install a build of PyTorch for CUDA"
+                f"processes on {device} reduce their gradients by NCCL, and this PyTorch ({torch.__version__}) finds "
+                "no GPU: install a build of PyTorch for CUDA"
             )
         torch.cuda.set_device(int(str(device).partition(":")[2] or 0))
     try:
