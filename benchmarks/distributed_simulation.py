@@ -2,7 +2,7 @@
 
     python benchmarks/distributed_simulation.py [--plot docs/plots/distributed.png]
 
-What goes in is named in `Machine`, `Work` and MEASURED, each with where it comes from: measured (the time of an iteration
+What goes in is named in `Machine`, `Work` and MEASURED, each with where it comes from: measured (an iteration
 on one GPU), counted (bytes and layers of the net as this library builds it), assumed (links, from makers' data
 sheets). --seconds takes the place of a measured time.
 
