@@ -13,6 +13,7 @@ import pytest
 
 from jitdnn.graph import primitives as jd
 from jitdnn.graph.engine import MOST_PLANS, Engine
+from jitdnn.graph.tracer import Tracer
 
 Array = np.ndarray[Any, Any]
 rng = np.random.default_rng(5)
@@ -154,6 +155,15 @@ def test_plans_are_bounded() -> None:
 
 def same(x: Any) -> Any:
     return x
+
+
+def test_numbers_of_numpy_are_told_apart_though_they_are_gone() -> None:
+    """They are no arrays, and may be freed while the tracer knows them by their identity."""
+    tracer = Tracer()
+    values = [tracer.value(np.float32(number)) for number in range(40)]
+    assert [float(value.array) for value in values if value.array is not None] == list(range(40))
+    one = np.float32(3)
+    assert tracer.value(one) is tracer.value(one)
 
 
 def test_results_share_no_memory() -> None:

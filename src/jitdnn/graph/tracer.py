@@ -86,7 +86,7 @@ class Tracer:
         self.nodes: list[Node] = []
         self.calls: dict[str, str] = {}
         self.asked: set[Value] = set()  # whose elements were asked for
-        self._constants: dict[int, Value] = {}
+        self._constants: dict[int, tuple[Any, Value]] = {}  # with the array, whose identity is the key
         self._origin: tuple[str, ...] = ()
         self._bodies = 0
 
@@ -101,10 +101,10 @@ class Tracer:
         known = np.asarray(array)
         if dtype_name(known.dtype) is None:
             raise Untraceable(f"a constant of type {known.dtype}")
-        found = self._constants.get(id(array))
-        if found is None:
-            found = self._constants[id(array)] = Value(known.shape, known.dtype, known)
-        return found
+        held = self._constants.get(id(array))
+        if held is None:
+            held = self._constants[id(array)] = array, Value(known.shape, known.dtype, known)
+        return held[1]
 
     def add(self, op: str, inputs: Sequence[Any], kinds: Sequence[Kind], **attributes: Any) -> list[Operand]:
         """Add a node and return its results."""
