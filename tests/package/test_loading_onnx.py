@@ -402,3 +402,69 @@ def test_damaged_models(tmp_path: Path) -> None:
             prepared.run([x])
 
     damage((_rich(),), 600, read)
+
+
+def _sparse(indices: Any, values: Any, dims: list[int], name: str = "w") -> Any:
+    return helper.make_sparse_tensor(
+        numpy_helper.from_array(np.asarray(values, np.float32), name),
+        numpy_helper.from_array(np.asarray(indices, np.int64), f"{name}_indices"), dims,
+    )  # fmt: skip
+
+
+def _sparse_model(tensor: Any) -> Any:
+    model = _model([helper.make_node("Add", ["x", "w"], ["y"])])
+    model.graph.sparse_initializer.append(tensor)
+    return model
+
+
+@pytest.mark.parametrize("indices", [[1, 5], [[0, 1], [1, 2]]], ids=["positions", "coordinates"])
+def test_sparse_initializers_are_dense_arrays(indices: Any) -> None:
+    model = _sparse_model(_sparse(indices, [7, 8], [2, 3]))
+    expected = np.float32([[0, 7, 0], [0, 0, 8]])
+    np.testing.assert_array_equal(backend.prepare(model).run([np.zeros((2, 3), np.float32)])[0], expected)
+    constant = helper.make_node("Constant", [], ["w"], sparse_value=_sparse(indices, [7, 8], [2, 3]))
+    model = _model([constant, helper.make_node("Add", ["x", "w"], ["y"])])
+    np.testing.assert_array_equal(backend.prepare(model).run([np.ones((2, 3), np.float32)])[0], expected + 1)
+
+
+def test_sparse_initializers_that_name_nothing() -> None:
+    model = _sparse_model(_sparse(np.zeros((0,)), [], [2, 3]))
+    (y,) = backend.prepare(model).run([np.ones((2, 3), np.float32)])
+    np.testing.assert_array_equal(y, np.ones((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("indices", "dims", "words"),
+    [
+        ([1, 6], [2, 3], "outside of its shape"), ([-1, 2], [2, 3], "outside of its shape"),
+        ([[0, 1], [0, 3]], [2, 3], "outside of its shape"), ([2, 2], [2, 3], "do not ascend"),
+        ([3, 1], [2, 3], "do not ascend"), ([1], [2, 3], "is needed"), ([[1], [2]], [2, 3], "is needed"),
+        ([0, 1], [1 << 40, 1 << 20], "load_limit"), ([0, 1], [-2, 3], "negative"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sparse_initializers_that_do_not_fit_are_refused(indices: Any, dims: list[int], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        backend.prepare(_sparse_model(_sparse(indices, [7, 8], dims)))
+
+
+def test_models_of_jitdnn_onnx_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `load` and by `prepare`, which takes a path as it takes a model; nothing is read into a model."""
+    w = np.arange(12, dtype=np.float32)
+    path = _beside(tmp_path, numpy_helper.from_array(w, "w"), helper.make_node("Add", ["x", "w"], ["y"]))
+    mapped = []
+    real = np.memmap
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        mapped.append(args)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(np, "memmap", noting)
+    for make in (jd.onnx.load, jd.onnx.prepare):
+        for given in (path, str(path)):
+            mapped.clear()
+            (y,) = make(given).run([np.ones(12, np.float32)])
+            np.testing.assert_array_equal(y, w + 1)
+            assert len(mapped) == 1
+    with pytest.raises(InvalidType, match=r"must be an onnx\.ModelProto, or the path"):
+        jd.onnx.prepare(3)  # type: ignore[arg-type]

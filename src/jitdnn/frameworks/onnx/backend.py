@@ -26,8 +26,10 @@ from jitdnn.graph.engine import Engine
 class Prepared(BackendRep):
     """A model that is ready to run, any number of times."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, declared: Sequence[onnx.ValueInfoProto] = ()) -> None:
         self._graph = graph
+        #: what the model says of its inputs
+        self.declared = tuple(declared)
         #: of the engines that are made from now on
         self.settings: dict[str, Any] = {}
         self._engines: dict[tuple[str, ...], Engine] = {}
@@ -122,7 +124,7 @@ class Backend(OnnxBackend):
             check_covered(model, OPERATORS)
             model = in_place(model, OPERATORS)
             versions = {entry.domain: entry.version for entry in model.opset_import}
-            return Prepared(Graph.read(model.graph, versions, OPERATORS))
+            return Prepared(Graph.read(model.graph, versions, OPERATORS), model.graph.input)
 
     @classmethod
     def run_model(

@@ -6,7 +6,7 @@ ONNX's own checker looks at whether a model means something; this, at whether it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import onnx
@@ -63,33 +63,45 @@ def check_bounds(model: onnx.ModelProto, may_be_outside: bool = False) -> None:
             f"{limits.ONNX_NODES:,} are read"
         )
     held = sum(_checked_size(tensor, may_be_outside) for tensor in tensors(model))
+    held += sum(_dense_size(tensor) for tensor in _sparse(model))
     check_bytes("what the tensors of this model hold", held)
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a model: initializers and attributes, of its graphs and functions. Raises InvalidArgument for
-    sparse ones and for graphs that nest too deeply."""
-    yield from _tensors_of_graph(model.graph)
-    for function in model.functions:
-        for graph in _graphs(function.node):
+    """Every tensor of a model: initializers and attributes, of its graphs and functions; of sparse ones their values
+    and indices. Raises InvalidArgument for graphs that nest too deeply."""
+    yield from model.graph.initializer
+    for nodes in _lists(model):
+        for graph in _graphs(nodes):
             yield from graph.initializer
-        for node in _nodes(function.node):
-            yield from _attribute_tensors(node)
+        for node in _nodes(nodes):
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+    for sparse in _sparse(model):
+        yield sparse.values
+        yield sparse.indices
 
 
-def _tensors_of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for inner in _graphs(graph.node):
-        yield from inner.initializer
-    for node in _nodes(graph.node):
-        yield from _attribute_tensors(node)
+def _sparse(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
+    """Every sparse tensor of a model."""
+    yield from model.graph.sparse_initializer
+    for nodes in _lists(model):
+        for graph in _graphs(nodes):
+            yield from graph.sparse_initializer
+        for node in _nodes(nodes):
+            for attribute in node.attribute:
+                if attribute.HasField("sparse_tensor"):
+                    yield attribute.sparse_tensor
+                yield from attribute.sparse_tensors
 
 
-def _attribute_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("t"):
-            yield attribute.t
-        yield from attribute.tensors
+def _lists(model: onnx.ModelProto) -> Iterator[Sequence[onnx.NodeProto]]:
+    """The nodes of the graph, and of each function."""
+    yield model.graph.node
+    for function in model.functions:
+        yield function.node
 
 
 def _levels(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[list[onnx.NodeProto], list[onnx.GraphProto]]]:
@@ -183,6 +195,13 @@ def size_of(tensor: onnx.TensorProto) -> int:
         raise InvalidArgument(
             f"tensor {tensor.name!r} has type {tensor.data_type}, which ONNX does not have"
         ) from None
+
+
+def _dense_size(tensor: onnx.SparseTensorProto) -> int:
+    """The bytes of a sparse tensor with its zeros."""
+    return size_of(
+        onnx.TensorProto(name=tensor.values.name, data_type=tensor.values.data_type, dims=tensor.dims)
+    )
 
 
 def is_packed(tensor: onnx.TensorProto) -> bool:

@@ -42,7 +42,7 @@ def _copy(source: onnx.GraphProto, target: onnx.GraphProto) -> None:
     target.output.extend(source.output)
     target.node.extend(source.node)
     target.initializer.extend(_hollow(tensor) for tensor in source.initializer)
-    target.sparse_initializer.extend(source.sparse_initializer)
+    target.initializer.extend(_hollow(tensor.values) for tensor in source.sparse_initializer)
 
 
 def _hollow(tensor: onnx.TensorProto) -> onnx.TensorProto:

@@ -19,6 +19,7 @@ from jitdnn.errors import InvalidArgument, InvalidType, JitdnnError, NotSupporte
 from jitdnn.frameworks.onnx.inference import inferred
 from jitdnn.frameworks.onnx.operator import Operator, Site
 from jitdnn.frameworks.onnx.outside import array_of
+from jitdnn.frameworks.onnx.sparse import dense
 from jitdnn.graph.tracer import Bodies, Kind
 
 Values = dict[str, Any]
@@ -123,9 +124,8 @@ class Graph:
     @classmethod
     def read(cls, graph: onnx.GraphProto, versions: Mapping[str, int], table: Table) -> Graph:
         """Read a graph and the graphs inside of its nodes. Raises NotSupported."""
-        if graph.sparse_initializer:
-            raise NotSupported("initializers that are sparse tensors are not covered")
         constants = {tensor.name: array_of(tensor) for tensor in graph.initializer}
+        constants.update((tensor.values.name, dense(tensor)) for tensor in graph.sparse_initializer)
         outputs = tuple(value.name for value in graph.output)
         parts = [_read_node(node, versions, table) for node in graph.node]
         steps: list[Step] = []
@@ -192,6 +192,8 @@ def _attribute(attribute: onnx.AttributeProto, site: Site, versions: Mapping[str
             return value
         case kinds.TENSOR:
             return array_of(value)
+        case kinds.SPARSE_TENSOR:
+            return dense(value)
         case kinds.GRAPH:
             return Graph.read(value, versions, table)
         case kinds.TYPE_PROTO:

@@ -14,9 +14,8 @@ import onnx
 from jitdnn import files
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.frameworks.onnx.backend import Backend, Prepared
-from jitdnn.frameworks.onnx.files import load as read
 from jitdnn.graph.engine import Engine
-from jitdnn.graph.explain import explained, timed, trace_events
+from jitdnn.graph.explain import explained, host_seconds, timed, trace_events
 
 _MOST_FITTING = 256
 
@@ -29,10 +28,10 @@ class Model:
     kept.
     """
 
-    def __init__(self, prepared: Prepared, graph: onnx.GraphProto) -> None:
+    def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
         self._fitting: set[tuple[str, tuple[int, ...], np.dtype[Any]]] = set()  # kinds that were found to fit
-        self._declared = {value.name: _declared(value.type) for value in graph.input}
+        self._declared = {value.name: _declared(value.type) for value in prepared.declared}
         self.inputs = prepared.inputs
         self.outputs = prepared.outputs
 
@@ -83,6 +82,11 @@ class Model:
                 raise InvalidArgument(f"{path} cannot be written: {error.strerror or error}") from error
         return events
 
+    def host_time(self, inputs: Any) -> float:
+        """Seconds that a run for inputs of this kind takes beside its kernels and what NumPy computes: the least of 200
+        runs of the same kernels, as many tasks of them, that return at once. 0 where no plan is made."""
+        return host_seconds(lambda: self._look(inputs))
+
     def _look(self, inputs: Any) -> tuple[Engine, Mapping[str, Any]]:
         given = self._named(inputs)
         engine = self._prepared.engine(given)
@@ -127,24 +131,26 @@ def _text(dims: tuple[int | str, ...]) -> str:
 
 
 def load(path: str | PathLike[str], *, threads: int | None = None) -> Model:
-    """Return the model in a file, ready to run, with its tensors in other files of its folder.
+    """Return the model in a file, ready to run. Tensors that it keeps in other files of its folder are mapped into
+    memory, so that a model may be larger than 2 GiB; they must not change as long as the model is used.
 
     `threads`: how many its kernels use, instead of the setting `threads`. Raises InvalidArgument for a file that
     cannot be read, is no valid model or is beyond the limits for files (docs/loading.md), NotSupported for operators
     and attributes that are not covered.
     """
-    return prepare(read(path), threads=threads)
+    return prepare(path, threads=threads)
 
 
-def prepare(model: onnx.ModelProto, *, threads: int | None = None) -> Model:
-    """Return a model that is in memory, ready to run. Arguments and errors are those of `load`."""
-    if not isinstance(model, onnx.ModelProto):
+def prepare(model: onnx.ModelProto | str | PathLike[str], *, threads: int | None = None) -> Model:
+    """Return a model, ready to run: one that is in memory, or the path of its file. Arguments and errors are those of
+    `load`."""
+    if not isinstance(model, (onnx.ModelProto, str, PathLike)):
         raise InvalidType(
-            f"the model is {type(model).__name__}: it must be an onnx.ModelProto, or load a file"
+            f"the model is {type(model).__name__}: it must be an onnx.ModelProto, or the path of a file"
         )
     prepared = Backend.prepare(model)
     prepared.settings = {} if threads is None else {"threads": threads}
-    return Model(prepared, model.graph)
+    return Model(prepared)
 
 
 __all__ = ["Model", "load", "prepare"]

@@ -81,6 +81,7 @@ def size(x: Array, /) -> Array:
 def constant(
     *,
     value: Array | None = None,
+    sparse_value: Array | None = None,
     value_int: int | None = None,
     value_ints: Sequence[int] | None = None,
     value_float: float | None = None,
@@ -90,6 +91,8 @@ def constant(
 ) -> Array:
     if value is not None:
         return value
+    if sparse_value is not None:
+        return sparse_value
     integer_numbers = value_int if value_int is not None else value_ints
     if integer_numbers is not None:
         return np.array(integer_numbers, np.int64)
