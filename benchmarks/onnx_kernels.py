@@ -2,8 +2,9 @@
 
     python benchmarks/onnx_kernels.py [--threads 1] [--rounds 40] [WORD ...]
 
-Each row: the best of the rounds in microseconds of our public function with `out`, of its launches alone (what a
-recorded plan costs), of onnxruntime with bound inputs and outputs and the weights as initializers, theirs over ours,
+Each row: the best of the rounds in microseconds of our public function with `out`, of its launches alone, made again
+one by one from Python (a recorded plan takes less for each: `onnx_models.py` measures what), of
+onnxruntime with bound inputs and outputs and the weights as initializers, theirs over ours,
 the floor (multiply-adds at the peak or bytes of the tensors at the memory's rate, whichever is longer), and how many
 threads our process keeps busy. Words choose the cases whose names contain one of them. The results are compared first.
 """

@@ -253,6 +253,21 @@ def test_workers_stay_awake_in_a_list() -> None:
     pytest.fail(f"one thread ran all: {cells}")
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_hollow_list_hands_out_tasks_that_do_nothing(threads: int, pool: str) -> None:
+    """As many launches, on other memory than they were recorded on; the list itself still runs."""
+    with jd.settings(threads=threads):
+        launches = recorded(fresh())
+        hollow = launches.hollow()
+        assert len(hollow) == len(launches)
+        arrays = fresh()
+        for _ in range(3):
+            hollow.run(addresses(arrays))
+        assert all(np.isnan(array).all() for array in arrays)
+        assert (hollow.threads, hollow.scratch) == (launches.threads, launches.scratch)
+        check(launches)
+
+
 def test_times_of_launches() -> None:
     launches, arrays = recorded(fresh()), fresh()
     arrays[0][...] = 1.0

@@ -154,6 +154,16 @@ def test_a_run_as_a_trace(tmp_path: Path) -> None:
         model.profile({"x": x}, tmp_path / "nowhere" / "trace.json")
 
 
+def test_the_time_beside_kernels() -> None:
+    """Some microseconds, and nothing of it is left in what the model gives."""
+    model, x = jitdnn.onnx.prepare(net(), threads=1), filled(1, 3, 10, 8)
+    before = model.run([x])
+    assert model.host_time([x]) > 0
+    for one, other in zip(model.run([x]), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert "beside them" in model.explain([x])
+
+
 def test_a_model_from_a_file(tmp_path: Path) -> None:
     onnx.save(net(), tmp_path / "net.onnx")
     model = jitdnn.onnx.load(tmp_path / "net.onnx")

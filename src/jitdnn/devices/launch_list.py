@@ -260,6 +260,17 @@ class LaunchList:
         """Launches."""
         return len(self._notes)
 
+    def hollow(self) -> LaunchList:
+        """The same launches, with as many tasks, none of which does anything: what is left is what they cost beside
+        their kernels."""
+        idle, notes = native.idle_task(), []
+        for note in self._notes:
+            table = type(note.phases)(*note.phases)
+            table[: 2 * note.phase_count : 2] = [idle] * note.phase_count
+            notes.append(note._replace(phases=table))
+        addresses = self._recorded[: len(self._recorded) - bool(self.scratch)]
+        return LaunchList(notes, addresses, self.scratch, self._owners)
+
     @property
     def owners(self) -> list[object]:
         """Of each launch, what holds its code: a `CpuKernel` mostly."""

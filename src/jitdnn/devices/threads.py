@@ -187,6 +187,11 @@ def launch(phases: Table, count: int, args: bytes, threads: int) -> None:
     pool().launch(phases, count, args, threads)
 
 
+def idle_task() -> int:
+    """The address of a task that returns at once."""
+    return runtime().address("nothing")
+
+
 def replay(state: int, bases: bytes, threads: int, clock: int | None = None) -> None:
     """Run the list of launches whose state is at an address (`launch_list.py`), on up to ``threads`` threads.
 

@@ -65,6 +65,10 @@ done:
   ret void
 }}
 
+define void @nothing(ptr %args, i64 %task, i64 %thread) {{
+  ret void
+}}
+
 define internal i64 @ticks() {{
 {ticks}
 }}
@@ -498,7 +502,8 @@ def _runtime_text() -> str:
 
 
 def runtime() -> Library:
-    """The code, with the functions `run`, `worker`, `run_shared`, `replay` and `replay_shared`."""
+    """The code, with the functions `run`, `worker`, `run_shared`, `replay`, `replay_shared`, and `nothing`, a task that
+    returns at once."""
     text = _runtime_text()
     with compiling():
         return load("threads", text, isa("host"), lambda module: module.write(text))

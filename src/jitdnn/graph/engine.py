@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,15 @@ class Prepared:
     after: Engine | None = None
 
 
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a run: the engine that runs it, what it prepared, and the inputs."""
+
+    engine: Engine
+    prepared: Prepared
+    inputs: Mapping[str, Any]
+
+
 class _Place(int):
     """The number of an output of a plan."""
 
@@ -78,7 +88,7 @@ class Engine:
         self._prepared: Recent[Any, Prepared] = Recent(MOST_PLANS)
         self._keyed: set[str] = set()  # inputs whose values are part of a kind
         self._values: set[Any] = set()
-        self._bodies: dict[int, Engine] = {}
+        self._bodies: dict[int, tuple[Any, Engine]] = {}  # with the graph, whose identity is the key
         self._lock = lock()
         self._folded = False
         self._unforeseen: set[str] = set()  # steps whose results are of other kinds than was inferred
@@ -93,6 +103,22 @@ class Engine:
             found = engine._run(inputs)
             if isinstance(found, list):
                 return found
+            engine, inputs = found
+
+    def parts(self, inputs: Mapping[str, Any]) -> Iterator[Part]:
+        """What runs for inputs one after the other: one part, or more where a result whose shape nobody can tell cuts
+        the steps. Each but the last is run when the next one is asked for, since that is made of its results."""
+        engine = self
+        while True:
+            prepared = engine.prepared(inputs)
+            if prepared.rest is None:
+                yield Part(engine, prepared, inputs)
+                return
+            found = engine._run(inputs)
+            if isinstance(found, list):
+                raise AssertionError("a part that another follows gave the outputs")
+            if found[0] is not engine:  # else a kind was foretold wrongly, and all is made anew
+                yield Part(engine, prepared, inputs)
             engine, inputs = found
 
     def _run(self, inputs: Mapping[str, Any]) -> list[Any] | tuple[Engine, dict[str, Any]]:
@@ -116,6 +142,27 @@ class Engine:
         values = dict(zip(prepared.names, results, strict=True))
         self._compute(prepared.rest.step, values)
         return prepared.after, {name: values[name] for name in prepared.after.inputs}
+
+    def host_times(self, prepared: Prepared, inputs: Mapping[str, Any]) -> list[float]:
+        """Seconds of the steps that the host runs behind the plan or, where there is none, in its place."""
+        if prepared.reason:
+            values, steps = {**self._constants, **inputs}, self.steps
+        elif prepared.rest is not None:
+            made = (
+                []
+                if prepared.plan is None
+                else prepared.plan.run(self.arrays(prepared, inputs), self.run_body)
+            )
+            results = [made[one] if isinstance(one, _Place) else one for one in prepared.results]
+            values, steps = dict(zip(prepared.names, results, strict=True)), (prepared.rest.step,)
+        else:
+            return []
+        found = []
+        for step in steps:
+            begun = time.perf_counter()
+            self._compute(step, values)
+            found.append(time.perf_counter() - begun)
+        return found
 
     def _by_step(self, inputs: Mapping[str, Any]) -> list[Any]:
         values = {**self._constants, **inputs}
@@ -261,16 +308,16 @@ class Engine:
 
     def run_body(self, graph: Any, inputs: Sequence[Any], outer: Mapping[str, Any]) -> tuple[Any, ...]:
         """A graph inside of a step, by an engine of its own."""
-        engine = self._bodies.get(id(graph))
-        names = (*graph.inputs, *sorted(graph.captured))
+        _, engine = self._bodies.get(id(graph), (None, None))
         if engine is None:
+            names = (*graph.inputs, *sorted(graph.captured))
             known = {n: outer[n] for n in graph.captured if n in self._constants}
             constants = {**known, **graph.constants}
             engine = Engine(
                 graph.steps, tuple(n for n in names if n not in constants), graph.outputs, constants,
                 passes=self._passes, shared=self._shared, **self._settings,
             )  # fmt: skip
-            engine = self._bodies.setdefault(id(graph), engine)
+            _, engine = self._bodies.setdefault(id(graph), (graph, engine))
         given = {
             **{n: outer[n] for n in graph.captured if n in outer},
             **dict(zip(graph.inputs, inputs, strict=False)),
@@ -301,4 +348,4 @@ def _own(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-__all__ = ["MOST_PLANS", "Bodies", "Engine", "NeedsValue", "Prepared"]
+__all__ = ["MOST_PLANS", "Bodies", "Engine", "NeedsValue", "Part", "Prepared"]

@@ -1,7 +1,7 @@
 """Addresses for arrays that are never there: while launches are recorded, each array lies where no other does.
 
-What is recorded is moved to real memory afterwards (`places.py`), so that nobody needs to know beforehand how long a
-result is needed. The pages are reserved and never touched.
+What is recorded is moved to real memory afterwards (`arena.py`, `plan.py`), so that nobody needs to know beforehand
+how long a result is needed. The pages are reserved and never touched.
 """
 
 from __future__ import annotations

@@ -35,14 +35,14 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
 
 def concatenate(arrays: Sequence[Any], axis: int = 0, **options: Any) -> Any:
     if options:
-        raise Untraceable("numpy.concatenate with options")
+        raise Untraceable("NumPy computes it (numpy.concatenate with options)")
     tracer = next(a.tracer for a in arrays if isinstance(a, Operand))
     return tracer.concat(arrays, axis)
 
 
 def stack(arrays: Sequence[Any], axis: int = 0, **options: Any) -> Any:
     if options:
-        raise Untraceable("numpy.stack with options")
+        raise Untraceable("NumPy computes it (numpy.stack with options)")
     rank = len(arrays[0].shape) + 1
     return concatenate([np.expand_dims(a, axis % rank) for a in arrays], axis % rank)
 
@@ -52,7 +52,7 @@ def take(a: Any, indices: Any, axis: int | None = None, **options: Any) -> Any:
     if isinstance(indices, Operand):
         raise NeedsValue(indices)
     if options or axis is None:
-        raise Untraceable("numpy.take with options")
+        raise Untraceable("NumPy computes it (numpy.take with options)")
     axis %= a.ndim
     where = np.asarray(indices)
     extent = a.shape[axis]
@@ -107,7 +107,7 @@ def tile(A: Any, reps: Any) -> Any:
 
 def repeat(a: Any, repeats: Any, axis: int | None = None) -> Any:
     if axis is None or not isinstance(repeats, (int, np.integer)):
-        raise Untraceable("numpy.repeat by several numbers")
+        raise Untraceable("NumPy computes it (numpy.repeat by several numbers)")
     axis %= a.ndim
     shape = a.shape
     spread = a.reshape((*shape[: axis + 1], 1, *shape[axis + 1 :]))
@@ -124,10 +124,10 @@ def pad(array: Any, pad_width: Any, mode: str = "constant", **options: Any) -> A
                 x = take(x, places, axis)
         return x
     if mode != "constant":
-        raise Untraceable(f"numpy.pad by {mode}")
+        raise Untraceable(f"NumPy computes it (numpy.pad by {mode})")
     fill = np.asarray(options.get("constant_values", 0), array.dtype)
     if fill.ndim:
-        raise Untraceable("numpy.pad by several values")
+        raise Untraceable("NumPy computes it (numpy.pad by several values)")
     x = array
     for axis, (before, after) in enumerate(pad_width):
         parts = [

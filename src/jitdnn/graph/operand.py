@@ -27,7 +27,7 @@ class NeedsValue(Untraceable):
     """A function asked for the elements of an operand."""
 
     def __init__(self, operand: Operand) -> None:
-        super().__init__("elements decide what is computed")
+        super().__init__("the elements of an operand decide what is computed")
         self.operand = operand
 
 
@@ -46,7 +46,7 @@ class Operand:
         self.tracer, self.value = tracer, value
 
     def __repr__(self) -> str:
-        return f"<operand {self.value}>"
+        return f"<operand {self.dtype.name} {self.shape}>"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -157,18 +157,18 @@ class Operand:
     __bool__ = __int__ = __float__ = __index__ = item
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
-        raise Untraceable(f"numpy.{ufunc.__name__} computes with elements")
+        raise Untraceable(f"NumPy computes it (numpy.{ufunc.__name__})")
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         from jitdnn.graph.numpy_functions import FUNCTIONS
 
         known = FUNCTIONS.get(function)
         if known is None:
-            raise Untraceable(f"numpy.{function.__name__} has no node")
+            raise Untraceable(f"NumPy computes it (numpy.{function.__name__})")
         return known(*args, **kwargs)
 
     def _refuse(self, other: Any) -> NoReturn:
-        raise Untraceable("arithmetic of arrays by the host")
+        raise Untraceable("NumPy computes it (arithmetic of arrays)")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
