@@ -25,6 +25,7 @@ conv_fwd n2 c7 w33 k5 s4 stride1 pad3 bf16 nchw
 conv_fwd n1 c3 d5 h6 w7 k70 t2 r3 s3 stride1 pad1 f16 nhwc
 conv_fwd n2 c8 h9 w7 k8 r3 s3 stride1 pad1 g8 f32 nchw
 conv_fwd n2 c5 h9 w7 k6 r3 s3 stride1 pad1 i8 nchw
+conv_fwd n2 c5 h9 w7 k6 r3 s3 stride1 pad1 u8 by_i8 to_u8 nhwc
 conv_fwd n2 c3 h4 w4 k2 r5 s7 stride1 pad3 f32 nchw
 conv_bwd_data n2 c5 h9 w7 k6 r3 s3 stride1 pad1 f32 nchw
 conv_bwd_data n2 c5 h9 w7 k6 r3 s3 stride2 pad1 f32 nhwc

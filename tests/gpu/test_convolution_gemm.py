@@ -172,7 +172,7 @@ def test_epilogues(expression: str, dtype: str, cuda_device: Any) -> None:
         check(problem, cuda_device, fused(problem, expression))
 
 
-@pytest.mark.parametrize("result", ["", "to_i8", "to_i32"])
+@pytest.mark.parametrize("result", ["", "to_i8", "to_i32", "to_u8"])
 @pytest.mark.parametrize("words", ["n2 c32 h6 w7 k20 r3 s3 pad1", "n1 c5 h9 w6 k7 r3 s2 stride2"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_integers(words: str, layout: str, result: str, cuda_device: Any, alignment: str) -> None:

@@ -28,18 +28,32 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
+from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.kernels.reference import rounded
 from jitdnn.kernels.tables import algorithms
 from jitdnn.planner.plan import Request
 from jitdnn.planner.survey import allowed_error
 from jitdnn.problems import FusedConvolution, parse
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import FLOAT8_RESULTS, INTEGER_RESULTS
+from jitdnn.problems.problem import FLOAT8_RESULTS
 from jitdnn.tensor import FLOAT8_DTYPES, TensorDescriptor, numpy_dtype
 from warpgroup_cases import SMALL, aligned, normal, on_hopper, split_into  # noqa: F401
 
 # ties between two integers, numbers that f32 has not, and results beyond the range
 FACTORS = ((1.0, 0.0), (0.5, 0.0), (-0.013, 0.0), (1 / 3, 0.0), (-0.7, 0.3))
+
+STORED = ("f32", "i8", "i32")  # results of products of integers
+
+
+def test_integers_without_a_sign_are_refused(cuda_device: Any) -> None:
+    """By the tensor cores; the ordinary units take them."""
+    for types in ("u8 by_i8 to_i8", "u8 to_u8", "i8 to_u8"):
+        problem = convolution(f"conv_fwd n2 c64 h9 w7 k64 r1 s1 {types} nhwc")
+        for algorithm in algorithms_of(problem):
+            assert "have a sign here" in (algorithm.refuse(problem, cuda_device) or "")
+        if problem.x.dtype == "u8":
+            assert "the tensors are u8" in (ImplicitGemm().refuse(problem, cuda_device) or "")
+        assert Direct().refuse(problem, cuda_device) is None
 
 
 def algorithms_of(problem: Convolution, tiles: tuple[Tile, ...] = TILES) -> tuple[WarpgroupGemm, ...]:
@@ -82,7 +96,7 @@ def test_integers_are_exact(words: str, cuda_device: Any) -> None:
     assert check(problem, cuda_device, scales=FACTORS)
 
 
-@pytest.mark.parametrize("result", INTEGER_RESULTS)
+@pytest.mark.parametrize("result", STORED)
 def test_integers_near_the_middle_between_two(result: str, cuda_device: Any) -> None:
     """Sums times alpha that are as near to it as f64 tells; f32 would round them the wrong way."""
     problem = convolution(f"conv_fwd n1 c32 h4 w8 k8 r1 s1 i8 to_{result} nhwc")
@@ -269,7 +283,7 @@ def test_any_problem(data: st.DataObject, cuda_device: Any) -> None:
     )
     words += f" r{number(1, 3)} s{number(1, 3)} stride{number(1, 3)} pad{number(0, 2)} g{groups}"
     if data.draw(st.booleans()):
-        types = f"i8 to_{data.draw(st.sampled_from(INTEGER_RESULTS))}"
+        types = f"i8 to_{data.draw(st.sampled_from(STORED))}"
         direction = "fwd"
     else:
         first, second = (data.draw(st.sampled_from(FLOAT8_DTYPES)) for _ in range(2))

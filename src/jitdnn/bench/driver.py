@@ -24,7 +24,7 @@ from jitdnn.bench.timing import Method, Neighbours, interleaved, median, ratio
 from jitdnn.errors import InvalidArgument, JitdnnError, NotSupported
 from jitdnn.handle import Handle
 from jitdnn.planner.plan import Plan, Request
-from jitdnn.problems.problem import Problem
+from jitdnn.problems.problem import BYTE_INTEGERS, Problem
 from jitdnn.settings import current, settings
 from jitdnn.tensor import TensorDescriptor, allocator, borrow, numpy_dtype
 
@@ -178,7 +178,7 @@ def _measure(
             refused[peer.name] = f"another result: relative error {errors[peer.name]:.3g}"
     peers = [peer for peer in peers if peer.name not in refused]
 
-    kind = "i8" if problem.inputs[0].descriptor.dtype == "i8" else problem.dtype
+    kind = "i8" if problem.inputs[0].descriptor.dtype in BYTE_INTEGERS else problem.dtype
     peak_before = device.measure_peak(kind)
     neighbours = Neighbours()
     times = interleaved([own.run, *(peer.run for peer in peers)], options.method)

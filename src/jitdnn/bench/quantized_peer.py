@@ -20,8 +20,8 @@ _ZERO = 128
 
 def refuse(problem: Convolution) -> str | None:
     """Why PyTorch cannot run the 8-bit problem, or None."""
-    if problem.y.dtype != "i8" or len(problem.spatial) != 2:
-        return "PyTorch convolves integers in two dimensions, to integers of 8 bits"
+    if (problem.x.dtype, problem.y.dtype) != ("i8", "i8") or len(problem.spatial) != 2:
+        return "PyTorch convolves integers in two dimensions, to integers of 8 bits: i8 to i8 is compared"
     return None
 
 

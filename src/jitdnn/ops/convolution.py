@@ -64,10 +64,10 @@ def conv(
         y = alpha * epilogue(conv(x, w), bias, residual, ...) + beta * out
 
     `x`: (N, C, space), `w`: (K, C/groups, taps), result (N, K, output space); 1 to 3 axes of space; float16,
-    bfloat16, float32 or float64; or both int8: then the sums are exact, y is float32, or what `out` is (int8 and
-    int32 are rounded and saturated); or both 8-bit reals (float8_e4m3fn, float8_e5m2, in any combination): then y is
-    float32, or what `out` is (float16, bfloat16, or an 8-bit real, saturated), and `alpha` is the product of the scales
-    that x and w were divided by. On every axis the output extent is
+    bfloat16, float32 or float64; or x int8 or uint8 and w int8: then the sums are exact, y is float32, or what `out` is
+    (int8, uint8 and int32 are rounded and saturated); or both 8-bit reals (float8_e4m3fn, float8_e5m2, in any
+    combination): then y is float32, or what `out` is (float16, bfloat16, or an 8-bit real, saturated), and `alpha` is
+    the product of the scales that x and w were divided by. On every axis the output extent is
     floor((extent + before + after - dilation * (taps - 1) - 1) / stride) + 1. `stride`, `dilation`: one number, or
     one for each axis; `padding`: the same, or (before, after) pairs; all in elements. `mode`: "cross_correlation", or
     "convolution" for taps in reverse.

@@ -29,9 +29,10 @@ def matmul(
 ) -> Any:
     """Return alpha * epilogue(a @ b, *operands) + beta * out: (..., M, N) for a (..., M, K) and b (..., K, N), by rows.
 
-    At least 2 dimensions each, float16, bfloat16, float32 or float64; or both int8, or both 8-bit reals (float8_e4m3fn,
-    float8_e5m2, in any combination), with the results that `conv` has of them. Batch dimensions are broadcast as in
-    NumPy. A transposed matrix is a transposed view (`a.T`), which costs no copy. With K = 0 the product is 0.
+    At least 2 dimensions each, float16, bfloat16, float32 or float64; or `a` int8 or uint8 and `b` int8; or both 8-bit
+    reals (float8_e4m3fn, float8_e5m2, in any combination), with the results that `conv` has of them. Batch dimensions
+    are broadcast as in NumPy. A transposed matrix is a transposed view (`a.T`), which costs no copy. With K = 0 the
+    product is 0.
 
     `operands`, of the result's dtype or float32, are broadcast to the result as in NumPy: a bias is (N,). `epilogue`
     is a function of the product and of them, as `conv` takes it; without it they are all added. `b` may be a

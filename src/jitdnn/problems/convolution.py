@@ -25,6 +25,7 @@ import numpy as np
 from jitdnn.arguments import check_choice, padding_pairs, per_axis
 from jitdnn.errors import InvalidShape
 from jitdnn.problems.problem import (
+    BYTE_INTEGERS,
     Operand,
     Problem,
     Reals,
@@ -59,9 +60,9 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
     the descriptor `y`, for "bwd_filter" dw has the descriptor `w`. `stride` and `dilation` have a number and
     `padding` a (before, after) pair for each spatial axis.
 
-    All tensors are of one real dtype; or, forward only, x and w are i8 and y is i8, i32 or f32: sums are exact, and
-    rounded to the nearest and saturated where y holds integers; or both inputs are 8-bit reals, which may differ, and
-    the result is f32, f16, bf16 or an 8-bit real: sums are made in f32.
+    All tensors are of one real dtype; or, forward only, x is i8 or u8, w is i8, and y is i8, u8, i32 or f32: sums are
+    exact, and rounded to the nearest and saturated where y holds integers; or both inputs are 8-bit reals, which may
+    differ, and the result is f32, f16, bf16 or an 8-bit real: sums are made in f32.
 
     Raises InvalidShape if the extents do not fit, InvalidArgument for an attribute out of range, InvalidType
     for other dtypes or mixed ones.
@@ -123,14 +124,15 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         strides (in elements) are given.
         """
         x = as_descriptor(x_shape, dtype, layout, x_strides)
-        w = as_descriptor(w_shape, x.dtype, layout, w_strides)
+        types = byte_dtypes(x.dtype)
+        w = as_descriptor(w_shape, types.second_of(x.dtype) if types else x.dtype, layout, w_strides)
         rank = check_spatial_rank(x.shape, "x")
         stride = per_axis(stride, rank, "stride")
         pairs = padding_pairs(padding, rank)
         dilation = per_axis(dilation, rank, "dilation")
         if y is None:
             y_shape = output_shape(x.shape, w.shape, stride, pairs, dilation, groups)
-            y_dtype = "f32" if direction == "fwd" and byte_dtypes(x.dtype) else x.dtype
+            y_dtype = "f32" if direction == "fwd" and types else x.dtype
             y = as_descriptor(y_shape, y_dtype, layout, y_strides)
         return cls(direction, x, w, y, stride, pairs, dilation, groups, mode)
 
@@ -172,8 +174,9 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         """(x, w, y) forward, (dy, w, dx) for "bwd_data", (x, dy, dw) for "bwd_filter"."""
         order = OPERANDS[self.direction]
         tensors = [getattr(self, field) for field in order]
-        types = byte_dtypes(tensors[0].dtype) if self.is_integer or tensors[0].dtype != "i8" else None
-        each = (types[0], types[0], types[1]) if types else (None, None, None)
+        first = tensors[0].dtype
+        types = byte_dtypes(first) if self.is_integer or first not in BYTE_INTEGERS else None
+        each = types or (None, None, None)
         return tuple(
             Operand(self._named(field), tensor, dtypes=dtypes)
             for field, tensor, dtypes in zip(order, tensors, each, strict=True)
@@ -182,7 +185,7 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
     @property
     def is_integer(self) -> bool:
         """True if 8-bit integers are convolved; sums of their products are exact."""
-        return self.direction == "fwd" and self.x.dtype == "i8"
+        return self.direction == "fwd" and self.x.dtype in BYTE_INTEGERS
 
     @property
     def dtype(self) -> str:

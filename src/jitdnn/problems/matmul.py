@@ -33,9 +33,9 @@ class MatMul(Problem, kinds=("matmul",)):
     """c = a @ b for a (..., M, K), b (..., K, N) and c (..., M, N), with the same batch dims in all three.
 
     `make` broadcasts batch dims. Any extent may be 0; with K = 0 the product is 0.
-    All are of one real dtype; or a and b are i8 and c is i8, i32 or f32: sums are exact, and rounded to the nearest and
-    saturated where c holds integers; or a and b are 8-bit reals, which may differ, and c is f32, f16, bf16 or an 8-bit
-    real: sums are made in f32.
+    All are of one real dtype; or a is i8 or u8, b is i8, and c is i8, u8, i32 or f32: sums are exact, and rounded to
+    the nearest and saturated where c holds integers; or a and b are 8-bit reals, which may differ, and c is f32, f16,
+    bf16 or an 8-bit real: sums are made in f32.
 
     Raises InvalidShape if the extents do not fit, InvalidType for other dtypes or mixed ones.
     """
@@ -71,11 +71,12 @@ class MatMul(Problem, kinds=("matmul",)):
     ) -> Self:
         """The problem from shapes or descriptors, batch dims broadcast; row-major if no strides are given."""
         a = as_descriptor(a_shape, dtype, "nchw", a_strides)
-        b = as_descriptor(b_shape, a.dtype, "nchw", b_strides)
+        types = byte_dtypes(a.dtype)
+        b = as_descriptor(b_shape, types.second_of(a.dtype) if types else a.dtype, "nchw", b_strides)
         shape = output_shape(a.shape, b.shape)
         a = a.broadcast_to((*shape[:-2], *a.shape[-2:]))
         b = b.broadcast_to((*shape[:-2], *b.shape[-2:]))
-        dtype = "f32" if byte_dtypes(a.dtype) else a.dtype
+        dtype = "f32" if types else a.dtype
         return cls(a, b, c or as_descriptor(shape, dtype, "nchw", c_strides))
 
     @property
@@ -85,11 +86,10 @@ class MatMul(Problem, kinds=("matmul",)):
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """(a, b, c)."""
-        types = byte_dtypes(self.a.dtype)
-        own, result = types or (None, None)
+        first, second, result = byte_dtypes(self.a.dtype) or (None, None, None)
         return (
-            Operand("a", self.a, dtypes=own),
-            Operand("b", self.b, dtypes=own),
+            Operand("a", self.a, dtypes=first),
+            Operand("b", self.b, dtypes=second),
             Operand("c", self.c, dtypes=result),
         )
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,13 @@ from jitdnn.tensor import COMMON_DTYPES, DTYPES, FLOAT8_DTYPES, REAL_DTYPES, Ten
 Reals = npt.NDArray[np.float64]
 
 MAX_SPATIAL = 3
+#: 8-bit integers that may be multiplied by i8
+BYTE_INTEGERS = ("i8", "u8")
 #: results of products of 8-bit integers, whose sums are exact, and of 8-bit reals
-INTEGER_RESULTS = ("f32", "i8", "i32")
+INTEGER_RESULTS = ("f32", "i8", "i32", "u8")
 FLOAT8_RESULTS = ("f32", "f16", "bf16", *FLOAT8_DTYPES)
-# products of two i8 whose sum is below 2^24, so that f32 holds it exactly
-_EXACT_PRODUCTS = 1024
+# products with an i8 whose sum is at most 2^24, so that f32 holds it exactly
+_EXACT_PRODUCTS = {"i8": 2**24 // (128 * 128), "u8": 2**24 // (255 * 128)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +212,31 @@ def _listing(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def byte_dtypes(dtype: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The types of the inputs and of the result of products of 8-bit numbers, of the first input's; None for others.
+class ByteTypes(NamedTuple):
+    """Which types products of 8-bit numbers may have: the first input, the second, and the result."""
 
-    8-bit reals may be mixed. Results have their own types: 8 bits are too few for most sums.
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    result: tuple[str, ...]
+
+    def second_of(self, first: str) -> str:
+        """The type of the second input where nothing else is said: that of the first, or the only one there is."""
+        return first if first in self.second else self.second[0]
+
+
+_BYTE_INTEGERS = ByteTypes(BYTE_INTEGERS, ("i8",), INTEGER_RESULTS)
+_BYTE_REALS = ByteTypes(FLOAT8_DTYPES, FLOAT8_DTYPES, FLOAT8_RESULTS)
+
+
+def byte_dtypes(dtype: str) -> ByteTypes | None:
+    """The types of products of 8-bit numbers whose first input has this one; None for other numbers.
+
+    8-bit reals may be mixed; integers with or without a sign are multiplied by such with one. Results have their own
+    types: 8 bits are too few for most sums.
     """
-    if dtype == "i8":
-        return ("i8",), INTEGER_RESULTS
-    return (FLOAT8_DTYPES, FLOAT8_RESULTS) if dtype in FLOAT8_DTYPES else None
+    if dtype in BYTE_INTEGERS:
+        return _BYTE_INTEGERS
+    return _BYTE_REALS if dtype in FLOAT8_DTYPES else None
 
 
 def result_like(tensor: TensorDescriptor) -> TensorDescriptor:
@@ -227,7 +246,8 @@ def result_like(tensor: TensorDescriptor) -> TensorDescriptor:
 
 def sum_dtype(first: str, result: str, products: int) -> str:
     """The real type that holds sums of so many products of 8-bit numbers, exactly those of integers."""
-    is_exact = first != "i8" or (products <= _EXACT_PRODUCTS and result != "i32")
+    most = _EXACT_PRODUCTS.get(first)
+    is_exact = most is None or (products <= most and result != "i32")
     return "f32" if is_exact else "f64"
 
 
@@ -247,8 +267,9 @@ def byte_types(words: Words) -> tuple[str, str, str]:
     types = byte_dtypes(first)
     if types is None:
         return first, first, first
-    second = words.choice([f"by_{name}" for name in types[0]], f"by_{first}").removeprefix("by_")
-    return first, second, words.choice([f"to_{name}" for name in types[1]], "to_f32").removeprefix("to_")
+    second = words.choice([f"by_{name}" for name in types.second], f"by_{types.second_of(first)}")
+    result = words.choice([f"to_{name}" for name in types.result], "to_f32")
+    return first, second.removeprefix("by_"), result.removeprefix("to_")
 
 
 def distinct_bytes(descriptor: TensorDescriptor) -> int:

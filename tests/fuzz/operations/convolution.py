@@ -266,7 +266,8 @@ def _conv_infinite(draw: Draw) -> Problem:
 @operation("conv_integers", 4, functions=("conv",))
 def _conv_integers(draw: Draw) -> Problem:
     c = _Convolution(draw)
-    x, w = operand(draw, "x", c.seen(c.x_shape), "i8"), operand(draw, "w", c.seen(c.w_shape), "i8")
+    first = draw.pick(("i8", "u8"))
+    x, w = operand(draw, "x", c.seen(c.x_shape), first), operand(draw, "w", c.seen(c.w_shape), "i8")
 
     def oracle(a: Named) -> list[Expected]:
         return [Expected(c.outer(c.forward(c.inner(a["x"]), c.inner(a["w"]))), 0.0)]
@@ -275,7 +276,7 @@ def _conv_integers(draw: Draw) -> Problem:
         "conv",
         [x, w],
         c.kwargs,
-        [Result("y", c.seen(c.y_shape), "f32", ("i32", "i8"))],
+        [Result("y", c.seen(c.y_shape), "f32", ("i32", "i8", "u8"))],
         oracle,
         flavours=_FLAVOURS,
     )

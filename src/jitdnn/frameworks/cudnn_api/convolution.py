@@ -26,6 +26,7 @@ from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.frameworks.cudnn_api.tensors import dtype_of, filter_of, tensor_of
 from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import BYTE_INTEGERS
 from jitdnn.tensor import TensorDescriptor
 
 _SPACE = CUDNN_DIM_MAX - 2
@@ -34,6 +35,7 @@ _T = cudnnDataType_t
 _COMPUTED = {
     "f64": (_T.CUDNN_DATA_DOUBLE,),
     "i8": (_T.CUDNN_DATA_INT32, _T.CUDNN_DATA_FLOAT),
+    "u8": (_T.CUDNN_DATA_INT32, _T.CUDNN_DATA_FLOAT),
     "f16": (_T.CUDNN_DATA_FLOAT, _T.CUDNN_DATA_HALF),
     "bf16": (_T.CUDNN_DATA_FLOAT, _T.CUDNN_DATA_BFLOAT16),
 }
@@ -96,8 +98,8 @@ def problem_of(
             f"computeType is {form.computed.name}: tensors of {x.dtype} are computed in "
             f"{' or '.join(kind.name for kind in known)}"
         )
-    if direction != "fwd" and x.dtype == "i8":
-        raise NotSupported("x is i8: gradients are of real numbers")
+    if direction != "fwd" and x.dtype in BYTE_INTEGERS:
+        raise NotSupported(f"x is {x.dtype}: gradients are of real numbers")
     mode = "convolution" if form.mode is cudnnConvolutionMode_t.CUDNN_CONVOLUTION else "cross_correlation"
     return Convolution.make(direction, x, w, form.strides, form.pads, form.dilations, own.groups, mode, y=y)
 

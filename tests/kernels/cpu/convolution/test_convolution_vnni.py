@@ -22,11 +22,11 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.cost import make_vnni_pla
 from jitdnn.kernels.cpu.lowering import lower_convolution
 from jitdnn.problems import parse
 from jitdnn.problems.convolution import Convolution
-from jitdnn.problems.problem import INTEGER_RESULTS
+from jitdnn.problems.problem import BYTE_INTEGERS, INTEGER_RESULTS
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import assembly
 from jitdnn.rtcg.isa import Isa, isa
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.tensor import TensorDescriptor, numpy_dtype
 from strategies import convolutions
 
 needs_dot = pytest.mark.skipif(not isa().has_dot, reason="this processor has no vpdpbusd")
@@ -47,13 +47,14 @@ SHAPES = [
 ]
 
 
-def bytes_of(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> AnyArray:
+def bytes_of(rng: np.random.Generator, shape: tuple[int, ...], kind: str, dtype: str = "i8") -> AnyArray:
     """All of one extreme, extremes only, or anything."""
+    limits = np.iinfo(numpy_dtype(dtype))
     if kind in ("least", "most"):
-        return np.full(shape, -128 if kind == "least" else 127, np.int8)
+        return np.full(shape, limits.min if kind == "least" else limits.max, limits.dtype)
     if kind == "extreme":
-        return np.where(rng.random(shape) < 0.5, -128, 127).astype(np.int8)
-    return rng.integers(-128, 128, shape, np.int8)
+        return np.where(rng.random(shape) < 0.5, limits.min, limits.max).astype(limits.dtype)
+    return rng.integers(limits.min, limits.max, shape, limits.dtype, endpoint=True)
 
 
 KINDS = ("least", "most", "extreme", "any")
@@ -69,9 +70,9 @@ def result_of(problem: Convolution, x: AnyArray, w: AnyArray, processor: Isa | N
 @st.composite
 def integer_convolutions(draw: st.DrawFn) -> Convolution:
     real = draw(convolutions(("fwd",)))
+    types = draw(st.sampled_from(BYTE_INTEGERS)), "i8", draw(st.sampled_from(INTEGER_RESULTS))
     tensors = {
-        name: replace(getattr(real, name), dtype=dtype)
-        for name, dtype in zip("xwy", ("i8", "i8", draw(st.sampled_from(INTEGER_RESULTS))), strict=True)
+        name: replace(getattr(real, name), dtype=dtype) for name, dtype in zip("xwy", types, strict=True)
     }
     return replace(real, **tensors)
 
@@ -82,13 +83,19 @@ def integer_convolutions(draw: st.DrawFn) -> Convolution:
 def test_any_convolution_is_exact(data: st.DataObject) -> None:
     problem = data.draw(integer_convolutions())
     x, w = (
-        bytes_of(np.random.default_rng(seed), operand.descriptor.shape, data.draw(st.sampled_from(KINDS)))
+        bytes_of(
+            np.random.default_rng(seed),
+            operand.descriptor.shape,
+            data.draw(st.sampled_from(KINDS)),
+            operand.descriptor.dtype,
+        )
         for seed, operand in enumerate(problem.inputs)
     )
     x, w = _like(x, problem.x), _like(w, problem.w)
     exact = problem.reference(x.astype(np.float64), w.astype(np.float64))
-    if problem.y.dtype == "i8":
-        exact = np.clip(exact, -128, 127)
+    if problem.y.dtype in BYTE_INTEGERS:
+        limits = np.iinfo(numpy_dtype(problem.y.dtype))
+        exact = np.clip(exact, limits.min, limits.max)
     np.testing.assert_array_equal(result_of(problem, x, w), exact)
 
 
@@ -108,9 +115,12 @@ def _like(values: AnyArray, descriptor: TensorDescriptor) -> AnyArray:
 @needs_dot
 @pytest.mark.parametrize("number", range(len(SHAPES)))
 def test_contract(number: int) -> None:
-    problem = convolution(f"conv_fwd {SHAPES[number]} i8 to_{INTEGER_RESULTS[number % 3]}")
+    first, result = BYTE_INTEGERS[number // 2 % 2], INTEGER_RESULTS[number % 4]
+    problem = convolution(f"conv_fwd {SHAPES[number]} {first} by_i8 to_{result}")
     rng = np.random.default_rng(0)
-    inputs = [bytes_of(rng, operand.descriptor.shape, "any") for operand in problem.inputs]
+    inputs = [
+        bytes_of(rng, operand.descriptor.shape, "any", operand.descriptor.dtype) for operand in problem.inputs
+    ]
     assert "vnni" in check(problem, inputs=inputs, scales=((2.0**-7, 0.0), (-(2.0**-8), 0.5)))
 
 
@@ -124,18 +134,19 @@ def test_any_order_in_memory(text: str, order: str) -> None:
 
 
 @needs_dot
+@pytest.mark.parametrize(("first", "most"), [("i8", 131071), ("u8", 65793)])
 @pytest.mark.parametrize("x", ["least", "most"])
 @pytest.mark.parametrize("w", ["least", "most"])
-def test_the_largest_sums(x: str, w: str) -> None:
+def test_the_largest_sums(x: str, w: str, first: str, most: int) -> None:
     """As many products as are taken, all of them as large as can be: the sum just fits into 32 bits."""
-    problem = convolution("conv_fwd n1 c131071 h1 w1 k2 r1 s1 i8 to_i32")
+    problem = convolution(f"conv_fwd n1 c{most} h1 w1 k2 r1 s1 {first} to_i32")
     assert VNNI.refuse(problem, host(1)) is None
     rng = np.random.default_rng(0)
-    image, filters = bytes_of(rng, problem.x.shape, x), bytes_of(rng, problem.w.shape, w)
-    value = 131071 * int(image.flat[0]) * int(filters.flat[0])
+    image, filters = bytes_of(rng, problem.x.shape, x, first), bytes_of(rng, problem.w.shape, w)
+    value = most * int(image.flat[0]) * int(filters.flat[0])
     np.testing.assert_array_equal(result_of(problem, image, filters), np.full((1, 2, 1, 1), value))
-    more = parse("conv_fwd n1 c131072 h1 w1 k2 r1 s1 i8 to_i32")
-    assert "131072 products" in (VNNI.refuse(more, host(1)) or "") or not isa().has_dot
+    more = parse(f"conv_fwd n1 c{most + 1} h1 w1 k2 r1 s1 {first} to_i32")
+    assert f"{most + 1} products" in (VNNI.refuse(more, host(1)) or "")
 
 
 def test_refuses_by_name() -> None:
@@ -173,40 +184,46 @@ def test_code_for_a_processor_that_has_it(text: str) -> None:
 
 
 def quantized(
-    x: AnyArray, w: AnyArray, scale: AnyArray, bias: AnyArray, padding: int
+    x: AnyArray, w: AnyArray, scale: AnyArray, bias: AnyArray, padding: int, dtype: str = "i8"
 ) -> tuple[AnyArray, AnyArray]:
     """The float64 truth before it is rounded, and rounded and saturated."""
     problem = Convolution.make("fwd", x.shape, w.shape, padding=padding, dtype="f64")
     total = problem.reference(x.astype(np.float64), w.astype(np.float64))
     wide = (1, -1, *(1,) * (x.ndim - 2))
     truth = total * scale.astype(np.float64).reshape(wide) + bias.astype(np.float64).reshape(wide)
-    return truth, np.clip(np.rint(truth), -128, 127)
+    limits = np.iinfo(numpy_dtype(dtype))
+    return truth, np.clip(np.rint(truth), limits.min, limits.max)
 
 
+@pytest.mark.parametrize(("first", "result"), [("i8", "i8"), ("u8", "u8"), ("u8", "i8"), ("i8", "u8")])
 @pytest.mark.parametrize("channels", [6, 64, 130])
 @pytest.mark.parametrize("layout", [None, "NHWC"])
-def test_quantized_with_a_scale_for_each_channel(channels: int, layout: str | None) -> None:
+def test_quantized_with_a_scale_for_each_channel(
+    channels: int, layout: str | None, first: str, result: str
+) -> None:
     """One fused pass: scaled, shifted, rounded and saturated; only what is next to a tie may go either way."""
     rng = np.random.default_rng(channels)
-    x, w = bytes_of(rng, (2, channels, 9, 8), "any"), bytes_of(rng, (20, channels, 3, 3), "any")
-    scale = (rng.uniform(0.5, 2.0, 20) * 60 / (5500 * 3 * np.sqrt(channels))).astype(np.float32)
-    bias = rng.uniform(-20, 20, 20).astype(np.float32)
-    truth, rounded = quantized(x, w, scale, bias, 1)
-    out: AnyArray = np.zeros(truth.shape, np.int8)
+    limits = np.iinfo(numpy_dtype(result))
+    x, w = bytes_of(rng, (2, channels, 9, 8), "any", first), bytes_of(rng, (20, channels, 3, 3), "any")
+    spread = 5500 * (2 if first == "u8" else 1)
+    scale = (rng.uniform(0.5, 2.0, 20) * 60 / (spread * 3 * np.sqrt(channels))).astype(np.float32)
+    bias = (rng.uniform(-20, 20, 20) + (limits.min + limits.max + 1) / 2).astype(np.float32)
+    truth, rounded = quantized(x, w, scale, bias, 1, result)
+    out: AnyArray = np.zeros(truth.shape, limits.dtype)
     given: list[Any] = [x, w]
     if layout:
-        out = np.zeros((2, 9, 8, 20), np.int8)
+        out = np.zeros((2, 9, 8, 20), limits.dtype)
         given = [np.ascontiguousarray(np.moveaxis(x, 1, -1)), np.ascontiguousarray(np.moveaxis(w, 1, -1))]
     found = jd.conv(
         *given, scale, bias, epilogue=lambda a, s, b: a * s + b, padding=1, layout=layout, out=out
     )
-    assert found.dtype == np.int8
+    assert found is out
     found = np.moveaxis(found, -1, 1) if layout else found
     is_tie = np.abs(truth - np.floor(truth) - 0.5) < 1e-4
     assert is_tie.mean() < 0.01
     np.testing.assert_array_equal(found[~is_tie], rounded[~is_tie])
     assert (np.abs(found.astype(int) - rounded) <= 1).all()
-    assert {-128, 127} < set(found.ravel().tolist())
+    assert {limits.min, limits.max} < set(found.ravel().tolist())
 
 
 def test_quantized_ties_go_to_the_even_number() -> None:

@@ -39,6 +39,8 @@ CONVOLUTIONS = (
 INTEGERS = (
     "conv_fwd n2 c5 h9 w11 k7 r3 s3 pad1 i8",
     "conv_fwd n2 c5 h9 w11 k7 r3 s3 pad1 i8 to_i8",
+    "conv_fwd n2 c5 h9 w11 k7 r3 s3 pad1 u8 to_u8",
+    "conv_fwd n2 c32 h9 w11 k32 r3 s3 pad1 g32 u8 by_i8 to_i8 nhwc",
     "conv_fwd n2 c16 h9 w11 k33 r3 s3 stride2 pad1 i8 to_i32 nhwc",
     "conv_fwd n1 c1200 h3 w3 k8 r1 s1 i8 to_i8",
     "conv_fwd n1 c1200 h3 w3 k8 r1 s1 i8",
@@ -98,6 +100,42 @@ def test_integers_are_convolved_as_pytorch_does() -> None:
     np.testing.assert_array_equal(out, np.clip(np.rint(truth * 2.0**-9), -128, 127))
     with pytest.raises(jd.InvalidType, match="w is f32: it must be i8"):
         jd.conv(x, w.astype(np.float32))
+
+
+def test_integers_without_a_sign_are_convolved_as_pytorch_does() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (2, 9, 7, 6), np.uint8)
+    w = rng.integers(-128, 128, (5, 9, 3, 3)).astype(np.int8)
+    truth = torch.nn.functional.conv2d(
+        torch.from_numpy(x).long(), torch.from_numpy(w).long(), padding=1
+    ).numpy()
+    np.testing.assert_array_equal(jd.conv(x, w, padding=1), truth)
+    for out in (np.zeros(truth.shape, np.uint8), np.zeros(truth.shape, np.int8)):
+        limits = np.iinfo(out.dtype)
+        jd.conv(x, jd.KeptFilter(w), padding=1, alpha=2.0**-9, out=out)
+        np.testing.assert_array_equal(out, np.clip(np.rint(truth * 2.0**-9), limits.min, limits.max))
+        assert {limits.min, limits.max} & set(out.ravel().tolist())
+    for x_dtype, w_dtype in ((np.uint8, np.uint8), (np.int8, np.uint8), (np.uint8, np.float32)):
+        with pytest.raises(jd.InvalidType, match="it must be i8"):
+            jd.conv(x.astype(x_dtype), w.astype(w_dtype))
+    with pytest.raises(jd.InvalidType, match="dy is u8"):
+        jd.conv_backward_data(x, np.zeros((9, 4, 3, 3), np.int8), (2, 4, 7, 6), padding=1)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_products_of_integers_are_exact(dtype: type[np.generic]) -> None:
+    rng = np.random.default_rng(0)
+    limits = np.iinfo(dtype)
+    a = rng.integers(limits.min, limits.max, (3, 5, 70), dtype, endpoint=True)
+    b = rng.integers(-128, 128, (70, 33)).astype(np.int8)
+    truth = a.astype(np.int64) @ b.astype(np.int64)
+    np.testing.assert_array_equal(jd.matmul(a, b), truth)
+    out = np.zeros(truth.shape, np.uint8)
+    scale = np.full(33, 2.0**-8, np.float32)
+    jd.matmul(a, jd.KeptFilter(b), operands=(scale,), epilogue=lambda v, s: v * s + 100.0, out=out)
+    np.testing.assert_array_equal(out, np.clip(np.rint(truth * 2.0**-8 + 100), 0, 255))
+    with pytest.raises(jd.InvalidType, match="b is u8: it must be i8"):
+        jd.matmul(a, b.astype(np.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

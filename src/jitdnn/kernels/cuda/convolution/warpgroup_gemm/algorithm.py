@@ -45,6 +45,8 @@ def refuse_warpgroups(problem: Problem, device: GpuDevice) -> str | None:
     dtype, result = problem.inputs[0].descriptor.dtype, problem.output.dtype
     if device.arch != "sm_90a":
         return f"wgmma is an instruction of sm_90a, and {device.name} is not one"
+    if "u8" in (dtype, result):
+        return f"integers of 8 bits have a sign here: of {dtype} to {result} direct takes products"
     if byte_dtypes(dtype):
         return None  # the problem says which results they have
     if dtype not in WGMMA_FUNCTIONS:

@@ -40,7 +40,10 @@ class _VnniFunctions(TileFunctions):
         super().__init__(plan, module, "", epilogue)
 
     def trace_input_tile(self, module: Module, name: str) -> Function:
-        return trace_vnni_input_tile(module, name, self.c, self.plan.input_tile, self._vnni.channels_read)
+        plan = self._vnni
+        return trace_vnni_input_tile(
+            module, name, self.c, plan.input_tile, plan.channels_read, plan.is_shifted
+        )
 
     def plan_prefetch(self) -> PrefetchPlan | None:
         """Nothing: x is read by single channels, not by words."""
@@ -50,11 +53,15 @@ class _VnniFunctions(TileFunctions):
     def products(self) -> Products:
         lanes, at = self.plan.lanes, self._vnni.vnni_panels.initial_sums
         if self.plan.vectorizes_pixels:
-            return Products(
+            products = Products(
                 lambda k, one, vector, total: k.dot(vector, one, total),
                 lambda panel, _, row, vector: panel.splat(at + row, lanes),
             )
-        return Products(Builder.dot, lambda _, panel, row, vector: panel.load(at + vector * lanes, lanes))
+        else:
+            products = Products(
+                Builder.dot, lambda _, panel, row, vector: panel.load(at + vector * lanes, lanes)
+            )
+        return products if self._vnni.is_shifted else replace(products, start=None)
 
     def tile_store(self, epilogue: Epilogue | None) -> TileStore:
         store, computing = super().tile_store(epilogue), self._vnni.computing

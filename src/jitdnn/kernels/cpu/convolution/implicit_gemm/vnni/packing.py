@@ -1,13 +1,13 @@
 """Packed images and filters of 8-bit integers: four neighbouring channels in each 32-bit word.
 
 Input tiles and panels are laid out as in microkernel/packing.py, with words for elements; the last word of a pixel is
-filled up with channels of zeros. vpdpbusd multiplies unsigned by signed integers, so that the image is shifted to
-[0, 255]:
+filled up with channels of zeros. vpdpbusd multiplies unsigned by signed integers. An image without a sign is copied as
+it is; one with a sign is shifted to [0, 255]:
 
     sum over x w  =  sum over (x + 128) w  -  128 (sum over w)
 
-Padding becomes 128 like every other 0 and takes part in the sum, which makes the last term a constant of the filter: it
-lies behind each panel, and sums begin with it. In the filter, channels beyond the last are 0.
+Its padding becomes 128 like every other 0 and takes part in the sum, which makes the last term a constant of the
+filter: it lies behind each panel, and sums begin with it. In the filter, channels beyond the last are 0.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _ZEROS = -0x7F7F7F80  # four times 128, the shifted 0, as an i32
 
 
 def trace_vnni_input_tile(
-    module: Module, name: str, c: Correlation, input_tile: InputTile, channels: int
+    module: Module, name: str, c: Correlation, input_tile: InputTile, channels: int, is_shifted: bool
 ) -> Function:
     """Trace ``name(x, input tile, batches, words, d, h, w)`` as `packing.trace_input_tile`.
 
     It copies a block of ``channels``. ``c`` counts words; its view of x has the strides of single channels.
     """
     with module.function(
-        name, x="i8", input_tile="i32", batches=None, words=None, d=None, h=None, w=None
+        name, x=c.x.dtype, input_tile="i32", batches=None, words=None, d=None, h=None, w=None
     ) as (
         k, (x, target, batches, words, *starts), function,
     ):  # fmt: skip
@@ -55,17 +55,18 @@ def trace_vnni_input_tile(
         for n in k.range(0, batches):
             image, to = x + n * c.x.batch, target + n * input_tile.batch
             if input_tile.is_channels_last:
-                _copy_pixels(k, c, input_tile, image, to, channels, origins)
+                _copy_pixels(k, c, input_tile, image, to, channels, origins, is_shifted)
             else:
                 for word in k.range(words):
                     rows = image + word * (WORD_CHANNELS * c.x.channels), to + word * input_tile.channels
-                    _copy_rows(k, c, input_tile, *rows, k.integer(channels) - word * WORD_CHANNELS, origins)
+                    left = k.integer(channels) - word * WORD_CHANNELS
+                    _copy_rows(k, c, input_tile, *rows, left, origins, is_shifted)
     return function
 
 
 def _copy_pixels(
     k: Builder, c: Correlation, input_tile: InputTile, image: Pointer, to: Pointer, channels: int,
-    origins: list[Value],
+    origins: list[Value], is_shifted: bool,
 ) -> None:  # fmt: skip
     """Adjacent channels: vectors of them are words as they are."""
     lanes, step = k.lanes("i32"), source_steps(c)
@@ -79,12 +80,14 @@ def _copy_pixels(
                 mask = _byte_mask(k, limit - word * WORD_CHANNELS, lanes * WORD_CHANNELS)
                 found = pixel.load(word * WORD_CHANNELS, lanes * WORD_CHANNELS, mask)
                 pixel.prefetch(word * WORD_CHANNELS + prefetch_elements(c, k.isa.processor))
-                target.store(_as_words(k, found ^ _SHIFT), word + p * input_tile.space[2])
+                target.store(
+                    _as_words(k, found ^ _SHIFT if is_shifted else found), word + p * input_tile.space[2]
+                )
 
 
 def _copy_rows(
     k: Builder, c: Correlation, input_tile: InputTile, image: Pointer, to: Pointer, channels: Value,
-    origins: list[Value],
+    origins: list[Value], is_shifted: bool,
 ) -> None:  # fmt: skip
     """The rows of four channels, of which only the first ``channels`` (at least one) exist."""
     lanes, step, axis = k.lanes("i32"), source_steps(c)[2], c.axes[2]
@@ -101,7 +104,8 @@ def _copy_rows(
             for i in range(WORD_CHANNELS):
                 at.prefetch((distance + i) * c.x.channels)
             four = _load_four(k, at, c.x.channels, c.x.space[2] * step, channels, mask)
-            target.store(_interleave(k, four) ^ _ZEROS, j)
+            words = _interleave(k, four)
+            target.store(words ^ _ZEROS if is_shifted else words, j)
 
 
 def _load_four(

@@ -34,6 +34,7 @@ class VnniPlan(ImplicitGemmPlan):
 
     channels_read: int  # of a convolution's group
     computing: str  # the type of the epilogue
+    is_shifted: bool  # x has a sign, and 128 is added to it
 
     def panels_of(self, c: Correlation) -> VnniPanels:
         panels = super().panels_of(c)
