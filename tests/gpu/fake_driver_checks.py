@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import struct
 import sys
 import threading
 import types
@@ -398,3 +399,68 @@ def test_a_log_of_one_byte_does_not_change_what_a_space_is() -> None:
 def test_words_of_the_driver() -> None:
     assert "asked for" in str(cuda_driver.failure(1, "testing"))
     assert "captured into a graph" in str(cuda_driver.failure(900, "testing"))
+
+
+WEIGHTED = """
+__constant__ float weights[4];
+__global__ void weighted(const float *x, float *y, double a, long long n) { y[n] = a * x[n] * weights[n % 4]; }
+"""
+
+
+def test_functions_of_a_text_are_launched_on_the_stream_of_the_handle() -> None:
+    x, y = on_gpu(), on_gpu()
+    stream = cuda.device().own_stream()
+    handle = jd.Handle("cuda", stream=stream)
+    module: Any = jd.module(WEIGHTED, "mine", handle)
+    module["weighted"](x, y, 2.5, 7, grid=(3, 2), block=64, shared=100, handle=handle)
+    bits = int.from_bytes(struct.pack("d", 2.5), "little")
+    assert launched() == (cuda.device().stream(stream), 3, 64, 100, x.pointer, y.pointer, bits, 7)
+    before = calls("cuLaunchKernel")
+    module["weighted"](
+        x, y, 2.5, 7, grid=1, block=64
+    )  # of no handle: the default stream, after the other one
+    assert launched()[:2] == (0, 1)
+    assert calls("cuLaunchKernel") == before + 1
+
+
+def test_large_shared_memory_of_a_text_is_asked_for_once() -> None:
+    module: Any = jd.module(WEIGHTED, "mine", device="cuda")
+    x, y = on_gpu(), on_gpu()
+    before = calls("cuFuncSetAttribute")
+    for _ in range(3):
+        module["weighted"](x, y, 2.5, 7, grid=1, block=64, shared=100 << 10)
+    function = module["weighted"]
+    for shared in (100 << 10, 50 << 10, 0):
+        function(x, y, 2.5, 7, grid=1, block=64, shared=shared)
+    assert calls("cuFuncSetAttribute") == before + 4
+    with pytest.raises(jd.InvalidArgument, match="shared is"):
+        function(x, y, 2.5, 7, grid=1, block=64, shared=1 << 20)
+
+
+def test_constants_of_a_text_are_written_after_launches_on_other_streams() -> None:
+    module: Any = jd.module(WEIGHTED, "mine", device="cuda")
+    stream = cuda.device().own_stream()
+    module["weighted"](on_gpu(), on_gpu(), 1, 0, grid=1, block=1, handle=jd.Handle("cuda", stream=stream))
+    before = calls("cuStreamWaitEvent")
+    np.testing.assert_array_equal(module.constant("weights", [1, 2, 3, 4]), np.float32([1, 2, 3, 4]))
+    assert calls("cuStreamWaitEvent") == before + 1
+    np.testing.assert_array_equal(module.constant("weights", [9])[:2], [9, 2])
+    with pytest.raises(jd.InvalidArgument, match="has no constant absent"):
+        module.constant("absent", [1.0])
+    with pytest.raises(jd.InvalidShape, match="16 bytes, and the values 20"):
+        module.constant("weights", [1, 2, 3, 4, 5])
+    with pytest.raises(jd.InvalidType, match="float32, and the values of float64"):
+        module.constant("weights", np.zeros(4))
+    with pytest.raises(jd.InvalidType, match="it must be numbers"):
+        module.constant("weights", ["a"])
+
+
+def test_arrays_of_a_text_are_those_of_its_gpu() -> None:
+    module: Any = jd.module(WEIGHTED, "mine", device="cuda")
+    with pytest.raises(jd.DeviceError, match="x of weighted is on cuda:1, and the module is for cuda:0"):
+        module["weighted"](on_gpu(device="cuda:1"), on_gpu(), 1, 0, grid=1, block=1)
+    fail("cuLaunchKernel", 700)
+    with pytest.raises(
+        jd.DeviceError, match=r"launch of .*weighted.*a kernel read or wrote beside its memory"
+    ):
+        module["weighted"](on_gpu(), on_gpu(), 1, 0, grid=1, block=1)

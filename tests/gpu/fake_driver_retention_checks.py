@@ -89,7 +89,7 @@ class TestCode:
 
         class Keeper:
             def __init__(self) -> None:
-                self.recent: retention.Recent[int, cuda_kernel._Library] = retention.Recent(1 << 20)
+                self.recent: retention.Recent[int, cuda_kernel.LoadedLibrary] = retention.Recent(1 << 20)
 
             def age(self) -> None:
                 self.recent.age()
@@ -109,7 +109,7 @@ class TestCode:
 
     def test_is_not_counted_for_the_limit_once_it_has_to_stay(self) -> None:
         before = retention.code.account.bytes
-        library = cuda_kernel._Library(0, b"x" * 1000, "some")
+        library = cuda_kernel.LoadedLibrary(0, b"x" * 1000, "some")
         assert retention.code.account.bytes == before + 1000
         library.keep()
         assert retention.code.account.bytes == before

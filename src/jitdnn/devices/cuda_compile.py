@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from jitdnn.devices.gpu import Source, plain_prelude, read_text, source_key
+from jitdnn.devices.c_text import CText
+from jitdnn.devices.gpu import Source, key_of, plain_prelude, read_text, source_key
 from jitdnn.errors import CompileError, DeviceError
 from jitdnn.locks import lock
 from jitdnn.rtcg.cache import CodeCache, Origin
@@ -52,24 +53,40 @@ def compiled(source: Source, arch: str) -> bytes:
         raise DeviceError(no_compiler(error)) from None
     text = source.complete(prelude(source.dialect))
     key = source_key(source, text, "cuda", arch, version, str(source.spills), _SCHEMA)
-    cache = CodeCache.default()
-    code = cache.get(key)
+    code = CodeCache.default().get(key)
     missing = gathered()
     if code is None and missing is not None:
         is_generic = source.dialect == "plain"
         missing.append(Missing(source.name, key, is_generic, functools.partial(compiled, source, arch)))
         return b""
     if code is None:
-        # threads that want the same kernel compile it once; others go on beside
-        try:
-            with _compiling.setdefault(key, lock()):
-                code = cache.get(key)
-                if code is None:
-                    code = _compile(source, text, arch)
-                    note_compiled(source.name)
-                    cache.put(key, code, Origin("cuda", arch, version))
-        finally:
-            _compiling.pop(key, None)
+        code = _kept(source.name, key, arch, version, lambda: _compile(source, text, arch))
+    return code
+
+
+def compiled_text(text: CText, arch: str) -> bytes:
+    """The cubin of a user's text. Raises CompileError with NVRTC's log."""
+    try:
+        version = compiler_version()
+    except (ImportError, RuntimeError) as error:
+        raise DeviceError(no_compiler(error)) from None
+    key = key_of("text", *text.parts, "cuda", arch, version, _SCHEMA)
+    code = CodeCache.default().get(key)
+    return code or _kept(text.name, key, arch, version, lambda: _compile_text(text, arch))
+
+
+def _kept(name: str, key: str, arch: str, version: str, compile: Callable[[], bytes]) -> bytes:
+    """Code that is in no cache, compiled by one of the threads that want it; others go on beside."""
+    cache = CodeCache.default()
+    try:
+        with _compiling.setdefault(key, lock()):
+            code = cache.get(key)
+            if code is None:
+                code = compile()
+                note_compiled(name)
+                cache.put(key, code, Origin("cuda", arch, version))
+    finally:
+        _compiling.pop(key, None)
     return code
 
 
@@ -102,21 +119,46 @@ def _compile(source: Source, text: str, arch: str) -> bytes:
         return _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
 
 
+def _compile_text(text: CText, arch: str) -> bytes:
+    options = (f"-arch={arch}", "--std=c++17", *text.options, "--no-cache")
+    if any(option.startswith(("-std", "--std")) for option in text.options):
+        options = tuple(option for option in options if option != "--std=c++17")
+    with _nvrtc(text.name, arch, text.complete, text.file, options, text.headers) as (
+        nvrtc,
+        program,
+        status,
+        log,
+    ):
+        if int(status):
+            raise text.failure(arch, log or status.name)
+        return _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+
+
 @contextmanager
 def _program(source: Source, text: str, arch: str, more: Sequence[str]) -> Iterator[tuple[Any, Any, str]]:
     """NVRTC, a program that it compiled, and its log."""
-    from cuda.bindings import nvrtc
-
     options = (f"-arch={arch}", "--std=c++17", "--diag-suppress=177", "-default-device", *more)
-    status, program = nvrtc.nvrtcCreateProgram(text.encode(), f"{source.name}.cu".encode(), 0, [], [])
-    if int(status):
-        raise CompileError(f"{source.name} for {arch}: NVRTC refuses to begin ({status.name})")
-    try:
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0").decode()
+    with _nvrtc(source.name, arch, text, f"{source.name}.cu", options, ()) as (nvrtc, program, status, log):
         if int(status):
             raise CompileError(f"{source.name} does not compile for {arch} ({status.name}):\n{log}")
         yield nvrtc, program, log
+
+
+@contextmanager
+def _nvrtc(
+    name: str, arch: str, text: str, file: str, options: Sequence[str], headers: Sequence[tuple[str, str]]
+) -> Iterator[tuple[Any, Any, Any, str]]:
+    """NVRTC, a program that it was given, what came of it, and its log."""
+    from cuda.bindings import nvrtc
+
+    names, contents = [header.encode() for header, _ in headers], [content.encode() for _, content in headers]
+    status, program = nvrtc.nvrtcCreateProgram(text.encode(), file.encode(), len(names), contents, names)
+    if int(status):
+        raise CompileError(f"{name} for {arch}: NVRTC refuses to begin ({status.name})")
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0")
+        yield nvrtc, program, status, log.decode("utf-8", "replace")
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

@@ -52,7 +52,7 @@ class CudaKernel:
         self._pack = self._head.pack_into
         self._count = pointers + 3 + len(extras) + len(floats)
         self._functions: list[int] = []
-        self._library: _Library | None = None
+        self._library: LoadedLibrary | None = None
         self._launch: Any = None
         # with one GPU its context is mostly the current one already: where it is not, the driver refuses and says so
         self._is_alone = False
@@ -128,7 +128,7 @@ class _Block:
 
     def __init__(
         self, count: int, head: int, numbers: bytes, launches: Sequence[Launch], functions: Sequence[int],
-        library: _Library, tables: EncodedTables | None,
+        library: LoadedLibrary, tables: EncodedTables | None,
     ) -> None:  # fmt: skip
         self._library, self.tables = library, tables
         #: the arguments: 8 bytes each, those that change first
@@ -147,14 +147,14 @@ class _Block:
         self.stream: Any = None  # the default one
 
     def set_stream(self, stream: Any) -> None:
-        if stream not in _NEVER_CAPTURED:
+        if stream not in NEVER_CAPTURED:
             self._library.keep()
         for config in self._configs:
             config.stream = stream
         self.stream = stream
 
 
-class _Library:
+class LoadedLibrary:
     """Machine code loaded on one GPU. It is unloaded some time after this object is gone, once the GPU is done with it.
 
     Not if it was launched on a stream that can be captured: a graph may refer to it, of which nobody tells.
@@ -172,13 +172,22 @@ class _Library:
             result = self._driver.cuLibraryLoadData(code, None, None, 0, None, None, 0)
             (self._library,) = check(result, f"loading {name}")
 
-    def function(self, launch: Launch) -> Any:
+    @property
+    def library(self) -> Any:
+        """The driver's own object."""
+        return self._library
+
+    def symbol(self, name: str) -> Any:
+        """The kernel that the code calls so."""
         functions = self._driver
         with current(self._index), relaxed():
-            (kernel,) = check(
-                functions.cuLibraryGetKernel(self._library, launch.function.encode()), launch.function
-            )
-            (function,) = check(functions.cuKernelGetFunction(kernel), launch.function)
+            (kernel,) = check(functions.cuLibraryGetKernel(self._library, name.encode()), name)
+            return check(functions.cuKernelGetFunction(kernel), name)[0]
+
+    def function(self, launch: Launch) -> Any:
+        """The kernel of a launch, with leave to use the shared memory that it asks for."""
+        function, functions = self.symbol(launch.function), self._driver
+        with current(self._index), relaxed():
             if launch.shared > _STATIC_SHARED:
                 attribute = functions.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 check(
@@ -200,16 +209,16 @@ class _Library:
 
 
 #: streams that nobody can capture: the default one, by both of its names
-_NEVER_CAPTURED = (None, 0, 1)
-_libraries: weakref.WeakValueDictionary[tuple[int, bytes], _Library] = weakref.WeakValueDictionary()
-_kept_for_graphs: dict[int, _Library] = {}
+NEVER_CAPTURED = (None, 0, 1)
+_libraries: weakref.WeakValueDictionary[tuple[int, bytes], LoadedLibrary] = weakref.WeakValueDictionary()
+_kept_for_graphs: dict[int, LoadedLibrary] = {}
 #: code that no kernel has any more: GPU, library, and when the GPU is done with it, once that was asked
 _unused: deque[tuple[int, Any, Event | None]] = deque()
 
 
-def _library(index: int, code: bytes, name: str) -> _Library:
+def _library(index: int, code: bytes, name: str) -> LoadedLibrary:
     found = _libraries.get((index, code))
-    return found or _libraries.setdefault((index, code), _Library(index, code, name))
+    return found or _libraries.setdefault((index, code), LoadedLibrary(index, code, name))
 
 
 def unload_unused() -> int:

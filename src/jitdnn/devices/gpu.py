@@ -28,6 +28,17 @@ SENT = 1 << 16
 """Bytes that a driver takes from ordinary memory at once, and copies in its own time."""
 
 
+Argument = int | bytes
+"""What a kernel of a user's text is handed: an address, or the bytes of a value."""
+
+
+@dataclass(frozen=True)
+class LocalMemory:
+    """Shared memory of a launch for a parameter of OpenCL's, in bytes."""
+
+    bytes: int
+
+
 class OutOfMemory(DeviceError, MemoryError):
     """A GPU has no room for what was to be allocated."""
 
@@ -262,8 +273,13 @@ class GpuDevice(Protocol):
 
 def source_key(source: Source, text: str, *others: str) -> str:
     """The hex sha256 that names compiled code: of the whole text and of everything else that it depends on."""
+    return key_of(source.name, text, *others)
+
+
+def key_of(*parts: str) -> str:
+    """The hex sha256 of some texts."""
     digest = hashlib.sha256()
-    for part in (source.name, text, *others):
+    for part in parts:
         digest.update(part.encode())
         digest.update(b"\0")
     return digest.hexdigest()

@@ -178,8 +178,8 @@ class OpenClKernel:
         import pyopencl as cl
 
         queue = stream or self._device.queue
-        nothing = _nothing(self._device)
-        addresses = [_address(p or nothing) for p in (*pointers, workspace)]
+        nothing = nothing_at(self._device)
+        addresses = [address_argument(p or nothing) for p in (*pointers, workspace)]
         try:
             launches = self._free.pop()  # atomic
         except IndexError:
@@ -197,7 +197,7 @@ class OpenClKernel:
 
 
 @functools.lru_cache(8192)
-def _address(pointer: int) -> Any:
+def address_argument(pointer: int) -> Any:
     """An argument of a kernel: only the number counts, so it may be kept."""
     return _memory_at(pointer, 1)
 
@@ -249,7 +249,7 @@ def _nothing_memory(device: OpenClDevice) -> Memory:
     return device.allocate(64)
 
 
-def _nothing(device: OpenClDevice) -> int:
+def nothing_at(device: OpenClDevice) -> int:
     """The address of memory that nobody uses: some drivers refuse a null pointer."""
     return _nothing_memory(device).pointer
 
@@ -263,16 +263,31 @@ def _program(device: OpenClDevice, source: Source) -> tuple[Any, int]:
     PoCL keeps what it compiles itself; asked for a binary it compiles everything once more. So its bytes are not known:
     they count as what its programs were seen to take, LLVM's module of the text above all.
     """
-    import pyopencl as cl
-
     if source.dialect != "plain":
         raise CompileError(f"{source.name} is {source.dialect} code, which OpenCL does not take")
     text = source.complete(_prelude(device.has_f64))
     made = records()
     if made is not None:
         made.append(Generated(source.name, "opencl", text, "", str))
-    origin = _origin(device)
-    key = source_key(source, text, *origin, _SCHEMA)
+    key = source_key(source, text, *origin_of(device), _SCHEMA)
+
+    def failure(error: Exception) -> CompileError:
+        return CompileError(f"{source.name} does not compile for {device.name}: {error}")
+
+    return built(device, source.name, key, text, ("-cl-std=CL1.2",), failure)
+
+
+def built(
+    device: OpenClDevice,
+    name: str,
+    key: str,
+    text: str,
+    options: Sequence[str],
+    failure: Callable[[Exception], CompileError],
+) -> tuple[Any, int]:
+    """The built program of a text, from the disk cache where it keeps the driver's binary, and its bytes."""
+    import pyopencl as cl
+
     is_kept_by_driver = device.handle.platform.name == _POCL
     cache = CodeCache.default()
     binary = None if is_kept_by_driver else cache.get(key)
@@ -284,17 +299,19 @@ def _program(device: OpenClDevice, source: Source) -> tuple[Any, int]:
             except cl.Error:  # a driver that was changed and kept its version
                 pass
         try:
-            program = cl.Program(device.context, text).build(options=["-cl-std=CL1.2"])
+            program = cl.Program(device.context, text).build(
+                options=list(options), cache_dir=False if "-I" in options else None
+            )
         except cl.Error as error:
-            raise CompileError(f"{source.name} does not compile for {device.name}: {error}") from None
-    note_compiled(source.name)
+            raise failure(error) from None
+    note_compiled(name)
     if not is_kept_by_driver:
         (binary,) = program.get_info(cl.program_info.BINARIES)
-        cache.put(key, binary, origin)
+        cache.put(key, binary, origin_of(device))
     return program, _POCL_BYTES if binary is None else len(binary)
 
 
-def _origin(device: OpenClDevice) -> Origin:
+def origin_of(device: OpenClDevice) -> Origin:
     return Origin("opencl", device.name, f"{device.handle.version} {device.handle.driver_version}")
 
 
@@ -303,7 +320,7 @@ def origins() -> list[Origin]:
     found = []
     for index in range(device_count()):
         with suppress(DeviceError):  # one that cannot be used
-            found.append(_origin(device(index)))
+            found.append(origin_of(device(index)))
     return found
 
 

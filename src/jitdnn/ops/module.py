@@ -1,17 +1,20 @@
-"""Raw code of one's own: LLVM IR, or Python that traces it, compiled and launched on the library's threads."""
+"""Raw code of one's own, compiled and launched: CUDA C++ and OpenCL C on GPUs; on processors LLVM IR, or Python that
+traces it, on the library's threads."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from jitdnn.arguments import MOST_INDEX, integer_number, shown, text
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import launch
-from jitdnn.errors import CompileError, InvalidArgument, InvalidType, JitdnnError, NotSupported
-from jitdnn.handle import Handle, settled_handle
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.errors import CompileError, InvalidArgument, InvalidType, JitdnnError
+from jitdnn.handle import Handle, find_device, settled_handle
+from jitdnn.ops.c_module import CModule, check_language
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import Library, load
 from jitdnn.tensor import borrow
@@ -20,38 +23,70 @@ _MOST_CHARACTERS = 1 << 28
 Source = str | Callable[[Module], None]
 
 
-def module(source: Source, name: str = "user", handle: Handle | None = None) -> RawModule:
-    """Compile raw source for the target of the handle in force: on the cpu LLVM IR, or Python that traces it.
+def module(
+    source: Source,
+    name: str = "user",
+    handle: Handle | None = None,
+    *,
+    device: str | None = None,
+    defines: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    include_folders: Any = None,
+    options: Sequence[str] = (),
+) -> RawModule | CModule:
+    """Compile raw source for the device that `device` names (`cuda`, `cuda:1`, `opencl`), or that of the handle in
+    force.
 
-    As text `source` is LLVM IR that defines `void f(ptr args, i64 task, i64 thread)` for each function to launch. As a
-    function it gets a `jitdnn.rtcg.builder.Module` and traces its tasks:
+    On a GPU `source` is text in its own language, with `__global__` functions of CUDA C++ or `__kernel` functions of
+    OpenCL C:
+
+        module = jd.module(text, device="cuda", defines={"N": 16})
+        module["axpy"](2.5, x, y, n, grid=-(-n // 256), block=256)
+        module.constant("weights", [0.25, 0.5, 0.25])
+
+    `defines`: what names stand for: text, numbers, arrays (as initializers), or None. `headers`: texts that the source
+    includes, by the names that it writes; those in `include_folders` are found by theirs. `options`: the compiler's
+    own, `("--use_fast_math",)` for one. Functions are launched on the handle's stream; see `CFunction`.
+
+    On the cpu it is LLVM IR as text, that defines `void f(ptr args, i64 task, i64 thread)` for each function to
+    launch, or a function that gets a `jitdnn.rtcg.builder.Module` and traces its tasks:
 
         def axpy(module):
             with module.task("axpy") as (k, args, task, thread):
                 x, y = k.pointer(args, 0, "f32"), k.pointer(args, 1, "f32")
                 ...
 
-    Compiled code is kept in the code cache. Raises CompileError for code that is not valid, NotSupported on targets
-    that take no raw source.
+    Compiled code is kept in the code cache. Raises CompileError for code that is not valid, with the compiler's words
+    and the lines that they name; NotSupported on targets that take no raw source; InvalidArgument for options that
+    the cpu does not have.
 
     The code is trusted: nothing checks where it reads and writes.
     """
     handle = settled_handle(handle)
-    device = handle.device
-    if device.target != "cpu":
-        raise NotSupported(
-            f"raw modules of the target {device.target} are not there yet: use target='cpu'", {}
-        )
-    isa = cast(CpuDevice, device).isa
-    made = Module(text(name, "name"), isa)
-    if isinstance(source, str):
-        made.write(text(source, "source", _MOST_CHARACTERS))
-    elif callable(source):
-        _traced(source, made)
-    else:
+    where = handle.device if device is None else find_device(text(device, "device"))
+    named = text(name, "name")
+    if not isinstance(source, str) and not callable(source):
         raise InvalidArgument(
-            f"source is {shown(source)}: it must be LLVM IR as text, or a function that traces it"
+            f"source is {shown(source)}: it must be text in the device's language, or on the cpu a function that "
+            "traces it"
         )
+    if isinstance(source, str):
+        check_language(text(source, "source", _MOST_CHARACTERS), where.target)
+    if where.target != "cpu":
+        if not isinstance(source, str):
+            raise InvalidArgument(f"source is {shown(source)}: modules for {where.target} are text")
+        gpu = cast(GpuDevice, where)
+        return CModule(source, named, gpu, defines, headers, include_folders, options)
+    if defines or headers or include_folders or options:
+        raise InvalidArgument(
+            "defines, headers, include_folders and options are of C: on the cpu modules are LLVM IR"
+        )
+    isa = cast(CpuDevice, where).isa
+    made = Module(named, isa)
+    if isinstance(source, str):
+        made.write(source)
+    else:
+        _traced(source, made)
     code = made.text
     digest = hashlib.sha256(code.encode()).hexdigest()
     return RawModule(name, load(f"module {name}", digest, isa, lambda module: module.write_all(code)))

@@ -24,6 +24,7 @@ TARGET = Target(
         locate=_locate,
     ),
     vendor=module("jitdnn.kernels.cudnn.table"),
+    texts=module("jitdnn.devices.cuda_module"),
     code_forms=("cuda", "ptx"),
     has_graphs=True,
     architectures=r"sm_\d{2,3}a?",

@@ -8,5 +8,6 @@ TARGET = Target(
     name="opencl",
     devices=module("jitdnn.devices.opencl"),
     table=module("jitdnn.kernels.opencl.table"),
+    texts=module("jitdnn.devices.opencl_module"),
     code_forms=("opencl",),
 )

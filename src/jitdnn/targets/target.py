@@ -63,7 +63,8 @@ class Target:
     memory of the device's own, which `memory` describes. `vendor` is the table of the vendor's own library.
     `code_forms`: the forms of generated code that `Plan.code` prints, the usual one first. `has_graphs`: calls can be
     captured and replayed. `architectures`: a pattern of the names that stand for a device on paper.
-    `generators`: the module of those of one's own formulas, where that of the table takes longer to import.
+    `generators`: the module of those of one's own formulas, where that of the table takes longer to import. `texts`:
+    the module that compiles users' text in the device's language.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Target:
     has_graphs: bool = False
     architectures: str = ""
     generators: Callable[[], Any] | None = None
+    texts: Callable[[], Any] | None = None
 
     def device(self, index: int = 0, values: Any = None) -> Any:
         """The device of this number. Raises DeviceError, in one line, if it is not there or cannot be used."""
