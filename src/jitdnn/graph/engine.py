@@ -75,7 +75,7 @@ class Engine:
         outputs: Sequence[str],
         constants: Mapping[str, Any],
         *,
-        passes: Callable[[Graph, Memo], Graph] = optimized,
+        passes: Callable[[Graph, Memo, bool], Graph] = optimized,
         shared: Shared | None = None,
         **settings: Any,
     ) -> None:
@@ -238,7 +238,8 @@ class Engine:
         self._folded = True
 
     def _traced(self, inputs: Mapping[str, Any]) -> Prepared:
-        tracer = Tracer(self._shared.memo, self._unforeseen)
+        has_dot = self._handle.device.isa.has_dot
+        tracer = Tracer(self._shared.memo, self._unforeseen, has_dot)
         values: dict[str, Any] = dict(self._constants)
         operands: dict[str, Operand] = {}
         for name in self.inputs:
@@ -274,7 +275,8 @@ class Engine:
                 results.append(held)
         plan, graph, used = None, None, tuple(operands)
         if leaving:
-            graph = self._passes(tracer.graph(tuple(operands.values()), leaving), self._shared.memo)
+            traced = tracer.graph(tuple(operands.values()), leaving)
+            graph = self._passes(traced, self._shared.memo, has_dot)
             plan = Plan(graph, Builder(graph, self._shared, self._handle))
         if rest is None:
             return Prepared(plan, used, tuple(results), graph, dict(tracer.calls))

@@ -31,7 +31,7 @@ def conv(
     site: Site,
 ) -> Any:
     rank = x.ndim - 2
-    _check_taps(w, kernel_shape, site)
+    check_taps(w, kernel_shape, site)
     dilation, stride = ones(dilations, rank), ones(strides, rank)
     pairs = padding(auto_pad, pads, x.shape[2:], w.shape[2:], stride, dilation)
     return jd.conv(x, w, bias, stride=stride, padding=pairs, dilation=dilation, groups=group)
@@ -55,7 +55,7 @@ def conv_transpose(
 ) -> Any:
     """With `output_shape`, or SAME for an output of stride times the input, the padding follows from it."""
     rank = x.ndim - 2
-    _check_taps(w, kernel_shape, site)
+    check_taps(w, kernel_shape, site)
     dilation, stride = ones(dilations, rank), ones(strides, rank)
     extra = tuple(output_padding) if output_padding else (0,) * rank
     full = [
@@ -152,7 +152,8 @@ def col_to_image(
     )  # fmt: skip
 
 
-def _check_taps(w: Array, kernel_shape: Ints | None, site: Site) -> None:
+def check_taps(w: Array, kernel_shape: Ints | None, site: Site) -> None:
+    """Raises NotSupported for a kernel_shape that is not the filter's."""
     if kernel_shape is not None and tuple(kernel_shape) != w.shape[2:]:
         raise site.refuse(f"kernel_shape {list(kernel_shape)} is not the shape of the filters {w.shape}")
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn.frameworks.onnx.convolution import centred
+from jitdnn.frameworks.onnx.integer_products import integer_product, takes_bytes
 from jitdnn.frameworks.onnx.operator import table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.graph import primitives as jd
@@ -49,8 +50,14 @@ def gemm(
     return jd.matmul(left, right, alpha=alpha, beta=beta, out=y)
 
 
-def matmul_integer(a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None, /) -> Any:
+def matmul_integer(a: Any, b: Array, a_zero: Any = None, b_zero: Array | None = None, /) -> Any:
     """Of bytes less their zero points (of a's rows, of b's columns), whose sums float64 holds exactly."""
+    if takes_bytes(a, b, b_zero) and (a_zero is None or a_zero.size == 1):
+        found = integer_product(a, b, b_zero)
+        if found is not None and a_zero is None:
+            return found[0]
+        if found is not None:
+            return pointwise(lambda v, z, c: v - z * c, found[0], a_zero.reshape(()), found[1])
     left = centred(a, a_zero, a.ndim - 2) if a.ndim > 1 else centred(a, a_zero, 0)
     return matmul(left, centred(b, b_zero, b.ndim - 1)).astype(np.int32)
 

@@ -17,6 +17,7 @@ from jitdnn.frameworks.onnx.reduction import reduced
 from jitdnn.frameworks.onnx.views import converted, element_type
 from jitdnn.graph import primitives as jd
 from jitdnn.graph.operand import Operand, Untraceable
+from jitdnn.graph.stored import Stored, remember
 
 #: the least and greatest number of the types that are narrower than 8 bits, by their names
 NARROW = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
@@ -84,29 +85,36 @@ def dequantize_linear(
     view, scale, zero = _aligned(x, scale, zero, axis, block_size, site)
     view = computable(view)
     if zero is None or not np.any(computable(zero)):
-        y = pointwise(lambda v, s: v * s, view, scale, dtype=dtype)
+        y = pointwise(lambda v, s: v * s, view, scale, dtype=dtype).reshape(x.shape)
     else:
-        y = pointwise(lambda v, s, z: (v - z) * s, view, scale, computable(zero), dtype=dtype)
-    return y.reshape(x.shape)
+        y = pointwise(lambda v, s, z: (v - z) * s, view, scale, computable(zero), dtype=dtype).reshape(
+            x.shape
+        )
+    if isinstance(y, np.ndarray) and view.dtype in (np.int8, np.uint8) and not block_size:
+        remember(y, Stored(view, scale, np.zeros((), np.int8) if zero is None else computable(zero)))
+    return y
 
 
 def dynamic_quantize_linear(x: Array, /, *, site: Site) -> tuple[Array, Array, Array]:
     """The range of x, which 0 belongs to, as 256 numbers."""
-    axes = tuple(range(x.ndim))
+    axes, kind = tuple(range(x.ndim)), np.dtype(np.float32)
     if x.size:
-        least, most = (
-            np.asarray(reduced(x, op, axes, False, site)).item() if axes else x.item()
-            for op in ("min", "max")
-        )
+        least, most = (reduced(x, op, axes, False, site) if axes else x for op in ("min", "max"))
     else:
-        least = most = 0.0
-    low, high = np.float32(min(least, 0.0)), np.float32(max(most, 0.0))
-    scale = np.float32(1.0 if low == high else high - low) / np.float32(255)
-    zero = np.rint(np.clip(-low / scale, 0, 255)).astype(np.uint8)
-    y = pointwise(
-        lambda v, s, z: jd.rint(v / s) + z, x, np.asarray(scale), np.asarray(zero), dtype=np.dtype(np.uint8)
-    )
-    return y, np.asarray(scale, x.dtype), np.asarray(zero)
+        least = most = np.zeros((), kind)
+    scale = pointwise(_step, least, most, dtype=kind)
+    zero = pointwise(
+        lambda low, s: jd.rint(jd.minimum(jd.maximum(-jd.minimum(low, 0.0) / s, 0.0), 255.0)), least, scale,
+        dtype=np.dtype(np.uint8),
+    )  # fmt: skip
+    y = pointwise(lambda v, s, z: jd.rint(v / s) + z, x, scale, zero, dtype=np.dtype(np.uint8))
+    return y, scale, zero
+
+
+def _step(low: Any, high: Any) -> Any:
+    """A 255th of the range, or of 1 where there is none."""
+    span = jd.maximum(high, 0.0) - jd.minimum(low, 0.0)
+    return jd.where(span == 0.0, 1.0, span) / 255.0
 
 
 def computable(x: Array) -> Array:

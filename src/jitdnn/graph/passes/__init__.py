@@ -6,6 +6,7 @@ from jitdnn.graph.ir import Graph
 from jitdnn.graph.passes.affine import folded_affine
 from jitdnn.graph.passes.dead import without_dead
 from jitdnn.graph.passes.epilogues import with_epilogues
+from jitdnn.graph.passes.integers import with_integers, with_reciprocals
 from jitdnn.graph.passes.memo import Memo
 from jitdnn.graph.passes.pointwise import fused_pointwise
 from jitdnn.graph.passes.recurrent import single_steps
@@ -13,12 +14,16 @@ from jitdnn.graph.passes.scalars import with_numbers
 from jitdnn.graph.passes.views import joined_views, with_padding
 
 
-def optimized(graph: Graph, memo: Memo) -> Graph:
-    """A graph after all passes. `memo` keeps what they make of constants."""
+def optimized(graph: Graph, memo: Memo, has_dot: bool = False) -> Graph:
+    """A graph after all passes. `memo` keeps what they make of constants; `has_dot`: bytes are multiplied faster than
+    reals, by instructions for their dot products.
+    """
     graph = joined_views(single_steps(without_dead(graph), memo))
-    graph = with_padding(folded_affine(graph, memo))
-    graph = fused_pointwise(with_numbers(graph))
-    return without_dead(with_epilogues(graph))
+    graph = with_numbers(with_padding(folded_affine(graph, memo)))
+    if has_dot:
+        graph = with_integers(graph, memo)
+    graph = with_epilogues(fused_pointwise(graph))
+    return without_dead(with_reciprocals(graph))
 
 
 __all__ = ["Memo", "optimized"]

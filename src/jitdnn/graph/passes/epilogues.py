@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from jitdnn.graph.ir import Graph, Node, Uses, Value, ordered
 from jitdnn.graph.passes.formulas import MOST_STEPS, composed
 from jitdnn.rtcg.expression import Expression, finish, trace
 from jitdnn.rtcg.expression import Graph as Formula
+from jitdnn.rtcg.functions import maximum, minimum, rint
 from jitdnn.tensor import compute_dtype, dtype_name
 
 _MOST_OPERANDS = 6
@@ -43,13 +48,15 @@ def _joined(root: Node, node: Node, uses: Uses) -> Node | None:
     reader = uses.only_reader(y)
     if reader is None or reader is not node:
         return None
-    if y.shape != result.shape or y.dtype != result.dtype:
+    if y.shape != result.shape or not (y.dtype == result.dtype or _becomes_bytes(root, result)):
         return None
     operands = [value for value in node.inputs if value is not y]
     own = list(root.inputs[2:])
     if len(operands) + len(own) > _MOST_OPERANDS or not all(_fits(value, y) for value in operands):
         return None
     first: Expression = root.attributes.get("epilogue") or _nothing
+    if y.dtype.kind in "iu":  # what the formula reads is what was stored
+        first = _saturated(first, y.dtype)
     parts = [first if value is y else None for value in node.inputs]
     expression, origins = composed(node.attributes["expression"], parts)
     sources: list[Value] = []
@@ -68,6 +75,30 @@ def _joined(root: Node, node: Node, uses: Uses) -> Node | None:
         attributes={"epilogue": expression},
         origin=(*root.origin, *node.origin),
     )
+
+
+def _saturated(expression: Expression, kind: np.dtype[Any]) -> Expression:
+    """The formula as an integer type holds its result."""
+    low, high = float(np.iinfo(kind).min), float(np.iinfo(kind).max)
+    bounded = trace(lambda v: minimum(maximum(v if _is_rounded(expression) else rint(v), low), high))
+    return composed(bounded, [expression])[0]
+
+
+def _is_rounded(expression: Expression) -> bool:
+    """Whether the result is `rint` of something, or a whole number more."""
+    steps = expression.instructions
+    last = steps[-1]
+    if last.operation == "add":
+        parts = [steps[place] for place in last.arguments]
+        numbers = [step.number for step in parts if step.operation == "constant"]
+        rounded = [step for step in parts if step.operation == "rint"]
+        return len(numbers) == len(rounded) == 1 and numbers[0].is_integer()
+    return last.operation == "rint"
+
+
+def _becomes_bytes(root: Node, result: Value) -> bool:
+    """Whether products of bytes are stored as bytes."""
+    return all(value.dtype.kind in "iu" and value.dtype.itemsize == 1 for value in (root.inputs[0], result))
 
 
 def _first(expression: Expression, sources: list[Value], y: Value) -> tuple[Expression, list[Value]]:

@@ -62,7 +62,7 @@ def with_padding(graph: Graph) -> Graph:
         pads = [tuple(pair) for pair in kwargs.get("pad", ())]
         if kwargs.get("value", 0.0) != 0.0 or len(pads) != len(node.output.shape) or any(map(any, pads[:2])):
             continue
-        own = _pairs(node.attributes.get("padding", 0), len(pads) - 2)
+        own = pairs_of(node.attributes.get("padding", 0), len(pads) - 2)
         joined = tuple((a + c, b + d) for (a, b), (c, d) in zip(own, pads[2:], strict=True))
         gone.add(before)
         nodes[node] = node.replaced(
@@ -73,7 +73,8 @@ def with_padding(graph: Graph) -> Graph:
     return Graph(graph.inputs, graph.outputs, ordered([nodes[n] for n in graph.nodes if n not in gone]))
 
 
-def _pairs(padding: Any, rank: int) -> list[tuple[int, int]]:
+def pairs_of(padding: Any, rank: int) -> list[tuple[int, int]]:
+    """Padding as jd.conv takes it, as (before, after) for each axis."""
     if isinstance(padding, int):
         return [(padding, padding)] * rank
     each: Sequence[Any] = padding
