@@ -23,7 +23,6 @@ from jitdnn.frameworks.onnx import prepare
 from jitdnn.rtcg.isa import isa
 
 Array = np.ndarray[Any, Any]
-multiplies_bytes = pytest.mark.skipif(not isa().has_dot, reason="no instruction for dot products of bytes")
 
 
 class Net:
@@ -46,12 +45,16 @@ class Net:
         return name
 
     def conv(self, x: str, depth: int, results: int, taps: int, groups: int = 1, **how: Any) -> str:
-        w = self.weight(results, depth // groups, taps, taps, scale=(2 / (depth // groups * taps * taps)) ** 0.5)
+        w = self.weight(
+            results, depth // groups, taps, taps, scale=(2 / (depth // groups * taps * taps)) ** 0.5
+        )
         pads = how.pop("pads", [taps // 2] * 4)
         return self.add("Conv", x, w, self.weight(results, scale=0.3), pads=pads, group=groups, **how)
 
     def save(self, result: str, shape: tuple[int, ...], path: Path) -> None:
-        values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", shape), (result, None))]
+        values = [
+            helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", shape), (result, None))
+        ]
         graph = helper.make_graph(self.nodes, "net", values[:1], values[1:], self.weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         onnx.save(onnx.shape_inference.infer_shapes(model), path)
@@ -133,9 +136,18 @@ def test_static(name: str, form: str, x_type: str, tmp_path: Path) -> None:
     assert apart.max() <= 3.01 * step
     assert (apart > 1e-6).mean() < 0.02
     if isa().has_dot:
-        text = model.explain([samples[0]])
-        assert "conv" in text
-        assert "float32" not in [line.split()[2] for line in text.splitlines() if " conv " in line]
+        assert set(multiplied(model, {"x": samples[0]})) == {
+            "uint8 int8" if x_type == "QUInt8" else "int8 int8"
+        }
+
+
+def multiplied(model: Any, inputs: dict[str, Array]) -> list[str]:
+    """The types of what products and convolutions of a prepared model multiply, all in one list of kernels."""
+    prepared = model.engine(inputs).prepared(inputs)
+    assert prepared.rest is None
+    assert not prepared.calls
+    products = [node for node in prepared.graph.nodes if node.op in ("conv", "matmul")]
+    return [f"{node.inputs[0].dtype} {node.inputs[1].dtype}" for node in products]
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
@@ -143,10 +155,17 @@ def test_dynamic(per_channel: bool, tmp_path: Path) -> None:
     logging.getLogger().setLevel(logging.ERROR)
     net = Net(4)
     y = net.add("Relu", net.add("MatMul", "x", net.weight(21, 19)))
-    net.save(net.add("Add", net.add("MatMul", y, net.weight(19, 5)), net.weight(5)), (3, 4, 21), tmp_path / "real.onnx")
+    net.save(
+        net.add("Add", net.add("MatMul", y, net.weight(19, 5)), net.weight(5)),
+        (3, 4, 21),
+        tmp_path / "real.onnx",
+    )
     path = tmp_path / "bytes.onnx"
     quantize_dynamic(tmp_path / "real.onnx", path, per_channel=per_channel, weight_type=QuantType.QInt8)
     x = np.random.default_rng(2).standard_normal((3, 4, 21)).astype(np.float32)
-    found, expected = prepare(path).run([x])[0], onnxruntimes(path, x)
+    model = prepare(path)
+    found, expected = model.run([x])[0], onnxruntimes(path, x)
+    if isa().has_dot:
+        assert multiplied(model, {"x": x}) == ["uint8 int8"] * 2
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2 * np.abs(expected).max())
     assert (np.abs(found - expected) > 1e-5).mean() < 0.1

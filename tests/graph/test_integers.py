@@ -28,7 +28,9 @@ def number(value: float) -> Array:
 
 def real(q: Any, scale: Any = 0.05, zero: Any = 0, axis: int = 0) -> Any:
     """`scale * (q - zero)`."""
-    return dequantize_linear(q, np.asarray(scale, np.float32), np.asarray(zero, q.dtype), axis=axis, site=SITE)
+    return dequantize_linear(
+        q, np.asarray(scale, np.float32), np.asarray(zero, q.dtype), axis=axis, site=SITE
+    )
 
 
 def stored(x: Any, scale: float, zero: int, dtype: Any = np.uint8) -> Any:
@@ -87,7 +89,9 @@ def test_convolutions(zero: int, padding: int, scales: Any) -> None:
 
 
 def test_results_stay_real_where_nothing_quantizes_them() -> None:
-    graph, found, expected = both(lambda x: jd.conv(real(x), real(W, SCALES), BIAS, stride=2), bytes_of(3, 1, 5, 9, 8))
+    graph, found, expected = both(
+        lambda x: jd.conv(real(x), real(W, SCALES), BIAS, stride=2), bytes_of(3, 1, 5, 9, 8)
+    )
     assert products(graph) == ["uint8 int8 float32"]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
@@ -156,7 +160,9 @@ def test_other_filters_are_multiplied_as_reals(w: Array) -> None:
 
 def test_sums_beyond_32_bits_are_of_reals() -> None:
     w = real(np.ones((1, 1 << 16, 1, 1), np.int8), 1.0)
-    assert products(graphs(lambda x: jd.conv(real(x), w), bytes_of(3, 1, 1 << 16, 1, 1))[1]) == ["float32 float32 float32"]
+    assert products(graphs(lambda x: jd.conv(real(x), w), bytes_of(3, 1, 1 << 16, 1, 1))[1]) == [
+        "float32 float32 float32"
+    ]
 
 
 def test_what_an_array_was_made_of_is_known_as_long_as_it_lives() -> None:

@@ -278,7 +278,7 @@ def _make_conv(
         "fwd", x, w, stride, padding, dilation, groups, mode, layout=x.nearest_layout, y=y
     )
     axes = callers_axes(layout, len(x.shape))
-    return Recipe(problem, fuse(fused, inputs[2:], problem.y, layout), axes)
+    return Recipe(problem, fuse(fused, inputs[2:], problem.y, layout, problem.is_integer), axes)
 
 
 def _make_backward_data(

@@ -11,6 +11,7 @@ import numpy as np
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.call import callers_axes, logical_axes
+from jitdnn.problems.problem import BYTE_INTEGERS
 from jitdnn.rtcg.expression import Expression, trace
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
@@ -22,13 +23,14 @@ def fuse(
     operands: Sequence[TensorDescriptor],
     y: TensorDescriptor,
     layout: str | None,
+    is_integer: bool = False,
 ) -> Epilogue | None:
     """Return the epilogue of a result y (N, K, space), None if there is nothing to do; without `fused`, a
     sum.
 
     `operands` have the caller's order of axes, `layout`. Raises InvalidArgument for a function of another
     number of values, InvalidShape for an operand that cannot be broadcast, InvalidType for one that is neither of
-    the result's type nor of that of the arithmetic.
+    the result's type nor of that of the arithmetic; behind products of 8-bit integers (`is_integer`) it may hold those.
     """
     if fused is None:
         if not operands:
@@ -44,11 +46,12 @@ def fuse(
             f"the epilogue takes {expression.arity} values ({', '.join(expression.inputs)}) and gets "
             f"{1 + len(operands)}: the sum and {len(operands)} operands"
         )
+    others = (compute_dtype(y.dtype), *(BYTE_INTEGERS if is_integer else ()))
     for operand in operands:
-        if operand.dtype not in (y.dtype, compute_dtype(y.dtype)):
+        if operand.dtype not in (y.dtype, *others):
             raise InvalidType(
                 f"the result is {y.dtype} and an operand of the epilogue is {operand.dtype}: they must be of one "
-                f"dtype, or the operand {compute_dtype(y.dtype)}"
+                f"dtype, or the operand {' or '.join(others)}"
             )
     return Epilogue(expression, tuple(_broadcast(operand, y, layout) for operand in operands))
 

@@ -30,35 +30,27 @@ def takes_bytes(x: Any, *constants: Any) -> bool:
 
 
 def sums(
-    x: Operand,
-    x_scale: Array,
-    x_zero: Array,
-    w: Array,
-    w_scale: Array,
-    w_zero: Array,
-    bias: Array | None,
-    axis: int,
-) -> Sums | None:
+    x: Operand, x_scale: Array, x_zero: Array, w: Array, w_scale: Array, w_zero: Array, bias: Array | None, axis: int,
+    is_turned: bool = False,
+) -> Sums | None:  # fmt: skip
     """What multiplies the operand by a filter whose channels of results are on this axis; None if bytes do not say it.
 
-    `bias` is in units of both scales.
+    `bias` is in units of both scales. `is_turned`: the filter is the transpose of the matrix w.
     """
     if x_scale.size != 1 or x_zero.size != 1 or x_scale.dtype != np.float32:
         return None
-    scale, zero = float(x_scale.item()), int(x_zero.item())
-    shape = (-1, *(1,) * (w.ndim - 1 - axis))
-    if w_scale.size not in (1, w.shape[axis]) or w_zero.size not in (1, w.shape[axis]):
+    if any(one.size not in (1, w.shape[axis - is_turned]) for one in (w_scale, w_zero)):
         return None
-    stored = Stored(
-        w, *(one.reshape(()) if one.size == 1 else one.reshape(shape) for one in (w_scale, w_zero))
-    )
+    scale, zero = float(x_scale.item()), int(x_zero.item())
+
+    def prepared() -> Sums | None:
+        shape = (-1, *(1,) * (w.ndim - 1 - axis))
+        numbers = (one.reshape(()) if one.size == 1 else one.reshape(shape) for one in (w_scale, w_zero))
+        return sums_of(Stored(w.T if is_turned else w, *numbers), scale, zero, bias, axis, is_real=False)
+
     arrays = (w, w_scale, w_zero, bias)
     found: Sums | None = x.tracer.memo.get(
-        "sums of an operator",
-        arrays,
-        lambda: sums_of(stored, scale, zero, bias, axis, is_real=False),
-        scale,
-        zero,
+        "sums of an operator", arrays, prepared, scale, zero, axis, is_turned
     )
     return found
 
@@ -78,8 +70,8 @@ def convolved(
     )[0]  # fmt: skip
 
 
-def multiplied(a: Operand, sums: Sums, after: tuple[float, int], dtype: Any) -> Operand:
-    """The product of an operand and a constant matrix, stored so."""
+def multiplied(a: Operand, sums: Sums, after: tuple[float, int] | None, dtype: Any) -> Operand:
+    """The product of an operand and a constant matrix, stored so; with None as reals."""
     shape = (*a.shape[:-1], sums.filter.shape[1])
     epilogue, arrays = sums.epilogue(a.tracer.memo, after)
     return a.tracer.add("matmul", [a, sums.filter, *arrays], [(shape, dtype)], epilogue=epilogue)[0]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from jitdnn.errors import InvalidShape
-from jitdnn.frameworks.onnx import pooling, quantization, quantized, recurrent
+from jitdnn.frameworks.onnx import integer_products, pooling, quantization, quantized, recurrent
+from jitdnn.frameworks.onnx.integer_products import multiplied, takes_bytes
 from jitdnn.frameworks.onnx.operator import Function, Site, table
 from jitdnn.frameworks.onnx.pointwise import Array, pointwise
 from jitdnn.frameworks.onnx.products import matmul_integer
@@ -62,8 +63,8 @@ def _each(function: Callable[..., Any]) -> Function:
 def _sigmoid(
     x: Array, x_scale: Array, x_zero: Array | None, y_scale: Array, y_zero: Array | None = None, /
 ) -> Array:
-    made = _each(lambda v, _: 1.0 / (1.0 + jd.exp(-v)))(x, x_scale, x_zero, y_scale, y_zero)
-    return np.asarray(made)
+    found: Array = _each(lambda v, _: 1.0 / (1.0 + jd.exp(-v)))(x, x_scale, x_zero, y_scale, y_zero)
+    return found
 
 
 def _real(x: Array, scale: Array, zero: Array | None) -> Array:
@@ -80,7 +81,7 @@ def global_average_pool(
 ) -> Array:
     axes = tuple(range(1, x.ndim - 1)) if channels_last else tuple(range(2, x.ndim))
     means = jd.reduce(_real(x, x_scale, x_zero), "avg", axes, keepdims=True)
-    return _stored(np.asarray(means), y_scale, y_zero, x.dtype)
+    return _stored(means, y_scale, y_zero, x.dtype)
 
 
 def average_pool(
@@ -128,7 +129,7 @@ def reduce_mean(
     *, axes: Ints = (), keepdims: int = 1,
 ) -> Array:  # fmt: skip
     over = tuple(axis % x.ndim for axis in axes) or tuple(range(x.ndim))
-    means = np.asarray(jd.reduce(_real(x, x_scale, x_zero), "avg", over, keepdims=bool(keepdims)))
+    means = jd.reduce(_real(x, x_scale, x_zero), "avg", over, keepdims=bool(keepdims))
     return _stored(means, y_scale, y_zero, x.dtype)
 
 
@@ -173,9 +174,17 @@ def gemm(
     alpha: float = 1.0,
     transA: int = 0,
     transB: int = 0,
-) -> Array:
+) -> Any:
     """`c` is in units of alpha times both scales; without a scale of y the result is real."""
     left, right = a.T if transA else a, b.T if transB else b
+    if takes_bytes(left, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero):
+        scale = np.asarray(np.float32(alpha) * a_scale)
+        found = integer_products.sums(left, scale, a_zero, b, b_scale, b_zero, c, 1, is_turned=bool(transB))
+        if found is not None and y_scale is None:
+            return multiplied(left, found, None, _REAL)
+        if found is not None and y_scale is not None and y_scale.size == 1:
+            zero = 0 if y_zero is None else int(y_zero.item())
+            return multiplied(left, found, (float(y_scale.item()), zero), a.dtype)
     sums = matmul_integer(left, right, _one(a_zero), _one(b_zero))
     if c is not None:
         sums = pointwise(lambda v, w: v + w, sums, c)

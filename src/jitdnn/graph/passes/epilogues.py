@@ -50,6 +50,8 @@ def _joined(root: Node, node: Node, uses: Uses) -> Node | None:
         return None
     if y.shape != result.shape or not (y.dtype == result.dtype or _becomes_bytes(root, result)):
         return None
+    if y.dtype.kind in "iu" and y.dtype.itemsize > 1:  # which are added as integers, and not in an epilogue
+        return None
     operands = [value for value in node.inputs if value is not y]
     own = list(root.inputs[2:])
     if len(operands) + len(own) > _MOST_OPERANDS or not all(_fits(value, y) for value in operands):

@@ -134,11 +134,8 @@ def _bytes_first(graph: Graph) -> Graph:
 
 def _moves(node: Node) -> bool:
     if node.op == "primitive":
-        return (
-            node.attributes["name"] == "max_pool"
-            and node.attributes["args"] == (Slot(0),)
-            and len(node.outputs) == 1
-        )
+        name, args = node.attributes["name"], node.attributes["args"]
+        return name == "max_pool" and args[:1] == (Slot(0),) and len(node.inputs) == len(node.outputs) == 1
     return node.op in ("view", "concat")
 
 

@@ -68,7 +68,10 @@ def sums_of(
     offset = -float(zero) * integers.sum(others, np.int64).reshape(shape)
     if bias is not None:
         with np.errstate(all="ignore"):
-            units = np.broadcast_to(bias, factor.shape).astype(np.float64) / (factor if is_real else 1.0)
+            wide_bias = (
+                bias.reshape(shape) if bias.size == factor.size else np.broadcast_to(bias, factor.shape)
+            )
+            units = wide_bias.astype(np.float64) / (factor if is_real else 1.0)
         if not np.isfinite(units).all():
             return None
         whole = np.rint(units)
