@@ -19,6 +19,7 @@ _HOMES = {
         "CompileError DeviceError InvalidArgument InvalidShape InvalidType JitdnnError NotSupported "
         "ParseError SnapshotError StoreError"
     ),
+    "graph.chain": "chain",
     "handle": "Handle current_handle",
     "ops.activation": (
         "clipped_relu clipped_relu_backward elu elu_backward gelu gelu_backward hard_sigmoid "

@@ -10,6 +10,7 @@ from jitdnn.errors import NotSupported as NotSupported
 from jitdnn.errors import ParseError as ParseError
 from jitdnn.errors import SnapshotError as SnapshotError
 from jitdnn.errors import StoreError as StoreError
+from jitdnn.graph.chain import chain as chain
 from jitdnn.handle import Handle as Handle
 from jitdnn.handle import current_handle as current_handle
 from jitdnn.ops.activation import clipped_relu as clipped_relu

@@ -8,15 +8,26 @@ no node raises `Untraceable`; what asks for elements raises `NeedsValue`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from jitdnn.graph.ir import Value
+from jitdnn.rtcg.expression import trace
 
 if TYPE_CHECKING:
     from jitdnn.graph.tracer import Tracer
+
+
+#: types whose arithmetic by operators is a node: results are of the same type, as NumPy's are
+CALCULATED = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
+    np.add: operator.add, np.subtract: operator.sub, np.multiply: operator.mul, np.divide: operator.truediv,
+}  # fmt: skip
 
 
 class Untraceable(Exception):
@@ -157,6 +168,11 @@ class Operand:
     __bool__ = __int__ = __float__ = __index__ = item
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+        if ufunc in _ARITHMETIC and method == "__call__" and not options and len(operands) == 2:
+            formula, (first, second) = _ARITHMETIC[ufunc], operands
+            if isinstance(first, Operand):
+                return first._with(second, formula)
+            return second._with(first, lambda v, w: formula(w, v))
         raise Untraceable(f"NumPy computes it (numpy.{ufunc.__name__})")
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -170,6 +186,48 @@ class Operand:
     def _refuse(self, other: Any) -> NoReturn:
         raise Untraceable("NumPy computes it (arithmetic of arrays)")
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    def _with(self, other: Any, formula: Callable[[Any, Any], Any]) -> Operand:
+        """Arithmetic as NumPy's, where types are no question: of one real type, and Python's numbers."""
+        if self.dtype not in CALCULATED:
+            raise Untraceable(f"NumPy computes it (arithmetic of {self.dtype})")
+        if type(other) in (int, float):
+            return self.tracer.pointwise(trace(lambda v: formula(v, other)), [self], self.dtype)
+        if not isinstance(other, (Operand, np.ndarray)) or other.dtype != self.dtype:
+            raise Untraceable(
+                f"arithmetic of {self.dtype} and {getattr(other, 'dtype', type(other).__name__)}"
+            )
+        return self.tracer.pointwise(trace(lambda v, w: formula(v, w)), [self, other], self.dtype)
+
+    def __add__(self, other: Any) -> Operand:
+        return self._with(other, operator.add)
+
+    def __radd__(self, other: Any) -> Operand:
+        return self._with(other, lambda v, w: w + v)
+
+    def __sub__(self, other: Any) -> Operand:
+        return self._with(other, operator.sub)
+
+    def __rsub__(self, other: Any) -> Operand:
+        return self._with(other, lambda v, w: w - v)
+
+    def __mul__(self, other: Any) -> Operand:
+        return self._with(other, operator.mul)
+
+    def __rmul__(self, other: Any) -> Operand:
+        return self._with(other, lambda v, w: w * v)
+
+    def __truediv__(self, other: Any) -> Operand:
+        return self._with(other, operator.truediv)
+
+    def __rtruediv__(self, other: Any) -> Operand:
+        return self._with(other, lambda v, w: w / v)
+
+    def __neg__(self) -> Operand:
+        return self._with(-1.0, lambda v, w: v * w)
+
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = (
+        _refuse
+    )
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = _refuse
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __hash__ = object.__hash__

@@ -15,8 +15,10 @@ import numpy as np
 
 import jitdnn
 from jitdnn.errors import InvalidShape
+from jitdnn.graph.operand import CALCULATED as _CALCULATED
 from jitdnn.graph.operand import Operand, Untraceable
 from jitdnn.graph.tracer import Tracer, operands_in
+from jitdnn.ops.elementwise import ElementwiseKernel
 from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import dtype_name
 
@@ -98,9 +100,70 @@ def _batch_norm(
     return tracer.pointwise(trace(lambda v, a, b: v * a + b), [x, factor, shift], x.dtype, is_affine=True)
 
 
+def _scaled(value: Any, alpha: float, beta: float) -> Any:
+    if beta != 0.0:
+        raise Untraceable("results are written in place")
+    return value if alpha == 1.0 else value * alpha
+
+
+def _add(tracer: Tracer, a: Any, b: Any = None, alpha: float = 1.0, beta: float = 0.0) -> Any:
+    if b is None:
+        return tracer.pointwise(trace(lambda v: _scaled(v, alpha, beta)), [a], a.dtype)
+    _require_one_type(a, b)
+    return tracer.pointwise(trace(lambda v, w: _scaled(v + w, alpha, beta)), [a, b], a.dtype)
+
+
+def _multiply(tracer: Tracer, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> Any:
+    _require_one_type(a, b)
+    return tracer.pointwise(trace(lambda v, w: _scaled(v * w, alpha, beta)), [a, b], a.dtype)
+
+
+def _require_one_type(a: Any, b: Any) -> None:
+    if a.dtype != b.dtype or dtype_name(a.dtype) not in _MULTIPLIED:
+        raise Untraceable(f"arithmetic of {a.dtype} and {b.dtype}")
+
+
+class ElementwiseOperands:
+    """A kernel of `jd.elementwise` that takes operands as well, all of one type of float32 and float64."""
+
+    def __init__(self, kernel: ElementwiseKernel) -> None:
+        self._kernel = kernel
+
+    def __call__(self, *arrays: Any, out: Any = None, handle: Any = None) -> Any:
+        tracer = _tracer(arrays, {"out": out})
+        if tracer is None:
+            return self._kernel(*arrays, out=out, handle=handle)
+        kernel = self._kernel
+        if len(arrays) != len(kernel.inputs):
+            raise Untraceable(f"the kernel takes {len(kernel.inputs)} arrays, and is given {len(arrays)}")
+        kinds = {array.dtype for array in arrays if isinstance(array, (Operand, np.ndarray))}
+        if (
+            len(kinds) != 1
+            or not kinds <= set(_CALCULATED)
+            or any(kernel.formula.is_truth)
+            or any(kernel.dtypes)
+        ):
+            raise Untraceable(f"a formula over arrays of {', '.join(sorted(map(str, kinds)))}")
+        (dtype,) = kinds
+        operands = [
+            array if isinstance(array, (Operand, np.ndarray)) else np.full((), array, dtype)
+            for array in arrays
+        ]
+        made = tuple(tracer.pointwise(result, operands, dtype) for result in kernel.formula.results)
+        return made[0] if len(made) == 1 else made
+
+
+def elementwise(function: Any, dtype: Any = None) -> ElementwiseOperands:
+    """`jd.elementwise`, whose kernel takes operands as well."""
+    return ElementwiseOperands(jitdnn.elementwise(function, dtype))
+
+
 _SPECIAL: dict[str, Callable[..., Any]] = {
-    "batch_norm_inference": _batch_norm, "concat": _concat, "conv": _conv, "matmul": _matmul,
+    "add": _add, "batch_norm_inference": _batch_norm, "concat": _concat, "conv": _conv, "matmul": _matmul,
+    "multiply": _multiply,
 }  # fmt: skip
+#: the public functions that take operands
+TRACED = frozenset({*_ACTIVATIONS, *_PLAIN, *_SPECIAL, "elementwise"})
 
 
 def _plain(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
