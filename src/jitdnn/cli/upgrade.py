@@ -7,13 +7,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jitdnn.caffe import deploy, read_leniently, to_text, upgrade
+from jitdnn.caffe.upgrade_binary import is_binary, upgrade_binary, write_upgraded
 from jitdnn.cli.console import say
 from jitdnn.errors import InvalidArgument
 from jitdnn.files import write_whole
 
+_TEXTS = (".prototxt", ".txt")
+
 
 def run_upgrade(source: str, out: Path | None) -> None:
-    """Write a net or solver of any version in today's syntax."""
+    """Write a net or solver of any version in today's syntax; of a binary net, with its weights, a binary file, or its
+    definition where `out` ends in .prototxt or is None."""
+    path = Path(source)
+    if path.is_file() and is_binary(path):
+        if out is None or out.suffix in _TEXTS:
+            write_text(to_text(upgrade_binary(path)[0]), out)
+        else:
+            write_upgraded(path, out)
+            say(f"wrote {out}")
+        return
+    if out is not None and out.suffix == ".caffemodel":
+        raise InvalidArgument(
+            f"{source} is a text, which has no weights: {out} would be a binary file, so name a .prototxt"
+        )
     write_text(to_text(upgrade(source)), out)
 
 
