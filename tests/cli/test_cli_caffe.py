@@ -160,11 +160,15 @@ def test_signals(tmp_path: Path, number: int, options: list[str], is_stopped: bo
 def test_gpus_that_are_not_here(capsys: pytest.CaptureFixture[str], tmp_path: Path, gpu: str) -> None:
     solver = solver_file(tmp_path, "max_iter: 1")
     load_net(tmp_path / "net.prototxt").save_weights(tmp_path / "w.npz")
-    for command in (["train", solver], ["time", tmp_path / "net.prototxt"],
-                    ["test", tmp_path / "net.prototxt", "--weights", tmp_path / "w.npz"]):  # fmt: skip
+    net, weights = tmp_path / "net.prototxt", ["--weights", tmp_path / "w.npz"]
+    commands = [["train", solver], ["time", net], ["test", net, *weights]]
+    commands += [["extract-features", net, tmp_path / "f.npz", *weights, "--blobs", "x"]]
+    commands += [["classify", net, tmp_path / "image.png", *weights]]
+    for command in commands:
         code, out, err = call(capsys, *command, "--gpu", gpu)
         assert (code, out) == (1, "")
         assert err.count("\n") == 1
+    assert not (tmp_path / "f.npz").exists()
 
 
 @pytest.mark.parametrize("gpu", ["0,1", "all"])
@@ -212,6 +216,27 @@ def test_upgrade_nets_and_solvers(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert 'type: "Adam"' in out
     assert 'type: "ReLU"' in out
     assert "solver_type" not in out
+
+
+def test_upgrade_binary_nets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    net, file = load_net("package:models/lenet_deploy.prototxt", seed=1), tmp_path / "net.caffemodel"
+    net.save_weights(file)
+    new, text = tmp_path / "new.caffemodel", tmp_path / "new.prototxt"
+    assert call(capsys, "upgrade", file, new) == (0, f"wrote {new}\n", "")
+    assert new.read_bytes() == file.read_bytes()
+    assert call(capsys, "upgrade", file, text) == (0, f"wrote {text}\n", "")
+    assert call(capsys, "upgrade", new) == (0, text.read_text(), "")
+    assert load_net(text, weights=new).load_weights(file) == list(net.weights)
+    file.write_bytes(file.read_bytes()[:1000])
+    new.unlink()
+    code, _, err = call(capsys, "upgrade", file, new)
+    assert code == 1
+    assert str(file) in err
+    assert not new.exists()
+    code, _, err = call(capsys, "upgrade", text, new)
+    assert code == 1
+    assert "name a .prototxt" in err
+    assert not new.exists()
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jitdnn import log
 from jitdnn.arguments import shape, shown
 from jitdnn.caffe import paths
+from jitdnn.caffe.compiled import CompiledNet
 from jitdnn.caffe.deployment import Deployment, deployment
 from jitdnn.caffe.device import NetDevice
 from jitdnn.caffe.events import Listener
@@ -33,6 +34,7 @@ from jitdnn.groups import Group
 M = TypeVar("M", NetParameter, SolverParameter)
 
 __all__ = [
+    "CompiledNet",
     "Deployment",
     "Net",
     "NetParameter",
@@ -40,6 +42,7 @@ __all__ = [
     "Solver",
     "SolverParameter",
     "deploy",
+    "load_deployed",
     "load_net",
     "load_solver",
     "parse",
@@ -107,6 +110,28 @@ def load_net(
     if weights is not None:
         net.load_weights(str(weights))
     return net
+
+
+def load_deployed(
+    source: str | PathLike[str],
+    weights: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None,
+    *,
+    outputs: Sequence[str] | None = None,
+    threads: int | None = None,
+    **how: Any,
+) -> CompiledNet:
+    """Return the net of a prototxt file or text, in phase TEST and with these weights, ready to answer.
+
+    `weights`: one file or several (.caffemodel, .npz, a snapshot). `outputs`: names of blobs, those that no layer reads
+    if None. `threads`: how many the kernels use, instead of the setting. Whatever else `load_net` takes may be given.
+    Raises what `load_net` and `Net.compiled` do.
+    """
+    net = load_net(source, "TEST", **how)
+    several = weights if isinstance(weights, Sequence) and not isinstance(weights, str) else [weights]
+    for file in several:
+        if file is not None:
+            net.load_weights(str(file))
+    return net.compiled(outputs, threads=threads)
 
 
 def load_solver(

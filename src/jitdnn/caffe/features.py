@@ -33,7 +33,8 @@ def extract(
     batches: int,
     advance: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Shape]:
-    """Run `batches` forward passes and write these blobs, images one behind the other: arrays called as the blobs.
+    """Run `batches` forward passes and write these blobs, images one behind the other: arrays called as the blobs. In
+    phase TEST on the processor the net runs compiled for them (`Net.compiled`), unless a layer without tops must run.
 
     A blob without axes has one number a batch. The file is written whole or not at all. Returns the shapes.
 
@@ -81,10 +82,11 @@ def extract_to_databases(
     counts = dict.fromkeys(names, 0)
     with ExitStack() as stack:
         writers = [stack.enter_context(new_database(path, backend)) for path in paths]
+        forward = _forward(net, names)
         for batch in range(batches):
-            net.forward()
+            found = forward()
             for name, writer in zip(names, writers, strict=True):
-                for image in _images(name, net.blobs[name].data):
+                for image in _images(name, found[name]):
                     writer.put(b"%010d" % counts[name], image_datum(image, 0))
                     counts[name] += 1
             advance(batch + 1)
@@ -109,15 +111,28 @@ def _check_names(net: Net, names: Sequence[str]) -> None:
             raise InvalidArgument(f"the net has no blob {name!r}{hint}")
 
 
+def _forward(net: Net, names: Sequence[str]) -> Callable[[], dict[str, Array]]:
+    """What runs the next batch and gives these blobs: the net compiled for them, or itself where that cannot be."""
+    if net.state.phase == "TEST" and net.device is None and all(node.top for node in net.nodes):
+        return net.compiled(names).forward
+
+    def forward() -> dict[str, Array]:
+        net.forward()
+        return {name: net.blobs[name].data for name in names}
+
+    return forward
+
+
 def _run(
     net: Net, names: Sequence[str], files: Sequence[IO[bytes]], batches: int, advance: Callable[[int], None]
 ) -> dict[str, Shape]:
     """Run the net; the blobs of all batches go to the files. Returns the shape of each in one batch."""
     shapes: dict[str, Shape] = {}
+    forward = _forward(net, names)
     for batch in range(batches):
-        net.forward()
+        found = forward()
         for name, file in zip(names, files, strict=True):
-            values = np.atleast_1d(net.blobs[name].data)
+            values = np.atleast_1d(found[name])
             if shapes.setdefault(name, values.shape) != values.shape:
                 raise InvalidArgument(
                     f"blob {name!r} has shape {values.shape} in batch {batch}, and {shapes[name]} before: one array "

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from jitdnn import limits, log
 from jitdnn.caffe.blob import Array, Blob, Shape
 from jitdnn.caffe.compile_ahead import compile_passes
+from jitdnn.caffe.compiled import CompiledNet
 from jitdnn.caffe.debug_info import DebugInfo
 from jitdnn.caffe.device import NetDevice, settled
 from jitdnn.caffe.fusion import Fusion
@@ -66,6 +67,7 @@ class Net:
         shapes_only: bool = False,
         part: Part | None = None,
         turns: Turns | None = None,
+        weights_of: Net | None = None,
     ) -> None:
         """Build the net for `state` (phase TEST if None), merged over the net's own.
 
@@ -79,7 +81,7 @@ class Net:
         folder that layers written in Python may come from (None: there can be none). With `shapes_only` blobs and
         weights have shapes and no memory: the net can be looked at, whatever its size, and not run. `part`: this
         process has some rows of each batch, other processes the others; `turns`: it runs some of the batches
-        (parts.py).
+        (parts.py). `weights_of`: a net with layers of the same names, whose weights they share.
 
         Raises InvalidArgument (with the line) for a net that is wrong, NotSupported for what the library
         lacks, DeviceError for a GPU that is not there.
@@ -115,7 +117,7 @@ class Net:
         self.after_backward: Callable[[int], None] | None = None
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         fillers, *seeds = sequence.spawn(1 + len(self.parameter.layer))
-        self._fillers = np.random.Generator(np.random.PCG64(fillers))
+        self._fillers = None if weights_of else np.random.Generator(np.random.PCG64(fillers))
 
         # the last layer that works in place on each blob
         self._overwrites = {
@@ -142,6 +144,11 @@ class Net:
             raise together(problems)
         if part is not None:
             refuse_undivided(self.nodes)
+        if weights_of is not None:
+            known = weights_of.weights
+            for name, blobs in self.weights.items():
+                for blob, other in zip(blobs, known[name], strict=True):
+                    blob.share(other)
         self.outputs = list(unread)
         self.inputs = [blob.name for node in self.nodes if node.layer.type == "Input" for blob in node.top]
         self.parameters: list[Parameter] = collect_parameters(self.layers)
@@ -429,6 +436,42 @@ class Net:
             self._set_loss_weights(node)
             behind = next(index for index, other in enumerate(self.nodes) if other is node)
             self._reshape(self.nodes[behind + 1 :])
+
+    def compiled(self, outputs: Sequence[str] | None = None, *, threads: int | None = None) -> CompiledNet:
+        """Return this net, of phase TEST and on the processor, prepared to give `outputs` (names of blobs; those of the
+        net if None) in one list of launches, with layers fused, for each kind of inputs:
+
+            answer = net.compiled().forward(data=images)["prob"]
+
+        Blobs of this net stay as they are, and those in between are not computed one by one. `threads`: how many its
+        kernels use, instead of the setting. Results differ from those of `forward` by rounding. Its weights are this
+        net's: compile anew when they have changed. HDF5Output and other layers without tops do not run.
+
+        Raises InvalidArgument for a net of phase TRAIN or of shapes alone and for a name that no blob has, NotSupported
+        on a GPU, where `forward` fuses as it is, for a net that was built with an `algorithm` and for one of several
+        processes.
+        """
+        if self._shapes_only:
+            raise InvalidArgument("this net was built with shapes_only: it has no weights to answer with")
+        if self._algorithm is not None or self._part is not None:
+            what = f"algorithm={self._algorithm!r}" if self._part is None else "several processes"
+            raise NotSupported(
+                f"this net was built for {what}, which a compiled net does not know: run it whole"
+            )
+        return CompiledNet(self, outputs, threads=threads)
+
+    def like(self, definition: NetParameter) -> Net:
+        """A net of this kind for another definition, by the weights of this one, which has all that it has."""
+        return Net(
+            definition,
+            self.state.copy(),
+            base=self._base,
+            seed=0,
+            dtype="f64" if self.dtype.itemsize == 8 else "f32",
+            python_layers=self._python_layers,
+            fuse=False,
+            weights_of=self,
+        )
 
     # ---- building
 

@@ -184,7 +184,9 @@ Out = Annotated[
 
 @app.command()
 def upgrade(source: Source, out: Out = None) -> None:
-    """Write a net or solver of any version (V0, V1, solver_type) in today's syntax; comments are lost."""
+    """Write a net or solver of any version (V0, V1, solver_type) in today's syntax; comments are lost.
+
+    Of a .caffemodel, whose weights stay as they are, a .caffemodel, or its definition as text."""
     from jitdnn.cli.upgrade import run_upgrade
 
     run_upgrade(source, out)
@@ -275,12 +277,13 @@ def extract_features(
     backend: Annotated[
         str | None, typer.Option(help="Write lmdb or leveldb databases, as Caffe's extract_features.")
     ] = None,
+    gpu: Gpu = None,
     threads: Threads = None,
 ) -> None:
     """Write blobs of a trained net over its data to a file, or into databases."""
     from jitdnn.cli.features import run_extract
 
-    run_extract(net, listed(weights), listed(blobs), out, iterations, backend, threads)
+    run_extract(net, listed(weights), listed(blobs), out, iterations, backend, listed(gpu), threads)
 
 
 @app.command()
@@ -306,6 +309,7 @@ def classify(
     channel_swap: Annotated[
         str | None, typer.Option(metavar="2,1,0", help="Order of the channels.  [default: blue, green, red]")
     ] = None,
+    gpu: Gpu = None,
     threads: Threads = None,
 ) -> None:
     """Print the best classes of images, as a deploy net scores them."""
@@ -313,7 +317,7 @@ def classify(
 
     run_classify(
         net, images, listed(weights), labels, mean, top, resize, oversample, raw_scale, input_scale,
-        channel_swap, threads,
+        channel_swap, listed(gpu), threads,
     )  # fmt: skip
 
 

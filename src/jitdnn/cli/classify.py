@@ -10,10 +10,10 @@ import numpy as np
 
 from jitdnn import limits
 from jitdnn.caffe import paths
-from jitdnn.caffe.pycaffe import Classifier, io
+from jitdnn.caffe.pycaffe import Classifier, io, mode
 from jitdnn.caffe.transform import read_mean_file
 from jitdnn.cli.console import say
-from jitdnn.cli.train import using_threads
+from jitdnn.cli.train import on_gpu, using_threads
 from jitdnn.errors import InvalidArgument, InvalidShape
 
 
@@ -29,11 +29,13 @@ def run_classify(
     raw_scale: float,
     input_scale: float | None,
     channel_swap: str | None,
+    gpu: Sequence[str],
     threads: int | None,
 ) -> None:
     """Print the best classes of each image with their scores, as Caffe's classification program does."""
     with using_threads(threads):
-        net = Classifier(net_file, None)
+        with mode.built_on(on_gpu(gpu).get("device")):
+            net = Classifier(net_file, None)
         for file in weights:
             net.core.load_weights(file)
         name = net.inputs[0]
@@ -52,7 +54,7 @@ def run_classify(
                     f"--resize is {size}: height and width of at least {shape[2]},{shape[3]}"
                 )
         pictures = [io.load_image(image, color=shape[1] == 3) for image in images]
-        scores = net.predict(pictures, oversample=oversample)
+        scores = net.predict_compiled(pictures, oversample=oversample)
     scores = scores.reshape(len(pictures), -1)
     names = None if labels is None else _labels(labels, scores.shape[1])
     for image, row in zip(images, scores, strict=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 from jitdnn.caffe import load_net
 from jitdnn.caffe.features import extract, extract_to_databases
 from jitdnn.cli.console import progress, say
-from jitdnn.cli.train import needs_data, using_threads
+from jitdnn.cli.train import needs_data, on_gpu, using_threads
 
 
 def run_extract(
@@ -18,11 +18,12 @@ def run_extract(
     out: str,
     iterations: int,
     backend: str | None,
+    gpu: Sequence[str],
     threads: int | None,
 ) -> None:
     """Write the blobs of so many batches to a file; with a `backend` to databases, a folder for each between commas."""
     with using_threads(threads):
-        net = load_net(net_file, "TEST", seed=0)
+        net = load_net(net_file, "TEST", seed=0, **on_gpu(gpu))
         needs_data(net, net_file, "features are extracted from")
         for file in weights:
             net.load_weights(file)

@@ -25,16 +25,16 @@ class Context:
     """What a layer knows of the net that it is built for.
 
     `base` is the folder of the net's file (for paths in it), `fillers` the generator that weights are drawn
-    from, `random` the layer's own, and `algorithm` the name of the algorithm that convolutions must use, None
-    for the planner's choice. `device` is the GPU that has the blobs, None on the processor, `python_layers` the folder
-    that layers written in Python may come from, `shapes_only` whether the blobs have no memory. `part` is this
-    process's of those that train the net together, `turns` theirs where it is tested (parts.py).
+    from (None: they are another net's), `random` the layer's own, and `algorithm` the name of the algorithm that
+    convolutions must use, None for the planner's choice. `device` is the GPU that has the blobs, None on the processor,
+    `python_layers` the folder that layers written in Python may come from, `shapes_only` whether the blobs have no
+    memory. `part` is this process's of those that train the net together, `turns` theirs where it is tested (parts.py).
     """
 
     phase: str
     dtype: np.dtype[Any]
     base: Path | None
-    fillers: np.random.Generator
+    fillers: np.random.Generator | None
     random: np.random.Generator
     algorithm: str | None
     device: NetDevice | None = None
@@ -183,7 +183,7 @@ class Layer(ABC):
         blob.reshape(shape)
         if self.context.shapes_only:
             check(filler, shape)
-        else:
+        elif self.context.fillers is not None:
             fill(filler, blob.data, self.context.fillers)
         self.weights.append(blob)
         self.weight_needs_gradient.append(True)

@@ -55,6 +55,7 @@ class _PerAxis(Layer):
                 f"{which} shape {operand.shape}, and a bottom of shape {shape} has {shape[axis:end]} from axis {axis}"
             )
         self.view: Shape = (count(shape, 0, axis), operand.size, count(shape, end))
+        self.axes_behind = len(shape) - end
         if top[0] is not bottom[0]:
             top[0].reshape(shape)
 

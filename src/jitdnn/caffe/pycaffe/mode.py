@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -18,6 +20,7 @@ PHASES: Final = ("TRAIN", "TEST")
 class _State:
     is_gpu: bool | None = None
     device: int = 0
+    name: str | None = None
     seed: int | None = None
     folder: Path | None = None
 
@@ -46,9 +49,21 @@ def set_device(device: int) -> None:
 
 def device() -> str | None:
     """Where the next nets are built; None if nobody said so: the processor, or what a solver's file says."""
+    if _STATE.name is not None:
+        return _STATE.name
     if _STATE.is_gpu is None:
         return None
     return f"cuda:{_STATE.device}" if _STATE.is_gpu else "cpu"
+
+
+@contextmanager
+def built_on(device: str | None) -> Iterator[None]:
+    """Build nets on this device inside of the block, whatever `set_mode_gpu` and its kin say; None: as those say."""
+    before, _STATE.name = _STATE.name, device
+    try:
+        yield
+    finally:
+        _STATE.name = before
 
 
 def set_random_seed(seed: int) -> None:

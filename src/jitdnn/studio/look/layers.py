@@ -34,7 +34,7 @@ def activations(
     """
     trained, data = open_trained(home, run, dataset, weights)
     image, _ = given_image(trained, data, dataset, given)
-    answer = trained.predict(image[np.newaxis])[0]
+    answer = trained.fill(image[np.newaxis])[0]
     layers = [_activation(group, most) for group in groups(trained)]
     return {
         "image": pictures.image_png(image),
@@ -47,7 +47,7 @@ def maps_of(home: Path, run: Row, dataset: Row, layer: str, given: Given, *, wei
     """All maps of one layer for one image, up to 4,096, larger."""
     trained, data = open_trained(home, run, dataset, weights)
     image, _ = given_image(trained, data, dataset, given)
-    trained.predict(image[np.newaxis])
+    trained.fill(image[np.newaxis])
     for group in groups(trained):
         if layer in [node.layer.name for node in group]:
             return _activation(group, 4096)

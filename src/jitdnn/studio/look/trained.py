@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jitdnn.caffe import Net, NetParameter, NetState
+from jitdnn.caffe import CompiledNet, Net, NetParameter, NetState
 from jitdnn.caffe.deployment import Deployment, deployment
 from jitdnn.caffe.load import parse_file
 from jitdnn.caffe.weights import share_weights
@@ -41,6 +41,7 @@ class Trained:
         if weights is not None:
             self.one.load_weights(weights)
         self._many: Net | None = None
+        self._compiled: CompiledNet | None = None
         self.batch = self._batch()
 
     @property
@@ -67,20 +68,30 @@ class Trained:
         """The answers (N, ...) for images (N, C, H, W): probabilities, or numbers of a regression."""
         return self.run(self.prepare(images))
 
+    def fill(self, images: Array) -> Array:
+        """The answer for one image (1, C, H, W), with every blob of `one` as the pass leaves it."""
+        self.one.forward(**{self.input: self.prepare(images)})
+        return self.one.blobs[self.answer].data.copy()
+
     def run(self, inputs: Array, blob: str | None = None) -> Array:
         """What a blob (None: the answer) holds for inputs that are prepared, (N, ...)."""
         name = blob or self.answer
         if len(inputs) == 1:
+            if name == self.answer:
+                return self.compiled.forward(**{self.input: inputs})[name]
             self.one.forward(**{self.input: inputs})
             return self.one.blobs[name].data.copy()
-        net, found = self.many, list[Array]()
+        net, found = self.many, list[Array]()  # which settles the batch, too
         padded = np.zeros((self.batch, *inputs.shape[1:]), np.float32)
         for start in range(0, len(inputs), self.batch):
             part = inputs[start : start + self.batch]
             padded[: len(part)] = part
             padded[len(part) :] = 0
-            net.forward(**{self.input: padded})
-            values = net.blobs[name].data
+            if name == self.answer:
+                values = self.compiled.forward(**{self.input: padded})[name]
+            else:
+                net.forward(**{self.input: padded})
+                values = net.blobs[name].data
             if len(values) != self.batch:
                 raise InvalidArgument(
                     f"blob {name!r} has shape {values.shape}: not one row for each of {self.batch} images"
@@ -103,6 +114,13 @@ class Trained:
             rows = rows[rows[:, 0] >= 1]  # 0 is the background, -1 that nothing was found
             found.append(rows - np.array([1, 0, 0, 0, 0, 0], rows.dtype))
         return found
+
+    @property
+    def compiled(self) -> CompiledNet:
+        """The net prepared for its answer alone, with a plan for each number of images."""
+        if self._compiled is None:
+            self._compiled = self.one.compiled([self.answer])
+        return self._compiled
 
     @property
     def many(self) -> Net:
