@@ -1,9 +1,11 @@
 """LeNet trained to the end by Caffe's own files: lenet_solver.prototxt as it stands, 10,000 iterations.
 
-    python benchmarks/caffe_lenet.py CAFFE [--device cuda] [--seeds 1 2 3] [--way ours] [--way torch]
+    python benchmarks/caffe_lenet.py CAFFE [--device cuda] [--seeds 1 2 3] [--way ours] [--way torch] [--images FOLDER]
 
 CAFFE is a checkout of Caffe, or a folder with its examples/mnist. The digits are the package's 5,000 of MNIST, 4,000 to
-train with and 1,000 to test with, as LMDB databases, where Caffe has 60,000 and 10,000. `torch` trains the same net in
+train with and 1,000 to test with, as LMDB databases, where Caffe has 60,000 and 10,000. `--images` is a folder with
+train-images-idx3-ubyte and the three other files of MNIST's format, .gz or not, to be taken in their place: 60,000 and
+10,000 of Fashion-MNIST are in Debian's package dataset-fashion-mnist. `torch` trains the same net in
 PyTorch, from the same weights and on the same batches in the same order, with torch.optim.SGD at the rates of the
 solver's policy: what the net can learn from these digits.
 
@@ -15,6 +17,7 @@ Prints the accuracy and the loss of the test at every thousandth iteration, and 
 from __future__ import annotations
 
 import argparse
+import gzip
 import os
 import tempfile
 from collections.abc import Callable
@@ -26,6 +29,8 @@ import numpy as np
 from caffe_example_files import lay_out
 
 from jitdnn.caffe import Solver, load_solver
+from jitdnn.caffe.database_writers import new_database
+from jitdnn.caffe.datum import image_datum
 from jitdnn.caffe.events import Event, Tested, WaitedForData
 
 SOLVER = "examples/mnist/lenet_solver.prototxt"
@@ -105,6 +110,28 @@ def _copy_back(module: Any, solver: Solver) -> None:
         blob.data[...] = parameter.detach().cpu().numpy().reshape(blob.shape)
 
 
+def read_idx(folder: Path, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of a file of MNIST's format: two zeros, 8, the number of axes, the extents as 32 bits, the elements."""
+    plain, packed = folder / name, folder / f"{name}.gz"
+    content = plain.read_bytes() if plain.exists() else gzip.decompress(packed.read_bytes())
+    if content[:3] != b"\0\0\x08":
+        raise SystemExit(f"{folder / name} is no file of bytes in MNIST's format")
+    shape = np.frombuffer(content, ">u4", content[3], 4).tolist()
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
+
+
+def write_images(folder: Path, target: Path) -> None:
+    """mnist_train_lmdb and mnist_test_lmdb of other images, as Caffe's convert_mnist_data writes them."""
+    target.mkdir(parents=True)
+    for part, prefix in (("train", "train"), ("test", "t10k")):
+        images = read_idx(folder, f"{prefix}-images-idx3-ubyte")
+        labels = read_idx(folder, f"{prefix}-labels-idx1-ubyte")
+        with new_database(target / f"mnist_{part}_lmdb", "lmdb") as writer:
+            for number, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+                writer.put(b"%08d" % number, image_datum(image[None], label))
+        print(f"{part}: {len(images)} images of {images.shape[1:]}, {labels.max() + 1} classes", flush=True)
+
+
 def say(way: str, seed: int, iteration: int, accuracy: float, loss: float) -> None:
     """Print the result of a test."""
     print(f"{way}, seed {seed}, iteration {iteration}: accuracy {accuracy:.4f}, loss {loss:.4f}", flush=True)
@@ -118,10 +145,14 @@ def main() -> None:
     parser.add_argument("--device", help="cpu, or cuda")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--way", action="append", choices=("ours", "torch"), default=[])
+    parser.add_argument("--images", type=Path, help="a folder with files of MNIST's format")
     options = parser.parse_args()
     source = options.caffe.resolve()
+    images = None if options.images is None else options.images.resolve()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        if images is not None:
+            write_images(images, Path(folder) / "examples/mnist")
         file = lay_out(SOLVER, [source], Path(folder))
         if file is None:
             raise SystemExit(f"{source} has no {SOLVER}, or not its net")
