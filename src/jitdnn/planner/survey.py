@@ -24,7 +24,7 @@ from jitdnn.kernels.tables import algorithms
 from jitdnn.planner import workspace as policies
 from jitdnn.planner.plan import Candidate, Request
 from jitdnn.planner.store import Store
-from jitdnn.problems.problem import Problem
+from jitdnn.problems.problem import BYTE_INTEGERS, Problem
 from jitdnn.rtcg.use import note_look_up
 
 # Math modes from the most exact to the least; a request allows its own and all before it.
@@ -198,7 +198,7 @@ def allowed_error(problem: Problem, accuracy: str, math: str = "fp32") -> float:
     function such as exp. "standard" allows 84 unit roundoffs, which is 5e-6 in fp32, or that of a plain sum where it is
     more: so algorithms that save multiplications are taken where they keep to it. Where `math` is coarser than the
     type, its rounding counts. Of inputs of 8-bit reals the type is that of the result, and for "standard" their own
-    where it is coarser.
+    where it is coarser. Epilogues of sums of 8-bit integers may be computed in f32 where results have no 32 bits.
     """
     unit = UNIT_ROUNDOFF[problem.dtype]
     if problem.dtype != "f64":
@@ -206,6 +206,9 @@ def allowed_error(problem: Problem, accuracy: str, math: str = "fp32") -> float:
     if problem.has_float8:  # whose sums have a type of their own
         stored = problem.operands if accuracy == "standard" else problem.outputs
         unit = max(unit, *(UNIT_ROUNDOFF.get(operand.descriptor.dtype, 0.0) for operand in stored))
+    are_bytes = any(operand.descriptor.dtype in BYTE_INTEGERS for operand in problem.inputs)
+    if are_bytes and problem.output.dtype != "i32":
+        unit = max(unit, UNIT_ROUNDOFF["f32"])
     plain = summation_bound(problem)
     return max(plain, (STRICT_ROUNDOFFS if accuracy == "strict" else STANDARD_ROUNDOFFS) * unit)
 

@@ -12,14 +12,49 @@ from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, pointer_count
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan, pack_cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry
+from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.algorithm import epilogue_error, launch_of, refuse_dot
 from jitdnn.kernels.cpu.lowering import lower_matmul
 from jitdnn.kernels.cpu.schedule.parallel import wanted_tasks
 from jitdnn.problems.matmul import MatMul
+from jitdnn.problems.problem import BYTE_INTEGERS
 from jitdnn.rtcg.isa import ITEM_BYTES
 
 
+class VnniGemm(CpuAlgorithm[MatMul]):
+    """Products of 8-bit integers with four multiply-adds a lane, by AVX-512's dot products of four columns of a.
+
+    They are summed exactly as convolution/implicit_gemm/vnni/ does it, whose code this is.
+    """
+
+    name = "vnni"
+    problem = MatMul
+
+    def __init__(self, is_kept: bool = False) -> None:
+        self._is_kept = is_kept
+
+    def with_kept_filter(self) -> VnniGemm:
+        return VnniGemm(is_kept=True)
+
+    def refusal(self, problem: MatMul, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
+        if problem.a.dtype not in BYTE_INTEGERS:
+            return f"it multiplies 8-bit integers: a is {problem.a.dtype}"
+        if 0 in problem.c.shape or not problem.k:
+            return "there is nothing to multiply"
+        return refuse_dot(problem.a.dtype, problem.k, device)
+
+    def error_of(self, problem: MatMul) -> float:
+        return super().error_of(problem) + epilogue_error(problem)
+
+    def launch(self, problem: MatMul, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
+        c = lower_matmul(problem, epilogue.operands if epilogue else ())
+        return launch_of(problem, self.name, c, device, epilogue, self._is_kept)
+
+
 class PackedGemm(CpuAlgorithm[MatMul]):
-    """Both matrices packed into panels, register tiles of sums; see convolution/implicit_gemm/plan.py."""
+    """Matrix product as a correlation with one tap: rows are pixels, the reduced extent is the channels read.
+
+    Both matrices are packed into panels; see convolution/implicit_gemm/plan.py.
+    """
 
     name = "packed_gemm"
     problem = MatMul

@@ -17,7 +17,7 @@ from jitdnn.kernels.cpu.convolution.winograd.algorithm import Winograd2, Winogra
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.algorithm import WinogradWgrad
 from jitdnn.kernels.cpu.ctc.algorithm import SequenceRecursion
 from jitdnn.kernels.cpu.elementwise.generator import ElementwiseLoops
-from jitdnn.kernels.cpu.matmul import PackedGemm
+from jitdnn.kernels.cpu.matmul import PackedGemm, VnniGemm
 from jitdnn.kernels.cpu.normalization.layer_norm_backward import LayerNormRows
 from jitdnn.kernels.cpu.normalization.lrn import (
     DivisiveNormOverOtherAxis,
@@ -160,7 +160,7 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (LayerNorm, "bwd"): (LayerNormRows(), *_NORMALIZATION),
     (GroupNorm, "fwd"): _NORMALIZATION,
     (GroupNorm, "bwd"): _NORMALIZATION,
-    (MatMul, None): (PackedGemm(), SkinnyGemm(), REFERENCE),
+    (MatMul, None): (VnniGemm(), PackedGemm(), SkinnyGemm(), REFERENCE),
     (Pooling, "fwd"): (PoolingSeparable(), RowPooling(_ROWS), *_POOLING),
     (Pooling, "bwd"): _POOLING,
     (Reduce, None): (RowReduce(_ROWS), REFERENCE),

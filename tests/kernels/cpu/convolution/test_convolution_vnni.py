@@ -16,6 +16,7 @@ from conformance import AnyArray, arranged, check, make_case, run
 from convolution_cases import convolution
 from examples import examples
 from jitdnn.devices.cpu import CpuDevice, host
+from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.algorithm import Vnni
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.cost import make_vnni_plan
@@ -25,6 +26,7 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import BYTE_INTEGERS, INTEGER_RESULTS
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import assembly
+from jitdnn.rtcg.expression import trace as trace_expression
 from jitdnn.rtcg.isa import Isa, isa
 from jitdnn.tensor import TensorDescriptor, numpy_dtype
 from strategies import convolutions
@@ -44,6 +46,11 @@ SHAPES = [
     "n1 c6 d4 h5 w6 k9 t2 r3 s2 pad1 nhwc",
     "n0 c6 h5 w6 k9 r3 s3",
     "n1 c5 h1 w1 k3 r1 s1",
+    "n2 c64 h9 w7 k70 r1 s1 nhwc",
+    "n1 c12 h5 w5 k9 r1 s1 g3 nhwc",
+    "n2 c36 h9 w7 k5 r3 s3 stride2 pad1 nhwc",
+    "n3 c24 h6 w5 k40 r1 s1 g2 nhwc",
+    "n3 c4096 h2 w9 k5 r1 s1 nhwc",
 ]
 
 
@@ -160,14 +167,19 @@ def test_refuses_by_name() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["n2 c64 h56 w56 k64 r3 s3 pad1", "n2 c64 h56 w56 k64 r3 s3 pad1 nhwc", "n1 c256 h14 w14 k3 r1 s1"],
+    [
+        "n2 c64 h56 w56 k64 r3 s3 pad1 i8 to_i8",
+        "n2 c64 h56 w56 k64 r3 s3 pad1 nhwc i8 to_i8",
+        "n1 c256 h14 w14 k3 r1 s1 i8 to_i8",
+        "n1 c64 h28 w28 k256 r1 s1 nhwc u8 to_u8",
+    ],
 )
 def test_code_for_a_processor_that_has_it(text: str) -> None:
     """Compiles anywhere; no sum is spilled, and four products are one instruction, with pixels as with channels in
     the lanes."""
     plain = isa("avx512")
     processor = replace(plain, features=plain.features + ",+avx512vnni", has_dot=True)
-    problem = convolution(f"conv_fwd {text} i8 to_i8")
+    problem = convolution(f"conv_fwd {text}")
     (whole,) = lower_convolution(problem)
     module = Module("dots", processor)
     trace(make_vnni_plan(whole.merged(), processor), module, 3, None)
@@ -236,6 +248,51 @@ def test_quantized_ties_go_to_the_even_number() -> None:
     assert (np.abs(truth % 1) == 0.5).mean() > 0.1
     found = jd.conv(x, w, scale, bias, epilogue=lambda a, s, b: a * s + b, out=np.zeros(truth.shape, np.int8))
     np.testing.assert_array_equal(found, rounded)
+
+
+@needs_dot
+def test_images_without_a_sign_are_read_where_they_lie() -> None:
+    """Words of adjacent channels are, where every pixel has whole ones; others are packed."""
+    unpacked = {}
+    for text in (
+        "n2 c64 h9 w7 k70 r1 s1 nhwc u8", "n1 c24 h6 w5 k40 r1 s1 g2 nhwc u8", "n2 c64 h9 w7 k70 r1 s1 nhwc i8",
+        "n2 c66 h9 w7 k70 r1 s1 nhwc u8", "n2 c64 h9 w7 k70 r1 s1 u8", "n2 c64 h9 w7 k70 r1 s1 pad1 nhwc u8",
+        "n1 c4096 h2 w9 k5 r1 s1 nhwc u8",
+    ):  # fmt: skip
+        (whole,) = lower_convolution(convolution(f"conv_fwd {text}"))
+        unpacked[text] = make_vnni_plan(whole.merged(), isa()).is_input_unpacked
+    assert list(unpacked.values()) == [True, True, False, False, False, False, False], unpacked
+
+
+@needs_dot
+@settings(max_examples=examples(12))
+@given(st.data())
+def test_epilogues_of_any_convolution(data: st.DataObject) -> None:
+    """Scaled by channel, shifted, rounded, saturated; next to a tie either way, and NaN becomes 0."""
+    problem = data.draw(integer_convolutions())
+    problem = replace(problem, y=replace(problem.y, dtype=data.draw(st.sampled_from(BYTE_INTEGERS))))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    x, w = (bytes_of(rng, o.descriptor.shape, "any", o.descriptor.dtype) for o in problem.inputs)
+    x, w = _like(x, problem.x), _like(w, problem.w)
+    rank = len(problem.spatial)
+    scale = (rng.uniform(-1, 1, problem.k) / np.sqrt(w[0].size) / 50).astype(np.float32)
+    shift = rng.uniform(-60, 200, problem.k).astype(np.float32)
+    scale[0] = np.nan
+    bias = TensorDescriptor(problem.y.shape, (0, 1, *(0,) * rank), "f32")
+    epilogue = Epilogue(trace_expression(lambda a, s, b: a * s + b), (bias, bias))
+    wide = (1, -1, *(1,) * rank)
+    truth = problem.reference(x, w) * scale.reshape(wide).astype(float) + shift.reshape(wide)
+    case = make_case(problem, epilogue, given=(x, w))
+    for buffer, values in zip(case.operands, (scale, shift), strict=True):
+        buffer.values[...] = np.broadcast_to(values.reshape(wide), problem.y.shape)
+    device = host(1)
+    kernel = VNNI.build(problem, device, epilogue)
+    (found,) = run(kernel, case, VNNI.workspace(problem, device, epilogue))
+    limits = np.iinfo(found.dtype)
+    with np.errstate(invalid="ignore"):
+        near = [np.clip(np.rint(truth + e), limits.min, limits.max) for e in (-1e-2, 1e-2)]
+    assert ((found >= near[0]) & (found <= near[1]))[:, 1:].all()
+    assert (found[:, 0] == 0).all()
 
 
 @needs_dot

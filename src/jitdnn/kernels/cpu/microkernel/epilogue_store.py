@@ -210,6 +210,41 @@ class _Writer:
     def rows(self, valid_lanes: Value, valid: Sequence[Value]) -> None:
         """Rows as they are, with a mask at the end of a partial tile."""
         k, width = self.k, self.tile.vectors * self.lanes
+        if self.blend.integer_scale is not None and self.tile.y.lanes == 1:
+            is_whole = (valid_lanes >= width) & self.blend.overwrites
+            with k.when(is_whole):
+                self._whole_rows(valid)
+            with k.when(~is_whole):
+                self._rows(valid_lanes, valid)
+            return
+        self._rows(valid_lanes, valid)
+
+    def _whole_rows(self, valid: Sequence[Value]) -> None:
+        """Rows of a complete tile of integers that are stored as they are: what all rows share is loaded once."""
+        k, lanes = self.k, self.lanes
+        parts = [j * lanes for j in range(self.tile.vectors)]
+        shared = {
+            (i, part): (p + part * strides.lanes).load_strided(0, strides.lanes, lanes)
+            for i, (p, strides) in enumerate(zip(self.pointers[1:], self.tile.operands, strict=True))
+            if not any(strides.box)
+            for part in parts
+        }
+        for point in self._points(valid):
+            row = self.sums + self._row(point) * (self.tile.vectors * lanes)
+            starts = [
+                p + _offset(strides, point, k.integer(0))
+                for p, strides in zip(self.pointers, self.tile_strides, strict=True)
+            ]
+            for part in parts:
+                operands = [
+                    shared[i, part] if (i, part) in shared
+                    else (start + part * strides.lanes).load_strided(0, strides.lanes, lanes)
+                    for i, (start, strides) in enumerate(zip(starts[1:], self.tile.operands, strict=True))
+                ]  # fmt: skip
+                starts[0].store(self.blend.finished(row.load(part, lanes), operands), part)
+
+    def _rows(self, valid_lanes: Value, valid: Sequence[Value]) -> None:
+        k, width = self.k, self.tile.vectors * self.lanes
         strides = [p.lanes for p in self.tile_strides]
         for point in self._points(valid):
             row = self.sums + self._row(point) * width

@@ -42,6 +42,7 @@ def make_plan(geometry: Geometry, threads: int = 1, prepacks: bool = False) -> I
         is_unpacked = _is_input_unpacked(geometry, vectorizes_pixels, box, blocking)
         return ImplicitGemmPlan(
             geometry.c, geometry.isa, geometry.interleaved, geometry.min_tasks, geometry.clips_taps, geometry.may_spill,
+            geometry.reads_pixels,
             vectorizes_pixels=vectorizes_pixels, tile=tile,
             blocking=replace(blocking, cycles=0.0) if is_unpacked else blocking,
             is_input_unpacked=is_unpacked, prepacks=prepacks, threads=threads,
@@ -78,7 +79,7 @@ def _choose_form(geometry: Geometry) -> tuple[bool, RegisterTile]:
     def steps_in(box: tuple[int, ...]) -> float:
         return _steps_fraction(geometry, box)
 
-    copies = nothing if may_be_unpacked(c, processor) else copy_of
+    copies = nothing if may_be_unpacked(c, processor, geometry.reads_pixels) else copy_of
     tile = choose_tile(results, c.width, geometry.isa, c.dtype, store_of, steps_in, copies, load)
     over_channels = _steps_fraction(geometry, tile.box) * cost_per_step(
         results, c.width, tile, geometry.lanes
@@ -106,7 +107,7 @@ def _is_input_unpacked(geometry: Geometry, vectorizes_pixels: bool, box: Block, 
     if (
         len(geometry.stride_phases) != 1
         or math.prod(geometry.interleaved.strides) > 1
-        or not may_be_unpacked(c, processor)
+        or not may_be_unpacked(c, processor, geometry.reads_pixels)
     ):
         return False
     if vectorizes_pixels and (last.results < box[3] or c.x.space[2] != 1):

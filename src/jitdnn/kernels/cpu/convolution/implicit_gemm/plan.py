@@ -68,6 +68,7 @@ class Geometry(CorrelationPlan):
     min_tasks: int = WANTED_TASKS  # that keep all threads busy
     clips_taps: bool = True  # tiles leave out taps that read padding only
     may_spill: bool = True  # sums may be spilled to memory between passes over the channels
+    reads_pixels: bool = False  # x may be read where it lies, though its channels are neighbours
 
     @staticmethod
     def of(c: Correlation, isa: Isa, min_tasks: int = WANTED_TASKS) -> Geometry:

@@ -16,22 +16,34 @@ from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.rtcg.processor import Processor
 
 _WAYS = 4  # lines of each set of the L2 cache that a block may occupy
+_L1_WAYS = 8  # of each set of the L1 cache, or more; half of them for the pixels of a register tile
+_TILE_PIXELS = 14  # that a register tile has at most, or hardly more
 
 
-def may_be_unpacked(c: Correlation, processor: Processor) -> bool:
+def may_be_unpacked(c: Correlation, processor: Processor, reads_pixels: bool = False) -> bool:
     """True if every product reads an element of x as it is: one tap, no padding, the type of the arithmetic.
 
-    An image with a stride is packed: else the pixels between those that are used would be loaded with them.
+    An image with a stride is packed: else the pixels between those that are used would be loaded with them. One whose
+    channels are neighbours is so only with ``reads_pixels``.
     """
     return (
         c.taps == 1
         and c.depth > 0
         and c.x.dtype == c.dtype
-        and c.x.channels != 1
+        and (_pixels_fit_sets(c, processor) if c.x.channels == 1 and reads_pixels else c.x.channels != 1)
         and all(axis.step == 1 or axis.results == 1 for axis in c.axes)
         and not any(axis.is_padded for axis in c.axes)
         and _channels_fit_sets(c, processor)
     )
+
+
+def _pixels_fit_sets(c: Correlation, processor: Processor) -> bool:
+    """True if neighbouring pixels, whose channels a register tile reads side by side, stay in the L1 cache."""
+    line, stride = processor.line_bytes, abs(c.x.space[2]) * ITEM_BYTES[c.dtype]
+    sets = processor.l1_bytes // (_L1_WAYS * line)
+    if stride % line == 0:
+        sets //= math.gcd(stride // line, sets)
+    return sets * _L1_WAYS // 2 >= min(_TILE_PIXELS, c.axes[2].results)
 
 
 def _channels_fit_sets(c: Correlation, processor: Processor) -> bool:

@@ -25,13 +25,36 @@ def make_vnni_plan(c: Correlation, isa: Isa) -> VnniPlan:
         c,
         dtype="i32",
         depth=ceil_div(c.depth, WORD_CHANNELS),
-        x=replace(c.x, dtype=stored),
+        x=_in_words(c) or replace(c.x, dtype=stored),
         w=replace(c.w, dtype="i8"),
     )
-    geometry = Geometry(in_words, isa, InterleavedPhases.single(in_words), clips_taps=False, may_spill=False)
+    geometry = Geometry(
+        in_words,
+        isa,
+        InterleavedPhases.single(in_words),
+        clips_taps=False,
+        may_spill=False,
+        reads_pixels=True,
+    )
     plan = make_plan(geometry, prepacks=True)
+    if not plan.is_input_unpacked and in_words.x.dtype == "i32":  # it is packed by bytes
+        in_words = replace(in_words, x=replace(c.x, dtype=stored))
+        plan = replace(plan, c=in_words, interleaved=InterleavedPhases.single(in_words))
     sizes = {field.name: getattr(plan, field.name) for field in fields(plan)}
     return VnniPlan(**sizes, channels_read=c.depth, computing=c.dtype, is_shifted=stored == "i8")
+
+
+def _in_words(c: Correlation) -> View | None:
+    """The strides of an image without a sign in words, where each is four channels as they lie; None elsewhere."""
+    x = c.x
+    strides = (x.batch, x.offset, *x.groups, *x.space)
+    if x.dtype.partition(":")[0] != "u8" or x.channels != 1 or c.depth % WORD_CHANNELS:
+        return None
+    if any(stride % WORD_CHANNELS for stride in strides):
+        return None
+    words = [stride // WORD_CHANNELS for stride in strides]
+    first, second, third = words[-3:]
+    return View("i32", words[0], tuple(words[2:-3]), 1, (first, second, third), words[1])
 
 
 def computed_in(c: Correlation, dtype: str) -> Correlation:

@@ -187,11 +187,25 @@ class _PanelWriter:
     def write(self, source: Pointer, target: Pointer, results: Value, keep: Value | None) -> None:
         """One vector of lanes of a panel, the first ``results`` of which exist."""
         k = self.k
-        for i in k.range(results.max(0), self.lanes):
-            self.buffer.store(k.constant(0, "i32", self.lanes), i * self.lanes)
-        copy = self._channels if self.c.w.channels == 1 else self._taps
-        copy(source, target, results, keep)
+        if self.c.w.results == 1 and self.c.w.channels != 1:
+            self._results(source, target, results, keep)
+        else:
+            for i in k.range(results.max(0), self.lanes):
+                self.buffer.store(k.constant(0, "i32", self.lanes), i * self.lanes)
+            copy = self._channels if self.c.w.channels == 1 else self._taps
+            copy(source, target, results, keep)
         self._store_initial_sums(target, keep)
+
+    def _results(self, source: Pointer, target: Pointer, results: Value, keep: Value | None) -> None:
+        """Adjacent results are lanes as they are: four channels of them are interleaved."""
+        k, panels, w = self.k, self.panels, self.c.w
+        exists = k.mask(results, self.lanes)
+        for to_tap, offset in tap_offsets(k, 3, self.strides, panels):
+            for word in k.range(self.c.depth):
+                rows = k.integer(self.channels) - word * WORD_CHANNELS
+                at = source + (word * (WORD_CHANNELS * w.channels) + offset)
+                four = _load_four(k, at, w.channels, 1, rows, exists)
+                target.store(_interleave(k, four), to_tap + word * panels.channel_stride, keep)
 
     def _channels(self, source: Pointer, target: Pointer, results: Value, keep: Value | None) -> None:
         """Adjacent channels are words as they are."""
