@@ -1,6 +1,6 @@
 """What the studio promises: nothing lost by kills, little between a commit and the page, curves of any length at once.
 
-    python benchmarks/studio.py kills [--count 100]          # SIGKILLs of a worker at random moments
+    python benchmarks/studio.py kills [--count 100]          # SIGKILLs of worker, server, both at random moments
     python benchmarks/studio.py watchers [--count 100] [--seconds 60]
     python benchmarks/studio.py points [--count 1000000]     # and 1,000 runs
     python benchmarks/studio.py pages [--count 1000000]      # first pictures in a browser; 100,000 images
@@ -20,7 +20,6 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import re
 import resource
 import subprocess
@@ -29,7 +28,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,10 +37,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 from jitdnn.studio.store import Store
-from studio_runs import begin, curves_of, make_run, row_of, weights_of
+from studio_runs import make_run
 
-_OWN = ("kills", "watchers", "points")
-_VISITS = ("newcomer", "pages", "soak")
+_OWN = ("watchers", "points")
+_VISITS = ("newcomer", "pages", "soak", "kills")
 
 
 def main() -> None:
@@ -59,70 +57,14 @@ def main() -> None:
     if arguments.what in _VISITS:
         import studio_visits
 
-        studio_visits.in_a_home(arguments.what, arguments.count, arguments.minutes)
+        studio_visits.in_a_home(arguments.what, arguments.count, arguments.minutes, arguments.seed)
         return
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
-        if arguments.what == "kills":
-            kills(home, arguments.count or 100, arguments.seed)
-        elif arguments.what == "watchers":
+        if arguments.what == "watchers":
             watchers(home, arguments.count or 100, arguments.seconds)
         else:
             points(home, arguments.count or 1_000_000)
-
-
-# ---- kills
-
-
-def kills(home: Path, count: int, seed: int) -> None:
-    """Kill the worker of one run so many times; compare it with another that is left alone."""
-    moments, max_iter = random.Random(seed), 700 * count
-    with Store(home) as store:
-        left_alone, killed = (make_run(store, max_iter, snapshot=150, test=100) for _ in range(2))
-        started = time.monotonic()
-        _start(store, left_alone).wait()
-        print(f"undisturbed: {max_iter:,} iterations in {time.monotonic() - started:.0f} s", flush=True)
-        deaths = at_once = 0
-        started = time.monotonic()
-        while deaths < count:
-            before = row_of(store, killed)["iteration"]
-            process = _start(store, killed)
-            if is_at_once := moments.random() < 0.2:  # while it imports, compiles, reads its snapshot
-                _wait(process, moments.uniform(0, 3))
-            else:
-                while process.poll() is None and row_of(store, killed)["iteration"] == before:
-                    time.sleep(0.01)
-                _wait(process, moments.uniform(0, 1.5))
-            if process.poll() is not None:
-                break
-            process.kill()
-            process.wait()
-            deaths, at_once = deaths + 1, at_once + is_at_once
-        print(f"{deaths} SIGKILLs in {time.monotonic() - started:.0f} s, {at_once} of them while it started;")
-        print(f"at iteration {row_of(store, killed)['iteration']:,} by then", flush=True)
-        code = 0 if row_of(store, killed)["state"] == "done" else _start(store, killed).wait()
-        curves = [curves_of(store, run) for run in (left_alone, killed)]
-        weights = [weights_of(store, run, max_iter) for run in (left_alone, killed)]
-        sizes = {name: len(pair[0]) for name, pair in curves[1].items()}
-        print(f"points: {sizes}; each once: True; the same as undisturbed: {curves[0] == curves[1]}")
-        print(
-            f"weights, history, generators and best weights, {len(weights[0])} arrays, bit-equal: "
-            f"{weights[0] == weights[1]}"
-        )
-        if code or curves[0] != curves[1] or weights[0] != weights[1] or deaths < count:
-            sys.exit(f"FAILED: code {code}, {deaths} of {count} kills")
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-
-
-def _start(store: Store, run: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "jitdnn.studio.work", str(store.home), str(run), str(begin(store, run))]
-    with open(store.folder(run) / "worker.log", "ab") as log:
-        environment = {**os.environ, "JITDNN_THREADS": "1"}
-        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
 
 
 # ---- watchers

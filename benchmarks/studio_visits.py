@@ -1,4 +1,5 @@
-"""Measurements of a whole studio, as people use it: `benchmarks/studio.py newcomer`, `soak` and `pages` come here."""
+"""Measurements of a whole studio, as people use it: `benchmarks/studio.py newcomer`, `soak`, `pages` and
+`kills` come here."""
 
 # ruff: noqa: T201
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
+from studio_kills import kills
 
 from jitdnn.studio import nets
 from jitdnn.studio.client import Client
@@ -259,13 +261,15 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def in_a_home(measure: str, count: int | None, minutes: float) -> None:
+def in_a_home(measure: str, count: int | None, minutes: float, seed: int) -> None:
     """Run one of them in a folder that goes with it."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
         home.mkdir()
         if measure == "newcomer":
             newcomer(home)
+        elif measure == "kills":
+            kills(home, count or 100, seed)
         elif measure == "pages":
             pages(home, count or 1_000_000)
         else:

@@ -1,4 +1,4 @@
-"""Queue, comparison, settings and contract: the pages beside the way from data to a trained net."""
+"""Queue, settings and contract: the pages beside the way from data to a trained net."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fastapi.testclient import TestClient
 
 from jitdnn.studio.store import Store
 from jitdnn.studio.web.app import make_app, modules
-from jitdnn.studio.web.pages.compare import differences, parallel
 from jitdnn.studio.work import control
 from studio_pages import store_of
 
@@ -99,38 +98,6 @@ def test_places_take_runs_or_not_and_runs_want_places_that_are_there(
     assert "<html" not in part
 
 
-def test_comparison_shows_what_differs_and_nothing_else(client: TestClient, store: Store) -> None:
-    one = add_run(store, EVIL, best=0.9, options={"epochs": 3, "rate": 0.1, "policy": "poly", "seed": 1})
-    two = add_run(store, "two", best=0.8, options={"epochs": 3, "rate": 0.01, "policy": "fixed", "seed": 1})
-    for run, width in ((one, 5), (two, 6)):
-        store.folder(run).mkdir(parents=True)
-        (store.folder(run) / "original.prototxt").write_text(f'name: "{EVIL}"\nwidth: {width}\n')
-    found = client.get("/api/compare", params={"run": [one, two, one]}).json()
-    assert found["differ"] == ["rate", "policy"]
-    assert [run["id"] for run in found["runs"]] == [one, two]
-    page = client.get("/compare", params={"run": [one, two]}).text
-    assert 'class="removed">-width: 5' in page
-    assert 'class="added">+width: 6' in page
-    assert "<script>alert" not in page
-    assert "Choose two runs" in client.get("/compare").text
-    assert client.get("/compare", params={"run": [77]}).status_code == 404
-
-
-def test_parallel_coordinates_place_numbers_by_value_and_words_by_order() -> None:
-    runs = [
-        {"options": {"rate": 0.1, "policy": "a"}, "best": 0.5},
-        {"options": {"rate": 0.2, "policy": "c"}, "best": 1.0},
-        {"options": {"rate": 0.15, "policy": "b"}, "best": None},
-    ]
-    axes = {axis["name"]: axis for axis in parallel(runs, differences(runs))}
-    assert axes["rate"]["heights"] == [220.0, 0.0, 110.0]
-    assert axes["policy"]["heights"] == [220.0, 0.0, 110.0]
-    assert axes["best accuracy"]["heights"] == [220.0, 0.0, None]
-    assert (axes["policy"]["low"], axes["policy"]["high"]) == ("a", "c")
-    assert parallel([], []) == []
-    assert parallel([{"options": {"x": float("nan")}, "best": 1}], ["x"])[-1]["heights"] == [220.0]
-
-
 def test_settings_hold_and_refuse_what_cannot_be(client: TestClient, store: Store, tmp_path: Path) -> None:
     form = {"cpu_slots": "3", "restarts": "0", "quota": "2 GiB", "least_free": "", "roots": f"{tmp_path}\n\n"}
     assert client.post("/settings", data=form).headers["location"] == "/settings?saved=true"
@@ -199,6 +166,7 @@ TWINS = {
     "POST /queue/{number}/turn": "PATCH /api/queue/{number}",
     "POST /places/{number}": "PATCH /api/places/{number}",
     "GET /runs/latest": "GET /api/runs",
+    "POST /runs/hidden": "PATCH /api/runs/{number}",
     "GET /runs/{number}": "GET /api/runs/{number}",
     "GET /runs/{number}/classify": "POST /api/runs/{number}/classify",
     "POST /runs/{number}/classify": "POST /api/runs/{number}/classify",

@@ -57,6 +57,74 @@ def test_runs_are_filtered_by_words_and_shown_in_parts(client: TestClient) -> No
     assert "Older runs" in client.get("/").text
 
 
+def test_hidden_runs_are_in_no_list_but_their_own(client: TestClient) -> None:
+    store = store_of(client)
+    listed, secret = (add_run(store, name, state="running") for name in ("listed", "secret one"))
+    page = client.get("/").text
+    assert "2 trainings" in page
+    assert page.count('class="hero live"') == 2
+    answer = client.post("/runs/hidden", data={"run": [secret]})
+    assert answer.headers["location"] == "/"
+    page = client.get("/").text
+    assert "secret one" not in page
+    assert page.count('class="hero live"') == 1
+    assert "1 training on" in page
+    assert "1 hidden run" in page
+    assert [run["id"] for run in client.get("/api/runs").json()] == [listed]
+    assert [run["id"] for run in client.get("/api/runs?hidden=true").json()] == [secret]
+    page = client.get("/?hidden=1").text
+    assert "secret one" in page
+    assert f'href="/runs/{listed}"' not in page
+    assert "Show again" in page
+    client.post("/runs/hidden", data={"run": [secret], "hidden": ["1", "0"]})
+    assert "hidden run" not in client.get("/").text
+    assert client.post("/runs/hidden", data={"run": [listed, 77]}).status_code == 404
+    assert "hidden run" not in client.get("/").text  # all or none
+    client.post("/runs/hidden", data={"run": [listed, secret]})
+    page = client.get("/").text
+    assert "Train my first net" not in page  # it is not the first start
+    assert "No run is listed" in page
+
+
+def test_latest_is_the_newest_training_that_is_listed(client: TestClient) -> None:
+    store = store_of(client)
+    assert client.get("/runs/latest").headers["location"] == "/"
+    run = add_run(store, "mine")
+    sweep = add_run(store, "sweep", kind="sweep")
+    add_run(store, "trial", parent=sweep, trial={"rate": 0.1})
+    add_run(store, "hidden", hidden=1)
+    assert client.get("/runs/latest").headers["location"] == f"/runs/{run}"
+
+
+@pytest.mark.parametrize(
+    ("path", "link"),
+    [
+        ("/runs/1", "/"),
+        ("/runs/1/delete", "/"),
+        ("/compare", "/"),
+        ("/data/new", "/data"),
+        ("/data/1", "/data"),
+        ("/sweeps/new?run=1", "/sweeps"),
+    ],
+)
+def test_pages_below_an_entry_of_the_side_mark_it(client: TestClient, path: str, link: str) -> None:
+    store = store_of(client)
+    dataset = store.insert("dataset", name="digits", shape=[1, 8, 8], classes=["a"], state="making")
+    add_run(store, "one", dataset=dataset)
+    page = client.get(path).text
+    assert page.count("aria-current") - page.count('aria-current="page">Curves') == 1
+    assert f'<a href="{link}" aria-current="true"' in page
+    page = client.get(link).text
+    assert f'<a href="{link}" aria-current="page"' in page
+    assert 'aria-current="true"' not in page
+
+
+def test_entries_that_the_bar_of_a_phone_has_no_room_for_are_below_the_page(client: TestClient) -> None:
+    more = client.get("/").text.split('aria-label="More pages"')[1].split("</nav>")[0]
+    assert 'href="/sweeps"' in more
+    assert 'href="/api"' in more
+
+
 def test_names_are_text_wherever_they_stand(client: TestClient) -> None:
     evil = "<script>alert(1)</script>\"'"
     store = store_of(client)

@@ -37,6 +37,14 @@ class Link:
     #: shown on the phone's bar, which has room for five, there by its short name
     phone: bool = True
     short: str = ""
+    #: whose pages are its own, beside the one that it leads to: all below these paths
+    within: tuple[str, ...] = ()
+
+    def current(self, path: str) -> str:
+        """The value of aria-current on the page `path`: "page" where the link leads, "true" below it, else ""."""
+        if path == self.path:
+            return "page"
+        return "true" if any(path == each or path.startswith(f"{each}/") for each in self.within) else ""
 
 
 @dataclass

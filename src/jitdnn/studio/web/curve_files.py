@@ -14,18 +14,18 @@ _NEXT = "SELECT min(iteration) FROM point WHERE run = ? AND series = ? AND itera
 _POINTS = "SELECT iteration, value FROM point WHERE run = ? AND series = ? AND iteration BETWEEN ? AND ?"
 
 
-def lines(store: Store, run: int, names: Sequence[str]) -> Iterator[str]:
-    """A header, then a line for each iteration at which any of the series has a value."""
-    yield csv_text([["iteration", *names]])
+def lines(store: Store, columns: Sequence[tuple[int, str, str]]) -> Iterator[str]:
+    """A header, then a line for each iteration at which any of the columns, (run, series, title), has a value."""
+    yield csv_text([["iteration", *(title for _, _, title in columns)]])
     known = {row["name"]: row["id"] for row in store.rows("SELECT id, name FROM series")}
-    columns = [known.get(name, -1) for name in names]
+    keys = [(run, known.get(name, -1)) for run, name, _ in columns]
     low = 0
     while True:
-        starts = [store.db.execute(_NEXT, (run, column, low)).fetchone()[0] for column in columns]
+        starts = [store.db.execute(_NEXT, (*key, low)).fetchone()[0] for key in keys]
         if all(start is None for start in starts):
             return
         low = min(start for start in starts if start is not None)
-        found = [dict(store.db.execute(_POINTS, (run, column, low, low + STRETCH - 1))) for column in columns]
+        found = [dict(store.db.execute(_POINTS, (*key, low, low + STRETCH - 1))) for key in keys]
         rows = [[at, *(_number(values.get(at)) for values in found)] for at in sorted(set().union(*found))]
         yield csv_text(rows)
         low += STRETCH

@@ -15,11 +15,13 @@ _JOINED = """SELECT run.*, dataset.name AS dataset_name, dataset.train AS images
   FROM run LEFT JOIN dataset ON dataset.id = run.dataset"""
 
 
-def runs(
-    store: Store, q: str = "", start: int = 0, count: int = PAGE, where: str = "hidden = 0 AND trial = '{}'"
-) -> list[Row]:
-    """The newest runs first, those that have every word of `q` in name, net, data set, note or state; trials of sweeps
-    are on the page of their sweep."""
+#: runs that people see in lists: trials of sweeps are on the page of their sweep
+LISTED: Final = "hidden = 0 AND trial = '{}'"
+HIDDEN: Final = "hidden = 1 AND trial = '{}'"
+
+
+def runs(store: Store, q: str = "", start: int = 0, count: int = PAGE, where: str = LISTED) -> list[Row]:
+    """The newest runs first, those that have every word of `q` in name, net, data set, note or state."""
     words = q.split()[:8]
     fits = " AND ".join([where, *["about LIKE ? ESCAPE '\\'"] * len(words)])
     states = " ".join(f"WHEN '{state}' THEN '{state} {said}'" for state, said in STATES.items())
@@ -49,9 +51,9 @@ def public(row: Row) -> Row:
     return {name: value for name, value in row.items() if name not in ("token", "about")}
 
 
-def count(store: Store, table: str) -> int:
-    """How many rows a table has."""
-    return int(store.db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+def count(store: Store, table: str, where: str = "1") -> int:
+    """How many rows of a table there are."""
+    return int(store.db.execute(f"SELECT count(*) FROM {table} WHERE {where}").fetchone()[0])
 
 
 def _with_spark(store: Store, row: Row) -> Row:

@@ -25,7 +25,7 @@ from jitdnn.studio.tasks import TASKS
 from jitdnn.studio.web.context import Here, Link, Route, Studio, is_part, page
 
 router = APIRouter(route_class=Route)
-NAVIGATION = (Link(20, "/data/new", "data", "New data set", short="Data"),)
+NAVIGATION = (Link(20, "/data", "data", "Data sets", short="Data", within=("/data",)),)
 ORDER = 20
 MODE_WORDS = {
     "squash": ("Squash", "all of it, out of shape"),

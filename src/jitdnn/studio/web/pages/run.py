@@ -252,7 +252,9 @@ def read_series(
 def read_csv(studio: Here, number: int, name: Names) -> Response:
     """Curves as they were written: a line for each iteration, a column for each series."""
     studio.get("run", number)
-    return csv_file(curve_files.lines(studio.store, number, name), f"run-{number}.csv")
+    return csv_file(
+        curve_files.lines(studio.store, [(number, each, each) for each in name]), f"run-{number}.csv"
+    )
 
 
 @router.get("/api/runs/{number}/events", response_class=StreamingResponse)

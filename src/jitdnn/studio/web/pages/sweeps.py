@@ -19,7 +19,7 @@ from jitdnn.studio.web.context import Here, Link, Route, Studio, is_part, page
 from jitdnn.studio.web.trainings import Options, Training, dataset_of
 
 router = APIRouter(route_class=Route)
-NAVIGATION = (Link(35, "/sweeps", "sweep", "Sweeps", phone=False),)
+NAVIGATION = (Link(35, "/sweeps", "sweep", "Sweeps", phone=False, within=("/sweeps",)),)
 SAMPLER_TITLES = {
     "tpe": "TPE: learns from the trials before",
     "random": "At random",
@@ -63,7 +63,10 @@ def sweeps_page(request: Request, studio: Here) -> Response:
 @router.get("/api/sweeps")
 def list_sweeps(studio: Here) -> list[Row]:
     """All sweeps, the newest first; `iteration` of `max_iter` trials are over, `best_at` is the best of them."""
-    return [listing.public(row) for row in listing.runs(studio.store, count=1000, where="kind = 'sweep'")]
+    return [
+        listing.public(row)
+        for row in listing.runs(studio.store, count=1000, where="kind = 'sweep' AND hidden = 0")
+    ]
 
 
 @router.get("/sweeps/new", include_in_schema=False)

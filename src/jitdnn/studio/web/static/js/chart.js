@@ -35,7 +35,7 @@ const joined = (lines) => (lines.some((line) => line.points[0].length)
   : [[0], ...lines.map(() => [null])]);
 
 /**
- * Draw `lines` ({name, kind, title, colour, points}) into the element `box`.
+ * Draw `lines` ({name, kind, title, colour, dash, points}) into the element `box`.
  * `options`: group (charts with one cursor), range() -> [low, high] of what is shown, end, isLog, marks, onZoom(low, high).
  */
 export function draw(box, lines, options) {
@@ -77,7 +77,7 @@ export function draw(box, lines, options) {
       { ...axis, size: 56, values: (u, values) => values.map((n) => (n == null ? "" : unit(n))) },
     ],
     series: [{}, ...lines.map((line) => ({
-      label: line.name, stroke: colour(line.colour), width: line.kind === "raw" ? 1 : 2, spanGaps: true,
+      label: line.name, stroke: colour(line.colour), width: line.kind === "raw" ? 1 : 2, dash: line.dash, spanGaps: true,
       points: { show: line.name.startsWith("val ") && line.points[0].length < 60, size: 5, fill: colour(line.colour) },
     }))],
     hooks: {

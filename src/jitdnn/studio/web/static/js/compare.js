@@ -3,6 +3,9 @@
 import { FAR, draw, named } from "./chart.js";
 import { $, all } from "./tools.js";
 
+// as css/compare.css has them
+const COLOURS = 8, DASHES = [undefined, [10, 5], [2, 4]];
+
 const root = $("#curves");
 if (root) {
   const runs = root.dataset.runs.split(",");
@@ -31,7 +34,7 @@ if (root) {
     plots.forEach((plot) => plot.end());
     plots = all("[data-chart]", root).map((box) => {
       const lines = named(box).flatMap((line) => runs.map((run, at) => ({
-        ...line, run, colour: `s${at % 8}`, title: line.title, points: held[run]?.[line.isSmoothed ? `${line.name}~` : line.name] ?? [[], []],
+        ...line, run, colour: `s${at % COLOURS}`, dash: DASHES[Math.floor(at / COLOURS)], title: line.title, points: held[run]?.[line.isSmoothed ? `${line.name}~` : line.name] ?? [[], []],
       })));
       return draw(box, lines, {
         group: "compare", range: () => [low, high], end: +root.dataset.max, isLog: $("#log")?.checked,

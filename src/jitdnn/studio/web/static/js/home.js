@@ -1,10 +1,14 @@
-// The table of runs: two or more that are ticked can be compared.
+// The table of runs: those that are ticked can be hidden, two or more compared.
 
 import { $, all } from "./tools.js";
 
-const button = $("#compare");
-if (button) {
-  const look = () => { button.disabled = all("[name=run]:checked").length < 2; };
+const compare = $("#compare"), hide = $("#hide");
+if (compare) {
+  const look = () => {
+    const chosen = all("[name=run]:checked").length;
+    compare.disabled = chosen < 2;
+    hide.disabled = chosen < 1;
+  };
   addEventListener("change", look);
   document.addEventListener("htmx:after:swap", look);
   look();
