@@ -17,8 +17,8 @@ from jitdnn.studio.store import Store
 from studio_browser import Server, running
 from studio_runs import curves_of, make_run, row_of, weights_of
 
-#: iterations of the run for each kill: what it gets on between two of them, and more
-_FOR_EACH = 1_500
+#: iterations of the run for each kill; it gets on by at most as many between two of them
+_FOR_EACH = 400
 _LONGEST = 600.0  # seconds that a run may stand still
 
 
@@ -26,7 +26,7 @@ def kills(home: Path, count: int, seed: int) -> None:
     """Kill the worker of a run, the server, or both so many times; compare the run with one that is left alone.
 
     A fifth of the kills come within three seconds of the one before, while processes start, compile and read; the
-    others up to a second after the run got on. Of those that kill both, either may be the first.
+    others after a random number of iterations. Of those that kill both, either may be the first.
     """
     moments, max_iter = random.Random(seed), _FOR_EACH * count
     told: Counter[str] = Counter()
@@ -41,8 +41,8 @@ def kills(home: Path, count: int, seed: int) -> None:
             if is_at_once := moments.random() < 0.2:
                 time.sleep(moments.uniform(0, 3))
             else:
-                _until(store, killed, row_of(store, killed)["iteration"] + 1, server)
-                time.sleep(moments.uniform(0, 1))
+                ahead = moments.randint(1, _FOR_EACH)
+                _until(store, killed, min(max_iter - 1, row_of(store, killed)["iteration"] + ahead), server)
             if row_of(store, killed)["state"] == "done":
                 sys.exit(f"FAILED: the run was done before the kills were: {dict(told)}")
             who = moments.choice(_WHO)
@@ -96,12 +96,14 @@ def _workers(home: Path, run: int) -> list[int]:
 
 def _until(store: Store, run: int, iteration: int, server: Server | None = None) -> None:
     """Wait until a run is so far; one that died too often in one place is asked to go on, as its user would."""
-    begun = time.monotonic()
+    moved, last = time.monotonic(), -1
     while (row := row_of(store, run))["iteration"] < iteration or (
         iteration == row["max_iter"] and row["state"] != "done"
     ):
+        if row["iteration"] != last:
+            moved, last = time.monotonic(), row["iteration"]
         if row["state"] == "interrupted" and server is not None:
             server.ask("POST", f"/api/runs/{run}/resume")
-        elif row["state"] not in ("queued", "running") or time.monotonic() - begun > _LONGEST:
+        elif row["state"] not in ("queued", "running") or time.monotonic() - moved > _LONGEST:
             sys.exit(f"FAILED: the run does not get on: {row}")
         time.sleep(0.02)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitdnn.errors import InvalidArgument, ParseError
+from jitdnn.studio import nets
 from jitdnn.studio.store import Row, Store
 from jitdnn.studio.sweeps import (
     Choice,
@@ -31,6 +32,7 @@ from jitdnn.studio.sweeps import (
 from jitdnn.studio.sweeps.plan import check
 from jitdnn.studio.sweeps.suggest import Trial, should_stop, suggest
 from jitdnn.studio.work import control
+from jitdnn.studio.work.inspector import InspectorDied
 
 pytest.importorskip("optuna", reason="the extra `sweeps`")
 
@@ -388,3 +390,69 @@ def test_a_trial_that_ends_while_its_sweep_is_paused_is_no_failure(
     row = store.one("run", number)
     assert row is not None
     assert (row["state"], row["message"]) == ("paused", "")
+
+
+class Apart:
+    """In place of the inspector: notes what it is asked, and does it here, or dies as one that is closed."""
+
+    def __init__(self, is_closing: bool = False) -> None:
+        self.asked: list[Any] = []
+        self._is_closing = is_closing
+
+    async def inspect(self, function: Any, *arguments: Any) -> Any:
+        self.asked.append(function)
+        if self._is_closing:
+            await asyncio.sleep(0.05)  # meanwhile the service is cancelled
+            raise InspectorDied("the studio is ending")
+        return await asyncio.to_thread(function, *arguments)
+
+
+def _serve(sweeps: Sweeps, is_enough: Callable[[], bool]) -> None:
+    async def serve() -> None:
+        serving = asyncio.create_task(sweeps.serve())
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            if is_enough():
+                break
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await asyncio.sleep(0.1)
+
+    asyncio.run(serve())
+
+
+def test_nets_of_trials_are_built_and_weights_read_apart_from_the_server(store: Store, dataset: Row) -> None:
+    apart: Any = Apart()
+    number = begin(store, dataset, Plan(SPACE, sampler="random", trials=2, parallel=2))
+    _serve(
+        Sweeps(store, inspector=apart),
+        lambda: [r["state"] for r in children(store, number)] == ["queued"] * 2,
+    )
+    assert apart.asked == [nets.write] * 2
+    assert [row["max_iter"] > 0 for row in children(store, number)] == [True] * 2
+
+
+def test_a_server_that_ends_while_a_trial_is_written_fails_neither_trial_nor_sweep(
+    store: Store, dataset: Row
+) -> None:
+    apart: Any = Apart(is_closing=True)
+    number = begin(store, dataset, Plan(SPACE, sampler="random", trials=2, parallel=1))
+    _serve(Sweeps(store, inspector=apart), lambda: bool(apart.asked))
+    assert row_of(store, number)["state"] == "running"
+    _serve(Sweeps(store), lambda: bool(children(store, number)))  # the next server makes it anew
+    assert [(row["state"], row["trial"]["number"]) for row in children(store, number)] == [("queued", 1)]
+
+
+def test_a_trial_that_no_process_can_build_says_so(store: Store, dataset: Row) -> None:
+    apart: Any = Apart()
+    apart.inspect = _dies
+    number = begin(store, dataset, Plan(SPACE, sampler="random", trials=1, parallel=1))
+    _serve(
+        Sweeps(store, inspector=apart), lambda: any(r["state"] == "failed" for r in children(store, number))
+    )
+    (trial,) = children(store, number)
+    assert (trial["state"], trial["message"]) == ("failed", "it needs more memory")
+
+
+async def _dies(*_: Any) -> Any:
+    raise InspectorDied("it needs more memory")

@@ -133,8 +133,11 @@ def test_plan_has_an_algorithm_for_each_direction_of_each_convolution(client: Te
     for way in ways:
         assert way["algorithm"] not in [other["algorithm"] for other in way["others"]]
         assert all(other["refused"] or other["seconds"] > 0 for other in way["others"])
+    asked = client.app.state.studio.inspector.asked  # type: ignore[attr-defined]
+    asked.clear()
     part = client.post("/train/plan", data=FORM, headers={"HX-Request": "true"}).text
     assert part.count('class="algorithm"') == 5
+    assert asked == [planning.plan]  # the net is built once for it
     wrong = client.post("/train/plan", data=FORM | {"net": "layer ]"}, headers={"HX-Request": "true"})
     assert wrong.status_code == 204  # the check says what is wrong
     without = client.post(

@@ -76,7 +76,7 @@ def _checked(text: str, options: Options, facts: DataFacts, home: Path) -> dict[
     if loss_matrix(options, facts) is not None:
         train_by_matrix(bound, is_listed_only=True)
     activations = activation_bytes(net)
-    layers = [_layer(node) for node in net.nodes if node.layer.type not in ("Split", "Input")]
+    layers = layers_of(net)
     memory = activations + activation_bytes(tested, is_trained=False) + weight_bytes(net, solver)
     return {
         "ok": True,
@@ -95,6 +95,11 @@ def _checked(text: str, options: Options, facts: DataFacts, home: Path) -> dict[
         "solver": str(solver),
         "changes": bound.changes.listed(),
     }
+
+
+def layers_of(net: Net) -> list[dict[str, Any]]:
+    """What `check` says of each layer."""
+    return [_layer(node) for node in net.nodes if node.layer.type not in ("Split", "Input")]
 
 
 def _layer(node: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from jitdnn.planner.net_plan import LayerPlan
 from jitdnn.problems import Problem, parse
 from jitdnn.settings import settings
 from jitdnn.studio.nets.binding import Bound, with_inputs
-from jitdnn.studio.nets.checks import checked_net, refused
+from jitdnn.studio.nets.checks import checked_net, layers_of, refused
 from jitdnn.studio.nets.facts import DataFacts
 from jitdnn.studio.nets.options import Options
 from jitdnn.studio.nets.solvers import solver_of
@@ -47,7 +47,8 @@ def plan(
 
     `ok`; then `layers`, a row for each convolution and direction (layer, direction, algorithm, parts, seconds,
     workspace, source, error, `front`, what else is worth having, and `others`, the algorithms that were not chosen with
-    their seconds or why they are refused), `seconds` and `workspace` of all, `slowest` the seconds of the slowest,
+    their seconds or why they are refused), `net`, all layers as `check` has them,
+    `seconds` and `workspace` of all, `slowest` the seconds of the slowest,
     `device`, `is_whole` (whether the time was enough), and with options.memory_limit `memory`: what the limit costs
     (limit, peak, seconds, lost, again), or why it cannot be kept. Else what `check` says of what is wrong.
     """
@@ -101,6 +102,7 @@ def _planned(
         "error": None,
         "line": None,
         "layers": rows,
+        "net": layers_of(net),
         "seconds": sum(row["seconds"] for row in rows),
         "workspace": max((row["workspace"] for row in rows), default=0),
         "slowest": max((row["seconds"] for row in rows), default=0.0),

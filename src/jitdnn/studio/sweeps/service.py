@@ -10,6 +10,7 @@ import math
 import shutil
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any
 
@@ -23,33 +24,49 @@ from jitdnn.studio.sweeps.plan import Plan, options_of
 from jitdnn.studio.sweeps.space import filled
 from jitdnn.studio.sweeps.suggest import Trial
 from jitdnn.studio.work import control
+from jitdnn.studio.work.inspector import Inspector, InspectorDied
 
 PERIOD = 1.0
 _FAILURES = 3  # of the first trials, after which nobody tries any more
 _STATES = {"queued": "running", "running": "running", "paused": "running", "done": "done", "stopped": "done"}
 
 
-class Sweeps:
-    """The service of a store; `wake` is called where a trial was queued."""
+class _Over(Exception):
+    """The service ended while the files of a trial were being written: the next one makes it anew."""
 
-    def __init__(self, store: Store, wake: Callable[[], object] = lambda: None) -> None:
-        self._store, self._wake = store, wake
+
+class Sweeps:
+    """The service of a store; `wake` is called where a trial was queued.
+
+    While it serves, nets are built and weights are read by `inspector`, with its limits (None: by this process).
+    """
+
+    def __init__(
+        self, store: Store, wake: Callable[[], object] = lambda: None, inspector: Inspector | None = None
+    ) -> None:
+        self._store, self._wake, self._inspector = store, wake, inspector
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_over = False
         self._ended: dict[tuple[int, int, str], Trial] = {}  # by start of a run: what will not change
         self._has_cleared = False
 
     async def serve(self) -> None:
         """Serve until cancelled."""
         told = ""
-        while True:
-            try:
-                await asyncio.to_thread(self.step)
-                told = ""
-            except Exception as error:  # a full disk, for one: the next look may do better
-                text = f"{type(error).__name__}: {error}"
-                if text != told:
-                    log.tell(f"sweeps could not be looked after, and will be again: {text}")
-                told = text
-            await asyncio.sleep(PERIOD)
+        self._loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    await asyncio.to_thread(self.step)
+                    told = ""
+                except Exception as error:  # a full disk, for one: the next look may do better
+                    text = f"{type(error).__name__}: {error}"
+                    if text != told:
+                        log.tell(f"sweeps could not be looked after, and will be again: {text}")
+                    told = text
+                await asyncio.sleep(PERIOD)
+        finally:
+            self._is_over = True
 
     def step(self) -> None:
         """Look once at every sweep under way."""
@@ -60,7 +77,7 @@ class Sweeps:
         for row in self._store.rows(sql):
             try:
                 self._look_after(row)
-            except sqlite3.Error:
+            except (sqlite3.Error, _Over):
                 raise
             except Exception as error:
                 self._end(row, "failed", _text(error))
@@ -147,14 +164,28 @@ class Sweeps:
             dataset = store.one("dataset", sweep["dataset"])
             text = filled(original_text(store.folder(sweep["id"])), values)
             files = options | {"weights": weights_file(store.home, str(options.get("weights") or ""))}
-            last = nets.write(store.folder(run), text, files, dataset or {}, store.home)
+            last = self._write(store.folder(run), text, files, dataset or {}, store.home)
             store.update("run", run, max_iter=last, state="queued", message="")
+        except _Over:
+            raise
         except Exception as error:  # one that stayed half made would be followed by another at each look
             store.update("run", run, state="failed", message=_text(error))
         self._wake()
         row = store.one("run", run)
         assert row is not None
         return row
+
+    def _write(self, *arguments: Any) -> int:
+        """`nets.write`, in a process of the inspector while this serves."""
+        if self._inspector is None or self._loop is None:
+            return nets.write(*arguments)
+        asked = self._inspector.inspect(nets.write, *arguments)
+        try:
+            return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        except (CancelledError, InspectorDied) as error:
+            if self._is_over:
+                raise _Over from error
+            raise
 
     def _tell(self, sweep: Row, plan: Plan, children: list[Row], known: list[Trial]) -> None:
         """What the parent's row says: how many trials are over, and the best of them."""

@@ -40,7 +40,7 @@ def make_app(home: Path, serve_queue: bool = True) -> FastAPI:
     """
     store, inspector = Store(home), Inspector()
     queue = Queue(store)
-    trials = Sweeps(store, queue.wake)
+    trials = Sweeps(store, queue.wake, inspector)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:

@@ -129,10 +129,10 @@ async def plan_part(request: Request, studio: Here, longer: bool = False) -> Res
     net that does not fit: somebody types, and the check says what is wrong."""
     try:
         asked = await _asked(request)
-        found, planned = await check(studio, asked), await plan(studio, asked, longer)
+        planned = await plan(studio, asked, longer)
     except InvalidArgument:
         return Response(status_code=204)
-    return page(request, "plan.html", found=found, planned=planned, longer=longer)
+    return page(request, "plan.html", found={"layers": planned["net"]}, planned=planned, longer=longer)
 
 
 @router.post("/api/plan")
