@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import runpy
+import subprocess
 import sys
 import tempfile
 import threading
@@ -18,6 +20,7 @@ from statistics import mean
 
 import numpy as np
 from studio_kills import kills
+from studio_watchers import watchers
 
 from jitdnn.studio import nets
 from jitdnn.studio.client import Client
@@ -41,13 +44,23 @@ _OPTIONS = {
 # ---- newcomer
 
 
-def newcomer(home: Path) -> None:
-    """From nothing to a net that reads digits, by one click, and to own photographs that are classified."""
+def newcomer(home: Path, is_installed: bool) -> None:
+    """From nothing to a net that reads digits, by one click, and to own photographs that are classified.
+
+    `is_installed`: in an environment of its own, which is made first, and with an empty cache of code.
+    """
     begun = time.monotonic()
-    with running(home) as server, contextlib.closing(_Clock(begun)) as clock:
+    clock = _Clock(begun)
+    python = _install(home.parent / "venv") if is_installed else sys.executable
+    if is_installed:
+        clock.tell("installed: jitdnn[studio], in an environment of its own")
+    environment = {"XDG_CACHE_HOME": str(home.parent / "cache")} if is_installed else {}
+    with running(home, python, environment) as server, contextlib.closing(clock):
         studio = Client(home=home)
         _get(server, "/")
         clock.tell("the first page")
+        if is_installed and time.monotonic() - begun > 60:
+            print("FAILED: the first page within 60 s of the install's begin")
         request = urllib.request.Request(
             server.base + "/first", b"", {"Authorization": f"Bearer {server.token}"}, method="POST"
         )
@@ -65,6 +78,15 @@ def newcomer(home: Path) -> None:
         )
         if accuracy < 0.9 or time.monotonic() - begun > 300:
             sys.exit("FAILED: 90 % in five minutes is promised")
+
+
+def _install(folder: Path) -> str:
+    """Make an environment with this repository's jitdnn[studio] and all that it needs; return its Python."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = str(folder / "bin" / "python")
+    what = f"{Path(__file__).resolve().parent.parent}[studio]"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-input", what], check=True)
+    return python
 
 
 def photographs(studio: Client, folder: Path, epochs: int = 40) -> float:
@@ -261,16 +283,19 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def in_a_home(measure: str, count: int | None, minutes: float, seed: int) -> None:
+def in_a_home(asked: argparse.Namespace) -> None:
     """Run one of them in a folder that goes with it."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
         home.mkdir()
-        if measure == "newcomer":
-            newcomer(home)
-        elif measure == "kills":
-            kills(home, count or 100, seed)
-        elif measure == "pages":
-            pages(home, count or 1_000_000)
-        else:
-            soak(home, minutes)
+        match asked.what:
+            case "newcomer":
+                newcomer(home, asked.install)
+            case "kills":
+                kills(home, asked.count or 100, asked.seed)
+            case "watchers":
+                watchers(home, asked.count or 100, asked.seconds)
+            case "pages":
+                pages(home, asked.count or 1_000_000)
+            case _:
+                soak(home, asked.minutes)

@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,13 @@ def chromium() -> str | None:
 class Server:
     """`jitdnn studio` with a home of its own; can be killed and started again."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    def __init__(
+        self, home: Path, python: str = sys.executable, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.home, self._python = home, python
+        self._environment = {**os.environ, **(environment or {})}
+        if python != sys.executable:  # that of another environment, which has its own packages
+            self._environment.pop("PYTHONPATH", None)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -45,7 +50,7 @@ class Server:
     def start(self) -> None:
         """Start it, and wait until it says its address."""
         command = [
-            sys.executable,
+            self._python,
             "-m",
             "jitdnn",
             "studio",
@@ -55,7 +60,7 @@ class Server:
             str(self.port),
             "--no-open",
         ]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self._environment)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("jitdnn studio: http://"), line
@@ -141,9 +146,11 @@ def findings(page: Any) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(home: Path) -> Iterator[Server]:
-    """A server while the block runs."""
-    server = Server(home)
+def running(
+    home: Path, python: str = sys.executable, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """A server while the block runs, by another Python if one is given, with more in its environment."""
+    server = Server(home, python, environment)
     try:
         server.start()
         yield server

@@ -1,7 +1,7 @@
 // Curves of several runs over one another; a run under the pointer stands out everywhere.
 
 import { FAR, draw, named } from "./chart.js";
-import { $, all } from "./tools.js";
+import { $, all, fetched } from "./tools.js";
 
 // as css/compare.css has them
 const COLOURS = 8, DASHES = [undefined, [10, 5], [2, 4]];
@@ -17,8 +17,8 @@ if (root) {
     const query = new URLSearchParams([...names.map((name) => ["name", name]), ["low", Math.max(0, Math.floor(low))], ["most", 800]]);
     if (high < FAR) query.set("high", Math.ceil(high));
     if (smooth) query.set("smooth", smooth);
-    const answer = await fetch(`/api/runs/${run}/series?${query}`);
-    return answer.ok ? answer.json() : {};
+    const answer = await fetched(`/api/runs/${run}/series?${query}`);
+    return answer ? answer.json() : {};
   };
   async function load() {
     const lines = all("[data-chart]", root).flatMap(named);

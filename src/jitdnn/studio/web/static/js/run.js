@@ -2,7 +2,7 @@
 /* global htmx */
 
 import { FAR, draw, named } from "./chart.js";
-import { $, all } from "./tools.js";
+import { $, all, fetched } from "./tools.js";
 
 const root = $("#curves");
 const run = root.dataset.run;
@@ -11,6 +11,7 @@ const weight = () => weights()[+$("#smooth").value];
 let held = {}; // [iterations, values] by the name of a series; smoothed ones by name and ~
 let counts = {}; // of points below a smoothed value, for its bias towards the start
 let plots = [], low = 0, high = FAR, seq = +root.dataset.seq;
+let isStale = false; // something could not be read, and is when the server answers again
 
 // ---- what is shown is part of the address
 
@@ -37,12 +38,14 @@ async function ask(names, smooth) {
   const query = new URLSearchParams([...names.map((name) => ["name", name]), ["low", Math.max(0, Math.floor(low))]]);
   if (high < FAR) query.set("high", Math.ceil(high));
   if (smooth) query.set("smooth", smooth);
-  const answer = await fetch(`/api/runs/${run}/series?${query}`);
-  return answer.ok ? answer.json() : {};
+  const answer = await fetched(`/api/runs/${run}/series?${query}`);
+  isStale ||= !answer;
+  return answer?.json();
 }
-async function load() {
+async function load() { // where nothing can be read, what is there stays
   const smoothed = boxes().flatMap((box) => named(box).filter((line) => line.isSmoothed).map((line) => line.name));
   const [plain, soft] = await Promise.all([ask(wanted(), 0), weight() ? ask(smoothed, weight()) : {}]);
+  if (!plain || !soft) return;
   held = {};
   counts = {};
   for (const [name, points] of Object.entries(plain)) held[name] = points;
@@ -84,7 +87,7 @@ function put([xs, ys], x, y) { // a run that went back to a snapshot tells some 
   return false;
 }
 async function take(points) {
-  if (Object.keys(points).some((name) => !(name in held))) return renew();
+  if (isStale || Object.keys(points).some((name) => !(name in held))) return renew();
   for (const [name, [xs, ys]] of Object.entries(points)) {
     const to = held[name], soft = held[`${name}~`];
     xs.forEach((x, at) => {
@@ -99,8 +102,9 @@ async function take(points) {
   if (Object.values(held).some(([xs]) => xs.length > 6000)) await reload(); else soon();
 }
 async function renew() { // a series that no chart has yet
-  const answer = await fetch(`/runs/${run}/curves`);
-  if (!answer.ok) return;
+  const answer = await fetched(`/runs/${run}/curves`);
+  isStale = !answer;
+  if (isStale) return;
   const kept = { log: $("#log").checked, smooth: $("#smooth").value };
   htmx.swap({ target: root, text: await answer.text(), swap: "innerHTML" });
   $("#log").checked = kept.log;
@@ -117,6 +121,7 @@ function listen() {
   source = null;
   if (document.hidden) return;
   source = new EventSource(`/api/runs/${run}/events?after=${seq}`);
+  source.addEventListener("open", () => { if (isStale) renew(); });
   source.addEventListener("points", (event) => { seq = +event.lastEventId; take(JSON.parse(event.data)); });
   source.addEventListener("reload", (event) => { seq = +event.lastEventId; reload(); });
   source.addEventListener("status", (event) => {

@@ -11,6 +11,12 @@ export function colour(name) {
   return found;
 }
 
+/** The answer to a request, null where there is none (no network, no server) or it is a refusal. */
+export async function fetched(address) {
+  const answer = await fetch(address).catch(() => null);
+  return answer?.ok ? answer : null;
+}
+
 /** A number in four digits. */
 export function short(value) {
   if (value == null || Number.isNaN(value)) return "–";
