@@ -17,52 +17,66 @@ from jitdnn.studio.store import Store
 from studio_browser import Server, running
 from studio_runs import curves_of, make_run, row_of, weights_of
 
-#: iterations of the run for each kill; it gets on by at most as many between two of them
-_FOR_EACH = 400
+#: iterations of a run, and most of them between two kills
+_ITERATIONS, _AHEAD = 10_000, 400
 _LONGEST = 600.0  # seconds that a run may stand still
 
 
 def kills(home: Path, count: int, seed: int) -> None:
-    """Kill the worker of a run, the server, or both so many times; compare the run with one that is left alone.
+    """Kill the workers of runs, the server, or both so many times; compare each run with one that is left alone.
 
     A fifth of the kills come within three seconds of the one before, while processes start, compile and read; the
-    others after a random number of iterations. Of those that kill both, either may be the first.
+    others after a random number of iterations. Of those that kill both, either may be the first. A run that ends
+    meanwhile, since workers go on without a server, is followed by another.
     """
-    moments, max_iter = random.Random(seed), _FOR_EACH * count
+    moments = random.Random(seed)
     told: Counter[str] = Counter()
     with running(home) as server, Store(home) as store:
         begun = time.monotonic()
-        left_alone = make_run(store, max_iter, snapshot=150, test=100)
-        _until(store, left_alone, max_iter)
-        print(f"undisturbed: {max_iter:,} iterations in {time.monotonic() - begun:.0f} s", flush=True)
-        killed = make_run(store, max_iter, snapshot=150, test=100)
+        left_alone = make_run(store, _ITERATIONS, snapshot=150, test=100)
+        _until(store, left_alone, _ITERATIONS)
+        print(f"undisturbed: {_ITERATIONS:,} iterations in {time.monotonic() - begun:.0f} s", flush=True)
+        expected = curves_of(store, left_alone), weights_of(store, left_alone, _ITERATIONS)
         begun = time.monotonic()
+        runs = 0
         while sum(told[who] for who in _WHO) < count:
-            if is_at_once := moments.random() < 0.2:
-                time.sleep(moments.uniform(0, 3))
-            else:
-                ahead = moments.randint(1, _FOR_EACH)
-                _until(store, killed, min(max_iter - 1, row_of(store, killed)["iteration"] + ahead), server)
-            if row_of(store, killed)["state"] == "done":
-                sys.exit(f"FAILED: the run was done before the kills were: {dict(told)}")
-            who = moments.choice(_WHO)
-            if _kill(server, killed, who, moments.random() < 0.5):
-                told.update([who, *(["at once"] if is_at_once else [])])
-            if server.process is not None and server.process.poll() is not None:
-                time.sleep(moments.uniform(0, 2))
-                server.start()
+            run = make_run(store, _ITERATIONS, snapshot=150, test=100)
+            before = sum(told[who] for who in _WHO)
+            _disturb(store, server, run, count, moments, told)
+            _until(store, run, _ITERATIONS, server)
+            runs += 1
+            is_same = curves_of(store, run) == expected[0], weights_of(store, run, _ITERATIONS) == expected[1]
+            print(
+                f"run {runs}, {sum(told[who] for who in _WHO) - before} kills, {row_of(store, run)['lease']} starts: "
+                f"points each once and as undisturbed: {is_same[0]}; weights, history, generators, best weights, "
+                f"{len(expected[1])} arrays, bit-equal: {is_same[1]}",
+                flush=True,
+            )
+            if not all(is_same):
+                sys.exit("FAILED")
         print(f"SIGKILLs in {time.monotonic() - begun:.0f} s: {', '.join(f'{told[w]} of {w}' for w in _WHO)}; "
               f"{told['at once']} within three seconds of the one before")  # fmt: skip
-        print(f"at iteration {row_of(store, killed)['iteration']:,} by then", flush=True)
-        _until(store, killed, max_iter, server)
-        curves = [curves_of(store, run) for run in (left_alone, killed)]
-        weights = [weights_of(store, run, max_iter) for run in (left_alone, killed)]
-        counts = {name: len(points[0]) for name, points in curves[1].items()}
-        is_same = curves[0] == curves[1], weights[0] == weights[1]
-        print(f"points, each once: {counts}; as undisturbed: {is_same[0]}")
-        print(f"weights, history, generators, best weights, {len(weights[0])} arrays: bit-equal {is_same[1]}")
-        if not all(is_same):
-            sys.exit("FAILED")
+        print(f"points of a run: { ({name: len(points[0]) for name, points in expected[0].items()}) }")
+
+
+def _disturb(
+    store: Store, server: Server, run: int, count: int, moments: random.Random, told: Counter[str]
+) -> None:
+    """Kill at random until there were `count` kills in all, or the run is done."""
+    while sum(told[who] for who in _WHO) < count:
+        if is_at_once := moments.random() < 0.2:
+            time.sleep(moments.uniform(0, 3))
+        else:
+            ahead = row_of(store, run)["iteration"] + moments.randint(1, _AHEAD)
+            _until(store, run, min(_ITERATIONS, ahead), server)
+        if row_of(store, run)["state"] == "done":
+            return
+        who = moments.choice(_WHO)
+        if _kill(server, run, who, moments.random() < 0.5):
+            told.update([who, *(["at once"] if is_at_once else [])])
+        if server.process is not None and server.process.poll() is not None:
+            time.sleep(moments.uniform(0, 2))
+            server.start()
 
 
 _WHO = ("the worker", "the server", "both")

@@ -19,14 +19,13 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
+from studio_first_pictures import pages
 from studio_kills import kills
 from studio_watchers import watchers
 
 from jitdnn.studio import nets
 from jitdnn.studio.client import Client
-from jitdnn.studio.data import Options, creation
-from jitdnn.studio.store import Store
-from studio_browser import Browser, Server, chromium, running
+from studio_browser import Server, running
 
 _TEXTURES = Path(__file__).resolve().parent.parent / "examples" / "studio_textures.py"
 #: a net for the textures: the gallery's for small pictures, longer than by itself
@@ -113,68 +112,6 @@ class _Clock:
 
     def close(self) -> None:
         print(f"{time.monotonic() - self._begun:6.1f} s  in all")
-
-
-# ---- pages
-
-_FIRST = """new Promise((tell) => new PerformanceObserver((seen) => {
-  for (const each of seen.getEntries()) if (each.name === "first-contentful-paint") tell(each.startTime);
-}).observe({ type: "paint", buffered: true }))"""
-
-
-def pages(home: Path, count: int, runs: int = 1_000, images: int = 100_000) -> None:
-    """First pictures of pages in a browser, with a run of `count` points, so many runs, and a data set of so many
-    images."""
-    if chromium() is None:
-        sys.exit("there is no Chromium: apt-get install chromium")
-    from playwright import sync_api as playwright
-
-    with Store(home) as store:
-        _fill(store, count, runs, images)
-    with running(home) as server, playwright.sync_playwright() as play:
-        browser = Browser(play, server)
-        slow = []
-        for path in (
-            "/",
-            "/runs/1",
-            "/queue",
-            "/compare?run=1&run=2",
-            "/data/1",
-            "/train",
-            "/sweeps",
-            "/settings",
-        ):
-            times = []
-            for _ in range(5):
-                page = browser.page()
-                page.goto(server.base + path, wait_until="load")
-                times.append(float(page.evaluate(_FIRST)))
-                page.context.close()
-            print(
-                f"{path}: first picture {np.median(times):.0f} ms (median of 5; worst {max(times):.0f})",
-                flush=True,
-            )
-            slow += [path] if np.median(times) > 1500 else []
-        if slow:
-            sys.exit(f"FAILED: over 1.5 s: {', '.join(slow)}")
-
-
-def _fill(store: Store, count: int, runs: int, images: int) -> None:
-    random = np.random.default_rng(0)
-    file = store.home / "many.npz"
-    data = random.integers(0, 256, (images, 1, 28, 28), np.uint8)
-    np.savez(file, data=data, label=np.arange(images) % 10)
-    number = creation.create(store, "many", str(file), Options(val=0, test=0))
-    long = store.insert("run", name="long", state="done", iteration=count, max_iter=count, dataset=number)
-    values = np.exp(-np.arange(count) / (count / 3)) + 0.1 * random.standard_normal(count)
-    for start in range(0, count, 10_000):
-        points = values[start : start + 10_000].tolist()
-        store.add_points(long, [("loss", at + 1, value) for at, value in enumerate(points, start)])
-    for k in range(runs - 1):
-        other = store.insert(
-            "run", name=f"run {k}", state="done", dataset=number, max_iter=2000, iteration=2000
-        )
-        store.add_points(other, [("loss", 10 * at + 1, 1 / (at + 1)) for at in range(200)])
 
 
 # ---- soak

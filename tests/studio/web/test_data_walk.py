@@ -100,6 +100,28 @@ def test_own_images_from_a_file_to_a_version(browser: Browser, tmp_path: Path) -
     page.context.close()
 
 
+def test_a_thousand_classes(browser: Browser, tmp_path: Path) -> None:
+    names = [f"class {at:04} ü" for at in range(1000)]
+    source = write_zip(tmp_path / "many.zip", classes(dict.fromkeys(names, 3)))
+    page = browser.page()
+    page.goto(f"{browser.server.base}/data/new")
+    page.set_input_files("input[type=file]", source)
+    expect(page.locator("#scan h2").first).to_contain_text("1\u2009000 classes", timeout=120_000)
+    page.get_by_role("button", name="Make the data set").click()
+    expect(page.locator("#sheets img").first).to_be_visible(timeout=120_000)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    number = int(page.url.rsplit("/", 1)[1])
+    page.goto(f"{browser.server.base}/data/{number}?label=999")
+    expect(page.locator("#sheets")).to_be_visible()
+    page.goto(f"{browser.server.base}/data/{number}/about")
+    expect(page.get_by_text("class 0999 ü").first).to_be_attached()
+    checked(page)
+    page.goto(f"{browser.server.base}/train?dataset={number}&net=vgg_small")
+    expect(page.locator("#verdict.good")).to_be_visible(timeout=60_000)
+    assert browser.complaints() == []
+    page.context.close()
+
+
 def test_data_sets_on_a_phone(browser: Browser) -> None:
     page = browser.phone()
     for path in (

@@ -198,6 +198,7 @@ TWINS = {
     "POST /sweeps/new": "POST /api/sweeps",
     "GET /sweeps/{number}": "GET /api/sweeps/{number}",
     "GET /train": "GET /api/nets",
+    "GET /train/nets/{key}": "GET /api/nets",
     "POST /train": "POST /api/runs",
     "POST /train/check": "POST /api/check",
     "POST /train/plan": "POST /api/plan",

@@ -55,6 +55,17 @@ def test_form_has_every_option_of_nets(client: TestClient) -> None:
     assert set(contract) == {option.name for option in fields(nets.Options)}
 
 
+def test_nets_of_the_gallery_are_fetched_when_they_are_chosen(client: TestClient) -> None:
+    page = client.get("/train").text
+    for net in nets.gallery("classification"):
+        assert f'name="gallery" value="{net["key"]}"' in page
+        answer = client.get(f"/train/nets/{net['key']}")
+        assert answer.text == net["text"]
+        assert answer.headers["content-type"].startswith("text/plain")
+    assert len(page) < len(LENET) + 60_000  # with its options and their meanings
+    assert client.get("/train/nets/none").status_code == 404
+
+
 def test_without_data_the_page_offers_the_built_in(tmp_path: Path) -> None:
     with TestClient(make_app(tmp_path, serve_queue=False)) as client:
         assert "There is no data set yet" in client.get("/train").text

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import fields
 from typing import Annotated
 
-from fastapi import APIRouter, File, Query, Request, UploadFile
+from fastapi import APIRouter, File, HTTPException, Query, Request, UploadFile
 from fastapi.responses import RedirectResponse, Response
 
 from jitdnn.caffe.update_rules import RULES
@@ -57,6 +57,15 @@ def train_form(
         options=_options(given), schedules=nets.SCHEDULES, groups=GROUPS, choices=_choices(studio),
         places=store.rows("SELECT * FROM place WHERE state != 'gone' ORDER BY device = 'cpu', id"),
     )  # fmt: skip
+
+
+@router.get("/train/nets/{key}", include_in_schema=False)
+def net_text(key: str) -> Response:
+    """A net of the gallery as its prototxt: all of them are more than the rest of the page."""
+    found = next((net["text"] for net in nets.gallery() if net["key"] == key), None)
+    if found is None:
+        raise HTTPException(404, "There is no such net in the gallery.")
+    return Response(found, media_type="text/plain; charset=utf-8")
 
 
 def _gallery(dataset: Row | None) -> list[Row]:

@@ -1,6 +1,6 @@
 // A new training: the gallery, and the editor with line numbers, colours and the line that is wrong.
 
-import { $, all } from "./tools.js";
+import { $, all, fetched } from "./tools.js";
 
 const net = $("#net");
 if (net) {
@@ -42,13 +42,16 @@ if (net) {
       net.dispatchEvent(new Event("input", { bubbles: true }));
     } else delete net.dataset.left;
   });
-  all("[name=gallery]").forEach((choice) => choice.addEventListener("change", () => {
-    net.value = $("template", choice.parentNode).content.textContent;
+  let given = $("[name=gallery]:checked") && net.value; // what the gallery has, as long as nobody changed it
+  all("[name=gallery]").forEach((choice) => choice.addEventListener("change", async () => {
+    const answer = await fetched(`/train/nets/${choice.value}`), text = await answer?.text();
+    if (text === undefined || !choice.checked) return; // another one was chosen meanwhile
+    net.value = text;
+    given = net.value;
     net.dispatchEvent(new Event("input", { bubbles: true }));
   }));
   $("[name=dataset]").addEventListener("change", (event) => { // other data may want other nets
-    const own = all("[name=gallery]").every((choice) => $("template", choice.parentNode).content.textContent !== net.value);
-    if (!own) location.assign(`/train?dataset=${event.target.value}`);
+    if (net.value === given) location.assign(`/train?dataset=${event.target.value}`);
   });
   paint();
 }

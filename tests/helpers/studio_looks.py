@@ -1,0 +1,109 @@
+"""What pages look like, compared with kept pictures tile by tile, and what they cost to fetch.
+
+With JITDNN_STUDIO_PICTURES=FOLDER pictures of pages are written there as people see them, with `pages.txt`, a line for
+each page and what it took; `FOLDER/small` has what is compared: a quarter of the size, with all that differs from run
+to run (curves, numbers, times) covered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+#: what another run of the same net changes: covered by the browser before it is compared
+VARYING = (
+    "[data-chart], .legend, .stats dd, .spark, .marks, .files, #status .line, progress, .matrix, .errors, "
+    "#verdict ~ *, .slots, #machine p, .small-only"
+)
+#: and texts whose length moves what is beside them: they become the same, and are put back
+_SAME = """() => {
+  window.kept = [...document.querySelectorAll("td.num, .pill")].map((each) => [each, each.innerHTML]);
+  for (const [each] of window.kept) each.innerHTML = each.matches(".pill") ? "<i></i>a state" : "0";
+}"""
+_BACK = "() => { for (const [each, text] of window.kept) each.innerHTML = text; }"
+#: sides of a tile, of pixels of a kept picture, and the mean difference that it may have, of 255
+TILE, TOLERANCE = 15, 20.0
+
+
+def folder() -> Path | None:
+    """Where pictures are to be written, None for nowhere."""
+    found = os.environ.get("JITDNN_STUDIO_PICTURES")
+    if not found:
+        return None
+    (Path(found) / "small").mkdir(parents=True, exist_ok=True)
+    return Path(found)
+
+
+def picture(page: Any, name: str, kept: Path) -> None:
+    """Take a picture, write it if it is wanted, and compare it with `kept`/NAME.png if that is there."""
+    as_seen = page.screenshot(animations="disabled")
+    page.evaluate(_SAME)
+    taken = page.screenshot(animations="disabled", mask=[page.locator(VARYING)], mask_color="#7f7f7f")
+    page.evaluate(_BACK)
+    small = Image.open(io.BytesIO(taken)).convert("RGB").reduce(4)
+    if there := folder():
+        (there / f"{name}.png").write_bytes(as_seen)
+        small.quantize(64).save(there / "small" / f"{name}.png", optimize=True)
+    if (kept / f"{name}.png").exists():
+        before = Image.open(kept / f"{name}.png").convert("RGB")
+        at, most = worst_tile(np.asarray(before, float), np.asarray(small, float))
+        tell(f"{name}: worst tile {most:.1f} of 255")
+        assert most < TOLERANCE, (
+            f"{name} looks other than {kept / name}.png around pixel {4 * at[0]}, {4 * at[1]} (a difference of "
+            f"{most:.0f} of 255): if it is meant to, keep what JITDNN_STUDIO_PICTURES writes to small/"
+        )
+
+
+def worst_tile(before: np.ndarray, now: np.ndarray) -> tuple[tuple[int, int], float]:
+    """The left upper pixel (x, y) of the tile that differs most, and its mean difference. Tiles overlap by a half, so
+    that what lies on the edge of one is in the middle of another."""
+    assert before.shape == now.shape, (before.shape, now.shape)
+    difference = np.abs(before - now).mean(axis=2)
+    sums = np.pad(difference.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    ys = range(0, max(1, difference.shape[0] - TILE + 1), TILE // 2)
+    xs = range(0, max(1, difference.shape[1] - TILE + 1), TILE // 2)
+    found = {
+        (x, y): (sums[y + TILE, x + TILE] - sums[y, x + TILE] - sums[y + TILE, x] + sums[y, x]) / TILE**2
+        for y in ys
+        for x in xs
+    }
+    at = max(found, key=lambda each: found[each])
+    return at, float(found[at])
+
+
+def tell(line: str) -> None:
+    """Note a line about a page."""
+    if there := folder():
+        with open(there / "pages.txt", "a") as file:
+            file.write(f"{line}\n")
+
+
+@contextlib.contextmanager
+def transfer(page: Any) -> Iterator[dict[str, float]]:
+    """Bytes that a page fetches while the block runs, as they are sent, with nothing in the cache: `bytes` of all, and
+    of them `images`."""
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    session.send("Network.setCacheDisabled", {"cacheDisabled": True})
+    kinds: dict[str, str] = {}
+    found = {"bytes": 0.0, "images": 0.0}
+
+    def finished(event: dict[str, Any]) -> None:
+        found["bytes"] += event["encodedDataLength"]
+        if kinds.get(event["requestId"]) == "Image":
+            found["images"] += event["encodedDataLength"]
+
+    session.on("Network.responseReceived", lambda event: kinds.update({event["requestId"]: event["type"]}))
+    session.on("Network.loadingFinished", finished)
+    try:
+        yield found
+    finally:
+        session.send("Network.setCacheDisabled", {"cacheDisabled": False})
+        session.detach()
