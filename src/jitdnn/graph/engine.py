@@ -238,7 +238,7 @@ class Engine:
         self._folded = True
 
     def _traced(self, inputs: Mapping[str, Any]) -> Prepared:
-        has_dot = self._handle.device.isa.has_dot
+        has_dot = self._handle.has_dot
         tracer = Tracer(self._shared.memo, self._unforeseen, has_dot)
         values: dict[str, Any] = dict(self._constants)
         operands: dict[str, Operand] = {}

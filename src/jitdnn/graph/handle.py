@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jitdnn.devices.cpu import CpuDevice
 from jitdnn.errors import JitdnnError
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
@@ -27,6 +28,11 @@ class EngineHandle(Handle):
         self.ran: list[Plan] = []
         #: called before a plan is made that the handle does not have
         self.before_plan: Callable[[Problem, Request, Epilogue | None], None] | None = None
+
+    @property
+    def has_dot(self) -> bool:
+        """Whether the device has instructions for dot products of 8-bit integers."""
+        return isinstance(self.device, CpuDevice) and self.device.isa.has_dot
 
     def _make(self, key: Hashable, problem: Problem, request: Request, epilogue: Epilogue | None) -> Plan:
         if self.before_plan is not None:

@@ -160,7 +160,7 @@ def where(
 
 
 def gemm(
-    a: Array,
+    a: Any,
     a_scale: Array,
     a_zero: Array,
     b: Array,
@@ -183,8 +183,8 @@ def gemm(
         if found is not None and y_scale is None:
             return multiplied(left, found, None, _REAL)
         if found is not None and y_scale is not None and y_scale.size == 1:
-            zero = 0 if y_zero is None else int(y_zero.item())
-            return multiplied(left, found, (float(y_scale.item()), zero), a.dtype)
+            after = float(y_scale.item()), 0 if y_zero is None else int(y_zero.item())
+            return multiplied(left, found, after, a.dtype)
     sums = matmul_integer(left, right, _one(a_zero), _one(b_zero))
     if c is not None:
         sums = pointwise(lambda v, w: v + w, sums, c)
