@@ -17,6 +17,7 @@ from jitdnn.graph.passes import Memo, optimized
 from jitdnn.graph.passes.affine import folded_affine
 from jitdnn.graph.passes.dead import without_dead
 from jitdnn.graph.passes.epilogues import with_epilogues
+from jitdnn.graph.passes.normalizations import with_normalizations
 from jitdnn.graph.passes.pointwise import fused_pointwise
 from jitdnn.graph.passes.recurrent import single_steps
 from jitdnn.graph.passes.scalars import with_numbers
@@ -71,7 +72,7 @@ def memoless(transform: Callable[[Graph], Graph]) -> Callable[[Graph, Memo], Gra
 PASSES = {
     "dead": memoless(without_dead), "affine": folded_affine, "pointwise": memoless(fused_pointwise),
     "scalars": memoless(with_numbers), "epilogues": memoless(with_epilogues), "views": memoless(joined_views),
-    "padding": memoless(with_padding), "all": optimized,
+    "padding": memoless(with_padding), "normalizations": with_normalizations, "all": optimized,
 }  # fmt: skip
 
 

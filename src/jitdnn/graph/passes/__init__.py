@@ -8,6 +8,7 @@ from jitdnn.graph.passes.dead import without_dead
 from jitdnn.graph.passes.epilogues import with_epilogues
 from jitdnn.graph.passes.integers import with_integers, with_reciprocals
 from jitdnn.graph.passes.memo import Memo
+from jitdnn.graph.passes.normalizations import with_normalizations
 from jitdnn.graph.passes.pointwise import fused_pointwise
 from jitdnn.graph.passes.recurrent import single_steps
 from jitdnn.graph.passes.scalars import with_numbers
@@ -19,6 +20,7 @@ def optimized(graph: Graph, memo: Memo, has_dot: bool = False) -> Graph:
     reals, by instructions for their dot products.
     """
     graph = joined_views(single_steps(without_dead(graph), memo))
+    graph = with_normalizations(graph, memo)
     graph = with_numbers(with_padding(folded_affine(graph, memo)))
     if has_dot:
         graph = with_integers(graph, memo)
