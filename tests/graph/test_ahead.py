@@ -47,6 +47,7 @@ class Softmax(NamedTuple):
         return self.kind
 
 
+IDLE_CORES = ahead._idle_cores
 STEPS = [Softmax(number) for number in range(12)]
 
 
@@ -72,6 +73,7 @@ class Noting:
 @pytest.fixture(autouse=True)
 def _cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ahead, "Helpers", Noting)
+    monkeypatch.setattr(ahead, "_idle_cores", lambda: 1)
     Noting.made.clear()
     with jitdnn.settings(cache_dir=tmp_path, keep_plans=True, threads=2):
         yield
@@ -111,6 +113,23 @@ def test_nor_where_nobody_may_help(values: dict[str, Any]) -> None:
     with jitdnn.settings(**values):
         result()
     assert not Noting.made
+
+
+def test_idle_cores_compile_though_kernels_take_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_idle_cores", lambda: 3)
+    with jitdnn.settings(threads=1):
+        np.testing.assert_allclose(result(), expected(), rtol=1e-5, atol=1e-7)
+    (helpers,) = Noting.made
+    assert helpers.count == 2
+
+
+@pytest.mark.parametrize(("cores", "load", "idle"), [(1, 0.0, 1), (8, 1.3, 8), (8, 4.2, 5), (2, 14.0, 1)])
+def test_cores_that_others_use_are_not_idle(
+    cores: int, load: float, idle: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "available_cores", lambda: cores)
+    monkeypatch.setattr(ahead.os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
+    assert IDLE_CORES() == idle
 
 
 def test_helpers_leave_plans_on_disk_and_end() -> None:

@@ -21,6 +21,7 @@ from jitdnn.arguments import callback, integer_number, sequence
 from jitdnn.errors import JitdnnError
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.locks import lock
 from jitdnn.ops.worker import WorkerProcess, answer, given
 from jitdnn.planner.plan import Request
 from jitdnn.problems import MOST_PROBLEMS, Problem, settled_problem
@@ -205,6 +206,7 @@ class Helpers:
     def __init__(self, wanted: Sequence[Wanted], values: Settings, count: int) -> None:
         self._left = deque(wanted)
         self._begun: dict[Wanted, threading.Event] = {}
+        self._lock = lock()  # of these two: what nobody has left is begun by one
         self._workers: list[_Worker] = []
         self._values, self._count = values, count
 
@@ -219,26 +221,27 @@ class Helpers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._left.clear()
+        with self._lock:
+            self._left.clear()
         for worker in self._workers:
             worker.end()
 
     def leave(self, wanted: Wanted) -> None:
         """Have nobody begin this one, and wait until it is done if somebody has begun."""
-        try:
-            self._left.remove(wanted)
-        except ValueError:
+        with self._lock:
             begun = self._begun.get(wanted)
-            if begun is not None:
-                begun.wait()
+            if begun is None and wanted in self._left:
+                self._left.remove(wanted)
+        if begun is not None:
+            begun.wait()
 
     def _drive(self, worker: _Worker) -> None:
         while True:
-            try:
+            with self._lock:
+                if not self._left:
+                    return
                 wanted = self._left.pop()
-            except IndexError:
-                return
-            done = self._begun.setdefault(wanted, threading.Event())
+                done = self._begun.setdefault(wanted, threading.Event())
             try:
                 if worker.plan(wanted) is None:
                     return  # the process is dead: whoever asks for the rest makes it

@@ -1,12 +1,14 @@
 """Lowering a graph whose kernels are not compiled yet: other processes compile from the end while this one goes on.
 
 Whether they are is seen at the first plans that are asked for: where those are kept from an earlier run nothing else is
-done. Else the graph is lowered once without kernels, which tells what it will ask for, and as many processes as there
-are threads in the settings share the work. With one thread there is no other process.
+done. Else the graph is lowered once without kernels, which tells what it will ask for, and as many processes share the
+work as there are threads in the settings, or cores that nobody uses: compiling is over before kernels run. On a busy
+machine and with one thread there is no other process.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from jitdnn.planner import kept_plans
 from jitdnn.planner.plan import Request
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import Expression
+from jitdnn.settings import available_cores
 
 _LOOKS = 6  # plans that are looked at
 _ENOUGH = 2  # of them missing
@@ -66,7 +69,8 @@ class _Rehearsal(Builder):
 def lowered(b: Builder) -> Builder:
     """A builder of the same graph after lowering: this one, or another where kernels had to be compiled."""
     values = b.handle.settings
-    if values.threads < 2 or not (values.cache and values.keep_plans) or values.choice == "find":
+    most = max(values.threads, _idle_cores()) - 1
+    if most < 1 or not (values.cache and values.keep_plans) or values.choice == "find":
         lower(b)
         return b
     try:
@@ -77,13 +81,19 @@ def lowered(b: Builder) -> Builder:
         b.handle.before_plan = None
         fresh = Builder(b.graph, b.shared, b.handle, b.is_last)
         wanted = _asked(fresh)
-        count = min(values.threads - 1, len(wanted) // _LEAST)
+        count = min(most, len(wanted) // _LEAST)
         with Helpers(wanted, values, count) as helpers:
             b.handle.before_plan = lambda *given: helpers.leave(Wanted(given[0], given[2], given[1]))
             lower(fresh)
         return fresh
     finally:
         b.handle.before_plan = None
+
+
+def _idle_cores() -> int:
+    """Cores that this process may use and no other does, its own among them, by the load of the last minute."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return max(1, available_cores() - max(0, int(load - 1)))
 
 
 def _asked(b: Builder) -> list[Wanted]:

@@ -308,8 +308,7 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
         )
         transposes_all = run == panels.taps[0] * panels.taps[1] * panels.taps[2] and c.w.channels == run
         transposes_channels = c.w.channels == 1 and not transposes_taps
-        for j in range(0, panels.lanes, lanes):
-            here = min(lanes, panels.lanes - j)
+        for j, here in _vectors(k, panels.lanes, lanes):
             source = w + (start + (first + j) * c.w.results)
             valid = k.integer(c.width) - first - j
             keep = None if here == lanes else k.mask(here, lanes)
@@ -342,6 +341,16 @@ def trace_panel(module: Module, name: str, c: Correlation, panels: Panels) -> Fu
                             panel + (ch * panels.channel_stride + j + to_tap), panels.lanes, lanes, keep,
                         )  # fmt: skip
     return function
+
+
+def _vectors(k: Builder, width: int, lanes: int) -> Iterator[tuple[Value, int]]:
+    """Loops over the vectors of a panel: (its first lane, how many it has). Whole ones share their code: squares that
+    are transposed are more of it than the micro-kernel, and what is packed is mostly packed once."""
+    whole = width - width % lanes
+    for j in k.range(0, whole, lanes):
+        yield j, lanes
+    if whole < width:
+        yield k.integer(whole), width - whole
 
 
 def _taps_by_offset(c: Correlation) -> dict[int, tuple[int, ...]]:
@@ -382,8 +391,7 @@ def trace_panels_at_once(
     ):  # fmt: skip
         *pointers, first, channel, channels = rest
         lanes = k.lanes(c.dtype)
-        for j in range(0, width, lanes):
-            here = min(lanes, width - j)
+        for j, here in _vectors(k, width, lanes):
             valid = (k.integer(c.width) - first - j).min(here)
             keep = None if here == lanes else k.mask(here, lanes)
             for ch in k.range(channel, channel + channels):
