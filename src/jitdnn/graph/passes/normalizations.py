@@ -8,6 +8,7 @@ between must be read by nobody else; else the nodes stay as they are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -191,7 +192,7 @@ class _Search:
             leading = array.shape[: max(0, array.ndim - len(shape))]
             if reader.output.dtype != array.dtype or any(extent != 1 for extent in leading):
                 return None
-            return reader, memo.get("parameter", (array,), lambda a=array: _filled(a, shape), shape)
+            return reader, memo.get("parameter", (array,), functools.partial(_filled, array, shape), shape)
         return None
 
     def _inside(self, last: Node, x: Value) -> tuple[set[Node] | None, tuple[str, ...]]:
