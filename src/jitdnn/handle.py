@@ -33,6 +33,7 @@ from jitdnn.recorders import recorder_here, recorders
 from jitdnn.retention import Recent
 from jitdnn.settings import Settings, current, override
 from jitdnn.tensor import DeviceId
+from jitdnn.tensor.device_array import compute_readers
 
 # until the first is kept, which says what the settings say
 _MOST_PLANS = 4096
@@ -368,6 +369,7 @@ class Handle:
         if not before:  # the default stream cannot be captured
             held = gpu.own_stream()
             own.gpu_stream = gpu.stream(held)
+        compute_readers()  # what is only captured is not computed
         graph: Graph = gpu.capture(own.gpu_stream, (own, held))
         graph.begin()
         own.graph = graph

@@ -123,11 +123,19 @@ def test_a_space_without_an_answer() -> None:
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_examples_run(path: Path, tmp_path: Path) -> None:
+# those that say on which device they run are run on the processor too
+ON_CPU = [path for path in EXAMPLES if path.stem in ("module_multiply", "module_random_speed")]
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [*((path, []) for path in EXAMPLES), *((path, ["cpu"]) for path in ON_CPU)],
+    ids=lambda value: value.name if isinstance(value, Path) else "-".join(value),
+)
+def test_examples_run(path: Path, options: list[str], tmp_path: Path) -> None:
     environment = os.environ | {"JITDNN_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, path], capture_output=True, text=True, env=environment, timeout=120
+        [sys.executable, path, *options], capture_output=True, text=True, env=environment, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

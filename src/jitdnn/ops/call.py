@@ -33,6 +33,7 @@ from jitdnn.tensor import (
     allocator,
     borrow,
     canonical_layout,
+    maker_of,
     packed_strides,
     require_writable,
 )
@@ -97,6 +98,7 @@ class _Call:
 
     __slots__ = (
         "allocate",
+        "finish",
         "gpu",
         "in_place",
         "inputs",
@@ -131,6 +133,7 @@ class _Call:
             allocator(library, seen, None if gpu is None else gpu.gpu)
             for seen in _seen_outputs(recipe, [o.descriptor for o in self.outputs])
         ]
+        self.finish = maker_of(library) if gpu is None else None
 
 
 def call(
@@ -247,6 +250,12 @@ def call(
                 ) from error
     if gpu is not None and gpu.makes_jax:
         owners[:results] = map(gpu.result, owners[:results])
+    elif known.finish is not None:
+        given = each_out(out, results)
+        owners[:results] = [
+            known.finish(owner) if one is None else owner
+            for owner, one in zip(owners[:results], given, strict=True)
+        ]
     return owners[0] if results == 1 else tuple(owners[:results])
 
 

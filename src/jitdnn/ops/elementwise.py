@@ -53,8 +53,12 @@ class ElementwiseKernel(UserKernel):
 
     takes_in_place = True
 
-    def __init__(self, formula: Formula, dtype: DType | Sequence[DType] = None) -> None:
+    def __init__(
+        self, formula: Formula, dtype: DType | Sequence[DType] = None, computing: str | None = None
+    ) -> None:
         super().__init__(formula, len(formula.results), dtype)
+        #: the type of the arithmetic where it is not that of the arrays
+        self._computing = computing
 
     def __repr__(self) -> str:
         return f"<elementwise {'; '.join(map(str, self.formula.results))}>"
@@ -84,7 +88,9 @@ class ElementwiseKernel(UserKernel):
             order = TensorDescriptor.packed(shape, dtype) if like is None else same_order(like)
             chosen = TensorDescriptor(shape, order.strides, dtype)
             outputs.append(chosen if target is None else check_target(target, shape))
-        computing = computing_dtype(self.formula, [tensor.dtype for tensor in (*present, *outputs)])
+        computing = self._computing or computing_dtype(
+            self.formula, [tensor.dtype for tensor in (*present, *outputs)]
+        )
         kernel = None
         if outputs[0].size:
             tensors = [*input_descriptors(arrays, shape, computing), *outputs]

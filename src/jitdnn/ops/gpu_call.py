@@ -18,6 +18,7 @@ from jitdnn.errors import DeviceError
 from jitdnn.handle import Handle
 from jitdnn.settings import current
 from jitdnn.tensor import Array, DeviceArray, DeviceId
+from jitdnn.tensor.device_array import lend
 from jitdnn.tensor.gpu_array import FAST_KEYS
 
 # their memory may be used for something else, on streams that nobody tells, as soon as the last reference is gone
@@ -107,6 +108,9 @@ class GpuCall:
         """Keep alive what must not be freed before the call is done."""
         graph = self.runner(handle).graph
         if graph is not None:
+            for array in arrays:
+                if array is not None and isinstance(array.owner, DeviceArray):
+                    lend(array.owner.memory)  # replays write to it, of which nobody tells
             graph.keep(*(array.owner for array in arrays if array is not None))
         elif self.holds and not self.gpu.is_capturing(stream):
             _hold(self.gpu.event(stream), arrays)

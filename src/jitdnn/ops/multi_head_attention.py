@@ -15,7 +15,7 @@ from jitdnn.ops.attention import Window, attention, attention_backward
 from jitdnn.ops.call import require_room
 from jitdnn.ops.matmul import matmul
 from jitdnn.ops.reduce import reduce
-from jitdnn.tensor import Array, TensorDescriptor, borrow, empty
+from jitdnn.tensor import Array, TensorDescriptor, borrow, empty, maker_of
 
 _AnyArray = npt.NDArray[Any]
 
@@ -100,6 +100,7 @@ def multi_head_attention(
         like, (*joined.shape[:2], joined.shape[2] if wo is None else _features(wo, "wo"))
     )
     _project(joined, wo, bo, "o", handle, target)
+    owner = _handed(owner, like)
     return (owner, MultiHeadSaved(own_q, own_k, own_v, joined, lse)) if is_saved else owner
 
 
@@ -151,7 +152,8 @@ def multi_head_attention_backward(
         like = borrow(x, False, name)
         rows = _rows(x, name)
         gradients[name] = _project_backward(gradients, name, _joined(gradient), rows, w, b, like, handle)
-    return MultiHeadGradients(**gradients)
+    like = borrow(q, False, "q")
+    return MultiHeadGradients(**{name: _handed(owner, like) for name, owner in gradients.items()})
 
 
 def _options(
@@ -211,6 +213,12 @@ def _allocate(like: Array, shape: Sequence[int]) -> tuple[Any, _AnyArray]:
     require_room([("a result", TensorDescriptor.packed(shape, like.descriptor.dtype))])
     owner, array = empty(like, tuple(shape), like.descriptor.dtype)
     return owner, array.numpy()
+
+
+def _handed(owner: Any, like: Array) -> Any:
+    """A result as an array of the library of `like`."""
+    make = maker_of(like.library)
+    return make(owner) if make is not None and isinstance(owner, np.ndarray) else owner
 
 
 def _flat(x: _AnyArray) -> _AnyArray:

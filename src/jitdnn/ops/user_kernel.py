@@ -30,6 +30,7 @@ from jitdnn.tensor import (
     compute_dtype,
     dtype_name,
     dtype_of,
+    maker_of,
     numpy_dtype,
 )
 
@@ -161,8 +162,11 @@ class UserKernel(ABC):
                     known.kernel(stream, pointers, 1.0, 0.0, workspace)
             if gpu is not None:
                 gpu.after(handle, stream, (*numbers, *targets))
+        finish = maker_of(known.library) if gpu is None else None
         if gpu is not None:
             owners = [gpu.result(owner) for owner in owners]
+        elif finish is not None:
+            owners = [finish(owner) if n in known.allocate else owner for n, owner in enumerate(owners)]
         return owners[0] if self.results == 1 else tuple(owners)
 
     def _require_apart(self, target: Array, borrowed: Sequence[Array | None], given: Sequence[Array]) -> None:

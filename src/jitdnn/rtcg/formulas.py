@@ -45,7 +45,11 @@ def formula(function: Callable[..., Any] | Expression | str | Formula) -> Formul
             raise InvalidArgument(
                 f"parameter {parameter} of the traced function: only positional parameters become inputs"
             )
-    names = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    return formula_of([one.name for one in parameters if one.default is one.empty], function)
+
+
+def formula_of(names: Sequence[str], function: Callable[..., Any]) -> Formula:
+    """The formula of a function of as many inputs as there are names."""
     graph = Graph(names)
     results = traced_call(function, graph)
     return _finish(graph, results if isinstance(results, tuple) else (results,))

@@ -17,6 +17,7 @@ import numpy as np
 from jitdnn.arguments import real_number
 from jitdnn.errors import InvalidArgument
 from jitdnn.rtcg.operations import ALIASES, OPERATIONS, evaluate_operation
+from jitdnn.tensor.operators import Operators
 
 T = TypeVar("T")
 
@@ -321,6 +322,8 @@ def define(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def lifted(*values: Any) -> Any:
         for value in values:
+            if isinstance(value, Operators):
+                return value.apply_operation(function.__name__, values)
             if isinstance(value, Traced):
                 return function(*lift(value.graph, values))
         graph = Graph(())
@@ -355,7 +358,10 @@ def is_traced(*values: object) -> bool:
 
 
 def apply(name: str, *values: Any) -> Any:
-    """The function ``name`` of traced values, or of plain numbers: ``apply("relu", acc)``."""
+    """The function ``name`` of traced values, of arrays on a GPU, or of plain numbers: ``apply("relu", acc)``."""
+    for value in values:
+        if isinstance(value, Operators):
+            return value.apply_operation(name, values)
     if name in _DEFINED:
         return _DEFINED[name](*values)
     if name not in OPERATIONS:

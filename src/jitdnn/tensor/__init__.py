@@ -1,6 +1,6 @@
 """Tensors in memory: descriptors, and arrays that are borrowed from anybody without a copy."""
 
-from jitdnn.tensor.array import allocator, borrow, empty, require_writable
+from jitdnn.tensor.array import allocator, borrow, empty, maker_of, require_writable
 from jitdnn.tensor.borrowed import Array, DeviceId, strided_view, view
 from jitdnn.tensor.descriptor import (
     MAX_DIMENSIONS,
@@ -41,6 +41,7 @@ __all__ = [
     "dtype_of",
     "empty",
     "layout_order",
+    "maker_of",
     "numpy_dtype",
     "packed_strides",
     "require_writable",

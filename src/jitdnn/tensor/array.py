@@ -161,6 +161,9 @@ def _borrow_other(x: Any) -> Array:
     on_gpu = borrow_gpu(x)
     if on_gpu is not None:
         return on_gpu
+    library = _library_of(x)
+    if library is not None:
+        return _borrow_of_library(x, library)
     if hasattr(x, "__array_interface__"):
         wrapped = np.asarray(x)
         return _borrow_numpy(wrapped, wrapped, "buffer")
@@ -178,6 +181,50 @@ def _borrow_other(x: Any) -> Array:
         f"{type(x).__name__} cannot be borrowed: pass a NumPy array (numpy.asarray(x, dtype='float32')), a "
         "PyTorch CPU tensor, or an object with the buffer protocol or __dlpack__"
     )
+
+
+#: libraries other than NumPy and PyTorch whose arrays in host memory were given: what makes one of NumPy's
+_makers_of: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {}
+
+
+def _library_of(x: Any) -> str | None:
+    """The library of an array in host memory that its results are handed back to: JAX, or one with the array API."""
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(x, jax.Array):
+        _makers_of.setdefault("jax", partial(_made_by, jax.numpy))
+        return "jax"
+    if not (hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__")):
+        return None
+    namespace = x.__array_namespace__()
+    if not hasattr(namespace, "from_dlpack"):
+        return None
+    library = f"namespace {getattr(namespace, '__name__', type(namespace).__name__)}"
+    _makers_of[library] = partial(_made_by, namespace)
+    return library
+
+
+def _made_by(namespace: Any, values: np.ndarray[Any, Any]) -> Any:
+    """NumPy's array as one of another library, in the same memory where that library takes it."""
+    try:
+        return namespace.from_dlpack(values)
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):
+        return namespace.asarray(values)  # a dtype of `ml_dtypes`, or an order of axes that it does not have
+
+
+def maker_of(library: str) -> Callable[[np.ndarray[Any, Any]], Any] | None:
+    """What makes arrays of a library of results in host memory, which NumPy allocates; None for NumPy and PyTorch."""
+    return _makers_of.get(library)
+
+
+def _borrow_of_library(x: Any, library: str) -> Array:
+    if library == "jax":
+        wrapped = np.asarray(x)  # of JAX in host memory this is a view
+        array = _borrow_numpy(wrapped, wrapped, library)
+    else:
+        array = _borrow_dlpack(x)
+        array.library = library
+    array.key = (library, *array.key)
+    return array
 
 
 def _borrow_dlpack(x: Any) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from jitdnn.tensor.borrowed import DeviceId
 from jitdnn.tensor.descriptor import TensorDescriptor, packed_strides
 from jitdnn.tensor.dlpack import make_capsule
 from jitdnn.tensor.dtypes import DTYPES, foreign_name, numpy_dtype
+from jitdnn.tensor.operators import Operators
 
 
 class Memory(Protocol):
@@ -61,8 +63,52 @@ def layout_number(device_id: DeviceId, descriptor: TensorDescriptor) -> int:
     return _known_layouts.put(key, next(_numbers)) if found is None else found
 
 
-class DeviceArray:
+#: by the number of the object that is the memory: expressions that read it and are not computed yet, by theirs, since
+#: their == is one of elements
+_readers: dict[int, dict[int, weakref.ref[Any]]] = {}
+#: memory that others may write to at any time
+_lent: weakref.WeakSet[Any] = weakref.WeakSet()
+_MOST_READ = 4096
+
+
+def note_reader(reader: Any, memory: Memory) -> None:
+    """Have an expression computed (`reader.compute()`) before this memory is written to."""
+    with _lock:
+        if len(_readers) > _MOST_READ:  # those whose expressions are gone
+            for key, readers in list(_readers.items()):
+                if all(reader() is None for reader in readers.values()):
+                    del _readers[key]
+        _readers.setdefault(id(memory), {})[id(reader)] = weakref.ref(reader)
+
+
+def compute_readers(memory: Memory | None = None) -> None:
+    """Compute the expressions that read a memory, or all that wait to be."""
+    if not _readers:
+        return
+    with _lock:
+        keys = list(_readers) if memory is None else [id(memory)]
+        waiting = [reader() for key in keys for reader in _readers.pop(key, {}).values()]
+    for reader in waiting:
+        if reader is not None:
+            reader.compute()
+
+
+def lend(memory: Memory) -> None:
+    """Note that others may write to a memory at any time: its readers are computed, and those to come at once."""
+    compute_readers(memory)
+    _lent.add(memory)
+
+
+def is_lent(memory: Memory) -> bool:
+    """Whether others may write to a memory at any time."""
+    return memory in _lent
+
+
+class DeviceArray(Operators):
     """An array in the memory of a GPU: `jd.to_device` and `jd.empty` make one.
+
+    Operators, NumPy's functions and those of this package (`jd.exp`, `jd.where`) give arrays that are computed when
+    their elements are wanted, by one kernel for a whole expression: docs/arrays.md says when that is.
 
     `shape`, `strides` (in bytes), `dtype`, `ndim`, `size` and `nbytes` are as NumPy's, and so are slices and
     `transpose`, which are views of the same memory. `numpy()` copies to the host. PyTorch, CuPy and others take it
@@ -217,6 +263,7 @@ class DeviceArray:
             raise InvalidShape(f"values of shape {given.shape}: the array has {self.shape}")
         if not self.size:
             return
+        compute_readers(self.memory)
         low, high = self.descriptor.span()
         itemsize, count = DTYPES[self.descriptor.dtype], high - low + 1
         start = self.pointer + low * itemsize
@@ -244,6 +291,8 @@ class DeviceArray:
 
         Readers may go side by side: a stream waits at its first use since the last write, and not again.
         """
+        if writes:
+            compute_readers(self.memory)
         streams = self.memory.streams
         if stream in streams and (not writes or len(streams) == 1):
             return
@@ -269,6 +318,7 @@ class DeviceArray:
         foreign = foreign_name(self.descriptor.dtype)
         if foreign is not None:
             raise AttributeError(f"{foreign} has no type string: use DLPack")
+        lend(self.memory)
         streams = self.memory.streams
         if len(streams) != 1:
             self.wait()
@@ -298,6 +348,7 @@ class DeviceArray:
         kind = self._memory_space().dlpack[0]
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError(f"{self!r} is handed out where it is, without a copy")
+        lend(self.memory)
         if stream != -1:  # which asks for no order
             self.used_on(0 if stream in (None, 1) else stream, writes=True)
         d = self.descriptor
