@@ -2,8 +2,8 @@
 
     python examples/module_matmul_tiled.py [cuda | opencl]
 
-The template unrolls what a thread computes: `rows` sums, for tiles of `tile` x `tile` elements. `jd.autotune` measures the
-combinations and keeps their times, so that the next process knows the answer.
+The template unrolls what a thread computes: `rows` sums, for tiles of `tile` x `tile` elements. `jd.autotune` measures
+the combinations and keeps their times, so that the next process knows the answer.
 """
 
 import sys

@@ -254,7 +254,7 @@ class LaunchList:
                 moving[number if number >= 0 else -1].append(first + slot)
         self._slots: Integers = np.array([slot for slots in moving for slot in slots], np.int64)
         self._starts: Integers = np.cumsum([0, *(len(slots) for slots in moving)]).astype(np.int64)
-        self._states: list[_State] = []  # those that no run is using
+        self._states: list[State] = []  # those that no run is using
 
     def __len__(self) -> int:
         """Launches."""
@@ -296,7 +296,7 @@ class LaunchList:
         try:
             state = self._states.pop()  # atomic, so threads never get the same
         except IndexError:
-            state = _State(self)
+            state = State(self)
         if self.scratch:
             bases = self._pack(*addresses, scratch or state.scratch(self.scratch))
         else:
@@ -305,13 +305,20 @@ class LaunchList:
         native.replay(state.address, bases, self.threads, clock)
         self._states.append(state)
 
+    def new_state(self) -> State:
+        """What a caller of `replay` that is not Python hands over: one run at a time."""
+        return State(self)
+
     def state_arrays(self) -> tuple[Sequence[_Note], bytes, Integers, list[int], Integers, Integers]:
         """What states are made of."""
         return self._notes, self._blocks, self._firsts, self._recorded, self._starts, self._slots
 
 
-class _State:
-    """What one run at a time writes to: the argument blocks, and where their addresses point."""
+class State:
+    """What one run at a time writes to: the argument blocks, and where their addresses point.
+
+    `address` is what the generated code takes. The launches must live as long.
+    """
 
     def __init__(self, launches: LaunchList) -> None:
         notes, blocks, firsts, recorded, starts, slots = launches.state_arrays()

@@ -104,7 +104,7 @@ class LazyArray(DeviceArray):
         return self.compute().descriptor
 
     @property
-    def layout(self) -> int:  # type: ignore[override]
+    def layout(self) -> int:
         return self.compute().layout
 
     @layout.setter

@@ -120,7 +120,9 @@ def _result_shape(x: Any, w: Any, form: Form) -> tuple[int, ...]:
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _forward(x: Any, w: Any, form: Form) -> Any:
     shape = _result_shape(x, w, form)
-    return called(partial(jd.conv, **form.named), (shape, x.dtype), (x, w), (True, False), True)
+    return called(
+        partial(jd.conv, **form.named), (shape, x.dtype), (x, w), (True, False), True, f"conv {form}"
+    )
 
 
 def _forward_saving(x: Any, w: Any, form: Form) -> Any:
@@ -136,11 +138,11 @@ def _forward_gradients(form: Form, saved: Any, dy: Any) -> Any:
 def _data(dy: Any, w: Any, x_shape: tuple[int, ...], form: Form) -> Any:
     """The gradient of the data, and the transposed convolution."""
 
-    def run(slopes: Any, filters: Any) -> Any:
+    def run(slopes: Any, filters: Any, out: Any = None) -> Any:
         shape = (slopes.shape[0], *x_shape[1:])  # of more images in a batch of vmap
-        return np.asarray(jd.conv_backward_data(slopes, filters, shape, **form.named))
+        return np.asarray(jd.conv_backward_data(slopes, filters, shape, out=out, **form.named))
 
-    return called(run, (x_shape, dy.dtype), (dy, w), (True, False), True)
+    return called(run, (x_shape, dy.dtype), (dy, w), (True, False), True, f"conv_backward_data {form}")
 
 
 def _data_saving(dy: Any, w: Any, x_shape: tuple[int, ...], form: Form) -> Any:
@@ -156,10 +158,10 @@ def _data_gradients(x_shape: tuple[int, ...], form: Form, saved: Any, dx: Any) -
 def _filter(x: Any, dy: Any, w_shape: tuple[int, ...], form: Form) -> Any:
     """The gradient of the filter."""
 
-    def run(images: Any, slopes: Any) -> Any:
-        return np.asarray(jd.conv_backward_filter(images, slopes, w_shape, **form.named))
+    def run(images: Any, slopes: Any, out: Any = None) -> Any:
+        return np.asarray(jd.conv_backward_filter(images, slopes, w_shape, out=out, **form.named))
 
-    return called(run, (w_shape, x.dtype), (x, dy), (True, True), False)
+    return called(run, (w_shape, x.dtype), (x, dy), (True, True), False, f"conv_backward_filter {form}")
 
 
 def _filter_saving(x: Any, dy: Any, w_shape: tuple[int, ...], form: Form) -> Any:

@@ -106,7 +106,13 @@ def lrn(
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _max_pool(x: Any, window: Window) -> Any:
     shape = window.output_of(x.shape, x.dtype, "max")
-    return called(lambda images: jd.max_pool(images, *window.placed), (shape, x.dtype), (x,), (True,), True)
+
+    extents, strides, pads = window.placed
+
+    def run(images: Any, out: Any = None) -> Any:
+        return jd.max_pool(images, extents, strides, pads, out=out)
+
+    return called(run, (shape, x.dtype), (x,), (True,), True, f"max_pool {window}")
 
 
 def _max_pool_saving(x: Any, window: Window) -> Any:
@@ -117,17 +123,24 @@ def _max_pool_saving(x: Any, window: Window) -> Any:
 def _max_pool_gradient(window: Window, saved: Any, dy: Any) -> Any:
     x, y = saved
 
-    def run(slopes: Any, images: Any, results: Any) -> Any:
-        return jd.max_pool_backward(slopes, images, results, *window.placed)
+    extents, strides, pads = window.placed
 
-    return (called(run, (x.shape, x.dtype), (dy, x, y), (True, True, True), True),)
+    def run(slopes: Any, images: Any, results: Any, out: Any = None) -> Any:
+        return jd.max_pool_backward(slopes, images, results, extents, strides, pads, out=out)
+
+    folds = (True, True, True)
+    return (called(run, (x.shape, x.dtype), (dy, x, y), folds, True, f"max_pool_backward {window}"),)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _avg_pool(x: Any, window: Window) -> Any:
     shape = window.output_of(x.shape, x.dtype, "avg")
-    how = (*window.placed, window.counts_padding)
-    return called(lambda images: jd.avg_pool(images, *how), (shape, x.dtype), (x,), (True,), True)
+    extents, strides, pads, counts = window
+
+    def run(images: Any, out: Any = None) -> Any:
+        return jd.avg_pool(images, extents, strides, pads, counts, out=out)
+
+    return called(run, (shape, x.dtype), (x,), (True,), True, f"avg_pool {window}")
 
 
 def _avg_pool_saving(x: Any, window: Window) -> Any:
@@ -142,12 +155,12 @@ def _avg_pool_gradient(window: Window, shape: Any, dy: Any) -> Any:
 def _spread(dy: Any, x_shape: tuple[int, ...], window: Window) -> Any:
     """The gradient of averages."""
 
-    def run(slopes: Any) -> Any:
+    def run(slopes: Any, out: Any = None) -> Any:
         shape = (slopes.shape[0], *x_shape[1:])
         extents, strides, pads, counts = window
-        return np.asarray(jd.avg_pool_backward(slopes, shape, extents, strides, pads, counts))
+        return np.asarray(jd.avg_pool_backward(slopes, shape, extents, strides, pads, counts, out=out))
 
-    return called(run, (x_shape, dy.dtype), (dy,), (True,), True)
+    return called(run, (x_shape, dy.dtype), (dy,), (True,), True, f"avg_pool_backward {window}")
 
 
 def _spread_saving(dy: Any, x_shape: tuple[int, ...], window: Window) -> Any:
@@ -160,7 +173,10 @@ def _spread_gradient(x_shape: tuple[int, ...], window: Window, saved: None, dx: 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _lrn(x: Any, how: Response) -> Any:
-    return called(lambda images: jd.lrn(images, *how), (x.shape, x.dtype), (x,), (True,), True)
+    def run(images: Any, out: Any = None) -> Any:
+        return jd.lrn(images, *how, out=out)
+
+    return called(run, (x.shape, x.dtype), (x,), (True,), True, f"lrn {how}")
 
 
 def _lrn_saving(x: Any, how: Response) -> Any:
@@ -168,10 +184,10 @@ def _lrn_saving(x: Any, how: Response) -> Any:
 
 
 def _lrn_gradient(how: Response, x: Any, dy: Any) -> Any:
-    def run(slopes: Any, images: Any) -> Any:
-        return jd.lrn_backward(slopes, images, *how)
+    def run(slopes: Any, images: Any, out: Any = None) -> Any:
+        return jd.lrn_backward(slopes, images, *how, out=out)
 
-    return (called(run, (x.shape, x.dtype), (dy, x), (True, True), True),)
+    return (called(run, (x.shape, x.dtype), (dy, x), (True, True), True, f"lrn_backward {how}"),)
 
 
 _max_pool.defvjp(_max_pool_saving, _max_pool_gradient)

@@ -1,0 +1,210 @@
+"""Functions of C that XLA calls, each of which replays a list of launches: no Python runs in them.
+
+XLA's typed calls (`XLA_FFI_Handler` of `xla/ffi/api/c_api.h`) get a structure with the addresses of the arrays. The
+code here is generated once: a table of contexts, and as many handlers, each of which reads its own entry. A context has
+the state of a launch list (`devices/launch_list.py`); a lock in it lets one call at a time move the addresses and run.
+
+A handler runs on the thread that calls it alone. The structures are those of version 0.3 of the interface, which jaxlib
+declares in a header that it brings: `missing` compares it with what this code was written for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jitdnn.devices.launch_list import LaunchList
+from jitdnn.devices.threads_runtime import SLOTS, runtime
+from jitdnn.rtcg.compile import Library, load
+from jitdnn.rtcg.isa import isa
+
+_COUNT = 64  # handlers of one table
+_SLOTS = 8  # of a context: lock, control block, state, arguments, results, workspace, whether there is one, `replay`
+_MINOR = 3
+#: the structures, without spaces, whose offsets are written out below
+_STRUCTURES = {
+    "XLA_FFI_Extension_Base": "size_tstruct_size;XLA_FFI_Extension_Typetype;structXLA_FFI_Extension_Base*next;",
+    "XLA_FFI_Api_Version": (
+        "size_tstruct_size;XLA_FFI_Extension_Base*extension_start;intmajor_version;intminor_version;"
+    ),
+    "XLA_FFI_Buffer": (
+        "size_tstruct_size;XLA_FFI_Extension_Base*extension_start;XLA_FFI_DataTypedtype;void*data;int64_trank;"
+        "int64_t*dims;"
+    ),
+    "XLA_FFI_Args": (
+        "size_tstruct_size;XLA_FFI_Extension_Base*extension_start;int64_tsize;XLA_FFI_ArgType*types;void**args;"
+    ),
+    "XLA_FFI_Rets": (
+        "size_tstruct_size;XLA_FFI_Extension_Base*extension_start;int64_tsize;XLA_FFI_RetType*types;void**rets;"
+    ),
+    "XLA_FFI_Metadata": (
+        "size_tstruct_size;XLA_FFI_Api_Versionapi_version;XLA_FFI_Handler_Traitstraits;XLA_FFI_TypeIdstate_type_id;"
+    ),
+    "XLA_FFI_Metadata_Extension": "XLA_FFI_Extension_Baseextension_base;XLA_FFI_Metadata*metadata;",
+    "XLA_FFI_CallFrame": (
+        "size_tstruct_size;XLA_FFI_Extension_Base*extension_start;constXLA_FFI_Api*api;XLA_FFI_ExecutionContext*ctx;"
+        "XLA_FFI_ExecutionStagestage;XLA_FFI_Argsargs;XLA_FFI_Retsrets;XLA_FFI_Attrsattrs;XLA_FFI_Future*future;"
+    ),
+}
+
+_RUN = """
+declare i32 @sched_yield()
+@contexts = internal global [{size} x i64] zeroinitializer, align 64
+
+define ptr @table() {{
+  ret ptr @contexts
+}}
+
+define internal void @collect(ptr %list, i64 %count, ptr %bases) {{
+entry:
+  %some = icmp sgt i64 %count, 0
+  br i1 %some, label %loop, label %done
+loop:
+  %i = phi i64 [0, %entry], [%next, %loop]
+  %buffer.at = getelementptr ptr, ptr %list, i64 %i
+  %buffer = load ptr, ptr %buffer.at
+  %data.at = getelementptr i8, ptr %buffer, i64 24
+  %data = load i64, ptr %data.at
+  %base.at = getelementptr i64, ptr %bases, i64 %i
+  store i64 %data, ptr %base.at
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}}
+
+define internal ptr @run(ptr %frame, ptr %context) {{
+entry:
+  %extension.at = getelementptr i8, ptr %frame, i64 8
+  %extension = load ptr, ptr %extension.at
+  %is.extended = icmp ne ptr %extension, null
+  br i1 %is.extended, label %extended, label %staged
+extended:
+  %type.at = getelementptr i8, ptr %extension, i64 8
+  %type = load i32, ptr %type.at
+  %is.question = icmp eq i32 %type, 1
+  br i1 %is.question, label %answer, label %staged
+answer:
+  %metadata.at = getelementptr i8, ptr %extension, i64 24
+  %metadata = load ptr, ptr %metadata.at
+  %major.at = getelementptr i8, ptr %metadata, i64 24
+  store i32 0, ptr %major.at
+  %minor.at = getelementptr i8, ptr %metadata, i64 28
+  store i32 {minor}, ptr %minor.at
+  %traits.at = getelementptr i8, ptr %metadata, i64 32
+  store i32 0, ptr %traits.at
+  ret ptr null
+staged:
+  %stage.at = getelementptr i8, ptr %frame, i64 32
+  %stage = load i32, ptr %stage.at
+  %is.execution = icmp eq i32 %stage, 3
+  br i1 %is.execution, label %take, label %nothing
+take:
+  %old = cmpxchg ptr %context, i64 0, i64 1 seq_cst seq_cst
+  %is.taken = extractvalue {{ i64, i1 }} %old, 1
+  br i1 %is.taken, label %work, label %wait
+wait:
+  %yielded = call i32 @sched_yield()
+  br label %take
+work:
+  %control.at = getelementptr i64, ptr %context, i64 1
+  %state.at = getelementptr i64, ptr %context, i64 2
+  %arguments.at = getelementptr i64, ptr %context, i64 3
+  %results.at = getelementptr i64, ptr %context, i64 4
+  %workspace.at = getelementptr i64, ptr %context, i64 5
+  %replay.at = getelementptr i64, ptr %context, i64 7
+  %control = load ptr, ptr %control.at
+  %state = load ptr, ptr %state.at
+  %arguments = load i64, ptr %arguments.at
+  %results = load i64, ptr %results.at
+  %workspace = load i64, ptr %workspace.at
+  %replay = load ptr, ptr %replay.at
+  %both = add i64 %arguments, %results
+  %room = add i64 %both, 1
+  %bases = alloca i64, i64 %room
+  %args.at = getelementptr i8, ptr %frame, i64 72
+  %args = load ptr, ptr %args.at
+  call void @collect(ptr %args, i64 %arguments, ptr %bases)
+  %rets.at = getelementptr i8, ptr %frame, i64 112
+  %rets = load ptr, ptr %rets.at
+  %bases.results = getelementptr i64, ptr %bases, i64 %arguments
+  call void @collect(ptr %rets, i64 %results, ptr %bases.results)
+  %last.at = getelementptr i64, ptr %bases, i64 %both
+  store i64 %workspace, ptr %last.at
+  call void %replay(ptr %control, ptr %state, ptr %bases, ptr null)
+  store atomic i64 0, ptr %context seq_cst, align 8
+  br label %nothing
+nothing:
+  ret ptr null
+}}
+"""
+_HANDLER = """
+define ptr @handler_{number}(ptr %frame) {{
+  %context = getelementptr i64, ptr @contexts, i64 {first}
+  %error = call ptr @run(ptr %frame, ptr %context)
+  ret ptr %error
+}}
+"""
+
+
+def missing() -> str | None:
+    """Why XLA of this jaxlib cannot be handed functions of C, in one line; None where it can."""
+    try:
+        header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text("utf-8")
+    except (AttributeError, OSError):
+        return "jaxlib brings no header of its interface for functions of C"
+    plain = re.sub(r"//[^\n]*", "", header)
+    minor = re.search(r"#define XLA_FFI_API_MINOR (\d+)", plain)
+    major = re.search(r"#define XLA_FFI_API_MAJOR (\d+)", plain)
+    if not major or not minor or (major[1], minor[1]) != ("0", str(_MINOR)):
+        return f"the interface is {major and major[1]}.{minor and minor[1]}, and the code is for 0.{_MINOR}"
+    for name, fields in _STRUCTURES.items():
+        found = re.search(rf"struct {name} {{(.*?)}}", plain, re.DOTALL)
+        if found is None or re.sub(r"\s", "", found[1]) != fields:
+            return f"{name} of the interface is another one than the code is for"
+    if not re.search(r"XLA_FFI_Extension_Metadata = 1\b", plain) or "ExecutionStage_EXECUTE = 3" not in plain:
+        return "the interface has other numbers than the code is for"
+    return None
+
+
+class Handlers:
+    """Handlers in use: each keeps what it runs for ever, as XLA keeps its address."""
+
+    def __init__(self) -> None:
+        self._library: Library | None = None
+        self._table: Any = None
+        self._used = 0
+        self._kept: list[object] = []
+
+    def add(self, launches: LaunchList, arguments: int, results: int) -> int:
+        """The address of a function that replays launches over so many arguments and results, in this order."""
+        if self._library is None or self._used == _COUNT:
+            self._begin()
+        assert self._library is not None
+        state = launches.new_state()
+        control = np.zeros(SLOTS + 8, np.int64)  # of no workers
+        start = int(control.ctypes.data)
+        start += -start % 64
+        workspace = state.scratch(launches.scratch) if launches.scratch else 0
+        number, self._used = self._used, self._used + 1
+        self._kept.append((launches, state, control, self._library))
+        self._table[number * _SLOTS : (number + 1) * _SLOTS] = (
+            0, start, state.address, arguments, results, workspace, bool(workspace), runtime().address("replay"),
+        )  # fmt: skip
+        return int(self._library.address(f"handler_{number}"))
+
+    def _begin(self) -> None:
+        copies = len(self._kept) // _COUNT
+        text = _RUN.format(size=_COUNT * _SLOTS, minor=_MINOR) + "".join(
+            _HANDLER.format(number=number, first=number * _SLOTS) for number in range(_COUNT)
+        )
+        self._library = load(f"jax handlers {copies}", text, isa("host"), lambda module: module.write(text))
+        address = ctypes.CFUNCTYPE(ctypes.c_void_p)(self._library.address("table"))()
+        self._table = np.ctypeslib.as_array((ctypes.c_int64 * (_COUNT * _SLOTS)).from_address(address))
+        self._used = 0
