@@ -29,7 +29,7 @@ _SAME = """() => {
 }"""
 _BACK = "() => { for (const [each, text] of window.kept) each.innerHTML = text; }"
 #: sides of a tile, of pixels of a kept picture, and the mean difference that it may have, of 255
-TILE, TOLERANCE = 15, 20.0
+TILE, TOLERANCE = 15, 16.0
 
 
 def folder() -> Path | None:
@@ -48,12 +48,13 @@ def picture(page: Any, name: str, kept: Path) -> None:
     taken = page.screenshot(animations="disabled", mask=[page.locator(VARYING)], mask_color="#7f7f7f")
     page.evaluate(_BACK)
     small = Image.open(io.BytesIO(taken)).convert("RGB").reduce(4)
+    small = small.quantize(64, dither=Image.Dither.NONE)  # on both sides of the comparison
     if there := folder():
         (there / f"{name}.png").write_bytes(as_seen)
-        small.quantize(64).save(there / "small" / f"{name}.png", optimize=True)
+        small.save(there / "small" / f"{name}.png", optimize=True)
     if (kept / f"{name}.png").exists():
         before = Image.open(kept / f"{name}.png").convert("RGB")
-        at, most = worst_tile(np.asarray(before, float), np.asarray(small, float))
+        at, most = worst_tile(np.asarray(before, float), np.asarray(small.convert("RGB"), float))
         tell(f"{name}: worst tile {most:.1f} of 255")
         assert most < TOLERANCE, (
             f"{name} looks other than {kept / name}.png around pixel {4 * at[0]}, {4 * at[1]} (a difference of "
