@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -468,3 +470,24 @@ def test_models_of_jitdnn_onnx_are_mapped(tmp_path: Path, monkeypatch: pytest.Mo
             assert len(mapped) == 1
     with pytest.raises(InvalidType, match=r"must be an onnx\.ModelProto, or the path"):
         jd.onnx.prepare(3)  # type: ignore[arg-type]
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="there is no /proc")
+def test_tensors_are_in_memory_once(tmp_path: Path) -> None:
+    """As arrays; not in the model that was read, too, of which nodes and inputs are parts."""
+    w = np.random.default_rng(0).standard_normal(16 << 20).astype(np.float32)
+    path = tmp_path / "m.onnx"
+    tensor = numpy_helper.from_array(w, "w")
+    path.write_bytes(_model([helper.make_node("Add", ["x", "w"], ["y"])], [tensor]).SerializeToString())
+    del tensor
+    gc.collect()
+    before = _resident()
+    model = jd.onnx.load(path)
+    gc.collect()
+    assert _resident() - before < 1.5 * w.nbytes
+    assert model.inputs == ("x",)

@@ -16,7 +16,7 @@ from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.frameworks.onnx.bounds import check_bounds, reading
 from jitdnn.frameworks.onnx.checking import check, check_covered
 from jitdnn.frameworks.onnx.files import read
-from jitdnn.frameworks.onnx.graph import Graph, as_values
+from jitdnn.frameworks.onnx.graph import Graph, as_values, copied
 from jitdnn.frameworks.onnx.inlining import in_place
 from jitdnn.frameworks.onnx.operators import OPERATORS
 from jitdnn.frameworks.onnx.outside import tensors_of
@@ -29,7 +29,7 @@ class Prepared(BackendRep):
     def __init__(self, graph: Graph, declared: Sequence[onnx.ValueInfoProto] = ()) -> None:
         self._graph = graph
         #: what the model says of its inputs
-        self.declared = tuple(declared)
+        self.declared = tuple(map(copied, declared))
         #: of the engines that are made from now on
         self.settings: dict[str, Any] = {}
         self._engines: dict[tuple[str, ...], Engine] = {}

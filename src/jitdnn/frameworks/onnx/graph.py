@@ -136,7 +136,8 @@ class Graph:
             read = {name for name in node.input if name}.union(*(body.captured for body in bodies))
             dead = tuple(sorted((read | {name for name in node.output if name}) - alive))
             alive |= read
-            steps.append(Step(operator, site, tuple(node.input), tuple(node.output), attributes, dead, node))
+            light = _light(node)
+            steps.append(Step(operator, site, tuple(node.input), tuple(node.output), attributes, dead, light))
         steps.reverse()
         inputs = tuple(value.name for value in graph.input)
         made = {name for step in steps for name in step.outputs}
@@ -170,6 +171,24 @@ def _read_node(
     return operator, site, node, attributes
 
 
+def _light(node: onnx.NodeProto) -> onnx.NodeProto:
+    """What inference of shapes reads of a node, apart from its model, which would stay in memory with its tensors."""
+    found = onnx.NodeProto(op_type=node.op_type, domain=node.domain, name=node.name, overload=node.overload)
+    found.input.extend(node.input)
+    found.output.extend(node.output)
+    if node.input:  # else the results are computed, not inferred
+        kinds = onnx.AttributeProto
+        found.attribute.extend(a for a in node.attribute if a.type not in (kinds.GRAPH, kinds.GRAPHS))
+    return found
+
+
+def copied(message: Any) -> Any:
+    """The same message of protobuf in memory of its own: a part of a larger one keeps the whole of it."""
+    found = type(message)()
+    found.CopyFrom(message)
+    return found
+
+
 def site_of(node: onnx.NodeProto, versions: Mapping[str, int]) -> Site:
     """Where a node stands, with its operator's name as errors have it."""
     domain = "" if node.domain == "ai.onnx" else node.domain
@@ -197,7 +216,7 @@ def _attribute(attribute: onnx.AttributeProto, site: Site, versions: Mapping[str
         case kinds.GRAPH:
             return Graph.read(value, versions, table)
         case kinds.TYPE_PROTO:
-            return value
+            return copied(value)
     kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
     raise site.refuse(f"attribute {attribute.name!r} of kind {kind} is not covered")
 
