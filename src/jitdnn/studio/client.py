@@ -128,6 +128,12 @@ class Client:
         found: Row = self.post("/api/check", {"dataset": dataset, "net": net, "options": options})
         return found
 
+    def find_rate(self, dataset: int, net: str, **options: Any) -> Row:
+        """A learning rate to begin with (`suggestion`, None where there is none), from a short training with a rate
+        that rises; `rates`, `losses` and `smooth` are its curve. It takes about a minute, or less."""
+        found: Row = self.post("/api/rate", {"dataset": dataset, "net": net, "options": options})
+        return found
+
     def start(self, dataset: int, net: str, name: str = "", *, wants: str = "", **options: Any) -> Row:
         """Queue a training of a net, as prototxt; `options` are those of the form: epochs, batch, rate ..."""
         body = {"dataset": dataset, "net": net, "name": name, "wants": wants, "options": options}

@@ -224,6 +224,47 @@ def test_preview_shows_training_images_as_the_net_gets_them(client: TestClient, 
     assert "crop_size 200" in refused.text
 
 
+def test_a_rate_is_found_and_nothing_is_kept(client: TestClient) -> None:
+    """Bars to the left and to the right: the loss falls before it diverges."""
+    folder = store_of(client).data_folder(1)
+    folder.mkdir(parents=True)
+    images, labels = np.zeros((20, 1, 28, 28), np.uint8), np.arange(20) % 2
+    for image, label in zip(images, labels, strict=True):
+        image[0, :, 14 * label : 14 * label + 14] = 255
+    np.save(folder / "train_data.npy", images)
+    np.save(folder / "train_label.npy", labels)
+    kept = sorted(store_of(client).home.rglob("*"))
+    net = next(net["text"] for net in nets.gallery() if net["key"] == "perceptron")
+    asked = {
+        "dataset": 1,
+        "net": net,
+        "options": {"batch": 10, "accumulate": 2, "policy": "onecycle", "warmup": 10},
+    }
+    found = client.post(
+        "/api/rate", json=asked | {"options": {**asked["options"], "weight_average": 0.9}}
+    ).json()
+    assert found["has_diverged"] or found["is_whole"]
+    assert len(found["rates"]) == len(found["losses"]) == len(found["smooth"]) > 20
+    steps = np.diff(np.log(found["rates"]))
+    assert found["rates"][0] == pytest.approx(1e-6)
+    np.testing.assert_allclose(steps, steps[0], rtol=1e-6)
+    assert 1e-5 < found["suggestion"] <= found["lowest"] <= found["rates"][-1]
+    # whoever trains with it learns
+    assert min(found["losses"]) < 0.5 < found["losses"][0]
+    part = client.post(
+        "/train/rate", data=FORM | {"net": net, "batch": "10"}, headers={"HX-Request": "true"}
+    ).text
+    assert 'data-rate="' in part
+    assert "<html" not in part
+    assert "<path d=" in part
+    assert "<html" in client.post("/train/rate", data=FORM | {"net": net, "batch": "10"}).text
+    refused = client.post("/api/rate", json=asked | {"net": "layer ]"})
+    assert refused.status_code == 422
+    assert "layer" in client.post("/train/rate", data=FORM | {"net": "layer ]"}).text
+    assert sorted(store_of(client).home.rglob("*")) == kept
+    assert store_of(client).rows("SELECT * FROM run") == []
+
+
 def test_training_is_queued_with_its_files(client: TestClient) -> None:
     answer = client.post("/train", data=FORM | {"name": "", "parent": "1", "freeze": "conv1"})
     assert answer.status_code == 303

@@ -6,7 +6,19 @@ from jitdnn.studio.nets.gallery import gallery
 from jitdnn.studio.nets.options import MEANS, Options
 from jitdnn.studio.nets.plans import plan
 from jitdnn.studio.nets.preview import preview
+from jitdnn.studio.nets.rate_finder import find_rate
 from jitdnn.studio.nets.runs import write
 from jitdnn.studio.nets.schedules import SCHEDULES
 
-__all__ = ["MEANS", "SCHEDULES", "DataFacts", "Options", "check", "gallery", "plan", "preview", "write"]
+__all__ = [
+    "MEANS",
+    "SCHEDULES",
+    "DataFacts",
+    "Options",
+    "check",
+    "find_rate",
+    "gallery",
+    "plan",
+    "preview",
+    "write",
+]

@@ -50,6 +50,12 @@ if (net) {
     given = net.value;
     net.dispatchEvent(new Event("input", { bubbles: true }));
   }));
+  document.addEventListener("click", (event) => { // the rate that was found
+    const found = event.target.dataset?.rate;
+    if (!found) return;
+    $("[name=rate]").value = found;
+    $("[name=rate]").dispatchEvent(new Event("input", { bubbles: true }));
+  });
   $("[name=dataset]").addEventListener("change", (event) => { // other data may want other nets
     if (net.value === given) location.assign(`/train?dataset=${event.target.value}`);
   });
