@@ -10,7 +10,7 @@ places     boxes move towards their neighbours as far as those beside them let t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from operator import itemgetter
@@ -26,8 +26,8 @@ _ROW, _LINE, _GAP, _RANK = (
 )  # heights of a layer and of its text; between boxes, and between ranks
 _CHARACTER, _MARGIN = 7.0, 14.0  # of the text
 _SWEEPS = 12
-_COLOURS = {
-    "#cfe3ff": (
+_KINDS = {
+    "product": (
         "Convolution",
         "Deconvolution",
         "DepthwiseConvolution",
@@ -36,10 +36,10 @@ _COLOURS = {
         "LSTM",
         "RNN",
     ),
-    "#ffe0b8": ("Pooling", "SPP", "Interp", "Upsample"),
-    "#d9f2d0": ("ReLU", "PReLU", "ELU", "Sigmoid", "TanH", "Swish", "ReLU6", "Dropout", "BNLL", "AbsVal"),
-    "#efe3ff": ("BatchNorm", "Scale", "Bias", "LRN", "MVN", "Normalize"),
-    "#e4e4e4": (
+    "pooling": ("Pooling", "SPP", "Interp", "Upsample"),
+    "activation": ("ReLU", "PReLU", "ELU", "Sigmoid", "TanH", "Swish", "ReLU6", "Dropout", "BNLL", "AbsVal"),
+    "normalization": ("BatchNorm", "Scale", "Bias", "LRN", "MVN", "Normalize"),
+    "data": (
         "Data",
         "Input",
         "ImageData",
@@ -50,7 +50,44 @@ _COLOURS = {
         "Parameter",
     ),
 }
-_COLOUR_OF = {kind: colour for colour, kinds in _COLOURS.items() for kind in kinds}
+_KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
+_COLOURS = {
+    "product": "#cfe3ff",
+    "pooling": "#ffe0b8",
+    "activation": "#d9f2d0",
+    "normalization": "#efe3ff",
+    "data": "#e4e4e4",
+    "loss": "#ffd6d6",
+    "other": "#f7f3d0",
+}
+
+
+@dataclass(frozen=True)
+class DrawnLayer:
+    """A layer's box: its left upper corner, its extents, and its lines of text; `kind` groups types for colours."""
+
+    layer: LayerParameter
+    kind: str
+    x: float
+    y: float
+    width: float
+    height: float
+    lines: Sequence[str]
+
+    @property
+    def line_places(self) -> list[float]:
+        """Where the lines stand: y of each."""
+        return [self.y + number * _LINE for number in range(1, len(self.lines) + 1)]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A drawn net: extents, boxes in the order of ranks, and edges as the `d` of paths."""
+
+    width: float
+    height: float
+    layers: Sequence[DrawnLayer]
+    edges: Sequence[str]
 
 
 @dataclass
@@ -58,6 +95,7 @@ class _Box:
     """A layer with those in place behind it, or, without layers, a place on the route of an edge."""
 
     layers: list[LayerParameter] = field(default_factory=list)
+    lines: list[Sequence[str]] = field(default_factory=list)  # of each layer
     rank: int = 0
     x: float = 0.0
     above: list[_Box] = field(default_factory=list)
@@ -65,48 +103,73 @@ class _Box:
 
     @property
     def width(self) -> float:
-        longest = max((len(_label(layer)) for layer in self.layers), default=0)
+        longest = max((len(line) for lines in self.lines for line in lines), default=0)
         return longest * _CHARACTER + _MARGIN if self.layers else 6.0
 
     @property
     def height(self) -> int:
-        return _ROW * len(self.layers)
+        return sum(map(_height, self.lines))
 
 
-def svg_text(net: NetParameter) -> str:
-    """Draw a net (in V2 syntax, with the layers of one phase): an SVG file's text."""
-    boxes = _boxes(net)
+def draw(
+    net: NetParameter,
+    lines_of: Callable[[LayerParameter], Sequence[str]] | None = None,
+    left: float = 0.0,
+    top: float = 0.0,
+) -> Drawing:
+    """Lay out a net (in V2 syntax, with the layers of one phase) from (left, top) on; `lines_of` gives the text of a
+    layer's box, in the place of its name, type and sizes in one line."""
+    boxes = _boxes(net, lines_of or (lambda layer: [label(layer)]))
     ranks = _ranked(boxes)
     for sweep in range(_SWEEPS):
         _order(ranks, down=sweep % 2 == 0)
     _place(ranks)
-    spans, height = [], 50.0
+    spans, height = [], top
     for rank in ranks:
         end = height + max((box.height for box in rank), default=0)
         spans.append((height, end))
         height = end + _RANK
-    left = min((box.x - box.width / 2 for box in boxes), default=0.0)
-    right = max((box.x + box.width / 2 for box in boxes), default=0.0)
-    width = max(right - left, len(net.name) * 9.0) + 40
+    first = min((box.x - box.width / 2 for rank in ranks for box in rank), default=0.0)
+    last = max((box.x + box.width / 2 for rank in ranks for box in rank), default=0.0)
     for rank in ranks:
         for box in rank:
-            box.x += 20 - left
+            box.x += left - first
+    edges = [_edge(box, other, spans) for rank in ranks for box in rank for other in box.below]
+    layers = [layer for rank in ranks for box in rank for layer in _drawn(box, spans[box.rank][0])]
+    return Drawing(last - first, max(0.0, height - _RANK - top), layers, edges)
+
+
+def svg_text(net: NetParameter) -> str:
+    """Draw a net (in V2 syntax, with the layers of one phase): an SVG file's text."""
+    drawing = draw(net, left=20, top=50)
+    width, height = max(drawing.width, len(net.name) * 9.0) + 40, drawing.height + 50 + _RANK
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="sans-serif" font-size="12">',
         f'<rect width="{width:.0f}" height="{height:.0f}" fill="white"/>',
         f'<text x="20" y="28" font-size="16">{escape(net.name or "net")}</text>',
+        *(f'<path d="{way}" fill="none" stroke="#707070"/>' for way in drawing.edges),
     ]
-    for rank in ranks:
-        for box in rank:
-            parts += [_edge(box, other, spans) for other in box.below]
-    for rank in ranks:
-        for box in rank:
-            parts += _drawn(box, spans[box.rank][0])
+    for box in drawing.layers:
+        middle = box.x + box.width / 2
+        parts += [
+            f'<g><title>{escape(to_text(box.layer))}</title><rect x="{box.x:.1f}" y="{box.y:.1f}" '
+            f'width="{box.width:.1f}" height="{box.height:.0f}" rx="4" fill="{_COLOURS[box.kind]}" stroke="#606060"/>',
+            *(
+                f'<text x="{middle:.1f}" y="{y:.1f}" text-anchor="middle">{escape(line)}</text>'
+                for y, line in zip(box.line_places, box.lines, strict=True)
+            ),
+            "</g>",
+        ]
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _label(layer: LayerParameter) -> str:
+def _height(lines: Sequence[str]) -> int:
+    return _ROW + _LINE * (len(lines) - 1)
+
+
+def label(layer: LayerParameter) -> str:
+    """A layer in one line: its name, type and sizes."""
     name, kind = layer.name or layer.type, layer.type
     text = name if name == kind else f"{name}  {kind}"
     facts = ""
@@ -128,7 +191,7 @@ def _label(layer: LayerParameter) -> str:
     return whole if len(whole) <= 60 else whole[:57] + "..."
 
 
-def _boxes(net: NetParameter) -> list[_Box]:
+def _boxes(net: NetParameter, lines_of: Callable[[LayerParameter], Sequence[str]]) -> list[_Box]:
     """The boxes, joined; layers in place in that of the layer before."""
     makers: dict[str, _Box] = {}
     boxes: list[_Box] = []
@@ -137,8 +200,9 @@ def _boxes(net: NetParameter) -> list[_Box]:
         is_in_place = len(layer.bottom) == len(layer.top) == 1 and layer.bottom == layer.top
         if is_in_place and sources and not sources[0].below:
             sources[0].layers.append(layer)
+            sources[0].lines.append(lines_of(layer))
             continue
-        box = _Box([layer])
+        box = _Box([layer], [lines_of(layer)])
         boxes.append(box)
         for above in {id(source): source for source in sources}.values():
             box.above.append(above)
@@ -231,18 +295,13 @@ def _edge(box: _Box, other: _Box, spans: list[tuple[float, float]]) -> str:
     way = f"M{box.x:.1f} {start:.1f}C{box.x:.1f} {middle:.1f} {other.x:.1f} {middle:.1f} {other.x:.1f} {end:.1f}"
     if not other.layers:
         way += f"V{spans[other.rank][1]:.1f}"
-    return f'<path d="{way}" fill="none" stroke="#707070"/>'
+    return way
 
 
-def _drawn(box: _Box, top: float) -> list[str]:
-    left, width = box.x - box.width / 2, box.width
-    parts = []
-    for index, layer in enumerate(box.layers):
-        y = top + index * _ROW
-        colour = "#ffd6d6" if "Loss" in layer.type else _COLOUR_OF.get(layer.type, "#f7f3d0")
-        parts += [
-            f'<g><title>{escape(to_text(layer))}</title><rect x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" '
-            f'height="{_ROW}" rx="4" fill="{colour}" stroke="#606060"/>',
-            f'<text x="{box.x:.1f}" y="{y + _LINE:.1f}" text-anchor="middle">{escape(_label(layer))}</text></g>',
-        ]
-    return parts
+def _drawn(box: _Box, top: float) -> list[DrawnLayer]:
+    found, y = [], top
+    for layer, lines in zip(box.layers, box.lines, strict=True):
+        kind = "loss" if "Loss" in layer.type else _KIND_OF.get(layer.type, "other")
+        found.append(DrawnLayer(layer, kind, box.x - box.width / 2, y, box.width, _height(lines), lines))
+        y += found[-1].height
+    return found

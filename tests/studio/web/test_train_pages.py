@@ -224,6 +224,34 @@ def test_preview_shows_training_images_as_the_net_gets_them(client: TestClient, 
     assert "crop_size 200" in refused.text
 
 
+def test_graph_has_each_layer_with_its_line_and_cost(client: TestClient) -> None:
+    text = LENET.replace('name: "relu1"', 'name: "<b>"')
+    found = client.post("/api/graph", json={"dataset": 1, "net": text, "options": {"batch": 8}}).json()
+    layers = {layer["name"]: layer for layer in found["layers"]}
+    checked = client.post("/api/check", json={"dataset": 1, "net": text, "options": {"batch": 8}}).json()
+    assert set(layers) == {layer["name"] for layer in checked["layers"]} | {"data"}
+    for layer in checked["layers"]:
+        drawn = layers[layer["name"]]
+        assert {name: drawn[name] for name in layer} == layer
+        assert 0 <= drawn["x"] <= drawn["x"] + drawn["width"] <= found["width"]
+        assert 0 <= drawn["y"] <= drawn["y"] + drawn["height"] <= found["height"]
+    assert sum(layer["share"] for layer in layers.values()) == pytest.approx(1)
+    assert layers["ip1"]["y"] + layers["ip1"]["height"] == layers["<b>"]["y"]  # in place: below each other
+    assert [line["text"] for line in layers["conv1"]["lines"]] == [
+        "conv1  Convolution  20, 5", "20 × 24 × 24  ·  520 weights  ·  0.576 M operations",
+    ]  # fmt: skip
+    part = client.post("/train/graph", data=FORM | {"net": text}, headers={"HX-Request": "true"}).text
+    assert part.count('<a href="#net" data-line="') == len(layers)
+    assert part.count('class="edge"') == len(found["edges"])
+    assert f'data-line="{layers["conv2"]["line"]}"' in part
+    assert "&lt;b&gt;" in part
+    assert "<b>" not in part
+    wrong = client.post("/train/graph", data=FORM | {"net": "layer ]"}, headers={"HX-Request": "true"})
+    assert wrong.status_code == 204
+    assert client.post("/train/graph", data=FORM | {"batch": "x"}).status_code == 204
+    assert client.post("/api/graph", json={"dataset": 1, "net": 'name: "x"\nlayer ]'}).json()["line"] == 2
+
+
 def test_a_rate_is_found_and_nothing_is_kept(client: TestClient) -> None:
     """Bars to the left and to the right: the loss falls before it diverges."""
     folder = store_of(client).data_folder(1)

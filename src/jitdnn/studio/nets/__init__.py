@@ -3,6 +3,7 @@
 from jitdnn.studio.nets.checks import check
 from jitdnn.studio.nets.facts import DataFacts
 from jitdnn.studio.nets.gallery import gallery
+from jitdnn.studio.nets.graph import graph
 from jitdnn.studio.nets.options import MEANS, Options
 from jitdnn.studio.nets.plans import plan
 from jitdnn.studio.nets.preview import preview
@@ -18,6 +19,7 @@ __all__ = [
     "check",
     "find_rate",
     "gallery",
+    "graph",
     "plan",
     "preview",
     "write",

@@ -99,10 +99,11 @@ def _checked(text: str, options: Options, facts: DataFacts, home: Path) -> dict[
 
 def layers_of(net: Net) -> list[dict[str, Any]]:
     """What `check` says of each layer."""
-    return [_layer(node) for node in net.nodes if node.layer.type not in ("Split", "Input")]
+    return [layer_facts(node) for node in net.nodes if node.layer.type not in ("Split", "Input")]
 
 
-def _layer(node: Any) -> dict[str, Any]:
+def layer_facts(node: Any) -> dict[str, Any]:
+    """What a check says of a layer."""
     position = node.layer.parameter.position
     return {
         "name": node.layer.name,

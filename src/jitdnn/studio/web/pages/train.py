@@ -155,6 +155,24 @@ async def plan(studio: Here, asked: Training, longer: bool = False) -> Row:
     )
 
 
+@router.post("/train/graph", include_in_schema=False)
+async def graph_part(request: Request, studio: Here) -> Response:
+    """The net as a drawing; nothing for a net that does not fit."""
+    try:
+        drawn = await graph(studio, await _asked(request))
+    except InvalidArgument:
+        return Response(status_code=204)
+    return page(request, "train_graph.html", graph=drawn) if drawn["ok"] else Response(status_code=204)
+
+
+@router.post("/api/graph")
+async def graph(studio: Here, asked: Training) -> Row:
+    """A net laid out as a drawing: places, shapes and cost of its layers, and edges as paths of SVG; or what is wrong
+    in which line."""
+    dataset = dataset_of(studio, asked.dataset)
+    return await studio.inspector.inspect(nets.graph, asked.net, asked.values(studio), dataset, studio.home)
+
+
 @router.post("/train/preview", include_in_schema=False)
 async def preview_part(request: Request, studio: Here) -> Response:
     """Some training images as the net gets them; nothing for a net that does not fit."""

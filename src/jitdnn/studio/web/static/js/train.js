@@ -24,15 +24,28 @@ if (net) {
   };
   net.addEventListener("input", paint);
   document.addEventListener("htmx:after:swap", paint);
-  document.addEventListener("click", (event) => { // to the line that is wrong
-    if (event.target.id !== "goto") return;
-    const line = +$("#verdict").dataset.line, lines = net.value.split("\n");
+  const show = (line) => { // a line of the text, chosen
+    const lines = net.value.split("\n");
     const before = lines.slice(0, line - 1).reduce((sum, each) => sum + each.length + 1, 0);
     net.focus({ preventScroll: true });
     net.setSelectionRange(before, before + lines[line - 1].length);
     const editor = $(".editor"), height = parseFloat(getComputedStyle(editor).lineHeight);
     editor.scrollTop = Math.max(0, (line - 8) * height);
     editor.scrollIntoView({ block: "nearest" });
+  };
+  document.addEventListener("click", (event) => {
+    if (event.target.id === "goto") show(+$("#verdict").dataset.line); // the line that is wrong
+    const layer = event.target.closest(".graph a");
+    if (!layer) return;
+    event.preventDefault();
+    if (layer.dataset.line) show(+layer.dataset.line);
+  });
+  document.addEventListener("selectionchange", () => { // the layer that the caret is in
+    if (document.activeElement !== net) return;
+    const line = net.value.slice(0, net.selectionStart).split("\n").length;
+    const layers = all(".graph a[data-line]").filter((layer) => +layer.dataset.line <= line);
+    const here = Math.max(0, ...layers.map((layer) => +layer.dataset.line));
+    all(".graph a").forEach((layer) => layer.classList.toggle("here", here > 0 && +layer.dataset.line === here));
   });
   net.addEventListener("keydown", (event) => { // Tab writes two spaces; Escape before it leaves the editor
     if (event.key === "Escape") net.dataset.left = "1";
