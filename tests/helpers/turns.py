@@ -22,7 +22,7 @@ DAYS = 3
 #: below tests/: where cases cost more than the test around them
 FOLDERS = (
     "caffe/test_caffe_memory.py", "caffe/test_caffe_zoo.py", "frameworks/", "gpu/", "kernels/", "ops/",
-    "planner/test_memory_bounds.py", "rtcg/", "tensor/", "test_arguments.py",
+    "planner/test_memory_bounds.py", "rtcg/", "studio/nets/test_studio_gallery_runs.py", "tensor/", "test_arguments.py",
 )  # fmt: skip
 DAY = "JITDNN_TESTS_DAY"
 

@@ -23,7 +23,7 @@ def operations(node: Node) -> int:
         return sum(blob.size for blob in node.top) // batch
     each = math.prod(weights[0].shape[1:])
     if node.layer.type == "InnerProduct":
-        each = node.bottom[0].size // batch if node.bottom else each
+        each = weights[0].size // max(1, node.layer.parameter.inner_product_param.num_output)
     places = node.bottom if node.layer.type == "Deconvolution" else node.top
     return 2 * each * sum(blob.size for blob in places) // batch
 

@@ -18,8 +18,8 @@ from jitdnn import limits, log
 from jitdnn.studio import plugins
 
 _ORDER = (
-    "lenet", "cifar_quick", "vgg_small", "perceptron", "resnet18", "mobilenet_v2", "squeezenet", "googlenet", "alexnet",
-    "vgg16", "autoencoder", "unet_small",
+    "lenet", "cifar_quick", "vgg_small", "perceptron", "resnet18", "mobilenet_v2", "convnext_tiny", "squeezenet",
+    "googlenet", "alexnet", "vgg16", "autoencoder", "unet_small",
 )  # fmt: skip
 
 

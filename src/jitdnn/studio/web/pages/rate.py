@@ -58,14 +58,14 @@ def drawing(found: Row) -> dict[str, Any]:
     if len(rates) < 2:
         return {}
     first, last = math.log10(rates[0]), math.log10(rates[-1])
-    low, high = min(smooth), max(smooth[0], sorted(smooth)[round(0.9 * (len(smooth) - 1))])
+    low, high = float(min(smooth)), float(max(smooth[0], sorted(smooth)[round(0.9 * (len(smooth) - 1))]))
     span = (high - low) or 1.0
 
     def x(rate: float) -> float:
-        return round(WIDTH * (math.log10(rate) - first) / (last - first), 1)
+        return float(round(WIDTH * (math.log10(rate) - first) / (last - first), 1))
 
     def y(loss: float) -> float:
-        return round(HEIGHT * (0.95 - 0.85 * min(max((loss - low) / span, -0.05), 1.1)), 1)
+        return float(round(HEIGHT * (0.95 - 0.85 * min(max((loss - low) / span, -0.05), 1.1)), 1))
 
     mark = found["suggestion"]
     return {
