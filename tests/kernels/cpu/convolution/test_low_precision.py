@@ -90,6 +90,19 @@ def test_integers_are_summed_exactly(text: str) -> None:
     assert len(check(problem, threads=(1,))) > 1
 
 
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS[1:])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv_fwd n1 c8 h7 w6 k18 r3 s3 pad1 u8 by_i8 to_u8 nhwc",
+        "conv_fwd n1 c16 h7 w6 k16 r3 s3 pad1 stride2 g16 u8 by_i8 to_i8 nhwc",
+        "matmul m9 k700 n20 u8 by_i8 to_u8",
+    ],
+)
+def test_integers_without_dot_products(text: str, cpu: str) -> None:
+    assert len(check(parse(text), cpu=cpu, threads=(1,))) > 1
+
+
 def test_integers_are_convolved_as_pytorch_does() -> None:
     rng = np.random.default_rng(0)
     x, w = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((2, 9, 7, 6), (5, 9, 3, 3)))
