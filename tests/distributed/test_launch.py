@@ -27,7 +27,7 @@ net_param {{
   bottom: "label" top: "loss" }}
 }}
 """
-PATIENCE = 90.0
+PATIENCE = 300.0
 
 
 def start(folder: Path, iterations: int, *more: str, text: str = SOLVER) -> subprocess.Popen[str]:

@@ -34,6 +34,31 @@ def expected() -> list[torch.Tensor]:
     return [(one + other) / SIZE for one, other in zip(*grads, strict=True)]
 
 
+def synchronized(rank: int) -> None:
+    """Torch's SyncBatchNorm stays torch's, whichever comes first: the statistics of all, or its own refusal."""
+    sync = nn.SyncBatchNorm.convert_sync_batchnorm
+    torch_own = sync(model())
+    others = [sync(jt.convert(model(), measure="never")), jt.convert(sync(model()), measure="never")]
+    for ours in others:
+        assert type(ours[1]) is nn.SyncBatchNorm
+        torch.testing.assert_close(
+            ours.eval()(images(rank)), model().eval()(images(rank)), rtol=1e-4, atol=1e-5
+        )
+    found = []
+    for each in (torch_own, *others):
+        try:
+            found.append(each.train()(images(rank)))
+        except ValueError as error:
+            found.append(str(error))
+    if isinstance(found[0], str):
+        assert "GPU" in found[0]
+        assert found[1:] == [found[0]] * 2
+    else:
+        whole = model()(torch.cat([images(each) for each in range(SIZE)]))[3 * rank : 3 * rank + 3]
+        for each in found:
+            torch.testing.assert_close(each, whole, rtol=1e-4, atol=1e-5)
+
+
 def main() -> None:
     kind, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
@@ -41,6 +66,10 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
     seen = []
     observers.append(lambda kind, operands: seen.append(kind))
+    if kind == "sync":
+        synchronized(rank)
+        dist.destroy_process_group()
+        return
     ours = jt.convert(model(), measure="never")
     if kind == "ddp":
         wrapped = nn.parallel.DistributedDataParallel(ours)

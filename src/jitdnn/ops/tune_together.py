@@ -43,21 +43,18 @@ def check_together(group: Group, problems: Sequence[Problem], devices: Sequence[
         if other["problems"] != found[0]["problems"]:
             raise InvalidArgument(
                 f"process {rank} has another list of {len(other['problems'])} problems than process 0: all must be "
-                f"given "
-                "the same one, which they divide"
+                "given the same one, which they divide"
             )
         for name, *where in other["devices"]:
             if name != found[0]["devices"][0][0]:
                 raise InvalidArgument(
                     f"devices of one model are tuned together, and process 0 has {found[0]['devices'][0][0]!r}, "
-                    f"process "
-                    f"{rank} {name!r}"
+                    f"process {rank} {name!r}"
                 )
             if tuple(where) in seen:
                 raise InvalidArgument(
                     f"processes {seen[tuple(where)]} and {rank} both measure on {where[1]}:{where[2]} of {where[0]}: "
-                    f"two "
-                    "measurements at once would disturb each other, give each process a device of its own"
+                    "two measurements at once would disturb each other, give each process a device of its own"
                 )
             seen[tuple(where)] = rank
 

@@ -17,8 +17,8 @@ SCRIPT = ROOT / "tests" / "helpers" / "torch_processes.py"
 SECONDS = 120
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_processes_have_the_mean_gradients(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "sync"])
+def test_two_processes_have_the_mean_gradients_and_torchs_statistics(kind: str, tmp_path: Path) -> None:
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this PyTorch has no gloo")
     if kind == "fsdp":

@@ -1,9 +1,9 @@
-"""Training in several processes, measured: python benchmarks/distributed.py kills|scaling|losses|overlap --help
+"""SIGKILL of one of two processes that train LeNet, at random moments: python benchmarks/distributed_kills.py
 
-kills      SIGKILL of a process at random moments: every run must end by itself, name it, leave a good snapshot, and a
-           run that goes on from there, with another number of processes, must reach the same weights
-losses     LeNet, cifar10_full and a net with BatchNorm in single precision, 200 iterations, against one process
-scaling    images a second of one and several GPUs (or processes on the CPU), weak and strong
+Every run must end by itself, name the process that was killed, and leave a good snapshot; a run that goes on from
+there, with another number of processes, must reach the same weights: the same bits with two. Each third run restarts by
+itself, each second one divides the solver's state. Lines of JSON, one a kill. distributed_scaling.py measures images
+a second.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,17 @@ def ranks(launcher: int) -> list[int]:
         if b"train" in words:
             found.append(child)
     return found
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill a launcher and all that it started, and wait."""
+    found = [process.pid]
+    for each in found:  # which grows
+        found += children(each)
+    for each in reversed(found):
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    process.communicate()
 
 
 def run_kills(options: argparse.Namespace) -> int:
@@ -118,7 +130,7 @@ def _one_kill(
     try:
         output, _ = process.communicate(timeout=options.patience)
     except subprocess.TimeoutExpired:
-        process.kill()
+        end(process)
         return {**row, "fault": "the run hangs"}
     is_restarted = "--max-restarts" in more
     if killed is not None and not is_restarted:
@@ -150,24 +162,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    kills = commands.add_parser("kills")
-    kills.add_argument("--count", type=int, default=50)
-    kills.add_argument("--iterations", type=int, default=100)
-    kills.add_argument(
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument(
         "--patience", type=float, default=120, help="seconds after which a run counts as hanging"
     )
-    kills.add_argument(
+    parser.add_argument(
         "--apart",
         type=float,
         default=0.05,
         help="most that weights may differ after a resume by another number",
     )
-    kills.add_argument("--seed", type=int, default=0)
-    kills.set_defaults(run=run_kills)
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    code: int = options.run(options)
-    return code
+    return run_kills(options)
 
 
 if __name__ == "__main__":
