@@ -11,6 +11,8 @@ from typing import Final
 
 #: exit code of a process that ends because the one that started it has gone
 ORPHANED: Final = 75
+#: a variable of the environment: who started this process wants it to end with itself
+ENDS_WITH_PARENT: Final = "JITDNN_ENDS_WITH_PARENT"
 _PERIOD = 0.25  # seconds
 
 
@@ -24,6 +26,12 @@ def end_with_parent() -> None:
         os._exit(ORPHANED)
 
     threading.Thread(target=watch, name="end with parent", daemon=True).start()
+
+
+def end_with_parent_if_told() -> None:
+    """Do so where ENDS_WITH_PARENT is set; processes that this one starts are not told."""
+    if os.environ.pop(ENDS_WITH_PARENT, ""):
+        end_with_parent()
 
 
 def process_name(process: int) -> str | None:

@@ -185,7 +185,7 @@ class Solver:
         self._last_display: tuple[int, float] | None = None
         self._waits = WaitMeter(self.net)
         is_writer = group is None or not group.rank
-        self.snapshot_prefix = prefix_of(self.parameter, self.net, file, snapshot_prefix, is_writer)
+        self.snapshot_prefix = prefix_of(self.parameter, self.net.name, file, snapshot_prefix, is_writer)
         if memory_limit is not None:
             history = self.method.nbytes + (0 if self.average is None else self.average.nbytes)
             limit_together(self.net, self.test_nets, memory_limit, history)

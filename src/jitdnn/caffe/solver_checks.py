@@ -53,12 +53,12 @@ def check(parameter: SolverParameter) -> None:
 
 
 def prefix_of(
-    parameter: SolverParameter, net: Net, file: Path | None, given: str | None, is_writer: bool
+    parameter: SolverParameter, net_name: str, file: Path | None, given: str | None, is_writer: bool
 ) -> str:
     """The prefix of snapshots; InvalidArgument if this process will take some and cannot write there."""
     prefix = given or parameter.snapshot_prefix or ("" if file is None else str(file.with_suffix("")))
     if prefix and Path(prefix).is_dir():
-        prefix = str(Path(prefix) / (net.name or "net"))
+        prefix = str(Path(prefix) / (net_name or "net"))
     if is_writer and (parameter.snapshot or parameter.snapshot_after_train):
         if not prefix:
             raise InvalidArgument(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from jitdnn.cli import datasets
+from jitdnn.errors import InvalidArgument
 
 app = typer.Typer()
 app.command("convert-imageset")(datasets.convert_imageset)
@@ -119,15 +120,45 @@ def train(
     shard_state: Annotated[
         bool, typer.Option("--shard-state", help="Each process keeps a part of the solver's history alone.")
     ] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="tcp://HOST:PORT",
+            help="Train at a worker of the Dask cluster with this scheduler; snapshots come here.",
+        ),
+    ] = None,
+    tls_ca_file: Annotated[
+        Path | None, typer.Option(help="For --on tls://: certificate of the authority.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="For --on tls://: one's own certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="For --on tls://: the key of it.")] = None,
 ) -> None:
     """Train the net of a solver, on several processors or GPUs too (by torchrun, or --gpus, --processes)."""
     from jitdnn.cli.together import Together, run_together
     from jitdnn.cli.train import run_train
 
     together = Together(processes, max_restarts, batch_norm.value, wire.value, shard_state)
+    effects = {"SIGINT": sigint_effect.value, "SIGHUP": sighup_effect.value}
+    if on is not None:
+        from jitdnn.cli.train_elsewhere import run_train_elsewhere
+
+        options = {
+            "--memory": memory,
+            "--level": level,
+            "--stage": listed(stage),
+            "--weights": listed(weights),
+            "--threads": threads,
+        }
+        tls = (tls_ca_file, tls_cert, tls_key)
+        raise typer.Exit(
+            run_train_elsewhere(solver, on, tls, resume, plot, options, effects, listed(gpu), together)
+        )
+    if tls_ca_file or tls_cert or tls_key:
+        raise InvalidArgument(
+            "--tls-ca-file, --tls-cert and --tls-key are for a cluster: give --on tls://HOST:PORT"
+        )
     if (code := run_together(together, listed(gpu), context.obj)) is not None:
         raise typer.Exit(code)
-    effects = {"SIGINT": sigint_effect.value, "SIGHUP": sighup_effect.value}
     code = run_train(
         solver,
         resume,

@@ -14,11 +14,8 @@ from jitdnn import log, targets
 from jitdnn.caffe.snapshot import newest
 from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.handle import find_device
-from jitdnn.parents import end_with_parent, process_name
+from jitdnn.parents import end_with_parent, end_with_parent_if_told, process_name
 from jitdnn.settings import available_cores, settings
-
-#: names a run to the processes that are started for it, again and again
-RUN = "JITDNN_RUN"
 
 
 @dataclass(frozen=True)
@@ -45,10 +42,11 @@ class Joining:
 
         Snapshots that lie under the same prefix and are of another run do not count. Process 0 looks, for all.
         """
-        names, group = self.options["run"], self.options.get("group")
-        found = newest(prefix, names) if names and prefix and self.is_first else None
+        group = self.options.get("group")
         if group is None:
-            return found
+            return None
+        names = self.options["run"]
+        found = newest(prefix, names) if names and prefix and self.is_first else None
         told = group.share(b"" if found is None else os.fsencode(found))
         return Path(os.fsdecode(told)) if told else None
 
@@ -65,6 +63,7 @@ def run_together(together: Together, gpu: Sequence[str], arguments: Sequence[str
         find_device(name)
     from jitdnn.distributed.launch import launch
 
+    end_with_parent_if_told()
     return launch(arguments, wanted, together.max_restarts)
 
 
@@ -72,8 +71,9 @@ def run_together(together: Together, gpu: Sequence[str], arguments: Sequence[str
 def joined(together: Together, gpu: Sequence[str], threads: int | None) -> Iterator[Joining]:
     """Join the other processes, if torchrun or `run_together` started this one, and leave them in the end."""
     if "RANK" not in os.environ:
+        end_with_parent_if_told()
         device = _device(_gpus(gpu), 0)
-        yield Joining({"run": _run_names(), **({} if device is None else {"device": device})})
+        yield Joining({} if device is None else {"device": device})
         return
     end_with_parent()  # torchrun's agent: what it cannot end any more must not train on
     from jitdnn.distributed import place, start
@@ -104,15 +104,14 @@ def joined(together: Together, gpu: Sequence[str], threads: int | None) -> Itera
 
 
 def _run_names() -> list[str]:
-    """By what another start of this run knows itself again: the name that who started it gave, and the agent of
-    torchrun, a process that stays when those that it started are started again.
+    """By what another start of this run knows itself again: its id, and the agent of torchrun, a process that stays
+    when those that it started are started again.
 
-    Among several agents one that goes is not missed as long as another one stays. None where neither is known.
+    Among several agents one that goes is not missed as long as another one stays. None where torchrun did not start
+    this process, or its agent cannot be told from others.
     """
-    names = [os.environ[RUN]] if os.environ.get(RUN) else []
-    if "TORCHELASTIC_RUN_ID" in os.environ and (agent := process_name(os.getppid())) is not None:
-        names.append(f"{os.environ['TORCHELASTIC_RUN_ID']}/{agent}")
-    return names
+    agent = process_name(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else None
+    return [] if agent is None else [f"{os.environ['TORCHELASTIC_RUN_ID']}/{agent}"]
 
 
 def _gpus(gpu: Sequence[str]) -> list[str]:
