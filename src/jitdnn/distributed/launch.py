@@ -39,8 +39,8 @@ def place() -> Place | None:
         raise InvalidArgument(f"{', '.join(names)} are torchrun's: {error}") from error
 
 
-def launch(arguments: Sequence[str], processes: int, max_restarts: int = 0) -> int:
-    """Run `python -m jitdnn ARGUMENTS` in so many processes that torchrun's launcher starts and watches, and return
+def launch(arguments: Sequence[str], processes: int, max_restarts: int = 0, module: str = "jitdnn") -> int:
+    """Run `python -m MODULE ARGUMENTS` in so many processes that torchrun's launcher starts and watches, and return
     the exit code: 0, or 130 if they were stopped.
 
     When one ends early the others are ended, and with `max_restarts` all are started again, so often. Raises
@@ -69,7 +69,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int = 0) -> i
         logs_specs=DefaultLogsSpecs(),
     )
     try:
-        elastic_launch(config, sys.executable)("-u", "-m", "jitdnn", *arguments)
+        elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
     except ChildFailedError as error:
         failures = sorted(error.failures.items(), key=lambda item: (item[1].timestamp, item[0]))
         codes = {failure.exitcode for _, failure in failures}

@@ -102,7 +102,8 @@ def test_settings_hold_and_refuse_what_cannot_be(client: TestClient, store: Stor
     form = {"cpu_slots": "3", "restarts": "0", "quota": "2 GiB", "least_free": "", "roots": f"{tmp_path}\n\n"}
     assert client.post("/settings", data=form).headers["location"] == "/settings?saved=true"
     assert client.get("/api/settings").json() == {
-        "cpu_slots": 3, "restarts": 0, "quota": 2 << 30, "least_free": 0, "roots": [str(tmp_path)],
+        "cpu_slots": 3, "restarts": 0, "quota": 2 << 30, "least_free": 0, "together": [],
+        "roots": [str(tmp_path)],
     }  # fmt: skip
     assert 'value="2 GiB"' in client.get("/settings").text
     for wrong in (

@@ -9,16 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from jitdnn.cluster.places import Place
 
-class Place(NamedTuple):
-    """Where one run, or several, can train: a device of a host. `told`: of a GPU, as JSON, its `architecture` (sm_90a)
-    and the `facts` by which it can be planned for elsewhere; "" if it told none."""
-
-    host: str
-    device: str
-    name: str
-    slots: int = 1
-    told: str = ""
+__all__ = ["Executor", "Job", "Place"]
 
 
 class Job(NamedTuple):

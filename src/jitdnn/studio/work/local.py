@@ -15,7 +15,8 @@ from jitdnn.errors import DeviceError
 from jitdnn.studio.file_locks import is_locked
 from jitdnn.studio.store import Store
 from jitdnn.studio.work.executor import Job, Place
-from jitdnn.studio.work.worker import LEFT, LOCK, LOST, UNWRITTEN
+from jitdnn.studio.work.joint_places import with_joint_places
+from jitdnn.studio.work.worker import DIED, LEFT, LOCK, LOST, UNWRITTEN
 
 # in a process of its own: looking for GPUs takes memory of them, and a broken driver may take the process down
 _PROBE = """
@@ -29,6 +30,7 @@ print(json.dumps([found, os.cpu_count()]))
 _ENDINGS = {
     LEFT: "the worker was asked to leave",
     LOST: "another worker had the run",
+    DIED: "of its processes one died, and the others were ended",
     UNWRITTEN: "nothing could be written: the disk may be full",
 }
 
@@ -53,7 +55,8 @@ class LocalExecutor:
         host = socket.gethostname()
         gpus = [Place(host, device, name, told=told) for device, name, told in self._devices]
         slots = int(self._store.setting("cpu_slots", 1))
-        return [*gpus, Place(host, "cpu", "processor", slots)] if slots > 0 else gpus
+        own = [*gpus, Place(host, "cpu", "processor", slots)] if slots > 0 else gpus
+        return with_joint_places(self._store, own)
 
     def start(self, job: Job) -> None:
         folder = self._store.folder(job.run)

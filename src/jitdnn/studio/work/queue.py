@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitdnn import log
+from jitdnn.cluster.places import deaths_in_a_row
 from jitdnn.errors import JitdnnError, StoreError
 from jitdnn.studio import plugins
 from jitdnn.studio.store import Row, Store
 from jitdnn.studio.work.control import OBEYED, end_preparing, queue
 from jitdnn.studio.work.disk_space import missing_room
 from jitdnn.studio.work.executor import Executor, Job, Place
+from jitdnn.studio.work.joint_places import is_joint, left_of
 from jitdnn.studio.work.local import LocalExecutor
 from jitdnn.studio.work.run_access import LeaseLost, locked
 
@@ -136,8 +138,7 @@ class Queue:
             if now["intent"]:
                 state, deaths = OBEYED[now["intent"]], 0
             else:
-                got_on = now["died_at"] is None or now["iteration"] > now["died_at"]
-                deaths = 1 if got_on else now["deaths"] + 1
+                deaths = deaths_in_a_row(now["deaths"], now["died_at"], now["iteration"])
                 state = "queued" if deaths <= int(store.setting("restarts", 2)) else "interrupted"
             values = {
                 "state": state,
@@ -167,20 +168,22 @@ class Queue:
                 if row["message"] != lack:
                     self._store.update("run", row["id"], message=lack)
                 continue
-            place = fitting[0]
-            if self._start(row, place):
-                place["left"] -= 1
-                free = [each for each in free if each["left"] > 0]
+            if self._start(row, fitting[0]):
+                free = self._free_places()
 
     def _free_places(self) -> list[Row]:
-        """Places with slots that no run has, GPUs first; `left` says how many."""
+        """Places with slots that no run has, GPUs first."""
         places = self._store.rows(
             "SELECT place.*, (SELECT count(*) FROM run WHERE run.place = place.id AND run.state = 'running') AS busy "
-            "FROM place WHERE state = 'free' ORDER BY device = 'cpu', id"
+            "FROM place ORDER BY device = 'cpu', id"
         )
-        for place in places:
-            place["left"] = place["slots"] - place["busy"] if place["executor"] in self._executors else 0
-        return [place for place in places if place["left"] > 0]
+        return [
+            place
+            for place in places
+            if place["state"] == "free"
+            and place["executor"] in self._executors
+            and left_of(place, places) > 0
+        ]
 
     def _start(self, row: Row, place: Row) -> bool:
         store = self._store
@@ -241,5 +244,9 @@ def first_place(store: Store, wants: str) -> Row | None:
 
 
 def _fits(wants: str, place: Row) -> bool:
-    """A run wants any place (""), a device by name (cpu, cuda, cuda:1), or one place by its id (#3)."""
-    return not wants or wants in (place["device"], place["device"].split(":")[0], f"#{place['id']}")
+    """A run wants any place (""), a device by name (cpu, cuda, cuda:1), several at once (cpu*2), or one place by its id
+    (#3). A place of several devices is given to runs that name it."""
+    device = place["device"]
+    if wants in (device, f"#{place['id']}"):
+        return True
+    return not is_joint(device) and wants in ("", device.split(":")[0])

@@ -58,6 +58,9 @@ class RunAccess(Protocol):
     def removed(self, file: Path) -> None:
         """A file of the folder was removed."""
 
+    def again(self) -> tuple[list[str], dict[str, str]]:
+        """Arguments and environment by which another process of this machine has the same access."""
+
 
 class StoreRunAccess:
     """The access of a worker on the machine of the store."""
@@ -103,6 +106,9 @@ class StoreRunAccess:
 
     def removed(self, file: Path) -> None:
         """The folder is the store's own."""
+
+    def again(self) -> tuple[list[str], dict[str, str]]:
+        return [str(self.store.home.resolve()), str(self._run), str(self._lease)], {}
 
 
 @contextmanager

@@ -17,16 +17,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from jitdnn.caffe import load_solver, snapshot
-from jitdnn.errors import JitdnnError, NotSupported
+from jitdnn.caffe import Solver, load_solver, snapshot
+from jitdnn.caffe.events import Listener
+from jitdnn.cluster.places import devices_of
+from jitdnn.errors import JitdnnError, ProcessGroupError
+from jitdnn.settings import current, settings
 from jitdnn.studio.store import SOLVER, Row, Store
-from jitdnn.studio.work import kept_settings
+from jitdnn.studio.work import kept_settings, ranks
 from jitdnn.studio.work.reporter import PREFIX, Reporter
 from jitdnn.studio.work.run_access import LeaseLost, Report, RunAccess, StoreRunAccess, identity, locked
 
 LOCK = "worker.lock"
-#: exit codes that the queue tells apart: left on a signal; another worker has the run; nothing could be written
-LEFT, LOST, UNWRITTEN = 75, 76, 74
+#: exit codes that the queue tells apart: left on a signal; another worker has the run; nothing could be written; of
+#: several processes one died
+LEFT, LOST, UNWRITTEN, DIED = 75, 76, 74, 77
 _STATES = {"pause": "paused", "stop": "stopped"}
 
 
@@ -35,6 +39,8 @@ def work(home: Path, run: int, lease: int) -> int:
     with Store(home) as store:
         access = StoreRunAccess(store, run, lease)
         try:
+            if ranks.is_rank():  # whose worker has the lock
+                return train(access)
             access.folder.mkdir(parents=True, exist_ok=True)
             with locked(access.folder / LOCK):
                 return train(access)
@@ -48,9 +54,14 @@ def train(access: RunAccess) -> int:
     try:
         with suppress(OSError):
             os.nice(5)
+        if ranks.is_rank():
+            return ranks.joined(access, _train, _follow)
         row = access.run()
-        device = _device(row["device"])
-        written, note = kept_settings.keep(access.folder, device)
+        devices = devices_of(row["device"] or "cpu")
+        with settings(
+            threads=max(1, current().threads // len(devices))
+        ):  # processes of one host divide its cores
+            written, note = kept_settings.keep(access.folder, devices[0])
         access.tell(
             Report(
                 values={"message": "", "started": time.time(), **identity()},
@@ -59,28 +70,33 @@ def train(access: RunAccess) -> int:
         )
         for file in written:
             access.saved(file)
+        if len(devices) > 1:
+            return _launch(access, len(devices))
         with kept_settings.in_force(access.folder):
-            return _train(access, row, device)
+            return _train(access, row, {"device": devices[0]})
     except LeaseLost:
         raise
     except Exception as error:  # whatever it is, the page must say it
         return _failed(access, error)
 
 
-def _train(access: RunAccess, row: Row, device: str) -> int:
-    reporter = Reporter(access, row)
-    options: dict[str, Any] = {"device": device}
+def _solver(access: RunAccess, row: Row, options: dict[str, Any], listener: Listener | None) -> Solver:
     if limit := row["options"].get("memory_limit"):
         options["memory_limit"] = limit
     prefix = str(access.folder / PREFIX)
-    solver = load_solver(access.folder / SOLVER, listener=reporter, snapshot_prefix=prefix, **options)
+    return load_solver(access.folder / SOLVER, listener=listener, snapshot_prefix=prefix, **options)
+
+
+def _train(access: RunAccess, row: Row, options: dict[str, Any]) -> int:
+    reporter = Reporter(access, row)
+    solver = _solver(access, row, options, reporter)
     reporter.solver = solver
 
     def leave(number: int, frame: object) -> None:
         reporter.is_leaving = True
 
     signal.signal(signal.SIGTERM, leave)
-    resume = snapshot.newest(prefix)
+    resume = ranks.newest(solver.snapshot_prefix, options.get("group"))
     if resume is not None:
         reporter.resumed(snapshot.read(resume).meta["iteration"])
     solver.solve(resume)
@@ -93,6 +109,26 @@ def _train(access: RunAccess, row: Row, device: str) -> int:
         state = "done"  # asked to stop at the very end
     _end(access, state, reporter.why, solver.iteration)
     return 0
+
+
+def _follow(access: RunAccess, row: Row, options: dict[str, Any]) -> int:
+    """Train beside process 0, which reports and obeys for all."""
+    solver = _solver(access, row, options, None)
+    signal.signal(signal.SIGTERM, lambda number, frame: solver.stop())
+    solver.solve(ranks.newest(solver.snapshot_prefix, options["group"]))
+    return 0
+
+
+def _launch(access: RunAccess, processes: int) -> int:
+    """Have several processes train; a run that one of them did not settle is the queue's to start again."""
+    try:
+        code = ranks.launch(access, processes)
+    except ProcessGroupError as error:
+        if access.run()["state"] != "running":  # process 0 has said why
+            return 1
+        _say(str(error))
+        return DIED
+    return LEFT if code else 0
 
 
 def _failed(access: RunAccess, error: Exception) -> int:
@@ -118,12 +154,6 @@ def _end(access: RunAccess, state: str, message: str, iteration: int) -> None:
     size = sum(file.stat().st_size for file in access.folder.iterdir() if file.is_file())
     values = {"state": state, "intent": "", "message": message, "ended": time.time(), "bytes": size}
     access.tell(Report(values=values, marks=[(iteration, message or state)]), is_lasting=True)
-
-
-def _device(name: str | None) -> str:
-    if name and "+" in name:
-        raise NotSupported(f"a training on {name}: a net runs on one device, so choose one of them")
-    return name or "cpu"
 
 
 def _say(text: str) -> None:

@@ -17,7 +17,7 @@ from jitdnn.studio.data import places
 from jitdnn.studio.store import Row
 from jitdnn.studio.web.context import Here, Link, Route, Studio, page
 from jitdnn.studio.web.pages.cluster import read_cluster
-from jitdnn.studio.work import disk_space
+from jitdnn.studio.work import disk_space, joint_places
 
 router = APIRouter(route_class=Route)
 NAVIGATION = (Link(80, "/settings", "settings", "Settings"),)
@@ -42,6 +42,11 @@ class Settings(BaseModel):
     )
     least_free: int | None = Field(
         default=None, ge=0, le=1 << 62, description="bytes free on the disk below which nothing is started"
+    )
+    together: list[Annotated[str, Field(max_length=400)]] | None = Field(
+        default=None,
+        max_length=50,
+        description="devices of one host that train a run together: cuda:0+cuda:1, cpu*2",
     )
     roots: list[Annotated[str, Field(min_length=1, max_length=4096)]] | None = Field(
         default=None, max_length=50, description="folders of the server below which data may be read"
@@ -78,6 +83,7 @@ def read_settings(studio: Here) -> dict[str, Any]:
         "restarts": int(setting("restarts", 2)),
         "quota": setting("quota") or 0,
         "least_free": int(setting("least_free", disk_space.LEAST_FREE)),
+        "together": list(setting(joint_places.SETTING, [])),
         "roots": [str(root) for root in places.roots(studio.store)],
     }
 
@@ -88,6 +94,10 @@ def change_settings(studio: Here, change: Settings) -> dict[str, Any]:
     values = {name: value for name, value in change.model_dump().items() if value is not None}
     if "roots" in values:
         values["roots"] = [str(_folder(root)) for root in values["roots"]]
+    if joint_places.SETTING in values:
+        values[joint_places.SETTING] = [
+            joint_places.checked(device) for device in values[joint_places.SETTING]
+        ]
     with studio.store.transaction():
         for name, value in values.items():
             studio.store.set_setting(name, value)

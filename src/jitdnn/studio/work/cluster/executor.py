@@ -18,17 +18,20 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
+from jitdnn.cluster.engine import Engine
+from jitdnn.cluster.places import Start, resources_of
 from jitdnn.errors import DeviceError, InvalidArgument, NotSupported
 from jitdnn.studio.store import Store
 from jitdnn.studio.work.cluster.certificates import make_certificates, server_context
 from jitdnn.studio.work.cluster.task import run_task
 from jitdnn.studio.work.cluster.tokens import token_for
 from jitdnn.studio.work.executor import Job, Place
+from jitdnn.studio.work.joint_places import with_joint_places
 
 _SECONDS = 10.0
 _FRESH = 60.0  # seconds without a beat after which a worker is taken for dead
+_QUIET = 15.0  # the same where Dask's worker is gone, too: its training may go on, and beats every 10 s
 
 
 class ClusterExecutor:
@@ -42,10 +45,7 @@ class ClusterExecutor:
     def __init__(self, store: Store, host: str, scheduler_port: int = 8786, gateway_port: int = 8787) -> None:
         self._store, self._host, self._ports = store, host, (scheduler_port, gateway_port)
         self._folder = store.home / "tls"
-        self._futures: dict[tuple[int, int], Any] = {}
         self._beats: dict[tuple[int, int], tuple[object, float]] = {}
-        self._workers: dict[str, str] = {}
-        self._client: Any = None
         try:
             import distributed
         except ImportError:
@@ -115,62 +115,52 @@ class ClusterExecutor:
                 n_workers=0, protocol="tls://", security=security, host=self._host, scheduler_port=self._ports[0],
                 dashboard_address=None, silence_logs=False,
             )  # fmt: skip
-            self._client = self._dask.Client(self._cluster, security=security, timeout=_SECONDS)
+            client = self._dask.Client(self._cluster, security=security, timeout=_SECONDS)
         except (OSError, RuntimeError) as error:
             self._gateway.should_exit = True
             raise DeviceError(
                 f"Dask's scheduler cannot be started at port {self._ports[0]}: {error}"
             ) from error
+        self._engine = Engine(client, outlives=True)
 
     def places(self) -> Sequence[Place]:
-        """A place for each device that a worker has as a resource."""
-        try:
-            workers = self._client.scheduler_info(n_workers=-1)["workers"]
-        except (OSError, RuntimeError) as error:
-            raise DeviceError(f"Dask's scheduler does not answer: {error}") from error
-        self._workers = {str(each["name"]): address for address, each in workers.items()}
-        return [
-            Place(str(each["name"]), device, f"{each['host']} {device}", int(count))
-            for each in workers.values()
-            for device, count in sorted(
-                (each.get("resources") or {}).items(), key=lambda pair: pair[0] == "cpu"
-            )
-        ]
+        """A place for each device that a worker has as a resource, and for those that the setting `together` joins."""
+        return with_joint_places(self._store, self._engine.places())
 
     def start(self, job: Job) -> None:
+        engine, resources = self._engine, resources_of(job.place.device)
+        workers = engine.having(resources, job.place.host)
+        if not workers:
+            raise DeviceError(f"{job.place.name} cannot be given a training: its worker is gone")
         token = token_for(self._store.home, job.run, job.lease)
-        try:
-            future = self._client.submit(
-                run_task, self.address, job.run, job.lease, token, key=f"run-{job.run}-{job.lease}", pure=False,
-                retries=0, workers=[self._workers[job.place.host]], resources={job.place.device: 1},
-            )  # fmt: skip
-            self._dask.fire_and_forget(future)
-        except (OSError, RuntimeError, KeyError) as error:
-            raise DeviceError(f"{job.place.name} cannot be given a training: {error}") from error
-        self._futures[job.run, job.lease] = future
+        engine.start(_start(job), workers, resources, run_task, self.address, job.run, job.lease, token)
 
     def is_alive(self, job: Job) -> bool:
         """By the task where this process started it, and by beats, which outlive schedulers; no clock is compared."""
-        key = (job.run, job.lease)
-        future = self._futures.get(key)
-        if future is not None and future.status in ("finished", "error", "cancelled"):
+        if self._engine.has_ended(_start(job)):
             return False
+        key = (job.run, job.lease)
         row = self._store.one("run", job.run)
         beat, now = None if row is None else row["beat"], time.monotonic()
         last, seen = self._beats.get(key, (None, 0.0))
         if beat != last or key not in self._beats:
             self._beats[key] = (beat, now)
             return True
-        return now - seen < _FRESH
+        if now - seen < _QUIET:
+            return True
+        return now - seen < _FRESH and bool(self._engine.having({}, job.place.host))
 
     def ending(self, job: Job) -> str:
+        """Why it counts as ended. A task that still waits or runs somewhere is cancelled: another start follows."""
         self._beats.pop((job.run, job.lease), None)
-        future = self._futures.pop((job.run, job.lease), None)
-        if future is None:
-            return f"no sign of life from {job.place.name} for {_FRESH:.0f} seconds"
-        if future.status == "error":
-            return f"on {job.place.name}: {str(future.exception(timeout=_SECONDS))[:1000]}"
-        return f"the worker on {job.place.name} is gone"
+        engine, start = self._engine, _start(job)
+        failure, has_ended, knows = engine.failure(start), engine.has_ended(start), engine.knows(start)
+        engine.forget(start)
+        if failure:
+            return f"on {job.place.name}: {failure[:1000]}"
+        if knows and has_ended:
+            return f"the worker on {job.place.name} is gone"
+        return f"no sign of life from {job.place.name}"
 
     def end(self, job: Job) -> None:
         """The lease is over: the worker reads so at its next report and ends."""
@@ -184,6 +174,10 @@ class ClusterExecutor:
         """Trainings elsewhere go on, and find the next server at the same address."""
         self._gateway.should_exit = True
         self._thread.join(_SECONDS)
+        self._engine.close()
         with contextlib.suppress(Exception):
-            self._client.close()
             self._cluster.close()
+
+
+def _start(job: Job) -> Start:
+    return Start(str(job.run), job.lease)

@@ -27,7 +27,7 @@ from jitdnn.errors import InvalidArgument, StoreError
 from jitdnn.files import sha256, write_whole
 from jitdnn.settings import current
 from jitdnn.studio.store import Row, run_folder
-from jitdnn.studio.work import worker
+from jitdnn.studio.work import ranks, worker
 from jitdnn.studio.work.cluster.certificates import worker_context
 from jitdnn.studio.work.run_access import LeaseLost, Report, locked
 
@@ -47,6 +47,7 @@ class RemoteRunAccess:
             raise InvalidArgument(f"{address} is no address of a studio for workers: https://HOST:PORT")
         self._base = f"{address}/api/work/{run}/{lease}"
         self._token, self._context = token, worker_context(tls)
+        self._arguments = (address, str(run), str(lease))
         self._cache = cache
         name = hashlib.sha256(address.encode()).hexdigest()[:16]
         self._home = cache / "homes" / name
@@ -120,6 +121,9 @@ class RemoteRunAccess:
     def removed(self, file: Path) -> None:
         self._ask("DELETE", f"/file?{urllib.parse.urlencode({'name': file.name})}")
 
+    def again(self) -> tuple[list[str], dict[str, str]]:
+        return list(self._arguments), {TOKEN: self._token}
+
     def fetch(self) -> None:
         """Bring what the run needs: files by their hash, from what is kept here or from the server."""
         files: dict[str, dict[str, Any]] = json.loads(self._ask("GET", ""))["files"]
@@ -165,6 +169,8 @@ def work_elsewhere(address: str, run: int, lease: int) -> int:
     """Train a run of the studio at `address`; return the exit code. Token and certificates are in the environment."""
     cache = current().cache_dir / "studio"
     access = RemoteRunAccess(address, run, lease, os.environ.pop(TOKEN, ""), Path(os.environ[TLS]), cache)
+    if ranks.is_rank():  # whose worker beats, fetches and has the lock
+        return worker.train(access)
     ended = threading.Event()
 
     def beat() -> None:

@@ -6,9 +6,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+from jitdnn.cluster.engine import is_wanted
 from jitdnn.studio.work.cluster.remote import TLS, TOKEN
+
+_PERIOD = 0.2
 
 
 def run_task(address: str, run: int, lease: int, token: str) -> int:
@@ -25,15 +29,20 @@ def run_task(address: str, run: int, lease: int, token: str) -> int:
         (tls / "worker.pem").write_bytes(b"\n".join(Path(part).read_bytes() for part in parts if part))
         environment[TLS] = folder
         command = [sys.executable, "-m", "jitdnn.studio.work", address, str(run), str(lease)]
-        code = subprocess.run(
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env=environment,
             start_new_session=True,
-            check=False,
-        ).returncode
+        )
+        key, is_told = distributed.worker.thread_state.key, False
+        while (code := process.poll()) is None:
+            if not is_told and not is_wanted(key):  # its lease is over: it takes a snapshot, and leaves
+                process.terminate()
+                is_told = True
+            time.sleep(_PERIOD)
         if code:
             log.seek(max(0, log.tell() - 4000))
             raise RuntimeError(f"the worker ended with {code}: {log.read().decode('utf-8', 'replace')}")
