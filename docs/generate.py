@@ -17,6 +17,7 @@ from typing import Any
 from jitdnn import limits, targets
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.reference import REFERENCE
 from jitdnn.kernels.tables import algorithms, has_generator, table
 from jitdnn.problems import parse
 from jitdnn.problems.problem import Problem
@@ -367,29 +368,46 @@ def torch_samples() -> str:
 def torch_operators() -> str:
     """The modules of PyTorch that jitdnn.torch converts: on which types of elements, layouts and devices ours run."""
     from jitdnn.frameworks.torch import functional
+    from jitdnn import problems
     from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES
     from jitdnn.frameworks.torch.modules import CONVERTED
 
     kinds = [kind.__name__ for kind in CONVERTED]
     lines = ["| modules | types | layouts | devices |", "| --- | --- | --- | --- |"]
-    for names, types, layouts in (
-        (r"(Lazy)?Conv\w*", DTYPES, "any strides"),
-        (r"Linear", DTYPES, "dense rows"),
-        (r"BatchNorm\w*", functional.NORMALIZED, "any strides"),
-        (r"LayerNorm", functional.NORMALIZED, "any strides (copied where not dense)"),
-        (r"(Max|Avg)Pool\w*", DTYPES, "any strides"),
-        (r"GELU|SiLU|Mish|Hardswish|Tanh|Sigmoid", DTYPES, "dense in any order of axes"),
-        (r"(Log)?Softmax|CrossEntropyLoss|Upsample|LSTM|GRU", DTYPES, "any strides; eager calls alone"),
+    for names, types, layouts, needed in (
+        (r"(Lazy)?Conv\w*", DTYPES, "any strides", (problems.Convolution,)),
+        (r"Linear", DTYPES, "dense rows", (problems.Convolution,)),
+        (r"BatchNorm\w*", functional.NORMALIZED, "any strides", (problems.BatchNorm,)),
+        (r"LayerNorm", functional.NORMALIZED, "any strides (copied where not dense)", (problems.LayerNorm,)),
+        (r"(Max|Avg)Pool\w*", DTYPES, "any strides", (problems.Pooling,)),
+        (r"GELU|SiLU|Mish|Hardswish|Tanh|Sigmoid", DTYPES, "dense in any order of axes", (problems.Activation,)),
+        (
+            r"(Log)?Softmax|CrossEntropyLoss", DTYPES, "any strides; eager calls alone",
+            (problems.Softmax, problems.CrossEntropy),
+        ),
+        (r"Upsample", DTYPES, "any strides; eager calls alone", (problems.Resize,)),
+        (r"LSTM|GRU", DTYPES, "any strides; eager calls alone", (problems.Recurrent,)),
     ):
         listed = [kind for kind in kinds if re.fullmatch(names, kind)]
         kinds = [kind for kind in kinds if kind not in listed]
         short = ", ".join(f"`{kind}`" for kind in listed)
+        devices = [device for device in DEVICES if all(_has_kernels(one, device) for one in needed)]
         lines.append(
-            f"| {short} | {', '.join(DTYPES[one] for one in types)} | {layouts} | {', '.join(DEVICES)} |"
+            f"| {short} | {', '.join(DTYPES[one] for one in types)} | {layouts} | {', '.join(devices)} |"
         )
     if kinds:
         raise KeyError(f"no row has {kinds}")
     return "\n".join(lines) + "\n"
+
+
+def _has_kernels(problem: type[Problem], target: str) -> bool:
+    """Whether a target has kernels for problems of a class, beside the reference on the host."""
+    return any(
+        algorithm is not REFERENCE
+        for (kind, _), found in table(target).items()
+        if kind is problem
+        for algorithm in found
+    )
 
 
 def torch_left() -> str:

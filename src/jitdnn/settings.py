@@ -289,6 +289,13 @@ TABLE: Final[tuple[Setting, ...]] = (
         lambda: "warning",
         "What is logged: `warning` fallbacks, `info` also choices of an algorithm, `debug` also every run.",
     ),
+    Setting(
+        "progress",
+        _flag,
+        lambda: True,
+        "Say how far it is where the first calls of a PyTorch model take more than two seconds for compiling and "
+        "measuring kernels: a line that moves on a terminal, rare lines of the log elsewhere.",
+    ),
 )
 _ROWS: Final = {row.name: row for row in TABLE}
 
@@ -322,6 +329,7 @@ class Settings:
     scratch_limit: int
     load_limit: int | None
     log: str
+    progress: bool
     #: of values in use, equal if and only if they are: a key for caches of plans that costs nothing to hash
     serial: int = field(default=-1, compare=False, repr=False)
 

@@ -306,7 +306,9 @@ def test_what_all_convolutions_of_a_gpu_need_is_compiled_before_the_first_is_mea
     def compile_ahead(handle: Handle, calls: Any) -> None:
         assert not decided
         with handle:
-            made.extend(str(call().problem) for call in calls)
+            for call in calls:
+                plan = call()
+                made.append(f"{plan.problem} {plan.epilogue}")
 
     decided: list[str] = []
 
@@ -319,8 +321,11 @@ def test_what_all_convolutions_of_a_gpu_need_is_compiled_before_the_first_is_mea
     monkeypatch.setattr("jitdnn.frameworks.torch.kinds.decide", decide)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3, bias=False))
     compiled(model, measure="first")[0](random(2, 3, 8, 8))
-    assert len(made) == 2
+    # the first one alone, the same with its bias and activation; the second one, which nothing follows
+    assert len(made) == 3
     assert all(text.startswith("conv_fwd n2") for text in made)
+    assert len({text.partition(" f32")[0] for text in made}) == 2
+    assert sum("max" in text for text in made) == 1
     assert decided
 
 

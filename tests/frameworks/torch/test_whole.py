@@ -216,8 +216,7 @@ def test_by_host_and_device_with_the_backward_pass(
             called.append(name)
             if name == "ours":  # has a kernel that was chosen
                 kind = kinds.Kind("forward", choice.Decision(True, "of the test"), call)
-                for observe in kinds.observers:
-                    observe(kind, ())
+                kinds.tell(kind, ())
             return Costs.apply(x, forward, backward)
 
         return call

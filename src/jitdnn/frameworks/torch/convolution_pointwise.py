@@ -23,6 +23,7 @@ from jitdnn.frameworks.torch.registry import define
 from jitdnn.frameworks.torch.stock import stock
 from jitdnn.frameworks.torch.tail import applied, expression_of
 from jitdnn.handle import Handle
+from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.convolution import conv
 from jitdnn.ops.epilogue import fuse
 from jitdnn.ops.kept_filter import KeptFilter
@@ -44,13 +45,33 @@ def _kept_filter(w: Tensor) -> KeptFilter:
     return kept
 
 
-def _direct(
-    handle: Handle, x: Tensor, w: Tensor, operands: Sequence[Tensor], y: Tensor, g: Geometry, expression: Expression,
-    is_constant: bool,
-) -> Callable[[Tensor, list[int]], None] | None:  # fmt: skip
-    """What runs the plan of a kind on addresses, of w and of x, w, y and the operands; None where that cannot be."""
-    if x.device.type != "cpu" or handle.settings.total_workspace is not None:
-        return None
+def planned(
+    x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
+    tail: str, operands: Sequence[Tensor],
+) -> tuple[Convolution, Epilogue | None] | None:  # fmt: skip
+    """What ours compute for operands of this kind as a problem and its end; None where ours has no problem for it.
+
+    Raises InvalidArgument or NotSupported for a tail that ours cannot say.
+    """
+    g, expression = _geometry(x, stride, padding, dilation, groups), expression_of(tail, len(operands))
+    return _planned(x, w, operands, _result(x, w, g), g, expression)
+
+
+def _geometry(
+    x: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> Geometry:
+    return Geometry.of(x.dim() - 2, stride, padding, dilation, False, [0], groups)
+
+
+def _result(x: Tensor, w: Tensor, g: Geometry) -> Tensor:
+    """The result without data."""
+    shape, form = g.output_shape(x.shape, w.shape), memory_format(x, w)
+    return torch.empty(shape, dtype=x.dtype, device="meta", memory_format=form)
+
+
+def _planned(
+    x: Tensor, w: Tensor, operands: Sequence[Tensor], y: Tensor, g: Geometry, expression: Expression
+) -> tuple[Convolution, Epilogue | None] | None:
     problem = problem_of("forward", x, w, y, g)
     if problem is None or not isinstance(problem, Convolution):
         return None
@@ -59,8 +80,20 @@ def _direct(
     ]:
         return None  # nothing may be read or written where no element is
     epilogue = fuse(expression, [descriptor(one) for one in operands], problem.y, None)
-    if len(expression.instructions) == 1:
-        epilogue = None  # the sum itself
+    return problem, None if len(expression.instructions) == 1 else epilogue  # the sum itself
+
+
+def _direct(
+    handle: Handle, x: Tensor, w: Tensor, operands: Sequence[Tensor], y: Tensor, g: Geometry, expression: Expression,
+    is_constant: bool,
+) -> Callable[[Tensor, list[int]], None] | None:  # fmt: skip
+    """What runs the plan of a kind on addresses, of w and of x, w, y and the operands; None where that cannot be."""
+    if x.device.type != "cpu" or handle.settings.total_workspace is not None:
+        return None
+    found = _planned(x, w, operands, y, g, expression)
+    if found is None:
+        return None
+    problem, epilogue = found
     request = replace(Request.of(handle.settings), keeps_filter=True) if is_constant else None
     plan: Plan | None = None
 
@@ -80,12 +113,11 @@ def _prepare(
     handle: Handle, x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
     groups: int, tail: str, is_constant: bool, *operands: Tensor,
 ) -> Ways:  # fmt: skip
-    space = x.dim() - 2
-    g = Geometry.of(space, stride, padding, dilation, False, [0], groups)
+    g = _geometry(x, stride, padding, dilation, groups)
     form, named, expression = memory_format(x, w), g.named, expression_of(tail, len(operands))
-    shape = g.output_shape(x.shape, w.shape)
-    direct = _direct(handle, x, w, operands, torch.empty(shape, dtype=x.dtype, device="meta", memory_format=form), g,
-                     expression, is_constant)  # fmt: skip
+    empty = _result(x, w, g)
+    shape = empty.shape
+    direct = _direct(handle, x, w, operands, empty, g, expression, is_constant)
 
     def ours(x: Tensor, w: Tensor, *given: Any) -> Tensor:
         y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)

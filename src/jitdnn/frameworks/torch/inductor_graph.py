@@ -33,8 +33,9 @@ from jitdnn.frameworks.torch.inductor_forms import (
 )
 from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
 from jitdnn.frameworks.torch.kernels import channels_last_strides
-from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, at, observers
+from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, apart, at
 from jitdnn.frameworks.torch.options import Options, handle_of, parse
+from jitdnn.frameworks.torch.progress import part, parts
 from jitdnn.frameworks.torch.settled import text_of
 from jitdnn.handle import current_handle
 from jitdnn.kernels.algorithm import Epilogue
@@ -96,15 +97,14 @@ class Rewriter:
             self._visit()
 
     def _visit(self) -> None:
-        for node in list(self._graph.nodes):
-            if node.op != "call_function":
-                continue
-            if node.target is aten.convolution_backward.default:
-                self._backward(node)
-            else:
-                call = self._call(node)
-                if call is not None:
-                    self._forward(node, call)
+        nodes = [node for node in self._graph.nodes if node.op == "call_function" and _is_convolution(node)]
+        with parts(len(nodes)):
+            for node in nodes:
+                with part():
+                    if node.target is aten.convolution_backward.default:
+                        self._backward(node)
+                    elif (call := self._call(node)) is not None:
+                        self._forward(node, call)
 
     def _compile_ahead(self) -> None:
         """Compile what ours need on a GPU for all convolutions of this graph, several modules at once: measured one
@@ -120,7 +120,8 @@ class Rewriter:
             self._plans, self._only_looks = None, False
             self.kinds.clear()
         for device, calls in plans.items():
-            compile_ahead(at(device, handle_of(self._options, device.type)), calls)
+            with part():
+                compile_ahead(at(device, handle_of(self._options, device.type)), calls)
 
     def _is_ahead(self) -> bool:
         """Whether the host enqueues torch's convolutions of this graph faster than a GPU runs them."""
@@ -258,10 +259,14 @@ class Rewriter:
     ) -> Kind:
         """The choice between our operator with a tail, and the best without: what Inductor does of the tail is a pass
         over the result, with one operand that is as large, where something reads it from memory."""
+        reals = [real(one.meta["val"]) for one in tail.operands]
         if self._plans is not None:
+            x, w, *geometry = arguments
+            planned = convolution_pointwise.planned(x, w, *geometry, tail.text, reals)
+            if planned is not None:
+                self._plans.setdefault(x.device, []).append(partial(_plan, *planned))
             return Kind("forward", Decision(False, "not chosen yet"), call.stock)
         last = tail.steps[-1] if tail.steps else node
-        reals = [real(one.meta["val"]) for one in tail.operands]
         y = best()
         wide = [one for one in reals if one.numel() == y.numel()]
         out = torch.empty_like(y) if tail.steps and saves_a_pass(last) else None
@@ -448,6 +453,11 @@ class Rewriter:
         node.meta["val"] = _faked(node.target, [value(one) for one in node.args])
 
 
+def _is_convolution(node: Node) -> bool:
+    """Whether ours may take a node or one of its gradients."""
+    return node.target in (aten.convolution.default, aten.convolution_backward.default) or is_packed(node)
+
+
 def _plan(problem: Problem, epilogue: Epilogue | None) -> object:
     """The plan of a problem by the handle in force."""
     return current_handle().plan(problem, None, epilogue)
@@ -471,8 +481,6 @@ def _faked(target: Any, arguments: Sequence[Any]) -> Any:
 @contextmanager
 def _apart(is_captured: bool) -> Iterator[None]:
     """Real tensors, no gradients, no modes, no autocast: as what is measured runs later; and nobody who observes."""
-    seen = observers[:]
-    observers.clear()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with (
         torch.no_grad(),
@@ -481,8 +489,6 @@ def _apart(is_captured: bool) -> Iterator[None]:
         torch.autocast(device, enabled=False),
         torch.autocast("cpu", enabled=False),
         choice.without_host() if is_captured else nullcontext(),
+        apart(),
     ):
-        try:
-            yield
-        finally:
-            observers[:] = seen
+        yield

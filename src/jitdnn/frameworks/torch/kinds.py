@@ -6,9 +6,11 @@ threads. Its first call prepares both ways and chooses (choice.py); every later 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from torch import Tensor
 from jitdnn.errors import JitdnnError
 from jitdnn.frameworks.torch.choice import Decision, decide
 from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
+from jitdnn.frameworks.torch.progress import part
 from jitdnn.handle import Handle
 from jitdnn.problems.problem import Problem
 from jitdnn.retention import Recent
@@ -66,8 +69,11 @@ class Way:
     stock: Callable[[], Any] | None = None
 
 
+Observer: TypeAlias = Callable[[Kind, tuple[Any, ...]], None]
 #: who wants to know of every call: gets its kind and its operands
-observers: list[Callable[[Kind, tuple[Any, ...]], None]] = []
+observers: list[Observer] = []
+#: who is told of the calls of a thread instead, by its number, while what it measures is nobody else's business
+_apart: dict[int, list[Observer]] = {}
 #: the kinds of calls that were made, by what tells them apart
 known: Recent[tuple[Any, ...], list[Kind | None]] = Recent(16384)
 #: those that are decided anew when kernels of ours are compiled
@@ -166,11 +172,45 @@ def run_together(
     kinds = known.get(key)
     if kinds is None:
         kinds = known.older(key) or _chosen(key, computations, options, operands)
-    if observers:
-        for observe in observers:
-            for kind in filter(None, kinds):
-                observe(kind, operands)
+    if observers or _apart:
+        for kind in filter(None, kinds):
+            tell(kind, operands)
     return [None if kind is None else kind.run(*operands) for kind in kinds]
+
+
+def tell(kind: Kind, operands: tuple[Any, ...]) -> None:
+    """Tell those who want to know of a call."""
+    for observe in watching():
+        observe(kind, operands)
+
+
+def watching() -> list[Observer]:
+    """Who wants to know of the calls of this thread.
+
+    Autograd's own threads, which run backward passes on GPUs, belong to whoever measures, if anybody does.
+    """
+    if not _apart:
+        return observers
+    own = _apart.get(threading.get_ident())
+    if own is None and isinstance(threading.current_thread(), threading._DummyThread):
+        own = next(iter(_apart.values()), None)
+    return observers if own is None else own
+
+
+@contextmanager
+def apart(*instead: Observer) -> Iterator[list[Observer]]:
+    """Calls of this thread in the block are told to `instead` alone, a list that may be changed; those of other
+    threads are told to who watches them."""
+    here = threading.get_ident()
+    before = _apart.get(here)
+    _apart[here] = own = list(instead)
+    try:
+        yield own
+    finally:
+        if before is None:
+            del _apart[here]
+        else:
+            _apart[here] = before
 
 
 def _chosen(
@@ -182,7 +222,8 @@ def _chosen(
         _is_capturing() or any(kind and kind.decision.is_for_now for kind in for_now)
     ):
         return for_now
-    kinds = [None if one is None else one.choose(options, operands) for one in computations]
+    with part():
+        kinds = [None if one is None else one.choose(options, operands) for one in computations]
     kept = _for_now if any(kind and kind.decision.waits_for for kind in kinds) else known
     return kept.put(key, kinds)
 

@@ -22,6 +22,7 @@ from jitdnn.frameworks.torch.graph import is_random, value
 from jitdnn.frameworks.torch.kernels import Kernel, Preparer, described, is_dense
 from jitdnn.frameworks.torch.options import handle_of, parse
 from jitdnn.frameworks.torch.pointwise import VIEWS
+from jitdnn.frameworks.torch.progress import part, parts
 from jitdnn.frameworks.torch.replaced import replacement, simplify
 from jitdnn.frameworks.torch.writer import Item, Written
 from jitdnn.handle import Handle
@@ -89,20 +90,25 @@ class Program:
         steps = _Steps(env, constants, handle_of(options), options, is_last, self._shared)
         steps.leaving = {r for r in results if isinstance(r, Node)}
         readers = {node: len(node.users) for node in graph.nodes}
-        for node in graph.nodes:
-            if node.op in ("placeholder", "output") or node in constants or node in inner:
-                continue
-            group = group_at.get(node)
-            if group is None:
-                steps.alone(node)
-            else:
-                steps.group(group)
-            for read in (
-                r for one in ([node] if group is None else group.nodes) for r in one.all_input_nodes
-            ):
-                readers[read] -= 1
-                if readers[read] == 0 and read not in given:
-                    env.pop(read, None)  # what the whole graph holds at once may be more than memory
+        ran = [
+            node
+            for node in graph.nodes
+            if node.op not in ("placeholder", "output") and node not in constants and node not in inner
+        ]
+        with parts(len(ran)):
+            for node in ran:
+                group = group_at.get(node)
+                with part():
+                    if group is None:
+                        steps.alone(node)
+                    else:
+                        steps.group(group)
+                for read in (
+                    r for one in ([node] if group is None else group.nodes) for r in one.all_input_nodes
+                ):
+                    readers[read] -= 1
+                    if readers[read] == 0 and read not in given:
+                        env.pop(read, None)  # what the whole graph holds at once may be more than memory
         self.decisions = steps.decisions
         wanted = [value(r) if isinstance(r, Node) else None for r in results]
         return Written(

@@ -18,7 +18,7 @@ from torch import Tensor
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.frameworks.torch import convolution
 from jitdnn.frameworks.torch.convolution import DIRECTIONS, Geometry, direct, problem_of
-from jitdnn.frameworks.torch.kinds import observers
+from jitdnn.frameworks.torch.kinds import watching
 from jitdnn.frameworks.torch.options import handle_of
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.retention import Recent
@@ -128,7 +128,7 @@ def _prepare(text: str, device: torch.device) -> _Run:
                 f"was compiled for {a_dtype} and {b_dtype} on {device}, bias {has_bias}"
             )
         y = made()
-        if run is None or observers:  # they are told of kinds of calls
+        if run is None or watching():  # they are told of kinds of calls
             _general(direction, a, b, c, y, geometry, options)
         elif c is None:
             run(a, b, y)

@@ -22,8 +22,9 @@ from jitdnn import log
 from jitdnn.errors import DeviceError, JitdnnError
 from jitdnn.frameworks.torch import choice
 from jitdnn.frameworks.torch.choice import Decision
-from jitdnn.frameworks.torch.kinds import Kind, known, observers, words
+from jitdnn.frameworks.torch.kinds import Kind, Observer, apart, known, tell, words
 from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
+from jitdnn.frameworks.torch.progress import part
 from jitdnn.frameworks.torch.registry import OWN, is_eager
 from jitdnn.locks import lock
 from jitdnn.planner.plan import noting_stand_ins
@@ -48,8 +49,7 @@ def run(
     """
     kind = None if parse(options).measure == "never" else _kind(function, route, args, named, options)
     if kind is not None and not kind.decision.is_ours:
-        for observe in observers:
-            observe(kind, args)
+        tell(kind, args)
         return function(*args, **named)
     is_alone = function in ALONE
     try:
@@ -64,8 +64,7 @@ def run(
     if result is NotImplemented:
         return function(*args, **named)
     if is_alone:
-        for observe in observers:
-            observe(kind or Kind("whole", Decision(True, "not measured, as asked"), function), args)
+        tell(kind or Kind("whole", Decision(True, "not measured, as asked"), function), args)
     return result
 
 
@@ -124,7 +123,8 @@ def _first(
     if not _lock.acquire(blocking=torch._C._current_graph_task_id() == -1):
         return [stock]
     try:
-        decision = _decided(function, route, args, named, options)
+        with part():
+            decision = _decided(function, route, args, named, options)
     except torch.OutOfMemoryError:
         decision = Decision(False, "not measured: there is no memory for both")
     finally:
@@ -150,7 +150,7 @@ def _decided(
     if stored is not None:
         return stored
     seen: list[Kind] = []
-    with _apart(seen):
+    with _apart(seen) as told:
         ours = _way(lambda *args, **named: route(*args, **named, options=options), args, named)
         stock = _way(function, args, named)
         try:
@@ -167,7 +167,7 @@ def _decided(
             return Decision(False, "ours is being compiled", waits_for=waits_for)
         if function not in ALONE and not any(kind.decision.is_ours for kind in seen):
             return Decision(False, "torch's kernels are faster, each of them")
-        observers.clear()
+        told.clear()
         stock()
         return choice.measured(what, handle, device, ours, stock)
 
@@ -207,18 +207,19 @@ def _copy(one: Any) -> Any:
 
 
 @contextmanager
-def _apart(seen: list[Kind]) -> Iterator[None]:
+def _apart(seen: list[Kind]) -> Iterator[list[Observer]]:
     """Calls that no observer, no hook of checkpointing and no cache of autocast sees; `seen` gets their kinds."""
-    others, is_cached = observers[:], torch.is_autocast_cache_enabled()
+    is_cached = torch.is_autocast_cache_enabled()
     has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-    observers[:] = [lambda kind, operands: seen.append(kind)]
     torch.set_autocast_cache_enabled(False)
     try:
-        with saved_tensors_hooks(_same, _same) if has_hooks else nullcontext():
-            yield
+        with (
+            saved_tensors_hooks(_same, _same) if has_hooks else nullcontext(),
+            apart(lambda kind, operands: seen.append(kind)) as told,
+        ):
+            yield told
     finally:
         torch.set_autocast_cache_enabled(is_cached)
-        observers[:] = others
 
 
 def _same(tensor: Tensor) -> Tensor:
