@@ -5,9 +5,10 @@
 
 On a GPU a step is forward in training mode under autocast, the cross-entropy and the backward pass, images with
 channels last; milliseconds are those of the GPU's events over some steps without waiting, the least of all turns. Every
-pair of a mode starts from the same weights, and the losses of the first steps must agree. MODEL: convnext, resnext50,
-mobilenetv2, resnet50 (plain definitions, of the sizes of the papers), or `timm:NAME` where timm is installed. `first s`
-is the time of the first step, with compiling and measuring; a second run of the script has what was kept of it.
+pair of a mode starts from the same weights, and the losses of the first steps must agree. MODEL: one of `torch_zoo.py`
+(tests/helpers: convnext_tiny, resnext50, ...), or `timm:NAME` where timm is installed. `first s` is the time of the
+first step, with compiling and measuring; a second run of the script has what was kept of it. `torch_peak.py` tells
+memory.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import copy
 import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_peers import network, without_dropout
 
 import jitdnn.torch as jt
 from jitdnn.frameworks.torch.backend import register
@@ -31,145 +32,7 @@ from jitdnn.frameworks.torch.backend import register
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 STEPS = 5  # without waiting for the GPU
 WARM = 4  # of them some are recorded as CUDA graphs
-
-
-class ChannelNorm(nn.LayerNorm):
-    """Layer normalization of the channels of images."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-class ConvNextBlock(nn.Module):
-    """Depthwise 7x7, normalization, two products with GELU between, scaled residual."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
-        self.norm = nn.LayerNorm(width, eps=1e-6)
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.gamma = nn.Parameter(torch.full((width,), 1e-6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
-        y = self.gamma * self.narrow(nn.functional.gelu(self.wide(y)))
-        return x + y.permute(0, 3, 1, 2)
-
-
-def convnext(
-    depths: tuple[int, ...] = (3, 3, 9, 3), widths: tuple[int, ...] = (96, 192, 384, 768)
-) -> nn.Module:
-    """ConvNeXt-T."""
-    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), ChannelNorm(widths[0], eps=1e-6)]
-    for number, (depth, width) in enumerate(zip(depths, widths, strict=True)):
-        if number:
-            before = widths[number - 1]
-            layers += [ChannelNorm(before, eps=1e-6), nn.Conv2d(before, width, 2, 2)]
-        layers += [ConvNextBlock(width) for _ in range(depth)]
-    head = [
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.LayerNorm(widths[-1], eps=1e-6),
-        nn.Linear(widths[-1], 1000),
-    ]
-    return nn.Sequential(*layers, *head)
-
-
-class Bottleneck(nn.Module):
-    """1x1, 3x3 (grouped in ResNeXt), 1x1 with normalization, and a residual."""
-
-    def __init__(self, inputs: int, width: int, stride: int, groups: int, grown: int) -> None:
-        super().__init__()
-        outputs = 4 * grown
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride, 1, groups=groups, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
-        )  # fmt: skip
-        is_same = inputs == outputs and stride == 1
-        self.short = (
-            nn.Identity()
-            if is_same
-            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.body(x) + self.short(x))
-
-
-def resnet50(groups: int = 1, base: int = 64) -> nn.Module:
-    """ResNet-50; ResNeXt-50 32x4d with 32 groups of a base width of 4."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    layers.append(nn.MaxPool2d(3, 2, 1))
-    inputs = 64
-    for number, depth in enumerate((3, 4, 6, 3)):
-        grown = 64 << number
-        width = grown * base // 64 * groups
-        for place in range(depth):
-            stride = 2 if number and not place else 1
-            layers.append(Bottleneck(inputs, width, stride, groups, grown))
-            inputs = 4 * grown
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
-
-
-class Inverted(nn.Module):
-    """A wide 1x1, a depthwise 3x3, a narrow 1x1, with normalization and a residual where the shapes agree."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, factor: int) -> None:
-        super().__init__()
-        wide = inputs * factor
-        first = (
-            [nn.Conv2d(inputs, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6()] if factor > 1 else []
-        )
-        self.body = nn.Sequential(
-            *first,
-            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),
-            nn.Conv2d(wide, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
-        )  # fmt: skip
-        self.has_residual = stride == 1 and inputs == outputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x) if self.has_residual else self.body(x)
-
-
-def mobilenetv2() -> nn.Module:
-    """MobileNetV2 1.0."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6()]
-    inputs = 32
-    rows = (
-        (1, 16, 1, 1),
-        (6, 24, 2, 2),
-        (6, 32, 3, 2),
-        (6, 64, 4, 2),
-        (6, 96, 3, 1),
-        (6, 160, 3, 2),
-        (6, 320, 1, 1),
-    )
-    for factor, outputs, depth, stride in rows:
-        for place in range(depth):
-            layers.append(Inverted(inputs, outputs, stride if not place else 1, factor))
-            inputs = outputs
-    layers += [nn.Conv2d(inputs, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.ReLU6()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000))
-
-
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "convnext": convnext,
-    "resnext50": lambda: resnet50(32, 4),
-    "mobilenetv2": mobilenetv2,
-    "resnet50": resnet50,
-}
-
-
-def model_of(name: str) -> nn.Module:
-    """A model by its name, the same weights at each call."""
-    torch.manual_seed(0)
-    if name.startswith("timm:"):
-        import timm
-
-        made: nn.Module = timm.create_model(name.removeprefix("timm:"))
-        return made
-    return MODELS[name]()
+MODELS = ("convnext_tiny", "resnext50", "mobilenet_v2", "resnet50")
 
 
 class Peer:
@@ -219,7 +82,7 @@ def row(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a step of both for one model."""
     torch._dynamo.reset()
     arguments.mode_has_graphs = mode in ("reduce-overhead", "max-autotune")
-    model = model_of(name).to(arguments.device, memory_format=torch.channels_last)
+    model = without_dropout(network(name)).to(arguments.device, memory_format=torch.channels_last)
     model.train(not arguments.inference)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(arguments.batch, 3, arguments.side, arguments.side, generator=generator)
@@ -244,8 +107,6 @@ def row(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
             best[peer] = min(best[peer], one.seconds(x, labels))
     found.update({f"{peer} ms": 1e3 * value for peer, value in best.items()})
     found["speed"] = best["stock"] / best["ours"]
-    if arguments.device == "cuda":
-        found["peak GiB, both"] = torch.cuda.max_memory_allocated() / 2**30
     return found
 
 

@@ -367,8 +367,8 @@ def torch_samples() -> str:
 
 def torch_operators() -> str:
     """The modules of PyTorch that jitdnn.torch converts: on which types of elements, layouts and devices ours run."""
-    from jitdnn.frameworks.torch import functional
     from jitdnn import problems
+    from jitdnn.frameworks.torch import functional
     from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES
     from jitdnn.frameworks.torch.modules import CONVERTED
 
@@ -380,9 +380,16 @@ def torch_operators() -> str:
         (r"BatchNorm\w*", functional.NORMALIZED, "any strides", (problems.BatchNorm,)),
         (r"LayerNorm", functional.NORMALIZED, "any strides (copied where not dense)", (problems.LayerNorm,)),
         (r"(Max|Avg)Pool\w*", DTYPES, "any strides", (problems.Pooling,)),
-        (r"GELU|SiLU|Mish|Hardswish|Tanh|Sigmoid", DTYPES, "dense in any order of axes", (problems.Activation,)),
         (
-            r"(Log)?Softmax|CrossEntropyLoss", DTYPES, "any strides; eager calls alone",
+            r"GELU|SiLU|Mish|Hardswish|Tanh|Sigmoid",
+            DTYPES,
+            "dense in any order of axes",
+            (problems.Activation,),
+        ),
+        (
+            r"(Log)?Softmax|CrossEntropyLoss",
+            DTYPES,
+            "any strides; eager calls alone",
             (problems.Softmax, problems.CrossEntropy),
         ),
         (r"Upsample", DTYPES, "any strides; eager calls alone", (problems.Resize,)),

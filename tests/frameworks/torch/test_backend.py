@@ -16,7 +16,7 @@ from jitdnn.errors import InvalidArgument  # noqa: E402
 from jitdnn.frameworks.torch import backend as module  # noqa: E402
 from jitdnn.frameworks.torch.backend import backend, register, with_convolutions  # noqa: E402
 from jitdnn.torch import InductorPass  # noqa: E402
-from torch_models import SMALL, settled  # noqa: E402
+from torch_zoo import SMALL, settled  # noqa: E402
 
 NEVER = {"measure": "never"}
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 
 from jitdnn.errors import InvalidArgument, InvalidType, NotSupported  # noqa: E402
 from jitdnn.frameworks.torch.fused import FusedModule, fuse  # noqa: E402
-from torch_models import SMALL, settled  # noqa: E402
+from torch_zoo import SMALL, settled  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

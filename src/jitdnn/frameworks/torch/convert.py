@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -11,7 +11,9 @@ from torch.overrides import TorchFunctionMode
 from jitdnn import log
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, InvalidType
+from jitdnn.frameworks.torch import memory_option
 from jitdnn.frameworks.torch.functional import routed
+from jitdnn.frameworks.torch.memory import unlimit_memory
 from jitdnn.frameworks.torch.modules import CONVERTED, OPTIONS, REVERTED
 from jitdnn.frameworks.torch.options import Options, is_disabled
 
@@ -19,7 +21,20 @@ Model = TypeVar("Model", bound=nn.Module)
 Choice = Collection[Any] | Callable[[str, nn.Module], bool] | None
 
 
-def convert(model: Model, include: Choice = None, exclude: Choice = None, **options: Any) -> Model:
+_UNCHANGED: Any = object()
+
+
+def convert(
+    model: Model,
+    include: Choice = None,
+    exclude: Choice = None,
+    *,
+    memory_limit: int | str | None = _UNCHANGED,
+    example: Sequence[Any] | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    chain: str = "",
+    **options: Any,
+) -> Model:
     """Let the layers of a model run by ours wherever that is faster; returns the same model, converted in place.
 
         model = jitdnn.torch.convert(model)
@@ -34,7 +49,13 @@ def convert(model: Model, include: Choice = None, exclude: Choice = None, **opti
     `total_workspace`, `math`, `accuracy`, `deterministic`, `threads`, ...): see `jitdnn.frameworks.torch.options`.
     Converted again, a model has the new options. With the environment's JITDNN_DISABLE=1 nothing is converted.
 
-    Raises InvalidType for what is no module, InvalidArgument for unknown options or names.
+    `memory_limit`: a bound on the memory of a training step, by `limit_memory`, of a chain of modules: `model` itself
+    or its part `chain`. It is planned for the inputs `example`, or for those of the first step (a forward pass in
+    training mode with gradients; again when larger ones come), which takes as long as several steps. With `loss`, a
+    function of the model's output, its memory counts. None takes a limit away.
+
+    Raises InvalidType for what is no module, InvalidArgument for unknown options or names, and for a limit that is too
+    small or a model that is no chain; the latter two at the first step where there is no example.
     """
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
@@ -44,6 +65,8 @@ def convert(model: Model, include: Choice = None, exclude: Choice = None, **opti
     is_excluded = _predicate("exclude", exclude, names, False)
     if is_disabled():
         return model
+    if memory_limit is _UNCHANGED and not (example is loss is None and not chain):
+        raise InvalidArgument("example, loss and chain are for memory_limit, which is not given")
     for name, module in model.named_modules():
         ours = CONVERTED.get(type(module), type(module) if type(module) in REVERTED else None)
         if ours is None:
@@ -58,13 +81,18 @@ def convert(model: Model, include: Choice = None, exclude: Choice = None, **opti
         elif is_included(name, module) and not is_excluded(name, module):
             module.__class__ = ours
             module.__dict__[OPTIONS] = text
+    if memory_limit is not _UNCHANGED:
+        memory_option.limited(model, memory_limit, example, loss, chain)
     return model
 
 
 def revert(model: Model) -> Model:
-    """Give the modules of a converted model torch's classes back; returns the same model."""
+    """Give the modules of a converted model torch's classes back, and take the limit on memory away that
+    `convert` was given; returns the same model."""
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
+    if memory_option.forget(model):
+        unlimit_memory(model)
     for module in model.modules():
         stock = REVERTED.get(type(module))
         if stock is not None:

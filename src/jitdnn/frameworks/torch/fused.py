@@ -10,6 +10,7 @@ they change they are prepared again, which each call finds out by their version 
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from jitdnn import log
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidType, NotSupported
 from jitdnn.frameworks.torch.choice import decide
+from jitdnn.frameworks.torch.folded import settle
 from jitdnn.frameworks.torch.graph import calling_module, capture
 from jitdnn.frameworks.torch.options import Options, handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.program import Program
@@ -69,6 +71,7 @@ class FusedFunction:
         self._programs: Recent[tuple[Any, ...], _Prepared] = Recent(MOST_PROGRAMS)
         self._weights: tuple[int, list[int]] | None = None
         self._shared: dict[Any, Any] = {}  # what programs prepare of the weights
+        self._alive: weakref.WeakSet[Program] = weakref.WeakSet()
         self._lock = lock()
 
     def __call__(self, constants: Sequence[Tensor], inputs: Sequence[Tensor], more: Any = None) -> list[Any]:
@@ -104,6 +107,9 @@ class FusedFunction:
                 found = _Prepared(self._made(traced, constants, inputs), traced, lifted, now)
                 found.weights = _stamp_of(found, constants)
                 self._programs.put(key, found)
+                assert found.program is not None
+                self._alive.add(found.program)  # another thread may run one that is no more kept
+                settle(self._shared, frozenset().union(*(program.needed for program in self._alive)))
             assert found.program is not None
             return found.program
 

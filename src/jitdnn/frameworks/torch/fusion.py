@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from jitdnn.frameworks.torch.folded import Folded
 from jitdnn.frameworks.torch.graph import shape_of, value
 from jitdnn.frameworks.torch.pointwise import BATCH_NORMS, POINTWISE, VIEWS
 from jitdnn.rtcg.expression import Expression, finish
@@ -302,9 +303,16 @@ def _folded(
                 weight = constants[old_weight]
                 wide = scale.view(-1, *[1] * (weight.dim() - 1))
                 biased = shift if old_bias is None else shift + constants[old_bias].double() * scale
-                folded = [(weight.double() * wide).to(weight.dtype), biased.to(weight.dtype)]
-                shared[key] = folded
-            names = [constant(graph, tensor, constants) for tensor in folded]
+                made_weight = torch.empty_like(weight)
+
+                def make(into: Tensor, weight: Tensor = weight, wide: Tensor = wide) -> None:
+                    into.copy_(weight.double() * wide)
+
+                make(made_weight)
+                folded = shared[key] = Folded(made_weight, biased.to(weight.dtype), make)
+                shared["folded", id(made_weight)] = folded
+            folded.restore()
+            names = [constant(graph, tensor, constants) for tensor in (folded.weight, folded.bias)]
             with graph.inserting_before(node):
                 made = graph.call_function(x.target, (x.args[0], *names, *x.args[3:]))
             made.meta["val"] = held

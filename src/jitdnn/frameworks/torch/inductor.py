@@ -124,7 +124,7 @@ def patches(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, An
     known = config.get_config_copy()
     for name, value in options.items():
         setting = str(name).replace("-", "_")
-        if name in ("measure", *SETTINGS):
+        if name in ("measure", "memory_limit", *SETTINGS):
             own[name] = value
         elif setting in known:
             found[setting] = value

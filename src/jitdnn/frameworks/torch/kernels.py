@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from jitdnn.errors import NotSupported
+from jitdnn.frameworks.torch.folded import folded_of
 from jitdnn.frameworks.torch.fusion import Group, Tail, tail_of, through
 from jitdnn.frameworks.torch.kinds import DTYPES
 from jitdnn.handle import Handle
@@ -32,13 +33,14 @@ class Kernel:
 
     `operands` are those whose addresses it takes, in order, with None in the place of the result. `allocate` makes the
     result's tensor as the group's last node shows it, of memory that `empty(shape, strides)` gives. `name` tells it
-    from every other.
+    from every other. `filter`: the operand whose values it does not read, but what is prepared of them.
     """
 
     operands: tuple[Operand | None, ...]
     allocate: Callable[[Callable[[Sequence[int], Sequence[int]], Tensor]], Tensor]
     run: Callable[[Sequence[int]], None]
     name: str
+    filter: Operand | None = None
 
 
 def channels_last_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -99,6 +101,9 @@ class Preparer:
         return self._env[operand] if found is None else found
 
     def _filter(self, weight: Tensor) -> KeptFilter:
+        folded = folded_of(self._shared, weight)
+        if folded is not None:
+            return folded.filter
         key = ("filter", weight.data_ptr(), weight.shape, weight.stride())
         found = self._shared.get(key)
         if found is None:
@@ -174,7 +179,10 @@ class Preparer:
         def run(addresses: Sequence[int]) -> None:
             kept.run(handle, plan, addresses)  # type: ignore[arg-type]
 
-        return Kernel((x, weight, None, *tail.operands), allocate, run, f"{problem} {epilogue}")
+        return Kernel(
+            (x, weight, None, *tail.operands), allocate, run, f"{problem} {epilogue}",
+            None if plan.kept is None else weight,
+        )  # fmt: skip
 
     def _pointwise(self, group: Group, strides: Sequence[int] | None) -> Kernel:
         tail = tail_of(group, None)

@@ -65,7 +65,7 @@ def limit_memory(
     chain; InvalidType for what is no module; NotSupported without SciPy.
     """
     limit = None if memory_limit == "least" else parse_bytes(memory_limit)
-    container = _container(model, chain)
+    container = chain_of(model, chain)
     paths = _flat(container)
     if not paths:
         raise InvalidArgument(f"the chain {shown(chain)} has no modules: there is nothing to limit")
@@ -92,10 +92,19 @@ def limit_memory(
         start, stop = found.steps[segment.start].start, found.steps[segment.stop - 1].stop
         segments.append((start, stop))
         buffers.append(tuple(place for those in found.changed[start:stop] for place in those))
+    _install(container, Installed(tuple(paths), tuple(segments), tuple(buffers)))
+    return result
+
+
+def without_plan(container: nn.Module) -> None:
+    """Have a chain run as it is by the class that can be limited later."""
+    _install(container, Installed(tuple(_flat(container)), (), ()))
+
+
+def _install(container: nn.Module, memory: Installed) -> None:
     unlimit_memory(container)
     container.__class__ = _LIMITED[type(container)]
-    container.__dict__[MEMORY] = Installed(tuple(paths), tuple(segments), tuple(buffers))
-    return result
+    container.__dict__[MEMORY] = memory
 
 
 def unlimit_memory(model: nn.Module) -> nn.Module:
@@ -110,7 +119,8 @@ def unlimit_memory(model: nn.Module) -> nn.Module:
     return model
 
 
-def _container(model: nn.Module, chain: str) -> nn.Module:
+def chain_of(model: nn.Module, chain: str) -> nn.Module:
+    """The container whose modules run one after another. Raises InvalidArgument or InvalidType where there is none."""
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
     try:

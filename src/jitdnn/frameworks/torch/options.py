@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from jitdnn.arguments import shown
-from jitdnn.errors import InvalidArgument
+from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.handle import Handle
 from jitdnn.retention import Recent
 
@@ -47,9 +47,15 @@ class Options:
 
     @staticmethod
     def of(measure: str = "first", **settings: Any) -> Options:
-        """Check and keep options. Raises InvalidArgument for an unknown name, or a value that does not fit."""
+        """Check and keep options. Raises InvalidArgument for an unknown name, or a value that does not fit;
+        NotSupported for `memory_limit`, which is for models."""
         if measure not in MEASURE:
             raise InvalidArgument(f"measure is {shown(measure)}: it must be one of {', '.join(MEASURE)}")
+        if "memory_limit" in settings:
+            raise NotSupported(
+                "memory_limit bounds the training step of a model, which calls and graphs do not know: "
+                "jitdnn.torch.convert(model, memory_limit=...) takes it, before torch.compile with example=(images,)"
+            )
         for name in settings:
             if name not in SETTINGS:
                 raise InvalidArgument(

@@ -36,7 +36,8 @@ class Program:
 
     `traced`: the graph; its placeholders are the constants, then the inputs. `is_last`: convolutions write channels
     last. `shared` holds what programs of the same constants prepare of them. `decisions` says of each group and
-    replaced operator who runs it. Raises what the operators raise.
+    replaced operator who runs it; `needed` has the `id` of every tensor whose values it reads. Raises what the
+    operators raise.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Program:
     ) -> None:
         self._shared = {} if shared is None else shared
         self.decisions: list[tuple[str, Decision]] = []
+        self.needed: frozenset[int] = frozenset()
         with torch.no_grad():
             self._written = self._prepare(
                 copy.deepcopy(traced.graph), traced, constants, inputs, options, is_last
@@ -110,6 +112,10 @@ class Program:
                     if readers[read] == 0 and read not in given:
                         env.pop(read, None)  # what the whole graph holds at once may be more than memory
         self.decisions = steps.decisions
+        read = [r for item in steps.items for r in item.reads if r is not None and r is not item.filter]
+        self.needed = frozenset(
+            id(constants.get(r)) if isinstance(r, Node) else id(r) for r in (*read, *results)
+        )
         wanted = [value(r) if isinstance(r, Node) else None for r in results]
         return Written(
             steps.items, given, constants, results, wanted, steps.strides, {n: frozenset([n]) for n in given}
@@ -168,7 +174,7 @@ class _Steps:
         self._add(
             Item(
                 group.last, kernel.operands, kernel.run, frozenset([group.last]), kernel.allocate, True,
-                strides=tuple(out.stride()), dtype=dtype,
+                strides=tuple(out.stride()), dtype=dtype, filter=kernel.filter,
             ),
             out,
         )  # fmt: skip

@@ -107,7 +107,9 @@ class _Progress:
         ended = self._ticker = threading.Event()
         wait = max(0.0, SECONDS - self._spent)
         try:
-            threading.Thread(target=self._tick, args=(ended, wait), name="jitdnn-progress", daemon=True).start()
+            threading.Thread(
+                target=self._tick, args=(ended, wait), name="jitdnn-progress", daemon=True
+            ).start()
         except RuntimeError:  # no thread can be had, as at the end of the process: then nothing is said
             self._ticker = None
 

@@ -25,7 +25,7 @@ class Item:
     `reads`: the operands in order, nodes or constant tensors; None stands for the step's own result. `run` takes their
     addresses where `is_addressed`, else the tensors themselves. `bases`: the nodes in whose memory the result lies.
     `is_view`: the result lies in memory of what it reads, and nothing is computed. `strides`: of the result, where it
-    is one tensor.
+    is one tensor. `filter`: the one of `reads` whose values it does not read, but what is prepared of them.
     """
 
     node: Node
@@ -37,6 +37,7 @@ class Item:
     is_view: bool = False
     strides: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
+    filter: Node | Tensor | None = None
 
     @property
     def nodes(self) -> list[Node]:

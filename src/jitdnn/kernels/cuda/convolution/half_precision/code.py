@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source
 from jitdnn.devices.gpu import Kernel as GpuKernel
-from jitdnn.errors import CompileError
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution.half_precision.epilogue import pointers_of
-from jitdnn.kernels.cuda.gemm.code import ByAddress
+from jitdnn.kernels.cuda.gemm.code import ByAddress, compiled_anyhow
 from jitdnn.problems.convolution import Convolution
 
 
@@ -33,10 +31,9 @@ def by_alignment(
     """The kernel of a plan, with that of the plan `plain` for operands at other addresses than it takes."""
 
     def kernel(plan: _Plan) -> GpuKernel:
-        code, pointers = source(problem, plan, epilogue), pointers_of(epilogue)
-        try:
-            return device.kernel(code, launches(problem, plan), pointers)
-        except CompileError:  # a shape may need a few registers more than there are: they are spilled
-            return device.kernel(replace(code, spills=True), launches(problem, plan), pointers)
+        runs, pointers = launches(problem, plan), pointers_of(epilogue)
+        return compiled_anyhow(
+            lambda code: device.kernel(code, runs, pointers), source(problem, plan, epilogue)
+        )
 
     return kernel(plan) if plan == plain else ByAddress(kernel(plan), lambda: kernel(plain), plan.alignments)

@@ -22,11 +22,11 @@ def _conv(
 
 
 class Residual(nn.Module):
-    """A block of a ResNet: two 3x3, or a bottleneck of `groups` groups."""
+    """A block of a ResNet: two 3x3, or a bottleneck of `inner` channels in `groups` groups."""
 
-    def __init__(self, c: int, k: int, stride: int, groups: int = 0, inner: int = 0) -> None:
+    def __init__(self, c: int, k: int, stride: int, groups: int = 1, inner: int = 0) -> None:
         super().__init__()
-        if groups:
+        if inner:
             self.body = nn.Sequential(
                 _conv(c, inner), _conv(inner, inner, 3, stride, groups), _conv(inner, k, act=None)
             )
@@ -41,13 +41,16 @@ class Residual(nn.Module):
         return self.act(y)
 
 
-def _resnet(depths: Sequence[int], widths: Sequence[int], groups: int, classes: int, stem: int) -> nn.Module:
+def _resnet(
+    depths: Sequence[int], widths: Sequence[int], classes: int, stem: int, groups: int = 1, divide: int = 0
+) -> nn.Module:
+    """Blocks of two convolutions, or bottlenecks whose middle has a `divide`-th of the channels, in groups."""
     layers: list[nn.Module] = [_conv(3, stem, 7, 2), nn.MaxPool2d(3, 2, 1)]
     c = stem
     for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
         for block in range(depth):
             stride = 2 if stage and not block else 1
-            layers.append(Residual(c, width, stride, groups, width // 2 if groups else 0))
+            layers.append(Residual(c, width, stride, groups, width // divide if divide else 0))
             c = width
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(c, classes)]
     return nn.Sequential(*layers)
@@ -55,14 +58,19 @@ def _resnet(depths: Sequence[int], widths: Sequence[int], groups: int, classes: 
 
 def resnet18(width: int = 64, depths: Sequence[int] = (2, 2, 2, 2), classes: int = 1000) -> nn.Module:
     """He et al. 2015."""
-    return _resnet(depths, [width << stage for stage in range(len(depths))], 0, classes, width)
+    return _resnet(depths, [width << stage for stage in range(len(depths))], classes, width)
+
+
+def resnet50(width: int = 64, depths: Sequence[int] = (3, 4, 6, 3), classes: int = 1000) -> nn.Module:
+    """He et al. 2015, the stride at the 3x3 as everybody has it."""
+    return _resnet(depths, [4 * width << stage for stage in range(len(depths))], classes, width, 1, 4)
 
 
 def resnext50(
     width: int = 64, depths: Sequence[int] = (3, 4, 6, 3), groups: int = 32, classes: int = 1000
 ) -> nn.Module:
     """Xie et al. 2016, 32 groups of 4 channels."""
-    return _resnet(depths, [4 * width << stage for stage in range(len(depths))], groups, classes, width)
+    return _resnet(depths, [4 * width << stage for stage in range(len(depths))], classes, width, groups, 2)
 
 
 class Inverted(nn.Module):
@@ -201,7 +209,7 @@ def vgg16(width: int = 64, classes: int = 1000, dense: int = 4096, side: int = 7
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     function.__name__: function
-    for function in (resnet18, mobilenet_v2, efficientnet_b0, convnext_tiny, vgg16, resnext50)
+    for function in (resnet18, resnet50, vgg16, mobilenet_v2, convnext_tiny, efficientnet_b0, resnext50)
 }
 SMALL: dict[str, Callable[[], nn.Module]] = {
     "resnet18": lambda: resnet18(8, (1, 2), 10),
@@ -209,6 +217,7 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
     "efficientnet_b0": lambda: efficientnet_b0(8, _B0[:2], 10),
     "convnext_tiny": lambda: convnext_tiny(8, (1, 1), 10),
     "vgg16": lambda: vgg16(4, 10, 16, 1),
+    "resnet50": lambda: resnet50(4, (1, 1), 10),
     "resnext50": lambda: resnext50(4, (1, 1), 2, 10),
 }
 
