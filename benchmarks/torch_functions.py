@@ -80,7 +80,72 @@ def cases() -> dict[str, Case]:
     for table, indices in (((30000, 768), (8, 128)), ((1000, 16), (64,))):
         arguments = (torch.randint(table[0], indices), torch.randn(table))
         found[f"embedding {table} at {indices}"] = (F.embedding, arguments, {})
+    for images in ((1, 64, 56, 56), (8, 256, 14, 14)):
+        x = torch.randn(images)
+        for name in ("relu", "relu6", "leaky_relu", "elu"):
+            found[f"{name} {images}"] = (getattr(F, name), (x,), {})
+        weight, bias = torch.randn(images[1]), torch.randn(images[1])
+        found[f"group_norm {images}"] = (F.group_norm, (x, 32, weight, bias), {})
+        found[f"instance_norm {images}"] = (F.instance_norm, (x, None, None, weight, bias), {})
+        found[f"adaptive_avg_pool2d {images} to 1"] = (F.adaptive_avg_pool2d, (x, 1), {})
+        found[f"adaptive_avg_pool2d {images} to 7"] = (F.adaptive_avg_pool2d, (x, 7), {})
+        found[f"adaptive_max_pool2d {images} to 7"] = (F.adaptive_max_pool2d, (x, 7), {})
+    for rows in ((8, 128, 768), (1024, 4096)):
+        found[f"rms_norm {rows}"] = (
+            F.rms_norm,
+            (torch.randn(rows), rows[-1:], torch.randn(rows[-1]), 1e-6),
+            {},
+        )
+    model = torch.nn.RNN(256, 256)
+    arguments = (
+        torch.randn(64, 16, 256),
+        torch.zeros(1, 16, 256),
+        model._flat_weights,
+        True,
+        1,
+        0.0,
+        True,
+        False,
+        False,
+    )
+    found["rnn 64 steps, 16 x 256"] = (torch.rnn_tanh, arguments, {})
+    scores = torch.randn(50, 16, 30).log_softmax(2)
+    targets, lengths = torch.randint(1, 30, (16, 20)), torch.full((16,), 20)
+    found["ctc_loss 50 steps, 16 x 30"] = (F.ctc_loss, (scores, targets, torch.full((16,), 50), lengths), {})
     return found
+
+
+def _pooled(kind: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: Any, size: int) -> Any:
+        if size == 1:
+            return jd.reduce(x, "avg", (2, 3), True, handle=handle_of(""))
+        step = tuple(extent // size for extent in x.shape[2:])
+        return kind(x, step, step, handle=handle_of(""))
+
+    return run
+
+
+def _rnn(x: Any, h: Any, weights: Any, *_: Any) -> Any:
+    w, r = weights
+    none = torch.zeros(len(w))
+    return jd.rnn(x, [w, r, none], h, handle=handle_of(""))
+
+
+#: ours of functions that stay torch's, for the reason that this shows
+OWN: dict[Any, Callable[..., Any]] = {
+    F.embedding: lambda indices, table: jd.embedding(indices, table, handle=handle_of("")),
+    F.relu: lambda x: jd.relu(x, handle=handle_of("")),
+    F.relu6: lambda x: jd.clipped_relu(x, 6.0, handle=handle_of("")),
+    F.leaky_relu: lambda x: jd.leaky_relu(x, handle=handle_of("")),
+    F.elu: lambda x: jd.elu(x, handle=handle_of("")),
+    F.group_norm: lambda x, groups, w, b: jd.group_norm(x, groups, w, b, handle=handle_of("")),
+    F.instance_norm: lambda x, _, __, w, b: jd.instance_norm(x, w, b, handle=handle_of("")),
+    F.rms_norm: lambda x, _, w, e: jd.rms_norm(x, w, axis=-1, epsilon=e, handle=handle_of("")),
+    F.adaptive_avg_pool2d: _pooled(jd.avg_pool),
+    F.adaptive_max_pool2d: _pooled(jd.max_pool),
+    torch.rnn_tanh: _rnn,
+    F.ctc_loss: lambda *given: jd.ctc_loss(*given, handle=handle_of("")),
+}
 
 
 def ways(case: Case, has_gradients: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
@@ -101,10 +166,8 @@ def ways(case: Case, has_gradients: bool) -> tuple[Callable[[], Any], Callable[[
 
         return once
 
-    if function is F.embedding:
-        return call(lambda: jd.embedding(*arguments, handle=handle_of(""))), call(
-            lambda: function(*arguments)
-        )
+    if function in OWN:
+        return call(lambda: OWN[function](*arguments)), call(lambda: function(*arguments, **named))
     return (
         call(lambda: routed(function, arguments, named, "measure=never")),
         call(lambda: function(*arguments, **named)),
@@ -143,7 +206,7 @@ def main() -> None:
     with torch.set_grad_enabled(arguments.backward):
         for name, case in cases().items():
             is_wanted = not arguments.names or name.startswith(tuple(arguments.names))
-            if not is_wanted or (arguments.backward and name.startswith("embedding")):
+            if not is_wanted or (arguments.backward and case[0] in OWN):
                 continue
             ours, stock = least(ways(case, arguments.backward), arguments.seconds)
             rows.append({"name": name, "ours ms": 1e3 * ours, "torch ms": 1e3 * stock, "speed": stock / ours})

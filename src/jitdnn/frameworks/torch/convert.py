@@ -65,7 +65,7 @@ def convert(
     is_excluded = _predicate("exclude", exclude, names, False)
     if is_disabled():
         return model
-    if memory_limit is _UNCHANGED and not (example is loss is None and not chain):
+    if memory_limit is _UNCHANGED and (example is not None or loss is not None or chain):
         raise InvalidArgument("example, loss and chain are for memory_limit, which is not given")
     for name, module in model.named_modules():
         ours = CONVERTED.get(type(module), type(module) if type(module) in REVERTED else None)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from jitdnn.errors import JitdnnError
+from jitdnn.frameworks.torch.fresh import fresh_like
 from jitdnn.frameworks.torch.kinds import DTYPES, Computation, Ways, at, run_together
 from jitdnn.frameworks.torch.stock import stock
 from jitdnn.handle import Handle
@@ -34,6 +35,7 @@ from jitdnn.tensor import TensorDescriptor
 
 aten = torch.ops.aten
 Direct = Callable[..., None] | None
+Made = Callable[[], Tensor]
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -190,7 +192,7 @@ def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, 
         return Ways(theirs, theirs, refusal="the arguments do not fit each other")
 
     def ours(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
-        y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
+        y = made()
         if run is None:
             conv(x, w, bias, out=y, handle=handle, **named)
         elif bias is None:
@@ -200,14 +202,19 @@ def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, 
         return y
 
     def ours_transposed(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
-        y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
-        conv_transpose(x, w, output_padding=g.output_padding, out=y, handle=handle, **named)
+        y = made()
+        if run is None:
+            conv_transpose(x, w, output_padding=g.output_padding, out=y, handle=handle, **named)
+        else:
+            run(x, w, y)
         return y if bias is None else y.add_(bias.view(-1, *[1] * len(g.stride)))
 
     y = torch.empty(shape, dtype=x.dtype, device="meta", memory_format=form)
+    made = fresh_like(y, x.device)
     problem = problem_of("forward", x, w, y, g)
     if g.transposed:
         what = "transposed with a bias" if bias is not None else ""
+        run = direct(handle, problem, (x, w, y), x.device)
         return Ways(ours_transposed, theirs, problem, what=what)
     run = direct(handle, problem, (x, w, y) if bias is None else (x, w, y, bias), x.device)
     return Ways(ours, theirs, problem, bias is not None)
@@ -237,15 +244,16 @@ def _prepare_backward(number: int, handle: Handle, dy: Tensor, x: Tensor, w: Ten
     problem = problem_of(DIRECTIONS[1 + number], *forms, g)
     wide, narrow = (dy, x) if g.transposed else (x, dy)
     run = direct(handle, problem, ((dy, w, dx), (wide, narrow, dw), (dy, db))[number], dy.device)
-    ours = (_data_gradient, _filter_gradient, _bias_gradient)[number](g, handle, run)
+    made = fresh_like((dx, dw, db)[number], dy.device)
+    ours = (_data_gradient, _filter_gradient, _bias_gradient)[number](g, handle, run, made)
     return Ways(ours, theirs, problem)
 
 
-def _data_gradient(g: Geometry, handle: Handle, run: Direct) -> Callable[..., Tensor]:
+def _data_gradient(g: Geometry, handle: Handle, run: Direct, made: Made) -> Callable[..., Tensor]:
     named = g.named
 
     def ours(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
-        dx = torch.empty_like(x)
+        dx = made()
         if run is not None:
             run(dy, w, dx)
         elif g.transposed:
@@ -257,12 +265,12 @@ def _data_gradient(g: Geometry, handle: Handle, run: Direct) -> Callable[..., Te
     return ours
 
 
-def _filter_gradient(g: Geometry, handle: Handle, run: Direct) -> Callable[..., Tensor]:
+def _filter_gradient(g: Geometry, handle: Handle, run: Direct, made: Made) -> Callable[..., Tensor]:
     named = g.named
 
     def ours(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
         wide, narrow = (dy, x) if g.transposed else (x, dy)
-        dw = torch.empty_like(w)
+        dw = made()
         if run is not None:
             run(wide, narrow, dw)
         else:
@@ -272,9 +280,9 @@ def _filter_gradient(g: Geometry, handle: Handle, run: Direct) -> Callable[..., 
     return ours
 
 
-def _bias_gradient(g: Geometry, handle: Handle, run: Direct) -> Callable[..., Tensor]:
+def _bias_gradient(g: Geometry, handle: Handle, run: Direct, made: Made) -> Callable[..., Tensor]:
     def ours(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
-        db = dy.new_empty(dy.shape[1])
+        db = made()
         if run is not None:
             run(dy, db)
         else:

@@ -46,13 +46,14 @@ def _kept_filter(w: Tensor) -> KeptFilter:
 
 
 def planned(
-    x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
-    tail: str, operands: Sequence[Tensor],
-) -> tuple[Convolution, Epilogue | None] | None:  # fmt: skip
-    """What ours compute for operands of this kind as a problem and its end; None where ours has no problem for it.
+    arguments: tuple[Any, ...], tail: str, operands: Sequence[Tensor]
+) -> tuple[Convolution, Epilogue | None] | None:
+    """What ours compute for (x, w, stride, padding, dilation, groups), as a problem and its end; None where ours has no
+    problem for it.
 
     Raises InvalidArgument or NotSupported for a tail that ours cannot say.
     """
+    x, w, stride, padding, dilation, groups = arguments
     g, expression = _geometry(x, stride, padding, dilation, groups), expression_of(tail, len(operands))
     return _planned(x, w, operands, _result(x, w, g), g, expression)
 

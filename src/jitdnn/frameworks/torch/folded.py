@@ -32,7 +32,7 @@ class Folded:
     @property
     def is_there(self) -> bool:
         """Whether the weight has its values."""
-        return self.weight.untyped_storage().nbytes() > 0
+        return bool(self.weight.untyped_storage().nbytes())
 
     def restore(self) -> None:
         """Have the values in memory."""

@@ -71,8 +71,10 @@ def _have_one_type(x: Tensor, *operands: Tensor | None) -> bool:
     )
 
 
-def _each(value: PerAxis, space: int) -> list[int]:
+def _each(value: PerAxis, space: int) -> Sequence[int]:
     """One number for each axis."""
+    if type(value) is tuple and len(value) == space:
+        return value  # as modules have them
     if isinstance(value, int):
         return [value] * space
     return [*value] * (space if len(value) == 1 else 1)

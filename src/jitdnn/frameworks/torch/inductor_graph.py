@@ -261,10 +261,9 @@ class Rewriter:
         over the result, with one operand that is as large, where something reads it from memory."""
         reals = [real(one.meta["val"]) for one in tail.operands]
         if self._plans is not None:
-            x, w, *geometry = arguments
-            planned = convolution_pointwise.planned(x, w, *geometry, tail.text, reals)
+            planned = convolution_pointwise.planned(arguments, tail.text, reals)
             if planned is not None:
-                self._plans.setdefault(x.device, []).append(partial(_plan, *planned))
+                self._plans.setdefault(arguments[0].device, []).append(partial(_plan, *planned))
             return Kind("forward", Decision(False, "not chosen yet"), call.stock)
         last = tail.steps[-1] if tail.steps else node
         y = best()

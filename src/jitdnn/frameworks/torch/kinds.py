@@ -168,7 +168,18 @@ def run_together(
     computations: tuple[Computation | None, ...], options: str, operands: tuple[Any, ...]
 ) -> list[Any]:
     """The results of several computations of the same operands, None for None; one look-up for all."""
-    key = (computations, options, torch.get_num_threads(), *map(_told, operands))
+    key = (
+        computations,
+        options,
+        torch.get_num_threads(),
+        # written out, for this is what every call costs: what tells kinds of an operand apart
+        *[
+            (one.shape, one.stride(), one.dtype, one.device)
+            if isinstance(one, Tensor)
+            else (tuple(one) if isinstance(one, list) else one)
+            for one in operands
+        ],
+    )
     kinds = known.get(key)
     if kinds is None:
         kinds = known.older(key) or _chosen(key, computations, options, operands)
@@ -236,13 +247,6 @@ def forget() -> None:
     """Choose anew at the next calls (with the times that are stored by then)."""
     known.clear()
     _for_now.clear()
-
-
-def _told(operand: Any) -> Any:
-    """What tells kinds of an operand apart."""
-    if isinstance(operand, Tensor):
-        return operand.shape, operand.stride(), operand.dtype, operand.device
-    return tuple(operand) if isinstance(operand, list) else operand
 
 
 def _refusal(operands: list[Tensor], has_several_types: bool) -> str | None:

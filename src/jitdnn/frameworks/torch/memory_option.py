@@ -26,7 +26,7 @@ class Planner:
         self._planned = 0
         self._is_planning = False
 
-    @_disable_dynamo  # what it does is no part of a graph
+    @_disable_dynamo  # type: ignore[untyped-decorator]  # what it does is no part of a graph
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.is_grad_enabled() or not model.training or self._is_planning:
             return

@@ -9,6 +9,7 @@ The setting `progress` turns it off.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -56,7 +57,7 @@ class _Progress:
             self._began = monotonic()
             if self._began - self._ended > _QUIET_SECONDS:
                 self._done, self._spent, self._next = 0, 0.0, SECONDS
-            is_said = current().progress and log.is_enabled(log.logging.WARNING)
+            is_said = current().progress and log.is_enabled(logging.WARNING)
             if is_said:
                 self._start()
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.frameworks.torch import convolution
 from jitdnn.frameworks.torch.convolution import DIRECTIONS, Geometry, direct, problem_of
+from jitdnn.frameworks.torch.fresh import fresh
 from jitdnn.frameworks.torch.kinds import watching
 from jitdnn.frameworks.torch.options import handle_of
 from jitdnn.frameworks.torch.registry import define
@@ -103,14 +104,7 @@ def _prepare(text: str, device: torch.device) -> _Run:
     shape, strides, dtype = tuple(out.shape), out.stride(), out.dtype
     (a_shape, a_strides, a_dtype), (b_shape, b_strides, b_dtype) = forms[first], forms[second]
     check = _check
-    quick = getattr(_guards, f"_empty_strided_{device.type}", None)
-
-    def made() -> Tensor:
-        if quick is not None:
-            found: Tensor = quick(shape, strides, dtype)
-            if found.device == device:
-                return found
-        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    made = fresh(shape, strides, dtype, device)
 
     def call(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
         try:
