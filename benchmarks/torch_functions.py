@@ -90,6 +90,8 @@ def cases() -> dict[str, Case]:
         found[f"adaptive_avg_pool2d {images} to 1"] = (F.adaptive_avg_pool2d, (x, 1), {})
         found[f"adaptive_avg_pool2d {images} to 7"] = (F.adaptive_avg_pool2d, (x, 7), {})
         found[f"adaptive_max_pool2d {images} to 7"] = (F.adaptive_max_pool2d, (x, 7), {})
+        for loss in (F.mse_loss, F.l1_loss, F.binary_cross_entropy_with_logits):
+            found[f"{loss.__name__} {images}"] = (loss, (x, torch.rand(images)), {})
     for rows in ((8, 128, 768), (1024, 4096)):
         found[f"rms_norm {rows}"] = (
             F.rms_norm,
@@ -115,16 +117,6 @@ def cases() -> dict[str, Case]:
     return found
 
 
-def _pooled(kind: Callable[..., Any]) -> Callable[..., Any]:
-    def run(x: Any, size: int) -> Any:
-        if size == 1:
-            return jd.reduce(x, "avg", (2, 3), True, handle=handle_of(""))
-        step = tuple(extent // size for extent in x.shape[2:])
-        return kind(x, step, step, handle=handle_of(""))
-
-    return run
-
-
 def _rnn(x: Any, h: Any, weights: Any, *_: Any) -> Any:
     w, r = weights
     none = torch.zeros(len(w))
@@ -137,13 +129,12 @@ OWN: dict[Any, Callable[..., Any]] = {
     F.relu: lambda x: jd.relu(x, handle=handle_of("")),
     F.relu6: lambda x: jd.clipped_relu(x, 6.0, handle=handle_of("")),
     F.leaky_relu: lambda x: jd.leaky_relu(x, handle=handle_of("")),
-    F.elu: lambda x: jd.elu(x, handle=handle_of("")),
-    F.group_norm: lambda x, groups, w, b: jd.group_norm(x, groups, w, b, handle=handle_of("")),
-    F.instance_norm: lambda x, _, __, w, b: jd.instance_norm(x, w, b, handle=handle_of("")),
-    F.rms_norm: lambda x, _, w, e: jd.rms_norm(x, w, axis=-1, epsilon=e, handle=handle_of("")),
-    F.adaptive_avg_pool2d: _pooled(jd.avg_pool),
-    F.adaptive_max_pool2d: _pooled(jd.max_pool),
     torch.rnn_tanh: _rnn,
+    F.mse_loss: jd.reduction("x, y: (x - y) * (x - y)"),
+    F.l1_loss: jd.reduction("x, y: absolute(x - y)"),
+    F.binary_cross_entropy_with_logits: jd.reduction(
+        "x, y: maximum(x, 0.0) - x * y + log1p(exp(-absolute(x)))"
+    ),
     F.ctc_loss: lambda *given: jd.ctc_loss(*given, handle=handle_of("")),
 }
 

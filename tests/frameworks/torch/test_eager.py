@@ -53,6 +53,22 @@ CASES = {
         (1, 2, 3, 4, 3),
         (1, 2, 2, 2, 3),
     ),
+    "group_norm": case(lambda x, w, b: F.group_norm(x, 2, w, b), (2, 4, 3, 5), (4,), (4,)),
+    "group_norm of sequences": case(lambda x: F.group_norm(x, 3, eps=1e-3), (3, 6, 7)),
+    "group_norm without a bias": case(lambda x, w: F.group_norm(x, 1, w), (2, 4, 5), (4,)),
+    "instance_norm": case(
+        lambda x, w, b: F.instance_norm(x, weight=w, bias=b, eps=1e-3), (2, 3, 4, 5), (3,), (3,)
+    ),
+    "instance_norm of volumes": case(lambda x: F.instance_norm(x), (2, 3, 2, 3, 4)),
+    "rms_norm": case(lambda x, w: F.rms_norm(x, (5,), w, 1e-3), (2, 3, 5), (5,)),
+    "rms_norm of two axes": case(lambda x: F.rms_norm(x, (3, 5)), (2, 3, 5)),
+    "adaptive_avg_pool1d": case(lambda x: F.adaptive_avg_pool1d(x, 3), (2, 3, 9)),
+    "adaptive_avg_pool2d": case(lambda x: F.adaptive_avg_pool2d(x, (2, None)), (2, 3, 6, 5)),
+    "adaptive_avg_pool2d to 1": case(lambda x: F.adaptive_avg_pool2d(x, 1), (2, 3, 7, 5)),
+    "adaptive_avg_pool3d": case(lambda x: F.adaptive_avg_pool3d(x, 2), (1, 2, 4, 2, 6)),
+    "adaptive_max_pool1d": case(lambda x: F.adaptive_max_pool1d(x, 3), (2, 3, 9)),
+    "adaptive_max_pool2d": case(lambda x: F.adaptive_max_pool2d(x, (2, 5)), (2, 3, 6, 5)),
+    "adaptive_max_pool3d": case(lambda x: F.adaptive_max_pool3d(x, 2), (1, 2, 4, 2, 6)),
     "attention": case(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3), *QKV),
     "attention, causal": case(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), *QKV),
     "attention, masked": case(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, MASK), *QKV),
@@ -186,6 +202,13 @@ def test_what_stays_torchs() -> None:
         F.cross_entropy(x, x.softmax(1).detach())
         F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
         F.dropout(x)
+        F.adaptive_avg_pool2d(x, 3)  # windows of several sizes
+        F.adaptive_max_pool2d(x, 2, return_indices=True)
+        F.instance_norm(x, torch.zeros(3), torch.ones(3), use_input_stats=True)
+        F.instance_norm(x, torch.zeros(3), torch.ones(3), use_input_stats=False)
+        F.group_norm(x.bfloat16(), 3)
+        F.rms_norm(x.bfloat16(), (4,))
+        F.elu(x, 2.0)
         F.embedding(labels, x[0, 0])
         with torch.autocast("cpu", torch.bfloat16):
             F.cross_entropy(x, labels)

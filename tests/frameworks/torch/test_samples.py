@@ -23,8 +23,9 @@ NAMES = (
         for space in (1, 2, 3)
         for name in ("conv", "conv_transpose", "max_pool", "avg_pool")
     ),
-    *(f"nn.functional.{name}" for name in ("linear", "batch_norm", "layer_norm")),
-    *(f"nn.functional.{name}" for name in ("gelu", "silu", "mish", "hardswish")),
+    *(f"nn.functional.{name}" for name in ("linear", "batch_norm", "layer_norm", "group_norm", "instance_norm")),
+    "nn.functional.rms_norm",
+    *(f"nn.functional.{name}" for name in ("elu", "gelu", "silu", "mish", "hardswish")),
     "tanh",
     "sigmoid",
     "softmax",
@@ -130,4 +131,6 @@ def test_other_types(samples: ModuleType, name: str) -> None:
 def test_every_route_has_samples() -> None:
     named = {function.__name__ for function in ROUTES}
     known = {name.removeprefix("nn.functional.").partition(":")[0] for name in NAMES}
-    assert named <= known | {"_silu", "lstm", "gru"}  # which have none there: test_eager.py
+    # in test_eager.py: some have no samples there, those of adaptive pools have windows of several sizes, torch's own
+    adaptive = {f"adaptive_{kind}_pool{space}d" for kind in ("avg", "max") for space in (1, 2, 3)}
+    assert named <= known | adaptive | {"_silu", "lstm", "gru"}

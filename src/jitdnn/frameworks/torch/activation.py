@@ -46,6 +46,12 @@ FUNCTIONS: dict[str, _Function] = {
     "hardswish": _Function(
         ours.hard_swish, ours.hard_swish_backward, F.hardswish, aten.hardswish_backward.default
     ),
+    "elu": _Function(
+        ours.elu,
+        ours.elu_backward,
+        F.elu,
+        lambda dy, x: aten.elu_backward.default(dy, 1.0, 1.0, 1.0, False, x),
+    ),
     "tanh": _Function(
         ours.tanh, _by_result(ours.tanh_backward), torch.tanh, aten.tanh_backward.default, True
     ),

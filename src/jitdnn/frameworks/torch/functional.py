@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from jitdnn.frameworks.torch import (
+    adaptive_pool,
     attention,
     cross_entropy,
     grid_sample,
+    group_norm,
     operators,
     resize,
     rnn,
@@ -237,6 +239,12 @@ def _gelu(input: Tensor, approximate: str = "none", *, options: str = "") -> Any
     return activation(input, "gelu" if approximate == "none" else "gelu_tanh", options)
 
 
+def _elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, options: str = "") -> Any:
+    if inplace or alpha != 1.0:
+        return NotImplemented
+    return activation(input, "elu", options)
+
+
 def routed(function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str) -> Any:
     """Call a function of torch by ours if there is a route that takes the arguments, and torch's own otherwise.
 
@@ -263,6 +271,10 @@ EAGER: dict[Any, Any] = {
     F.interpolate: resize.route,
     F.grid_sample: grid_sample.route,
     F.scaled_dot_product_attention: attention.route,
+    F.group_norm: group_norm.group_route,
+    F.instance_norm: group_norm.instance_route,
+    F.rms_norm: group_norm.rms_route,
+    **adaptive_pool.ROUTES,
     torch.lstm: rnn.lstm_route,
     torch.gru: rnn.gru_route,
 }
@@ -293,6 +305,7 @@ ROUTES: dict[Any, Any] = {
     F.batch_norm: batch_norm,
     F.layer_norm: layer_norm,
     F.gelu: _gelu,
+    F.elu: _elu,
     F.silu: _activation("silu"),
     F.mish: _activation("mish"),
     F.hardswish: _activation("hardswish"),

@@ -256,6 +256,102 @@ class AvgPool3d(_AvgPool, nn.AvgPool3d):
     _function = staticmethod(F.avg_pool3d)
 
 
+class GroupNorm(nn.GroupNorm):
+    """`torch.nn.GroupNorm`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        arguments = (input, self.num_groups, self.weight, self.bias, self.eps)
+        found: Tensor = routed(F.group_norm, arguments, {}, self._jitdnn_options)
+        return found
+
+
+class _InstanceNorm:
+    """What the converted classes of normalization by image and channel have in common."""
+
+    def _apply_instance_norm(self: Any, input: Tensor) -> Any:
+        arguments = (
+            input, self.running_mean, self.running_var, self.weight, self.bias,
+            self.training or not self.track_running_stats, 0.0 if self.momentum is None else self.momentum, self.eps,
+        )  # fmt: skip
+        return routed(F.instance_norm, arguments, {}, self._jitdnn_options)
+
+
+class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
+    """`torch.nn.InstanceNorm1d`."""
+
+
+class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
+    """`torch.nn.InstanceNorm2d`."""
+
+
+class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
+    """`torch.nn.InstanceNorm3d`."""
+
+
+class RMSNorm(nn.RMSNorm):
+    """`torch.nn.RMSNorm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        arguments = (x, self.normalized_shape, self.weight, self.eps)
+        found: Tensor = routed(F.rms_norm, arguments, {}, self._jitdnn_options)
+        return found
+
+
+class _AdaptivePool:
+    """What the converted classes of adaptive pooling have in common."""
+
+    _function: ClassVar[Any]
+
+    def forward(self: Any, input: Tensor) -> Any:
+        named = {"return_indices": True} if getattr(self, "return_indices", False) else {}
+        return routed(self._function, (input, self.output_size), named, self._jitdnn_options)
+
+
+class AdaptiveAvgPool1d(_AdaptivePool, nn.AdaptiveAvgPool1d):
+    """`torch.nn.AdaptiveAvgPool1d`."""
+
+    _function = staticmethod(F.adaptive_avg_pool1d)
+
+
+class AdaptiveAvgPool2d(_AdaptivePool, nn.AdaptiveAvgPool2d):
+    """`torch.nn.AdaptiveAvgPool2d`."""
+
+    _function = staticmethod(F.adaptive_avg_pool2d)
+
+
+class AdaptiveAvgPool3d(_AdaptivePool, nn.AdaptiveAvgPool3d):
+    """`torch.nn.AdaptiveAvgPool3d`."""
+
+    _function = staticmethod(F.adaptive_avg_pool3d)
+
+
+class AdaptiveMaxPool1d(_AdaptivePool, nn.AdaptiveMaxPool1d):
+    """`torch.nn.AdaptiveMaxPool1d`."""
+
+    _function = staticmethod(F.adaptive_max_pool1d)
+
+
+class AdaptiveMaxPool2d(_AdaptivePool, nn.AdaptiveMaxPool2d):
+    """`torch.nn.AdaptiveMaxPool2d`."""
+
+    _function = staticmethod(F.adaptive_max_pool2d)
+
+
+class AdaptiveMaxPool3d(_AdaptivePool, nn.AdaptiveMaxPool3d):
+    """`torch.nn.AdaptiveMaxPool3d`."""
+
+    _function = staticmethod(F.adaptive_max_pool3d)
+
+
+class ELU(nn.ELU):
+    """`torch.nn.ELU`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        named = {"inplace": True} if self.inplace else {}
+        found: Tensor = routed(F.elu, (input, self.alpha), named, self._jitdnn_options)
+        return found
+
+
 class GELU(nn.GELU):
     """`torch.nn.GELU`."""
 
@@ -382,8 +478,11 @@ CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
         Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
         LazyConv1d, LazyConv2d, LazyConv3d, LazyConvTranspose1d, LazyConvTranspose2d, LazyConvTranspose3d,
         Linear, BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm,
+        GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d, RMSNorm,
         MaxPool1d, MaxPool2d, MaxPool3d, AvgPool1d, AvgPool2d, AvgPool3d,
-        GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, CrossEntropyLoss, Upsample, LSTM, GRU,
+        AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d,
+        AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d,
+        ELU, GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, CrossEntropyLoss, Upsample, LSTM, GRU,
     )
 }  # fmt: skip
 REVERTED = {ours: stock for stock, ours in CONVERTED.items()}
