@@ -18,6 +18,7 @@ import typer
 from jitdnn import __version__, targets
 from jitdnn.cli.caffe_app import Threads
 from jitdnn.cli.caffe_app import app as caffe_commands
+from jitdnn.cli.studio_app import app as studio_commands
 from jitdnn.errors import JitdnnError, ProcessGroupError
 from jitdnn.settings import parse_bytes
 
@@ -427,34 +428,6 @@ def run(
 
 
 @app.command()
-def studio(
-    home: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of data sets and runs.  [default: ~/.local/share/jitdnn-studio]",
-            envvar="JITDNN_STUDIO_HOME",
-        ),
-    ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; with another than loopback, others can reach it.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any free one.")] = 8642,
-    browse: Annotated[
-        bool | None,
-        typer.Option("--open/--no-open", help="Open a browser.  [default: where there is a screen]"),
-    ] = None,
-    slots: Annotated[
-        int | None,
-        typer.Option(min=0, max=64, help="Trainings at a time on the processor.  [default: as before, 1]"),
-    ] = None,
-) -> None:
-    """Data sets, training and a look inside, in a browser."""
-    from jitdnn.cli.studio import run_studio
-
-    run_studio(home, host, port, browse, slots)
-
-
-@app.command()
 def serve(
     bundle: Annotated[Path, typer.Argument(help="A bundle that the studio exported: a .zip, or its folder.")],
     host: Annotated[
@@ -473,6 +446,7 @@ def serve(
 
 
 app.add_typer(caffe_commands)
+app.add_typer(studio_commands, name="studio")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""A trained net for use elsewhere: Caffe's files, a model of ONNX, a bundle that checks itself.
+"""A trained net for use elsewhere: Caffe's files, a model of ONNX, .safetensors, a bundle that checks itself.
 
 Each is written whole into the folder `export` of its run, and returned with its name, its bytes and what was checked.
 """
@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 from jitdnn import __version__
 from jitdnn.caffe.blob_proto import write_binaryproto
 from jitdnn.caffe.prototxt import to_text
+from jitdnn.caffe.weights import weight_arrays
 from jitdnn.errors import InvalidArgument
 from jitdnn.files import sha256, whole
 from jitdnn.studio.data import Dataset
 from jitdnn.studio.data.options import options_of
 from jitdnn.studio.export import check_bundle, onnx_export
 from jitdnn.studio.export.readme import readme
+from jitdnn.studio.export.safetensors import read_tensors, write_tensors
 from jitdnn.studio.look.pictures import image_png
 from jitdnn.studio.look.trained import Trained, choose_weights, open_trained
 from jitdnn.studio.store import run_folder
@@ -54,7 +56,7 @@ class Job:
 
 
 def export(home: Path, run: Row, dataset: Row, kind: str, weights: str = "") -> dict[str, Any]:
-    """Write one export: `kind` is caffe, onnx or bundle. Raises InvalidArgument for another, NotSupported for a net
+    """Write one export: `kind` is one of KINDS. Raises InvalidArgument for another, NotSupported for a net
     that ONNX has no form for, naming its layers.
 
     Returns `file` (the name in the run's folder `export`), `name` for a download, `bytes`, and `checks`: who ran it,
@@ -127,6 +129,32 @@ def _onnx(path: Path, job: Job) -> list[dict[str, Any]]:
     ]
 
 
+def _safetensors(path: Path, job: Job) -> list[dict[str, Any]]:
+    """The weights by LAYER/INDEX, with `mean` where one is subtracted; what they are of is in the metadata."""
+    arrays = dict(weight_arrays(job.trained.one))
+    mean = job.trained.transformer.mean
+    if mean is not None:
+        arrays["mean"] = mean.astype(np.float32)
+    facts = {
+        "made_by": f"jitdnn {__version__}",
+        "net": str(job.run["name"]),
+        "weights": job.title,
+        "task": job.trained.task,
+        "classes": json.dumps(job.data.classes, ensure_ascii=False),
+        "shape": json.dumps(list(job.trained.image_shape)),
+        "channels": "grey" if job.trained.image_shape[0] == 1 else "blue, green, red",
+        "range": "0 to 255",
+        "crop": str(job.trained.transformer.crop),
+        "scale": repr(float(job.trained.transformer.parameter.scale)),
+        "deploy.prototxt": _definition(job.trained),
+    }
+    write_tensors(path, arrays, facts)
+    found, _ = read_tensors(path)
+    if any(not np.array_equal(found[name], array, equal_nan=True) for name, array in arrays.items()):
+        raise InvalidArgument("the weights that were read back are others: the file is not written")
+    return [{"runner": "reading it back", "distance": 0.0, "allowed": 0.0}]
+
+
 def _bundle(path: Path, job: Job) -> list[dict[str, Any]]:
     """A zip file with all that answering needs, some images with the answers to them, and a script that compares."""
     images, places = _samples(job.data)
@@ -164,6 +192,7 @@ KINDS: Final[dict[str, tuple[Callable[[Path, Job], list[dict[str, Any]]], str]]]
     "caffe": (_caffe, ".zip"),
     "onnx": (_onnx, ".onnx"),
     "bundle": (_bundle, ".bundle.zip"),
+    "safetensors": (_safetensors, ".safetensors"),
 }
 
 

@@ -1,4 +1,4 @@
-"""A trained net for use elsewhere: Caffe's files, ONNX, a bundle that checks itself; made, checked, downloaded."""
+"""A trained net for use elsewhere: Caffe's files, ONNX, weights, a self-checking bundle; made, checked, downloaded."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ FORMS: Final = {
         "ONNX",
         "For onnxruntime and many others. Cropping, mean and scale are inside: it takes images as they are, 0 to 255, "
         "channels blue, green, red.",
+    ),
+    "safetensors": (
+        "safetensors",
+        "The weights by LAYER/INDEX for PyTorch, JAX and NumPy; the net as prototxt, classes and how images are "
+        "prepared are in its metadata.",
     ),
     "caffe": ("Caffe", "deploy.prototxt and weights.caffemodel, for Caffe, OpenCV and jitdnn.caffe."),
 }
