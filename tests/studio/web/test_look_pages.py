@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
+import re
 import zipfile
 from collections.abc import Iterator
 
@@ -79,6 +81,31 @@ def test_evaluation_is_made_once_and_shown(client: TestClient, digits: Case) -> 
     assert client.get("/api/runs/1/evaluation/other.csv").status_code == 422
 
 
+def test_an_evaluation_as_one_file(client: TestClient, digits: Case) -> None:
+    """All of it is inside: no script, no address of the studio or of anybody."""
+    answer = client.get("/api/runs/1/evaluation/report.html")
+    found = client.get("/api/runs/1/evaluation").json()
+    assert answer.headers["content-type"].startswith("text/html")
+    assert answer.headers["content-disposition"] == 'attachment; filename="run-1-test-evaluation.html"'
+    text = answer.text
+    assert not re.search(
+        r"<script|<a |<link|<form|\bhref=|url\(|@import|@font-face|https?://(?!www\.w3\.org)", text
+    )
+    sources = re.findall(r'src="([^"]*)"', text)
+    errors = found["summary"]["errors"][:16]
+    assert len(sources) == len(errors)
+    for source, error in zip(sources, errors, strict=True):
+        head, _, content = source.partition(",")
+        assert head == "data:image/png;base64"
+        with Image.open(io.BytesIO(base64.b64decode(content))) as image:
+            wanted = open_dataset(digits.home, digits.dataset).images("test")[error["at"]][0]
+            np.testing.assert_array_equal(np.asarray(image.convert("L")), wanted)
+    assert f"{100 * found['summary']['accuracy']:.1f}" in text
+    assert text.count('<th scope="col"') > len(digits.dataset["classes"])
+    assert "script-src" not in text
+    assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
+
+
 def test_a_long_evaluation_shows_how_far_it_is(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     from jitdnn.studio.look import predictions
     from jitdnn.studio.web import trained_runs
@@ -104,6 +131,9 @@ def test_pages_of_other_tasks(task: str) -> None:
     word = {"multi-label": "Mean average precision", "regression": "R²", "segmentation": "Mean overlap"}
     with TestClient(make_app(case.home)) as client:
         assert word.get(task, "Mean average precision") in client.get("/runs/1/evaluation").text
+        kept = client.get("/api/runs/1/evaluation/report.html").text
+        assert word.get(task, "Mean average precision") in kept
+        assert "<a " not in kept
         assert "Ask the net" in client.get("/runs/1/classify").text
         assert client.post("/api/runs/1/classify", params={"at": 3}).json()["task"] == task
         if task == "detection":  # no class has a score of its own there

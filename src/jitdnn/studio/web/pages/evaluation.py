@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
@@ -12,6 +13,7 @@ from jitdnn.studio.look.evaluate import name_of
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import trained_runs
 from jitdnn.studio.web.context import Here, Link, Route, csv_file, is_part, page
+from jitdnn.studio.web.evaluation_report import report
 from jitdnn.studio.web.trained_runs import Part, WeightsName
 
 router = APIRouter(route_class=Route)
@@ -116,6 +118,19 @@ async def table_csv(
         evaluate.table_csv, studio.home, found.run, found.dataset, row["part"], row["weights"], table
     )
     return csv_file(text, f"run-{number}-{row['part']}-{table}.csv")
+
+
+@router.get("/api/runs/{number}/evaluation/report.html", response_class=Response)
+async def report_file(studio: Here, number: int, part: Part = "", weights: WeightsName = "") -> Response:
+    """The evaluation as one HTML file to keep or to send: style and images inside, no script, no network."""
+    row = await evaluation(studio, number, part, weights)
+    found = trained_runs.trained_run(studio, number, weights)
+    text = await asyncio.to_thread(
+        report, studio, found, row["part"], _shown(found, row) | {"evaluation": row}
+    )
+    name = f"run-{number}-{row['part']}-evaluation.html"
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(text, media_type="text/html; charset=utf-8", headers=headers)
 
 
 def _shown(found: trained_runs.TrainedRun, row: Row) -> dict[str, Any]:
