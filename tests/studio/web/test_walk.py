@@ -153,6 +153,7 @@ def test_every_page_is_small_and_accessible_in_light_and_dark(
             if path == "/train":
                 expect(page.locator("#verdict.good")).to_be_visible(timeout=60_000)
                 expect(page.locator(".plan .algorithm")).to_have_count(5, timeout=60_000)
+                expect(page.locator(".graph a")).to_have_count(9, timeout=60_000)
             if path != "/train":  # which goes on looking for ways in less workspace
                 page.wait_for_load_state("networkidle")
         shown(page, name)
