@@ -30,7 +30,8 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     metadata = header.pop("__metadata__")
     assert all(isinstance(text, str) for pair in metadata.items() for text in pair)
     kinds = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I64": "<i8", "U8": "u1", "I8": "i1", "BOOL": "?"}
-    found, at = {}, 0
+    found: dict[str, np.ndarray] = {}
+    at = 0
     for name, entry in sorted(header.items(), key=lambda pair: pair[1]["data_offsets"]):
         start, end = entry["data_offsets"]
         assert start == at  # no gaps, no overlap
