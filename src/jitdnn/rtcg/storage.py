@@ -174,7 +174,9 @@ def _to_integer(k: Emitter, value: Value, dtype: str) -> Value:
         least, most = (0, 2**bits - 1) if dtype in _UNSIGNED else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
         if least < 0:
             value = k.select(value == value, value, 0.0)
-        value = value.max(float(least)).min(float(most))  # NaN becomes the first bound, which is 0 if it is still there
+        value = value.max(float(least)).min(
+            float(most)
+        )  # NaN becomes the first bound, which is 0 if it is still there
         # the sum with this power of two is rounded where an integer ends, which is then in its last bits
         whole = k.bitcast(value + 1.5 * 2.0**mantissa, wide)
         return Value(k, k.b.trunc(whole.v, vector_type(ELEMENTS[dtype], value.lanes)))
