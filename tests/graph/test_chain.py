@@ -115,6 +115,14 @@ def test_arithmetic_is_that_of_numpy(text: str, dtype: str, is_wide: bool) -> No
     assert "1 kernels" in fast.explain(x, y, measure=False)
 
 
+def test_numbers_that_are_equal_may_be_other_arguments() -> None:
+    fast = jd.chain(lambda x, by: x * by)
+    x = np.ones(5, np.float32)
+    for by in (0.0, -0.0, np.nan, 1.0):
+        np.testing.assert_array_equal(fast(x, by), x * np.float32(by))
+        assert np.signbit(fast(x, by)).all() == np.signbit(x * np.float32(by)).all()
+
+
 def test_a_kernel_of_ones_own_is_fused() -> None:
     def function(x: Any, r: Any) -> Any:
         return gate(jd.conv(x, W, padding=1), r, 0.25)

@@ -173,7 +173,8 @@ def _split(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, 
             arrays[name] = value
             parts.append((name, value.shape, value.dtype))
         elif value is None or isinstance(value, (bool, int, float, str, tuple, np.dtype)):
-            parts.append((name, type(value), value))
+            # 0.0 and -0.0 are equal and not the same, and a NaN equals none
+            parts.append((name, type(value), repr(value) if isinstance(value, float) else value))
         else:
             return {}, None
     key = tuple(parts)
