@@ -1,9 +1,10 @@
 """Which cases of large tables a run of the whole suite takes: a third each day, so that three days take all of them.
 
-Only tests of `FOLDERS`, which compile kernels for every case, and only where pytest was started without paths: a file
-or folder that is named runs whole, and so does everything with `JITDNN_TESTS=thorough`. Tests of fewer cases than days
-run whole, too, since one of two is often skipped for want of a device. `JITDNN_TESTS_DAY` repeats a day by its number,
-which the head of the report says.
+Only tests of `FOLDERS`, which compile kernels for every case, and those of `PROCESSES`, which start several processes
+and take turns within their file; and only where pytest was started without paths: a file or folder that is named runs
+whole, and so does everything with `JITDNN_TESTS=thorough`. Tests of fewer cases than days run whole, too, since one of
+two is often skipped for want of a device. `JITDNN_TESTS_DAY` repeats a day by its number, which the head of the report
+says.
 """
 
 from __future__ import annotations
@@ -21,8 +22,14 @@ from examples import THOROUGH
 DAYS = 3
 #: below tests/: where cases cost more than the test around them
 FOLDERS = (
-    "caffe/test_caffe_memory.py", "caffe/test_caffe_zoo.py", "frameworks/", "gpu/", "kernels/", "ops/",
-    "planner/test_memory_bounds.py", "rtcg/", "studio/nets/test_studio_gallery_runs.py", "tensor/", "test_arguments.py",
+    "caffe/test_caffe_compiled.py", "caffe/test_caffe_memory.py", "caffe/test_caffe_real_nets.py",
+    "caffe/test_caffe_zoo.py", "frameworks/", "gpu/", "graph/", "kernels/", "ops/", "planner/test_memory_bounds.py",
+    "rtcg/", "studio/nets/test_studio_gallery_runs.py", "tensor/", "test_arguments.py",
+)  # fmt: skip
+#: where a test starts processes that import, compile and wait for each other
+PROCESSES = (
+    "cluster/", "distributed/", "frameworks/torch/test_parallel.py", "studio/work/test_studio_cluster_kill.py",
+    "studio/work/test_studio_ranks.py",
 )  # fmt: skip
 DAY = "JITDNN_TESTS_DAY"
 
@@ -59,7 +66,10 @@ def split(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         return list(items), []
     cases = defaultdict(list)
     for item in items:
-        if item.nodeid.removeprefix("tests/").startswith(FOLDERS):
+        place = item.nodeid.removeprefix("tests/")
+        if place.startswith(PROCESSES):
+            cases[item.nodeid.partition("::")[0]].append(item.nodeid)
+        elif place.startswith(FOLDERS):
             cases[item.nodeid.partition("[")[0]].append(item.nodeid)
     day = int(os.environ[DAY])
     waiting = {name for names in cases.values() for name in set(names) - of_the_day(names, day)}

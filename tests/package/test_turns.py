@@ -32,6 +32,16 @@ def test_only_large_tables_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [item for item in items if item in kept] == [item for item in kept if item is not alone]
 
 
+def test_tests_of_processes_take_turns_within_their_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [_Item(f"tests/distributed/test_d.py::test_{number}") for number in range(7)]
+    taken = []
+    for day in range(5, 5 + turns.DAYS):
+        monkeypatch.setenv(turns.DAY, str(day))
+        taken.append({item.nodeid for item in turns.split(items)[0]})
+    assert set().union(*taken) == {item.nodeid for item in items}
+    assert max(map(len, taken)) == 3
+
+
 def test_named_paths_run_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(turns.DAY, "5")
     turns.set_day(is_whole_suite=False)
