@@ -25,7 +25,7 @@ from jitdnn.tensor import array as arrays
 
 # what needs no problems of its own: it measures, starts processes, or is a constant or an exception
 _ELSEWHERE = {
-    "autotune", "tune", "warm", "current_handle", "DeviceArray", "MultiHeadGradients", "MultiHeadSaved",
+    "autotune", "chain", "tune", "warm", "current_handle", "DeviceArray", "MultiHeadGradients", "MultiHeadSaved",
     "Prologue",
 }  # fmt: skip
 SEED = 1

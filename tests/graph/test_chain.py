@@ -112,7 +112,8 @@ def test_arithmetic_is_that_of_numpy(text: str, dtype: str, is_wide: bool) -> No
     found, expected = fast(x, y), function(x, y)
     assert found.dtype == expected.dtype
     assert np.allclose(found, expected, rtol=1e-5, atol=1e-6)
-    assert "1 kernels" in fast.explain(x, y, measure=False)
+    if is_wide:  # what is computed of a row alone is computed once for all
+        assert "1 kernels" in fast.explain(x, y, measure=False)
 
 
 def test_numbers_that_are_equal_may_be_other_arguments() -> None:

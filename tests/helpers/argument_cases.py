@@ -85,6 +85,7 @@ def cases() -> dict[str, Case]:
         "attention": case(jd.attention, Q, Q, Q),
         "attention_backward": case(jd.attention_backward, Q, Q, Q, Q, Q, LSE),
         "autotune": case(jd.autotune, lambda n: lambda: None, {"n": [1, 2]}, "argument cases", 0.0),
+        "chain": case(jd.chain, lambda x: jd.relu(x), threads=1),
         "batch_norm": case(jd.batch_norm, X, CHANNELS, CHANNELS, MEANS.copy(), abs(MEANS)),
         "batch_norm_inference": case(jd.batch_norm_inference, X, CHANNELS, CHANNELS, MEANS, abs(MEANS)),
         "batch_norm_backward": case(jd.batch_norm_backward, X, X, CHANNELS, mean, rstd),

@@ -1,4 +1,4 @@
-"""Which cases of large tables a run of the whole suite takes: a third each day, so that three days take all of them.
+"""Which cases of large tables a run of the whole suite takes: a fifth each day, so that five days take all of them.
 
 Only tests of `FOLDERS`, which compile kernels for every case, and those of `PROCESSES`, which start several processes
 and take turns within their file; and only where pytest was started without paths: a file or folder that is named runs
@@ -19,7 +19,7 @@ from typing import Any
 from examples import THOROUGH
 
 #: how many days all cases take
-DAYS = 3
+DAYS = 5
 #: below tests/: where cases cost more than the test around them
 FOLDERS = (
     "caffe/test_caffe_compiled.py", "caffe/test_caffe_memory.py", "caffe/test_caffe_real_nets.py",

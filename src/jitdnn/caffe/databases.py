@@ -6,8 +6,10 @@ written by database_writers.py.
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -90,6 +92,24 @@ if hasattr(os, "register_at_fork"):
     )
 
 
+def _opened(lmdb: Any, path: Path) -> Any:
+    """An environment for reading. One that nobody refers to any more may still be open: another thread is about to let
+    go of it, or it is part of a cycle."""
+    for left in range(_TRIES, -1, -1):
+        try:
+            # no lock file: it would be written beside the data, and one of somebody else's could stop us
+            return lmdb.open(str(path), readonly=True, lock=False, readahead=True, max_dbs=0)
+        except lmdb.Error as error:
+            if not left or "already open" not in str(error):
+                raise
+            gc.collect()
+            time.sleep(_PAUSE)
+    raise AssertionError("the last try returns or raises")
+
+
+_TRIES, _PAUSE = 20, 0.05  # to open a database that is being closed, and seconds between them
+
+
 class LMDB(Database):
     """A folder with data.mdb."""
 
@@ -98,8 +118,7 @@ class LMDB(Database):
         self.path, self.process = path, os.getpid()
         _check_size(path / "data.mdb")
         try:
-            # no lock file: it would be written beside the data, and one of somebody else's could stop us
-            self._environment = lmdb.open(str(path), readonly=True, lock=False, readahead=True, max_dbs=0)
+            self._environment = _opened(lmdb, path)
             self._entries = int(self._environment.stat()["entries"])
         except lmdb.Error as error:
             raise InvalidArgument(f"{path} cannot be opened as an LMDB database: {error}") from error

@@ -75,14 +75,14 @@ def compiled_text(text: CText, arch: str) -> bytes:
     return code or _kept(text.name, key, arch, version, lambda: _compile_text(text, arch))
 
 
-def _kept(name: str, key: str, arch: str, version: str, compile: Callable[[], bytes]) -> bytes:
+def _kept(name: str, key: str, arch: str, version: str, make: Callable[[], bytes]) -> bytes:
     """Code that is in no cache, compiled by one of the threads that want it; others go on beside."""
     cache = CodeCache.default()
     try:
         with _compiling.setdefault(key, lock()):
             code = cache.get(key)
             if code is None:
-                code = compile()
+                code = make()
                 note_compiled(name)
                 cache.put(key, code, Origin("cuda", arch, version))
     finally:

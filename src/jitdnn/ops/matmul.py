@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from jitdnn.arguments import settled_before
+from jitdnn.arguments import sequence, settled_before
 from jitdnn.errors import InvalidShape
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call
@@ -13,6 +13,8 @@ from jitdnn.ops.epilogue import Fused, epilogue_key, fuse
 from jitdnn.ops.kept_filter import KeptFilter
 from jitdnn.problems.matmul import MatMul
 from jitdnn.tensor import TensorDescriptor
+
+_MOST_OPERANDS = 64  # of an epilogue: what is longer was meant as something else
 
 
 def matmul(
@@ -42,7 +44,7 @@ def matmul(
     written, NotSupported if no algorithm takes it.
     """
     names, arrays = ["a", "b"], [a, b]
-    for number, operand in enumerate(operands, start=1):
+    for number, operand in enumerate(sequence(operands, "operands", _MOST_OPERANDS), start=1):
         names.append(f"operand {number}")
         arrays.append(operand)
     fused, fused_key = epilogue_key(epilogue)

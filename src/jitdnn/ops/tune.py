@@ -102,6 +102,10 @@ def tune(
     callback(progress, "progress")
     if store is not None and not isinstance(store, Store):
         raise InvalidType(f"store is {shown(store)}: it must be a Store, or None for that of the settings")
+    if group is not None and (isinstance(group, type) or not isinstance(group, Group)):
+        raise InvalidType(
+            f"group is {shown(group)}: it must be one of jitdnn.distributed, or None for this process alone"
+        )
     if devices is not None:
         devices = sequence(devices, "devices", MOST_PROBLEMS)
     if devices is not None and not devices:

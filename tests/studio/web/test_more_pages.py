@@ -202,7 +202,9 @@ TWINS = {
     "GET /train/nets/{key}": "GET /api/nets",
     "POST /train": "POST /api/runs",
     "POST /train/check": "POST /api/check",
+    "POST /train/graph": "POST /api/graph",
     "POST /train/plan": "POST /api/plan",
+    "POST /train/rate": "POST /api/rate",
     "POST /train/preview": "POST /api/preview",
     "POST /first": "POST /api/runs",
 }
