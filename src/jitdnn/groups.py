@@ -5,7 +5,7 @@ Nothing here imports a framework: a group is an object with these methods.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ class Work(Protocol):
         ProcessGroupError if another process has gone."""
 
 
-@runtime_checkable
 class Group(Protocol):
     """Processes that make the same calls in the same order. `rank` is this one's number of `size`.
 

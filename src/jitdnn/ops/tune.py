@@ -102,7 +102,7 @@ def tune(
     callback(progress, "progress")
     if store is not None and not isinstance(store, Store):
         raise InvalidType(f"store is {shown(store)}: it must be a Store, or None for that of the settings")
-    if group is not None and (isinstance(group, type) or not isinstance(group, Group)):
+    if group is not None and not _is_group(group):
         raise InvalidType(
             f"group is {shown(group)}: it must be one of jitdnn.distributed, or None for this process alone"
         )
@@ -164,6 +164,16 @@ def _take_others(
 
 def _device(given: Device | str) -> Device:
     return find_device(given) if isinstance(given, str) else settled_device(given)
+
+
+def _is_group(given: Any) -> bool:
+    """Whether it has what is asked of a group here; whatever it raises when it is looked at, it is none then."""
+    try:
+        return not isinstance(given, type) and all(
+            hasattr(given, name) for name in ("rank", "size", "gather")
+        )
+    except Exception:
+        return False
 
 
 def _check(devices: Sequence[Device]) -> None:
