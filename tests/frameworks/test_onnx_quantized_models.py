@@ -169,3 +169,25 @@ def test_dynamic(per_channel: bool, tmp_path: Path) -> None:
         assert multiplied(model, {"x": x}) == ["uint8 int8"] * 2
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2 * np.abs(expected).max())
     assert (np.abs(found - expected) > 1e-5).mean() < 0.1
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (1, 4), (4, 1), (4, 4)])
+def test_biases_of_products_along_either_axis(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """As many rows as columns: a bias of (4, 1) belongs to the rows."""
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(0, 256, (4, 9), np.uint8), rng.integers(-128, 128, (9, 4), np.int8)
+    c = rng.integers(-5000, 5000, shape, np.int32)
+    constants = {
+        "s": np.float32(0.02), "z": np.uint8(7), "b": b, "t": np.float32(0.01), "y": np.int8(0), "c": c,
+    }  # fmt: skip
+    node = helper.make_node("QGemm", ["a", "s", "z", "b", "t", "y", "c"], ["out"], domain="com.microsoft")
+    graph = helper.make_graph(
+        [node], "net", [helper.make_tensor_value_info("a", TensorProto.UINT8, [4, 9])],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [4, 4])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "net.onnx")
+    found = prepare(tmp_path / "net.onnx").run([a])[0]
+    expected = ((a.astype(int) - 7) @ b.astype(int) + c) * (np.float32(0.02) * np.float32(0.01))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import jitdnn.graph.stored as stored_constants
 from jitdnn.frameworks.onnx.operator import Site
 from jitdnn.frameworks.onnx.quantization import dequantize_linear, quantize_linear
 from jitdnn.graph import primitives as jd
@@ -17,6 +18,7 @@ from jitdnn.graph.passes import Memo, optimized
 from jitdnn.graph.plan import Plan
 from jitdnn.graph.stored import Stored, remember, stored_of
 from jitdnn.graph.tracer import Tracer
+from jitdnn.rtcg.expression import trace
 
 Array = np.ndarray[Any, Any]
 SITE = Site("Operator", "a node", 17, (True,))
@@ -112,11 +114,8 @@ def test_what_is_read_between_is_what_bytes_hold() -> None:
 
     def net(x: Any) -> Any:
         y = real(stored(jd.conv(real(x), real(W, SCALES), padding=1), 0.02, 10), 0.02, 10)
-        return stored(y.tracer.pointwise(jd_sum, [y, y], y.dtype), 0.05, 0)
+        return stored(y.tracer.pointwise(trace(lambda a, b: a + b * 0.5), [y, y], y.dtype), 0.05, 0)
 
-    from jitdnn.rtcg.expression import trace
-
-    jd_sum = trace(lambda a, b: a + b * 0.5)
     graph, found, expected = both(net, bytes_of(6, 2, 5, 7, 7))
     assert len(graph.nodes) == 1
     assert abs(found.astype(int) - expected).max() <= 1
@@ -177,6 +176,4 @@ def test_what_an_array_was_made_of_is_known_as_long_as_it_lives() -> None:
     assert stored_of(made.copy()) is None
     place = id(made)
     del made
-    import jitdnn.graph.stored as module
-
-    assert place not in module._entries
+    assert place not in stored_constants._entries

@@ -11,11 +11,9 @@ from jitdnn.frameworks.onnx.pointwise import Array
 from jitdnn.frameworks.onnx.spatial import Pairs
 from jitdnn.graph import primitives as jd
 from jitdnn.graph.operand import Operand
-from jitdnn.graph.passes.quantized_sums import Sums, centred_bytes, sums_of
+from jitdnn.graph.passes.quantized_sums import BYTES, MOST_PRODUCTS, Sums, centred_bytes, sums_of
 from jitdnn.graph.stored import Stored
 from jitdnn.problems.convolution import output_shape
-
-_BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
 
 
 def takes_bytes(x: Any, *constants: Any) -> bool:
@@ -23,7 +21,7 @@ def takes_bytes(x: Any, *constants: Any) -> bool:
     return (
         isinstance(x, Operand)
         and x.tracer.has_dot
-        and x.dtype in _BYTES
+        and x.dtype in BYTES
         and x.size > 0
         and not any(isinstance(one, Operand) for one in constants)
     )
@@ -84,13 +82,16 @@ def integer_product(a: Operand, b: Array, b_zero: Array | None) -> tuple[Operand
         w = centred_bytes(b, b_zero)
         return None if w is None else (np.ascontiguousarray(w), w.sum(0, np.int32))
 
-    if b.ndim != 2 or a.ndim < 2 or a.shape[-1] != b.shape[0] or not 0 < b.shape[0] < _MOST or not b.size:
+    if (
+        b.ndim != 2
+        or a.ndim < 2
+        or a.shape[-1] != b.shape[0]
+        or not 0 < b.shape[0] <= MOST_PRODUCTS
+        or not b.size
+    ):
         return None
     found = a.tracer.memo.get("integers", (b, b_zero), prepared)
     if found is None:
         return None
     kinds = [((*a.shape[:-1], b.shape[1]), np.dtype(np.int32))]
     return a.tracer.add("matmul", [a, found[0]], kinds, epilogue=None)[0], found[1]
-
-
-_MOST = 1 << 16  # products whose sum 32 bits hold

@@ -17,6 +17,7 @@ from jitdnn.frameworks.onnx.reduction import reduced
 from jitdnn.frameworks.onnx.views import converted, element_type
 from jitdnn.graph import primitives as jd
 from jitdnn.graph.operand import Operand, Untraceable
+from jitdnn.graph.passes.quantized_sums import BYTES
 from jitdnn.graph.stored import Stored, remember
 
 #: the least and greatest number of the types that are narrower than 8 bits, by their names
@@ -83,15 +84,14 @@ def dequantize_linear(
 ) -> Array:
     dtype = element_type(output_dtype) if output_dtype else scale.dtype
     view, scale, zero = _aligned(x, scale, zero, axis, block_size, site)
-    view = computable(view)
-    if zero is None or not np.any(computable(zero)):
-        y = pointwise(lambda v, s: v * s, view, scale, dtype=dtype).reshape(x.shape)
+    view, zero = computable(view), None if zero is None else computable(zero)
+    if zero is None or not np.any(zero):
+        y = pointwise(lambda v, s: v * s, view, scale, dtype=dtype)
     else:
-        y = pointwise(lambda v, s, z: (v - z) * s, view, scale, computable(zero), dtype=dtype).reshape(
-            x.shape
-        )
-    if isinstance(y, np.ndarray) and view.dtype in (np.int8, np.uint8) and not block_size:
-        remember(y, Stored(view, scale, np.zeros((), np.int8) if zero is None else computable(zero)))
+        y = pointwise(lambda v, s, z: (v - z) * s, view, scale, zero, dtype=dtype)
+    y = y.reshape(x.shape)
+    if isinstance(y, np.ndarray) and view.dtype in BYTES and not block_size:
+        remember(y, Stored(view, scale, np.zeros((), np.int8) if zero is None else zero))
     return y
 
 

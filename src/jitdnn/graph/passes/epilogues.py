@@ -8,6 +8,7 @@ import numpy as np
 
 from jitdnn.graph.ir import Graph, Node, Uses, Value, ordered
 from jitdnn.graph.passes.formulas import MOST_STEPS, composed
+from jitdnn.graph.passes.quantized_sums import BYTES
 from jitdnn.rtcg.expression import Expression, finish, trace
 from jitdnn.rtcg.expression import Graph as Formula
 from jitdnn.rtcg.functions import maximum, minimum, rint
@@ -100,7 +101,7 @@ def _is_rounded(expression: Expression) -> bool:
 
 def _becomes_bytes(root: Node, result: Value) -> bool:
     """Whether products of bytes are stored as bytes."""
-    return all(value.dtype.kind in "iu" and value.dtype.itemsize == 1 for value in (root.inputs[0], result))
+    return root.inputs[0].dtype in BYTES and result.dtype in BYTES
 
 
 def _first(expression: Expression, sources: list[Value], y: Value) -> tuple[Expression, list[Value]]:

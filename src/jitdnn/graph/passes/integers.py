@@ -16,13 +16,12 @@ import numpy as np
 from jitdnn.graph.ir import Graph, Node, Slot, Value, ordered
 from jitdnn.graph.passes.dead import without_dead
 from jitdnn.graph.passes.memo import Memo
-from jitdnn.graph.passes.quantized_sums import Sums, sums_of
+from jitdnn.graph.passes.quantized_sums import BYTES, Sums, sums_of
 from jitdnn.graph.passes.views import pairs_of
 from jitdnn.graph.stored import stored_of
 from jitdnn.rtcg.expression import Expression, finish, trace
 from jitdnn.rtcg.expression import Graph as Formula
 
-_BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
 _REAL = np.dtype(np.float32)
 _shifted = trace(lambda acc, b: acc + b)
 
@@ -67,7 +66,7 @@ def dequantized(node: Node | None) -> Scaled | None:
     if node is None or node.op != "pointwise" or len(node.inputs) != 1 or node.output.dtype != _REAL:
         return None
     (source,) = node.inputs
-    if source.dtype not in _BYTES or source.array is not None or source.shape != node.output.shape:
+    if source.dtype not in BYTES or source.array is not None or source.shape != node.output.shape:
         return None
     steps = node.attributes["expression"].instructions
     names = [step.operation for step in steps]
@@ -82,7 +81,7 @@ def dequantized(node: Node | None) -> Scaled | None:
 
 def quantized(node: Node | None) -> Scaled | None:
     """What a node that makes bytes of float32 computes; None for other nodes."""
-    if node is None or node.op != "pointwise" or len(node.inputs) != 1 or node.output.dtype not in _BYTES:
+    if node is None or node.op != "pointwise" or len(node.inputs) != 1 or node.output.dtype not in BYTES:
         return None
     (source,) = node.inputs
     if source.dtype != _REAL or source.shape != node.output.shape:
@@ -234,12 +233,11 @@ def with_reciprocals(graph: Graph) -> Graph:
 
 
 def _with_reciprocals(node: Node) -> Node:
-    if node.op not in ("conv", "matmul", "pointwise") or node.output.dtype not in _BYTES:
+    if node.op not in ("conv", "matmul", "pointwise") or node.output.dtype not in BYTES:
         return node
-    expression: Expression | None = node.attributes.get(
-        "epilogue" if node.op != "pointwise" else "expression"
-    )
-    if expression is None or not any(value.dtype in _BYTES for value in node.inputs):
+    name = "expression" if node.op == "pointwise" else "epilogue"
+    expression: Expression | None = node.attributes.get(name)
+    if expression is None or not any(value.dtype in BYTES for value in node.inputs):
         return node
     formula = Formula(expression.inputs)
     values: list[Any] = []
@@ -259,7 +257,6 @@ def _with_reciprocals(node: Node) -> Node:
                 values.append(arguments[0] * (1.0 / divisor.number))
             else:
                 values.append(formula.apply(step.operation, arguments))
-    name = "epilogue" if node.op != "pointwise" else "expression"
     return node.replaced(attributes={name: finish(formula, values[-1])})
 
 

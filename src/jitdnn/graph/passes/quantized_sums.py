@@ -19,7 +19,10 @@ from jitdnn.graph.stored import Stored
 from jitdnn.rtcg.expression import Expression, Graph, finish
 from jitdnn.rtcg.functions import rint
 
-_MOST = 1 << 16  # products whose sum 32 bits hold
+#: types that are multiplied as they are
+BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
+#: products of two bytes whose sum 32 bits hold
+MOST_PRODUCTS = (1 << 16) - 1
 _WHOLE = 1e-3  # a bias so near to a whole number of units was one before it was scaled
 
 
@@ -53,10 +56,10 @@ def sums_of(
     """The constants for x = scale * (q - zero) and a filter whose channels of results are its axis `axis`.
 
     `bias`: reals with `is_real`, else in units of both scales. None if bytes do not say it: a filter with zeros of its
-    own, scales along another axis, sums beyond 32 bits.
+    own, scales or a bias along another axis, sums beyond 32 bits.
     """
     integers = centred_bytes(w.integers, w.zero)
-    if integers is None or not 0 < math.prod(integers.shape) // max(integers.shape[axis], 1) < _MOST:
+    if integers is None or not 0 < math.prod(integers.shape) // max(integers.shape[axis], 1) <= MOST_PRODUCTS:
         return None
     wide = np.broadcast_to(w.scale, integers.shape)
     others = tuple(n for n in range(integers.ndim) if n != axis)
@@ -67,11 +70,11 @@ def sums_of(
     factor = each.reshape(shape) * np.float32(scale)
     offset = -float(zero) * integers.sum(others, np.int64).reshape(shape)
     if bias is not None:
+        along = bias.shape[-1:] if axis else bias.shape[:1]  # the axis of its channels, if it has one
+        if bias.size != 1 and (bias.size != factor.size or along != (factor.size,)):
+            return None
         with np.errstate(all="ignore"):
-            wide_bias = (
-                bias.reshape(shape) if bias.size == factor.size else np.broadcast_to(bias, factor.shape)
-            )
-            units = wide_bias.astype(np.float64) / (factor if is_real else 1.0)
+            units = bias.astype(np.float64).reshape(shape) / (factor if is_real else 1.0)
         if not np.isfinite(units).all():
             return None
         whole = np.rint(units)
