@@ -269,6 +269,14 @@ class Blob:
             return False
         return True
 
+    def like(self, what: str) -> Blob:
+        """A blob of this shape, type and layout on this one's device, called NAME/what."""
+        blob = Blob(f"{self.name}/{what}", self.dtype, self.device)
+        blob.reshape(self.shape)
+        if self.is_channels_last:
+            blob.lay_channels_last()
+        return blob
+
     def lay_channels_last(self) -> None:
         """Have data and gradient lie as (N, H, W, C) in the GPU's memory, where they have four axes."""
         self.is_channels_last = True

@@ -106,7 +106,7 @@ class Updates:
     def _new_histories(self, name: str, index: int) -> Iterator[tuple[str, Blob]]:
         if self._shards is None:
             for parameter in self.parameters:
-                yield _key(parameter, name, index), _like(parameter.blob)
+                yield _key(parameter, name, index), parameter.blob.like("history")
             return
         for piece in self._shards.pieces:
             weight = piece.parameter.blob
@@ -184,14 +184,6 @@ class Updates:
         if isinstance(total, np.ndarray):
             self.norm = math.sqrt(total.item())
         return self._clipped(total, limit, share)
-
-
-def _like(weight: Blob) -> Blob:
-    blob = Blob(f"{weight.name}/history", weight.dtype, weight.device)
-    blob.reshape(weight.shape)
-    if weight.is_channels_last:
-        blob.lay_channels_last()
-    return blob
 
 
 def _piece_key(piece: Piece, history: str, index: int) -> str:

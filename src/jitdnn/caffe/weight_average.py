@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jitdnn.caffe.blob import Array, Blob
+from jitdnn.caffe.blob import Array
 from jitdnn.caffe.layouts import flat
 from jitdnn.caffe.net import Net
 from jitdnn.ops.elementwise import elementwise
@@ -27,7 +27,7 @@ class WeightAverage:
     def __init__(self, net: Net, decay: float) -> None:
         """Averages with `decay`, from 0 to less than 1, that begin with the weights as they are."""
         self._net, self._decay = net, decay
-        self._blobs = {parameter.name: _like(parameter.blob) for parameter in net.parameters}
+        self._blobs = {parameter.name: parameter.blob.like("average") for parameter in net.parameters}
         dtype = net.parameters[0].blob.dtype if net.parameters else None
         self._step = elementwise("e, w, keep: w + keep * (e - w)", dtype)
         self.begin()
@@ -78,11 +78,3 @@ class WeightAverage:
     def _put(self, arrays: dict[str, Array]) -> None:
         for parameter in self._net.parameters:
             np.copyto(parameter.blob.data, arrays[parameter.name])
-
-
-def _like(weight: Blob) -> Blob:
-    blob = Blob(f"{weight.name}/average", weight.dtype, weight.device)
-    blob.reshape(weight.shape)
-    if weight.is_channels_last:
-        blob.lay_channels_last()
-    return blob
