@@ -70,15 +70,12 @@ def check_bounds(model: onnx.ModelProto, may_be_outside: bool = False) -> None:
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of a model: initializers and attributes, of its graphs and functions; of sparse ones their values
     and indices. Raises InvalidArgument for graphs that nest too deeply."""
-    yield from model.graph.initializer
-    for nodes in _lists(model):
-        for graph in _graphs(nodes):
-            yield from graph.initializer
-        for node in _nodes(nodes):
-            for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    yield attribute.t
-                yield from attribute.tensors
+    for graph in _all_graphs(model):
+        yield from graph.initializer
+    for attribute in _all_attributes(model):
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
     for sparse in _sparse(model):
         yield sparse.values
         yield sparse.indices
@@ -86,15 +83,26 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 def _sparse(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
     """Every sparse tensor of a model."""
-    yield from model.graph.sparse_initializer
+    for graph in _all_graphs(model):
+        yield from graph.sparse_initializer
+    for attribute in _all_attributes(model):
+        if attribute.HasField("sparse_tensor"):
+            yield attribute.sparse_tensor
+        yield from attribute.sparse_tensors
+
+
+def _all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The model's graph and those inside of its nodes and functions."""
+    yield model.graph
     for nodes in _lists(model):
-        for graph in _graphs(nodes):
-            yield from graph.sparse_initializer
+        yield from _graphs(nodes)
+
+
+def _all_attributes(model: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
+    """The attributes of all nodes, those of functions and of graphs inside of nodes among them."""
+    for nodes in _lists(model):
         for node in _nodes(nodes):
-            for attribute in node.attribute:
-                if attribute.HasField("sparse_tensor"):
-                    yield attribute.sparse_tensor
-                yield from attribute.sparse_tensors
+            yield from node.attribute
 
 
 def _lists(model: onnx.ModelProto) -> Iterator[Sequence[onnx.NodeProto]]:
