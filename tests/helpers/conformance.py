@@ -90,9 +90,15 @@ class PreparedFilter:
     def __init__(self, kernel: Any, case: Case) -> None:
         self._kernel = kernel
         outputs = [Buffer(operand.descriptor) for operand in case.problem.outputs]
-        self._absent = Buffer(case.problem.inputs[1].descriptor)  # all NaN
-        others = [Buffer(case.problem.inputs[0].descriptor), case.inputs[1], *outputs]
-        others += [Buffer(buffer.descriptor) for buffer in case.operands]
+        problem = case.problem
+        self._absent = {
+            place: Buffer(problem.inputs[place].descriptor) for place in problem.filters
+        }  # all NaN
+        others = [
+            case.inputs[place] if place in self._absent else Buffer(operand.descriptor)
+            for place, operand in enumerate(problem.inputs)
+        ]
+        others += [*outputs, *(Buffer(buffer.descriptor) for buffer in case.operands)]
         before = [buffer.bits() for buffer in others]
         self._kept = Workspace(kernel.kept.bytes)
         kernel.keep(None, [buffer.pointer for buffer in others], self._kept.pointer)
@@ -104,7 +110,9 @@ class PreparedFilter:
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
         before = self._kept.memory.copy()
-        given = [pointers[0], self._absent.pointer, *pointers[2:]]
+        given = list(pointers)
+        for place, absent in self._absent.items():
+            given[place] = absent.pointer
         self._kernel.run_kept(stream, given, alpha, beta, workspace, self._kept.pointer)
         assert (self._kept.memory == before).all(), "wrote to the prepared filter"
 
@@ -145,7 +153,7 @@ def check(
                 assert 0 < algorithm.estimate(problem, device, epilogue) < np.inf
                 room = algorithm.workspace(problem, device, epilogue)
                 kernel = build(algorithm, problem, device, epilogue, room)
-                if number >= plain:
+                if number >= plain and kernel.kept is not None:
                     kernel, room = PreparedFilter(kernel, case), room - kernel.kept.bytes
                 for alpha, beta in (*scales, scales[0]):
                     actual = run(kernel, case, room, alpha, beta)

@@ -139,7 +139,8 @@ class Algorithm(ABC):
         """The same algorithm for callers that keep its prepared filter; None if it prepares nothing.
 
         It has this one's name and refusals. Its kernels have `kept` (`devices.cpu_kernel.Kept`), `keep` and `run_kept`,
-        and take a workspace that begins with the kept bytes; its estimate leaves out what is prepared.
+        and take a workspace that begins with the kept bytes; its estimate leaves out what is prepared. Where nothing is
+        prepared ahead of a problem `kept` is None.
         """
         return None
 

@@ -11,7 +11,7 @@ from jitdnn.locks import lock
 from jitdnn.planner.plan import Plan
 from jitdnn.recorders import recorder_here
 from jitdnn.retention import Recent
-from jitdnn.tensor import borrow
+from jitdnn.tensor import Array, borrow
 
 _ALIGNMENT = 64
 
@@ -31,7 +31,8 @@ class KeptFilter:
         for x in batches:
             y = jd.conv(x, w, padding=1)
 
-    It goes wherever `jd.conv`, `jd.conv_backward_data` and `jd.conv_transpose` take w, and `jd.matmul` takes b. The
+    It goes wherever `jd.conv`, `jd.conv_backward_data` and `jd.conv_transpose` take w, and `jd.matmul` takes b; one of
+    a list of weights where `jd.rnn`, `jd.lstm` and `jd.gru` take such a list, of which one layer's are prepared. The
     first call for a problem chooses an algorithm without counting its work on the filter, lets it prepare the filter,
     and keeps the result here; every later call of that kind uses it. Calls with other shapes, or in another direction,
     keep theirs beside it, as many as fit into the setting `scratch_limit`; those that were not used for longest are
@@ -41,12 +42,12 @@ class KeptFilter:
     The filter must not change between calls, or `update` must be called after it did. This object refers to the
     caller's array and keeps it alive. It may be shared by threads.
 
-    `w`: any array that the functions take. Raises InvalidType for anything else.
+    `w`: any array that the functions take, or a list or tuple of such. Raises InvalidType for anything else.
     """
 
     def __init__(self, w: Any) -> None:
-        borrow(w, False, "w")  # refused now rather than at the first call
-        self._w = w
+        self._w = tuple(w) if isinstance(w, (list, tuple)) else w
+        self._arrays()  # refused now rather than at the first call
         self._prepared: Recent[str, _Prepared] = Recent(1 << 30)  # bounded by their bytes
         self._lock = lock()
 
@@ -81,8 +82,13 @@ class KeptFilter:
             self._prepared.clear()
 
     def __repr__(self) -> str:
-        w = borrow(self._w, False, "w").descriptor
-        return f"<KeptFilter {w.dtype} {w.shape}, {self.nbytes} bytes kept>"
+        of = ", ".join(f"{w.descriptor.dtype} {w.descriptor.shape}" for w in self._arrays())
+        return f"<KeptFilter {of}, {self.nbytes} bytes kept>"
+
+    def _arrays(self) -> list[Array]:
+        if not isinstance(self._w, tuple):
+            return [borrow(self._w, False, "w")]
+        return [borrow(w, False, f"w[{place}]") for place, w in enumerate(self._w)]
 
     def run(
         self, handle: Handle, plan: Plan, pointers: list[int], alpha: float = 1.0, beta: float = 0.0
@@ -111,7 +117,8 @@ class KeptFilter:
         memory = np.empty(plan.kept.bytes + _ALIGNMENT, np.uint8)
         pointer = memory.ctypes.data + -memory.ctypes.data % _ALIGNMENT
         operands = len(plan.problem.operands) + (len(plan.epilogue.operands) if plan.epilogue else 0)
-        # of the inputs of convolutions and products the filter is the second; the others are not touched
-        pointers = [0, borrow(self._w, False, "w").pointer, *[0] * (operands - 2)]
+        pointers = [0] * operands  # the others are not touched
+        for place, array in zip(plan.problem.filters, self._arrays(), strict=True):
+            pointers[place] = array.pointer
         plan.run.keep(None, pointers, pointer)
         return _Prepared(plan, memory, pointer)

@@ -12,6 +12,7 @@ from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle
 from jitdnn.ops.call import SETTING, Op, Recipe, WorkspaceLimit, call, whole_array
 from jitdnn.ops.dropout import DropoutState
+from jitdnn.ops.kept_filter import KeptFilter
 from jitdnn.problems.rnn import GATES, Recurrent
 from jitdnn.tensor import TensorDescriptor, borrow
 
@@ -56,7 +57,7 @@ class _Form(NamedTuple):
 
 def rnn(
     x: Any,
-    weights: Sequence[Any],
+    weights: Sequence[Any] | KeptFilter,
     hx: Any = None,
     nonlinearity: str = "tanh",
     *,
@@ -84,7 +85,8 @@ def rnn(
     `weights`: for each layer, and there for each direction, weight_ih (gates * H, I or what the layer below gives),
     weight_hh (gates * H, R), then bias_ih and bias_hh (gates * H) or one of them or none, then weight_hr (R, H) for a
     projection: what `torch.nn.RNN._flat_weights` holds. A single bias is that of the "input" or, by
-    `bias="recurrent"`, the other. The number of layers follows. `hx`: (layers * directions, N, R), 0 if None.
+    `bias="recurrent"`, the other. The number of layers follows. A `KeptFilter` of such a list has the weights of one
+    layer prepared once for all calls. `hx`: (layers * directions, N, R), 0 if None.
 
     All arrays are of one type: float16, bfloat16, float32 or float64. Inside, float16 and bfloat16 are computed in
     float32. `saved` is what `rnn_backward` needs. The result y is alpha * y + beta * out; `out` is y's array or a
@@ -104,7 +106,7 @@ def rnn(
 
 def lstm(
     x: Any,
-    weights: Sequence[Any],
+    weights: Sequence[Any] | KeptFilter,
     hx: Any = None,
     cx: Any = None,
     *,
@@ -136,7 +138,7 @@ def lstm(
 
 def gru(
     x: Any,
-    weights: Sequence[Any],
+    weights: Sequence[Any] | KeptFilter,
     hx: Any = None,
     *,
     bidirectional: bool = False,
@@ -278,10 +280,15 @@ def gru_backward(
 
 
 def _forward(
-    called: _Given, x: Any, weights: Sequence[Any], hx: Any, cx: Any, training: bool, alpha: float, beta: float,
-    out: Any, handle: Handle | None, algorithm: str | None, workspace_limit: WorkspaceLimit,
+    called: _Given, x: Any, weights: Sequence[Any] | KeptFilter, hx: Any, cx: Any, training: bool, alpha: float,
+    beta: float, out: Any, handle: Handle | None, algorithm: str | None, workspace_limit: WorkspaceLimit,
 ) -> Any:  # fmt: skip
-    weights, cell = sequence(weights, "weights", _MOST_WEIGHTS), called.cell
+    op, run, cell = _FORWARD, None, called.cell
+    if isinstance(weights, KeptFilter):
+        op, run, weights = _FORWARD_KEPT, weights.run, weights.w
+        if not isinstance(weights, tuple):
+            raise InvalidType("weights is a KeptFilter of one array: it must be one of a list of arrays")
+    weights = sequence(weights, "weights", _MOST_WEIGHTS)
     form, index = _form(called, x, weights, training, (hx, cx))
     given = [("x", x), *index, *_states(cell, (("hx", hx), ("cx", cx)))]
     given += [(f"weights[{place}]", weight) for place, weight in enumerate(weights)]
@@ -290,7 +297,18 @@ def _forward(
     if not isinstance(out, tuple) and out is not None:
         out = (out, *[None] * (results - 1))
     found = call(
-        _FORWARD, names, arrays, form, out, alpha, beta, handle, algorithm, workspace_limit, results=results
+        op,
+        names,
+        arrays,
+        form,
+        out,
+        alpha,
+        beta,
+        handle,
+        algorithm,
+        workspace_limit,
+        results=results,
+        run=run,
     )
     if form.dropout and called.state is not None:
         called.state.advance()
@@ -494,5 +512,6 @@ _SETTLED = tuple(settled_before(name) for name in _Form._fields)
 _SHAPES = settled_before("shapes")
 
 _FORWARD = Op(_make_forward, _SETTLED)
+_FORWARD_KEPT = Op(_make_forward, _SETTLED, keeps_filter=True)
 _BACKWARD_DATA = Op(_make_backward_data, (*_SETTLED, settled_before("x_shape"), _SHAPES))
 _BACKWARD_WEIGHTS = Op(_make_backward_weights, (*_SETTLED, _SHAPES))

@@ -144,6 +144,11 @@ class Problem(ABC):
         return written or self.operands[-1:]
 
     @cached_property
+    def filters(self) -> tuple[int, ...]:
+        """The places of the inputs that a caller may keep prepared (`KeptFilter`): that of the filter."""
+        return (1,)
+
+    @cached_property
     def sources(self) -> tuple[Operand, ...]:
         """The operands that are read, states included: what `reference` takes."""
         return (*self.inputs, *(operand for operand in self.outputs if operand.role == "state"))

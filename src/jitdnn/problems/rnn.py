@@ -315,6 +315,12 @@ class Recurrent(Problem, kinds=("rnn_fwd", "rnn_bwd_data", "rnn_bwd_weights")):
         return tuple(found)
 
     @cached_property
+    def filters(self) -> tuple[int, ...]:
+        """The places of the weights, which come last of the inputs."""
+        names = ("weight", "bias")
+        return tuple(n for n, operand in enumerate(self.inputs) if operand.name.startswith(names))
+
+    @cached_property
     def places(self) -> dict[str, int]:
         """The position of every operand by its name."""
         return {operand.name: place for place, operand in enumerate(self.operands)}

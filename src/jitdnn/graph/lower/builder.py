@@ -45,6 +45,14 @@ class Shared:
             found = self.filters[key] = KeptFilter(array)
         return found
 
+    def weights(self, arrays: Sequence[AnyArray]) -> KeptFilter:
+        """The constant weights of a recurrent layer."""
+        key = ("weights", *((a.__array_interface__["data"][0], a.shape, a.strides, a.dtype) for a in arrays))
+        found = self.filters.get(key)
+        if found is None:
+            found = self.filters[key] = KeptFilter(list(arrays))
+        return found
+
     def kernel(self, expression: Expression) -> Any:
         """The elementwise kernel of a formula."""
         found = self.kernels.get(expression)

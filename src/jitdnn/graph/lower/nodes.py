@@ -15,6 +15,7 @@ from jitdnn.graph.tracer import filled
 from jitdnn.rtcg.expression import Expression
 
 Lower = Callable[[Builder, Node], None]
+_RECURRENT = ("gru", "lstm", "rnn")  # their second argument is a list of weights
 
 
 def pointwise(b: Builder, node: Node) -> None:
@@ -166,6 +167,12 @@ def primitive(b: Builder, node: Node) -> None:
     arrays = [b.array(value) for value in node.inputs]
     function = getattr(jitdnn, node.attributes["name"])
     args, kwargs = filled(node.attributes["args"], arrays), filled(node.attributes["kwargs"], arrays)
+    if node.attributes["name"] in _RECURRENT:
+        constant = {id(value.array) for value in node.inputs if value.array is not None}
+        args = [
+            b.shared.weights(a) if isinstance(a, (list, tuple)) and all(id(w) in constant for w in a) else a
+            for a in args
+        ]
     target = b.targets.get(node.outputs[0]) if len(node.outputs) == 1 else None
     if target is not None:
         b.call(function, *args, out=target, **kwargs)

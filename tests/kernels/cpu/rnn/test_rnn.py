@@ -224,6 +224,54 @@ def test_orders_in_memory(words: str) -> None:
     assert "fused_steps" in check_rnn(words)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "rnn_fwd lstm t3 n2 inputs5 hidden9 bidirectional both_biases lengths64 f32",
+        "rnn_fwd gru t4 n3 inputs4 hidden7 both_biases bf16",
+        "rnn_fwd lstm t2 n1 inputs4 hidden20 proj6 training f64",
+        # more weights than the L2 cache holds: one direction after the other
+        "rnn_fwd lstm t3 n1 inputs3 hidden600 bidirectional f64",
+        "rnn_fwd tanh t3 n2 inputs3 hidden1100 layers2 bidirectional f64",
+    ],
+)
+def test_weights_that_the_caller_keeps(words: str) -> None:
+    p, device = parse(words), host(1)
+    assert isinstance(p, Recurrent)
+    launch = launch_of(p, device, is_kept=True)
+    assert (launch.kept is not None) == (p.layers == 1)
+    assert (("turn", 1) in launch.phases) == (p.hidden >= 600)
+    assert "fused_steps" in check_rnn(words)
+
+
+@pytest.mark.parametrize("cell", ["tanh", "lstm", "gru"])
+def test_kept_weights_give_what_the_weights_give(cell: str) -> None:
+    rng, gates = np.random.default_rng(0), {"tanh": 1, "lstm": 4, "gru": 3}[cell]
+    shapes = [(gates * 7, 5), (gates * 7, 7), (gates * 7,), (gates * 7,)] * 2
+    weights = [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
+    layer = {"tanh": jd.rnn, "lstm": jd.lstm, "gru": jd.gru}[cell]
+    kept, how = jd.KeptFilter(weights), {"bidirectional": True, "algorithm": "fused_steps"}
+    for steps in (3, 40):
+        x = rng.uniform(-1, 1, (steps, 2, 5)).astype(np.float32)
+        for ours, expected in zip(layer(x, kept, **how), layer(x, weights, **how), strict=True):
+            np.testing.assert_array_equal(ours, expected)
+    assert kept.nbytes >= sum(w.nbytes for w in weights)
+    weights[1] *= 2
+    kept.update()
+    for ours, expected in zip(layer(x, kept, **how), layer(x, weights, **how), strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_kept_weights_are_a_list() -> None:
+    w = np.ones((4, 28, 7), np.float32)
+    with pytest.raises(InvalidType, match="one of a list"):
+        jd.lstm(np.ones((2, 1, 7), np.float32), jd.KeptFilter(w))
+    with pytest.raises(InvalidType, match="w\\[1\\]"):
+        jd.KeptFilter([w, "w"])
+    with pytest.raises(InvalidType):
+        jd.matmul(w[0], jd.KeptFilter([w]))
+
+
 def test_weights_in_pieces_are_refused_and_left_to_the_reference() -> None:
     assert check_rnn("rnn_fwd tanh t2 n3 inputs4 hidden5 f32 weight_ih_l0=s1,5") == {"reference"}
 

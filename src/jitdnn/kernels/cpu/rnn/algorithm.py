@@ -88,11 +88,17 @@ class FusedSteps(CpuAlgorithm[Recurrent]):
     problem = Recurrent
     takes_no_epilogue = "recurrent layers take no epilogue"
 
+    def __init__(self, is_kept: bool = False) -> None:
+        self._is_kept = is_kept
+
+    def with_kept_filter(self) -> FusedSteps:
+        return FusedSteps(is_kept=True)
+
     def refusal(self, problem: Recurrent, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         return _unpacked(problem)
 
     def launch(self, problem: Recurrent, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
-        return launch_of(problem, device)
+        return launch_of(problem, device, self._is_kept)
 
     def error_of(self, problem: Recurrent) -> float:
         return _error_of(problem)

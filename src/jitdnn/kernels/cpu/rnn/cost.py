@@ -77,8 +77,13 @@ def forward_cycles(p: Recurrent, plan: ForwardPlan) -> float:
             + 4.0 * plan.layer_rows * plan.layer_vectors
         )
         total += p.steps * forward_step_cycles(p, plan)
-        total += (plan.columns / plan.lanes) * (p.depth(layer) + p.size) * 2.0
-    return total
+    return total + pack_cycles(p, plan)
+
+
+def pack_cycles(p: Recurrent, plan: ForwardPlan) -> float:
+    """Of the weights of all layers, before the forward pass."""
+    depths = sum(p.depth(layer) + p.size for layer in range(p.layers))
+    return (plan.columns / plan.lanes) * depths * 2.0
 
 
 def backward_step_cycles(p: Recurrent, plan: BackwardPlan) -> float:

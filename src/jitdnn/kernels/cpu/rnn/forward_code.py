@@ -86,7 +86,7 @@ class _ForwardCode:
         copy = trace_transposed(module, f"{name}.copy", plan, product.depth, pitch)
         with module.task(name) as (k, args, task, _thread):
             memory = Memory(k, plan, args)
-            layer = memory.counter(LAYER)
+            layer = memory.packed_layer
             column = task * lanes
             direction = column // (p.gates * p.padded)
             gate = column // p.padded % p.gates
@@ -123,7 +123,7 @@ class _ForwardCode:
             gate = vector // plan.step_vectors
             unit = (block * plan.step_vectors + vector % plan.step_vectors) * lanes
             valid = (k.integer(p.hidden) - unit).min(lanes)
-            w = memory.weight("weight_hh", memory.counter(LAYER), direction)
+            w = memory.weight("weight_hh", memory.packed_layer, direction)
             w = w + (gate * p.hidden + unit) * p.size
             to = memory.workspace("state_panels") + panel * product.panel(lanes) + vector * lanes
             k.call(copy, w, to, valid, p.size)
@@ -138,7 +138,7 @@ class _ForwardCode:
             direction, block = panel // plan.projection_blocks, panel % plan.projection_blocks
             unit = (block * product.vectors + vector) * lanes
             valid = (k.integer(p.size) - unit).min(lanes)
-            w = memory.weight("weight_hr", memory.counter(LAYER), direction) + unit * p.hidden
+            w = memory.weight("weight_hr", memory.packed_layer, direction) + unit * p.hidden
             to = memory.workspace("projection_panels") + panel * product.panel(lanes) + vector * lanes
             k.call(copy, w, to, valid, p.hidden)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import Kept
 from jitdnn.kernels.cpu import cost as shares_of_caches
 from jitdnn.kernels.cpu.algorithm import Launch
 from jitdnn.kernels.cpu.random.philox import double_bits
@@ -33,20 +34,21 @@ _WORTH_SHARING = 12_000  # cycles of a step: less is done before another thread 
 Phases = list[tuple[str, int]]  # (task, how many of it), one after the other
 
 
-def launch_of(p: Recurrent, device: CpuDevice) -> Launch:
-    make = {"fwd": _forward, "bwd_data": _backward_data, "bwd_weights": _backward_weights}
-    return make[p.direction](p, device)
+def launch_of(p: Recurrent, device: CpuDevice, is_kept: bool = False) -> Launch:
+    """``is_kept``: the caller keeps what is made of the weights, of one layer forward."""
+    if p.direction == "fwd":
+        return _forward(p, device, is_kept)
+    return (_backward_data if p.direction == "bwd_data" else _backward_weights)(p, device)
 
 
 def _launch(
     p: Recurrent, plan: RecurrentPlan, trace: Callable[[Module], None], cycles: float, phases: Phases,
-    sections: dict[str, int], integers: dict[str, int],
+    sections: dict[str, int], integers: dict[str, int], kept_phases: int = 0, further_cycles: float = 0.0,
 ) -> Launch:  # fmt: skip
-    """``sections``: elements of the sections of the workspace; ``integers``: those of this direction alone."""
+    """``sections``: elements of the sections of the workspace; ``integers``: those of this direction alone.
+    ``kept_phases``: how many leading phases prepare weights that the caller keeps."""
     tables, end = table_bases(p)
-    workspace = Workspace(plan.dtype, end)
-    for name, elements in sections.items():
-        workspace.add(name, elements)
+    workspace = Workspace(plan.dtype, sections, end)
     rule = Dropout.make((1,), p.dropout)
     values = integers | tables | workspace.bases | strides_of(p)
     values |= {"steps": p.steps, "batch": p.batch, "rows": p.rows, "layers": p.layers}
@@ -54,9 +56,11 @@ def _launch(
     values["drop.groups"] = ceil_div(p.rows, DROPOUT_ROWS)
     extras = [values[name] for name in plan.slots]
     tasks = max(tasks for _, tasks in phases)
+    kept = Kept(workspace.bytes_of_weights, kept_phases) if kept_phases else None
     return Launch(
-        p, "fused_steps", plan, trace, phases, plan.pointers, cycles, tasks, workspace.bytes, extras
-    )
+        p, "fused_steps", plan, trace, phases, plan.pointers, cycles, tasks, workspace.bytes, extras, kept,
+        further_cycles=further_cycles,
+    )  # fmt: skip
 
 
 def _dropout_phase(p: Recurrent, layer: int) -> Phases:
@@ -83,7 +87,12 @@ class _Steps:
         tile = ceil_div(plan.tile, 16) * 16
         panels, chunks = ceil_div(columns, plan.layer_width), ceil_div(p.rows, ROWS_PER_TASK)
         shares = max(1, min(panels, ceil_div(_wanted_tasks(device), chunks)))
-        step_tasks = min(device.threads if cycles > _WORTH_SHARING else 1, blocks)
+        # weights of both directions that no cache near the cores holds are read of one after the other
+        bytes_each_direction = plan.blocks * recurrent.panel(plan.lanes) * bytes_each
+        near = device.threads * device.isa.processor.l2(1.0)
+        self.turns = p.directions if p.directions * bytes_each_direction > near and not p.projection else 1
+        blocks_at_once = blocks // self.turns
+        step_tasks = min(device.threads if cycles / self.turns > _WORTH_SHARING else 1, blocks_at_once)
         projection_blocks = bool(p.projection) * p.directions * plan.projection_blocks
         self.product_tasks = chunks * shares
         self.sections = {
@@ -95,7 +104,8 @@ class _Steps:
         self.integers = {
             "tile": tile,
             "shares": shares,
-            "step.each": ceil_div(blocks, step_tasks),
+            "step.blocks": blocks_at_once,
+            "step.each": ceil_div(blocks_at_once, step_tasks),
             "step.chunk": recurrent.chunk(p.batch, plan.lanes, bytes_each, chunk_bytes),
             "second.chunk": projection.chunk(p.batch, plan.lanes, bytes_each, chunk_bytes),
         }
@@ -106,7 +116,7 @@ class _Steps:
         self.pack_projection: Phases = [("pack_projection", tasks)] * bool(p.projection)
 
 
-def _forward(p: Recurrent, device: CpuDevice) -> Launch:
+def _forward(p: Recurrent, device: CpuDevice, is_kept: bool) -> Launch:
     plan = cost.plan_forward(p, device.isa)
     steps = _Steps(p, device, plan, cost.forward_step_cycles(p, plan), plan.columns)
     outputs, states = p.rows * p.directions * p.padded_size, p.directions * p.batch
@@ -125,20 +135,30 @@ def _forward(p: Recurrent, device: CpuDevice) -> Launch:
         "full": bool(p.projection) * states * p.padded,
         "projection_panels": steps.sections["projection_panels"],
     }
-    phases: Phases = [("tables", 1), ("gather", ceil_div(p.steps, STEPS_PER_TASK))]
+    pack_inputs = plan.columns // plan.lanes
+    pack_states: Phases = [("pack_states", p.directions * plan.blocks * plan.recurrent_product.vectors)]
+    pack_states += steps.pack_projection
+    # what depends on the weights alone comes first where there is one layer, so that it can be kept
+    phases: Phases = [("pack_first", pack_inputs), *pack_states] if p.layers == 1 else []
+    kept_phases = len(phases) if is_kept else 0
+    phases += [("tables", 1), ("gather", ceil_div(p.steps, STEPS_PER_TASK))]
     if p.is_training and p.sequences != "whole":
         phases.append(("zero_rows", p.layers))
     for layer in range(p.layers):
         name = "first" if layer == 0 else "next"
         phases += _dropout_phase(p, layer)
-        phases += [(f"pack_{name}", plan.columns // plan.lanes), (name, steps.product_tasks)]
-        phases.append(("pack_states", p.directions * plan.blocks * plan.recurrent_product.vectors))
-        phases += [*steps.pack_projection, ("start", p.directions), *steps.step * p.steps, ("above", 1)]
+        phases += [(f"pack_{name}", pack_inputs)] * (p.layers > 1) + [(name, steps.product_tasks)]
+        phases += pack_states * (p.layers > 1) + [("start", p.directions)]
+        for turn in range(steps.turns):
+            phases += [("turn", 1)] * (turn > 0) + steps.step * p.steps
+        phases.append(("above", 1))
     if p.sequences != "whole":
         phases.append(("end", p.directions))
     integers = steps.integers | {"h.size": states * p.padded_size, "out.size": outputs}
     trace = partial(forward_code.trace, plan=plan)
-    return _launch(p, plan, trace, cost.forward_cycles(p, plan), phases, sections, integers)
+    further = -cost.pack_cycles(p, plan) if kept_phases else 0.0
+    cycles = cost.forward_cycles(p, plan)
+    return _launch(p, plan, trace, cycles, phases, sections, integers, kept_phases, further)
 
 
 def _backward_data(p: Recurrent, device: CpuDevice) -> Launch:

@@ -1,8 +1,9 @@
 """The memory of a recurrent kernel: sections of the workspace, and operands and run-time integers in traced code.
 
 Steps, batch and layers are run-time integers, so that sequences of another length need no other code. The workspace
-begins with a few counters, which phases of one task advance from step to step and from layer to layer; then follow
-tables of 64-bit integers (sequence_tables.py), then sections of the type of the arithmetic.
+begins with what is made of the weights alone, which a caller may keep; then follow a few counters, which phases of one
+task advance from step to step, from direction to direction and from layer to layer, tables of 64-bit integers
+(sequence_tables.py), and sections of the type of the arithmetic.
 """
 
 from __future__ import annotations
@@ -16,18 +17,31 @@ from jitdnn.problems.rnn import PAD, Recurrent
 from jitdnn.rtcg.builder import Builder, Pointer, Value
 from jitdnn.rtcg.isa import ITEM_BYTES
 
-LAYER, STEP = 0, 1  # counters at the start of the workspace
+LAYER, STEP, DIRECTION = 0, 1, 2  # counters
+# sections that follow from the weights alone
+OF_WEIGHTS = ("input_panels", "state_panels", "projection_panels", "bias", "new_bias")
 _LINE = 64
 
 
 class Workspace:
-    """Sections of the workspace, each on cache lines of its own; sizes in elements of the compute type."""
+    """Sections of the workspace, each on cache lines of its own; sizes in elements of the compute type.
 
-    def __init__(self, dtype: str, tables: int) -> None:
+    Those of the weights come first, then the tables, of so many 64-bit integers, then the others.
+    """
+
+    def __init__(self, dtype: str, sections: Mapping[str, int], tables: int) -> None:
         self._line = _LINE // ITEM_BYTES[dtype]
         self._bytes = ITEM_BYTES[dtype]
         self.bases: dict[str, int] = {}
-        self.elements = ceil_div(tables * 8, _LINE) * self._line
+        self.elements = 0
+        for name in OF_WEIGHTS:
+            self.add(name, sections.get(name, 0))
+        self.bytes_of_weights = self.bytes
+        self.bases["base.counters"] = self.bytes // 8
+        self.elements += ceil_div(tables * 8, _LINE) * self._line
+        for name, elements in sections.items():
+            if name not in OF_WEIGHTS:
+                self.add(name, elements)
 
     def add(self, name: str, elements: int) -> None:
         self.bases[f"base.{name}"] = self.elements
@@ -76,14 +90,24 @@ class Memory:
         """A run-time integer. It is loaded where this is called: call it before a loop."""
         return self.arguments.extra(self._slots.index(name))  # type: ignore[no-any-return]
 
+    @property
+    def counters(self) -> Pointer:
+        return self.arguments.workspace("i64") + self.integer("base.counters")  # type: ignore[no-any-return]
+
     def counter(self, which: int) -> Value:
-        return self.arguments.workspace("i64").load(which)  # type: ignore[no-any-return]
+        return self.counters.load(which)
+
+    @property
+    def packed_layer(self) -> Value:
+        """The layer whose weights are packed: of a single one they are before there are counters."""
+        return self.k.integer(0) if self.plan.p.layers == 1 else self.counter(LAYER)
 
     def table(self, name: str) -> Pointer:
-        return self.arguments.workspace("i64") + self.integer(f"base.{name}")  # type: ignore[no-any-return]
+        return self.counters + self.integer(f"base.{name}")
 
     def workspace(self, name: str) -> Pointer:
-        return self.arguments.workspace(self.plan.dtype) + self.integer(f"base.{name}")  # type: ignore[no-any-return]
+        memory = self.arguments.kept if name in OF_WEIGHTS else self.arguments.workspace
+        return memory(self.plan.dtype) + self.integer(f"base.{name}")  # type: ignore[no-any-return]
 
     def operand(self, name: str) -> Pointer:
         p = self.plan.p

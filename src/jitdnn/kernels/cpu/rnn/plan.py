@@ -12,7 +12,7 @@ and layers are run-time integers.
 
     product of a step (gemm.step_sums)
 
-        for share of the blocks of units                               one task; its panels stay in L2
+        for share of the blocks of units, back and forth               one task; its panels stay in L2
             for block of step_vectors vectors of units                 forward with all G gates of a unit
                 for group of TILES_PER_GROUP tiles of sequences        the sums of a group are in L1
                     for chunk of the depth                             a chunk of a panel stays in L1
@@ -49,11 +49,11 @@ SEQUENCES = ("x", "y", "dy", "dx")
 STATES = ("hx", "cx", "hn", "cn", "dhn", "dcn", "dhx", "dcx")
 _DROPOUT_SLOTS = ("drop.threshold", "drop.factor", "drop.groups")
 _SLOTS = (
-    "steps", "batch", "rows", "layers", "shares", "base.counts", "base.starts", "base.order", "base.tiles",
-    *_DROPOUT_SLOTS,
+    "steps", "batch", "rows", "layers", "shares", "base.counters", "base.counts", "base.starts", "base.order",
+    "base.tiles", *_DROPOUT_SLOTS,
 )  # fmt: skip
 _STEP_SLOTS = (
-    "tile", "step.each", "step.chunk", "second.chunk", "base.input_panels", "base.state_panels",
+    "tile", "step.blocks", "step.each", "step.chunk", "second.chunk", "base.input_panels", "base.state_panels",
     "base.projection_panels",
 )  # fmt: skip
 

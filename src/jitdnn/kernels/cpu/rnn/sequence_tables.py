@@ -9,7 +9,7 @@ Row by row follow the sequences of step 0, of step 1, and so on, sequences order
 
 from __future__ import annotations
 
-from jitdnn.kernels.cpu.rnn.memory_layout import LAYER, STEP, Memory
+from jitdnn.kernels.cpu.rnn.memory_layout import DIRECTION, LAYER, STEP, Memory
 from jitdnn.kernels.cpu.rnn.plan import STEPS_PER_TASK, RecurrentPlan
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 
@@ -25,8 +25,8 @@ def trace_tables(module: Module, plan: RecurrentPlan) -> None:
         memory = Memory(k, plan, args)
         steps, batch, rows = (memory.integer(name) for name in ("steps", "batch", "rows"))
         counts, starts, order = (memory.table(name) for name in ("counts", "starts", "order"))
-        for which in (LAYER, STEP):
-            memory.arguments.workspace("i64").store(k.integer(0), which)
+        for which in (LAYER, STEP, DIRECTION):
+            memory.counters.store(k.integer(0), which)
         if p.sequences == "lengths":
             _order_by_length(k, memory, steps, batch, counts, order, starts)
         else:
@@ -76,17 +76,23 @@ def _order_by_length(
 
 
 def trace_counters(module: Module, plan: RecurrentPlan) -> None:
-    """Trace the tasks "advance", to the next step, and "above" and "below", to the first step of another layer."""
+    """Trace the tasks "advance", to the next step, "turn", to the first one of the next direction, and "above" and
+    "below", to the first step of another layer."""
     for name, change in (("advance", 0), ("above", 1), ("below", -1)):
         with module.task(name) as (k, args, _task, _thread):
             memory = Memory(k, plan, args)
-            counters = memory.arguments.workspace("i64")
+            counters = memory.counters
             counters.store(memory.counter(STEP) + 1 if change == 0 else k.integer(0), STEP)
             if change:
+                counters.store(k.integer(0), DIRECTION)
                 counters.store(memory.counter(LAYER) + change, LAYER)
+    with module.task("turn") as (k, args, _task, _thread):
+        memory = Memory(k, plan, args)
+        memory.counters.store(k.integer(0), STEP)
+        memory.counters.store(memory.counter(DIRECTION) + 1, DIRECTION)
     with module.task("top") as (k, args, _task, _thread):
         memory = Memory(k, plan, args)
-        memory.arguments.workspace("i64").store(memory.integer("layers") - 1, LAYER)
+        memory.counters.store(memory.integer("layers") - 1, LAYER)
 
 
 def trace_gather(

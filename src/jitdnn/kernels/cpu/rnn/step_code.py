@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from jitdnn.kernels.cpu.rnn.gemm import step_sums, trace_tile_chunk
-from jitdnn.kernels.cpu.rnn.memory_layout import Memory
+from jitdnn.kernels.cpu.rnn.memory_layout import DIRECTION, STEP, Memory
 from jitdnn.kernels.cpu.rnn.plan import BackwardPlan, ForwardPlan
 from jitdnn.rtcg.builder import Builder, Module, Pointer, Value
 
@@ -57,9 +57,14 @@ def trace_step(
     with module.task("step") as (k, args, task, thread):
         memory = Memory(k, plan, args)
         sums = memory.workspace("tiles") + thread * memory.integer("tile")
-        batch, each, chunk = (memory.integer(name) for name in ("batch", "step.each", "step.chunk"))
-        total = plan.p.directions * plan.blocks
-        for number in k.range(task * each, (task * each + each).min(total)):
+        names = ("batch", "step.each", "step.chunk", "step.blocks")
+        batch, each, chunk, total = (memory.integer(name) for name in names)
+        first, low = memory.counter(DIRECTION) * total, task * each
+        high = (low + each).min(total)
+        # every second step goes backwards: it finds in the cache what the one before read last
+        is_odd = (memory.counter(STEP) & 1) == 1
+        for place in k.range(low, high):
+            number = first + k.select(is_odd, low + high - 1 - place, place)
             direction, block = number // plan.blocks, number % plan.blocks
             step = load_step(k, memory, direction)
             panel = memory.workspace("state_panels") + number * product.panel(lanes)
