@@ -32,6 +32,8 @@ SHAPES = [
     "n1 c5 h22 w19 k6 r7 s11 pad3",  # taps in segments
     "n2 c17 h14 w21 k18 r9 s7 pad1 dil1x2 nhwc",
     "n1 c3 w120 k9 s31 pad15",
+    "n2 c35 h1 w90 k17 r1 s3 pad0x40 dil1x40 nhwc",  # channels last: tiles with padding are packed one by one
+    "n1 c33 h11 w14 k9 r5 s5 stride2x1 pad6 dil1x3 nhwc",
     "n2 c6 h7 w8 k7 r3 s3 flip pad0:2x4:5",  # results that read nothing but padding
     "n1 c3 d5 h8 w7 k4 t3 r3 s3 pad1 stride2x1x1",
     "n1 c18 h7 w8 k11 r3 s3 pad1 f16 nchw x=nhwc",
@@ -307,3 +309,12 @@ def test_tile_axes_cover_their_results_once() -> None:
         assert written[:results] == list(range(results))
         read = {subfilter + axis.spacing * a for subfilter in range(axis.subfilters) for a in range(axis.r)}
         assert read >= {tap * dilation for tap in range(taps)}
+
+
+def test_a_tile_with_padding_is_packed_alone() -> None:
+    """However far its data lie apart: as many columns as it reads, where channels come last."""
+    for dilation in (1, 40):
+        words = f"n1 c32 h1 w90 k16 r1 s3 pad0x{dilation} dil1x{dilation} nhwc"
+        (plan,) = Winograd4().plans(convolution(words, "fwd"), host(1))
+        assert plan.reads_unpacked
+        assert plan.packed_columns == plan.columns.alpha

@@ -383,7 +383,7 @@ class _Code:
                         function = self.f.unpacked_transforms[row_short, column_short]
                         k.call(function, x + (offset + channel), target + channel)
                     for channel, pack in self._channel_vectors(k, channels, unpacked):
-                        k.call(pack, x + channel, scratch, slice_, row, at, reach[1] + 1)
+                        k.call(pack, x + channel, scratch, slice_, row, at, columns.alpha)
                         k.call(self.f.data_transforms[row_short, column_short], scratch, target + channel)
 
     def _channel_vectors(

@@ -117,7 +117,8 @@ class WinogradPlan(CorrelationPlan):
     def tw(self) -> int:
         """Tiles of each residue of the columns in a tile row: their packed input stays in L1."""
         vector = self.lanes * self.item
-        tile = self.rows.alpha * self.packed_spacing * self.columns.m * vector
+        spacing = self.columns.dilation if self.has_few_channels else self.columns.spacing
+        tile = self.rows.alpha * spacing * self.columns.m * vector
         most = self.isa.processor.l1(cost.WINOGRAD_PACKED_INPUT_L1) // tile
         return even_share(self.columns.tiles_per_residue, max(1, most))
 
@@ -148,12 +149,16 @@ class WinogradPlan(CorrelationPlan):
 
     @property
     def packed_spacing(self) -> int:
-        """From one datum of a tile to the next in a packed tile row."""
+        """From one datum of a tile to the next in what is packed: a tile row, or one tile at a time."""
+        if self.reads_unpacked:
+            return 1
         return self.columns.dilation if self.has_few_channels else self.columns.spacing
 
     @property
     def packed_columns(self) -> int:
-        """Columns of a packed tile row."""
+        """Columns of what is packed."""
+        if self.reads_unpacked:
+            return self.columns.alpha
         if not self.has_few_channels:
             return self.read_columns
         return self.columns.dilation * (self.columns.m * (self.tw - 1) + self.columns.alpha)
@@ -182,7 +187,7 @@ class WinogradPlan(CorrelationPlan):
 
     @cached_property
     def reads_unpacked(self) -> bool:
-        """True if a tile that reads no padding is transformed from where it is."""
+        """True if a tile that reads no padding is transformed from where it is; each of the others is packed alone."""
         return self.c.x.channels == 1 and self.c.depth >= self.lanes
 
     @cached_property

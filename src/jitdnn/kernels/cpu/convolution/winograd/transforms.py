@@ -25,7 +25,8 @@ def trace_pack_input(module: Module, name: str, p: WinogradPlan, channels: int) 
     """Trace ``name(x, to, slice, row, column, count)`` for the first ``channels`` of a vector of channels.
 
     ``x`` points to the image's first position and channel; ``slice``, ``row`` and ``column`` are the first positions to
-    read on the third axis and the two tiled ones, which may be outside; ``count`` columns are packed.
+    read on the third axis and the two tiled ones, which may be outside; ``count`` columns are packed: neighbours, or
+    the data of one tile where tiles are packed one by one.
     """
     c, lanes = p.c, p.lanes
     with module.function(
@@ -49,8 +50,9 @@ def _copy_vectors(
     channels: int,
 ) -> None:  # fmt: skip
     x = p.c.x
+    step = p.columns.spacing if p.reads_unpacked else 1
     for j in k.range(0, count):
-        at = column + j
+        at = column + j * step
         here = inside & is_inside(at, p.columns.axis.positions)
         mask = k.mask(k.select(here, k.integer(channels), 0), p.lanes)
         vector = line.load_strided(at * x.space[p.tiled[1]], x.channels, p.lanes, mask)
