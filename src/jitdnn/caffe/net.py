@@ -19,22 +19,23 @@ from jitdnn.caffe.compiled import CompiledNet
 from jitdnn.caffe.debug_info import DebugInfo
 from jitdnn.caffe.device import NetDevice, settled
 from jitdnn.caffe.fusion import Fusion
-from jitdnn.caffe.graph import Node, Observer, Parameter, check_count, loss_weights, plan_gradients
+from jitdnn.caffe.graph import Node, Observer, Parameter, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
 from jitdnn.caffe.layout_choice import lay_channels_last
 from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.memory import Memory
+from jitdnn.caffe.net_builder import NetBuilder, guarded, set_loss_weights
 from jitdnn.caffe.net_run import run_backward, run_forward
 from jitdnn.caffe.obstacles import together, unknown_types
 from jitdnn.caffe.part_rules import refuse_undivided
 from jitdnn.caffe.parts import Part, Turns
 from jitdnn.caffe.paths import find
 from jitdnn.caffe.rules import filter_net
-from jitdnn.caffe.schema import LayerParameter, NetParameter, NetState
+from jitdnn.caffe.schema import NetParameter, NetState
 from jitdnn.caffe.splits import insert_splits
 from jitdnn.caffe.upgrade import upgrade_net
 from jitdnn.caffe.weights import collect_parameters, load_weights, save_weights
-from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, JitdnnError, NotSupported
+from jitdnn.errors import InvalidArgument, InvalidShape, NotSupported
 from jitdnn.ops.tensor_ops import fill
 from jitdnn.planner.recompute import RecomputePlan
 from jitdnn.settings import parse_bytes
@@ -105,8 +106,6 @@ class Net:
         self.name = self.parameter.name
         self.dtype = DTYPES[dtype]
         self.device = settled(device)
-        self.blobs: dict[str, Blob] = {}
-        self.nodes: list[Node] = []
         self.observer: Observer | None = None
         self._memory: Memory | None = None
         self._memory_options: dict[str, Any] | None = None  # of limit_memory, while there is a limit
@@ -119,29 +118,21 @@ class Net:
         fillers, *seeds = sequence.spawn(1 + len(self.parameter.layer))
         self._fillers = None if weights_of else np.random.Generator(np.random.PCG64(fillers))
 
-        # the last layer that works in place on each blob
-        self._overwrites = {
-            name: index
-            for index, layer in enumerate(self.parameter.layer)
-            for name in set(layer.bottom).intersection(layer.top)
-        }
-        unread: dict[str, None] = {}
-        unknown: set[str] = set()  # blobs of layers that cannot be built
-        for layer_parameter, layer_seed in zip(self.parameter.layer, seeds, strict=True):
-            if layer_parameter.type not in LAYERS:
-                unknown.update(layer_parameter.top)
-                continue
-            try:
-                layer = self._layer(layer_parameter, layer_seed)
-                if unknown.isdisjoint(layer_parameter.bottom):
-                    self._append(layer, unread)
-                else:
-                    unknown.update(layer_parameter.top)
-            except (InvalidArgument, NotSupported) as error:
-                problems.append(error)
-                unknown.update(layer_parameter.top)
-        if problems:
-            raise together(problems)
+        context = partial(
+            Context,
+            dtype=self.dtype,
+            base=base,
+            fillers=self._fillers,
+            algorithm=algorithm,
+            device=self.device,
+            python_layers=python_layers,
+            shapes_only=shapes_only,
+            part=part,
+            turns=turns,
+        )
+        builder = NetBuilder(self.parameter, self.state, context, seeds)
+        builder.build(problems)
+        self.blobs, self.nodes = builder.blobs, builder.nodes
         if part is not None:
             refuse_undivided(self.nodes)
         if weights_of is not None:
@@ -149,7 +140,7 @@ class Net:
             for name, blobs in self.weights.items():
                 for blob, other in zip(blobs, known[name], strict=True):
                     blob.share(other)
-        self.outputs = list(unread)
+        self.outputs = list(builder.unread)
         self.inputs = [blob.name for node in self.nodes if node.layer.type == "Input" for blob in node.top]
         self.parameters: list[Parameter] = collect_parameters(self.layers)
         self._input_shapes = self._shapes_of_inputs()
@@ -425,15 +416,15 @@ class Net:
 
     def _reshape(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
-            self._guarded(node.layer.parameter, partial(node.layer.reshape, node.bottom, node.top))
-            self._set_loss_weights(node)
+            guarded(node.layer.parameter, partial(node.layer.reshape, node.bottom, node.top))
+            set_loss_weights(node)
 
     def _run_forward(self, node: Node, is_on_gpu: bool) -> None:
         """Run a layer, and reshape the layers behind it if it gives its tops other shapes."""
         before = [blob.shape for blob in node.top] if node.layer.may_resize else []
         run_forward(node, is_on_gpu)
         if node.layer.may_resize and [blob.shape for blob in node.top] != before:
-            self._set_loss_weights(node)
+            set_loss_weights(node)
             behind = next(index for index, other in enumerate(self.nodes) if other is node)
             self._reshape(self.nodes[behind + 1 :])
 
@@ -472,98 +463,6 @@ class Net:
             fuse=False,
             weights_of=self,
         )
-
-    # ---- building
-
-    def _layer(self, parameter: LayerParameter, seed: np.random.SeedSequence) -> Layer:
-        """Make a layer, with the checks that need no shapes."""
-        kind = LAYERS[parameter.type]
-        if not parameter.has("phase"):
-            parameter.phase = self.state.phase
-        context = Context(
-            parameter.phase,
-            self.dtype,
-            self._base,
-            self._fillers,
-            np.random.Generator(np.random.PCG64(seed)),
-            self._algorithm,
-            self.device,
-            self._python_layers,
-            self._shapes_only,
-            self._part,
-            self._turns,
-        )
-        layer = kind(parameter, context)
-        if kind.makes_tops or kind.is_loss:  # tops that nobody can read, and that are no outputs
-            while len(parameter.top) < kind.tops[0]:
-                number = f" {len(parameter.top)}" if parameter.top else ""
-                parameter.top.append(f"({parameter.name}{number})")
-                layer.unnamed_tops.append(parameter.top[-1])
-        check_count(layer, "bottom", len(parameter.bottom), kind.bottoms)
-        check_count(layer, "top", len(parameter.top), kind.tops)
-        if parameter.propagate_down and len(parameter.propagate_down) != len(parameter.bottom):
-            raise layer.invalid(
-                f"{len(parameter.propagate_down)} propagate_down for {len(parameter.bottom)} bottoms: "
-                "give one each, or none"
-            )
-        return layer
-
-    def _append(self, layer: Layer, unread: dict[str, None]) -> None:
-        parameter = layer.parameter
-        bottom = [self.blobs[name] for name in parameter.bottom]
-        for name in parameter.bottom:
-            unread.pop(name, None)
-        top = [self._top(layer, index, name, bottom) for index, name in enumerate(parameter.top)]
-        for name in parameter.top:
-            if name not in layer.unnamed_tops:
-                unread[name] = None
-        node = Node(layer, bottom, top, loss_weights(layer))
-        layer.is_overwritten = any(self._overwrites.get(name, -1) > len(self.nodes) for name in parameter.top)
-        self.nodes.append(node)
-
-        def build() -> None:
-            layer.setup(bottom, top)
-            layer.reshape(bottom, top)
-
-        for blob in top if not bottom and not layer.is_for_gpu else ():
-            blob.is_streamed = True
-        self._guarded(parameter, build)
-        self._set_loss_weights(node)
-
-    def _top(self, layer: Layer, index: int, name: str, bottom: list[Blob]) -> Blob:
-        names = [blob.name for blob in bottom]
-        if index < len(names) and names[index] == name:
-            if not layer.may_be_in_place:
-                raise layer.invalid(f"top {name!r} is its bottom too, and this layer cannot work in place")
-            return bottom[index]
-        if name in self.blobs:
-            raise layer.invalid(
-                f"top {name!r} exists already: two layers make it, or this one would work in place on what "
-                "another layer reads too; give it a name of its own",
-                "top",
-            )
-        blob = Blob(name, self.dtype, self.device, self._shapes_only)
-        self.blobs[name] = blob
-        return blob
-
-    def _guarded(self, parameter: LayerParameter, action: Callable[[], None]) -> None:
-        """Run the action; an error that does not name the layer gets the layer's name and line."""
-        try:
-            action()
-        except (InvalidArgument, InvalidType, NotSupported) as error:
-            message = str(error)
-            if message.startswith("layer "):
-                raise
-            where = f"layer {parameter.name!r} ({parameter.type}){parameter.where()}: "
-            kind: type[JitdnnError] = (
-                type(error) if type(error) in (InvalidShape, InvalidType, NotSupported) else InvalidArgument
-            )
-            raise kind(where + message).at(parameter.place()).at(error) from error
-
-    def _set_loss_weights(self, node: Node) -> None:
-        for blob, weight in zip(node.top, node.loss_weights, strict=True):
-            if weight and not self._shapes_only:
-                blob.diff.fill(weight)
 
     def _fill(self, name: str, values: ArrayLike) -> None:
         if name not in self.inputs:
