@@ -319,14 +319,3 @@ def test_weights_of_few_bits(bits: int) -> None:
     agrees("MatMulNBits", [a, b, scales.reshape(-1), zeros], tolerance=1e-4, **attributes)
     with pytest.raises(InvalidShape, match="must be"):
         run("MatMulNBits", [a, b[:, :1], scales], **attributes)
-
-
-@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-def test_recurrence_with_weights_of_bytes(direction: str) -> None:
-    """onnxruntime quantizes inputs and states at each step: a last place of those is 1/127 of the largest."""
-    count = 2 if direction == "bidirectional" else 1
-    x = normal(6, 2, 5)
-    w, r = draw(np.int8, count, 5, 16), draw(np.int8, count, 4, 16)
-    scale, zero = np.full(count, 0.004, np.float32), np.zeros(count, np.int8)
-    inputs = [x, w, r, normal(count, 32), None, None, None, None, scale, zero, scale, zero]
-    agrees("DynamicQuantizeLSTM", inputs, 3, 0.02, (0, 1, 2), hidden_size=4, direction=direction)

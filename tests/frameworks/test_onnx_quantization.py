@@ -17,7 +17,7 @@ onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 from onnx import helper  # noqa: E402
 
 from jitdnn.frameworks import onnx as backend  # noqa: E402
-from onnx_models import by_onnxruntime, feeds, one_node  # noqa: E402
+from onnx_models import by_onnxruntime, feeds, one_node, with_constants  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)
@@ -176,3 +176,40 @@ def test_zeros_that_their_type_cannot_mean() -> None:
         run("QuantizeLinear", [x, scale, np.array(1, np.uint8)], output_dtype=3)
     with pytest.raises(NotSupported, match="a zero other than 0"):
         run("QuantizeLinear", [x, scale, np.array(1).astype(ml_dtypes.float8_e5m2)])
+
+
+@pytest.mark.parametrize("zero", [0, 131, 128])
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_sums_with_constant_filters_are_exact(groups: int, zero: int) -> None:
+    """Filters whose zero is any byte, around which they are not of int8; borders count for nothing."""
+    x, w = draw(np.uint8, 2, 6, 9, 8), draw(np.uint8, 12, 6 // groups, 3, 3)
+    for x_zero in ([np.asarray(77, np.uint8)], [None]):
+        inputs = [x, w, *x_zero, np.asarray(zero, np.uint8)]
+        model = one_node(
+            "ConvInteger", inputs, group=groups, pads=[1, 0, 2, 1], strides=[2, 1], dilations=[1, 2]
+        )
+        same(model, inputs)
+    inputs = [x, w, np.asarray(77, np.uint8), np.asarray(zero, np.uint8)]
+    same(one_node("ConvInteger", inputs, group=groups), inputs)
+    many = [draw(np.uint8, 2, 8, 16, 12), draw(np.uint8, 8, 8, 3, 3), np.asarray(9, np.uint8)]
+    same(one_node("ConvInteger", many, pads=[1] * 4), many)
+
+
+@pytest.mark.parametrize("b_type", BYTES)
+@pytest.mark.parametrize("a_zero", [None, 77])
+def test_products_with_constant_matrices_are_exact(a_zero: int | None, b_type: Any) -> None:
+    left = None if a_zero is None else np.asarray(a_zero, np.uint8)
+    for shape in ((5, 48), (2, 3, 48)):
+        inputs = [draw(np.uint8, *shape), draw(b_type, 48, 33), left, draw(b_type, 33)]
+        same(one_node("MatMulInteger", inputs), inputs)
+
+
+def same(model: Any, inputs: list[Any]) -> None:
+    """The result of the first input alone, all others being constants, to the last bit, and with all of them given."""
+    given = feeds(inputs)
+    (expected,) = by_onnxruntime(model, given)
+    constants = {name: value for name, value in given.items() if name != "in0"}
+    for one in (with_constants(model, constants), model):
+        (y,) = backend.prepare(one).run({k: v for k, v in given.items() if one is model or k == "in0"})
+        assert y.dtype == expected.dtype
+        np.testing.assert_array_equal(y, expected)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import helper
+from onnx import helper, numpy_helper
 
 Array = np.ndarray[Any, Any]
 VERSION = 21
@@ -42,6 +42,17 @@ def one_node(
 def feeds(inputs: Sequence[Array | None]) -> dict[str, Array]:
     """The inputs of `one_node` by their names."""
     return {f"in{place}": np.asarray(value) for place, value in enumerate(inputs) if value is not None}
+
+
+def with_constants(model: onnx.ModelProto, given: dict[str, Array]) -> onnx.ModelProto:
+    """The model with what is given as constants, no longer inputs."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    left = [value for value in fixed.graph.input if value.name not in given]
+    del fixed.graph.input[:]
+    fixed.graph.input.extend(left)
+    fixed.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in given.items())
+    return fixed
 
 
 def by_onnxruntime(model: onnx.ModelProto, given: dict[str, Array]) -> list[Any]:

@@ -18,6 +18,7 @@ from jitdnn.errors import InvalidShape
 from jitdnn.graph.operand import CALCULATED as _CALCULATED
 from jitdnn.graph.operand import Operand, Untraceable
 from jitdnn.graph.tracer import Tracer, operands_in
+from jitdnn.ops import quantized_lstm as _steps
 from jitdnn.ops.elementwise import ElementwiseKernel
 from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import dtype_name
@@ -33,6 +34,8 @@ _PLAIN = frozenset({
     "layer_norm", "lrn", "lstm", "max_pool", "max_unpool", "reduce", "resize", "rms_norm", "rnn", "softmax",
     "transform", "unfold",
 })  # fmt: skip
+#: functions of one call of a kernel that are not public
+INTERNAL = {"quantized_lstm": _steps.quantized_lstm}
 
 
 def _tracer(args: Any, kwargs: Any) -> Tracer | None:
@@ -197,10 +200,10 @@ def _activation(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def __getattr__(name: str) -> Any:
-    function = getattr(jitdnn, name)
+    function = INTERNAL.get(name) or getattr(jitdnn, name)
     if name in _SPECIAL:
         function = _special(function, _SPECIAL[name])
-    elif name in _PLAIN:
+    elif name in _PLAIN or name in INTERNAL:
         function = _plain(name, function)
     elif name in _ACTIVATIONS:
         function = _activation(function)

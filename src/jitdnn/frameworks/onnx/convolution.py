@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn.frameworks.onnx.integer_products import integer_convolution, takes_bytes
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.frameworks.onnx.pointwise import pointwise
 from jitdnn.frameworks.onnx.spatial import Ints, halves, ones, pad_pairs, padding
@@ -102,19 +103,26 @@ def conv_integer(
     strides: Ints | None = None,
     site: Site,
 ) -> Any:
-    """Of bytes less their zero points, whose products and sums float64 holds exactly."""
-    y = conv(
+    """Of bytes less their zero points: exact, by products of bytes, or by sums in float64 rounded to integers, for
+    Winograd's points are fractions."""
+    rank = x.ndim - 2
+    check_taps(w, kernel_shape, site)
+    dilation, stride = ones(dilations, rank), ones(strides, rank)
+    pairs = padding(auto_pad, pads, x.shape[2:], w.shape[2:], stride, dilation)
+    if takes_bytes(x, w, w_zero) and (x_zero is None or x_zero.size == 1):
+        of_image = None if x_zero is None else x_zero.reshape(())
+        found = integer_convolution(x, w, of_image, w_zero, pairs, stride, dilation, group)
+        if found is not None:
+            return found
+    y = jd.conv(
         centred(x, x_zero, 0),
         centred(w, w_zero, 0),
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-        site=site,
+        stride=stride,
+        padding=pairs,
+        dilation=dilation,
+        groups=group,
     )
-    return y.astype(np.int32)
+    return pointwise(lambda v: jd.rint(v), y, dtype=np.dtype(np.int32))
 
 
 def centred(x: Array, zero: Array | None, axis: int) -> Array:

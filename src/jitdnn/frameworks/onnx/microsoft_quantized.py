@@ -3,13 +3,13 @@ products whose operand or result is real."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from jitdnn.errors import InvalidShape
-from jitdnn.frameworks.onnx import integer_products, pooling, quantization, quantized, recurrent
+from jitdnn.frameworks.onnx import integer_products, pooling, quantization, quantized, quantized_recurrent
 from jitdnn.frameworks.onnx.integer_products import multiplied, takes_bytes
 from jitdnn.frameworks.onnx.operator import Function, Site, table
 from jitdnn.frameworks.onnx.pointwise import Array, pointwise
@@ -271,48 +271,9 @@ def _unpacked(x: Array, bits: int, count: int) -> Array:
     return np.stack(parts, -1).reshape(*x.shape[:-1], -1)[..., :count]
 
 
-def dynamic_quantize_lstm(
-    x: Array,
-    w: Array,
-    r: Array,
-    bias: Array | None,
-    lengths: Array | None,
-    initial_h: Array | None,
-    initial_c: Array | None,
-    peepholes: Array | None,
-    w_scale: Array,
-    w_zero: Array,
-    r_scale: Array,
-    r_zero: Array,
-    /,
-    *,
-    activation_alpha: Sequence[float] = (),
-    activation_beta: Sequence[float] = (),
-    activations: Sequence[str] = (),
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    input_forget: int = 0,
-    site: Site,
-) -> tuple[Any, ...]:
-    """Weights (D, I, 4 H) and (D, H, 4 H) of 8 bits, with a scale for all or each column. Inputs and states stay real
-    numbers: they are multiplied by the weights' real values, which is more exact than quantizing them at every step."""
-    inputs, states = _lstm_weights(w, w_scale, w_zero), _lstm_weights(r, r_scale, r_zero)
-    return recurrent.lstm(
-        x, inputs.transpose(0, 2, 1), states.transpose(0, 2, 1), bias, lengths, initial_h, initial_c, peepholes,
-        activation_alpha=activation_alpha, activation_beta=activation_beta, activations=activations, clip=clip,
-        direction=direction, hidden_size=hidden_size, input_forget=input_forget, site=site,
-    )  # fmt: skip
-
-
-def _lstm_weights(w: Array, scale: Array, zero: Array) -> Array:
-    shapes = [part.reshape(len(w), 1, -1) for part in (scale, zero)]
-    return pointwise(lambda v, s, z: (v - z) * s, w, *shapes, dtype=_REAL)
-
-
 OPERATORS = table(
     DequantizeLinear=quantization.dequantize_linear,
-    DynamicQuantizeLSTM=dynamic_quantize_lstm,
+    DynamicQuantizeLSTM=quantized_recurrent.dynamic_quantize_lstm,
     DynamicQuantizeMatMul=dynamic_quantize_matmul,
     MatMulIntegerToFloat=matmul_integer_to_float,
     MatMulNBits=matmul_bits,

@@ -53,11 +53,9 @@ def gemm(
 def matmul_integer(a: Any, b: Array, a_zero: Any = None, b_zero: Array | None = None, /) -> Any:
     """Of bytes less their zero points (of a's rows, of b's columns), whose sums float64 holds exactly."""
     if takes_bytes(a, b, b_zero) and (a_zero is None or a_zero.size == 1):
-        found = integer_product(a, b, b_zero)
-        if found is not None and a_zero is None:
-            return found[0]
+        found = integer_product(a, b, None if a_zero is None else a_zero.reshape(()), b_zero)
         if found is not None:
-            return pointwise(lambda v, z, c: v - z * c, found[0], a_zero.reshape(()), found[1])
+            return found
     left = centred(a, a_zero, a.ndim - 2) if a.ndim > 1 else centred(a, a_zero, 0)
     return matmul(left, centred(b, b_zero, b.ndim - 1)).astype(np.int32)
 

@@ -150,11 +150,21 @@ def _rnn(
 def _lstm(
     x: Array, h: Array, c: Array, layer: Direction, bias: Array, form: Form, functions: Sequence[Function]
 ) -> tuple[Array, Array]:
-    f, g, out = functions
     sums = jd.add(jd.add(x, jd.matmul(h, layer.r.T)), bias[None])
     i, o, forget, new = np.split(sums, 4, 1)
     nothing = np.zeros(3 * h.shape[1], h.dtype)
     p_i, p_o, p_f = np.split(nothing if layer.peepholes is None else layer.peepholes, 3)
+    state, output = lstm_cell(form, functions)
+    new_c = pointwise(state, i, forget, new, c, p_i[None], p_f[None])
+    return pointwise(output, o, new_c, p_o[None]), new_c
+
+
+def lstm_cell(
+    form: Form, functions: Sequence[Function]
+) -> tuple[Callable[[Any, Any, Any, Any, Any, Any], Any], Callable[[Any, Any, Any], Any]]:
+    """c of the sums of i, f and the new state, c before, and the peepholes of i and f; h of the sum of o, c and its
+    peephole."""
+    f, g, out = functions
     clip = form.clip
 
     def state(i: Any, forget: Any, new: Any, c: Any, p_i: Any, p_f: Any) -> Any:
@@ -162,8 +172,10 @@ def _lstm(
         kept = 1.0 - gate if form.couples else f(_bounded(forget + p_f * c, clip))
         return kept * c + gate * g(_bounded(new, clip))
 
-    new_c = pointwise(state, i, forget, new, c, p_i[None], p_f[None])
-    return pointwise(lambda o, c, p: f(_bounded(o + p * c, clip)) * out(c), o, new_c, p_o[None]), new_c
+    def output(o: Any, c: Any, p: Any) -> Any:
+        return f(_bounded(o + p * c, clip)) * out(c)
+
+    return state, output
 
 
 def _gru(

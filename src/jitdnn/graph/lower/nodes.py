@@ -11,6 +11,7 @@ import numpy as np
 import jitdnn
 from jitdnn.graph.ir import AnyArray, Node
 from jitdnn.graph.lower.builder import Builder, order_of, viewed
+from jitdnn.graph.primitives import INTERNAL
 from jitdnn.graph.tracer import filled
 from jitdnn.rtcg.expression import Expression
 
@@ -165,9 +166,10 @@ def copy(b: Builder, node: Node) -> None:
 
 def primitive(b: Builder, node: Node) -> None:
     arrays = [b.array(value) for value in node.inputs]
-    function = getattr(jitdnn, node.attributes["name"])
+    name = node.attributes["name"]
+    function = INTERNAL.get(name) or getattr(jitdnn, name)
     args, kwargs = filled(node.attributes["args"], arrays), filled(node.attributes["kwargs"], arrays)
-    if node.attributes["name"] in _RECURRENT:
+    if name in _RECURRENT:
         constant = {id(value.array) for value in node.inputs if value.array is not None}
         args = [
             b.shared.weights(a) if isinstance(a, (list, tuple)) and all(id(w) in constant for w in a) else a

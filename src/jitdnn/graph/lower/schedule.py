@@ -36,6 +36,7 @@ def lower(b: Builder) -> None:
             b.events.append(Event(Node("copy", (value,), (), {}, ("an output",)), first, len(b.recorder)))
 
 
+_UNPLANNED = {"quantized_lstm": "quantized_steps"}  # kernels of primitives that no planner chose
 _WRITES_ANYWHERE = frozenset({"conv", "pointwise", "concat", "matmul"})
 
 
@@ -96,6 +97,8 @@ def _node(b: Builder, node: Node) -> None:
         for value in node.outputs:
             b.result(value)
     if len(b.recorder) > first or node.op == "view":
-        names = names_of(b.handle.ran) or (() if len(b.recorder) == first else ("elementwise",))
+        names = names_of(b.handle.ran)
+        if not names and len(b.recorder) > first:
+            names = (_UNPLANNED.get(node.attributes.get("name", ""), "elementwise"),)
         seconds = sum(plan.seconds for plan in b.handle.ran)
         b.events.append(Event(node, first, len(b.recorder), names, seconds))

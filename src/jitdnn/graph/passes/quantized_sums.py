@@ -83,8 +83,11 @@ def sums_of(
 
 
 def centred_bytes(integers: AnyArray, zero: AnyArray | None) -> AnyArray | None:
-    """8-bit integers less their zero, as int8; None if that does not hold them."""
-    zeros = [0] if zero is None else np.unique(zero).tolist()
-    if integers.dtype == np.uint8 and zeros == [128]:
-        return (integers ^ 0x80).view(np.int8)
-    return integers if integers.dtype == np.int8 and zeros == [0] else None
+    """8-bit integers less their zero, which broadcasts to them, as int8; None if that does not hold them."""
+    zeros = np.zeros((), np.int16) if zero is None else zero.astype(np.int16)
+    if integers.dtype == np.int8 and not zeros.any():
+        return integers
+    if integers.dtype not in BYTES or not integers.size:
+        return None
+    less = integers - zeros
+    return less.astype(np.int8) if less.min() >= -128 and less.max() <= 127 else None
