@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 import turns
+from process_groups import Ranks
 
 # A first call compiles, and machines are shared: no example has a deadline. CI tries the same ones each time.
 settings.register_profile("here", deadline=None)
@@ -58,3 +60,12 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(
         50_000
     )  # tracing a kernel makes tens of thousands of objects, which live until it is compiled
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Two processes on gloo that stay for all tests."""
+    pytest.importorskip("torch", reason="several processes need PyTorch")
+    made = Ranks()
+    yield made
+    made.close()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+from dask_cluster import children, is_running
 from jitdnn.caffe import load_solver, snapshot
 from jitdnn.distributed import start as join
 from jitdnn.distributed.launch import launch, place
 from jitdnn.errors import InvalidArgument, NotSupported, ProcessGroupError
+from paths import ROOT
 
 SOLVER = """base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 type: "SGD" random_seed: 3 display: 5
-max_iter: {iterations} snapshot: 20 snapshot_prefix: "{prefix}"
+max_iter: {iterations} snapshot_prefix: "{prefix}"
 net_param {{
   layer {{ name: "d" type: "Data" top: "data" top: "label" data_param {{ source: "package:data/mnist_5k.npz#train"
   batch_size: 8 }} }} layer {{ name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param {{
@@ -28,11 +31,12 @@ net_param {{
 }}
 """
 PATIENCE = 300.0
+HELPERS = ROOT / "tests" / "helpers"
 
 
-def start(folder: Path, iterations: int, *more: str, text: str = SOLVER) -> subprocess.Popen[str]:
+def start(folder: Path, iterations: int, *more: str) -> subprocess.Popen[str]:
     solver = folder / "solver.prototxt"
-    solver.write_text(text.format(iterations=iterations, prefix=folder / "net"))
+    solver.write_text(SOLVER.format(iterations=iterations, prefix=folder / "net"))
     return subprocess.Popen(
         [sys.executable, "-m", "jitdnn", "train", str(solver), *more],
         env={**os.environ, "JITDNN_THREADS": "1"},
@@ -42,59 +46,7 @@ def start(folder: Path, iterations: int, *more: str, text: str = SOLVER) -> subp
     )
 
 
-def children(process: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, rest = entry.read_text().rsplit(")", 1)
-        except OSError:
-            continue
-        if int(rest.split()[1]) == process:
-            found.append(int(name.split()[0]))
-    return sorted(found)
-
-
-def wait_for(process: subprocess.Popen[str], folder: Path, pattern: str = "net_iter_*.jdsnap") -> None:
-    ends = time.monotonic() + PATIENCE
-    while not list(folder.glob(pattern)):
-        assert time.monotonic() < ends, "no snapshot came"
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-
-
-def kill_one(process: subprocess.Popen[str], folder: Path, pattern: str = "net_iter_*.jdsnap") -> None:
-    """Kill the second process of a run when there is a snapshot."""
-    wait_for(process, folder, pattern)
-    os.kill(children(process.pid)[-1], signal.SIGKILL)
-
-
-def weights(folder: Path, iterations: int) -> np.ndarray:
-    return snapshot.read(folder / f"net_iter_{iterations}.jdsnap").arrays["weights/ip/0"]
-
-
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
-
-
-@needs_proc
-def test_a_killed_process_ends_the_run_and_leaves_a_good_snapshot(tmp_path: Path) -> None:
-    process = start(tmp_path, 100_000, "--processes", "2")
-    kill_one(process, tmp_path)
-    output, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1
-    assert "process 1 of 2 was ended by SIGKILL" in errors
-    assert output.count("Solving") == 1  # the first process alone reports
-    newest = snapshot.newest(str(tmp_path / "net"))
-    assert newest is not None
-    iterations = snapshot.read(newest).meta["iteration"] + 20
-    resumed = start(tmp_path, iterations, "--resume", str(newest))
-    assert not resumed.wait(PATIENCE), resumed.communicate()
-    resumed.communicate()
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    undisturbed = start(whole, iterations, "--processes", "2", "--shard-state")
-    assert not undisturbed.wait(PATIENCE), undisturbed.communicate()
-    undisturbed.communicate()
-    np.testing.assert_allclose(weights(tmp_path, iterations), weights(whole, iterations), atol=1e-5)
 
 
 def strangers(folder: Path, iteration: int) -> Path:
@@ -106,64 +58,84 @@ def strangers(folder: Path, iteration: int) -> Path:
 
 
 @needs_proc
-def test_a_killed_process_is_started_again_from_the_newest_snapshot_of_its_run(tmp_path: Path) -> None:
-    strangers(tmp_path, 10_000)
-    process = start(tmp_path, 600, "--processes", "2", "--max-restarts", "1")
-    kill_one(process, tmp_path, "net_iter_?0.jdsnap")
-    output, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
-    assert "started again: going on from" in output
-    assert "net_iter_10000" not in output
-    assert (tmp_path / "net_iter_600.jdsnap").exists()
-
-
-@needs_proc
-def test_a_run_that_took_no_snapshot_is_started_again_where_it_began(tmp_path: Path) -> None:
-    strangers(tmp_path, 10_000)
-    first = strangers(tmp_path, 7)
-    solver = SOLVER.replace("snapshot: 20", "snapshot: 0")
-    more = ("--processes", "2", "--max-restarts", "1", "--resume", str(first))
-    process = start(tmp_path, 900, *more, text=solver)
+def test_killed_processes_are_started_again_from_the_newest_snapshot_of_their_run(tmp_path: Path) -> None:
+    """From where the run began while it took none; and when they may not be started any more, it ends."""
+    stranger, first = strangers(tmp_path, 10_000), strangers(tmp_path, 7)
+    more = ("--processes", "2", "--max-restarts", "2", "--shard-state", "--resume", str(first))
+    process = start(tmp_path, 1_000_000, *more)
     assert process.stdout is not None
-    while "Iteration 5," not in (line := process.stdout.readline()):
-        assert line or process.poll() is None, process.communicate()
-    os.kill(children(process.pid)[-1], signal.SIGKILL)
+    said: list[str] = []
+
+    def read_to(what: str) -> str:
+        while not said or what not in said[-1]:
+            said.append(process.stdout.readline())  # type: ignore[union-attr]
+            assert said[-1], process.communicate()
+        return said[-1]
+
+    def taken_snapshot() -> str:
+        os.kill(children(process.pid)[0], signal.SIGHUP)
+        return read_to("Snapshotting to ").split()[-1]
+
+    def kill(rank: int) -> None:
+        ranks = children(process.pid)
+        assert len(ranks) == 2
+        os.kill(ranks[rank], signal.SIGKILL)
+
+    read_to("Iteration 10,")
+    kill(1)
+    said.append("killed")
+    read_to("Iteration 10,")
+    assert "going on from" not in "".join(said)
+    newest = taken_snapshot()
+    kill(0)
+    assert read_to("started again: going on from").split()[-1] == newest
+    read_to(", lr = ")
+    newest = taken_snapshot()
+    kill(1)
     output, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
-    assert output.count("Solving") == 1
-    assert "going on from" not in output
-    one = tmp_path / "one"
-    one.mkdir()
-    alone = start(one, 900, "--resume", str(first), text=solver)
-    assert not alone.wait(PATIENCE), alone.communicate()
-    alone.communicate()
-    np.testing.assert_allclose(weights(tmp_path, 900), weights(one, 900), atol=1e-5)
+    assert process.returncode == 1, errors
+    assert "process 1 of 2 was ended by SIGKILL" in errors
+    assert "after 2 restarts" in errors
+    assert "".join([*said, output]).count("Solving") == 3  # of each start the first process alone reports
+
+    end = snapshot.read(Path(newest)).meta["iteration"] + 20
+    weights = []
+    for resume in (newest, first):
+        solver = load_solver(SOLVER.format(iterations=end, prefix=tmp_path / "end"))
+        solver.solve(resume)
+        weights.append(solver.net.parameters[0].blob.data)
+    np.testing.assert_allclose(*weights, atol=1e-5)
+    assert snapshot.read(stranger).meta["iteration"] == 1  # nobody wrote over it
 
 
 @needs_proc
-def test_processes_end_when_their_launcher_was_killed(tmp_path: Path) -> None:
-    process = start(tmp_path, 1_000_000, "--processes", "2")
-    wait_for(process, tmp_path)
-    found = children(process.pid)
-    assert len(found) == 2
-    process.kill()
-    process.communicate()
-    ends = time.monotonic() + 20
-    while any(Path(f"/proc/{each}").exists() and not is_zombie(each) for each in found):
-        assert time.monotonic() < ends, "processes train on"
-        time.sleep(0.05)
+def test_of_processes_the_killed_one_is_named_and_the_others_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By processes that train nothing."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")]))
+    processes: dict[str, int] = {}
 
+    def kill() -> None:
+        ends = time.monotonic() + PATIENCE
+        while len(processes) < 2 and time.monotonic() < ends:
+            time.sleep(0.02)
+            found = [file for file in tmp_path.iterdir() if file.name.isdecimal()]
+            processes.update({file.read_text(): int(file.name) for file in found})
+        os.kill(processes["1"], signal.SIGKILL)
 
-def is_zombie(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
+    killing = threading.Thread(target=kill)
+    killing.start()
+    with pytest.raises(ProcessGroupError, match="process 1 of 2 was ended by SIGKILL") as caught:
+        launch([str(tmp_path)], 2, module="sleepers")
+    killing.join()
+    assert caught.value.rank == 1
+    assert not is_running(processes["0"])
 
 
 def test_a_command_that_fails_everywhere_says_so() -> None:
-    with pytest.raises(ProcessGroupError, match=r"process \d of 2 failed with exit code 1"):
-        launch(["train", "/there/is/no/such.prototxt"], 2)
+    with pytest.raises(ProcessGroupError, match=r"process \d of 2 failed with exit code 2"):
+        launch(["train", "--no-such-option"], 2)
 
 
 def test_no_processes_are_refused() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dask_cluster import children, is_running
+from dask_cluster import children, is_running, wait_until
 from jitdnn.caffe import load_solver, snapshot
 from process_groups import free_port
 
@@ -59,6 +59,11 @@ def weight(folder: Path, iterations: int) -> np.ndarray:
     return snapshot.read(folder / f"net_iter_{iterations}.jdsnap").arrays["weights/ip/0"]
 
 
+def answers(port: int) -> bool:
+    with socket.socket() as found:
+        return not found.connect_ex(("localhost", port))
+
+
 def test_processes_of_torchrun(tmp_path: Path) -> None:
     run = torchrun(tmp_path, 100, "--nproc-per-node", "2", "--master-port", str(free_port()))
     output, _ = run.communicate(timeout=PATIENCE)
@@ -70,25 +75,23 @@ def test_processes_of_torchrun(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
 def test_of_two_agents_one_is_killed_and_the_other_one_goes_on(tmp_path: Path) -> None:
     conf = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+    port = free_port()
     words = (
         "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-id", "run",
-        "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-conf", conf, "--local-addr", "localhost",
+        "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", conf, "--local-addr", "localhost",
     )  # fmt: skip
     # what an earlier run of this name left there
     other = SOLVER.format(iterations=1, prefix=tmp_path / "net")
     made = load_solver(other, run=["run/elsewhere"])
     made.step(1)
     made.snapshot(tmp_path / "net_iter_99999.jdsnap")
-    iterations = 3000
+    iterations = 2000
     first = torchrun(tmp_path, iterations, *words)
-    time.sleep(1.0)  # so that the rendezvous is with it
+    wait_until(lambda: answers(port))  # so that the rendezvous is with it
     second = torchrun(tmp_path, iterations, *words)
     try:
-        ends = time.monotonic() + PATIENCE
-        while not (tmp_path / "net_iter_50.jdsnap").exists():
-            assert time.monotonic() < ends
-            assert first.poll() is None, first.communicate()
-            time.sleep(0.05)
+        wait_until(lambda: (tmp_path / "net_iter_50.jdsnap").exists() or first.poll() is not None, PATIENCE)
+        assert first.poll() is None, first.communicate()
         [rank] = children(second.pid)
         second.send_signal(signal.SIGKILL)
         output, _ = first.communicate(timeout=PATIENCE)

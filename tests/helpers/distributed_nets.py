@@ -1,17 +1,14 @@
-"""Nets and trainings that tests run in one process and in several: `python distributed_nets.py FOLDER NAME...` is one
-of the latter, and leaves what came out in FOLDER/RANK.npz.
-"""
+"""Nets and trainings that tests run in one process and in several (process_groups.py)."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jitdnn.caffe import Solver, load_solver
-from jitdnn.caffe.events import Displayed, Event, Iterated, Tested
+from jitdnn.caffe.events import Displayed, Event, Iterated, Snapshotted, Tested
 from jitdnn.settings import settings
 
 GAUSSIAN = 'weight_filler { type: "xavier" } bias_filler { type: "constant" value: 0.1 }'
@@ -69,17 +66,17 @@ def loss(bottom: str, more: str = "") -> str:
     )
 
 
-def lenet(folder: Path) -> str:
-    """LeNet's layers and sizes, on handwritten digits."""
+def lenet(folder: Path, sizes: tuple[int, int, int] = (20, 50, 500)) -> str:
+    """LeNet's layers, and its sizes if no others are given, on handwritten digits."""
     digits = "package:data/mnist_5k.npz#train"
     parts = [
         f'layer {{ name: "d" type: "Data" top: "data" top: "label" data_param {{ source: "{digits}" batch_size: 4 }} '
         "transform_param { scale: 0.00390625 } }",
-        convolution("conv1", "data", 20, "kernel_size: 5"),
+        convolution("conv1", "data", sizes[0], "kernel_size: 5"),
         pool("pool1", "conv1"),
-        convolution("conv2", "pool1", 50, "kernel_size: 5"),
+        convolution("conv2", "pool1", sizes[1], "kernel_size: 5"),
         pool("pool2", "conv2"),
-        product("ip1", "pool2", 500),
+        product("ip1", "pool2", sizes[2]),
         in_place("ReLU", "ip1"),
         product("ip2", "ip1", 10),
         loss("ip2"),
@@ -139,8 +136,17 @@ def normalized(folder: Path, batch: int = 8) -> str:
     )
 
 
-NETS = {"lenet": lenet, "cifar10_full": cifar10_full, "normalized": normalized}
-RATES = {"lenet": 0.003, "cifar10_full": 0.01, "normalized": 0.02}
+def small_lenet(folder: Path) -> str:
+    return lenet(folder, (4, 6, 20))
+
+
+NETS = {
+    "lenet": lenet,
+    "small lenet": small_lenet,
+    "cifar10_full": cifar10_full,
+    "normalized": normalized,
+}
+RATES = {"lenet": 0.003, "small lenet": 0.01, "cifar10_full": 0.01, "normalized": 0.02}
 TESTED = "test_iter: 3 test_interval: 10 test_initialization: true"
 
 
@@ -211,7 +217,7 @@ def runs(folder: Path, group: Any) -> dict[str, Any]:
     together = {} if group is None else {"group": group}
     found: dict[str, Any] = {
         # in double precision, where what rounding differs by does not grow in 200 iterations
-        "lenet": lambda: trained(folder, "lenet", 200, dtype="f64", **together),
+        "small lenet": lambda: trained(folder, "small lenet", 200, dtype="f64", **together),
         "cifar10_full": lambda: trained(
             folder, "cifar10_full", 200, "test_iter: 3 test_interval: 100", dtype="f64", **together
         ),
@@ -220,12 +226,13 @@ def runs(folder: Path, group: Any) -> dict[str, Any]:
         "uneven": lambda: trained(
             folder, cifar10_full(folder).replace("batch_size: 6", "batch_size: 5"), 6, **together
         ),
-        "memory": lambda: trained(folder, "normalized", 4, memory_limit="least", **together),
+        "limited": lambda: limited(folder, SOLVERS["Adam"], **together),
     }
     for kind, more in SOLVERS.items():
         found[kind] = lambda more=more: trained(folder, "cifar10_full", 6, more, **together)
     if group is not None:
         found["resumed"] = lambda: resumed(folder, "one.jdsnap", "two.jdsnap", group=group)
+        found["sharded limited"] = lambda: limited(folder, SOLVERS["Adam"], group=group, shards_state=True)
         found["again"] = lambda: trained(folder, "normalized", 20, FULL, group=group)
         found["bf16"] = lambda: trained(folder, "cifar10_full", 10, group=group, wire="bf16")
         found["local"] = lambda: trained(folder, "normalized", 10, FULL, group=group, batch_norm="local")
@@ -234,6 +241,21 @@ def runs(folder: Path, group: Any) -> dict[str, Any]:
                 folder, "cifar10_full", 6, more, group=group, shards_state=True
             )
     return found
+
+
+def limited(folder: Path, more: str, **options: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Four iterations in the least memory; with the bytes of the histories, here and in all processes, and those of
+    all that the plan keeps.
+    """
+    made, told = solver_of(folder, "normalized", more, memory_limit="least", **options)
+    with settings(threads=1):
+        made.step(4)
+    plan = made.net.memory_plan
+    assert plan is not None
+    whole = np.array([made.method.nbytes])
+    if "group" in options:
+        options["group"].sum(whole)
+    return results(made, told) | {"bytes": np.array([made.method.nbytes, whole[0], plan.peak])}
 
 
 def resumed(folder: Path, resume: str, snapshot: str, **options: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -248,18 +270,36 @@ def resumed(folder: Path, resume: str, snapshot: str, **options: Any) -> dict[st
     return results(made, told)
 
 
-def main() -> None:
-    folder, names = Path(sys.argv[1]), sys.argv[2:]
-    from jitdnn.distributed import start
-
-    group = start(timeout=60)
-    every = runs(folder, group)
-    arrays = {}
-    for name in names:
-        arrays |= {f"{name}: {key}": value for key, value in every[name]().items()}
-    np.savez(folder / f"{group.rank}.npz", **arrays)
-    group.close()
+def train(
+    group: Any, folder: Path, net: str, steps: int, more: str, dtype: str
+) -> dict[str, np.ndarray[Any, Any]]:
+    """`trained`, in one of several processes."""
+    return trained(folder, net, steps, more, dtype=dtype, group=group)
 
 
-if __name__ == "__main__":
-    main()
+def asked(group: Any, folder: Path) -> tuple[list[int], int]:
+    """At which iterations snapshots are taken, and where the training ends, if process 1 alone asks for a snapshot
+    behind iteration 3, when the processes have agreed on that one, and to stop behind iteration 6.
+    """
+    taken: list[int] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Snapshotted):
+            taken.append(event.iteration)
+        if isinstance(event, Iterated) and group.rank == 1:
+            if event.iteration == 3:
+                made.ask_for_snapshot()
+            if event.iteration == 6:
+                made.stop()
+
+    text = f"base_lr: 0.01 lr_policy: 'fixed' net_param {{ {NETS['normalized'](folder)} }}"
+    made = load_solver(text, seed=5, listener=listen, group=group, snapshot_prefix=str(folder / "asked"))
+    with settings(threads=1):
+        made.step(20)
+    return taken, made.iteration
+
+
+def run(group: Any, folder: Path, name: str) -> dict[str, np.ndarray[Any, Any]]:
+    """One of `runs`, in one of several processes."""
+    arrays: dict[str, np.ndarray[Any, Any]] = runs(folder, group)[name]()
+    return arrays

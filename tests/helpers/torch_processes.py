@@ -1,9 +1,8 @@
-"""A process of two that train a converted model together: `python torch_processes.py KIND RANK FOLDER`."""
+"""What each of two processes does that train a converted model together (process_groups.py)."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,8 +10,6 @@ from torch import nn
 
 import jitdnn.torch as jt
 from jitdnn.frameworks.torch.kinds import observers
-
-SIZE = 2
 
 
 def model() -> nn.Sequential:
@@ -24,21 +21,55 @@ def images(rank: int) -> torch.Tensor:
     return torch.randn((3, 2, 6, 6), generator=torch.Generator().manual_seed(rank))
 
 
-def expected() -> list[torch.Tensor]:
-    """The gradients of one process that has the other's images too: the mean over both, by torch."""
+def expected(size: int) -> list[torch.Tensor]:
+    """The gradients of one process that has the others' images too: the mean over all, by torch."""
     grads = []
-    for rank in range(SIZE):
+    for rank in range(size):
         one = model()
         one(images(rank)).square().mean().backward()
         grads.append([parameter.grad for parameter in one.parameters()])
-    return [(one + other) / SIZE for one, other in zip(*grads, strict=True)]
+    return [sum(each) / size for each in zip(*grads, strict=True)]
 
 
-def synchronized(rank: int) -> None:
+def ddp(group: Any) -> None:
+    _check(group, nn.parallel.DistributedDataParallel)
+
+
+def fsdp(group: Any) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    _check(group, lambda ours: fully_shard(ours, mesh=init_device_mesh("cpu", (dist.get_world_size(),))))
+
+
+def _check(group: Any, wrap: Any) -> None:
+    seen: list[Any] = []
+
+    def observe(kind: Any, operands: Any) -> None:
+        seen.append(kind)
+
+    ours = jt.convert(model(), measure="never")
+    observers.append(observe)
+    try:
+        wrapped = wrap(ours)  # what reduces gradients lives as long as this
+        wrapped(images(group.rank)).square().mean().backward()
+    finally:
+        observers.remove(observe)
+    found = [parameter.grad for parameter in ours.parameters()]
+    found = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in found]
+    torch.testing.assert_close(found, expected(group.size), rtol=1e-4, atol=1e-5)
+    assert seen
+    assert all(kind.decision.is_ours for kind in seen)
+
+
+def sync(group: Any) -> None:
     """Torch's SyncBatchNorm stays torch's, whichever comes first: the statistics of all, or its own refusal."""
-    sync = nn.SyncBatchNorm.convert_sync_batchnorm
-    torch_own = sync(model())
-    others = [sync(jt.convert(model(), measure="never")), jt.convert(sync(model()), measure="never")]
+    rank = group.rank
+    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm
+    torch_own = synchronized(model())
+    others = [
+        synchronized(jt.convert(model(), measure="never")), jt.convert(synchronized(model()), measure="never"),
+    ]  # fmt: skip
     for ours in others:
         assert type(ours[1]) is nn.SyncBatchNorm
         torch.testing.assert_close(
@@ -54,38 +85,6 @@ def synchronized(rank: int) -> None:
         assert "GPU" in found[0]
         assert found[1:] == [found[0]] * 2
     else:
-        whole = model()(torch.cat([images(each) for each in range(SIZE)]))[3 * rank : 3 * rank + 3]
+        whole = model()(torch.cat([images(each) for each in range(group.size)]))[3 * rank : 3 * rank + 3]
         for each in found:
             torch.testing.assert_close(each, whole, rtol=1e-4, atol=1e-5)
-
-
-def main() -> None:
-    kind, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "rendezvous"), SIZE)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
-    seen = []
-    observers.append(lambda kind, operands: seen.append(kind))
-    if kind == "sync":
-        synchronized(rank)
-        dist.destroy_process_group()
-        return
-    ours = jt.convert(model(), measure="never")
-    if kind == "ddp":
-        wrapped = nn.parallel.DistributedDataParallel(ours)
-    else:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        wrapped = fully_shard(ours, mesh=init_device_mesh("cpu", (SIZE,)))
-    wrapped(images(rank)).square().mean().backward()
-    found = [parameter.grad for parameter in ours.parameters()]
-    found = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in found]
-    torch.testing.assert_close(found, expected(), rtol=1e-4, atol=1e-5)
-    assert seen
-    assert all(kind.decision.is_ours for kind in seen)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

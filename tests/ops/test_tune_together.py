@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +14,8 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.ops.tune_together import divided
 from jitdnn.planner.store import Store
 from jitdnn.problems import settled_problem
-from process_groups import run_group
-
-HELPERS = Path(__file__).resolve().parent.parent / "helpers"
-NAMES = [f"conv_fwd n1 c{c} h6 w6 k4 r3 s3 pad1" for c in (1, 2, 3, 5)]
+from process_groups import Ranks
+from tune_processes import NAMES
 
 
 class Group:
@@ -84,10 +81,8 @@ def test_what_cannot_be_divided_is_refused() -> None:
         jd.tune(NAMES, store=Store(None), group=model)
 
 
-def test_two_processes_on_gloo_have_all_times(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="several processes need PyTorch")
-    run_group(HELPERS / "tune_processes.py", tmp_path)
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+def test_two_processes_on_gloo_have_all_times(ranks: Ranks) -> None:
+    first, second = ranks("tune_processes.tuned")
     assert first["rows"] == second["rows"]  # of each measurement the same seconds in both stores
     assert {row[0] for row in first["rows"]} == {str(settled_problem(name)) for name in NAMES}
     assert sorted(first["ranks"]) == sorted(second["ranks"]) == [0, 0, 1, 1]

@@ -130,7 +130,8 @@ class Solver:
         self._parallel: DataParallel | None = None
         if group is not None:
             self._parallel = DataParallel(group, batch_norm=batch_norm, wire=wire, shards_state=shards_state)
-        self._is_stop_agreed = False
+        self._is_stop_agreed = self._is_snapshot_agreed = False
+        self._is_snapshot_asked = False  # of the other processes, by this one
         seed = self.parameter.random_seed if seed is None else seed
         if seed < 0 and self._parallel is not None:
             seed = self._parallel.seed()
@@ -265,8 +266,7 @@ class Solver:
                 self._tell(Debugged(self.iteration, line))
             self.iteration += 1
             self._tell(Iterated(self.iteration, loss, rate, self.method.norm))
-            is_asked = self._snapshot_wanted.is_set()
-            self._snapshot_wanted.clear()
+            is_asked = self._takes_asked_snapshot()
             if parameter.snapshot and self.iteration % parameter.snapshot == 0:
                 self.snapshot()
             elif is_asked:
@@ -278,6 +278,16 @@ class Solver:
         If it cannot be written, the log says so, and training goes on.
         """
         self._snapshot_wanted.set()
+
+    def _takes_asked_snapshot(self) -> bool:
+        """Whether a snapshot is to be taken now because somebody asked for it; with other processes, in the same
+        iteration in all: who asks behind their agreement has it after the next one.
+        """
+        if self._parallel is not None:
+            return self._is_snapshot_agreed
+        is_asked = self._snapshot_wanted.is_set()
+        self._snapshot_wanted.clear()
+        return is_asked
 
     def _asked_snapshot(self) -> None:
         try:
@@ -322,15 +332,17 @@ class Solver:
     def _open(self, loss: float) -> None:
         """Begin to agree with other processes about this iteration."""
         if self._parallel is not None:
-            self._parallel.open(loss, self._stopped.is_set(), self._snapshot_wanted.is_set())
+            self._is_snapshot_asked = self._snapshot_wanted.is_set()
+            self._parallel.open(loss, self._stopped.is_set(), self._is_snapshot_asked)
 
     def _close(self) -> float:
         """Take up what was agreed, and return the loss of the whole batch."""
         if self._parallel is None:
             return 0.0
         agreed = self._parallel.close()
-        self._is_stop_agreed = agreed.is_stopped
-        (self._snapshot_wanted.set if agreed.is_snapshot_wanted else self._snapshot_wanted.clear)()
+        self._is_stop_agreed, self._is_snapshot_agreed = agreed.is_stopped, agreed.is_snapshot_wanted
+        if self._is_snapshot_asked:
+            self._snapshot_wanted.clear()
         return agreed.loss
 
     def _debugging(self) -> AbstractContextManager[None]:
