@@ -171,6 +171,34 @@ def test_gpus_that_are_not_here(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert not (tmp_path / "f.npz").exists()
 
 
+@pytest.mark.parametrize(("gpu", "lookups"), [("all", [0, 1]), ("1,0", [1, 0]), ("1", [1])])
+def test_gpus_are_looked_for_once_before_processes_start(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    gpu: str,
+    lookups: list[int],
+) -> None:
+    found: list[int] = []
+
+    def device(index: int, values: object) -> SimpleNamespace:
+        found.append(index)
+        return SimpleNamespace(device_id=("cuda", index), name="some GPU", facts=on_paper(89))
+
+    devices = SimpleNamespace(device=device, device_count=lambda: 2, missing=lambda: None)
+    target = targets.Target("cuda", devices=lambda: devices, table=lambda: None)  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(targets, "registered", lambda: (target,))
+    monkeypatch.setattr(targets, "find", lambda name: target)
+    started: list[object] = []
+    monkeypatch.setattr("jitdnn.cli.train.run_train", lambda *words: started.append(words[8]) or 0)
+    launcher = SimpleNamespace(launch=lambda words, count, more: started.append(count) or 0)
+    monkeypatch.setitem(sys.modules, "jitdnn.distributed.launch", launcher)  # the real one imports PyTorch
+    solver = solver_file(tmp_path, "max_iter: 1")
+    assert call(capsys, "train", solver, "--gpus", gpu)[0] == 0
+    assert found == lookups
+    assert started == ([2] if len(lookups) > 1 else [["cuda:1"]])
+
+
 @pytest.mark.parametrize("gpu", ["0,1", "all"])
 def test_a_net_is_timed_and_tested_on_one_gpu(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, gpu: str

@@ -134,7 +134,7 @@ def train(
     tls_key: Annotated[Path | None, typer.Option(help="For --on tls://: the key of it.")] = None,
 ) -> None:
     """Train the net of a solver, on several processors or GPUs too (by torchrun, or --gpus, --processes)."""
-    from jitdnn.cli.together import Together, run_together
+    from jitdnn.cli.together import Together, names_of, run_together
     from jitdnn.cli.train import run_train
 
     together = Together(processes, max_restarts, batch_norm.value, wire.value, shard_state)
@@ -157,7 +157,8 @@ def train(
         raise InvalidArgument(
             "--tls-ca-file, --tls-cert and --tls-key are for a cluster: give --on tls://HOST:PORT"
         )
-    if (code := run_together(together, listed(gpu), context.obj)) is not None:
+    gpus = names_of(listed(gpu))
+    if (code := run_together(together, gpus, context.obj)) is not None:
         raise typer.Exit(code)
     code = run_train(
         solver,
@@ -168,7 +169,7 @@ def train(
         level,
         listed(stage),
         effects,
-        listed(gpu),
+        gpus,
         threads,
         together,
     )

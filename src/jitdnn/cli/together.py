@@ -51,16 +51,13 @@ class Joining:
         return Path(os.fsdecode(told)) if told else None
 
 
-def run_together(together: Together, gpu: Sequence[str], arguments: Sequence[str]) -> int | None:
+def run_together(together: Together, gpus: Sequence[str], arguments: Sequence[str]) -> int | None:
     """Start the processes that are asked for, each with these arguments of the command line, and return their exit
-    code; None if this process is to do the work.
+    code; None if this process is to do the work. `gpus`: their names (`names_of`).
     """
-    gpus = _gpus(gpu)
     wanted = together.processes or len(gpus)
     if "RANK" in os.environ or wanted <= 1:
         return None
-    for name in gpus:  # one that is not there is told here, rather than by a process that ends
-        find_device(name)
     from jitdnn.distributed.launch import launch
 
     end_with_parent_if_told()
@@ -68,11 +65,13 @@ def run_together(together: Together, gpu: Sequence[str], arguments: Sequence[str
 
 
 @contextmanager
-def joined(together: Together, gpu: Sequence[str], threads: int | None) -> Iterator[Joining]:
-    """Join the other processes, if torchrun or `run_together` started this one, and leave them in the end."""
+def joined(together: Together, gpus: Sequence[str], threads: int | None) -> Iterator[Joining]:
+    """Join the other processes, if torchrun or `run_together` started this one, and leave them in the end. `gpus`:
+    their names.
+    """
     if "RANK" not in os.environ:
         end_with_parent_if_told()
-        device = _device(_gpus(gpu), 0)
+        device = _device(gpus, 0)
         yield Joining({} if device is None else {"device": device})
         return
     end_with_parent()  # torchrun's agent: what it cannot end any more must not train on
@@ -80,7 +79,7 @@ def joined(together: Together, gpu: Sequence[str], threads: int | None) -> Itera
 
     found = place()
     assert found is not None
-    device = _device(_gpus(gpu), found.local_rank)
+    device = _device(gpus, found.local_rank)
     group = start(device=device)
     told = group.gather(json.dumps(_run_names()).encode())
     options = {
@@ -114,10 +113,17 @@ def _run_names() -> list[str]:
     return [] if agent is None else [f"{os.environ['TORCHELASTIC_RUN_ID']}/{agent}"]
 
 
-def _gpus(gpu: Sequence[str]) -> list[str]:
-    """Names of the GPUs of --gpus: numbers, names, or all."""
+def names_of(gpu: Sequence[str]) -> list[str]:
+    """Names of the GPUs of --gpus: numbers, names, or all. They are looked for here, so that one that is not there is
+    told rather than by a process that ends; a process that was started with others looks for its own later.
+
+    Raises DeviceError for one that is not there, or where there is none at all.
+    """
     if list(gpu) != ["all"]:
-        return [f"cuda:{each}" if each.isdecimal() else each for each in gpu]
+        names = [f"cuda:{each}" if each.isdecimal() else each for each in gpu]
+        for name in names if "RANK" not in os.environ else ():
+            find_device(name)
+        return names
     found = [
         f"{target.name}:{device.device_id[1]}"
         for target in targets.registered()

@@ -59,18 +59,19 @@ def run_train(
     level: int | None,
     stages: Sequence[str],
     effects: Mapping[str, str],
-    gpu: Sequence[str],
+    gpus: Sequence[str],
     threads: int | None,
     together: Together,
 ) -> int:
     """Train. `effects` says for the name of each signal whether it stops the training, has it take a snapshot, or does
-    nothing. A training that is stopped takes the snapshot and returns 130.
+    nothing. `gpus`: names, one for each process of this host. A training that is stopped takes the snapshot and returns
+    130.
     """
     if resume is not None and weights:
         raise InvalidArgument("--resume takes the weights too: give it or --weights, not both")
     if plot is not None:
         require_matplotlib()
-    with using_threads(threads), joined(together, gpu, threads) as joining:
+    with using_threads(threads), joined(together, gpus, threads) as joining:
         reporter = Reporter()
         is_told = joining.is_first
         solver = load_solver(
