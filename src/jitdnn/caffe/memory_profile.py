@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import NamedTuple
 
 from jitdnn.caffe.graph import LayerGraph, Node
@@ -34,6 +34,7 @@ _BYTES_A_SECOND = 2e9
 # a way that needs more workspace must take less than this part of the time to be worth a look
 _STEP = 0.97
 _REPEATS = 3
+_LETS_THREADS_GO = 0.05
 
 
 class PlanHandle(Handle):
@@ -134,6 +135,10 @@ def profile(
                 handle.trim()
     finally:
         if not was_tracing:
+            if any(layer.context.part is not None for layer in net.layers):
+                # threads of gloo that wait for the interpreter's lock after an exchange may be about to note an
+                # allocation; Python before 3.12.9 crashes (its issue 128679) where that has been stopped meanwhile
+                sleep(_LETS_THREADS_GO)
             tracemalloc.stop()
     return costs
 

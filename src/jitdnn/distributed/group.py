@@ -65,7 +65,6 @@ class TorchGroup:
         self._group = dist.group.WORLD if group is None else group
         self.rank: int = dist.get_rank(self._group)
         self.size: int = dist.get_world_size(self._group)
-        self._tensors: dict[tuple[int, int, str], tuple[Any, Any]] = {}
 
     def sum(self, array: Any) -> None:
         self.start_sum(array).wait()
