@@ -180,7 +180,10 @@ class TestSearch(Planning):
         )  # fmt: skip
         return asked
 
-    def test_what_fits_is_not_divided_unless_alternatives_are_wanted(self, table: Table) -> None:
+    def test_what_fits_is_not_divided_unless_alternatives_are_wanted(
+        self, table: Table, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("jitdnn.planner.net.FLOOR", 0)  # these need a few bytes
         asked = self.counted(table)
         plan = plan_layers(self.LAYERS, DEVICE, Request(), store=Store(None))
         assert len(set(asked)) == 2 * 3
@@ -190,6 +193,37 @@ class TestSearch(Planning):
         assert len(set(asked)) > 2 * 3
         assert more.seconds == plan.seconds
         assert all(any(p.what.is_divided for p in layer.front) for layer in more.layers)
+
+    def test_what_needs_little_is_not_divided_for_less(self, table: Table) -> None:
+        """Without a limit nobody lacks a few bytes: nothing is looked for below; with a total, it is."""
+        asked = self.counted(table)
+        plan = plan_layers(self.LAYERS, DEVICE, Request(), store=Store(None), alternatives=True)
+        assert len(set(asked)) == 2 * 3
+        assert not any(p.what.is_divided for layer in plan.layers for p in layer.front)
+        within = plan_layers(self.LAYERS, DEVICE, Request(), 1500, store=Store(None))
+        assert any(p.what.is_divided for layer in within.layers for p in layer.front)
+
+    def test_ways_above_what_nobody_lacks_are_all_found(
+        self, table: Table, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Under any limit that is no less, the plan takes as long as where all ways are looked for."""
+        layers = [("conv", Convolution.make("fwd", (64, 8, 12, 12), (16, 8, 3, 3)))]
+        table(
+            PerImage("slow", seconds=4e-3),
+            PerImage("fast", seconds=1e-3, needs=100 << 10),
+            PerImage("middle", seconds=2.3e-3, needs=30 << 10),
+        )
+        fronts = []
+        for floor in (0, 1 << 20):
+            monkeypatch.setattr("jitdnn.planner.net.FLOOR", floor)
+            plan = plan_layers(layers, DEVICE, Request(), store=Store(None), alternatives=True)
+            fronts.append(plan.layers[0].front)
+        every, above = fronts
+        assert len(every) > 3
+        for limit in [1 << 20, *(p.workspace for p in every if p.workspace >= 1 << 20)]:
+            best, found = (min(p.seconds for p in front if p.workspace <= limit) for front in fronts)
+            assert found <= 1.03 * best  # what a division must gain
+        assert above[-1] == every[-1]
 
     def test_what_does_not_fit_is_divided(self, table: Table) -> None:
         self.counted(table)

@@ -88,10 +88,16 @@ class Divider:
     """The partitions of one convolution. `survey_part` is called once for each different part."""
 
     def __init__(
-        self, problem: Convolution, request: Request, epilogue: Epilogue | None, survey_part: SurveyPart
+        self,
+        problem: Convolution,
+        request: Request,
+        epilogue: Epilogue | None,
+        survey_part: SurveyPart,
+        floor: int = 0,
     ) -> None:
+        """`floor`: bytes of workspace that nobody lacks, below which a front need not be known."""
         self._problem, self._request, self._epilogue = problem, request, epilogue
-        self._survey_part = survey_part
+        self._survey_part, self._floor = survey_part, floor
         self._known: Sequence[Point] = ()
         # parts that some algorithm would take with more workspace than the limit
         self._too_large: set[tuple[Convolution, Epilogue | None]] = set()
@@ -158,7 +164,9 @@ class Divider:
             fastest = min((p.seconds for p in partitions), default=inf)
             best = min(best, fastest)
             # what came below nothing that is known will hardly do so in more parts, which take longer
-            gains = not known or any(p.seconds < MARGIN * _best(before, p.workspace) for p in found)
+            gains = not known or any(
+                p.seconds < MARGIN * _best(before, max(p.workspace, self._floor)) for p in found
+            )
             if not partitions or (gains and fastest < HOPELESS * best):
                 kinds.append(cuts)  # and so each axis in its turn into more parts
         kept = []
@@ -248,9 +256,9 @@ class Divider:
             return True
         repeats = problem.n / size * self._problem.flops / max(1, problem.flops)
         return any(
-            point.workspace
+            point.workspace > self._floor
             and _FASTER * repeats * point.seconds
-            < MARGIN * _best(self._known, point.workspace * problem.n // (size * _FEWEST))
+            < MARGIN * _best(self._known, max(point.workspace * problem.n // (size * _FEWEST), self._floor))
             for point in points
         )
 

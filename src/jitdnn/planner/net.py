@@ -20,6 +20,8 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_parts import whole
 from jitdnn.problems.problem import Problem
 
+#: bytes of workspace below which no other ways are looked for where no limit asks for them
+FLOOR = 1 << 20
 #: an algorithm that takes so many times as long as another one is not asked about parts
 FAR = 2.0
 
@@ -50,6 +52,7 @@ def plan_net(
             f"{len(streams)} streams for {len(layers)} layers: there must be one for each layer"
         )
     store = store or Store.default()
+    floor = FLOOR if total is None and request.workspace_limit is None else 0
     within = replace(request, workspace_limit=least(request.workspace_limit, total))
     found: dict[Problem, Partitions] = {}
     for name, problem in layers:
@@ -57,7 +60,7 @@ def plan_net(
             progress(name)
         if problem not in found:
             found[problem] = survey_partitions(
-                problem, device, within, store, seconds, alternatives or total is not None, stop
+                problem, device, within, store, seconds, alternatives or total is not None, stop, floor
             )
     each = [found[problem] for _, problem in layers]
     chosen = _choose([partitions.front for partitions in each], total, streams)
@@ -101,6 +104,7 @@ def survey_partitions(
     seconds: float = 1.0,
     alternatives: bool = True,
     stop: Callable[[], bool] = lambda: False,
+    floor: int = 0,
 ) -> Partitions:
     """All that is known of the partitions of a problem within the request. Raises NotSupported if there is none.
 
@@ -132,10 +136,11 @@ def survey_partitions(
         isinstance(problem, Convolution)
         and may_be_divided(problem, request)
         and not is_settled
+        and not (single and single[-1].seconds <= fastest and single[-1].workspace <= floor)
         and not (single and fastest >= MARGIN * single[0].seconds)
     ):
         left_out = _outdone(candidates, any_workspace)
-        divider = Divider(problem, request, None, lambda part, _: survey_part(part))
+        divider = Divider(problem, request, None, lambda part, _: survey_part(part), floor)
         ways = divider.front(single, stop)
         points += [_believed(p, fastest) for p in ways if _is_worth_it(p, single, fastest)]
     if not points:

@@ -13,6 +13,7 @@ from jitdnn.rtcg.isa import Isa
 
 MAX_VECTORS = 4
 _STEP_OVERHEAD = 0.5  # cycles a step spends on addresses and loop control
+LEAST_STEP_CYCLES = 0.5  # of a step for each register of sums, whatever the tile
 _LATENCY = 4.0  # cycles from one multiply-add into the same sum to the next
 _OUTER_AXIS = 0.01  # a box with several rows, slices or images has more addresses and reads more cache lines
 
@@ -31,7 +32,7 @@ class RegisterTile:
 
 def step_cycles(rows: int, vectors: int) -> float:
     """Cycles of one step of a micro-kernel: two multiply-adds and two loads a cycle."""
-    return max(rows * vectors / 2, (rows + vectors) / 2, _LATENCY) + _STEP_OVERHEAD
+    return max(rows * vectors * LEAST_STEP_CYCLES, (rows + vectors) / 2, _LATENCY) + _STEP_OVERHEAD
 
 
 Cost = Callable[[tuple[int, ...]], float]

@@ -18,7 +18,7 @@ from jitdnn.kernels.cpu.convolution.winograd.candidates import blockings
 from jitdnn.kernels.cpu.convolution.winograd.matrices import grid_operations
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.correlation import Correlation
-from jitdnn.kernels.cpu.microkernel.register_tiles import step_cycles
+from jitdnn.kernels.cpu.microkernel.register_tiles import LEAST_STEP_CYCLES, step_cycles
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import Isa
 from jitdnn.rtcg.processor import Processor
@@ -142,6 +142,17 @@ def _product_cycles(p: WinogradPlan) -> float:
     return p.panels.count * p.blocks * filled * (step * products * p.c.depth + p.points * calls * chains)
 
 
+def _least_product_cycles(p: WinogradPlan) -> float:
+    """What the products of a tiling take at least, however they are blocked: full register tiles, no cut block."""
+    products = p.subfilters[0] * sum(
+        number * (p.rows.alpha - row) * (p.columns.alpha - column)
+        for number, row, column in _subfilter_kinds(p)
+    )
+    tiles = p.c.batch * p.slices.results * p.rows.tiles * p.columns.tiles_per_residue * p.columns.dilation
+    vectors = ceil_div(p.c.width, p.lanes)
+    return p.c.group_count * tiles * vectors * products * p.c.depth * LEAST_STEP_CYCLES
+
+
 def _result_cycles(p: WinogradPlan) -> float:
     c = p.c
     vectors = ceil_div(c.width, p.lanes)
@@ -255,8 +266,16 @@ def choose_plan(
         """The least cycles of a few blockings of a tiling."""
         return min(map(price, plans[:3] + plans[4::3]))
 
-    plans = [list(blockings(c, isa, tiling, is_prepacked)) for tiling in tilings]
-    near = near_cheapest(plans, screened, _BEHIND)
+    plans: dict[Tiling, list[WinogradPlan]] = {}
+    prices: dict[Tiling, float] = {}
+    floors = {tiling: _least_product_cycles(WinogradPlan(c, isa, tiling, True, 1)) for tiling in tilings}
+    least = math.inf
+    for tiling in sorted(tilings, key=floors.__getitem__):
+        if floors[tiling] <= _BEHIND * least:  # else no blocking of it comes near
+            plans[tiling] = list(blockings(c, isa, tiling, is_prepacked))
+            prices[tiling] = screened(plans[tiling])
+            least = min(least, prices[tiling])
+    near = [plans[tiling] for tiling in tilings if prices.get(tiling, math.inf) <= _BEHIND * least]
     return min(itertools.chain.from_iterable(near), key=lambda p: price(p) * _load_imbalance(p))
 
 
