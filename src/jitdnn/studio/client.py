@@ -104,7 +104,7 @@ class Client:
             path = Path(source)
             if refused.status not in (404, 422) or not path.is_file():
                 raise
-            sent = self._send("/api/uploads", [("file", path.name, path.read_bytes())])
+            sent = self.send("/api/uploads", [("file", path.name, path.read_bytes())])
             row = self.post(
                 "/api/datasets", {"upload": sent["upload"], "name": name or path.stem, "options": options}
             )
@@ -126,6 +126,16 @@ class Client:
         """Whether a net (prototxt) can be trained on a data set: layers, shapes, plan, or what is wrong in which
         line."""
         found: Row = self.post("/api/check", {"dataset": dataset, "net": net, "options": options})
+        return found
+
+    def import_net(self, source: str | PathLike[str]) -> Row:
+        """The net of a .onnx, .pt2 or .py file, or of code that lists layers, as prototxt (`text`), its `weights` as
+        that option of a training names them, and a `report` of what each node or line became."""
+        is_code = isinstance(source, str) and ("\n" in source or "(" in source)
+        name, content = (
+            ("net.py", str(source).encode()) if is_code else (Path(source).name, Path(source).read_bytes())
+        )
+        found: Row = self.send("/api/nets/import", [("file", name, content)])
         return found
 
     def find_rate(self, dataset: int, net: str, **options: Any) -> Row:
@@ -190,7 +200,7 @@ class Client:
             return found
         content = image if isinstance(image, bytes) else Path(image).read_bytes()
         name = "image" if isinstance(image, bytes) else Path(image).name
-        answer: Row = self._send(path, [("file", name, content)])
+        answer: Row = self.send(path, [("file", name, content)])
         return answer
 
     def classify_many(
@@ -199,7 +209,30 @@ class Client:
         """What a net says of image files, or zip files of them."""
         files = [("files", Path(image).name, Path(image).read_bytes()) for image in images]
         query = urlencode({"weights": weights})
-        found: list[Row] = self._send(f"/api/runs/{number}/classify/many?{query}", files)
+        found: list[Row] = self.send(f"/api/runs/{number}/classify/many?{query}", files)
+        return found
+
+    def strongest(
+        self, number: int, layer: str, units: int | Iterable[int], part: str = "", weights: str = "", **options: Any
+    ) -> Row:  # fmt: skip
+        """The images of a part that units of a layer answer to most; `options`: shown, images."""
+        listed = [units] if isinstance(units, int) else list(units)
+        found: Row = self.get(
+            f"/api/runs/{number}/inside/strongest",
+            layer=layer,
+            unit=listed,
+            part=part,
+            weights=weights,
+            **options,
+        )
+        return found
+
+    def gradients(
+        self, number: int, at: int = 0, target: int | None = None, part: str = "", weights: str = ""
+    ) -> Row:
+        """The gradient of a class's score (None: the greatest) by what layers make of an image and by their weights."""
+        query = {"at": at, "target": target, "part": part, "weights": weights}
+        found: Row = self.get(f"/api/runs/{number}/inside/gradients", **query)
         return found
 
     def export(self, number: int, kind: str, to: str | PathLike[str], weights: str = "") -> Row:
@@ -226,8 +259,14 @@ class Client:
         """Send JSON to any path of the interface."""
         return self._json("POST", path, json.dumps(body or {}).encode(), "application/json")
 
-    def _send(self, path: str, files: Sequence[tuple[str, str, bytes]]) -> Any:
-        """Send files as a form does."""
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[str, bytes]:
+        """Ask for any path, with JSON where there is a body: the answer's type, as image/png, and its bytes."""
+        content = None if body is None else json.dumps(body).encode()
+        with self._open(method, path, content, "" if content is None else "application/json") as answer:
+            return answer.headers.get_content_type(), answer.read()
+
+    def send(self, path: str, files: Sequence[tuple[str, str, bytes]]) -> Any:
+        """Send files, (field, name, bytes) each, as a form does, to any path; the JSON of the answer."""
         border = secrets.token_hex(16)
         parts: list[bytes] = []
         for field, name, content in files:

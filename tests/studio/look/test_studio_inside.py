@@ -12,7 +12,7 @@ from PIL import Image
 import studio_trained
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.data.drawing import class_colour
-from jitdnn.studio.look import layers, maximize, pictures, saliency
+from jitdnn.studio.look import gradients, layers, maximize, pictures, saliency, strongest
 from jitdnn.studio.look.trained import Given, open_trained
 from studio_trained import Case
 
@@ -154,3 +154,78 @@ def test_pictures_of_numbers_that_are_none() -> None:
     drawn = np.asarray(Image.open(io.BytesIO(pictures.boxes_over(np.zeros((1, 8, 8), np.uint8), boxes))))
     assert tuple(drawn[6 * 40, 3 * 40]) == class_colour(3)
     assert len({class_colour(k) for k in range(100)}) == 100
+
+
+def test_gradients_of_layers_are_those_of_the_score(digits: Case) -> None:
+    """By what a layer makes and by weights, against differences of scores where they are largest."""
+    found = pickle.loads(pickle.dumps(gradients.gradients(*digits, Given(part="test", at=5), target=4)))
+    assert [layer["layer"] for layer in found["layers"]] == ["digits", "conv1", "pool1", "ip1", "ip2"]
+    assert found["class"] == 4
+    last = found["layers"][-1]
+    assert (last["low"], last["high"], last["zero"]) == (0, 1, pytest.approx(0.9))  # d score / d scores
+    assert last["tiles"].low == -last["tiles"].high == -1
+    trained, data = open_trained(*digits)
+    image = trained.prepare(np.asarray(data.images("test")[5:6]))
+    assert found["score"] == pytest.approx(float(trained.run(image, trained.scores)[0, 4]), rel=1e-5)
+    hidden = trained.run(image, "ip1")[0]
+    told = {each["name"]: each["weights"] for each in found["learned"]}
+    assert told["ip2"][0]["high"] == pytest.approx(
+        hidden.max(), rel=1e-5
+    )  # d score / d w[4] is what it is given
+    assert told["ip2"][1]["high"] == 1
+    assert found["layers"][1]["shape"] == [8, 11, 11]
+    assert told["conv1"][0]["picture"] is not None
+    assert told["conv1"][0]["std"] > 0
+    again = gradients.gradients(*digits, Given(part="test", at=5), target=4)
+    assert again["learned"][0]["weights"][0]["high"] == told["conv1"][0]["high"]  # nothing is added to
+    with pytest.raises(InvalidArgument, match="0 to 9"):
+        gradients.gradients(*digits, Given(part="test", at=5), target=10)
+
+
+def test_gradient_by_a_blob_against_differences(digits: Case) -> None:
+    """One more of a pixel moves the score by the gradient of the input's layer."""
+    found = gradients.gradients(*digits, Given(part="test", at=5), target=4)
+    trained, data = open_trained(*digits)
+    image = trained.prepare(np.asarray(data.images("test")[5:6]))
+    net = trained.net_with_gradient(trained.scores)
+    wanted = saliency.score_gradient(net, trained, image, 4)
+    assert found["layers"][0]["low"] == pytest.approx(float(wanted.min()), rel=1e-5)
+    assert found["layers"][0]["high"] == pytest.approx(float(wanted.max()), rel=1e-5)
+
+
+@pytest.mark.parametrize("layer", ["conv1", "ip2"])
+def test_images_that_units_answer_to_most(digits: Case, layer: str) -> None:
+    """Against all answers of all images at once."""
+    trained, data = open_trained(*digits)
+    images = np.asarray(data.images("test"))
+    every = trained.run(trained.prepare(images), layer)
+    every = every.reshape(len(images), every.shape[1], -1).max(2)
+    found = pickle.loads(pickle.dumps(strongest.strongest(*digits, layer, [5, 0], part="test", shown=4)))
+    assert (found["looked"], found["count"]) == (500, 500)
+    assert [unit["unit"] for unit in found["units"]] == [5, 0]
+    for unit in found["units"]:
+        answers = every[:, unit["unit"]]
+        values = [image["value"] for image in unit["images"]]
+        np.testing.assert_allclose(values, np.sort(answers)[::-1][:4], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            [answers[image["at"]] for image in unit["images"]], values, rtol=1e-5, atol=1e-6
+        )
+        assert unit["mean"] == pytest.approx(answers.mean(), rel=1e-4, abs=1e-5)
+        has_places = [image["row"] is not None for image in unit["images"]]
+        assert has_places == [layer == "conv1"] * 4
+        if layer == "conv1":
+            assert all(0 < image["row"] < 1 and 0 < image["column"] < 1 for image in unit["images"])
+    some = strongest.strongest(*digits, layer, [1], part="test", images=50)
+    assert some["looked"] == 50
+    assert strongest.strongest(*digits, layer, [1], part="train", seconds=0)["looked"] == 256
+
+
+def test_units_that_are_not_there_have_no_images(digits: Case) -> None:
+    with pytest.raises(InvalidArgument, match="units 0 to 7, not 8"):
+        strongest.strongest(*digits, "conv1", [1, 8])
+    with pytest.raises(InvalidArgument, match="no layer 'conv9'"):
+        strongest.strongest(*digits, "conv9", [0])
+    with pytest.raises(InvalidArgument, match="65 units"):
+        strongest.strongest(*digits, "conv1", [0] * 65)
+    with pytest.raises(InvalidArgument, match="0 shown"):
+        strongest.strongest(*digits, "conv1", [0], shown=0)

@@ -262,3 +262,31 @@ def test_export(client: TestClient, digits: Case) -> None:
     (digits.folder / "export" / "link").symlink_to("/etc/passwd")
     for name in ("link", "..%2Fbest.npz", ".hidden", "other"):
         assert client.get(f"/api/runs/1/export/{name}").status_code == 404
+
+
+def test_gradients_and_strongest_images(client: TestClient) -> None:
+    text = client.get("/runs/1/inside", params={"view": "gradients", "at": 3, "target": 2}).text
+    assert "Gradient of conv1" in text
+    assert text.count('class="ramp signed"') >= 5
+    assert 'name="target"' in text
+    told = client.get("/api/runs/1/inside/gradients", params={"at": 3, "target": 2}).json()
+    assert told["class"] == 2
+    assert "tiles" not in told["layers"][0]
+    shown = client.get("/api/runs/1/inside/gradients", params={"at": 3, "pictures": True}).json()
+    assert shown["layers"][0]["tiles"]["png"].startswith("data:image/png")
+    assert client.get("/api/runs/1/inside/gradients", params={"target": 10}).status_code == 422
+    query = {"layer": "conv1", "first": 6, "units": 5, "count": 8, "part": "test"}
+    plain = client.get("/runs/1/inside/strongest", params=query).text
+    assert "<html" in plain
+    part = client.get("/runs/1/inside/strongest", params=query, headers={"HX-Request": "true"}).text
+    assert "<html" not in part
+    assert part.count("<h3>Unit") == 2  # 6 and 7
+    found = client.get("/api/runs/1/inside/strongest", params={"layer": "conv1", "unit": [6, 7]}).json()
+    for unit in found["units"]:
+        assert len(unit["images"]) == 8
+        assert all(f'/images/test/{image["at"]}"' in part for image in unit["images"])
+    assert client.get("/api/runs/1/inside/strongest", params={"layer": "no", "unit": 0}).status_code == 422
+    assert client.get("/api/runs/1/inside/strongest", params={"layer": "conv1"}).status_code == 422
+    layer = client.get("/runs/1/inside/layers/conv1").text
+    assert "Images that its units answer to most" in layer
+    assert 'class="quiet zoom scripted"' in layer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,6 +126,15 @@ def test_looking_inside(server: Server, page: Any) -> None:
     assert page.url.endswith("/inside?at=5")
     clean(page)
     page.get_by_role("link", name="conv1 + relu1").click()
+    page.get_by_role("button", name="Enlarge: 8 activations").click()
+    expect(page.locator(".zoomed output")).to_have_text(re.compile(r"\d+ ×"))
+    before = page.locator(".zoomed img").bounding_box()["width"]
+    page.keyboard.press("+")
+    assert page.locator(".zoomed img").bounding_box()["width"] == 2 * before
+    clean(page)
+    page.get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Look for them").click()
+    expect(page.locator("#strongest img")).to_have_count(64, timeout=60_000)
     page.get_by_label("Steps").fill("4")
     page.get_by_role("button", name="Make them").click()
     expect(page.locator("#units img")).to_have_count(8, timeout=60_000)

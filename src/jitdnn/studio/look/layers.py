@@ -5,13 +5,14 @@ Layers in place are shown as one with the layer whose result they change, and la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jitdnn.caffe import Net
 from jitdnn.caffe.graph import Node
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.look import pictures
@@ -61,24 +62,48 @@ def learned(home: Path, run: Row, dataset: Row, weights: str = "", most: int = 2
     for node in trained.one.nodes:
         if not node.layer.weights:
             continue
-        blobs = []
-        for blob in node.layer.weights:
-            picture = None
-            if blob.data.ndim == 4 and max(blob.data.shape[2:]) > 1:
-                picture = pictures.filters_png(blob.data, most)
-            elif blob.data.ndim == 2 and min(blob.data.shape) > 1:
-                picture = pictures.tiles(_shrunk(blob.data)[np.newaxis], signed=True)
-            blobs.append({"name": blob.name, "shape": list(blob.shape), "count": blob.size, "picture": picture,
-                          **statistics(blob.data)})  # fmt: skip
+        blobs = [weight_row(blob.name, blob.data, most) for blob in node.layer.weights]
         found.append({"name": node.layer.name, "type": node.layer.type, "weights": blobs})
     return found
 
 
+def weight_row(name: str, values: Array, most: int = 256) -> Found:
+    """What is told of a weight, or of its gradient: shape, statistics, and filters or a matrix as a picture."""
+    picture = None
+    if values.ndim == 4 and max(values.shape[2:]) > 1:
+        picture = pictures.filters_png(values, most)
+    elif values.ndim == 2 and min(values.shape) > 1:
+        picture = pictures.tiles(_shrunk(values)[np.newaxis], signed=True)
+    return {
+        "name": name, "shape": list(values.shape), "count": values.size, "picture": picture, **statistics(values),
+    }  # fmt: skip
+
+
 def groups(trained: Trained) -> list[list[Node]]:
     """The layers as they are shown: each with those in place behind it."""
+    return groups_of(trained.one)
+
+
+def units_of(trained: Trained, layer: str) -> tuple[list[Node], int]:
+    """The layers shown under a name, and how many units (channels) they have. Raises InvalidArgument."""
+    group = next((g for g in groups(trained) if layer in [node.layer.name for node in g]), None)
+    if group is None or not group[0].bottom:
+        raise InvalidArgument(f"the net has no layer {layer!r} with units to look for")
+    shape = group[0].top[0].shape
+    return group, shape[1] if len(shape) > 1 else 1
+
+
+def check_units(layer: str, units: Sequence[int], count: int) -> None:
+    """Raises InvalidArgument for a unit that the layer does not have."""
+    if unknown := [unit for unit in units if not 0 <= unit < count]:
+        raise InvalidArgument(f"layer {layer!r} has units 0 to {count - 1}, not {unknown[0]}")
+
+
+def groups_of(net: Net) -> list[list[Node]]:
+    """The same of any net."""
     found: list[list[Node]] = []
     by_blob: dict[int, list[Node]] = {}
-    for node in trained.one.nodes:
+    for node in net.nodes:
         if node.layer.type in _COPIES or not node.top:
             continue
         top = node.top[0]

@@ -19,7 +19,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.studio.look import pictures
 from jitdnn.studio.look.classify import given_image
 from jitdnn.studio.look.evaluate import plain
-from jitdnn.studio.look.layers import groups
+from jitdnn.studio.look.layers import check_units, units_of
 from jitdnn.studio.look.trained import Given, Trained, open_trained
 
 Array = NDArray[Any]
@@ -80,14 +80,10 @@ def ascend(
     start: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """The inputs (N, C, H, W) that units answer to, and their answers before and after."""
-    group = next((g for g in groups(trained) if layer in [node.layer.name for node in g]), None)
-    if group is None or not group[0].bottom:
-        raise InvalidArgument(f"the net has no layer {layer!r} with units to look for")
+    group, count = units_of(trained, layer)
+    check_units(layer, units, count)
     # the sum before an activation in place: a unit that is rectified to 0 would have no gradient
     blob, name = group[0].top[0].name, group[0].layer.name
-    count = group[0].top[0].shape[1] if len(group[0].top[0].shape) > 1 else 1
-    if unknown := [unit for unit in units if not 0 <= unit < count]:
-        raise InvalidArgument(f"layer {layer!r} has units 0 to {count - 1}, not {unknown[0]}")
     net = trained.net_with_gradient(blob, name, batch=len(units))
     random = np.random.default_rng(seed)
     low, high = _bounds(trained)

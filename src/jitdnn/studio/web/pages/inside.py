@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, File, Form, HTTPException, Query, Request, UploadFile
 from fastapi.responses import Response
 
-from jitdnn.studio.look import layers, maximize, saliency
+from jitdnn.studio.look import gradients, layers, maximize, saliency, strongest
 from jitdnn.studio.look.pictures import data_url
 from jitdnn.studio.look.trained import Given
 from jitdnn.studio.store import Row
@@ -24,6 +24,8 @@ Kind = Annotated[str, Query(pattern="^(gradient|smooth|occlusion)$")]
 #: of the ascent to what units answer to: gentler than by itself, for pictures that are looked at
 _RATE: Final = 0.03
 At = Annotated[int, Query(ge=0, le=1 << 40, description="the number of an image of the part")]
+Layer = Annotated[str, Query(max_length=500)]
+Unit = Annotated[int, Query(ge=0, le=1 << 30)]
 Target = Annotated[
     int | None, Query(ge=0, le=1 << 30, description="the class; without it the one that is said")
 ]
@@ -31,8 +33,9 @@ Target = Annotated[
 
 @router.get("/runs/{number}/inside", include_in_schema=False)
 async def inside_page(
-    request: Request, studio: Here, number: int, part: Part = "", at: At = 0, weights: WeightsName = ""
-) -> Response:
+    request: Request, studio: Here, number: int, part: Part = "", at: At = 0, weights: WeightsName = "",
+    view: Annotated[str, Query(pattern="^(activations|gradients)$")] = "activations", target: Target = None,
+) -> Response:  # fmt: skip
     found = trained_runs.trained_run(studio, number, weights)
     part = part or found.data.evaluation_part
     values = trained_runs.options_of(found) | {
@@ -40,8 +43,11 @@ async def inside_page(
         "at": at,
         "count": found.data.count(part),
         "kinds": KINDS,
+        "view": view,
     }
-    if found.chosen is not None:
+    if found.chosen is not None and view == "gradients":
+        values["inside"] = await _gradients(studio, found, part, at, target)
+    elif found.chosen is not None:
         values["inside"] = await _activations(studio, found, None, part, at, False)
     return page(request, "inside.html", **values)
 
@@ -59,6 +65,7 @@ async def inside_part(
         "part": part,
         "at": at,
         "kinds": KINDS,
+        "view": "activations",
         "given": content is not None,
     }
     return page(request, "inside_layers.html", inside=inside, **values)
@@ -79,7 +86,7 @@ async def map_part(
 @router.get("/runs/{number}/inside/layers/{layer:path}", include_in_schema=False)
 async def layer_page(
     request: Request, studio: Here, number: int, layer: str, part: Part = "", at: At = 0, weights: WeightsName = "",
-    unit: Annotated[int, Query(ge=0, le=1 << 30)] = 0,
+    unit: Unit = 0,
 ) -> Response:  # fmt: skip
     """All maps of one layer, its weights, and what its units look for."""
     found, chosen = trained_runs.with_weights(studio, number, weights)
@@ -109,6 +116,18 @@ async def maximize_part(
     return page(request, "inside_units.html", found=found)
 
 
+@router.get("/runs/{number}/inside/strongest", include_in_schema=False)
+async def strongest_part(
+    request: Request, studio: Here, number: int, layer: Layer, first: Unit = 0,
+    units: Annotated[int, Query(ge=1, le=strongest.MOST_UNITS)] = 8, count: Annotated[int, Query(ge=1)] = 1,
+    part: Part = "", weights: WeightsName = "",
+) -> Response:  # fmt: skip
+    chosen = list(range(first, min(first + units, count))) or [0]
+    values = trained_runs.options_of(trained_runs.trained_run(studio, number, weights))
+    values["found"] = await strongest_images(studio, number, layer, chosen, part, weights=weights)
+    return page(request, "inside_strongest.html", **values)
+
+
 # ---- REST
 
 
@@ -132,9 +151,35 @@ async def learned(studio: Here, number: int, weights: WeightsName = "", pictures
     return [_plain(each, pictures) for each in listed]
 
 
+@router.get("/api/runs/{number}/inside/gradients")
+async def layer_gradients(
+    studio: Here, number: int, part: Part = "", at: At = 0, target: Target = None, weights: WeightsName = "",
+    pictures: bool = False,
+) -> Row:  # fmt: skip
+    """The gradient of a class's score by what each layer makes of an image (`layers`) and by each weight (`learned`):
+    shape, statistics and histogram, with `pictures` PNGs as data URLs."""
+    found, _ = trained_runs.with_weights(studio, number, weights)
+    shown: Row = _plain(await _gradients(studio, found, part, at, target), pictures)
+    return shown
+
+
+@router.get("/api/runs/{number}/inside/strongest")
+async def strongest_images(
+    studio: Here, number: int, layer: Layer,
+    unit: Annotated[list[int], Query(min_length=1, max_length=strongest.MOST_UNITS)], part: Part = "",
+    shown: Annotated[int, Query(ge=1, le=strongest.MOST_SHOWN)] = 8,
+    images: Annotated[int, Query(ge=1, le=strongest.MOST_IMAGES)] = 2000, weights: WeightsName = "",
+) -> Row:  # fmt: skip
+    """The images of a part that units of a layer answer to most, of up to so many: `units`, each with the mean of its
+    answers and `images` (`at`, `value`, and where: `row` and `column` as parts of the height and the width)."""
+    found, chosen = trained_runs.with_weights(studio, number, weights)
+    look = partial(strongest.strongest, part=part, shown=shown, images=images, weights=chosen.name)
+    return await studio.inspector.inspect(look, studio.home, found.run, found.dataset, layer, unit)
+
+
 @router.get("/api/runs/{number}/inside/units.png", response_class=Response)
 async def units_png(
-    studio: Here, number: int, layer: Annotated[str, Query(max_length=500)],
+    studio: Here, number: int, layer: Layer,
     unit: Annotated[list[int], Query(max_length=maximize.MOST_UNITS)],
     steps: Annotated[int, Query(ge=1, le=maximize.MOST_STEPS)] = 128, seed: Annotated[int, Query(ge=0)] = 0,
     weights: WeightsName = "",
@@ -188,6 +233,13 @@ async def _activations(
     shown = await studio.inspector.inspect(
         partial(layers.activations, given=given, weights=name), studio.home, found.run, found.dataset
     )
+    return shown | {"image": data_url(shown["image"])}
+
+
+async def _gradients(studio: Studio, found: TrainedRun, part: str, at: int, target: int | None) -> Row:
+    name = found.chosen.name if found.chosen else ""
+    look = partial(gradients.gradients, given=Given(part=part, at=at), target=target, weights=name)
+    shown = await studio.inspector.inspect(look, studio.home, found.run, found.dataset)
     return shown | {"image": data_url(shown["image"])}
 
 
