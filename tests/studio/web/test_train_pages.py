@@ -190,10 +190,10 @@ def test_ways_in_less_workspace_are_found_in_time_or_later(
 ) -> None:
     monkeypatch.setattr(planning, "QUICK", 0.0)
     monkeypatch.setattr(planning, "LONGER", 100.0)
-    asked = {"dataset": 1, "net": LENET, "options": {"batch": 4}}
+    asked = {"dataset": 1, "net": LENET, "options": {"batch": 64}}
     quick, longer = (client.post(f"/api/plan?longer={flag}", json=asked).json() for flag in ("false", "true"))
     assert (quick["is_whole"], longer["is_whole"]) == (False, True)
-    part = client.post("/train/plan", data=FORM, headers={"HX-Request": "true"}).text
+    part = client.post("/train/plan", data=FORM | {"batch": "64"}, headers={"HX-Request": "true"}).text
     assert 'hx-post="/train/plan?longer=1"' in part
     for name, ways in longer["ways"].items():
         for way, before in zip(ways, quick["ways"][name], strict=True):
@@ -203,7 +203,7 @@ def test_ways_in_less_workspace_are_found_in_time_or_later(
             assert len(way["smaller"]) <= 6
     assert any(way["smaller"] for ways in longer["ways"].values() for way in ways)
     part = client.post(
-        "/train/plan?longer=1", data=FORM | {"batch": "4"}, headers={"HX-Request": "true"}
+        "/train/plan?longer=1", data=FORM | {"batch": "64"}, headers={"HX-Request": "true"}
     ).text
     assert "More ways" not in part
 
@@ -359,3 +359,30 @@ def test_uploaded_weights_are_kept_by_name_and_nothing_else_is_read(
     body = {"dataset": 1, "net": LENET, "options": {"weights": "file:evil.caffemodel"}}
     found = client.post("/api/check", json=body).json()  # which is no caffemodel: told, and nothing breaks
     assert not found["ok"]
+
+
+def test_a_net_from_elsewhere_is_read_and_trained(client: TestClient) -> None:
+    """By the page, without a script, and by its twin: text, report, and the way into the form."""
+    assert 'href="/train/import"' in client.get("/train").text
+    assert "<textarea" in client.get("/train/import").text
+    code = "m = Sequential([Conv2D(4, 3, activation='relu'), Flatten(), Dense(2)])"
+    page = client.post("/train/import", data={"code": code}).text
+    assert "All of it was taken over" in page
+    assert "Convolution conv, ReLU relu" in page
+    odd = client.post("/train/import", data={"code": code + "\nm.add(Lambda('<script>'))"}).text
+    assert "Not all of it was taken over" in odd
+    assert "<script>'" not in odd
+    for sent, told in ((b"cos(", "no code"), (b"", "Choose a file")):
+        answer = client.post("/train/import", data={"code": sent.decode()})
+        assert answer.status_code == 422
+        assert told in answer.text
+    found = client.post("/api/nets/import", files={"file": ("net.py", code.encode())}).json()
+    assert found["ok"]
+    assert found["report"][0]["where"] == "line 1"
+    form = client.post("/train/imported", data={"net": found["text"], "weights": ""}).text
+    assert "type: &#34;InnerProduct&#34;" in form
+    checked = client.post("/api/check", json={"dataset": 1, "net": found["text"]}).json()
+    assert checked["ok"], checked
+    refused = client.post("/api/nets/import", files={"file": ("net.pth", b"\x80\x02")})
+    assert refused.status_code == 422
+    assert "pickle" in str(refused.json()["detail"])

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import fields
 from typing import Annotated
 
-from fastapi import APIRouter, File, HTTPException, Query, Request, UploadFile
+from fastapi import APIRouter, File, Form, HTTPException, Query, Request, UploadFile
 from fastapi.responses import RedirectResponse, Response
 
 from jitdnn.caffe.update_rules import RULES
@@ -42,13 +42,28 @@ def train_form(
     run: Annotated[int, Query(ge=0, le=1 << 62)] = 0, net: str = "",
 ) -> Response:  # fmt: skip
     """The form: a copy of `run`, for `dataset`, with the net `net` of the gallery; each may be absent."""
-    store = studio.store
-    datasets = store.rows("SELECT * FROM dataset WHERE state = 'ready' ORDER BY id DESC LIMIT 500")
     text, given = "", {}
     if run:
-        old = listing.run(store, run)
-        text = original_text(store.folder(run))
+        old = listing.run(studio.store, run)
+        text = original_text(studio.store.folder(run))
         given, dataset = old["options"], dataset or old["dataset"] or 0
+    return _form(request, studio, dataset, text, given, run, net)
+
+
+@router.post("/train/imported", include_in_schema=False)
+def imported_form(
+    request: Request, studio: Here, net: Annotated[str, Form(max_length=2_000_000)],
+    weights: Annotated[str, Form(max_length=200)] = "",
+) -> Response:  # fmt: skip
+    """The form with a net that was brought from elsewhere."""
+    return _form(request, studio, 0, net.replace("\r\n", "\n"), {"weights": weights} if weights else {})
+
+
+def _form(
+    request: Request, studio: Studio, dataset: int, text: str, given: Row, run: int = 0, net: str = ""
+) -> Response:
+    store = studio.store
+    datasets = store.rows("SELECT * FROM dataset WHERE state = 'ready' ORDER BY id DESC LIMIT 500")
     chosen = next((d for d in datasets if d["id"] == dataset), datasets[0] if datasets else None)
     gallery = _gallery(chosen)
     text = text or next((each["text"] for each in gallery if each["key"] == net), gallery[0]["text"])

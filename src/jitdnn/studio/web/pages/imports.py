@@ -1,0 +1,55 @@
+"""Nets that were made elsewhere: models of ONNX, programs of torch.export, code that lists layers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, File, Form, Request, UploadFile
+from fastapi.responses import Response
+
+from jitdnn.errors import InvalidArgument
+from jitdnn.studio.nets import imports
+from jitdnn.studio.nets.imports.imported import MOST_BYTES
+from jitdnn.studio.store import Row
+from jitdnn.studio.web.context import Here, Route, Studio, page
+
+router = APIRouter(route_class=Route)
+#: before the pages of trainings, one of which takes any name
+ORDER = 40
+
+
+@router.get("/train/import", include_in_schema=False)
+def import_form(request: Request) -> Response:
+    return page(request, "import.html", found=None, code="", error="")
+
+
+@router.post("/train/import", include_in_schema=False)
+async def import_page(
+    request: Request, studio: Here, file: Annotated[UploadFile | None, File()] = None,
+    code: Annotated[str, Form(max_length=200_000)] = "",
+) -> Response:  # fmt: skip
+    """What a file, or else a code, becomes; what is wrong with it is part of the page."""
+    found, error = None, ""
+    try:
+        if file is not None and file.filename:
+            found = await _read(studio, file)
+        elif code.strip():
+            found = await studio.inspector.inspect(imports.import_code, code)
+        else:
+            error = "Choose a file, or paste code."
+    except InvalidArgument as refused:
+        error = str(refused)
+    return page(request, "import.html", status=422 if error else 200, found=found, code=code, error=error)
+
+
+@router.post("/api/nets/import")
+async def import_net(studio: Here, file: Annotated[UploadFile, File()]) -> Row:
+    """A net of a file as prototxt: .onnx, .pt2 of torch.export.save, or .py with code of Keras or PyTorch that lists
+    layers, which is parsed and not run. `ok`, `text`, `weights` (the value of that option of a training), and `report`:
+    for each node or line where it stands, what it is, what it became, and whether it `is_ok`."""
+    return await _read(studio, file)
+
+
+async def _read(studio: Studio, file: UploadFile) -> Row:
+    content = await file.read(MOST_BYTES + 1)
+    return await studio.inspector.inspect(imports.import_file, content, file.filename or "", studio.home)
