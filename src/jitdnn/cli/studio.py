@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -130,6 +131,12 @@ class Asked:
         say(f"{to}\t{made['bytes']} bytes")
         for check in made["checks"]:
             say(f"checked by {check['runner']}: {check['distance']:.2g} of {check['allowed']:.2g} allowed")
+
+    def mcp(self) -> None:
+        """Answer messages of the Model Context Protocol until standard input ends."""
+        from jitdnn.studio.tools import Tools
+
+        Tools(self.client).serve(sys.stdin, sys.stdout)
 
     def _dataset(self, text: str) -> int:
         found = self.client.datasets()

@@ -136,3 +136,9 @@ def export(
 ) -> None:
     """Export what a run has learned to a file of this machine."""
     context.obj.export(run, kind, to, weights)
+
+
+@app.command()
+def mcp(context: typer.Context) -> None:
+    """Serve the studio's operations as tools of the Model Context Protocol, on standard input and output."""
+    context.obj.mcp()
