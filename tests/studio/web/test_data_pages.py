@@ -287,3 +287,22 @@ def test_what_is_being_made_shows_how_far_it_is(client: TestClient, home: Path) 
     answer = client.get(f"/data/{number}/progress")
     assert answer.headers["hx-refresh"] == "true"
     assert "interrupted" in answer.text
+
+
+def test_values_are_those_of_the_training_images(client: TestClient, home: Path, number: int) -> None:
+    """Mean, deviation and histogram against NumPy's of all images at once."""
+    row = wait_for(client, number)
+    images = np.asarray(open_dataset(home, row).images("train"))
+    found = client.get(f"/api/datasets/{number}/values").json()
+    assert found["looked"] == len(images)
+    each = images.transpose(1, 0, 2, 3).reshape(images.shape[1], -1).astype(np.float64)
+    np.testing.assert_allclose(found["mean"], each.mean(1))
+    np.testing.assert_allclose(found["std"], each.std(1), rtol=1e-9)
+    np.testing.assert_array_equal(
+        found["histogram"], [np.bincount(c.astype(int) // 4, minlength=64) for c in each]
+    )
+    picture = Image.open(io.BytesIO(client.get(f"/data/{number}/std.png").content))
+    assert picture.size == (8, 8)
+    about = client.get(f"/data/{number}/about").text
+    assert f'src="/data/{number}/std.png"' in about
+    assert about.count('<figure class="values">') == images.shape[1]

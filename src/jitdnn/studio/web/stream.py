@@ -17,7 +17,7 @@ from typing import Any, Final
 from jitdnn.studio.store import Store
 
 #: seconds between two looks at the store, and between two signs of life on a quiet stream
-PERIOD: Final = 0.2
+PERIOD: Final = 0.1
 QUIET: Final = 15.0
 #: points that are told one by one; a page that missed more reads its curves again
 MOST_POINTS: Final = 5000

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from jitdnn.studio.data import Dataset, creation, duplicates, gallery, mending, open_dataset
 from jitdnn.studio.data.drawing import drawn
 from jitdnn.studio.data.sheets import sheet, tile
+from jitdnn.studio.data.values import values_of
 from jitdnn.studio.png import png
 from jitdnn.studio.store import Row
 from jitdnn.studio.web.context import Here, Route, Studio, csv_file, page
@@ -92,6 +93,7 @@ def about_page(request: Request, studio: Here, number: int) -> Response:
         histograms={part: dataset.histogram(part) for part in dataset.parts},
         runs=creation.dependents(studio.store, number), versions=mending.version_rows(studio.store, number),
         skipped=gallery.skipped(dataset.folder), source=dataset.source("train"), tab="about",
+        values=values_of(dataset),
     )  # fmt: skip
 
 
@@ -228,6 +230,13 @@ def mean_png(studio: Here, number: int) -> Response:
     )
 
 
+@router.get("/data/{number}/std.png", include_in_schema=False)
+def std_png(studio: Here, number: int) -> Response:
+    """Where the training images differ: bright where they differ most."""
+    _, dataset = _ready(studio, number)
+    return Response(png(tile(values_of(dataset).std.astype(np.float32))), media_type="image/png", headers=DAY)
+
+
 # ---- the twins
 
 
@@ -246,6 +255,19 @@ def read_dataset(studio: Here, number: int) -> Row:
     if row["state"] == creation.MAKING:
         row["progress"] = creation.progress(studio.home, number)
     return row
+
+
+@router.get("/api/datasets/{number}/values")
+def list_values(studio: Here, number: int) -> dict[str, Any]:
+    """The numbers of up to 4,096 training images: `mean` and `std` of each channel (over all of its numbers), and
+    `histogram`, how many are in each of 64 equal stretches from `low` to `high`, a list for each channel."""
+    found = values_of(_ready(studio, number)[1])
+    means = found.mean.mean((1, 2))
+    spread = np.sqrt((np.square(found.std) + np.square(found.mean)).mean((1, 2)) - np.square(means))
+    return {
+        "looked": found.looked, "mean": means.tolist(), "std": np.nan_to_num(spread).tolist(), "low": found.low,
+        "high": found.high, "histogram": found.histogram.tolist(), "not_finite": found.not_finite,
+    }  # fmt: skip
 
 
 @router.delete("/api/datasets/{number}", status_code=204)
