@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+import urllib.error
 from collections import Counter
 from pathlib import Path
 
@@ -117,7 +118,19 @@ def _until(store: Store, run: int, iteration: int, server: Server | None = None)
         if row["iteration"] != last:
             moved, last = time.monotonic(), row["iteration"]
         if row["state"] == "interrupted" and server is not None:
-            server.ask("POST", f"/api/runs/{run}/resume")
+            _resume(server, run)
         elif row["state"] not in ("queued", "running") or time.monotonic() - moved > _LONGEST:
             sys.exit(f"FAILED: the run does not get on: {row}")
         time.sleep(0.02)
+
+
+def _resume(server: Server, run: int) -> None:
+    """Ask for a run to go on. The answer may be late, on a busy machine, and another one has then been given already:
+    what counts is that the run gets on, for which `_until` waits."""
+    try:
+        server.ask("POST", f"/api/runs/{run}/resume", seconds=_LONGEST)
+    except urllib.error.HTTPError as refused:
+        if refused.code != 409:  # it goes on already
+            raise
+    except (urllib.error.URLError, TimeoutError, ConnectionError) as late:
+        print(f"no answer to a request that run {run} go on: {late}", flush=True)

@@ -13,16 +13,23 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 AXE = Path(__file__).parent.parent / "studio" / "web" / "axe" / "axe.min.js"
 #: findings of axe as lines
-_FINDINGS = """async () => (await axe.run()).violations.flatMap((found) => found.nodes.slice(0, 2).map(
-  (node) => `${found.id}: ${node.html.slice(0, 120)} ${node.failureSummary.slice(0, 200)}`))"""
+_FINDINGS = """async (rules) => {
+  const options = rules.length ? { runOnly: rules, resultTypes: ["violations"] } : { resultTypes: ["violations"] };
+  return (await axe.run(options)).violations.flatMap((found) => found.nodes.slice(0, 2).map(
+    (node) => `${found.id}: ${node.html.slice(0, 120)} ${node.failureSummary.slice(0, 200)}`));
+}"""
 _TELL = """addEventListener("securitypolicyviolation",
   (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`))"""
+
+
+#: that a server may take until it answers
+START_SECONDS = 180.0
 
 
 def chromium() -> str | None:
@@ -64,12 +71,12 @@ class Server:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("jitdnn studio: http://"), line
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + START_SECONDS
         while True:
             try:
                 self.ask("GET", "/api/queue")
                 return
-            except urllib.error.URLError:
+            except (urllib.error.URLError, TimeoutError):  # a busy machine may keep an answer waiting
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
 
@@ -85,12 +92,16 @@ class Server:
     def token(self) -> str:
         return (self.home / "token").read_text().strip()
 
-    def ask(self, method: str, path: str, body: object = None) -> Any:
-        """The answer of the REST API, decoded."""
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of a request of a program."""
+        return {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+
+    def ask(self, method: str, path: str, body: object = None, seconds: float = 60.0) -> Any:
+        """The answer of the REST API, decoded; `seconds` is how long it is waited for."""
         content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.base + path, content, headers, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        request = urllib.request.Request(self.base + path, content, self.headers, method=method)
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
             return json.loads(answer.read() or b"null")
 
     def end(self) -> None:
@@ -137,11 +148,11 @@ class Browser:
         return said
 
 
-def findings(page: Any) -> list[str]:
-    """What axe finds on a page as it is."""
+def findings(page: Any, rules: Sequence[str] = ()) -> list[str]:
+    """What axe finds on a page as it is, by all of its rules or by some."""
     if page.evaluate("typeof axe") == "undefined":
         page.evaluate(AXE.read_text())
-    found: list[str] = page.evaluate(_FINDINGS)
+    found: list[str] = page.evaluate(_FINDINGS, list(rules))
     return [f"{page.url}: {each}" for each in found]
 
 

@@ -38,8 +38,9 @@ def plan_net(
     may. `streams` names for each layer the stream that it runs on: layers of one stream share their workspace, as large
     as the largest of them needs; without it each has its own. `progress` is called with the name of each layer before
     it is looked at. Convolutions are divided where their fastest algorithm does not fit; with a total, or with
-    `alternatives`, divisions are looked for in all of them, which may take seconds for each, and the plan has them all in
-    its `front`; where no limit is set, those that need less than a MiB are not looked for. `stop` is asked again and again meanwhile, and once it says True the plan is made of what is known by
+    `alternatives`, divisions are looked for in all of them, which may take seconds for each, and the plan has them all
+    in its `front`; where no limit is set, those that need less than a MiB are not looked for. `stop` is asked again and
+    again meanwhile, and once it says True the plan is made of what is known by
     then. `overrides` are settings (`workspace_limit`, `division`, `vendor`, `choice`, ...) for these plans.
 
     Raises ParseError and InvalidShape for text that is no problem, NotSupported with every algorithm's reason if none
