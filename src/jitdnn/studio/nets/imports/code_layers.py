@@ -124,8 +124,10 @@ class State:
         if name in _JOINS:
             if len(several) < 2:
                 raise NotSupported(f"{name} joins two blobs and more, and has {len(several)}")
-            join = self.net.concat if _JOINS[name] == "CONCAT" else self.net.eltwise
-            self.x = join(name.lower(), several, 1 if _JOINS[name] == "CONCAT" else _JOINS[name])  # type: ignore[operator]
+            if _JOINS[name] == "CONCAT":
+                self.x = self.net.concat(name.lower(), several, 1)
+            else:
+                self.x = self.net.eltwise(name.lower(), several, _JOINS[name])
             return
         if len(several) > 1:
             raise NotSupported(f"{name} reads one blob, and has {len(several)}")

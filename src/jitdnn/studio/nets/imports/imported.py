@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from jitdnn.caffe.load import parse
-from jitdnn.caffe.schema import NetParameter
+from jitdnn.caffe import NetParameter, parse
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.nets.imports.code import read_code
 from jitdnn.studio.nets.imports.onnx_models import read_onnx
@@ -34,9 +33,9 @@ def import_file(content: bytes, name: str, home: Path) -> dict[str, Any]:
     if suffix in (".py", ".txt"):
         return import_code(content.decode("utf-8", "replace"))
     if suffix not in _READERS:
-        told = " (a pickle, which could run code)" if suffix in (".pt", ".pth", ".pkl") else ""
+        what = " (a pickle, which could run code)" if suffix in (".pt", ".pth", ".pkl") else ""
         raise InvalidArgument(
-            f"{name[:80]!r}{told} is not read: .onnx, .pt2 of torch.export.save, or .py that lists layers"
+            f"{name[:80]!r}{what} is not read: .onnx, .pt2 of torch.export.save, or .py that lists layers"
         )
     stem = PurePath(name).stem[:60] or "imported"
     found = _READERS[suffix](content, stem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -54,12 +55,12 @@ def read_onnx(content: bytes, name: str) -> NetWriter:
             f"the input {inputs[0]!r} has shape {shapes[inputs[0]]}: (N, C, H, W) or (N, C), with numbers for "
             "all but N"
         )
-    net = NetWriter(graph.name or name, [*shape, 1, 1][:3])
+    net = NetWriter(graph.name or name, [int(extent or 1) for extent in (*shape, 1, 1)][:3])
     reader = _Reader(net, held, shapes, {inputs[0]: "data"}, _readers(graph))
     for number, node in enumerate(graph.node):
         attributes = {a.name: _attribute(onnx, numpy_helper, a) for a in node.attribute}
         words = f"{node.op_type} {node.name}".strip()
-        net.step(f"node {number}", words, lambda n=node, a=attributes: reader.take(n, a))  # type: ignore[misc]
+        net.step(f"node {number}", words, partial(reader.take, node, attributes))
     return net
 
 
@@ -249,8 +250,8 @@ def _binary(how: str, r: _Reader, node: Any, a: dict[str, Any]) -> str:
         raise NotSupported(f"a constant of shape {values.shape} has no form: one number, or one a channel")
     if how in ("Sub", "Div") and first:
         raise NotSupported("a constant less a blob, or over it, has no form")
-    values = {"Add": values, "Sub": -values, "Mul": values, "Div": 1 / values}[how]
-    return r.net.per_channel(name, x, values, is_scale=how in ("Mul", "Div"))
+    each: Array = -values if how == "Sub" else 1 / values if how == "Div" else values
+    return r.net.per_channel(name, x, each, is_scale=how in ("Mul", "Div"))
 
 
 def _several(how: str, r: _Reader, node: Any, a: dict[str, Any]) -> str:

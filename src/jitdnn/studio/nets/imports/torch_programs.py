@@ -8,6 +8,7 @@ import json
 import math
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -62,13 +63,15 @@ def _array(archive: zipfile.ZipFile, found: dict[str, str], key: str, entry: Any
         raise InvalidArgument(
             f"the weight {key!r} is of torch's type {meta['dtype']}: reals and integers are read"
         )
-    sizes, strides = ([int(each["as_int"]) for each in meta[field]] for field in ("sizes", "strides"))
+    sizes: list[int] = [int(each["as_int"]) for each in meta["sizes"]]
+    strides: list[int] = [int(each["as_int"]) for each in meta["strides"]]
+    count = int(np.prod(sizes, dtype=np.int64))
     values = np.frombuffer(archive.read(found[f"data/weights/{entry['path_name']}"]), _TYPES[meta["dtype"]])
     offset, item = int(meta["storage_offset"]["as_int"]), values.itemsize
     last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    if min([*sizes, *strides, offset, 0]) < 0 or (math.prod(sizes) and last >= values.size):
+    if min([*sizes, *strides, offset, 0]) < 0 or (count and last >= values.size):
         raise InvalidArgument(f"the weight {key!r} has {values.size} numbers, and reads number {last}")
-    if not math.prod(sizes):
+    if not count:
         return np.zeros(sizes, values.dtype)
     return np.lib.stride_tricks.as_strided(
         values[offset:], sizes, [stride * item for stride in strides]
@@ -101,9 +104,7 @@ def _net(module: dict[str, Any], kept: dict[str, Array], name: str) -> NetWriter
     reader = _Reader(net, arrays, shapes, {images[0]: "data"})
     for node in graph["nodes"]:
         operator = node["target"].removeprefix("torch.ops.aten.")
-        net.step(
-            f"node {node.get('name') or operator}", operator, lambda n=node, o=operator: reader.take(n, o)
-        )  # type: ignore[misc]
+        net.step(f"node {node.get('name') or operator}", operator, partial(reader.take, node, operator))
     return net
 
 
@@ -111,8 +112,9 @@ class _Call:
     """A call of an operator: its arguments by name."""
 
     def __init__(self, reader: _Reader, node: dict[str, Any]) -> None:
-        self._reader, self.net = reader, reader.net
-        self.name = node["outputs"][0]["as_tensor"]["name"]
+        self._reader = reader
+        self.net: NetWriter = reader.net
+        self.name: str = node["outputs"][0]["as_tensor"]["name"]
         self._given = {each["name"]: each["arg"] for each in node["inputs"]}
 
     def value(self, name: str, default: Any = None) -> Any:
@@ -237,7 +239,7 @@ def _adaptive(c: _Call, how: str) -> str:
         return c.net.global_pooling(c.name, c.blob("self"), how)
     if list(size) == shape:
         return c.blob("self")
-    if len(shape) != 2 or None in shape or any(x % y for x, y in zip(shape, size, strict=False)):  # type: ignore[operator]
+    if len(shape) != 2 or None in shape or any(x % y for x, y in zip(shape, size, strict=False)):
         raise NotSupported(f"pooling of {shape} to {size} has windows of several sizes")
     kernel = [int(x or 0) // y for x, y in zip(shape, size, strict=False)]
     return c.net.pooling(c.name, c.blob("self"), how, kernel, kernel, (0, 0))

@@ -1,4 +1,4 @@
-"""A net that is written layer by layer as prototxt, with the weights that its layers have, and a report of each step."""
+"""A net that is written layer by layer as prototxt, with the weights of its layers, and a report of each step."""
 
 from __future__ import annotations
 
