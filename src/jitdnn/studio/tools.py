@@ -143,9 +143,9 @@ class Tools:
             for each in parameters
         }
         required = [each["name"] for each in parameters if each.get("required")]
-        for name, schema in form.get("properties", {}).items():
+        for name, field in form.get("properties", {}).items():
             one = {"type": "string", "description": "path of a file of this machine"}
-            properties[name] = {"type": "array", "items": one} if schema.get("type") == "array" else one
+            properties[name] = {"type": "array", "items": one} if field.get("type") == "array" else one
         properties |= body.get("properties", {})
         required += [*form.get("required", ()), *body.get("required", ())]
         name = re.sub(r"\W+", "_", about.get("summary", path).lower()).strip("_")

@@ -166,6 +166,8 @@ TWINS = {
     "POST /queue/{number}/move": "PUT /api/queue",
     "POST /queue/{number}/turn": "PATCH /api/queue/{number}",
     "POST /places/{number}": "PATCH /api/places/{number}",
+    "GET /runs/import": "POST /api/runs/import",
+    "POST /runs/import": "POST /api/runs/import",
     "GET /runs/latest": "GET /api/runs",
     "POST /runs/hidden": "PATCH /api/runs/{number}",
     "GET /runs/{number}": "GET /api/runs/{number}",
@@ -259,3 +261,35 @@ def test_script_in_every_name_stays_text_on_every_page(client: TestClient, store
                 seen += "&lt;script&gt;alert(1)" in answer.text
                 assert "<script>alert(1)" not in answer.text, path
     assert seen > 15
+
+
+def test_runs_from_elsewhere_are_looked_at_and_brought(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "<b>.log").write_text("Iteration 0, loss = 2\nIteration 10, loss = 1\n")
+    app = make_app(tmp_path / "home", serve_queue=False)
+    app.state.studio.store.set_setting("roots", [str(tmp_path)])
+    with TestClient(app, follow_redirects=False) as client:
+        assert 'href="/runs/import"' in client.get("/settings").text
+        assert "Look" in client.get("/runs/import").text
+        looked = client.post("/runs/import", data={"path": str(logs)}).text
+        assert "&lt;b&gt;" in looked
+        assert "Bring 1 run" in looked
+        assert client.get("/api/runs").json() == []
+        for path in ("/etc", str(tmp_path / "home"), str(tmp_path / "nowhere"), ""):
+            assert client.post("/runs/import", data={"path": path}).status_code == 422
+            assert client.post("/api/runs/import", json={"path": path}).status_code == 422
+        assert client.post("/runs/import?bring=1", data={"path": str(logs)}).headers["location"] == "/"
+        (run,) = client.get("/api/runs").json()
+        assert run["state"] == "done"
+        page = client.get(f"/runs/{run['id']}").text
+        assert "brought from Caffe" in page
+        assert "from elsewhere" in client.get("/").text
+        assert client.get(f"/runs/{run['id']}/evaluation").status_code == 409
+        assert client.get(f"/api/runs/{run['id']}/series", params={"name": "loss"}).json()["loss"] == [
+            [0, 10],
+            [2, 1],
+        ]
+        assert client.get(f"/train?run={run['id']}").status_code == 200
+        made = client.post("/api/runs/import", json={"path": str(logs)}).json()["runs"]
+        assert client.get("/compare", params={"run": [run["id"], *made]}).status_code == 200

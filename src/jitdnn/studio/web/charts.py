@@ -10,6 +10,8 @@ from typing import Any, Final
 SMOOTHING: Final = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 #: colours of series beyond those that have their own
 _OTHERS: Final = ("val", "rate", "accuracy", "train")
+#: charts of series that the studio does not know
+MOST_OTHERS: Final = 24
 _WIDTH, _HEIGHT = 600, 200
 Curve = Sequence[Sequence[Any]]
 
@@ -71,6 +73,9 @@ def charts(names: Sequence[str], task: str | None) -> list[Chart]:
             Line(n, _OTHERS[at % len(_OTHERS)], n.removeprefix("time/")) for at, n in enumerate(times[:8])
         ]
         found.append(Chart("time", "Seconds", tuple(lines)))
+    shown = {name for chart in found for name in chart.names} | set(times)
+    for name in [each for each in names if each not in shown][:MOST_OTHERS]:  # of runs from elsewhere
+        found.append(Chart(name, name[:1].upper() + name[1:], (Line(name, "train", ""),)))
     return found
 
 

@@ -47,7 +47,8 @@ def trained_run(studio: Studio, number: int, weights: str = "") -> TrainedRun:
     run = listing.run(studio.store, number)
     dataset = studio.store.one("dataset", run["dataset"]) if run["dataset"] else None
     if dataset is None:
-        raise HTTPException(409, f"The data set of run {number} is gone.")
+        why = "is gone" if run["dataset"] else "is not here: the run was brought from elsewhere"
+        raise HTTPException(409, f"The data set of run {number} {why}.")
     folder = studio.store.folder(number)
     found = weights_of(folder) if folder.is_dir() else []
     return TrainedRun(
