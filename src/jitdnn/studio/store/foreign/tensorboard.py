@@ -1,6 +1,6 @@
 """Event files of TensorBoard: records with a length and checksums around messages of protocol buffers.
 
-length uint64, its masked CRC32C uint32, data, masked CRC32C of the data uint32        tensorflow/core/lib/io/record_writer.h
+length uint64, its masked CRC32C uint32, data, masked CRC32C of the data uint32    (record_writer.h)
 Event: 1 wall_time, 2 step, 5 summary; Summary: 1 value; Value: 1 tag, 2 simple_value, 8 tensor
 TensorProto: 1 dtype, 4 tensor_content, 5 float_val, 6 double_val                      tensorboard/compat/proto
 """

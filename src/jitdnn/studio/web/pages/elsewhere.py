@@ -48,7 +48,7 @@ async def bring_page(
 @router.post("/api/runs/import")
 async def bring_runs(studio: Here, asked: Elsewhere) -> dict[str, Any]:
     """Bring the runs of a folder: event files of TensorBoard, .wandb files of W&B, jobs of DIGITS, logs of Caffe,
-    tables (.csv, .jsonl). `found`: name, kind, points and series of each; `runs`: the numbers of those that were made."""
+    tables (.csv, .jsonl). `found`: name, kind, points and series of each; `runs`: numbers of those that were made."""
     place = server_path(studio.store, asked.path)
     if asked.only_look:
         return {"found": await asyncio.to_thread(foreign.look, place), "runs": []}
