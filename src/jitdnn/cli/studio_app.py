@@ -130,7 +130,7 @@ def stop(context: typer.Context, run: Run) -> None:
 def export(
     context: typer.Context,
     run: Run,
-    kind: Annotated[str, typer.Argument(help="bundle, onnx, caffe or safetensors.")],
+    kind: Annotated[str, typer.Argument(help="bundle, onnx, torch, caffe or safetensors.")],
     to: Annotated[Path, typer.Argument(help="The file to write.")],
     weights: Annotated[str, typer.Option(help="best.npz, or the name of a snapshot.")] = "",
 ) -> None:

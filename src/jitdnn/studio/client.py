@@ -241,7 +241,7 @@ class Client:
         return found
 
     def export(self, number: int, kind: str, to: str | PathLike[str], weights: str = "") -> Row:
-        """Export a net as "bundle", "onnx", "caffe" or "safetensors" to a file of this machine, which is written whole;
+        """Export a net as "bundle", "onnx", "torch", "caffe" or "safetensors" to a file of this machine, written whole;
         what was checked."""
         made: Row = self.post(f"/api/runs/{number}/export", {"kind": kind, "weights": weights})
         with self._open("GET", f"/api/runs/{number}/export/{quote(made['file'])}") as answer:

@@ -131,7 +131,7 @@ def test_onnx_is_checked_and_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(NotSupported, match=r"'pyramid' \(SPP\)"):
         exports.export(*other, "onnx")
     assert list((tmp_path / "runs/1/export").iterdir()) == []  # nothing half written
-    with pytest.raises(InvalidArgument, match="caffe, onnx, bundle, safetensors, not 'h5'"):
+    with pytest.raises(InvalidArgument, match="caffe, onnx, bundle, torch, safetensors, not 'h5'"):
         exports.export(*other, "h5")
 
 

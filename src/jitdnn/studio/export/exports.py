@@ -1,4 +1,5 @@
-"""A trained net for use elsewhere: Caffe's files, a model of ONNX, .safetensors, a bundle that checks itself.
+"""A trained net for use elsewhere: Caffe's files, a model of ONNX, a program of torch.export, .safetensors, a bundle
+that checks itself.
 
 Each is written whole into the folder `export` of its run, and returned with its name, its bytes and what was checked.
 """
@@ -26,7 +27,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.files import sha256, whole
 from jitdnn.studio.data import Dataset
 from jitdnn.studio.data.options import options_of
-from jitdnn.studio.export import check_bundle, onnx_export
+from jitdnn.studio.export import check_bundle, onnx_export, torch_export
 from jitdnn.studio.export.readme import readme
 from jitdnn.studio.export.safetensors import read_tensors, write_tensors
 from jitdnn.studio.look.pictures import image_png
@@ -57,7 +58,7 @@ class Job:
 
 def export(home: Path, run: Row, dataset: Row, kind: str, weights: str = "") -> dict[str, Any]:
     """Write one export: `kind` is one of KINDS. Raises InvalidArgument for another, NotSupported for a net
-    that ONNX has no form for, naming its layers.
+    that ONNX has no form for, naming its layers, and where a package that writes it is not installed.
 
     Returns `file` (the name in the run's folder `export`), `name` for a download, `bytes`, and `checks`: who ran it,
     how far its answers are from the net's, and how far they may be.
@@ -108,17 +109,23 @@ def _caffe(path: Path, job: Job) -> list[dict[str, Any]]:
     return []
 
 
-def _onnx(path: Path, job: Job) -> list[dict[str, Any]]:
-    images, _ = _samples(job.data)
+def _model(job: Job) -> tuple[Any, dict[str, str]]:
+    """The net as a model of ONNX with its preprocessing, and what its metadata says."""
     facts = {
-        "net": job.run["name"],
+        "net": str(job.run["name"]),
         "weights": job.title,
         "task": job.trained.task,
         "channels": "grey" if job.trained.image_shape[0] == 1 else "blue, green, red",
         "range": "0 to 255",
         "classes": json.dumps(job.data.classes),
     }
-    model = onnx_export.to_onnx(job.trained.one, job.trained.transformer, [job.trained.answer], facts)
+    made = onnx_export.to_onnx(job.trained.one, job.trained.transformer, [job.trained.answer], facts)
+    return made, facts
+
+
+def _onnx(path: Path, job: Job) -> list[dict[str, Any]]:
+    images, _ = _samples(job.data)
+    model, _ = _model(job)
     found = onnx_export.check_onnx(
         model, images, {job.trained.answer: job.trained.predict(images)}, TOLERANCE
     )
@@ -127,6 +134,17 @@ def _onnx(path: Path, job: Job) -> list[dict[str, Any]]:
         {"runner": each.runner, "distance": each.distance, "allowed": TOLERANCE * max(1.0, each.largest)}
         for each in found
     ]
+
+
+def _torch(path: Path, job: Job) -> list[dict[str, Any]]:
+    """A program of torch.export, run by PyTorch after it was read back."""
+    images, _ = _samples(job.data)
+    model, facts = _model(job)
+    answers = job.trained.predict(images)
+    allowed = TOLERANCE * max(1.0, float(np.abs(answers).max(initial=0.0)))
+    distance = torch_export.write_program(path, model, images, answers, facts)
+    torch_export.check_distance(distance, allowed)
+    return [{"runner": "PyTorch", "distance": distance, "allowed": allowed}]
 
 
 def _safetensors(path: Path, job: Job) -> list[dict[str, Any]]:
@@ -192,6 +210,7 @@ KINDS: Final[dict[str, tuple[Callable[[Path, Job], list[dict[str, Any]]], str]]]
     "caffe": (_caffe, ".zip"),
     "onnx": (_onnx, ".onnx"),
     "bundle": (_bundle, ".bundle.zip"),
+    "torch": (_torch, ".pt2"),
     "safetensors": (_safetensors, ".safetensors"),
 }
 

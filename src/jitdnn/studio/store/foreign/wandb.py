@@ -100,7 +100,7 @@ def _history(reader: Reader, data: memoryview, found: Found, before: int) -> int
         elif number == 2 and kind == LENGTH:
             step = next((v for n, k, v, _ in reader.fields(content) if n == 1 and k == VARINT), 0)
     own = values.get("_step")
-    step = int(own) if is_point(own, 0.0) else step
+    step = int(own or 0) if is_point(own, 0.0) else step
     for key, value in values.items():
         if not key.startswith("_") and is_point(step, value):
             found.points.append((series_name(key), step, float(value)))

@@ -30,6 +30,11 @@ FORMS: Final = {
         "For onnxruntime and many others. Cropping, mean and scale are inside: it takes images as they are, 0 to 255, "
         "channels blue, green, red.",
     ),
+    "torch": (
+        "torch.export",
+        "A program for PyTorch, .pt2, that needs no code of a model: torch.export.load(file).module(). Cropping, mean "
+        "and scale are inside, as in ONNX. Made where PyTorch and onnx are installed.",
+    ),
     "safetensors": (
         "safetensors",
         "The weights by LAYER/INDEX for PyTorch, JAX and NumPy; the net as prototxt, classes and how images are "
