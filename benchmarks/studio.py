@@ -5,6 +5,7 @@
     python benchmarks/studio.py points [--count 1000000]     # and 1,000 runs
     python benchmarks/studio.py pages [--count 1000000]      # first pictures in a browser; 100,000 images
     python benchmarks/studio.py newcomer [--install]         # from nothing to own photographs classified
+    python benchmarks/studio.py plan [--count 5]             # a plan of LeNet with nothing in any cache
     python benchmarks/studio.py soak [--minutes 60]          # memory of a server that is looked at all the time
 
 `kills` fails unless every point is there once and all weights are those of an undisturbed run, bit by bit. `watchers`
@@ -37,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("points", *_VISITS))
+    parser.add_argument("what", choices=("points", "plan", *_VISITS))
     parser.add_argument("--count", type=int)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument(
@@ -50,6 +51,11 @@ def main() -> None:
         import studio_visits
 
         studio_visits.in_a_home(arguments)
+        return
+    if arguments.what == "plan":
+        import studio_plans
+
+        studio_plans.plans(arguments.count or 5)
         return
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"

@@ -214,7 +214,7 @@ class TestSearch(Planning):
             PerImage("middle", seconds=2.3e-3, needs=30 << 10),
         )
         fronts = []
-        for floor in (0, 1 << 20):
+        for floor in (0, 1 << 20):  # beside FLOOR itself, so that little has to be divided
             monkeypatch.setattr("jitdnn.planner.net.FLOOR", floor)
             plan = plan_layers(layers, DEVICE, Request(), store=Store(None), alternatives=True)
             fronts.append(plan.layers[0].front)

@@ -39,7 +39,7 @@ def plan_net(
     as the largest of them needs; without it each has its own. `progress` is called with the name of each layer before
     it is looked at. Convolutions are divided where their fastest algorithm does not fit; with a total, or with
     `alternatives`, divisions are looked for in all of them, which may take seconds for each, and the plan has them all
-    in its `front`; where no limit is set, those that need less than a MiB are not looked for. `stop` is asked again and
+    in its `front`; where no limit is set, those that need less than 4 MiB are not looked for. `stop` is asked again and
     again meanwhile, and once it says True the plan is made of what is known by
     then. `overrides` are settings (`workspace_limit`, `division`, `vendor`, `choice`, ...) for these plans.
 

@@ -21,7 +21,7 @@ from jitdnn.problems.convolution_parts import whole
 from jitdnn.problems.problem import Problem
 
 #: bytes of workspace below which no other ways are looked for where no limit asks for them
-FLOOR = 1 << 20
+FLOOR = 4 << 20
 #: an algorithm that takes so many times as long as another one is not asked about parts
 FAR = 2.0
 

@@ -248,7 +248,7 @@ def test_before_there_are_weights(client: TestClient, digits: Case) -> None:
 
 def test_export(client: TestClient, digits: Case) -> None:
     page = client.get("/runs/1/export").text
-    assert page.count("Make and check") == 4
+    assert page.count("Make and check") == 5
     made = client.post("/api/runs/1/export", json={"kind": "bundle"})
     assert made.status_code == 201
     file = made.json()["file"]

@@ -190,10 +190,10 @@ def test_ways_in_less_workspace_are_found_in_time_or_later(
 ) -> None:
     monkeypatch.setattr(planning, "QUICK", 0.0)
     monkeypatch.setattr(planning, "LONGER", 100.0)
-    asked = {"dataset": 1, "net": LENET, "options": {"batch": 64}}
+    asked = {"dataset": 1, "net": LENET, "options": {"batch": 256}}
     quick, longer = (client.post(f"/api/plan?longer={flag}", json=asked).json() for flag in ("false", "true"))
     assert (quick["is_whole"], longer["is_whole"]) == (False, True)
-    part = client.post("/train/plan", data=FORM | {"batch": "64"}, headers={"HX-Request": "true"}).text
+    part = client.post("/train/plan", data=FORM | {"batch": "256"}, headers={"HX-Request": "true"}).text
     assert 'hx-post="/train/plan?longer=1"' in part
     for name, ways in longer["ways"].items():
         for way, before in zip(ways, quick["ways"][name], strict=True):
@@ -203,7 +203,7 @@ def test_ways_in_less_workspace_are_found_in_time_or_later(
             assert len(way["smaller"]) <= 6
     assert any(way["smaller"] for ways in longer["ways"].values() for way in ways)
     part = client.post(
-        "/train/plan?longer=1", data=FORM | {"batch": "64"}, headers={"HX-Request": "true"}
+        "/train/plan?longer=1", data=FORM | {"batch": "256"}, headers={"HX-Request": "true"}
     ).text
     assert "More ways" not in part
 

@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from jitdnn.kernels.cpu import cost
@@ -142,15 +143,31 @@ def _product_cycles(p: WinogradPlan) -> float:
     return p.panels.count * p.blocks * filled * (step * products * p.c.depth + p.points * calls * chains)
 
 
-def _least_product_cycles(p: WinogradPlan) -> float:
-    """What the products of a tiling take at least, however they are blocked: full register tiles, no cut block."""
-    products = p.subfilters[0] * sum(
-        number * (p.rows.alpha - row) * (p.columns.alpha - column)
-        for number, row, column in _subfilter_kinds(p)
+def _least_cycles(c: Correlation, isa: Isa, tiling: Tiling, is_prepacked: bool, shared: Shared) -> float:
+    """What a tiling takes at least, however it is blocked: data and results in the cheaper of the orders, full register
+    tiles, no cut block, and neither the filter nor V, U and M. What is priced on the way is kept in `shared`."""
+    plan = WinogradPlan(c, isa, tiling, True, 1)
+    orders = [plan] if is_prepacked else [plan, replace(plan, is_data_resident=False)]
+    for p in orders:
+        shared["data", int(p.is_data_resident)] = _data_cycles(p)
+        shared["results", int(p.is_data_resident)] = _result_cycles(p)
+    shared["tensors", 0] = _tensor_traffic(plan)
+    moved = min(
+        shared["data", order] + shared["results", order] for order in range(2) if ("data", order) in shared
     )
-    tiles = p.c.batch * p.slices.results * p.rows.tiles * p.columns.tiles_per_residue * p.columns.dilation
-    vectors = ceil_div(p.c.width, p.lanes)
-    return p.c.group_count * tiles * vectors * products * p.c.depth * LEAST_STEP_CYCLES
+    products = plan.subfilters[0] * sum(
+        number * (plan.rows.alpha - row) * (plan.columns.alpha - column)
+        for number, row, column in _subfilter_kinds(plan)
+    )
+    tiles = (
+        c.batch
+        * plan.slices.results
+        * plan.rows.tiles
+        * plan.columns.tiles_per_residue
+        * plan.columns.dilation
+    )
+    steps = tiles * ceil_div(c.width, plan.lanes) * products * c.depth
+    return c.group_count * (moved + shared["tensors", 0] + LEAST_STEP_CYCLES * steps)
 
 
 def _result_cycles(p: WinogradPlan) -> float:
@@ -268,7 +285,7 @@ def choose_plan(
 
     plans: dict[Tiling, list[WinogradPlan]] = {}
     prices: dict[Tiling, float] = {}
-    floors = {tiling: _least_product_cycles(WinogradPlan(c, isa, tiling, True, 1)) for tiling in tilings}
+    floors = {tiling: _least_cycles(c, isa, tiling, is_prepacked, shared[tiling]) for tiling in tilings}
     least = math.inf
     for tiling in sorted(tilings, key=floors.__getitem__):
         if floors[tiling] <= _BEHIND * least:  # else no blocking of it comes near
