@@ -46,9 +46,8 @@ def plans(times: int) -> None:
     print(
         f"layers whose algorithm another search would choose otherwise: {apart} of {told['every']['count']}"
     )
-    print(
-        f"under any limit of {FLOOR >> 20} MiB and more a layer takes at most {worst:.4f} times as long as with every way"
-    )
+    limit = f"{FLOOR >> 20} MiB and more"
+    print(f"under any limit of {limit} a layer takes at most {worst:.4f} times as long as with every way")
 
 
 def _in_a_process(kind: str) -> dict[str, Any]:

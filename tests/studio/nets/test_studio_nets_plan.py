@@ -97,7 +97,7 @@ def test_plan(tmp_path: Path) -> None:
 
 
 def test_the_search_for_alternatives_ends_in_time(tmp_path: Path) -> None:
-    found = nets.plan(LENET, {"batch": 64}, DIGITS, tmp_path, alternatives=True, seconds=0.0)
+    found = nets.plan(LENET, {"batch": 256}, DIGITS, tmp_path, alternatives=True, seconds=0.0)
     assert found["ok"]
     assert not found["is_whole"]
 

@@ -78,7 +78,7 @@ def _module(model: Any) -> Any:
             raise NotSupported(f"{operator} of ONNX has no form in programs of torch.export here")
     outputs = [each.name for each in graph.output]
 
-    class Exported(torch.nn.Module):  # type: ignore[misc,name-defined]
+    class Exported(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             for name, values in held.items():
