@@ -105,7 +105,7 @@ def test_each_operation_is_a_tool_that_says_what_it_takes(tools: Tools) -> None:
 
 def test_calls_answer_as_the_studio_does(tools: Tools, tmp_path: Path) -> None:
     (found,) = call(tools, "list_runs", count=5)["content"]
-    assert json.loads(found["text"])[0]["id"] == 1
+    assert 1 in [row["id"] for row in json.loads(found["text"])]  # others are those of other tests
     code = tmp_path / "net.py"
     code.write_text("m = Sequential([Conv2D(4, 3), Flatten(), Dense(10)])")
     imported = json.loads(call(tools, "import_net", file=str(code))["content"][0]["text"])
