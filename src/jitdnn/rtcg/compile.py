@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import mmap
 import os
 import re
@@ -23,7 +24,7 @@ from jitdnn.locks import lock
 from jitdnn.retention import Recent
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.cache import CodeCache, Origin
-from jitdnn.rtcg.isa import Isa
+from jitdnn.rtcg.isa import Isa, isa
 from jitdnn.rtcg.recording import Generated, records
 from jitdnn.rtcg.use import note_compiled, note_key
 from jitdnn.settings import current
@@ -37,8 +38,8 @@ _MOVES_SIGNS = re.compile(
 )
 # what has the instructions from vectors to mask registers: of 32 and 64 bits, of 8 and 16 bits
 _MASK_FEATURES = ("avx512dq", "avx512bw")
-# what an engine of LLVM takes beside the code: its target machine above all
-_ENGINE_BYTES = 40 << 10
+# what LLVM's linker takes beside the code
+_LINKED_BYTES = 40 << 10
 _SECTIONS = 3  # instructions, constants, unwinding tables: each begins on a page of its own
 
 # of memory that must be left for LLVM: twice what the largest kernels were seen to take
@@ -49,6 +50,7 @@ _FOLDERS = ("rtcg", "kernels/cpu", "kernels/formulas", "problems", "tensor")
 _DEVICE_MODULES = ("__init__", "cpu", "quiet", "threads")
 
 _lock = lock()
+_numbers = itertools.count()
 #: all libraries that there are, whoever keeps them
 _loaded: weakref.WeakValueDictionary[str, Library] = weakref.WeakValueDictionary()
 
@@ -78,21 +80,27 @@ class Library:
 
     key: str | None = None
 
-    def __init__(self, code: bytes, machine: llvm.TargetMachine, key: str | None = None) -> None:
+    def __init__(self, code: bytes, key: str | None = None) -> None:
         self.key = key
         _require_room()
-        size = len(code) + _SECTIONS * mmap.PAGESIZE + _ENGINE_BYTES
+        size = len(code) + _SECTIONS * mmap.PAGESIZE + _LINKED_BYTES
         self._charge = retention.code.charge(size, current().code_limit)
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
+        self._linker = _linker()
+        self._name = f"code{next(_numbers)}"
+        made = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        try:
+            self._trackers = [made.link(self._linker, self._name)]
+        except RuntimeError as error:
+            raise CompileError(f"LLVM cannot load compiled code: {str(error)[:2000]}") from error
 
     def address(self, name: str) -> int:
-        """Where the function called ``name`` begins."""
-        found = int(self._engine.get_function_address(name))
-        if not found:
-            raise CompileError(f"the compiled code has no function {name!r}")
-        return found
+        """Where the function called ``name`` begins. The code is put in its place when the first is asked for."""
+        try:
+            found = self._linker.lookup(self._name, name)
+        except RuntimeError as error:
+            raise CompileError(f"the compiled code has no function {name!r}: {str(error)[:200]}") from error
+        self._trackers.append(found)  # it keeps the code, too
+        return int(found[name])
 
 
 class _Unloaded(Library):
@@ -103,6 +111,12 @@ class _Unloaded(Library):
 
     def address(self, name: str) -> int:
         return 0
+
+
+@functools.cache
+def _linker() -> llvm.LLJIT:
+    """What loads code into this process, all of it: an engine for each kernel takes several times as long."""
+    return llvm.create_lljit_compiler(_target_machine(isa("host")))
 
 
 @functools.cache
@@ -283,7 +297,7 @@ def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], obje
         code = compile_object(module)
         note_compiled(name)
         cache.put(key, code, origin(isa))
-    return _loaded_from(code, key, isa)
+    return _loaded_from(code, key)
 
 
 def load_known(key: str, isa: Isa) -> Library | None:
@@ -293,7 +307,7 @@ def load_known(key: str, isa: Isa) -> Library | None:
     library = _known(key)
     if library is None:
         code = CodeCache.default().get(key)
-        library = None if code is None else _loaded_from(code, key, isa)
+        library = None if code is None else _loaded_from(code, key)
     return library
 
 
@@ -307,8 +321,8 @@ def _known(key: str) -> Library | None:
         return library
 
 
-def _loaded_from(code: bytes, key: str, isa: Isa) -> Library:
-    library = Library(code, _target_machine(isa), key)
+def _loaded_from(code: bytes, key: str) -> Library:
+    library = Library(code, key)
     with _lock:
         return kept.libraries.put(key, _loaded.setdefault(key, library))
 
