@@ -13,6 +13,7 @@ from jitdnn.graph.handle import EngineHandle
 from jitdnn.graph.ir import Graph
 from jitdnn.graph.lower.builder import Builder, Shared
 from jitdnn.graph.lower.nodes import factor_of
+from jitdnn.graph.lower.schedule import lower
 from jitdnn.graph.passes import Memo, optimized
 from jitdnn.graph.passes.affine import folded_affine
 from jitdnn.graph.passes.dead import without_dead
@@ -25,6 +26,7 @@ from jitdnn.graph.passes.views import joined_views, with_padding
 from jitdnn.graph.plan import Plan
 from jitdnn.graph.tracer import Tracer
 from jitdnn.rtcg.expression import trace
+from jitdnn.rtcg.functions import rint
 
 Array = np.ndarray[Any, Any]
 rng = np.random.default_rng(3)
@@ -245,3 +247,19 @@ def test_a_scale_of_a_product_is_its_alpha(name: str) -> None:
     assert ops(made) == ["matmul"]
     for one, other in zip(run(made, a, b), run(graph, a, b), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_bytes_that_convolutions_read_have_their_channels_last() -> None:
+    """Whatever the order of what they were quantized from: they are transposed once, by the formula that makes them."""
+    tracer = Tracer()
+    x = tracer.input((1, 8, 5, 6), np.float32)
+    quantized = tracer.pointwise(trace(lambda v: rint(v * 10.0)), [x], np.uint8)
+    other = tracer.pointwise(trace(lambda v: rint(v * 5.0)), [x], np.uint8)
+    kinds = [((1, 4, 5, 6), np.dtype(np.int32))]
+    how = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1), "groups": 1, "epilogue": None}
+    y = tracer.add("conv", [quantized, np.ones((4, 8, 1, 1), np.int8)], kinds, **how)[0]
+    graph = tracer.graph([x], [y, other])
+    b = Builder(graph, Shared(), EngineHandle(threads=1))
+    lower(b)
+    assert b.arrays[quantized.value].strides == (240, 1, 48, 8)
+    assert b.arrays[other.value].strides == (240, 30, 6, 1)

@@ -40,8 +40,8 @@ class _Arena:
     """Memory for one run at a time, and the arrays in it that functions of the host take."""
 
     def __init__(self, bytes: int) -> None:
-        self._memory = np.empty(bytes + _ALIGNMENT, np.uint8)
-        start = address_of(self._memory)
+        self.memory = np.empty(bytes + _ALIGNMENT, np.uint8)
+        start = address_of(self.memory)
         self.address = start + -start % _ALIGNMENT
 
 
@@ -157,6 +157,11 @@ class Plan:
     def times(self, inputs: Sequence[AnyArray], bodies: Any = None) -> list[float]:
         """Seconds of each event, in the order of `events`, measured in one run."""
         outputs, arena = self.allocate(), _Arena(self.nbytes)
+        for memory in (
+            arena.memory,
+            *outputs,
+        ):  # or the kernels' times would be those of the system's page faults
+            memory.fill(0)
         addresses = [arena.address, *map(address_of, inputs), *map(address_of, outputs)]
         found: list[float] = []
         launches: list[float] = []

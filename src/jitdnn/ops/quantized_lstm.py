@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.errors import InvalidShape, InvalidType
 from jitdnn.handle import Handle, settled_handle
@@ -81,6 +82,7 @@ def quantized_lstm(
     if batch and hidden:
         rows = rows_of(batch)
         device = handle.device
+        assert isinstance(device, CpuDevice)
         library = load(
             "quantized_steps", f"{plan.key} {rows}", device.isa, lambda module: trace(module, plan, rows)
         )

@@ -1,6 +1,6 @@
 """Rounding to integers and remainders on vectors of f32 or f64.
 
-Rounding needs no instruction of its own: from 2^mantissa on every number is whole, and below it the sum with
+Where the processor has no instruction for it: from 2^mantissa on every number is whole, and below it the sum with
 that power leaves no place for a fraction. Signs are kept, also those of zeros.
 """
 
@@ -12,10 +12,13 @@ from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.vector_math import absolute, element_of
 
 _WHOLE_FROM = {"f32": 2.0**23, "f64": 2.0**52}
+_ROUNDING = ("avx512", "avx2", "neon")  # instruction sets that round; elsewhere LLVM would call the C library
 
 
 def rint(k: Builder, x: Value) -> Value:
     """The nearest integer, of two the even one."""
+    if k.isa.name in _ROUNDING:
+        return k.intrinsic("llvm.roundeven", x)
     limit = _WHOLE_FROM[element_of(x)]
     size = absolute(k, x)
     rounded = (size + limit) - limit
@@ -23,16 +26,22 @@ def rint(k: Builder, x: Value) -> Value:
 
 
 def floor(k: Builder, x: Value) -> Value:
+    if k.isa.name in _ROUNDING:
+        return k.intrinsic("llvm.floor", x)
     near = rint(k, x)
     return k.intrinsic("llvm.copysign", k.select(near > x, near - 1.0, near), x)
 
 
 def ceil(k: Builder, x: Value) -> Value:
+    if k.isa.name in _ROUNDING:
+        return k.intrinsic("llvm.ceil", x)
     near = rint(k, x)
     return k.intrinsic("llvm.copysign", k.select(near < x, near + 1.0, near), x)
 
 
 def trunc(k: Builder, x: Value) -> Value:
+    if k.isa.name in _ROUNDING:
+        return k.intrinsic("llvm.trunc", x)
     return k.intrinsic("llvm.copysign", floor(k, absolute(k, x)), x)
 
 

@@ -89,7 +89,7 @@ def conv_transpose(
 
 
 def conv_integer(
-    x: Array,
+    x: Any,
     w: Array,
     x_zero: Array | None = None,
     w_zero: Array | None = None,

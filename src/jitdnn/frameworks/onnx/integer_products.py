@@ -187,7 +187,7 @@ def integer_convolution(
 
     found = _joined(apart[:, :, :-1], apart[:, :, -1:], held, x_zero, of_groups)
     assert found.ndim == rank + 3
-    return found.reshape(*shape)  # type: ignore[no-any-return]
+    return found.reshape(*shape)
 
 
 def _of_ones(
@@ -197,10 +197,12 @@ def _of_ones(
     """The sums of the taps that read the image, not its border, of each channel and result: (K, space)."""
     sums = filters.sum(1, np.int64)
     if not any(map(any, pads)):
-        return sums.reshape(len(sums), -1).sum(1, np.int32).reshape(-1, *(1,) * len(image))
+        whole: Array = sums.reshape(len(sums), -1).sum(1, np.int32).reshape(-1, *(1,) * len(image))
+        return whole
     for extent, count, (before, _), s, d in zip(image, results, pads, stride, dilation, strict=True):
         at = np.arange(count)[:, None] * s - before + np.arange(sums.shape[1]) * d
         inside = ((at >= 0) & (at < extent)).astype(np.int64)
         # this axis of taps goes, and one of results comes last
         sums = np.tensordot(sums, inside, (1, 1))
-    return sums.astype(np.int32)
+    found: Array = sums.astype(np.int32)
+    return found

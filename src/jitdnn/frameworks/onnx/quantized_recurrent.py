@@ -78,7 +78,8 @@ def dynamic_quantize_lstm(
     def prepared() -> _Constants:
         return _Constants(*constants)
 
-    tracer = next((one.tracer for one in (x, initial_h, initial_c) if isinstance(one, Operand)), None)
+    given: Sequence[Any] = (x, initial_h, initial_c)
+    tracer = next((one.tracer for one in given if isinstance(one, Operand)), None)
     held = prepared() if tracer is None else tracer.memo.get("weights of steps", constants, prepared)
     rows = x[:longest].reshape(longest * batch, width)
     numbers, scale, zero = dynamic_quantize_linear(rows, site=site)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,19 @@ class Builder:
     outputs: list[tuple[Buffer, AnyArray]] = field(default_factory=list)
     pieces: list[Buffer] = field(default_factory=list)  # by their numbers in the recorder
     _known: set[int] = field(default_factory=set)
+
+    @cached_property
+    def images_of_bytes(self) -> set[Value]:
+        """What convolutions read of 8-bit integers, their filters aside."""
+        convolutions = [node for node in self.graph.nodes if node.op == "conv" and len(node.output.shape) > 2]
+        return {
+            value
+            for node in convolutions
+            for value in node.inputs
+            if value.array is None
+            and value.dtype.itemsize == 1
+            and len(value.shape) == len(node.output.shape)
+        }
 
     def place(self, kind: str, descriptor: TensorDescriptor) -> tuple[Buffer, AnyArray]:
         """A new array of this kind."""

@@ -26,7 +26,10 @@ def pointwise(b: Builder, node: Node) -> None:
 
 
 def _pointwise_order(b: Builder, node: Node) -> tuple[int, ...] | None:
-    """That of the largest operand that is no constant and has as many axes."""
+    """That of the largest operand that is no constant and has as many axes; of bytes that convolutions read, channels
+    last: they are transposed here, once, instead of by each of those."""
+    if b.is_last and node.output in b.images_of_bytes:
+        return channels_last(len(node.output.shape))
     best, order = -1, None
     for value in node.inputs:
         array = b.array(value)

@@ -105,8 +105,12 @@ class _Direction:
         self.lanes = k.lanes("f32")
         self.quantized = quantized
         arguments = Arguments(k, args, POINTERS)
-        self.at = {name: arguments.pointer(place, _DTYPES[name]) for name, place in _PLACES.items()}
-        self.integers = {name: arguments.extra(number) for number, name in enumerate(INTEGERS)}
+        self.at: dict[str, Pointer] = {
+            name: arguments.pointer(place, _DTYPES[name]) for name, place in _PLACES.items()
+        }
+        self.integers: dict[str, Value] = {
+            name: arguments.extra(number) for number, name in enumerate(INTEGERS)
+        }
         self.batch = self.integers["batch"]
 
     def trace(self) -> None:
