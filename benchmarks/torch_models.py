@@ -7,8 +7,9 @@ Milliseconds of one call, the least of all samples, which are taken in turns in 
 result is held against eager's in float64. `torch_peers.py` says what the peers are. With --processor-time it is the
 processor's time, of all threads: on a machine whose cores others use, that of one thread says more than the clock.
 Several models, batches or numbers of threads run in a process each, which may take --limit seconds, since pools of
-threads that wait take cores from one another and compiled graphs memory; --json has the rows of all, also of those
-before a stop. "first" has the seconds of each peer's first call, with compiling and measuring.
+threads that wait take cores from one another and compiled graphs memory. --json FILE has the rows of all, also of those
+before a stop, and what is in it already is not measured again. "first" has the seconds of each peer's first call, with
+compiling and measuring; a peer that fails is named in "failed", and the others go on. `docs/torch_results.py` draws it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,20 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-from torch_peers import INFERENCE, children, inference, names, network, write
+from torch_peers import (
+    INFERENCE,
+    add,
+    cells,
+    children,
+    conditions,
+    failed,
+    inference,
+    is_cell,
+    names,
+    network,
+    ratio_lines,
+    read,
+)
 
 TOLERANCE = 1e-4  # of the largest element
 
@@ -39,13 +53,20 @@ def row(arguments: argparse.Namespace, clock: Callable[[], float]) -> dict[str, 
     model.float()
     run: dict[str, Callable[[], Any]] = {}
     first: dict[str, float] = {}
+    failures: dict[str, str] = {}
     for peer in peers:
         begin = perf_counter()
-        run[peer] = inference(peer, model, x, arguments.measure)
-        error = (run[peer]().double() - wanted).abs().max() / wanted.abs().max()
+        try:
+            function = inference(peer, model, x, arguments.measure)
+            error = float((function().double() - wanted).abs().max() / wanted.abs().max())
+        except Exception as problem:  # whatever a compiler raises: the others are measured
+            failures[peer] = f"{type(problem).__name__}: {str(problem)[:200]}"
+            continue
         first[peer] = perf_counter() - begin
-        if not error <= TOLERANCE:
-            raise SystemExit(f"{name} n{batch}: {peer} is off by {error:.1e} of the largest element")
+        if error <= TOLERANCE:
+            run[peer] = function
+        else:
+            failures[peer] = f"off by {error:.1e} of the largest element"
     best = dict.fromkeys(run, math.inf)
     end = perf_counter() + arguments.seconds
     while perf_counter() < end:
@@ -56,28 +77,25 @@ def row(arguments: argparse.Namespace, clock: Callable[[], float]) -> dict[str, 
                 function()
                 best[peer] = min(best[peer], clock() - begin)
     return {
-        "model": name,
-        "batch": batch,
-        "threads": torch.get_num_threads(),
-        "first": first,
+        **cell(arguments, name, batch, torch.get_num_threads()), **conditions(), "first": first, "failed": failures,
         **{k: 1e3 * v for k, v in best.items()},
-    }
+    }  # fmt: skip
+
+
+def cell(arguments: argparse.Namespace, name: str, batch: int, threads: int) -> dict[str, Any]:
+    """What tells a row from others."""
+    return {
+        "model": name, "what": "inference", "batch": batch, "threads": threads, "side": arguments.side,
+        "measure": arguments.measure, "clock": "processor" if arguments.processor_time else "wall",
+    }  # fmt: skip
 
 
 def report(rows: list[dict[str, Any]], peers: list[str]) -> None:
     """The table, and the geometric means of every peer's time over that of the fused graph."""
     lines = [f"{'model':18s}{'n':>3s}{'threads':>8s}" + "".join(f"{peer:>15s}" for peer in peers)]
     for one in rows:
-        times = "".join(f"{one[peer]:15.2f}" for peer in peers)
-        lines.append(f"{one['model']:18s}{one['batch']:3d}{one['threads']:8d}{times}")
-    for peer in peers if "fused" in peers and rows else []:
-        if peer != "fused":
-            mean = math.exp(sum(math.log(one[peer] / one["fused"]) for one in rows) / len(rows))
-            worst = min(rows, key=lambda one: one[peer] / one["fused"])
-            lines.append(
-                f"{peer} / fused: geometric mean {mean:.2f}, least {worst[peer] / worst['fused']:.2f} "
-                f"({worst['model']} n{worst['batch']}, {worst['threads']} threads)"
-            )
+        lines.append(f"{one['model']:18s}{one['batch']:3d}{one['threads']:8d}{cells(one, peers, 15, 2)}")
+    lines += ratio_lines(rows, peers, ("fused",), "fused")
     sys.stdout.write("\n".join(lines) + "\n")
 
 
@@ -100,7 +118,10 @@ def main() -> None:
         same = ["--peer", *arguments.peer, "--side", str(arguments.side), "--seconds", str(arguments.seconds)]
         same += ["--measure", arguments.measure, *["--processor-time"] * arguments.processor_time]
         calls = [
-            [name, "--threads", str(threads), "--batch", str(batch), *same]
+            (
+                {**cell(arguments, name, batch, threads), "peers": arguments.peer},
+                [name, "--threads", str(threads), "--batch", str(batch), *same],
+            )
             for threads, name, batch in product(arguments.threads, models, arguments.batch)
         ]
         rows, failures = children(__file__, calls, arguments.limit, arguments.json)
@@ -109,12 +130,15 @@ def main() -> None:
 
         torch.set_num_threads(arguments.threads[0])
         arguments.models = models
+        asked = cell(arguments, models[0], arguments.batch[0], arguments.threads[0])
+        rows = [one for one in read(arguments.json) if is_cell(one, {**asked, "peers": arguments.peer})]
         with torch.no_grad():
-            rows = [row(arguments, process_time if arguments.processor_time else perf_counter)]
+            rows = rows or [row(arguments, process_time if arguments.processor_time else perf_counter)]
         sys.stderr.write(json.dumps(rows[0]) + "\n")
         if arguments.json is not None:
-            write(rows, arguments.json)
+            add(rows, arguments.json)
     report(rows, arguments.peer)
+    failures += failed(rows)
     if failures:
         raise SystemExit("\n".join(failures))
 

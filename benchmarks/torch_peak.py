@@ -25,13 +25,13 @@ from typing import Any
 from torch_peers import (
     INFERENCE,
     TRAINING,
+    add,
     children,
     inference,
     names,
     network,
     training,
     without_dropout,
-    write,
 )
 
 WAYS = {
@@ -130,7 +130,8 @@ def row(arguments: argparse.Namespace) -> dict[str, Any]:
         steady = meter.peak()
     return {
         "model": name, "what": what, "batch": arguments.batch, "threads": arguments.threads,
-        "device": arguments.device, "peer": peer, "libraries MiB": (base - before) / MIB,
+        "device": arguments.device, "side": arguments.side, "measure": arguments.measure, "peer": peer,
+        "libraries MiB": (base - before) / MIB,
         "first MiB": (first - base) / MIB, "steady MiB": (steady - base) / MIB, "kept MiB": (kept - base) / MIB,
     }  # fmt: skip
 
@@ -176,12 +177,21 @@ def main() -> None:
         rows = [row(arguments)]
         sys.stderr.write(json.dumps(rows[0]) + "\n")
         if arguments.json is not None:
-            write(rows, arguments.json)
+            add(rows, arguments.json)
     else:
         same = ["--batch", str(arguments.batch), "--side", str(arguments.side), "--device", arguments.device]
         same += ["--threads", str(arguments.threads), "--calls", str(arguments.calls)]
         same += ["--measure", arguments.measure]
-        calls = [[name, "--what", what, "--peer", peer, *same] for name, what, peer in asked]
+        calls = [
+            (
+                {
+                    "model": name, "what": what, "batch": arguments.batch, "threads": arguments.threads,
+                    "side": arguments.side, "device": arguments.device, "measure": arguments.measure, "peer": peer,
+                },
+                [name, "--what", what, "--peer", peer, *same],
+            )
+            for name, what, peer in asked
+        ]  # fmt: skip
         rows, failures = children(__file__, calls, arguments.limit, arguments.json)
     report(rows)
     if failures:

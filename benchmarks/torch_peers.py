@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import math
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -149,38 +153,83 @@ def timed(run: Callable[[], Any]) -> float:
 
 
 def children(
-    script: str, calls: Sequence[Sequence[str]], limit: float, into: Path | None
+    script: str, calls: Sequence[tuple[dict[str, Any], Sequence[str]]], limit: float, into: Path | None
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Run a script once for each list of words, each in a process of its own, and give the rows that they wrote.
+    """Run a script once for each cell of a table, each in a process of its own, and give the rows that they wrote.
 
-    What takes longer than `limit` seconds is ended and told in the second list, as is what fails. `into` has all rows
-    so far after each call, so that nothing is lost when the script is stopped.
+    `calls`: what tells the cell's row from others, with "peers", which it must have; and the words that measure it.
+    What takes longer than `limit` seconds is ended with all its processes and told in the second list, as is what
+    fails. `into` has all rows so far after each call, so that nothing is lost when the script is stopped: cells that
+    are in it already are not measured again.
     """
+    kept = read(into)
     rows: list[dict[str, Any]] = []
     failures: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        for words in calls:
+        for cell, words in calls:
+            known = next((one for one in kept if is_cell(one, cell)), None)
+            if known is not None:
+                sys.stderr.write(f"{' '.join(words)}: in {into} already\n")
+                rows.append(known)
+                continue
             file = Path(folder, "rows.jsonl")
             file.unlink(missing_ok=True)
-            command = [sys.executable, script, *words, "--json", str(file)]
             begin = perf_counter()
-            try:
-                code = subprocess.run(
-                    command, stdout=subprocess.DEVNULL, timeout=limit, check=False
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = None
+            code = _ended([sys.executable, script, *words, "--json", str(file)], limit)
             took = f"{' '.join(words)}: {perf_counter() - begin:.0f} s"
-            if file.exists():
-                rows += [json.loads(line) for line in file.read_text().splitlines()]
+            found = read(file)
+            rows += found
             if code != 0:
                 failures.append(
                     f"{took}: {'longer than --limit' if code is None else f'ended with status {code}'}"
                 )
             sys.stderr.write(f"{took}\n")
             if into is not None:
-                write(rows, into)
+                kept = [*(one for one in kept if not any(same_cell(one, new) for new in found)), *found]
+                write(kept, into)
     return rows, failures
+
+
+def _ended(command: Sequence[str], limit: float) -> int | None:
+    """The status of a command; None where it took too long and was ended, and what it had started with it."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return process.wait(limit)
+    except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            return None
+        raise
+
+
+#: what tells rows of one table apart, where they have it
+CELL = ("model", "what", "batch", "threads", "side", "device", "measure", "clock", "peer")
+
+
+def is_cell(row: dict[str, Any], cell: dict[str, Any]) -> bool:
+    """Whether a row is that of a cell, and has all its peers."""
+    return all(row.get(key) == cell.get(key) for key in CELL) and all(
+        row.get(peer) is not None or peer in row.get("failed", {}) for peer in cell.get("peers", ())
+    )
+
+
+def same_cell(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two rows are of one cell, perhaps with other peers."""
+    return all(one.get(key) == other.get(key) for key in CELL)
+
+
+def read(file: Path | None) -> list[dict[str, Any]]:
+    """The rows of a file; none of one that is not there."""
+    if file is None or not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+
+
+def add(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Put rows into a file, in the places of those of the same cells."""
+    write([*(one for one in read(file) if not any(same_cell(one, new) for new in rows)), *rows], file)
 
 
 def write(rows: Sequence[dict[str, Any]], file: Path) -> None:
@@ -188,3 +237,52 @@ def write(rows: Sequence[dict[str, Any]], file: Path) -> None:
     part = file.with_name(file.name + ".part")
     part.write_text("".join(json.dumps(row) + "\n" for row in rows))
     part.replace(file)
+
+
+def conditions() -> dict[str, Any]:
+    """What a row says of where it was measured."""
+    import torch
+
+    from jitdnn.rtcg.isa import processor_name
+
+    return {
+        "torch": torch.__version__,
+        "machine": processor_name(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+    }
+
+
+def ratio_lines(
+    rows: Sequence[dict[str, Any]], peers: Sequence[str], ours: Sequence[str], what: str
+) -> list[str]:
+    """Geometric means and least values of the times of peers over the best of ours, of the rows that have both."""
+    lines = []
+    for peer in (one for one in peers if one not in ours):
+        ratios = {}
+        for row in rows:
+            best = [row[own] for own in ours if row.get(own) is not None]
+            if best and row.get(peer) is not None:
+                ratios[f"{row['model']} n{row['batch']}, {row['threads']} threads"] = row[peer] / min(best)
+        if ratios:
+            mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+            least = min(ratios, key=lambda one: ratios[one])
+            lines.append(f"{peer} / {what}: geometric mean {mean:.2f}, least {ratios[least]:.2f} ({least})")
+    return lines
+
+
+def cells(row: dict[str, Any], peers: Sequence[str], width: int, digits: int) -> str:
+    """The times of a row, and a dash where there is none."""
+    return "".join(
+        f"{row[peer]:{width}.{digits}f}" if row.get(peer) is not None else f"{'-':>{width}s}"
+        for peer in peers
+    )
+
+
+def failed(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What peers of these rows failed, a line for each."""
+    return [
+        f"{row['model']} n{row['batch']}: {peer}: {why}"
+        for row in rows
+        for peer, why in row.get("failed", {}).items()
+    ]

@@ -6,9 +6,10 @@
 A step is the forward pass in training mode, the cross-entropy and the backward pass. Milliseconds are the least of all
 samples, taken in turns. Before that gradients are held against eager's in float64: as one vector ours may be off three
 times as far as the worst of torch's own in float32. `torch_peers.py` says what the peers are. With --processor-time it
-is the processor's time of all threads. Several models run in a process each, which may take --limit seconds; --json
-has the rows of all, also of those before a stop. "first" has the seconds of each peer's first step, with compiling and
-measuring.
+is the processor's time of all threads. Several models run in a process each, which may take --limit seconds. --json
+FILE has the rows of all, also of those before a stop, and what is in it already is not measured again. "first" has the
+seconds of each peer's first step, with compiling and measuring; a peer that fails is named in "failed", and the others
+go on. `docs/torch_results.py` draws it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,23 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-from torch_peers import OURS, TRAINING, children, names, network, timed, training, without_dropout, write
+from torch_peers import (
+    OURS,
+    TRAINING,
+    add,
+    cells,
+    children,
+    conditions,
+    failed,
+    is_cell,
+    names,
+    network,
+    ratio_lines,
+    read,
+    timed,
+    training,
+    without_dropout,
+)
 
 
 def gradients(model: Any) -> Any:
@@ -44,37 +61,47 @@ def row(arguments: argparse.Namespace, clock: Callable[[], float]) -> dict[str, 
     torch.nn.functional.cross_entropy(exact(x.double()), labels).backward()
     wanted = gradients(exact)
     del exact
-    steps, errors, first = {}, {}, {}
+    steps, errors, first, failures = {}, {}, {}, {}
     for peer in sorted({"eager", *peers}, key=OURS.__contains__):  # torch's own first
-        own, steps[peer] = training(peer, model, x, labels, arguments.measure)
-        first[peer] = timed(steps[peer])
-        errors[peer] = float((gradients(own) - wanted).norm() / wanted.norm())
+        try:
+            own, step = training(peer, model, x, labels, arguments.measure)
+            first[peer] = timed(step)
+            errors[peer] = float((gradients(own) - wanted).norm() / wanted.norm())
+            steps[peer] = step
+        except Exception as problem:  # whatever a compiler raises: the others are measured
+            failures[peer] = f"{type(problem).__name__}: {str(problem)[:200]}"
     most = 3 * max(error for peer, error in errors.items() if peer not in OURS) + 1e-6
-    if any(errors[peer] > most for peer in peers):
-        raise SystemExit(f"{name}: gradients are off by {errors}")
-    best = dict.fromkeys(peers, math.inf)
+    for peer in [peer for peer, error in errors.items() if not error <= most]:
+        failures[peer] = f"gradients are off by {errors[peer]:.1e}, and may be by {most:.1e}"
+        del steps[peer]
+    asked = [peer for peer in peers if peer in steps]
+    best = dict.fromkeys(asked, math.inf)
     end = perf_counter() + arguments.seconds
     while perf_counter() < end:
-        for peer in peers:
+        for peer in asked:
             for _ in range(2):  # of the first, threads of the one before go to sleep
                 begin = clock()
                 steps[peer]()
                 best[peer] = min(best[peer], clock() - begin)
     times = {peer: 1e3 * value for peer, value in best.items()}
-    return {"model": name, "batch": batch, "threads": torch.get_num_threads(), "first": first, **times}
+    found = cell(arguments, name, torch.get_num_threads())
+    return {**found, **conditions(), "first": first, "failed": failures, **times}
+
+
+def cell(arguments: argparse.Namespace, name: str, threads: int) -> dict[str, Any]:
+    """What tells a row from others."""
+    return {
+        "model": name, "what": "training", "batch": arguments.batch, "threads": threads, "side": arguments.side,
+        "measure": arguments.measure, "clock": "processor" if arguments.processor_time else "wall",
+    }  # fmt: skip
 
 
 def report(rows: list[dict[str, Any]], peers: list[str]) -> None:
     """The table, and geometric means of the others' times over the best one of ours."""
     lines = [f"{'model':18s}{'n':>3s}{'threads':>8s}" + "".join(f"{peer:>16s}" for peer in peers)]
     for one in rows:
-        times = "".join(f"{one[peer]:16.1f}" for peer in peers)
-        lines.append(f"{one['model']:18s}{one['batch']:3d}{one['threads']:8d}{times}")
-    ours = [peer for peer in peers if peer in OURS]
-    for peer in [peer for peer in peers if peer not in OURS] if ours and rows else []:
-        ratios = [one[peer] / min(one[own] for own in ours) for one in rows]
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        lines.append(f"{peer} / ours: geometric mean {mean:.2f}, least {min(ratios):.2f}")
+        lines.append(f"{one['model']:18s}{one['batch']:3d}{one['threads']:8d}{cells(one, peers, 16, 1)}")
+    lines += ratio_lines(rows, peers, [peer for peer in peers if peer in OURS], "ours")
     sys.stdout.write("\n".join(lines) + "\n")
 
 
@@ -104,17 +131,23 @@ def main() -> None:
             str(arguments.seconds),
         ]
         same += ["--measure", arguments.measure, *["--processor-time"] * arguments.processor_time]
-        calls = [[name, *same] for name in arguments.models]
+        calls = [
+            ({**cell(arguments, name, arguments.threads), "peers": arguments.peer}, [name, *same])
+            for name in arguments.models
+        ]
         rows, failures = children(__file__, calls, arguments.limit, arguments.json)
     else:
         import torch
 
         torch.set_num_threads(arguments.threads)
-        rows = [row(arguments, process_time if arguments.processor_time else perf_counter)]
+        asked = cell(arguments, arguments.models[0], arguments.threads)
+        rows = [one for one in read(arguments.json) if is_cell(one, {**asked, "peers": arguments.peer})]
+        rows = rows or [row(arguments, process_time if arguments.processor_time else perf_counter)]
         sys.stderr.write(json.dumps(rows[0]) + "\n")
         if arguments.json is not None:
-            write(rows, arguments.json)
+            add(rows, arguments.json)
     report(rows, arguments.peer)
+    failures += failed(rows)
     if failures:
         raise SystemExit("\n".join(failures))
 

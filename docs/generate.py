@@ -6,6 +6,7 @@ names are the keys of `TABLES`."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import re
@@ -336,6 +337,17 @@ def onnx_refused() -> str:
     return "\n".join(lines) + "\n"
 
 
+def torch_results() -> str:
+    """Models by each way to run them, as torch_results.py has them from the rows that are kept."""
+    sys.path.insert(0, str(DOCS))
+    try:
+        home = importlib.import_module("torch_results")
+    finally:
+        sys.path.remove(str(DOCS))
+    made: str = home.table()
+    return made
+
+
 def torch_samples() -> str:
     """What became of the samples that ship with PyTorch, as tests/helpers/torch_samples.py wrote it."""
     record = json.loads((DOCS / "torch_samples.json").read_text(encoding="utf-8"))
@@ -468,6 +480,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "onnx-refused": onnx_refused,
     "torch-left": torch_left,
     "torch-operators": torch_operators,
+    "torch-results": torch_results,
     "torch-samples": torch_samples,
 }
 for _page in EXAMPLES:
