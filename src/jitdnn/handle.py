@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -296,6 +296,26 @@ class Handle:
             plan.run(self.stream, pointers, alpha, beta, 0)
         if log.is_enabled(logging.DEBUG):
             log.ran(plan.problem, plan.algorithm)
+
+    def runner(self, plan: Plan) -> Callable[[Sequence[int]], None]:
+        """`run(plan, pointers)` for who calls it often: what is the same in each call is looked up now."""
+        if plan.device_id is not None:
+            return lambda pointers: self.run(plan, pointers)
+        kernel, stream, size, blocks = plan.run, self.stream, plan.workspace, self._blocks
+
+        def run(pointers: Sequence[int]) -> None:
+            if recorders or log.is_enabled(logging.DEBUG):
+                self.run(plan, pointers)
+            elif size:
+                block = blocks.take(size)
+                try:
+                    kernel(stream, pointers, 1.0, 0.0, block.pointer)
+                finally:
+                    blocks.give_back(block)
+            else:
+                kernel(stream, pointers, 1.0, 0.0, 0)
+
+        return run
 
     def _is_recorded(self, plan: Plan, pointers: Sequence[int], alpha: float, beta: float, kept: int) -> bool:
         """Whether the launches of this thread are recorded, and those of the plan have been noted."""

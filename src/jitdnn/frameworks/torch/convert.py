@@ -14,7 +14,7 @@ from jitdnn.errors import InvalidArgument, InvalidType
 from jitdnn.frameworks.torch import memory_option
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.memory import unlimit_memory
-from jitdnn.frameworks.torch.modules import CONVERTED, OPTIONS, REVERTED
+from jitdnn.frameworks.torch.modules import CONVERTED, OPTIONS, OWN, REVERTED
 from jitdnn.frameworks.torch.options import Options, is_disabled
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -97,7 +97,8 @@ def revert(model: Model) -> Model:
         stock = REVERTED.get(type(module))
         if stock is not None:
             module.__class__ = stock
-            module.__dict__.pop(OPTIONS, None)
+            for name in OWN:
+                module.__dict__.pop(name, None)
     return model
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from jitdnn.errors import JitdnnError
 from jitdnn.frameworks.torch.fresh import fresh_like
-from jitdnn.frameworks.torch.kinds import DTYPES, Computation, Ways, at, run_together
+from jitdnn.frameworks.torch.kinds import DTYPES, RESULT, Computation, Launched, Ways, at, run_together
 from jitdnn.frameworks.torch.stock import stock
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
@@ -126,6 +126,29 @@ def memory_format(*operands: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
+class Launch:
+    """A problem's plan, run on the addresses of its operands, without looking at them."""
+
+    __slots__ = ("_epilogue", "_problem", "_run", "handle")
+
+    def __init__(self, handle: Handle, problem: Problem, epilogue: Epilogue | None) -> None:
+        self.handle, self._problem, self._epilogue = handle, problem, epilogue
+        self._run: Callable[[Sequence[int]], None] | None = None
+
+    def __call__(self, *operands: Tensor) -> None:
+        self.at([operand.data_ptr() for operand in operands])
+
+    def at(self, addresses: Sequence[int]) -> None:
+        """Run it on what lies at these addresses, which may be those of a recording."""
+        run = self._run
+        if run is None:
+            plan = self.handle.plan(self._problem, None, self._epilogue)
+            self._run = self.handle.runner(plan)
+            self.handle.run(plan, addresses)
+        else:
+            run(addresses)
+
+
 def direct(
     handle: Handle, problem: Problem | None, operands: Sequence[Tensor], device: torch.device
 ) -> Direct:
@@ -144,16 +167,9 @@ def direct(
     if [descriptor(operand) for operand in operands] != expected:
         return None  # nothing may be read or written where no element is
     epilogue = bias_epilogue(problem, has_bias)
-    plan: Plan | None = None
-
-    def run(*operands: Tensor) -> None:
-        nonlocal plan
-        if plan is None:
-            plan = handle.plan(problem, None, epilogue)
-        handle.run(plan, [operand.data_ptr() for operand in operands])
-
     if device.type == "cpu":
-        return run
+        return Launch(handle, problem, epilogue)
+    plan: Plan | None = None
     runner = at(device, handle)
     in_force = stream_of_library(("torch",), device.index or 0)
 
@@ -176,6 +192,11 @@ def bias_epilogue(problem: Problem, has_bias: bool) -> Epilogue | None:
     if not has_bias or not isinstance(problem, Convolution):
         return None
     return fuse(None, (TensorDescriptor((problem.y.shape[1],), (1,), problem.y.dtype),), problem.y, None)
+
+
+def launched(run: Direct, roles: tuple[int, ...], made: Made) -> Launched | None:
+    """How a kernel of ours is launched, if that is all that a call does."""
+    return Launched(run.at, run.handle, roles, made) if isinstance(run, Launch) else None
 
 
 def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Ways:
@@ -246,7 +267,8 @@ def _prepare_backward(number: int, handle: Handle, dy: Tensor, x: Tensor, w: Ten
     run = direct(handle, problem, ((dy, w, dx), (wide, narrow, dw), (dy, db))[number], dy.device)
     made = fresh_like((dx, dw, db)[number], dy.device)
     ours = (_data_gradient, _filter_gradient, _bias_gradient)[number](g, handle, run, made)
-    return Ways(ours, theirs, problem)
+    roles = ((0, 2, RESULT), (0, 1, RESULT) if g.transposed else (1, 0, RESULT), (0, RESULT))[number]
+    return Ways(ours, theirs, problem, launched=launched(run, roles, made))
 
 
 def _data_gradient(g: Geometry, handle: Handle, run: Direct, made: Made) -> Callable[..., Tensor]:

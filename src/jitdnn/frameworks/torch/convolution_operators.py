@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from jitdnn.frameworks.torch import convolution as kernels
+from jitdnn.frameworks.torch.calls import Layer
 from jitdnn.frameworks.torch.registry import define, library
 
 aten = torch.ops.aten
@@ -95,6 +96,8 @@ convolution_backward = define(
     _double_backward,
     has_batching=True,
 )
+
+CONVOLUTION = Layer(kernels.computation, kernels.GRADIENTS, convolution_backward)
 
 
 def _batched(operand: Tensor, axis: int | None, size: int) -> Tensor:

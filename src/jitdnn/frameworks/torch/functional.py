@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812
 
 from jitdnn.frameworks.torch import (
@@ -248,10 +249,11 @@ def _elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, options: s
 def routed(function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str) -> Any:
     """Call a function of torch by ours if there is a route that takes the arguments, and torch's own otherwise.
 
-    On GPUs, and of the functions of `EAGER`, ours runs where the call as a whole is faster by it.
+    On GPUs, and of the functions of `EAGER`, ours runs where the call as a whole is faster by it. Where derivatives are
+    taken forward (`torch.autograd.forward_ad`, `torch.func.jvp`), torch's own runs: it has the rules for them.
     """
     route = ROUTES.get(function)
-    if route is None:
+    if route is None or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0):
         return function(*args, **named)
     is_alone = function in whole.ALONE
     if torch.compiler.is_compiling():

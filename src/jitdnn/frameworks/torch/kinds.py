@@ -7,7 +7,7 @@ threads. Its first call prepares both ways and chooses (choice.py); every later 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -27,13 +27,28 @@ DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", to
 DEVICES = ("cpu", "cuda")
 
 
+RESULT = -1
+"""In place of the number of an operand: what a kernel writes."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A way that is nothing but one launch: `run(addresses)` of the operands with these numbers, and of the result that
+    `made()` gives."""
+
+    run: Callable[[Sequence[int]], None]
+    handle: Handle
+    roles: tuple[int, ...]
+    made: Callable[[], Tensor]
+
+
 @dataclass(frozen=True)
 class Ways:
     """Both ways to run a kind of call: functions of the same operands as the computation itself.
 
     `problem`: what ours is as a problem of the library, where it is one; `has_bias` whether a bias is added by the same
     kernel. `refusal`: why ours cannot run, in words. `what`: the kind in words where the problem does not tell it.
-    `has_several_types`: whether ours take operands of several types.
+    `has_several_types`: whether ours take operands of several types. `launched`: ours, where it is one launch alone.
     """
 
     ours: Callable[..., Any]
@@ -43,6 +58,7 @@ class Ways:
     refusal: str | None = None
     what: str = ""
     has_several_types: bool = False
+    launched: Launched | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,7 @@ class Kind:
     problem: Problem | None = None
     handle: Handle | None = None
     has_bias: bool = False
+    launched: Launched | None = None
 
 
 @dataclass(frozen=True)
@@ -73,11 +90,13 @@ Observer: TypeAlias = Callable[[Kind, tuple[Any, ...]], None]
 #: who wants to know of every call: gets its kind and its operands
 observers: list[Observer] = []
 #: who is told of the calls of a thread instead, by its number, while what it measures is nobody else's business
-_apart: dict[int, list[Observer]] = {}
+threads_apart: dict[int, list[Observer]] = {}
 #: the kinds of calls that were made, by what tells them apart
 known: Recent[tuple[Any, ...], list[Kind | None]] = Recent(16384)
 #: those that are decided anew when kernels of ours are compiled
 _for_now: Recent[tuple[Any, ...], list[Kind | None]] = Recent(16384)
+#: grows whenever all kinds are chosen anew
+epoch = 0
 
 
 class Computation:
@@ -136,7 +155,9 @@ class Computation:
             ours, stock = _first_then(ours, way.ours), way.stock or stock
         decision = decide(what, handle, tensors[0].device, parse(options).measure, ours, stock)
         run = ways.ours if decision.is_ours else ways.stock
-        return Kind(self.name, decision, run, ways.problem, at(tensors[0].device, handle), ways.has_bias)
+        launched = ways.launched if decision.is_ours else None
+        own = at(tensors[0].device, handle)
+        return Kind(self.name, decision, run, ways.problem, own, ways.has_bias, launched)
 
 
 def at(device: torch.device, handle: Handle) -> Handle:
@@ -168,11 +189,24 @@ def run_together(
     computations: tuple[Computation | None, ...], options: str, operands: tuple[Any, ...]
 ) -> list[Any]:
     """The results of several computations of the same operands, None for None; one look-up for all."""
-    key = (
+    key = _key(computations, options, operands)
+    kinds = known.get(key)
+    if kinds is None:
+        kinds = known.older(key) or _chosen(key, computations, options, operands)
+    if observers or threads_apart:
+        for kind in filter(None, kinds):
+            tell(kind, operands)
+    return [None if kind is None else kind.run(*operands) for kind in kinds]
+
+
+def _key(
+    computations: tuple[Computation | None, ...], options: str, operands: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """What tells kinds of calls apart."""
+    return (
         computations,
         options,
         torch.get_num_threads(),
-        # written out, for this is what every call costs: what tells kinds of an operand apart
         *[
             (one.shape, one.stride(), one.dtype, one.device)
             if isinstance(one, Tensor)
@@ -180,13 +214,13 @@ def run_together(
             for one in operands
         ],
     )
-    kinds = known.get(key)
-    if kinds is None:
-        kinds = known.older(key) or _chosen(key, computations, options, operands)
-    if observers or _apart:
-        for kind in filter(None, kinds):
-            tell(kind, operands)
-    return [None if kind is None else kind.run(*operands) for kind in kinds]
+
+
+def decided(
+    computations: tuple[Computation | None, ...], options: str, operands: tuple[Any, ...]
+) -> list[Kind | None] | None:
+    """Who runs such calls from now on; None if that is not settled."""
+    return known.recall(_key(computations, options, operands))
 
 
 def tell(kind: Kind, operands: tuple[Any, ...]) -> None:
@@ -200,11 +234,11 @@ def watching() -> list[Observer]:
 
     Autograd's own threads, which run backward passes on GPUs, belong to whoever measures, if anybody does.
     """
-    if not _apart:
+    if not threads_apart:
         return observers
-    own = _apart.get(threading.get_ident())
+    own = threads_apart.get(threading.get_ident())
     if own is None and isinstance(threading.current_thread(), threading._DummyThread):
-        own = next(iter(_apart.values()), None)
+        own = next(iter(threads_apart.values()), None)
     return observers if own is None else own
 
 
@@ -213,15 +247,15 @@ def apart(*instead: Observer) -> Iterator[list[Observer]]:
     """Calls of this thread in the block are told to `instead` alone, a list that may be changed; those of other
     threads are told to who watches them."""
     here = threading.get_ident()
-    before = _apart.get(here)
-    _apart[here] = own = list(instead)
+    before = threads_apart.get(here)
+    threads_apart[here] = own = list(instead)
     try:
         yield own
     finally:
         if before is None:
-            del _apart[here]
+            del threads_apart[here]
         else:
-            _apart[here] = before
+            threads_apart[here] = before
 
 
 def _chosen(
@@ -245,6 +279,8 @@ def _is_capturing() -> bool:
 
 def forget() -> None:
     """Choose anew at the next calls (with the times that are stored by then)."""
+    global epoch
+    epoch += 1
     known.clear()
     _for_now.clear()
 

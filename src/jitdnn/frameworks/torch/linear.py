@@ -10,12 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jitdnn.frameworks.torch.kinds import Computation, Ways
+from jitdnn.frameworks.torch.calls import Layer
+from jitdnn.frameworks.torch.convolution import Geometry, direct, launched, problem_of
+from jitdnn.frameworks.torch.fresh import fresh_like
+from jitdnn.frameworks.torch.kinds import RESULT, Computation, Ways, run_together
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.handle import Handle
 from jitdnn.ops.convolution import conv, conv_backward_bias, conv_backward_data, conv_backward_filter
+from jitdnn.problems.problem import Problem
 
 aten = torch.ops.aten
+_GEOMETRY = Geometry((1, 1), (0, 0), (1, 1), False, (0, 0), 1)
 
 
 def _image(rows: Tensor) -> Tensor:
@@ -31,73 +36,118 @@ def _dense(*operands: Tensor) -> str | None:
     return None if all(one.is_contiguous() for one in operands) else "an operand is not dense by rows"
 
 
+def _form(shape: tuple[int, ...], x: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=x.dtype, device="meta")
+
+
+def _problem(kind: str, x: Tensor, w: Tensor, y: Tensor) -> Problem | None:
+    """What ours compute of rows x and y and a weight."""
+    if not all(one.is_contiguous() and one.numel() for one in (x, w, y)):
+        return None
+    return problem_of(kind, _image(x), _filter(w), _image(y), _GEOMETRY)
+
+
 def _forward_ways(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None) -> Ways:
     def theirs(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         y: Tensor = aten.mm.default(x, w.t()) if bias is None else aten.addmm.default(bias, x, w.t())
         return y
 
     def ours(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        y = x.new_empty((x.shape[0], w.shape[0]))
-        conv(_image(x), _filter(w), bias, out=_image(y), handle=handle)
+        y = made()
+        if run is None:
+            conv(_image(x), _filter(w), bias, out=_image(y), handle=handle)
+        elif bias is None:
+            run(x, w, y)
+        else:
+            run(x, w, y, bias)
         return y
 
-    return Ways(ours, theirs, what="of linear", refusal=_dense(x, w))
+    form = _form((x.shape[0], w.shape[0]), x)
+    made, problem, run = fresh_like(form, x.device), _problem("forward", x, w, form), None
+    if problem is not None:
+        operands = (_image(x), _filter(w), _image(form), *(() if bias is None else (bias,)))
+        run = direct(handle, problem, operands, x.device)
+    return Ways(ours, theirs, problem, bias is not None, what="of linear", refusal=_dense(x, w))
 
 
-def _data_ways(handle: Handle, dy: Tensor, w: Tensor) -> Ways:
-    def theirs(dy: Tensor, w: Tensor) -> Tensor:
+def _data_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
+    def theirs(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
         dx: Tensor = aten.mm.default(dy, w)
         return dx
 
-    def ours(dy: Tensor, w: Tensor) -> Tensor:
-        dx = dy.new_empty((dy.shape[0], w.shape[1]))
-        conv_backward_data(
-            _image(dy), _filter(w), (1, w.shape[1], dy.shape[0], 1), out=_image(dx), handle=handle
-        )
+    def ours(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        dx = made()
+        if run is None:
+            shape = (1, w.shape[1], dy.shape[0], 1)
+            conv_backward_data(_image(dy), _filter(w), shape, out=_image(dx), handle=handle)
+        else:
+            run(dy, w, dx)
         return dx
 
-    return Ways(ours, theirs, what="of linear", refusal=_dense(dy, w))
+    form = _form((dy.shape[0], w.shape[1]), dy)
+    made, problem, run = fresh_like(form, dy.device), _problem("data", form, w, dy), None
+    if problem is not None:
+        run = direct(handle, problem, (_image(dy), _filter(w), _image(form)), dy.device)
+    kernel = launched(run, (0, 2, RESULT), made)
+    return Ways(ours, theirs, problem, what="of linear", refusal=_dense(dy, w), launched=kernel)
 
 
-def _filter_ways(handle: Handle, dy: Tensor, x: Tensor) -> Ways:
-    def theirs(dy: Tensor, x: Tensor) -> Tensor:
+def _filter_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
+    def theirs(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
         dw: Tensor = aten.mm.default(dy.t(), x)
         return dw
 
-    def ours(dy: Tensor, x: Tensor) -> Tensor:
-        dw = x.new_empty((dy.shape[1], x.shape[1]))
-        conv_backward_filter(_image(x), _image(dy), (*dw.shape, 1, 1), out=_filter(dw), handle=handle)
+    def ours(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        dw = made()
+        if run is None:
+            conv_backward_filter(_image(x), _image(dy), (*dw.shape, 1, 1), out=_filter(dw), handle=handle)
+        else:
+            run(x, dy, dw)
         return dw
 
-    return Ways(ours, theirs, what="of linear", refusal=_dense(dy, x))
+    form = _form((dy.shape[1], x.shape[1]), x)
+    made, problem, run = fresh_like(form, dy.device), _problem("filter", x, form, dy), None
+    if problem is not None:
+        run = direct(handle, problem, (_image(x), _image(dy), _filter(form)), dy.device)
+    kernel = launched(run, (1, 0, RESULT), made)
+    return Ways(ours, theirs, problem, what="of linear", refusal=_dense(dy, x), launched=kernel)
 
 
-def _bias_ways(handle: Handle, dy: Tensor) -> Ways:
-    def theirs(dy: Tensor) -> Tensor:
+def _bias_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
+    def theirs(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
         return dy.sum(0)
 
-    def ours(dy: Tensor) -> Tensor:
-        db: Tensor = conv_backward_bias(_image(dy), handle=handle)
+    def ours(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        db = made()
+        if run is None:
+            conv_backward_bias(_image(dy), out=db, handle=handle)
+        else:
+            run(dy, db)
         return db
 
-    return Ways(ours, theirs, what="of linear", refusal=_dense(dy))
+    form = _form((dy.shape[1],), dy)
+    made, problem, run = fresh_like(form, dy.device), _problem("bias", dy, w, dy), None
+    if problem is not None:
+        run = direct(handle, problem, (_image(dy), form), dy.device)
+    kernel = launched(run, (0, RESULT), made)
+    return Ways(ours, theirs, problem, what="of linear", refusal=_dense(dy), launched=kernel)
 
 
 _forward = Computation("forward", _forward_ways, 3)
-_data = Computation("data", _data_ways, 2)
-_weights = Computation("filter", _filter_ways, 2)
-_bias = Computation("bias", _bias_ways, 1)
+_gradients_of = (
+    Computation("data", _data_ways, 3),
+    Computation("filter", _filter_ways, 3),
+    Computation("bias", _bias_ways, 3),
+)
 
 
 def _backward(
     dy: Tensor, x: Tensor, w: Tensor, mask: list[bool], options: str = ""
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dy = dy.contiguous()
-    return (
-        _data(options, dy, w) if mask[0] else dy.new_empty((0,)),
-        _weights(options, dy, x) if mask[1] else dy.new_empty((0,)),
-        _bias(options, dy) if mask[2] else dy.new_empty((0,)),
-    )
+    wanted = tuple(one if is_wanted else None for one, is_wanted in zip(_gradients_of, mask, strict=True))
+    found = run_together(wanted, options, (dy.contiguous(), x, w))
+    dx, dw, db = (dy.new_empty((0,)) if one is None else one for one in found)
+    return dx, dw, db
 
 
 def _backward_fake(
@@ -155,3 +205,4 @@ linear = define(
     _gradients,
     is_lowered=True,
 )
+LINEAR = Layer(_forward, _gradients_of, linear_backward)

@@ -13,137 +13,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
+from jitdnn.frameworks.torch.calls import CALLS
 from jitdnn.frameworks.torch.functional import routed
+from jitdnn.frameworks.torch.layers import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    LazyConv1d,
+    LazyConv2d,
+    LazyConv3d,
+    LazyConvTranspose1d,
+    LazyConvTranspose2d,
+    LazyConvTranspose3d,
+    Linear,
+)
 
 OPTIONS = "_jitdnn_options"
-
-
-class _Convolution:
-    """What the converted classes of convolutions have in common."""
-
-    _jitdnn_options: str
-    padding_mode: str
-    _reversed_padding_repeated_twice: list[int]
-    stride: tuple[int, ...]
-    padding: Any
-    dilation: tuple[int, ...]
-    groups: int
-    _function: ClassVar[Any]
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
-        arguments = (input, weight, bias, self.stride, padding, self.dilation, self.groups)
-        found: Tensor = routed(self._function, arguments, {}, self._jitdnn_options)
-        return found
-
-
-class Conv1d(_Convolution, nn.Conv1d):
-    """`torch.nn.Conv1d`."""
-
-    _function = staticmethod(F.conv1d)
-
-
-class Conv2d(_Convolution, nn.Conv2d):
-    """`torch.nn.Conv2d`."""
-
-    _function = staticmethod(F.conv2d)
-
-
-class Conv3d(_Convolution, nn.Conv3d):
-    """`torch.nn.Conv3d`."""
-
-    _function = staticmethod(F.conv3d)
-
-
-class _Transposed:
-    """What the converted classes of transposed convolutions have in common."""
-
-    _jitdnn_options: str
-    _spatial: ClassVar[int]
-    _function: ClassVar[Any]
-
-    def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        output_padding = self._output_padding(
-            input, output_size, self.stride, self.padding, self.kernel_size, self._spatial, self.dilation
-        )
-        arguments = (
-            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups, self.dilation,
-        )  # fmt: skip
-        found: Tensor = routed(self._function, arguments, {}, self._jitdnn_options)
-        return found
-
-
-class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
-    """`torch.nn.ConvTranspose1d`."""
-
-    _spatial = 1
-    _function = staticmethod(F.conv_transpose1d)
-
-
-class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
-    """`torch.nn.ConvTranspose2d`."""
-
-    _spatial = 2
-    _function = staticmethod(F.conv_transpose2d)
-
-
-class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
-    """`torch.nn.ConvTranspose3d`."""
-
-    _spatial = 3
-    _function = staticmethod(F.conv_transpose3d)
-
-
-class LazyConv1d(nn.LazyConv1d):
-    """`torch.nn.LazyConv1d`, which becomes a converted `Conv1d`."""
-
-    cls_to_become = Conv1d
-
-
-class LazyConv2d(nn.LazyConv2d):
-    """`torch.nn.LazyConv2d`, which becomes a converted `Conv2d`."""
-
-    cls_to_become = Conv2d
-
-
-class LazyConv3d(nn.LazyConv3d):
-    """`torch.nn.LazyConv3d`, which becomes a converted `Conv3d`."""
-
-    cls_to_become = Conv3d
-
-
-class LazyConvTranspose1d(_Transposed, nn.LazyConvTranspose1d):
-    """`torch.nn.LazyConvTranspose1d`, which becomes a converted `ConvTranspose1d`."""
-
-    cls_to_become = ConvTranspose1d
-    _spatial = 1
-    _function = staticmethod(F.conv_transpose1d)
-
-
-class LazyConvTranspose2d(_Transposed, nn.LazyConvTranspose2d):
-    """`torch.nn.LazyConvTranspose2d`, which becomes a converted `ConvTranspose2d`."""
-
-    cls_to_become = ConvTranspose2d
-    _spatial = 2
-    _function = staticmethod(F.conv_transpose2d)
-
-
-class LazyConvTranspose3d(_Transposed, nn.LazyConvTranspose3d):
-    """`torch.nn.LazyConvTranspose3d`, which becomes a converted `ConvTranspose3d`."""
-
-    cls_to_become = ConvTranspose3d
-    _spatial = 3
-    _function = staticmethod(F.conv_transpose3d)
-
-
-class Linear(nn.Linear):
-    """`torch.nn.Linear`."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options)
+OWN = (OPTIONS, CALLS)
+"""The attributes that a converted module has beside those of torch's."""
 
 
 class _BatchNorm:

@@ -36,7 +36,7 @@ class Operator:
         self.function = function
 
     def __call__(self, *operands: Any) -> Any:
-        if torch.compiler.is_compiling() or not _is_plain(operands):
+        if torch.compiler.is_compiling() or not is_plain(operands):
             return self.default(*operands)
         if torch.is_grad_enabled():
             for operand in operands:
@@ -101,7 +101,7 @@ def _function(
     return type(operator.name().replace("::", "_"), (torch.autograd.Function,), methods)
 
 
-def _is_plain(operands: tuple[Any, ...]) -> bool:
+def is_plain(operands: tuple[Any, ...]) -> bool:
     """Whether all tensors are ordinary ones and nothing stands between a call and its kernel."""
     device = ""
     for operand in operands:

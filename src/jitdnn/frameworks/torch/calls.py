@@ -1,0 +1,246 @@
+"""Calls of converted modules that were made before, in the shortest way to their kernels.
+
+A call by functional.py and kinds.py builds a key of all that tells kinds of calls apart, and looks it up. A module
+makes the same few calls again and again, so it remembers them: PyTorch's own guards of compiled graphs, written in C++,
+tell whether a call is the one of before (classes of tensors, dispatch keys with those that modes, autocast and
+transforms add, types, devices, shapes, strides, who wants a gradient); one node of autograd stands for the layer with
+its bias, and one list of launches for its gradients. Where torch's kernels run in both directions, torch's own function
+is called. All else takes the long way, which is also what decides who runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitdnn.devices.launch_list import LaunchList, Recorder
+from jitdnn.frameworks.torch import kinds, whole
+from jitdnn.frameworks.torch.kinds import RESULT, Computation, Kind, decided, observers, threads_apart
+from jitdnn.frameworks.torch.registry import Operator, is_plain
+from jitdnn.recorders import NotRecordable
+
+CALLS = "_jitdnn_calls"
+"""The attribute of a module that remembers its calls."""
+_EPOCH = 3  # its place in what tells calls apart
+_MOST = 4
+_MOST_LEARNT = 64  # a module whose calls are ever others does not learn them for ever
+#: where operands lie while launches are recorded: nobody reads or writes there
+_PLACE, _PLACE_BITS = 1 << 55, 48
+_Guards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+_hooks_of_saved: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+_is_grad_enabled, _get_num_threads = torch.is_grad_enabled, torch.get_num_threads
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What converted modules of a kind compute: forward, the gradients of x, w and the bias, and the operator of all
+    three, which has gradients itself."""
+
+    forward: Computation
+    gradients: tuple[Computation, ...]
+    backward: Operator
+
+
+class Calls:
+    """What a module remembers of its calls; copies and pickled modules remember nothing."""
+
+    __slots__ = ("entries", "learnt")
+
+    def __init__(self) -> None:
+        self.entries: tuple[Entry, ...] = ()
+        self.learnt = 0
+
+    def __reduce__(self) -> tuple[type[Calls], tuple[()]]:
+        return Calls, ()
+
+
+def recalled(
+    calls: Calls | None, x: Tensor, w: Tensor | None, bias: Tensor | None, now: tuple[Any, ...]
+) -> Callable[[Tensor, Any, Any], Tensor] | None:
+    """What runs this call if the module has made it before.
+
+    `now`: what else than the tensors tells calls apart: whether gradients are recorded, torch's threads, the level of
+    derivatives taken forward, the epoch of kinds.py, and what the module was given.
+    """
+    if calls is not None and not observers and not threads_apart:
+        for entry in calls.entries:
+            if entry.state != now or entry.has_bias is (bias is None):
+                continue
+            if entry.check(x, w) if bias is None else entry.check(x, w, bias):
+                return entry.run
+    return None
+
+
+def learn(
+    module: Any, layer: Layer, operands: tuple[Any, ...], options: str, now: tuple[Any, ...],
+    stock: Callable[..., Tensor],
+) -> None:  # fmt: skip
+    """Remember a call that has just run, if calls like it take the way to a kernel that was chosen.
+
+    `operands`: x, w, the bias or None, and what else the layer takes; `stock(x, w, bias)` is torch's own function.
+    """
+    if _Guards is None or observers or threads_apart:
+        return
+    x, w = operands[:2]
+    if not (is_plain(operands[:3]) and isinstance(w, Tensor) and x.device.type == "cpu") or whole.is_chosen(
+        x
+    ):
+        return
+    calls = module.__dict__.get(CALLS)
+    if calls is None:
+        calls = module.__dict__[CALLS] = Calls()
+    found = decided((layer.forward,), options, operands)
+    if calls.learnt >= _MOST_LEARNT or found is None or found[0] is None:
+        return
+    calls.learnt += 1
+    entry = Entry(layer, operands, options, now, found[0], stock)
+    alive = [one for one in calls.entries if one.state[_EPOCH] == now[_EPOCH]]
+    calls.entries = (entry, *alive[: _MOST - 1])
+
+
+class Entry:
+    """A call that was made before: who it is for, and what runs it."""
+
+    __slots__ = (
+        "_arguments", "_backwards", "_layer", "_options", "_stock", "_wanted", "check", "has_bias", "kind", "run",
+        "state",
+    )  # fmt: skip
+
+    def __init__(
+        self, layer: Layer, operands: tuple[Any, ...], options: str, now: tuple[Any, ...], kind: Kind,
+        stock: Callable[..., Tensor],
+    ) -> None:  # fmt: skip
+        x, w, bias, *arguments = operands
+        tensors = [one for one in (x, w, bias) if one is not None]
+        self.state, self.has_bias, self.check, self.kind = now, bias is not None, guard(*tensors), kind
+        self._layer, self._arguments, self._options, self._stock = layer, arguments, options, stock
+        self._backwards: tuple[_Backward, ...] = ()
+        self.run: Callable[[Tensor, Any, Any], Tensor] = kind.run if kind.decision.is_ours else stock
+        self._wanted = tuple(one is not None and one.requires_grad for one in (x, w, bias))
+        if _is_grad_enabled() and any(self._wanted):
+            self.run = partial(_apply, self)
+
+    def gradients(self, dy: Tensor, x: Tensor, w: Tensor, needs: tuple[bool, ...]) -> Sequence[Tensor | None]:
+        """The gradients of x, w and the bias that are needed."""
+        is_short = not (_is_grad_enabled() or observers or threads_apart)
+        threads = _get_num_threads()
+        if is_short:
+            for known in self._backwards:
+                if known.needs == needs and known.threads == threads and known.check(dy, x, w):
+                    return known.run(dy, x, w)
+        mask = list(needs[1:])
+        grads = self._layer.backward(dy, x, w, *self._arguments, mask, self._options)
+        if (
+            is_short
+            and kinds.epoch == self.state[_EPOCH]
+            and is_plain((dy, x, w))
+            and len(self._backwards) < _MOST
+        ):
+            wanted = tuple(
+                one if is_wanted else None for one, is_wanted in zip(self._layer.gradients, mask, strict=True)
+            )
+            found = decided(wanted, self._options, (dy, x, w, *self._arguments))
+            if found is not None:
+                self._backwards = (*self._backwards, _Backward(found, needs, threads, guard(dy, x, w)))
+                if needs[1:] == self._wanted:
+                    self._decide(found)
+        return tuple(grad if is_wanted else None for grad, is_wanted in zip(grads, mask, strict=True))
+
+    def _decide(self, found: list[Kind | None]) -> None:
+        """Torch's own function, from the next call on, where none of ours runs forward or backward."""
+        if not self.kind.decision.is_ours and not any(
+            one is not None and one.decision.is_ours for one in found
+        ):
+            self.run = self._as_torch
+
+    def _as_torch(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        # a checkpoint that began with our node counts on what that saves
+        found: Tensor = (
+            self._stock(x, w, bias) if _hooks_of_saved(False) is None else _apply(self, x, w, bias)
+        )
+        return found
+
+
+class _Backward:
+    """The gradients of calls that were asked for before: by one list of launches where all are ours."""
+
+    __slots__ = ("check", "needs", "run", "threads")
+
+    def __init__(
+        self, found: list[Kind | None], needs: tuple[bool, ...], threads: int, check: Callable[..., bool]
+    ) -> None:
+        self.needs, self.threads, self.check = needs, threads, check
+        runs = [None if one is None else one.run for one in found]
+        self.run: Callable[..., Sequence[Tensor | None]] = _together(found) or (
+            lambda dy, x, w: [None if run is None else run(dy, x, w) for run in runs]
+        )
+
+
+def _together(found: list[Kind | None]) -> Callable[[Tensor, Tensor, Tensor], Sequence[Tensor | None]] | None:
+    """The gradients of dy, x and w by one call of generated code; None where a part of them is no launch."""
+    launched = [one and one.launched for one in found]
+    if any(one is not None and one.launched is None for one in found) or not any(launched):
+        return None
+    recorder, addresses = Recorder(), []
+    for number in range(3 + len(found)):  # dy, x, w and the results
+        addresses.append(_PLACE + (number << _PLACE_BITS))
+        recorder.memory(addresses[-1], 1 << (_PLACE_BITS - 1))
+    try:
+        with recorder:
+            for number, one in enumerate(launched):
+                if one is not None:
+                    one.run([addresses[3 + number if role == RESULT else role] for role in one.roles])
+    except NotRecordable:
+        return None
+    launches: LaunchList = recorder.finish()
+    makers = [one and one.made for one in launched]
+    handle = next(one.handle for one in launched if one is not None)
+
+    def run(dy: Tensor, x: Tensor, w: Tensor) -> Sequence[Tensor | None]:
+        results = [None if made is None else made() for made in makers]
+        where = [
+            dy.data_ptr(), x.data_ptr(), w.data_ptr(),
+            *[0 if one is None else one.data_ptr() for one in results],
+        ]  # fmt: skip
+        if launches.scratch:
+            with handle.workspace(launches.scratch) as scratch:
+                launches.run(where, scratch)
+        else:
+            launches.run(where)
+        return results
+
+    return run
+
+
+def guard(*tensors: Tensor) -> Callable[..., bool]:
+    """Whether tensors are like these ones, each the one in its place."""
+    sizes, strides = [list(one.shape) for one in tensors], [list(one.stride()) for one in tensors]
+    check: Callable[..., bool] = _Guards(
+        *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+    ).check
+    return check
+
+
+class _Layer(torch.autograd.Function):
+    """A layer with gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, entry: Entry, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.entry = entry
+        found: Tensor = entry.kind.run(x, w, bias)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return (None, *ctx.entry.gradients(grads[0], x, w, ctx.needs_input_grad))
+
+
+#: `Function.apply` without its way through Python: no transform of functorch takes part, as the guards know
+_apply: Any = super(torch.autograd.Function, _Layer).apply

@@ -1,0 +1,213 @@
+"""Classes that convolutions and linear layers of `torch.nn` are turned into; those of modules.py are the others.
+
+They remember their calls (calls.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, get_num_threads, is_grad_enabled, nn
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+from torch.nn import functional as F  # noqa: N812
+
+from jitdnn.frameworks.torch import kinds
+from jitdnn.frameworks.torch.calls import Calls, learn, recalled
+from jitdnn.frameworks.torch.convolution_operators import CONVOLUTION
+from jitdnn.frameworks.torch.functional import routed
+from jitdnn.frameworks.torch.linear import LINEAR
+
+
+class _Convolution:
+    """What the converted classes of convolutions have in common."""
+
+    _jitdnn_options: str
+    _jitdnn_calls: Calls | None = None
+    padding_mode: str
+    _reversed_padding_repeated_twice: list[int]
+    stride: tuple[int, ...]
+    padding: Any
+    dilation: tuple[int, ...]
+    groups: int
+    _function: ClassVar[Any]
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        found: Tensor
+        if is_compiling():
+            found = super().forward(input)  # type: ignore[misc]
+            return found
+        own = self._parameters
+        w, bias = own.get("weight"), own.get("bias")
+        stride, padding, dilation, groups = self.stride, self.padding, self.dilation, self.groups
+        # written out, for this is what every call costs
+        now = (
+            is_grad_enabled(), get_num_threads(), forward_ad._current_level, kinds.epoch, self._jitdnn_options,
+            self.padding_mode, stride, padding, dilation, groups,
+        )  # fmt: skip
+        run = recalled(self._jitdnn_calls, input, w, bias, now)
+        if run is not None:
+            return run(input, w, bias)
+        found = super().forward(input)  # type: ignore[misc]
+        if self.padding_mode == "zeros" and type(padding) is tuple and input.dim() == len(padding) + 2:
+            function = self._function
+            operands = (input, w, bias, stride, padding, dilation, False, (0,) * len(padding), groups)
+            learn(
+                self, CONVOLUTION, operands, self._jitdnn_options, now,
+                lambda x, w, bias: function(x, w, bias, stride, padding, dilation, groups),
+            )  # fmt: skip
+        return found
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        arguments = (input, weight, bias, self.stride, padding, self.dilation, self.groups)
+        found: Tensor = routed(self._function, arguments, {}, self._jitdnn_options)
+        return found
+
+
+class Conv1d(_Convolution, nn.Conv1d):
+    """`torch.nn.Conv1d`."""
+
+    _function = staticmethod(F.conv1d)
+
+
+class Conv2d(_Convolution, nn.Conv2d):
+    """`torch.nn.Conv2d`."""
+
+    _function = staticmethod(F.conv2d)
+
+
+class Conv3d(_Convolution, nn.Conv3d):
+    """`torch.nn.Conv3d`."""
+
+    _function = staticmethod(F.conv3d)
+
+
+class _Transposed:
+    """What the converted classes of transposed convolutions have in common."""
+
+    _jitdnn_options: str
+    _jitdnn_calls: Calls | None = None
+    _spatial: ClassVar[int]
+    _function: ClassVar[Any]
+
+    def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if is_compiling() or output_size is not None:
+            return self._transposed(input, output_size)
+        own = self._parameters
+        w, bias = own.get("weight"), own.get("bias")
+        behind = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+        now = (
+            is_grad_enabled(), get_num_threads(), forward_ad._current_level, kinds.epoch, self._jitdnn_options, *behind,
+        )  # fmt: skip
+        run = recalled(self._jitdnn_calls, input, w, bias, now)
+        if run is not None:
+            return run(input, w, bias)
+        found = self._transposed(input, None)
+        if input.dim() == self._spatial + 2:
+            function = self._function
+            stride, padding, output_padding, groups, dilation = behind
+            operands = (input, w, bias, stride, padding, dilation, True, output_padding, groups)
+            learn(
+                self, CONVOLUTION, operands, self._jitdnn_options, now,
+                lambda x, w, bias: function(x, w, bias, *behind),
+            )  # fmt: skip
+        return found
+
+    def _transposed(self: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
+        output_padding = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size, self._spatial, self.dilation
+        )
+        arguments = (
+            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups, self.dilation,
+        )  # fmt: skip
+        found: Tensor = routed(self._function, arguments, {}, self._jitdnn_options)
+        return found
+
+
+class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
+    """`torch.nn.ConvTranspose1d`."""
+
+    _spatial = 1
+    _function = staticmethod(F.conv_transpose1d)
+
+
+class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d`."""
+
+    _spatial = 2
+    _function = staticmethod(F.conv_transpose2d)
+
+
+class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
+    """`torch.nn.ConvTranspose3d`."""
+
+    _spatial = 3
+    _function = staticmethod(F.conv_transpose3d)
+
+
+class LazyConv1d(nn.LazyConv1d):
+    """`torch.nn.LazyConv1d`, which becomes a converted `Conv1d`."""
+
+    cls_to_become = Conv1d
+
+
+class LazyConv2d(nn.LazyConv2d):
+    """`torch.nn.LazyConv2d`, which becomes a converted `Conv2d`."""
+
+    cls_to_become = Conv2d
+
+
+class LazyConv3d(nn.LazyConv3d):
+    """`torch.nn.LazyConv3d`, which becomes a converted `Conv3d`."""
+
+    cls_to_become = Conv3d
+
+
+class LazyConvTranspose1d(_Transposed, nn.LazyConvTranspose1d):
+    """`torch.nn.LazyConvTranspose1d`, which becomes a converted `ConvTranspose1d`."""
+
+    cls_to_become = ConvTranspose1d
+    _spatial = 1
+    _function = staticmethod(F.conv_transpose1d)
+
+
+class LazyConvTranspose2d(_Transposed, nn.LazyConvTranspose2d):
+    """`torch.nn.LazyConvTranspose2d`, which becomes a converted `ConvTranspose2d`."""
+
+    cls_to_become = ConvTranspose2d
+    _spatial = 2
+    _function = staticmethod(F.conv_transpose2d)
+
+
+class LazyConvTranspose3d(_Transposed, nn.LazyConvTranspose3d):
+    """`torch.nn.LazyConvTranspose3d`, which becomes a converted `ConvTranspose3d`."""
+
+    cls_to_become = ConvTranspose3d
+    _spatial = 3
+    _function = staticmethod(F.conv_transpose3d)
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear`."""
+
+    _jitdnn_calls: Calls | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if is_compiling():
+            return routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options)
+        own = self._parameters
+        w, bias = own.get("weight"), own.get("bias")
+        now = (
+            is_grad_enabled(), get_num_threads(), forward_ad._current_level, kinds.epoch, self._jitdnn_options,
+        )  # fmt: skip
+        run = recalled(self._jitdnn_calls, input, w, bias, now)
+        if run is not None:
+            return run(input, w, bias)
+        found: Tensor = routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options)
+        if input.dim() == 2:
+            learn(self, LINEAR, (input, w, bias), self._jitdnn_options, now, F.linear)
+        return found
