@@ -26,11 +26,13 @@ from jitdnn.frameworks.torch.memory import limit_memory, unlimit_memory
 
 if TYPE_CHECKING:
     from jitdnn.frameworks.torch.inductor import InductorPass, inductor
+    from jitdnn.frameworks.torch.inductor_memory import MemoryPartitioner
 
 __all__ = [
     "Explanation",
     "FusedModule",
     "InductorPass",
+    "MemoryPartitioner",
     "convert",
     "explain",
     "fuse",
@@ -47,10 +49,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("InductorPass", "inductor"):
+    # which load all of Inductor: a second
+    if name in ("InductorPass", "inductor"):
+        from jitdnn.frameworks.torch import inductor as home
+    elif name == "MemoryPartitioner":
+        from jitdnn.frameworks.torch import inductor_memory as home
+    else:
         raise AttributeError(f"module 'jitdnn.torch' has no attribute {name!r}")
-    from jitdnn.frameworks.torch import inductor as home  # which loads all of Inductor: a second
-
     value = globals()[name] = getattr(home, name)
     return value
 

@@ -31,13 +31,14 @@ def backend(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo's. `options` are those of `jitdnn.torch.convert`; `mode` is Inductor's, for graphs
-    that it compiles, and may be one of the options.
+    that it compiles, and may be one of the options. `memory_limit` bounds the memory of a training step
+    (inductor_memory.py).
 
     Raises InvalidArgument for unknown options or modes.
     """
     options = dict(options or {})
     mode = options.pop("mode", mode)
-    text = str(Options.of(**options))
+    text = str(Options.of(**{name: value for name, value in options.items() if name != "memory_limit"}))
     tensors = [x for x in example_inputs if isinstance(x, Tensor)]
     needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     if is_disabled() or needs_gradients or any(x.device.type != "cpu" for x in tensors):
@@ -179,11 +180,21 @@ def _compiled(
         from jitdnn.frameworks.torch.inductor import inductor
 
         return inductor(graph, example_inputs, options=options, mode=mode)
-    from torch._dynamo.backends.debugging import aot_eager
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import aot_eager, boxed_nop
 
-    if not is_disabled():
-        graph = with_convolutions(graph, str(Options.of(**options)))
-    return aot_eager(graph, list(example_inputs))  # type: ignore[no-any-return]
+    options = dict(options)
+    limit = options.pop("memory_limit", None)
+    text = str(Options.of(**options))
+    if is_disabled():
+        return aot_eager(graph, list(example_inputs))  # type: ignore[no-any-return]
+    graph = with_convolutions(graph, text)
+    if limit is None:
+        return aot_eager(graph, list(example_inputs))  # type: ignore[no-any-return]
+    from jitdnn.frameworks.torch.inductor_memory import partitioner
+
+    divided = aot_autograd(fw_compiler=boxed_nop, partition_fn=partitioner(limit))
+    return divided(graph, list(example_inputs))  # type: ignore[no-any-return]
 
 
 def register() -> None:

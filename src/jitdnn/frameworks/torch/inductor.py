@@ -18,6 +18,8 @@ from jitdnn import __version__
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, InvalidType, NotSupported
 from jitdnn.frameworks.torch.explain import Explanation, row
+from jitdnn.frameworks.torch.inductor_memory import SETTING as PARTITIONER
+from jitdnn.frameworks.torch.inductor_memory import partitioner
 from jitdnn.frameworks.torch.options import SETTINGS, Options, is_disabled
 
 try:
@@ -99,8 +101,8 @@ def inductor(
 
     `mode` is one of `torch.compile`'s for Inductor ("reduce-overhead", "max-autotune", ...). `options` are those of
     `jitdnn.torch.convert`, settings of Inductor by their names, and "mode", since `torch.compile` takes either a mode
-    or options. Raises NotSupported where this PyTorch has no hook for the pass, InvalidArgument for an unknown mode or
-    option.
+    or options. `memory_limit` bounds the memory of a training step (a `MemoryPartitioner`, or what one takes).
+    Raises NotSupported where this PyTorch has no hook for the pass, InvalidArgument for an unknown mode or option.
     """
     from torch._inductor.compile_fx import compile_fx
 
@@ -122,15 +124,21 @@ def patches(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, An
         found.update(modes[mode])
     own: dict[str, Any] = {}
     known = config.get_config_copy()
+    limit = options.pop("memory_limit", None)
+    if limit is not None:
+        divided = partitioner(limit)
+        if not is_disabled():
+            found[PARTITIONER] = divided
     for name, value in options.items():
         setting = str(name).replace("-", "_")
-        if name in ("measure", "memory_limit", *SETTINGS):
+        if name in ("measure", *SETTINGS):
             own[name] = value
         elif setting in known:
             found[setting] = value
         else:
             raise InvalidArgument(
-                f"there is no option {shown(name)}: there are measure, {', '.join(SETTINGS)}, and Inductor's settings"
+                f"there is no option {shown(name)}: there are measure, memory_limit, {', '.join(SETTINGS)}, and "
+                "Inductor's settings"
             )
     before = found.get(HOOK, known[HOOK])
     if not is_disabled() or own:

@@ -1,13 +1,15 @@
 """Training within a limit on memory: `limit_memory` and `unlimit_memory`.
 
 The planner chooses which modules of a chain run a second time (planner/recompute.py), and torch's checkpointing runs
-them. Only the class of the chain's container changes; its modules stay where they are.
+them. Only the class of the chain's container changes; its modules stay where they are. A model whose blocks are no
+Sequential is a chain by its graph (memory_graph.py): of it the attribute `forward` of the instance is ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,11 +19,13 @@ from torch.utils.checkpoint import checkpoint
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, InvalidType
 from jitdnn.frameworks.torch.memory_capture import captured
-from jitdnn.frameworks.torch.memory_profile import Call, profile, swapped
+from jitdnn.frameworks.torch.memory_graph import Pieces
+from jitdnn.frameworks.torch.memory_profile import Call, Profile, profile, swapped
 from jitdnn.planner.recompute import RecomputePlan, least, plan, without_recomputing
 from jitdnn.settings import parse_bytes
 
 MEMORY = "_jitdnn_memory"
+_FORWARD = "forward"
 
 
 class Installed(NamedTuple):
@@ -45,10 +49,12 @@ def limit_memory(
         plan = jitdnn.torch.limit_memory(model, images, memory_limit="2 GiB", loss=lambda y: criterion(y, labels))
         print(plan.explain(), plan.peak, plan.seconds_lost)
 
-    `model` is a torch.nn.Sequential; those inside of it are parts of the chain. Of another model `chain` is the path of
-    the torch.nn.Sequential or torch.nn.ModuleList whose modules it runs one after another, once in a forward pass, in
-    a loop over the list. `inputs` are an example of what the model is trained on, with its batch; the model is in the
-    mode in which it is trained. Each module runs a few times, with its gradients.
+    `model` is a torch.nn.Sequential; those inside of it are parts of the chain. Of another model the parts are those
+    between the places of its graph, traced by torch.fx, where a single value passes: residual blocks, for one. Where
+    it cannot be traced, `chain` is the path of a torch.nn.Sequential or torch.nn.ModuleList inside, whose modules it
+    runs one after another, once in a forward pass, in a loop over the list. `inputs` are an example of what the model
+    is trained on, with its batch; the model is in the mode in which it is trained. Each part runs a few times, with its
+    gradients.
 
     `memory_limit`: bytes, text such as "512 MiB", "least" for as few as possible, or None for no limit. It bounds the
     bytes of tensors in a forward and backward pass above the model's parameters and buffers, the inputs, and an
@@ -65,6 +71,8 @@ def limit_memory(
     chain; InvalidType for what is no module; NotSupported without SciPy.
     """
     limit = None if memory_limit == "least" else parse_bytes(memory_limit)
+    if is_graph(model, chain):
+        return _limit_graph(model, inputs, memory_limit == "least", limit, loss)
     container = chain_of(model, chain)
     paths = _flat(container)
     if not paths:
@@ -80,10 +88,22 @@ def limit_memory(
         )
         value, call = captured(model, parts, list(container.children()), inputs)
     found = profile(modules, value, call, loss, keeps_gradient=container is model)
-    if memory_limit == "least":
-        result = least(found.chain)
-    else:
-        result = without_recomputing(found.chain) if limit is None else plan(found.chain, limit)
+    result = _planned(found, memory_limit == "least", limit)
+    segments, buffers = _reruns(found, result)
+    _install(container, Installed(tuple(paths), segments, buffers))
+    return result
+
+
+def _planned(found: Profile, is_least: bool, limit: int | None) -> RecomputePlan:
+    if is_least:
+        return least(found.chain)
+    return without_recomputing(found.chain) if limit is None else plan(found.chain, limit)
+
+
+def _reruns(
+    found: Profile, result: RecomputePlan
+) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[tuple[str, str], ...], ...]]:
+    """The ranges of modules that run again, and the buffers that each changes."""
     segments: list[tuple[int, int]] = []
     buffers: list[tuple[tuple[str, str], ...]] = []
     for segment in result.segments:
@@ -92,12 +112,96 @@ def limit_memory(
         start, stop = found.steps[segment.start].start, found.steps[segment.stop - 1].stop
         segments.append((start, stop))
         buffers.append(tuple(place for those in found.changed[start:stop] for place in those))
-    _install(container, Installed(tuple(paths), tuple(segments), tuple(buffers)))
+    return tuple(segments), tuple(buffers)
+
+
+def is_graph(model: Any, chain: str) -> bool:
+    """Whether a model is limited by its graph: it is no chain itself, and no chain of it is named."""
+    return (
+        isinstance(model, nn.Module)
+        and not chain
+        and type(model) not in _LIMITED
+        and type(model) not in _STOCK
+    )
+
+
+def _limit_graph(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    is_least: bool,
+    limit: int | None,
+    loss: Callable[[Any], Any] | None,
+) -> RecomputePlan:
+    pieces = Pieces.of(model, inputs)
+    value, *others = pieces.given(model, inputs, {})
+    found = profile(pieces.modules(model), value, Call(tuple(others)), loss, keeps_gradient=True)
+    result = _planned(found, is_least, limit)
+    segments, places = _reruns(found, result)
+    # of a piece the modules have the names that they have in the model
+    buffers = tuple(tuple((path.partition(".")[2], name) for path, name in those) for those in places)
+    own = model.__dict__.get(_FORWARD)
+    if not isinstance(own, LimitedForward):
+        own = model.__dict__[_FORWARD] = LimitedForward(model)
+    own.install(pieces, Installed(pieces.names, segments, buffers))
     return result
 
 
-def without_plan(container: nn.Module) -> None:
-    """Have a chain run as it is by the class that can be limited later."""
+class LimitedForward:
+    """What runs in the place of the forward of a model, an attribute of the instance: the pieces of its graph.
+
+    Without a plan, without gradients and in another mode than that of the plan the forward of the model's class runs.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._memory: Installed | None = None
+        self._training = model.training
+        self._arguments: tuple[str, ...] = ()
+        self._fixed: tuple[tuple[str, Any], ...] = ()
+        self._pieces: Pieces | None = None
+        self._parts: list[Callable[..., Any]] = []
+
+    def install(self, pieces: Pieces, memory: Installed) -> None:
+        """Run these pieces from now on, and ranges of them again."""
+        self._memory, self._training = memory, self._model.training
+        self._arguments, self._fixed = pieces.arguments, pieces.fixed
+        self._make(pieces)
+
+    def _make(self, pieces: Pieces) -> None:
+        model, memory = self._model, self._memory
+        assert memory is not None
+        if pieces.names != memory.paths:
+            raise InvalidArgument(
+                "the graph of this model has changed since limit_memory: call it again, or unlimit_memory"
+            )
+        parts: list[Callable[..., Any]] = [partial(one, model) for one in pieces.functions()]
+        for (start, stop), places in zip(memory.segments, memory.buffers, strict=True):
+            buffers = [(model.get_submodule(path), name) for path, name in places]
+            parts[start:stop] = [_Rerun(parts[start:stop], buffers), *[_passed] * (stop - start - 1)]
+        self._pieces, self._parts = pieces, parts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pieces": None, "_parts": []}  # made anew where the copy runs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = self._model
+        if self._memory is None or not torch.is_grad_enabled() or model.training is not self._training:
+            return type(model).forward(model, *args, **kwargs)
+        if self._pieces is None:
+            self._make(Pieces.traced(model, self._arguments, dict(self._fixed)))
+        assert self._pieces is not None
+        value, *others = self._pieces.given(model, args, kwargs)
+        for part in self._parts:
+            value = part(value, *others)
+        return value
+
+
+def without_plan(model: nn.Module, chain: str) -> None:
+    """Have a chain, or a model, run as it is by what can be limited later."""
+    if is_graph(model, chain):
+        model.__dict__[_FORWARD] = LimitedForward(model)
+        return
+    container = chain_of(model, chain)
     _install(container, Installed(tuple(_flat(container)), (), ()))
 
 
@@ -116,6 +220,8 @@ def unlimit_memory(model: nn.Module) -> nn.Module:
         if stock is not None:
             module.__class__ = stock
             module.__dict__.pop(MEMORY, None)
+        if isinstance(module.__dict__.get(_FORWARD), LimitedForward):
+            del module.__dict__[_FORWARD]
     return model
 
 
@@ -130,8 +236,8 @@ def chain_of(model: nn.Module, chain: str) -> nn.Module:
     if type(container) not in _LIMITED and type(container) not in _STOCK:
         what = f"chain {shown(chain)}" if chain else "the model"
         raise InvalidArgument(
-            f"{what} is a {type(container).__qualname__}: it must be a torch.nn.Sequential, not a subclass, or "
-            "chain=... the path of one or of a torch.nn.ModuleList inside of the model"
+            f"{what} is a {type(container).__qualname__}: it must be a torch.nn.Sequential, not a subclass, or a "
+            "torch.nn.ModuleList inside of the model"
         )
     if container is model and isinstance(container, nn.ModuleList):
         raise InvalidArgument(
@@ -170,7 +276,9 @@ def _is_plain(module: nn.Module) -> bool:
 class _Rerun:
     """A range of modules that runs now, and again in the backward pass."""
 
-    def __init__(self, modules: Sequence[nn.Module], buffers: Sequence[tuple[nn.Module, str]]) -> None:
+    def __init__(
+        self, modules: Sequence[Callable[..., Any]], buffers: Sequence[tuple[nn.Module, str]]
+    ) -> None:
         self._modules = modules
         self._buffers = buffers
 
@@ -237,8 +345,7 @@ def _parts(container: nn.Module) -> list[Callable[..., Any]] | None:
     parts: list[Callable[..., Any]] = [container.get_submodule(path) for path in memory.paths]
     for (start, stop), places in zip(memory.segments, memory.buffers, strict=True):
         buffers = [(container.get_submodule(path), name) for path, name in places]
-        modules = cast("list[nn.Module]", parts[start:stop])
-        parts[start:stop] = [_Rerun(modules, buffers), *[_passed] * (stop - start - 1)]
+        parts[start:stop] = [_Rerun(parts[start:stop], buffers), *[_passed] * (stop - start - 1)]
     return parts
 
 

@@ -11,7 +11,7 @@ from torch._compile import _disable_dynamo
 
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, InvalidType
-from jitdnn.frameworks.torch.memory import chain_of, limit_memory, unlimit_memory, without_plan
+from jitdnn.frameworks.torch.memory import chain_of, is_graph, limit_memory, unlimit_memory, without_plan
 from jitdnn.frameworks.torch.memory_meter import tensors
 from jitdnn.settings import parse_bytes
 
@@ -67,13 +67,14 @@ def limited(
         raise InvalidType(f"example is {shown(example)}: it must be a tuple of the inputs of the model")
     if loss is not None and not callable(loss):
         raise InvalidType(f"loss is {shown(loss)}: it must be a function of the model's output")
-    container = _checked(model, chain)
+    if not is_graph(model, chain):
+        _checked(model, chain)
     assert memory_limit is not None
     if example is not None:
         limit_memory(model, *example, memory_limit=memory_limit, loss=loss, chain=chain)
         model.__dict__[_HANDLE] = None
         return
-    without_plan(container)  # a call has looked up the forward of its class before hooks run
+    without_plan(model, chain)  # a call has looked up the forward of its class before hooks run
     hook = Planner(memory_limit, loss, chain)
     model.__dict__[_HANDLE] = model.register_forward_pre_hook(hook, with_kwargs=True)
 

@@ -53,8 +53,9 @@ class Options:
             raise InvalidArgument(f"measure is {shown(measure)}: it must be one of {', '.join(MEASURE)}")
         if "memory_limit" in settings:
             raise NotSupported(
-                "memory_limit bounds the training step of a model, which calls and graphs do not know: "
-                "jitdnn.torch.convert(model, memory_limit=...) takes it, before torch.compile with example=(images,)"
+                "memory_limit bounds the training step of a model, which single calls do not know: "
+                "jitdnn.torch.convert(model, memory_limit=...) takes it, and the options of torch.compile with "
+                'backend="jitdnn"'
             )
         for name in settings:
             if name not in SETTINGS:
