@@ -349,8 +349,8 @@ def test_wrong_arguments() -> None:
         jitdnn.torch.limit_memory([model], images(), memory_limit="least")  # type: ignore[arg-type]
     with pytest.raises(InvalidType, match=r"must be a torch.nn.Module"):
         jitdnn.torch.unlimit_memory(None)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="Linear: it must be"):
-        jitdnn.torch.limit_memory(nn.Linear(3, 3), torch.zeros(3), memory_limit="least")
+    with pytest.raises(InvalidArgument, match=r"is a torch.nn.ModuleList: name it by chain"):
+        jitdnn.torch.limit_memory(nn.ModuleList([nn.Linear(3, 3)]), torch.zeros(3), memory_limit="least")
     with pytest.raises(InvalidArgument, match="no such module"):
         jitdnn.torch.limit_memory(model, images(), memory_limit="least", chain="features")
     with pytest.raises(InvalidArgument, match="has no modules"):

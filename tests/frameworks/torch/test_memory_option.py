@@ -167,19 +167,21 @@ def test_wrong_arguments(given: dict[str, Any], error: type[Exception], text: st
         jt.convert(Wrapped(), **given)
 
 
-def test_a_model_that_is_no_chain_is_told_which_are_inside() -> None:
+class Fickle(Wrapped):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward(x, scale) if x.sum() > 0 else x
+
+
+def test_a_model_whose_graph_cannot_be_traced_is_told_which_chains_are_inside() -> None:
     with pytest.raises(InvalidArgument, match=r"features \(8 modules\)"):
-        jt.convert(Wrapped(), memory_limit="1 MiB")
+        jt.convert(Fickle(), memory_limit="1 MiB", example=(images(),))
 
 
-def test_calls_and_graphs_have_no_step_to_bound() -> None:
-    from jitdnn.frameworks.torch.inductor import patches
-
+def test_calls_have_no_step_to_bound() -> None:
     for refused in (
         lambda: jt.use(memory_limit="1 MiB"),
         lambda: jt.install(memory_limit="1 MiB"),
         lambda: jt.fuse(chain().eval(), memory_limit="1 MiB"),
-        lambda: patches({"memory_limit": "1 MiB"}, None),
     ):
         with pytest.raises(NotSupported, match="convert"):
             refused()

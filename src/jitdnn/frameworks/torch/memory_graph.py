@@ -63,7 +63,7 @@ class Pieces:
             raise InvalidArgument(
                 f"the model is a {type(model).__qualname__}, whose graph torch.fx cannot trace "
                 f"({type(error).__name__}: {str(error)[:200]}): chain=... names a torch.nn.Sequential or "
-                "torch.nn.ModuleList inside of the model"
+                f"torch.nn.ModuleList inside of the model{_inside(model)}"
             ) from None
         graphs, names = _cut(graph, arguments)
         return Pieces(tuple(graphs), tuple(names), tuple(arguments), tuple(fixed.items()))
@@ -95,6 +95,16 @@ class Pieces:
                     "unlimit_memory"
                 )
         return [found.arguments[name] for name in self.arguments]
+
+
+def _inside(model: nn.Module) -> str:
+    """The chains inside of a model, in words."""
+    paths = [
+        f"{name} ({len(module)} modules)"
+        for name, module in model.named_modules()
+        if name and type(module) in (nn.Sequential, nn.ModuleList) and len(module) > 1
+    ]
+    return f"; inside of it there are {', '.join(paths[:8])}" if paths else ""
 
 
 def _signature(model: nn.Module) -> inspect.Signature:

@@ -56,8 +56,7 @@ def limited(
 ) -> None:
     """Have a model stay within a limit: planned now for an example, or when its first training step comes.
 
-    Raises InvalidArgument for a limit that is none, and for a model without a chain, with those that are inside of it;
-    what `limit_memory` raises.
+    Raises InvalidArgument for a limit that is none, and for a chain that is not there; what `limit_memory` raises.
     """
     forget(model)
     if memory_limit != "least" and parse_bytes(memory_limit) is None:
@@ -68,7 +67,7 @@ def limited(
     if loss is not None and not callable(loss):
         raise InvalidType(f"loss is {shown(loss)}: it must be a function of the model's output")
     if not is_graph(model, chain):
-        _checked(model, chain)
+        chain_of(model, chain)
     assert memory_limit is not None
     if example is not None:
         limit_memory(model, *example, memory_limit=memory_limit, loss=loss, chain=chain)
@@ -86,18 +85,3 @@ def forget(model: nn.Module) -> bool:
     if handle is not None:
         handle.remove()
     return was_given
-
-
-def _checked(model: nn.Module, chain: str) -> nn.Module:
-    try:
-        return chain_of(model, chain)
-    except InvalidArgument as error:
-        if chain:
-            raise
-        paths = [
-            f"{name} ({len(module)} modules)"
-            for name, module in model.named_modules()
-            if name and type(module) in (nn.Sequential, nn.ModuleList) and len(module) > 1
-        ]
-        inside = f"; inside of it there are {', '.join(paths[:8])}" if paths else ""
-        raise InvalidArgument(f"memory_limit: {error}{inside}") from None
