@@ -21,7 +21,7 @@ from torch import Tensor
 from jitdnn.devices.launch_list import LaunchList, Recorder
 from jitdnn.frameworks.torch import kinds, whole
 from jitdnn.frameworks.torch.kinds import RESULT, Computation, Kind, decided, observers, threads_apart
-from jitdnn.frameworks.torch.registry import Operator, is_plain
+from jitdnn.frameworks.torch.registry import Operator, hooks_of_saved, is_plain
 from jitdnn.recorders import NotRecordable
 
 CALLS = "_jitdnn_calls"
@@ -32,7 +32,6 @@ _MOST_LEARNT = 64  # a module whose calls are ever others does not learn them fo
 #: where operands lie while launches are recorded: nobody reads or writes there
 _PLACE, _PLACE_BITS = 1 << 55, 48
 _Guards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
-_hooks_of_saved: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _is_grad_enabled, _get_num_threads = torch.is_grad_enabled, torch.get_num_threads
 
 
@@ -160,9 +159,7 @@ class Entry:
 
     def _as_torch(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         # a checkpoint that began with our node counts on what that saves
-        found: Tensor = (
-            self._stock(x, w, bias) if _hooks_of_saved(False) is None else _apply(self, x, w, bias)
-        )
+        found: Tensor = self._stock(x, w, bias) if hooks_of_saved(False) is None else _apply(self, x, w, bias)
         return found
 
 

@@ -24,6 +24,17 @@ OWN = (Tensor, Parameter)
 """The classes of ordinary tensors: others may do anything with a call."""
 
 
+def _unknown(*_: Any) -> bool:
+    return True
+
+
+#: of a thread, the hooks of what is saved for backward passes (checkpoints have some), called with False; None without.
+#: PyTorch 2.6 cannot be asked, and has some for all we know
+hooks_of_saved: Callable[[bool], Any] = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", _unknown
+)
+
+
 class Operator:
     """An operator that is called in the shortest way that what is going on allows.
 

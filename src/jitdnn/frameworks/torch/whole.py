@@ -25,7 +25,7 @@ from jitdnn.frameworks.torch.choice import Decision
 from jitdnn.frameworks.torch.kinds import Kind, Observer, apart, known, tell, words
 from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.progress import part
-from jitdnn.frameworks.torch.registry import OWN, is_eager
+from jitdnn.frameworks.torch.registry import OWN, hooks_of_saved, is_eager
 from jitdnn.locks import lock
 from jitdnn.planner.plan import noting_stand_ins
 
@@ -210,7 +210,7 @@ def _copy(one: Any) -> Any:
 def _apart(seen: list[Kind]) -> Iterator[list[Observer]]:
     """Calls that no observer, no hook of checkpointing and no cache of autocast sees; `seen` gets their kinds."""
     is_cached = torch.is_autocast_cache_enabled()
-    has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    has_hooks = hooks_of_saved(False) is not None
     torch.set_autocast_cache_enabled(False)
     try:
         with (
