@@ -86,6 +86,23 @@ def test_runs_and_what_they_learned(studio: Client, digits: Case, tmp_path: Path
         assert "bundle.json" in packed.namelist()
 
 
+def test_a_look_inside_and_what_comes_from_elsewhere(studio: Client, digits: Case, tmp_path: Path) -> None:
+    strongest = studio.strongest(1, "conv1", [3, 1], part="test", shown=2)
+    assert [unit["unit"] for unit in strongest["units"]] == [3, 1]
+    assert studio.strongest(1, "conv1", 0)["units"][0]["unit"] == 0
+    assert studio.gradients(1, at=2, target=4)["class"] == 4
+    code = "m = Sequential([Conv2D(4, 3), Flatten(), Dense(10)])"
+    (tmp_path / "net.py").write_text(code)
+    told = studio.import_net(code)
+    assert told == studio.import_net(tmp_path / "net.py")
+    assert studio.check(1, told["text"])["ok"]
+    with pytest.raises(Refused, match="pickle"):
+        (tmp_path / "net.pth").write_bytes(b"")
+        studio.import_net(tmp_path / "net.pth")
+    with pytest.raises(Refused, match="does not lie in"):
+        studio.bring("/proc")
+
+
 def test_a_data_set_is_sent_and_made(studio: Client, tmp_path: Path) -> None:
     path = tmp_path / "shapes.zip"
     with zipfile.ZipFile(path, "w") as packed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -386,3 +388,17 @@ def test_a_net_from_elsewhere_is_read_and_trained(client: TestClient) -> None:
     refused = client.post("/api/nets/import", files={"file": ("net.pth", b"\x80\x02")})
     assert refused.status_code == 422
     assert "pickle" in str(refused.json()["detail"])
+
+
+def test_nets_are_offered_by_the_kind_of_data(client: TestClient) -> None:
+    """Signals and rows are a pixel high: no window of an image fits them."""
+    store = store_of(client)
+    wave = store.insert("dataset", name="Waves", classes=["a", "b"], shape=[2, 1, 500], train=20, test=10)
+    rows = store.insert("dataset", name="Rows", classes=["a", "b"], shape=[1, 1, 13], train=20, test=10)
+    for number, wanted in ((wave, "Signal small"), (rows, "Perceptron"), (1, "LeNet")):
+        page = client.get(f"/train?dataset={number}").text
+        assert page.index(f"<b>{wanted}</b>") == page.index("<b>", page.index('class="gallery'))
+        text = re.search(r'<textarea name="net"[^>]*>(.*?)</textarea>', page, re.DOTALL)
+        assert text is not None
+        checked = client.post("/api/check", json={"dataset": number, "net": html.unescape(text[1])}).json()
+        assert checked["ok"], checked

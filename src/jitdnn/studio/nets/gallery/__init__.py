@@ -5,6 +5,8 @@ tasks:
 
     # LeNet: two convolutions, two inner products. Small and fast.
     # size: 28 to 64    tasks: classification, multi-label, regression
+
+`signals: 16 to 65536` in the place of a size is that of a net for series of numbers, and their length.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from jitdnn.studio import plugins
 
 _ORDER = (
     "lenet", "cifar_quick", "vgg_small", "perceptron", "resnet18", "mobilenet_v2", "convnext_tiny", "squeezenet",
-    "googlenet", "alexnet", "vgg16", "autoencoder", "unet_small",
+    "googlenet", "alexnet", "vgg16", "autoencoder", "unet_small", "signal_small",
 )  # fmt: skip
 
 
@@ -43,8 +45,8 @@ def _added() -> list[dict[str, Any]]:
 
 
 def gallery(task: str | None = None) -> list[dict[str, Any]]:
-    """The nets that are shipped, for one task or (None) for all: key, title, about, text, tasks, and `size`, the least
-    and the largest width of images that each is meant for."""
+    """The nets that are shipped, for one task or (None) for all: key, title, about, text, tasks, `size`, the least and
+    the largest width of images (or, if it `is_for_signals`, length of signals) that each is meant for."""
     return [dict(net) for net in _all() if task is None or task in net["tasks"]]
 
 
@@ -52,7 +54,8 @@ def _read(file: Path) -> dict[str, Any]:
     text = limits.read_bounded(file, limits.PROTOTXT_BYTES, "a net").decode()
     comment = " ".join(line.lstrip("# ") for line in text.split("\nname:")[0].splitlines())
     found = re.fullmatch(
-        r"(?P<title>.+?): (?P<about>.+?) size: (?P<low>\d+) to (?P<high>\d+)\s+tasks: (?P<tasks>.+)", comment
+        r"(?P<title>.+?): (?P<about>.+?) (?P<what>size|signals): (?P<low>\d+) to (?P<high>\d+)\s+tasks: (?P<tasks>.+)",
+        comment,
     )
     if found is None:
         raise ValueError(f"{file} does not begin with lines of its title, its size and its tasks")
@@ -61,6 +64,7 @@ def _read(file: Path) -> dict[str, Any]:
         "title": found["title"],
         "about": found["about"],
         "size": [int(found["low"]), int(found["high"])],
+        "is_for_signals": found["what"] == "signals",
         "tasks": [task.strip() for task in found["tasks"].split(",")],
         "text": text,
     }

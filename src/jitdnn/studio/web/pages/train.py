@@ -87,10 +87,14 @@ def _gallery(dataset: Row | None) -> list[Row]:
     """The nets for a data set's task, those that are meant for its size first."""
     if dataset is None:
         return nets.gallery()
-    width = dataset["shape"][-1] if dataset["shape"] else 0
+    _, height, width = (*dataset["shape"], 0, 0, 0)[:3]
     found = nets.gallery(dataset["task"]) or nets.gallery()
     for net in found:
-        net["fits"] = net["size"][0] <= width <= net["size"][1]
+        is_along = (
+            net["is_for_signals"] or "Convolution" not in net["text"]
+        )  # windows of images are higher than a row
+        is_kind = is_along if height == 1 < width else not net["is_for_signals"]
+        net["fits"] = is_kind and net["size"][0] <= width <= net["size"][1]
     return sorted(found, key=lambda net: not net["fits"])
 
 
