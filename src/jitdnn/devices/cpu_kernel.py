@@ -21,11 +21,13 @@ class Kept:
     """What a kernel prepares from its filter alone, so that a caller may have it done once and keep it.
 
     The first ``phases`` phases read only the filter and write only the first ``bytes`` bytes of the workspace;
-    the later ones read these bytes through ``Arguments.kept`` and write none of them.
+    the later ones read these bytes through ``Arguments.kept`` and write none of them. ``layout`` says how they lie,
+    where that does not depend on all of the problem: kernels of one algorithm and layout share what one prepared.
     """
 
     bytes: int
     phases: int
+    layout: str = ""
 
 
 class CpuKernel:
@@ -60,7 +62,7 @@ class CpuKernel:
         """What the kernel is made of, in words and numbers; "library" is the key of its code, None if it has none."""
         return {
             "library": self._library.key, "phases": self._names, "pointers": self._pointers, "threads": self._threads,
-            "extras": self._extras.hex(), "kept": self.kept and [self.kept.bytes, self.kept.phases],
+            "extras": self._extras.hex(), "kept": self.kept and [self.kept.bytes, self.kept.phases, self.kept.layout],
             "workspace": self.workspace,
         }  # fmt: skip
 

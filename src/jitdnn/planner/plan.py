@@ -206,12 +206,12 @@ class Plan:
         self.workspace = chosen.workspace
         self.run: Any = run
         self.kept: Kept | None = getattr(run, "kept", None) if self.request.keeps_filter else None
-        algorithm = parts[0].algorithm
-        self.kept_key = (
-            f"{algorithm.name} {algorithm.version} on {self.device.name}: {self.problem} with {self.epilogue}"
-            if self.kept
-            else ""
-        )
+        self.kept_key = ""
+        if self.kept is not None:
+            algorithm = parts[0].algorithm
+            layout = self.kept.layout and f"{self.kept.layout}, {self.kept.bytes} bytes"
+            of = layout or f"{self.problem} with {self.epilogue}"
+            self.kept_key = f"{algorithm.name} {algorithm.version} on {self.device.name}: {of}"
         #: name of the algorithm that runs, and into which parts it divides the problem
         self.algorithm = chosen.name
         #: kernel and workspace, read at once: a thread may run the plan while another one has a kernel take over

@@ -15,6 +15,7 @@ from jitdnn.frameworks.onnx import recurrent_steps as steps
 from jitdnn.frameworks.onnx.movement import reverse_sequence
 from jitdnn.frameworks.onnx.operator import Site, table
 from jitdnn.graph import primitives as jd
+from jitdnn.graph.operand import Operand
 
 Array = np.ndarray[Any, Any]
 
@@ -61,7 +62,7 @@ def rnn(
     kinds = {part.name for part in form.functions}
     if clip is None and len(kinds) == 1 and kinds <= {"Tanh", "Relu"}:
         y, h = jd.rnn(
-            layer.x, _weights("RNN", layer), layer.h, kinds.pop().lower(), bidirectional=len(w) == 2,
+            layer.x, _constant_weights("RNN", layer), layer.h, kinds.pop().lower(), bidirectional=len(w) == 2,
             lengths=_lengths(layer),
         )  # fmt: skip
         return _outputs(layer, _split(y, len(w)), h, None, layout)[:2]
@@ -99,7 +100,12 @@ def lstm(
                 np.zeros_like(h if state is None else state) if state is None else state for state in (h, c)
             )
         y, h, c = jd.lstm(
-            layer.x, _weights("LSTM", layer), h, c, bidirectional=len(w) == 2, lengths=_lengths(layer)
+            layer.x,
+            _constant_weights("LSTM", layer),
+            h,
+            c,
+            bidirectional=len(w) == 2,
+            lengths=_lengths(layer),
         )
         return _outputs(layer, _split(y, len(w)), h, c, layout)
     return _outputs(layer, *_by_steps(layer, form), layout)
@@ -129,7 +135,11 @@ def gru(
     form = form._replace(resets_product=bool(linear_before_reset))
     if form.is_plain(_DEFAULTS["GRU"]) and linear_before_reset:
         y, h = jd.gru(
-            layer.x, _weights("GRU", layer), layer.h, bidirectional=len(w) == 2, lengths=_lengths(layer)
+            layer.x,
+            _constant_weights("GRU", layer),
+            layer.h,
+            bidirectional=len(w) == 2,
+            lengths=_lengths(layer),
         )
         return _outputs(layer, _split(y, len(w)), h, None, layout)[:2]
     return _outputs(layer, *_by_steps(layer, form), layout)[:2]
@@ -177,6 +187,16 @@ def _weights(kind: str, layer: _Layer) -> list[Array]:
         if layer.bias is not None:
             arrays += np.split(layer.bias[direction], 2)
         found += [_gates(kind, array) for array in arrays]
+    return found
+
+
+def _constant_weights(kind: str, layer: _Layer) -> list[Array]:
+    """The same, made once for all plans where they are constants."""
+    x: Any = layer.x
+    constants: tuple[Any, ...] = (layer.w, layer.r, layer.bias)
+    if not isinstance(x, Operand) or any(isinstance(one, Operand) for one in constants):
+        return _weights(kind, layer)
+    found: list[Array] = x.tracer.memo.get("gates", constants, lambda: _weights(kind, layer), kind)
     return found
 
 

@@ -56,7 +56,12 @@ def _launch(
     values["drop.groups"] = ceil_div(p.rows, DROPOUT_ROWS)
     extras = [values[name] for name in plan.slots]
     tasks = max(tasks for _, tasks in phases)
-    kept = Kept(workspace.bytes_of_weights, kept_phases) if kept_phases else None
+    kept = None
+    if kept_phases:
+        weights = [str(p.operands[place].descriptor.shape) for place in p.filters]
+        tiles = f"{plan.step_vectors} and {plan.layer_vectors} vectors of {plan.lanes}"
+        layout = f"{p.cell} {p.bias} of {p.element} {' '.join(weights)}, {tiles}"
+        kept = Kept(workspace.bytes_of_weights, kept_phases, layout)
     return Launch(
         p, "fused_steps", plan, trace, phases, plan.pointers, cycles, tasks, workspace.bytes, extras, kept,
         further_cycles=further_cycles,
