@@ -55,8 +55,8 @@ def _net() -> Any:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_onnx_tests_are_as_recorded(part: int) -> None:
-    """All node tests over some days, and the small models in files: none fails, and those that are refused are exactly those of
-    docs/onnx.json, for the reasons there."""
+    """All node tests, over some days, and the small models in files: none fails, and those that are refused are exactly
+    those of docs/onnx.json, for the reasons there."""
     cases = [*onnx_nodes.cases(), *onnx_nodes.model_cases()][part::PARTS]
     outcomes = [onnx_nodes.run(case) for case in cases]
     assert not {outcome.name: outcome.reason for outcome in outcomes if outcome.verdict == "failed"}
