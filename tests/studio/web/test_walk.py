@@ -124,8 +124,8 @@ def shown(page: Any, name: str = "") -> None:
     """Axe finds nothing on the page in light, and no lack of contrast in dark, where nothing but colours differs; with
     a name, it looks as it did."""
     for scheme, rules in (("light", ()), ("dark", ("color-contrast",))):
-        page.emulate_media(color_scheme=scheme)
-        page.wait_for_timeout(200)
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # nothing fades: no time to wait for
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         assert findings(page, rules) == []
         if name:
             picture(page, f"{name}-{scheme}", KEPT)
