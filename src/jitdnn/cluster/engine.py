@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from jitdnn.cluster.places import Place, Start
@@ -13,6 +15,7 @@ from jitdnn.errors import DeviceError, InvalidArgument, NotSupported
 
 T = TypeVar("T")
 _SECONDS = 10.0
+_LOOK = 0.5  # seconds after which a worker that has not answered yet is looked for at the scheduler
 #: what Dask raises where a scheduler or a worker does not answer
 PASSING = (OSError, RuntimeError, TimeoutError, asyncio.CancelledError)
 
@@ -94,9 +97,27 @@ class Engine:
         ]
 
     def ask(self, worker: str, function: Callable[..., T], *arguments: object) -> T:
-        """What a function returns in the process of a worker. Raises DeviceError if it does not answer."""
+        """What a function returns in the process of a worker. Raises DeviceError if it does not answer, or is gone."""
+        answers: SimpleQueue[Mapping[str, T] | BaseException] = SimpleQueue()
+
+        def call() -> None:
+            try:
+                answers.put(self.client.run(function, *arguments, workers=[worker]))
+            except BaseException as error:
+                answers.put(error)
+
+        # by a thread: a scheduler tries for half a minute to reach a worker that it has given up meanwhile
+        threading.Thread(target=call, name=f"asks {worker}", daemon=True).start()
+        while True:
+            try:
+                found = answers.get(timeout=_LOOK)
+                break
+            except Empty:
+                if worker not in self.workers():
+                    raise DeviceError(f"the worker at {worker} is gone") from None
         try:
-            found: Mapping[str, T] = self.client.run(function, *arguments, workers=[worker])
+            if isinstance(found, BaseException):
+                raise found
             return found[worker]
         except (*PASSING, KeyError) as error:
             raise DeviceError(f"the worker at {worker} does not answer: {error}") from error
