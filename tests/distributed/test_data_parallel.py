@@ -77,6 +77,10 @@ def test_sharded_state_changes_nothing(found: Found, kind: str) -> None:
     assert_same(found.two(f"sharded {kind}"), found.one(kind))
 
 
+def test_weights_larger_than_a_bucket_are_scattered_in_pieces(found: Found) -> None:
+    assert_same(found.two("sharded in pieces"), found.one("Adam"))
+
+
 def test_sharded_state_goes_together_with_limited_memory(found: Found) -> None:
     one, sharded = found.one("limited"), found.two("sharded limited")
     assert_same(sharded, one)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jitdnn.caffe import load_solver
+from jitdnn.caffe.gradient_buckets import Buckets
 from jitdnn.errors import InvalidArgument, NotSupported
 
 DATA = (
@@ -93,3 +94,18 @@ def test_gradients_lie_in_the_order_in_which_backward_finishes_them() -> None:
     weight = made.net.parameters[0].blob
     weight.diff[...] = 5
     assert np.count_nonzero(buckets.memory == 5) == weight.size
+
+
+def test_pieces_of_buckets_have_all_gradients_once() -> None:
+    made = solver(DATA + PRODUCT.replace("num_output: 3", "num_output: 300") + LOSS)
+    buckets = Buckets(made.net, Alone(2), bytes=1000, is_scattered=True)  # type: ignore[arg-type]
+    ends = [0, *(bucket.stop for bucket in buckets.buckets)]
+    assert [bucket.start for bucket in buckets.buckets] == ends[:-1]
+    assert ends[-1] == buckets.size
+    assert {bucket.stop - bucket.start for bucket in buckets.buckets} <= {128, 256}
+    found = dict.fromkeys(buckets.places, 0)
+    for bucket in buckets.buckets:
+        for parameter in bucket.parameters:
+            start = buckets.places[parameter.name]
+            found[parameter.name] += min(bucket.stop, start + parameter.blob.size) - max(bucket.start, start)
+    assert found == {"ip/0": 1200, "ip/1": 300}

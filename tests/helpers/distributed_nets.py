@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -233,6 +234,7 @@ def runs(folder: Path, group: Any) -> dict[str, Any]:
     if group is not None:
         found["resumed"] = lambda: resumed(folder, "one.jdsnap", "two.jdsnap", group=group)
         found["sharded limited"] = lambda: limited(folder, SOLVERS["Adam"], group=group, shards_state=True)
+        found["sharded in pieces"] = lambda: in_pieces(folder, SOLVERS["Adam"], group)
         found["again"] = lambda: trained(folder, "normalized", 20, FULL, group=group)
         found["bf16"] = lambda: trained(folder, "cifar10_full", 10, group=group, wire="bf16")
         found["local"] = lambda: trained(folder, "normalized", 10, FULL, group=group, batch_norm="local")
@@ -256,6 +258,18 @@ def limited(folder: Path, more: str, **options: Any) -> dict[str, np.ndarray[Any
     if "group" in options:
         options["group"].sum(whole)
     return results(made, told) | {"bytes": np.array([made.method.nbytes, whole[0], plan.peak])}
+
+
+def in_pieces(folder: Path, more: str, group: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Six iterations with divided state, in buckets of 1 KiB: a weight lies in several."""
+    with mock.patch("jitdnn.caffe.data_parallel.BUCKET_BYTES", 1024):
+        made, told = solver_of(folder, "cifar10_full", more, group=group, shards_state=True)
+    assert made._parallel is not None
+    sizes = [bucket.stop - bucket.start for bucket in made._parallel.buckets.buckets]
+    assert max(sizes) == 256 < max(each.blob.size for each in made.net.parameters)
+    with settings(threads=1):
+        made.step(6)
+    return results(made, told)
 
 
 def resumed(folder: Path, resume: str, snapshot: str, **options: Any) -> dict[str, np.ndarray[Any, Any]]:

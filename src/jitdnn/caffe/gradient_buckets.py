@@ -5,6 +5,7 @@ they are whole, while the pass goes on.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,9 @@ BUCKET_BYTES = 4 << 20
 
 #: elements that a gradient's place is a multiple of: kernels read whole lines
 ALIGNED = 64
+
+#: buckets that are scattered at a time where each is copied for it
+_MOST_COPIES = 4
 
 
 @dataclass
@@ -57,12 +61,28 @@ class Buckets:
         self._net, self._group, self._wire, self._is_scattered = net, group, wire, is_scattered
         grain = ALIGNED * (group.size if is_scattered else 1)
         self.buckets, self.places, self.size = cut(net, bytes, grain)
+        # gloo copies what it scatters and gathers, and CaffeNet's largest weight has 151 MB
+        self._are_few = is_scattered and net.device is None
+        if self._are_few:
+            most = -(-bytes // (grain * net.dtype.itemsize)) * grain
+            self.buckets = [piece for bucket in self.buckets for piece in self._pieces(bucket, most)]
         self.memory = memory_of(net, self.size)
         for parameter in net.parameters:
             _place_gradient(parameter.blob, self.memory, self.places[parameter.name])
         self._works: list[Work] = []
         self._next = 0
         self._is_open = False
+
+    def _pieces(self, bucket: Bucket, most: int) -> Iterator[Bucket]:
+        """A bucket in pieces of `most` elements, which may end within a gradient."""
+        for start in range(bucket.start, bucket.stop, most):
+            stop = min(start + most, bucket.stop)
+            inside = []
+            for parameter in bucket.parameters:
+                place = self.places[parameter.name]
+                if place < stop and place + parameter.blob.size > start:
+                    inside.append(parameter)
+            yield Bucket(start, stop, inside, bucket.ready)
 
     def part(self, bucket: Bucket) -> tuple[int, int]:
         """Elements of the memory whose sums this process gets with `is_scattered`."""
@@ -93,6 +113,8 @@ class Buckets:
         self._next += 1
         array = self.memory[bucket.start : bucket.stop]
         start = self._group.start_scatter if self._is_scattered else self._group.start_sum
+        if self._are_few and len(self._works) == _MOST_COPIES:
+            self._works.pop(0).wait()
         self._works.append(start(array, self._wire))
 
 
