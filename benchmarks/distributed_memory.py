@@ -1,10 +1,10 @@
 """Bytes of processes that divide the solver's state: python benchmarks/distributed_memory.py
 
 A net with CaffeNet's layers behind its convolutions (9216 to 4096 to 4096 to 1000, 58 million weights) and one
-convolution trains with Adam on batches of zeros, in 1, 2 and 4 processes on gloo, with and without `--shard-state`, under
-`--memory least`. "planned" is what the plan counts of weights, gradients, histories and activations in one process, "resident"
-the most that it has had in memory behind the first iteration, less what it had before the solver was built; "history" the
-bytes of the histories. Lines of JSON.
+convolution trains with Adam in 1, 2 and 4 processes on gloo, with and without `--shard-state`, under `--memory least`.
+"planned" is what the plan counts of weights, gradients, histories and activations in one process, "resident" the most
+that it has in memory while two iterations run, less what it had before the solver was built; "history" the bytes of
+the histories. Lines of JSON, of the process that takes most.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpe
 
 from process_groups import Ranks
 
-DATA = """layer { name: "data" type: "DummyData" top: "data" top: "label" dummy_data_param { shape { dim: %d dim: 3 dim: 25
-dim: 25 } shape { dim: %d } data_filler { type: "gaussian" std: 1 } data_filler { type: "constant" } } }
+DATA = """layer { name: "data" type: "DummyData" top: "data" top: "label" dummy_data_param { shape { dim: %d dim: 3
+dim: 25 dim: 25 } shape { dim: %d } data_filler { type: "gaussian" std: 1 } data_filler { type: "constant" } } }
 layer { name: "conv" type: "Convolution" bottom: "data" top: "conv" convolution_param { num_output: 256 kernel_size: 5
 stride: 4 weight_filler { type: "gaussian" std: 0.01 } } }
 """

@@ -74,7 +74,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_a_worker_that_is_killed_is_followed_by_another_one_once(cluster: Cluster, tmp_path: Path) -> None:
     for name in ("first", "second"):
         cluster.add(name)
-    solver = write(tmp_path / "here", 6000)
+    solver = write(tmp_path / "here", 2500)
     process = train(solver, cluster)
     here = solver.parent
     try:
@@ -92,13 +92,13 @@ def test_a_worker_that_is_killed_is_followed_by_another_one_once(cluster: Cluste
     assert process.returncode == 0, (output, errors, cluster.logs())
     assert output.count("Solving") == 2
     assert output.count("started again from net_iter_") == 1
-    assert f"Snapshotting to {here}/net_iter_6000.jdsnap" in output
-    assert (here / "net_iter_6000.caffemodel").exists()
+    assert f"Snapshotting to {here}/net_iter_2500.jdsnap" in output
+    assert (here / "net_iter_2500.caffemodel").exists()
     wait_until(lambda: not list((cluster.folder / left).rglob("jitdnn-*")), 60)
-    alone = write(tmp_path / "alone", 6000)
+    alone = write(tmp_path / "alone", 2500)
     load_solver(alone).solve()
-    expected = weights(alone.parent / "net_iter_6000.jdsnap")
-    found = weights(here / "net_iter_6000.jdsnap")
+    expected = weights(alone.parent / "net_iter_2500.jdsnap")
+    found = weights(here / "net_iter_2500.jdsnap")
     for key, array in expected.items():
         assert np.array_equal(found[key], array), key
 
