@@ -274,7 +274,10 @@ def test_where_torchs_kernels_win_in_both_directions_its_function_runs(
     stock = LAYERS["convolution"][0]()
     model = jt.convert(copy.deepcopy(stock))
     nodes = [type(check(model, stock, random(2, 4, 7, 5))).__name__ for _ in range(4)]
-    assert nodes[-1] == expected, nodes
+    if hasattr(
+        torch._C._autograd, "_top_saved_tensors_default_hooks"
+    ):  # else there may always be a checkpoint
+        assert nodes[-1] == expected, nodes
     x = random(2, 4, 7, 5).requires_grad_()
     kinds.forget()
     for _ in range(

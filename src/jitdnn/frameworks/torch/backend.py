@@ -193,7 +193,7 @@ def _compiled(
         return aot_eager(graph, list(example_inputs))  # type: ignore[no-any-return]
     from jitdnn.frameworks.torch.inductor_memory import partitioner
 
-    divided = aot_autograd(fw_compiler=boxed_nop, partition_fn=partitioner(limit))
+    divided = aot_autograd(fw_compiler=boxed_nop, partition_fn=partitioner(limit, False))
     return divided(graph, list(example_inputs))  # type: ignore[no-any-return]
 
 

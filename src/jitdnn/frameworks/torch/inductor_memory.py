@@ -9,7 +9,7 @@ peak is followed node by node, and the first within the limit is taken.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ from jitdnn.settings import format_bytes, parse_bytes
 try:
     from torch._inductor.custom_graph_pass import CustomPartitionerFn as _Base
 except ImportError:  # before PyTorch 2.9
-    _Base = object  # type: ignore[assignment, misc]
+    _Base = object
 
 SETTING = "custom_partitioner_fn"
 BUDGETS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0)
@@ -61,7 +61,7 @@ class MemoryPlan:
         )
 
 
-class MemoryPartitioner(_Base):  # type: ignore[misc]
+class MemoryPartitioner(_Base):
     """A partitioner for Inductor that keeps a training step within `memory_limit`: bytes, text such as "512 MiB", or
     "least" for as few as possible.
 
@@ -125,10 +125,11 @@ class MemoryPartitioner(_Base):  # type: ignore[misc]
         return forward, backward
 
 
-def partitioner(memory_limit: Any) -> MemoryPartitioner:
+def partitioner(memory_limit: Any, is_for_inductor: bool = True) -> MemoryPartitioner:
     """That of an option: a limit, or a partitioner itself. Raises InvalidArgument, and NotSupported where Inductor
     takes none."""
-    _require()
+    if is_for_inductor:
+        _require()
     return memory_limit if isinstance(memory_limit, MemoryPartitioner) else MemoryPartitioner(memory_limit)
 
 
@@ -150,7 +151,8 @@ def _divided(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     with config.patch(activation_memory_budget=budget):
-        return min_cut_rematerialization_partition(graph, inputs, **kwargs)
+        forward, backward = min_cut_rematerialization_partition(graph, inputs, **kwargs)
+    return forward, backward
 
 
 def peak(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> int:
@@ -251,7 +253,8 @@ def _bytes(storage: Storage) -> int:
     extent = 1 if value.numel() else 0
     for size, stride in zip(value.shape, value.stride(), strict=True):
         extent += (_hint(size) - 1) * _hint(stride)
-    return max(0, extent) * value.element_size()
+    found: int = max(0, extent) * value.element_size()
+    return found
 
 
 def _hint(number: Any) -> int:
@@ -298,7 +301,7 @@ def _timed(node: fx.Node) -> float:
         shape, strides = [_hint(n) for n in value.shape], [_hint(n) for n in value.stride()]
         return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device).zero_()
 
-    target: Callable[..., Any] = node.target  # type: ignore[assignment]
+    target: Any = node.target
     args, kwargs = tree_map(made, node.args), tree_map(made, dict(node.kwargs))
     best = float("inf")
     for _ in range(_REPEATS):

@@ -28,6 +28,12 @@ def _unknown(*_: Any) -> bool:
     return True
 
 
+def _wants_gradients(*operands: Any) -> bool:
+    return any(isinstance(one, Tensor) and one.requires_grad for one in operands)
+
+
+#: whether one of some operands wants a gradient; in C++ where PyTorch (2.7 and later) has it
+any_requires_grad: Callable[..., bool] = getattr(torch._C, "_any_requires_grad", _wants_gradients)
 #: of a thread, the hooks of what is saved for backward passes (checkpoints have some), called with False; None without.
 #: PyTorch 2.6 cannot be asked, and has some for all we know
 hooks_of_saved: Callable[[bool], Any] = getattr(
@@ -163,7 +169,7 @@ def _differentiable(
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *operands)
 
     def differentiable(keyset: Any, *operands: Any) -> Any:
-        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*operands)):
+        if not (torch.is_grad_enabled() and any_requires_grad(*operands)):
             return below(keyset, *operands)
         if torch._C._are_functorch_transforms_active():
             with enable_single_level_autograd_function():
