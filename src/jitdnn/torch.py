@@ -16,6 +16,7 @@ At the first call of each kind ours is measured beside torch's own kernel, and t
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from jitdnn.frameworks.torch.convert import convert, is_converted, revert, use
@@ -48,14 +49,14 @@ __all__ = [
 ]
 
 
+#: what loads all of Inductor, which takes a second, and the modules that have it
+_HOMES = {"InductorPass": "inductor", "inductor": "inductor", "MemoryPartitioner": "inductor_memory"}
+
+
 def __getattr__(name: str) -> Any:
-    # which load all of Inductor: a second
-    if name in ("InductorPass", "inductor"):
-        from jitdnn.frameworks.torch import inductor as home
-    elif name == "MemoryPartitioner":
-        from jitdnn.frameworks.torch import inductor_memory as home
-    else:
+    if name not in _HOMES:
         raise AttributeError(f"module 'jitdnn.torch' has no attribute {name!r}")
+    home = importlib.import_module(f"jitdnn.frameworks.torch.{_HOMES[name]}")
     value = globals()[name] = getattr(home, name)
     return value
 

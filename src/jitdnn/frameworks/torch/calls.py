@@ -180,7 +180,7 @@ class _Backward:
 
 def _together(found: list[Kind | None]) -> Callable[[Tensor, Tensor, Tensor], Sequence[Tensor | None]] | None:
     """The gradients of dy, x and w by one call of generated code; None where a part of them is no launch."""
-    launched = [one and one.launched for one in found]
+    launched = [None if one is None else one.launched for one in found]
     if any(one is not None and one.launched is None for one in found) or not any(launched):
         return None
     recorder, addresses = Recorder(), []
@@ -195,7 +195,7 @@ def _together(found: list[Kind | None]) -> Callable[[Tensor, Tensor, Tensor], Se
     except NotRecordable:
         return None
     launches: LaunchList = recorder.finish()
-    makers = [one and one.made for one in launched]
+    makers = [None if one is None else one.made for one in launched]
     handle = next(one.handle for one in launched if one is not None)
 
     def run(dy: Tensor, x: Tensor, w: Tensor) -> Sequence[Tensor | None]:
