@@ -280,7 +280,7 @@ EAGER: dict[Any, Any] = {
     torch.lstm: rnn.lstm_route,
     torch.gru: rnn.gru_route,
 }
-whole.ALONE.update(EAGER)
+whole.ALONE.update(dict.fromkeys(EAGER))
 #: functions of torch -> ours
 ROUTES: dict[Any, Any] = {
     **EAGER,

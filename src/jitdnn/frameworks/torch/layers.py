@@ -18,6 +18,10 @@ from jitdnn.frameworks.torch.convolution_operators import CONVOLUTION
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.linear import LINEAR
 
+# no attributes of the classes: Dynamo of PyTorch 2.6 does not know built-in functions there
+_FUNCTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
 
 class _Convolution:
     """What the converted classes of convolutions have in common."""
@@ -30,7 +34,7 @@ class _Convolution:
     padding: Any
     dilation: tuple[int, ...]
     groups: int
-    _function: ClassVar[Any]
+    _spatial: ClassVar[int]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         found: Tensor
@@ -50,7 +54,7 @@ class _Convolution:
             return run(input, w, bias)
         found = super().forward(input)  # type: ignore[misc]
         if self.padding_mode == "zeros" and type(padding) is tuple and input.dim() == len(padding) + 2:
-            function = self._function
+            function = _FUNCTIONS[self._spatial]
             operands = (input, w, bias, stride, padding, dilation, False, (0,) * len(padding), groups)
             learn(
                 self, CONVOLUTION, operands, self._jitdnn_options, now,
@@ -64,26 +68,26 @@ class _Convolution:
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
         arguments = (input, weight, bias, self.stride, padding, self.dilation, self.groups)
-        found: Tensor = routed(self._function, arguments, {}, self._jitdnn_options)
+        found: Tensor = routed(_FUNCTIONS[self._spatial], arguments, {}, self._jitdnn_options)
         return found
 
 
 class Conv1d(_Convolution, nn.Conv1d):
     """`torch.nn.Conv1d`."""
 
-    _function = staticmethod(F.conv1d)
+    _spatial = 1
 
 
 class Conv2d(_Convolution, nn.Conv2d):
     """`torch.nn.Conv2d`."""
 
-    _function = staticmethod(F.conv2d)
+    _spatial = 2
 
 
 class Conv3d(_Convolution, nn.Conv3d):
     """`torch.nn.Conv3d`."""
 
-    _function = staticmethod(F.conv3d)
+    _spatial = 3
 
 
 class _Transposed:
@@ -92,7 +96,6 @@ class _Transposed:
     _jitdnn_options: str
     _jitdnn_calls: Calls | None = None
     _spatial: ClassVar[int]
-    _function: ClassVar[Any]
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         if is_compiling() or output_size is not None:
@@ -108,7 +111,7 @@ class _Transposed:
             return run(input, w, bias)
         found = self._transposed(input, None)
         if input.dim() == self._spatial + 2:
-            function = self._function
+            function = _TRANSPOSED[self._spatial]
             stride, padding, output_padding, groups, dilation = behind
             operands = (input, w, bias, stride, padding, dilation, True, output_padding, groups)
             learn(
@@ -124,7 +127,7 @@ class _Transposed:
         arguments = (
             input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups, self.dilation,
         )  # fmt: skip
-        found: Tensor = routed(self._function, arguments, {}, self._jitdnn_options)
+        found: Tensor = routed(_TRANSPOSED[self._spatial], arguments, {}, self._jitdnn_options)
         return found
 
 
@@ -132,21 +135,18 @@ class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
     """`torch.nn.ConvTranspose1d`."""
 
     _spatial = 1
-    _function = staticmethod(F.conv_transpose1d)
 
 
 class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
     """`torch.nn.ConvTranspose2d`."""
 
     _spatial = 2
-    _function = staticmethod(F.conv_transpose2d)
 
 
 class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
     """`torch.nn.ConvTranspose3d`."""
 
     _spatial = 3
-    _function = staticmethod(F.conv_transpose3d)
 
 
 class LazyConv1d(nn.LazyConv1d):
@@ -172,7 +172,6 @@ class LazyConvTranspose1d(_Transposed, nn.LazyConvTranspose1d):
 
     cls_to_become = ConvTranspose1d
     _spatial = 1
-    _function = staticmethod(F.conv_transpose1d)
 
 
 class LazyConvTranspose2d(_Transposed, nn.LazyConvTranspose2d):
@@ -180,7 +179,6 @@ class LazyConvTranspose2d(_Transposed, nn.LazyConvTranspose2d):
 
     cls_to_become = ConvTranspose2d
     _spatial = 2
-    _function = staticmethod(F.conv_transpose2d)
 
 
 class LazyConvTranspose3d(_Transposed, nn.LazyConvTranspose3d):
@@ -188,7 +186,6 @@ class LazyConvTranspose3d(_Transposed, nn.LazyConvTranspose3d):
 
     cls_to_become = ConvTranspose3d
     _spatial = 3
-    _function = staticmethod(F.conv_transpose3d)
 
 
 class Linear(nn.Linear):

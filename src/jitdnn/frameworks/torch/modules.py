@@ -36,6 +36,33 @@ OWN = (OPTIONS, CALLS)
 """The attributes that a converted module has beside those of torch's."""
 
 
+# by name: Dynamo of PyTorch 2.6 knows no built-in functions that are attributes of classes
+_FUNCTIONS: dict[str, Any] = {
+    one.__name__: one
+    for one in (
+        F.max_pool1d,
+        F.max_pool2d,
+        F.max_pool3d,
+        F.avg_pool1d,
+        F.avg_pool2d,
+        F.avg_pool3d,
+        F.adaptive_avg_pool1d,
+        F.adaptive_avg_pool2d,
+        F.adaptive_avg_pool3d,
+        F.adaptive_max_pool1d,
+        F.adaptive_max_pool2d,
+        F.adaptive_max_pool3d,
+        F.silu,
+        F.mish,
+        F.hardswish,
+        torch.tanh,
+        torch.sigmoid,
+        F.softmax,
+        F.log_softmax,
+    )
+}
+
+
 class _BatchNorm:
     """What the converted classes of batch normalization have in common."""
 
@@ -82,37 +109,37 @@ class LayerNorm(nn.LayerNorm):
 class _MaxPool:
     """What the converted classes of maximum pooling have in common."""
 
-    _function: ClassVar[Any]
+    _function: ClassVar[str]
 
     def forward(self: Any, input: Tensor) -> Any:
         arguments = (
             input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices,
         )  # fmt: skip
-        return routed(self._function, arguments, {}, self._jitdnn_options)
+        return routed(_FUNCTIONS[self._function], arguments, {}, self._jitdnn_options)
 
 
 class MaxPool1d(_MaxPool, nn.MaxPool1d):
     """`torch.nn.MaxPool1d`."""
 
-    _function = staticmethod(F.max_pool1d)
+    _function = "max_pool1d"
 
 
 class MaxPool2d(_MaxPool, nn.MaxPool2d):
     """`torch.nn.MaxPool2d`."""
 
-    _function = staticmethod(F.max_pool2d)
+    _function = "max_pool2d"
 
 
 class MaxPool3d(_MaxPool, nn.MaxPool3d):
     """`torch.nn.MaxPool3d`."""
 
-    _function = staticmethod(F.max_pool3d)
+    _function = "max_pool3d"
 
 
 class _AvgPool:
     """What the converted classes of average pooling have in common."""
 
-    _function: ClassVar[Any]
+    _function: ClassVar[str]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         arguments = (
@@ -125,25 +152,25 @@ class _AvgPool:
         )
         divisor = getattr(self, "divisor_override", None)
         named = {} if divisor is None else {"divisor_override": divisor}
-        return routed(self._function, arguments, named, self._jitdnn_options)
+        return routed(_FUNCTIONS[self._function], arguments, named, self._jitdnn_options)
 
 
 class AvgPool1d(_AvgPool, nn.AvgPool1d):
     """`torch.nn.AvgPool1d`."""
 
-    _function = staticmethod(F.avg_pool1d)
+    _function = "avg_pool1d"
 
 
 class AvgPool2d(_AvgPool, nn.AvgPool2d):
     """`torch.nn.AvgPool2d`."""
 
-    _function = staticmethod(F.avg_pool2d)
+    _function = "avg_pool2d"
 
 
 class AvgPool3d(_AvgPool, nn.AvgPool3d):
     """`torch.nn.AvgPool3d`."""
 
-    _function = staticmethod(F.avg_pool3d)
+    _function = "avg_pool3d"
 
 
 class GroupNorm(nn.GroupNorm):
@@ -190,47 +217,47 @@ class RMSNorm(nn.RMSNorm):
 class _AdaptivePool:
     """What the converted classes of adaptive pooling have in common."""
 
-    _function: ClassVar[Any]
+    _function: ClassVar[str]
 
     def forward(self: Any, input: Tensor) -> Any:
         named = {"return_indices": True} if getattr(self, "return_indices", False) else {}
-        return routed(self._function, (input, self.output_size), named, self._jitdnn_options)
+        return routed(_FUNCTIONS[self._function], (input, self.output_size), named, self._jitdnn_options)
 
 
 class AdaptiveAvgPool1d(_AdaptivePool, nn.AdaptiveAvgPool1d):
     """`torch.nn.AdaptiveAvgPool1d`."""
 
-    _function = staticmethod(F.adaptive_avg_pool1d)
+    _function = "adaptive_avg_pool1d"
 
 
 class AdaptiveAvgPool2d(_AdaptivePool, nn.AdaptiveAvgPool2d):
     """`torch.nn.AdaptiveAvgPool2d`."""
 
-    _function = staticmethod(F.adaptive_avg_pool2d)
+    _function = "adaptive_avg_pool2d"
 
 
 class AdaptiveAvgPool3d(_AdaptivePool, nn.AdaptiveAvgPool3d):
     """`torch.nn.AdaptiveAvgPool3d`."""
 
-    _function = staticmethod(F.adaptive_avg_pool3d)
+    _function = "adaptive_avg_pool3d"
 
 
 class AdaptiveMaxPool1d(_AdaptivePool, nn.AdaptiveMaxPool1d):
     """`torch.nn.AdaptiveMaxPool1d`."""
 
-    _function = staticmethod(F.adaptive_max_pool1d)
+    _function = "adaptive_max_pool1d"
 
 
 class AdaptiveMaxPool2d(_AdaptivePool, nn.AdaptiveMaxPool2d):
     """`torch.nn.AdaptiveMaxPool2d`."""
 
-    _function = staticmethod(F.adaptive_max_pool2d)
+    _function = "adaptive_max_pool2d"
 
 
 class AdaptiveMaxPool3d(_AdaptivePool, nn.AdaptiveMaxPool3d):
     """`torch.nn.AdaptiveMaxPool3d`."""
 
-    _function = staticmethod(F.adaptive_max_pool3d)
+    _function = "adaptive_max_pool3d"
 
 
 class ELU(nn.ELU):
@@ -252,64 +279,64 @@ class GELU(nn.GELU):
 class _Activation:
     """What the converted classes of activations have in common."""
 
-    _function: ClassVar[Any]
+    _function: ClassVar[str]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         named = {"inplace": True} if getattr(self, "inplace", False) else {}
-        return routed(self._function, (input,), named, self._jitdnn_options)
+        return routed(_FUNCTIONS[self._function], (input,), named, self._jitdnn_options)
 
 
 class SiLU(_Activation, nn.SiLU):
     """`torch.nn.SiLU`."""
 
-    _function = staticmethod(F.silu)
+    _function = "silu"
 
 
 class Mish(_Activation, nn.Mish):
     """`torch.nn.Mish`."""
 
-    _function = staticmethod(F.mish)
+    _function = "mish"
 
 
 class Hardswish(_Activation, nn.Hardswish):
     """`torch.nn.Hardswish`."""
 
-    _function = staticmethod(F.hardswish)
+    _function = "hardswish"
 
 
 class Tanh(_Activation, nn.Tanh):
     """`torch.nn.Tanh`."""
 
-    _function = staticmethod(torch.tanh)
+    _function = "tanh"
 
 
 class Sigmoid(_Activation, nn.Sigmoid):
     """`torch.nn.Sigmoid`."""
 
-    _function = staticmethod(torch.sigmoid)
+    _function = "sigmoid"
 
 
 class _Softmax:
     """What the converted classes of softmax have in common."""
 
-    _function: ClassVar[Any]
+    _function: ClassVar[str]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         if self.dim is None:
             return super().forward(input)  # type: ignore[misc]
-        return routed(self._function, (input, self.dim), {}, self._jitdnn_options)
+        return routed(_FUNCTIONS[self._function], (input, self.dim), {}, self._jitdnn_options)
 
 
 class Softmax(_Softmax, nn.Softmax):
     """`torch.nn.Softmax`."""
 
-    _function = staticmethod(F.softmax)
+    _function = "softmax"
 
 
 class LogSoftmax(_Softmax, nn.LogSoftmax):
     """`torch.nn.LogSoftmax`."""
 
-    _function = staticmethod(F.log_softmax)
+    _function = "log_softmax"
 
 
 class CrossEntropyLoss(nn.CrossEntropyLoss):

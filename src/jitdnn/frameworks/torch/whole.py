@@ -30,8 +30,8 @@ from jitdnn.locks import lock
 from jitdnn.planner.plan import noting_stand_ins
 
 Run: TypeAlias = Callable[[], Any]
-#: functions of torch whose calls are chosen as a whole on every device
-ALONE: set[Any] = set()
+#: functions of torch whose calls are chosen as a whole on every device; a dict, since Dynamo of 2.6 looks into no set
+ALONE: dict[Any, None] = {}
 _lock = lock()
 
 
