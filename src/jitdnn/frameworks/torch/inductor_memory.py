@@ -65,7 +65,8 @@ class MemoryPartitioner(_Base):
     """A partitioner for Inductor that keeps a training step within `memory_limit`: bytes, text such as "512 MiB", or
     "least" for as few as possible.
 
-    `plans` has what it decided, a plan for each graph. The bound is on the bytes of tensors of the graph's operators,
+    `plans` has what it decided, a plan for each graph; of graphs that Inductor finds in its cache, where they are kept
+    with the limit, there is none. The bound is on the bytes of tensors of the graph's operators,
     each storage once, with gradients and results, above parameters, buffers and inputs; what Inductor fuses takes less,
     copies into other layouts that it adds, and workspace inside of operators, are not counted.
     """
