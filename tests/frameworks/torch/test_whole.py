@@ -17,13 +17,14 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import jitdnn.torch as jt  # noqa: E402
 from fake_gpu import Gpu  # noqa: E402
-from jitdnn.frameworks.torch import choice, kinds, whole  # noqa: E402
+from jitdnn.frameworks.torch import calls, choice, kinds, whole  # noqa: E402
 from jitdnn.frameworks.torch.registry import OWN  # noqa: E402
 from jitdnn.planner.store import Store  # noqa: E402
 from torch_kernels import all_ours, random, watched  # noqa: E402
 
 nn = torch.nn
 F = torch.nn.functional
+IS_CHOSEN = whole.is_chosen
 
 
 class Times:
@@ -49,7 +50,8 @@ class Times:
 def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
     made = Store(tmp_path / "times.sqlite")
     monkeypatch.setattr(Store, "default", staticmethod(lambda: made))
-    monkeypatch.setattr(whole, "is_chosen", lambda x: type(x) in OWN)
+    monkeypatch.setattr(whole, "is_chosen", lambda function, x: type(x) in OWN)
+    monkeypatch.setattr(calls, "_Guards", None)  # as on a GPU, where modules remember no calls
     return made
 
 
@@ -113,6 +115,26 @@ def test_where_no_kernel_is_faster_nothing_is_measured(times: Times) -> None:
             trained(model, x)
         assert [kind.name for kind in seen] == ["whole"] * LAYERS
     assert not times.asked
+
+
+def test_on_processors_convolutions_and_products_are_chosen_by_their_kernels() -> None:
+    """Whose modules remember their calls; all else pays for the way to its kernel."""
+    x = random(2, 3)
+    assert IS_CHOSEN(F.batch_norm, x)
+    assert IS_CHOSEN(F.max_pool2d, x)
+    assert not IS_CHOSEN(F.conv2d, x)
+    assert not IS_CHOSEN(F.linear, x)
+    assert not IS_CHOSEN(F.batch_norm, nn.Parameter(x).as_subclass(type("Own", (torch.Tensor,), {})))
+
+
+def test_the_momentum_of_batch_norm_makes_no_other_kind(times: Times) -> None:
+    """The average of all batches has another one in each call."""
+    model, x = jt.convert(nn.BatchNorm2d(3, momentum=None)), random(4, 3, 5, 5)
+    stock = nn.BatchNorm2d(3, momentum=None)
+    for _ in range(4):
+        torch.testing.assert_close(model(x), stock(x))
+    torch.testing.assert_close(model.running_mean, stock.running_mean)
+    assert len(times.asked) == 1
 
 
 def test_what_makes_another_kind(times: Times) -> None:

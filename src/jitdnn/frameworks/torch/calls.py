@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from jitdnn.devices.launch_list import LaunchList, Recorder
-from jitdnn.frameworks.torch import kinds, whole
+from jitdnn.frameworks.torch import kinds
 from jitdnn.frameworks.torch.kinds import RESULT, Computation, Kind, decided, observers, threads_apart
 from jitdnn.frameworks.torch.registry import Operator, hooks_of_saved, is_plain
 from jitdnn.recorders import NotRecordable
@@ -86,9 +86,7 @@ def learn(
     if _Guards is None or observers or threads_apart:
         return
     x, w = operands[:2]
-    if not (is_plain(operands[:3]) and isinstance(w, Tensor) and x.device.type == "cpu") or whole.is_chosen(
-        x
-    ):
+    if not (is_plain(operands[:3]) and isinstance(w, Tensor) and x.is_cpu):
         return
     calls = module.__dict__.get(CALLS)
     if calls is None:

@@ -249,8 +249,9 @@ def _elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, options: s
 def routed(function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str) -> Any:
     """Call a function of torch by ours if there is a route that takes the arguments, and torch's own otherwise.
 
-    On GPUs, and of the functions of `EAGER`, ours runs where the call as a whole is faster by it. Where derivatives are
-    taken forward (`torch.autograd.forward_ad`, `torch.func.jvp`), torch's own runs: it has the rules for them.
+    On GPUs, and on processors but for convolutions and products, ours runs where the call as a whole is faster by it.
+    Where derivatives are taken forward (`torch.autograd.forward_ad`, `torch.func.jvp`), torch's own runs: it has the
+    rules for them.
     """
     route = ROUTES.get(function)
     if route is None or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0):
@@ -259,7 +260,7 @@ def routed(function: Any, args: tuple[Any, ...], named: dict[str, Any], options:
     if torch.compiler.is_compiling():
         if is_alone:
             return function(*args, **named)
-    elif args and (is_alone or whole.is_chosen(args[0])):
+    elif args and (is_alone or whole.is_chosen(function, args[0])):
         return whole.run(function, route, args, named, options)
     result = route(*args, **named, options=options)
     return function(*args, **named) if result is NotImplemented else result
@@ -314,3 +315,6 @@ ROUTES: dict[Any, Any] = {
     **dict.fromkeys((torch.tanh, Tensor.tanh), _activation("tanh")),
     **dict.fromkeys((torch.sigmoid, Tensor.sigmoid), _activation("sigmoid")),
 }  # fmt: skip
+whole.ON_PROCESSORS.update(
+    (function, None) for function, route in ROUTES.items() if route not in (conv, conv_transpose, linear)
+)

@@ -2,9 +2,10 @@
 
 Kernels are chosen one by one (kinds.py), but a layer pays for the way to them, too: a look-up, the casts of autocast,
 copies, running statistics, a node of autograd that is written in Python. On a GPU that may be more than the kernels
-save; and functions of eager.py have no operators whose kernels could be chosen. So the first call of each kind measures
-both ways from outside, forward and, where gradients are wanted, backward; where ours does not win, torch's function is
-called from then on as if nothing had been converted.
+save, and so it may for small tensors on a processor, where convolutions and products alone remember their calls
+(calls.py); and functions of eager.py have no operators whose kernels could be chosen. So the first call of each kind
+measures both ways from outside, forward and, where gradients are wanted, backward; where ours does not win, torch's
+function is called from then on as if nothing had been converted.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import tree_leaves, tree_map
 
 from jitdnn import log
@@ -32,12 +34,17 @@ from jitdnn.planner.plan import noting_stand_ins
 Run: TypeAlias = Callable[[], Any]
 #: functions of torch whose calls are chosen as a whole on every device; a dict, since Dynamo of 2.6 looks into no set
 ALONE: dict[Any, None] = {}
+#: and those that are on processors, too, besides
+ON_PROCESSORS: dict[Any, None] = {}
+#: how many of a function's arguments tell kinds of calls apart; the others are numbers that cost nothing, whatever they
+#: are, such as the momentum of running statistics, which may be another one in each call
+_TELLING = {F.batch_norm: 6}
 _lock = lock()
 
 
-def is_chosen(x: Any) -> bool:
-    """Whether calls with this first argument are chosen as a whole: ordinary tensors on a GPU."""
-    return type(x) in OWN and x.is_cuda
+def is_chosen(function: Any, x: Any) -> bool:
+    """Whether calls of a function with this first argument, an ordinary tensor, are chosen as a whole."""
+    return type(x) in OWN and (x.is_cuda or (function in ON_PROCESSORS and x.is_cpu))
 
 
 def run(
@@ -73,6 +80,7 @@ def _kind(
 ) -> Kind | None:
     """The kind of a call; None where the kernels' choice alone counts for now."""
     device = args[0].device
+    telling = args[: _TELLING.get(function)]
     key = (
         function,
         options,
@@ -85,7 +93,7 @@ def _kind(
             (one.shape, one.stride(), one.dtype, one.requires_grad)
             if type(one) in OWN
             else (_told(one) if type(one) in (list, tuple) else one)
-            for one in (args if not named else _flat(args, named))
+            for one in (telling if not named else _flat(telling, named))
         ],
     )
     found = known.get(key)
@@ -145,7 +153,10 @@ def _decided(
         f" cast to {torch.get_autocast_dtype(device.type)}" if torch.is_autocast_enabled(device.type) else ""
     )
     gradients = f" gradients {wanted}" if has_gradients and "1" in wanted else ""
-    what = f"torch whole {function.__name__} {words(given)}{gradients}{cast}{' ' if options else ''}{options}"
+    told_by = tuple(tree_leaves((args[: _TELLING.get(function)], named)))
+    what = (
+        f"torch whole {function.__name__} {words(told_by)}{gradients}{cast}{' ' if options else ''}{options}"
+    )
     stored = choice.stored(what, handle, device)
     if stored is not None:
         return stored
