@@ -1,10 +1,9 @@
-"""Which cases of large tables a run of the whole suite takes: a fifth each day, so that five days take all of them.
+"""Which tests a run of the whole suite takes where they cost the most: a seventh of each file a day, all in a week.
 
-Only tests of `FOLDERS`, which compile kernels for every case, and those of `PROCESSES`, which start several processes
-and take turns within their file; and only where pytest was started without paths: a file or folder that is named runs
-whole, and so does everything with `JITDNN_TESTS=thorough`. Tests of fewer cases than days run whole, too, since one of
-two is often skipped for want of a device. `JITDNN_TESTS_DAY` repeats a day by its number, which the head of the report
-says.
+Only tests of `FOLDERS`, which compile kernels for every case or start processes; and only where pytest was started
+without paths: a file or folder that is named runs whole, and so does everything with `JITDNN_TESTS=thorough`. Files of
+fewer tests than a week has days run whole, too. `JITDNN_TESTS_DAY` repeats a day by its number, which the head of the
+report says.
 """
 
 from __future__ import annotations
@@ -18,18 +17,17 @@ from typing import Any
 
 from examples import THOROUGH
 
-#: how many days all cases take
-DAYS = 5
-#: below tests/: where cases cost more than the test around them
+#: how many days all tests take
+DAYS = 7
+#: below tests/
 FOLDERS = (
+    # kernels are compiled for every case
     "caffe/test_caffe_compiled.py", "caffe/test_caffe_memory.py", "caffe/test_caffe_real_nets.py",
-    "caffe/test_caffe_zoo.py", "frameworks/", "gpu/", "graph/", "kernels/", "ops/", "planner/test_memory_bounds.py",
-    "rtcg/", "studio/nets/test_studio_gallery_runs.py", "tensor/", "test_arguments.py",
-)  # fmt: skip
-#: where a test starts processes that import, compile and wait for each other
-PROCESSES = (
-    "cluster/", "distributed/", "frameworks/torch/test_parallel.py", "studio/work/test_studio_cluster_kill.py",
-    "studio/work/test_studio_ranks.py",
+    "caffe/test_caffe_zoo.py", "frameworks/", "gpu/", "graph/", "kernels/", "ops/", "planner/", "rtcg/",
+    "studio/nets/test_studio_gallery_runs.py", "tensor/", "test_arguments.py",
+    # several processes import, compile and wait for each other
+    "cluster/", "devices/test_openmp.py", "distributed/", "package/test_faults_disks.py",
+    "package/test_faults_processes.py", "studio/work/test_studio_cluster_kill.py", "studio/work/test_studio_ranks.py",
 )  # fmt: skip
 DAY = "JITDNN_TESTS_DAY"
 
@@ -47,12 +45,12 @@ def header() -> str | None:
     day = os.environ.get(DAY)
     if day is None:
         return None
-    part = f"part {int(day) % DAYS + 1} of {DAYS} of large tables"
-    return f"cases: {part}, again by {DAY}={day}; JITDNN_TESTS=thorough runs all"
+    part = f"part {int(day) % DAYS + 1} of {DAYS} of large files"
+    return f"tests: {part}, again by {DAY}={day}; JITDNN_TESTS=thorough runs all"
 
 
 def of_the_day(names: Sequence[str], day: int, days: int = DAYS) -> set[str]:
-    """Those of a test's cases whose turn it is: over `days` days each has one, and no day has none."""
+    """Those of a file's tests whose turn it is: over `days` days each has one, and no day has none."""
     if len(names) < days:
         return set(names)
     # in an order that has nothing to do with the parameters', so that no day has all of one device or type
@@ -64,13 +62,10 @@ def split(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Collected tests that run, and those that have their turn another day."""
     if DAY not in os.environ:
         return list(items), []
-    cases = defaultdict(list)
+    files = defaultdict(list)
     for item in items:
-        place = item.nodeid.removeprefix("tests/")
-        if place.startswith(PROCESSES):
-            cases[item.nodeid.partition("::")[0]].append(item.nodeid)
-        elif place.startswith(FOLDERS):
-            cases[item.nodeid.partition("[")[0]].append(item.nodeid)
+        if item.nodeid.removeprefix("tests/").startswith(FOLDERS):
+            files[item.nodeid.partition("::")[0]].append(item.nodeid)
     day = int(os.environ[DAY])
-    waiting = {name for names in cases.values() for name in set(names) - of_the_day(names, day)}
+    waiting = {name for names in files.values() for name in set(names) - of_the_day(names, day)}
     return [i for i in items if i.nodeid not in waiting], [i for i in items if i.nodeid in waiting]
