@@ -92,6 +92,8 @@ def test_of_two_agents_one_is_killed_and_the_other_one_goes_on(tmp_path: Path) -
     try:
         wait_until(lambda: (tmp_path / "net_iter_50.jdsnap").exists() or first.poll() is not None, PATIENCE)
         assert first.poll() is None, first.communicate()
+        # the first agent began alone if the second one came late, and is joined by it then
+        wait_until(lambda: children(second.pid) or first.poll() is not None, PATIENCE)
         [rank] = children(second.pid)
         second.send_signal(signal.SIGKILL)
         output, _ = first.communicate(timeout=PATIENCE)
@@ -99,7 +101,7 @@ def test_of_two_agents_one_is_killed_and_the_other_one_goes_on(tmp_path: Path) -
     finally:
         for each in (first, second):
             each.kill()
-        second.communicate()
+            each.communicate()
     assert first.returncode == 0, output
     assert "started again: going on from" in output
     assert "net_iter_99999" not in output

@@ -84,6 +84,7 @@ def test_what_cannot_be_divided_is_refused() -> None:
 def test_two_processes_on_gloo_have_all_times(ranks: Ranks) -> None:
     first, second = ranks("tune_processes.tuned")
     assert first["rows"] == second["rows"]  # of each measurement the same seconds in both stores
-    assert {row[0] for row in first["rows"]} == {str(settled_problem(name)) for name in NAMES}
+    # and of the problems that they were divided into
+    assert {row[0] for row in first["rows"]} >= {str(settled_problem(name)) for name in NAMES}
     assert sorted(first["ranks"]) == sorted(second["ranks"]) == [0, 0, 1, 1]
     assert not first["failures"]
