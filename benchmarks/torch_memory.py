@@ -1,14 +1,11 @@
-"""Peak memory and seconds of a training step of a small ResNet under limits, measured beside what the plan says.
-
-python benchmarks/torch_memory.py [batch]
-"""
+"""Peak memory and seconds of a training step of a small ResNet under limits, measured beside what the plan says."""
 
 # ruff: noqa: T201
 from __future__ import annotations
 
+import argparse
 import copy
 import statistics
-import sys
 import time
 from itertools import pairwise
 from typing import Any
@@ -51,7 +48,9 @@ def resnet() -> nn.Sequential:
 
 def main() -> None:
     """Print a row for each limit."""
-    batch = int(sys.argv[1]) if len(sys.argv) > 1 else 8
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("batch", type=int, nargs="?", default=8, help="images; 8 if not given")
+    batch = parser.parse_args().batch
     torch.manual_seed(0)
     images, labels = torch.randn(batch, 3, 64, 64), torch.randint(10, (batch,))
     model = resnet()
