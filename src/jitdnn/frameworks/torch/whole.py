@@ -80,7 +80,7 @@ def _kind(
 ) -> Kind | None:
     """The kind of a call; None where the kernels' choice alone counts for now."""
     device = args[0].device
-    telling = args[: _TELLING.get(function)]
+    telling = _telling(function, args)
     key = (
         function,
         options,
@@ -100,6 +100,11 @@ def _kind(
     if found is None:
         found = known.older(key) or _first(key, function, route, args, named, options)
     return found[0]
+
+
+def _telling(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments that tell kinds of calls apart."""
+    return args[: _TELLING.get(function)]
 
 
 def _told(one: Any) -> Any:
@@ -153,7 +158,7 @@ def _decided(
         f" cast to {torch.get_autocast_dtype(device.type)}" if torch.is_autocast_enabled(device.type) else ""
     )
     gradients = f" gradients {wanted}" if has_gradients and "1" in wanted else ""
-    told_by = tuple(tree_leaves((args[: _TELLING.get(function)], named)))
+    told_by = tuple(tree_leaves((_telling(function, args), named)))
     what = (
         f"torch whole {function.__name__} {words(told_by)}{gradients}{cast}{' ' if options else ''}{options}"
     )

@@ -90,8 +90,7 @@ class Functions:
         p, x = self.p, self.p.c.x
         whole, rest = divmod(p.c.depth, p.lanes)
         positions = [axis.positions for axis in p.c.axes]
-        step = p.columns.spacing if p.reads_unpacked else 1
-        shape = p.rows.alpha, p.rows.spacing, p.packed_pitch, p.reads_unpacked, step
+        shape = p.rows.alpha, p.rows.spacing, p.packed_pitch, p.pack_step
         key = "pack_input", repr(x), p.tiled, repr(positions), shape, p.x_is_channels_last
         functions = []
         for count in ([p.lanes] if whole else []) + ([rest] if rest else []):

@@ -155,6 +155,11 @@ class WinogradPlan(CorrelationPlan):
         return self.columns.dilation if self.has_few_channels else self.columns.spacing
 
     @property
+    def pack_step(self) -> int:
+        """Columns of the input from one that is packed to the next: all of a tile row, or the data of one tile."""
+        return self.columns.spacing if self.reads_unpacked else 1
+
+    @property
     def packed_columns(self) -> int:
         """Columns of what is packed."""
         if self.reads_unpacked:

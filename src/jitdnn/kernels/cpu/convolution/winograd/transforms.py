@@ -50,9 +50,8 @@ def _copy_vectors(
     channels: int,
 ) -> None:  # fmt: skip
     x = p.c.x
-    step = p.columns.spacing if p.reads_unpacked else 1
     for j in k.range(0, count):
-        at = column + j * step
+        at = column + j * p.pack_step
         here = inside & is_inside(at, p.columns.axis.positions)
         mask = k.mask(k.select(here, k.integer(channels), 0), p.lanes)
         vector = line.load_strided(at * x.space[p.tiled[1]], x.channels, p.lanes, mask)
