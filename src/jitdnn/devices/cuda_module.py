@@ -53,9 +53,9 @@ class CudaModule:
             raise CompileError(f"{self._text.name} has {what}: there are {which}")
         return found[0]
 
-    def function(self, name: str) -> CudaFunction:
-        """The kernel that the code calls so. Raises DeviceError on a device on paper."""
-        return CudaFunction(self._loaded(), self._index, name)
+    def function(self, symbol: str, name: str) -> CudaFunction:
+        """The kernel that the code calls `symbol` and its text `name`. Raises DeviceError on a device on paper."""
+        return CudaFunction(self._loaded(), self._index, symbol, name)
 
     def symbol(self, name: str) -> tuple[int, int] | None:
         """Address and bytes of a variable of the text; None if the code has none of that name."""
@@ -82,9 +82,9 @@ class CudaModule:
 class CudaFunction:
     """A kernel of a text, loaded."""
 
-    def __init__(self, library: LoadedLibrary, index: int, name: str) -> None:
+    def __init__(self, library: LoadedLibrary, index: int, symbol: str, name: str) -> None:
         self._index, self._name, self._library = index, name, library
-        self._function = library.symbol(name)
+        self._function = library.symbol(symbol)
         self._shared = 0
         self._sizes = _sizes(self._index, self._function)
 

@@ -57,8 +57,8 @@ class OpenClModule:
             raise CompileError(f"{self._text.name} has no function {name!r}: there are {which}")
         return name
 
-    def function(self, name: str) -> OpenClFunction:
-        """The kernel of this name."""
+    def function(self, symbol: str, name: str) -> OpenClFunction:
+        """The kernel of this name, which the code calls as its text does."""
         return OpenClFunction(self._device, self._program, name)
 
     def keep(self, stream: Any) -> None:

@@ -176,9 +176,9 @@ class CModule:
             self._values[name] = array
         return array.copy()
 
-    def loaded(self, symbol: str) -> Any:
-        """The function of the code that is in force, ready to launch."""
-        return self._built.function(symbol)
+    def loaded(self, symbol: str, name: str) -> Any:
+        """The function of the code that is in force, ready to launch; errors call it `name`."""
+        return self._built.function(symbol, name)
 
     def launched(self, stream: Any) -> None:
         """Note that a stream runs this code."""
@@ -275,7 +275,7 @@ class CFunction:
     def _current(self) -> Any:
         version = self.module.version
         if self._version != version:
-            self._loaded, self._version = self.module.loaded(self._symbol), version
+            self._loaded, self._version = self.module.loaded(self._symbol, self.name), version
         return self._loaded
 
     def _block(self, block: int | Sequence[int] | None) -> tuple[int, int, int]:
