@@ -39,7 +39,8 @@ def test_a_net_that_fits(tmp_path: Path) -> None:
     assert layers["conv2"]["line"] == line_of(LENET, 'name: "conv2"') - 1
     assert found["weights"] == sum(layer["weights"] for layer in layers.values())
     assert found["iterations"] == 80
-    assert found["rates"][0] == 0.01
+    assert found["rates"][0] == 0.0
+    assert max(found["rates"]) == 0.01
     assert found["rates"][-1] == pytest.approx(0.01 * 0.2**2)
     assert any("ip2" in change["what"] and "10 outputs" in change["what"] for change in found["changes"])
     assert not list(tmp_path.iterdir())
@@ -159,3 +160,31 @@ def test_the_files_train(tmp_path: Path) -> None:
     assert solver.iteration == 2
     assert tested
     assert (folder / "solver_iter_2.jdsnap").exists()
+
+
+@pytest.mark.parametrize(
+    ("images", "options", "epochs", "batch", "warmup"),
+    [
+        (1, {}, 100, 16, 5.0),
+        (96, {}, 100, 16, 5.0),
+        (400, {}, 47, 32, 5.0),
+        (1_000, {}, 38, 64, 5.0),
+        (4_000, {}, 10, 64, 5.0),
+        (1_000_000, {}, 10, 64, 5.0),
+        (96, {"epochs": 3}, 3, 16, 5.0),
+        (96, {"batch": 96}, 100, 96, 5.0),
+        (4_000, {"batch": 50, "accumulate": 4}, 30, 50, 5.0),
+        (4_000, {"warmup": 0}, 10, 64, 0.0),
+        (4_000, {"policy": "onecycle"}, 10, 64, 0.0),
+    ],
+)
+def test_options_that_are_empty_follow_the_number_of_images(
+    images: int, options: dict[str, Any], epochs: int, batch: int, warmup: float, tmp_path: Path
+) -> None:
+    dataset = DIGITS | {"train": images}
+    found = nets.settled(options, dataset)
+    assert (found["epochs"], found["batch"], found["warmup"]) == (epochs, batch, warmup)
+    told = nets.check(LENET, options, dataset, tmp_path)
+    assert (told["epochs"], told["batch"]) == (epochs, batch)
+    steps = -(-images // (batch * options.get("accumulate", 1)))
+    assert told["iterations"] == epochs * steps

@@ -126,7 +126,9 @@ def test_rules_of_the_loss_hold(rules: str, kinds: list[str], tmp_path: Path) ->
     from jitdnn.studio.nets.facts import DataFacts
     from jitdnn.studio.nets.loss_matrix import train_by_matrix
 
-    bound = bind(NET % (WHOLE | {"more": rules}), nets.Options(), DataFacts.of(row()), tmp_path, tmp_path)
+    bound = bind(
+        NET % (WHOLE | {"more": rules}), nets.Options().settled(10), DataFacts.of(row()), tmp_path, tmp_path
+    )
     train_by_matrix(bound)
     losses = [layer for layer in bound.net.layer if "Loss" in layer.type]
     assert [layer.type for layer in losses] == kinds

@@ -296,14 +296,18 @@ def test_a_rate_is_found_and_nothing_is_kept(client: TestClient) -> None:
 
 
 def test_training_is_queued_with_its_files(client: TestClient) -> None:
-    answer = client.post("/train", data=FORM | {"name": "", "parent": "1", "freeze": "conv1"})
+    folder = store_of(client).data_folder(1)
+    folder.mkdir(parents=True)
+    np.save(folder / "mean.npy", np.full((1, 28, 28), 99.0, np.float32))
+    form = FORM | {"name": "", "parent": "1", "freeze": "conv1", "batch": ""}
+    answer = client.post("/train", data=form)
     assert answer.status_code == 303
     run = store_of(client).one("run", 1)
     assert run is not None
     assert answer.headers["location"] == "/runs/1"
     assert run["state"] == "queued"
     assert run["name"] == "LeNet on Stripes & <b>"
-    assert run["max_iter"] == 2 * 3
+    assert (run["max_iter"], run["options"]["batch"], run["options"]["warmup"]) == (2 * 2, 16, 5.0)
     assert run["options"]["freeze"] == ["conv1"]
     assert run["options"]["policy"] == "poly"
     names = {file["name"] for file in client.get("/api/runs/1/files").json()}

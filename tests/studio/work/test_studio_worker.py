@@ -12,6 +12,7 @@ import pytest
 from jitdnn.caffe import events, load_solver
 from jitdnn.studio.store import Store
 from jitdnn.studio.work import kept_settings, worker
+from jitdnn.studio.work.reporter import Reporter
 from jitdnn.studio.work.run_access import LeaseLost, Report, StoreRunAccess
 from studio_runs import NET, Worker, begin, curves_of, make_run, row_of, start_worker, weights_of
 
@@ -193,6 +194,38 @@ def test_patience_is_that_of_an_undisturbed_run(store: Store) -> None:
     assert {name: again[name] for name in ("state", "iteration", "message", "best", "best_at")} == {
         name: row[name] for name in ("state", "iteration", "message", "best", "best_at")
     }
+
+
+@pytest.mark.parametrize("resumed_at", [None, 10, 20, 30, 40])
+def test_of_equal_accuracies_the_smaller_loss_is_best(store: Store, resumed_at: int | None) -> None:
+    """Whatever the tests are after which a run goes on, the weights that are kept are the same."""
+    tests = {
+        10: (0.5, 0.9), 20: (1.0, 0.8), 30: (1.0, 0.9), 40: (1.0, 0.2), 50: (0.9, 0.1), 60: (1.0, float("nan")),
+    }  # fmt: skip
+    wanted = [10, 20, 40]
+    run = make_run(store)
+    lease = begin(store, run)
+    accesses = [StoreRunAccess(store, run, lease) for _ in range(2 if resumed_at else 1)]
+    solver = load_solver(store.folder(run) / "solver.prototxt")
+    for access in accesses:
+        is_first = access is accesses[0]
+        kept: list[int] = []
+        at = [0]
+        reporter = Reporter(access, row_of(store, run))
+        reporter.solver = solver
+        start = 0 if is_first or resumed_at is None else resumed_at
+        reporter(events.Started(start, 100, "small", "step"))
+        reporter._save_best = lambda kept=kept, at=at: kept.append(at[0])  # type: ignore[method-assign]
+        for now, (accuracy, loss) in tests.items():
+            if now >= start and (not is_first or resumed_at is None or now <= resumed_at):
+                outputs = (events.Output("accuracy", accuracy, 0.0), events.Output("loss", loss, 1.0))
+                at[0] = now
+                reporter(events.Tested(now, 0, outputs, None))
+        assert kept == [
+            each for each in wanted if each > start and (not is_first or each <= (resumed_at or 100))
+        ]
+    row = row_of(store, run)
+    assert (row["best"], row["best_at"], row["best_of"]) == (1.0, 40, "val accuracy")
 
 
 def test_a_loss_that_is_no_number_ends_the_run_before_a_snapshot(store: Store) -> None:

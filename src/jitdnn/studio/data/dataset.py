@@ -27,6 +27,8 @@ from jitdnn.studio.store import data_folder
 Array = NDArray[Any]
 Row = dict[str, Any]
 
+#: the file of the mean of the training part
+MEAN: Final = "mean.npy"
 PARTS: Final = ("train", "val", "test")
 
 
@@ -67,8 +69,9 @@ class Dataset:
 
     @cached_property
     def mean(self) -> Array:
-        """The mean image of the training part, float32 (C, H, W)."""
-        return read_npy(self.folder / "mean.npy")
+        """The mean image of the training part, float32 (C, H, W), as it is kept; where it is gone, made again."""
+        kept = self.folder / MEAN
+        return read_npy(kept) if kept.is_file() else mean_image(self)
 
     @property
     def mean_pixel(self) -> list[float]:
@@ -104,6 +107,16 @@ class Dataset:
                 raise InvalidArgument(f"the data set has no part {part!r} with images; it has {shown}")
             self._maps[name] = map_npy(self.folder / name)
         return self._maps[name]
+
+
+def mean_image(dataset: Dataset) -> Array:
+    """The mean of the training part, float32 (C, H, W)."""
+    images = dataset.images("train")
+    total = np.zeros(images.shape[1:], np.float64)
+    step = max(1, (16 << 20) // max(1, images[0].nbytes))
+    for start in range(0, len(images), step):
+        total += images[start : start + step].sum(0, dtype=np.float64)
+    return (total / len(images)).astype(np.float32)
 
 
 def open_dataset(home: Path, row: Mapping[str, Any]) -> Dataset:

@@ -19,7 +19,7 @@ import numpy as np
 from jitdnn.errors import InvalidArgument
 from jitdnn.settings import available_cores
 from jitdnn.studio.data import arrays, index
-from jitdnn.studio.data.dataset import PARTS, Dataset
+from jitdnn.studio.data.dataset import MEAN, PARTS, Dataset, mean_image
 from jitdnn.studio.data.decode import Job, decoded
 from jitdnn.studio.data.duplicates import find_twins
 from jitdnn.studio.data.entries import Listing
@@ -158,7 +158,7 @@ def _finish(folder: Path, listing: Listing, options: Options, kept: list[Job], f
     )
     dataset = Dataset(folder, listing.task, listing.classes)
     find_twins(dataset)
-    np.save(folder / "mean.npy", mean_image(dataset))
+    np.save(folder / MEAN, mean_image(dataset))
     notes = list(listing.notes)
     if failed:
         shown = ", ".join(job.entry.name for job in failed[:5])
@@ -188,16 +188,6 @@ def _finish(folder: Path, listing: Listing, options: Options, kept: list[Job], f
 def write_about(folder: Path, about: dict[str, Any]) -> None:
     """Say what lies in a folder, for whoever opens it without the studio."""
     (folder / "about.json").write_text(json.dumps(about, indent=1, ensure_ascii=False), "utf-8")
-
-
-def mean_image(dataset: Dataset) -> Any:
-    """The mean of the training part, float32 (C, H, W)."""
-    images = dataset.images("train")
-    total = np.zeros(images.shape[1:], np.float64)
-    step = max(1, (16 << 20) // max(1, images[0].nbytes))
-    for start in range(0, len(images), step):
-        total += images[start : start + step].sum(0, dtype=np.float64)
-    return (total / len(images)).astype(np.float32)
 
 
 def sealed(folder: Path) -> tuple[str, int]:

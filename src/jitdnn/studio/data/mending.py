@@ -18,8 +18,8 @@ import numpy as np
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio.data import arrays, creation, index
-from jitdnn.studio.data.dataset import PARTS, Dataset, open_dataset, read_about
-from jitdnn.studio.data.make import Made, mean_image, sealed, write_about
+from jitdnn.studio.data.dataset import MEAN, PARTS, Dataset, mean_image, open_dataset, read_about
+from jitdnn.studio.data.make import Made, sealed, write_about
 from jitdnn.studio.store import Row, Store, data_folder
 
 #: labels that are no class
@@ -173,7 +173,7 @@ def _apply(old: Dataset, folder: Path) -> Made:
     dataset = Dataset(folder, old.task, old.classes)
     if "train" not in dataset.parts:
         raise InvalidArgument("no image to train with is left: label some, or take changes back")
-    np.save(folder / "mean.npy", mean_image(dataset))
+    np.save(folder / MEAN, mean_image(dataset))
     about = read_about(old.folder) | {"version_of": old.folder.name}
     write_about(folder, about)
     notes = [f"{sum(gone.values()):,} images were left out or had no label"] if any(gone.values()) else []

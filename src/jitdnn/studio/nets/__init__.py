@@ -1,5 +1,6 @@
 """Nets of the studio: a gallery, what is wrong with a text and where, and the files that a worker trains from."""
 
+from jitdnn.studio.nets.asked import settled
 from jitdnn.studio.nets.checks import check
 from jitdnn.studio.nets.facts import DataFacts
 from jitdnn.studio.nets.gallery import gallery
@@ -22,5 +23,6 @@ __all__ = [
     "graph",
     "plan",
     "preview",
+    "settled",
     "write",
 ]

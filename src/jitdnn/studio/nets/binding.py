@@ -185,8 +185,9 @@ def _transform(
     """What the text says is done to images, with what the options say in its place."""
     result = layer.transform_param.copy()
     if result.has("mean_file"):
+        if result.mean_file != "mean.npy":
+            changes.add(layer, f"layer {layer.name!r}: the mean image is that of the data set")
         result.mean_file = "mean.npy"
-        changes.add(layer, f"layer {layer.name!r}: the mean image is that of the data set")
     if options.mirror is not None:
         result.mirror = options.mirror
     if options.crop is not None:

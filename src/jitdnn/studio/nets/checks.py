@@ -10,6 +10,7 @@ from jitdnn.caffe.net import Net
 from jitdnn.caffe.schema import NetState
 from jitdnn.errors import InvalidArgument, JitdnnError, ParseError
 from jitdnn.settings import current, format_bytes
+from jitdnn.studio.nets.asked import asked_of
 from jitdnn.studio.nets.binding import Bound, bind, freeze, with_inputs
 from jitdnn.studio.nets.costs import activation_bytes, layer_bytes, operations, weight_bytes
 from jitdnn.studio.nets.facts import DataFacts
@@ -34,7 +35,7 @@ def check(
     of the text that it is about, if it is about one, and `problems`, all that is wrong as (line, error).
     """
     try:
-        return _checked(text, Options.of(options), DataFacts.of(dataset), Path(home))
+        return _checked(text, *asked_of(options, dataset), Path(home))
     except JitdnnError as error:
         return refused(error)
     except MemoryError:
@@ -91,6 +92,8 @@ def _checked(text: str, options: Options, facts: DataFacts, home: Path) -> dict[
         "start": None if start is None else {"kept": list(start.kept), "fresh": list(start.fresh)},
         "warnings": _warnings(net.name, facts, memory, options),
         "iterations": solver.max_iter,
+        "epochs": options.epochs,
+        "batch": options.batch,
         "rates": rates(solver),
         "solver": str(solver),
         "changes": bound.changes.listed(),

@@ -10,9 +10,8 @@ from jitdnn.caffe.drawing import draw, label
 from jitdnn.caffe.rules import filter_net
 from jitdnn.caffe.schema import LayerParameter, NetState
 from jitdnn.errors import JitdnnError
+from jitdnn.studio.nets.asked import asked_of
 from jitdnn.studio.nets.checks import checked_net, layer_facts, refused
-from jitdnn.studio.nets.facts import DataFacts
-from jitdnn.studio.nets.options import Options
 
 
 def graph(
@@ -25,7 +24,7 @@ def graph(
     of an SVG's path. Else what `check` says of what is wrong.
     """
     try:
-        chosen, facts, home = Options.of(options), DataFacts.of(dataset), Path(home)
+        (chosen, facts), home = asked_of(options, dataset), Path(home)
         bound, net = checked_net(text, chosen, facts, home, home / "runs" / "0")
     except JitdnnError as error:
         return refused(error)

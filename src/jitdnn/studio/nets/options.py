@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from jitdnn.caffe.update_rules import RULES
@@ -14,6 +14,11 @@ from jitdnn.studio.nets.schedules import SCHEDULES
 
 #: which mean of the training images is subtracted
 MEANS = ("as in the net", "none", "pixel", "image")
+# batches by the least number of training images; the steps that a training has at least, within these epochs
+_BATCHES = ((1_000, 64), (400, 32), (0, 16))
+_STEPS, _LEAST_EPOCHS, _MOST_EPOCHS = 600, 10, 100
+# percent: without, the first steps of a new net may be so long that units never answer again
+_WARMUP = 5.0
 #: of class_weights: each class counts as much as any other
 BALANCED = "balanced"
 
@@ -107,8 +112,10 @@ def _option(default: Any, check: Callable[[object], Any], about: str) -> Any:
 class Options:
     """The options of a training; `of` reads them from a mapping, whose other entries are left alone."""
 
-    epochs: int = _option(10, _whole(1, 100_000), "how often every training image is seen")
-    batch: int = _option(64, _whole(1, 65_536), "images a step")
+    epochs: int | None = _option(
+        None, _maybe(_whole(1, 100_000)), "how often every training image is seen; empty: by their number"
+    )
+    batch: int | None = _option(None, _maybe(_whole(1, 65_536)), "images a step; empty: by their number")
     accumulate: int = _option(1, _whole(1, 4_096), "batches whose gradients are added before each step")
     rate: float = _option(0.01, _real(0, 1_000), "the learning rate at the start")
     policy: str = _option("multistep", _one_of(*SCHEDULES), "how the learning rate falls")
@@ -120,7 +127,11 @@ class Options:
     steps: tuple[float, ...] | None = _option(
         None, _maybe(_percents), "percents of the training where it drops"
     )
-    warmup: float = _option(0.0, _real(0, 100), "percent of the training in which the rate rises from 0")
+    warmup: float | None = _option(
+        None,
+        _maybe(_real(0, 100)),
+        "percent of the training in which the rate rises from 0; empty: 5, none with one cycle, which rises itself",
+    )
     solver: str = _option("SGD", _one_of(*RULES), "what becomes of a gradient")
     momentum: float = _option(0.9, _real(0, 0.9999), "how much of the last step is kept")
     decay: float = _option(0.0005, _real(0, 10), "by how much weights are drawn to 0")
@@ -147,6 +158,20 @@ class Options:
     mean: str = _option("as in the net", _one_of(*MEANS), "which mean of the training images is subtracted")
     weights: str = _option("", str, "a file to start from: the weights of a run, or a caffemodel")
     freeze: tuple[str, ...] = _option((), _names, "layers whose weights stay as they are")
+
+    def settled(self, images: int) -> Options:
+        """The same for so many training images, with the values that `epochs`, `batch` and `warmup` have by themselves.
+
+        Of little data batches are small and epochs many, so that there are some hundred steps to learn in; 4,000
+        images and more get 10 epochs of batches of 64.
+        """
+        batch = self.batch or next(size for least, size in _BATCHES if images >= least)
+        each = max(1, math.ceil(images / (batch * self.accumulate)))
+        by_itself = min(max(math.ceil(_STEPS / each), _LEAST_EPOCHS), _MOST_EPOCHS)
+        warmup = self.warmup
+        if warmup is None:
+            warmup = 0.0 if self.policy == "onecycle" else _WARMUP
+        return replace(self, batch=batch, epochs=self.epochs or by_itself, warmup=warmup)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:

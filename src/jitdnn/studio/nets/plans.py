@@ -20,6 +20,7 @@ from jitdnn.planner.fronts import Point
 from jitdnn.planner.net_plan import LayerPlan
 from jitdnn.problems import Problem, parse
 from jitdnn.settings import settings
+from jitdnn.studio.nets.asked import asked_of
 from jitdnn.studio.nets.binding import Bound, with_inputs
 from jitdnn.studio.nets.checks import checked_net, layers_of, refused
 from jitdnn.studio.nets.facts import DataFacts
@@ -53,7 +54,7 @@ def plan(
     (limit, peak, seconds, lost, again), or why it cannot be kept. Else what `check` says of what is wrong.
     """
     try:
-        chosen, facts = Options.of(options), DataFacts.of(dataset)
+        chosen, facts = asked_of(options, dataset)
         bound, net = checked_net(text, chosen, facts, Path(home), Path(home) / "runs" / "0")
         return _planned(bound, net, chosen, facts, alternatives, seconds, device)
     except JitdnnError as error:

@@ -12,10 +12,9 @@ from jitdnn.caffe.transform import Transformer
 from jitdnn.errors import JitdnnError
 from jitdnn.studio.data import open_dataset
 from jitdnn.studio.data.sheets import sheet
+from jitdnn.studio.nets.asked import asked_of
 from jitdnn.studio.nets.binding import bind
 from jitdnn.studio.nets.checks import refused
-from jitdnn.studio.nets.facts import DataFacts
-from jitdnn.studio.nets.options import Options
 
 #: images that are shown, `TIMES` times each; where nothing is random so many images, once each
 IMAGES: Final = 2
@@ -31,7 +30,7 @@ def preview(
     time. The mean and the scale are left out: they change no picture. Else what `check` says of what is wrong.
     """
     try:
-        chosen, facts = Options.of(options), DataFacts.of(dataset)
+        chosen, facts = asked_of(options, dataset)
         bound = bind(text, chosen, facts, Path(home), Path(home) / "runs" / "0")
         layer = next(each for each in bound.net.layer if each.type == "Data")
         parameter = layer.transform_param.copy()

@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.caffe.arrays import read_npy
 from jitdnn.caffe.deployment import deployment
 from jitdnn.caffe.prototxt import to_text
 from jitdnn.files import write_whole
+from jitdnn.studio.data import open_dataset
+from jitdnn.studio.nets.asked import asked_of
 from jitdnn.studio.nets.binding import Bound
 from jitdnn.studio.nets.checks import checked_net
-from jitdnn.studio.nets.facts import DataFacts
 from jitdnn.studio.nets.fine_tuning import START, start_from
 from jitdnn.studio.nets.loss_matrix import FILE, loss_matrix, train_by_matrix
-from jitdnn.studio.nets.options import Options
 from jitdnn.studio.nets.solvers import solver_of
-from jitdnn.studio.store import ORIGINAL, SOLVER, data_folder
+from jitdnn.studio.store import ORIGINAL, SOLVER
 
 
 def write(
@@ -32,7 +31,7 @@ def write(
     Raises JitdnnError for what `check` finds wrong; nothing is written then.
     """
     folder, home = Path(folder), Path(home)
-    settings, facts = Options.of(options), DataFacts.of(dataset)
+    settings, facts = asked_of(options, dataset)
     bound, net = checked_net(text, settings, facts, home, folder)
     solver = solver_of(settings, facts)
     start = start_from(bound, net, settings.weights, settings.freeze) if settings.weights else None
@@ -46,7 +45,7 @@ def write(
         arrays: dict[str, Any] = dict(start.arrays)
         write_whole(folder / START, lambda file: np.savez(file, **arrays))
         solver.weights = [START]
-    _write_mean(bound, facts, home, folder)
+    _write_mean(bound, dataset, home, folder)
     for name, content in (
         (ORIGINAL, text),
         ("net.prototxt", to_text(bound.net)),
@@ -61,13 +60,13 @@ def _write_text(path: Path, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def _write_mean(bound: Bound, facts: DataFacts, home: Path, folder: Path) -> None:
+def _write_mean(bound: Bound, dataset: Mapping[str, Any], home: Path, folder: Path) -> None:
     """Put the mean of the training images where the net's layers of data expect it."""
     layers = [layer for layer in bound.net.layer if layer.type == "Data"]
     pixels = [layer for layer in layers if layer.transform_param.mean_value]
     if not any(layer.transform_param.has("mean_file") for layer in layers) and not pixels:
         return
-    mean = read_npy(data_folder(home, facts.number) / "mean.npy")
+    mean = open_dataset(home, dataset).mean
     for layer in pixels:
         layer.transform_param.mean_value = [round(float(value), 4) for value in mean.mean((1, 2), np.float64)]
     if any(layer.transform_param.has("mean_file") for layer in layers):

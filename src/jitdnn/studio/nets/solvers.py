@@ -44,5 +44,5 @@ def solver_of(options: Options, facts: DataFacts) -> SolverParameter:
         solver.ema_decay = options.weight_average
     set_policy(solver, options.policy, options)
     if options.warmup:
-        solver.warmup_iter = min(most, math.ceil(options.warmup * most / 100))
+        solver.warmup_iter = int(options.warmup * most / 100)
     return solver

@@ -107,7 +107,7 @@ async def start(studio: Studio, asked: Training) -> int:
         dataset = dataset_of(studio, asked.dataset)  # it may have been deleted while the net was looked at
         number = store.insert(
             "run", name=asked.name.strip() or f"{title} on {dataset['name']}"[:120], dataset=asked.dataset,
-            net_name=title, options=asked.options.model_dump(), state=PREPARING,
+            net_name=title, options=nets.settled(asked.options.model_dump(), dataset), state=PREPARING,
             wants=asked.wants, priority=asked.priority,
             parent=asked.parent if asked.parent and store.one("run", asked.parent) else None,
         )  # fmt: skip

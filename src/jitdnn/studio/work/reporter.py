@@ -18,6 +18,7 @@ PERIOD = 0.2
 _TIMED = 50
 _KEPT = 2
 PREFIX = "snap"
+_WORST = (-math.inf, -math.inf)
 
 
 class Diverged(JitdnnError):
@@ -44,7 +45,7 @@ class Reporter:
         self._marks: list[tuple[int, str]] = []
         self._last_told = time.monotonic()
         self._seen: int | None = None  # the snapshot that training goes on from
-        self._best, self._best_loss, self._waited = -math.inf, math.inf, 0
+        self._best, self._best_loss, self._waited = _WORST, math.inf, 0
         self.why = ""  # why patience ended it
         self.intent = ""
         self.is_leaving = False  # told by a signal handler: stop after this iteration
@@ -79,13 +80,16 @@ class Reporter:
         self._values |= {"iteration": iteration, "max_iter": self.solver.parameter.max_iter}
         if self._seen is None:
             self._marks.append((iteration, "training begins"))
-        for at, value in self._access.history("val loss", iteration):
+        losses = dict(self._access.history("val loss", iteration))
+        for at, value in losses.items():
             if at < iteration:  # the test at the snapshot's own iteration is run again
                 self._judge_loss(value)
-        judged = "val " + self._accuracy if self._accuracy else "val loss"
-        sign = 1 if self._accuracy else -1
-        before = [sign * value for at, value in self._access.history(judged, iteration) if at]
-        self._best = max(before, default=-math.inf)
+        if self._accuracy:
+            told = self._access.history(f"val {self._accuracy}", iteration)
+            before = [_judged(value, losses.get(at)) for at, value in told if at]
+        else:
+            before = [_judged(None, value) for at, value in losses.items() if at]
+        self._best = max(before, default=_WORST)
 
     def _is_snapshot_near(self, event: Event) -> bool:
         if not isinstance(event, Iterated):
@@ -107,12 +111,13 @@ class Reporter:
 
     def _tested(self, event: Tested) -> None:
         prefix = "val " if event.net == 0 else f"val {event.net + 1} "
-        weighted = [output for output in event.outputs if output.weight]
         self._points += [(prefix + output.name, event.iteration, output.value) for output in event.outputs]
         if event.net:
             return
-        loss = sum(output.weight * output.value for output in weighted) if weighted else None
-        if loss is not None and all(output.name != "loss" for output in event.outputs):
+        loss = next((output.value for output in event.outputs if output.name == "loss"), None)
+        weighted = [output.weight * output.value for output in event.outputs if output.weight]
+        if loss is None and weighted:
+            loss = sum(weighted)
             self._points.append(("val loss", event.iteration, loss))
         accuracy = next((o.value for o in event.outputs if o.name == self._accuracy), None)
         if accuracy is not None:
@@ -125,13 +130,15 @@ class Reporter:
                 self.solver.stop()
 
     def _keep_best(self, iteration: int, accuracy: float | None, loss: float | None) -> None:
-        """The weights of the best test are kept: by accuracy where the net says one, otherwise by loss."""
-        judged = accuracy if accuracy is not None else None if loss is None else -loss
-        if judged is None or not iteration or not judged > self._best:
+        """The weights of the best test are kept: by accuracy where the net says one, and of equal ones by loss; else by
+        loss alone. Of few images the same number is right again and again, first of all where the net hardly knows.
+        """
+        judged = _judged(accuracy, loss)
+        if not iteration or judged <= self._best:
             return
         self._best = judged
         self._save_best()
-        self._values |= {"best": abs(judged) if accuracy is None else judged, "best_at": iteration}
+        self._values |= {"best": loss if accuracy is None else accuracy, "best_at": iteration}
         self._values["best_of"] = f"val {self._accuracy}" if accuracy is not None else "val loss"
 
     def _save_best(self) -> None:
@@ -176,6 +183,13 @@ class Reporter:
             raise Diverged(
                 f"the loss is no number since iteration {wrong:,}: a lower learning rate, or clip_gradients, may help"
             )
+
+
+def _judged(accuracy: float | None, loss: float | None) -> tuple[float, float]:
+    """What tests are ordered by; what is no number is the worst."""
+    right = 0.0 if accuracy is None else accuracy if math.isfinite(accuracy) else -math.inf
+    lost = -loss if loss is not None and math.isfinite(loss) else -math.inf
+    return (right, lost) if accuracy is not None or lost > -math.inf else _WORST
 
 
 def _accuracy_of(solver: Solver) -> str | None:

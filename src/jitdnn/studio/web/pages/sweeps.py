@@ -137,7 +137,7 @@ def _asked(base: Row, form: dict[str, str]) -> Sweep:
 async def start(studio: Studio, asked: Sweep) -> int:
     """Check the first trial and add the sweep; return its number. Raises JitdnnError."""
     plan, dataset = asked.plan(), dataset_of(studio, asked.dataset)
-    text, options = check(plan, asked.net, asked.options.model_dump())
+    text, options = check(plan, asked.net, nets.settled(asked.options.model_dump(), dataset))
     options["weights"] = weights_file(studio.home, str(options.get("weights") or ""))
     found = await studio.inspector.inspect(nets.check, text, options, dataset, studio.home)
     if not found["ok"]:
@@ -147,7 +147,7 @@ async def start(studio: Studio, asked: Sweep) -> int:
     name = asked.name.strip() or f"Sweep of {title} on {dataset['name']}"[:120]
     return await asyncio.to_thread(
         sweeps.create, studio.store, plan, name=name, dataset=dataset, net_name=title, text=asked.net,
-        options=asked.options.model_dump(), wants=asked.wants, priority=asked.priority,
+        options=nets.settled(asked.options.model_dump(), dataset), wants=asked.wants, priority=asked.priority,
     )  # fmt: skip
 
 

@@ -21,6 +21,10 @@ if (net) {
     $(".gutter").innerHTML = lines.map((_, at) => (at + 1 === bad ? `<b>${at + 1}</b>` : at + 1)).join("\n");
     $(".ink").innerHTML = `${lines.map((line, at) => (at + 1 === bad ? `<span class="bad">${coloured(line) || " "}</span>` : coloured(line))).join("\n")}\n `;
     $("#start").disabled = $("#verdict")?.classList.contains("bad") ?? false;
+    for (const name of ["epochs", "batch"]) { // what an empty field means for this data set
+      const value = $("#verdict")?.dataset[name];
+      if (value) $(`#training [name=${name}]`).placeholder = value;
+    }
   };
   net.addEventListener("input", paint);
   document.addEventListener("htmx:after:swap", paint);
