@@ -1,14 +1,17 @@
-"""Training steps of networks under `torch.compile`: Inductor alone, and with our pass, in turns in one process.
+"""Training steps of networks under `torch.compile`, Inductor alone and with our pass, or eager, stock and converted, in
+turns in one process.
 
-    python benchmarks/torch_inductor.py [MODEL ...] [--batch 128] [--mode default reduce-overhead] [--seconds 10]
-        [--side 224] [--dtype bf16] [--device cuda] [--inference] [--measure first] [--explain] [--json FILE]
+    python benchmarks/torch_inductor.py [MODEL ...] [--batch 128] [--mode default reduce-overhead eager]
+        [--seconds 10] [--side 224] [--dtype bf16] [--device cuda] [--memory last] [--inference]
+        [--measure first] [--explain] [--json FILE]
 
-On a GPU a step is forward in training mode under autocast, the cross-entropy and the backward pass, images with
-channels last; milliseconds are those of the GPU's events over some steps without waiting, the least of all turns. Every
-pair of a mode starts from the same weights, and the losses of the first steps must agree. MODEL: one of `torch_zoo.py`
-(tests/helpers: convnext_tiny, resnext50, ...), or `timm:NAME` where timm is installed. `first s` is the time of the
-first step, with compiling and measuring; a second run of the script has what was kept of it. `torch_peak.py` tells
-memory.
+On a GPU a step is forward in training mode under autocast, the cross-entropy and the backward pass, with channels last
+(in mode `eager` the same without torch.compile); milliseconds are those of the GPU's events over some steps without
+waiting, the least of all turns. Every pair of a mode starts from the same weights, and the losses of the first steps
+must agree. MODEL: one of `torch_zoo.py` (tests/helpers: convnext_tiny, resnext50, ...), one of `torch_zoo_axes.py`
+(replknet, x3d, unet3d, ...), whose examples and batches are their own, or `timm:NAME` where timm is installed. `first
+s` is the time of the first step, with compiling and measuring; a second run of the script has what was kept of it.
+`torch_peak.py` tells memory.
 """
 
 from __future__ import annotations
@@ -28,10 +31,12 @@ from torch_peers import network, without_dropout
 
 import jitdnn.torch as jt
 from jitdnn.frameworks.torch.backend import register
+from torch_zoo_axes import MODELS as AXES
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 STEPS = 5  # without waiting for the GPU
 WARM = 4  # of them some are recorded as CUDA graphs
+MEMORY = {4: torch.channels_last, 5: torch.channels_last_3d}
 MODELS = ("convnext_tiny", "resnext50", "mobilenet_v2", "resnet50")
 
 
@@ -41,7 +46,9 @@ class Peer:
     def __init__(self, model: nn.Module, is_ours: bool, mode: str, arguments: argparse.Namespace) -> None:
         self.model = copy.deepcopy(model)
         self._arguments = arguments
-        if is_ours:
+        if mode == "eager":
+            self._run = jt.convert(self.model, measure=arguments.measure) if is_ours else self.model
+        elif is_ours:
             options = {"measure": arguments.measure, "mode": mode}
             self._run = torch.compile(self.model, backend="jitdnn_inductor", options=options)
         else:
@@ -82,14 +89,22 @@ def row(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a step of both for one model."""
     torch._dynamo.reset()
     arguments.mode_has_graphs = mode in ("reduce-overhead", "max-autotune")
-    model = without_dropout(network(name)).to(arguments.device, memory_format=torch.channels_last)
-    model.train(not arguments.inference)
+    model, shape = without_dropout(network(name)), (arguments.batch, 3, arguments.side, arguments.side)
+    if name in AXES:
+        shape = (arguments.batch if arguments.batch_is_given else AXES[name].batch, *AXES[name].shape)
+    order = (
+        MEMORY.get(len(shape), torch.contiguous_format)
+        if arguments.memory == "last"
+        else torch.contiguous_format
+    )
+    model = model.to(arguments.device, memory_format=order).train(not arguments.inference)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(arguments.batch, 3, arguments.side, arguments.side, generator=generator)
-    x = x.to(arguments.device).contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(0, 1000, (arguments.batch,), generator=generator).to(arguments.device)
+    x = torch.randn(shape, generator=generator).to(arguments.device).contiguous(memory_format=order)
+    with torch.no_grad():
+        _, classes, *places = copy.deepcopy(model)(x[:2]).shape
+    labels = torch.randint(0, classes, (shape[0], *places), generator=generator).to(arguments.device)
     peers = {"stock": Peer(model, False, mode, arguments), "ours": Peer(model, True, mode, arguments)}
-    found: dict[str, Any] = {"model": name, "mode": mode, "batch": arguments.batch, "dtype": arguments.dtype}
+    found: dict[str, Any] = {"model": name, "mode": mode, "batch": shape[0], "dtype": arguments.dtype}
     losses = {}
     for peer, one in peers.items():
         begin = perf_counter()
@@ -113,7 +128,7 @@ def row(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*")
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, help="[128]")
     parser.add_argument("--mode", nargs="+", default=["default", "reduce-overhead"])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--side", type=int, default=224)
@@ -121,12 +136,15 @@ def main() -> None:
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu"
     )
+    parser.add_argument("--memory", choices=("first", "last"), default="last", help="order of channels")
     parser.add_argument("--inference", action="store_true")
     parser.add_argument("--measure", choices=("first", "never"), default="first")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--explain", action="store_true", help="what the pass decided, to stderr")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    arguments.batch_is_given = arguments.batch is not None
+    arguments.batch = arguments.batch or 128
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     register()
@@ -148,7 +166,8 @@ def main() -> None:
     lines.append(f"stock / ours: geometric mean {mean:.3f}, least {min(one['speed'] for one in rows):.3f}")
     sys.stdout.write("\n".join(lines) + "\n")
     if arguments.json is not None:
-        arguments.json.write_text("\n".join(map(json.dumps, rows)) + "\n")
+        with arguments.json.open("a") as kept:
+            kept.write("\n".join(map(json.dumps, rows)) + "\n")
 
 
 def explained() -> None:

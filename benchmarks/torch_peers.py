@@ -49,8 +49,11 @@ def network(name: str) -> Any:
     import torch
 
     from torch_zoo import MODELS, settled
+    from torch_zoo_axes import MODELS as AXES
 
     torch.manual_seed(0)
+    if name in AXES:
+        return AXES[name].build().eval()
     if name.startswith("timm:"):
         import timm
 
