@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 import jitdnn.torch as jt
 from jitdnn.frameworks.torch.kinds import observers
+from torch_zoo import SMALL, settled
 
 
 def model() -> nn.Sequential:
@@ -36,10 +38,58 @@ def ddp(group: Any) -> None:
 
 
 def fsdp(group: Any) -> None:
+    _check(group, _sharded)
+
+
+def _sharded(model: nn.Module) -> Any:
+    """FSDP2: the layers of a model by themselves, and what is left."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    _check(group, lambda ours: fully_shard(ours, mesh=init_device_mesh("cpu", (dist.get_world_size(),))))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for child in model.children():
+        if any(True for _ in child.parameters()):
+            fully_shard(child, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def ddp_steps(group: Any) -> None:
+    _check_steps(group, nn.parallel.DistributedDataParallel)
+
+
+def fsdp_steps(group: Any) -> None:
+    _check_steps(group, _sharded)
+
+
+def _check_steps(group: Any, wrap: Any) -> None:
+    """20 steps of a small ResNet, in double precision, where nothing that rounding decides grows: its losses, weights
+    and statistics are those of stock's under the same wrapping."""
+    torch.manual_seed(0)
+    plain = settled(SMALL["resnet18"]()).double().train()
+    generator = torch.Generator().manual_seed(group.rank)
+    x = torch.randn((4, 3, 32, 32), generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, 10, (4,), generator=generator)
+    losses, states = [], []
+    for model in (copy.deepcopy(plain), jt.convert(copy.deepcopy(plain), measure="never")):
+        wrapped = wrap(model)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.05, momentum=0.9)
+        taken = []
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(wrapped(x), labels)
+            loss.backward()
+            optimizer.step()
+            taken.append(loss.detach())
+        losses.append(torch.stack(taken))
+        states.append({name: _whole(each.detach()) for name, each in model.state_dict().items()})
+    assert losses[0][-1] < losses[0][0] / 2  # it learns: weights have moved
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(states[1], states[0], rtol=1e-8, atol=1e-9)
+
+
+def _whole(tensor: Any) -> Any:
+    """All of a tensor of which each process has a part."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _check(group: Any, wrap: Any) -> None:
@@ -55,8 +105,7 @@ def _check(group: Any, wrap: Any) -> None:
         wrapped(images(group.rank)).square().mean().backward()
     finally:
         observers.remove(observe)
-    found = [parameter.grad for parameter in ours.parameters()]
-    found = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in found]
+    found = [_whole(parameter.grad) for parameter in ours.parameters()]
     torch.testing.assert_close(found, expected(group.size), rtol=1e-4, atol=1e-5)
     assert seen
     assert all(kind.decision.is_ours for kind in seen)

@@ -9,11 +9,11 @@ from process_groups import Ranks
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "sync"])
-def test_two_processes_have_the_mean_gradients_and_torchs_statistics(kind: str, ranks: Ranks) -> None:
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "ddp_steps", "fsdp_steps", "sync"])
+def test_two_processes_have_gradients_steps_and_statistics_of_torchs(kind: str, ranks: Ranks) -> None:
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this PyTorch has no gloo")
-    if kind == "fsdp":
+    if kind.startswith("fsdp"):
         pytest.importorskip("torch.distributed.fsdp", reason="this PyTorch has no FSDP")
         if not hasattr(torch.distributed.fsdp, "fully_shard"):
             pytest.skip("this PyTorch has no fully_shard")
