@@ -391,6 +391,12 @@ def torch_operators() -> str:
         (r"Linear", DTYPES, "dense rows", (problems.Convolution,)),
         (r"BatchNorm\w*", functional.NORMALIZED, "any strides", (problems.BatchNorm,)),
         (
+            r"SyncBatchNorm",
+            functional.NORMALIZED,
+            'any strides; eager calls alone; on cuda with `measure="never"`',
+            (problems.BatchNorm,),
+        ),
+        (
             r"GroupNorm|InstanceNorm\w*",
             functional.NORMALIZED,
             "any strides; eager calls alone",

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 import jitdnn.torch as jt

@@ -42,12 +42,7 @@ class Activation:
         slope = self.from_x if saved == "x" else self.from_y
         if slope is None:
             raise InvalidArgument(f"the derivative of {self.name} does not follow from y: save x")
-        return trace(lambda dy, v: dy * _applied(slope, v))
-
-
-def _applied(expression: Expression, x: Any) -> Any:
-    """An expression of one input as a part of the function that is being traced."""
-    return expression.interpret([x], float, lambda name, values: apply(name, *values))
+        return trace(lambda dy, v: dy * slope.of(v))
 
 
 @dataclass(frozen=True)
@@ -234,7 +229,7 @@ def activation(name: str, coef: float | None = None, propagate_nan: bool = True)
         raise InvalidArgument(f"no activation {name!r}: there are {', '.join(_ROWS)}")
     coefs = _coefs(name, coef)
     derived = trace(lambda x: row.function(x, *coefs)).derivative()
-    slope = row.slope or (lambda x, *_: _applied(derived, x))
+    slope = row.slope or (lambda x, *_: derived.of(x))
     from_y = row.from_y
 
     def of_x(function: Callable[..., Any]) -> Expression:

@@ -120,6 +120,10 @@ class Expression:
             raise InvalidArgument(f"expression {self} takes {self.arity} inputs, got {len(inputs)}")
         return interpret(self.instructions, inputs, constant, apply)
 
+    def of(self, *values: Any) -> Any:
+        """The result for traced values: as a part of the function that is being traced."""
+        return self.interpret(values, float, lambda name, arguments: apply(name, *arguments))
+
     def evaluate(self, *arrays: Any) -> np.ndarray[Any, Any]:
         """The result over arrays of one floating dtype, broadcast against each other, in that dtype."""
         operands = [np.asarray(array) for array in arrays]

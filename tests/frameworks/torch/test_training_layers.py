@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import jitdnn.torch as jt
-from torch_layers import layer_errors
-from torch_zoo import SMALL, settled
+import jitdnn.torch as jt  # noqa: E402
+from torch_layers import layer_errors  # noqa: E402
+from torch_zoo import SMALL, settled  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ def test_normalization_of_two_values_loses_in_torch_what_it_loses_here() -> None
     """Of two values a channel x̂ is ±1 but for epsilon, and the gradient what is left of a difference: ours and torch's
     lose the same digits there, and what a whole model loses says nothing of either."""
     torch.manual_seed(0)
-    stock = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 1), torch.nn.BatchNorm2d(64), torch.nn.Conv2d(64, 2, 1))
+    stock = torch.nn.Sequential(
+        torch.nn.Conv2d(64, 64, 1), torch.nn.BatchNorm2d(64), torch.nn.Conv2d(64, 2, 1)
+    )
     model = jt.convert(stock, measure="never")
     x = torch.randn(2, 64, 1, 1)
-    errors = {
-        (one.layer, one.direction): one for one in layer_errors(model, lambda m: m(x).square().mean())
-    }
+    errors = {(one.layer, one.direction): one for one in layer_errors(model, lambda m: m(x).square().mean())}
     assert all(one.is_good for one in errors.values()), errors
     data = errors["1", "data"]
     assert data.stock > 5 * errors["0", "data"].stock

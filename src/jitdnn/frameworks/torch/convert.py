@@ -14,7 +14,7 @@ from jitdnn.errors import InvalidArgument, InvalidType
 from jitdnn.frameworks.torch import memory_option
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.memory import unlimit_memory
-from jitdnn.frameworks.torch.modules import CONVERTED, OPTIONS, OWN, REVERTED
+from jitdnn.frameworks.torch.modules import CONVERTED, OPTIONS, OWN, REVERTED, Sequential, is_block
 from jitdnn.frameworks.torch.options import Options, is_disabled
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -69,6 +69,8 @@ def convert(
         raise InvalidArgument("example, loss and chain are for memory_limit, which is not given")
     for name, module in model.named_modules():
         ours = CONVERTED.get(type(module), type(module) if type(module) in REVERTED else None)
+        if is_block(module):
+            ours = Sequential
         if ours is None:
             near = next((stock for stock in CONVERTED if isinstance(module, stock)), None)
             if near is not None and not is_excluded(name, module) and is_included(name, module):

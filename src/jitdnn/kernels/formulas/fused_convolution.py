@@ -31,7 +31,7 @@ from jitdnn.kernels.formulas.row_algorithms import RowGenerator, Step
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.rtcg.activations import activation
-from jitdnn.rtcg.expression import Expression, apply, trace
+from jitdnn.rtcg.expression import Expression, trace
 from jitdnn.tensor import TensorDescriptor, compute_dtype, packed_strides
 
 _ALIGNMENT = 256
@@ -44,7 +44,7 @@ def prologue_expression(function: str, coef: float | None) -> Expression:
     known = activation(function, coef).forward
 
     def of(x: Any, scale: Any, shift: Any) -> Any:
-        return known.interpret([x * scale + shift], float, lambda name, values: apply(name, *values))
+        return known.of(x * scale + shift)
 
     return trace(of)
 

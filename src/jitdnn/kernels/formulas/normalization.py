@@ -10,7 +10,7 @@ from jitdnn.kernels.formulas.named_programs import Formula, NamedPlan, Names, Ro
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.normalization import Normalization
 from jitdnn.rtcg.activations import activation
-from jitdnn.rtcg.expression import Expression, apply
+from jitdnn.rtcg.expression import apply
 from jitdnn.tensor import TensorDescriptor
 
 
@@ -53,7 +53,7 @@ def result_of(problem: Normalization) -> Formula:
             y = y + getattr(v, term) if term in v else y
         if not isinstance(problem, BatchNorm) or problem.activation == "identity":
             return y
-        return _applied(activation(problem.activation).forward, y)
+        return activation(problem.activation).forward.of(y)
 
     return formula
 
@@ -64,16 +64,7 @@ def gradient_of(problem: Normalization) -> Formula:
         return lambda v: v.dy
     slope = activation(problem.activation).from_y
     assert slope is not None
-    return lambda v: v.dy * _applied(slope, v.y)
-
-
-def _applied(function: Expression, value: Any) -> Any:
-    """A function of one number, of a traced value."""
-
-    def constant(number: float) -> Any:
-        return number
-
-    return function.interpret([value], constant, lambda name, values: apply(name, *values))
+    return lambda v: v.dy * slope.of(v.y)
 
 
 class Running(NamedTuple):
