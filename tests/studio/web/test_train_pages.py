@@ -182,6 +182,10 @@ def test_plan_is_for_the_place_where_a_training_would_start(client: TestClient) 
     store.update("place", gpu, settings=told | {"facts": facts | half})
     slower = client.post("/api/plan", json=asked).json()
     assert on_gpu["seconds"] < slower["seconds"] < 2.2 * on_gpu["seconds"]
+    wide = {"batch": 64, "math": "tf32"}
+    store.update("place", gpu, settings=told)
+    rounded = client.post("/api/plan", json=asked | {"options": wide}).json()
+    assert rounded["seconds"] < on_gpu["seconds"]
     store.update("place", gpu, settings={})  # it was found by an executor that does not tell
     assert "is not known here" in client.post("/api/plan", json=asked).json()["missing"]
     assert "is not known here" in client.post("/train/plan", data=FORM, headers={"HX-Request": "true"}).text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jitdnn.caffe import events, load_solver
+from jitdnn.settings import settings
 from jitdnn.studio.store import Store
 from jitdnn.studio.work import kept_settings, worker
 from jitdnn.studio.work.reporter import Reporter
@@ -150,6 +152,25 @@ def test_on_another_processor_a_run_goes_on_and_says_so(store: Store) -> None:
         kept.write_text(damage)
         assert kept_settings.keep(store.folder(run), "cpu")[0] != []
         assert kept.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("asked", "machine", "wanted"), [("tf32", "fp32", "tf32"), ("fp32", "tf32", "fp32"), ("", "tf32", "tf32")]
+)
+def test_products_are_computed_in_what_the_run_asks_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch, asked: str, machine: str, wanted: str
+) -> None:
+    """It is kept from the first start on, whatever the machine's settings are later; a processor says it cannot."""
+    run = make_run(store, 40, options={"math": asked})
+    access = Asked(store, run, begin(store, run), 5, lambda: store.update("run", run, intent="pause"))
+    with settings(math=machine):
+        assert worker.train(access) == 0
+    assert worker.train(StoreRunAccess(store, run, begin(store, run))) == 0
+    assert row_of(store, run)["state"] == "done"
+    kept = json.loads((store.folder(run) / "settings.json").read_text())
+    assert kept["settings"]["math"] == wanted
+    marks = [mark["text"] for mark in store.rows("SELECT text FROM mark WHERE run = ? ORDER BY seq", run)]
+    assert sum("no matrix units for tf32" in mark for mark in marks) == (wanted == "tf32")
 
 
 def test_stop_keeps_what_was_learnt(store: Store) -> None:

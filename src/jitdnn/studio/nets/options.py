@@ -12,6 +12,8 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.settings import parse_bytes
 from jitdnn.studio.nets.schedules import SCHEDULES
 
+#: arithmetic of products of float32 numbers that a training may choose; sums and what is kept are float32 in both
+MATHS = ("fp32", "tf32")
 #: which mean of the training images is subtracted
 MEANS = ("as in the net", "none", "pixel", "image")
 # batches by the least number of training images; the steps that a training has at least, within these epochs
@@ -149,6 +151,12 @@ class Options:
     tests: int = _option(2, _whole(1, 100), "tests an epoch")
     snapshots: float = _option(1.0, _real(0, 100), "snapshots an epoch, 0: only at the end")
     seed: int = _option(1, _whole(0, 2**31 - 1), "of all that is random")
+    math: str = _option(
+        "",
+        _one_of("", *MATHS),
+        "what products are computed in: tf32 rounds factors to 11 bits, on matrix units of NVIDIA GPUs alone; "
+        "empty: as the settings of the machine say",
+    )
     memory_limit: str = _option("", _bytes, "the most memory that training may take, as 64 MiB; empty: any")
     mirror: bool | None = _option(None, _maybe(_flag), "mirror every second image")
     crop: int | None = _option(

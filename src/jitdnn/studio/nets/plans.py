@@ -91,7 +91,8 @@ def _planned(
             )
             for each in asked
         ]
-        with Handle(device, choice="model", deterministic=True) as handle:
+        how = {"math": options.math} if options.math else {}
+        with Handle(device, choice="model", deterministic=True, **how) as handle:
             found = plan_net(named, alternatives=alternatives, stop=stop, handle=handle)
         name = found.device_name
         rows = [

@@ -58,14 +58,18 @@ def train(access: RunAccess) -> int:
             return ranks.joined(access, _train, _follow)
         row = access.run()
         devices = devices_of(row["device"] or "cpu")
+        math = row["options"].get("math") or current().math
         with settings(
-            threads=max(1, current().threads // len(devices))
+            threads=max(1, current().threads // len(devices)), math=math
         ):  # processes of one host divide its cores
             written, note = kept_settings.keep(access.folder, devices[0])
+        notes = [note] if note else []
+        if math == "tf32" and written and not devices[0].startswith("cuda"):
+            notes.append(f"products are of fp32: {devices[0]} has no matrix units for tf32")
         access.tell(
             Report(
                 values={"message": "", "started": time.time(), **identity()},
-                marks=[(row["iteration"], note)] if note else (),
+                marks=[(row["iteration"], text) for text in notes],
             )
         )
         for file in written:

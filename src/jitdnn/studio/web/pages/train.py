@@ -32,7 +32,7 @@ GROUPS = {
     "Images": ("mean", "scale", "crop", "mirror"),
     "Tests and snapshots": ("tests", "snapshots"),
     "Fine-tuning": ("weights", "freeze"),
-    "Memory": ("memory_limit",),
+    "Arithmetic and memory": ("math", "memory_limit"),
 }
 
 
@@ -116,6 +116,11 @@ def _choices(studio: Studio) -> dict[str, list[tuple[str, str]]]:
     )
     return {
         "solver": [(name, name) for name in RULES],
+        "math": [
+            ("", "As the machine's settings say"),
+            ("fp32", "fp32"),
+            ("tf32", "tf32, on matrix units of GPUs"),
+        ],
         "mean": [(name, name[:1].upper() + name[1:]) for name in nets.MEANS],
         "mirror": [("", "As in the net"), ("true", "Yes"), ("false", "No")],
         "weights": [
