@@ -11,7 +11,7 @@ import stat
 import threading
 import zipfile
 from abc import ABC, abstractmethod
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Final
 
 from jitdnn import limits
@@ -28,7 +28,7 @@ _IGNORED: Final = {"__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini"}
 class Container(ABC):
     """Files by their relative names, `a/b.png`. It may be pickled, and then opens anew where it is unpickled."""
 
-    path: Path
+    path: PurePath
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -48,6 +48,8 @@ class Container(ABC):
 class Folder(Container):
     """A folder of this machine."""
 
+    path: Path
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._odd: dict[str, str] = {}  # files whose names are no UTF-8, by the names that they are shown by
@@ -55,10 +57,10 @@ class Folder(Container):
     def names(self) -> list[str]:
         found: list[str] = []
         for folder, folders, files in os.walk(self.path, followlinks=False):
-            folders[:] = sorted(name for name in folders if not _is_hidden(name))
+            folders[:] = sorted(name for name in folders if not is_hidden(name))
             inside = os.path.relpath(folder, self.path)
             start = "" if inside == "." else f"{inside}{os.sep}"
-            found += [start + name for name in sorted(files) if not _is_hidden(name)]
+            found += [start + name for name in sorted(files) if not is_hidden(name)]
             if len(found) > MOST_FOLDER_FILES:
                 raise InvalidArgument(
                     f"{self.path} has more than {MOST_FOLDER_FILES:,} files: at most so many are taken"
@@ -88,6 +90,8 @@ class Folder(Container):
 class Zip(Container):
     """A zip file. All that is read from it counts towards ALL_BYTES."""
 
+    path: Path
+
     def __init__(self, path: Path) -> None:
         """Raises InvalidArgument for what is no zip file, or names too many files."""
         self.path = path
@@ -107,7 +111,7 @@ class Zip(Container):
             parts = PurePosixPath(info.filename).parts
             is_link = stat.S_ISLNK(info.external_attr >> 16)
             leads_out = ".." in parts or info.filename.startswith("/") or "\\" in info.filename
-            if info.is_dir() or is_link or leads_out or any(map(_is_hidden, parts)) or not parts:
+            if info.is_dir() or is_link or leads_out or any(map(is_hidden, parts)) or not parts:
                 continue
             self._infos["/".join(parts)] = index
             total += info.file_size
@@ -164,5 +168,6 @@ def _shown(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def _is_hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is left out."""
     return name.startswith(".") or name in _IGNORED

@@ -13,6 +13,7 @@ from pathlib import Path
 from jitdnn import limits
 from jitdnn.errors import InvalidArgument
 from jitdnn.studio import plugins
+from jitdnn.studio.data import buckets
 from jitdnn.studio.data.archives import list_archive
 from jitdnn.studio.data.boxes import has_boxes, list_boxes
 from jitdnn.studio.data.built_in import DIGITS, list_digits
@@ -28,12 +29,18 @@ TABLE_BYTES = 512 << 20
 
 
 def list_source(path: str, options: Options) -> Listing:
-    """What lies at a path: a folder, a zip file, a table, arrays, databases, or `DIGITS`, those of this package.
+    """What lies at a path: a folder, a zip file, a table, arrays, databases, a folder of a bucket (`s3://...`), or
+    `DIGITS`, those of this package.
 
     Raises InvalidArgument where there is nothing that a data set can be made of, and says what would do.
     """
     if path == DIGITS:
         return list_digits()
+    if buckets.is_address(path):
+        container = buckets.Bucket(path)
+        listing = _of_files(container, container.names(), options)
+        listing.kind = listing.kind or "a bucket"
+        return listing
     try:
         place = Path(path).expanduser()
         for name, plugin in plugins.load("data").items():

@@ -16,7 +16,7 @@ from starlette.datastructures import FormData
 from starlette.datastructures import UploadFile as FormFile
 
 from jitdnn.errors import InvalidArgument, JitdnnError
-from jitdnn.studio.data import creation, places
+from jitdnn.studio.data import buckets, creation, places
 from jitdnn.studio.data.built_in import DIGITS
 from jitdnn.studio.data.options import MODES, Options
 from jitdnn.studio.data.scan import scan
@@ -36,7 +36,8 @@ MODE_WORDS = {
 
 
 class Source(BaseModel):
-    """What a data set is made of, and how. `path` is a folder or file of the machine that runs the studio,
+    """What a data set is made of, and how. `path` is a folder or file of the machine that runs the studio, or a folder
+    of a bucket (`s3://BUCKET/FOLDER`),
     `upload` what POST /api/uploads answered, or `path` is `package:data/mnist_5k.npz` for the digits that are shipped.
     """
 
@@ -170,6 +171,8 @@ async def _chosen(studio: Studio, sent: FormData) -> tuple[Path | str, str, str]
 def _place(studio: Studio, path: str, token: str) -> Path | str:
     if token:
         return places.uploaded(studio.home, token)
+    if buckets.is_address(path):
+        return buckets.checked(path)
     return path if path == DIGITS else places.server_path(studio.store, path)
 
 
