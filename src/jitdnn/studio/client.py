@@ -14,6 +14,7 @@ Answers are what JSON has, dictionaries and lists; docs of the fields are at /ap
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,9 +59,11 @@ class Client:
         token: str | None = None,
         home: str | PathLike[str] | None = None,
         seconds: float = 600.0,
+        user: str | None = None,
     ) -> None:
         """`address` is that which the studio printed, with or without `?token=`; without it, it and the token are
         read from `home` (None: the folder that `jitdnn studio` uses). `seconds`: how long an answer is waited for.
+        `user`: a name that marks what is made (None: that of the environment, JITDNN_STUDIO_USER).
 
         Raises InvalidArgument where there is no studio or no token.
         """
@@ -76,6 +79,7 @@ class Client:
         if not self.address.startswith(("http://", "https://")):
             raise InvalidArgument(f"the address is {self.address[:80]!r}: it begins with http://")
         self._token, self._seconds = token or given or _read(folder / "token"), seconds
+        self._user = quote(os.environ.get("JITDNN_STUDIO_USER", "") if user is None else user)
         if not self._token:
             raise InvalidArgument(
                 f"there is no token: give that of {self.address}, it is the file `token` of its home"
@@ -288,6 +292,8 @@ class Client:
 
     def _open(self, method: str, path: str, body: bytes | None = None, kind: str = "") -> Any:
         headers = {"Authorization": f"Bearer {self._token}"} | ({"Content-Type": kind} if kind else {})
+        if self._user:
+            headers["X-Studio-User"] = self._user
         request = Request(self.address + path, body, headers, method=method)
         try:
             opened = _DIRECT if is_loopback(urlsplit(self.address).hostname or "") else urlopen

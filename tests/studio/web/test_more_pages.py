@@ -14,6 +14,7 @@ pytest.importorskip("httpx2")
 from fastapi.testclient import TestClient
 
 from jitdnn.studio.store import Store
+from jitdnn.studio.store.authors import working_for
 from jitdnn.studio.web.app import make_app, modules
 from jitdnn.studio.work import control
 from studio_pages import store_of
@@ -215,7 +216,7 @@ TWINS = {
     "POST /first": "POST /api/runs",
 }
 #: the contract as a page, light or dark, names of folders while one types; pictures and files of pages
-ALONE = {"GET /api", "POST /theme", "GET /data/folders"}
+ALONE = {"GET /api", "POST /theme", "POST /name", "GET /data/folders"}
 
 
 def test_every_page_has_a_twin_for_programs(client: TestClient) -> None:
@@ -231,12 +232,12 @@ def test_every_page_has_a_twin_for_programs(client: TestClient) -> None:
 def test_script_in_every_name_stays_text_on_every_page(client: TestClient, store: Store) -> None:
     dataset = store.insert(
         "dataset", name=EVIL, source=EVIL, path=EVIL, classes=[EVIL, "b"], shape=[1, 8, 8], train=4, test=2,
-        notes=[EVIL], message=EVIL, settings={"path": EVIL},
+        notes=[EVIL], message=EVIL, settings={"path": EVIL}, author=EVIL,
     )  # fmt: skip
     place = store.insert("place", host=EVIL, device="cpu", name=EVIL, message=EVIL)
     values: dict[str, Any] = {
-        "net_name": EVIL, "dataset": dataset, "message": EVIL, "note": EVIL, "place": place, "best": 0.5, "best_at": 1,
-        "options": {"epochs": 3, "batch": 64, EVIL: EVIL}, "started": 1.0,
+        "net_name": EVIL, "dataset": dataset, "message": EVIL, "note": EVIL, "author": EVIL, "place": place,
+        "best": 0.5, "best_at": 1, "options": {"epochs": 3, "batch": 64, EVIL: EVIL}, "started": 1.0,
     }  # fmt: skip
     for state in ("queued", "running", "done", "failed"):
         run = add_run(store, EVIL, state=state, **values)
@@ -244,7 +245,8 @@ def test_script_in_every_name_stays_text_on_every_page(client: TestClient, store
         (store.folder(run) / "original.prototxt").write_text(f'name: "{EVIL}" # {run}')
         (store.folder(run) / f"{EVIL.replace('/', '')}.log").write_text(EVIL)
         store.add_points(run, [(name, at, 0.5) for name in ("loss", f"val {EVIL}") for at in (1, 2)])
-        store.mark(run, 1, EVIL)
+        with working_for(EVIL):
+            store.mark(run, 1, EVIL)
     # pages of the application with any numbers in their paths; files and pictures are no pages
     routes = [route for module in modules() for route in module.router.routes]
     paths = {route.path for route in routes if "GET" in route.methods}

@@ -21,6 +21,9 @@ from jitdnn.studio.nets.options import Options
 from jitdnn.studio.nets.schedules import rates
 from jitdnn.studio.nets.solvers import solver_of
 
+#: fewer training images than these, of so many pixels a side, are hardly learnt from as they are
+_FEW, _CUT = 1_000, 32
+
 
 def check(
     text: str, options: Mapping[str, Any], dataset: Mapping[str, Any], home: str | Path
@@ -90,7 +93,7 @@ def _checked(text: str, options: Options, facts: DataFacts, home: Path) -> dict[
         "memory": memory,
         "flops": sum(layer["flops"] for layer in layers),
         "start": None if start is None else {"kept": list(start.kept), "fresh": list(start.fresh)},
-        "warnings": _warnings(net.name, facts, memory, options),
+        "warnings": _warnings(bound, net.name, facts, memory, options),
         "iterations": solver.max_iter,
         "epochs": options.epochs,
         "batch": options.batch,
@@ -125,7 +128,7 @@ def _weights(node: Any) -> int:
     return 0 if node.layer.type == "BatchNorm" else sum(blob.size for blob in node.layer.weights)
 
 
-def _warnings(name: str, facts: DataFacts, memory: int, options: Options) -> list[str]:
+def _warnings(bound: Bound, name: str, facts: DataFacts, memory: int, options: Options) -> list[str]:
     """What does not keep a net from being trained, and may not be meant."""
     found = []
     size = next((net["size"] for net in gallery() if f'name: "{name}"' in net["text"]), None)
@@ -135,6 +138,13 @@ def _warnings(name: str, facts: DataFacts, memory: int, options: Options) -> lis
     if size is not None and facts.shape[1:] != (1, 1) and not (size[0] <= low and high <= size[1]):
         found.append(
             f"{name} is meant for images of {size[0]} to {size[1]} pixels, and these have {low} x {high}"
+        )
+    transform = next(layer.transform_param for layer in bound.net.layer if layer.type == "Data")
+    is_random = transform.mirror or transform.crop_size
+    if facts.counts["train"] < _FEW and min(facts.shape[1:]) >= _CUT and not is_random:
+        found.append(
+            f"{facts.counts['train']} images are few, and a net will know them by heart: mirror them, where left and "
+            f"right are alike, and crop {7 * min(facts.shape[1:]) // 8} pixels at random"
         )
     most = current().load_limit
     if most is not None and memory > most and not options.memory_limit:

@@ -80,6 +80,11 @@ STEPS: Final = (
     """
     ALTER TABLE run ADD COLUMN trial TEXT NOT NULL DEFAULT '{}';
     """,
+    """
+    ALTER TABLE dataset ADD COLUMN author TEXT NOT NULL DEFAULT '';
+    ALTER TABLE run ADD COLUMN author TEXT NOT NULL DEFAULT '';
+    ALTER TABLE mark ADD COLUMN author TEXT NOT NULL DEFAULT '';
+    """,
 )
 VERSION: Final = len(STEPS)
 #: text columns that hold JSON, by table: rows come with them decoded

@@ -16,6 +16,7 @@ from jitdnn.errors import InvalidArgument, StoreError
 from jitdnn.locks import lock
 from jitdnn.studio.store import folders, schema
 from jitdnn.studio.store import series as curves
+from jitdnn.studio.store.authors import author
 
 Row = dict[str, Any]
 FILE = "studio.sqlite"
@@ -106,10 +107,13 @@ class Store:
         return next(iter(self.rows(f"SELECT * FROM {table} WHERE id = ?", number)), None)
 
     def insert(self, table: str, **values: Any) -> int:
-        """Add a row and return its id; lists and dictionaries are kept as JSON, `made` is now."""
+        """Add a row and return its id; lists and dictionaries are kept as JSON, `made` is now, and `author` who this
+        works for."""
         columns = self._checked(table, values)
         if "made" in columns:
             values = {"made": time.time()} | values
+        if "author" in columns:
+            values = {"author": author()} | values
         sql = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
         return int(self.db.execute(sql, [_plain(value) for value in values.values()]).lastrowid or 0)
 
@@ -189,8 +193,8 @@ class Store:
         """Note what happened to a run, or what its user has to say about it."""
         with self.transaction():
             self.db.execute(
-                "INSERT INTO mark (run, seq, time, iteration, text) VALUES (?, ?, ?, ?, ?)",
-                (run, curves.next_seq(self.db), time.time(), iteration, text),
+                "INSERT INTO mark (run, seq, time, iteration, text, author) VALUES (?, ?, ?, ?, ?, ?)",
+                (run, curves.next_seq(self.db), time.time(), iteration, text, author()),
             )
 
     def setting(self, name: str, default: Any = None) -> Any:

@@ -149,7 +149,7 @@ class Sweeps:
     def _add(self, sweep: Row, plan: Plan, values: dict[str, Any], number: int) -> Row:
         """Write the files of a trial and queue it; one that cannot be is there as failed, with the reason."""
         store = self._store
-        shared = {name: sweep[name] for name in ("dataset", "net_name", "wants", "priority")}
+        shared = {name: sweep[name] for name in ("dataset", "net_name", "wants", "priority", "author")}
         run = store.insert(
             "run",
             name=f"{sweep['name']} #{number}",

@@ -22,6 +22,7 @@ from jitdnn.studio import plugins
 from jitdnn.studio.store import Store
 from jitdnn.studio.sweeps import Sweeps
 from jitdnn.studio.web import failures, pages
+from jitdnn.studio.web.authors import Authors
 from jitdnn.studio.web.context import STATIC, Studio, make_templates
 from jitdnn.studio.web.stream import Watching
 from jitdnn.studio.work.inspector import Inspector
@@ -71,6 +72,7 @@ def make_app(home: Path, serve_queue: bool = True) -> FastAPI:
     for router in plugins.load("views").values():
         app.include_router(router)
     failures.install(app)
+    app.add_middleware(Authors)
     return app
 
 

@@ -21,12 +21,12 @@ HIDDEN: Final = "hidden = 1 AND trial = '{}'"
 
 
 def runs(store: Store, q: str = "", start: int = 0, count: int = PAGE, where: str = LISTED) -> list[Row]:
-    """The newest runs first, those that have every word of `q` in name, net, data set, note or state."""
+    """The newest runs first, those that have every word of `q` in name, net, data set, note, author or state."""
     words = q.split()[:8]
     fits = " AND ".join([where, *["about LIKE ? ESCAPE '\\'"] * len(words)])
     states = " ".join(f"WHEN '{state}' THEN '{state} {said}'" for state, said in STATES.items())
     about = f"""run.name || ' ' || run.net_name || ' ' || coalesce(dataset.name, '') || ' ' || run.note || ' '
-      || CASE run.state {states} ELSE run.state END"""
+      || run.author || ' ' || CASE run.state {states} ELSE run.state END"""
     sql = f"SELECT * FROM ({_JOINED.replace('run.*,', f'run.*, {about} AS about,')}) WHERE {fits}"
     found = store.rows(f"{sql} ORDER BY id DESC LIMIT ? OFFSET ?", *map(_pattern, words), count, start)
     return [_with_spark(store, row) for row in found]

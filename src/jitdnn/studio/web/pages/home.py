@@ -62,8 +62,8 @@ def list_runs(
     count: Annotated[int, Query(ge=1, le=1000)] = listing.PAGE,
     hidden: bool = False,
 ) -> list[Row]:
-    """Runs, the newest first, those that have every word of `q` in name, net, data set, note or state. Those that were
-    hidden are left out; with `hidden` there are only these."""
+    """Runs, the newest first, those that have every word of `q` in name, net, data set, note, author or state. Those
+    that were hidden are left out; with `hidden` there are only these."""
     found = listing.runs(studio.store, q, start, count, where=_which(hidden))
     return [listing.public(row) for row in found]
 

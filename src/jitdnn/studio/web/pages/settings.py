@@ -15,6 +15,8 @@ from jitdnn.settings import parse_bytes
 from jitdnn.sizes import format_bytes
 from jitdnn.studio.data import places
 from jitdnn.studio.store import Row
+from jitdnn.studio.store.authors import author
+from jitdnn.studio.web.authors import remember
 from jitdnn.studio.web.context import Here, Link, Route, Studio, page
 from jitdnn.studio.web.pages.cluster import read_cluster
 from jitdnn.studio.work import disk_space, joint_places
@@ -68,7 +70,7 @@ def settings_page(request: Request, studio: Here, saved: bool = False) -> Respon
     ]
     sizes = {name: format_bytes(values[name]) if values[name] else "" for name in ("quota", "least_free")}
     return page(
-        request, "settings.html", cluster=read_cluster(studio), values=values, found=found,
+        request, "settings.html", cluster=read_cluster(studio), values=values, found=found, author=author(),
         sizes=sizes, saved=saved, version=__version__,
         largest=sorted(largest, key=lambda each: -each["bytes"])[:LARGEST],
     )  # fmt: skip
@@ -140,6 +142,14 @@ def _folder(text: str) -> Path:
     except (OSError, ValueError, RuntimeError):
         pass
     raise InvalidArgument(f"{text[:200]!r} is no folder on the machine that runs the studio")
+
+
+@router.post("/name", include_in_schema=False)
+def set_name(name: Annotated[str, Form(max_length=1000)] = "") -> Response:
+    """Mark what this browser makes from now on with a name, or with none."""
+    answer = RedirectResponse("/settings#name", 303)
+    remember(answer, name)
+    return answer
 
 
 # ---- room on the disk
