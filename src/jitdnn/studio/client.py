@@ -142,6 +142,16 @@ class Client:
         found: Row = self.send("/api/nets/import", [("file", name, content)])
         return found
 
+    def models(self) -> list[Row]:
+        """Models to begin from, in the folders that the setting `model_stores` names, each with its `key`."""
+        found: list[Row] = self.get("/api/models")
+        return found
+
+    def take_model(self, key: str) -> Row:
+        """The net of a model (`text`), and its `weights` as that option of a training names them."""
+        found: Row = self.post("/api/models/take", {"key": key})
+        return found
+
     def find_rate(self, dataset: int, net: str, **options: Any) -> Row:
         """A learning rate to begin with (`suggestion`, None where there is none), from a short training with a rate
         that rises; `rates`, `losses` and `smooth` are its curve. It takes about a minute, or less."""

@@ -104,7 +104,7 @@ def test_settings_hold_and_refuse_what_cannot_be(client: TestClient, store: Stor
     assert client.post("/settings", data=form).headers["location"] == "/settings?saved=true"
     assert client.get("/api/settings").json() == {
         "cpu_slots": 3, "restarts": 0, "quota": 2 << 30, "least_free": 0, "together": [],
-        "roots": [str(tmp_path)],
+        "roots": [str(tmp_path)], "model_stores": [str(store.home / "models")],
     }  # fmt: skip
     assert 'value="2 GiB"' in client.get("/settings").text
     for wrong in (
@@ -208,6 +208,7 @@ TWINS = {
     "GET /train/import": "POST /api/nets/import",
     "POST /train/import": "POST /api/nets/import",
     "POST /train/imported": "POST /api/nets/import",
+    "POST /train/model": "POST /api/models/take",
     "POST /train/check": "POST /api/check",
     "POST /train/graph": "POST /api/graph",
     "POST /train/plan": "POST /api/plan",

@@ -6,21 +6,29 @@ from typing import Annotated
 
 from fastapi import APIRouter, File, Form, Request, UploadFile
 from fastapi.responses import Response
+from pydantic import BaseModel, Field
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.studio.nets import imports
+from jitdnn.studio.nets import imports, model_store
 from jitdnn.studio.nets.imports.imported import MOST_BYTES
 from jitdnn.studio.store import Row
 from jitdnn.studio.web.context import Here, Route, Studio, page
+from jitdnn.studio.web.pages.train import training_form
 
 router = APIRouter(route_class=Route)
 #: before the pages of trainings, one of which takes any name
 ORDER = 40
 
 
+class Taken(BaseModel):
+    """A model of a store, by its `key` in GET /api/models."""
+
+    key: str = Field(max_length=300)
+
+
 @router.get("/train/import", include_in_schema=False)
-def import_form(request: Request) -> Response:
-    return page(request, "import.html", found=None, code="", error="")
+def import_form(request: Request, studio: Here) -> Response:
+    return page(request, "import.html", found=None, code="", error="", models=list_models(studio))
 
 
 @router.post("/train/import", include_in_schema=False)
@@ -39,7 +47,28 @@ async def import_page(
             error = "Choose a file, or paste code."
     except InvalidArgument as refused:
         error = str(refused)
-    return page(request, "import.html", status=422 if error else 200, found=found, code=code, error=error)
+    status, models = 422 if error else 200, list_models(studio)
+    return page(request, "import.html", status=status, found=found, code=code, error=error, models=models)
+
+
+@router.post("/train/model", include_in_schema=False)
+def take_page(request: Request, studio: Here, key: Annotated[str, Form(max_length=300)]) -> Response:
+    """The form of a new training with a model of a store."""
+    found = take_model(studio, Taken(key=key))
+    return training_form(request, studio, found["text"], {"weights": found["weights"]})
+
+
+@router.get("/api/models")
+def list_models(studio: Here) -> list[Row]:
+    """Models to begin from, in the folders that the setting `model_stores` names."""
+    return model_store.models(model_store.stores(studio.store))
+
+
+@router.post("/api/models/take")
+def take_model(studio: Here, asked: Taken) -> Row:
+    """A model's net as prototxt (`text`), and `weights`, the value of that option of a training: they are kept in the
+    home from then on."""
+    return model_store.take(model_store.stores(studio.store), asked.key, studio.home)
 
 
 @router.post("/api/nets/import")

@@ -14,6 +14,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.settings import parse_bytes
 from jitdnn.sizes import format_bytes
 from jitdnn.studio.data import places
+from jitdnn.studio.nets import model_store
 from jitdnn.studio.store import Row
 from jitdnn.studio.store.authors import author
 from jitdnn.studio.web.authors import remember
@@ -53,6 +54,9 @@ class Settings(BaseModel):
     roots: list[Annotated[str, Field(min_length=1, max_length=4096)]] | None = Field(
         default=None, max_length=50, description="folders of the server below which data may be read"
     )
+    model_stores: list[Annotated[str, Field(min_length=1, max_length=4096)]] | None = Field(
+        default=None, max_length=50, description="folders of the server with models to begin from"
+    )
 
 
 class Keys(BaseModel):
@@ -87,6 +91,7 @@ def read_settings(studio: Here) -> dict[str, Any]:
         "least_free": int(setting("least_free", disk_space.LEAST_FREE)),
         "together": list(setting(joint_places.SETTING, [])),
         "roots": [str(root) for root in places.roots(studio.store)],
+        "model_stores": [str(folder) for folder in model_store.stores(studio.store)],
     }
 
 
@@ -94,8 +99,11 @@ def read_settings(studio: Here) -> dict[str, Any]:
 def change_settings(studio: Here, change: Settings) -> dict[str, Any]:
     """Change settings; they hold from now on."""
     values = {name: value for name, value in change.model_dump().items() if value is not None}
-    if "roots" in values:
-        values["roots"] = [str(_folder(root)) for root in values["roots"]]
+    if str(own := studio.home / model_store.FOLDER) in values.get("model_stores", ()):
+        own.mkdir(exist_ok=True)
+    for name in ("roots", "model_stores"):
+        if name in values:
+            values[name] = [str(_folder(folder)) for folder in values[name]]
     if joint_places.SETTING in values:
         values[joint_places.SETTING] = [
             joint_places.checked(device) for device in values[joint_places.SETTING]
@@ -112,17 +120,22 @@ def settings_form(
     studio: Here, cpu_slots: Annotated[int, Form(ge=0, le=64)], restarts: Annotated[int, Form(ge=0, le=1000)] = 2,
     quota: Annotated[str, Form(max_length=40)] = "", least_free: Annotated[str, Form(max_length=40)] = "",
     roots: Annotated[str, Form(max_length=100_000)] = "",
+    model_stores: Annotated[str, Form(max_length=100_000)] = "",
 ) -> Response:  # fmt: skip
-    folders = [line.strip() for line in roots.splitlines() if line.strip()]
     change = Settings(
         cpu_slots=cpu_slots,
         restarts=restarts,
         quota=_bytes("quota", quota),
         least_free=_bytes("free room", least_free),
-        roots=folders or [str(Path.home())],
+        roots=_lines(roots) or [str(Path.home())],
+        model_stores=_lines(model_stores),
     )
     change_settings(studio, change)
     return RedirectResponse("/settings?saved=true", 303)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _bytes(name: str, text: str) -> int:

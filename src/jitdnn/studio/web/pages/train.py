@@ -56,7 +56,12 @@ def imported_form(
     weights: Annotated[str, Form(max_length=200)] = "",
 ) -> Response:  # fmt: skip
     """The form with a net that was brought from elsewhere."""
-    return _form(request, studio, 0, net.replace("\r\n", "\n"), {"weights": weights} if weights else {})
+    return training_form(request, studio, net, {"weights": weights} if weights else {})
+
+
+def training_form(request: Request, studio: Studio, text: str, given: Row) -> Response:
+    """The form with a net and options from elsewhere, for the newest data set."""
+    return _form(request, studio, 0, text.replace("\r\n", "\n"), given)
 
 
 def _form(
