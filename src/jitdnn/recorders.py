@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -27,6 +29,9 @@ class Recorder(Protocol):
 
     def constant(self, address: int, size: int, owner: object) -> None:
         """Memory that stays where it is and as it is."""
+
+    def passing(self, addresses: Sequence[int]) -> AbstractContextManager[None]:
+        """In the block, launches are given these addresses and read nothing there."""
 
     def require_no_view(self, address: int) -> None:
         """Refuse Python code that is about to read or write memory that is another one in a replay."""

@@ -22,7 +22,8 @@ from __future__ import annotations
 import ctypes
 import struct
 from bisect import bisect_right, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -80,6 +81,9 @@ class Recorder:
         self._addresses: list[int] = []
         self._notes: list[_Note] = []
         self._owners: dict[int, object] = {}
+        #: addresses in constants that launches read
+        self.reads: set[int] = set()
+        self._passed: Sequence[int] = ()
         self._scratch = 0
         self._finished = False
 
@@ -170,6 +174,14 @@ class Recorder:
     def keep(self, owner: object) -> None:
         self._owners[id(owner)] = owner
 
+    @contextmanager
+    def passing(self, addresses: Sequence[int]) -> Iterator[None]:
+        outer, self._passed = self._passed, addresses
+        try:
+            yield
+        finally:
+            self._passed = outer
+
     def require_no_view(self, address: int) -> None:
         if self._moves(self._number(address)):
             raise NotRecordable(
@@ -190,6 +202,8 @@ class Recorder:
             raise NotRecordable(
                 "a launch has operands in memory that the recording does not know: a temporary array, or an empty one"
             )
+        constants = {address for slot, address in anchors if self._number(address) == _CONSTANT}
+        self.reads |= constants.difference(self._passed)
         self._notes.append(_Note(owner, phases, count, block, threads, moving))
         return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from jitdnn.graph.handle import EngineHandle
 from jitdnn.graph.ir import AnyArray, Graph
 from jitdnn.graph.lower.builder import Builder, Shared
 from jitdnn.graph.operand import NeedsValue, Operand, Untraceable
+from jitdnn.graph.originals import arrays_in
 from jitdnn.graph.passes import Memo, optimized
 from jitdnn.graph.plan import Plan, Unforeseen
 from jitdnn.graph.tracer import Bodies, Rest, Step, Tracer, operands_in
@@ -21,6 +23,7 @@ from jitdnn.locks import lock
 from jitdnn.recorders import NotRecordable
 from jitdnn.retention import Recent
 from jitdnn.tensor import dtype_name
+from jitdnn.tensor.array import address_of
 
 MOST_PLANS = 16
 """Kinds of inputs for which an engine keeps a plan; what was not used for longest is made again."""
@@ -189,10 +192,19 @@ class Engine:
             key = self._key(inputs)
             found = self._prepared.recall(key)
             if found is None:
-                found = self._make(inputs)
+                with self._shared.originals.making():
+                    found = self._make(inputs)
+                    self._keep_constants(found)
                 key = self._key(inputs)
                 self._prepared.put(key, found)
             return found
+
+    def _keep_constants(self, found: Prepared) -> None:
+        """Say which constants runs read beside those that launches do."""
+        originals = self._shared.originals
+        if found.reason or found.rest is not None:
+            originals.stay()  # the host's functions may read any
+        originals.read(address_of(array) for array in arrays_in(list(found.results)))
 
     def _key(self, inputs: Mapping[str, Any]) -> Any:
         parts: list[Any] = [self._handle.settings.serial]
@@ -232,10 +244,15 @@ class Engine:
                 for name, result in zip(step.makes, results, strict=False):
                     if name:
                         self._constants[name] = result
+                self._shared.originals.add(arrays_in(results), partial(self._computed, step))
             else:
                 left.append(step)
         self.steps = tuple(left)
         self._folded = True
+
+    def _computed(self, step: Step) -> list[AnyArray]:
+        """The arrays among the results of a step that reads constants alone."""
+        return list(arrays_in(step.compute(self._constants, self.run_body)))
 
     def _traced(self, inputs: Mapping[str, Any]) -> Prepared:
         has_dot = self._handle.has_dot

@@ -63,6 +63,10 @@ class Plan:
         self._output_pieces = [builder.pieces.index(buffer) for buffer, _ in builder.outputs]
         self._idle: list[_Arena] = []
         self._owners = (builder.shared, builder.handle, graph)
+        originals = builder.shared.originals
+        originals.read(builder.reads | builder.recorder.reads)
+        if any(event.host is not None for event in builder.events):
+            originals.stay()  # nobody knows what such a function reads
         self._settle(builder)
 
     @property

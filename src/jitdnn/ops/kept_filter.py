@@ -110,6 +110,9 @@ class KeptFilter:
         recorder = recorder_here()
         if recorder is not None:
             recorder.constant(prepared.pointer, plan.kept.bytes, prepared.memory)
+            with recorder.passing([pointers[place] for place in plan.problem.filters]):
+                handle.run(plan, pointers, alpha, beta, prepared.pointer)
+            return
         handle.run(plan, pointers, alpha, beta, prepared.pointer)
 
     def _prepare(self, plan: Plan) -> _Prepared:

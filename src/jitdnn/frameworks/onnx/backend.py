@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,30 @@ from onnx.backend.base import BackendRep
 from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.frameworks.onnx.bounds import check_bounds, reading
 from jitdnn.frameworks.onnx.checking import check, check_covered
-from jitdnn.frameworks.onnx.files import read
+from jitdnn.frameworks.onnx.files import Again, read
 from jitdnn.frameworks.onnx.graph import Graph, as_values, copied
 from jitdnn.frameworks.onnx.inlining import in_place
 from jitdnn.frameworks.onnx.operators import OPERATORS
 from jitdnn.frameworks.onnx.outside import tensors_of
 from jitdnn.graph.engine import Engine
+from jitdnn.graph.lower.builder import Shared
 
 
 class Prepared(BackendRep):
     """A model that is ready to run, any number of times."""
 
-    def __init__(self, graph: Graph, declared: Sequence[onnx.ValueInfoProto] = ()) -> None:
+    def __init__(
+        self, graph: Graph, declared: Sequence[onnx.ValueInfoProto] = (), again: Again | None = None,
+        kept: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`again`: the file from which constants of these names are read once more where their memory was given
+        back."""
         self._graph = graph
+        self._shared = Shared()
+        if again is not None:
+            self._shared.originals.add(
+                [graph.constants[name] for name in kept], lambda: again.arrays(kept), is_sure=True
+            )
         #: what the model says of its inputs
         self.declared = tuple(map(copied, declared))
         #: of the engines that are made from now on
@@ -45,7 +57,14 @@ class Prepared(BackendRep):
             graph = self._graph
             constants = {name: value for name, value in graph.constants.items() if name not in given}
             missing = {name: None for name in graph.inputs if name not in given and name not in constants}
-            found = Engine(graph.steps, given, graph.outputs, {**missing, **constants}, **self.settings)
+            found = Engine(
+                graph.steps,
+                given,
+                graph.outputs,
+                {**missing, **constants},
+                shared=self._shared,
+                **self.settings,
+            )
             found = self._engines.setdefault(given, found)
         return found
 
@@ -114,17 +133,27 @@ class Backend(OnnxBackend):
             raise InvalidArgument(f"prepare takes no options: {sorted(kwargs)} are not known")
         if not cls.supports_device(device):
             raise InvalidArgument(f'device is {device!r}: this backend runs on "CPU"')
-        folder = None
+        folder, again = None, None
         if isinstance(model, (str, PathLike)):
             file = Path(model)
+            with suppress(OSError):  # which `read` says
+                again = Again(file)
             model, folder = read(file), file.absolute().parent
+            if again is not None and not again.is_same:
+                again = None
         with reading(), tensors_of(folder):
             check_bounds(model, folder is not None)
             check(model, OPERATORS)
             check_covered(model, OPERATORS)
             model = in_place(model, OPERATORS)
             versions = {entry.domain: entry.version for entry in model.opset_import}
-            return Prepared(Graph.read(model.graph, versions, OPERATORS), model.graph.input)
+            kept = [
+                tensor.name
+                for tensor in model.graph.initializer
+                if tensor.data_location != onnx.TensorProto.EXTERNAL
+            ]
+            graph = Graph.read(model.graph, versions, OPERATORS)
+            return Prepared(graph, model.graph.input, again, kept)
 
     @classmethod
     def run_model(

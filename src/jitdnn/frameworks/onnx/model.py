@@ -132,7 +132,8 @@ def _text(dims: tuple[int | str, ...]) -> str:
 
 def load(path: str | PathLike[str], *, threads: int | None = None) -> Model:
     """Return the model in a file, ready to run. Tensors that it keeps in other files of its folder are mapped into
-    memory, so that a model may be larger than 2 GiB; they must not change as long as the model is used.
+    memory, so that a model may be larger than 2 GiB; they must not change as long as the model is used. The file itself is
+    kept open: it may be removed or replaced, but not written to in place before inputs of all kinds were run.
 
     `threads`: how many its kernels use, instead of the setting `threads`. Raises InvalidArgument for a file that
     cannot be read, is no valid model or is beyond the limits for files (docs/loading.md), NotSupported for operators

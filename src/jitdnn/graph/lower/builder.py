@@ -14,6 +14,7 @@ from jitdnn.devices.launch_list import Recorder
 from jitdnn.graph.handle import EngineHandle
 from jitdnn.graph.ir import AnyArray, Graph, Node, Value
 from jitdnn.graph.memory import Buffer, Reserved, as_array, descriptor_of
+from jitdnn.graph.originals import Originals
 from jitdnn.graph.passes.memo import Memo
 from jitdnn.ops.kept_filter import KeptFilter
 from jitdnn.rtcg.expression import Expression, trace
@@ -30,7 +31,8 @@ class Shared:
         self.filters: dict[Any, KeptFilter] = {}
         self.arrays: dict[Any, tuple[AnyArray, AnyArray]] = {}
         self.kernels: dict[Expression, Any] = {}
-        self.memo = Memo()
+        self.originals = Originals()
+        self.memo = Memo(self.originals)
 
     def filter(self, value: Value, shape: Callable[[AnyArray], AnyArray], form: str) -> KeptFilter:
         """The filter of a constant, seen through `shape`, which `form` tells from other ways to see it."""
@@ -40,8 +42,9 @@ class Shared:
         found = self.filters.get(key)
         if found is None:
             array = shape(np.asarray(value.array))
-            if 0 in array.strides:
-                array = np.ascontiguousarray(array)
+            if 0 in array.strides:  # spread out, or a matrix as a filter: its columns are to lie densely
+                spread, array = array, np.ascontiguousarray(array)
+                self.originals.add([array], lambda: [np.ascontiguousarray(spread)], is_sure=True)
             self.arrays[key] = (value.array, array)
             found = self.filters[key] = KeptFilter(array)
         return found
@@ -93,6 +96,7 @@ class Builder:
     inputs: list[Buffer] = field(default_factory=list)
     outputs: list[tuple[Buffer, AnyArray]] = field(default_factory=list)
     pieces: list[Buffer] = field(default_factory=list)  # by their numbers in the recorder
+    reads: set[int] = field(default_factory=set)  # addresses of constants
     _known: set[int] = field(default_factory=set)
 
     @cached_property
@@ -128,7 +132,13 @@ class Builder:
         return array, as_array(array, descriptor)
 
     def array(self, value: Value) -> AnyArray:
-        """The array of a value that is there by now, or a constant."""
+        """The array of a value that is there by now, or a constant, which stays as it is."""
+        if value.array is not None and value.array.size:
+            self.reads.add(np.lib.array_utils.byte_bounds(value.array)[0])
+        return self.given(value)
+
+    def given(self, value: Value) -> AnyArray:
+        """The same for a function that may read what it keeps of a constant instead."""
         if value.array is None:
             return self.arrays[value]
         self._constant(value.array)

@@ -168,8 +168,8 @@ def copy(b: Builder, node: Node) -> None:
 
 
 def primitive(b: Builder, node: Node) -> None:
-    arrays = [b.array(value) for value in node.inputs]
     name = node.attributes["name"]
+    arrays = [b.given(value) if name in _RECURRENT else b.array(value) for value in node.inputs]
     function = INTERNAL.get(name) or getattr(jitdnn, name)
     args, kwargs = filled(node.attributes["args"], arrays), filled(node.attributes["kwargs"], arrays)
     if name in _RECURRENT:
