@@ -338,6 +338,15 @@ _HIDE = """isHidden => {
 }"""
 
 
+#: note the iterations that a stream of a run tells
+_LISTEN = """(run) => {
+  window.told = [];
+  const source = new EventSource(`/api/runs/${run}/events?after=0`);
+  source.addEventListener("points", (event) => window.told.push(...JSON.parse(event.data).loss?.[0] ?? []));
+  source.addEventListener("reload", () => window.told.push("too much"));
+}"""
+
+
 def test_ten_tabs_watch_a_run_and_one_sleeps(server: Server, browser: Browser, page: Any, going: int) -> None:
     """A browser has six connections for a host: tabs behind others give theirs back, and go on when they are seen."""
     tabs: list[Any] = []
@@ -356,15 +365,7 @@ def test_ten_tabs_watch_a_run_and_one_sleeps(server: Server, browser: Browser, p
     expect(first.locator("#status .stats dd").first).not_to_have_text(told, timeout=20_000)
     _moves(first)
     # the machine sleeps: a stream that was cut goes on after the last event that came
-    first.evaluate(
-        """(run) => {
-      window.told = [];
-      const source = new EventSource(`/api/runs/${run}/events?after=0`);
-      source.addEventListener("points", (event) => window.told.push(...JSON.parse(event.data).loss?.[0] ?? []));
-      source.addEventListener("reload", () => window.told.push("too much"));
-    }""",
-        going,
-    )
+    first.evaluate(_LISTEN, going)
     first.context.set_offline(True)
     first.wait_for_timeout(30_000 if THOROUGH else 3_000)
     first.context.set_offline(False)
@@ -381,6 +382,33 @@ def test_ten_tabs_watch_a_run_and_one_sleeps(server: Server, browser: Browser, p
     for tab in tabs:
         tab.close()
     browser.said = [each for each in browser.said if "ERR_" not in each]  # while there was no network
+
+
+def test_a_page_goes_on_when_its_server_was_killed_and_started_again(
+    server: Server, browser: Browser, page: Any, going: int
+) -> None:
+    """The worker trains on meanwhile; the page is not loaded anew, and misses no point and tells none twice."""
+    page.goto(f"{server.base}/runs/{going}", wait_until="load")
+    _moves(page)
+    page.evaluate(_LISTEN, going)
+    server.kill()
+    before = page.locator("#status .stats dd").first.inner_text()
+    page.wait_for_timeout(2_000)
+    server.start()
+    expect(page.locator("#status .stats dd").first).not_to_have_text(before, timeout=30_000)
+    _moves(page)
+    server.ask("POST", f"/api/runs/{going}/stop")
+    expect(page.locator("#status .pill")).to_have_text("stopped early", timeout=30_000)
+    last = server.ask("GET", f"/api/runs/{going}")["iteration"]
+    for _ in range(100):
+        found = page.evaluate("window.told")
+        if found[-1:] == [last]:
+            break
+        page.wait_for_timeout(200)
+    assert found == list(range(1, last + 1)) or found[0] == "too much"
+    page.reload()
+    expect(page.locator("#status .pill")).to_have_text("stopped early")
+    browser.said = [each for each in browser.said if "ERR_" not in each]  # while there was no server
 
 
 @pytest.mark.usefixtures("trained")
