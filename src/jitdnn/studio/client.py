@@ -223,11 +223,12 @@ class Client:
         return answer
 
     def classify_many(
-        self, number: int, images: Sequence[str | PathLike[str]], weights: str = ""
+        self, number: int, images: Sequence[str | PathLike[str]], weights: str = "", folder: str = ""
     ) -> list[Row]:
-        """What a net says of image files, or zip files of them."""
+        """What a net says of image files, zip files of them, or lists (.txt): in each line a path on the studio's
+        machine, below `folder` where it is no whole one, and behind it the class, if it is known."""
         files = [("files", Path(image).name, Path(image).read_bytes()) for image in images]
-        query = urlencode({"weights": weights})
+        query = urlencode({"weights": weights, "folder": folder})
         found: list[Row] = self.send(f"/api/runs/{number}/classify/many?{query}", files)
         return found
 

@@ -8,6 +8,7 @@ import io
 import re
 import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from jitdnn.studio.data import open_dataset
 from jitdnn.studio.store import Store
 from jitdnn.studio.web.app import make_app
 from jitdnn.studio.work.inspector import Inspector
+from studio_pages import store_of
 from studio_trained import Case
 
 
@@ -187,6 +189,43 @@ def test_many_images(client: TestClient, digits: Case) -> None:
     broken = client.post("/api/runs/1/classify/many", files=[("files", ("cut.zip", packed.getvalue()[:200]))])
     assert (broken.status_code, "cannot be read as a zip" in broken.json()["detail"]) == (422, True)
     assert list((digits.home / "uploads").glob("many-*")) == []  # the home is that of other tests, too
+
+
+def test_a_list_of_images_on_the_machine(client: TestClient, digits: Case, tmp_path: Path) -> None:
+    """Lines are paths below the roots, whole or of a folder, with or without a class; what cannot be had says why."""
+    store = store_of(client)
+    roots = store.setting("roots")
+    pictures = tmp_path / "some pictures"
+    pictures.mkdir()
+    for at in range(3):
+        (pictures / f"no {at}.png").write_bytes(png(digits, at))
+    first = client.post("/api/runs/1/classify", params={"at": 0}).json()["top"][0]
+    lines = [
+        "# a remark", f"{pictures}/no 0.png {first['name']}", "", f"no 0.png\t{first['class']}", "no 0.png,never",
+        "no 1.png", "no 9.png 4", "/etc/passwd", "no 2.png\tx",
+    ]  # fmt: skip
+    try:
+        store.set_setting("roots", [str(tmp_path)])
+        sent = [("files", ("list.TXT", "\r\n".join(lines).encode())), ("files", ("x.png", png(digits, 0)))]
+        folder = {"folder": str(pictures)}
+        found = client.post("/api/runs/1/classify/many", files=sent, params=folder).json()
+        assert [each.get("is_right") for each in found] == [True, True, False, None, None, None, False, None]
+        assert found[0]["top"] == found[1]["top"] == found[7]["top"]
+        assert "is not there" in found[4]["error"]
+        assert "does not lie in" in found[5]["error"]
+        address = client.post("/runs/1/classify/many", files=sent, data=folder).headers["location"]
+        while 'hx-trigger="load' in (page := client.get(address).text):
+            pass
+        assert "2 of 4 right" in page
+        rows = list(csv.reader(io.StringIO(client.get(f"{address}.csv").text)))
+        assert [row[-1] for row in rows[:4]] == ["wanted", first["name"], str(first["class"]), "never"]
+        without = client.post("/api/runs/1/classify/many", files=sent).json()
+        assert "name the folder" in without[1]["error"]
+        for wrong in (b"", b"# nothing", b"\x00\x01", b"a.png\n" * 10_001):
+            answer = client.post("/api/runs/1/classify/many", files=[("files", ("list.txt", wrong))])
+            assert answer.status_code == 422
+    finally:
+        store.set_setting("roots", roots)
 
 
 def test_many_images_some_at_a_time(

@@ -177,13 +177,17 @@ def _unpacked(name: str, file: BinaryIO) -> Iterator[zipfile.ZipFile]:
 
 
 def classify_files(
-    home: Path, run: Row, dataset: Row, files: Sequence[tuple[str, bytes]], weights: str = ""
+    home: Path, run: Row, dataset: Row, files: Sequence[tuple[str, bytes | str]], weights: str = ""
 ) -> list[Found]:
-    """What a net says of some image files: `name` and what `describe` gives, or `error` for a file that is no image."""
+    """What a net says of some image files: `name` and what `describe` gives, or `error` for a file that is no image, or
+    could not be had: text in place of its content says why."""
     trained, data = open_trained(home, run, dataset, weights)
     images: list[Array] = []
     found: list[Found] = []
     for name, content in files:
+        if isinstance(content, str):
+            found.append({"name": name, "error": content})
+            continue
         try:
             images.append(decode(dataset, content))
             found.append({"name": name})

@@ -150,6 +150,7 @@ def _replace_data(
             "the net has several layers of data whose tops have other names: one for training and one for testing are "
             f"needed, both with top {data!r} and top {label!r}"
         )
+    _, batch = options.sizes
     place = min(index for index, layer in enumerate(net.layer) if any(layer is each for each in old))
     made = []
     for phase, part in (("TRAIN", "train"), ("TEST", facts.tested)):
@@ -161,11 +162,7 @@ def _replace_data(
         transform = _transform(like, options, facts, changes)
         if any(True for _ in transform.present()):
             layer.transform_param = transform
-        count = (
-            options.batch
-            if part == "train" and phase == "TRAIN"
-            else test_batch(facts.counts[part], options.batch)
-        )
+        count = batch if part == "train" and phase == "TRAIN" else test_batch(facts.counts[part], batch)
         layer.data_param = DataParameter(source=facts.source(part, home, folder), batch_size=count)
         made.append(layer)
     net.layer = [layer for layer in net.layer if not any(layer is each for each in old)]

@@ -181,6 +181,13 @@ class Options:
             warmup = 0.0 if self.policy == "onecycle" else _WARMUP
         return replace(self, batch=batch, epochs=self.epochs or by_itself, warmup=warmup)
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """`epochs` and `batch`, of options that are settled."""
+        assert self.epochs is not None
+        assert self.batch is not None
+        return self.epochs, self.batch
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
         """Check the values. Raises InvalidArgument, naming the option, its value and what would do."""

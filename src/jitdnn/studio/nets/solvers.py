@@ -18,12 +18,13 @@ _WITHOUT_MOMENTUM = ("AdaGrad", "RMSProp")
 
 def solver_of(options: Options, facts: DataFacts) -> SolverParameter:
     """The solver, whose net is `net.prototxt` beside it."""
-    each = max(1, math.ceil(facts.counts["train"] / (options.batch * options.accumulate)))
-    most = each * options.epochs
+    epochs, batch = options.sizes
+    each = max(1, math.ceil(facts.counts["train"] / (batch * options.accumulate)))
+    most = each * epochs
     tested = facts.counts[facts.tested]
     solver = SolverParameter(
         net="net.prototxt",
-        test_iter=[math.ceil(tested / test_batch(tested, options.batch))],
+        test_iter=[math.ceil(tested / test_batch(tested, batch))],
         test_interval=max(1, each // options.tests),
         type=options.solver,
         base_lr=options.rate,

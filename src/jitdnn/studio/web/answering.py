@@ -1,6 +1,5 @@
 """Many images asked of a net: some at a time, so that little is in memory, others are answered meanwhile, and a page
-can
-show how far it is."""
+can show how far it is."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from fastapi import HTTPException, Request, UploadFile
 
@@ -21,6 +20,7 @@ from jitdnn.studio.look import classify as look
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import trained_runs
 from jitdnn.studio.web.context import Studio
+from jitdnn.studio.web.image_lists import content_of, is_list, read_list
 
 #: files and bytes that one call in the inspector takes: a few seconds' work
 AT_ONCE, BYTES_AT_ONCE = 200, 64 << 20
@@ -40,6 +40,14 @@ class Job:
     error: str = ""
     is_over: bool = False
     task: asyncio.Task[None] | None = None
+    #: where images of lists lie that name no whole paths
+    folder: str = ""
+
+    @property
+    def right(self) -> tuple[int, int] | None:
+        """Of the images whose class a list says: how many are right, and how many there are; None without any."""
+        said = [each["is_right"] for each in self.answers if "is_right" in each]
+        return (sum(said), len(said)) if said else None
 
 
 async def keep(studio: Studio, uploads: list[UploadFile]) -> Files:
@@ -60,8 +68,11 @@ async def keep(studio: Studio, uploads: list[UploadFile]) -> Files:
     return kept
 
 
-async def begin(studio: Studio, number: int, weights: str, uploads: list[UploadFile]) -> tuple[Job, Files]:
-    """A job for what was sent. Raises InvalidArgument for a damaged zip file, and 413 for too many images."""
+async def begin(
+    studio: Studio, number: int, weights: str, uploads: list[UploadFile], folder: str = ""
+) -> tuple[Job, Files]:
+    """A job for what was sent; `folder` is where images of lists lie. Raises InvalidArgument for a damaged zip file or
+    list, and 413 for too many images."""
     _, chosen = trained_runs.with_weights(studio, number, weights)
     files = await keep(studio, uploads)
     try:
@@ -71,7 +82,7 @@ async def begin(studio: Studio, number: int, weights: str, uploads: list[UploadF
     except BaseException:
         _remove(files)
         raise
-    return Job(number, chosen.name, total), files
+    return Job(number, chosen.name, total, folder=folder.strip()), files
 
 
 async def work(studio: Studio, job: Job, files: Files) -> None:
@@ -79,11 +90,15 @@ async def work(studio: Studio, job: Job, files: Files) -> None:
     error."""
     try:
         found, chosen = trained_runs.with_weights(studio, job.run, job.weights)
-        with closing(_given(files)) as given:
+        with closing(_given(studio, files, job.folder)) as given:
             while some := await asyncio.to_thread(_some, given):
-                job.answers += await studio.inspector.inspect(
-                    look.classify_files, studio.home, found.run, found.dataset, some, chosen.name
+                plain = [(each.name, each.content) for each in some]
+                answers = await studio.inspector.inspect(
+                    look.classify_files, studio.home, found.run, found.dataset, plain, chosen.name
                 )
+                for each, answer in zip(some, answers, strict=True):
+                    _judge(answer, each.wanted)
+                job.answers += answers
     except (JitdnnError, HTTPException) as error:
         job.error = str(getattr(error, "detail", error))
     except Exception:
@@ -123,25 +138,47 @@ def job_of(request: Request, number: int, name: str) -> Job:
     return found
 
 
+class _Image(NamedTuple):
+    """An image to ask about: its file's content, or (text) why it cannot be had, and the class that a list says."""
+
+    name: str
+    content: bytes | str
+    wanted: str = ""
+
+
+def _judge(answer: Row, wanted: str) -> None:
+    """Note the class that a list says, by name or number, and whether the answer is that."""
+    if not wanted:
+        return
+    answer["wanted"] = wanted
+    if answer.get("top"):
+        first = answer["top"][0]
+        answer["is_right"] = wanted in (first["name"], str(first["class"]))
+
+
 def _count(files: Files) -> int:
     total = 0
     for name, path in files:
         with open(path, "rb") as file:
-            total += look.count_files(name, file)
+            total += len(read_list(name, file)) if is_list(name) else look.count_files(name, file)
     return total
 
 
-def _given(files: Files) -> Generator[tuple[str, bytes], None, None]:
+def _given(studio: Studio, files: Files, folder: str) -> Generator[_Image, None, None]:
     for name, path in files:
         with open(path, "rb") as file:
-            yield from look.files_in(name, file)
+            if is_list(name):
+                for listed in read_list(name, file):
+                    yield _Image(listed.name, content_of(studio.store, listed, folder), listed.wanted)
+            else:
+                yield from (_Image(*each) for each in look.files_in(name, file))
 
 
-def _some(given: Iterator[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    found, size = list[tuple[str, bytes]](), 0
-    for name, content in islice(given, AT_ONCE):
-        found.append((name, content))
-        size += len(content)
+def _some(given: Iterator[_Image]) -> list[_Image]:
+    found, size = list[_Image](), 0
+    for each in islice(given, AT_ONCE):
+        found.append(each)
+        size += len(each.content)
         if size > BYTES_AT_ONCE:
             break
     return found

@@ -91,11 +91,14 @@ async def ask(
 
 @router.post("/api/runs/{number}/classify/many")
 async def classify_many(
-    studio: Here, number: int, files: Annotated[list[UploadFile], File(description="images, or zip files of them")],
+    studio: Here, number: int,
+    files: Annotated[list[UploadFile], File(description="images, zip files of them, or lists (.txt) of paths here")],
     weights: WeightsName = "",
+    folder: Annotated[str, Query(max_length=4096, description="where images of a list lie without a whole path")] = "",
 ) -> list[Row]:  # fmt: skip
-    """What the net says of many images: `name` and its answer each, or `error` for a file that is none."""
-    job, kept = await answering.begin(studio, number, weights, files)
+    """What the net says of many images: `name` and its answer each, or `error` for a file that is none. Where a list
+    says the class of an image it is `wanted`, and `is_right` whether the answer is that."""
+    job, kept = await answering.begin(studio, number, weights, files, folder)
     await answering.work(studio, job, kept)
     if job.error:
         raise HTTPException(422, job.error)
@@ -105,9 +108,9 @@ async def classify_many(
 @router.post("/runs/{number}/classify/many", include_in_schema=False)
 async def many_begin(
     request: Request, studio: Here, number: int, files: Annotated[list[UploadFile], File()],
-    weights: Annotated[str, Form()] = "",
+    weights: Annotated[str, Form()] = "", folder: Annotated[str, Form(max_length=4096)] = "",
 ) -> Response:  # fmt: skip
-    job, kept = await answering.begin(studio, number, weights, files)
+    job, kept = await answering.begin(studio, number, weights, files, folder)
     name = answering.start(request, studio, job, kept)
     if is_part(request):
         return await many_page(request, studio, number, name)
@@ -135,7 +138,8 @@ async def many_page(request: Request, studio: Here, number: int, name: str) -> R
 
 def answers_csv(answers: list[Row]) -> str:
     """Answers as CSV, a line an image."""
-    rows = [["file", "answer", "value", "error"]]
+    has_wanted = any("wanted" in answer for answer in answers)
+    rows = [["file", "answer", "value", "error", *["wanted"] * has_wanted]]
     for answer in answers:
         cells: list[Any] = ["", ""]
         if answer.get("top"):
@@ -146,7 +150,9 @@ def answers_csv(answers: list[Row]) -> str:
         elif "numbers" in answer:
             cells = ["; ".join(each["name"] for each in answer["numbers"]),
                      "; ".join(f"{each['value']}" for each in answer["numbers"])]  # fmt: skip
-        rows.append([answer["name"], *cells, answer.get("error", "")])
+        rows.append(
+            [answer["name"], *cells, answer.get("error", ""), *[answer.get("wanted", "")] * has_wanted]
+        )
     return csv_text(rows)
 
 
