@@ -18,7 +18,7 @@ from jitdnn.devices.gpu import GpuDevice, Graph
 from jitdnn.devices.host_scratch import HostBlock, HostScratch
 from jitdnn.devices.scratch import Block, Scratch
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidType
-from jitdnn.kernels.algorithm import Device, Epilogue
+from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.planner.background import get_in_background
 from jitdnn.planner.choose import get
 from jitdnn.planner.find import find
@@ -350,15 +350,21 @@ class Handle:
             note_stand_in(pending)
         run, bytes = plan.launch
         try:
-            if bytes:
-                with self._scratch.reserve(stream, bytes) as workspace:
-                    run(stream, pointers, alpha, beta, workspace)
-            else:
-                run(stream, pointers, alpha, beta, 0)
+            self.launch(stream, run, pointers, alpha, beta, bytes)
         except DeviceError as error:
             raise self.explained(error, plan) from None
         if log.is_enabled(logging.DEBUG):
             log.ran(plan.problem, plan.algorithm)
+
+    def launch(
+        self, stream: Any, kernel: Kernel, pointers: Sequence[int], alpha: float, beta: float, bytes: int
+    ) -> None:
+        """Give a kernel of the handle's GPU to a stream, with so many bytes of workspace."""
+        if bytes:
+            with self._scratch.reserve(stream, bytes) as workspace:
+                kernel(stream, pointers, alpha, beta, workspace)
+        else:
+            kernel(stream, pointers, alpha, beta, 0)
 
     def explained(self, error: DeviceError, plan: Plan) -> DeviceError:
         """The error of a plan that could not be run, with its problem."""

@@ -6,7 +6,8 @@
     y, = model.run([x])
     print(model.explain([x]))
 
-Arrays of NumPy go in and come out, on the CPU. `jitdnn.frameworks.onnx` has ONNX's interface for backends besides.
+Arrays of NumPy go in and come out, on the CPU, or on a GPU with load(..., device="cuda:0"), which takes arrays in its
+memory too. `jitdnn.frameworks.onnx` has ONNX's interface for backends besides.
 """
 
 from __future__ import annotations

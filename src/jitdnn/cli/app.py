@@ -420,11 +420,36 @@ def run(
     std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="Divided by afterwards.")] = None,
     repeat: Annotated[int, typer.Option(min=1, max=1_000_000, help="Time so many more runs.")] = 1,
     threads: Threads = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="N", help="Run on this GPU: 0, or opencl:0.  [default: the CPU]")
+    ] = None,
+    math: Annotated[
+        str | None, typer.Option(help="Least arithmetic for float32: fp32, tf32, bf16 or fp16.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Store float32 as float16 or bfloat16 inside of the model.")
+    ] = None,
 ) -> None:
     """A model of ONNX on images and arrays."""
     from jitdnn.cli.run import run_model
 
-    run_model(model, input or [], output, profile, explain, size, scale, mean, std, repeat, threads)
+    device = None if gpu is None else f"cuda:{gpu}" if gpu.isdecimal() else gpu
+    run_model(
+        model,
+        input or [],
+        output,
+        profile,
+        explain,
+        size,
+        scale,
+        mean,
+        std,
+        repeat,
+        threads,
+        device,
+        math,
+        dtype,
+    )
 
 
 @app.command()

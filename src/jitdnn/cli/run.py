@@ -31,11 +31,14 @@ def run_model(
     std: str | None,
     repeat: int,
     threads: int | None,
+    device: str | None,
+    math: str | None,
+    dtype: str | None,
 ) -> None:
     """Run a model, print what its outputs are, and write what was asked for."""
     import jitdnn.onnx
 
-    loaded = jitdnn.onnx.load(model, threads=threads)
+    loaded = jitdnn.onnx.load(model, threads=threads, device=device, math=math, dtype=dtype)
     picture = _Picture(_extents(size), scale, _numbers(mean, "--mean", 0.0), _numbers(std, "--std", 1.0))
     given = _given(loaded, inputs, picture)
     results = loaded.run(given)

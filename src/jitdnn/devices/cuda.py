@@ -26,7 +26,7 @@ from jitdnn.devices.cuda_driver import (
 from jitdnn.devices.cuda_graph import Graph, Stream
 from jitdnn.devices.cuda_kernel import CudaKernel, Event, device_count, unload_unused
 from jitdnn.devices.cuda_memory import DeviceMemory, trim
-from jitdnn.devices.cuda_staging import StagedCopy
+from jitdnn.devices.cuda_staging import StagedCopy, page_locked
 from jitdnn.devices.gpu import Kernel, Launch, Memory, Source
 from jitdnn.devices.gpu_facts import OLDEST, FromFacts, GpuFacts, architecture, as_stated, mma_rate, on_paper
 from jitdnn.devices.tensor_map import Tables
@@ -126,6 +126,11 @@ class CudaDevice(FromFacts):
     def staged_copy(self, size: int) -> StagedCopy:
         """Memory of the host from which copies run beside what the GPU computes."""
         return StagedCopy(self.index, self.facts.model, size)
+
+    def page_locked(self, size: int) -> Any:
+        """Bytes of the host's memory that `send` and `read` copy without the driver's taking them first: what is sent
+        from there must stay as it is until it has arrived."""
+        return page_locked(self.index, size)
 
     def measure(self, stream: int, run: Callable[[], None]) -> float:
         functions = driver()

@@ -33,6 +33,11 @@ class _PageLocked:
             return  # when Python ends, names and the driver may be gone
 
 
+def page_locked(index: int, size: int) -> np.ndarray[Any, Any]:
+    """Page-locked memory of the host, freed with the last array that shows it."""
+    return np.asarray(_PageLocked(index, size))
+
+
 class StagedCopy:
     """Page-locked memory of the host, `bytes`, and as much of the GPU's in between.
 

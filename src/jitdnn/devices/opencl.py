@@ -123,6 +123,8 @@ class OpenClDevice(FromFacts):
 
     def write(self, pointer: int, data: Any, stream: Any = None) -> None:
         if data.nbytes:
+            if not data.flags.writeable:
+                data = data.copy()  # pyopencl takes no memory that it could not write to
             self._copy(_memory_at(pointer, data.nbytes), data.reshape(-1).view(np.uint8), stream)
 
     send = write

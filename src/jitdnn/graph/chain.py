@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ from jitdnn.errors import InvalidType
 from jitdnn.graph.engine import Engine
 from jitdnn.graph.explain import explained
 from jitdnn.graph.operand import Operand, Untraceable
+from jitdnn.graph.options import engine_options
 from jitdnn.graph.substitution import Substitution
+from jitdnn.graph.taken import OnGpu, taken
 from jitdnn.graph.tracer import Tracer, operands_in
 from jitdnn.locks import lock
 from jitdnn.retention import Recent
@@ -40,11 +42,12 @@ def chain(function: Callable[..., Any], *, threads: int | None = None) -> Chain:
     stand-ins that have no elements. What it does to them is folded, fused, given places in one piece of memory and
     noted as launches, and further calls run those by one call of generated code. Arrays that it reads from outside, as
     `w` here, are taken as they are then: they may become part of filters, and changes of their elements go unseen; hand
-    over what changes as an argument. Arguments that are arrays come from NumPy. Results are in memory of their own.
+    over what changes as an argument. Arguments that are arrays are NumPy's, or all on one GPU, where the function is
+    computed then, by one CUDA graph. Results are in memory of their own, of the kind of the first such array.
 
-    What cannot be traced (a branch on elements, an array of another library or on a GPU, `out`, jitdnn's functions
-    reached as attributes of an object) is called as it is, and the logger `jitdnn` says why, once. `threads`: how many
-    its kernels use, instead of the setting.
+    What cannot be traced (a branch on elements, an array of another library in host memory, arrays in several places,
+    `out`, jitdnn's functions reached as attributes of an object) is called as it is, and the logger `jitdnn` says why,
+    once. `threads`: how many its kernels use, instead of the setting.
 
     Raises InvalidType for what cannot be called, InvalidArgument for a number of threads that is none; what is returned
     raises as `function` does. Results differ from those of `function` by rounding where kernels are fused. Threads may
@@ -91,7 +94,7 @@ class Chain:
             if kind.engine is not None and kind.arranged is not None:
                 return kind.arranged(kind.engine.run(arrays))
         elif not arrays:
-            self._tell("an argument is no array of NumPy and cannot tell one call from another")
+            self._tell("an argument is no array that is taken, and cannot tell one call from another")
         return self._function(*args, **kwargs)
 
     def explain(self, *args: Any, measure: bool = True, **kwargs: Any) -> str:
@@ -123,13 +126,13 @@ class Chain:
                     raise Untraceable(f"argument {name} is of type {array.dtype}")
             tracer = Tracer()
             stand_ins = {name: tracer.input(array.shape, array.dtype) for name, array in arrays.items()}
-            call = _call(Substitution().function(self._function), args, kwargs)
+            call = _call(Substitution().function(self._function), args, kwargs, arrays)
             leaves, arranged = _taken_apart(call(stand_ins))
             if not any(isinstance(leaf, Operand) for leaf in leaves):
                 raise Untraceable("no result depends on an argument")
             names = tuple(f"result {number}" for number in range(len(leaves)))
-            step = _Step(self._name, tuple(arrays), names, call, _call(self._function, args, kwargs))
-            engine = Engine([step], tuple(arrays), names, {}, **self._settings)
+            step = _Step(self._name, tuple(arrays), names, call, _call(self._function, args, kwargs, arrays))
+            engine = Engine([step], tuple(arrays), names, {}, **self._settings, **_where(arrays))
             prepared = engine.prepared(arrays)
             if prepared.reason or prepared.calls or prepared.rest:
                 raise Untraceable(prepared.reason or next(iter(prepared.calls.values()), "elements decide"))
@@ -169,7 +172,11 @@ def _split(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, 
     arrays: dict[str, Any] = {}
     parts: list[Any] = []
     for name, value in (*((f"argument {n}", value) for n, value in enumerate(args, 1)), *kwargs.items()):
-        if type(value) is np.ndarray:
+        value = taken(value, name)
+        if isinstance(value, OnGpu):
+            arrays[name] = value
+            parts.append((name, value.shape, value.dtype, value.array.device_id))
+        elif type(value) is np.ndarray:
             arrays[name] = value
             parts.append((name, value.shape, value.dtype))
         elif value is None or isinstance(value, (bool, int, float, str, tuple, np.dtype)):
@@ -177,6 +184,8 @@ def _split(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, 
             parts.append((name, type(value), repr(value) if isinstance(value, float) else value))
         else:
             return {}, None
+    if len({_device_of(array) for array in arrays.values()}) > 1:
+        return {}, None
     key = tuple(parts)
     try:
         hash(key)
@@ -185,12 +194,22 @@ def _split(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, 
     return arrays, key
 
 
+def _device_of(array: Any) -> Any:
+    return array.array.device_id if isinstance(array, OnGpu) else None
+
+
+def _where(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an engine for arrays that are in one place."""
+    place = next(map(_device_of, arrays.values()), None)
+    return {} if place is None else engine_options("{}:{}".format(*place))
+
+
 def _call(
-    function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+    function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], arrays: Collection[str]
 ) -> Callable[[Mapping[str, Any]], Any]:
     """The function of the arrays by name; what is none of them is as it was given."""
-    fixed = [None if type(value) is np.ndarray else value for value in args]
-    named = {name: None if type(value) is np.ndarray else value for name, value in kwargs.items()}
+    fixed = [None if f"argument {n}" in arrays else value for n, value in enumerate(args, 1)]
+    named = {name: None if name in arrays else value for name, value in kwargs.items()}
 
     def call(arrays: Mapping[str, Any]) -> Any:
         given = [arrays.get(f"argument {n}", value) for n, value in enumerate(fixed, 1)]

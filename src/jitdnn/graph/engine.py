@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.errors import JitdnnError
+from jitdnn.errors import DeviceError, JitdnnError
 from jitdnn.graph.handle import EngineHandle
 from jitdnn.graph.ir import AnyArray, Graph
 from jitdnn.graph.lower.builder import Builder, Shared
 from jitdnn.graph.operand import NeedsValue, Operand, Untraceable
-from jitdnn.graph.originals import arrays_in
+from jitdnn.graph.originals import Originals, arrays_in
 from jitdnn.graph.passes import Memo, optimized
 from jitdnn.graph.plan import Plan, Unforeseen
+from jitdnn.graph.taken import OnGpu, require_on, taken
 from jitdnn.graph.tracer import Bodies, Rest, Step, Tracer, operands_in
 from jitdnn.locks import lock
 from jitdnn.recorders import NotRecordable
@@ -68,7 +69,8 @@ class Engine:
     """A front's steps as a function of arrays, prepared at the first call of each kind of inputs.
 
     `steps` in order, `inputs` and `outputs` by name; `constants` have the values that are known. `threads` and other
-    settings hold for its kernels (None: those in force when a plan is made). May be shared by threads.
+    settings hold for its kernels (None: those in force when a plan is made); `device`: a GPU, by its name, `cuda:0`.
+    May be shared by threads.
     """
 
     def __init__(
@@ -87,31 +89,68 @@ class Engine:
         self._passes = passes
         self._settings = settings
         self._handle = EngineHandle(**settings)
-        self._shared = shared or Shared()
+        self._gpu = self._handle.on_gpu
+        self._shared = shared or new_shared(self._gpu is not None)
         self._prepared: Recent[Any, Prepared] = Recent(MOST_PLANS)
         self._keyed: set[str] = set()  # inputs whose values are part of a kind
         self._values: set[Any] = set()
         self._bodies: dict[int, tuple[Any, Engine]] = {}  # with the graph, whose identity is the key
         self._lock = lock()
         self._folded = False
+        self._is_lone = False  # made for one step of constants
         self._unforeseen: set[str] = set()  # steps whose results are of other kinds than was inferred
 
     def run(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The outputs for named inputs: arrays, or sequences of such.
 
-        Results are in memory of their own. Raises what the front's functions raise.
+        Results are in memory of their own: of the host, or, where an input is on the engine's GPU, there and by the
+        library of the first that is. Raises what the front's functions raise, and DeviceError for an input elsewhere.
         """
+        inputs, like = self._taken(inputs)
         engine = self
         while True:
-            found = engine._run(inputs)
+            found = engine._run(inputs, like)
             if isinstance(found, list):
-                return found
+                return found if like is None else [self._handed_out(one, like) for one in found]
             engine, inputs = found
+
+    def _taken(self, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], OnGpu | None]:
+        """The inputs with arrays on a GPU as the engine takes them, and the first of those."""
+        like = None
+        if all(type(value) is np.ndarray for value in inputs.values()):
+            return inputs, like
+        found = {name: taken(value, name) for name, value in inputs.items()}
+        for name, value in found.items():
+            if isinstance(value, OnGpu):
+                require_on(value, None if self._gpu is None else self._gpu.device_id, name)
+                like = like or value
+        return found, like
+
+    def _handed_out(self, result: Any, like: OnGpu) -> Any:
+        """A result of the host by the library of an array on the GPU, and there."""
+        if not isinstance(result, np.ndarray):
+            return result
+        from jitdnn.graph.gpu_plan import on_device
+
+        return on_device(result, like, self._handle)
+
+    def _fetched(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs in the host's memory."""
+        return {n: v.numpy() if isinstance(v, OnGpu) else v for n, v in inputs.items()}
+
+    def _plan(self, graph: Graph) -> Plan:
+        if self._gpu is None:
+            return Plan(graph, Builder(graph, self._shared, self._handle))
+        from jitdnn.graph.gpu_plan import GpuPlan
+        from jitdnn.graph.lower.gpu import GpuBuilder
+
+        return GpuPlan(graph, GpuBuilder(graph, self._shared, self._handle))
 
     def parts(self, inputs: Mapping[str, Any]) -> Iterator[Part]:
         """What runs for inputs one after the other: one part, or more where a result whose shape nobody can tell cuts
         the steps. Each but the last is run when the next one is asked for, since that is made of its results."""
         engine = self
+        inputs, _ = self._taken(inputs)
         while True:
             prepared = engine.prepared(inputs)
             if prepared.rest is None:
@@ -124,15 +163,19 @@ class Engine:
                 yield Part(engine, prepared, inputs)
             engine, inputs = found
 
-    def _run(self, inputs: Mapping[str, Any]) -> list[Any] | tuple[Engine, dict[str, Any]]:
-        """The outputs, or the engine for what follows with its inputs."""
+    def _run(
+        self, inputs: Mapping[str, Any], like: OnGpu | None = None
+    ) -> list[Any] | tuple[Engine, dict[str, Any]]:
+        """The outputs, or the engine for what follows with its inputs. `like`: an array of whose kind and where the
+        plan's are to be if nothing follows."""
         prepared = self.prepared(inputs)
         if prepared.reason:
             return self._by_step(inputs)
         made: list[Any] = []
         if prepared.plan is not None:
             try:
-                made = prepared.plan.run(self.arrays(prepared, inputs), self.run_body)
+                where: dict[str, Any] = {} if like is None or prepared.rest is not None else {"like": like}
+                made = prepared.plan.run(self.arrays(prepared, inputs), self.run_body, **where)
             except Unforeseen as error:
                 with self._lock:
                     self._unforeseen.add(str(error))
@@ -149,7 +192,7 @@ class Engine:
     def host_times(self, prepared: Prepared, inputs: Mapping[str, Any]) -> list[float]:
         """Seconds of the steps that the host runs behind the plan or, where there is none, in its place."""
         if prepared.reason:
-            values, steps = {**self._constants, **inputs}, self.steps
+            values, steps = {**self._constants, **self._fetched(inputs)}, self.steps
         elif prepared.rest is not None:
             made = (
                 []
@@ -168,7 +211,7 @@ class Engine:
         return found
 
     def _by_step(self, inputs: Mapping[str, Any]) -> list[Any]:
-        values = {**self._constants, **inputs}
+        values = {**self._constants, **self._fetched(inputs)}
         for step in self.steps:
             self._compute(step, values)
         return [_own(values[name]) for name in self.outputs]
@@ -215,6 +258,10 @@ class Engine:
                 parts.append(value.dtype)
                 if name in self._keyed:
                     parts.append(value.tobytes())
+            elif isinstance(value, OnGpu):
+                parts += [value.shape, value.dtype]
+                if name in self._keyed:
+                    parts.append(value.numpy().tobytes())
             else:
                 parts.append(_kind(value))
         return tuple(parts)
@@ -237,14 +284,15 @@ class Engine:
         for step in self.steps:
             if step.is_pure and all(name in self._constants for name in step.reads):
                 try:
-                    results = step.compute(self._constants, self.run_body)
+                    results = self._known(step, self._constants)
                 except JitdnnError:
                     left.append(step)  # raises when it is run
                     continue
                 for name, result in zip(step.makes, results, strict=False):
                     if name:
                         self._constants[name] = result
-                self._shared.originals.add(arrays_in(results), partial(self._computed, step))
+                if self._gpu is None:
+                    self._shared.originals.add(arrays_in(results), partial(self._computed, step))
             else:
                 left.append(step)
         self.steps = tuple(left)
@@ -254,15 +302,34 @@ class Engine:
         """The arrays among the results of a step that reads constants alone."""
         return list(arrays_in(step.compute(self._constants, self.run_body)))
 
+    def _known(self, step: Step, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The results of a step whose operands are known: by the host, or by the GPU where the host lacks what it takes
+        to compile its own kernels."""
+        try:
+            return step.compute(values, self.run_body)
+        except DeviceError:
+            read = {name: values[name] for name in step.reads if name in values}
+            if (
+                self._gpu is None
+                or self._is_lone
+                or not any(isinstance(v, np.ndarray) for v in read.values())
+            ):
+                raise
+            makes = tuple(name for name in step.makes if name)
+            lone = Engine([step], tuple(read), makes, {}, shared=self._shared, **self._settings)
+            lone._is_lone = True
+            made = dict(zip(makes, lone.run(read), strict=True))
+            return tuple(made.get(name) for name in step.makes)
+
     def _traced(self, inputs: Mapping[str, Any]) -> Prepared:
         has_dot = self._handle.has_dot
-        tracer = Tracer(self._shared.memo, self._unforeseen, has_dot)
+        tracer = Tracer(self._shared.memo, self._unforeseen, has_dot, self._known)
         values: dict[str, Any] = dict(self._constants)
         operands: dict[str, Operand] = {}
         for name in self.inputs:
             given = inputs.get(name)
             if (
-                isinstance(given, np.ndarray)
+                isinstance(given, (np.ndarray, OnGpu))
                 and name not in self._keyed
                 and dtype_name(given.dtype) is not None
             ):
@@ -270,7 +337,7 @@ class Engine:
             elif isinstance(given, list) and any(isinstance(one, np.ndarray) for one in given):
                 raise Untraceable(f"input {name!r} is a sequence")
             else:
-                values[name] = given
+                values[name] = given.numpy() if isinstance(given, OnGpu) else given
         rest = tracer.run(self.steps, values)
         self._ask(tracer, operands, inputs)
         if rest is None:
@@ -294,7 +361,7 @@ class Engine:
         if leaving:
             traced = tracer.graph(tuple(operands.values()), leaving)
             graph = self._passes(traced, self._shared.memo, has_dot)
-            plan = Plan(graph, Builder(graph, self._shared, self._handle))
+            plan = self._plan(graph)
         if rest is None:
             return Prepared(plan, used, tuple(results), graph, dict(tracer.calls))
         makes = tuple(n for n in rest.step.makes if n)
@@ -320,7 +387,8 @@ class Engine:
         if wanted - self._keyed:
             self._keyed |= wanted
             raise _Again
-        self._values.add(tuple(np.asarray(inputs[n]).tobytes() for n in sorted(self._keyed) if n in inputs))
+        kept = self._fetched({n: inputs[n] for n in sorted(self._keyed) if n in inputs})
+        self._values.add(tuple(np.asarray(value).tobytes() for value in kept.values()))
         if len(self._values) >= _MOST_VALUES and self._keyed:
             self._keyed.clear()
             raise _Again
@@ -344,6 +412,15 @@ class Engine:
         return tuple(engine.run({n: given[n] for n in engine.inputs if n in given}))
 
 
+def new_shared(on_gpu: bool, originals: Originals | None = None) -> Shared:
+    """What engines of one model share."""
+    if not on_gpu:
+        return Shared(originals)
+    from jitdnn.graph.lower.gpu import GpuShared
+
+    return GpuShared(originals)
+
+
 class _Again(Exception):
     """Values of inputs have become part of the kind."""
 
@@ -356,7 +433,9 @@ def _kind(value: Any) -> Any:
     return type(value)
 
 
-def _dense(array: AnyArray) -> AnyArray:
+def _dense(array: Any) -> Any:
+    if isinstance(array, OnGpu):
+        return array
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
@@ -367,4 +446,4 @@ def _own(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-__all__ = ["MOST_PLANS", "Bodies", "Engine", "NeedsValue", "Part", "Prepared"]
+__all__ = ["MOST_PLANS", "Bodies", "Engine", "NeedsValue", "Part", "Prepared", "new_shared"]

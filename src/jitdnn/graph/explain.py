@@ -44,7 +44,8 @@ def rows_of(part: Part, seconds: list[float] | None, host: list[float] | None = 
             remark = remarks.get(node, "")
             op = node.attributes["name"] if node.op == "primitive" else node.op
             if event.host is not None:
-                op, remark = "host", f"run by the host: {prepared.calls.get(node.attributes['title'], '')}"
+                why = event.note or prepared.calls.get(node.attributes["title"], "")
+                op, remark = "host", f"run by the host: {why}"
             shape = ", ".join(map(_extents, node.outputs))
             rows.append(Row(" + ".join(node.origin), op, ", ".join(event.kernels), shape, spent, remark))
     steps = (

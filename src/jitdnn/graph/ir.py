@@ -142,3 +142,14 @@ def ordered(nodes: Sequence[Node]) -> tuple[Node, ...]:
                 stack.pop()
                 done[node] = None
     return tuple(done)
+
+
+def filled(arguments: Any, arrays: Sequence[Any]) -> Any:
+    """Arguments with arrays in the place of their slots."""
+    if isinstance(arguments, Slot):
+        return arrays[arguments.number]
+    if isinstance(arguments, (list, tuple)) and not hasattr(arguments, "_fields"):
+        return type(arguments)(filled(a, arrays) for a in arguments)
+    if isinstance(arguments, dict):
+        return {key: filled(a, arrays) for key, a in arguments.items()}
+    return arguments

@@ -190,6 +190,7 @@ class Operand:
         """Arithmetic as NumPy's, where types are no question: of one real type, and Python's numbers."""
         if self.dtype not in CALCULATED:
             raise Untraceable(f"NumPy computes it (arithmetic of {self.dtype})")
+        other = self.tracer.known(other)
         if type(other) in (int, float):
             return self.tracer.pointwise(trace(lambda v: formula(v, other)), [self], self.dtype)
         if not isinstance(other, (Operand, np.ndarray)) or other.dtype != self.dtype:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.devices.launch_list import LaunchList
 from jitdnn.graph.arena import Need, place
 from jitdnn.graph.ir import AnyArray, Graph
 from jitdnn.graph.lower.ahead import lowered
@@ -22,11 +21,11 @@ from jitdnn.tensor.array import address_of
 from jitdnn.tensor.borrowed import strided_view
 
 _ALIGNMENT = 64
-_MOST_IDLE = 2  # arenas that wait for a run
+MOST_IDLE = 2  # arenas that wait for a run
 
 
 @dataclass(frozen=True)
-class _Host:
+class Host:
     """A function of the host: what it reads and writes, as (piece, offset, shape, strides in elements, dtype) or, of
     constants, the array."""
 
@@ -34,6 +33,16 @@ class _Host:
     title: str
     reads: tuple[Any, ...]
     writes: tuple[Any, ...]
+
+    def results(
+        self, arrays: Sequence[AnyArray], bodies: Any, like: Sequence[AnyArray]
+    ) -> Sequence[AnyArray]:
+        """What the function gives. Raises Unforeseen where that is of other kinds than these arrays."""
+        found: Sequence[AnyArray] = self.run(arrays, bodies)
+        for result, wanted in zip(found, like, strict=True):
+            if np.shape(result) != wanted.shape or result.dtype != wanted.dtype:
+                raise Unforeseen(self.title)
+        return found
 
 
 class _Arena:
@@ -57,7 +66,7 @@ class Plan:
 
     def __init__(self, graph: Graph, builder: Builder) -> None:
         self.graph = graph
-        builder = lowered(builder)
+        builder = self._lowered(builder)
         self.events = builder.events
         self._outputs = [(tuple(array.shape), array.dtype) for _, array in builder.outputs]
         self._output_pieces = [builder.pieces.index(buffer) for buffer, _ in builder.outputs]
@@ -72,7 +81,10 @@ class Plan:
     @property
     def launches(self) -> int:
         """How many kernels a run launches."""
-        return sum(len(step) for step in self._program if isinstance(step, LaunchList))
+        return sum(len(step) for step in self._program if not isinstance(step, Host))
+
+    def _lowered(self, builder: Builder) -> Builder:
+        return lowered(builder)
 
     def _settle(self, b: Builder) -> None:
         """Place what lies in the arena, and cut the recording where functions of the host run."""
@@ -94,7 +106,7 @@ class Plan:
         for position, number in enumerate(given, start=1):
             where[number] = (position, 0)
         self._order = [b.pieces[n].kind for n in given]
-        self._program: list[LaunchList | _Host] = []
+        self._program: list[Any] = []
         cut = 0
         for event in b.events:
             if event.host is None:
@@ -102,7 +114,7 @@ class Plan:
             self._add_launches(b, cut, event.first, where, len(given) + 1)
             cut = event.last
             self._program.append(
-                _Host(
+                Host(
                     event.host,
                     event.node.attributes["title"],
                     tuple(pieces_at.described(a, where) for a in event.reads),
@@ -110,7 +122,7 @@ class Plan:
                 )
             )
         self._add_launches(b, cut, len(b.recorder), where, len(given) + 1)
-        scratch = max((step.scratch for step in self._program if isinstance(step, LaunchList)), default=0)
+        scratch = max((step.scratch for step in self._program if not isinstance(step, Host)), default=0)
         self._scratch = total
         self.nbytes = total + scratch
 
@@ -134,27 +146,25 @@ class Plan:
         addresses = [arena.address, *map(address_of, inputs), *map(address_of, outputs)]
         scratch = arena.address + self._scratch
         for step in self._program:
-            if isinstance(step, LaunchList):
+            if not isinstance(step, Host):
                 step.run(addresses, scratch if step.scratch else 0)
             else:
                 self._host(step, addresses, bodies)
-        if len(self._idle) < _MOST_IDLE:
+        if len(self._idle) < MOST_IDLE:
             self._idle.append(arena)
         return outputs
 
-    def _host(self, step: _Host, addresses: Sequence[int], bodies: Any) -> None:
-        results = step.run([_real(one, addresses) for one in step.reads], bodies)
-        for result, one in zip(results, step.writes, strict=True):
-            target = _real(one, addresses)
-            if np.shape(result) != target.shape or result.dtype != target.dtype:
-                raise Unforeseen(step.title)
+    def _host(self, step: Host, addresses: Sequence[int], bodies: Any) -> None:
+        made = [_real(one, addresses) for one in step.writes]
+        results = step.results([_real(one, addresses) for one in step.reads], bodies, made)
+        for result, target in zip(results, made, strict=True):
             target[...] = result
 
     def hollow(self) -> Plan:
         """The same without what the host runs, and with kernels that do nothing: its runs take what a run costs beside
         them, and leave their outputs as they are."""
         found = copy.copy(self)
-        found._program = [step.hollow() for step in self._program if isinstance(step, LaunchList)]
+        found._program = [step.hollow() for step in self._program if not isinstance(step, Host)]
         found._idle = []
         return found
 
@@ -171,7 +181,7 @@ class Plan:
         launches: list[float] = []
         hosts: list[float] = []
         for step in self._program:
-            if isinstance(step, LaunchList):
+            if not isinstance(step, Host):
                 ticks = step.times(addresses, arena.address + self._scratch if step.scratch else 0)
                 launches += [(b - a) * 1e-9 for a, b in itertools.pairwise(ticks)]
             else:

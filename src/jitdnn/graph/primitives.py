@@ -18,7 +18,6 @@ from jitdnn.errors import InvalidShape
 from jitdnn.graph.operand import CALCULATED as _CALCULATED
 from jitdnn.graph.operand import Operand, Untraceable
 from jitdnn.graph.tracer import Tracer, operands_in
-from jitdnn.ops import quantized_lstm as _steps
 from jitdnn.ops.elementwise import ElementwiseKernel
 from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import dtype_name
@@ -35,7 +34,17 @@ _PLAIN = frozenset({
     "transform", "unfold",
 })  # fmt: skip
 #: functions of one call of a kernel that are not public
-INTERNAL = {"quantized_lstm": _steps.quantized_lstm}
+INTERNAL = frozenset({"quantized_lstm"})
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """The function over arrays of this name, public or not."""
+    if name not in INTERNAL:
+        function: Callable[..., Any] = getattr(jitdnn, name)
+        return function
+    from jitdnn.ops.quantized_lstm import quantized_lstm  # brings the compiler of the processor's code along
+
+    return quantized_lstm
 
 
 def _tracer(args: Any, kwargs: Any) -> Tracer | None:
@@ -45,6 +54,11 @@ def _tracer(args: Any, kwargs: Any) -> Tracer | None:
     if kwargs.get("out") is not None:
         raise Untraceable("results are written in place")
     return found.tracer
+
+
+def _known(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Arguments with arrays of a GPU, which are constants beside operands, copied to the host."""
+    return tuple(map(tracer.known, args)), {name: tracer.known(value) for name, value in kwargs.items()}
 
 
 def _conv(tracer: Tracer, x: Any, w: Any, bias: Any = None, **how: Any) -> Any:
@@ -136,6 +150,7 @@ class ElementwiseOperands:
         tracer = _tracer(arrays, {"out": out})
         if tracer is None:
             return self._kernel(*arrays, out=out, handle=handle)
+        arrays, _ = _known(tracer, arrays, {})
         kernel = self._kernel
         if len(arrays) != len(kernel.inputs):
             raise Untraceable(f"the kernel takes {len(kernel.inputs)} arrays, and is given {len(arrays)}")
@@ -175,7 +190,7 @@ def _plain(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         tracer = _tracer(args, kwargs)
         if tracer is None:
             return function(*args, **kwargs)
-        return tracer.primitive(name, function, args, kwargs)
+        return tracer.primitive(name, function, *_known(tracer, args, kwargs))
 
     return run
 
@@ -184,7 +199,10 @@ def _special(function: Callable[..., Any], node: Callable[..., Any]) -> Callable
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         tracer = _tracer(args, kwargs)
-        return function(*args, **kwargs) if tracer is None else node(tracer, *args, **kwargs)
+        if tracer is None:
+            return function(*args, **kwargs)
+        args, kwargs = _known(tracer, args, kwargs)
+        return node(tracer, *args, **kwargs)
 
     return run
 
@@ -200,7 +218,7 @@ def _activation(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def __getattr__(name: str) -> Any:
-    function = INTERNAL.get(name) or getattr(jitdnn, name)
+    function = function_of(name)
     if name in _SPECIAL:
         function = _special(function, _SPECIAL[name])
     elif name in _PLAIN or name in INTERNAL:

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from jitdnn.errors import JitdnnError, NotSupported
-from jitdnn.graph.ir import AnyArray, Graph, Node, Slot, Value
+from jitdnn.graph.handle import dry
+from jitdnn.graph.ir import AnyArray, Graph, Node, Slot, Value, filled
 from jitdnn.graph.operand import NeedsValue, Operand, Untraceable
 from jitdnn.graph.passes.memo import Memo
-from jitdnn.handle import Handle
+from jitdnn.graph.taken import is_on_gpu, taken
 from jitdnn.rtcg.expression import Expression, trace
 from jitdnn.rtcg.functions import trunc, where
 from jitdnn.tensor import dtype_name
@@ -65,33 +66,24 @@ class Rest:
     reason: str
 
 
-class _Dry(Handle):
-    """A handle whose calls are checked, and neither planned nor run: what is left are shapes."""
-
-    launches = False
-
-    def plan(self, problem: Any, request: Any = None, epilogue: Any = None) -> Any:
-        return None
-
-
-_dry = _Dry()
-
-
 class Tracer:
     """Nodes as they are found. `calls`: title of a step -> why the host runs it; `has_dot`: bytes are multiplied faster
-    than reals.
+    than reals; `known` computes a step whose operands are known.
     """
 
     def __init__(
-        self, memo: Memo | None = None, unforeseen: Collection[str] = (), has_dot: bool = False
-    ) -> None:
+        self, memo: Memo | None = None, unforeseen: Collection[str] = (), has_dot: bool = False,
+        known: Callable[[Step, Mapping[str, Any]], tuple[Any, ...]] | None = None,
+    ) -> None:  # fmt: skip
         self.memo = memo or Memo()
         self.has_dot = has_dot
+        self._known = known or (lambda step, values: step.compute(values))
         self._unforeseen = unforeseen  # steps whose results are of kinds that cannot be told
         self.nodes: list[Node] = []
         self.calls: dict[str, str] = {}
         self.asked: set[Value] = set()  # whose elements were asked for
         self._constants: dict[int, tuple[Any, Value]] = {}  # with the array, whose identity is the key
+        self._fetched: dict[int, tuple[Any, AnyArray]] = {}  # with the array of the GPU
         self._origin: tuple[str, ...] = ()
         self._bodies = 0
 
@@ -109,6 +101,17 @@ class Tracer:
         held = self._constants.get(id(array))
         if held is None:
             held = self._constants[id(array)] = array, Value(known.shape, known.dtype, known)
+        return held[1]
+
+    def known(self, value: Any) -> Any:
+        """A value with an array in the memory of a GPU copied to the host, where constants are folded."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.known(one) for one in value) if any(map(is_on_gpu, value)) else value
+        if not is_on_gpu(value):
+            return value
+        held = self._fetched.get(id(value))
+        if held is None:
+            held = self._fetched[id(value)] = value, taken(value, "a constant").numpy()
         return held[1]
 
     def add(self, op: str, inputs: Sequence[Any], kinds: Sequence[Kind], **attributes: Any) -> list[Operand]:
@@ -190,7 +193,7 @@ class Tracer:
         given = tuple(placed(a) for a in args)
         named = {key: placed(a) for key, a in kwargs.items()}
         stand_ins = [np.zeros(x.shape, x.dtype) if isinstance(x, Operand) else x for x in inputs]
-        results = function(*filled(given, stand_ins), **filled(named, stand_ins), handle=_dry)
+        results = function(*filled(given, stand_ins), **filled(named, stand_ins), handle=dry)
         flat = results if isinstance(results, tuple) else (results,)
         if not all(isinstance(y, np.ndarray) for y in flat):
             raise Untraceable(f"{name} gives more than arrays")
@@ -217,7 +220,7 @@ class Tracer:
         if not any(True for _ in operands_in(read)):
             if not step.is_pure:
                 return "no two runs of it give the same"
-            _put(step, values, step.compute(values))
+            _put(step, values, self._known(step, values))
             return None
         before = len(self.nodes)
         try:
@@ -319,14 +322,3 @@ def operands_in(held: Iterable[Any]) -> Iterator[Operand]:
             yield one
         elif isinstance(one, (list, tuple)):
             yield from operands_in(one)
-
-
-def filled(arguments: Any, arrays: Sequence[Any]) -> Any:
-    """Arguments with arrays in the place of their slots."""
-    if isinstance(arguments, Slot):
-        return arrays[arguments.number]
-    if isinstance(arguments, (list, tuple)) and not hasattr(arguments, "_fields"):
-        return type(arguments)(filled(a, arrays) for a in arguments)
-    if isinstance(arguments, dict):
-        return {key: filled(a, arrays) for key, a in arguments.items()}
-    return arguments

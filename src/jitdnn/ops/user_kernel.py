@@ -157,6 +157,8 @@ class UserKernel(ABC):
                         recorder.constant(number.pointer, number.descriptor.nbytes, number)
                 recorder.keep(known.kernel)
                 known.kernel(stream, pointers, 1.0, 0.0, recorder.scratch(known.workspace))
+            elif gpu is not None and runner.launches:
+                runner.launch(stream, known.kernel, pointers, 1.0, 0.0, known.workspace)
             elif runner.launches:
                 with runner.workspace(known.workspace, stream) as workspace:
                     known.kernel(stream, pointers, 1.0, 0.0, workspace)

@@ -13,7 +13,7 @@ import onnx
 from onnx.backend.base import Backend as OnnxBackend
 from onnx.backend.base import BackendRep
 
-from jitdnn.errors import InvalidArgument, NotSupported
+from jitdnn.errors import DeviceError, InvalidArgument, NotSupported
 from jitdnn.frameworks.onnx.bounds import check_bounds, reading
 from jitdnn.frameworks.onnx.checking import check, check_covered
 from jitdnn.frameworks.onnx.files import Again, read
@@ -21,8 +21,9 @@ from jitdnn.frameworks.onnx.graph import Graph, as_values, copied
 from jitdnn.frameworks.onnx.inlining import in_place
 from jitdnn.frameworks.onnx.operators import OPERATORS
 from jitdnn.frameworks.onnx.outside import tensors_of
-from jitdnn.graph.engine import Engine
+from jitdnn.graph.engine import Engine, new_shared
 from jitdnn.graph.lower.builder import Shared
+from jitdnn.graph.originals import Originals
 
 
 class Prepared(BackendRep):
@@ -35,9 +36,10 @@ class Prepared(BackendRep):
         """`again`: the file from which constants of these names are read once more where their memory was given
         back."""
         self._graph = graph
-        self._shared = Shared()
+        self._shared: Shared | None = None
+        self._originals = Originals()
         if again is not None:
-            self._shared.originals.add(
+            self._originals.add(
                 [graph.constants[name] for name in kept], lambda: again.arrays(kept), is_sure=True
             )
         #: what the model says of its inputs
@@ -57,6 +59,8 @@ class Prepared(BackendRep):
             graph = self._graph
             constants = {name: value for name, value in graph.constants.items() if name not in given}
             missing = {name: None for name in graph.inputs if name not in given and name not in constants}
+            if self._shared is None:
+                self._shared = new_shared("device" in self.settings, self._originals)
             found = Engine(
                 graph.steps,
                 given,
@@ -96,6 +100,8 @@ class Prepared(BackendRep):
         """The outputs for arrays by name, as `named` gives them. Raises as `run` does."""
         try:
             return tuple(self.engine(given).run(given))
+        except DeviceError:
+            raise  # of a GPU's memory, which says so itself
         except MemoryError as error:
             raise InvalidArgument(f"the outputs do not fit into memory: {error}") from error
 

@@ -20,6 +20,7 @@ from jitdnn.frameworks.onnx.inference import inferred
 from jitdnn.frameworks.onnx.operator import Operator, Site
 from jitdnn.frameworks.onnx.outside import array_of
 from jitdnn.frameworks.onnx.sparse import dense
+from jitdnn.graph.taken import is_on_gpu, taken
 from jitdnn.graph.tracer import Bodies, Kind
 
 Values = dict[str, Any]
@@ -235,6 +236,8 @@ def as_values(inputs: Iterable[Any], names: Sequence[str]) -> list[Any]:
 def _as_value(value: Any) -> Any:
     if value is None or isinstance(value, np.ndarray):
         return value
+    if is_on_gpu(value):
+        return taken(value, "input")
     if isinstance(value, (list, tuple)):
         return [_as_value(item) for item in value]
     return np.asarray(value)

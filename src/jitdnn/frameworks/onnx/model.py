@@ -16,6 +16,8 @@ from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.frameworks.onnx.backend import Backend, Prepared
 from jitdnn.graph.engine import Engine
 from jitdnn.graph.explain import explained, host_seconds, timed, trace_events
+from jitdnn.graph.options import engine_options
+from jitdnn.graph.taken import OnGpu
 
 _MOST_FITTING = 256
 
@@ -45,11 +47,13 @@ class Model:
         return dict(self._declared)
 
     def run(self, inputs: Any) -> tuple[Any, ...]:
-        """Return the outputs, as NumPy arrays in the model's order, in memory of their own.
+        """Return the outputs in the model's order, in memory of their own: NumPy arrays, or, where an input is on the
+        GPU that the model was loaded for, arrays there, made by the library of the first that is.
 
         `inputs`: arrays in the order of `inputs`, or a dictionary of them by name; values that the model has itself may
-        be given, too. Raises InvalidArgument for inputs that are missing, unknown or do not fit, NotSupported where an
-        operator does not cover what it is given.
+        be given, too. On a GPU they are copied there, or read where they are (PyTorch, CuPy, JAX, DLPack). Raises
+        InvalidArgument for inputs that are missing, unknown or do not fit, DeviceError for one on another device,
+        NotSupported where an operator does not cover what it is given.
         """
         return self._prepared.run_named(self._named(inputs))
 
@@ -93,7 +97,7 @@ class Model:
         engine.prepared(given)
         return engine, given
 
-    def _check(self, name: str, array: np.ndarray[Any, Any]) -> None:
+    def _check(self, name: str, array: np.ndarray[Any, Any] | OnGpu) -> None:
         dtype, dims = self._declared.get(name, (None, None))
         if dtype is not None and array.dtype != dtype:
             raise InvalidType(f"input {name!r} is {array.dtype}: the model takes {dtype}")
@@ -109,7 +113,10 @@ class Model:
     def _named(self, inputs: Any) -> dict[str, Any]:
         given = self._prepared.named(inputs)
         for name, array in given.items():
-            if type(array) is np.ndarray and (name, array.shape, array.dtype) not in self._fitting:
+            if (
+                isinstance(array, (np.ndarray, OnGpu))
+                and (name, array.shape, array.dtype) not in self._fitting
+            ):
                 self._check(name, array)
         return given
 
@@ -130,27 +137,48 @@ def _text(dims: tuple[int | str, ...]) -> str:
     return f"({', '.join(map(str, dims))})"
 
 
-def load(path: str | PathLike[str], *, threads: int | None = None) -> Model:
+def load(
+    path: str | PathLike[str],
+    *,
+    threads: int | None = None,
+    device: str | None = None,
+    math: str | None = None,
+    dtype: Any = None,
+) -> Model:
     """Return the model in a file, ready to run. Tensors that it keeps in other files of its folder are mapped into
-    memory, so that a model may be larger than 2 GiB; they must not change as long as the model is used. The file itself is
-    kept open: it may be removed or replaced, but not written to in place before inputs of all kinds were run.
+    memory, so that a model may be larger than 2 GiB; they must not change as long as the model is used. The file itself
+    is kept open: it may be removed or replaced, but not written to in place before inputs of all kinds were run.
 
-    `threads`: how many its kernels use, instead of the setting `threads`. Raises InvalidArgument for a file that
-    cannot be read, is no valid model or is beyond the limits for files (docs/loading.md), NotSupported for operators
-    and attributes that are not covered.
+    `device`: a GPU by its name, `cuda:0`, on which its kernels run; what that has none for is computed by the host, as
+    `Model.explain` says. `threads`: how many its kernels on the processor use, instead of the setting `threads`.
+    `math`: the least arithmetic for float32, as the setting says it: `tf32` allows the matrix units of a GPU. `dtype`:
+    float16 or bfloat16, in which everything float32 between inputs and outputs is stored, and products are taken; sums
+    stay in float32.
+
+    Raises InvalidArgument for a file that cannot be read, is no valid model or is beyond the limits for files
+    (docs/loading.md), NotSupported for operators and attributes that are not covered, DeviceError for a GPU that is not
+    there.
     """
-    return prepare(path, threads=threads)
+    return prepare(path, threads=threads, device=device, math=math, dtype=dtype)
 
 
-def prepare(model: onnx.ModelProto | str | PathLike[str], *, threads: int | None = None) -> Model:
+def prepare(
+    model: onnx.ModelProto | str | PathLike[str],
+    *,
+    threads: int | None = None,
+    device: str | None = None,
+    math: str | None = None,
+    dtype: Any = None,
+) -> Model:
     """Return a model, ready to run: one that is in memory, or the path of its file. Arguments and errors are those of
     `load`."""
     if not isinstance(model, (onnx.ModelProto, str, PathLike)):
         raise InvalidType(
             f"the model is {type(model).__name__}: it must be an onnx.ModelProto, or the path of a file"
         )
+    options = engine_options(device, threads, math, dtype)
     prepared = Backend.prepare(model)
-    prepared.settings = {} if threads is None else {"threads": threads}
+    prepared.settings = options
     return Model(prepared)
 
 

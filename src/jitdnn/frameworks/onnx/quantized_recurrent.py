@@ -15,7 +15,6 @@ from jitdnn.frameworks.onnx.products import matmul_integer
 from jitdnn.frameworks.onnx.quantization import dynamic_quantize_linear
 from jitdnn.graph import primitives as jd
 from jitdnn.graph.operand import Operand
-from jitdnn.ops.quantized_lstm import MOST_UNITS, QuantizedSteps, pack
 from jitdnn.rtcg.expression import trace
 
 _BACKWARD = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -51,6 +50,8 @@ def dynamic_quantize_lstm(
     As onnxruntime on one thread: the inputs of all steps are quantized together, by their range, and the states of each
     step, of all sequences, by theirs. The products are of bytes, with exact sums.
     """
+    from jitdnn.ops.quantized_lstm import MOST_UNITS, QuantizedSteps  # which takes the processor's compiler
+
     hidden = r.shape[1]
     backward = _BACKWARD.get(direction, ())
     _check(x, w, r, (w_scale, w_zero, r_scale, r_zero), len(backward), site)
@@ -101,6 +102,8 @@ class _Constants:
         self, w: Array, r: Array, bias: Array | None, peepholes: Array | None, w_scale: Array, w_zero: Array,
         r_scale: Array, r_zero: Array,
     ) -> None:  # fmt: skip
+        from jitdnn.ops.quantized_lstm import pack
+
         w, r, w_scale, r_scale = (np.asarray(one) for one in (w, r, w_scale, r_scale))
         directions, hidden, columns = r.shape
         self.packed, self.sums, self.shifts = pack(r, [int(zero.flat[0]) for zero in np.asarray(r_zero)])

@@ -18,7 +18,6 @@ from jitdnn.graph.lower.builder import Builder
 from jitdnn.graph.lower.schedule import lower
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.warm import Helpers, Wanted
-from jitdnn.planner import kept_plans
 from jitdnn.planner.plan import Request
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import Expression
@@ -41,6 +40,8 @@ class _Watch:
 
     def __call__(self, problem: Problem, request: Request, epilogue: Epilogue | None) -> None:
         if self._left:
+            from jitdnn.planner import kept_plans  # brings the compiler of the processor's code along
+
             self._left -= 1
             self._missing += not kept_plans.is_kept(problem, self._handle.device, request, epilogue)
             if self._missing >= _ENOUGH:

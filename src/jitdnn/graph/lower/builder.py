@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import jitdnn
-from jitdnn.devices.launch_list import Recorder
 from jitdnn.graph.handle import EngineHandle
 from jitdnn.graph.ir import AnyArray, Graph, Node, Value
 from jitdnn.graph.memory import Buffer, Reserved, as_array, descriptor_of
@@ -21,17 +21,20 @@ from jitdnn.rtcg.expression import Expression, trace
 from jitdnn.tensor import Array, TensorDescriptor
 from jitdnn.tensor.array import allocating
 
+if TYPE_CHECKING:
+    from jitdnn.devices.launch_list import Recorder
+
 _identity = trace(lambda v: v)
 
 
 class Shared:
     """What plans of one engine share: filters as kernels read them, and constants as they lie in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, originals: Originals | None = None) -> None:
         self.filters: dict[Any, KeptFilter] = {}
         self.arrays: dict[Any, tuple[AnyArray, AnyArray]] = {}
         self.kernels: dict[Expression, Any] = {}
-        self.originals = Originals()
+        self.originals = originals or Originals()
         self.memo = Memo(self.originals)
 
     def filter(self, value: Value, shape: Callable[[AnyArray], AnyArray], form: str) -> KeptFilter:
@@ -67,7 +70,7 @@ class Shared:
 
 @dataclass
 class Event:
-    """What runs in a step: launches from `first` to `last`, or a function of the host."""
+    """What runs in a step: launches from `first` to `last`, or a function of the host; `note` says why the host's."""
 
     node: Node
     first: int
@@ -80,6 +83,12 @@ class Event:
     note: str = ""
 
 
+def _recorder() -> Recorder:
+    from jitdnn.devices.launch_list import Recorder  # brings a compiler along, which graphs on a GPU need not
+
+    return Recorder()
+
+
 @dataclass
 class Builder:
     """A graph being lowered."""
@@ -89,7 +98,7 @@ class Builder:
     handle: EngineHandle
     is_last: bool = True
     memory: Reserved = field(default_factory=Reserved)
-    recorder: Recorder = field(default_factory=Recorder)
+    recorder: Any = field(default_factory=_recorder)
     arrays: dict[Value, AnyArray] = field(default_factory=dict)
     targets: dict[Value, AnyArray] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -100,16 +109,18 @@ class Builder:
     _known: set[int] = field(default_factory=set)
 
     @cached_property
-    def images_of_bytes(self) -> set[Value]:
+    def turned(self) -> set[Value]:
         """What convolutions read of 8-bit integers, their filters aside."""
+        return {value for value in self._images() if value.dtype.itemsize == 1}
+
+    def _images(self) -> set[Value]:
+        """What convolutions read, their filters aside."""
         convolutions = [node for node in self.graph.nodes if node.op == "conv" and len(node.output.shape) > 2]
         return {
             value
             for node in convolutions
             for value in node.inputs
-            if value.array is None
-            and value.dtype.itemsize == 1
-            and len(value.shape) == len(node.output.shape)
+            if value.array is None and len(value.shape) == len(node.output.shape)
         }
 
     def place(self, kind: str, descriptor: TensorDescriptor) -> tuple[Buffer, AnyArray]:
@@ -150,11 +161,25 @@ class Builder:
             low, high = np.lib.array_utils.byte_bounds(array)
             self.recorder.constant(low, high - low, array)
 
-    def filter(self, value: Value, shape: Callable[[AnyArray], AnyArray], form: str) -> KeptFilter:
+    def filter(self, value: Value, shape: Callable[[AnyArray], AnyArray], form: str) -> Any:
         """The filter of a constant: see `Shared.filter`."""
         found = self.shared.filter(value, shape, form)
         self._constant(found.w)
         return found
+
+    def weights(self, arrays: Sequence[AnyArray]) -> Any:
+        """The constant weights of a recurrent layer."""
+        return self.shared.weights(arrays)
+
+    def image(self, value: Value) -> AnyArray:
+        """The array of a value that a convolution reads."""
+        return self.array(value)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Have launches of calls by the handle noted in a `with` block."""
+        with self.recorder, self.handle:
+            yield
 
     def kernel_array(self, value: Value) -> AnyArray:
         """The same with at least one axis, as kernels take it."""
@@ -187,6 +212,17 @@ class Builder:
         """A public function by the engine's handle, its results in the arena."""
         with allocating(self.make):
             return function(*args, handle=self.handle, **kwargs)
+
+    def host_call(self, node: Node, run: Callable[..., Any]) -> None:
+        """Have the host run a function of the node's inputs between two lists of launches."""
+        first = len(self.recorder)
+        reads = tuple(self.array(value) for value in node.inputs)
+        writes = tuple(self.result(value) for value in node.outputs)
+        self.events.append(Event(node, first, first, ("host",), host=run, reads=reads, writes=writes))
+
+    def node(self, node: Node, lower: Callable[[Builder, Node], None]) -> None:
+        """Have a node lowered."""
+        lower(self, node)
 
     def dense(self, array: AnyArray, order: tuple[int, ...] | None = None) -> AnyArray:
         """The array, or a copy with its axes in this order in memory and no gaps."""

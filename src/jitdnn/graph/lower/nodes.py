@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 import jitdnn
-from jitdnn.graph.ir import AnyArray, Node
+from jitdnn.graph.ir import AnyArray, Node, filled
 from jitdnn.graph.lower.builder import Builder, order_of, viewed
-from jitdnn.graph.primitives import INTERNAL
-from jitdnn.graph.tracer import filled
+from jitdnn.graph.primitives import function_of
 from jitdnn.rtcg.expression import Expression
 
 Lower = Callable[[Builder, Node], None]
@@ -26,9 +24,9 @@ def pointwise(b: Builder, node: Node) -> None:
 
 
 def _pointwise_order(b: Builder, node: Node) -> tuple[int, ...] | None:
-    """That of the largest operand that is no constant and has as many axes; of bytes that convolutions read, channels
-    last: they are transposed here, once, instead of by each of those."""
-    if b.is_last and node.output in b.images_of_bytes:
+    """That of the largest operand that is no constant and has as many axes; of what is to be `b.turned` channels
+    last: it is transposed here, once, instead of by each convolution that reads it."""
+    if b.is_last and node.output in b.turned:
         return channels_last(len(node.output.shape))
     best, order = -1, None
     for value in node.inputs:
@@ -49,9 +47,9 @@ def convolution(b: Builder, node: Node) -> None:
     is_last = b.is_last and rank > 2
     out = b.result(node.output, channels_last(rank) if is_last else None)
     kwargs = {k: v for k, v in node.attributes.items() if k in ("stride", "padding", "dilation", "groups")}
-    filters: Any = b.filter(w, lambda a: a, "conv") if w.array is not None else b.array(w)
+    filters = b.filter(w, lambda a: a, "conv") if w.array is not None else b.array(w)
     b.call(
-        jitdnn.conv, b.array(x), filters, *(b.array(o) for o in operands),
+        jitdnn.conv, b.image(x), filters, *(b.array(o) for o in operands),
         epilogue=node.attributes.get("epilogue"), out=out, **kwargs,
     )  # fmt: skip
 
@@ -170,12 +168,12 @@ def copy(b: Builder, node: Node) -> None:
 def primitive(b: Builder, node: Node) -> None:
     name = node.attributes["name"]
     arrays = [b.given(value) if name in _RECURRENT else b.array(value) for value in node.inputs]
-    function = INTERNAL.get(name) or getattr(jitdnn, name)
+    function = function_of(name)
     args, kwargs = filled(node.attributes["args"], arrays), filled(node.attributes["kwargs"], arrays)
     if name in _RECURRENT:
         constant = {id(value.array) for value in node.inputs if value.array is not None}
         args = [
-            b.shared.weights(a) if isinstance(a, (list, tuple)) and all(id(w) in constant for w in a) else a
+            b.weights(a) if isinstance(a, (list, tuple)) and all(id(w) in constant for w in a) else a
             for a in args
         ]
     target = b.targets.get(node.outputs[0]) if len(node.outputs) == 1 else None

@@ -27,7 +27,7 @@ def lower(b: Builder) -> None:
         else:
             late.append((value, number))
     _place_joined(b)
-    with b.recorder, b.handle:
+    with b.recording():
         for node in b.graph.nodes:
             _node(b, node)
         for value, number in late:
@@ -82,20 +82,17 @@ def _parts(node: Node, axis: int) -> Iterator[tuple[Value, tuple[slice, ...]]]:
 def _node(b: Builder, node: Node) -> None:
     first = len(b.recorder)
     if node.op == "call":
-        reads = tuple(b.array(value) for value in node.inputs)
-        writes = tuple(b.result(value) for value in node.outputs)
-        b.events.append(
-            Event(
-                node, first, first, host=node.attributes["run"], reads=reads, writes=writes, kernels=("host",)
-            )
-        )
+        b.host_call(node, node.attributes["run"])
         return
     b.handle.ran.clear()
+    before = len(b.events)
     if all(value.size for value in node.outputs) or node.op == "view":
-        LOWER[node.op](b, node)
+        b.node(node, LOWER[node.op])
     else:
         for value in node.outputs:
             b.result(value)
+    if len(b.events) > before:
+        return  # the host runs it
     if len(b.recorder) > first or node.op == "view":
         names = names_of(b.handle.ran)
         if not names and len(b.recorder) > first:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
 from jitdnn.graph.ir import Graph
 from jitdnn.graph.passes.affine import folded_affine
 from jitdnn.graph.passes.dead import without_dead
 from jitdnn.graph.passes.epilogues import with_epilogues
 from jitdnn.graph.passes.integers import with_integers, with_reciprocals
 from jitdnn.graph.passes.memo import Memo
+from jitdnn.graph.passes.narrow import narrowed
 from jitdnn.graph.passes.normalizations import with_normalizations
 from jitdnn.graph.passes.pointwise import fused_pointwise
 from jitdnn.graph.passes.recurrent import single_steps
@@ -28,4 +34,13 @@ def optimized(graph: Graph, memo: Memo, has_dot: bool = False) -> Graph:
     return without_dead(with_reciprocals(graph))
 
 
-__all__ = ["Memo", "optimized"]
+def narrowing(dtype: np.dtype[Any]) -> Callable[[Graph, Memo, bool], Graph]:
+    """All passes, after which what was float32 is stored as `dtype` inside of the graph."""
+
+    def passes(graph: Graph, memo: Memo, has_dot: bool = False) -> Graph:
+        return narrowed(optimized(graph, memo, has_dot), dtype, memo)
+
+    return passes
+
+
+__all__ = ["Memo", "narrowing", "optimized"]

@@ -1,0 +1,107 @@
+"""Graphs over the stand-in for the driver: which calls a run makes, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+import jitdnn as jd
+import jitdnn.onnx
+from fake_driver import calls, fail, fresh  # noqa: F401
+from jitdnn.devices.gpu import OutOfMemory
+from test_graph import FLOAT, helper, images, model_of, network, numpy_helper
+
+NAMES = (
+    "cuStreamBeginCapture_v2",
+    "cuGraphLaunch",
+    "cuLaunchKernel",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuStreamSynchronize",
+    "cuMemAllocAsync",
+    "cuMemAlloc_v2",
+)
+
+
+def counted(run: Any) -> dict[str, int]:
+    """How often a run called each of these functions."""
+    before = [calls(name) for name in NAMES]
+    run()
+    return {name: calls(name) - b for name, b in zip(NAMES, before, strict=True) if calls(name) > b}
+
+
+def prepared(**options: Any) -> tuple[Any, Any]:
+    random = np.random.default_rng(3)
+    return jitdnn.onnx.prepare(network(random), device="cuda", **options), images(random, 2)
+
+
+def test_the_third_run_is_one_launch() -> None:
+    loaded, x = prepared()
+    first = counted(lambda: loaded.run([x]))
+    assert first["cuLaunchKernel"] >= 8
+    assert "cuGraphLaunch" not in first
+    second = counted(lambda: loaded.run([x]))
+    assert second["cuStreamBeginCapture_v2"] == second["cuGraphLaunch"] == 1
+    third = counted(lambda: loaded.run([x]))
+    assert third == {
+        "cuGraphLaunch": 1, "cuMemcpyHtoDAsync_v2": 1, "cuMemcpyDtoHAsync_v2": 1, "cuStreamSynchronize": 1,
+    }  # fmt: skip
+
+
+def test_arrays_on_the_device_are_never_on_the_host() -> None:
+    loaded, x = prepared()
+    given = jd.to_device(x)
+    for _ in range(2):
+        loaded.run([given])
+    found = counted(lambda: loaded.run([given]))
+    assert found.pop("cuGraphLaunch") == 1
+    assert found.pop("cuMemcpyDtoDAsync_v2") == 3  # the input and two outputs
+    assert set(found) <= {"cuMemAllocAsync"}  # of the outputs; nobody waits
+
+
+def test_a_capture_that_fails_is_done_without() -> None:
+    loaded, x = prepared()
+    loaded.run([x])
+    fail("cuStreamBeginCapture_v2", 901)
+    for _ in range(2):
+        found = counted(lambda: loaded.run([x]))
+        assert found["cuLaunchKernel"] >= 8
+        assert "cuGraphLaunch" not in found
+
+
+def test_no_memory_is_told_and_a_later_run_works() -> None:
+    loaded, x = prepared()
+    loaded.prepare([x])
+    fail("cuMemAllocAsync", 2)
+    fail("cuMemAlloc_v2", 2)
+    with pytest.raises(OutOfMemory):
+        loaded.run([x])
+    fail("cuMemAllocAsync", 0)
+    fail("cuMemAlloc_v2", 0)
+    assert counted(lambda: loaded.run([x]))["cuLaunchKernel"] >= 8
+
+
+def test_functions_of_the_host_cut_a_graph_in_two() -> None:
+    nodes = [
+        helper.make_node("Exp", ["x"], ["a"]),
+        helper.make_node("LSTM", ["a", "w", "r"], ["h", ""], hidden_size=5),
+        helper.make_node("Exp", ["h"], ["y"]),
+    ]
+    random = np.random.default_rng(3)
+    constants = [
+        numpy_helper.from_array(random.random(shape).astype(np.float32), name)
+        for name, shape in (("w", (1, 20, 4)), ("r", (1, 20, 5)))
+    ]
+    model = model_of(nodes, {"x": (FLOAT, [3, 2, 4])}, {"y": (FLOAT, [3, 1, 2, 5])}, constants)
+    loaded = jitdnn.onnx.prepare(model, device="cuda")
+    x = random.random((3, 2, 4)).astype(np.float32)
+    for _ in range(2):
+        loaded.run([x])
+    found = counted(lambda: loaded.run([x]))
+    assert found["cuGraphLaunch"] == 2
+    assert "cuLaunchKernel" not in found
