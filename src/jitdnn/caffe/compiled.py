@@ -13,22 +13,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from jitdnn.caffe.blob import Array
 from jitdnn.caffe.compiled_layers import FUNCTIONS
 from jitdnn.caffe.device import NetDevice
 from jitdnn.caffe.graph import LayerGraph, Node
+from jitdnn.caffe.net_run import run_forward
 from jitdnn.caffe.schema import LayerParameter, NetParameter, NetState
 from jitdnn.caffe.schema_layers import BlobShape, InputParameter
-from jitdnn.errors import InvalidArgument, InvalidShape, NotSupported
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.graph.engine import Engine
 from jitdnn.graph.explain import explained
 from jitdnn.graph.operand import Operand, Untraceable
+from jitdnn.graph.options import engine_options
+from jitdnn.graph.taken import OnGpu, taken
 
 
 class BuiltNet(LayerGraph, Protocol):
@@ -41,6 +44,8 @@ class BuiltNet(LayerGraph, Protocol):
     device: NetDevice | None
 
     def like(self, definition: NetParameter) -> BuiltNet: ...
+
+    def running(self) -> AbstractContextManager[Any]: ...
 
 
 #: layers whose forward pass leaves something for the next one
@@ -111,7 +116,8 @@ class CompiledNet:
     inputs (another batch, another size of images) a plan is made at the first call, and the last ones are kept.
 
     The weights are those that the net has when a plan is made, by reference: after a change of them compile the net
-    anew.
+    anew. Of a net on a GPU they are those that it has when it is compiled; its kernels run there, and layers that are
+    not in the table are run by the host.
     """
 
     def __init__(
@@ -122,10 +128,6 @@ class CompiledNet:
             raise InvalidArgument(
                 f"a net is compiled for phase TEST, and this one was built for {net.state.phase}: its layers draw, and "
                 "keep what gradients need"
-            )
-        if net.device is not None:
-            raise NotSupported(
-                f"compiled nets run on the processor, and this one is on {net.device.name}: run it whole"
             )
         self._net = net
         self._lock = threading.RLock()
@@ -153,47 +155,55 @@ class CompiledNet:
         self._sources = {name: made for name, made in self._sources.items() if made in used}
         self.inputs = tuple(name for name in net.inputs if name in self._sources)
         self._ranks = {name: len(net.blobs[name].shape) for name in self._sources}
-        settings: dict[str, Any] = {} if threads is None else {"threads": threads}
-        self._engine = Engine(needed, tuple(self._sources.values()), results, {}, **settings)
+        options = engine_options(None if net.device is None else net.device.name, threads)
+        self._engine = Engine(needed, tuple(self._sources.values()), results, {}, **options)
 
     def __repr__(self) -> str:
         return f"<CompiledNet {self._net.name}: {', '.join(self.inputs)} -> {', '.join(self.outputs)}>"
 
-    def forward(self, **inputs: ArrayLike) -> dict[str, Array]:
-        """Return the outputs by name, in memory of their own.
+    def forward(self, **inputs: Any) -> dict[str, Any]:
+        """Return the outputs by name, in memory of their own: NumPy's, or, of a net on a GPU that is given an array
+        there, arrays there of the same library.
 
         An input that is not given is what the net's blob holds; layers of data of the net run first. Raises
-        InvalidArgument for a name that is no input, InvalidShape for a shape that does not fit the layers.
+        InvalidArgument for a name that is no input, InvalidShape for a shape that does not fit the layers, InvalidType
+        for an array on a GPU of another type than the net's, DeviceError for one on another device.
         """
         made = self._engine.run(self._given(inputs))
         return dict(zip(self.outputs, made, strict=True))
 
-    def explain(self, *, measure: bool = True, **inputs: ArrayLike) -> str:
+    def explain(self, *, measure: bool = True, **inputs: Any) -> str:
         """What runs for inputs of this kind, as text: a row for each kernel with the layers that it stands for, its
         algorithm and its share of the time; what the host runs, and what was not fused, and why."""
         given = self._given(inputs)
         self._engine.prepared(given)
         return explained(self._engine, given, measure)
 
-    def _given(self, inputs: Mapping[str, ArrayLike]) -> dict[str, Array]:
+    def _given(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         for name in inputs:
             if name not in self.inputs:
                 raise InvalidArgument(
                     f"{name!r} is no input of this net; there are {', '.join(self.inputs) or 'none'}"
                 )
         if len(self.inputs) < len(self._sources):
-            with self._lock:
+            with self._lock, self._net.running():
                 for node in self._net.nodes:
                     if not node.bottom and any(blob.name in self._sources for blob in node.top):
-                        node.layer.forward(node.bottom, node.top)
-        found = {}
+                        run_forward(node, self._net.device is not None)
+        found: dict[str, Any] = {}
         for name, made in self._sources.items():
-            array = np.asarray(inputs[name] if name in inputs else self._net.blobs[name].data)
+            held = taken(inputs[name] if name in inputs else self._net.blobs[name].read(), name)
+            array = held if isinstance(held, OnGpu) else np.asarray(held)
             if array.ndim != self._ranks[name]:
                 raise InvalidShape(
                     f"input {name!r} has shape {array.shape}: {self._ranks[name]} axes are needed, as "
                     f"{self._net.blobs[name].shape} has"
                 )
+            if isinstance(array, OnGpu):
+                if array.dtype != self._net.dtype:
+                    raise InvalidType(f"input {name!r} is {array.dtype}: the net takes {self._net.dtype}")
+                found[made] = array
+                continue
             found[made] = array.astype(self._net.dtype, copy=name not in inputs, casting="unsafe")
         return found
 

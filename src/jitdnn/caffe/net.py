@@ -82,7 +82,8 @@ class Net:
         folder that layers written in Python may come from (None: there can be none). With `shapes_only` blobs and
         weights have shapes and no memory: the net can be looked at, whatever its size, and not run. `part`: this
         process has some rows of each batch, other processes the others; `turns`: it runs some of the batches
-        (parts.py). `weights_of`: a net with layers of the same names, whose weights they share.
+        (parts.py). `weights_of`: a net with layers of the same names, whose weights they share; of one on
+        another device they have copies.
 
         Raises InvalidArgument (with the line) for a net that is wrong, NotSupported for what the library
         lacks, DeviceError for a GPU that is not there.
@@ -139,7 +140,10 @@ class Net:
             known = weights_of.weights
             for name, blobs in self.weights.items():
                 for blob, other in zip(blobs, known[name], strict=True):
-                    blob.share(other)
+                    if other.device is self.device:
+                        blob.share(other)
+                    else:
+                        np.copyto(blob.data, other.read())
         self.outputs = list(builder.unread)
         self.inputs = [blob.name for node in self.nodes if node.layer.type == "Input" for blob in node.top]
         self.parameters: list[Parameter] = collect_parameters(self.layers)
@@ -429,8 +433,8 @@ class Net:
             self._reshape(self.nodes[behind + 1 :])
 
     def compiled(self, outputs: Sequence[str] | None = None, *, threads: int | None = None) -> CompiledNet:
-        """Return this net, of phase TEST and on the processor, prepared to give `outputs` (names of blobs; those of the
-        net if None) in one list of launches, with layers fused, for each kind of inputs:
+        """Return this net, of phase TEST, prepared to give `outputs` (names of blobs; those of the net if None) in one
+        list of launches, on a GPU as one CUDA graph, with layers fused, for each kind of inputs:
 
             answer = net.compiled().forward(data=images)["prob"]
 
@@ -439,8 +443,7 @@ class Net:
         net's: compile anew when they have changed. HDF5Output and other layers without tops do not run.
 
         Raises InvalidArgument for a net of phase TRAIN or of shapes alone and for a name that no blob has, NotSupported
-        on a GPU, where `forward` fuses as it is, for a net that was built with an `algorithm` and for one of several
-        processes.
+        for a net that was built with an `algorithm` and for one of several processes.
         """
         if self._shapes_only:
             raise InvalidArgument("this net was built with shapes_only: it has no weights to answer with")
@@ -452,7 +455,8 @@ class Net:
         return CompiledNet(self, outputs, threads=threads)
 
     def like(self, definition: NetParameter) -> Net:
-        """A net of this kind for another definition, by the weights of this one, which has all that it has."""
+        """A net of this kind on the processor for another definition, by the weights of this one, which has all that
+        it has."""
         return Net(
             definition,
             self.state.copy(),

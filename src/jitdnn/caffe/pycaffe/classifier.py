@@ -45,10 +45,7 @@ class Classifier(Net):
         return self._predict(inputs, oversample, lambda data: self.forward_all(**data)[self.outputs[0]])
 
     def predict_compiled(self, inputs: Iterable[Array], oversample: bool = True) -> Array:
-        """What `predict` gives, by rounding, from the net compiled (`Net.compiled`): blobs stay as they are. On a GPU
-        the net itself runs."""
-        if self.core.device is not None:
-            return self.predict(inputs, oversample)
+        """What `predict` gives, by rounding, from the net compiled (`Net.compiled`): blobs stay as they are."""
         if self._compiled is None:
             self._compiled = self.core.compiled(self.outputs[:1])
         forward = self._compiled.forward

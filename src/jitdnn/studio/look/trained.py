@@ -78,7 +78,8 @@ class Trained:
         name = blob or self.answer
         if len(inputs) == 1:
             if name == self.answer:
-                return self.compiled.forward(**{self.input: inputs})[name]
+                answer: Array = self.compiled.forward(**{self.input: inputs})[name]
+                return answer
             self.one.forward(**{self.input: inputs})
             return self.one.blobs[name].data.copy()
         net, found = self.many, list[Array]()  # which settles the batch, too
