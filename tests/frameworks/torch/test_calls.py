@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import jitdnn.torch as jt  # noqa: E402
-from jitdnn.frameworks.torch import calls, choice, kinds, layers  # noqa: E402
+from jitdnn.frameworks.torch import calls, choice, guards, kinds, layers  # noqa: E402
 from torch_kernels import agree, random, watched  # noqa: E402
 
 nn = torch.nn
@@ -313,10 +313,37 @@ def test_derivatives_taken_forward_are_torchs(name: str) -> None:
     torch.testing.assert_close(value, stock(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["convolution", "linear", "transposed", "grouped, without a bias"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_calls_under_autocast_are_short(name: str, dtype: Any, long_ways: list[Any]) -> None:
+    model, stock, shape = pair(name)
+    x = random(*shape)
+    exact = step(copy.deepcopy(stock).double(), x.double())
+    for number in range(4):
+        with torch.autocast("cpu", dtype):
+            found = step(model, x)
+        assert [one.dtype for one in found] == [dtype, *[torch.float32] * (len(found) - 1)]
+        for one, other in zip(found, exact, strict=True):
+            agree(one.to(dtype), other, dtype, "result and gradients under autocast")
+        assert is_short(found[0].grad_fn) is (number > 0)
+        with torch.autocast("cpu", dtype), torch.no_grad():
+            y = model(x)
+        assert y.dtype == dtype
+        torch.testing.assert_close(y, found[0], rtol=0, atol=0)
+    assert len(long_ways) == 2
+    with torch.autocast("cpu", torch.float16 if dtype is torch.bfloat16 else torch.bfloat16):
+        assert model(x).dtype != dtype
+    assert model(x).dtype == torch.float32
+    assert len(long_ways) == 4
+    with torch.autocast("cpu", dtype), torch.autocast("cpu", enabled=False):
+        assert model(x).dtype == torch.float32
+    assert len(long_ways) == 4
+
+
 def test_without_pytorchs_guards_all_calls_are_long(
     monkeypatch: pytest.MonkeyPatch, long_ways: list[Any]
 ) -> None:
-    monkeypatch.setattr(calls, "_Guards", None)
+    monkeypatch.setattr(guards, "_Guards", None)
     model, stock, shape = pair()
     for _ in range(3):
         assert not is_short(check(model, stock, random(*shape)))

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import jitdnn.torch as jt  # noqa: E402
 from fake_gpu import Gpu  # noqa: E402
-from jitdnn.frameworks.torch import calls, choice, kinds, whole  # noqa: E402
+from jitdnn.frameworks.torch import choice, guards, kinds, whole  # noqa: E402
 from jitdnn.frameworks.torch.registry import OWN  # noqa: E402
 from jitdnn.planner.store import Store  # noqa: E402
 from torch_kernels import all_ours, random, watched  # noqa: E402
@@ -51,7 +51,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
     made = Store(tmp_path / "times.sqlite")
     monkeypatch.setattr(Store, "default", staticmethod(lambda: made))
     monkeypatch.setattr(whole, "is_chosen", lambda function, x: type(x) in OWN)
-    monkeypatch.setattr(calls, "_Guards", None)  # as on a GPU, where modules remember no calls
+    monkeypatch.setattr(guards, "_Guards", None)  # so that modules remember no calls
     return made
 
 

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, get_autocast_dtype, is_autocast_enabled
 
 from jitdnn.devices.launch_list import LaunchList, Recorder
-from jitdnn.frameworks.torch import kinds
+from jitdnn.frameworks.torch import guards, kinds, whole
 from jitdnn.frameworks.torch.kinds import RESULT, Computation, Kind, decided, observers, threads_apart
-from jitdnn.frameworks.torch.registry import Operator, hooks_of_saved, is_plain
+from jitdnn.frameworks.torch.registry import Operator, as_autocast, hooks_of_saved, plain_device
 from jitdnn.recorders import NotRecordable
 
 CALLS = "_jitdnn_calls"
@@ -31,7 +31,6 @@ _MOST = 4
 _MOST_LEARNT = 64  # a module whose calls are ever others does not learn them for ever
 #: where operands lie while launches are recorded: nobody reads or writes there
 _PLACE, _PLACE_BITS = 1 << 55, 48
-_Guards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 _is_grad_enabled, _get_num_threads = torch.is_grad_enabled, torch.get_num_threads
 
 
@@ -70,6 +69,8 @@ def recalled(
         for entry in calls.entries:
             if entry.state != now or entry.has_bias is (bias is None):
                 continue
+            if entry.cast is not None and get_autocast_dtype(entry.device) is not entry.cast:
+                continue
             if entry.check(x, w) if bias is None else entry.check(x, w, bias):
                 return entry.run
     return None
@@ -77,25 +78,36 @@ def recalled(
 
 def learn(
     module: Any, layer: Layer, operands: tuple[Any, ...], options: str, now: tuple[Any, ...],
-    stock: Callable[..., Tensor],
+    function: Callable[..., Tensor], after: tuple[Any, ...] = (),
 ) -> None:  # fmt: skip
     """Remember a call that has just run, if calls like it take the way to a kernel that was chosen.
 
-    `operands`: x, w, the bias or None, and what else the layer takes; `stock(x, w, bias)` is torch's own function.
+    `operands`: x, w, the bias or None, and what else the layer takes; `function` is torch's own, of x, w, the bias and
+    what comes `after`.
     """
-    if _Guards is None or observers or threads_apart:
+    if not guards.are_there() or observers or threads_apart:
         return
-    x, w = operands[:2]
-    if not (is_plain(operands[:3]) and isinstance(w, Tensor) and x.is_cpu):
+    device = plain_device(operands[:3])
+    if not device or not isinstance(operands[1], Tensor):
         return
+    cast = get_autocast_dtype(device) if is_autocast_enabled(device) else None
+    given = operands[:3]
     calls = module.__dict__.get(CALLS)
     if calls is None:
         calls = module.__dict__[CALLS] = Calls()
+    if cast is not None:
+        operands = tuple(as_autocast(one, device, cast) for one in operands)
     found = decided((layer.forward,), options, operands)
     if calls.learnt >= _MOST_LEARNT or found is None or found[0] is None:
         return
+    if not whole.is_ours(function, (*given, *after), options):
+        return  # stock_calls.py remembers that
     calls.learnt += 1
-    entry = Entry(layer, operands, options, now, found[0], stock)
+
+    def stock(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        return function(x, w, bias, *after)
+
+    entry = Entry(layer, given, operands[3:], options, now, found[0], stock, cast)
     alive = [one for one in calls.entries if one.state[_EPOCH] == now[_EPOCH]]
     calls.entries = (entry, *alive[: _MOST - 1])
 
@@ -104,23 +116,39 @@ class Entry:
     """A call that was made before: who it is for, and what runs it."""
 
     __slots__ = (
-        "_arguments", "_backwards", "_layer", "_options", "_stock", "_wanted", "check", "has_bias", "kind", "run",
-        "state",
+        "_arguments", "_backwards", "_layer", "_options", "_stock", "_wanted", "cast", "check", "device", "has_bias",
+        "kind", "run", "state",
     )  # fmt: skip
 
     def __init__(
-        self, layer: Layer, operands: tuple[Any, ...], options: str, now: tuple[Any, ...], kind: Kind,
-        stock: Callable[..., Tensor],
+        self, layer: Layer, tensors: tuple[Any, ...], arguments: tuple[Any, ...], options: str, now: tuple[Any, ...],
+        kind: Kind, stock: Callable[..., Tensor], cast: torch.dtype | None,
     ) -> None:  # fmt: skip
-        x, w, bias, *arguments = operands
-        tensors = [one for one in (x, w, bias) if one is not None]
-        self.state, self.has_bias, self.check, self.kind = now, bias is not None, guard(*tensors), kind
+        x, w, bias = tensors
+        self.state, self.has_bias, self.kind = now, bias is not None, kind
+        self.check = guards.guard(*(one for one in tensors if one is not None))
+        #: what autocast makes of the operands, and where
+        self.cast, self.device = cast, x.device.type
         self._layer, self._arguments, self._options, self._stock = layer, arguments, options, stock
         self._backwards: tuple[_Backward, ...] = ()
-        self.run: Callable[[Tensor, Any, Any], Tensor] = kind.run if kind.decision.is_ours else stock
+        self.run: Callable[[Tensor, Any, Any], Tensor] = stock
+        if kind.decision.is_ours:
+            self.run = kind.run if cast is None else self.forward
         self._wanted = tuple(one is not None and one.requires_grad for one in (x, w, bias))
         if _is_grad_enabled() and any(self._wanted):
             self.run = partial(_apply, self)
+
+    def forward(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        """The result, without a history, of operands that are cast."""
+        found: Tensor = self.kind.run(*self.lowered(x, w, bias))
+        return found
+
+    def lowered(self, *operands: Any) -> tuple[Any, ...]:
+        """Operands as autocast gives them."""
+        cast = self.cast
+        if cast is None:
+            return operands
+        return tuple(as_autocast(one, self.device, cast) for one in operands)
 
     def gradients(self, dy: Tensor, x: Tensor, w: Tensor, needs: tuple[bool, ...]) -> Sequence[Tensor | None]:
         """The gradients of x, w and the bias that are needed."""
@@ -135,7 +163,7 @@ class Entry:
         if (
             is_short
             and kinds.epoch == self.state[_EPOCH]
-            and is_plain((dy, x, w))
+            and plain_device((dy, x, w))
             and len(self._backwards) < _MOST
         ):
             wanted = tuple(
@@ -143,7 +171,7 @@ class Entry:
             )
             found = decided(wanted, self._options, (dy, x, w, *self._arguments))
             if found is not None:
-                self._backwards = (*self._backwards, _Backward(found, needs, threads, guard(dy, x, w)))
+                self._backwards = (*self._backwards, _Backward(found, needs, threads, guards.guard(dy, x, w)))
                 if needs[1:] == self._wanted:
                     self._decide(found)
         return tuple(grad if is_wanted else None for grad, is_wanted in zip(grads, mask, strict=True))
@@ -212,20 +240,12 @@ def _together(found: list[Kind | None]) -> Callable[[Tensor, Tensor, Tensor], Se
     return run
 
 
-def guard(*tensors: Tensor) -> Callable[..., bool]:
-    """Whether tensors are like these ones, each the one in its place."""
-    sizes, strides = [list(one.shape) for one in tensors], [list(one.stride()) for one in tensors]
-    check: Callable[..., bool] = _Guards(
-        *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
-    ).check
-    return check
-
-
 class _Layer(torch.autograd.Function):
     """A layer with gradients."""
 
     @staticmethod
     def forward(ctx: Any, entry: Entry, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        x, w, bias = entry.lowered(x, w, bias)  # autograd casts gradients to what they are of
         ctx.save_for_backward(x, w)
         ctx.entry = entry
         found: Tensor = entry.kind.run(x, w, bias)

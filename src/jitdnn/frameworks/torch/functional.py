@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812
 
@@ -246,12 +246,14 @@ def _elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, options: s
     return activation(input, "elu", options)
 
 
-def routed(function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str) -> Any:
+def routed(
+    function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str, module: nn.Module | None = None
+) -> Any:
     """Call a function of torch by ours if there is a route that takes the arguments, and torch's own otherwise.
 
     On GPUs, and on processors but for convolutions and products, ours runs where the call as a whole is faster by it.
     Where derivatives are taken forward (`torch.autograd.forward_ad`, `torch.func.jvp`), torch's own runs: it has the
-    rules for them.
+    rules for them. `module`: the converted one that calls, which remembers what torch's function is faster for.
     """
     route = ROUTES.get(function)
     if route is None or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0):
@@ -261,7 +263,7 @@ def routed(function: Any, args: tuple[Any, ...], named: dict[str, Any], options:
         if is_alone:
             return function(*args, **named)
     elif args and (is_alone or whole.is_chosen(function, args[0])):
-        return whole.run(function, route, args, named, options)
+        return whole.run(function, route, args, named, options, module)
     result = route(*args, **named, options=options)
     return function(*args, **named) if result is NotImplemented else result
 

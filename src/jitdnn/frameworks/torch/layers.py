@@ -56,19 +56,17 @@ class _Convolution:
         if self.padding_mode == "zeros" and type(padding) is tuple and input.dim() == len(padding) + 2:
             function = _FUNCTIONS[self._spatial]
             operands = (input, w, bias, stride, padding, dilation, False, (0,) * len(padding), groups)
-            learn(
-                self, CONVOLUTION, operands, self._jitdnn_options, now,
-                lambda x, w, bias: function(x, w, bias, stride, padding, dilation, groups),
-            )  # fmt: skip
+            after = (stride, padding, dilation, groups)
+            learn(self, CONVOLUTION, operands, self._jitdnn_options, now, function, after)
         return found
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding = self.padding
+        padding, module = self.padding, self
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
+            padding, module = 0, None  # what it is given is another tensor than what is looked up here
         arguments = (input, weight, bias, self.stride, padding, self.dilation, self.groups)
-        found: Tensor = routed(_FUNCTIONS[self._spatial], arguments, {}, self._jitdnn_options)
+        found: Tensor = routed(_FUNCTIONS[self._spatial], arguments, {}, self._jitdnn_options, module)
         return found
 
 
@@ -114,10 +112,7 @@ class _Transposed:
             function = _TRANSPOSED[self._spatial]
             stride, padding, output_padding, groups, dilation = behind
             operands = (input, w, bias, stride, padding, dilation, True, output_padding, groups)
-            learn(
-                self, CONVOLUTION, operands, self._jitdnn_options, now,
-                lambda x, w, bias: function(x, w, bias, *behind),
-            )  # fmt: skip
+            learn(self, CONVOLUTION, operands, self._jitdnn_options, now, function, behind)
         return found
 
     def _transposed(self: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
@@ -127,7 +122,7 @@ class _Transposed:
         arguments = (
             input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups, self.dilation,
         )  # fmt: skip
-        found: Tensor = routed(_TRANSPOSED[self._spatial], arguments, {}, self._jitdnn_options)
+        found: Tensor = routed(_TRANSPOSED[self._spatial], arguments, {}, self._jitdnn_options, self)
         return found
 
 
@@ -195,7 +190,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling():
-            return routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options)
+            return routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options, self)
         own = self._parameters
         w, bias = own.get("weight"), own.get("bias")
         now = (
@@ -204,7 +199,7 @@ class Linear(nn.Linear):
         run = recalled(self._jitdnn_calls, input, w, bias, now)
         if run is not None:
             return run(input, w, bias)
-        found: Tensor = routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options)
+        found: Tensor = routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options, self)
         if input.dim() == 2:
             learn(self, LINEAR, (input, w, bias), self._jitdnn_options, now, F.linear)
         return found

@@ -32,9 +32,10 @@ from jitdnn.frameworks.torch.layers import (
     LazyConvTranspose3d,
     Linear,
 )
+from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, remembering
 
 OPTIONS = "_jitdnn_options"
-OWN = (OPTIONS, CALLS)
+OWN = (OPTIONS, CALLS, STOCK_CALLS)
 """The attributes that a converted module has beside those of torch's."""
 
 
@@ -85,6 +86,7 @@ class _BatchNorm:
             ),
             {},
             self._jitdnn_options,
+            self,
         )  # fmt: skip
 
 
@@ -171,7 +173,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         arguments = (input, self.normalized_shape, self.weight, self.bias, self.eps)
-        return routed(F.layer_norm, arguments, {}, self._jitdnn_options)
+        return routed(F.layer_norm, arguments, {}, self._jitdnn_options, self)
 
 
 class _MaxPool:
@@ -183,7 +185,7 @@ class _MaxPool:
         arguments = (
             input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices,
         )  # fmt: skip
-        return routed(_FUNCTIONS[self._function], arguments, {}, self._jitdnn_options)
+        return routed(_FUNCTIONS[self._function], arguments, {}, self._jitdnn_options, self)
 
 
 class MaxPool1d(_MaxPool, nn.MaxPool1d):
@@ -220,7 +222,7 @@ class _AvgPool:
         )
         divisor = getattr(self, "divisor_override", None)
         named = {} if divisor is None else {"divisor_override": divisor}
-        return routed(_FUNCTIONS[self._function], arguments, named, self._jitdnn_options)
+        return routed(_FUNCTIONS[self._function], arguments, named, self._jitdnn_options, self)
 
 
 class AvgPool1d(_AvgPool, nn.AvgPool1d):
@@ -246,7 +248,7 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         arguments = (input, self.num_groups, self.weight, self.bias, self.eps)
-        found: Tensor = routed(F.group_norm, arguments, {}, self._jitdnn_options)
+        found: Tensor = routed(F.group_norm, arguments, {}, self._jitdnn_options, self)
         return found
 
 
@@ -278,7 +280,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         arguments = (x, self.normalized_shape, self.weight, self.eps)
-        found: Tensor = routed(F.rms_norm, arguments, {}, self._jitdnn_options)
+        found: Tensor = routed(F.rms_norm, arguments, {}, self._jitdnn_options, self)
         return found
 
 
@@ -289,7 +291,9 @@ class _AdaptivePool:
 
     def forward(self: Any, input: Tensor) -> Any:
         named = {"return_indices": True} if getattr(self, "return_indices", False) else {}
-        return routed(_FUNCTIONS[self._function], (input, self.output_size), named, self._jitdnn_options)
+        return routed(
+            _FUNCTIONS[self._function], (input, self.output_size), named, self._jitdnn_options, self
+        )
 
 
 class AdaptiveAvgPool1d(_AdaptivePool, nn.AdaptiveAvgPool1d):
@@ -333,7 +337,7 @@ class ELU(nn.ELU):
 
     def forward(self, input: Tensor) -> Tensor:
         named = {"inplace": True} if self.inplace else {}
-        found: Tensor = routed(F.elu, (input, self.alpha), named, self._jitdnn_options)
+        found: Tensor = routed(F.elu, (input, self.alpha), named, self._jitdnn_options, self)
         return found
 
 
@@ -341,7 +345,7 @@ class GELU(nn.GELU):
     """`torch.nn.GELU`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return routed(F.gelu, (input,), {"approximate": self.approximate}, self._jitdnn_options)
+        return routed(F.gelu, (input,), {"approximate": self.approximate}, self._jitdnn_options, self)
 
 
 class _Activation:
@@ -351,7 +355,7 @@ class _Activation:
 
     def forward(self: Any, input: Tensor) -> Tensor:
         named = {"inplace": True} if getattr(self, "inplace", False) else {}
-        return routed(_FUNCTIONS[self._function], (input,), named, self._jitdnn_options)
+        return routed(_FUNCTIONS[self._function], (input,), named, self._jitdnn_options, self)
 
 
 class SiLU(_Activation, nn.SiLU):
@@ -392,7 +396,7 @@ class _Softmax:
     def forward(self: Any, input: Tensor) -> Tensor:
         if self.dim is None:
             return super().forward(input)  # type: ignore[misc]
-        return routed(_FUNCTIONS[self._function], (input, self.dim), {}, self._jitdnn_options)
+        return routed(_FUNCTIONS[self._function], (input, self.dim), {}, self._jitdnn_options, self)
 
 
 class Softmax(_Softmax, nn.Softmax):
@@ -424,7 +428,7 @@ class Upsample(nn.Upsample):
     def forward(self, input: Tensor) -> Tensor:
         arguments = (input, self.size, self.scale_factor, self.mode, self.align_corners)
         named = {"recompute_scale_factor": self.recompute_scale_factor}
-        return routed(F.interpolate, arguments, named, self._jitdnn_options)
+        return routed(F.interpolate, arguments, named, self._jitdnn_options, self)
 
 
 class _Routed(TorchFunctionMode):
@@ -470,5 +474,25 @@ CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
         ELU, GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, CrossEntropyLoss, Upsample, LSTM, GRU,
     )
 }  # fmt: skip
+
+
+def _stock_convolution(module: Any, input: Tensor) -> Any:
+    convolution: Any = REVERTED[type(module)]
+    return convolution._conv_forward(module, input, module.weight, module.bias)
+
+
+#: those that remember inputs that torch's function is faster for; others have several inputs, or call several functions
+for _ours in (
+    Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
+    Linear, BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, GroupNorm, RMSNorm,
+    MaxPool1d, MaxPool2d, MaxPool3d, AvgPool1d, AvgPool2d, AvgPool3d,
+    AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d,
+    ELU, GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, Upsample,
+):  # fmt: skip
+    _stock: Any = getattr(nn, _ours.__name__).forward
+    _ours.forward = remembering(
+        _ours.forward, _stock_convolution if _ours in (Conv1d, Conv2d, Conv3d) else _stock
+    )  # type: ignore[method-assign, assignment]
 REVERTED: dict[type[nn.Module], type[nn.Module]] = {ours: stock for stock, ours in CONVERTED.items()}
 REVERTED[Sequential] = nn.Sequential

@@ -45,16 +45,24 @@ class Operator:
     """An operator that is called in the shortest way that what is going on allows.
 
     `default`: the operator of PyTorch. `kernel`: what runs it. `function`: the `autograd.Function` for eager calls.
+    `is_lowered`: under autocast its operands are cast.
     """
 
-    def __init__(self, default: Any, kernel: Callable[..., Any], function: Any) -> None:
+    def __init__(
+        self, default: Any, kernel: Callable[..., Any], function: Any, is_lowered: bool = False
+    ) -> None:
         self.default = default
         self.kernel = kernel
         self.function = function
+        self._is_lowered = is_lowered
 
     def __call__(self, *operands: Any) -> Any:
-        if torch.compiler.is_compiling() or not is_plain(operands):
+        device = "" if torch.compiler.is_compiling() else plain_device(operands)
+        if not device:
             return self.default(*operands)
+        if self._is_lowered and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            operands = tuple(as_autocast(operand, device, dtype) for operand in operands)
         if torch.is_grad_enabled():
             for operand in operands:
                 if isinstance(operand, Tensor) and operand.requires_grad:
@@ -96,7 +104,7 @@ def define(
     if is_lowered:
         for device, key in KEYS.items():
             library.impl(name, _lowering(operator, device), f"Autocast{key}")
-    return Operator(operator, kernel, function)
+    return Operator(operator, kernel, function, is_lowered)
 
 
 def _function(
@@ -118,15 +126,15 @@ def _function(
     return type(operator.name().replace("::", "_"), (torch.autograd.Function,), methods)
 
 
-def is_plain(operands: tuple[Any, ...]) -> bool:
-    """Whether all tensors are ordinary ones and nothing stands between a call and its kernel."""
+def plain_device(operands: tuple[Any, ...]) -> str:
+    """The type of the device of ordinary tensors; empty where something stands before a kernel, save autocast."""
     device = ""
     for operand in operands:
         if isinstance(operand, Tensor):
             if type(operand) not in OWN:
-                return False
+                return ""
             device = device or operand.device.type
-    return device in KEYS and not torch.is_autocast_enabled(device) and is_eager()
+    return device if device in KEYS and is_eager() else ""
 
 
 def is_eager() -> bool:
@@ -200,17 +208,21 @@ def _lowering(operator: Any, device: str) -> Callable[..., Any]:
     """The operator on operands cast as autocast asks; double precision stays, as in torch."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{KEYS[device]}"))
 
-    def cast(operand: Any) -> Any:
-        is_cast = (
-            isinstance(operand, Tensor)
-            and operand.device.type == device
-            and operand.is_floating_point()
-            and operand.dtype is not torch.float64
-        )
-        return operand.to(torch.get_autocast_dtype(device)) if is_cast else operand
-
     def in_lower_precision(*operands: Any) -> Any:
+        dtype = torch.get_autocast_dtype(device)
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return operator(*map(cast, operands))
+            return operator(*(as_autocast(operand, device, dtype) for operand in operands))
 
     return in_lower_precision
+
+
+def as_autocast(operand: Any, device: str, dtype: torch.dtype) -> Any:
+    """An operand as autocast gives it; double precision stays, as in torch."""
+    if (
+        not isinstance(operand, Tensor)
+        or operand.dtype in (dtype, torch.float64)
+        or operand.device.type != device
+        or not operand.is_floating_point()
+    ):
+        return operand
+    return operand.to(dtype)

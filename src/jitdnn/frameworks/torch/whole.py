@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import tree_leaves, tree_map
@@ -28,6 +28,7 @@ from jitdnn.frameworks.torch.kinds import Kind, Observer, apart, known, tell, wo
 from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.progress import part
 from jitdnn.frameworks.torch.registry import OWN, hooks_of_saved, is_eager
+from jitdnn.frameworks.torch.stock_calls import remember
 from jitdnn.locks import lock
 from jitdnn.planner.plan import noting_stand_ins
 
@@ -47,17 +48,39 @@ def is_chosen(function: Any, x: Any) -> bool:
     return type(x) in OWN and (x.is_cuda or (function in ON_PROCESSORS and x.is_cpu))
 
 
+def is_ours(function: Any, args: tuple[Any, ...], options: str) -> bool:
+    """Whether a call as a whole is settled to be ours, or its kernels are chosen alone."""
+    if parse(options).measure == "never" or not is_chosen(function, args[0]):
+        return True
+    found = known.recall(_key(function, args, {}, options))
+    return found is not None and (found[0] is None or found[0].decision.is_ours)
+
+
 def run(
-    function: Any, route: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: str
+    function: Any,
+    route: Callable[..., Any],
+    args: tuple[Any, ...],
+    named: dict[str, Any],
+    options: str,
+    module: nn.Module | None = None,
 ) -> Any:
     """The result of a function of torch by itself or by our `route`, whichever is faster for calls of this kind.
 
-    The route returns NotImplemented for arguments that it does not take.
-    """
-    kind = None if parse(options).measure == "never" else _kind(function, route, args, named, options)
-    if kind is not None and not kind.decision.is_ours:
-        tell(kind, args)
-        return function(*args, **named)
+    The route returns NotImplemented for arguments that it does not take. `module`: the converted one that calls.
+    """  # fmt: skip
+    kind = None
+    if parse(options).measure != "never":
+        key = _key(function, args, named, options)
+        found = known.get(key)
+        is_settled = found is not None
+        if found is None:
+            found = known.older(key) or _first(key, function, route, args, named, options)
+        kind = found[0]
+        if kind is not None and not kind.decision.is_ours:
+            if is_settled and module is not None:
+                remember(module, args[0])
+            tell(kind, args)
+            return function(*args, **named)
     is_alone = function in ALONE
     try:
         result = route(*args, **named, options=options)
@@ -75,13 +98,11 @@ def run(
     return result
 
 
-def _kind(
-    function: Any, route: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: str
-) -> Kind | None:
-    """The kind of a call; None where the kernels' choice alone counts for now."""
+def _key(function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str) -> tuple[Any, ...]:
+    """What tells kinds of calls apart."""
     device = args[0].device
     telling = _telling(function, args)
-    key = (
+    return (
         function,
         options,
         device,
@@ -96,10 +117,6 @@ def _kind(
             for one in (telling if not named else _flat(telling, named))
         ],
     )
-    found = known.get(key)
-    if found is None:
-        found = known.older(key) or _first(key, function, route, args, named, options)
-    return found[0]
 
 
 def _telling(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,0 +1,86 @@
+"""Calls of converted modules that torch's own function is known to be faster for.
+
+Such a call should cost no more than it did before the module was converted. The choice (whole.py) is looked up by a key
+of everything that tells kinds of calls apart, whose making takes the host up to 30 us, as long as torch needs to hand a
+kernel to a GPU. So a module remembers the inputs that torch's function was chosen for, by PyTorch's guards in C++ as
+calls.py does, and runs torch's forward for them. That is right for any input: what is remembered concerns speed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import (
+    Tensor,
+    get_autocast_dtype,
+    get_num_threads,
+    is_autocast_enabled,
+    is_grad_enabled,
+    nn,
+)
+from torch.compiler import is_compiling
+
+from jitdnn.frameworks.torch import guards, kinds
+from jitdnn.frameworks.torch.kinds import observers, threads_apart
+from jitdnn.frameworks.torch.registry import OWN
+
+STOCK_CALLS = "_jitdnn_stock_calls"
+"""The attribute of a module that remembers them."""
+_MOST = 4
+_MOST_LEARNT = 64  # a module whose inputs are ever others does not learn them for ever
+_EPOCH = 2  # its place in what tells calls apart
+
+
+class StockCalls:
+    """What a module remembers; copies and pickled modules remember nothing."""
+
+    __slots__ = ("entries", "learnt")
+
+    def __init__(self) -> None:
+        #: what is in force besides the input, and whether an input is like the one of then
+        self.entries: tuple[tuple[tuple[Any, ...], Callable[[Tensor], bool]], ...] = ()
+        self.learnt = 0
+
+    def __reduce__(self) -> tuple[type[StockCalls], tuple[()]]:
+        return StockCalls, ()
+
+
+def remembering(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a converted class: `ours`, or `stock` for inputs that torch's function is faster for."""
+
+    def forward(self: Any, input: Tensor, *rest: Any, **named: Any) -> Any:
+        if is_compiling():
+            return ours(self, input, *rest, **named)
+        calls: StockCalls | None = self.__dict__.get(STOCK_CALLS)
+        if calls is not None and not observers and not threads_apart:
+            now = _now(self, input)
+            for state, check in calls.entries:
+                if state == now and check(input):
+                    return stock(self, input, *rest, **named)
+        return ours(self, input, *rest, **named)
+
+    return forward
+
+
+def remember(module: nn.Module, input: Tensor) -> None:
+    """Note that torch's function is faster for calls of the module with such an input, from now on."""
+    if not guards.are_there() or observers or threads_apart or type(input) not in OWN:
+        return
+    calls = module.__dict__.get(STOCK_CALLS)
+    if calls is None:
+        calls = module.__dict__[STOCK_CALLS] = StockCalls()
+    if calls.learnt < _MOST_LEARNT:
+        calls.learnt += 1
+        now = _now(module, input)
+        alive = [one for one in calls.entries if one[0][_EPOCH] == now[_EPOCH]]
+        calls.entries = ((now, guards.guard(input)), *alive[: _MOST - 1])
+
+
+def _now(module: Any, input: Tensor) -> tuple[Any, ...]:
+    """What else than the input tells calls of a module apart, as far as speed goes."""
+    device = input.device.type
+    return (
+        is_grad_enabled(), get_num_threads(), kinds.epoch, module._jitdnn_options, module.training,
+        is_autocast_enabled(device) and get_autocast_dtype(device),
+    )  # fmt: skip
