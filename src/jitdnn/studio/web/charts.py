@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from jitdnn.studio.work.gpu_load import BUSY, DEGREES, MEMORY
+
 #: weights that smoothing offers, by the places of a slider
 SMOOTHING: Final = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 #: colours of series beyond those that have their own
@@ -42,8 +44,8 @@ class Chart:
 
 
 def charts(names: Sequence[str], task: str | None) -> list[Chart]:
-    """The charts of a run: loss, what its tests say beside the loss, learning rate, and norms of gradients and times if
-    there are any.
+    """The charts of a run: loss, what its tests say beside the loss, learning rate, and norms of gradients, times and
+    the load of its GPU if there are any.
 
     A run that has told nothing yet has those that its task will have.
     """
@@ -73,6 +75,13 @@ def charts(names: Sequence[str], task: str | None) -> list[Chart]:
             Line(n, _OTHERS[at % len(_OTHERS)], n.removeprefix("time/")) for at, n in enumerate(times[:8])
         ]
         found.append(Chart("time", "Seconds", tuple(lines)))
+    loads = [name for name in (BUSY, MEMORY) if name in names]
+    if loads:
+        kinds = {BUSY: "train", MEMORY: "val"}
+        lines = [Line(name, kinds[name], name.removeprefix("gpu/")) for name in loads]
+        found.append(Chart("gpu", "GPU", tuple(lines), is_share=True))
+    if DEGREES in names:
+        found.append(Chart("degrees", "GPU, degrees Celsius", (Line(DEGREES, "rate", ""),)))
     shown = {name for chart in found for name in chart.names} | set(times)
     for name in [each for each in names if each not in shown][:MOST_OTHERS]:  # of runs from elsewhere
         found.append(Chart(name, name[:1].upper() + name[1:], (Line(name, "train", ""),)))

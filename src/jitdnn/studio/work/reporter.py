@@ -11,10 +11,11 @@ from jitdnn.caffe.events import Event, Finished, Iterated, Snapshotted, Started,
 from jitdnn.caffe.snapshot import SUFFIX
 from jitdnn.errors import JitdnnError
 from jitdnn.studio.store import BEST, Row
+from jitdnn.studio.work.gpu_load import GpuLoad
 from jitdnn.studio.work.run_access import Point, Report, RunAccess
 
 PERIOD = 0.2
-#: iterations between two values of the series "time/iteration"
+#: iterations between two values of the series "time/iteration", and of a GPU's load
 _TIMED = 50
 _KEPT = 2
 PREFIX = "snap"
@@ -34,8 +35,8 @@ class Reporter:
 
     solver: Solver
 
-    def __init__(self, access: RunAccess, row: Row) -> None:
-        self._access = access
+    def __init__(self, access: RunAccess, row: Row, load: GpuLoad | None = None) -> None:
+        self._access, self._load = access, load
         options = row["options"]
         self._batch = int(options.get("batch") or 0) * int(options.get("accumulate") or 1)
         self._patience = int(options.get("patience") or 0)
@@ -107,6 +108,8 @@ class Reporter:
             now = time.monotonic()
             if (done := event.iteration - self._timed_from) > 0:
                 self._points.append(("time/iteration", event.iteration, (now - self._timed_at) / done))
+            if self._load is not None:
+                self._points += [(name, event.iteration, value) for name, value in self._load.read().items()]
             self._timed_from, self._timed_at = event.iteration, now
 
     def _tested(self, event: Tested) -> None:

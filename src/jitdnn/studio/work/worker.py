@@ -24,6 +24,7 @@ from jitdnn.errors import JitdnnError, ProcessGroupError
 from jitdnn.settings import current, settings
 from jitdnn.studio.store import SOLVER, Row, Store
 from jitdnn.studio.work import kept_settings, ranks
+from jitdnn.studio.work.gpu_load import GpuLoad
 from jitdnn.studio.work.reporter import PREFIX, Reporter
 from jitdnn.studio.work.run_access import LeaseLost, Report, RunAccess, StoreRunAccess, identity, locked
 
@@ -92,7 +93,7 @@ def _solver(access: RunAccess, row: Row, options: dict[str, Any], listener: List
 
 
 def _train(access: RunAccess, row: Row, options: dict[str, Any]) -> int:
-    reporter = Reporter(access, row)
+    reporter = Reporter(access, row, GpuLoad.of(str(options.get("device") or "")))
     solver = _solver(access, row, options, reporter)
     reporter.solver = solver
 
