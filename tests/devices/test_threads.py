@@ -43,6 +43,17 @@ def test_every_task_runs_once_in_every_phase(threads: int, tasks: int) -> None:
     assert cells[-1] == 0
 
 
+def test_two_threads_take_tasks_from_either_end() -> None:
+    """So each of them meets the same rows in every kernel of a list."""
+    tasks = 1000
+    cells = np.zeros(2 * tasks + 1, np.int64)
+    kernel = counting_kernel(tasks, threads=2)
+    for _ in range(100):
+        kernel(None, [cells.ctypes.data], 1.0, 0.0, 0)
+        assert (np.diff(cells[tasks : 2 * tasks]) >= 0).all()
+    assert (cells[:tasks] == 100).all()
+
+
 def test_callers_at_once_share_the_pool() -> None:
     """Whoever finds the pool busy works alone; nobody's tasks are lost or given to another's memory."""
     rounds, callers, tasks = 300, 4, 50

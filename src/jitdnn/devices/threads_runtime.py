@@ -6,6 +6,10 @@
 A worker counts itself in ACTIVE before it looks at OPEN again, and the caller closes the phase before it waits for
 ACTIVE to fall to 0. So no worker can see one phase's function with another's tasks.
 
+Threads of even numbers take the first tasks that are left, the others the last: of a list of launches over the same
+rows each finds most of what it reads in its own caches. Whoever counted itself in NEXT below the number of tasks has
+one, from its end: as no more are taken from both ends together than there are, nobody takes another's.
+
 `run` runs the phases of a launch with the workers that serve its control block for ever (`worker`, `threads.py`).
 `run_shared` makes a control block on its stack and opens one OpenMP region for all phases: thread 0 of the team does
 what `run` does, the others are the workers until it has ended, those beyond the kernel's threads return at once
@@ -27,7 +31,7 @@ from jitdnn.rtcg.recording import compiling
 
 # Slots of 8 bytes in the control block; what different threads write lies on different cache lines.
 _OPEN, _FUNCTION, _ARGS, _TASKS, _LIMIT, STOP = 0, 1, 2, 3, 4, 5
-_NEXT, _ACTIVE, _TICKET, _BUSY, _LISTED = 16, 32, 48, 49, 50
+_NEXT, _FRONT, _ACTIVE, _BACK, _TICKET, _BUSY, _LISTED = 16, 24, 32, 40, 48, 49, 50
 SLOTS = 64
 # and of the block of a parallel region, behind its control block
 _ENTRIES, _LAUNCHES, _THREADS, _NUMBER, _CLOCK = range(SLOTS, SLOTS + 5)
@@ -79,15 +83,24 @@ entry:
   %args.at = getelementptr i64, ptr %control, i64 {args}
   %tasks.at = getelementptr i64, ptr %control, i64 {tasks}
   %next.at = getelementptr i64, ptr %control, i64 {next}
+  %front.at = getelementptr i64, ptr %control, i64 {front}
+  %back.at = getelementptr i64, ptr %control, i64 {back}
   %function = load ptr, ptr %function.at
   %args = load ptr, ptr %args.at
   %tasks = load i64, ptr %tasks.at
+  %parity = and i64 %thread, 1
+  %is.back = icmp ne i64 %parity, 0
+  %own.at = select i1 %is.back, ptr %back.at, ptr %front.at
+  %last = sub i64 %tasks, 1
   br label %take
 take:
-  %i = atomicrmw add ptr %next.at, i64 1 seq_cst
-  %some = icmp slt i64 %i, %tasks
+  %taken = atomicrmw add ptr %next.at, i64 1 seq_cst
+  %some = icmp slt i64 %taken, %tasks
   br i1 %some, label %work, label %done
 work:
+  %own = atomicrmw add ptr %own.at, i64 1 seq_cst
+  %mirrored = sub i64 %last, %own
+  %i = select i1 %is.back, i64 %mirrored, i64 %own
   call void %function(ptr %args, i64 %i, i64 %thread)
   br label %take
 done:
@@ -153,6 +166,8 @@ entry:
   %tasks.to = getelementptr i64, ptr %control, i64 {tasks}
   %limit.to = getelementptr i64, ptr %control, i64 {limit}
   %next.to = getelementptr i64, ptr %control, i64 {next}
+  %front.to = getelementptr i64, ptr %control, i64 {front}
+  %back.to = getelementptr i64, ptr %control, i64 {back}
   %active.at = getelementptr i64, ptr %control, i64 {active}
   %ticket.at = getelementptr i64, ptr %control, i64 {ticket}
   %busy.at = getelementptr i64, ptr %control, i64 {busy}
@@ -221,6 +236,8 @@ open:
   store i64 %tasks, ptr %tasks.to
   store i64 %threads, ptr %limit.to
   store i64 0, ptr %next.to
+  store i64 0, ptr %front.to
+  store i64 0, ptr %back.to
   %last = load i64, ptr %ticket.at
   %ticket = add i64 %last, 1
   store i64 %ticket, ptr %ticket.at
@@ -491,13 +508,13 @@ def _runtime_text() -> str:
         declarations += "declare i64 @llvm.readcyclecounter()\n"
         ticks = "  %t = call i64 @llvm.readcyclecounter()\n  ret i64 %t"
     return _RUNTIME.format(
-        declarations=declarations, pause=pause, yield_core=yield_core,
-        function=_FUNCTION, args=_ARGS, tasks=_TASKS, limit=_LIMIT, stop=STOP, next=_NEXT, active=_ACTIVE,
-        ticket=_TICKET, busy=_BUSY, listed=_LISTED, entries=_ENTRIES, launches=_LAUNCHES, threads=_THREADS,
-        number=_NUMBER, clock=_CLOCK, region_slots=_REGION_SLOTS, entry_slots=ENTRY_SLOTS,
-        state_launches=STATE_LAUNCHES, state_threads=STATE_THREADS, state_entries=STATE_ENTRIES,
-        state_bases=STATE_BASES, state_now=STATE_NOW, state_starts=STATE_STARTS, state_slots=STATE_SLOTS,
-        state_blocks=STATE_BLOCKS, idle_spins=_IDLE_SPINS, yield_spins=_YIELD_SPINS, ticks=ticks,
+        declarations=declarations, pause=pause, yield_core=yield_core, function=_FUNCTION, args=_ARGS, tasks=_TASKS,
+        limit=_LIMIT, stop=STOP, next=_NEXT, front=_FRONT, back=_BACK, active=_ACTIVE, ticket=_TICKET, busy=_BUSY,
+        listed=_LISTED, entries=_ENTRIES, launches=_LAUNCHES, threads=_THREADS, number=_NUMBER, clock=_CLOCK,
+        region_slots=_REGION_SLOTS, entry_slots=ENTRY_SLOTS, state_launches=STATE_LAUNCHES,
+        state_threads=STATE_THREADS, state_entries=STATE_ENTRIES, state_bases=STATE_BASES, state_now=STATE_NOW,
+        state_starts=STATE_STARTS, state_slots=STATE_SLOTS, state_blocks=STATE_BLOCKS, idle_spins=_IDLE_SPINS,
+        yield_spins=_YIELD_SPINS, ticks=ticks,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from jitdnn.tensor import compute_dtype
 
 LAUNCH_SECONDS = 3e-6
 _HIDDEN = 0.02  # of the shorter one of work and memory traffic, that shows
-_CYCLES_WORTH_A_THREAD = 30_000  # about 8 microseconds
+_CYCLES_WORTH_A_THREAD = 20_000  # some 7 microseconds: threads are awake in the middle of a list of launches
 _FLOPS_PER_CYCLE_PER_LANE = 4.0  # two multiply-adds: counted cycles assume them on any processor
 
 

@@ -9,17 +9,22 @@ from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.builder import Builder, Value
 
-# A shorter task is not worth handing to another thread: a sleeping thread takes as long to wake.
-TASK_SECONDS = 15e-6
+# A shorter task is not worth handing to another thread, which may have to fetch what it reads from the first one's
+# cache.
+TASK_SECONDS = 8e-6
 _TASKS_PER_THREAD = 4  # so that other threads can take over tasks of one that was delayed
 WANTED_TASKS = 24  # enough to keep the threads of a large processor busy to the end
 
 
 def task_count(device: Device, seconds: float) -> int:
-    """Into how many tasks to divide work that takes one thread ``seconds``; 1 if it is too little to divide."""
+    """Into how many tasks to divide work that takes one thread ``seconds``; 1 if it is too little to divide.
+
+    As many for each thread, where there are more tasks than threads.
+    """
     if device.threads == 1 or seconds < 3 * TASK_SECONDS:
         return 1
-    return max(1, min(_TASKS_PER_THREAD * device.threads, int(seconds / TASK_SECONDS)))
+    found = min(_TASKS_PER_THREAD * device.threads, int(seconds / TASK_SECONDS))
+    return max(1, found - found % device.threads if found > device.threads else found)
 
 
 def wanted_tasks(threads: int) -> int:

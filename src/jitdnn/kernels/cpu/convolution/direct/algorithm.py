@@ -86,7 +86,10 @@ class Direct(CpuAlgorithm[Convolution]):
     def launch(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
         plans = self.plans(problem, device, epilogue)
         each = [_cycles(plan) for plan in plans]
-        alone = [plan.divide(device, own) for plan, own in zip(plans, each, strict=True)]
+        # what waits for its operands is worth dividing too: a filter that is read once, few taps over a large image
+        waiting = problem.bytes / device.isa.processor.memory_rate
+        longer = max(1.0, waiting / max(1.0, sum(each)))
+        alone = [plan.divide(device, longer * own) for plan, own in zip(plans, each, strict=True)]
         together = _together(plans)
         divided = [together] * len(plans) if together else alone
         prefixes = [f"part{number}_" for number in range(len(plans))]
