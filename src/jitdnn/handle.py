@@ -16,6 +16,7 @@ from jitdnn import locks, log, retention, targets
 from jitdnn.arguments import shown
 from jitdnn.devices.gpu import GpuDevice, Graph
 from jitdnn.devices.host_scratch import HostBlock, HostScratch
+from jitdnn.devices.launch_list import LaunchList
 from jitdnn.devices.scratch import Block, Scratch
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidType
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
@@ -316,6 +317,21 @@ class Handle:
                 kernel(stream, pointers, 1.0, 0.0, 0)
 
         return run
+
+    def replayer(self, launches: LaunchList) -> Callable[[Sequence[int]], None]:
+        """`launches.run(addresses)` with the handle's scratch memory, on a processor, for who calls it often."""
+        size, run, blocks = launches.scratch, launches.run, self._blocks
+        if not size:
+            return run
+
+        def replay(addresses: Sequence[int]) -> None:
+            block = blocks.take(size)
+            try:
+                run(addresses, block.pointer)
+            finally:
+                blocks.give_back(block)
+
+        return replay
 
     def _is_recorded(self, plan: Plan, pointers: Sequence[int], alpha: float, beta: float, kept: int) -> bool:
         """Whether the launches of this thread are recorded, and those of the plan have been noted."""

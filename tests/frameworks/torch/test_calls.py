@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import jitdnn.torch as jt  # noqa: E402
+from jitdnn.devices.launch_list import LaunchList  # noqa: E402
 from jitdnn.frameworks.torch import calls, choice, guards, kinds, layers  # noqa: E402
 from torch_kernels import agree, random, watched  # noqa: E402
 
@@ -90,21 +91,23 @@ def test_later_calls_are_short_and_right(name: str, long_ways: list[Any]) -> Non
 
 
 @pytest.mark.parametrize("name", ["convolution", "linear"])
-def test_gradients_are_one_list_of_launches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_and_its_gradients_are_a_list_of_launches_each(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, stock, shape = pair(name)
     x = random(*shape)
     check(model, stock, x), check(model, stock, x)
     monkeypatch.setattr(kinds, "run_together", lambda *_: pytest.fail("looked up"))
     runs = []
-    run = calls.LaunchList.run
+    run = LaunchList._run
 
     def counted(self: Any, *arguments: Any) -> None:
         runs.append(len(self))
         run(self, *arguments)
 
-    monkeypatch.setattr(calls.LaunchList, "run", counted)
+    monkeypatch.setattr(LaunchList, "_run", counted)
     check(model, stock, x)
-    assert runs == [3]
+    assert runs == [1, 3]
 
 
 class Mode(TorchDispatchMode):

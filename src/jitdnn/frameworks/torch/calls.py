@@ -13,16 +13,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from logging import DEBUG
 from typing import Any
 
 import torch
 from torch import Tensor, get_autocast_dtype, is_autocast_enabled
 
-from jitdnn.devices.launch_list import LaunchList, Recorder
+from jitdnn import log
+from jitdnn.devices.launch_list import Recorder
 from jitdnn.frameworks.torch import guards, kinds, whole
-from jitdnn.frameworks.torch.kinds import RESULT, Computation, Kind, decided, observers, threads_apart
+from jitdnn.frameworks.torch.kinds import (
+    RESULT,
+    Computation,
+    Kind,
+    Launched,
+    decided,
+    observers,
+    threads_apart,
+)
 from jitdnn.frameworks.torch.registry import Operator, as_autocast, hooks_of_saved, plain_device
-from jitdnn.recorders import NotRecordable
+from jitdnn.recorders import NotRecordable, recorders
 
 CALLS = "_jitdnn_calls"
 """The attribute of a module that remembers its calls."""
@@ -117,7 +127,7 @@ class Entry:
 
     __slots__ = (
         "_arguments", "_backwards", "_layer", "_options", "_stock", "_wanted", "cast", "check", "device", "has_bias",
-        "kind", "run", "state",
+        "kind", "run", "state", "uncast",
     )  # fmt: skip
 
     def __init__(
@@ -132,16 +142,17 @@ class Entry:
         self._layer, self._arguments, self._options, self._stock = layer, arguments, options, stock
         self._backwards: tuple[_Backward, ...] = ()
         self.run: Callable[[Tensor, Any, Any], Tensor] = stock
+        #: of operands that are cast already
+        self.uncast = _forward(kind, bias is not None)
         if kind.decision.is_ours:
-            self.run = kind.run if cast is None else self.forward
+            self.run = self.uncast if cast is None else self.forward
         self._wanted = tuple(one is not None and one.requires_grad for one in (x, w, bias))
         if _is_grad_enabled() and any(self._wanted):
             self.run = partial(_apply, self)
 
     def forward(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         """The result, without a history, of operands that are cast."""
-        found: Tensor = self.kind.run(*self.lowered(x, w, bias))
-        return found
+        return self.uncast(*self.lowered(x, w, bias))
 
     def lowered(self, *operands: Any) -> tuple[Any, ...]:
         """Operands as autocast gives them."""
@@ -207,37 +218,74 @@ class _Backward:
 def _together(found: list[Kind | None]) -> Callable[[Tensor, Tensor, Tensor], Sequence[Tensor | None]] | None:
     """The gradients of dy, x and w by one call of generated code; None where a part of them is no launch."""
     launched = [None if one is None else one.launched for one in found]
-    if any(one is not None and one.launched is None for one in found) or not any(launched):
+    wanted = [one for one in launched if one is not None]
+    if any(one is not None and one.launched is None for one in found) or not wanted:
         return None
+    replay = _listed(wanted, 3)
+    if replay is None:
+        return None
+    makers = [one.made for one in wanted]
+
+    def run(dy: Tensor, x: Tensor, w: Tensor) -> Sequence[Tensor | None]:
+        results = [made() for made in makers]
+        replay([dy.data_ptr(), x.data_ptr(), w.data_ptr(), *[one.data_ptr() for one in results]])
+        return results
+
+    if len(wanted) == len(launched):
+        return run
+    is_wanted = [one is not None for one in launched]
+    behind = [None] * is_wanted.count(False)
+    if all(is_wanted[: len(wanted)]):
+        return lambda dy, x, w: [*run(dy, x, w), *behind]
+
+    def run_some(dy: Tensor, x: Tensor, w: Tensor) -> Sequence[Tensor | None]:
+        results = iter(run(dy, x, w))
+        return [next(results) if wants else None for wants in is_wanted]
+
+    return run_some
+
+
+def _forward(kind: Kind, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]:
+    """The result of x, w and the bias; `kind.run` in a shorter way where ours is a launch alone."""
+    slow, launched = kind.run, kind.launched
+    replay = None if launched is None else _listed([launched], 2 + has_bias)
+    if launched is None or replay is None:
+        return slow
+    made = launched.made
+
+    def run(x: Tensor, w: Any, bias: Any) -> Tensor:
+        if recorders or log.is_enabled(DEBUG):
+            found: Tensor = slow(x, w, bias)
+            return found
+        y = made()
+        replay([x.data_ptr(), w.data_ptr(), y.data_ptr()])
+        return y
+
+    def run_with_bias(x: Tensor, w: Any, bias: Any) -> Tensor:
+        if recorders or log.is_enabled(DEBUG):
+            found: Tensor = slow(x, w, bias)
+            return found
+        y = made()
+        replay([x.data_ptr(), w.data_ptr(), bias.data_ptr(), y.data_ptr()])
+        return y
+
+    return run_with_bias if has_bias else run
+
+
+def _listed(launched: Sequence[Launched], operands: int) -> Callable[[Sequence[int]], None] | None:
+    """Launches as one list, which takes the addresses of so many operands and then those of the results; None where
+    they cannot be recorded."""
     recorder, addresses = Recorder(), []
-    for number in range(3 + len(found)):  # dy, x, w and the results
+    for number in range(operands + len(launched)):
         addresses.append(_PLACE + (number << _PLACE_BITS))
         recorder.memory(addresses[-1], 1 << (_PLACE_BITS - 1))
     try:
         with recorder:
-            for number, one in enumerate(launched):
-                if one is not None:
-                    one.run([addresses[3 + number if role == RESULT else role] for role in one.roles])
+            for number, one in enumerate(launched, operands):
+                one.run([addresses[number if role == RESULT else role] for role in one.roles])
     except NotRecordable:
         return None
-    launches: LaunchList = recorder.finish()
-    makers = [None if one is None else one.made for one in launched]
-    handle = next(one.handle for one in launched if one is not None)
-
-    def run(dy: Tensor, x: Tensor, w: Tensor) -> Sequence[Tensor | None]:
-        results = [None if made is None else made() for made in makers]
-        where = [
-            dy.data_ptr(), x.data_ptr(), w.data_ptr(),
-            *[0 if one is None else one.data_ptr() for one in results],
-        ]  # fmt: skip
-        if launches.scratch:
-            with handle.workspace(launches.scratch) as scratch:
-                launches.run(where, scratch)
-        else:
-            launches.run(where)
-        return results
-
-    return run
+    return launched[0].handle.replayer(recorder.finish())
 
 
 class _Layer(torch.autograd.Function):
@@ -248,8 +296,7 @@ class _Layer(torch.autograd.Function):
         x, w, bias = entry.lowered(x, w, bias)  # autograd casts gradients to what they are of
         ctx.save_for_backward(x, w)
         ctx.entry = entry
-        found: Tensor = entry.kind.run(x, w, bias)
-        return found
+        return entry.uncast(x, w, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -236,9 +236,11 @@ def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, 
     if g.transposed:
         what = "transposed with a bias" if bias is not None else ""
         run = direct(handle, problem, (x, w, y), x.device)
-        return Ways(ours_transposed, theirs, problem, what=what)
+        kernel = launched(run, (0, 1, RESULT), made) if bias is None else None
+        return Ways(ours_transposed, theirs, problem, what=what, launched=kernel)
     run = direct(handle, problem, (x, w, y) if bias is None else (x, w, y, bias), x.device)
-    return Ways(ours, theirs, problem, bias is not None)
+    kernel = launched(run, FORWARD[bias is not None], made)
+    return Ways(ours, theirs, problem, bias is not None, launched=kernel)
 
 
 def _prepare_backward(number: int, handle: Handle, dy: Tensor, x: Tensor, w: Tensor, *arguments: Any) -> Ways:
@@ -330,6 +332,8 @@ def problem_of(direction: str, x: Tensor, w: Tensor, y: Tensor, g: Geometry) -> 
         return None
 
 
+#: without and with a bias, the numbers of the operands in the order of a plan
+FORWARD = ((0, 1, RESULT), (0, 1, RESULT, 2))
 DIRECTIONS = ("forward", "data", "filter", "bias")
 computation = Computation("forward", _prepare_forward, 9)
 GRADIENTS = tuple(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from jitdnn.frameworks.torch.calls import Layer
-from jitdnn.frameworks.torch.convolution import Geometry, direct, launched, problem_of
+from jitdnn.frameworks.torch.convolution import FORWARD, Geometry, direct, launched, problem_of
 from jitdnn.frameworks.torch.fresh import fresh_like
 from jitdnn.frameworks.torch.kinds import RESULT, Computation, Ways, run_together
 from jitdnn.frameworks.torch.registry import define
@@ -67,7 +67,10 @@ def _forward_ways(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None) -> 
     if problem is not None:
         operands = (_image(x), _filter(w), _image(form), *(() if bias is None else (bias,)))
         run = direct(handle, problem, operands, x.device)
-    return Ways(ours, theirs, problem, bias is not None, what="of linear", refusal=_dense(x, w))
+    kernel = launched(run, FORWARD[bias is not None], made)
+    return Ways(
+        ours, theirs, problem, bias is not None, what="of linear", refusal=_dense(x, w), launched=kernel
+    )
 
 
 def _data_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:

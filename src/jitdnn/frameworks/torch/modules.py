@@ -117,7 +117,7 @@ class SyncBatchNorm(_BatchNorm, nn.modules.batchnorm._BatchNorm):
         group = None if compiling else sync_batch_norm.group_of(self, input, self._jitdnn_options)
         if group is None:
             if compiling or (self.training and input.is_cuda):
-                found: Tensor = nn.SyncBatchNorm.forward(self, input)  # type: ignore[arg-type]
+                found: Tensor = nn.SyncBatchNorm.forward(self, input)
             else:
                 found = super().forward(input)  # a batch by itself
             return found if behind is None else behind(found)
