@@ -61,7 +61,8 @@ class _Convolution:
         return found
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding, module = self.padding, self
+        padding = self.padding
+        module: Any = self
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding, module = 0, None  # what it is given is another tensor than what is looked up here

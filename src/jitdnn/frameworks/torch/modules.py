@@ -491,8 +491,7 @@ for _ours in (
     ELU, GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, Upsample,
 ):  # fmt: skip
     _stock: Any = getattr(nn, _ours.__name__).forward
-    _ours.forward = remembering(
-        _ours.forward, _stock_convolution if _ours in (Conv1d, Conv2d, Conv3d) else _stock
-    )  # type: ignore[method-assign, assignment]
+    _other = _stock_convolution if _ours in (Conv1d, Conv2d, Conv3d) else _stock
+    _ours.forward = remembering(_ours.forward, _other)  # type: ignore[method-assign]
 REVERTED: dict[type[nn.Module], type[nn.Module]] = {ours: stock for stock, ours in CONVERTED.items()}
 REVERTED[Sequential] = nn.Sequential
