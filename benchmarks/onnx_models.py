@@ -314,6 +314,7 @@ def first(model: Model, path: Path, threads: int, side: str) -> dict[str, Any]:
         import onnxruntime  # noqa: F401
     else:
         import jitdnn.onnx
+        import jitdnn.rtcg.compile
     inputs = model.inputs(np.random.default_rng(0))
     with jd.settings(threads=threads):
         before = _status("VmRSS")
