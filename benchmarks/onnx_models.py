@@ -314,7 +314,7 @@ def first(model: Model, path: Path, threads: int, side: str) -> dict[str, Any]:
         import onnxruntime  # noqa: F401
     else:
         import jitdnn.onnx
-        import jitdnn.rtcg.compile
+        import jitdnn.rtcg.compile  # and LLVM with it, as onnxruntime is there with its own
     inputs = model.inputs(np.random.default_rng(0))
     with jd.settings(threads=threads):
         before = _status("VmRSS")
