@@ -259,6 +259,22 @@ def test_more_works_than_thread_blocks(cuda_device: Any) -> None:
             assert check(problem, cuda_device, tiles=(tile,))
 
 
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_tf32_is_rounded_and_not_cut(direction: str, layout: str, cuda_device: Any) -> None:
+    """Cut off, every product is too small by 7e-4 on average, which layers of a network add up."""
+    problem, rng = (
+        convolution(f"conv_{direction} n1 c64 h6 w7 k64 r1 s1 f32 {layout}"),
+        np.random.default_rng(0),
+    )
+    inputs = [(1 + rng.random(operand.descriptor.shape)).astype(np.float32) for operand in problem.inputs]
+    algorithm = algorithms_of(problem)[0]
+    kernel, room = algorithm.build(problem, cuda_device), algorithm.workspace(problem, cuda_device)
+    (actual,) = run(cuda_device, kernel, make_case(problem, None, 0, inputs), room)
+    exact = problem.reference(*(one.astype(np.float64) for one in inputs))
+    assert abs(float(np.mean(actual / exact - 1.0))) < 3e-5
+
+
 def test_any_address(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands at other addresses than the copy engine takes."""
     monkeypatch.setattr(cases, "GUARD", 129)

@@ -29,3 +29,21 @@ def test_arithmetic_follows_the_request(dtype: str, math: str, accuracy: str, al
     request = Request(math=math, accuracy=accuracy)
     plan = get(parse(LAYER.format(dtype)), cuda.offline("sm_90a"), request, store=Store(None))
     assert plan.algorithm.removesuffix("_in_place") == algorithm
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize(
+    ("words", "is_shared"),
+    [
+        ("n1 c32 h112 w112 window112", True),  # four threads would read 12,544 vectors each, one after the other
+        ("n1 c672 h14 w14 window14", True),
+        ("n32 c96 h56 w56 window56", True),
+        ("n32 c64 h112 w112 window3 stride2 pad1", False),
+    ],
+)
+def test_large_windows_are_shared_by_threads(words: str, is_shared: bool, dtype: str, layout: str) -> None:
+    for mode in ("avg", "max"):
+        problem = parse(f"pool_fwd {mode} {words} {dtype} {layout}")
+        plan = get(problem, cuda.offline("sm_90a"), Request(), store=Store(None))
+        assert (plan.algorithm == "groups") is is_shared, problem

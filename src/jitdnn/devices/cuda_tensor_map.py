@@ -13,6 +13,7 @@ from jitdnn.errors import DeviceError
 
 # CUtensorMapDataType
 _TYPES = {"bool": 0, "u8": 0, "i8": 0, "f8e4m3": 0, "f8e5m2": 0, "i32": 3, "f16": 6, "f32": 7, "bf16": 9}
+_TF32 = 11  # f32 in memory, which loads round
 _NO_INTERLEAVE = 0
 _SWIZZLES = {32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle, by bytes of a row
 _PROMOTE_TO_256_BYTES = 3  # what L2 fetches around what is read
@@ -77,9 +78,9 @@ def _encode_im2col() -> Any:
 
 def _encode(one: TensorMap, at: int, address: int) -> None:
     """Write the map of a tensor at `address` to the 128 bytes at `at`."""
-    rank = one.rank
+    rank, kind = one.rank, _TF32 if one.is_rounded else _TYPES[one.dtype]
     common = (
-        ctypes.c_void_p(at), _TYPES[one.dtype], ctypes.c_uint32(rank), ctypes.c_void_p(address),
+        ctypes.c_void_p(at), kind, ctypes.c_uint32(rank), ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*one.extents), (ctypes.c_uint64 * (rank - 1))(*one.strides),
     )  # fmt: skip
     steps = (ctypes.c_uint32 * rank)(*one.steps)

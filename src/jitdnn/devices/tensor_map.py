@@ -31,7 +31,7 @@ class TensorMap:
 
     `box`: elements of a box along each axis; or, of an im2col map, channels and pixels. Its `corners`, along the axes
     between the innermost and the outermost: the lowest position at which a window begins, and the highest, counted from
-    the last position of the tensor.
+    the last position of the tensor. `is_rounded`: f32 is rounded to tf32 on the way to shared memory.
     """
 
     operand: int
@@ -42,6 +42,7 @@ class TensorMap:
     box: tuple[int, ...]
     steps: tuple[int, ...]
     corners: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    is_rounded: bool = False
 
     @property
     def rank(self) -> int:

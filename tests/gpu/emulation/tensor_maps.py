@@ -37,6 +37,7 @@ def check(tensor_map: TensorMap, pointers: int) -> None:
     )
     must(all(1 <= step <= 8 for step in tensor_map.steps), "steps must be 1 to 8")
     must(tensor_map.steps[0] == 1, "the step of the innermost axis must be 1")
+    must(not tensor_map.is_rounded or tensor_map.dtype == "f32", "f32 alone is rounded to tf32")
     must(tensor_map.row_bytes in (128, 64, 32), "rows of a box must have 128, 64 or 32 bytes")
     if tensor_map.corners is None:
         must(len(tensor_map.box) == rank, "a box must have an extent for each axis")
@@ -63,9 +64,9 @@ def encoded(tensor_map: TensorMap, pointers: Sequence[int], workspace: int) -> b
         raise DeviceError(f"tensor map: address {address:#x} must be a multiple of {ALIGNMENT}: {tensor_map}")
     lower, upper = tensor_map.corners or ((), ())
     values = struct.pack(
-        "<Q4Q5II5H3h3h5B3B", address, *_filled(tensor_map.strides, 4), *_filled(tensor_map.extents, 5), _MARK,
+        "<Q4Q5II5H3h3h5B4B", address, *_filled(tensor_map.strides, 4), *_filled(tensor_map.extents, 5), _MARK,
         *_filled(tensor_map.box, 5), *_filled(lower, 3), *_filled(upper, 3), *_filled(tensor_map.steps, 5),
-        DTYPES[tensor_map.dtype], tensor_map.rank, tensor_map.corners is not None,
+        DTYPES[tensor_map.dtype], tensor_map.rank, tensor_map.corners is not None, tensor_map.is_rounded,
     )  # fmt: skip
     return values.ljust(MAP_BYTES, b"\0")
 

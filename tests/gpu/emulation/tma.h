@@ -1,5 +1,6 @@
 // Boxes of a tensor as the copy engine brings them to shared memory, and back.
 #pragma once
+#include "numbers.h"
 #include "runtime.h"
 
 #include <cstring>
@@ -12,9 +13,9 @@ struct Map {
     Word extents[5], mark;
     unsigned short box[5];
     short lower[3], upper[3];
-    unsigned char steps[5], size, rank, is_im2col;
+    unsigned char steps[5], size, rank, is_im2col, is_rounded;
 };
-static_assert(sizeof(Map) == 96, "as tensor_maps.py packs it, and two bytes of padding");
+static_assert(sizeof(Map) == 96, "as tensor_maps.py packs it, and a byte of padding");
 constexpr Word MAP_MARK = 0x70616d74;
 constexpr int MOST_ROW = 128;  // bytes of a row of a box: 128, 64 or 32
 
@@ -82,6 +83,12 @@ inline void load_box(const Map &map, const Box &box, unsigned char *shared, Word
     for_rows(map, box, [&](int row, const Inside &part) {
         unsigned char held[MOST_ROW] = {};
         if (part.global) memcpy(held + part.first, part.global, part.last - part.first);
+        for (int at = 0; map.is_rounded && at < bytes; at += 4) {
+            float value;
+            memcpy(&value, held + at, 4);
+            const Word rounded = tf32_of_f32(value);
+            memcpy(held + at, &rounded, 4);
+        }
         for (int at = 0; at < bytes; at += 16)
             memcpy(shared + swizzled(address + row * bytes + at, bytes), held + at, 16);
     });

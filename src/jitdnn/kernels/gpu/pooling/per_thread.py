@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Epilogue, Kernel, PlannedAlgorithm, summation_bound
 from jitdnn.kernels.gpu.pooling.geometry import MOST_BLOCKS_OF_IMAGES, Geometry
-from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
+from jitdnn.kernels.gpu.prelude.cost import ACCESS_SECONDS, LAUNCH_SECONDS
 from jitdnn.problems.pooling import EMPTY_WINDOW_MAX, QUANTIZED, Pooling
 from jitdnn.tensor import DTYPES
 
@@ -97,7 +98,10 @@ class PoolingPerThread(PlainPooling[WindowPlan]):
         # about eight instructions for an element of a window
         busy = 8.0 * plan.problem.flops / device.peak_flops("f32")
         launches = 1 + (plan.problem.direction == "bwd")
-        return LAUNCH_SECONDS * launches + 1.3 * size / device.bandwidth + busy
+        # the elements of a window are met one by one; an average's gradient has few windows for each element
+        is_read = plan.problem.direction == "fwd" or plan.problem.mode == "max"
+        waits = ACCESS_SECONDS * prod(axis.window for axis in plan.geometry.axes) if is_read else 0.0
+        return LAUNCH_SECONDS * launches + max(1.3 * size / device.bandwidth + busy, waits)
 
     def kernel_of(self, plan: WindowPlan, device: GpuDevice) -> Kernel:
         pooling, geometry = plan

@@ -181,7 +181,7 @@ def pixel_map(
         (*strides[axes], strides[3]),
         (row_bytes // operand.size, pixels),
         (1, *tuple(reversed(steps))[axes], 1),
-        (lower, upper),
+        (lower, upper), operand.dtype == "f32",
     )  # fmt: skip
 
 
@@ -204,7 +204,7 @@ def rows_map(operand: Operand, row_bytes: int, pixels: int, is_batch: bool) -> T
     )
     return TensorMap(
         operand.number, operand.offset, operand.dtype, (operand.channels, count, images), strides,
-        (row_bytes // operand.size, pixels, 1), (1, 1, 1),
+        (row_bytes // operand.size, pixels, 1), (1, 1, 1), None, operand.dtype == "f32",
     )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def filter_map(operand: Operand, box_channels: int, box_rows: int) -> TensorMap:
     return TensorMap(
         operand.number, operand.offset, operand.dtype,
         (operand.channels, *reversed(operand.extents), operand.images), tuple(strides),
-        (box_channels, 1, 1, 1, box_rows), (1,) * 5,
+        (box_channels, 1, 1, 1, box_rows), (1,) * 5, None, operand.dtype == "f32",
     )  # fmt: skip
 
 
