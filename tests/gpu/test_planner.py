@@ -36,7 +36,7 @@ def test_arithmetic_follows_the_request(dtype: str, math: str, accuracy: str, al
 @pytest.mark.parametrize(
     ("words", "is_shared"),
     [
-        ("n1 c32 h112 w112 window112", True),  # four threads would read 12,544 vectors each, one after the other
+        ("n1 c32 h112 w112 window112", True),  # four threads would read 12,544 vectors one by one
         ("n1 c672 h14 w14 window14", True),
         ("n32 c96 h56 w56 window56", True),
         ("n32 c64 h112 w112 window3 stride2 pad1", False),
