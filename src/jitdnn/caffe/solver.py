@@ -34,7 +34,15 @@ from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
 from jitdnn.caffe.schema import NetState, SolverParameter
-from jitdnn.caffe.solver_checks import check, check_meta, check_same_arrays, difference, outputs_of, prefix_of
+from jitdnn.caffe.solver_checks import (
+    SNAPSHOT_SCHEMA,
+    check,
+    check_meta,
+    check_same_arrays,
+    outputs_of,
+    prefix_of,
+    restore_layers,
+)
 from jitdnn.caffe.solver_nets import limit_together, testing_nets, training_net
 from jitdnn.caffe.solver_state import is_solver_state
 from jitdnn.caffe.totals import Totals
@@ -45,9 +53,6 @@ from jitdnn.caffe.weight_average import WeightAverage
 from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays
 from jitdnn.errors import NotSupported, SnapshotError
 from jitdnn.groups import Group
-
-# what a snapshot written by this version looks like inside; older ones are refused by number
-SNAPSHOT_SCHEMA = 1
 
 
 class Solver:
@@ -489,15 +494,7 @@ class Solver:
             meta, arrays = snapshot.read(path)
         else:
             meta, arrays = self._parallel.read_once(lambda: snapshot.read(path))
-        if meta.get("schema") != SNAPSHOT_SCHEMA:
-            raise SnapshotError(
-                f"{path} has schema {meta.get('schema')}, this version reads {SNAPSHOT_SCHEMA}"
-            )
-        check_meta(path, meta)
-        if meta["method"] != self.parameter.type:
-            raise SnapshotError(
-                f"{path} is of a solver of type {meta['method']}, this one is {self.parameter.type}"
-            )
+        check_meta(path, meta, self.parameter.type)
         history = self.method.history
         parts = {"weights": weight_arrays(self.net), "history": history}
         if self.average is not None:
@@ -505,26 +502,7 @@ class Solver:
         wanted = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
         # what snapshot_diff adds is for others to read
         check_same_arrays(path, {n: a for n, a in arrays.items() if not n.startswith("diff/")}, wanted)
-        nets = (self.net, *self.test_nets)
-        if len(meta["layers"]) != len(nets):
-            raise SnapshotError(
-                f"{path} is of a solver with {len(meta['layers']) - 1} test nets, "
-                f"this one has {len(self.test_nets)}"
-            )
-        for net, saved in zip(nets, meta["layers"], strict=True):
-            if [layer.name for layer in net.layers] != [entry["name"] for entry in saved]:
-                raise SnapshotError(f"{path} is of a net with other layers: {difference(net, saved)}")
-        layers = [layer for net in nets for layer in net.layers]
-        states = [entry["state"] for saved in meta["layers"] for entry in saved]
-        before = [layer.state() for layer in layers]
-        try:
-            for layer, state in zip(layers, states, strict=True):
-                layer.restore(state)
-        # the states of generators are checked by NumPy, in its own way
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
-            for layer, state in zip(layers, before, strict=True):
-                layer.restore(state)
-            raise SnapshotError(f"{path} cannot be taken up: {error}") from error
+        restore_layers(path, (self.net, *self.test_nets), meta["layers"])
         for name, array in wanted.items():
             np.copyto(array, arrays[name])
         self.method.take_history(history)

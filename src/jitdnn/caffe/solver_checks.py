@@ -1,10 +1,10 @@
-"""What a solver checks: its fields, where snapshots go, and that a snapshot is of its net."""
+"""What a solver checks: its fields, where snapshots go, and that a snapshot is of its nets, whose layers take it up."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from jitdnn.caffe.net import Net
 from jitdnn.caffe.schema import SolverParameter
 from jitdnn.caffe.update_rules import rule_of
 from jitdnn.errors import InvalidArgument, SnapshotError
+
+SNAPSHOT_SCHEMA = 1
+"""What a snapshot written by this version looks like inside; older ones are refused by number."""
 
 
 def outputs_of(net: Net, values: Mapping[str, Array]) -> tuple[Output, ...]:
@@ -86,8 +89,10 @@ def check_same_arrays(path: Path, found: Mapping[str, Array], wanted: Mapping[st
             )
 
 
-def check_meta(path: Path, meta: Mapping[str, Any]) -> None:
-    """Raises SnapshotError unless everything that `restore` reads is there and of its type."""
+def check_meta(path: Path, meta: Mapping[str, Any], method: str) -> None:
+    """Raises SnapshotError unless all that `restore` reads is there and of its type, and the solver's is `method`."""
+    if meta.get("schema") != SNAPSHOT_SCHEMA:
+        raise SnapshotError(f"{path} has schema {meta.get('schema')}, this version reads {SNAPSHOT_SCHEMA}")
     counts = [meta.get(name) for name in ("iteration", "current_step")]
     losses, layers = meta.get("losses"), meta.get("layers")
     for name, is_sound in (
@@ -107,9 +112,33 @@ def check_meta(path: Path, meta: Mapping[str, Any]) -> None:
     ):
         if not is_sound:
             raise SnapshotError(f"{path} does not say what its {name} is: no solver of this version wrote it")
+    if meta["method"] != method:
+        raise SnapshotError(f"{path} is of a solver of type {meta['method']}, this one is {method}")
 
 
-def difference(net: Net, saved: list[dict[str, Any]]) -> str:
+def restore_layers(path: Path, nets: Sequence[Net], saved: Sequence[list[dict[str, Any]]]) -> None:
+    """Have all layers of the nets go on from what they saved, or none: SnapshotError for those of other nets."""
+    if len(saved) != len(nets):
+        raise SnapshotError(
+            f"{path} is of a solver with {len(saved) - 1} test nets, this one has {len(nets) - 1}"
+        )
+    for net, entries in zip(nets, saved, strict=True):
+        if [layer.name for layer in net.layers] != [entry["name"] for entry in entries]:
+            raise SnapshotError(f"{path} is of a net with other layers: {_difference(net, entries)}")
+    layers = [layer for net in nets for layer in net.layers]
+    states = [entry["state"] for entries in saved for entry in entries]
+    before = [layer.state() for layer in layers]
+    try:
+        for layer, state in zip(layers, states, strict=True):
+            layer.restore(state)
+    # the states of generators are checked by NumPy, in its own way
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        for layer, state in zip(layers, before, strict=True):
+            layer.restore(state)
+        raise SnapshotError(f"{path} cannot be taken up: {error}") from error
+
+
+def _difference(net: Net, saved: list[dict[str, Any]]) -> str:
     ours, theirs = [layer.name for layer in net.layers], [entry["name"] for entry in saved]
     mine, other = next(pair for pair in itertools.zip_longest(ours, theirs) if pair[0] != pair[1])
     return f"{other!r} there is {mine!r} here"
