@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from jitdnn import locks, log, retention, targets
 from jitdnn.arguments import shown
 from jitdnn.devices.gpu import GpuDevice, Graph
 from jitdnn.devices.host_scratch import HostBlock, HostScratch
-from jitdnn.devices.launch_list import LaunchList
 from jitdnn.devices.scratch import Block, Scratch
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidType
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
@@ -35,6 +34,9 @@ from jitdnn.retention import Recent
 from jitdnn.settings import Settings, current, override
 from jitdnn.tensor import DeviceId
 from jitdnn.tensor.device_array import compute_readers
+
+if TYPE_CHECKING:  # which needs the compiler of processors' code, and a GPU does not
+    from jitdnn.devices.launch_list import LaunchList
 
 # until the first is kept, which says what the settings say
 _MOST_PLANS = 4096
