@@ -1,9 +1,9 @@
 """Which tests a run of the whole suite takes where they cost the most: a seventh of each file a day, all in a week.
 
 Only tests of `FOLDERS`, which compile kernels for every case or start processes; and only where pytest was started
-without paths: a file or folder that is named runs whole, and so does everything with `JITDNN_TESTS=thorough`. Files of
-fewer tests than a week has days run whole, too. `JITDNN_TESTS_DAY` repeats a day by its number, which the head of the
-report says.
+without paths: a file or folder that is named runs whole, and so does everything with `JITDNN_TESTS=thorough`. A file of
+fewer tests than a week has days has days without any. `JITDNN_TESTS_DAY` repeats a day by its number, which the head of
+the report says.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def header() -> str | None:
 
 
 def of_the_day(names: Sequence[str], day: int, days: int = DAYS) -> set[str]:
-    """Those of a file's tests whose turn it is: over `days` days each has one, and no day has none."""
-    if len(names) < days:
-        return set(names)
-    # in an order that has nothing to do with the parameters', so that no day has all of one device or type
+    """Those of a file's tests whose turn it is: over `days` days each has one, and no day has none if they suffice."""
+    # in an order that has nothing to do with the parameters', so that no day has all of one device or type; small files
+    # begin on different days
     ordered = sorted(names, key=lambda name: (zlib.crc32(name.encode()), name))
-    return set(ordered[day % days :: days])
+    begin = day if len(ordered) >= days else day + zlib.crc32(ordered[0].encode())
+    return set(ordered[begin % days :: days])
 
 
 def split(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:

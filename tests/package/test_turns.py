@@ -12,16 +12,27 @@ class _Item:
         self.nodeid = nodeid
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 5, 6, 100])
-def test_every_case_has_a_turn_and_no_day_has_none(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, 4, 7, 8, 100])
+def test_every_case_has_a_turn(count: int) -> None:
     names = [f"test[{number}]" for number in range(count)]
     days = [turns.of_the_day(names, day) for day in range(17, 17 + turns.DAYS)]
     assert set().union(*days) == set(names)
-    assert all(1 <= len(taken) <= max(-(-count // turns.DAYS), turns.DAYS - 1) for taken in days)
+    assert sum(map(len, days)) == count
+    assert all(count // turns.DAYS <= len(taken) <= -(-count // turns.DAYS) for taken in days)
 
 
-def test_only_large_files_of_the_list_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"kernels/test_a.py": 9, "studio/test_b.py": 9, "gpu/test_c.py": turns.DAYS - 1}
+def test_small_files_begin_on_different_days() -> None:
+    first = {
+        day
+        for file in range(30)
+        for day in range(turns.DAYS)
+        if turns.of_the_day([f"tests/gpu/test_{file}.py::test_one"], day)
+    }
+    assert first == set(range(turns.DAYS))
+
+
+def test_only_files_of_the_list_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"kernels/test_a.py": 9, "studio/test_b.py": 9}
     items = [
         _Item(f"tests/{file}::test_{number}") for file, count in files.items() for number in range(count)
     ]
