@@ -26,7 +26,7 @@ Part = Annotated[
     str, Query(pattern="^(train|val|test|)$", description="empty: test, or val where there is no test")
 ]
 #: seconds that a page waits for an evaluation before it shows how far it came
-_PATIENCE: Final = 1.5
+_PATIENCE: Final = 0.5
 #: held while an evaluation is gone on with: two processes would remove pieces that the other one reads
 _evaluating: WeakValueDictionary[tuple[Path, int, str, str], asyncio.Lock] = WeakValueDictionary()
 
