@@ -196,13 +196,13 @@ def test_other_batches_have_gradients_of_their_own(name: str) -> None:
 
 
 def test_a_module_whose_calls_are_ever_others_stops_learning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_MOST_LEARNT", 6)
+    monkeypatch.setattr(guards, "MOST_LEARNT", 6)
     model, stock, _ = pair("linear")
     with torch.no_grad():
         for rows in range(1, 9):
             x = random(rows, 7)
             torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-5)
-    assert len(model._jitdnn_calls.entries) == calls._MOST
+    assert len(model._jitdnn_calls.entries) == guards.MOST
     assert model._jitdnn_calls.learnt == 6
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, get_autocast_dtype, is_autocast_enabled
 from jitdnn import log
 from jitdnn.devices.launch_list import Recorder
 from jitdnn.frameworks.torch import guards, kinds, whole
+from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.kinds import (
     RESULT,
     Computation,
@@ -37,8 +38,6 @@ from jitdnn.recorders import NotRecordable, recorders
 CALLS = "_jitdnn_calls"
 """The attribute of a module that remembers its calls."""
 _EPOCH = 3  # its place in what tells calls apart
-_MOST = 4
-_MOST_LEARNT = 64  # a module whose calls are ever others does not learn them for ever
 #: where operands lie while launches are recorded: nobody reads or writes there
 _PLACE, _PLACE_BITS = 1 << 55, 48
 _is_grad_enabled, _get_num_threads = torch.is_grad_enabled, torch.get_num_threads
@@ -54,21 +53,8 @@ class Layer:
     backward: Operator
 
 
-class Calls:
-    """What a module remembers of its calls; copies and pickled modules remember nothing."""
-
-    __slots__ = ("entries", "learnt")
-
-    def __init__(self) -> None:
-        self.entries: tuple[Entry, ...] = ()
-        self.learnt = 0
-
-    def __reduce__(self) -> tuple[type[Calls], tuple[()]]:
-        return Calls, ()
-
-
 def recalled(
-    calls: Calls | None, x: Tensor, w: Tensor | None, bias: Tensor | None, now: tuple[Any, ...]
+    calls: Remembered | None, x: Tensor, w: Tensor | None, bias: Tensor | None, now: tuple[Any, ...]
 ) -> Callable[[Tensor, Any, Any], Tensor] | None:
     """What runs this call if the module has made it before.
 
@@ -76,7 +62,8 @@ def recalled(
     derivatives taken forward, the epoch of kinds.py, and what the module was given.
     """
     if calls is not None and not observers and not threads_apart:
-        for entry in calls.entries:
+        entries: tuple[Entry, ...] = calls.entries
+        for entry in entries:
             if entry.state != now or entry.has_bias is (bias is None):
                 continue
             if entry.cast is not None and get_autocast_dtype(entry.device) is not entry.cast:
@@ -102,24 +89,19 @@ def learn(
         return
     cast = get_autocast_dtype(device) if is_autocast_enabled(device) else None
     given = operands[:3]
-    calls = module.__dict__.get(CALLS)
-    if calls is None:
-        calls = module.__dict__[CALLS] = Calls()
+    calls = Remembered.of(module, CALLS)
     if cast is not None:
         operands = tuple(as_autocast(one, device, cast) for one in operands)
     found = decided((layer.forward,), options, operands)
-    if calls.learnt >= _MOST_LEARNT or found is None or found[0] is None:
+    if calls.is_full or found is None or found[0] is None:
         return
     if not whole.is_ours(function, (*given, *after), options):
         return  # stock_calls.py remembers that
-    calls.learnt += 1
 
     def stock(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         return function(x, w, bias, *after)
 
-    entry = Entry(layer, given, operands[3:], options, now, found[0], stock, cast)
-    alive = [one for one in calls.entries if one.state[_EPOCH] == now[_EPOCH]]
-    calls.entries = (entry, *alive[: _MOST - 1])
+    calls.add(Entry(layer, given, operands[3:], options, now, found[0], stock, cast), _EPOCH)
 
 
 class Entry:
@@ -175,7 +157,7 @@ class Entry:
             is_short
             and kinds.epoch == self.state[_EPOCH]
             and plain_device((dy, x, w))
-            and len(self._backwards) < _MOST
+            and len(self._backwards) < guards.MOST
         ):
             wanted = tuple(
                 one if is_wanted else None for one, is_wanted in zip(self._layer.gradients, mask, strict=True)

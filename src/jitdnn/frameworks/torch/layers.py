@@ -13,9 +13,10 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F  # noqa: N812
 
 from jitdnn.frameworks.torch import kinds
-from jitdnn.frameworks.torch.calls import Calls, learn, recalled
+from jitdnn.frameworks.torch.calls import learn, recalled
 from jitdnn.frameworks.torch.convolution_operators import CONVOLUTION
 from jitdnn.frameworks.torch.functional import routed
+from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.linear import LINEAR
 
 # no attributes of the classes: Dynamo of PyTorch 2.6 does not know built-in functions there
@@ -27,7 +28,7 @@ class _Convolution:
     """What the converted classes of convolutions have in common."""
 
     _jitdnn_options: str
-    _jitdnn_calls: Calls | None = None
+    _jitdnn_calls: Remembered | None = None
     padding_mode: str
     _reversed_padding_repeated_twice: list[int]
     stride: tuple[int, ...]
@@ -93,7 +94,7 @@ class _Transposed:
     """What the converted classes of transposed convolutions have in common."""
 
     _jitdnn_options: str
-    _jitdnn_calls: Calls | None = None
+    _jitdnn_calls: Remembered | None = None
     _spatial: ClassVar[int]
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -187,7 +188,7 @@ class LazyConvTranspose3d(_Transposed, nn.LazyConvTranspose3d):
 class Linear(nn.Linear):
     """`torch.nn.Linear`."""
 
-    _jitdnn_calls: Calls | None = None
+    _jitdnn_calls: Remembered | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling():

@@ -69,13 +69,18 @@ _FUNCTIONS: dict[str, Any] = {
 class _BatchNorm:
     """What the converted classes of batch normalization have in common."""
 
-    def forward(self: Any, input: Tensor) -> Tensor:
-        self._check_input_dim(input)
-        momentum = 0.0 if self.momentum is None else self.momentum
+    def _next_momentum(self: Any) -> float:
+        """Of the running statistics in this call, which is counted in training."""
+        momentum: float = 0.0 if self.momentum is None else self.momentum
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:  # the average of all batches
                 momentum = 1.0 / float(self.num_batches_tracked)
+        return momentum
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        momentum = self._next_momentum()
         has_running = self.running_mean is not None or self.running_var is not None
         updates = not self.training or self.track_running_stats
         running = (self.running_mean, self.running_var) if updates else (None, None)
@@ -121,11 +126,7 @@ class SyncBatchNorm(_BatchNorm, nn.modules.batchnorm._BatchNorm):
             else:
                 found = super().forward(input)  # a batch by itself
             return found if behind is None else behind(found)
-        momentum = 0.0 if self.momentum is None else self.momentum
-        if self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                momentum = 1.0 / float(self.num_batches_tracked)
+        momentum = self._next_momentum()
         function = sync_batch_norm.IDENTITY if behind is None else activation_of(behind)
         assert function is not None
         return sync_batch_norm.synchronized(input, self, momentum, function, group, self._jitdnn_options)

@@ -9,7 +9,7 @@ calls.py does, and runs torch's forward for them. That is right for any input: w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import (
     Tensor,
@@ -22,28 +22,20 @@ from torch import (
 from torch.compiler import is_compiling
 
 from jitdnn.frameworks.torch import guards, kinds
+from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.kinds import observers, threads_apart
 from jitdnn.frameworks.torch.registry import OWN
 
 STOCK_CALLS = "_jitdnn_stock_calls"
 """The attribute of a module that remembers them."""
-_MOST = 4
-_MOST_LEARNT = 64  # a module whose inputs are ever others does not learn them for ever
 _EPOCH = 2  # its place in what tells calls apart
 
 
-class StockCalls:
-    """What a module remembers; copies and pickled modules remember nothing."""
+class _Known(NamedTuple):
+    """What is in force besides the input, and whether an input is like the one of then."""
 
-    __slots__ = ("entries", "learnt")
-
-    def __init__(self) -> None:
-        #: what is in force besides the input, and whether an input is like the one of then
-        self.entries: tuple[tuple[tuple[Any, ...], Callable[[Tensor], bool]], ...] = ()
-        self.learnt = 0
-
-    def __reduce__(self) -> tuple[type[StockCalls], tuple[()]]:
-        return StockCalls, ()
+    state: tuple[Any, ...]
+    check: Callable[[Tensor], bool]
 
 
 def remembering(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +44,7 @@ def remembering(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable
     def forward(self: Any, input: Tensor, *rest: Any, **named: Any) -> Any:
         if is_compiling():
             return ours(self, input, *rest, **named)
-        calls: StockCalls | None = self.__dict__.get(STOCK_CALLS)
+        calls: Remembered | None = self.__dict__.get(STOCK_CALLS)
         if calls is not None and not observers and not threads_apart:
             now = _now(self, input)
             for state, check in calls.entries:
@@ -67,14 +59,9 @@ def remember(module: nn.Module, input: Tensor) -> None:
     """Note that torch's function is faster for calls of the module with such an input, from now on."""
     if not guards.are_there() or observers or threads_apart or type(input) not in OWN:
         return
-    calls = module.__dict__.get(STOCK_CALLS)
-    if calls is None:
-        calls = module.__dict__[STOCK_CALLS] = StockCalls()
-    if calls.learnt < _MOST_LEARNT:
-        calls.learnt += 1
-        now = _now(module, input)
-        alive = [one for one in calls.entries if one[0][_EPOCH] == now[_EPOCH]]
-        calls.entries = ((now, guards.guard(input)), *alive[: _MOST - 1])
+    calls = Remembered.of(module, STOCK_CALLS)
+    if not calls.is_full:
+        calls.add(_Known(_now(module, input), guards.guard(input)), _EPOCH)
 
 
 def _now(module: Any, input: Tensor) -> tuple[Any, ...]:

@@ -67,7 +67,7 @@ def run(
     """The result of a function of torch by itself or by our `route`, whichever is faster for calls of this kind.
 
     The route returns NotImplemented for arguments that it does not take. `module`: the converted one that calls.
-    """  # fmt: skip
+    """
     kind = None
     if parse(options).measure != "never":
         key = _key(function, args, named, options)
