@@ -142,6 +142,29 @@ def resnet50(batch: int) -> Net:
     return net
 
 
+def _inverted(
+    net: Net,
+    x: str,
+    expand: int,
+    channels: int,
+    taps: int,
+    stride: int,
+    function: str,
+    is_gated: bool = False,
+) -> str:
+    """An inverted residual: wider by a factor, depthwise, gated by a squeeze of its average if wanted, narrow."""
+    before, y = net.shapes[x][1], x
+    if expand > 1:
+        y = net.act(net.norm(net.conv(y, expand * before, 1)), function)
+    wide = net.shapes[y][1]
+    y = net.act(net.norm(net.conv(y, wide, taps, stride, wide)), function)
+    if is_gated:
+        gate = net.act(net.conv(net.mean(y), max(1, before // 4), 1, bias=True), function)
+        y = net.times(y, net.act(net.conv(gate, wide, 1, bias=True), "sigmoid"))
+    y = net.norm(net.conv(y, channels, 1))
+    return net.add(x, y) if stride == 1 and before == channels else y
+
+
 def mobilenet_v2(batch: int) -> Net:
     net = Net(batch, 3, 224, 224)
     x = net.act(net.norm(net.conv("x", 32, 3, 2)), "relu6")
@@ -149,14 +172,7 @@ def mobilenet_v2(batch: int) -> Net:
         (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
     ):  # fmt: skip
         for number in range(count):
-            stride, before = (first if number == 0 else 1), net.shapes[x][1]
-            y = x
-            if expand > 1:
-                y = net.act(net.norm(net.conv(y, expand * before, 1)), "relu6")
-            wide = net.shapes[y][1]
-            y = net.act(net.norm(net.conv(y, wide, 3, stride, wide)), "relu6")
-            y = net.norm(net.conv(y, channels, 1))
-            x = net.add(x, y) if stride == 1 and before == channels else y
+            x = _inverted(net, x, expand, channels, 3, 1 if number else first, "relu6")
     x = net.act(net.norm(net.conv(x, 1280, 1)), "relu6")
     net.linear(net.reshape(net.mean(x), batch, 1280), 1000)
     return net
@@ -170,16 +186,7 @@ def efficientnet_b0(batch: int) -> Net:
         (6, 3, 1, 320, 1),
     ):  # fmt: skip
         for number in range(count):
-            stride, before = (first if number == 0 else 1), net.shapes[x][1]
-            y = x
-            if expand > 1:
-                y = net.act(net.norm(net.conv(y, expand * before, 1)), "silu")
-            wide = net.shapes[y][1]
-            y = net.act(net.norm(net.conv(y, wide, r, stride, wide)), "silu")
-            gate = net.act(net.conv(net.mean(y), max(1, before // 4), 1, bias=True), "silu")
-            y = net.times(y, net.act(net.conv(gate, wide, 1, bias=True), "sigmoid"))
-            y = net.norm(net.conv(y, channels, 1))
-            x = net.add(y, x) if stride == 1 and before == channels else y
+            x = _inverted(net, x, expand, channels, r, 1 if number else first, "silu", is_gated=True)
     x = net.act(net.norm(net.conv(x, 1280, 1)), "silu")
     net.linear(net.reshape(net.mean(x), batch, 1280), 1000)
     return net

@@ -20,7 +20,7 @@ from jitdnn.devices.gpu import Graph as CapturedGraph
 from jitdnn.devices.gpu_launches import GpuLaunch, placed
 from jitdnn.errors import DeviceError
 from jitdnn.graph.ir import AnyArray, Graph
-from jitdnn.graph.lower.builder import Builder, Event
+from jitdnn.graph.lower.builder import Builder
 from jitdnn.graph.lower.gpu import GpuBuilder, lowered
 from jitdnn.graph.memory import descriptor_of
 from jitdnn.graph.plan import MOST_IDLE, Host, Plan
@@ -365,4 +365,4 @@ def _rounded(size: int) -> int:
     return size + -size % _ALIGNMENT
 
 
-__all__ = ["Event", "GpuPlan"]
+__all__ = ["GpuPlan", "on_device"]

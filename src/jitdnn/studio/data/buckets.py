@@ -94,10 +94,8 @@ class Bucket(Container):
         if self._opened is None:
             seconds = timedelta(seconds=_SECONDS)
             options: dict[str, Any] = {"connect_timeout": timedelta(seconds=10), "timeout": seconds}
-            if os.environ.get("AWS_ALLOW_HTTP", "").lower() in (
-                "1",
-                "true",
-            ):  # an endpoint of one's own without TLS
+            # an endpoint of one's own without TLS
+            if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
                 options["allow_http"] = True
             try:
                 self._opened = _obstore().store.from_url(
