@@ -2,8 +2,11 @@
 exchange is hidden:
 
     python benchmarks/distributed_scaling.py --net caffenet --gpus 2 --batch 256
-    python benchmarks/distributed_scaling.py --net resnet50 --gpus 2 --batch 64 --data       (images from
-    memory-mapped arrays) python benchmarks/distributed_scaling.py --net lenet --device cpu --gpus 2 --batch 64
+    python benchmarks/distributed_scaling.py --net resnet50 --gpus 2 --batch 64 --math tf32 --data
+    python benchmarks/distributed_scaling.py --net lenet --device cpu --gpus 2 --batch 64
+
+With --data images come from memory-mapped arrays. --timeline FILE keeps when each kernel of two iterations ran on the
+first GPU in the weak run, by PyTorch's profiler; distributed_timeline.py draws it.
 
 Weak: each process has --batch images. Strong: all together have them. "exchange alone" is the time of all buckets one
 behind the other with nothing else going on, "hidden" the part of it that an iteration does not show: 1 - (iteration
@@ -21,12 +24,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import caffe_nets
+import jitdnn as jd
 from jitdnn.caffe import load_solver
 from jitdnn.distributed import start
 
@@ -68,6 +73,11 @@ def _lenet(options: argparse.Namespace, batch: int) -> str:
 
 def work(options: argparse.Namespace) -> None:
     """One process: time iterations with and without the exchange, and the exchange alone."""
+    with jd.settings(math=options.math):
+        _work(options)
+
+
+def _work(options: argparse.Namespace) -> None:
     rank = int(os.environ["RANK"])
     device = None if options.device == "cpu" else f"cuda:{rank}"
     group = start(device=device, timeout=120)
@@ -91,6 +101,8 @@ def work(options: argparse.Namespace) -> None:
 
     seconds(options.warm)
     with_exchange = [seconds(options.iterations) for _ in range(options.turns)]
+    if options.timeline and made.device is not None:
+        profile(lambda: seconds(2), options.timeline if not rank else None)
     alone = []
     for _ in range(options.turns):
         group.gather(b"")
@@ -119,12 +131,32 @@ def work(options: argparse.Namespace) -> None:
     group.close()
 
 
+def profile(run: Callable[[], object], file: str | None) -> None:
+    """Run it under PyTorch's profiler, and keep the stream, name, begin and length (us) of each kernel."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        run()
+    if file is None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    kernels = [
+        [event["args"].get("stream"), event["name"], event["ts"], event["dur"]]
+        for event in events
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+    ]
+    Path(file).write_text(json.dumps(kernels))
+
+
 def _settle(made: Any) -> None:
     if made.device is not None:
         made.device.synchronize()
 
 
-def spawn(options: argparse.Namespace, size: int, batch: int, folder: Path) -> dict[str, Any]:
+def spawn(options: argparse.Namespace, size: int, batch: int, folder: Path, *more: str) -> dict[str, Any]:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -137,6 +169,7 @@ def spawn(options: argparse.Namespace, size: int, batch: int, folder: Path) -> d
         str(batch),
         "--folder",
         str(folder),
+        *more,
     ]
     processes = []
     for rank in range(size):
@@ -170,6 +203,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--warm", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--math", default="fp32", help="of convolutions and products: fp32, tf32, bf16...")
+    parser.add_argument("--timeline", help="file for the kernels of two iterations")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -182,13 +217,15 @@ def main() -> None:
             random = np.random.default_rng(0)
             np.save(folder / "data.npy", random.integers(0, 256, (2048, 3, 256, 256), np.uint8))
             np.save(folder / "label.npy", random.integers(0, 1000, 2048))
-        one = spawn(options, 1, options.batch, folder)
+        one = spawn(options, 1, options.batch, folder, "--timeline", "")
         for kind, batch in (("weak", options.batch * options.gpus), ("strong", options.batch)):
-            row = spawn(options, options.gpus, batch, folder)
+            more = () if kind == "weak" else ("--timeline", "")
+            row = spawn(options, options.gpus, batch, folder, *more)
             shown = row["seconds"] - row["seconds_without_exchange"]
             speedup = one["seconds"] / row["seconds"] * (options.gpus if kind == "weak" else 1)
             line = {
-                "net": options.net, "kind": kind, "processes": options.gpus, "batch": batch, **row,
+                "net": options.net, "math": options.math, "kind": kind,
+                "processes": options.gpus, "batch": batch, **row,
                 "one": one["seconds"], "images_a_second": batch / row["seconds"], "speedup": speedup,
                 "hidden": 1 - max(0.0, shown) / row["exchange_alone"] if row["exchange_alone"] else 1.0,
             }  # fmt: skip
