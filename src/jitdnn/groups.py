@@ -5,6 +5,7 @@ Nothing here imports a framework: a group is an object with these methods.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,6 +51,9 @@ class Group(Protocol):
 
     def broadcast(self, array: Any) -> None:
         """Replace the array by that of rank 0."""
+
+    def broadcast_all(self, arrays: Iterable[Any]) -> None:
+        """The same for many arrays, which are dense in any order of their axes, in few messages."""
 
     def gather(self, data: bytes) -> list[bytes]:
         """What each process gave, by rank."""

@@ -118,3 +118,10 @@ def test_what_one_process_is_asked_for_all_do_in_the_same_iteration(found: Found
     results = ranks("distributed_nets.asked", found.folder, seconds=60)
     assert results == [([4], 7)] * 2
     assert snapshot.read(found.folder / "asked_iter_4.jdsnap").meta["iteration"] == 4
+
+
+def test_arrays_that_are_broadcast_together(ranks: Ranks) -> None:
+    first, second = ranks("distributed_nets.broadcasts", seconds=60)
+    assert len({array.dtype for array in first}) == 3
+    for sent, received in zip(first, second, strict=True):
+        np.testing.assert_array_equal(received, sent, strict=True)

@@ -317,3 +317,20 @@ def run(group: Any, folder: Path, name: str) -> dict[str, np.ndarray[Any, Any]]:
     """One of `runs`, in one of several processes."""
     arrays: dict[str, np.ndarray[Any, Any]] = runs(folder, group)[name]()
     return arrays
+
+
+def broadcasts(group: Any) -> list[np.ndarray[Any, Any]]:
+    """Arrays of several types and orders of axes behind one broadcast, of which few go together."""
+    random = np.random.default_rng(group.rank)
+    arrays = [
+        random.random((3, 5)),
+        random.random(7).astype(np.float32),
+        np.ascontiguousarray(random.random((2, 3, 4, 5)).transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
+        np.zeros((0, 4)),
+        random.integers(0, 9, 40),
+        random.random(()).reshape(()),
+        random.random(100).astype(np.float32),
+    ]
+    with mock.patch("jitdnn.distributed.group.TOGETHER", 130):
+        group.broadcast_all(arrays)
+    return arrays

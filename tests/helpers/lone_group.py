@@ -34,6 +34,9 @@ class LoneGroup:
     def broadcast(self, array: Any) -> None:
         self.calls["broadcast"] += 1
 
+    def broadcast_all(self, arrays: Any) -> None:
+        self.calls["broadcast_all"] += 1
+
     def gather(self, data: bytes) -> list[bytes]:
         return [data]
 

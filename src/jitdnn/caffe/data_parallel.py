@@ -106,10 +106,8 @@ class DataParallel:
 
     def agree_on_weights(self) -> None:
         """Take the weights of process 0, statistics of BatchNorm layers too."""
-        for blobs in self._net.weights.values():
-            for blob in blobs:
-                if blob.size:
-                    self.group.broadcast(blob.values)
+        weights = [blob for blobs in self._net.weights.values() for blob in blobs if blob.size]
+        self.group.broadcast_all([blob.values for blob in weights])
 
     # ---- training
 

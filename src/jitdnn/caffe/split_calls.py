@@ -7,7 +7,7 @@ turn, on the same stream, and what a call waits for is in its order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,6 +73,9 @@ class SplitGroup:
 
     def broadcast(self, array: Any) -> None:
         self.note(lambda: self._group.broadcast(array))
+
+    def broadcast_all(self, arrays: Iterable[Any]) -> None:
+        self.note(lambda: self._group.broadcast_all(arrays))
 
     def start_sum(self, array: Any, wire: str = "f32") -> Work:
         return self._started(lambda: self._group.start_sum(array, wire))

@@ -6,7 +6,7 @@ Arrays are handed over where they are: NumPy's through `torch.from_numpy`, those
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -31,6 +31,8 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 #: seconds after which a process that does not answer counts as gone
 TIMEOUT = 600.0
+#: bytes of arrays that are copied together, to travel as one
+TOGETHER = 64 << 20
 
 
 class _Work:
@@ -93,6 +95,24 @@ class TorchGroup:
         with _named(self), _on(stream):
             dist.broadcast(tensor, group=self._group, group_src=0)
 
+    def broadcast_all(self, arrays: Iterable[Any]) -> None:
+        kinds: dict[Any, list[Any]] = {}
+        for array in arrays:
+            tensor, stream = self._tensor(array)
+            if tensor.numel():
+                # as it lies in memory, whatever the order of its axes
+                flat = tensor.as_strided((tensor.numel(),), (1,))
+                kinds.setdefault((flat.dtype, stream), []).append(flat)
+        for (_, stream), flats in kinds.items():
+            with _named(self), _on(stream):
+                for several in _runs(flats):
+                    whole = torch.cat(several) if len(several) > 1 else several[0]
+                    dist.broadcast(whole, group=self._group, group_src=0)
+                    if self.rank and len(several) > 1:
+                        parts = whole.split([flat.numel() for flat in several])
+                        for flat, part in zip(several, parts, strict=True):
+                            flat.copy_(part)
+
     def gather(self, data: bytes) -> list[bytes]:
         sizes = np.zeros(self.size, np.int64)
         sizes[self.rank] = len(data)
@@ -144,6 +164,20 @@ class TorchGroup:
                 with torch.cuda.stream(external):
                     return torch.from_dlpack(array), external
         return torch.from_numpy(array), None
+
+
+def _runs(flats: list[Any]) -> Iterator[list[Any]]:
+    """The tensors in turn, as many at once as have TOGETHER bytes, or one that has more."""
+    run: list[Any] = []
+    size = 0
+    for flat in flats:
+        if run and size + flat.nbytes > TOGETHER:
+            yield run
+            run, size = [], 0
+        run.append(flat)
+        size += flat.nbytes
+    if run:
+        yield run
 
 
 @contextmanager

@@ -229,6 +229,10 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         """A multiply and an add for every tap of every output, taps on the padding included."""
         return 2 * self.y.size * math.prod(self.w.shape[1:])
 
+    @property
+    def statements(self) -> int:
+        return math.prod(self.filter_spatial)
+
     def _define(self, *inputs: Reals) -> Reals:
         """A sum over the taps: each pairs a strided view of the zero-extended x with one matrix a group."""
         if self.direction == "fwd":

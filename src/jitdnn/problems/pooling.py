@@ -261,6 +261,10 @@ class Pooling(Problem, kinds=("pool_fwd", "pool_bwd")):
         """One operation an element of each window."""
         return self.y.size * math.prod(self.window)
 
+    @property
+    def statements(self) -> int:
+        return math.prod(self.window)
+
     def divisors(self) -> Reals:
         """What each window's sum is divided by, of the shape `output_spatial`; 1 for an empty window."""
         counts = np.ones(self.output_spatial)

@@ -84,6 +84,11 @@ class Problem(ABC):
     def flops(self) -> int:
         """Arithmetic operations of the plain definition (a multiply and an add count as two)."""
 
+    @property
+    def statements(self) -> int:
+        """How often the plain definition goes around its loop in Python; 1 where it has none that grows."""
+        return 1
+
     def reference(self, *inputs: npt.NDArray[np.generic]) -> Any:
         """The result in float64, by the definition.
 

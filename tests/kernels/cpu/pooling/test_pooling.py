@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, arranged, check, results_of, unreached
 from examples import examples
+from jitdnn.devices.cpu import host
 from jitdnn.errors import InvalidArgument, InvalidType
+from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Problem, parse
 from strategies import poolings
 
@@ -300,3 +302,16 @@ def test_windows_have_no_more_elements_than_can_be_planned() -> None:
     ):
         jd.max_pool(x, 10**9, padding=10**9 - 1)
     assert jd.max_pool(x, 10**5, padding=10**5 - 1).tolist() == [[[1.0, 1.0]]]
+
+
+@pytest.mark.parametrize("words", ["fwd max", "fwd avg", "bwd avg"])
+@pytest.mark.parametrize(
+    "shape", ["n1 c3 h224 w224 window224", "n64 c3 h224 w224 window224", "n2 c5 w60000 window6000"]
+)
+def test_large_windows_are_not_left_to_the_definition(words: str, shape: str) -> None:
+    """It goes around a loop in Python for each of their elements."""
+    problem, device = parse(f"pool_{words} {shape}"), host(1)
+    takers = [a for a in algorithms(problem, "cpu") if a.refuse(problem, device) is None]
+    seconds = {a.name: a.estimate(problem, device) for a in takers}
+    definition = seconds.pop("reference")
+    assert definition > 5 * min(seconds.values()), seconds
