@@ -7,9 +7,9 @@ Ways, each in a process of its own, one after another:
 
     ours              as it is; ours-no-graph: without CUDA graphs; ours-unfused: without fusion either;
                       ours-limited: under a limit on memory (--memory), on the processor; ours-packed: blobs
-                      of a GPU as (N, C, H, W)
+                      of a GPU as (N, C, H, W); ours-kept: all blobs keep data and gradient after an iteration
     caffe             im2col and a product by BLAS for each image (caffe_im2col.py); on the processor algorithm="im2col"
-                      for convolutions instead, which multiplies by NumPy's BLAS
+                      for convolutions instead, which multiplies by NumPy's BLAS. All blobs are kept, as Caffe's
     torch             the same net in eager PyTorch (caffe_in_torch.py) with torch.optim.SGD; torch-last: channels last;
                       torch-bf16: channels last, autocast to bfloat16
 
@@ -49,8 +49,12 @@ WAYS = ("ours", "caffe", "torch")
 def ours(options: argparse.Namespace, way: str) -> tuple[Callable[[], Any], Callable[[], None], Any]:
     """A step of a solver, what waits for it, and the solver."""
     text = f"net_param {{ {NETS[options.net](options.batch)} }} {SOLVER}"
-    arguments: dict[str, Any] = {"device": options.device, "graph": way in ("ours", "ours-packed")}
-    arguments["fuse"] = way in ("ours", "ours-no-graph", "ours-limited", "ours-packed")
+    arguments: dict[str, Any] = {
+        "device": options.device,
+        "graph": way in ("ours", "ours-packed", "ours-kept"),
+    }
+    arguments["fuse"] = way in ("ours", "ours-no-graph", "ours-limited", "ours-packed", "ours-kept")
+    arguments["keep_blobs"] = way in ("ours-kept", "caffe")
     arguments["channels_last"] = False if way in ("ours-packed", "caffe") else None
     if way == "ours-limited":
         arguments["memory_limit"] = options.memory

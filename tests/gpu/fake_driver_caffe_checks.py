@@ -164,3 +164,26 @@ def test_what_processes_exchange_stands_between_graphs(shards_state: bool) -> No
     assert launches >= 4 * 6
     assert calls("cuStreamBeginCapture") == before[1]
     assert calls("cuStreamSynchronize") == before[2]
+
+
+@pytest.mark.parametrize("text", [LENET, RESIDUAL], ids=["lenet", "residual"])
+def test_blobs_share_a_block_that_stays(text: str) -> None:
+    made, kept = solver(text), solver(text, keep_blobs=True)
+    for each in (made, kept):
+        each.step(3)
+        assert each._graph.is_captured
+    shared = made.net.shared
+    lent = shared._lent
+    (memory,) = {id(synced.device().memory) for _, synced in lent}
+    assert id(made.net.parameters[0].blob.values.memory) != memory
+    captures = calls("cuStreamBeginCapture_v2")
+    made.step(3)
+    assert shared._lent is lent
+    assert calls("cuStreamBeginCapture_v2") == captures
+    assert shared.bytes < 0.8 * sum(tenant.need.bytes for tenant, _ in lent)
+    with pytest.raises(jd.InvalidArgument, match="keep_blobs=True"):
+        made.net.blobs["conv1"].read()
+    made.step(3)  # with memory of their own, by a graph that is captured anew
+    assert calls("cuStreamBeginCapture_v2") > captures
+    assert made.net.blobs["conv1"].read().shape == kept.net.blobs["conv1"].shape
+    assert made._graph.is_captured

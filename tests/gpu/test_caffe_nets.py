@@ -163,8 +163,24 @@ def test_training_is_that_of_the_processor(text: str, more: str, name: str) -> N
         np.testing.assert_allclose(solvers[1].method.history[key], history, rtol=0, atol=1e-3 * largest)
 
 
+@pytest.mark.parametrize("text", [LENET, RESIDUAL, HOSTED], ids=["lenet", "residual", "hosted"])
+def test_blobs_that_share_memory_give_the_same(text: str, name: str) -> None:
+    solvers = [
+        load_solver(f"net_param {{ {text} }} {SOLVER}", device=name, keep_blobs=keep)
+        for keep in (True, False)
+    ]
+    for solver in solvers:
+        solver.step(4)
+    for one, two in zip(*(solver.net.parameters for solver in solvers), strict=True):
+        np.testing.assert_array_equal(two.blob.data, one.blob.data, err_msg=one.name)
+    shared = solvers[1].net.shared
+    assert shared is not None
+    assert shared.bytes > 0
+    assert shared.refusal is None
+
+
 def test_blobs_stay_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    solver = load_solver(f"net_param {{ {LENET} }} {SOLVER}", device=name)
+    solver = load_solver(f"net_param {{ {LENET} }} {SOLVER}", device=name, keep_blobs=True)
     solver.step(2)
     copied: list[int] = []
     device = solver.net.device

@@ -156,6 +156,7 @@ def load_solver(
     wire: str = "f32",
     shards_state: bool = False,
     run: Collection[str] = (),
+    keep_blobs: bool = False,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -183,6 +184,7 @@ def load_solver(
             wire=wire,
             shards_state=shards_state,
             run=run,
+            keep_blobs=keep_blobs,
             python_layers=None if python_layers is None else Path(python_layers),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,14 @@ class Blob:
     a scalar with shape (1,). `read` is `data` for those that do not write.
 
     Memory is taken, full of zeros, when it is first asked for, and kept, so that training allocates nothing in its
-    steady state; under a limit on memory (memory.py) it is released where nobody needs it, and taken again. A blob can
-    be a view of another one (`share`). One of `shapes_only` never has any.
+    steady state; under a limit on memory (memory.py) it is released where nobody needs it, and taken again, and what a
+    solver trains may lie in memory that others have too (shared_memory.py). A blob can be a view of another one
+    (`share`). One of `shapes_only` never has any.
     """
 
     __slots__ = (
-        "_base", "_diff", "_is_released", "_shape", "_source", "_synced", "_views", "data", "device", "dtype",
-        "is_channels_last", "is_streamed", "name", "shapes_only",
+        "_base", "_diff", "_diff_refusal", "_refusal", "_shape", "_source", "_synced", "_views", "data", "device",
+        "dtype", "is_channels_last", "is_streamed", "name", "shapes_only",
     )  # fmt: skip
 
     data: Array
@@ -50,7 +52,9 @@ class Blob:
         self._diff: Any = None  # an array, or on a GPU a Synced
         self._base: Blob | None = None  # whose gradient this one views
         self._source: Blob | None = None  # whose data this one views
-        self._is_released = False
+        # what those get who ask for data, or for the gradient, while others have its memory
+        self._refusal: Refusal | None = None
+        self._diff_refusal: Refusal | None = None
         # set by the net: whether the host fills data for every pass
         self.is_streamed = False
         # whether an array of four axes lies as (N, H, W, C) in a GPU's memory (layouts.py)
@@ -66,8 +70,11 @@ class Blob:
             data = self._source.data.reshape(self._shape)
         else:
             self._check_memory()
-            self._check_released()
-            data = np.zeros(self._shape, self.dtype) if self.device is None else self._memory().host()
+            if self.device is not None:
+                return self._memory().host()
+            if self._refusal is not None:
+                raise self._refusal(self)
+            data = np.zeros(self._shape, self.dtype)
         if self.device is None:
             self.data = data
         return data
@@ -80,7 +87,6 @@ class Blob:
             return data if 1 <= data.ndim <= KERNEL_AXES else data.reshape(-1)
         if self._source is not None:
             return self._viewed("values", self._source.values)
-        self._check_released()
         return self._memory().device()
 
     @property
@@ -99,7 +105,6 @@ class Blob:
             return self.data
         if self._source is not None:
             return self._source.read().reshape(self._shape)
-        self._check_released()
         return self._memory().read()
 
     @property
@@ -129,6 +134,8 @@ class Blob:
             if self._base is not None:
                 self._diff = self._base.diff.reshape(self._shape)
             else:
+                if self._diff_refusal is not None:
+                    raise self._diff_refusal(self)
                 self._diff = np.zeros(self._shape, self.dtype)
         diff: Array = self._diff
         return diff
@@ -222,8 +229,7 @@ class Blob:
 
     def release(self) -> None:
         """Give the memory of `data` back; until `take` or `lift` reading it is an error. Of a view: let go of it."""
-        self._forget()
-        self._is_released = True
+        self.withhold(_limited)
 
     def ensure(self) -> None:
         """Have memory for `data`, zeros if there was none."""
@@ -238,8 +244,21 @@ class Blob:
                 self._synced = Synced(self.device, self._shape, self.dtype)
 
     def lift(self) -> None:
-        """Undo `release`: memory is taken when it is asked for."""
-        self._is_released = False
+        """Undo `release` and `withhold`: memory is taken when it is asked for."""
+        self._refusal = None
+
+    def lift_diff(self) -> None:
+        """Undo `withhold_diff`: the gradient is zeros when it is asked for."""
+        self._diff_refusal = None
+
+    def withhold(self, refusal: Refusal) -> None:
+        """Let go of the memory of `data`: who asks for it until `swap_data` or `lift` gets what `refusal` returns."""
+        self._forget()
+        self._refusal = refusal
+
+    def withhold_diff(self, refusal: Refusal) -> None:
+        """Let go of the memory of `diff` until `swap_diff` or `lift_diff`."""
+        self._diff, self._diff_refusal = None, refusal
 
     def release_diff(self) -> None:
         """Give the memory of `diff` back; it is zeros when it is asked for again."""
@@ -298,16 +317,11 @@ class Blob:
                 "looked at and not run"
             )
 
-    def _check_released(self) -> None:
-        if self._is_released and self._synced is None:
-            raise InvalidArgument(
-                f"blob {self.name!r} has no data now: the net runs under a limit on memory, which keeps only inputs "
-                "and outputs after a pass; copy it in the net's observer, or call limit_memory(None)"
-            )
-
     def _memory(self) -> Synced:
         if self._synced is None:
             assert self.device is not None
+            if self._refusal is not None:
+                raise self._refusal(self)
             self._synced = Synced(
                 self.device, self._shape, self.dtype, self.is_streamed, self.is_channels_last
             )
@@ -316,6 +330,8 @@ class Blob:
     def _diff_memory(self) -> Synced:
         if self._diff is None:
             assert self.device is not None
+            if self._diff_refusal is not None:
+                raise self._diff_refusal(self)
             self._diff = Synced(self.device, self._shape, self.dtype, is_channels_last=self.is_channels_last)
         memory: Synced = self._diff
         return memory
@@ -330,6 +346,16 @@ class Blob:
 
     def __repr__(self) -> str:
         return f"Blob({self.name!r}, {self.shape})"
+
+
+Refusal = Callable[[Blob], InvalidArgument]
+
+
+def _limited(blob: Blob) -> InvalidArgument:
+    return InvalidArgument(
+        f"blob {blob.name!r} has no data now: the net runs under a limit on memory, which keeps only inputs "
+        "and outputs after a pass; copy it in the net's observer, or call limit_memory(None)"
+    )
 
 
 def empty(shape: Shape, dtype: np.dtype[Any]) -> Array:

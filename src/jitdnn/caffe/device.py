@@ -56,13 +56,18 @@ class NetDevice:
 
         With `is_channels_last` an array (N, C, H, W) lies as (N, H, W, C).
         """
-        extents = view_shape(tuple(shape))
-        strides = packed_strides(extents)
-        if is_channels_last:
-            _, c, h, w = extents
-            strides = (c * h * w, 1, w * c, c)
-        descriptor = TensorDescriptor(extents, strides, dtype_of(dtype))
-        return DeviceArray.empty(self.gpu, descriptor, self.stream)
+        return DeviceArray.empty(self.gpu, _descriptor(shape, dtype, is_channels_last), self.stream)
+
+    def block(self, size: int) -> Any:
+        """Memory of so many bytes, of any contents, in which arrays lie by `within`."""
+        return self.gpu.allocate(size, self.stream)
+
+    def within(
+        self, block: Any, start: int, shape: Sequence[int], dtype: np.dtype[Any], is_channels_last: bool
+    ) -> DeviceArray:
+        """An array as `empty` makes it, `start` bytes behind the beginning of a block."""
+        descriptor = _descriptor(shape, dtype, is_channels_last)
+        return DeviceArray(self.gpu, block, block.pointer + start, descriptor)
 
     def upload(self, array: DeviceArray, values: np.ndarray[Any, Any]) -> None:
         """Copy packed values of the host; they may be changed when this returns."""
@@ -92,6 +97,15 @@ class NetDevice:
 
     def __repr__(self) -> str:
         return f"NetDevice({self.name!r})"
+
+
+def _descriptor(shape: Sequence[int], dtype: np.dtype[Any], is_channels_last: bool) -> TensorDescriptor:
+    extents = view_shape(tuple(shape))
+    strides = packed_strides(extents)
+    if is_channels_last:
+        _, c, h, w = extents
+        strides = (c * h * w, 1, w * c, c)
+    return TensorDescriptor(extents, strides, dtype_of(dtype))
 
 
 class SharedNumbers:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jitdnn.caffe.graph import Node
+from jitdnn.caffe.graph import Node, Parameter
 from jitdnn.caffe.layers.activation import ReLULayer
 from jitdnn.caffe.layers.batch_norm import BatchNormLayer
 from jitdnn.caffe.layers.convolution import ConvolutionLayer
@@ -89,6 +89,26 @@ class Fusion:
             group.is_forward_only and any(node.needs_backward for node in (group.head, *group.absorbed))
             for group in self.groups
         )
+
+
+def gradient_spans(
+    nodes: Sequence[Node], parameters: Sequence[Parameter], groups: Sequence[Group]
+) -> list[tuple[int, int]]:
+    """For each parameter the number of the layer whose backward pass, which goes from the last layer to the first, may
+    be the first to add to its gradient, and of the one behind whose backward pass it is whole: the last and the first
+    layer in the net that have it, or the one that computes that layer's gradients too.
+    """
+    places = {id(node): index for index, node in enumerate(nodes)}
+    heads = {id(node): places[id(group.head)] for group in groups for node in group.without_backward}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for index, node in enumerate(nodes):
+        for blob in node.layer.weights:
+            key = id(blob.gradient_owner)
+            first[key] = index
+            last[key] = min(last.get(key, index), heads.get(id(node), index))
+    keys = [id(parameter.blob.gradient_owner) for parameter in parameters]
+    return [(first.get(key, 0), last.get(key, 0)) for key in keys]
 
 
 def _group(node: Node, behind: Sequence[Node], has_algorithm: bool, may_run_again: bool) -> Group | None:

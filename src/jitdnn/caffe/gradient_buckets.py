@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn.caffe.blob import Blob
+from jitdnn.caffe.fusion import gradient_spans
 from jitdnn.caffe.graph import Parameter
 from jitdnn.caffe.layouts import flat
 from jitdnn.caffe.net import Net
@@ -125,7 +126,7 @@ def cut(net: Net, bytes: int, grain: int = ALIGNED) -> tuple[list[Bucket], dict[
     A bucket is closed when it has `bytes` bytes of the net's dtype or more, whatever travels of them; it begins at a
     multiple of `grain` elements.
     """
-    ready = ready_behind(net)
+    ready = [last for _, last in gradient_spans(net.nodes, net.parameters, net.fusion.groups)]
     order = sorted(range(len(net.parameters)), key=lambda index: (-ready[index], -index))
     buckets: list[Bucket] = []
     places: dict[str, int] = {}
@@ -149,23 +150,6 @@ def cut(net: Net, bytes: int, grain: int = ALIGNED) -> tuple[list[Bucket], dict[
     if buckets:
         buckets[-1].stop = end
     return buckets, places, end
-
-
-def ready_behind(net: Net) -> list[int]:
-    """For each parameter the number of the layer behind whose backward pass its gradient is whole: the first in the net
-    that has it, or the one that computes that layer's gradients too.
-    """
-    heads = {
-        id(node): next(index for index, other in enumerate(net.nodes) if other is group.head)
-        for group in net.fusion.groups
-        for node in group.without_backward
-    }
-    first: dict[int, int] = {}
-    for index, node in enumerate(net.nodes):
-        for blob in node.layer.weights:
-            key = id(blob.gradient_owner)
-            first[key] = min(first.get(key, index), heads.get(id(node), index))
-    return [first.get(id(parameter.blob.gradient_owner), 0) for parameter in net.parameters]
 
 
 def memory_of(net: Net, size: int) -> Any:

@@ -16,7 +16,7 @@ from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.data_parallel import DataParallel
 from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.net import Net
-from jitdnn.caffe.net_run import is_on_host, run_backward, run_forward
+from jitdnn.caffe.net_run import is_on_host, run_forward
 from jitdnn.caffe.split_calls import Action, left_out
 from jitdnn.caffe.updates import Updates
 from jitdnn.errors import DeviceError
@@ -35,6 +35,7 @@ class IterationGraph:
         self._pieces: list[Action] = []  # replays of graphs, and what the host does between them
         self._captured: Any = None  # what the graph was captured with
         self._done = 0
+        self._is_early = False
         self.refusal = _refusal(net)
         if self.refusal is not None and net.device is not None:
             log.fallback_once(
@@ -47,8 +48,11 @@ class IterationGraph:
         """Whether iterations are launched as a graph by now."""
         return bool(self._pieces)
 
-    def iterate(self, rate: float, iteration: int) -> LossValue:
-        """Run one iteration and return its loss, for which nobody waits."""
+    def iterate(self, rate: float, iteration: int, *, is_early: bool = False) -> LossValue:
+        """Run one iteration and return its loss, for which nobody waits. With `is_early` weights are updated within the
+        backward pass (early_update.py).
+        """
+        self._is_early = is_early
         net = self._net
         assert net.device is not None
         self._method.prepare(rate, iteration)
@@ -57,15 +61,11 @@ class IterationGraph:
                 net.prepare_code(backward=True, more=self._method.apply)
         if self._done < WARM or self.refusal is not None or net.observer is not None:
             self._done += 1
-            net.clear_gradients()
+            if not is_early:
+                net.clear_gradients()
             net.compute()
-            if self._parallel is not None:
-                self._parallel.buckets.open()
-            net.backward()
             with net.running():
-                if self._parallel is not None:
-                    self._parallel.buckets.wait()
-                self._method.apply()
+                self._backward()
         else:
             self._launch()
         loss = LossValue(net.device, net.weighted_blobs())
@@ -132,20 +132,22 @@ class IterationGraph:
     def _calls(self) -> None:
         """The calls of an iteration behind what is the host's."""
         net = self._net
-        net.clear_gradients()
+        if not self._is_early:
+            net.clear_gradients()
         for node in net.nodes:
             if node.bottom:
                 run_forward(node, True)
+        self._backward()
+
+    def _backward(self) -> None:
+        """The backward pass and the update."""
         if self._parallel is not None:
             self._parallel.buckets.open()
-        for index in range(len(net.nodes) - 1, -1, -1):
-            if net.nodes[index].needs_backward:
-                run_backward(net.nodes[index], True)
-            if net.after_backward is not None:
-                net.after_backward(index)
+        self._net.backward()
         if self._parallel is not None:
             self._parallel.buckets.wait()
-        self._method.apply()
+        if not self._is_early:
+            self._method.apply()
 
     def _blobs(self) -> Iterator[Blob]:
         """All that the calls read or write."""

@@ -9,17 +9,19 @@ same algorithm and with the same random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from jitdnn.caffe.device import NetDevice
 from jitdnn.caffe.graph import LayerGraph, Node
+from jitdnn.caffe.layers.base import Layer
 from jitdnn.caffe.layers.convolution import ConvolutionLayer
 from jitdnn.caffe.memory_layout import Layout, lay_out
 from jitdnn.caffe.memory_profile import SPARE, Choice, LayerCost, NodeCost, PlanHandle, divide, profile
-from jitdnn.errors import InvalidArgument
+from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.planner.fronts import Point, in_turn
 from jitdnn.planner.recompute import Action, Chain, RecomputePlan, Step, least, plan
 
@@ -211,6 +213,20 @@ class Memory:
         forward = tuple(settled(point) for point in found.forward)
         backward = tuple(tuple(settled(point) for point in points) for points in found.backward)
         return replace(found, forward=forward, backward=backward)
+
+
+def refuse_limit(layers: Sequence[Layer], device: NetDevice | None) -> None:
+    """Raise NotSupported for a net whose memory cannot be planned."""
+    for layer in layers:
+        if layer.may_resize:
+            raise NotSupported(
+                f"layer {layer.name!r} ({layer.type}){layer.parameter.where()} has tops whose shapes are known in "
+                "the forward pass alone: a net with it cannot be planned for a limit on memory"
+            ).at(layer.parameter.place())
+    if device is not None:
+        raise NotSupported(
+            f"a limit on memory for a net on {device.name}: memory is planned for nets on the processor"
+        )
 
 
 def _chain(net: LayerGraph, layout: Layout, costs: list[NodeCost], extra: int) -> Chain:

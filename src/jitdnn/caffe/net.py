@@ -23,7 +23,7 @@ from jitdnn.caffe.graph import Node, Observer, Parameter, plan_gradients
 from jitdnn.caffe.layers import LAYERS, Context, Layer
 from jitdnn.caffe.layout_choice import lay_channels_last
 from jitdnn.caffe.loss_value import LossValue
-from jitdnn.caffe.memory import Memory
+from jitdnn.caffe.memory import Memory, refuse_limit
 from jitdnn.caffe.net_builder import NetBuilder, guarded, set_loss_weights
 from jitdnn.caffe.net_run import run_backward, run_forward
 from jitdnn.caffe.obstacles import together, unknown_types
@@ -32,6 +32,7 @@ from jitdnn.caffe.parts import Part, Turns
 from jitdnn.caffe.paths import find
 from jitdnn.caffe.rules import filter_net
 from jitdnn.caffe.schema import NetParameter, NetState
+from jitdnn.caffe.shared_memory import SharedMemory
 from jitdnn.caffe.splits import insert_splits
 from jitdnn.caffe.upgrade import upgrade_net
 from jitdnn.caffe.weights import collect_parameters, load_weights, save_weights
@@ -110,10 +111,12 @@ class Net:
         self.observer: Observer | None = None
         self._memory: Memory | None = None
         self._memory_options: dict[str, Any] | None = None  # of limit_memory, while there is a limit
+        self.shared: SharedMemory | None = None  # set by a solver, for its iterations
         self._base, self._algorithm, self._python_layers = base, algorithm, python_layers
         self._shapes_only = shapes_only
         self._part, self._turns = part, turns
-        # called behind each layer of a backward pass with its number
+        # called before and behind each layer of a backward pass with its number
+        self.before_backward: Callable[[int], None] | None = None
         self.after_backward: Callable[[int], None] | None = None
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         fillers, *seeds = sequence.spawn(1 + len(self.parameter.layer))
@@ -201,6 +204,8 @@ class Net:
         they read. Under a limit on memory all of them must run; where a part of them runs, nothing is fused.
         """
         self.reshape_if_needed()
+        if self.shared is not None:
+            self.shared.step_aside(is_start=first == 0)
         end = len(self.nodes) if last is None else last + 1
         if self._memory_options is not None:
             self._check_whole(first == 0 and end == len(self.nodes))
@@ -285,6 +290,8 @@ class Net:
         of their tops now being what they read. Under a limit on memory all of them must run.
         """
         start_index = len(self.nodes) - 1 if first is None else first
+        if self.shared is not None:
+            self.shared.step_aside(is_start=False)
         if self._memory_options is not None:
             self._check_whole(start_index == len(self.nodes) - 1 and last == 0)
             self._planned_memory().backward()
@@ -297,10 +304,22 @@ class Net:
                     if node.bottom:
                         run_forward(node, self.device is not None)
             for index in range(start_index, last - 1, -1):
+                if self.before_backward is not None:
+                    self.before_backward(index)
                 if self.nodes[index].needs_backward:
                     self._observed(run_backward, self.nodes[index], "backward")
                 if self.after_backward is not None:
                     self.after_backward(index)
+
+    def lent_memory(self) -> AbstractContextManager[bool]:
+        """A block of an iteration: passes inside run whole, with blobs in memory that they share, if they do (what the
+        block gives).
+        """
+        if self.shared is None:
+            return nullcontext(False)
+        self.reshape_if_needed()
+        self.fusion.switch(self._is_fused)
+        return self.shared.lent()
 
     def _check_whole(self, is_whole: bool) -> None:
         if not is_whole:
@@ -310,6 +329,8 @@ class Net:
 
     def clear_gradients(self) -> None:
         """Set the gradients of all weights to 0."""
+        if self.shared is not None:
+            self.shared.give_gradients()
         with self.running():
             for parameter in self.parameters:
                 fill(parameter.blob.gradient, 0.0)
@@ -345,20 +366,14 @@ class Net:
         """
         if self._memory is not None:
             self._memory.lift()
+        if self.shared is not None:  # the limit is kept in another way
+            self.shared.forget()
+            self.shared = None
         self.fusion.switch(False)
         self._memory = self._memory_options = None
         if limit is None or (isinstance(limit, str) and limit.strip().lower() in ("none", "unlimited")):
             return None
-        for layer in self.layers:
-            if layer.may_resize:
-                raise NotSupported(
-                    f"layer {layer.name!r} ({layer.type}){layer.parameter.where()} has tops whose shapes are known in "
-                    "the forward pass alone: a net with it cannot be planned for a limit on memory"
-                ).at(layer.parameter.place())
-        if self.device is not None:
-            raise NotSupported(
-                f"a limit on memory for a net on {self.device.name}: memory is planned for nets on the processor"
-            )
+        refuse_limit(self.layers, self.device)
         is_least = isinstance(limit, str) and limit.strip().lower() == "least"
         options: dict[str, Any] = {
             "limit": None if is_least else parse_bytes(limit),
@@ -400,6 +415,8 @@ class Net:
         if self._memory is not None:
             self._memory.lift()
             self._memory = None
+        if self.shared is not None:
+            self.shared.forget()
         self._reshape(self.nodes)
         self._input_shapes = self._shapes_of_inputs()
 

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from threading import Event
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +17,7 @@ from jitdnn.caffe.blob import Array
 from jitdnn.caffe.data_parallel import DataParallel
 from jitdnn.caffe.debug_info import debugging, mean_magnitude, update_lines
 from jitdnn.caffe.device import NetDevice, device_of
+from jitdnn.caffe.early_update import EarlyUpdate
 from jitdnn.caffe.events import (
     Debugged,
     Displayed,
@@ -28,12 +28,15 @@ from jitdnn.caffe.events import (
     Started,
     Tested,
 )
+from jitdnn.caffe.iteration import Iteration
 from jitdnn.caffe.iteration_graph import IterationGraph
 from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
+from jitdnn.caffe.requests import Requests
 from jitdnn.caffe.schema import NetState, SolverParameter
+from jitdnn.caffe.shared_memory import SharedMemory
 from jitdnn.caffe.solver_checks import (
     SNAPSHOT_SCHEMA,
     check,
@@ -87,6 +90,7 @@ class Solver:
         wire: str = "f32",
         shards_state: bool = False,
         run: Collection[str] = (),
+        keep_blobs: bool = False,
     ) -> None:
         """Build the nets and check the fields.
 
@@ -105,6 +109,10 @@ class Solver:
         where the statistics are to be those of each process's rows. `wire`: gradients travel as "f32", or rounded to
         "bf16". With `shards_state` each process keeps a part of the history alone. Process 0 writes snapshots; the
         listeners of all are told the same.
+
+        `keep_blobs`: data and gradients of all blobs and weights may be read after an iteration. Otherwise they share
+        memory (shared_memory.py): those of inputs, outputs and losses are there, and asking for others raises
+        InvalidArgument, once: from the next iteration on all are kept. Passes that a program runs itself keep all, too.
 
         `run`: names by which a start of the same training knows its snapshots again (snapshot.newest), and takes
         none that another training left under the same prefix.
@@ -128,15 +136,12 @@ class Solver:
         self.caffe_files = caffe_files
         self.run = sorted(run)
         self.iteration = 0
-        self._stopped = Event()
-        self._snapshot_wanted = Event()
         self.rate = LearningRate(self.parameter)
 
         self._parallel: DataParallel | None = None
         if group is not None:
             self._parallel = DataParallel(group, batch_norm=batch_norm, wire=wire, shards_state=shards_state)
-        self._is_stop_agreed = self._is_snapshot_agreed = False
-        self._is_snapshot_asked = False  # of the other processes, by this one
+        self._requests = Requests(self._parallel)
         seed = self.parameter.random_seed if seed is None else seed
         if seed < 0 and self._parallel is not None:
             seed = self._parallel.seed()
@@ -187,6 +192,16 @@ class Solver:
         is_whole = self.parameter.iter_size == 1 and not keeps_updates
         if graph and is_whole and self.device is not None and memory_limit is None:
             self._graph = IterationGraph(self.net, self.method, self._parallel)
+        early: EarlyUpdate | None = None
+        if not keep_blobs and memory_limit is None and not self.parameter.debug_info:
+            if is_whole and self._parallel is None and not self.method.needs_all_gradients:
+                early = EarlyUpdate(self.net, self.method)
+            spans, is_forced = None if early is None else early.spans, self.net.parameter.force_backward
+            self.net.shared = SharedMemory(self.net, spans, is_forced=is_forced)
+        self._steps = Iteration(
+            self.net, self.method, self._requests, passes=self.parameter.iter_size, parallel=self._parallel,
+            graph=self._graph, early=early,
+        )  # fmt: skip
         self._losses: deque[float | LossValue] = deque(maxlen=self.parameter.average_loss)
         self._last_display: tuple[int, float] | None = None
         self._waits = WaitMeter(self.net)
@@ -211,16 +226,17 @@ class Solver:
         is_due = parameter.snapshot and self.iteration % parameter.snapshot == 0
         if parameter.snapshot_after_train and not is_due:
             self.snapshot()
-        if not self._is_over():
+        if not self._requests.is_over:
             if parameter.display and self.iteration % parameter.display == 0:
-                self.net.forward()
+                with self.net.lent_memory():
+                    self.net.compute()
                 loss = self.net.loss
                 self._losses.append(loss if self._parallel is None else self._parallel.total(loss))
                 self.net.release_memory()
                 self._tell(Displayed(self.iteration, self._smoothed_loss()))
             if parameter.test_interval and self.iteration % parameter.test_interval == 0:
                 self.test_all()
-        self._tell(Finished(self.iteration, self._is_over()))
+        self._tell(Finished(self.iteration, self._requests.is_over))
 
     def step(self, iterations: int) -> None:
         """Run so many iterations, with the tests, displays and snapshots that fall into them."""
@@ -228,50 +244,40 @@ class Solver:
         self._run(iterations)
 
     def _begin(self) -> None:
-        self._stopped.clear()
-        self._is_stop_agreed = False
+        self._requests.begin()
         if self._parallel is not None:
             self._parallel.agree_on_weights()
         if self.average is not None and not self.iteration:
             self.average.begin()
 
-    def _is_over(self) -> bool:
-        """Whether training was told to stop; with other processes, in the same iteration in all."""
-        return self._stopped.is_set() if self._parallel is None else self._is_stop_agreed
-
     def _run(self, iterations: int) -> None:
         parameter = self.parameter
         last = self.iteration + iterations
         self._last_display = None
-        while self.iteration < last and not self._is_over():
+        while self.iteration < last and not self._requests.is_over:
             if self._is_test_due():
                 self.test_all()
-                if self._is_over():
+                if self._requests.is_over:
                     return
             is_displayed = bool(parameter.display) and self.iteration % parameter.display == 0
             with self._debugging() if is_displayed and parameter.debug_info else nullcontext():
                 rate = self.rate.at(self.iteration)
-                if self._graph is None:
-                    loss = self._gradients()
-                else:  # with the update, which changes nothing of what is displayed
-                    self._open(0.0)
-                    loss = self._graph.iterate(rate, self.iteration)
-                    self._close()
+                # with the update, where that may be: it changes nothing of what is displayed
+                loss = self._steps.run(rate, self.iteration)
             self._losses.append(loss)
             if is_displayed:
                 self._display(rate)
             before = {}
             if is_displayed and parameter.debug_info:
                 before = {each.name: mean_magnitude(each.blob.data) for each in self.net.parameters}
-            if self._graph is None:
-                self.method.update(rate, self.iteration)
+            self._steps.finish(rate, self.iteration)
             if self.average is not None:
                 self.average.update(self.iteration)
             for line in update_lines(self.net, before) if before else ():
                 self._tell(Debugged(self.iteration, line))
             self.iteration += 1
             self._tell(Iterated(self.iteration, loss, rate, self.method.norm))
-            is_asked = self._takes_asked_snapshot()
+            is_asked = self._requests.takes_snapshot()
             if parameter.snapshot and self.iteration % parameter.snapshot == 0:
                 self.snapshot()
             elif is_asked:
@@ -282,17 +288,7 @@ class Solver:
 
         If it cannot be written, the log says so, and training goes on.
         """
-        self._snapshot_wanted.set()
-
-    def _takes_asked_snapshot(self) -> bool:
-        """Whether a snapshot is to be taken now because somebody asked for it; with other processes, in the same
-        iteration in all: who asks behind their agreement has it after the next one.
-        """
-        if self._parallel is not None:
-            return self._is_snapshot_agreed
-        is_asked = self._snapshot_wanted.is_set()
-        self._snapshot_wanted.clear()
-        return is_asked
+        self._requests.ask_for_snapshot()
 
     def _asked_snapshot(self) -> None:
         try:
@@ -304,51 +300,7 @@ class Solver:
 
     def stop(self) -> None:
         """End `step` or `solve` after the current iteration; `solve` still takes its snapshot."""
-        self._stopped.set()
-
-    def _gradients(self) -> float | LossValue:
-        """Gradients of the weights, summed over iter_size batches, and the mean of their losses, which on a GPU nobody
-        waits for.
-        """
-        self.net.clear_gradients()
-        losses: list[Any] = []
-        parallel, passes = self._parallel, self.parameter.iter_size
-        for number in range(passes):
-            self.net.compute()
-            losses.append(self.net.current_loss())
-            if parallel is not None and number == passes - 1:
-                self._open(0.0 if self.device is not None else sum(losses) / passes)
-                parallel.buckets.open()
-            self.net.backward()
-        if parallel is not None:
-            with self.net.running():
-                parallel.buckets.wait()
-            whole = self._close()
-            if self.device is None:
-                return whole
-        if self.device is not None:
-            mean_loss = LossValue.mean(losses)
-            if parallel is not None:
-                mean_loss.add_up(parallel.group)
-            return mean_loss
-        mean: float = sum(losses) / len(losses)
-        return mean
-
-    def _open(self, loss: float) -> None:
-        """Begin to agree with other processes about this iteration."""
-        if self._parallel is not None:
-            self._is_snapshot_asked = self._snapshot_wanted.is_set()
-            self._parallel.open(loss, self._stopped.is_set(), self._is_snapshot_asked)
-
-    def _close(self) -> float:
-        """Take up what was agreed, and return the loss of the whole batch."""
-        if self._parallel is None:
-            return 0.0
-        agreed = self._parallel.close()
-        self._is_stop_agreed, self._is_snapshot_agreed = agreed.is_stopped, agreed.is_snapshot_wanted
-        if self._is_snapshot_asked:
-            self._snapshot_wanted.clear()
-        return agreed.loss
+        self._requests.stop()
 
     def _debugging(self) -> AbstractContextManager[None]:
         return debugging(self.net, lambda line: self._tell(Debugged(self.iteration, line)))
@@ -365,7 +317,7 @@ class Solver:
         """Run every test net for its test_iter batches; tell and return the results."""
         results = []
         for index in range(len(self.test_nets)):
-            if self._is_over():
+            if self._requests.is_over:
                 break
             results.append(self.test(index))
             self._tell(results[-1])

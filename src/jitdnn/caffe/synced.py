@@ -55,13 +55,20 @@ class Synced:
         cls, where: NetDevice, shape: tuple[int, ...], memory: DeviceArray, is_channels_last: bool = False
     ) -> Synced:
         """An array whose copy on the GPU is `memory`, packed and of one axis, as it is now."""
-        made = cls(where, shape, memory.dtype, is_channels_last=is_channels_last)
-        if made._is_channels_last:
+        if is_channels_last and len(shape) == 4:
             n, c, h, w = shape
-            made._device = memory.reshape(n, h, w, c).transpose(0, 3, 1, 2)
+            array = memory.reshape(n, h, w, c).transpose(0, 3, 1, 2)
         else:
-            made._device = memory.reshape(view_shape(shape))
-        made._is_host_valid = False
+            array = memory.reshape(view_shape(shape))
+        return cls.of(where, shape, array, is_channels_last)
+
+    @classmethod
+    def of(
+        cls, where: NetDevice, shape: tuple[int, ...], array: DeviceArray, is_channels_last: bool = False
+    ) -> Synced:
+        """An array whose copy on the GPU is `array`, as `NetDevice.empty` makes it, as it is now."""
+        made = cls(where, shape, array.dtype, is_channels_last=is_channels_last)
+        made._device, made._is_host_valid = array, False
         return made
 
     def host(self) -> Array:

@@ -14,7 +14,7 @@ w and the histories.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -141,23 +141,37 @@ class Updates:
 
     def apply(self) -> None:
         """Update by the numbers that `prepare` took."""
-        solver = self.solver
         share = self._clip()
-        for parameter, w, g, histories in self._steps():
+        self._update(self._steps(self.parameters), share)
+        if self._shards is not None:
+            self._shards.gather_weights()
+
+    def apply_to(self, parameters: Sequence[Parameter]) -> None:
+        """Update these alone, by the numbers that `prepare` took; without clipping, whose norm is that of all
+        gradients, and without shards.
+        """
+        self._update(self._steps(parameters), 1 / self.solver.iter_size)
+
+    def _update(self, steps: Iterable[tuple[Parameter, Any, Any, list[Any]]], share: Any) -> None:
+        solver = self.solver
+        for parameter, w, g, histories in steps:
             decay = solver.weight_decay * parameter.decay_mult
             rate = self._shared[self._places[parameter.lr_mult]]
             out = (w, *histories, g) if self.keeps_updates else (w, *histories)
             self._step(w, g, *histories, share, decay, rate, *self._constants, out=out)
-        if self._shards is not None:
-            self._shards.gather_weights()
 
-    def _steps(self) -> Iterator[tuple[Parameter, Any, Any, list[Any]]]:
+    @property
+    def needs_all_gradients(self) -> bool:
+        """Whether an update needs the gradients of all weights at once, or leaves something in their place."""
+        return self.solver.clip_gradients >= 0 or self.keeps_updates or self._shards is not None
+
+    def _steps(self, parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, Any, Any, list[Any]]]:
         """What this process updates: of each parameter, or of its pieces, the weight, the gradient and the
         histories.
         """
         names = list(enumerate(self.rule.histories))
         if self._shards is None:
-            for parameter in self.parameters:
+            for parameter in parameters:
                 histories = [
                     flat(self._histories[_key(parameter, name, index)].values) for index, name in names
                 ]
@@ -174,7 +188,7 @@ class Updates:
         if limit < 0 or not self.parameters:
             return share
         total = None
-        for _, _, gradient, _ in self._steps():
+        for _, _, gradient, _ in self._steps(self.parameters):
             square = self._squares(gradient)
             total = square if total is None else add(square, out=total, beta=1.0)
         if self._shards is not None:

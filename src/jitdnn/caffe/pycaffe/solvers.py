@@ -42,6 +42,7 @@ class Solver:
             device=mode.device(),
             python_layers=mode.python_layers(),
             caffe_files=True,
+            keep_blobs=True,
         )
         self.net = Net.of(self.core.net)
         self.test_nets = [Net.of(net) for net in self.core.test_nets]

@@ -1,0 +1,231 @@
+"""Blobs of a net that a solver trains, in one block of memory: what is not needed at the same time lies in the same
+place.
+
+Data of a blob is needed from the layer that makes it to the last one that reads it, in the forward pass or the backward
+pass (`Layer.backward_reads`), a gradient from the first layer of the backward pass that fills it to the last one that
+reads it. So gradients lie where data was that no layer reads any more, and the block is as large as what is needed at
+the end of the forward pass, and little more. Places are found once for the shapes of a net (graph/arena.py) and stay,
+so that CUDA graphs find their arrays; all calls of a net go to one stream, in whose order they may be used again.
+
+Sources, inputs, outputs and losses have memory of their own, as what programs fill and read between passes. Between
+the iterations of a solver other blobs have none: asking for them is an error and not somebody else's values. Where
+weights are updated within the backward pass (early_update.py), so it is with their gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jitdnn.caffe.blob import Blob
+from jitdnn.caffe.graph import LayerGraph, Node
+from jitdnn.caffe.memory_layout import Layout, lay_out
+from jitdnn.caffe.synced import Synced
+from jitdnn.errors import InvalidArgument
+from jitdnn.graph.arena import Need, place
+
+_GRAIN = 256  # bytes that a place is a multiple of, as an allocation of its own would be
+
+
+class _Tenant(NamedTuple):
+    """A blob whose data, or gradient, lies in the block, the blobs that view it, and when it is needed."""
+
+    blob: Blob
+    views: list[Blob]
+    is_gradient: bool
+    need: Need
+
+
+class SharedMemory:
+    """The block of a net that is trained.
+
+    Inside of `lent` its blobs lie in the block. `bytes` is its size, 0 before the first time. `refusal` says why the
+    net's blobs keep memory of their own, None where they need not.
+    """
+
+    def __init__(
+        self, net: LayerGraph, spans: Sequence[tuple[int, int]] | None = None, *, is_forced: bool = False
+    ) -> None:
+        """Nothing is taken yet. `spans`: of the gradient of each parameter the layer of the backward pass that is the
+        first to add to it, and the one behind which nobody needs it (fusion.gradient_spans); without them these
+        gradients have memory of their own. `is_forced`: the net computes gradients that no training needs
+        (force_backward).
+        """
+        self._net, self._spans = net, spans
+        self._lent: list[tuple[_Tenant, Any]] | None = None  # with the memory of each; None: to be planned
+        self._is_lent = self._is_withheld = self._is_wanted = False
+        self.bytes = 0
+        self.refusal = _refusal(net, is_forced)
+
+    @contextmanager
+    def lent(self) -> Iterator[bool]:
+        """Have the blobs lie in the block for the passes inside, which run whole; whether they do is what it gives.
+
+        They do not once somebody has asked for what an iteration left, nor with an observer, who may ask for anything.
+        """
+        if self.refusal is None and self._is_wanted:
+            self.refusal = "a program asked for values of blobs after an iteration"
+        if self.refusal is not None or self._net.observer is not None:
+            self.forget()
+            yield False
+            return
+        if self._lent is None:
+            self._lent = self._planned()
+        for tenant, memory in self._lent:
+            (tenant.blob.swap_diff if tenant.is_gradient else tenant.blob.swap_data)(memory)
+        self._is_lent, self._is_withheld = True, True
+        try:
+            yield True
+        finally:
+            self._withhold()
+
+    def step_aside(self, *, is_start: bool) -> None:
+        """A pass is about to run: outside of `lent` the blobs have memory of their own for it, zeros at first.
+
+        Raises InvalidArgument if it does not begin with the first layer (`is_start`) and would read what an iteration
+        left.
+        """
+        if self._is_lent or not self._is_withheld:
+            return
+        if not is_start:
+            self._is_wanted = True
+            raise InvalidArgument(
+                f"this pass begins with values of the one before, and they are gone: {_RULE}"
+            )
+        self._lift()
+
+    def give_gradients(self) -> None:
+        """Outside of `lent` the gradients of weights are about to be cleared: they have memory of their own for it."""
+        if not self._is_lent and self._is_withheld:
+            weights = {id(parameter.blob) for parameter in self._net.parameters}
+            for tenant, _ in self._lent or ():
+                if id(tenant.blob) in weights:
+                    for blob in (tenant.blob, *tenant.views):
+                        blob.lift_diff()
+
+    def forget(self) -> None:
+        """Give up the block, and have the blobs take memory of their own when it is asked for."""
+        if self._lent is not None:
+            self._lift()
+            self._lent, self.bytes = None, 0
+
+    def _lift(self) -> None:
+        for tenant, _ in self._lent or ():
+            for blob in (tenant.blob, *tenant.views):
+                (blob.lift_diff if tenant.is_gradient else blob.lift)()
+        self._is_withheld = False
+
+    def _withhold(self) -> None:
+        self._is_lent = False
+        on_host = self._net_is_on_host()
+        for tenant, _ in self._lent or ():
+            # on a GPU views look at what they view each time
+            for blob in (tenant.blob, *tenant.views) if on_host else (tenant.blob,):
+                (blob.withhold_diff if tenant.is_gradient else blob.withhold)(self._refuse)
+
+    def _net_is_on_host(self) -> bool:
+        return not self._lent or self._lent[0][0].blob.device is None
+
+    def _refuse(self, blob: Blob) -> InvalidArgument:
+        self._is_wanted = True
+        return InvalidArgument(f"blob {blob.name!r} has no values now: {_RULE}")
+
+    def _planned(self) -> list[tuple[_Tenant, Any]]:
+        layout = lay_out(self._net)
+        tenants = [*_tenants(self._net, layout), *self._weights(layout)]
+        starts, self.bytes = place([tenant.need for tenant in tenants])
+        block = _block(tenants[0].blob, self.bytes) if tenants else None
+        return [
+            (tenant, _within(block, start, tenant.blob))
+            for tenant, start in zip(tenants, starts, strict=True)
+        ]
+
+    def _weights(self, layout: Layout) -> Iterator[_Tenant]:
+        """The gradients of weights."""
+        if self._spans is None:
+            return
+        step_of = [step for step, members in enumerate(layout.steps) for _ in members]
+        last = 2 * len(layout.steps) - 1
+        for parameter, (first, ready) in zip(self._net.parameters, self._spans, strict=True):
+            blob = parameter.blob
+            if blob.gradient_owner is blob and blob.size:
+                views = [
+                    other
+                    for blobs in self._net.weights.values()
+                    for other in blobs
+                    if other.gradient_owner is blob and other is not blob
+                ]
+                need = Need(_rounded(blob.nbytes), last - step_of[first], last - step_of[ready])
+                yield _Tenant(blob, views, True, need)
+
+
+_RULE = (
+    "the iterations of a solver keep blobs in memory that other blobs have, too. From the next iteration on all have "
+    "memory of their own, since you asked; load_solver(..., keep_blobs=True) gives it to them from the first one on"
+)
+
+
+def _refusal(net: LayerGraph, is_forced: bool) -> str | None:
+    if is_forced:
+        return "force_backward asks for gradients that no training needs"
+    for layer in net.layers:
+        if layer.may_resize:
+            return f"layer {layer.name!r} ({layer.type}) has tops whose shapes may change in each pass"
+    return None
+
+
+def _tenants(net: LayerGraph, layout: Layout) -> list[_Tenant]:
+    """What lies in the block. Times are steps: those of the forward pass, and those of the backward pass behind."""
+    last = 2 * len(layout.steps) - 1
+    # what sources fill, by the host and ahead of the passes, and what layers keep that others compute in their place
+    kept = {id(blob.owner) for node in net.nodes if not node.bottom for blob in node.top}
+    kept |= {id(blob) for node in net.nodes if node.has_no_backward for blob in node.layer.saved.values()}
+    found = []
+    for buffer, blobs in zip(layout.buffers, layout.blobs, strict=True):
+        owner, *views = blobs
+        if owner.owner is owner and owner.size and id(owner) not in kept:
+            until = max([buffer.last_read, *(last - step for step in buffer.needed)])
+            found.append(_Tenant(owner, views, False, Need(_rounded(owner.nbytes), buffer.made, until)))
+    for gradient, blobs in zip(layout.gradients, layout.gradient_blobs, strict=True):
+        owner, *views = blobs
+        if owner.gradient_owner is owner and owner.size and _is_filled_first(owner, net.nodes):
+            need = Need(_rounded(owner.nbytes), last - gradient.taken, last - gradient.free)
+            found.append(_Tenant(owner, views, True, need))
+    return found
+
+
+def _is_filled_first(owner: Blob, nodes: list[Node]) -> bool:
+    """Whether the first layer of a backward pass that has a blob's gradient fills it: otherwise its zeros are read."""
+    for node in reversed(nodes):
+        if not node.needs_backward:
+            continue
+        if any(blob.gradient_owner is owner for blob in node.top):
+            return False
+        for blob, is_filled in zip(node.bottom, node.propagate, strict=True):
+            if is_filled and blob.gradient_owner is owner:
+                return True
+    return False
+
+
+def _rounded(bytes: int) -> int:
+    return -(-bytes // _GRAIN) * _GRAIN
+
+
+def _block(blob: Blob, bytes: int) -> Any:
+    """Memory of any contents where the blob is."""
+    if blob.device is not None:
+        return blob.device.block(bytes)
+    whole = np.empty(bytes + _GRAIN, np.uint8)
+    skipped = -whole.ctypes.data % _GRAIN
+    return whole[skipped : skipped + bytes]
+
+
+def _within(block: Any, start: int, blob: Blob) -> Any:
+    """The memory of a blob at a place in the block."""
+    if blob.device is not None:
+        array = blob.device.within(block, start, blob.shape, blob.dtype, blob.is_channels_last)
+        return Synced.of(blob.device, blob.shape, array, blob.is_channels_last)
+    return block[start : start + blob.nbytes].view(blob.dtype).reshape(blob.shape)
