@@ -1,7 +1,8 @@
 """Inference of networks in PyTorch: eager, `torch.compile` with and without freezing, and this library's ways.
 
     python benchmarks/torch_models.py [MODEL ...] [--batch N ...] [--threads N ...] [--peer NAME ...] [--side 224]
-        [--seconds 10] [--limit 900] [--measure first|never] [--processor-time] [--json FILE]
+        [--seconds 10] [--limit 900] [--measure first|never] [--processor-time]
+        [--memory-limit 24MiB] [--json FILE]
 
 Milliseconds of one call, the least of all samples, which are taken in turns in one process; before that every peer's
 result is held against eager's in float64. `torch_peers.py` says what the peers are. With --processor-time it is the
@@ -57,7 +58,7 @@ def row(arguments: argparse.Namespace, clock: Callable[[], float]) -> dict[str, 
     for peer in peers:
         begin = perf_counter()
         try:
-            function = inference(peer, model, x, arguments.measure)
+            function = inference(peer, model, x, arguments.measure, arguments.memory_limit)
             error = float((function().double() - wanted).abs().max() / wanted.abs().max())
         except Exception as problem:  # whatever a compiler raises: the others are measured
             failures[peer] = f"{type(problem).__name__}: {str(problem)[:200]}"
@@ -87,6 +88,7 @@ def cell(arguments: argparse.Namespace, name: str, batch: int, threads: int) -> 
     return {
         "model": name, "what": "inference", "batch": batch, "threads": threads, "side": arguments.side,
         "measure": arguments.measure, "clock": "processor" if arguments.processor_time else "wall",
+        "memory_limit": arguments.memory_limit,
     }  # fmt: skip
 
 
@@ -104,12 +106,15 @@ def main() -> None:
     parser.add_argument("models", nargs="*")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
-    parser.add_argument("--peer", nargs="+", choices=INFERENCE, default=list(INFERENCE))
+    parser.add_argument(
+        "--peer", nargs="+", choices=INFERENCE, default=[one for one in INFERENCE if one != "fused_limited"]
+    )
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--limit", type=float, default=900.0)
     parser.add_argument("--measure", choices=("first", "never"), default="first")
     parser.add_argument("--processor-time", action="store_true")
+    parser.add_argument("--memory-limit", help="of the peer fused_limited")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     models = arguments.models or names()
@@ -117,6 +122,8 @@ def main() -> None:
     if len(models) * len(arguments.batch) * len(arguments.threads) > 1:
         same = ["--peer", *arguments.peer, "--side", str(arguments.side), "--seconds", str(arguments.seconds)]
         same += ["--measure", arguments.measure, *["--processor-time"] * arguments.processor_time]
+        if arguments.memory_limit is not None:
+            same += ["--memory-limit", arguments.memory_limit]
         calls = [
             (
                 {**cell(arguments, name, batch, threads), "peers": arguments.peer},

@@ -1,13 +1,15 @@
 """Peak memory of networks in PyTorch by each way to call them, every peer in a process of its own.
 
     python benchmarks/torch_peak.py [MODEL ...] [--what inference training] [--peer NAME ...] [--batch 8] [--side 224]
-        [--threads 1] [--device cpu|cuda] [--calls 5] [--measure first|never] [--limit 900] [--json FILE]
+        [--threads 1] [--device cpu|cuda] [--calls 5] [--measure first|never]
+        [--memory-limit 24MiB] [--limit 900] [--json FILE]
 
 On a processor MiB of resident memory. "libraries" is what a network of a few layers costs so called: compilers,
 tracers, threads. The others are above that, the model and its input: "first" is the peak of the first two calls, with
 compiling and measuring, "kept" what is there between calls then, "steady" the peak of the calls that follow (the
 system's high-water mark is set back between). On a GPU the same by its allocator. What earlier processes compiled is
-taken from the disk, by all peers.
+taken from the disk, by all peers. --memory-limit is that of the peer `fused_limited`. Resident memory has holes of the
+C library's heap, which grow by chance; with MALLOC_MMAP_THRESHOLD_=65536 in the environment it has nearly none.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ def row(arguments: argparse.Namespace) -> dict[str, Any]:
     def prepared(model: Any, x: Any) -> Any:
         if what == "training":
             return training(peer, model, x, labels, arguments.measure)[1]
-        return inference(peer, model, x, arguments.measure)
+        return inference(peer, model, x, arguments.measure, arguments.memory_limit)
 
     with torch.set_grad_enabled(what == "training"):
         (tiny(x[..., :16, :16]) ** 2).sum()  # PyTorch's own kernels and threads are there
@@ -131,6 +133,7 @@ def row(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": name, "what": what, "batch": arguments.batch, "threads": arguments.threads,
         "device": arguments.device, "side": arguments.side, "measure": arguments.measure, "peer": peer,
+        "memory_limit": arguments.memory_limit,
         "libraries MiB": (base - before) / MIB,
         "first MiB": (first - base) / MIB, "steady MiB": (steady - base) / MIB, "kept MiB": (kept - base) / MIB,
     }  # fmt: skip
@@ -159,6 +162,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--calls", type=int, default=5)
     parser.add_argument("--measure", choices=("first", "never"), default="first")
+    parser.add_argument("--memory-limit")
     parser.add_argument("--limit", type=float, default=900.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -182,11 +186,14 @@ def main() -> None:
         same = ["--batch", str(arguments.batch), "--side", str(arguments.side), "--device", arguments.device]
         same += ["--threads", str(arguments.threads), "--calls", str(arguments.calls)]
         same += ["--measure", arguments.measure]
+        if arguments.memory_limit is not None:
+            same += ["--memory-limit", arguments.memory_limit]
         calls = [
             (
                 {
                     "model": name, "what": what, "batch": arguments.batch, "threads": arguments.threads,
                     "side": arguments.side, "device": arguments.device, "measure": arguments.measure, "peer": peer,
+                    "memory_limit": arguments.memory_limit,
                 },
                 [name, "--what", what, "--peer", peer, *same],
             )

@@ -26,10 +26,11 @@ INFERENCE = (
     "compile_ours",
     "freezing_ours",
     "fused",
+    "fused_limited",
     "backend",
 )
 TRAINING = ("eager", "eager_last", "compile", "converted", "converted_last", "compile_ours")
-OURS = ("compile_ours", "freezing_ours", "fused", "backend", "converted", "converted_last")
+OURS = ("compile_ours", "freezing_ours", "fused", "fused_limited", "backend", "converted", "converted_last")
 MEANING = {
     "eager": "PyTorch, eager",
     "eager_last": "PyTorch, eager, channels last",
@@ -38,6 +39,7 @@ MEANING = {
     "compile_ours": "torch.compile with our pass",
     "freezing_ours": "torch.compile, frozen, with our pass",
     "fused": "jt.fuse",
+    "fused_limited": "jt.fuse, memory_limit",
     "backend": 'torch.compile(backend="jitdnn")',
     "converted": "jt.convert, eager",
     "converted_last": "jt.convert, eager, channels last",
@@ -94,8 +96,10 @@ def _compiled(peer: str, own: Any, **named: Any) -> Callable[..., Any]:
     return torch.compile(space["run"], **named)
 
 
-def inference(peer: str, model: Any, x: Any, measure: str = "first") -> Callable[[], Any]:
-    """What runs a model without gradients; compiled peers are compiled when this returns."""
+def inference(
+    peer: str, model: Any, x: Any, measure: str = "first", memory_limit: str | None = None
+) -> Callable[[], Any]:
+    """What runs a model without gradients, compiled when this returns where it is; the limit is of `fused_limited`."""
     import torch._inductor.config as inductor
 
     import jitdnn.torch as jt
@@ -106,8 +110,9 @@ def inference(peer: str, model: Any, x: Any, measure: str = "first") -> Callable
     if peer == "eager_last":
         last, y = _last(model, x)
         return lambda: last(y)
-    if peer == "fused":
-        fused = jt.fuse(model, measure=measure)
+    if peer in ("fused", "fused_limited"):
+        limit = memory_limit if peer == "fused_limited" else None
+        fused = jt.fuse(model, measure=measure, memory_limit=limit)
         return lambda: fused(x)
     own = copy.deepcopy(model)
     if peer == "backend":
@@ -208,7 +213,7 @@ def _ended(command: Sequence[str], limit: float) -> int | None:
 
 
 #: what tells rows of one table apart, where they have it
-CELL = ("model", "what", "batch", "threads", "side", "device", "measure", "clock", "peer")
+CELL = ("model", "what", "batch", "threads", "side", "device", "measure", "clock", "peer", "memory_limit")
 
 
 def is_cell(row: dict[str, Any], cell: dict[str, Any]) -> bool:

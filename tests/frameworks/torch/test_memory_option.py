@@ -181,7 +181,6 @@ def test_calls_have_no_step_to_bound() -> None:
     for refused in (
         lambda: jt.use(memory_limit="1 MiB"),
         lambda: jt.install(memory_limit="1 MiB"),
-        lambda: jt.fuse(chain().eval(), memory_limit="1 MiB"),
     ):
         with pytest.raises(NotSupported, match="convert"):
             refused()

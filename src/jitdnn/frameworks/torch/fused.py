@@ -13,6 +13,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,10 +27,13 @@ from jitdnn.arguments import shown
 from jitdnn.errors import InvalidType, NotSupported
 from jitdnn.frameworks.torch.choice import decide
 from jitdnn.frameworks.torch.folded import settle
+from jitdnn.frameworks.torch.fused_memory import Budget, Footprint, Listing, checked, within
 from jitdnn.frameworks.torch.graph import calling_module, capture
 from jitdnn.frameworks.torch.options import Options, handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.program import Program
+from jitdnn.handle import Handle
 from jitdnn.locks import lock
+from jitdnn.ops.kept_filter import KeptFilter
 from jitdnn.retention import Recent
 
 aten = torch.ops.aten
@@ -63,11 +67,17 @@ class _Prepared:
 class FusedFunction:
     """A function of constants and inputs, all tensors, that gives a list; a program for each kind of inputs.
 
-    `what` names it in errors. Raises NotSupported at the first call of a kind where it has no graph.
+    `what` names it in errors. `memory_limit`: bytes that the program of each kind may take, or "least". Raises at the
+    first call of a kind NotSupported where it has no graph, InvalidArgument where it cannot keep to the limit.
     """
 
-    def __init__(self, function: Callable[..., Any], options: str, what: str) -> None:
+    def __init__(
+        self, function: Callable[..., Any], options: str, what: str, memory_limit: int | str | None = None
+    ) -> None:
         self._function, self._options, self._what = function, options, what
+        self._limit = memory_limit
+        #: of so many threads, with workspace of their own, where there is a limit
+        self._handles: dict[int, Handle] = {}
         self._programs: Recent[tuple[Any, ...], _Prepared] = Recent(MOST_PROGRAMS)
         self._weights: tuple[int, list[int]] | None = None
         self._shared: dict[Any, Any] = {}  # what programs prepare of the weights
@@ -122,11 +132,12 @@ class FusedFunction:
     def _made(self, traced: GraphModule, constants: Sequence[Tensor], inputs: Sequence[Tensor]) -> Program:
         """The program of a graph, with channels first or last, whichever is faster as a whole."""
         made: dict[bool, Program] = {}
+        make = partial(self._program, traced, constants, inputs)
 
         def run(is_last: bool) -> Callable[[], Any]:
             def once() -> Any:
                 if is_last not in made:
-                    made[is_last] = Program(traced, constants, inputs, self._options, is_last, self._shared)
+                    made[is_last] = make(is_last)
                 return made[is_last](*inputs)
 
             return once
@@ -134,14 +145,44 @@ class FusedFunction:
         is_last = True
         if parse(self._options).measure != "never" and _has_images(traced):
             kind = hashlib.sha256(_text(traced).encode()).hexdigest()[:24]
-            name = f"torch graph {kind} {self._options} channels last"
+            limit = "" if self._limit is None else f" within {self._limit}"
+            name = f"torch graph {kind} {self._options}{limit} channels last"
             decision = decide(
                 name, handle_of(self._options), torch.device("cpu"), "first", run(True), run(False)
             )
             is_last = decision.is_ours
         if is_last not in made:
-            made[is_last] = Program(traced, constants, inputs, self._options, is_last, self._shared)
+            made[is_last] = make(is_last)
         return made[is_last]
+
+    def _program(
+        self, traced: GraphModule, constants: Sequence[Tensor], inputs: Sequence[Tensor], is_last: bool
+    ) -> Program:
+        """The program of one layout, within the limit."""
+        make = partial(Program, traced, constants, inputs, self._options, is_last)
+        if self._limit is None:
+            return make(self._shared)
+        threads = torch.get_num_threads()
+        handle = self._handles.get(threads)
+        if handle is None:
+            settings = {"threads": threads, **dict(parse(self._options).settings)}
+            handle = self._handles[threads] = Handle(**settings)
+
+        def listed() -> tuple[Listing, int]:
+            listing = Listing()
+            footprint = make({}, handle, listing).footprint
+            return listing, footprint.arena + footprint.results
+
+        def made(budget: Budget) -> Program:
+            for one in self._shared.values():
+                if isinstance(one, KeptFilter):
+                    one.forget()  # what an earlier try has prepared
+            program = make(self._shared, handle, budget)
+            handle.trim()  # of kernels that were only measured
+            program(*inputs)
+            return program
+
+        return within(self._limit, self._what, listed, made)
 
 
 def _stamp_of(prepared: _Prepared, constants: Sequence[Tensor]) -> tuple[int, list[int]]:
@@ -178,11 +219,11 @@ class FusedModule(nn.Module):
     `model` is the model itself: its parameters and buffers are shared.
     """
 
-    def __init__(self, model: nn.Module, options: str) -> None:
+    def __init__(self, model: nn.Module, options: str, memory_limit: int | str | None = None) -> None:
         super().__init__()
         self.model = model
         self.training = False
-        self._options = options
+        self._options, self._limit = options, memory_limit
         self._slots = [
             (names, name)
             for module in model.modules()
@@ -205,11 +246,7 @@ class FusedModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result. Raises NotSupported in training mode, and where the model has no graph."""
-        for name, module in self._parts:
-            if module.training:
-                raise NotSupported(_training(name, module))
-        if any(names.get(name) is not child for names, name, child in self._children):
-            self.__init__(self.model, self._options)  # type: ignore[misc]  # another module is in the place of one
+        self._check()
         leaves, spec = pytree.tree_flatten((args, kwargs))
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         reason = _reason(inputs)
@@ -218,21 +255,48 @@ class FusedModule(nn.Module):
                 ("fused", id(self), reason), f"{type(self.model).__name__} runs unfused: {reason}"
             )
             return self.model(*args, **kwargs)
+        function, result_spec = self._known(leaves, spec)
+        with torch.no_grad():
+            results = function(self._constants(), inputs)
+        return pytree.tree_unflatten(results, result_spec[-1])
+
+    def footprint(self, *args: Any, **kwargs: Any) -> Footprint:
+        """What calls with inputs of this kind take above the model and its inputs; prepared now if they are not yet.
+
+        Raises what a call raises, and NotSupported for inputs that run unfused.
+        """
+        self._check()
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        reason = _reason(inputs)
+        if reason is not None:
+            raise NotSupported(f"{type(self.model).__name__} runs unfused: {reason}")
+        with torch.no_grad():
+            return self._known(leaves, spec)[0].program(self._constants(), inputs).footprint
+
+    def _check(self) -> None:
+        for name, module in self._parts:
+            if module.training:
+                raise NotSupported(_training(name, module))
+        if any(names.get(name) is not child for names, name, child in self._children):
+            # another module is in the place of one
+            self.__init__(self.model, self._options, self._limit)  # type: ignore[misc]
+
+    def _known(self, leaves: Sequence[Any], spec: Any) -> tuple[FusedFunction, list[Any]]:
         others = tuple((place, leaf) for place, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
         key = (spec, repr(others))
         if key not in self._functions:
             if len(self._functions) >= MOST_PROGRAMS:
                 self._functions.clear()
             self._functions[key] = self._function(spec, others)
-        function, result_spec = self._functions[key]
-        constants = [held for names, name in self._slots if (held := names[name]) is not None]
-        with torch.no_grad():
-            results = function(constants, inputs)
-        return pytree.tree_unflatten(results, result_spec[-1])
+        return self._functions[key]
+
+    def _constants(self) -> list[Tensor]:
+        return [held for names, name in self._slots if (held := names[name]) is not None]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies prepare their own."""
-        return FusedModule, (self.model, self._options)
+        return FusedModule, (self.model, self._options, self._limit)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Prepare for inputs of this kind, so that the first call does not."""
@@ -272,7 +336,7 @@ class FusedModule(nn.Module):
             specs.append(result_spec)
             return flat
 
-        return FusedFunction(run, self._options, type(self.model).__name__), specs
+        return FusedFunction(run, self._options, type(self.model).__name__, self._limit), specs
 
 
 def _training(name: str, module: nn.Module) -> str:
@@ -294,7 +358,13 @@ def _reason(inputs: Sequence[Tensor]) -> str | None:
     return None
 
 
-def fuse(model: nn.Module, *, example: Sequence[Any] | None = None, **options: Any) -> FusedModule:
+def fuse(
+    model: nn.Module,
+    *,
+    memory_limit: int | str | None = None,
+    example: Sequence[Any] | None = None,
+    **options: Any,
+) -> FusedModule:
     """Return a module that computes what `model` does in evaluation mode, without gradients, by fused kernels.
 
     Convolutions and products take normalizations, biases, activations and residuals into their end; results lie in
@@ -302,19 +372,25 @@ def fuse(model: nn.Module, *, example: Sequence[Any] | None = None, **options: A
     the first call, or now for the inputs `example`. `options` are those of `jitdnn.torch.convert`: with
     measure="first" each kernel is measured beside torch's own, and the faster one runs.
 
+    `memory_limit` bounds the bytes that calls with inputs of one kind take, one call at a time, above the model and its
+    inputs: bytes, text such as "32 MiB", or "least" for as few as possible. Filters are then prepared once and kept
+    where that saves most time for their bytes, the others anew by each call, and normalizations scale results instead
+    of filters. Each kind of inputs is within the limit by itself. What `footprint(*inputs)` of the module tells counts;
+    machine code, what operators of PyTorch's take inside of their kernels, and the first call, which measures, do not.
+
     The model is shared, not copied. When its parameters or buffers change they are folded and prepared again.
     An input that requires its gradient, one on a GPU, or JITDNN_DISABLE=1 makes a call run the model itself.
 
     Raises InvalidType for what is no module, NotSupported (here or at the first call) for a module in training mode,
     and for a model in which values of tensors decide what is computed, with the name of the module; InvalidArgument
-    for unknown options.
+    for unknown options, and (here or at the first call) for a limit that is none or too small.
     """
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
     for name, module in model.named_modules():
         if module.training:
             raise NotSupported(_training(name, module))
-    fused = FusedModule(model, str(Options.of(**options)))
+    fused = FusedModule(model, str(Options.of(**options)), checked(memory_limit))
     if example is not None:
         fused.prepare(*example)
     return fused

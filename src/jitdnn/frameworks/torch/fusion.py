@@ -254,11 +254,14 @@ def through(group: Group, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def fold_batch_norms(graph: Graph, constants: dict[Node, Tensor], shared: dict[Any, Any]) -> None:
+def fold_batch_norms(
+    graph: Graph, constants: dict[Node, Tensor], shared: dict[Any, Any], folds_filters: bool = True
+) -> None:
     """Fold normalizations by constant statistics into the convolution or product before them, in place.
 
-    Others become a product and a sum by channel, which can be fused like every other. The folded weights are rounded
-    once to their type; they are kept in `shared` for other graphs of the same constants.
+    Others become a product and a sum by channel, which can be fused like every other; all do without `folds_filters`,
+    by which filters stay the model's own. The folded weights are rounded once to their type; they are kept in `shared`
+    for other graphs of the same constants.
     """
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target not in BATCH_NORMS:
@@ -276,7 +279,10 @@ def fold_batch_norms(graph: Graph, constants: dict[Node, Tensor], shared: dict[A
         scale = scale if weight is None else scale * constants[weight].double()
         shift = -constants[mean].double() * scale
         shift = shift if bias is None else shift + constants[bias].double()
-        replacement = _folded(graph, node, x, scale, shift, constants, shared)
+        replacement = None
+        if folds_filters:
+            replacement = _folded(graph, node, x, scale, shift, constants, shared)
+        replacement = replacement or _scaled(graph, node, x, scale, shift, constants)
         result.replace_all_uses_with(replacement)
         graph.erase_node(result)
         graph.erase_node(node)
@@ -292,7 +298,8 @@ def _folded(
     shift: Tensor,
     constants: dict[Node, Tensor],
     shared: dict[Any, Any],
-) -> Node:
+) -> Node | None:
+    """The convolution before a normalization with the latter in its filter; None where there is none."""
     held = value(x)
     if x.target is aten.convolution.default and not x.args[6] and len(x.users) == 1 and is_root(x):
         old_weight, old_bias = x.args[1], x.args[2]
@@ -317,6 +324,13 @@ def _folded(
                 made = graph.call_function(x.target, (x.args[0], *names, *x.args[3:]))
             made.meta["val"] = held
             return made
+    return None
+
+
+def _scaled(
+    graph: Graph, node: Node, x: Node, scale: Tensor, shift: Tensor, constants: dict[Node, Tensor]
+) -> Node:
+    held = value(x)
     columns = [-1, *[1] * (held.dim() - 2)]
     names = [constant(graph, tensor.to(held.dtype).view(columns), constants) for tensor in (scale, shift)]
     with graph.inserting_before(node):

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from jitdnn.errors import NotSupported
 from jitdnn.frameworks.torch.folded import folded_of
+from jitdnn.frameworks.torch.fused_memory import Budget, Listing
 from jitdnn.frameworks.torch.fusion import Group, Tail, tail_of, through
 from jitdnn.frameworks.torch.kinds import DTYPES
 from jitdnn.handle import Handle
@@ -33,7 +34,8 @@ class Kernel:
 
     `operands` are those whose addresses it takes, in order, with None in the place of the result. `allocate` makes the
     result's tensor as the group's last node shows it, of memory that `empty(shape, strides)` gives. `name` tells it
-    from every other. `filter`: the operand whose values it does not read, but what is prepared of them.
+    from every other. `filter`: the operand whose values it does not read, but what is prepared of them, which `kept`
+    names, with its bytes.
     """
 
     operands: tuple[Operand | None, ...]
@@ -41,6 +43,7 @@ class Kernel:
     run: Callable[[Sequence[int]], None]
     name: str
     filter: Operand | None = None
+    kept: tuple[tuple[int, str], int] | None = None
 
 
 def channels_last_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -71,7 +74,8 @@ class Preparer:
     """Makes kernels of groups for tensors that are there.
 
     `env` holds the tensor of each node that is known, `constants` those that never change, `shared` what is prepared of
-    them, for all programs of the same constants.
+    them, for all programs of the same constants. `budget`: what kernels may keep and need; with a Listing what they
+    could is noted, and their `run` does nothing.
     """
 
     def __init__(
@@ -80,8 +84,10 @@ class Preparer:
         constants: Mapping[Node, Tensor],
         handle: Handle,
         shared: dict[Any, Any],
+        budget: Budget | Listing | None = None,
     ) -> None:
         self._env, self._constants, self._handle, self._shared = env, constants, handle, shared
+        self._budget = budget
 
     def kernel(self, group: Group, strides: Sequence[int] | None, is_last: bool) -> Kernel:
         """The kernel of a group. `strides` are what its result should have, None for channels first or last.
@@ -127,7 +133,7 @@ class Preparer:
         tail = tail_of(group, bias)
         operands = [self._operand(tail, number, lambda t: t) for number in range(len(tail.operands))]
         return self._planned(
-            problem, tail, operands, x, weight,
+            group.root.name, problem, tail, operands, x, weight,
             lambda empty: empty(problem.y.shape, problem.y.strides),
         )  # fmt: skip
 
@@ -155,7 +161,7 @@ class Preparer:
         allocate(
             lambda shape, steps: torch.empty_strided(shape, steps, device="meta")
         )  # refused now, not later
-        return self._planned(problem, tail, operands, x, weight, allocate)
+        return self._planned(root.name, problem, tail, operands, x, weight, allocate)
 
     def _operand(self, tail: Tail, number: int, shown: Callable[[Tensor], Tensor]) -> TensorDescriptor:
         """An operand of the tail as the problem's result counts its elements."""
@@ -165,24 +171,33 @@ class Preparer:
         return described(shown(tail.backs[number](tensor.expand(shape))))
 
     def _planned(
-        self, problem: Convolution, tail: Tail, operands: list[TensorDescriptor], x: Operand, weight: Tensor,
+        self, node: str, problem: Convolution, tail: Tail, operands: list[TensorDescriptor], x: Operand, weight: Tensor,
         allocate: Callable[[Callable[[Sequence[int], Sequence[int]], Tensor]], Tensor],
     ) -> Kernel:  # fmt: skip
         epilogue = None
         if operands or len(tail.expression.instructions) > 1:
             epilogue = Epilogue(tail.expression, tuple(operands))
-        handle = self._handle
+        handle, budget = self._handle, self._budget
+        read = (x, weight, None, *tail.operands)
+        name = f"{problem} {epilogue}"
+        if isinstance(budget, Listing):
+            budget.add(node, problem, handle, epilogue)
+            return Kernel(read, allocate, lambda addresses: None, name)
         request = replace(Request.of(handle.settings), keeps_filter=True)
+        if budget is not None:
+            request = budget.request(node, problem, handle, epilogue)
+            name += f" {request}"
         plan = handle.plan(problem, request, epilogue)
-        kept = self._filter(weight)
+        if not request.keeps_filter:
+            return Kernel(read, allocate, handle.runner(plan), name)
+        filter = self._filter(weight)
 
         def run(addresses: Sequence[int]) -> None:
-            kept.run(handle, plan, addresses)  # type: ignore[arg-type]
+            filter.run(handle, plan, addresses)  # type: ignore[arg-type]
 
-        return Kernel(
-            (x, weight, None, *tail.operands), allocate, run, f"{problem} {epilogue}",
-            None if plan.kept is None else weight,
-        )  # fmt: skip
+        if plan.kept is None:
+            return Kernel(read, allocate, run, name)
+        return Kernel(read, allocate, run, name, weight, ((id(filter), plan.kept_key), plan.kept.bytes))
 
     def _pointwise(self, group: Group, strides: Sequence[int] | None) -> Kernel:
         tail = tail_of(group, None)

@@ -17,6 +17,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from jitdnn.errors import DeviceError, JitdnnError
 from jitdnn.frameworks.torch.choice import Decision, decide
+from jitdnn.frameworks.torch.folded import Folded
+from jitdnn.frameworks.torch.fused_memory import Budget, Footprint, Listing
 from jitdnn.frameworks.torch.fusion import Group, fold_batch_norms, groups_of
 from jitdnn.frameworks.torch.graph import is_random, value
 from jitdnn.frameworks.torch.kernels import Kernel, Preparer, described, is_dense
@@ -36,8 +38,9 @@ class Program:
 
     `traced`: the graph; its placeholders are the constants, then the inputs. `is_last`: convolutions write channels
     last. `shared` holds what programs of the same constants prepare of them. `decisions` says of each group and
-    replaced operator who runs it; `needed` has the `id` of every tensor whose values it reads. Raises what the
-    operators raise.
+    replaced operator who runs it; `needed` has the `id` of every tensor whose values it reads. With a `budget` kernels
+    keep no more than that, and filters stay the model's own; with a Listing it is made to know what kernels could, and
+    cannot run. Raises what the operators raise.
     """
 
     def __init__(
@@ -48,7 +51,12 @@ class Program:
         options: str = "",
         is_last: bool = True,
         shared: dict[Any, Any] | None = None,
+        handle: Handle | None = None,
+        budget: Budget | Listing | None = None,
     ) -> None:
+        self._handle = handle or handle_of(options)
+        self._budget = budget
+        self._filter_bytes = 0
         self._shared = {} if shared is None else shared
         self.decisions: list[tuple[str, Decision]] = []
         self.needed: frozenset[int] = frozenset()
@@ -67,6 +75,13 @@ class Program:
         return self._written.nbytes
 
     @property
+    def footprint(self) -> Footprint:
+        """What it takes; the workspace is that of all that runs by its handle, as far as it has run."""
+        return Footprint(
+            self._filter_bytes, self.nbytes, self._handle.usage.scratch, self._written.result_bytes
+        )
+
+    @property
     def text(self) -> str:
         """The function that runs the program."""
         return self._written.text
@@ -83,13 +98,13 @@ class Program:
                 constants[node] = getattr(traced, node.target)
         _evaluate(graph, constants)
         simplify(graph)
-        fold_batch_norms(graph, constants, self._shared)
+        fold_batch_norms(graph, constants, self._shared, self._budget is None)
         env: dict[Node, Any] = dict(zip(given, inputs, strict=True))
         (output,) = (node for node in graph.nodes if node.op == "output")
         results = list(output.args[0]) if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
         group_at = {group.last: group for group in groups_of(graph, constants)}
         inner = {node for group in group_at.values() for node in group.nodes if node is not group.last}
-        steps = _Steps(env, constants, handle_of(options), options, is_last, self._shared)
+        steps = _Steps(env, constants, self._handle, options, is_last, self._shared, self._budget)
         steps.leaving = {r for r in results if isinstance(r, Node)}
         readers = {node: len(node.users) for node in graph.nodes}
         ran = [
@@ -116,6 +131,9 @@ class Program:
         self.needed = frozenset(
             id(constants.get(r)) if isinstance(r, Node) else id(r) for r in (*read, *results)
         )
+        folded = [one.weight for one in self._shared.values() if isinstance(one, Folded)]
+        copies = [*steps.weights.values(), *{id(w): w for w in folded if id(w) in self.needed}.values()]
+        self._filter_bytes = sum(steps.kept.values()) + sum(one.nbytes for one in copies)
         wanted = [value(r) if isinstance(r, Node) else None for r in results]
         return Written(
             steps.items, given, constants, results, wanted, steps.strides, {n: frozenset([n]) for n in given}
@@ -133,7 +151,9 @@ class _Steps:
         options: str,
         is_last: bool,
         shared: dict[Any, Any],
+        budget: Budget | Listing | None,
     ) -> None:
+        self.kept: dict[tuple[int, str], int] = {}  # bytes of filters that kernels of ours keep
         self.items: list[Item] = []
         self.decisions: list[tuple[str, Decision]] = []
         self.leaving: set[Node] = set()
@@ -141,8 +161,9 @@ class _Steps:
         self._env, self._constants = env, constants
         self._handle, self._options, self._is_last = handle, options, is_last
         self._bases: dict[Node, frozenset[Node]] = {node: frozenset([node]) for node in env}
-        self._preparer = Preparer(env, constants, handle, shared)
-        self._weights: dict[Node, Tensor] = {}  # of torch's kernels, channels last
+        self._budget = budget
+        self._preparer = Preparer(env, constants, handle, shared, budget)
+        self.weights: dict[Node, Tensor] = {}  # of torch's kernels, channels last
 
     def group(self, group: Group) -> None:
         """Add what runs a group: our kernel, or torch's operators one by one."""
@@ -159,18 +180,14 @@ class _Steps:
             return
         dtype = value(group.root).dtype
         out = kernel.allocate(_empty(dtype))
-        tensors = [out if o is None else self._tensor(o) for o in kernel.operands]
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        decision = self._decide(
-            f"torch fused {kernel.name} {'last' if self._is_last else 'first'} {group_text(group)}",
-            lambda: kernel.run(addresses),
-            lambda: self._stock(group),
-        )
-        if not decision.is_ours:
+        if isinstance(self._budget, Listing):
+            out.zero_()
+        elif not self._is_ours(group, kernel, out):
             for node in group.nodes:
                 self.alone(node)
             return
-        kernel.run(addresses)
+        if kernel.kept is not None:
+            self.kept.update([kernel.kept])
         self._add(
             Item(
                 group.last, kernel.operands, kernel.run, frozenset([group.last]), kernel.allocate, True,
@@ -178,6 +195,19 @@ class _Steps:
             ),
             out,
         )  # fmt: skip
+
+    def _is_ours(self, group: Group, kernel: Kernel, out: Tensor) -> bool:
+        """Whether our kernel is chosen, which has run then."""
+        tensors = [out if o is None else self._tensor(o) for o in kernel.operands]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        decision = self._decide(
+            f"torch fused {kernel.name} {'last' if self._is_last else 'first'} {group_text(group)}",
+            lambda: kernel.run(addresses),
+            lambda: self._stock(group),
+        )
+        if decision.is_ours:
+            kernel.run(addresses)
+        return decision.is_ours
 
     def _kernel(self, group: Group) -> Kernel | None:
         """Our kernel for a group, None where ours refuses it or a view would have to copy."""
@@ -216,13 +246,14 @@ class _Steps:
         """The operands of a call of torch's: weights lie as its kernels read them fastest."""
         found: list[Node | Tensor] = list(reads)
         weight = node.args[1] if node.target is aten.convolution.default else None
-        if self._is_last and isinstance(weight, Node) and weight in self._constants:
+        may_copy = self._is_last and self._budget is None
+        if may_copy and isinstance(weight, Node) and weight in self._constants:
             tensor = self._constants[weight]
             form = _LAST.get(tensor.dim())
             if form is not None:
-                if weight not in self._weights:
-                    self._weights[weight] = tensor.contiguous(memory_format=form)
-                found[reads.index(weight)] = self._weights[weight]
+                if weight not in self.weights:
+                    self.weights[weight] = tensor.contiguous(memory_format=form)
+                found[reads.index(weight)] = self.weights[weight]
         return found
 
     def alone(self, node: Node) -> None:

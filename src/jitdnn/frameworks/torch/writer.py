@@ -105,6 +105,9 @@ class Written:
         ours = [(step, item) for step, item in enumerate(items) if item.node in own]
         needs = [Need(bytes_of(item), step, max(step, last.get(item.node, step))) for step, item in ours]
         offsets, self.nbytes = place(needs)
+        self.result_bytes = _outside(items, own, leaving, last)
+        copies = (wanted[number] for number in self._copied)
+        self.result_bytes += sum(one.numel() * one.element_size() for one in copies)
         self._offsets = {item.node: offset for (_, item), offset in zip(ours, offsets, strict=True)}
         self.text = ""
         self._function = self._write(items, inputs, static, results, strides)
@@ -237,6 +240,22 @@ class Written:
         self.text = "\n".join(lines)
         exec(compile(self.text, "<jitdnn program>", "exec"), space)
         return space["run"]  # type: ignore[no-any-return]
+
+
+def _outside(items: Sequence[Item], own: set[Node], leaving: set[Node], last: Mapping[Node, int]) -> int:
+    """The most bytes of results outside of the arena that are there at once; those that leave stay to the end."""
+    needs = [
+        Need(_held_bytes(item.node), step, len(items) if item.node in leaving else last.get(item.node, step))
+        for step, item in enumerate(items)
+        if item.node not in own and not item.is_view
+    ]
+    return place(needs)[1]
+
+
+def _held_bytes(node: Node) -> int:
+    held = node.meta.get("val")
+    parts = held if isinstance(held, (list, tuple)) else [held]
+    return sum(part.numel() * part.element_size() for part in parts if isinstance(part, Tensor))
 
 
 def _differs(strides: tuple[int, ...] | None, want: Tensor) -> bool:
