@@ -69,6 +69,13 @@ def shared_bytes_per_cycle(facts: GpuFacts) -> float:
     return _SHARED_PATH * facts.shared_bytes_per_cycle
 
 
+def narrow_store_seconds(facts: GpuFacts, stores: int) -> float:
+    """Seconds of stores of less than 16 bytes at the end of a product's tiles: one a cycle and multiprocessor, as seen
+    of 2 bytes each.
+    """
+    return stores / (facts.multiprocessors * clock(facts))
+
+
 def most_registers(facts: GpuFacts, threads: int) -> int:
     """Registers that each thread of a thread block of `threads` may have, if it is to run at all."""
     return min(MAX_REGISTERS, facts.registers // threads)

@@ -1,6 +1,7 @@
 // Copies tensors of any strides into the workspace, with their channels innermost and extended by zeros to a multiple of
-// 16 bytes: packed[image][pixel][channel]. A block takes 64 pixels, counted through all images, of 64 channels; they go
-// through shared memory, so that neighbouring threads read neighbours of the tensor and write neighbours of the copy.
+// 16 bytes: packed[image][pixel][channel]. A block takes 64 pixels, counted through all images, of 64 channels. Where
+// these are not innermost in the tensor they go through shared memory, so that neighbouring threads read neighbours of
+// the tensor and write neighbours of the copy.
 //
 // With PARTS 2 the copy is two: f32 numbers, times a power of two that brings the largest to 2^13, are the sum of a
 // number of half precision and of another for what that rounds away. Numbers 2^37 times smaller than the largest are
@@ -71,46 +72,51 @@ FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *wo
         return;
     }
 #endif
-    __shared__ DTYPE tile[64][64 + 4 / sizeof(DTYPE)];
     const int wide = ((int)form.packed_channels + 63) / 64;
     const i64 pixels = form.images * form.extents[0] * form.extents[1] * form.extents[2];
     const i64 first_pixel = (i64)(blockIdx.x / wide) * 64;
     const int first_channel = blockIdx.x % wide * 64, thread = threadIdx.x;
     if (first_pixel >= pixels) return;
+    const int here = (int)min((i64)64, pixels - first_pixel);
+    const int channels = min(64, (int)form.packed_channels - first_channel);
+    PACKED *to = copy + first_pixel * form.packed_channels + first_channel;
+    auto write = [&](int pixel, int channel, DTYPE value) {
+        const i64 place = pixel * form.packed_channels + channel;
+#if PARTS == 2
+        put(to, place, form.between, scale.times(value));
+#elif IS_SCALED
+        to[place] = rounded(scale.times(value), value);
+#elif IS_WIDENED
+        to[place] = widened(value, number);
+#else
+        to[place] = value;
+#endif
+    };
     if (form.channel == 1) {
-        const int channel = first_channel + thread % 64;
+        // both have their channels innermost: threads follow these, however few there are
+        __shared__ i64 places[64];
+        if (thread < here) places[thread] = form.pixel(first_pixel + thread);
+        __syncthreads();
 #pragma unroll 4
-        for (int pixel = thread / 64; pixel < 64; pixel += 4) {
-            const bool is_there = channel < form.channels && first_pixel + pixel < pixels;
-            tile[thread % 64][pixel] = is_there ? tensor[form.pixel(first_pixel + pixel) + channel] : (DTYPE)0;
+        for (int item = thread; item < here * channels; item += 256) {
+            const int pixel = item / channels, channel = item - pixel * channels;
+            const bool is_there = first_channel + channel < form.channels;
+            write(pixel, channel, is_there ? tensor[places[pixel] + first_channel + channel] : (DTYPE)0);
         }
-    } else {
-        const bool is_pixel = first_pixel + thread % 64 < pixels;
-        const DTYPE *from = tensor + (is_pixel ? form.pixel(first_pixel + thread % 64) : 0);
+        return;
+    }
+    __shared__ DTYPE tile[64][64 + 4 / sizeof(DTYPE)];
+    const bool is_pixel = thread % 64 < here;
+    const DTYPE *from = tensor + (is_pixel ? form.pixel(first_pixel + thread % 64) : 0);
 #pragma unroll 4
-        for (int channel = thread / 64; channel < 64; channel += 4) {
-            const bool is_there = is_pixel && first_channel + channel < form.channels;
-            tile[channel][thread % 64] = is_there ? from[(first_channel + channel) * form.channel] : (DTYPE)0;
-        }
+    for (int channel = thread / 64; channel < 64; channel += 4) {
+        const bool is_there = is_pixel && first_channel + channel < form.channels;
+        tile[channel][thread % 64] = is_there ? from[(first_channel + channel) * form.channel] : (DTYPE)0;
     }
     __syncthreads();
-    PACKED *to = copy + first_pixel * form.packed_channels + first_channel;
-    const int channel = thread % 64;
-    if (first_channel + channel >= form.packed_channels) return;
+    if (thread % 64 >= channels) return;
 #pragma unroll 4
-    for (int pixel = thread / 64; pixel < 64; pixel += 4) {
-        if (first_pixel + pixel >= pixels) break;
-#if PARTS == 2
-        put(to, pixel * form.packed_channels + channel, form.between, scale.times(tile[channel][pixel]));
-#elif IS_SCALED
-        to[pixel * form.packed_channels + channel] =
-            rounded(scale.times(tile[channel][pixel]), tile[channel][pixel]);
-#elif IS_WIDENED
-        to[pixel * form.packed_channels + channel] = widened(tile[channel][pixel], number);
-#else
-        to[pixel * form.packed_channels + channel] = tile[channel][pixel];
-#endif
-    }
+    for (int pixel = thread / 64; pixel < here; pixel += 4) write(pixel, thread % 64, tile[thread % 64][pixel]);
 }
 
 #define PACK_KERNEL(name, operand, number)                                                               \

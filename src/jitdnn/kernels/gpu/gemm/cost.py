@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.gpu.gemm.plan import Contraction, GemmPlan, Tiling
@@ -12,6 +14,12 @@ _BLOCKS_WANTED = 4  # a multiprocessor, before the terms are split among thread 
 _MOST_SPLITS = 64
 _FEWEST_TERMS = 256  # of a split
 _EFFICIENCY = 0.6  # of the peak, of the large tiles
+# Latencies, as seen on an H100, of a thread block for each that its multiprocessor has: where its rows are and where
+# they go, and the least of a step, which waits for memory and at barriers. They bound tiles of few terms.
+_BLOCK_SECONDS = 2e-6
+_STEP_SECONDS = 0.5e-6
+_SECTOR = 32  # bytes that memory is read by
+_CACHE_SPEED = 2.0  # of the L2 cache, times that of memory
 # by the size of an element of the sums, larger tiles first
 _TILINGS = {
     4: (Tiling(128, 128, 8, 8, 8), Tiling(128, 64, 8, 8, 4), Tiling(64, 64, 8, 4, 4), Tiling(128, 16, 8, 4, 2),
@@ -47,9 +55,35 @@ def _cut(c: Contraction, tiling: Tiling, device: GpuDevice, epilogue: Epilogue |
     efficiency = _EFFICIENCY * work / (work + 2 * (tiling.thread_rows + tiling.thread_columns))
     rate = efficiency * device.peak_flops(c.dtype) / device.multiprocessors
     waves = -(-tiles * splits // device.multiprocessors)
-    flops = 2 * tiling.rows * tiling.columns * split_steps * tiling.depth
+    step = max(2 * tiling.rows * tiling.columns * tiling.depth / rate, _STEP_SECONDS)
     moved = sum(tensor.nbytes for tensor in c.operands)
     if splits > 1:
         moved += 2 * splits * c.batch_count * c.row_count * c.columns[0] * 4
-    seconds = _LAUNCH_SECONDS * (1 + (splits > 1)) + max(waves * flops / rate, moved / device.bandwidth)
+    read = tiles * splits * split_steps * tiling.depth * _bytes_a_term(c, tiling)
+    seconds = _LAUNCH_SECONDS * (1 + (splits > 1)) + max(
+        waves * (_BLOCK_SECONDS + split_steps * step),
+        moved / device.bandwidth,
+        read / (_CACHE_SPEED * device.bandwidth),
+    )
     return GemmPlan(c, tiling, splits, split_steps, seconds, epilogue)
+
+
+def _bytes_a_term(c: Contraction, tiling: Tiling) -> float:
+    """What a thread block reads for one term of its sums: whole sectors where elements are not neighbours."""
+    g, p, _ = c.operands
+    in_g = [(c.rows[0], c.rows[1]), (c.terms[0], c.terms[1])]
+    in_p = [(c.columns[0], c.columns[1]), (c.terms[0], c.terms[2])]
+    for axis in c.axes:
+        # along an axis rows are neighbours, or by stride phases, and so are taps
+        along = axis.g_stride * (1 if axis.stride_phases else axis.g_mul)
+        in_g += [(axis.grid, along), (axis.taps, axis.g_stride * axis.g_step)]
+        in_p.append((axis.taps, axis.p_stride))
+    g_bytes, p_bytes = _bytes_an_element(g.dtype, in_g), _bytes_an_element(p.dtype, in_p)
+    return tiling.rows * g_bytes + min(tiling.columns, c.columns[0]) * p_bytes
+
+
+def _bytes_an_element(dtype: str, digits: Sequence[tuple[int, int]]) -> int:
+    """`digits`: extents and steps."""
+    item = DTYPES[dtype]
+    nearest = min((abs(step) for extent, step in digits if extent > 1 and step), default=1)
+    return min(_SECTOR, item * nearest)

@@ -108,7 +108,7 @@ def source_of(
         ("RESULT_STRIDES", initializer(geometry.result.space)),
         ("COPY_A", plan.copy_a),
         ("COPY_B", plan.copy_b),
-        ("IS_RESULT_VECTOR", int(plan.is_vector)),
+        ("RESULT_WIDTH", plan.width),
         ("ROWS_FIRST", int(plan.rows_first)),
         ("IS_DATA_PACKED", int(plan.data_pack is not None)),
         ("DATA_AT", f"{plan.data_pack.offset if plan.data_pack else 0}ll"),

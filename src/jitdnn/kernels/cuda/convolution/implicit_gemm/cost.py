@@ -16,6 +16,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
     strides_of,
 )
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import PIXEL_BYTES, Plan, WgradPlan, wgrad_gemm
+from jitdnn.kernels.cuda.cost import narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.cost import (
     best_blocking,
     misalignment,
@@ -27,6 +28,7 @@ from jitdnn.kernels.cuda.gemm.plan import Pack, Tile, copy_bytes, index_type, th
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 
+_WIDEST_STORE = 8  # results
 _MAX_SPLITS = 64
 _MAX_WGRAD_SPLITS = 512
 _PIXEL_TABLE_BYTES = 2 * 64 * PIXEL_BYTES  # offset most
@@ -120,9 +122,10 @@ def _candidate(
     if (packs_data and not copy_a) or (packs_filter and not copy_b):
         return None
     element = result.dtype
-    run = 8 if DTYPES[element] in (2, 4) else 0
     multiples = [geometry.out_channels, geometry.result.image, geometry.result.group, *geometry.result.space]
-    is_vector = run > 0 and geometry.result.channel == 1 and all(n % run == 0 for n in multiples)
+    width = 1
+    if DTYPES[element] in (2, 4) and geometry.result.channel == 1:
+        width = math.gcd(_WIDEST_STORE, *multiples)
     rows_first = geometry.result.channel != 1
     max_splits = _MAX_SPLITS if uses_workspace and len(geometry.phases) == 1 else 1
     bytes_moved = batch.nbytes if batch else data.nbytes + problem.w.nbytes + result.nbytes
@@ -141,11 +144,14 @@ def _candidate(
         * max(copy_penalty[copy_a], copy_penalty[copy_b])
         * penalty
     )
+    if width < _WIDEST_STORE and geometry.result.channel == 1:
+        results = sum(gemm.m * gemm.n * gemm.groups for gemm in geometry.gemms)
+        time += narrow_store_seconds(device.facts, results // width)
     tensors = batch.tensors if batch else (problem.x, problem.w, problem.y)
     packed = [pack.bytes // DTYPES[dtype] for pack in (data_pack, filter_pack) if pack]
     rows = max(gemm.m for gemm in geometry.gemms) + 4096
     return Plan(
-        geometry, dtype, data_pack, filter_pack, blocking, copy_a, copy_b, is_mn_major, is_vector, rows_first,
+        geometry, dtype, data_pack, filter_pack, blocking, copy_a, copy_b, is_mn_major, width, rows_first,
         filter_in_channels, filter_out_channels, index_type(tensors, rows, *packed), time,
     )  # fmt: skip
 

@@ -45,7 +45,7 @@
 //     RESULT_STEP          elements    from pixel to pixel, if IS_RESULT_LINEAR
 //     COPY_A, COPY_B       bytes       of an asynchronous copy; 0: element by element
 //     FILTER_MN_MAJOR      0 or 1      whether B is MN-major
-//     IS_RESULT_VECTOR     0 or 1      whether eight channels are stored at once
+//     RESULT_WIDTH         1 to 8      channels that are stored at once
 //     ROWS_FIRST           0 or 1      whether neighbouring threads store neighbouring pixels
 //     IS_DATA_PACKED, IS_FILTER_PACKED 0 or 1; DATA_AT, FILTER_AT: bytes into the workspace, where the packed ones are
 //     HAS_EPILOGUE         0 or 1      EPILOGUE(sum, image, channel, a, b, c), EPILOGUE_PARAMETERS and _ARGUMENTS
@@ -412,7 +412,7 @@ FUNCTION void finish_run(const Phase &c, const Tile &tile, INDEX m, int column, 
         if (HAS_EPILOGUE && e < count)
             results[e] = EPILOGUE(results[e], image, channel + e, at[0], at[1], at[2]);
     }
-    store_results<IS_RESULT_VECTOR>(result + start, (INDEX)RESULT_COLUMN, results, count, alpha, beta);
+    store_results<RESULT_WIDTH>(result + start, (INDEX)RESULT_COLUMN, results, count, alpha, beta);
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
@@ -454,7 +454,7 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
                        (REAL)alpha, (REAL)beta);
         };
         constexpr i64 strides[3] = {RESULT_STRIDES};
-        constexpr bool is_in_sectors = IS_RESULT_VECTOR && RESULT_IMAGE % 32 == 0 && RESULT_GROUP % 32 == 0 &&
+        constexpr bool is_in_sectors = RESULT_WIDTH == RUN && RESULT_IMAGE % 32 == 0 && RESULT_GROUP % 32 == 0 &&
                                        strides[0] % 32 == 0 && strides[1] % 32 == 0 && strides[2] % 32 == 0;
         finish_tile<is_in_sectors, ROWS_FIRST>(sums, (SUM *)shared, finish);
     }

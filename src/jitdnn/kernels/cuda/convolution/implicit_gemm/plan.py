@@ -14,7 +14,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
 )
 from jitdnn.kernels.cuda.gemm.plan import Blocking, GemmSize, Pack
 from jitdnn.problems.convolution import Convolution
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.tensor import DTYPES, TensorDescriptor
 
 PIXEL_BYTES = 32
 """Of wgrad's `Pixel` in shared memory, at most: it has two tables of BK pixels each."""
@@ -25,8 +25,8 @@ class Plan:
     """fprop or dgrad. A is the data, B the filter.
 
     `copy_a`, `copy_b`: bytes of an asynchronous copy of each, 0 where elements are copied one by one.
-    `is_mn_major`: B is (A always is K-major). `is_vector`: eight results are stored at once. `rows_first`: threads of
-    a warp store neighbouring pixels, not channels. `filter_in_channels`, `filter_out_channels`: those that may be read,
+    `is_mn_major`: B is (A always is K-major). `width`: results that are stored at once. `rows_first`: threads of a
+    warp store neighbouring pixels, not channels. `filter_in_channels`, `filter_out_channels`: those that may be read,
     with what packing adds. `index`: the type of offsets. `seconds`: expected time.
     """
 
@@ -38,7 +38,7 @@ class Plan:
     copy_a: int
     copy_b: int
     is_mn_major: bool
-    is_vector: bool
+    width: int
     rows_first: bool
     filter_in_channels: int
     filter_out_channels: int
@@ -63,14 +63,15 @@ class Plan:
         """The same for operands at any address: elements of what is not packed are copied one by one."""
         copy_a = self.copy_a if self.data_pack else 0
         copy_b = self.copy_b if self.filter_pack else 0
-        return replace(self, copy_a=copy_a, copy_b=copy_b, is_vector=False)
+        return replace(self, copy_a=copy_a, copy_b=copy_b, width=1)
 
     @property
     def alignments(self) -> tuple[int, int, int]:
         """What the addresses of the operands must be multiples of, in bytes."""
         data = 1 if self.data_pack else self.copy_a
         weights = 1 if self.filter_pack else self.copy_b
-        return max(1, data), max(1, weights), 16 if self.is_vector else 1
+        result = min(16, self.width * DTYPES[self.dtype]) if self.width > 1 else 1
+        return max(1, data), max(1, weights), result
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class WgradPlan:
     """wgrad. A is dy, B is x, both MN-major.
 
     `in_channels`, `out_channels`: channels of x and dy in a group, with what packing adds. `copy_a`, `copy_b`,
-    `is_vector`, `index`, `seconds`: as in `Plan`.
+    `is_vector`: eight results are stored at once. `index`, `seconds`: as in `Plan`.
     """
 
     problem: Convolution

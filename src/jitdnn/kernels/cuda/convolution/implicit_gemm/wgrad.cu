@@ -285,7 +285,7 @@ FUNCTION void finish_run(const Tile &tile, int row, int column, const SUM (&sums
 #pragma unroll
     for (int e = 0; e < RUN; ++e) results[e] = (REAL)sums[e];
     if constexpr (IS_RESULT_VECTOR) {
-        store_results<true>(result + column, 1, results, count, alpha, beta);
+        store_results<RUN>(result + column, 1, results, count, alpha, beta);
     } else {
 #pragma unroll
         for (int e = 0; e < RUN; ++e) {

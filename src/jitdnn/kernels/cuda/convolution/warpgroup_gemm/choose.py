@@ -31,6 +31,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     rows_map,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.cost import narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.kernels.cuda.warpgroup.cost import LAUNCH_SECONDS, best_blocking
 from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Products, Tile
@@ -44,6 +45,7 @@ _ROW_COST = {128: 1.0, 64: 0.66, 32: 0.62}
 """Of a row of so many bytes: to the copy engine they are alike, and products of short ones take less."""
 _Three = tuple[int, int, int]
 _Packs = tuple[Pack | None, Pack | None]
+_PACK_BLOCK_SECONDS = 0.5e-6  # of a multiprocessor, for each thread block that packs, as seen of few channels
 _NEEDS_WORKSPACE = "an operand must be packed, which takes workspace"
 
 
@@ -178,6 +180,8 @@ def _pack_seconds(packs: _Packs, device: GpuDevice) -> float:
             if pack.is_scaled:  # the largest number is looked for first, and what fits stays in L2
                 moved += read
             time += LAUNCH_SECONDS + 1.3 * moved / device.bandwidth
+            if not pack.is_flat:
+                time += pack.blocks * _PACK_BLOCK_SECONDS / device.multiprocessors
     if any(pack and pack.is_scaled for pack in packs):  # and with two parts there is the exact kernel
         time += max(pack.parts for pack in packs if pack) * LAUNCH_SECONDS
     return time
@@ -268,6 +272,8 @@ def _correlation_plan(
     is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
     if batch:
         is_vector = is_vector and batch.result * result_bytes % ALIGNMENT == 0
+    if strides.channel == 1 and not is_vector and not blocking.is_split:
+        seconds += narrow_store_seconds(device.facts, sum(rows) * geometry.out_channels * groups)
     is_vector = is_vector and not blocking.is_split  # the reduction stores elements, whatever the layout is
     boxes = None
     if is_vector and len(phases) == 1:
