@@ -164,7 +164,7 @@ def test_any_text_is_a_space_or_an_error_of_ours(text: str) -> None:
 def test_plans_that_do_not_fit_are_refused() -> None:
     for values, words in (
         ({"sampler": "best"}, "sampler is 'best': choose one of tpe, random, grid"),
-        ({"pruner": "x"}, "none, median, halving"),
+        ({"pruner": "x"}, "none, median, halving, hyperband"),
         ({"trials": 0}, "trials is 0"),
         ({"parallel": -1}, "parallel is 0"),
         ({"metric": "loss"}, "a series of tests"),
@@ -268,6 +268,22 @@ def test_trials_without_hope_end_early(store: Store, dataset: Row, pruner: str) 
     assert [row["state"] for row in trials(store, row_of(store, sweep))] == ["done"] * 5 + ["pruned", "done"]
     assert row_of(store, sweep)["best_at"] == rows[6]["id"]
     assert not should_stop(Plan(space, sampler="grid"), [Trial({"rate": 0.01}, (0.1,), "running")], 0)
+
+
+def test_brackets_of_hyperband_judge_some_trials_later() -> None:
+    """Nine of 17 trials from their first test on, five from the third, three from the ninth, each among its own."""
+    plan = Plan(SPACE, sampler="random", trials=17, pruner="hyperband")
+
+    def ended(tests: int) -> list[int]:
+        """Which of 17 trials end after so many tests, if the later ones are better."""
+        known = [Trial({}, (0.01 * k,) * tests, "running") for k in range(17)]
+        return [k for k in range(17) if should_stop(plan, known, k)]
+
+    after = [set(ended(tests)) for tests in (1, 2, 3, 8, 9)]
+    assert [len(each) for each in after] == [6, 6, 10, 10, 12]  # of 9 the best 3 go on, of 5 one, of 3 one
+    assert after[0] == after[1] <= after[2] == after[3] <= after[4]
+    assert 16 not in after[4]
+    assert not ended(0)
 
 
 def test_pause_stop_and_go_on_reach_the_trials(store: Store, dataset: Row) -> None:

@@ -52,7 +52,7 @@ def test_own_images_from_a_file_to_a_version(browser: Browser, tmp_path: Path) -
         page.locator("input[type=file]").evaluate("field => field.files.length") == 0
     )  # it is not sent again
     with page.expect_response("**/data/scan") as answered:
-        page.get_by_text("Crop", exact=True).click()
+        page.get_by_role("radiogroup", name="Fitting").get_by_text("Crop", exact=True).click()
     assert answered.value.status == 200
     expect(page.locator("#scan [name=upload]")).to_have_value(token)
     page.get_by_role("textbox", name="Name", exact=True).fill("Flowers")

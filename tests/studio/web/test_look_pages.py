@@ -329,3 +329,10 @@ def test_gradients_and_strongest_images(client: TestClient) -> None:
     layer = client.get("/runs/1/inside/layers/conv1").text
     assert "Images that its units answer to most" in layer
     assert 'class="quiet zoom scripted"' in layer
+
+
+def test_a_class_that_is_a_digit_has_its_key_and_pages_below_a_tab_mark_it(client: TestClient) -> None:
+    assert "<kbd>3</kbd>3</button>" in client.get("/data/1/images/test/0").text
+    layer = client.get("/runs/1/inside/layers/conv1").text
+    assert '<a href="/runs/1/inside" aria-current="true">Look inside</a>' in layer
+    assert '<a href="/runs/1" >Curves</a>' in layer

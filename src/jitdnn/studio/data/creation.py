@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jitdnn.errors import InvalidArgument, JitdnnError
+from jitdnn.studio import texts
 from jitdnn.studio.data.built_in import DIGITS
 from jitdnn.studio.data.decode import Cancelled
 from jitdnn.studio.data.make import Made, make
@@ -77,7 +78,7 @@ def run(store: Store, number: int, is_raising: bool = False) -> None:
             return
         settings = row["settings"]
         options = options_of(settings)
-        _tell(folder, 0, 0, "looking at the source")
+        _tell(folder, 0, 0, texts.mark("looking at the source"))
         listing = list_source(settings["path"], options)
         inner = folder / "made"
         inner.mkdir()
@@ -109,7 +110,7 @@ def progress(home: Path, number: int) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads((unfinished_folder(home, number) / "progress").read_text())
     except (OSError, ValueError):
-        return {"done": 0, "total": 0, "text": "starting"}
+        return {"done": 0, "total": 0, "text": texts.mark("starting")}
     return found
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.settings import available_cores
+from jitdnn.studio import texts
 from jitdnn.studio.data import arrays, index
 from jitdnn.studio.data.dataset import MEAN, PARTS, Dataset, mean_image
 from jitdnn.studio.data.decode import Job, decoded
@@ -72,13 +73,13 @@ def make(
     done = 0
     for chunk in decoded(folder, listing.reader, jobs, processes, is_cancelled):
         done += len(chunk)
-        tell(done, len(jobs), "reading pictures")
+        tell(done, len(jobs), texts.mark("reading pictures"))
     _close_holes(folder, jobs)
     kept = [job for job in jobs if not job.error]
     if not any(job.part == "train" for job in kept):
         shown = "; ".join(f"{job.entry.name}: {job.error}" for job in jobs[:3])
         raise InvalidArgument(f"none of the images to train with can be read: {shown}")
-    tell(done, len(jobs), "writing what was found")
+    tell(done, len(jobs), texts.mark("writing what was found"))
     return _finish(folder, listing, options, kept, [job for job in jobs if job.error])
 
 

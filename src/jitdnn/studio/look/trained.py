@@ -19,6 +19,7 @@ from jitdnn.caffe.deployment import Deployment, deployment
 from jitdnn.caffe.load import parse_file
 from jitdnn.caffe.weights import share_weights
 from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.studio import texts
 from jitdnn.studio.data import Dataset, open_dataset
 from jitdnn.studio.store import BEST, run_folder
 
@@ -204,9 +205,11 @@ class Weights(NamedTuple):
 
 def weights_of(folder: Path) -> list[Weights]:
     """The weights of a run's folder, the best first, then snapshots, the newest first."""
-    found = [(BEST, "best")] if (folder / BEST).is_file() else []
+    found = [(BEST, texts.text("best"))] if (folder / BEST).is_file() else []
     snapshots = sorted(folder.glob("snap_iter_*.jdsnap"), key=lambda file: -_iteration(file))
-    found += [(file.name, f"iteration {_iteration(file):,}") for file in snapshots]
+    found += [
+        (file.name, texts.text("iteration %(number)s", number=f"{_iteration(file):,}")) for file in snapshots
+    ]
     chosen = []
     for name, title in found:
         try:

@@ -21,6 +21,7 @@ from jitdnn.caffe.schema_layers import BlobShape, DataParameter, InputParameter,
 from jitdnn.caffe.transform import Transformer
 from jitdnn.caffe.upgrade import upgrade_net
 from jitdnn.errors import InvalidArgument, NotSupported, ParseError
+from jitdnn.studio import texts
 from jitdnn.studio.nets.changes import Changes
 from jitdnn.studio.nets.facts import DataFacts
 from jitdnn.studio.nets.heads import fit_heads
@@ -138,7 +139,9 @@ def _replace_data(
     if not old:
         old = [layer for layer in net.layer if layer.type == "Input"][:1]
         if old:
-            changes.add(old[0], f"layer {old[0].name!r} (Input) reads the data set")
+            changes.add(
+                old[0], texts.text("layer %(name)s (Input) reads the data set", name=repr(old[0].name))
+            )
     if not old:
         raise InvalidArgument(
             'the net has no layer of data: begin it with layer { name: "data" type: "Data" top: "data" top: "label" }'
@@ -183,7 +186,10 @@ def _transform(
     result = layer.transform_param.copy()
     if result.has("mean_file"):
         if result.mean_file != "mean.npy":
-            changes.add(layer, f"layer {layer.name!r}: the mean image is that of the data set")
+            changes.add(
+                layer,
+                texts.text("layer %(name)s: the mean image is that of the data set", name=repr(layer.name)),
+            )
         result.mean_file = "mean.npy"
     if options.mirror is not None:
         result.mirror = options.mirror
@@ -219,7 +225,7 @@ def freeze(bound: Bound, weights: Mapping[str, int], names: Sequence[str]) -> No
             layer.param = [
                 _frozen(spec) for spec in [*layer.param, *(ParamSpec() for _ in range(missing_specs))]
             ]
-            bound.changes.add(layer, f"layer {layer.name!r} keeps its weights")
+            bound.changes.add(layer, texts.text("layer %(name)s keeps its weights", name=repr(layer.name)))
 
 
 def _frozen(spec: ParamSpec) -> ParamSpec:

@@ -10,6 +10,7 @@ from jitdnn.caffe.net import Net
 from jitdnn.caffe.schema import NetState
 from jitdnn.errors import InvalidArgument, JitdnnError, ParseError
 from jitdnn.settings import current, format_bytes
+from jitdnn.studio import texts
 from jitdnn.studio.nets.asked import asked_of
 from jitdnn.studio.nets.binding import Bound, bind, freeze, with_inputs
 from jitdnn.studio.nets.costs import activation_bytes, layer_bytes, operations, weight_bytes
@@ -137,20 +138,35 @@ def _warnings(bound: Bound, name: str, facts: DataFacts, memory: int, options: O
         low = high = options.crop
     if size is not None and facts.shape[1:] != (1, 1) and not (size[0] <= low and high <= size[1]):
         found.append(
-            f"{name} is meant for images of {size[0]} to {size[1]} pixels, and these have {low} x {high}"
+            texts.text(
+                "%(net)s is meant for images of %(least)d to %(most)d pixels, and these have %(low)d x %(high)d",
+                net=name,
+                least=size[0],
+                most=size[1],
+                low=low,
+                high=high,
+            )
         )
     transform = next(layer.transform_param for layer in bound.net.layer if layer.type == "Data")
     is_random = transform.mirror or transform.crop_size
     if facts.counts["train"] < _FEW and min(facts.shape[1:]) >= _CUT and not is_random:
         found.append(
-            f"{facts.counts['train']} images are few, and a net will know them by heart: mirror them, where left and "
-            f"right are alike, and crop {7 * min(facts.shape[1:]) // 8} pixels at random"
+            texts.text(
+                "%(images)d images are few, and a net will know them by heart: mirror them, where left and right are "
+                "alike, and crop %(pixels)d pixels at random",
+                images=facts.counts["train"],
+                pixels=7 * min(facts.shape[1:]) // 8,
+            )
         )
     most = current().load_limit
     if most is not None and memory > most and not options.memory_limit:
         found.append(
-            f"training takes about {format_bytes(memory)}, and this machine has {format_bytes(most)}: choose a smaller "
-            "batch, or a limit on memory"
+            texts.text(
+                "training takes about %(memory)s, and this machine has %(most)s: choose a smaller batch, or a limit on "
+                "memory",
+                memory=format_bytes(memory),
+                most=format_bytes(most),
+            )
         )
     return found
 

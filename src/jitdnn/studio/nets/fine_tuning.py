@@ -13,6 +13,7 @@ from jitdnn.caffe.blob import Array
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.weights import read_weight_file
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio import texts
 from jitdnn.studio.nets.binding import Bound
 
 #: the file of a run that has the weights it starts from
@@ -52,7 +53,10 @@ def start_from(bound: Bound, net: Net, file: str, frozen: tuple[str, ...]) -> St
             )
         layers = [layer for layer in bound.net.layer if layer.name == name]
         if not there:
-            bound.changes.add(layers[0], f"layer {name!r} starts afresh: it is not in the weights")
+            bound.changes.add(
+                layers[0],
+                texts.text("layer %(name)s starts afresh: it is not in the weights", name=repr(name)),
+            )
             continue
         new = _new(name, names)
         names.add(new)
@@ -61,7 +65,14 @@ def start_from(bound: Bound, net: Net, file: str, frozen: tuple[str, ...]) -> St
         was = ", ".join(str(array.shape) for array in there.values())
         now = ", ".join(map(str, own.values()))
         bound.changes.add(
-            layers[0], f"layer {name!r} starts afresh as {new!r}: it had weights {was}, and has {now}"
+            layers[0],
+            texts.text(
+                "layer %(name)s starts afresh as %(new)s: it had weights %(was)s, and has %(now)s",
+                name=repr(name),
+                new=repr(new),
+                was=was,
+                now=now,
+            ),
         )
     if not kept:
         raise InvalidArgument(

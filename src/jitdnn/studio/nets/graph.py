@@ -10,6 +10,7 @@ from jitdnn.caffe.drawing import draw, label
 from jitdnn.caffe.rules import filter_net
 from jitdnn.caffe.schema import LayerParameter, NetState
 from jitdnn.errors import JitdnnError
+from jitdnn.studio import texts
 from jitdnn.studio.nets.asked import asked_of
 from jitdnn.studio.nets.checks import checked_net, layer_facts, refused
 
@@ -35,11 +36,11 @@ def graph(
         row = known.get(layer.name)
         if row is None:
             return [label(layer)]
-        parts = [" × ".join(map(str, row["shape"])) or "one number"]
+        parts = [" × ".join(map(str, row["shape"])) or texts.text("one number")]
         if row["weights"]:
-            parts.append(f"{row['weights']:,} weights")
+            parts.append(texts.text("%(weights)s weights", weights=f"{row['weights']:,}"))
         if row["weights"] and row["flops"]:
-            parts.append(f"{row['flops'] / 1e6:.3g} M operations")
+            parts.append(texts.text("%(flops)s M operations", flops=f"{row['flops'] / 1e6:.3g}"))
         return [label(layer), "  ·  ".join(parts)]
 
     drawing = draw(filter_net(bound.net, NetState(phase="TRAIN")), lines_of, 1, 1)

@@ -15,6 +15,7 @@ from jitdnn.caffe.blob import Shape
 from jitdnn.caffe.schema import LayerParameter, NetParameter, NetStateRule
 from jitdnn.caffe.schema_layers import LossParameter
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio import texts
 from jitdnn.studio.nets.changes import Changes
 from jitdnn.studio.nets.facts import DataFacts
 
@@ -53,11 +54,23 @@ def fit_heads(
     for layer in list(net.layer):
         if layer.type == "Accuracy" and facts.task in ("multi-label", "regression"):
             net.layer.remove(layer)
-            changes.add(layer, f"layer {layer.name!r} (Accuracy) left out: it counts single classes")
+            changes.add(
+                layer,
+                texts.text(
+                    "layer %(name)s (Accuracy) left out: it counts single classes", name=repr(layer.name)
+                ),
+            )
     for layer in net.layer:
         if layer.type in _EXCHANGED and layer.type != wanted and set(layer.bottom) & set(labels):
             changes.add(
-                layer, f"layer {layer.name!r}: {wanted} in the place of {layer.type}, for {facts.task}"
+                layer,
+                texts.text(
+                    "layer %(name)s: %(wanted)s in the place of %(type)s, for %(task)s",
+                    name=repr(layer.name),
+                    wanted=wanted,
+                    type=layer.type,
+                    task=facts.task,
+                ),
             )
             layer.type = wanted
             layer.clear("softmax_param")
@@ -95,7 +108,12 @@ def _add_loss(net: NetParameter, kind: str, labels: Sequence[str], changes: Chan
             )
         )
     net.layer.append(LayerParameter(name="loss", type=kind, bottom=[scores, labels[0]], top=["loss"]))
-    changes.add(last, f"the net has no loss: layer 'loss' ({kind}) of {scores!r} added")
+    changes.add(
+        last,
+        texts.text(
+            "the net has no loss: layer 'loss' (%(kind)s) of %(scores)s added", kind=kind, scores=repr(scores)
+        ),
+    )
 
 
 def _set_outputs(net: NetParameter, loss: LayerParameter, facts: DataFacts, changes: Changes) -> None:
@@ -109,7 +127,20 @@ def _set_outputs(net: NetParameter, loss: LayerParameter, facts: DataFacts, chan
         if not source.has(field):
             setattr(source, field, type(holder)())
         getattr(source, field).num_output = count
-        changes.add(source, f"layer {source.name!r} has {count} outputs, one for each {_noun(facts)}")
+        changes.add(
+            source,
+            texts.text(
+                "layer %(name)s has %(count)d outputs, one for each target",
+                name=repr(source.name),
+                count=count,
+            )
+            if facts.task == "regression"
+            else texts.text(
+                "layer %(name)s has %(count)d outputs, one for each class",
+                name=repr(source.name),
+                count=count,
+            ),
+        )
         return
     given = holder.num_output
     if given < count or (given != count and facts.task in ("multi-label", "regression")):
@@ -118,7 +149,15 @@ def _set_outputs(net: NetParameter, loss: LayerParameter, facts: DataFacts, chan
             f"{facts.name!r} needs {count}, one for each {_noun(facts)}: take num_output out, and it is set"
         ).at(source.place(field))
     if given != count:
-        changes.add(source, f"layer {source.name!r} has {given} outputs, and the data set {count} classes")
+        changes.add(
+            source,
+            texts.text(
+                "layer %(name)s has %(given)s outputs, and the data set %(count)s classes",
+                name=repr(source.name),
+                given=given,
+                count=count,
+            ),
+        )
 
 
 def _set_image(net: NetParameter, loss: LayerParameter, image: Shape, changes: Changes) -> None:
@@ -131,7 +170,12 @@ def _set_image(net: NetParameter, loss: LayerParameter, image: Shape, changes: C
         setattr(source, holder, type(getattr(source, holder))())
     count = math.prod(image) if source.type == "InnerProduct" else image[0]
     getattr(source, holder).num_output = count
-    changes.add(source, f"layer {source.name!r} has {count} outputs, as many as an image")
+    changes.add(
+        source,
+        texts.text(
+            "layer %(name)s has %(count)s outputs, as many as an image", name=repr(source.name), count=count
+        ),
+    )
 
 
 def _noun(facts: DataFacts) -> str:

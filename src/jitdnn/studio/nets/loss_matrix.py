@@ -17,6 +17,7 @@ from jitdnn.caffe.blob import Array
 from jitdnn.caffe.schema import LayerParameter, NetParameter, NetStateRule
 from jitdnn.caffe.schema_layers import InfogainLossParameter
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio import texts
 from jitdnn.studio.nets.binding import Bound
 from jitdnn.studio.nets.facts import DataFacts
 from jitdnn.studio.nets.options import BALANCED, Options
@@ -84,7 +85,11 @@ def train_by_matrix(bound: Bound, is_listed_only: bool = False) -> None:
         )
     for layer in layers:
         bound.changes.add(
-            layer, f"layer {layer.name!r}: InfogainLoss while it is trained, for class weights and smoothing"
+            layer,
+            texts.text(
+                "layer %(name)s: InfogainLoss while it is trained, for class weights and smoothing",
+                name=repr(layer.name),
+            ),
         )
         if not is_listed_only:
             _divide(bound.net, layer)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.schema import SolverParameter
+from jitdnn.studio import texts
 
 
 @dataclass(frozen=True)
@@ -21,28 +22,40 @@ class Schedule:
 
 SCHEDULES = {
     "multistep": Schedule(
-        "Steps", "drops at the percents of the training that are named", {"gamma": 0.2, "steps": (60.0, 85.0)}
+        texts.mark("Steps"),
+        texts.mark("drops at the percents of the training that are named"),
+        {"gamma": 0.2, "steps": (60.0, 85.0)},
     ),
-    "poly": Schedule("To zero", "falls to zero at the end", {"power": 1.0}),
-    "cosine": Schedule("Cosine", "falls slowly, fast, and slowly to zero at the end", {}),
+    "poly": Schedule(texts.mark("To zero"), texts.mark("falls to zero at the end"), {"power": 1.0}),
+    "cosine": Schedule(
+        texts.mark("Cosine"), texts.mark("falls slowly, fast, and slowly to zero at the end"), {}
+    ),
     "onecycle": Schedule(
-        "One cycle",
-        "rises from a 25th to the learning rate in so many percent of the training, then falls to almost zero",
+        texts.mark("One cycle"),
+        texts.mark(
+            "rises from a 25th to the learning rate in so many percent of the training, then falls to almost zero"
+        ),
         {"step": 30.0},
     ),
     "exp": Schedule(
-        "Exponential", "falls by the same part with each percent of the training", {"gamma": 0.95}
+        texts.mark("Exponential"),
+        texts.mark("falls by the same part with each percent of the training"),
+        {"gamma": 0.95},
     ),
     "step": Schedule(
-        "Even steps",
-        "drops again and again after so many percent of the training",
+        texts.mark("Even steps"),
+        texts.mark("drops again and again after so many percent of the training"),
         {"gamma": 0.1, "step": 33.0},
     ),
-    "inv": Schedule("Inverse", "falls ever more slowly", {"gamma": 0.1, "power": 0.5}),
-    "sigmoid": Schedule(
-        "Sigmoid", "falls around so many percent of the training", {"gamma": 0.1, "step": 50.0}
+    "inv": Schedule(
+        texts.mark("Inverse"), texts.mark("falls ever more slowly"), {"gamma": 0.1, "power": 0.5}
     ),
-    "fixed": Schedule("Fixed", "stays as it is", {}),
+    "sigmoid": Schedule(
+        texts.mark("Sigmoid"),
+        texts.mark("falls around so many percent of the training"),
+        {"gamma": 0.1, "step": 50.0},
+    ),
+    "fixed": Schedule(texts.mark("Fixed"), texts.mark("stays as it is"), {}),
 }
 
 

@@ -15,7 +15,7 @@ from jitdnn.studio.sweeps.space import Space, Value, filled, variables
 from jitdnn.studio.work.control import PREPARING
 
 SAMPLERS = ("tpe", "random", "grid")
-PRUNERS = ("none", "median", "halving")
+PRUNERS = ("none", "median", "halving", "hyperband")
 _MOST_TRIALS = 10_000
 _OPTIONS = frozenset(option.name for option in fields(Options))
 

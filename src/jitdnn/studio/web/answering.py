@@ -16,9 +16,10 @@ from typing import Final, NamedTuple
 from fastapi import HTTPException, Request, UploadFile
 
 from jitdnn.errors import JitdnnError
+from jitdnn.studio import texts
 from jitdnn.studio.look import classify as look
 from jitdnn.studio.store import Row
-from jitdnn.studio.web import trained_runs
+from jitdnn.studio.web import trained_runs, words
 from jitdnn.studio.web.context import Studio
 from jitdnn.studio.web.image_lists import content_of, is_list, read_list
 
@@ -78,7 +79,11 @@ async def begin(
     try:
         total = await asyncio.to_thread(_count, files)
         if total > look.MOST_FILES:
-            raise HTTPException(413, f"{total:,} images: at most {look.MOST_FILES:,} at a time.")
+            most = words.commas(look.MOST_FILES)
+            said = texts.text(
+                "%(images)s: at most %(most)s at a time.", images=words.plural(total, "image"), most=most
+            )
+            raise HTTPException(413, said)
     except BaseException:
         _remove(files)
         raise
@@ -102,7 +107,7 @@ async def work(studio: Studio, job: Job, files: Files) -> None:
     except (JitdnnError, HTTPException) as error:
         job.error = str(getattr(error, "detail", error))
     except Exception:
-        job.error = "Something is wrong in the studio itself; what its server printed says what."
+        job.error = texts.text("Something is wrong in the studio itself; what its server printed says what.")
         raise
     finally:
         job.is_over = True
@@ -134,7 +139,7 @@ def job_of(request: Request, number: int, name: str) -> Job:
     """The job of a run by its name; 404."""
     found = jobs(request).get(name)
     if found is None or found.run != number:
-        raise HTTPException(404, "These answers are gone: ask again.")
+        raise HTTPException(404, texts.text("These answers are gone: ask again."))
     return found
 
 

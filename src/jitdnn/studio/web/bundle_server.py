@@ -22,6 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from jitdnn import __version__
 from jitdnn.errors import InvalidArgument, JitdnnError
+from jitdnn.studio import texts
 from jitdnn.studio.export.predictor import Predictor
 from jitdnn.studio.web.context import STATIC, make_templates
 from jitdnn.studio.web.guard import Guard
@@ -80,13 +81,13 @@ def make_app(predictor: Predictor) -> FastAPI:
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             content = await request.body()
             if not content:
-                raise HTTPException(422, "Send an image as the body, or files in a form.")
+                raise HTTPException(422, texts.text("Send an image as the body, or files in a form."))
             return await run_in_threadpool(predictor.predict, content, top, pictures)
         answers = []
         async with request.form(max_files=MOST_FILES, max_fields=10) as form:
             files = [value for _, value in form.multi_items() if not isinstance(value, str)]
             if not files:
-                raise HTTPException(422, "The form has no file.")
+                raise HTTPException(422, texts.text("The form has no file."))
             for file in files:
                 try:
                     found = await run_in_threadpool(predictor.predict, await read_image(file), top, pictures)

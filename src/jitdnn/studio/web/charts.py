@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from jitdnn.studio import texts
 from jitdnn.studio.work.gpu_load import BUSY, DEGREES, MEMORY
 
 #: weights that smoothing offers, by the places of a slider
@@ -51,37 +52,37 @@ def charts(names: Sequence[str], task: str | None) -> list[Chart]:
     """
     losses = [name for name in names if name.startswith("val ") and _is_loss(name)]
     losses = losses or ["val loss"]
-    loss = [Line("loss", "raw", "train, each"), Line("loss", "train", "train", True)]
+    loss = [Line("loss", "raw", texts.text("train, each")), Line("loss", "train", texts.text("train"), True)]
     for at, name in enumerate(losses):
-        title = "test" if len(losses) == 1 else name.removeprefix("val ")
+        title = texts.text("test") if len(losses) == 1 else name.removeprefix("val ")
         loss.append(Line(name, "val" if at == 0 else _OTHERS[at % len(_OTHERS)], title))
-    found = [Chart("loss", "Loss", tuple(loss))]
+    found = [Chart("loss", texts.text("Loss"), tuple(loss))]
     scores = [name for name in names if name.startswith("val ") and not _is_loss(name)]
     if not scores and task in (None, "classification", "segmentation"):
         scores = ["val accuracy"]
     shares = [name for name in scores if "accuracy" in name or "iou" in name or "top" in name]
     if shares:
-        found.append(Chart("accuracy", "Accuracy", _scores(shares), is_share=True))
+        found.append(Chart("accuracy", texts.text("Accuracy"), _scores(shares), is_share=True))
     for name in scores:
         if name not in shares:
             title = name.removeprefix("val ")
             found.append(Chart(title, title[:1].upper() + title[1:], _scores([name])))
-    found.append(Chart("rate", "Learning rate", (Line("lr", "rate", ""),)))
+    found.append(Chart("rate", texts.text("Learning rate"), (Line("lr", "rate", ""),)))
     if "gradient norm" in names:
-        found.append(Chart("norm", "Gradient norm", (Line("gradient norm", "val", ""),)))
+        found.append(Chart("norm", texts.text("Gradient norm"), (Line("gradient norm", "val", ""),)))
     times = [name for name in names if name.startswith("time/")]
     if times:
         lines = [
             Line(n, _OTHERS[at % len(_OTHERS)], n.removeprefix("time/")) for at, n in enumerate(times[:8])
         ]
-        found.append(Chart("time", "Seconds", tuple(lines)))
+        found.append(Chart("time", texts.text("Seconds"), tuple(lines)))
     loads = [name for name in (BUSY, MEMORY) if name in names]
     if loads:
         kinds = {BUSY: "train", MEMORY: "val"}
         lines = [Line(name, kinds[name], name.removeprefix("gpu/")) for name in loads]
-        found.append(Chart("gpu", "GPU", tuple(lines), is_share=True))
+        found.append(Chart("gpu", texts.text("GPU"), tuple(lines), is_share=True))
     if DEGREES in names:
-        found.append(Chart("degrees", "GPU, degrees Celsius", (Line(DEGREES, "rate", ""),)))
+        found.append(Chart("degrees", texts.text("GPU, degrees Celsius"), (Line(DEGREES, "rate", ""),)))
     shown = {name for chart in found for name in chart.names} | set(times)
     for name in [each for each in names if each not in shown][:MOST_OTHERS]:  # of runs from elsewhere
         found.append(Chart(name, name[:1].upper() + name[1:], (Line(name, "train", ""),)))
@@ -94,7 +95,7 @@ def _is_loss(name: str) -> bool:
 
 def _scores(names: Sequence[str]) -> tuple[Line, ...]:
     colours = ("accuracy", "rate", "val", "train")
-    titles = ["test"] if len(names) == 1 else [name.removeprefix("val ") for name in names]
+    titles = [texts.text("test")] if len(names) == 1 else [name.removeprefix("val ") for name in names]
     return tuple(
         Line(name, colours[at % 4], title) for at, (name, title) in enumerate(zip(names, titles, strict=True))
     )

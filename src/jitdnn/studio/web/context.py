@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
 from fastapi.templating import Jinja2Templates
 
+from jitdnn.studio import texts
 from jitdnn.studio.store import Row, Store
 from jitdnn.studio.web import words
 from jitdnn.studio.web.stream import Watching
@@ -72,7 +73,12 @@ class Studio:
         """A row, or 404."""
         found = self.store.one(table, number) if 0 <= number < 1 << 63 else None
         if found is None:
-            raise HTTPException(404, f"There is no {words.TABLES.get(table, table)} {number}.")
+            raise HTTPException(
+                404,
+                texts.text(
+                    "There is no %(thing)s %(number)d.", thing=texts.said(words.TABLES[table]), number=number
+                ),
+            )
         return found
 
 
@@ -144,5 +150,12 @@ def make_templates() -> Jinja2Templates:
     templates = Jinja2Templates(HERE / "templates")
     templates.env.trim_blocks = templates.env.lstrip_blocks = True
     templates.env.filters |= words.FILTERS
-    templates.env.globals |= {"asset": asset, "STATES": words.STATES, "TASKS": words.TASKS}
+    templates.env.globals |= {"asset": asset, "language": texts.language, "DIRECTIONS": words.DIRECTIONS}
+    templates.env.add_extension("jinja2.ext.i18n")
+    templates.env.policies["ext.i18n.trimmed"] = True
+    templates.env.install_gettext_callables(  # type: ignore[attr-defined]  # of the extension
+        lambda message: texts.catalogue().gettext(message),
+        lambda one, many, count: texts.catalogue().ngettext(one, many, count),
+        newstyle=True,
+    )
     return templates

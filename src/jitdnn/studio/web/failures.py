@@ -12,12 +12,21 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from jitdnn.errors import JitdnnError
+from jitdnn.studio import texts
 from jitdnn.studio.web.context import is_part, page
 
 TITLES = {
-    404: "Not here", 405: "Not in that way", 409: "Not now", 413: "Too large", 422: "That does not fit",
-    504: "That took too long", 507: "Not enough memory",
-}  # fmt: skip
+    404: texts.mark("Not here"),
+    405: texts.mark("Not in that way"),
+    409: texts.mark("Not now"),
+    413: texts.mark("Too large"),
+    422: texts.mark("That does not fit"),
+    504: texts.mark("That took too long"),
+    507: texts.mark("Not enough memory"),
+}
+
+
+UNKNOWN: Final = texts.mark("That did not work")
 
 
 class Refusal(BaseModel):
@@ -52,7 +61,7 @@ def say(request: Request, status: int, message: str, line: int | None = None) ->
         return JSONResponse({"detail": detail}, status)
     template = "note.html" if is_part(request) else "error.html"
     return page(request, template, status=status, message=message, line=line,
-                title=TITLES.get(status, "That did not work"))  # fmt: skip
+                title=texts.said(TITLES.get(status, UNKNOWN)))  # fmt: skip
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -61,7 +70,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     line = detail.get("line") if isinstance(detail, dict) else None
     message = str(detail["message"]) if isinstance(detail, dict) else str(detail)
     if error.status_code == 404 and message == "Not Found":
-        message = "There is no such page."
+        message = texts.text("There is no such page.")
     answer = say(request, error.status_code, message, line)
     answer.headers.update(error.headers or {})
     return answer
@@ -87,4 +96,8 @@ async def _library(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return say(request, 500, "Something is wrong in the studio itself; what its server printed says what.")
+    return say(
+        request,
+        500,
+        texts.text("Something is wrong in the studio itself; what its server printed says what."),
+    )

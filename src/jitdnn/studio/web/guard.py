@@ -14,6 +14,8 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jitdnn.studio import texts
+
 #: bytes of an uploaded file, and of every other request
 LARGEST_UPLOAD, LARGEST_BODY = 2 << 30, 16 << 20
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -80,7 +82,7 @@ class Guard:
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = [value for name, value in query if name == "token"]
         if not self._is_our_name(headers.get("host", ""), scope):
-            return await answer(421, "This server does not answer under that name.")
+            return await answer(421, texts.text("This server does not answer under that name."))
         if given and scope["method"] == "GET" and (self._same(given[-1]) or self._is_ticket(given[-1])):
             return await answer(303, "", *self._to_cookie(scope["path"], query))
         bearer = headers.get("authorization", "")
@@ -88,14 +90,17 @@ class Guard:
         by_header = self._same(bearer)
         if not by_header and not self._same(self._kept(headers.get("cookie", ""))):
             return await answer(
-                401, "Open the address that the studio printed when it started: it carries the token."
+                401,
+                texts.text("Open the address that the studio printed when it started: it carries the token."),
             )
         if scope["method"] not in SAFE and not by_header and not self._is_ours(headers):
-            return await answer(403, "That request came from another site.")
+            return await answer(403, texts.text("That request came from another site."))
         most = LARGEST_UPLOAD if headers.get("content-type", "").startswith("multipart/") else LARGEST_BODY
         said = headers.get("content-length", "0")
         if not said.isdecimal():
-            return await answer(400, f"Content-Length {said[:40]!r} is no number of bytes.")
+            return await answer(
+                400, texts.text("Content-Length %(value)s is no number of bytes.", value=repr(said[:40]))
+            )
         if int(said) > most:
             return await answer(413, _too_large(most))
         body = _Counted(receive, most)
@@ -190,4 +195,6 @@ class _Counted:
 
 def _too_large(most: int) -> str:
     limit = f"{most >> 30} GiB" if most >= 1 << 30 else f"{most >> 20} MiB"
-    return f"That is more than {limit}: give the path of a folder on the server instead."
+    return texts.text(
+        "That is more than %(limit)s: give the path of a folder on the server instead.", limit=limit
+    )

@@ -6,8 +6,9 @@ from typing import Final
 
 from fastapi import HTTPException
 
+from jitdnn.studio import texts
 from jitdnn.studio.store import Row, Store
-from jitdnn.studio.web.words import STATES
+from jitdnn.studio.web.words import STATES, TABLES
 
 #: runs in a page of a table
 PAGE: Final = 50
@@ -24,7 +25,8 @@ def runs(store: Store, q: str = "", start: int = 0, count: int = PAGE, where: st
     """The newest runs first, those that have every word of `q` in name, net, data set, note, author or state."""
     words = q.split()[:8]
     fits = " AND ".join([where, *["about LIKE ? ESCAPE '\\'"] * len(words)])
-    states = " ".join(f"WHEN '{state}' THEN '{state} {said}'" for state, said in STATES.items())
+    called = {state: texts.said(marked).replace("'", "''") for state, marked in STATES.items()}
+    states = " ".join(f"WHEN '{state}' THEN '{state} {called[state]}'" for state in STATES)
     about = f"""run.name || ' ' || run.net_name || ' ' || coalesce(dataset.name, '') || ' ' || run.note || ' '
       || run.author || ' ' || CASE run.state {states} ELSE run.state END"""
     sql = f"SELECT * FROM ({_JOINED.replace('run.*,', f'run.*, {about} AS about,')}) WHERE {fits}"
@@ -42,7 +44,10 @@ def run(store: Store, number: int) -> Row:
     """One run as `find`; 404."""
     found = find(store, number)
     if found is None:
-        raise HTTPException(404, f"There is no run {number}.")
+        raise HTTPException(
+            404,
+            texts.text("There is no %(thing)s %(number)d.", thing=texts.said(TABLES["run"]), number=number),
+        )
     return found
 
 

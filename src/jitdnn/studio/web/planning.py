@@ -14,7 +14,7 @@ from jitdnn import targets
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.errors import InvalidArgument, JitdnnError
 from jitdnn.kernels.algorithm import Device
-from jitdnn.studio import nets
+from jitdnn.studio import nets, texts
 
 #: seconds for ways in less workspace, of which the page shows some
 QUICK: Final = 0.5
@@ -39,7 +39,11 @@ def plan(
     try:
         device, missing = device_of(place), ""
     except (JitdnnError, KeyError, TypeError, ValueError) as error:
-        device, missing = None, f"How it runs on {place['name'] if place else ''} is not known here: {error}."
+        name = place["name"] if place else ""
+        device, missing = (
+            None,
+            texts.text("How it runs on %(place)s is not known here: %(why)s.", place=name, why=error),
+        )
     found = nets.plan(text, options, dataset, home, alternatives=True, seconds=seconds, device=device)
     if not found["ok"]:
         raise InvalidArgument(found["error"])

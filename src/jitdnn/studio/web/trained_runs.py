@@ -11,6 +11,7 @@ from fastapi import HTTPException, Query, UploadFile
 
 from jitdnn.errors import InvalidArgument
 from jitdnn.limits import IMAGE_BYTES
+from jitdnn.studio import texts
 from jitdnn.studio.data import Dataset, open_dataset
 from jitdnn.studio.look import evaluate, predictions
 from jitdnn.studio.look.trained import Weights, choose_weights, weights_of
@@ -64,7 +65,9 @@ def with_weights(studio: Studio, number: int, weights: str = "") -> tuple[Traine
     """The same for a net that must answer: 409 while there are no weights."""
     found = trained_run(studio, number, weights)
     if found.chosen is None:
-        raise HTTPException(409, "There are no weights yet: the first test or snapshot saves some.")
+        raise HTTPException(
+            409, texts.text("There are no weights yet: the first test or snapshot saves some.")
+        )
     return found, found.chosen
 
 

@@ -10,9 +10,10 @@ from fastapi import HTTPException
 from pydantic import AfterValidator, BaseModel, Field, create_model
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.studio import nets
+from jitdnn.studio import nets, texts
 from jitdnn.studio.nets.weights import weights_file
 from jitdnn.studio.store import Row
+from jitdnn.studio.web import words
 from jitdnn.studio.web.context import Studio
 from jitdnn.studio.work.control import PREPARING
 
@@ -74,7 +75,7 @@ def from_form(form: dict[str, str]) -> Training:
     options = asdict(nets.Options.of(given))
     number = form.get("dataset", "")
     if not number.isdecimal() or len(number) > 18:
-        raise InvalidArgument("no data set is chosen: choose one, or make one first")
+        raise InvalidArgument(texts.text("no data set is chosen: choose one, or make one first"))
     parent = form.get("parent", "")
     return Training(
         dataset=int(number),
@@ -90,7 +91,14 @@ def dataset_of(studio: Studio, number: int) -> Row:
     """A data set that is ready; 404, 409."""
     row = studio.get("dataset", number)
     if row["state"] != "ready":
-        raise HTTPException(409, f"Data set “{row['name']}” is not ready: it is {row['state']}.")
+        raise HTTPException(
+            409,
+            texts.text(
+                "Data set “%(name)s” is not ready: it is %(state)s.",
+                name=row["name"],
+                state=words.state(row["state"]),
+            ),
+        )
     return row
 
 
@@ -102,11 +110,12 @@ async def start(studio: Studio, asked: Training) -> int:
     found = await studio.inspector.inspect(nets.check, asked.net, options, dataset, studio.home)
     if not found["ok"]:
         raise HTTPException(422, {"message": found["error"], "line": found["line"]})
-    title = found["name"] or "Net"
+    title = found["name"] or texts.text("Net")
+    name = texts.text("%(net)s on %(data)s", net=title, data=dataset["name"])
     with store.transaction():
         dataset = dataset_of(studio, asked.dataset)  # it may have been deleted while the net was looked at
         number = store.insert(
-            "run", name=asked.name.strip() or f"{title} on {dataset['name']}"[:120], dataset=asked.dataset,
+            "run", name=asked.name.strip() or name[:120], dataset=asked.dataset,
             net_name=title, options=nets.settled(asked.options.model_dump(), dataset), state=PREPARING,
             wants=asked.wants, priority=asked.priority,
             parent=asked.parent if asked.parent and store.one("run", asked.parent) else None,

@@ -6,25 +6,91 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jitdnn.studio import tasks
+from jitdnn.studio import tasks, texts
 
 NOTHING = "–"
 THIN = "\u2009"
 #: what a state is called on the pages
 STATES = {
-    "preparing": "being prepared",
-    "queued": "waiting",
-    "running": "running",
-    "done": "finished",
-    "stopped": "stopped early",
-    "paused": "paused",
-    "failed": "failed",
-    "interrupted": "interrupted",
+    "preparing": texts.mark("being prepared"),
+    "queued": texts.mark("waiting"),
+    "running": texts.mark("running"),
+    "done": texts.mark("finished"),
+    "stopped": texts.mark("stopped early"),
+    "paused": texts.mark("paused"),
+    "failed": texts.mark("failed"),
+    "interrupted": texts.mark("interrupted"),
+    "making": texts.mark("being made"),
+    "ready": texts.mark("ready"),
+    "cancelled": texts.mark("cancelled"),
 }
 #: what the rows of tables are called
-TABLES = {"dataset": "data set"}
-#: what the tasks of data sets are called
-TASKS = {name: task.title for name, task in tasks.TASKS.items()}
+TABLES = {"dataset": texts.mark("data set"), "run": texts.mark("run"), "place": texts.mark("place")}
+#: what the parts of a data set are called
+PARTS = {"train": texts.mark("training"), "val": texts.mark("validation"), "test": texts.mark("test")}
+#: how images are fitted into a shape: what that is called, and what becomes of an image
+MODES: dict[str, tuple[str, str]] = {
+    "squash": (texts.mark("Squash"), texts.mark("all of it, out of shape")),
+    "crop": (texts.mark("Crop"), texts.mark("the middle, cut to shape")),
+    "fill": (texts.mark("Fill"), texts.mark("all of it, with bars")),
+    "half": (texts.mark("Half"), texts.mark("half cropped, half filled")),
+}
+#: what is counted on the pages, one and several of it
+NOUNS = {
+    "change": texts.mark_counted("%(n)s change", "%(n)s changes"),
+    "class": texts.mark_counted("%(n)s class", "%(n)s classes"),
+    "data set": texts.mark_counted("%(n)s data set", "%(n)s data sets"),
+    "epoch": texts.mark_counted("%(n)s epoch", "%(n)s epochs"),
+    "file": texts.mark_counted("%(n)s file", "%(n)s files"),
+    "hidden run": texts.mark_counted("%(n)s hidden run", "%(n)s hidden runs"),
+    "image": texts.mark_counted("%(n)s image", "%(n)s images"),
+    "iteration": texts.mark_counted("%(n)s iteration", "%(n)s iterations"),
+    "result": texts.mark_counted("%(n)s result", "%(n)s results"),
+    "row": texts.mark_counted("%(n)s row", "%(n)s rows"),
+    "run": texts.mark_counted("%(n)s run", "%(n)s runs"),
+    "run that waits": texts.mark_counted("%(n)s run waits", "%(n)s runs wait"),
+    "training": texts.mark_counted("%(n)s training", "%(n)s trainings"),
+    "weight": texts.mark_counted("%(n)s weight", "%(n)s weights"),
+}
+
+#: what the options of a training are called
+OPTIONS = {
+    "epochs": texts.mark("Epochs"),
+    "batch": texts.mark("Batch"),
+    "accumulate": texts.mark("Accumulate"),
+    "rate": texts.mark("Learning rate"),
+    "policy": texts.mark("Learning rate over time"),
+    "gamma": texts.mark("Gamma"),
+    "power": texts.mark("Power"),
+    "step": texts.mark("Step"),
+    "steps": texts.mark("Steps"),
+    "warmup": texts.mark("Warmup"),
+    "solver": texts.mark("Solver"),
+    "momentum": texts.mark("Momentum"),
+    "decay": texts.mark("Decay"),
+    "clip": texts.mark("Clip"),
+    "weight_average": texts.mark("Weight average"),
+    "smoothing": texts.mark("Smoothing"),
+    "class_weights": texts.mark("Class weights"),
+    "patience": texts.mark("Patience"),
+    "tests": texts.mark("Tests"),
+    "snapshots": texts.mark("Snapshots"),
+    "seed": texts.mark("Seed"),
+    "math": texts.mark("Math"),
+    "memory_limit": texts.mark("Memory limit"),
+    "mirror": texts.mark("Mirror"),
+    "crop": texts.mark("Crop"),
+    "scale": texts.mark("Scale"),
+    "mean": texts.mark("Mean"),
+    "weights": texts.mark("Weights"),
+    "freeze": texts.mark("Freeze"),
+}
+#: what the directions of a convolution are called in a plan, and what they compute
+DIRECTIONS = {
+    "forward": (texts.mark("forward"), texts.mark("forward")),
+    "filter": (texts.mark("filter"), texts.mark("gradient of the filter")),
+    "data": (texts.mark("data"), texts.mark("gradient of the data")),
+}
 
 
 def seconds(value: float | None) -> str:
@@ -79,10 +145,12 @@ def ago(moment: float | None, now: float | None = None) -> str:
     if moment is None:
         return NOTHING
     passed = max(0.0, (time.time() if now is None else now) - moment)
-    for limit, unit in ((60, 1), (3600, 60), (86400, 3600)):
-        if passed < limit:
-            return "just now" if unit == 1 else f"{int(passed // unit)} {'min' if unit == 60 else 'h'} ago"
-    return f"{int(passed // 86400)} d ago"
+    if passed < 60:
+        return texts.text("just now")
+    units = ((3600, 60, "min"), (86400, 3600, "h"), (float("inf"), 86400, "d"))
+    unit, name = next((unit, name) for limit, unit, name in units if passed < limit)
+    duration = f"{int(passed // unit)} {name}"
+    return texts.text("%(duration)s ago", duration=duration)
 
 
 def path(values: Sequence[float], width: float = 120, height: float = 30, zero: bool = True) -> str:
@@ -120,9 +188,40 @@ def shape(text: str | Sequence[int] | None) -> str:
     return " × ".join(parts) or NOTHING
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    """`1 run`, `2 runs`, `2 classes` with `many` given."""
-    return f"{commas(count)} {one if count == 1 else many or one + 's'}"
+def plural(count: int, noun: str) -> str:
+    """`1 run`, `2 runs`: a count of something in NOUNS."""
+    return texts.counted(*NOUNS[noun], count, n=commas(count))
+
+
+def state(name: str) -> str:
+    """What a state of a run or a data set is called."""
+    return texts.said(STATES.get(name, name))
+
+
+def task(name: str) -> str:
+    """What a task is called."""
+    found = tasks.TASKS.get(name)
+    return texts.said(found.title) if found else name
+
+
+def part(name: str) -> str:
+    """What a part of a data set is called."""
+    return texts.said(PARTS.get(name, name))
+
+
+def mode(name: str) -> str:
+    """What a way to fit images is called."""
+    return texts.said(MODES[name][0]) if name in MODES else name
+
+
+def option(name: str) -> str:
+    """What an option of a training is called: `Learning rate`."""
+    return texts.said(OPTIONS[name]) if name in OPTIONS else sentence(name.replace("_", " "))
+
+
+def sentence(words: str) -> str:
+    """With a capital letter at the beginning, and all others as they are."""
+    return words[:1].upper() + words[1:]
 
 
 def epochs(run: Mapping[str, Any]) -> str:
@@ -136,7 +235,7 @@ def summary(dataset: Mapping[str, Any]) -> str:
     """`10 classes · 5 000 images · 1 × 28 × 28`."""
     images = sum(dataset[part] or 0 for part in ("train", "val", "test"))
     classes = len(dataset["classes"])
-    kind = plural(classes, "class", "classes") if classes else TASKS.get(dataset["task"], dataset["task"])
+    kind = plural(classes, "class") if classes else task(dataset["task"])
     return f"{kind} · {plural(images, 'image')} · {shape(dataset['shape'])}"
 
 
@@ -154,6 +253,13 @@ FILTERS: dict[str, Callable[..., str]] = {
         left,
         shape,
         plural,
+        state,
+        task,
+        option,
+        part,
+        mode,
+        sentence,
+        texts.said,
         epochs,
         summary,
     )

@@ -6,9 +6,10 @@ import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio import texts
 from jitdnn.studio.store import Row, Store
 from jitdnn.studio.work.control import OVER
 
@@ -16,6 +17,10 @@ from jitdnn.studio.work.control import OVER
 LEAST_FREE = 1 << 30
 _SNAPSHOTS = 4  # the last two, one that is being written, and the best weights
 _GONE = ".removed-"
+
+
+#: why a trial depends on its sweep
+TRIAL: Final = texts.mark("is one of its trials")
 
 
 class Dependent(NamedTuple):
@@ -55,9 +60,15 @@ def usage(store: Store) -> dict[str, Any]:
     quota = store.setting("quota")
     warning = ""
     if quota and total > quota:
-        warning = f"the studio takes up {total >> 20:,} MiB, and its quota is {quota >> 20:,} MiB"
+        warning = texts.text(
+            "the studio takes up %(taken)s MiB, and its quota is %(quota)s MiB",
+            taken=f"{total >> 20:,}",
+            quota=f"{quota >> 20:,}",
+        )
     elif free < int(store.setting("least_free", LEAST_FREE)):
-        warning = f"only {free >> 20:,} MiB are free on this disk: no training starts"
+        warning = texts.text(
+            "only %(free)s MiB are free on this disk: no training starts", free=f"{free >> 20:,}"
+        )
     return {
         "runs": runs,
         "datasets": datasets,
@@ -76,9 +87,9 @@ def dependents(store: Store, run: int) -> list[Dependent]:
     kind = (store.one("run", run) or {}).get("kind")
     for row in store.rows(sql, run):
         if row["options"].get("weights") == f"run:{run}":
-            found.append(Dependent(row["id"], row["name"], "began from its weights"))
+            found.append(Dependent(row["id"], row["name"], texts.mark("began from its weights")))
         elif row["parent"] == run and kind == "sweep":
-            found.append(Dependent(row["id"], row["name"], "is one of its trials"))
+            found.append(Dependent(row["id"], row["name"], TRIAL))
     return found
 
 
@@ -90,7 +101,7 @@ def remove_run(store: Store, run: int, *, with_trials: bool = False) -> None:
     row = store.one("run", run)
     if row is None:
         raise InvalidArgument(f"there is no run {run}")
-    trials = [each.id for each in dependents(store, run) if each.why == "is one of its trials"]
+    trials = [each.id for each in dependents(store, run) if each.why == TRIAL]
     if trials and not with_trials:
         raise InvalidArgument(f"run {run} is a sweep of {len(trials)} trials: they must be removed with it")
     _remove_runs(store, [*trials, run])
@@ -125,7 +136,13 @@ def spares(store: Store) -> list[Spare]:
     found = []
     for row in store.rows("SELECT id, name FROM run WHERE state = 'done' ORDER BY id"):
         if size := sum(file.stat().st_size for file in _snapshots(store.folder(row["id"]))):
-            found.append(Spare(f"snapshots/{row['id']}", f"snapshots of {row['name']}, which is done", size))
+            found.append(
+                Spare(
+                    f"snapshots/{row['id']}",
+                    texts.text("snapshots of %(name)s, which is done", name=row["name"]),
+                    size,
+                )
+            )
     for folder in ("runs", "data"):
         table = "run" if folder == "runs" else "dataset"
         known = {str(row["id"]) for row in store.rows(f"SELECT id FROM {table}")}
@@ -135,9 +152,13 @@ def spares(store: Store) -> list[Spare]:
                 and (path.name.startswith(_GONE) or path.name.isdecimal())
                 and path.name not in known
             ):
-                found.append(Spare(f"{folder}/{path.name}", "left over from what was removed", _size(path)))
+                found.append(
+                    Spare(f"{folder}/{path.name}", texts.text("left over from what was removed"), _size(path))
+                )
     for path in sorted(store.home.glob("studio.sqlite.schema-*.copy")):
-        found.append(Spare(path.name, "a copy of the store from before an upgrade", path.stat().st_size))
+        found.append(
+            Spare(path.name, texts.text("a copy of the store from before an upgrade"), path.stat().st_size)
+        )
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, File, Form, HTTPException, Query, Request, UploadFile
 from fastapi.responses import RedirectResponse, Response
 
+from jitdnn.studio import texts
 from jitdnn.studio.csv_text import csv_text
 from jitdnn.studio.look import classify as look
 from jitdnn.studio.look.pictures import data_url
@@ -20,7 +21,7 @@ from jitdnn.studio.web.context import Here, Link, Route, Studio, csv_file, is_pa
 from jitdnn.studio.web.trained_runs import Part, WeightsName
 
 router = APIRouter(route_class=Route)
-TABS = (Link(30, "/classify", "eye", "Classify"),)
+TABS = (Link(30, "/classify", "eye", texts.mark("Classify")),)
 Place = Annotated[int | None, Query(ge=0, le=1 << 40, description="the number of an image of the part")]
 _PICTURES: Final = ("image", "seen", "overlay", "true_overlay")
 
@@ -72,7 +73,9 @@ async def classify(
     """
     content = await trained_runs.sent_image(file)
     if content is None and at is None:
-        raise HTTPException(422, "Send an image as `file`, or say by `at` which image of the data set.")
+        raise HTTPException(
+            422, texts.text("Send an image as `file`, or say by `at` which image of the data set.")
+        )
     answer = await ask(studio, number, content, part, at or 0, inverted, weights)
     return _shown(answer) if pictures else {k: v for k, v in answer.items() if k not in _PICTURES}
 

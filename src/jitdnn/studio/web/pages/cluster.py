@@ -10,6 +10,7 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel, Field
 
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio import texts
 from jitdnn.studio.web.context import Here, Route
 
 router = APIRouter(route_class=Route)
@@ -39,9 +40,11 @@ def read_cluster(studio: Here) -> dict[str, Any]:
 def change_cluster(studio: Here, cluster: Cluster) -> dict[str, Any]:
     """Set it; the next start of the server makes certificates in the home's folder `tls`, and listens."""
     if not _HOST.fullmatch(cluster.host):
-        raise InvalidArgument(f"host is {cluster.host[:60]!r}: give a name or an address")
+        raise InvalidArgument(
+            texts.text("host is %(host)s: give a name or an address", host=repr(cluster.host[:60]))
+        )
     if cluster.scheduler_port == cluster.gateway_port:
-        raise InvalidArgument(f"both ports are {cluster.gateway_port}: give two")
+        raise InvalidArgument(texts.text("both ports are %(port)d: give two", port=cluster.gateway_port))
     studio.store.set_setting("cluster", cluster.model_dump() if cluster.host else None)
     return read_cluster(studio)
 

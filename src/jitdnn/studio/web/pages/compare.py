@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from jitdnn.studio import texts
 from jitdnn.studio.csv_text import csv_text
 from jitdnn.studio.store import Row, original_text
 from jitdnn.studio.web import curve_files, listing, words
@@ -98,8 +99,8 @@ def measure(runs: Sequence[Row]) -> str:
     """What `best` is in all of these runs: "best accuracy", "best loss", or "best" where they differ."""
     kinds = {run["best_of"] == "val loss" for run in runs if run["best"] is not None}
     if len(kinds) != 1:
-        return "best"
-    return "best loss" if kinds.pop() else "best accuracy"
+        return texts.mark("best")
+    return texts.mark("best loss") if kinds.pop() else texts.mark("best accuracy")
 
 
 def differences(runs: Sequence[Row]) -> list[str]:
@@ -121,7 +122,7 @@ def parallel(runs: Sequence[Row], names: Sequence[str]) -> list[Row]:
     None.
     """
     columns = [(name, [run["options"].get(name) for run in runs]) for name in names]
-    for title, is_loss in (("best accuracy", False), ("best loss", True)):
+    for title, is_loss in ((texts.mark("best accuracy"), False), (texts.mark("best loss"), True)):
         columns.append(
             (title, [run["best"] if (run.get("best_of") == "val loss") is is_loss else None for run in runs])
         )
@@ -138,8 +139,21 @@ def parallel(runs: Sequence[Row], names: Sequence[str]) -> list[Row]:
             places = [known.index(str(v)) / step if str(v) in known else None for v in values]
             ends = [known[0], known[-1]] if len(known) > 1 else [known[0], known[0]]
         heights = [None if place is None else round(_HEIGHT * (1 - place), 1) for place in places]
-        axes.append({"name": name, "low": ends[0][:14], "high": ends[1][:14], "heights": heights})
+        axes.append(
+            {
+                "name": name,
+                "title": _title(name, names),
+                "low": ends[0][:14],
+                "high": ends[1][:14],
+                "heights": heights,
+            }
+        )
     return axes
+
+
+def _title(name: str, options: Sequence[str]) -> str:
+    """What an axis is called."""
+    return words.option(name) if name in options else words.sentence(texts.said(name))
 
 
 def _by_value(values: Sequence[float | None]) -> tuple[list[float | None], list[str]]:

@@ -7,10 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from jitdnn.studio import texts
 from jitdnn.studio.web.context import Link, Route, page
 
 router = APIRouter(route_class=Route)
-NAVIGATION = (Link(90, "/api", "api", "API", phone=False),)
+NAVIGATION = (Link(90, "/api", "api", texts.mark("API"), phone=False),)
 _ORDER = ("get", "post", "put", "patch", "delete")
 
 

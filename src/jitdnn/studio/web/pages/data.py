@@ -9,12 +9,14 @@ from fastapi import APIRouter, Form, HTTPException, Query, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
 
+from jitdnn.studio import texts
 from jitdnn.studio.data import Dataset, creation, duplicates, gallery, mending, open_dataset
 from jitdnn.studio.data.drawing import drawn
 from jitdnn.studio.data.sheets import sheet, tile
 from jitdnn.studio.data.values import values_of
 from jitdnn.studio.png import png
 from jitdnn.studio.store import Row
+from jitdnn.studio.web import words
 from jitdnn.studio.web.context import Here, Route, Studio, csv_file, page
 from jitdnn.studio.web.pages.data_new import not_ready
 
@@ -184,7 +186,7 @@ def act_page(
     elif action == "versions":
         return RedirectResponse(f"/data/{make_version(studio, number, Version(name=name[:120]))['id']}", 303)
     else:
-        raise HTTPException(404, "There is no such page.")
+        raise HTTPException(404, texts.text("There is no such page."))
     return RedirectResponse(f"/data/{number}", 303)
 
 
@@ -276,7 +278,12 @@ def delete(studio: Here, number: int) -> None:
     studio.get("dataset", number)
     found = creation.dependents(studio.store, number)
     if found:
-        raise HTTPException(409, f"{len(found)} runs were trained on it: delete them first.")
+        raise HTTPException(
+            409,
+            texts.text(
+                "%(runs)s were trained on it: delete them first.", runs=words.plural(len(found), "run")
+            ),
+        )
     creation.delete(studio.store, number)
 
 
@@ -369,7 +376,9 @@ def _ready(studio: Studio, number: int) -> tuple[Row, Dataset]:
 def _image(dataset: Dataset, part: str, place: int) -> Row:
     found = gallery.one(dataset.folder, part, place) if 0 <= place < 1 << 62 else None
     if found is None:
-        raise HTTPException(404, f"There is no image {place} in {part[:20]}.")
+        raise HTTPException(
+            404, texts.text("There is no image %(number)d in %(part)s.", number=place, part=part[:20])
+        )
     return found
 
 
@@ -396,14 +405,14 @@ def _told(dataset: Dataset, part: str, place: int) -> list[tuple[str, str]]:
     if dataset.task not in ("multi-label", "regression"):
         return []
     values = dataset.labels(part)[place]
-    names = dataset.classes or [f"value {k}" for k in range(len(values))]
+    names = dataset.classes or [texts.text("value %(number)d", number=k) for k in range(len(values))]
     if dataset.task == "multi-label":
         return [(name, "yes") for name, value in zip(names, values, strict=False) if value > 0.5]
     return [(name, f"{float(value):.6g}") for name, value in zip(names, values, strict=False)]
 
 
 def _namer(row: Row) -> Any:
-    words = {mending.UNKNOWN: "no label yet", mending.LEFT_OUT: "left out", None: "–"}
+    words = {mending.UNKNOWN: texts.text("no label yet"), mending.LEFT_OUT: texts.text("left out"), None: "–"}
     return lambda label: words[label] if label in words else row["classes"][label]
 
 

@@ -16,23 +16,21 @@ from starlette.datastructures import FormData
 from starlette.datastructures import UploadFile as FormFile
 
 from jitdnn.errors import InvalidArgument, JitdnnError
+from jitdnn.studio import texts
 from jitdnn.studio.data import buckets, creation, places
 from jitdnn.studio.data.built_in import DIGITS
 from jitdnn.studio.data.options import MODES, Options
 from jitdnn.studio.data.scan import scan
 from jitdnn.studio.store import Row
 from jitdnn.studio.tasks import TASKS
+from jitdnn.studio.web import words
 from jitdnn.studio.web.context import Here, Link, Route, Studio, is_part, page
 
 router = APIRouter(route_class=Route)
-NAVIGATION = (Link(20, "/data", "data", "Data sets", short="Data", within=("/data",)),)
+NAVIGATION = (
+    Link(20, "/data", "data", texts.mark("Data sets"), short=texts.mark("Data"), within=("/data",)),
+)
 ORDER = 20
-MODE_WORDS = {
-    "squash": ("Squash", "all of it, out of shape"),
-    "crop": ("Crop", "the middle, cut to shape"),
-    "fill": ("Fill", "all of it, with bars"),
-    "half": ("Half", "half cropped, half filled"),
-}
 
 
 class Source(BaseModel):
@@ -126,7 +124,7 @@ def create(studio: Here, source: Source) -> Row:
 def _form(request: Request, studio: Studio, sent: dict[str, str] | None = None, **values: Any) -> Response:
     defaults = {name: str(value) for name, value in Options().plain().items()} | {"folder": ""}
     return page(
-        request, "data_new.html", modes=MODE_WORDS, tasks=list(TASKS), sent=defaults | (sent or {}),
+        request, "data_new.html", modes=words.MODES, tasks=list(TASKS), sent=defaults | (sent or {}),
         checked=(sent or {}).get("grey") == "true", roots=places.roots(studio.store),
         **({"found": None, "error": "", "upload": "", "name": ""} | values),
     )  # fmt: skip
@@ -143,9 +141,13 @@ def _options(sent: FormData) -> Options:
         try:
             values[field.name] = text == "true" if isinstance(default, bool) else type(default)(text)
         except ValueError:
-            raise InvalidArgument(f"{field.name}: {text[:40]!r} is no number") from None
+            raise InvalidArgument(
+                texts.text("%(name)s: %(value)s is no number", name=field.name, value=repr(text[:40]))
+            ) from None
     if values.get("mode", "squash") not in MODES:
-        raise InvalidArgument(f"mode is one of {', '.join(MODES)}")
+        raise InvalidArgument(
+            texts.text("%(name)s: choose one of %(known)s", name="mode", known=", ".join(MODES))
+        )
     return Options(**values)
 
 
@@ -165,7 +167,7 @@ async def _chosen(studio: Studio, sent: FormData) -> tuple[Path | str, str, str]
         return _place(studio, folder, ""), "", _name_of(folder)
     if token:
         return places.uploaded(studio.home, token), token, str(sent.get("name") or "")
-    raise InvalidArgument("choose a file, or name a folder of the machine that runs the studio")
+    raise InvalidArgument(texts.text("choose a file, or name a folder of the machine that runs the studio"))
 
 
 def _place(studio: Studio, path: str, token: str) -> Path | str:
@@ -177,7 +179,11 @@ def _place(studio: Studio, path: str, token: str) -> Path | str:
 
 
 def _name_of(path: str) -> str:
-    return "Handwritten digits" if path == DIGITS else Path(path.rstrip("/")).stem or "Images"
+    return (
+        texts.text("Handwritten digits")
+        if path == DIGITS
+        else Path(path.rstrip("/")).stem or texts.text("Images")
+    )
 
 
 async def _pieces(file: FormFile) -> AsyncIterator[bytes]:
@@ -194,4 +200,7 @@ def _shown(found: dict[str, Any]) -> dict[str, Any]:
 
 def not_ready(row: Row) -> HTTPException:
     """What asks for images of a data set that has none yet is told so."""
-    return HTTPException(409, f"The data set is {row['state']}: it has no images to show.")
+    return HTTPException(
+        409,
+        texts.text("The data set is %(state)s: it has no images to show.", state=words.state(row["state"])),
+    )

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
+from jitdnn.studio import texts
 from jitdnn.studio.look import evaluate
 from jitdnn.studio.look.evaluate import name_of
 from jitdnn.studio.store import Row
@@ -17,7 +18,7 @@ from jitdnn.studio.web.evaluation_report import report
 from jitdnn.studio.web.trained_runs import Part, WeightsName
 
 router = APIRouter(route_class=Route)
-TABS = (Link(20, "/evaluation", "check", "Evaluation"),)
+TABS = (Link(20, "/evaluation", "check", texts.mark("Evaluation")),)
 #: classes in the table of a page, the worst first; CSV has all
 CLASSES: Final = 100
 PAIRS: Final = 60

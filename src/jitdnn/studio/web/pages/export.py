@@ -10,6 +10,7 @@ from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel, Field
 
 from jitdnn.errors import NotSupported
+from jitdnn.studio import texts
 from jitdnn.studio.export.exports import KINDS, download_name, export
 from jitdnn.studio.store import Row, plain_files
 from jitdnn.studio.web import trained_runs
@@ -17,30 +18,41 @@ from jitdnn.studio.web.context import Here, Link, Route, Studio, page
 from jitdnn.studio.web.trained_runs import WeightsName
 
 router = APIRouter(route_class=Route)
-TABS = (Link(50, "/export", "download", "Export"),)
+TABS = (Link(50, "/export", "download", texts.mark("Export")),)
 #: kind -> title, what it is for
 FORMS: Final = {
     "bundle": (
-        "Bundle",
-        "The net, its weights, how images are prepared, and images with the answers to them: one command checks "
-        "that it answers alike on another machine, and one serves it.",
+        texts.mark("Bundle"),
+        texts.mark(
+            "The net, its weights, how images are prepared, and images with the answers to them: one command checks "
+            "that it answers alike on another machine, and one serves it."
+        ),
     ),
     "onnx": (
         "ONNX",
-        "For onnxruntime and many others. Cropping, mean and scale are inside: it takes images as they are, 0 to 255, "
-        "channels blue, green, red.",
+        texts.mark(
+            "For onnxruntime and many others. Cropping, mean and scale are inside: it takes images as they are, 0 to "
+            "255, channels blue, green, red."
+        ),
     ),
     "torch": (
         "torch.export",
-        "A program for PyTorch, .pt2, that needs no code of a model: torch.export.load(file).module(). Cropping, mean "
-        "and scale are inside, as in ONNX. Made where PyTorch and onnx are installed.",
+        texts.mark(
+            "A program for PyTorch, .pt2, that needs no code of a model: torch.export.load(file).module(). Cropping, "
+            "mean and scale are inside, as in ONNX. Made where PyTorch and onnx are installed."
+        ),
     ),
     "safetensors": (
         "safetensors",
-        "The weights by LAYER/INDEX for PyTorch, JAX and NumPy; the net as prototxt, classes and how images are "
-        "prepared are in its metadata.",
+        texts.mark(
+            "The weights by LAYER/INDEX for PyTorch, JAX and NumPy; the net as prototxt, classes and how images are "
+            "prepared are in its metadata."
+        ),
     ),
-    "caffe": ("Caffe", "deploy.prototxt and weights.caffemodel, for Caffe, OpenCV and jitdnn.caffe."),
+    "caffe": (
+        "Caffe",
+        texts.mark("deploy.prototxt and weights.caffemodel, for Caffe, OpenCV and jitdnn.caffe."),
+    ),
 }
 
 
@@ -106,7 +118,7 @@ def download(studio: Here, number: int, file: str) -> Response:
     """An exported file."""
     run = studio.get("run", number)
     if file not in [each["file"] for each in listed(studio, number)]:
-        raise HTTPException(404, "There is no such file.")
+        raise HTTPException(404, texts.text("There is no such file."))
     name = download_name(run, file)
     return FileResponse(_folder(studio, number) / file, media_type="application/octet-stream", filename=name)
 

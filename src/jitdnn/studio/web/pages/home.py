@@ -7,12 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
+from jitdnn.studio import texts
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import listing
 from jitdnn.studio.web.context import Here, Link, Route, is_part, page
 
 router = APIRouter(route_class=Route)
-NAVIGATION = (Link(10, "/", "runs", "Runs", within=("/runs", "/compare")),)
+NAVIGATION = (Link(10, "/", "runs", texts.mark("Runs"), within=("/runs", "/compare")),)
 #: data sets shown on the first page, the newest first
 CARDS = 12
 Start = Annotated[int, Query(ge=0, le=1 << 40)]

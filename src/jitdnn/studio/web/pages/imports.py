@@ -9,6 +9,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio import texts
 from jitdnn.studio.nets import imports, model_store
 from jitdnn.studio.nets.imports.imported import MOST_BYTES
 from jitdnn.studio.store import Row
@@ -44,7 +45,7 @@ async def import_page(
         elif code.strip():
             found = await studio.inspector.inspect(imports.import_code, code)
         else:
-            error = "Choose a file, or paste code."
+            error = texts.text("Choose a file, or paste code.")
     except InvalidArgument as refused:
         error = str(refused)
     status, models = 422 if error else 200, list_models(studio)

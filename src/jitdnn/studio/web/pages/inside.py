@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, File, Form, HTTPException, Query, Request, UploadFile
 from fastapi.responses import Response
 
+from jitdnn.studio import texts
 from jitdnn.studio.look import gradients, layers, maximize, saliency, strongest
 from jitdnn.studio.look.pictures import data_url
 from jitdnn.studio.look.trained import Given
@@ -18,8 +19,12 @@ from jitdnn.studio.web.context import Here, Link, Route, Studio, page
 from jitdnn.studio.web.trained_runs import Part, TrainedRun, WeightsName
 
 router = APIRouter(route_class=Route)
-TABS = (Link(40, "/inside", "eye", "Look inside"),)
-KINDS = {"gradient": "Gradient", "smooth": "Smoothed gradient", "occlusion": "Occlusion"}
+TABS = (Link(40, "/inside", "eye", texts.mark("Look inside")),)
+KINDS = {
+    "gradient": texts.mark("Gradient"),
+    "smooth": texts.mark("Smoothed gradient"),
+    "occlusion": texts.mark("Occlusion"),
+}
 Kind = Annotated[str, Query(pattern="^(gradient|smooth|occlusion)$")]
 #: of the ascent to what units answer to: gentler than by itself, for pictures that are looked at
 _RATE: Final = 0.03
@@ -209,7 +214,9 @@ async def explain(
 ) -> Row:
     """What `saliency` finds, in the inspector; 404 for another kind."""
     if kind not in KINDS:
-        raise HTTPException(404, f"There is no map {kind}: {', '.join(KINDS)}.")
+        raise HTTPException(
+            404, texts.text("There is no map %(kind)s: %(known)s.", kind=kind, known=", ".join(KINDS))
+        )
     found, chosen = trained_runs.with_weights(studio, number, weights)
     given = Given(part=part, at=at)
     explained = partial(saliency.saliency, kind=kind, given=given, weights=chosen.name, target=target)

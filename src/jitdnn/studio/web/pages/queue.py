@@ -9,14 +9,15 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel, Field
 
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio import texts
 from jitdnn.studio.store import Row
 from jitdnn.studio.web import listing
 from jitdnn.studio.web.context import Here, Link, Route, Studio, is_part, page
 from jitdnn.studio.work import control
 
 router = APIRouter(route_class=Route)
-NAVIGATION = (Link(40, "/queue", "queue", "Queue"),)
-PRIORITIES = {10: "first", 0: "normal", -10: "last"}
+NAVIGATION = (Link(40, "/queue", "queue", texts.mark("Queue")),)
+PRIORITIES = {10: texts.mark("first"), 0: texts.mark("normal"), -10: texts.mark("last")}
 _PLACES = "SELECT * FROM place WHERE state != 'gone' ORDER BY device = 'cpu', host, device, id"
 
 
@@ -87,7 +88,7 @@ def move(
     """One place earlier or later, by a key or without script."""
     order = [row["id"] for row in control.queue(studio.store)]
     if number not in order:
-        raise HTTPException(409, f"Run {number} does not wait any more.")
+        raise HTTPException(409, texts.text("Run %(number)d does not wait any more.", number=number))
     at = order.index(number)
     other = min(max(at + (1 if to == "down" else -1), 0), len(order) - 1)
     order[at], order[other] = order[other], order[at]
@@ -144,5 +145,9 @@ def _check_wants(studio: Studio, wants: str) -> None:
     known = {"", "cpu", "cuda", *(f"#{p['id']}" for p in places), *(p["device"] for p in places)}
     if wants not in known:
         raise InvalidArgument(
-            f"there is no place {wants!r}: give one of {', '.join(sorted(known - {''}))}, or nothing"
+            texts.text(
+                "there is no place %(place)s: give one of %(known)s, or nothing",
+                place=repr(wants),
+                known=", ".join(sorted(known - {""})),
+            )
         )

@@ -10,13 +10,14 @@ from fastapi.responses import FileResponse, RedirectResponse, Response, Streamin
 from pydantic import BaseModel, Field
 
 from jitdnn.errors import InvalidArgument
+from jitdnn.studio import texts
 from jitdnn.studio.store import Row, Store, plain_files
 from jitdnn.studio.web import charts, curve_files, listing, stream
 from jitdnn.studio.web.context import Here, Link, Route, Studio, csv_file, is_part, page
 from jitdnn.studio.work import control, disk_space
 
 router = APIRouter(route_class=Route)
-TABS = (Link(10, "", "runs", "Curves"),)
+TABS = (Link(10, "", "runs", texts.mark("Curves")),)
 #: what happened, on the page; the API has all
 MARKS: Final = 60
 #: points of a curve that a page draws
@@ -220,7 +221,7 @@ def list_files(studio: Here, number: int) -> list[Row]:
 def read_file(studio: Here, number: int, name: str) -> Response:
     """A file of a run; found in the list of them, so that no name leads out of the folder."""
     if name not in [file["name"] for file in list_files(studio, number)]:
-        raise HTTPException(404, "There is no such file.")
+        raise HTTPException(404, texts.text("There is no such file."))
     path = studio.store.folder(number) / name
     if path.suffix in _PLAIN:
         return FileResponse(path, media_type="text/plain; charset=utf-8")

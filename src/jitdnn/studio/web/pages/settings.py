@@ -13,6 +13,7 @@ from jitdnn import __version__
 from jitdnn.errors import InvalidArgument
 from jitdnn.settings import parse_bytes
 from jitdnn.sizes import format_bytes
+from jitdnn.studio import texts
 from jitdnn.studio.data import places
 from jitdnn.studio.nets import model_store
 from jitdnn.studio.store import Row
@@ -23,7 +24,7 @@ from jitdnn.studio.web.pages.cluster import read_cluster
 from jitdnn.studio.work import disk_space, joint_places
 
 router = APIRouter(route_class=Route)
-NAVIGATION = (Link(80, "/settings", "settings", "Settings"),)
+NAVIGATION = (Link(80, "/settings", "settings", texts.mark("Settings")),)
 #: of the largest runs and data sets, how many are shown
 LARGEST = 8
 
@@ -143,7 +144,13 @@ def _bytes(name: str, text: str) -> int:
         return 0
     found = parse_bytes(text)
     if found is None or not 0 <= found < 1 << 62:
-        raise InvalidArgument(f"{name} is {text[:40]!r}: give a size such as 20 GiB, or nothing")
+        raise InvalidArgument(
+            texts.text(
+                "%(name)s is %(value)s: give a size such as 20 GiB, or nothing",
+                name=name,
+                value=repr(text[:40]),
+            )
+        )
     return found
 
 
@@ -154,7 +161,9 @@ def _folder(text: str) -> Path:
             return path
     except (OSError, ValueError, RuntimeError):
         pass
-    raise InvalidArgument(f"{text[:200]!r} is no folder on the machine that runs the studio")
+    raise InvalidArgument(
+        texts.text("%(path)s is no folder on the machine that runs the studio", path=repr(text[:200]))
+    )
 
 
 @router.post("/name", include_in_schema=False)

@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse, Response
 from pydantic import Field
 
 from jitdnn.errors import InvalidArgument
-from jitdnn.studio import nets, sweeps
+from jitdnn.studio import nets, sweeps, texts
 from jitdnn.studio.nets.weights import weights_file
 from jitdnn.studio.store import Row, original_text
 from jitdnn.studio.sweeps.plan import PRUNERS, SAMPLERS, check
@@ -19,16 +19,17 @@ from jitdnn.studio.web.context import Here, Link, Route, Studio, is_part, page
 from jitdnn.studio.web.trainings import Options, Training, dataset_of
 
 router = APIRouter(route_class=Route)
-NAVIGATION = (Link(35, "/sweeps", "sweep", "Sweeps", phone=False, within=("/sweeps",)),)
+NAVIGATION = (Link(35, "/sweeps", "sweep", texts.mark("Sweeps"), phone=False, within=("/sweeps",)),)
 SAMPLER_TITLES = {
-    "tpe": "TPE: learns from the trials before",
-    "random": "At random",
-    "grid": "Grid: every combination",
+    "tpe": texts.mark("TPE: learns from the trials before"),
+    "random": texts.mark("At random"),
+    "grid": texts.mark("Grid: every combination"),
 }
 PRUNER_TITLES = {
-    "none": "Every trial to its end",
-    "median": "End what is worse than the median",
-    "halving": "Only the best third goes on, again and again",
+    "none": texts.mark("Every trial to its end"),
+    "median": texts.mark("End what is worse than the median"),
+    "halving": texts.mark("Only the best third goes on, again and again"),
+    "hyperband": texts.mark("The same, but some begin to be judged later (Hyperband)"),
 }
 _EXAMPLE = "rate: 1e-4 to 1e-1 log\nbatch: 32, 64, 128"
 
@@ -42,7 +43,7 @@ class Sweep(Training):
     )
     sampler: Literal["tpe", "random", "grid"] = "tpe"
     trials: int = Field(default=20, ge=1, le=10_000)
-    pruner: Literal["none", "median", "halving"] = "none"
+    pruner: Literal["none", "median", "halving", "hyperband"] = "none"
     metric: str = Field(default="val accuracy", max_length=200, description="the series of tests that counts")
     parallel: int = Field(
         default=0, ge=0, le=999, description="trials at a time; 0: as many as there are places"
@@ -104,7 +105,7 @@ async def begin_sweep(request: Request, studio: Here) -> Response:
     form = {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
     number = form.get("run", "")
     if not number.isdecimal() or len(number) > 18:
-        raise InvalidArgument("a sweep begins from a run: choose one")
+        raise InvalidArgument(texts.text("a sweep begins from a run: choose one"))
     base = listing.run(studio.store, int(number))
     try:
         made = await start(studio, _asked(base, form))
@@ -119,11 +120,15 @@ def _asked(base: Row, form: dict[str, str]) -> Sweep:
     for name in ("trials", "parallel"):
         text = form.get(name, "").strip() or "0"
         if not text.isdecimal() or len(text) > 5:
-            raise InvalidArgument(f"{name} is {text[:20]!r}: give a whole number")
+            raise InvalidArgument(
+                texts.text("%(name)s is %(value)s: give a whole number", name=name, value=repr(text[:20]))
+            )
         whole[name] = int(text)
     for name, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
         if form.get(name) not in known:
-            raise InvalidArgument(f"{name}: choose one of {', '.join(known)}")
+            raise InvalidArgument(
+                texts.text("%(name)s: choose one of %(known)s", name=name, known=", ".join(known))
+            )
     space = sweeps.parse_space(form.get("space", "")[:100_000].replace("\r\n", "\n"))
     options = Options(**{key: value for key, value in base["options"].items() if key != "sweep"})
     return Sweep.model_construct(
@@ -141,10 +146,18 @@ async def start(studio: Studio, asked: Sweep) -> int:
     options["weights"] = weights_file(studio.home, str(options.get("weights") or ""))
     found = await studio.inspector.inspect(nets.check, text, options, dataset, studio.home)
     if not found["ok"]:
-        at = f"line {found['line']} of the net: " if found["line"] else ""
-        raise InvalidArgument(f"the first trial could not be trained: {at}{found['error']}")
+        said = texts.text("the first trial could not be trained: %(why)s", why=found["error"])
+        if found["line"]:
+            said = texts.text(
+                "the first trial could not be trained: line %(line)d of the net: %(why)s",
+                line=found["line"], why=found["error"],
+            )  # fmt: skip
+        raise InvalidArgument(said)
     title = found["name"] or "Net"
-    name = asked.name.strip() or f"Sweep of {title} on {dataset['name']}"[:120]
+    name = (
+        asked.name.strip()
+        or texts.text("Sweep of %(net)s on %(data)s", net=title, data=dataset["name"])[:120]
+    )
     return await asyncio.to_thread(
         sweeps.create, studio.store, plan, name=name, dataset=dataset, net_name=title, text=asked.net,
         options=nets.settled(asked.options.model_dump(), dataset), wants=asked.wants, priority=asked.priority,
@@ -178,7 +191,7 @@ def read_sweep(studio: Here, number: int) -> Row:
     """A sweep: its `run`, its `trials` with values, state and best, and how much each option mattered, of 1 in all."""
     run = listing.run(studio.store, number)
     if run["kind"] != "sweep":
-        raise HTTPException(404, f"Run {number} is no sweep.")
+        raise HTTPException(404, texts.text("Run %(number)d is no sweep.", number=number))
     found = sweeps.trials(studio.store, run)
     over = [trial for trial in found if trial["best"] is not None]
     matter = sweeps.importances(studio.store, run) if len(over) > 3 else {}

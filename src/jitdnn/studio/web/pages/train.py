@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from jitdnn.caffe.update_rules import RULES
 from jitdnn.errors import InvalidArgument
-from jitdnn.studio import nets
+from jitdnn.studio import nets, texts
 from jitdnn.studio.data import creation
 from jitdnn.studio.look.pictures import data_url
 from jitdnn.studio.nets.weights import keep_weights, kept_weights
@@ -23,16 +23,24 @@ from jitdnn.studio.web.trainings import Training, dataset_of, from_form, start
 from jitdnn.studio.work.queue import first_place
 
 router = APIRouter(route_class=Route)
-NAVIGATION = (Link(30, "/train", "train", "New training", short="Train"),)
+NAVIGATION = (Link(30, "/train", "train", texts.mark("New training"), short=texts.mark("Train")),)
 #: the options of the page, in its groups
 GROUPS = {
-    "Solver": ("solver", "momentum", "decay", "clip", "accumulate", "weight_average", "seed"),
-    "Loss": ("smoothing", "class_weights"),
-    "Learning rate": ("gamma", "power", "step", "steps", "warmup"),
-    "Images": ("mean", "scale", "crop", "mirror"),
-    "Tests and snapshots": ("tests", "snapshots"),
-    "Fine-tuning": ("weights", "freeze"),
-    "Arithmetic and memory": ("math", "memory_limit"),
+    texts.mark("Solver"): ("solver", "momentum", "decay", "clip", "accumulate", "weight_average", "seed"),
+    texts.mark("Loss"): ("smoothing", "class_weights"),
+    texts.mark("Learning rate"): ("gamma", "power", "step", "steps", "warmup"),
+    texts.mark("Images"): ("mean", "scale", "crop", "mirror"),
+    texts.mark("Tests and snapshots"): ("tests", "snapshots"),
+    texts.mark("Fine-tuning"): ("weights", "freeze"),
+    texts.mark("Arithmetic and memory"): ("math", "memory_limit"),
+}
+
+#: what is subtracted from images
+_MEANS = {
+    "as in the net": texts.mark("As in the net"),
+    "none": texts.mark("None"),
+    "pixel": texts.mark("Pixel"),
+    "image": texts.mark("Image"),
 }
 
 
@@ -84,7 +92,7 @@ def net_text(key: str) -> Response:
     """A net of the gallery as its prototxt: all of them are more than the rest of the page."""
     found = next((net["text"] for net in nets.gallery() if net["key"] == key), None)
     if found is None:
-        raise HTTPException(404, "There is no such net in the gallery.")
+        raise HTTPException(404, texts.text("There is no such net in the gallery."))
     return Response(found, media_type="text/plain; charset=utf-8")
 
 
@@ -122,15 +130,19 @@ def _choices(studio: Studio) -> dict[str, list[tuple[str, str]]]:
     return {
         "solver": [(name, name) for name in RULES],
         "math": [
-            ("", "As the machine's settings say"),
+            ("", texts.text("As the machine's settings say")),
             ("fp32", "fp32"),
-            ("tf32", "tf32, on matrix units of GPUs"),
+            ("tf32", texts.text("tf32, on matrix units of GPUs")),
         ],
-        "mean": [(name, name[:1].upper() + name[1:]) for name in nets.MEANS],
-        "mirror": [("", "As in the net"), ("true", "Yes"), ("false", "No")],
+        "mean": [(name, texts.said(_MEANS[name])) for name in nets.MEANS],
+        "mirror": [
+            ("", texts.text("As in the net")),
+            ("true", texts.text("Yes")),
+            ("false", texts.text("No")),
+        ],
         "weights": [
-            ("", "Nothing: random weights"),
-            *((f"run:{r['id']}", f"Best of {r['name']}") for r in trained),
+            ("", texts.text("Nothing: random weights")),
+            *((f"run:{r['id']}", texts.text("Best of %(name)s", name=r["name"])) for r in trained),
             *((f"file:{name}", name) for name in kept_weights(studio.home)),
         ],
     }
@@ -262,5 +274,5 @@ async def first(studio: Here) -> Response:
     """From an empty home to a net that is trained, by one click."""
     number = await asyncio.to_thread(creation.digits, studio.store)
     text = nets.gallery("classification")[0]["text"]
-    made = await start(studio, Training(dataset=number, net=text, name="My first net"))
+    made = await start(studio, Training(dataset=number, net=text, name=texts.text("My first net")))
     return RedirectResponse(f"/runs/{made}", 303)

@@ -91,7 +91,7 @@ if (file) {
 
 const photograph = $("#photograph");
 if (photograph && navigator.mediaDevices?.getUserMedia) {
-  const camera = $("#camera");
+  const camera = $("#camera"), said = photograph.dataset;
   let timer = 0;
   photograph.hidden = false;
   const stop = () => {
@@ -99,7 +99,7 @@ if (photograph && navigator.mediaDevices?.getUserMedia) {
     camera.srcObject?.getTracks().forEach((track) => track.stop());
     camera.srcObject = null;
     camera.hidden = true;
-    photograph.lastChild.textContent = "Camera";
+    photograph.lastChild.textContent = said.camera;
   };
   const frame = () => {
     const side = Math.min(camera.videoWidth, camera.videoHeight);
@@ -113,11 +113,11 @@ if (photograph && navigator.mediaDevices?.getUserMedia) {
     try {
       camera.srcObject = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
     } catch (error) {
-      photograph.lastChild.textContent = error.name === "NotAllowedError" ? "Not allowed" : "No camera";
+      photograph.lastChild.textContent = error.name === "NotAllowedError" ? said.refused : said.missing;
       return;
     }
     camera.hidden = false;
-    photograph.lastChild.textContent = "Stop";
+    photograph.lastChild.textContent = said.stop;
     await camera.play();
     timer = setInterval(frame, 700);
   });

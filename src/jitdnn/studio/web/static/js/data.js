@@ -1,6 +1,6 @@
 // Data sets: files dropped or pasted, folders completed, images found on a sheet, labels by keys.
 
-import { $, all } from "./tools.js";
+import { $, all, filled } from "./tools.js";
 
 // ---- a new data set
 const drop = $("#drop");
@@ -18,13 +18,13 @@ if (drop) {
   });
   addEventListener("paste", (event) => take(event.clipboardData.files));
   input.addEventListener("change", () => {
-    told.textContent = input.files[0] ? `${input.files[0].name}: it is being sent and looked at` : first;
+    told.textContent = input.files[0] ? filled(told.dataset.sending, input.files[0].name) : first;
     if (input.files[0]) folder.value = "";
   });
   folder.addEventListener("change", () => { $("#scan [name=upload]")?.remove(); input.value = ""; told.textContent = first; });
   document.addEventListener("htmx:after:swap", () => { // it was sent once: from now on its token goes along
     if (!$("#scan [name=upload]") || !input.files[0]) return;
-    told.textContent = `${input.files[0].name} is here`;
+    told.textContent = filled(told.dataset.here, input.files[0].name);
     input.value = "";
   });
   let waiting = 0;
@@ -61,7 +61,7 @@ sheets?.addEventListener("click", async (event) => {
 const labels = $("#labels");
 if (labels) addEventListener("keydown", (event) => {
   if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (/^[1-9]$/.test(event.key)) all("button[name=label]:not(.quiet)", labels)[+event.key - 1]?.click();
+  if (/^[0-9]$/.test(event.key)) all("button[name=label] kbd", labels).find((each) => each.textContent === event.key)?.parentNode.click();
   if (event.key === "ArrowLeft") $("#before")?.click();
   if (event.key === "ArrowRight") $("#after")?.click();
 });

@@ -6,12 +6,7 @@ const MOST = 16_000; // pixels of a side, beyond which browsers draw nothing
 let dialog = null, scale = 1;
 
 function made() {
-  const found = document.createElement("dialog");
-  found.className = "zoomed";
-  found.setAttribute("aria-label", "Enlarged picture");
-  found.innerHTML = `<div class="bar"><output></output><button type="button" data-by="0.5" aria-label="Smaller">−</button>
-    <button type="button" data-by="2" aria-label="Larger">+</button><form method="dialog"><button>Close</button></form></div>
-    <div class="room" tabindex="0" role="region" aria-label="The picture, to be scrolled"><img class="pixels" alt=""></div>`;
+  const found = $("#enlarged").content.firstElementChild.cloneNode(true);
   found.addEventListener("click", (event) => {
     const by = event.target.closest("[data-by]")?.dataset.by;
     if (by) zoom(+by);

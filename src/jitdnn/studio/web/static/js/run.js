@@ -2,7 +2,7 @@
 /* global htmx */
 
 import { FAR, draw, named } from "./chart.js";
-import { $, all, fetched } from "./tools.js";
+import { $, all, fetched, filled } from "./tools.js";
 
 const root = $("#curves");
 const run = root.dataset.run;
@@ -128,7 +128,7 @@ function listen() {
     const before = $("#status .pill").textContent;
     htmx.swap({ target: $("#status"), text: event.data, swap: "innerMorph" });
     const after = $("#status .pill").textContent;
-    if (before !== after) $("#spoken").textContent = `The run is ${after}`;
+    if (before !== after) $("#spoken").textContent = filled($("#spoken").dataset.said, after);
     root.dataset.max = $("#status progress").max;
   });
   source.addEventListener("machine", (event) => htmx.swap({ target: $("#machine"), text: event.data, swap: "innerMorph" }));

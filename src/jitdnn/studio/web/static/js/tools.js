@@ -17,6 +17,9 @@ export async function fetched(address) {
   return answer?.ok ? answer : null;
 }
 
+/** A text of the page with a name in its place. */
+export const filled = (text, name) => text.replace("{name}", () => name);
+
 /** A number in four digits. */
 export function short(value) {
   if (value == null || Number.isNaN(value)) return "–";
