@@ -167,3 +167,13 @@ def running(
         yield server
     finally:
         server.end()
+
+
+def tab_to(page: Any, selector: str) -> None:
+    """Press Tab until the element has the focus, as somebody without a pointer does."""
+    for _ in range(200):
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            return
+        page.keyboard.press("Escape")  # leaves the editor, in which Tab writes spaces
+        page.keyboard.press("Tab")
+    raise AssertionError(f"{selector} cannot be reached by Tab")

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from studio_browser import findings
+
 #: what another run of the same net changes: covered by the browser before it is compared
 VARYING = (
     "[data-chart], .legend, .stats dd, .spark, .marks, .files, #status .line, progress, .matrix, .errors, "
@@ -42,7 +44,7 @@ def folder() -> Path | None:
 
 
 def picture(page: Any, name: str, kept: Path) -> None:
-    """Take a picture, write it if it is wanted, and compare it with `kept`/NAME.png if that is there."""
+    """Take a picture, write it if it is wanted, and compare it with `kept`/NAME.png."""
     as_seen = page.screenshot(animations="disabled")
     page.evaluate(_SAME)
     taken = page.screenshot(animations="disabled", mask=[page.locator(VARYING)], mask_color="#7f7f7f")
@@ -52,14 +54,28 @@ def picture(page: Any, name: str, kept: Path) -> None:
     if there := folder():
         (there / f"{name}.png").write_bytes(as_seen)
         small.save(there / "small" / f"{name}.png", optimize=True)
-    if (kept / f"{name}.png").exists():
-        before = Image.open(kept / f"{name}.png").convert("RGB")
-        at, most = worst_tile(np.asarray(before, float), np.asarray(small.convert("RGB"), float))
-        tell(f"{name}: worst tile {most:.1f} of 255")
-        assert most < TOLERANCE, (
-            f"{name} looks other than {kept / name}.png around pixel {4 * at[0]}, {4 * at[1]} (a difference of "
-            f"{most:.0f} of 255): if it is meant to, keep what JITDNN_STUDIO_PICTURES writes to small/"
-        )
+    assert (kept / f"{name}.png").exists(), (
+        f"{name}.png is not kept: take that of JITDNN_STUDIO_PICTURES/small"
+    )
+    before = Image.open(kept / f"{name}.png").convert("RGB")
+    at, most = worst_tile(np.asarray(before, float), np.asarray(small.convert("RGB"), float))
+    tell(f"{name}: worst tile {most:.1f} of 255")
+    assert most < TOLERANCE, (
+        f"{name} looks other than {kept / name}.png around pixel {4 * at[0]}, {4 * at[1]} (a difference of "
+        f"{most:.0f} of 255): if it is meant to, keep what JITDNN_STUDIO_PICTURES writes to small/"
+    )
+
+
+def shown(page: Any, kept: Path, name: str = "") -> None:
+    """Axe finds nothing on the page in light, and no lack of contrast in dark, where nothing but colours differs; with
+    a name, it looks as in the folder `kept`."""
+    for scheme, rules in (("light", ()), ("dark", ("color-contrast",))):
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # nothing fades: no time to wait for
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert findings(page, rules) == []
+        if name:
+            picture(page, f"{name}-{scheme}", kept)
+    page.emulate_media(color_scheme="light")
 
 
 def worst_tile(before: np.ndarray, now: np.ndarray) -> tuple[tuple[int, int], float]:

@@ -20,13 +20,13 @@ import pytest
 from examples import THOROUGH
 from jitdnn.studio.client import Client
 from jitdnn.studio.store import Store
-from studio_browser import Browser, Server, chromium, findings, running
+from studio_browser import Browser, Server, chromium, findings, running, tab_to
 
 pytest.importorskip("fastapi", reason="the extra jitdnn[studio] is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("PIL.Image")
 
-from studio_looks import picture, tell, transfer  # noqa: E402
+from studio_looks import picture, shown, tell, transfer  # noqa: E402
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no Chromium: apt-get install chromium")
 expect = playwright.expect
@@ -80,8 +80,9 @@ def trained(server: Server) -> int:
 
 
 @pytest.fixture
-def alone(server: Server, trained: int) -> None:
-    """There are no runs and data sets but the first, as on the pictures that are kept."""
+def alone(server: Server, page: Any, trained: int) -> None:
+    """There are no runs and data sets but the first, as on the pictures that are kept; and nobody looks at others."""
+    page.goto("about:blank")
     for run in server.ask("GET", "/api/runs?count=1000"):
         if run["id"] != trained:
             if run["state"] in ("queued", "running", "paused"):
@@ -120,18 +121,6 @@ def newcomer(
         assert said == []
 
 
-def shown(page: Any, name: str = "") -> None:
-    """Axe finds nothing on the page in light, and no lack of contrast in dark, where nothing but colours differs; with
-    a name, it looks as it did."""
-    for scheme, rules in (("light", ()), ("dark", ("color-contrast",))):
-        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # nothing fades: no time to wait for
-        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        assert findings(page, rules) == []
-        if name:
-            picture(page, f"{name}-{scheme}", KEPT)
-    page.emulate_media(color_scheme="light")
-
-
 def test_first_page_is_small_and_by_one_click_a_net_is_trained(
     newcomer: tuple[Server, Browser],
 ) -> None:
@@ -141,7 +130,7 @@ def test_first_page_is_small_and_by_one_click_a_net_is_trained(
     with transfer(page) as sent:
         page.reload(wait_until="networkidle")
     assert 50_000 < sent["bytes"] < MOST
-    shown(page, "first")
+    shown(page, KEPT, "first")
     phone = browser.phone()
     picture(phone, "first-phone", KEPT)
     phone.context.close()
@@ -180,7 +169,7 @@ def test_first_page_is_small_and_by_one_click_a_net_is_trained(
     assert sorted(found) == sorted(f"{name} {x}" for name in names for x in series[name][0])
     told.context.close()
     browser.said = [each for each in browser.said if "ERR_" not in each]  # while there was no server
-    shown(page, "run")
+    shown(page, KEPT, "run")
     page.context.close()
 
 
@@ -221,7 +210,7 @@ def test_every_page_is_small_and_accessible_in_light_and_dark(
                 expect(page.locator(".graph a")).to_have_count(9, timeout=60_000)
             if path != "/train":  # which goes on looking for ways in less workspace
                 page.wait_for_load_state("networkidle")
-        shown(page, name)
+        shown(page, KEPT, name)
         told = f"{path}: {sent['bytes'] / 1e3:.0f} kB, of them {sent['images'] / 1e3:.0f} of images"
         tell(f"{told}; axe 0 findings, policy on content 0, console {len(browser.said) - before}")
         assert 50_000 < sent["bytes"] - sent["images"] < MOST, told  # images are the user's
@@ -306,30 +295,21 @@ def test_a_training_is_begun_and_paused_by_keys_alone(server: Server, page: Any)
     page.keyboard.press("n")
     page.wait_for_url("**/train")
     expect(page.locator("#verdict.good")).to_be_visible(timeout=60_000)
-    _tab_to(page, "[name=epochs]")
+    tab_to(page, "[name=epochs]")
     page.keyboard.press("Control+a")
     page.keyboard.type("1000")
-    _tab_to(page, "#start")
+    tab_to(page, "#start")
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile(r"/runs/\d+$"))
     number = int(page.url.rsplit("/", 1)[1])
     expect(page.locator("#status .pill")).to_have_text("running", timeout=60_000)
-    _tab_to(page, "#pause")
+    tab_to(page, "#pause")
     page.keyboard.press("Enter")
     expect(page.locator("#status .pill")).to_have_text("paused", timeout=60_000)
-    _tab_to(page, "#resume")
+    tab_to(page, "#resume")
     page.keyboard.press("Enter")
     expect(page.locator("#status .pill")).to_have_text("running", timeout=60_000)
     server.ask("POST", f"/api/runs/{number}/stop")
-
-
-def _tab_to(page: Any, selector: str) -> None:
-    for _ in range(200):
-        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
-            return
-        page.keyboard.press("Escape")  # leaves the editor, in which Tab writes spaces
-        page.keyboard.press("Tab")
-    raise AssertionError(f"{selector} cannot be reached by Tab")
 
 
 _HIDE = """isHidden => {
@@ -356,20 +336,20 @@ def test_ten_tabs_watch_a_run_and_one_sleeps(server: Server, browser: Browser, p
         tab = page.context.new_page()
         browser.watch(tab)
         tab.goto(f"{server.base}/runs/{going}", wait_until="load")
-        _moves(tab)
+        _number_moves(tab)
         tabs.append(tab)
     first = tabs[0]
     told = first.locator("#status .stats dd").first.inner_text()
     tabs[-1].evaluate(_HIDE, True)
     first.evaluate(_HIDE, False)
     expect(first.locator("#status .stats dd").first).not_to_have_text(told, timeout=20_000)
-    _moves(first)
+    _number_moves(first)
     # the machine sleeps: a stream that was cut goes on after the last event that came
     first.evaluate(_LISTEN, going)
     first.context.set_offline(True)
     first.wait_for_timeout(30_000 if THOROUGH else 3_000)
     first.context.set_offline(False)
-    _moves(first)
+    _number_moves(first)
     server.ask("POST", f"/api/runs/{going}/stop")
     expect(first.locator("#status .pill")).to_have_text("stopped early", timeout=30_000)
     last = server.ask("GET", f"/api/runs/{going}")["iteration"]
@@ -389,14 +369,14 @@ def test_a_page_goes_on_when_its_server_was_killed_and_started_again(
 ) -> None:
     """The worker trains on meanwhile; the page is not loaded anew, and misses no point and tells none twice."""
     page.goto(f"{server.base}/runs/{going}", wait_until="load")
-    _moves(page)
+    _number_moves(page)
     page.evaluate(_LISTEN, going)
     server.kill()
     before = page.locator("#status .stats dd").first.inner_text()
     page.wait_for_timeout(2_000)
     server.start()
     expect(page.locator("#status .stats dd").first).not_to_have_text(before, timeout=30_000)
-    _moves(page)
+    _number_moves(page)
     server.ask("POST", f"/api/runs/{going}/stop")
     expect(page.locator("#status .pill")).to_have_text("stopped early", timeout=30_000)
     last = server.ask("GET", f"/api/runs/{going}")["iteration"]
@@ -455,7 +435,7 @@ def test_alexnet_by_4096_is_told_and_leaves_the_server_alive(
     assert server.ask("GET", "/api/queue")["waiting"] == []
 
 
-def _moves(tab: Any) -> None:
+def _number_moves(tab: Any) -> None:
     """The numbers of a run that trains change while one looks."""
     number = tab.locator("#status .stats dd").first
     expect(number).not_to_have_text(number.inner_text(), timeout=20_000)

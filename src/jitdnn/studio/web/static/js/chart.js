@@ -59,7 +59,7 @@ export function draw(box, lines, options) {
   };
   const plot = new uPlot({
     width: box.clientWidth, height: box.parentNode.classList.contains("big") ? 300 : 190, legend: { show: false },
-    padding: [12, 8, 0, 0],
+    padding: [12, 16, 0, 0],
     cursor: {
       sync: { key: options.group, scales: ["x", null] }, focus: { prox: 16 }, points: { size: 7 },
       drag: { x: true, y: false, setScale: false },
