@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from caffe_nets import BRANCHES
-from jitdnn.caffe import Solver, load_solver, pycaffe, shared_memory
+from jitdnn.caffe import Solver, events, load_solver, pycaffe, shared_memory
 from jitdnn.caffe.events import Event, Iterated
 from jitdnn.errors import InvalidArgument
 
@@ -28,7 +28,7 @@ WEIGHTS = 'weight_filler { type: "xavier" }'
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Blocks are full of NaN, and are so again when what this returns is called."""
     blocks: list[Any] = []
-    make = shared_memory._block
+    make = shared_memory._allocated
 
     def made(*arguments: Any) -> Any:
         blocks.append(make(*arguments))
@@ -39,7 +39,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         for block in blocks:
             block.fill(255)
 
-    monkeypatch.setattr(shared_memory, "_block", made)
+    monkeypatch.setattr(shared_memory, "_allocated", made)
     return fill
 
 
@@ -426,12 +426,46 @@ def test_nets_that_keep_their_blobs() -> None:
 def test_a_loss_is_displayed_at_the_end(tmp_path: Any) -> None:
     told: list[list[Event]] = []
     for keep in (True, False):
-        events: list[Event] = []
-        made = solver(TWO, "display: 3", keep_blobs=keep, listener=events.append)
+        found: list[Event] = []
+        made = solver(TWO, "display: 3", keep_blobs=keep, listener=found.append)
         made.solve()
-        told.append([event for event in events if type(event).__name__ == "Displayed"])
+        told.append([event for event in found if isinstance(event, events.Displayed)])
     assert [event.loss for event in told[0]] == [event.loss for event in told[1]]  # type: ignore[attr-defined]
     assert len(told[0]) == 4
+
+
+@pytest.mark.parametrize("images_tested", [2, 50])
+def test_nets_that_test_lie_in_the_same_block(images_tested: int, poison: Callable[[], None]) -> None:
+    """Whichever needs more memory, and whichever runs first."""
+    text = "".join(
+        source + "include { phase: PHASE } }\n".replace("PHASE", phase)
+        for phase, count in (("TRAIN", 4), ("TEST", images_tested))
+        for source in [images("x", (count, 3, 8, 7)).rstrip()[:-1]]
+    ) + TWO.replace(images(), "")
+    text += layer("quiet", "TanH", "d") + layer("out", "Reduction", "quiet")
+    more = "test_iter: 2 test_interval: 2 test_compute_loss: true"
+    results = []
+    for keep in (True, False):
+        made = solver(text, more, keep_blobs=keep)
+        told: list[Any] = []
+        made.listener = told.append
+        for _ in range(5):
+            poison()
+            made.step(1)
+        tests = [event for event in told if isinstance(event, events.Tested)]
+        results.append((tests, [float(e.loss) for e in told if isinstance(e, Iterated)]))
+    assert len(results[0][0]) == 3
+    assert str(results[0]) == str(results[1])
+    train, test = made.net.shared, made.test_nets[0].shared
+    assert train is not None
+    assert test is not None
+    assert 0 < test.bytes != train.bytes > 0
+    assert test._block.bytes == max(test.bytes, train.bytes)
+    with pytest.raises(InvalidArgument, match="keep_blobs=True"):
+        _ = made.test_nets[0].blobs["c"].data
+    assert made.test_nets[0].blobs["out"].data.any()
+    made.test_nets[0].forward()
+    assert made.test_nets[0].blobs["c"].data.any()
 
 
 def test_losses_with_gradients_that_the_file_weights(poison: Callable[[], None]) -> None:

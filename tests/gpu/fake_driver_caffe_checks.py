@@ -187,3 +187,18 @@ def test_blobs_share_a_block_that_stays(text: str) -> None:
     assert calls("cuStreamBeginCapture_v2") > captures
     assert made.net.blobs["conv1"].read().shape == kept.net.blobs["conv1"].shape
     assert made._graph.is_captured
+
+
+def test_nets_that_test_lie_in_the_same_block() -> None:
+    more = "test_iter: 1 test_interval: 4 test_initialization: false"
+    made = load_solver(f"net_param {{ {LENET} }} {SOLVER} {more}", device="cuda")
+    made.step(4)
+    captures = calls("cuStreamBeginCapture_v2")
+    tested = made.test_nets[0].shared
+    made.step(6)  # with tests in between
+    assert 0 < tested.bytes < made.net.shared.bytes == tested._block.bytes
+    assert calls("cuStreamBeginCapture_v2") == captures
+    (one,), (other,) = (
+        {synced.device().memory for _, synced in shared._lent} for shared in (made.net.shared, tested)
+    )
+    assert one is other

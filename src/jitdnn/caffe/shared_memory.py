@@ -1,5 +1,5 @@
-"""Blobs of a net that a solver trains, in one block of memory: what is not needed at the same time lies in the same
-place.
+"""Blobs of nets that a solver trains and tests, in one block of memory: what is not needed at the same time lies in the
+same place.
 
 Data of a blob is needed from the layer that makes it to the last one that reads it, in the forward pass or the backward
 pass (`Layer.backward_reads`), a gradient from the first layer of the backward pass that fills it to the last one that
@@ -8,8 +8,9 @@ the end of the forward pass, and little more. Places are found once for the shap
 so that CUDA graphs find their arrays; all calls of a net go to one stream, in whose order they may be used again.
 
 Sources, inputs, outputs and losses have memory of their own, as what programs fill and read between passes. Between
-the iterations of a solver other blobs have none: asking for them is an error and not somebody else's values. Where
-weights are updated within the backward pass (early_update.py), so it is with their gradients.
+the passes of a solver other blobs have none: asking for them is an error and not somebody else's values. Where
+weights are updated within the backward pass (early_update.py), so it is with their gradients. Nets that test do not run
+while one is trained, and lie in the same block.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jitdnn.caffe.blob import Blob
+from jitdnn.caffe.device import NetDevice
 from jitdnn.caffe.graph import LayerGraph, Node
 from jitdnn.caffe.memory_layout import Layout, lay_out
 from jitdnn.caffe.synced import Synced
@@ -39,23 +41,62 @@ class _Tenant(NamedTuple):
     need: Need
 
 
-class SharedMemory:
-    """The block of a net that is trained.
+class Block:
+    """Memory for nets that never run at the same time, of any contents: as much as the largest of them asks for."""
 
-    Inside of `lent` its blobs lie in the block. `bytes` is its size, 0 before the first time. `refusal` says why the
-    net's blobs keep memory of their own, None where they need not.
+    def __init__(self, device: NetDevice | None) -> None:
+        self._device = device
+        self._users: list[SharedMemory] = []
+        self._memory: Any = None
+        self.bytes = 0
+
+    def join(self, user: SharedMemory) -> None:
+        """Note who has to look for its places again when the block becomes larger."""
+        self._users.append(user)
+
+    def reserve(self, bytes: int) -> None:
+        """Have so many bytes."""
+        if self._memory is not None and self.bytes >= bytes:
+            return
+        self._memory = None
+        for user in self._users:
+            user.leave_places()  # before the larger one is allocated
+        self._memory, self.bytes = _allocated(self._device, bytes), bytes
+
+    def at(self, start: int, blob: Blob) -> Any:
+        """The memory of a blob at a place in the block."""
+        if self._device is not None:
+            array = self._device.within(self._memory, start, blob.shape, blob.dtype, blob.is_channels_last)
+            return Synced.of(self._device, blob.shape, array, blob.is_channels_last)
+        memory: Any = self._memory[start : start + blob.nbytes]
+        return memory.view(blob.dtype).reshape(blob.shape)
+
+
+class SharedMemory:
+    """A net's part in a block.
+
+    Inside of `lent` its blobs lie in the block. `bytes` is what they need of it, 0 before the first time. `refusal`
+    says why the net's blobs keep memory of their own, None where they need not.
     """
 
     def __init__(
-        self, net: LayerGraph, spans: Sequence[tuple[int, int]] | None = None, *, is_forced: bool = False
+        self,
+        net: LayerGraph,
+        block: Block,
+        spans: Sequence[tuple[int, int]] | None = None,
+        *,
+        is_forced: bool = False,
+        is_trained: bool = True,
     ) -> None:
         """Nothing is taken yet. `spans`: of the gradient of each parameter the layer of the backward pass that is the
         first to add to it, and the one behind which nobody needs it (fusion.gradient_spans); without them these
         gradients have memory of their own. `is_forced`: the net computes gradients that no training needs
-        (force_backward).
+        (force_backward). Without `is_trained` it runs forward alone.
         """
-        self._net, self._spans = net, spans
-        self._lent: list[tuple[_Tenant, Any]] | None = None  # with the memory of each; None: to be planned
+        self._net, self._block, self._spans, self._is_trained = net, block, spans, is_trained
+        block.join(self)
+        self._places: list[tuple[_Tenant, int]] | None = None  # None: to be planned
+        self._lent: list[tuple[_Tenant, Any]] = []  # with the memory of each; empty: to be looked for
         self._is_lent = self._is_withheld = self._is_wanted = False
         self.bytes = 0
         self.refusal = _refusal(net, is_forced)
@@ -67,13 +108,19 @@ class SharedMemory:
         They do not once somebody has asked for what an iteration left, nor with an observer, who may ask for anything.
         """
         if self.refusal is None and self._is_wanted:
-            self.refusal = "a program asked for values of blobs after an iteration"
+            self.refusal = "a program asked for values of blobs after a pass of the solver"
         if self.refusal is not None or self._net.observer is not None:
             self.forget()
             yield False
             return
-        if self._lent is None:
-            self._lent = self._planned()
+        if self._places is None:
+            self._plan()
+        if self.bytes:
+            self._block.reserve(self.bytes)
+        if not self._lent:
+            self._lent = [
+                (tenant, self._block.at(start, tenant.blob)) for tenant, start in self._places or ()
+            ]
         for tenant, memory in self._lent:
             (tenant.blob.swap_diff if tenant.is_gradient else tenant.blob.swap_data)(memory)
         self._is_lent, self._is_withheld = True, True
@@ -101,47 +148,43 @@ class SharedMemory:
         """Outside of `lent` the gradients of weights are about to be cleared: they have memory of their own for it."""
         if not self._is_lent and self._is_withheld:
             weights = {id(parameter.blob) for parameter in self._net.parameters}
-            for tenant, _ in self._lent or ():
+            for tenant, _ in self._places or ():
                 if id(tenant.blob) in weights:
                     for blob in (tenant.blob, *tenant.views):
                         blob.lift_diff()
 
     def forget(self) -> None:
-        """Give up the block, and have the blobs take memory of their own when it is asked for."""
-        if self._lent is not None:
+        """Give up the places, and have the blobs take memory of their own when it is asked for."""
+        if self._places is not None:
             self._lift()
-            self._lent, self.bytes = None, 0
+            self._places, self._lent, self.bytes = None, [], 0
+
+    def leave_places(self) -> None:
+        """The block is about to be another one."""
+        self._lent = []
 
     def _lift(self) -> None:
-        for tenant, _ in self._lent or ():
+        for tenant, _ in self._places or ():
             for blob in (tenant.blob, *tenant.views):
                 (blob.lift_diff if tenant.is_gradient else blob.lift)()
         self._is_withheld = False
 
     def _withhold(self) -> None:
         self._is_lent = False
-        on_host = self._net_is_on_host()
-        for tenant, _ in self._lent or ():
+        for tenant, _ in self._lent:
             # on a GPU views look at what they view each time
-            for blob in (tenant.blob, *tenant.views) if on_host else (tenant.blob,):
+            for blob in (tenant.blob, *tenant.views) if tenant.blob.device is None else (tenant.blob,):
                 (blob.withhold_diff if tenant.is_gradient else blob.withhold)(self._refuse)
-
-    def _net_is_on_host(self) -> bool:
-        return not self._lent or self._lent[0][0].blob.device is None
 
     def _refuse(self, blob: Blob) -> InvalidArgument:
         self._is_wanted = True
         return InvalidArgument(f"blob {blob.name!r} has no values now: {_RULE}")
 
-    def _planned(self) -> list[tuple[_Tenant, Any]]:
-        layout = lay_out(self._net)
+    def _plan(self) -> None:
+        layout = lay_out(self._net, is_trained=self._is_trained)
         tenants = [*_tenants(self._net, layout), *self._weights(layout)]
         starts, self.bytes = place([tenant.need for tenant in tenants])
-        block = _block(tenants[0].blob, self.bytes) if tenants else None
-        return [
-            (tenant, _within(block, start, tenant.blob))
-            for tenant, start in zip(tenants, starts, strict=True)
-        ]
+        self._places = list(zip(tenants, starts, strict=True))
 
     def _weights(self, layout: Layout) -> Iterator[_Tenant]:
         """The gradients of weights."""
@@ -163,8 +206,8 @@ class SharedMemory:
 
 
 _RULE = (
-    "the iterations of a solver keep blobs in memory that other blobs have, too. From the next iteration on all have "
-    "memory of their own, since you asked; load_solver(..., keep_blobs=True) gives it to them from the first one on"
+    "the passes of a solver keep blobs in memory that other blobs have, too. From the next one on all have memory of "
+    "their own, since you asked; load_solver(..., keep_blobs=True) gives it to them from the first one on"
 )
 
 
@@ -214,18 +257,9 @@ def _rounded(bytes: int) -> int:
     return -(-bytes // _GRAIN) * _GRAIN
 
 
-def _block(blob: Blob, bytes: int) -> Any:
-    """Memory of any contents where the blob is."""
-    if blob.device is not None:
-        return blob.device.block(bytes)
+def _allocated(device: NetDevice | None, bytes: int) -> Any:
+    if device is not None:
+        return device.block(bytes)
     whole = np.empty(bytes + _GRAIN, np.uint8)
     skipped = -whole.ctypes.data % _GRAIN
     return whole[skipped : skipped + bytes]
-
-
-def _within(block: Any, start: int, blob: Blob) -> Any:
-    """The memory of a blob at a place in the block."""
-    if blob.device is not None:
-        array = blob.device.within(block, start, blob.shape, blob.dtype, blob.is_channels_last)
-        return Synced.of(blob.device, blob.shape, array, blob.is_channels_last)
-    return block[start : start + blob.nbytes].view(blob.dtype).reshape(blob.shape)

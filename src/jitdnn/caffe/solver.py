@@ -36,7 +36,7 @@ from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
 from jitdnn.caffe.requests import Requests
 from jitdnn.caffe.schema import NetState, SolverParameter
-from jitdnn.caffe.shared_memory import SharedMemory
+from jitdnn.caffe.shared_memory import Block, SharedMemory
 from jitdnn.caffe.solver_checks import (
     SNAPSHOT_SCHEMA,
     check,
@@ -196,8 +196,11 @@ class Solver:
         if not keep_blobs and memory_limit is None and not self.parameter.debug_info:
             if is_whole and self._parallel is None and not self.method.needs_all_gradients:
                 early = EarlyUpdate(self.net, self.method)
-            spans, is_forced = None if early is None else early.spans, self.net.parameter.force_backward
-            self.net.shared = SharedMemory(self.net, spans, is_forced=is_forced)
+            block = Block(self.device)
+            for each in (self.net, *self.test_nets):
+                is_trained, is_forced = each is self.net, each.parameter.force_backward
+                spans = early.spans if early is not None and is_trained else None
+                each.shared = SharedMemory(each, block, spans, is_forced=is_forced, is_trained=is_trained)
         self._steps = Iteration(
             self.net, self.method, self._requests, passes=self.parameter.iter_size, parallel=self._parallel,
             graph=self._graph, early=early,
@@ -331,7 +334,8 @@ class Solver:
             self._parallel.settle()
         for _ in range(batches):
             if net.is_my_turn:
-                totals.add(net.forward())
+                with net.lent_memory():
+                    totals.add(net.forward())
                 loss += net.loss
             else:
                 net.skip_batch()
