@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jitdnn.caffe import load_solver
-from jitdnn.caffe.gradient_buckets import Buckets
+from jitdnn.caffe.gradient_buckets import Buckets, cut
 from jitdnn.errors import InvalidArgument, NotSupported
 
 DATA = (
@@ -109,3 +109,14 @@ def test_pieces_of_buckets_have_all_gradients_once() -> None:
             start = buckets.places[parameter.name]
             found[parameter.name] += min(bucket.stop, start + parameter.blob.size) - max(bucket.start, start)
     assert found == {"ip/0": 1200, "ip/1": 300}
+
+
+def test_the_last_bucket_has_a_small_share() -> None:
+    """Nothing is left to hide the exchange of the first layers' gradients."""
+    wide = PRODUCT.replace('"data"', '"ip"').replace(' "ip" type', ' "wide" type').replace(": 3 ", ": 300 ")
+    wide = wide.replace('top: "ip"', 'top: "wide"')
+    made = solver(DATA + PRODUCT + wide + LOSS.replace('"ip"', '"wide"'))
+    first, second = ["wide/1", "wide/0"], ["ip/1", "ip/0"]  # of 4800 bytes and of 60
+    for size, expected in ((8000, [first, second]), (1 << 20, [first + second])):
+        buckets, _, _ = cut(made.net, size)
+        assert [[parameter.name for parameter in bucket.parameters] for bucket in buckets] == expected

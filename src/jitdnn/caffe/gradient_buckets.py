@@ -23,7 +23,8 @@ from jitdnn.ops.tensor_ops import add
 #: bytes of a bucket: large enough that its time is that of its bytes, small enough that most of them go while layers
 #: compute
 BUCKET_BYTES = 4 << 20
-
+#: what part of them the last bucket has
+LAST_SHARE = 16
 
 #: elements that a gradient's place is a multiple of: kernels read whole lines
 ALIGNED = 64
@@ -124,17 +125,22 @@ def cut(net: Net, bytes: int, grain: int = ALIGNED) -> tuple[list[Bucket], dict[
     of each parameter begins, by its name, and the elements of all.
 
     A bucket is closed when it has `bytes` bytes of the net's dtype or more, whatever travels of them; it begins at a
-    multiple of `grain` elements.
+    multiple of `grain` elements. The last one has but a `LAST_SHARE`th of them: it is whole when the backward pass
+    ends, so that nothing hides its exchange.
     """
     ready = [last for _, last in gradient_spans(net.nodes, net.parameters, net.fusion.groups)]
     order = sorted(range(len(net.parameters)), key=lambda index: (-ready[index], -index))
     buckets: list[Bucket] = []
     places: dict[str, int] = {}
     end = 0
+    left = left_before = sum(parameter.blob.nbytes for parameter in net.parameters)
     for index in order:
         parameter = net.parameters[index]
         last = buckets[-1] if buckets else None
-        if last is None or (end - last.start) * net.dtype.itemsize >= bytes:
+        is_full = last is not None and (end - last.start) * net.dtype.itemsize >= bytes
+        is_end = left <= bytes // LAST_SHARE < left_before
+        left_before, left = left, left - parameter.blob.nbytes
+        if last is None or is_full or is_end:
             end = -(-end // grain) * grain
             if last is not None:
                 last.stop = end
