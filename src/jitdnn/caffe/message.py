@@ -102,6 +102,7 @@ class Message:
     """Base of all messages. Keyword arguments set fields."""
 
     fields: ClassVar[dict[str, Field[Any]]] = {}
+    _order: ClassVar[dict[str, int]] = {}  # of the declaration
 
     def __init__(self, **values: object) -> None:
         self._values: dict[str, Any] = {}
@@ -120,11 +121,11 @@ class Message:
             if base is not Message and issubclass(base, Message):
                 inherited.update(base.fields)
         cls.fields = own | inherited
+        cls._order = {name: number for number, name in enumerate(cls.fields)}
 
     def has(self, name: str) -> bool:
         """Tell whether the field is set (a repeated one: not empty)."""
-        value = self._values.get(name)
-        return value is not None and value != []
+        return _is_set(self._values.get(name))
 
     def clear(self, name: str) -> None:
         """Make the field absent."""
@@ -132,9 +133,10 @@ class Message:
 
     def present(self) -> Iterator[tuple[Field[Any], Any]]:
         """Yield each set field with its value, in the order of the declaration."""
-        for name, field in self.fields.items():
-            if self.has(name):
-                yield field, self._values[name]
+        # a message has dozens of fields, of which a few are set: nets are built by copies of copies
+        for name in sorted(self._values, key=self._order.__getitem__):
+            if _is_set(value := self._values.get(name)):
+                yield self.fields[name], value
 
     def place(self, name: str | None = None) -> Position | None:
         """Return where the message, or one of its fields, stands in its text; None when it did not come from one."""
@@ -153,10 +155,9 @@ class Message:
         twin = type(self)()
         twin.position = self.position
         twin.positions = dict(self.positions)
-        for field, value in self.present():
-            twin._values[field.name] = (
-                [_copied(item) for item in value] if field.is_repeated else _copied(value)
-            )
+        for name, value in self._values.items():
+            if _is_set(value):
+                twin._values[name] = [*map(_copied, value)] if isinstance(value, list) else _copied(value)
         return twin
 
     def merge(self, other: Self) -> None:
@@ -172,8 +173,9 @@ class Message:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        ours = {field.name: value for field, value in self.present()}
-        theirs = {field.name: value for field, value in other.present()}
+        ours, theirs = (
+            {name: value for name, value in each._values.items() if _is_set(value)} for each in (self, other)
+        )
         return ours == theirs
 
     __hash__ = None  # type: ignore[assignment]
@@ -186,6 +188,10 @@ class Message:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{f.name}={v!r}' for f, v in self.present())})"
+
+
+def _is_set(value: object) -> bool:
+    return bool(value) if isinstance(value, list) else value is not None
 
 
 def _copied(value: Any) -> Any:

@@ -6,6 +6,7 @@ a * x + y                              without a list of inputs they are taken a
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument
 from jitdnn.rtcg.expression import Expression, Graph, finish, traced_call
 from jitdnn.rtcg.formula_text import read_formula
+
+_LONG = 1000  # characters of a formula that is read anew each time
 
 
 class Formula(NamedTuple):
@@ -89,4 +92,10 @@ def is_whole(expression: Expression) -> bool:
 
 def parse_formula(text: str) -> Formula:
     """The formula that `text` writes, as the module's heading shows. Raises ParseError with the place."""
+    return _parsed(text) if len(text) <= _LONG else _finish(*read_formula(text))
+
+
+@functools.lru_cache(256)
+def _parsed(text: str) -> Formula:
+    """Of short texts: the layers of a net give the same few a hundred times, and each takes milliseconds to read."""
     return _finish(*read_formula(text))
