@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -479,9 +480,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     raise SystemExit(_run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
+@functools.cache
+def _command() -> Callable[..., Any]:
+    """All commands, built once a process: Typer reads every command's type hints for it, a tenth of a second."""
+    return typer.main.get_command(app)
+
+
 def _run(arguments: list[str]) -> int:
     try:
-        code = app(arguments, prog_name="jitdnn", standalone_mode=False, obj=arguments)
+        code = _command()(arguments, prog_name="jitdnn", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
     except typer.TyperException as error:
         return _complain(error.format_message(), error.exit_code)
