@@ -1,4 +1,4 @@
-"""Solvers: what is told when, LeNet trained to its end, which nets, what is refused."""
+"""Solvers: what is told when, which nets, what is refused. `tests/cli/test_cli.py` trains LeNet to its end."""
 
 from __future__ import annotations
 
@@ -169,16 +169,7 @@ def test_lines_are_caffes(classes: str) -> None:
     assert Iterated(5, 1.0, 1.0).lines() == []
 
 
-# ---- LeNet to its end
-
-
-def test_lenet_learns_the_digits(tmp_path: Path) -> None:
-    """The shipped solver, to its end: at least 96.5 % of 1,000 digits that it has not seen."""
-    solver, seen = told("package:models/lenet_solver.prototxt", snapshot_prefix=str(tmp_path / "lenet"))
-    last = [event for event in seen if isinstance(event, events.Tested)][-1]
-    assert last.iteration == solver.parameter.max_iter
-    assert last.outputs[0].name == "accuracy"
-    assert last.outputs[0].value >= 0.965
+# ---- LeNet
 
 
 def test_training_takes_no_memory_once_it_runs() -> None:

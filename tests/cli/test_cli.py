@@ -436,6 +436,7 @@ def test_a_digit_is_drawn_with_two_pixels_a_character(monkeypatch: pytest.Monkey
 
 
 def test_the_demo_does_the_main_job(tmp_path: Path) -> None:
+    """The shipped solver learns, to its end: at least 96.5 % of 1,000 digits that it has not seen."""
     folder = tmp_path / "results"
     done = subprocess.run(
         [sys.executable, "-m", "jitdnn", "demo", "--out", str(folder)],
@@ -454,6 +455,7 @@ def test_the_demo_does_the_main_job(tmp_path: Path) -> None:
     assert "% sure" in done.stdout
     assert "What to try next" in done.stdout
     assert (folder / "training.png").read_bytes().startswith(b"\x89PNG")
+    # the shipped solver came to its end, iteration 500
     snapshots = sorted(folder.glob("lenet_iter_*.jdsnap"))
-    assert snapshots
+    assert [snapshot.name for snapshot in snapshots] == ["lenet_iter_250.jdsnap", "lenet_iter_500.jdsnap"]
     assert str(snapshots[-1]) in done.stdout
