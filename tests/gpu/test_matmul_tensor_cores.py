@@ -57,6 +57,11 @@ ORIENTATIONS = {
     "batch2x3 m24 k40 n16 f16 a=columns": "across",
     "batch2x2 m24 k40 n16 bf16 a=columns b=columns": "columns",
     "batch4 m24 k40 n16 bf16 a=s0,40,1": "rows",
+    # heads within images: queries by keys, and probabilities by values
+    "batch2x3 m24 k40 n16 f16 a=s2880,40,120,1 b=s1920,40,1,120": "rows",
+    "batch2x3 m9 k24 n16 bf16 b=s1152,16,48,1 c=s432,16,48,1": "rows",
+    "batch2x3 m24 k40 n16 bf16 a=s2880,24,1,72 b=s1920,40,1,120": "columns",
+    "batch3x2x5 m24 k40 n16 f16 a=s12000,4800,960,40,1": "rows",
 }
 
 
@@ -100,7 +105,13 @@ def test_bytes(words: str, alignment: str, cuda_device: Any, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     "words",
-    ["m19 k9 n37 bf16", "m16 k300 n24 f16 b=columns", "batch2x3 m10 k24 n16 bf16", "m17 k24 n8 a=columns"],
+    [
+        "m19 k9 n37 bf16",
+        "m16 k300 n24 f16 b=columns",
+        "batch2x3 m10 k24 n16 bf16",
+        "batch2x3 m10 k24 n16 bf16 a=s720,24,72,1 c=s480,16,48,1",
+        "m17 k24 n8 a=columns",
+    ],
 )
 def test_epilogues(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "GUARD", ALIGNED)
@@ -123,6 +134,9 @@ def test_any_product(problem: MatMul, cuda_device: Any) -> None:
 
 
 def test_refusals(cuda_device: Any) -> None:
-    uneven = product("batch2x2 m4 k4 n4 bf16 a=s100,16,4,1")
+    uneven = product("batch2x2x2 m4 k4 n4 bf16 a=s300,100,16,4,1")
     assert "evenly spaced" in str(TensorCoreMatmul().refuse(uneven, cuda_device))
+    runs = product("batch2x2 m8 k8 n8 bf16 a=s200,64,8,1")
+    assert TensorCoreMatmul().refuse(runs, cuda_device) is None
+    assert "evenly spaced" in str(WarpgroupMatmul().refuse(runs, cuda_device))
     assert "f64" in str(TensorCoreMatmul().refuse(product("m4 k4 n4 f64"), cuda_device))

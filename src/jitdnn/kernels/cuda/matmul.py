@@ -6,7 +6,8 @@ c[m, n] = sum over k of a[m, k] b[k, n] is one of three convolutions; the stride
     columns   the same of the transposed matrices                              (b is K-major)
     across    wgrad: k are the pixels                                          (both are MN-major)
 
-The products of a batch take the place of groups where one stride leads from each to the next.
+The products of a batch take the place of groups where one stride leads from each to the next, or, but for `across`,
+where it does within runs that are evenly spaced: heads within images.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ class TensorCoreMatmul(TensorCoreAlgorithm[MatMul]):
 
     def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         reason = refuse_extents(problem) or (refuse_sums(problem.k) if problem.a.dtype == "i8" else None)
+        if not reason and batch_runs(problem) is None:
+            reason = (
+                f"the products of the batch {problem.batch} are neither evenly spaced in memory nor runs of such: make "
+                "its tensors dense"
+            )
         return reason or refuse_tensor_cores(problem.a.dtype, math.prod(problem.batch), device)
 
     def sizes(
@@ -95,15 +101,41 @@ def refuse_extents(problem: MatMul) -> str | None:
         return (
             f"an extent of {max(problem.m, problem.n, problem.k)}: at most {2**30} fit the kernel's indices"
         )
-    if batch_steps(problem) is None:
+    return None
+
+
+def refuse_uneven(problem: MatMul) -> str | None:
+    """Why one stride does not lead from each product of the batch to the next; None if it does."""
+    runs = batch_runs(problem)
+    if runs is None or runs.inner < math.prod(problem.batch):
         return f"the products of the batch {problem.batch} are not evenly spaced in memory: make its tensors dense"
     return None
 
 
-def batch_steps(problem: MatMul) -> tuple[int, int, int] | None:
-    """The elements from each product to the next in a, b and c; None if they differ from product to product."""
+@dataclass(frozen=True)
+class Runs:
+    """How products of a batch lie in a, b and c: `steps` elements from each to the next within runs of `inner`, and
+    `outer` from each run to the next.
+    """
+
+    inner: int
+    steps: tuple[int, int, int]
+    outer: tuple[int, int, int]
+
+
+def batch_runs(problem: MatMul) -> Runs | None:
+    """The longest runs; None if neither these nor products in them are evenly spaced."""
+    for split in range(max(1, len(problem.batch))):
+        outer, steps = (_steps(problem, part) for part in (slice(0, split), slice(split, -2)))
+        if outer and steps:
+            return Runs(math.prod(problem.batch[split:]), steps, outer)
+    return None
+
+
+def _steps(problem: MatMul, axes: slice) -> tuple[int, int, int] | None:
+    """Elements from each product to the next along these axes of the batch, in a, b and c."""
     tensors = problem.a, problem.b, problem.c
-    a, b, c = (linear_step(tensor.shape[:-2], tensor.strides[:-2]) for tensor in tensors)
+    a, b, c = (linear_step(tensor.shape[axes], tensor.strides[axes]) for tensor in tensors)
     return None if a is None or b is None or c is None else (a, b, c)
 
 
@@ -124,11 +156,14 @@ def orientation_of(problem: MatMul, name: str) -> Orientation:
         x, w, y = like(b, (1, n, k), 0, bn, bk), like(c, (m, n, 1), cm, cn, 1), like(a, (1, m, k), 0, am, ak)
     direction = "bwd_filter" if name == "across" else "fwd"
     one = Convolution(direction, x, w, y, stride=(1,), padding=((0, 0),), dilation=(1,))
-    steps, count = batch_steps(problem), math.prod(problem.batch)
-    if count == 1 or steps is None:
+    runs, count = batch_runs(problem), math.prod(problem.batch)
+    if count == 1 or runs is None:
         return Orientation(name, one, None)
-    first, second = (steps[0], steps[1]) if name == "rows" else (steps[1], steps[0])
-    return Orientation(name, one, Batch(count, first, second, steps[2], (a, b, c)))
+    order = (0, 1, 2) if name == "rows" else (1, 0, 2)
+    first, second, result = (runs.steps[i] for i in order)
+    inner = runs.inner if runs.inner < count else 0
+    x, y, z = (runs.outer[i] for i in order)
+    return Orientation(name, one, Batch(count, first, second, result, (a, b, c), inner, (x, y, z)))
 
 
 def indices_of(
@@ -152,6 +187,8 @@ def _plan(
     found: list[tuple[Orientation, Plan | WgradPlan]] = []
     for name in orientations(problem, has_epilogue):
         orientation = orientation_of(problem, name)
+        if name == "across" and orientation.batch and orientation.batch.inner:
+            continue
         given = orientation.problem, device, tiles, uses_workspace, orientation.batch
         plan = wgrad_plan_of(*given) if name == "across" else plan_of(*given)
         found.append((orientation, plan))

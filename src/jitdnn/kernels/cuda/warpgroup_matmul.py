@@ -29,6 +29,7 @@ from jitdnn.kernels.cuda.matmul import (
     orientation_of,
     orientations,
     refuse_extents,
+    refuse_uneven,
 )
 from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
 from jitdnn.kernels.gpu.matmul import TiledGemm
@@ -50,7 +51,7 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
         self._tiles = tiles
 
     def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        reason = refuse_extents(problem) or refuse_warpgroups(problem, device)
+        reason = refuse_extents(problem) or refuse_uneven(problem) or refuse_warpgroups(problem, device)
         if not reason and problem.a.dtype == "i8":
             reason = refuse_sums(problem.k)
         if reason:

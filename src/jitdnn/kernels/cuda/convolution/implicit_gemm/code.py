@@ -89,6 +89,8 @@ def source_of(
         ("EXTENTS", initializer([axis.extent for axis in geometry.axes])),
         ("MASK_AXES", initializer([axis.is_masked for axis in geometry.axes])),
         ("IS_MASKED", int(geometry.has_mask)),
+        ("GROUPS_INNER", geometry.inner or geometry.groups),
+        *zip(("DATA_OUTER", "FILTER_OUTER", "RESULT_OUTER"), geometry.outer, strict=True),
         ("DATA_IMAGE", geometry.data.image),
         ("DATA_GROUP", geometry.data.group),
         ("DATA_CHANNEL", geometry.data.channel),

@@ -99,8 +99,11 @@ def _candidate(
             filter_out_channels = padded_channels
         time += pack_seconds(filter_pack, device)
     extents = [axis.extent for axis in geometry.axes]
+    data_outer, filter_outer, result_outer = geometry.outer
     copy_a = copy_bytes(
-        dtype, geometry.data.channel, alignments(geometry.data, geometry.in_channels, extents)
+        dtype,
+        geometry.data.channel,
+        (*alignments(geometry.data, geometry.in_channels, extents), data_outer),
     )
     is_mn_major = geometry.filter.channel != 1 and geometry.filter.column == 1 and dtype != "i8"
     taps = [
@@ -118,11 +121,18 @@ def _candidate(
             geometry.filter.group,
             *taps,
         ]
+    multiples.append(filter_outer)
     copy_b = copy_bytes(dtype, geometry.filter.column if is_mn_major else geometry.filter.channel, multiples)
     if (packs_data and not copy_a) or (packs_filter and not copy_b):
         return None
     element = result.dtype
-    multiples = [geometry.out_channels, geometry.result.image, geometry.result.group, *geometry.result.space]
+    multiples = [
+        geometry.out_channels,
+        geometry.result.image,
+        geometry.result.group,
+        *geometry.result.space,
+        result_outer,
+    ]
     width = 1
     if DTYPES[element] in (2, 4) and geometry.result.channel == 1:
         width = math.gcd(_WIDEST_STORE, *multiples)

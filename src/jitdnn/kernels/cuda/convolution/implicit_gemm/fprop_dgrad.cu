@@ -45,6 +45,7 @@
 //     RESULT_STEP          elements    from pixel to pixel, if IS_RESULT_LINEAR
 //     COPY_A, COPY_B       bytes       of an asynchronous copy; 0: element by element
 //     FILTER_MN_MAJOR      0 or 1      whether B is MN-major
+//     GROUPS_INNER         groups      of a run; DATA_OUTER, FILTER_OUTER, RESULT_OUTER elements from run to run
 //     RESULT_WIDTH         1 to 8      channels that are stored at once
 //     ROWS_FIRST           0 or 1      whether neighbouring threads store neighbouring pixels
 //     IS_DATA_PACKED, IS_FILTER_PACKED 0 or 1; DATA_AT, FILTER_AT: bytes into the workspace, where the packed ones are
@@ -388,6 +389,13 @@ FUNCTION Tile tile_at(u32 number) {
     return {(INDEX)(number / GRID_TILES_N) * BM, (INDEX)(number % GRID_TILES_N) * BN, (int)blockIdx.y};
 }
 
+// Where a group begins: STEP elements behind the one before, in runs of which the next begins OUTER behind the last.
+template <i64 STEP, i64 OUTER>
+FUNCTION i64 place_of_group(int group) {
+    if constexpr (OUTER == 0) return group * STEP;
+    return group % GROUPS_INNER * STEP + group / GROUPS_INNER * OUTER;
+}
+
 // Applies the epilogue to eight columns of a row of a tile, and stores them.
 FUNCTION void finish_run(const Phase &c, const Tile &tile, INDEX m, int column, const SUM (&sums)[RUN],
                          RESULT *result EPILOGUE_PARAMETERS, REAL alpha, REAL beta) {
@@ -404,7 +412,7 @@ FUNCTION void finish_run(const Phase &c, const Tile &tile, INDEX m, int column, 
     if constexpr (IS_RESULT_LINEAR) start = m * (INDEX)RESULT_STEP;
     const int count = OUT_CHANNELS % RUN == 0 ? RUN : min(RUN, (int)(OUT_CHANNELS - column));
     const INDEX channel = (INDEX)tile.group * OUT_CHANNELS + column;
-    start += (INDEX)(tile.group * (i64)RESULT_GROUP + column * (i64)RESULT_COLUMN);
+    start += (INDEX)(place_of_group<RESULT_GROUP, RESULT_OUTER>(tile.group) + column * (i64)RESULT_COLUMN);
     REAL results[RUN];
 #pragma unroll
     for (int e = 0; e < RUN; ++e) {
@@ -432,9 +440,10 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
     fill_taps(c, taps, loader.tap_count);
     loader.rows.set(c, tile.row, pixels);
     loader.data = in_register((IS_DATA_PACKED ? (const DTYPE *)(workspace + DATA_AT) : first) +
-                              tile.group * (i64)DATA_GROUP);
+                              place_of_group<DATA_GROUP, DATA_OUTER>(tile.group));
     loader.filter = in_register((IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) +
-                                tile.group * (i64)FILTER_GROUP + tile.column * (i64)FILTER_COLUMN);
+                                place_of_group<FILTER_GROUP, FILTER_OUTER>(tile.group) +
+                                tile.column * (i64)FILTER_COLUMN);
     loader.columns = (int)(FILTER_OUT_CHANNELS - tile.column);
     __syncthreads();
 
@@ -454,7 +463,7 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
                        (REAL)alpha, (REAL)beta);
         };
         constexpr i64 strides[3] = {RESULT_STRIDES};
-        constexpr bool is_in_sectors = RESULT_WIDTH == RUN && RESULT_IMAGE % 32 == 0 && RESULT_GROUP % 32 == 0 &&
+        constexpr bool is_in_sectors = RESULT_WIDTH == RUN && RESULT_IMAGE % 32 == 0 && RESULT_GROUP % 32 == 0 && RESULT_OUTER % 32 == 0 &&
                                        strides[0] % 32 == 0 && strides[1] % 32 == 0 && strides[2] % 32 == 0;
         finish_tile<is_in_sectors, ROWS_FIRST>(sums, (SUM *)shared, finish);
     }

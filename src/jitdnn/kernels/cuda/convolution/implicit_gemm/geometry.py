@@ -75,7 +75,8 @@ class GeometryAxis:
 class Batch:
     """A batch of `count` products, each a convolution of one image: elements from one product's tensors to the next's.
 
-    `tensors` are those of the whole batch.
+    `tensors` are those of the whole batch. Products come in runs of `inner`: `outer` are the elements from the first of
+    a run to the first of the next one, in data, filter and result. With `inner` 0 all are one run.
     """
 
     count: int
@@ -83,6 +84,8 @@ class Batch:
     filter: int
     result: int
     tensors: tuple[TensorDescriptor, ...]
+    inner: int = 0
+    outer: _Three = (0, 0, 0)
 
     @property
     def nbytes(self) -> int:
@@ -121,7 +124,10 @@ class FilterStrides:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The product: each of `groups` sums over `in_channels` of the data and makes `out_channels` of the result."""
+    """The product: each of `groups` sums over `in_channels` of the data and makes `out_channels` of the result.
+
+    `inner`, `outer`: of a batch that takes the place of the groups, as in `Batch`.
+    """
 
     images: int
     groups: int
@@ -131,6 +137,8 @@ class Geometry:
     data: TensorStrides
     filter: FilterStrides
     result: TensorStrides
+    inner: int = 0
+    outer: _Three = (0, 0, 0)
 
     def repeated(self, batch: Batch) -> Geometry:
         """The geometry of a batch of such products, which takes the place of the groups."""
@@ -140,6 +148,8 @@ class Geometry:
             data=replace(self.data, group=batch.data),
             filter=replace(self.filter, group=batch.filter),
             result=replace(self.result, group=batch.result),
+            inner=batch.inner,
+            outer=batch.outer,
         )
 
     @property
