@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class Clock:
         self.times = seconds, stock_seconds
         self.asked = 0
 
-    def __call__(self, ours: Any, stock: Any, device: Any) -> tuple[float, float]:
+    def __call__(self, ours: Any, stock: Any, device: Any, clock: Any) -> tuple[float, float]:
         ours(), stock()  # both must run
         self.asked += 1
         return self.times
@@ -189,9 +190,7 @@ def test_a_broken_device_is_no_refusal(store: Store) -> None:
 
 def test_measuring_takes_both_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(
-        choice, "_seconds", lambda run, calls, device: run() or {"a": 3.0, "b": 2.0}[order[-1]]
-    )
+    monkeypatch.setattr(choice, "_seconds", lambda run, calls, *_: run() or {"a": 3.0, "b": 2.0}[order[-1]])
     monkeypatch.setattr(choice, "settle", lambda: None)
     monkeypatch.setattr(choice, "SECONDS", 0.0)
     found = choice._measured(lambda: order.append("a"), lambda: order.append("b"), torch.device("cpu"))
@@ -267,6 +266,25 @@ def test_the_real_clock_gives_times(store: Store) -> None:
     assert 0 < kind.decision.seconds < 10
     assert 0 < kind.decision.stock_seconds < 10
     assert kind.decision.is_ours is (kind.decision.seconds <= kind.decision.stock_seconds)
+
+
+def test_one_thread_is_timed_by_its_own_time_and_several_by_the_clock() -> None:
+    before = torch.get_num_threads()
+    cpu = torch.device("cpu")
+    try:
+        torch.set_num_threads(1)
+        has_fine_clock = time.get_clock_info("thread_time").resolution <= 1e-6
+        alone = time.thread_time if has_fine_clock else time.perf_counter
+        assert choice._clock(handle_of(""), cpu) is alone
+        assert choice._clock(handle_of("threads=2"), cpu) is time.perf_counter
+        assert choice._clock(handle_of(""), torch.device("cuda", 0)) is time.perf_counter
+        torch.set_num_threads(2)
+        assert choice._clock(handle_of(""), cpu) is time.perf_counter
+        assert choice._clock(handle_of("threads=1"), cpu) is time.perf_counter
+    finally:
+        torch.set_num_threads(before)
+    ticks = iter(range(100))
+    assert choice._seconds(lambda: next(ticks), 4, cpu, lambda: float(next(ticks))) == 5 / 4
 
 
 def test_options() -> None:

@@ -234,7 +234,7 @@ def test_compiled_and_exported_graphs_keep_torchs() -> None:
 
 def test_the_whole_call_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     times = [2.0, 1.0]
-    monkeypatch.setattr(choice, "_measured", lambda ours, stock, device: (ours(), stock(), *times)[-2:])
+    monkeypatch.setattr(choice, "_measured", lambda ours, stock, *_: (ours(), stock(), *times)[-2:])
     x = random(3, 11).requires_grad_()
     expected = torch.autograd.grad(F.softmax(x, 1)[:, 0].sum(), x)
     for is_ours in (False, True):

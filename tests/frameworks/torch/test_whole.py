@@ -228,7 +228,7 @@ def test_by_host_and_device_with_the_backward_pass(
     gpu, called = Gpu(monkeypatch), []
     real = choice._measured
     monkeypatch.setattr(
-        choice, "_measured", lambda ours, stock, _: real(ours, stock, torch.device("cuda", 0))
+        choice, "_measured", lambda ours, stock, *_: real(ours, stock, torch.device("cuda", 0))
     )
 
     def layer(name: str) -> Callable[..., Any]:
