@@ -33,7 +33,6 @@ class Requests:
         self._stopped.clear()
         self._is_stop_agreed = False
 
-    @property
     def is_over(self) -> bool:
         """Whether training was told to stop; with other processes, in the same iteration in all."""
         return self._stopped.is_set() if self._parallel is None else self._is_stop_agreed

@@ -229,7 +229,7 @@ class Solver:
         is_due = parameter.snapshot and self.iteration % parameter.snapshot == 0
         if parameter.snapshot_after_train and not is_due:
             self.snapshot()
-        if not self._requests.is_over:
+        if not self._requests.is_over():
             if parameter.display and self.iteration % parameter.display == 0:
                 with self.net.lent_memory():
                     self.net.compute()
@@ -239,7 +239,7 @@ class Solver:
                 self._tell(Displayed(self.iteration, self._smoothed_loss()))
             if parameter.test_interval and self.iteration % parameter.test_interval == 0:
                 self.test_all()
-        self._tell(Finished(self.iteration, self._requests.is_over))
+        self._tell(Finished(self.iteration, self._requests.is_over()))
 
     def step(self, iterations: int) -> None:
         """Run so many iterations, with the tests, displays and snapshots that fall into them."""
@@ -257,10 +257,10 @@ class Solver:
         parameter = self.parameter
         last = self.iteration + iterations
         self._last_display = None
-        while self.iteration < last and not self._requests.is_over:
+        while self.iteration < last and not self._requests.is_over():
             if self._is_test_due():
                 self.test_all()
-                if self._requests.is_over:
+                if self._requests.is_over():
                     return
             is_displayed = bool(parameter.display) and self.iteration % parameter.display == 0
             with self._debugging() if is_displayed and parameter.debug_info else nullcontext():
@@ -320,7 +320,7 @@ class Solver:
         """Run every test net for its test_iter batches; tell and return the results."""
         results = []
         for index in range(len(self.test_nets)):
-            if self._requests.is_over:
+            if self._requests.is_over():
                 break
             results.append(self.test(index))
             self._tell(results[-1])
