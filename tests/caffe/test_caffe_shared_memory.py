@@ -290,6 +290,8 @@ def test_two_that_are_needed_at_a_time_do_not_overlap(poison: Callable[[], None]
             assert one + a.blob.nbytes <= other or other + b.blob.nbytes <= one, (a.blob, b.blob)
     assert len({id(tenant.blob) for tenant, _ in lent}) > 20
     assert len({place for place, _ in places}) < len(places)
+    apart = sum(blob.nbytes for blob in made.net.blobs.values() if blob.has_data)
+    assert 0 < apart == shared_memory.passes_bytes(made.net) - made.net.shared.bytes
 
 
 def test_what_is_gone_is_not_shown() -> None:

@@ -205,6 +205,25 @@ class SharedMemory:
                 yield _Tenant(blob, views, True, need)
 
 
+def passes_bytes(trained: LayerGraph, *tested: LayerGraph) -> int:
+    """Bytes of data and gradients of blobs, and of what layers keep, of a net that a solver trains and those that test
+    it, by their shapes: the block, and what has memory of its own.
+    """
+    block = own = 0
+    for net in (trained, *tested):
+        is_trained = net is trained
+        layout = lay_out(net, is_trained=is_trained)
+        tenants = _tenants(net, layout)
+        _, needed = place([tenant.need for tenant in tenants])
+        block = max(block, needed)
+        lying = {(id(tenant.blob), tenant.is_gradient) for tenant in tenants}
+        data = {id(blob.owner): blob.owner for blob in net.blobs.values()}
+        own += sum(blob.nbytes for key, blob in data.items() if (key, False) not in lying)
+        gradients = [blob for blobs in layout.gradient_blobs for blob in blobs[:1]]
+        own += sum(blob.nbytes for blob in gradients if (id(blob), True) not in lying)
+    return block + own
+
+
 _RULE = (
     "the passes of a solver keep blobs in memory that other blobs have, too. From the next one on all have memory of "
     "their own, since you asked; load_solver(..., keep_blobs=True) gives it to them from the first one on"

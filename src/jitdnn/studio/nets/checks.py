@@ -8,6 +8,7 @@ from typing import Any
 
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.schema import NetState
+from jitdnn.caffe.shared_memory import passes_bytes
 from jitdnn.errors import InvalidArgument, JitdnnError, ParseError
 from jitdnn.settings import current, format_bytes
 from jitdnn.studio import texts
@@ -82,7 +83,7 @@ def _checked(text: str, options: Options, facts: DataFacts, home: Path) -> dict[
         train_by_matrix(bound, is_listed_only=True)
     activations = activation_bytes(net)
     layers = layers_of(net)
-    memory = activations + activation_bytes(tested, is_trained=False) + weight_bytes(net, solver)
+    memory = passes_bytes(net, tested) + weight_bytes(net, solver)
     return {
         "ok": True,
         "error": None,

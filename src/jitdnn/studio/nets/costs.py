@@ -33,11 +33,11 @@ def layer_bytes(node: Node) -> int:
     return _bytes(blob for blob in node.top if blob not in node.bottom)
 
 
-def activation_bytes(net: Net, is_trained: bool = True) -> int:
-    """Bytes of all blobs of a net, with their gradients if it is trained; what views another one counts once."""
+def activation_bytes(net: Net) -> int:
+    """Bytes of all blobs of a net and their gradients; what views another one counts once."""
     blobs = net.blobs.values()
     data = {id(blob.owner): blob.owner.nbytes for blob in blobs}
-    gradients = {id(blob.gradient_owner): blob.gradient_owner.nbytes for blob in blobs} if is_trained else {}
+    gradients = {id(blob.gradient_owner): blob.gradient_owner.nbytes for blob in blobs}
     return sum(data.values()) + sum(gradients.values())
 
 
