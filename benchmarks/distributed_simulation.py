@@ -39,9 +39,9 @@ class Machine:
     """Hosts of `per_host` GPUs. Links are assumed, from data sheets of an H100 host, with what libraries reach."""
 
     per_host: int = 8
-    inside: float = 256e9  # bytes/s of a GPU over NVLink, as NCCL reached between two H200s (450e9 by the data sheet)
+    inside: float = 256e9  # bytes/s of a GPU over NVLink, as NCCL reached between two H200s
     inside_latency: float = 7e-6  # seconds a step of a ring, measured there too
-    contention: float = 0.35  # of the time of an exchange that the net's kernels beside it take longer, measured there
+    contention: float = 0.35  # of an exchange's time, that kernels beside it take longer, measured there
     between: float = 40e9  # bytes/s of a GPU over its 400 Gbit/s network card, 80 % of it
     between_latency: float = 12e-6
     speed: float = 1.0  # of a GPU, as a multiple of the measured one's

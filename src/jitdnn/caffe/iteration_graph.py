@@ -86,7 +86,7 @@ class IterationGraph:
                     node.layer.prepare(node.bottom)
             # what the host has written goes up; and where arrays are others by now, another graph is needed
             pointers = [array.pointer for blob in self._blobs() for array in blob.settle()]
-            state = (net.device.handle.settings.serial, pointers)
+            state = (net.device.handle.settings.serial, net.reshapes, pointers)
             if not self._pieces or state != self._captured:
                 self._pieces = []
                 try:

@@ -112,6 +112,7 @@ class Net:
         self._memory: Memory | None = None
         self._memory_options: dict[str, Any] | None = None  # of limit_memory, while there is a limit
         self.shared: SharedMemory | None = None  # set by a solver, for its iterations
+        self.reshapes = 0  # what was captured before one is of other shapes, even where all lies where it lay
         self._base, self._algorithm, self._python_layers = base, algorithm, python_layers
         self._shapes_only = shapes_only
         self._part, self._turns = part, turns
@@ -419,6 +420,7 @@ class Net:
             self.shared.forget()
         self._reshape(self.nodes)
         self._input_shapes = self._shapes_of_inputs()
+        self.reshapes += 1
 
     def _shapes_of_inputs(self) -> list[Shape]:
         return [self.blobs[name].shape for name in self.inputs]

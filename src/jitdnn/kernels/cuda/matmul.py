@@ -162,8 +162,9 @@ def orientation_of(problem: MatMul, name: str) -> Orientation:
     order = (0, 1, 2) if name == "rows" else (1, 0, 2)
     first, second, result = (runs.steps[i] for i in order)
     inner = runs.inner if runs.inner < count else 0
-    x, y, z = (runs.outer[i] for i in order)
-    return Orientation(name, one, Batch(count, first, second, result, (a, b, c), inner, (x, y, z)))
+    data, weights, results = (runs.outer[i] for i in order)
+    outer = data, weights, results
+    return Orientation(name, one, Batch(count, first, second, result, (a, b, c), inner, outer))
 
 
 def indices_of(
