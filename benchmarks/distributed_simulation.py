@@ -41,7 +41,9 @@ class Machine:
     per_host: int = 8
     inside: float = 256e9  # bytes/s of a GPU over NVLink, as NCCL reached between two H200s
     inside_latency: float = 7e-6  # seconds a step of a ring, measured there too
-    contention: float = 0.35  # of an exchange's time, that kernels beside it take longer, measured there
+    contention: float = (
+        0.35  # of the ring's time in a host: so much longer take kernels beside it, measured there
+    )
     between: float = 40e9  # bytes/s of a GPU over its 400 Gbit/s network card, 80 % of it
     between_latency: float = 12e-6
     speed: float = 1.0  # of a GPU, as a multiple of the measured one's
@@ -69,7 +71,7 @@ def exchange(bytes: int, gpus: int, machine: Machine) -> float:
         return 0.0
     inside = min(gpus, machine.per_host)
     hosts = math.ceil(gpus / machine.per_host)
-    seconds = 2 * (inside - 1) / inside * bytes / machine.inside + 2 * (inside - 1) * machine.inside_latency
+    seconds = moving(bytes, gpus, machine) + 2 * (inside - 1) * machine.inside_latency
     if hosts == 1:
         return seconds
     # each GPU of a host exchanges its share with those of the other hosts
@@ -77,6 +79,12 @@ def exchange(bytes: int, gpus: int, machine: Machine) -> float:
     ring = 2 * (hosts - 1) / hosts * share / machine.between + 2 * (hosts - 1) * machine.between_latency
     tree = 2 * share / machine.between + 2 * math.ceil(math.log2(hosts)) * machine.between_latency
     return seconds + min(ring, tree)
+
+
+def moving(bytes: int, gpus: int, machine: Machine) -> float:
+    """Seconds of that in which bytes move between the GPUs of a host."""
+    inside = min(gpus, machine.per_host)
+    return 2 * (inside - 1) / inside * bytes / machine.inside
 
 
 def iteration(work: Work, gpus: int, machine: Machine) -> dict[str, float]:
@@ -91,7 +99,7 @@ def iteration(work: Work, gpus: int, machine: Machine) -> dict[str, float]:
         total += took
         free = max(free, ends[layer]) + took
     shown = max(0.0, free - done)
-    slowed = machine.contention * (total - shown)
+    slowed = machine.contention * sum(moving(size, gpus, machine) for size, _ in work.buckets)
     compute = work.forward + done + work.update + machine.overhead + slowed
     return {"seconds": compute + shown, "compute": compute, "exchange": total, "shown": shown}
 
