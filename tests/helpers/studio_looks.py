@@ -26,8 +26,13 @@ VARYING = (
 )
 #: and texts whose length moves what is beside them: they become the same, and are put back
 _SAME = """() => {
-  window.kept = [...document.querySelectorAll("td.num, .pill")].map((each) => [each, each.innerHTML]);
-  for (const [each] of window.kept) each.innerHTML = each.matches(".pill") ? "<i></i>a state" : "0";
+  const same = {"td.num": "0", ".pill": "<i></i>a state", ".legend": "train and test", "[name=weights] option": "some"};
+  window.kept = [];
+  for (const [which, text] of Object.entries(same))
+    for (const each of document.querySelectorAll(which)) {
+      window.kept.push([each, each.innerHTML]);
+      each.innerHTML = text;
+    }
 }"""
 _BACK = "() => { for (const [each, text] of window.kept) each.innerHTML = text; }"
 #: sides of a tile, of pixels of a kept picture, and the mean difference that it may have, of 255

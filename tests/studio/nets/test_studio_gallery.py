@@ -92,7 +92,7 @@ def test_an_iteration(key: str, task: str, shape: list[int], tmp_path: Path) -> 
     folder = tmp_path / "runs" / "1"
     options = {"batch": 1, "epochs": 1, "rate": 0.001}
     nets.write(folder, GALLERY[key]["text"], options, row(task, shape, 3), tmp_path)
-    solver = load_solver(folder / "solver.prototxt")
+    solver = load_solver(folder / "solver.prototxt", keep_blobs=True)
     before = [parameter.blob.data.copy() for parameter in solver.net.parameters]
     solver.step(1)
     assert np.isfinite(solver.net.loss)

@@ -189,6 +189,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     store = Store(home)  # without what other tests may have made there, whose names are no texts
     with store.transaction():
         store.db.execute("DELETE FROM run WHERE id != 1")
+        store.db.execute("DELETE FROM dataset WHERE id != 1")
         store.db.execute("DELETE FROM place")
     shutil.rmtree(store.folder(1) / "export", ignore_errors=True)
     with pytest.MonkeyPatch.context() as patch:
