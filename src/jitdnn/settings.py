@@ -342,14 +342,17 @@ _intern_lock = lock()
 
 
 def _intern(values: Settings) -> Settings:
-    known = _interned.recall(values)
+    known = _interned.get(values)
     if known is None:
-        with _intern_lock:  # two threads must not give equal values two serials
-            known = _alive.get(values)
+        # two threads must neither give equal values two serials nor both drop a generation
+        with _intern_lock:
+            known = _interned.recall(values)
             if known is None:
-                # the key is another object than the value, which it must not keep alive
-                known = _alive[values] = replace(values, serial=next(_serials))
-        _interned.put(values, known)
+                known = _alive.get(values)
+                if known is None:
+                    # the key is another object than the value, which it must not keep alive
+                    known = _alive[values] = replace(values, serial=next(_serials))
+                _interned.put(values, known)
     return known
 
 
