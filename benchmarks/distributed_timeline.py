@@ -22,7 +22,7 @@ def iteration(file: Path) -> tuple[list[Span], list[Span]]:
     """The net's kernels and the exchange's, (begin, end) in ms from the first kernel of the last iteration."""
     events = sorted(json.loads(file.read_text()), key=lambda event: event[2])
     # an iteration ends with the update, behind its last sum; what weights cost at the beginning is not one's
-    begin = max(end for _, name, at, length in events if "Broadcast" in name for end in (at + length,))
+    begin = max(at + length for _, name, at, length in events if "Broadcast" in name)
     events = [event for event in events if event[2] >= begin and "CatArray" not in event[1]]
     sums = [event for event in events if "AllReduce" in event[1]]
     half = len(sums) // 2
