@@ -7,6 +7,7 @@
     python benchmarks/studio.py newcomer [--install]         # from nothing to own photographs classified
     python benchmarks/studio.py plan [--count 5]             # a plan of LeNet with nothing in any cache
     python benchmarks/studio.py soak [--minutes 60]          # memory of a server that is looked at all the time
+    python benchmarks/studio.py gpu                          # trainings at a GPU's place, beside the processor's
 
 `kills` fails unless every point is there once and all weights are those of an undisturbed run, bit by bit. `watchers`
 measures from a commit in the store to the event at clients of HTTP and to the number on a page in a browser, and what
@@ -30,7 +31,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 from jitdnn.studio.store import Store
 
-_VISITS = ("newcomer", "pages", "soak", "kills", "watchers")
+_VISITS = ("newcomer", "pages", "soak", "kills", "watchers", "gpu")
 
 
 def main() -> None:

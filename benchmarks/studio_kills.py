@@ -85,7 +85,7 @@ _WHO = ("the worker", "the server", "both")
 
 def _kill(server: Server, run: int, who: str, is_server_first: bool) -> bool:
     """Whether there was somebody to kill."""
-    workers = _workers(server.home, run) if who != "the server" else []
+    workers = workers_of(server.home, run) if who != "the server" else []
     if who == "the worker" and not workers:
         return False
     if who != "the worker" and is_server_first:
@@ -98,7 +98,7 @@ def _kill(server: Server, run: int, who: str, is_server_first: bool) -> bool:
     return True
 
 
-def _workers(home: Path, run: int) -> list[int]:
+def workers_of(home: Path, run: int) -> list[int]:
     """Processes of a run, also those that only begin to import what they need."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):

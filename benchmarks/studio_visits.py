@@ -20,6 +20,7 @@ from statistics import mean
 
 import numpy as np
 from studio_first_pictures import pages
+from studio_gpu import gpu
 from studio_kills import kills
 from studio_watchers import watchers
 
@@ -234,5 +235,7 @@ def in_a_home(asked: argparse.Namespace) -> None:
                 watchers(home, asked.count or 100, asked.seconds)
             case "pages":
                 pages(home, asked.count or 1_000_000)
+            case "gpu":
+                gpu(home)
             case _:
                 soak(home, asked.minutes)
