@@ -1,7 +1,7 @@
 """Models of ONNX on an NVIDIA GPU by jitdnn beside the same nets in PyTorch, compiled and replayed as CUDA graphs.
 
     python benchmarks/onnx_gpu.py [NAME ...] [--batch 1 32] [--kind fp32 tf32 fp16] [--peer compile graph ort]
-        [--seconds 1] [--explain] [--json FILE]
+        [--seconds 1] [--explain] [--profile] [--json FILE]
 
 Nets are written down once (`onnx_gpu_nets.py`) and made twice: a model of ONNX, which jitdnn loads with
 device="cuda:0", and a module of PyTorch in evaluation mode, channels last, with the same random weights. Peers:
@@ -17,7 +17,8 @@ float32, and `.half()` there.
 "ms" is the least over the turns of the mean time of a run within a turn, by events of CUDA; "speed" the peer's by
 ours; "median" the median over the turns of that ratio. "host us": what a run takes of the host beside its kernels
 (`Model.host_time`), copies of inputs and outputs in host memory included. "first s": from loading the model to the
-first result, with the code cache as it is.
+first result, with the code cache as it is. --profile lists the kernels of a run of each side and their times, by
+PyTorch's profiler.
 """
 
 from __future__ import annotations
@@ -138,7 +139,23 @@ def turn(run: Callable[[], Any], seconds: float) -> float:
         count = min(10_000, max(count + 1, int(1.2 * count * seconds / max(spent, 1e-6))))
 
 
-def row(name: str, batch: int, kind: str, peers: list[str], seconds: float, explain: bool) -> dict[str, Any]:
+def kernels(side: str, run: Callable[[], Any], count: int = 10, most: int = 25) -> None:
+    """Say the kernels of a run, those that take longest first: microseconds and launches of a run."""
+    from torch.profiler import ProfilerActivity, profile
+
+    run()
+    _synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(count):
+            run()
+        _synchronize()
+    listed = sorted(found.key_averages(), key=lambda each: -each.device_time_total)
+    say(f"  {side}: {sum(each.device_time_total for each in listed) / count:.1f} us in kernels")
+    for each in listed[:most]:
+        say(f"    {each.device_time_total / count:8.1f} us  {each.count / count:5.1f} x  {each.key[:110]}")
+
+
+def row(name: str, batch: int, kind: str, peers: list[str], options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     net = NETS[name](batch)
@@ -161,14 +178,17 @@ def row(name: str, batch: int, kind: str, peers: list[str], seconds: float, expl
             if not found[f"{side} error"] <= BOUNDS[kind]:
                 say(f"  {side} is wrong: {found[f'{side} error']:.2g} of {BOUNDS[kind]}")
                 del sides[side]
-        if explain:
+        if options.explain:
             say(loaded.explain({"x": x}))
         if "jitdnn" not in sides:
             return found
         times: dict[str, list[float]] = {side: [] for side in sides}
         for _ in range(_TURNS):
             for side, each in sides.items():
-                times[side].append(turn(each, seconds / _TURNS))
+                times[side].append(turn(each, options.seconds / _TURNS))
+        if options.profile:
+            for side, each in sides.items():
+                kernels(side, each)
     host = loaded.host_time({"x": x.cpu().numpy()})
     found["host us"] = round(1e6 * host, 1)
     for side, each_time in times.items():
@@ -191,6 +211,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=1.0, help="of each side of a row")
     parser.add_argument("--explain", action="store_true")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path, help="file that rows are added to")
     options = parser.parse_args()
     peers = [p for p in options.peer if p != "ort" or _has_onnxruntime_gpu()]
@@ -201,7 +222,7 @@ def main() -> None:
         for batch in options.batch:
             for kind in options.kind:
                 torch.compiler.reset()
-                found = row(name, batch, kind, peers, options.seconds, options.explain)
+                found = row(name, batch, kind, peers, options)
                 text = " ".join(
                     f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
                     for key, value in found.items()
