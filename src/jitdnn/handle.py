@@ -322,7 +322,7 @@ class Handle:
 
     def replayer(self, launches: LaunchList) -> Callable[[Sequence[int]], None]:
         """`launches.run(addresses)` with the handle's scratch memory, on a processor, for who calls it often."""
-        size, run, blocks = launches.scratch, launches.run, self._blocks
+        size, run, blocks = launches.scratch, launches.runner(), self._blocks
         if not size:
             return run
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from bisect import bisect_right, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from types import TracebackType
@@ -297,6 +297,30 @@ class LaunchList:
         workspace, a multiple of 64; 0 for memory that the list keeps itself.
         """
         self._run(addresses, scratch, None)
+
+    def runner(self) -> Callable[..., None]:
+        """`run` for who calls it often: without what only lists on several threads need."""
+        if self.threads > 1:
+            return self.run
+        states, pack, size, replay = self._states, self._pack, self.scratch, native.serial_replay()
+
+        def run(addresses: Sequence[int]) -> None:
+            try:
+                state = states.pop()
+            except IndexError:
+                state = State(self)
+            replay(state.address, pack(*addresses), None)
+            states.append(state)
+
+        def run_with_scratch(addresses: Sequence[int], scratch: int = 0) -> None:
+            try:
+                state = states.pop()
+            except IndexError:
+                state = State(self)
+            replay(state.address, pack(*addresses, scratch or state.scratch(size)), None)
+            states.append(state)
+
+        return run_with_scratch if size else run
 
     def times(self, addresses: Sequence[int], scratch: int = 0) -> list[int]:
         """Run all launches and return when the run began and when each launch ended, in nanoseconds of a clock of its

@@ -108,7 +108,7 @@ class Entry:
     """A call that was made before: who it is for, and what runs it."""
 
     __slots__ = (
-        "_arguments", "_backwards", "_layer", "_options", "_stock", "_wanted", "cast", "check", "device", "has_bias",
+        "_arguments", "_layer", "_options", "_stock", "_wanted", "backwards", "cast", "check", "device", "has_bias",
         "kind", "run", "state", "uncast",
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ class Entry:
         #: what autocast makes of the operands, and where
         self.cast, self.device = cast, x.device.type
         self._layer, self._arguments, self._options, self._stock = layer, arguments, options, stock
-        self._backwards: tuple[_Backward, ...] = ()
+        self.backwards: tuple[_Backward, ...] = ()
         self.run: Callable[[Tensor, Any, Any], Tensor] = stock
         #: of operands that are cast already
         self.uncast = _forward(kind, bias is not None)
@@ -144,27 +144,22 @@ class Entry:
         return tuple(as_autocast(one, self.device, cast) for one in operands)
 
     def gradients(self, dy: Tensor, x: Tensor, w: Tensor, needs: tuple[bool, ...]) -> Sequence[Tensor | None]:
-        """The gradients of x, w and the bias that are needed."""
-        is_short = not (_is_grad_enabled() or observers or threads_apart)
-        threads = _get_num_threads()
-        if is_short:
-            for known in self._backwards:
-                if known.needs == needs and known.threads == threads and known.check(dy, x, w):
-                    return known.run(dy, x, w)
+        """The gradients of x, w and the bias that are needed, by the way that decides who runs."""
         mask = list(needs[1:])
         grads = self._layer.backward(dy, x, w, *self._arguments, mask, self._options)
         if (
-            is_short
+            not (_is_grad_enabled() or observers or threads_apart)
             and kinds.epoch == self.state[_EPOCH]
             and plain_device((dy, x, w))
-            and len(self._backwards) < guards.MOST
+            and len(self.backwards) < guards.MOST
         ):
             wanted = tuple(
                 one if is_wanted else None for one, is_wanted in zip(self._layer.gradients, mask, strict=True)
             )
             found = decided(wanted, self._options, (dy, x, w, *self._arguments))
             if found is not None:
-                self._backwards = (*self._backwards, _Backward(found, needs, threads, guards.guard(dy, x, w)))
+                threads = _get_num_threads()
+                self.backwards = (*self.backwards, _Backward(found, needs, threads, guards.guard(dy, x, w)))
                 if needs[1:] == self._wanted:
                     self._decide(found)
         return tuple(grad if is_wanted else None for grad, is_wanted in zip(grads, mask, strict=True))
@@ -183,7 +178,8 @@ class Entry:
 
 
 class _Backward:
-    """The gradients of calls that were asked for before: by one list of launches where all are ours."""
+    """The gradients of calls that were asked for before: `run(dy, x, w)` gives what a node of autograd hands back, by
+    one list of launches where all are ours."""
 
     __slots__ = ("check", "needs", "run", "threads")
 
@@ -192,39 +188,36 @@ class _Backward:
     ) -> None:
         self.needs, self.threads, self.check = needs, threads, check
         runs = [None if one is None else one.run for one in found]
-        self.run: Callable[..., Sequence[Tensor | None]] = _together(found) or (
-            lambda dy, x, w: [None if run is None else run(dy, x, w) for run in runs]
+        self.run: Callable[[Tensor, Tensor, Tensor], tuple[Tensor | None, ...]] = _together(found) or (
+            lambda dy, x, w: (None, *[None if run is None else run(dy, x, w) for run in runs])
         )
 
 
-def _together(found: list[Kind | None]) -> Callable[[Tensor, Tensor, Tensor], Sequence[Tensor | None]] | None:
+def _together(
+    found: list[Kind | None],
+) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor | None, ...]] | None:
     """The gradients of dy, x and w by one call of generated code; None where a part of them is no launch."""
     launched = [None if one is None else one.launched for one in found]
-    wanted = [one for one in launched if one is not None]
+    wanted = {place: one for place, one in enumerate(launched) if one is not None}
     if any(one is not None and one.launched is None for one in found) or not wanted:
         return None
-    replay = _listed(wanted, 3)
+    replay = _listed(list(wanted.values()), 3)
     if replay is None:
         return None
-    makers = [one.made for one in wanted]
-
-    def run(dy: Tensor, x: Tensor, w: Tensor) -> Sequence[Tensor | None]:
-        results = [made() for made in makers]
-        replay([dy.data_ptr(), x.data_ptr(), w.data_ptr(), *[one.data_ptr() for one in results]])
-        return results
-
-    if len(wanted) == len(launched):
-        return run
-    is_wanted = [one is not None for one in launched]
-    behind = [None] * is_wanted.count(False)
-    if all(is_wanted[: len(wanted)]):
-        return lambda dy, x, w: [*run(dy, x, w), *behind]
-
-    def run_some(dy: Tensor, x: Tensor, w: Tensor) -> Sequence[Tensor | None]:
-        results = iter(run(dy, x, w))
-        return [next(results) if wants else None for wants in is_wanted]
-
-    return run_some
+    # written out, as the forward passes are: with loops over the gradients it takes twice as long
+    space: dict[str, Any] = {"replay": replay}
+    lines = ["def run(dy, x, w):"]
+    for place, one in wanted.items():
+        space[f"made{place}"] = one.made
+        lines.append(f"    d{place} = made{place}()")
+    addresses = ", ".join(
+        f"{name}.data_ptr()" for name in ("dy", "x", "w", *(f"d{place}" for place in wanted))
+    )
+    results = ", ".join(f"d{place}" if place in wanted else "None" for place in range(len(found)))
+    lines += [f"    replay(({addresses}))", f"    return None, {results}"]
+    exec(compile("\n".join(lines), "<jitdnn gradients>", "exec"), space)
+    run: Callable[[Tensor, Tensor, Tensor], tuple[Tensor | None, ...]] = space["run"]
+    return run
 
 
 def _forward(kind: Kind, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]:
@@ -240,7 +233,7 @@ def _forward(kind: Kind, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]
             found: Tensor = slow(x, w, bias)
             return found
         y = made()
-        replay([x.data_ptr(), w.data_ptr(), y.data_ptr()])
+        replay((x.data_ptr(), w.data_ptr(), y.data_ptr()))
         return y
 
     def run_with_bias(x: Tensor, w: Any, bias: Any) -> Tensor:
@@ -248,7 +241,7 @@ def _forward(kind: Kind, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]
             found: Tensor = slow(x, w, bias)
             return found
         y = made()
-        replay([x.data_ptr(), w.data_ptr(), bias.data_ptr(), y.data_ptr()])
+        replay((x.data_ptr(), w.data_ptr(), bias.data_ptr(), y.data_ptr()))
         return y
 
     return run_with_bias if has_bias else run
@@ -270,21 +263,37 @@ def _listed(launched: Sequence[Launched], operands: int) -> Callable[[Sequence[i
     return launched[0].handle.replayer(recorder.finish())
 
 
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """What the node of a call hands back to autograd."""
+    entry = ctx.entry
+    x, w = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    if not (_is_grad_enabled() or observers or threads_apart):
+        threads = _get_num_threads()
+        for known in entry.backwards:
+            if known.needs == needs and known.threads == threads and known.check(dy, x, w):
+                found: tuple[Tensor | None, ...] = known.run(dy, x, w)
+                return found
+    return None, *entry.gradients(dy, x, w, needs)
+
+
 class _Layer(torch.autograd.Function):
     """A layer with gradients."""
 
     @staticmethod
     def forward(ctx: Any, entry: Entry, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        x, w, bias = entry.lowered(x, w, bias)  # autograd casts gradients to what they are of
+        if entry.cast is not None:
+            x, w, bias = entry.lowered(x, w, bias)  # autograd casts gradients to what they are of
         ctx.save_for_backward(x, w)
         ctx.entry = entry
         return entry.uncast(x, w, bias)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        return (None, *ctx.entry.gradients(grads[0], x, w, ctx.needs_input_grad))
+    backward = staticmethod(_gradients)
 
 
 #: `Function.apply` without its way through Python: no transform of functorch takes part, as the guards know
 _apply: Any = super(torch.autograd.Function, _Layer).apply
+# the engine calls this method of the node, which would look for `_Layer.backward` and `_Layer.vjp` first
+_node: Any = getattr(_Layer, "_backward_cls", None)
+if _node is not None:
+    _node.apply = _gradients

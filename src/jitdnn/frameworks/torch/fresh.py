@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,12 +25,7 @@ def fresh(
     if quick is None:
         return made
     if device.type == "cpu":
-
-        def quickly() -> Tensor:
-            found: Tensor = quick(shape, strides, dtype)
-            return found
-
-        return quickly
+        return partial(quick, shape, strides, dtype)
 
     def on_its_device() -> Tensor:
         found: Tensor = quick(shape, strides, dtype)  # of the current GPU

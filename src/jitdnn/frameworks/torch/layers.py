@@ -18,6 +18,7 @@ from jitdnn.frameworks.torch.convolution_operators import CONVOLUTION
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.linear import LINEAR
+from jitdnn.frameworks.torch.stock_calls import remembering
 
 # no attributes of the classes: Dynamo of PyTorch 2.6 does not know built-in functions there
 _FUNCTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -42,24 +43,41 @@ class _Convolution:
         if is_compiling():
             found = super().forward(input)  # type: ignore[misc]
             return found
-        own = self._parameters
-        w, bias = own.get("weight"), own.get("bias")
-        stride, padding, dilation, groups = self.stride, self.padding, self.dilation, self.groups
-        # written out, for this is what every call costs
-        now = (
-            is_grad_enabled(), get_num_threads(), forward_ad._current_level, kinds.epoch, self._jitdnn_options,
-            self.padding_mode, stride, padding, dilation, groups,
-        )  # fmt: skip
-        run = recalled(self._jitdnn_calls, input, w, bias, now)
-        if run is not None:
-            return run(input, w, bias)
-        found = super().forward(input)  # type: ignore[misc]
-        if self.padding_mode == "zeros" and type(padding) is tuple and input.dim() == len(padding) + 2:
-            function = _FUNCTIONS[self._spatial]
-            operands = (input, w, bias, stride, padding, dilation, False, (0,) * len(padding), groups)
-            after = (stride, padding, dilation, groups)
-            learn(self, CONVOLUTION, operands, self._jitdnn_options, now, function, after)
+        calls = self._jitdnn_calls
+        if calls is not None:
+            own = self._parameters
+            w, bias = own.get("weight"), own.get("bias")
+            run = recalled(calls, input, w, bias, self._now())
+            if run is not None:
+                return run(input, w, bias)
+        found = self._looked_up(input)
         return found
+
+    def _now(self: Any) -> tuple[Any, ...]:
+        """What else than the tensors tells calls apart: see `recalled`."""
+        return (
+            is_grad_enabled(), get_num_threads(), forward_ad._current_level, kinds.epoch, self._jitdnn_options,
+            self.padding_mode, self.stride, self.padding, self.dilation, self.groups,
+        )  # fmt: skip
+
+    def _called(self: Any, input: Tensor) -> Tensor:
+        found: Tensor = super().forward(input)  # type: ignore[misc]
+        padding = self.padding
+        if self.padding_mode == "zeros" and type(padding) is tuple and input.dim() == len(padding) + 2:
+            own = self._parameters
+            after = (self.stride, padding, self.dilation, self.groups)
+            operands = (
+                input, own.get("weight"), own.get("bias"), *after[:3], False, (0,) * len(padding), self.groups,
+            )  # fmt: skip
+            function = _FUNCTIONS[self._spatial]
+            learn(self, CONVOLUTION, operands, self._jitdnn_options, self._now(), function, after)
+        return found
+
+    def _stock(self: Any, input: Tensor) -> Tensor:
+        found: Tensor = super()._conv_forward(input, self.weight, self.bias)  # type: ignore[misc]
+        return found
+
+    _looked_up = remembering(_called, _stock)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.padding
@@ -98,24 +116,45 @@ class _Transposed:
     _spatial: ClassVar[int]
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        found: Tensor
         if is_compiling() or output_size is not None:
-            return self._transposed(input, output_size)
-        own = self._parameters
-        w, bias = own.get("weight"), own.get("bias")
-        behind = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
-        now = (
-            is_grad_enabled(), get_num_threads(), forward_ad._current_level, kinds.epoch, self._jitdnn_options, *behind,
-        )  # fmt: skip
-        run = recalled(self._jitdnn_calls, input, w, bias, now)
-        if run is not None:
-            return run(input, w, bias)
-        found = self._transposed(input, None)
-        if input.dim() == self._spatial + 2:
-            function = _TRANSPOSED[self._spatial]
-            stride, padding, output_padding, groups, dilation = behind
-            operands = (input, w, bias, stride, padding, dilation, True, output_padding, groups)
-            learn(self, CONVOLUTION, operands, self._jitdnn_options, now, function, behind)
+            found = self._transposed(input, output_size)
+            return found
+        calls = self._jitdnn_calls
+        if calls is not None:
+            own = self._parameters
+            w, bias = own.get("weight"), own.get("bias")
+            run = recalled(calls, input, w, bias, self._now())
+            if run is not None:
+                return run(input, w, bias)
+        found = self._looked_up(input)
         return found
+
+    def _now(self: Any) -> tuple[Any, ...]:
+        """What else than the tensors tells calls apart: see `recalled`."""
+        return (
+            is_grad_enabled(), get_num_threads(), forward_ad._current_level, kinds.epoch, self._jitdnn_options,
+            self.stride, self.padding, self.output_padding, self.groups, self.dilation,
+        )  # fmt: skip
+
+    def _called(self: Any, input: Tensor) -> Tensor:
+        found: Tensor = self._transposed(input, None)
+        if input.dim() == self._spatial + 2:
+            own = self._parameters
+            after = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+            operands = (
+                input, own.get("weight"), own.get("bias"), self.stride, self.padding, self.dilation, True,
+                self.output_padding, self.groups,
+            )  # fmt: skip
+            function = _TRANSPOSED[self._spatial]
+            learn(self, CONVOLUTION, operands, self._jitdnn_options, self._now(), function, after)
+        return found
+
+    def _stock(self: Any, input: Tensor) -> Tensor:
+        found: Tensor = super().forward(input)  # type: ignore[misc]
+        return found
+
+    _looked_up = remembering(_called, _stock)
 
     def _transposed(self: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
         output_padding = self._output_padding(
@@ -193,15 +232,32 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling():
             return routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options, self)
+        calls = self._jitdnn_calls
+        if calls is not None:
+            own = self._parameters
+            w, bias = own.get("weight"), own.get("bias")
+            run = recalled(calls, input, w, bias, self._now())
+            if run is not None:
+                return run(input, w, bias)
+        found: Tensor = self._looked_up(input)
+        return found
+
+    def _now(self) -> tuple[Any, ...]:
+        """What else than the tensors tells calls apart: see `recalled`."""
+        return (
+            is_grad_enabled(),
+            get_num_threads(),
+            forward_ad._current_level,
+            kinds.epoch,
+            self._jitdnn_options,
+        )
+
+    def _called(self, input: Tensor) -> Tensor:
         own = self._parameters
-        w, bias = own.get("weight"), own.get("bias")
-        now = (
-            is_grad_enabled(), get_num_threads(), forward_ad._current_level, kinds.epoch, self._jitdnn_options,
-        )  # fmt: skip
-        run = recalled(self._jitdnn_calls, input, w, bias, now)
-        if run is not None:
-            return run(input, w, bias)
         found: Tensor = routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options, self)
         if input.dim() == 2:
-            learn(self, LINEAR, (input, w, bias), self._jitdnn_options, now, F.linear)
+            operands = (input, own.get("weight"), own.get("bias"))
+            learn(self, LINEAR, operands, self._jitdnn_options, self._now(), F.linear)
         return found
+
+    _looked_up = remembering(_called, nn.Linear.forward)

@@ -477,22 +477,15 @@ CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
 }  # fmt: skip
 
 
-def _stock_convolution(module: Any, input: Tensor) -> Any:
-    convolution: Any = REVERTED[type(module)]
-    return convolution._conv_forward(module, input, module.weight, module.bias)
-
-
-#: those that remember inputs that torch's function is faster for; others have several inputs, or call several functions
+#: those that remember inputs that torch's function is faster for, as those of layers.py do; others have several inputs,
+#: or call several functions
 for _ours in (
-    Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
-    Linear, BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, GroupNorm, RMSNorm,
+    BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, GroupNorm, RMSNorm,
     MaxPool1d, MaxPool2d, MaxPool3d, AvgPool1d, AvgPool2d, AvgPool3d,
     AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d,
     AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d,
     ELU, GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, Upsample,
 ):  # fmt: skip
-    _stock: Any = getattr(nn, _ours.__name__).forward
-    _other = _stock_convolution if _ours in (Conv1d, Conv2d, Conv3d) else _stock
-    _ours.forward = remembering(_ours.forward, _other)  # type: ignore[method-assign]
+    _ours.forward = remembering(_ours.forward, getattr(nn, _ours.__name__).forward)  # type: ignore[method-assign]
 REVERTED: dict[type[nn.Module], type[nn.Module]] = {ours: stock for stock, ours in CONVERTED.items()}
 REVERTED[Sequential] = nn.Sequential
