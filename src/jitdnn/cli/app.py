@@ -10,7 +10,6 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -19,6 +18,17 @@ import typer
 from jitdnn import __version__, targets
 from jitdnn.cli.caffe_app import Threads
 from jitdnn.cli.caffe_app import app as caffe_commands
+from jitdnn.cli.options import (
+    Batch,
+    Direction,
+    Divide,
+    Find,
+    Json,
+    Limit,
+    Memory,
+    NetDirection,
+    UseVendor,
+)
 from jitdnn.cli.studio_app import app as studio_commands
 from jitdnn.errors import JitdnnError, ProcessGroupError
 from jitdnn.settings import parse_bytes
@@ -35,61 +45,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Limit = Annotated[
-    str | None,
-    typer.Option(
-        "--workspace-limit", metavar="SIZE", help="Most workspace: 64MiB, 0 for none, `none` for any."
-    ),
-]
-Find = Annotated[bool, typer.Option("--find", help="Measure the algorithms instead of estimating.")]
-Memory = Annotated[
-    str | None,
-    typer.Option("--memory", metavar="SIZE", help="Most workspace of all layers together: 512MiB."),
-]
-Batch = Annotated[int | None, typer.Option(min=1, help="Images in a batch, in place of the suite's.")]
-
-
-class Vendor(StrEnum):
-    """Whose algorithms are looked at on NVIDIA's GPUs."""
-
-    off = "off"
-    also = "also"
-    only = "only"
-
-
-class Division(StrEnum):
-    """Sizes of the parts that a convolution is divided into."""
-
-    undivided = "undivided"
-    power_of_two = "power_of_two"
-    all = "all"
-
-
-UseVendor = Annotated[
-    Vendor | None, typer.Option(help="NVIDIA's cuDNN: not at all, beside our algorithms, or alone.")
-]
-Divide = Annotated[
-    Division | None,
-    typer.Option(help="Sizes of parts, where the fastest algorithm needs too much workspace."),
-]
-
-
-class Direction(StrEnum):
-    """Directions of a convolution on the command line; `given` is the one the problem names."""
-
-    given = "given"
-    fwd = "fwd"
-    bwd_data = "bwd_data"
-    bwd_filter = "bwd_filter"
-    all = "all"
-
-
-NetDirection = Annotated[
-    Direction | None,
-    typer.Option(help="Direction of the convolutions. (default: all for nets, as given for problem strings)"),
-]
 
 
 def _version(wanted: bool) -> None:

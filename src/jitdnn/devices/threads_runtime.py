@@ -13,7 +13,7 @@ one, from its end: as no more are taken from both ends together than there are, 
 `run` runs the phases of a launch with the workers that serve its control block for ever (`worker`, `threads.py`).
 `run_shared` makes a control block on its stack and opens one OpenMP region for all phases: thread 0 of the team does
 what `run` does, the others are the workers until it has ended, those beyond the kernel's threads return at once
-(`openmp.py`).
+(`threads_regions.py`, `openmp.py`).
 
 `replay` and `replay_shared` do the same for a list of launches (`launch_list.py`), with one claim of the workers, or in
 one region: first they move the addresses in the argument blocks to where the caller's memory is, then each launch runs,
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import sys
 
+from jitdnn.devices.threads_regions import REGIONS
 from jitdnn.rtcg.compile import Library, load
 from jitdnn.rtcg.isa import isa
 from jitdnn.rtcg.recording import compiling
@@ -374,108 +375,6 @@ define void @replay_shared(ptr %openmp, ptr %state, ptr %bases, ptr %clock) {{
   call void @share(ptr %openmp, ptr %entries, i64 %launches, i64 %threads, ptr %clock)
   ret void
 }}
-
-define internal void @region(ptr %control) {{
-entry:
-  %stop.at = getelementptr i64, ptr %control, i64 {stop}
-  %threads.at = getelementptr i64, ptr %control, i64 {threads}
-  %number.at = getelementptr i64, ptr %control, i64 {number}
-  %threads = load i64, ptr %threads.at
-  %omp_get_thread_num = load ptr, ptr %number.at
-  %number = call i32 %omp_get_thread_num()
-  %thread = zext i32 %number to i64
-  %first = icmp eq i64 %thread, 0
-  br i1 %first, label %launch, label %others
-launch:
-  %entries.at = getelementptr i64, ptr %control, i64 {entries}
-  %launches.at = getelementptr i64, ptr %control, i64 {launches}
-  %clock.at = getelementptr i64, ptr %control, i64 {clock}
-  %entries = load ptr, ptr %entries.at
-  %launches = load i64, ptr %launches.at
-  %clock = load ptr, ptr %clock.at
-  call void @run_entries(ptr %control, ptr %entries, i64 %launches, ptr %clock)
-  store atomic i64 1, ptr %stop.at seq_cst, align 8
-  ret void
-others:
-  %wanted = icmp slt i64 %thread, %threads
-  br i1 %wanted, label %work, label %done
-work:
-  %last = phi i64 [0, %others], [%seen, %more]
-  %seen = call i64 @worker(ptr %control, i64 %thread, i64 %last)
-  %stopped = load atomic i64, ptr %stop.at seq_cst, align 8
-  %stopping = icmp ne i64 %stopped, 0
-  br i1 %stopping, label %done, label %more
-more:
-  {yield_core}
-  br label %work
-done:
-  ret void
-}}
-
-define void @run_shared(ptr %openmp, ptr %phases, i64 %count, ptr %args, i64 %threads) {{
-entry:
-  %entries = alloca [{entry_slots} x i64]
-  call void @enter(ptr %entries, ptr %phases, i64 %count, ptr %args, i64 %threads)
-  br label %look
-look:
-  %p = phi i64 [0, %entry], [%p.next, %single]
-  %some = icmp slt i64 %p, %count
-  br i1 %some, label %phase, label %alone
-phase:
-  %row = mul i64 %p, 2
-  %row.tasks = add i64 %row, 1
-  %tasks.at = getelementptr i64, ptr %phases, i64 %row.tasks
-  %tasks = load i64, ptr %tasks.at
-  %several = icmp sgt i64 %tasks, 1
-  br i1 %several, label %open, label %single
-single:
-  %p.next = add i64 %p, 1
-  br label %look
-alone:
-  %threads.at = getelementptr i64, ptr %entries, i64 3
-  store i64 1, ptr %threads.at
-  call void @run_entries(ptr null, ptr %entries, i64 1, ptr null)
-  ret void
-open:
-  call void @share(ptr %openmp, ptr %entries, i64 1, i64 %threads, ptr null)
-  ret void
-}}
-
-define internal void @share(ptr %openmp, ptr %entries, i64 %launches, i64 %threads, ptr %clock) {{
-  %control = alloca [{region_slots} x i64], align 128
-  %stop.at = getelementptr i64, ptr %control, i64 {stop}
-  %active.at = getelementptr i64, ptr %control, i64 {active}
-  %ticket.at = getelementptr i64, ptr %control, i64 {ticket}
-  %busy.at = getelementptr i64, ptr %control, i64 {busy}
-  %listed.at = getelementptr i64, ptr %control, i64 {listed}
-  %entries.at = getelementptr i64, ptr %control, i64 {entries}
-  %launches.at = getelementptr i64, ptr %control, i64 {launches}
-  %threads.at = getelementptr i64, ptr %control, i64 {threads}
-  %number.at = getelementptr i64, ptr %control, i64 {number}
-  %clock.at = getelementptr i64, ptr %control, i64 {clock}
-  store i64 0, ptr %control
-  store i64 0, ptr %stop.at
-  store i64 0, ptr %active.at
-  store i64 0, ptr %ticket.at
-  store i64 0, ptr %busy.at
-  store i64 0, ptr %listed.at
-  store ptr %entries, ptr %entries.at
-  store i64 %launches, ptr %launches.at
-  store i64 %threads, ptr %threads.at
-  store ptr %clock, ptr %clock.at
-  %team.at = getelementptr ptr, ptr %openmp, i64 1
-  %thread.at = getelementptr ptr, ptr %openmp, i64 2
-  %GOMP_parallel = load ptr, ptr %openmp
-  %omp_get_max_threads = load ptr, ptr %team.at
-  %omp_get_thread_num = load ptr, ptr %thread.at
-  store ptr %omp_get_thread_num, ptr %number.at
-  %own = trunc i64 %threads to i32
-  %full = call i32 %omp_get_max_threads()
-  %alone = icmp slt i32 %full, 2
-  %team = select i1 %alone, i32 %own, i32 %full
-  call void %GOMP_parallel(ptr @region, ptr %control, i32 %team, i32 0)
-  ret void
-}}
 """
 
 _CLOCK_TICKS = """
@@ -507,7 +406,7 @@ def _runtime_text() -> str:
     else:
         declarations += "declare i64 @llvm.readcyclecounter()\n"
         ticks = "  %t = call i64 @llvm.readcyclecounter()\n  ret i64 %t"
-    return _RUNTIME.format(
+    return (_RUNTIME + REGIONS).format(
         declarations=declarations, pause=pause, yield_core=yield_core, function=_FUNCTION, args=_ARGS, tasks=_TASKS,
         limit=_LIMIT, stop=STOP, next=_NEXT, front=_FRONT, back=_BACK, active=_ACTIVE, ticket=_TICKET, busy=_BUSY,
         listed=_LISTED, entries=_ENTRIES, launches=_LAUNCHES, threads=_THREADS, number=_NUMBER, clock=_CLOCK,
