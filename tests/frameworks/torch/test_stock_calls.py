@@ -96,6 +96,32 @@ def test_what_is_remembered_is_of_its_kind(asked: list[Any]) -> None:
     assert [row.runs for row in jt.explain(layer, x).rows] == ["torch"]  # who watches is told
 
 
+def test_many_calls_of_a_kind_are_trusted_until_something_else_comes(asked: list[Any]) -> None:
+    layer = jt.convert(nn.Linear(5, 3))
+    x, other = torch.randn(2, 7, 5), torch.randn(2, 5)
+
+    def looked_up(x: torch.Tensor) -> bool:
+        asked.clear()
+        y = layer(x)
+        assert torch.equal(y, nn.functional.linear(x, layer.weight, layer.bias))
+        return bool(asked)
+
+    for _ in range(40):
+        layer(x)
+    assert not looked_up(x)
+    assert looked_up(other)  # of another shape: at once
+    for _ in range(10):
+        layer(x)
+    with torch.no_grad():  # what the shape does not tell: not at each call, but after some
+        assert any([looked_up(x) for _ in range(40)])
+        assert not looked_up(x)
+    for _ in range(40):
+        layer(x)
+    kinds.forget()
+    assert looked_up(x)
+    assert [row.runs for row in jt.explain(layer, x).rows] == ["torch"]
+
+
 def test_copies_remember_nothing(asked: list[Any]) -> None:
     layer = jt.convert(nn.Linear(5, 3))
     x = torch.randn(2, 7, 5)

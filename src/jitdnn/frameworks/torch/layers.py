@@ -18,7 +18,7 @@ from jitdnn.frameworks.torch.convolution_operators import CONVOLUTION
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.linear import LINEAR
-from jitdnn.frameworks.torch.stock_calls import remembering
+from jitdnn.frameworks.torch.stock_calls import StockCalls
 
 # no attributes of the classes: Dynamo of PyTorch 2.6 does not know built-in functions there
 _FUNCTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -30,6 +30,7 @@ class _Convolution:
 
     _jitdnn_options: str
     _jitdnn_calls: Remembered | None = None
+    _jitdnn_stock_calls: StockCalls | None = None
     padding_mode: str
     _reversed_padding_repeated_twice: list[int]
     stride: tuple[int, ...]
@@ -50,8 +51,11 @@ class _Convolution:
             run = recalled(calls, input, w, bias, self._now())
             if run is not None:
                 return run(input, w, bias)
-        found = self._looked_up(input)
-        return found
+        stock = self._jitdnn_stock_calls
+        if stock is not None and stock.know(self, input):
+            found = super()._conv_forward(input, self.weight, self.bias)  # type: ignore[misc]
+            return found
+        return self._called(input)
 
     def _now(self: Any) -> tuple[Any, ...]:
         """What else than the tensors tells calls apart: see `recalled`."""
@@ -72,12 +76,6 @@ class _Convolution:
             function = _FUNCTIONS[self._spatial]
             learn(self, CONVOLUTION, operands, self._jitdnn_options, self._now(), function, after)
         return found
-
-    def _stock(self: Any, input: Tensor) -> Tensor:
-        found: Tensor = super()._conv_forward(input, self.weight, self.bias)  # type: ignore[misc]
-        return found
-
-    _looked_up = remembering(_called, _stock)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding = self.padding
@@ -113,6 +111,7 @@ class _Transposed:
 
     _jitdnn_options: str
     _jitdnn_calls: Remembered | None = None
+    _jitdnn_stock_calls: StockCalls | None = None
     _spatial: ClassVar[int]
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -127,8 +126,11 @@ class _Transposed:
             run = recalled(calls, input, w, bias, self._now())
             if run is not None:
                 return run(input, w, bias)
-        found = self._looked_up(input)
-        return found
+        stock = self._jitdnn_stock_calls
+        if stock is not None and stock.know(self, input):
+            found = super().forward(input)  # type: ignore[misc]
+            return found
+        return self._called(input)
 
     def _now(self: Any) -> tuple[Any, ...]:
         """What else than the tensors tells calls apart: see `recalled`."""
@@ -149,12 +151,6 @@ class _Transposed:
             function = _TRANSPOSED[self._spatial]
             learn(self, CONVOLUTION, operands, self._jitdnn_options, self._now(), function, after)
         return found
-
-    def _stock(self: Any, input: Tensor) -> Tensor:
-        found: Tensor = super().forward(input)  # type: ignore[misc]
-        return found
-
-    _looked_up = remembering(_called, _stock)
 
     def _transposed(self: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
         output_padding = self._output_padding(
@@ -228,6 +224,7 @@ class Linear(nn.Linear):
     """`torch.nn.Linear`."""
 
     _jitdnn_calls: Remembered | None = None
+    _jitdnn_stock_calls: StockCalls | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling():
@@ -239,8 +236,10 @@ class Linear(nn.Linear):
             run = recalled(calls, input, w, bias, self._now())
             if run is not None:
                 return run(input, w, bias)
-        found: Tensor = self._looked_up(input)
-        return found
+        stock = self._jitdnn_stock_calls
+        if stock is not None and stock.know(self, input):
+            return super().forward(input)
+        return self._called(input)
 
     def _now(self) -> tuple[Any, ...]:
         """What else than the tensors tells calls apart: see `recalled`."""
@@ -259,5 +258,3 @@ class Linear(nn.Linear):
             operands = (input, own.get("weight"), own.get("bias"))
             learn(self, LINEAR, operands, self._jitdnn_options, self._now(), F.linear)
         return found
-
-    _looked_up = remembering(_called, nn.Linear.forward)

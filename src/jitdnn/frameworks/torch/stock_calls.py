@@ -4,6 +4,9 @@ Such a call should cost no more than it did before the module was converted. The
 of everything that tells kinds of calls apart, whose making takes the host up to 30 us, as long as torch needs to hand a
 kernel to a GPU. So a module remembers the inputs that torch's function was chosen for, by PyTorch's guards in C++ as
 calls.py does, and runs torch's forward for them. That is right for any input: what is remembered concerns speed alone.
+
+So a module that is called with the same kind of input again and again need not look each time: after some calls only one
+of several is held against what is remembered, and of the others the shape alone.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import (
     Tensor,
     get_autocast_dtype,
@@ -31,11 +35,51 @@ STOCK_CALLS = "_jitdnn_stock_calls"
 _EPOCH = 2  # its place in what tells calls apart
 
 
+_TRUSTED_FROM, _TRUSTED = (
+    8,
+    15,
+)  # after so many calls of one kind, so many pass by their shape between two looks
+
+
 class _Known(NamedTuple):
     """What is in force besides the input, and whether an input is like the one of then."""
 
     state: tuple[Any, ...]
     check: Callable[[Tensor], bool]
+
+
+class StockCalls(Remembered):
+    """What a module remembers of calls by torch's function, and how many more like the last pass by their shape."""
+
+    __slots__ = ("epoch", "last", "left", "shape", "times")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.times, self.epoch = 0, 0, -1
+        self.last: _Known | None = None
+        self.shape: torch.Size | None = None
+
+    def __reduce__(self) -> tuple[type[StockCalls], tuple[()]]:
+        return StockCalls, ()
+
+    def know(self, module: nn.Module, input: Tensor) -> bool:
+        """Whether torch's function is known to be faster for a call of the module with such an input."""
+        if observers or threads_apart:
+            return False
+        if self.left and self.epoch == kinds.epoch and input.shape == self.shape:
+            self.left -= 1
+            return True
+        now = _now(module, input)
+        for known in self.entries:
+            if known.state == now and known.check(input):
+                if known is not self.last:
+                    self.last, self.times, self.shape, self.epoch = known, 0, input.shape, kinds.epoch
+                self.times += 1
+                if self.times >= _TRUSTED_FROM:
+                    self.left = _TRUSTED
+                return True
+        self.last, self.left = None, 0
+        return False
 
 
 def remembering(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,12 +88,9 @@ def remembering(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable
     def forward(self: Any, input: Tensor, *rest: Any, **named: Any) -> Any:
         if is_compiling():
             return ours(self, input, *rest, **named)
-        calls: Remembered | None = self.__dict__.get(STOCK_CALLS)
-        if calls is not None and not observers and not threads_apart:
-            now = _now(self, input)
-            for state, check in calls.entries:
-                if state == now and check(input):
-                    return stock(self, input, *rest, **named)
+        calls: StockCalls | None = self.__dict__.get(STOCK_CALLS)
+        if calls is not None and calls.know(self, input):
+            return stock(self, input, *rest, **named)
         return ours(self, input, *rest, **named)
 
     return forward
@@ -59,7 +100,7 @@ def remember(module: nn.Module, input: Tensor) -> None:
     """Note that torch's function is faster for calls of the module with such an input, from now on."""
     if not guards.are_there() or observers or threads_apart or type(input) not in OWN:
         return
-    calls = Remembered.of(module, STOCK_CALLS)
+    calls = StockCalls.of(module, STOCK_CALLS)
     if not calls.is_full:
         calls.add(_Known(_now(module, input), guards.guard(input)), _EPOCH)
 
