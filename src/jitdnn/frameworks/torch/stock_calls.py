@@ -5,8 +5,8 @@ of everything that tells kinds of calls apart, whose making takes the host up to
 kernel to a GPU. So a module remembers the inputs that torch's function was chosen for, by PyTorch's guards in C++ as
 calls.py does, and runs torch's forward for them. That is right for any input: what is remembered concerns speed alone.
 
-So a module that is called with the same kind of input again and again need not look each time: after some calls only one
-of several is held against what is remembered, and of the others the shape alone.
+So a module that is called with the same kind of input again and again need not look each time: after some calls only
+one of several is held against what is remembered, and of the others the shape alone.
 """
 
 from __future__ import annotations
