@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -18,10 +19,12 @@ jax: Any = pytest.importorskip("jax", reason="JAX is not installed")
 jj: Any = pytest.importorskip("jitdnn.jax")
 callback: Any = pytest.importorskip("jitdnn.frameworks.jax.callback")
 handlers: Any = pytest.importorskip("jitdnn.frameworks.jax.handlers")
+interface: Any = pytest.importorskip("jitdnn.frameworks.jax.interface")
+python_handlers: Any = pytest.importorskip("jitdnn.frameworks.jax.python_handlers")
 jnp = jax.numpy
 rng = np.random.default_rng(4)
-if handlers.missing():
-    pytest.skip(f"every call is one of Python here: {handlers.missing()}", allow_module_level=True)
+if interface.missing():
+    pytest.skip(f"every call is one of Python here: {interface.missing()}", allow_module_level=True)
 
 
 def normal(*shape: int, dtype: str = "float32") -> Any:
@@ -127,18 +130,61 @@ def test_batches_of_batches() -> None:
     np.testing.assert_allclose(per_filter[1], 2 * theirs(x[0, 0], w), rtol=1e-4, atol=1e-4)
 
 
-def test_what_cannot_be_replayed_stays_a_call_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_interface_leaves_calls_to_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = normal(2, 4, 9, 5), normal(3, 4, 3, 3)
-    for words in ("declared otherwise", None):
-        with jd.settings(threads=1, log="off"), monkeypatch.context() as patch:
-            if words:
-                patch.setattr(callback, "missing", lambda: "declared otherwise")
-            else:
-                patch.setattr(callback, "Recorder", RefusingRecorder)
-            patch.setattr(callback, "_targets", {})
-            found = jax.jit(lambda x, w: ours(x, w))(x, w)  # traced anew
-            np.testing.assert_allclose(found, theirs(x, w), rtol=1e-4, atol=1e-4)
-            assert list(callback._targets.values()) == [None]
+    with jd.settings(threads=1, log="off"), monkeypatch.context() as patch:
+        patch.setattr(callback, "missing", lambda: "declared otherwise")
+        patch.setattr(callback, "_targets", {})
+        found = jax.jit(lambda x, w: ours(x, w))(x, w)  # traced anew
+        np.testing.assert_allclose(found, theirs(x, w), rtol=1e-4, atol=1e-4)
+        assert list(callback._targets.values()) == [{}]
+
+
+@pytest.mark.usefixtures("without_python")
+def test_what_cannot_be_replayed_is_python_where_the_arrays_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = normal(2, 4, 10, 5), normal(3, 4, 3, 3)
+    monkeypatch.setattr(callback, "Recorder", RefusingRecorder)
+    with jd.settings(threads=1, log="off"):
+        found = jax.jit(lambda x, w: ours(x, w))(x, w)
+    np.testing.assert_allclose(found, theirs(x, w), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("without_python")
+def test_calls_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several programs side by side, too: the pool takes one at a time, and the others do their work alone."""
+    monkeypatch.setattr(callback._handlers, "add", no_python)
+    inputs = [normal(4, 8, 33, 29) for _ in range(4)]
+    w = normal(16, 8, 3, 3)
+    with jd.settings(threads=2, thread_pool="own", log="off"):
+        run = jax.jit(lambda x, w: ours(x, w))
+        run(inputs[0], w)
+    found: list[Any] = [None] * len(inputs)
+
+    def work(place: int) -> None:
+        for _ in range(10):
+            found[place] = np.asarray(run(inputs[place], w))
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for y, x in zip(found, inputs, strict=True):
+        np.testing.assert_allclose(y, theirs(x, w), rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_handler_raises_is_an_error_of_the_program() -> None:
+    def fail(addresses: list[int], stream: int) -> None:
+        raise jd.InvalidShape(f"{len(addresses)} arrays, stream {stream}")
+
+    address = python_handlers.add(fail, 1, 1, has_stream=False)
+    jax.ffi.register_ffi_target(
+        "jitdnn_test_failing", jax.ffi.pycapsule(ctypes.c_void_p(address)), platform="cpu"
+    )
+    x = normal(3)
+    call = jax.jit(lambda x: jax.ffi.ffi_call("jitdnn_test_failing", jax.ShapeDtypeStruct((3,), x.dtype))(x))
+    with pytest.raises(Exception, match="InvalidShape: 2 arrays, stream 0"):
+        jax.block_until_ready(call(x))
 
 
 class RefusingRecorder(callback.Recorder):  # type: ignore[misc]
@@ -151,19 +197,24 @@ def test_another_interface_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path
     place = tmp_path / "xla" / "ffi" / "api"
     place.mkdir(parents=True)
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
-    assert "no header" in handlers.missing()
+    assert "no header" in interface.missing()
     text = header.read_text()
     for old, new in (
-        ("XLA_FFI_API_MINOR 3", "XLA_FFI_API_MINOR 4"),
+        ("XLA_FFI_API_MINOR 3", "XLA_FFI_API_MINOR 9"),
         ("  void* data;\n  int64_t rank;", "  int64_t rank;\n  void* data;"),
         ("XLA_FFI_ExecutionStage_EXECUTE = 3", "XLA_FFI_ExecutionStage_EXECUTE = 4"),
         ("  XLA_FFI_Args args;\n", ""),
     ):
         assert old in text
         (place / "c_api.h").write_text(text.replace(old, new))
-        assert handlers.missing()
+        assert interface.missing()
+    renamed = text.replace("XLA_FFI_Extension_Base", "XLA_FFI_InternalExtension")
+    renamed = renamed.replace("XLA_FFI_ExecutionContext", "XLA_FFI_InvokeContext")
+    (place / "c_api.h").write_text(renamed.replace("XLA_FFI_API_MINOR 3", "XLA_FFI_API_MINOR 4"))
+    assert interface.missing() is None
+    assert interface.minor() == 4
     (place / "c_api.h").write_text(text)
-    assert handlers.missing() is None
+    assert interface.missing() is None
 
 
 def test_more_kinds_of_calls_than_a_table_has_handlers(monkeypatch: pytest.MonkeyPatch) -> None:

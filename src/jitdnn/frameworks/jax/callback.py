@@ -1,8 +1,11 @@
-"""Calls of this library inside of JAX programs; batches of `vmap` are folded where they can.
+"""Calls of this library inside of JAX programs, on processors and on NVIDIA GPUs; batches of `vmap` are folded where
+they can.
 
-Where launches on one thread are all that a call is, XLA is handed a function of C that replays them (`handlers.py`),
-once for each kind of call. What runs on several threads, whose workers Python wakes, what Python takes part in, and
-what `vmap` makes of a call, is `jax.pure_callback`.
+XLA is handed a function of C for each kind of call. Where launches on one thread of the processor are all that a call
+is, it replays them without Python (`handlers.py`); else it is Python on the arrays where they lie
+(`python_handlers.py`): what runs on several threads, whose workers Python wakes, what Python takes part in, and
+launches for the stream of a GPU (`gpu.py`). What is left is `jax.pure_callback`, on copies of the host: empty arrays,
+a GPU without kernels, and everything where XLA's interface is not the one that these functions are written for.
 """
 
 from __future__ import annotations
@@ -17,146 +20,197 @@ import jax
 import numpy as np
 
 from jitdnn import log
-from jitdnn.devices.launch_list import Recorder
+from jitdnn.devices.launch_list import LaunchList, Recorder
 from jitdnn.errors import InvalidType, JitdnnError
-from jitdnn.frameworks.jax.handlers import Handlers, missing
+from jitdnn.frameworks.jax import gpu, python_handlers
+from jitdnn.frameworks.jax.gpu import Kind
+from jitdnn.frameworks.jax.handlers import Handlers
+from jitdnn.frameworks.jax.interface import missing
 from jitdnn.locks import lock
 from jitdnn.recorders import NotRecordable
-from jitdnn.settings import current
+from jitdnn.settings import Settings, current, in_force
 
 Array = np.ndarray[Any, Any]
+Function = Callable[..., Any]
 
 
 def called(
-    function: Callable[..., Array],
+    function: Function,
     result: tuple[Sequence[int], Any],
     arrays: Sequence[Any],
     folds: Sequence[bool],
     folds_result: bool,
     key: str,
 ) -> Any:
-    """`function` of arrays, as part of JAX's program: it is given NumPy arrays and returns one of the shape and type
-    `result`, in `out` if it is given that. `key` says what it computes, beside shapes and types.
+    """`function` of arrays, as part of JAX's program: it is given arrays of NumPy or of a GPU and writes one of the
+    shape and type `result` to `out`, or returns it if that is None. `key` says what it computes, beside shapes and
+    types.
 
     `folds` says of each array whether its first axis is that of images, each of which is computed alone,
     `folds_result` the same of the result: then a batch of `vmap` becomes more images. Else each entry of the batch is
     a call.
     """
-    ranks = tuple(array.ndim for array in arrays)
-
-    def run(*given: Any) -> Array:
-        hosts = [np.asarray(array) for array in given]
-        extra = hosts[0].ndim - ranks[0]
-        if not extra:
-            return function(*hosts)
-        return _batched(function, hosts, ranks, extra, folds, folds_result)
-
     shape, dtype = tuple(result[0]), result[1]
 
-    def by_python(*given: Any) -> Any:
-        return jax.pure_callback(run, jax.ShapeDtypeStruct(shape, dtype), *given, vmap_method="expand_dims")
-
-    target = _target(function, key, (shape, dtype), arrays)
-    if target is None:
-        return by_python(*arrays)
-
-    def by_xla(*given: Any) -> Any:
-        return jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(shape, dtype))(*given)
-
     def of_batch(size: int, is_batched: Sequence[bool], *given: Any) -> Any:
-        expanded = [one if batched else one[None] for one, batched in zip(given, is_batched, strict=True)]
-        wide = jax.ShapeDtypeStruct((size, *shape), dtype)
-        return jax.pure_callback(run, wide, *expanded, vmap_method="expand_dims"), True
+        if folds_result and all(fold or not one for fold, one in zip(folds, is_batched, strict=True)):
+            joined = [
+                _joined(array, one, size) if fold else array
+                for array, fold, one in zip(given, folds, is_batched, strict=True)
+            ]
+            wide = (size * shape[0], *shape[1:])
+            found = called(function, (wide, dtype), joined, folds, folds_result, key)
+            return found.reshape(size, *shape), True
 
-    direct = jax.custom_batching.custom_vmap(by_xla)
-    direct.def_vmap(of_batch)
-    return jax.lax.platform_dependent(*arrays, cpu=direct, default=by_python)
+        def each(batched: Sequence[Any]) -> Any:
+            entries = iter(batched)
+            chosen = [next(entries) if one else array for array, one in zip(given, is_batched, strict=True)]
+            return called(function, (shape, dtype), chosen, folds, folds_result, key)
+
+        return jax.lax.map(each, [a for a, one in zip(given, is_batched, strict=True) if one]), True
+
+    call = jax.custom_batching.custom_vmap(_of_one(function, (shape, dtype), arrays, key))
+    call.def_vmap(of_batch)
+    return call(*arrays)
+
+
+def _joined(array: Any, is_batched: bool, size: int) -> Any:
+    """Images of all entries of a batch, one behind the other."""
+    wide = array if is_batched else jax.numpy.broadcast_to(array, (size, *array.shape))
+    return wide.reshape(size * wide.shape[1], *wide.shape[2:])
+
+
+def _of_one(function: Function, result: Kind, arrays: Sequence[Any], key: str) -> Callable[..., Any]:
+    """The call as a function of JAX's arrays, by whatever way each platform has."""
+    kind = jax.ShapeDtypeStruct(*result)
+
+    def by_python(*given: Any) -> Any:
+        return jax.pure_callback(lambda *each: function(*map(np.asarray, each)), kind, *given)
+
+    ways = {
+        platform: (lambda *given, target=target: jax.ffi.ffi_call(target, kind)(*given))
+        for platform, target in _targets_of(function, key, result, arrays).items()
+    }
+    if not ways:
+        return by_python
+    return lambda *given: jax.lax.platform_dependent(*given, default=by_python, **ways)
 
 
 _handlers = Handlers()
-_targets: dict[Any, str | None] = {}
+_targets: dict[Any, dict[str, str]] = {}
 _lock = lock()
 
 
-def _target(
-    function: Callable[..., Array], key: str, result: tuple[tuple[int, ...], Any], arrays: Sequence[Any]
-) -> str | None:
-    """The name under which XLA knows a function of C that does this call; None where there is none.
+def _targets_of(function: Function, key: str, result: Kind, arrays: Sequence[Any]) -> dict[str, str]:
+    """By platform the names under which XLA knows functions of C that do this call.
 
-    It depends on the shapes, so that JAX's own cache of compiled programs is right about it.
+    They depend on the shapes, so that JAX's own cache of compiled programs is right about them.
     """
     values = current()
     kinds = [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
-    known = (key, *kinds, result, values.serial)
+    has_gpu = jax.default_backend() == "gpu"
+    known = (key, *kinds, result, values.serial, has_gpu)
     with _lock:
         if known not in _targets:
-            _targets[known] = _made(function, key, kinds, result)
+            _targets[known] = _made(function, key, kinds, result, values, has_gpu)
         return _targets[known]
 
 
 def _made(
-    function: Callable[..., Array],
-    key: str,
-    kinds: Sequence[tuple[tuple[int, ...], Any]],
-    result: tuple[tuple[int, ...], Any],
-) -> str | None:
+    function: Function, key: str, kinds: Sequence[Kind], result: Kind, values: Settings, has_gpu: bool
+) -> dict[str, str]:
     reason = missing()
-    sizes = [prod(shape) for shape, _ in (*kinds, result)]
-    if reason is None and 0 in sizes:
+    if reason is None and 0 in (prod(shape) for shape, _ in (*kinds, result)):
         reason = "an array is empty"
-    if reason is None:
-        # what nobody looks at while launches are noted
-        inputs = [np.empty(shape, dtype) for shape, dtype in kinds]
-        out = np.empty(*result)
-        recorder = Recorder()
-        for array in (*inputs, out):
-            recorder.memory(array.ctypes.data, array.nbytes)
-        try:
-            with recorder:
-                function(*inputs, out=out)
-            launches = recorder.finish()
-            if launches.threads > 1:
-                reason = f"it runs on {launches.threads} threads"
-            elif not len(launches):
-                reason = "Python computes it"
-        except (NotRecordable, JitdnnError) as error:
-            reason = str(error)
     if reason is not None:
-        log.fallback_once(f"jax {key}", f"{key} is a call of Python in JAX's programs: {reason}")
-        return None
-    address = _handlers.add(launches, len(inputs), 1)
+        log.fallback_once(f"jax {key}", f"{key} is a call of Python on copies in JAX's programs: {reason}")
+        return {}
     digest = hashlib.sha256(repr((key, kinds, result)).encode()).hexdigest()[:24]
-    name = f"jitdnn_{digest}_{sum(1 for one in _targets.values() if one and one.startswith(f'jitdnn_{digest}_'))}"
-    jax.ffi.register_ffi_target(
-        name, jax.ffi.pycapsule(ctypes.cast(address, ctypes.c_void_p)), platform="cpu"
-    )
+    count = sum(1 for names in _targets.values() if any(digest in name for name in names.values()))
+    name = f"jitdnn_{digest}_{count}"
+    found = {"cpu": _register(name, _on_processor(function, key, kinds, result, values), "cpu")}
+    if has_gpu:
+        address = _on_gpu(function, key, kinds, result, values)
+        if address is not None:
+            found["cuda"] = _register(f"{name}_cuda", address, "CUDA")
+    return found
+
+
+def _register(name: str, address: int, platform: str) -> str:
+    capsule = jax.ffi.pycapsule(ctypes.cast(address, ctypes.c_void_p))
+    jax.ffi.register_ffi_target(name, capsule, platform=platform)
     return name
 
 
-def _batched(
-    function: Callable[..., Array],
-    given: Sequence[Array],
-    ranks: Sequence[int],
-    extra: int,
-    folds: Sequence[bool],
-    folds_result: bool,
-) -> Array:
-    """`given` have `extra` axes in front, which are 1 where an array is the same for the whole batch."""
-    lead = np.broadcast_shapes(*(array.shape[:extra] for array in given))
-    same = [array.shape[:extra] == (1,) * extra for array in given]
-    if folds_result and all(fold or is_same for fold, is_same in zip(folds, same, strict=True)):
-        joined = []
-        for array, fold in zip(given, folds, strict=True):
-            if fold:
-                wide = np.broadcast_to(array, (*lead, *array.shape[extra:]))
-                joined.append(wide.reshape(-1, *wide.shape[extra + 1 :]))
-            else:
-                joined.append(array.reshape(array.shape[extra:]))
-        found = function(*joined)
-        return found.reshape(*lead, found.shape[0] // prod(lead), *found.shape[1:])
-    wide_arrays = [np.broadcast_to(array, (*lead, *array.shape[extra:])) for array in given]
-    each = [function(*(array[place] for array in wide_arrays)) for place in np.ndindex(*lead)]
-    return np.stack(each).reshape(*lead, *each[0].shape)
+def _on_processor(function: Function, key: str, kinds: Sequence[Kind], result: Kind, values: Settings) -> int:
+    """The address of a handler for arrays in host memory."""
+    try:
+        launches = _noted(function, kinds, result)
+        if launches.threads == 1:
+            return _handlers.add(launches, len(kinds), 1)
+        run = _replayed(launches, values)
+    except (NotRecordable, JitdnnError) as error:
+        run = _over_views(function, kinds, result, values)
+        log.fallback_once(f"jax {key}", f"{key} is a call of Python in JAX's programs: {error}")
+    return python_handlers.add(run, len(kinds), 1, has_stream=False)
+
+
+def _noted(function: Function, kinds: Sequence[Kind], result: Kind) -> LaunchList:
+    # arrays that nobody looks at while launches are noted
+    inputs = [np.empty(shape, dtype) for shape, dtype in kinds]
+    out = np.empty(*result)
+    recorder = Recorder()
+    for array in (*inputs, out):
+        recorder.memory(array.ctypes.data, array.nbytes)
+    with recorder:
+        function(*inputs, out=out)
+    launches = recorder.finish()
+    if not len(launches):
+        raise NotRecordable("Python computes it")
+    return launches
+
+
+def _replayed(launches: LaunchList, values: Settings) -> python_handlers.Run:
+    def run(addresses: list[int], _: int) -> None:
+        with in_force(values):  # which say whose threads
+            launches.run(addresses)
+
+    return run
+
+
+def _over_views(
+    function: Function, kinds: Sequence[Kind], result: Kind, values: Settings
+) -> python_handlers.Run:
+    described = [(*kind, prod(kind[0]) * np.dtype(kind[1]).itemsize) for kind in (*kinds, result)]
+
+    def run(addresses: list[int], _: int) -> None:
+        arrays = [
+            np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8).view(dtype).reshape(shape)
+            for address, (shape, dtype, size) in zip(addresses, described, strict=True)
+        ]
+        for array in arrays[:-1]:
+            array.flags.writeable = False
+        with in_force(values):
+            function(*arrays[:-1], out=arrays[-1])
+
+    return run
+
+
+def _on_gpu(
+    function: Function, key: str, kinds: Sequence[Kind], result: Kind, values: Settings
+) -> int | None:
+    """The address of a handler for arrays on NVIDIA's GPUs; None where the host has to compute them."""
+    reason = gpu.missing()
+    if reason is None:
+        try:
+            call = gpu.GpuCall(function, kinds, result, values)
+            return python_handlers.add(call.run, len(kinds), 1, has_stream=True)
+        except JitdnnError as error:
+            reason = str(error)
+    log.fallback_once(
+        f"jax gpu {key}", f"{key} is computed by the host in JAX's programs, on copies: {reason}"
+    )
+    return None
 
 
 def checked(x: Any, name: str) -> Any:

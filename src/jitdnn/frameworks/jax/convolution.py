@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 import jitdnn as jd
 from jitdnn.arguments import integer_number, padding_pairs, per_axis
@@ -140,7 +139,7 @@ def _data(dy: Any, w: Any, x_shape: tuple[int, ...], form: Form) -> Any:
 
     def run(slopes: Any, filters: Any, out: Any = None) -> Any:
         shape = (slopes.shape[0], *x_shape[1:])  # of more images in a batch of vmap
-        return np.asarray(jd.conv_backward_data(slopes, filters, shape, out=out, **form.named))
+        return jd.conv_backward_data(slopes, filters, shape, out=out, **form.named)
 
     return called(run, (x_shape, dy.dtype), (dy, w), (True, False), True, f"conv_backward_data {form}")
 
@@ -159,7 +158,7 @@ def _filter(x: Any, dy: Any, w_shape: tuple[int, ...], form: Form) -> Any:
     """The gradient of the filter."""
 
     def run(images: Any, slopes: Any, out: Any = None) -> Any:
-        return np.asarray(jd.conv_backward_filter(images, slopes, w_shape, out=out, **form.named))
+        return jd.conv_backward_filter(images, slopes, w_shape, out=out, **form.named)
 
     return called(run, (w_shape, x.dtype), (x, dy), (True, True), False, f"conv_backward_filter {form}")
 

@@ -4,54 +4,25 @@ XLA's typed calls (`XLA_FFI_Handler` of `xla/ffi/api/c_api.h`) get a structure w
 code here is generated once: a table of contexts, and as many handlers, each of which reads its own entry. A context has
 the state of a launch list (`devices/launch_list.py`); a lock in it lets one call at a time move the addresses and run.
 
-A handler runs on the thread that calls it alone. The structures are those of version 0.3 of the interface, which jaxlib
-declares in a header that it brings: `missing` compares it with what this code was written for.
+A handler runs on the thread that calls it alone. Numbers in the code are offsets in XLA's structures: see
+`interface.py`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import re
-from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jitdnn.devices.launch_list import LaunchList
 from jitdnn.devices.threads_runtime import SLOTS, runtime
+from jitdnn.frameworks.jax.interface import minor
 from jitdnn.rtcg.compile import Library, load
 from jitdnn.rtcg.isa import isa
 
 _COUNT = 64  # handlers of one table
 _SLOTS = 8  # of a context: lock, control block, state, arguments, results, workspace, whether there is one, `replay`
-_MINOR = 3
-#: the structures, without spaces, whose offsets are written out below
-_STRUCTURES = {
-    "XLA_FFI_Extension_Base": "size_tstruct_size;XLA_FFI_Extension_Typetype;structXLA_FFI_Extension_Base*next;",
-    "XLA_FFI_Api_Version": (
-        "size_tstruct_size;XLA_FFI_Extension_Base*extension_start;intmajor_version;intminor_version;"
-    ),
-    "XLA_FFI_Buffer": (
-        "size_tstruct_size;XLA_FFI_Extension_Base*extension_start;XLA_FFI_DataTypedtype;void*data;int64_trank;"
-        "int64_t*dims;"
-    ),
-    "XLA_FFI_Args": (
-        "size_tstruct_size;XLA_FFI_Extension_Base*extension_start;int64_tsize;XLA_FFI_ArgType*types;void**args;"
-    ),
-    "XLA_FFI_Rets": (
-        "size_tstruct_size;XLA_FFI_Extension_Base*extension_start;int64_tsize;XLA_FFI_RetType*types;void**rets;"
-    ),
-    "XLA_FFI_Metadata": (
-        "size_tstruct_size;XLA_FFI_Api_Versionapi_version;XLA_FFI_Handler_Traitstraits;XLA_FFI_TypeIdstate_type_id;"
-    ),
-    "XLA_FFI_Metadata_Extension": "XLA_FFI_Extension_Baseextension_base;XLA_FFI_Metadata*metadata;",
-    "XLA_FFI_CallFrame": (
-        "size_tstruct_size;XLA_FFI_Extension_Base*extension_start;constXLA_FFI_Api*api;XLA_FFI_ExecutionContext*ctx;"
-        "XLA_FFI_ExecutionStagestage;XLA_FFI_Argsargs;XLA_FFI_Retsrets;XLA_FFI_Attrsattrs;XLA_FFI_Future*future;"
-    ),
-}
-
 _RUN = """
 declare i32 @sched_yield()
 @contexts = internal global [{size} x i64] zeroinitializer, align 64
@@ -153,26 +124,6 @@ define ptr @handler_{number}(ptr %frame) {{
 """
 
 
-def missing() -> str | None:
-    """Why XLA of this jaxlib cannot be handed functions of C, in one line; None where it can."""
-    try:
-        header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text("utf-8")
-    except (AttributeError, OSError):
-        return "jaxlib brings no header of its interface for functions of C"
-    plain = re.sub(r"//[^\n]*", "", header)
-    minor = re.search(r"#define XLA_FFI_API_MINOR (\d+)", plain)
-    major = re.search(r"#define XLA_FFI_API_MAJOR (\d+)", plain)
-    if not major or not minor or (major[1], minor[1]) != ("0", str(_MINOR)):
-        return f"the interface is {major and major[1]}.{minor and minor[1]}, and the code is for 0.{_MINOR}"
-    for name, fields in _STRUCTURES.items():
-        found = re.search(rf"struct {name} {{(.*?)}}", plain, re.DOTALL)
-        if found is None or re.sub(r"\s", "", found[1]) != fields:
-            return f"{name} of the interface is another one than the code is for"
-    if not re.search(r"XLA_FFI_Extension_Metadata = 1\b", plain) or "ExecutionStage_EXECUTE = 3" not in plain:
-        return "the interface has other numbers than the code is for"
-    return None
-
-
 class Handlers:
     """Handlers in use: each keeps what it runs for ever, as XLA keeps its address."""
 
@@ -201,7 +152,7 @@ class Handlers:
 
     def _begin(self) -> None:
         copies = len(self._kept) // _COUNT
-        text = _RUN.format(size=_COUNT * _SLOTS, minor=_MINOR) + "".join(
+        text = _RUN.format(size=_COUNT * _SLOTS, minor=minor()) + "".join(
             _HANDLER.format(number=number, first=number * _SLOTS) for number in range(_COUNT)
         )
         self._library = load(f"jax handlers {copies}", text, isa("host"), lambda module: module.write(text))

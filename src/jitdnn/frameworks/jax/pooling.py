@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 import jitdnn as jd
 from jitdnn.arguments import integer_number, padding_pairs, per_axis, real_number
@@ -158,7 +157,7 @@ def _spread(dy: Any, x_shape: tuple[int, ...], window: Window) -> Any:
     def run(slopes: Any, out: Any = None) -> Any:
         shape = (slopes.shape[0], *x_shape[1:])
         extents, strides, pads, counts = window
-        return np.asarray(jd.avg_pool_backward(slopes, shape, extents, strides, pads, counts, out=out))
+        return jd.avg_pool_backward(slopes, shape, extents, strides, pads, counts, out=out)
 
     return called(run, (x_shape, dy.dtype), (dy,), (True,), True, f"avg_pool_backward {window}")
 

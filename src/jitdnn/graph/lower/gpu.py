@@ -39,7 +39,7 @@ from jitdnn.tensor.gpu_array import GpuArray
 _MOST_REASON = 120  # characters
 
 
-class _Placed(DeviceArray):
+class Placed(DeviceArray):
     """An array of a recording: its memory is there when the launches are made again."""
 
     __slots__ = ()
@@ -48,7 +48,7 @@ class _Placed(DeviceArray):
         raise NotRecordable("the host looks at the memory of an operand, which a replay would leave out")
 
 
-class _Nowhere:
+class Nowhere:
     """Memory that streams need not be ordered for."""
 
     def __init__(self, stream: Any) -> None:
@@ -147,9 +147,9 @@ class GpuBuilder(Builder):
             pointer = address_of(given)
             if given.size and self.recorder.number(pointer) is None:
                 held = self._shared.uploaded(given, self.gpu)
-                return _Placed(self.gpu, held.memory, held.pointer, held.descriptor)
+                return Placed(self.gpu, held.memory, held.pointer, held.descriptor)
             descriptor = describe(given.shape, given.strides, given.dtype)
-            return _Placed(self.gpu, _Nowhere(self.gpu.default_stream), pointer, descriptor)
+            return Placed(self.gpu, Nowhere(self.gpu.default_stream), pointer, descriptor)
         if isinstance(given, (list, tuple)) and not hasattr(given, "_fields"):
             return type(given)(self.placed(one) for one in given)
         return given

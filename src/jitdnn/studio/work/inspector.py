@@ -63,8 +63,7 @@ class _Process:
                 is_good, result = pickle.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
             raise InspectorDied(
-                "the process that looked at this died: the net may need more memory than "
-                "the setting inspector_memory allows"
+                "the process that looked at this died: it was killed, or needed more memory than it may have"
             ) from None
         self.used = time.monotonic()
         if is_good:
@@ -97,8 +96,9 @@ class _Process:
 class Inspector:
     """Up to `processes` processes, started when they are needed.
 
-    `memory` is the address space in bytes that each may have (None: no limit), `idle` the seconds after which one that
-    nobody asks is ended.
+    `memory` is the bytes of its own that each may take (None: no limit), `idle` the seconds after which one that nobody
+    asks is ended. What is only mapped does not count: files of data sets, stacks and heaps of the threads of a machine
+    with many cores, addresses that a GPU's driver reserves.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ def _serve(pipe: Connection, memory: int | None) -> None:
     """What each process does: calls, one after the other, until the server is gone."""
     end_with_parent()
     if memory is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     with contextlib.suppress(OSError):
         os.nice(2)
     while True:
