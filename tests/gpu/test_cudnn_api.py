@@ -221,21 +221,16 @@ def test_announcement(p: Program) -> None:
 def only_nvidia(p: Program) -> None:
     """Runs in host memory here: NVIDIA's library is compared with that."""
     if p.c is own:
-        x, theta = normal(1, 2, 4, 4), np.zeros((1, 2, 3), np.float32)
-        with pytest.raises(own.CudnnNotSupported):
-            programs.spatial(p, x, theta, x)
-        pytest.skip("spatial transformers, recurrent layers and CTC run in host memory")
+        pytest.skip("recurrent layers run in host memory")
 
 
 def test_spatial_transformer(p: Program) -> None:
-    only_nvidia(p)
     theta = (np.eye(2, 3) + 0.2 * rng.standard_normal((2, 2, 3))).astype(np.float32)
     check(p, programs.spatial, normal(2, 3, 7, 6), theta, normal(2, 3, 5, 8))
 
 
 @pytest.mark.parametrize("normalizes", [True, False])
 def test_ctc(p: Program, normalizes: bool) -> None:
-    only_nvidia(p)
     x = normal(7, 3, 5)
     if not normalizes:
         x = np.exp(x) / np.exp(x).sum(2, keepdims=True)
@@ -244,7 +239,7 @@ def test_ctc(p: Program, normalizes: bool) -> None:
         programs.ctc(one, x, [[1, 2, 2], [4], [3, 1]], lengths, normalizes) for one in (p, host())
     )
     close(found[0], expected[0])
-    if not normalizes:
+    if not normalizes and p.c is not own:
         return  # by which numbers NVIDIA's gradient is one is not documented: docs/cudnn_api.md
     for number, length in enumerate(lengths):  # NVIDIA's leaves what lies behind an end as it was
         close(found[1][:length, number], expected[1][:length, number])

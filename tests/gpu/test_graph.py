@@ -208,6 +208,25 @@ def test_what_has_no_kernels_there_is_run_by_the_host(name: str, random: np.rand
     assert "run by the host: no algorithm takes rnn" in text
 
 
+def test_spatial_transformer(name: str, random: np.random.Generator) -> None:
+    """Both halves are launches of the device, as everything around them."""
+    nodes = [
+        helper.make_node("AffineGrid", ["theta", "size"], ["grid"]),
+        helper.make_node("GridSample", ["x", "grid"], ["a"], mode="linear", padding_mode="border"),
+        helper.make_node("Relu", ["a"], ["y"]),
+    ]
+    size = numpy_helper.from_array(np.array([2, 3, 5, 6]), "size")
+    inputs = {"x": (FLOAT, [2, 3, 4, 7]), "theta": (FLOAT, [2, 2, 3])}
+    model = model_of(nodes, inputs, {"y": (FLOAT, [2, 3, 5, 6])}, [size])
+    model.opset_import[0].version = 20
+    loaded = jitdnn.onnx.prepare(model, device=name)
+    given = {n: random.standard_normal(shape).astype(np.float32) for n, (_, shape) in inputs.items()}
+    wanted = ReferenceEvaluator(model).run(None, given)
+    for _ in range(3):
+        close(loaded.run(given), wanted, 1e-5)
+    assert "3 kernels and 0 functions of the host" in loaded.explain(given)
+
+
 @needs_processor
 def test_elements_that_decide_shapes_come_to_the_host(name: str, random: np.random.Generator) -> None:
     nodes = [

@@ -128,6 +128,9 @@ class TestPlain:
             "conv_bwd_data n1 c6 h7 w7 k4 r3 s3 g2 pad1 f32 nhwc",
             "conv_bwd_filter n2 c3 h8 w8 k5 r3 s3 f32",
             "matmul m17 n33 k65 f32",
+            "ctc_loss_bwd logits sum t9 n2 a7 s4 zero_infinity f32",
+            "affine_grid_bwd shape2x5x7 f32 nchw",
+            "grid_sample_bwd_data linear border shape2x3x2x3 out9x12 f32 nchw",
         ],
     )
     def test_results_are_those_of_the_reference(self, text: str) -> None:

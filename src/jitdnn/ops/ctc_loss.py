@@ -11,6 +11,7 @@ from jitdnn.arguments import integer, integer_number, settled_before, word, yes
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, same_order, whole_array
+from jitdnn.ops.fetch import fetched
 from jitdnn.ops.to_device import beside
 from jitdnn.problems.ctc_loss import INDEX_DTYPES, INPUTS, REDUCTIONS, CtcLoss
 from jitdnn.tensor import TensorDescriptor, borrow
@@ -41,6 +42,10 @@ def ctc_loss(
     A - 1 and not `blank`. `reduction`: "none" gives (N,); "sum" and "mean" give (1,), the mean being that of the
     losses divided by their numbers of labels (by 1 for none). A sequence too short for its labels has the loss
     infinity, or 0 with `zero_infinity`.
+
+    With x on a GPU labels and lengths may be on the host, from where they are copied, or on that GPU, where nobody
+    looks at them: a wrong label makes the loss of its sequence NaN, and lengths count as the nearest that there are.
+    The lengths of labels one after the other are read, for which the host waits.
 
     Raises InvalidShape and InvalidType for what does not fit, InvalidArgument for labels and lengths that there are
     not.
@@ -89,40 +94,54 @@ def _checked(
     if len(shape) != 3:
         raise InvalidShape(f"x has shape {shape}: it must be (T, N, A)")
     times, n, symbols = shape
-    arrays = []
+    given, arrays = [], []
     for name, value in zip(_NAMES[1:], (targets, input_lengths, target_lengths), strict=True):
         value = whole_array(value, name)
-        borrowed = borrow(value, False, name)
-        if borrowed.descriptor.dtype not in INDEX_DTYPES:
-            raise InvalidType(
-                f"{name} is {borrowed.descriptor.dtype}: it must be i64 or i32 (int64 or int32)"
-            )
-        arrays.append((value, borrowed.numpy()))
-    (_, labels), (_, times_of), (_, counts) = arrays
-    for name, own in (("input_lengths", times_of), ("target_lengths", counts)):
-        if own.shape != (n,):
-            raise InvalidShape(f"{name} has shape {own.shape}: with x {shape} it must be ({n},)")
-    if labels.ndim not in (1, 2) or (labels.ndim == 2 and labels.shape[0] != n):
-        raise InvalidShape(f"targets has shape {labels.shape}: it must be ({n}, S), or all labels in one dim")
-    longest = int(labels.shape[1]) if labels.ndim == 2 else int(counts.max(initial=0))
-    _check_range("input_lengths", times_of, times)
-    _check_range("target_lengths", counts, longest if labels.ndim == 2 else labels.size)
-    if labels.ndim == 1:
-        if int(counts.sum()) > labels.size:
+        array = borrow(value, False, name)
+        if array.descriptor.dtype not in INDEX_DTYPES:
+            raise InvalidType(f"{name} is {array.descriptor.dtype}: it must be i64 or i32 (int64 or int32)")
+        given.append(value)
+        arrays.append(array)
+    for name, array in zip(_NAMES[2:], arrays[1:], strict=True):
+        if array.descriptor.shape != (n,):
+            raise InvalidShape(f"{name} has shape {array.descriptor.shape}: with x {shape} it must be ({n},)")
+    extents = arrays[0].descriptor.shape
+    if len(extents) not in (1, 2) or (len(extents) == 2 and extents[0] != n):
+        raise InvalidShape(f"targets has shape {extents}: it must be ({n}, S), or all labels in one dim")
+    labels, times_of, counts = (array.numpy() if array.device_id is None else None for array in arrays)
+    if counts is None and len(extents) == 1:
+        counts = fetched(arrays[2])
+    if times_of is not None:
+        _check_range("input_lengths", times_of, times)
+    if counts is not None:
+        _check_range("target_lengths", counts, extents[-1])
+        if len(extents) == 1 and int(counts.sum()) > extents[0]:
             raise InvalidArgument(
-                f"target_lengths add up to {counts.sum()}, and targets has {labels.size} labels"
+                f"target_lengths add up to {counts.sum()}, and targets has {extents[0]} labels"
             )
+        if labels is not None:
+            _check_labels(labels, counts, symbols, blank)
+    longest = extents[-1]
+    if len(extents) == 1:
+        assert counts is not None
+        longest = -(-int(counts.max(initial=0)) // _ROUNDING) * _ROUNDING
+    first, second, third = (
+        value if array.device_id is not None else beside(array.numpy(), x)
+        for value, array in zip(given, arrays, strict=True)
+    )
+    return (first, second, third), longest
+
+
+def _check_labels(labels: Any, counts: Any, symbols: int, blank: int) -> None:
+    if labels.ndim == 1:
         used = labels[: int(counts.sum())]
-        longest = -(-longest // _ROUNDING) * _ROUNDING
     else:
-        used = labels[np.arange(longest) < counts[:, None]]
+        used = labels[np.arange(labels.shape[1]) < counts[:, None]]
     wrong = used[(used < 0) | (used >= symbols) | (used == blank)]
     if wrong.size:
         raise InvalidArgument(
             f"targets has label {wrong[0]}: labels are 0 to {symbols - 1}, the symbols of x, without the blank {blank}"
         )
-    first, second, third = (beside(array, x) for array, _ in arrays)
-    return (first, second, third), longest
 
 
 def _check_range(name: str, lengths: Any, most: int) -> None:

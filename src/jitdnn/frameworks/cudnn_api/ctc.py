@@ -17,12 +17,14 @@ from jitdnn.frameworks.cudnn_api.enums import (
     cudnnNanPropagation_t,
 )
 from jitdnn.frameworks.cudnn_api.handles import checked, inner
-from jitdnn.frameworks.cudnn_api.memory import bound, fetched
+from jitdnn.frameworks.cudnn_api.memory import bound
 from jitdnn.frameworks.cudnn_api.objects import Descriptor, alive, choice, destroy, number, several, value_of
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.frameworks.cudnn_api.tensors import dtype_of, tensor_of
-from jitdnn.tensor import TensorDescriptor, borrow
+from jitdnn.ops.fetch import fetched
+from jitdnn.ops.to_device import beside
+from jitdnn.tensor import TensorDescriptor, borrow, numpy_dtype
 
 _MOST_LABELS = 1 << 20
 
@@ -213,7 +215,7 @@ def cudnnCTCLoss(
     if gradients is None:
         return
     slope = bound(gradients, tensor_of(gradientsDesc, "gradientsDesc"), "gradients", True)
-    ones: Any = np.ones(batch, source.numpy().dtype)
+    ones = beside(np.ones(batch, numpy_dtype(tensor.dtype)), source)
     skips = loss.grad is cudnnCTCGradMode_t.CUDNN_CTC_SKIP_OOB_GRADIENTS
     if not skips:
         jd.ctc_loss_backward(ones, source, symbols, times_of, counts_of, **how, out=slope)

@@ -9,13 +9,14 @@ import numpy as np
 
 import jitdnn as jd
 from jitdnn.frameworks.cudnn_api.handles import checked, inner
-from jitdnn.frameworks.cudnn_api.memory import bound, fetched
+from jitdnn.frameworks.cudnn_api.memory import bound
 from jitdnn.frameworks.cudnn_api.objects import Descriptor, alive, destroy, number, real, value_of
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.frameworks.cudnn_api.tensors import tensor_of
 from jitdnn.handle import Handle
 from jitdnn.ops.dropout import DropoutState, dropout_by
+from jitdnn.ops.fetch import fetched
 from jitdnn.ops.to_device import beside
 from jitdnn.tensor import Array, TensorDescriptor
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidType
 from jitdnn.frameworks.cudnn_api.status import BadParam
-from jitdnn.ops.to_device import empty
-from jitdnn.ops.transform import transform
 from jitdnn.tensor import DTYPES, Array, TensorDescriptor, borrow, require_writable
 from jitdnn.tensor.gpu_array import GpuArray
 
@@ -94,16 +90,6 @@ def space(given: Any, size: int, needed: int, name: str, writes: bool = True) ->
     if array.descriptor.nbytes < size:
         raise BadParam(f"{name} is said to have {size} bytes, and the array has {array.descriptor.nbytes}")
     return placed(array, TensorDescriptor((array.descriptor.nbytes,), (1,), "u8"))
-
-
-def fetched(array: Array) -> np.ndarray[Any, Any]:
-    """What an array holds, in host memory: the array itself if it is there, else a copy."""
-    if array.device_id is None:
-        return array.numpy()
-    tensor, (target, index) = array.descriptor, array.device_id
-    copy = empty(tensor.shape, tensor.dtype, f"{target}:{index}")
-    transform(array, out=copy)
-    return copy.numpy()
 
 
 def with_room(bytes: int) -> int:

@@ -18,6 +18,7 @@ from jitdnn.kernels.formulas.tensor_ops import ElementwiseAdd, ElementwiseFill, 
 from jitdnn.kernels.formulas.transform import CopyConcatenate, CopyTransform
 from jitdnn.kernels.gpu.convolution.bias import RowBias
 from jitdnn.kernels.gpu.convolution.direct import Direct
+from jitdnn.kernels.gpu.ctc.algorithm import CtcRecursion
 from jitdnn.kernels.gpu.elementwise.generator import ElementwiseLoops, build_elementwise
 from jitdnn.kernels.gpu.matmul import TiledGemm
 from jitdnn.kernels.gpu.normalization.layer_norm_backward import FusedLayerNorm
@@ -30,7 +31,9 @@ from jitdnn.kernels.gpu.pooling.unpooling import PlainUnpooling
 from jitdnn.kernels.gpu.random.generator import PhiloxLoops
 from jitdnn.kernels.gpu.reduction.generator import RowLoops
 from jitdnn.kernels.gpu.reduction.scan import build_scan
+from jitdnn.kernels.gpu.sampling.affine_grid import PlainAffineGrid
 from jitdnn.kernels.gpu.sampling.embedding import EmbeddingRows
+from jitdnn.kernels.gpu.sampling.grid_sample import PlainGridSample
 from jitdnn.kernels.gpu.sampling.resize import PlainResize
 from jitdnn.problems.activation import Activation
 from jitdnn.problems.batch_norm import BatchNorm
@@ -38,6 +41,7 @@ from jitdnn.problems.convolution import DIRECTIONS, Convolution
 from jitdnn.problems.convolution_bias import BiasGradient
 from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.problems.cross_entropy import CrossEntropy
+from jitdnn.problems.ctc_loss import CtcLoss
 from jitdnn.problems.divisive_norm import DivisiveNorm
 from jitdnn.problems.dropout import Dropout
 from jitdnn.problems.embedding import Embedding
@@ -52,6 +56,12 @@ from jitdnn.problems.random import Random
 from jitdnn.problems.reduce import Reduce
 from jitdnn.problems.resize import Resize
 from jitdnn.problems.softmax import Softmax
+from jitdnn.problems.spatial_transformer import (
+    GRID_DIRECTIONS,
+    SAMPLE_DIRECTIONS,
+    AffineGrid,
+    GridSample,
+)
 from jitdnn.problems.tensor_ops import AddTensor, Fill, OpTensor
 from jitdnn.problems.transform import Concatenate, Transform
 from jitdnn.problems.unpooling import Unpooling
@@ -99,6 +109,8 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (BiasGradient, None): (RowBias(_ROWS),),
     (CrossEntropy, "fwd"): (RowCrossEntropy(_ROWS),),
     (CrossEntropy, "bwd"): (RowCrossEntropy(_ROWS),),
+    (CtcLoss, "fwd"): (CtcRecursion(),),
+    (CtcLoss, "bwd"): (CtcRecursion(),),
     (BatchNorm, "fwd"): _NORMALIZATION,
     (BatchNorm, "inference"): _NORMALIZATION,
     (BatchNorm, "bwd"): _NORMALIZATION,
@@ -122,6 +134,8 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Random, None): (PhiloxFill(_PHILOX),),
     (Embedding, "fwd"): (EmbeddingRows(),),
     (Embedding, "bwd"): (EmbeddingRows(),),
+    **{(AffineGrid, direction): (PlainAffineGrid(),) for direction in GRID_DIRECTIONS},
+    **{(GridSample, direction): (PlainGridSample(),) for direction in SAMPLE_DIRECTIONS},
 }
 
 # kernels of one's own formulas

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
@@ -16,7 +15,7 @@ from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 from jitdnn.problems import AffineGrid, GridSample, parse
 from jitdnn.problems.spatial_transformer import MODES, PADDINGS, SAMPLE_DIRECTIONS
 from jitdnn.tensor import COMMON_DTYPES
-from strategies import descriptors
+from spatial_cases import affine_grids, grid_samples
 
 GRIDS = [
     "shape2x5x7",
@@ -115,50 +114,15 @@ def test_every_algorithm_is_reached() -> None:
         assert unreached([parse(f"affine_grid_{direction} {words}") for words in GRIDS]) == set()
 
 
-@st.composite
-def samples(draw: st.DrawFn) -> GridSample:
-    rank, dtype = draw(st.sampled_from((2, 2, 3))), draw(st.sampled_from(COMMON_DTYPES))
-    extents = st.sampled_from((1, 2, 5, 17) if rank == 2 else (1, 2, 4))
-    images, channels = draw(st.integers(0, 2)), draw(st.sampled_from((1, 3, 17)))
-    shape = (images, channels, *(draw(extents) for _ in range(rank)))
-    size = tuple(draw(extents) for _ in range(rank))
-    direction = draw(st.sampled_from(SAMPLE_DIRECTIONS))
-    written = {"fwd": "y", "bwd_data": "x", "bwd_grid": "dgrid"}[direction]
-    shapes = {"x": shape, "grid": (images, *size, rank), "y": (images, channels, *size)}
-    if direction == "bwd_grid":
-        shapes["dgrid"] = shapes["grid"]
-    tensors = {
-        name: draw(descriptors(extents_, dtype, is_output=name == written))
-        for name, extents_ in shapes.items()
-    }
-    return GridSample(
-        direction, mode=draw(st.sampled_from(MODES)), padding=draw(st.sampled_from(PADDINGS)),
-        align_corners=draw(st.booleans()), **tensors,
-    )  # fmt: skip
-
-
 @settings(max_examples=examples(15), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-@given(samples())
+@given(grid_samples())
 def test_any_sample(problem: GridSample) -> None:
     assert parse(str(problem)) == problem
     check(problem, scales=((1.5, 0.0), (1.0, 1.0)))
 
 
-@st.composite
-def grids(draw: st.DrawFn) -> AffineGrid:
-    rank, dtype = draw(st.sampled_from((2, 3))), draw(st.sampled_from(COMMON_DTYPES))
-    shape = (draw(st.integers(0, 2)), *(draw(st.sampled_from((1, 2, 5, 17))) for _ in range(rank)))
-    direction = draw(st.sampled_from(("fwd", "bwd")))
-    return AffineGrid(
-        direction,
-        draw(descriptors((shape[0], rank, rank + 1), dtype, is_output=direction == "bwd")),
-        draw(descriptors((*shape, rank), dtype, is_output=direction == "fwd")),
-        draw(st.booleans()),
-    )
-
-
 @settings(max_examples=examples(15), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-@given(grids())
+@given(affine_grids())
 def test_any_affine_grid(problem: AffineGrid) -> None:
     assert parse(str(problem)) == problem
     check(problem, scales=((1.5, 0.0), (1.0, 1.0)))

@@ -70,7 +70,7 @@ class PlainResize(PlannedAlgorithm[Resize, Plan, GpuDevice]):
         inputs, outputs = spatial(resize.x.shape, 1), spatial(resize.y.shape, 1)
         extents = list(zip(places, inputs, outputs, strict=True))
         largest = max(one.largest(i, o) for one, i, o in extents)
-        lanes = min(_lanes(tensor) for tensor in tensors)
+        lanes = min(lanes_of(tensor) for tensor in tensors)
         are_neighbours = lanes > 1
         if not are_neighbours:
             lanes = max(1, min(APART, channels))
@@ -87,7 +87,7 @@ class PlainResize(PlannedAlgorithm[Resize, Plan, GpuDevice]):
             *((f"TAPS_{name}", one.taps) for name, one in zip("DHW", places, strict=True)),
             ("FORWARD", int(resize.direction == "fwd")),
         )
-        text = read_text("gpu/pooling", "access.c") + "\n" + read_text("gpu/sampling", "resize.c")
+        text = read_text("gpu/pooling", "access.c") + "\n" + read_text("gpu/sampling", "lanes.c", "resize.c")
         source = Source("resize", text, defines, spills=True)
         units = -(-channels // lanes) * prod(spatial(result.shape, 1))
         blocks = max(1, -(-units // THREADS)), min(max(1, images), MOST_BLOCKS_OF_IMAGES)
@@ -101,7 +101,7 @@ class PlainResize(PlannedAlgorithm[Resize, Plan, GpuDevice]):
         )
 
 
-def _lanes(tensor: TensorDescriptor) -> int:
+def lanes_of(tensor: TensorDescriptor) -> int:
     """Channels that lie side by side in 16 bytes, or 1."""
     lanes = 16 // DTYPES[tensor.dtype]
     others = (tensor.strides[0], *tensor.strides[2:])
