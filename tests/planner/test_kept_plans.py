@@ -84,6 +84,45 @@ def test_the_same_plan_without_asking(name: str, monkeypatch: pytest.MonkeyPatch
     np.testing.assert_array_equal(np.asarray(call(second)), np.asarray(found))
 
 
+IMAGES = RNG.standard_normal((8, 6, 11, 13), np.float32)
+DIVIDED: dict[str, Callable[..., Any]] = {
+    "fused": lambda **kw: jd.conv(
+        IMAGES,
+        W,
+        np.float32([1.0] * 10),
+        epilogue=lambda a, b: jd.relu(a + b),
+        algorithm="implicit_gemm",
+        **kw,
+    ),
+    # parts that add to what others have left
+    "gradient": lambda **kw: jd.conv_backward_filter(
+        IMAGES, np.ones((8, 10, 9, 11), np.float32), (10, 6, 3, 3), algorithm="implicit_gemm_filter", **kw
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_a_division_is_kept_with_its_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, whole, first, second = DIVIDED[name], Handle(), Handle(), Handle()
+    with jd.settings(threads=1, division="all"):
+        call(handle=whole)
+        limit = {"workspace_limit": plans(whole)[0].workspace * 2 // 3}
+        wanted = call(handle=first, **limit)
+        (plan,) = plans(first)
+        assert len(plan.parts) > 1
+        forbidden(monkeypatch)
+        found = call(handle=second, **limit)
+        (again,) = plans(second)
+        np.testing.assert_array_equal(wanted, found)
+        assert again is not plan
+        assert again.explain() == plan.explain()
+        assert [(one.problem, one.algorithm.name, one.epilogue) for one in again.parts] == [
+            (one.problem, one.algorithm.name, one.epilogue) for one in plan.parts
+        ]
+        assert (again.workspace, again.kept) == (plan.workspace, plan.kept)
+        assert again.code() == plan.code()
+
+
 def test_kernels_with_python_in_them_are_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     jd.conv(X, W, algorithm="im2col", handle=Handle())
     forbidden(monkeypatch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import add
-from typing import Any
+from typing import Any, Self
 
 from jitdnn.kernels.algorithm import Epilogue, Kernel
 from jitdnn.problems.convolution import Convolution
@@ -20,7 +20,7 @@ class Divided:
     All kernels are given the same workspace, so it must be as large as the largest of them needs.
     """
 
-    __slots__ = ("_parts",)
+    __slots__ = ("parts",)
 
     def __init__(
         self,
@@ -32,7 +32,8 @@ class Divided:
         assert not operands or not any(piece.is_added for piece, _ in parts), (
             "an epilogue before the sum is complete"
         )
-        self._parts = tuple(
+        #: kernels, how far from the operands' addresses theirs are, and whether they add to what is there
+        self.parts: tuple[tuple[Kernel, tuple[int, ...], bool], ...] = tuple(
             (
                 kernel,
                 byte_offsets(piece, problem)
@@ -42,10 +43,17 @@ class Divided:
             for piece, kernel in parts
         )
 
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Kernel, tuple[int, ...], bool]]) -> Self:
+        """One with the same `parts` as another."""
+        found = cls.__new__(cls)
+        found.parts = tuple(parts)
+        return found
+
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
-        for kernel, offsets, is_added in self._parts:
+        for kernel, offsets, is_added in self.parts:
             # pieces that add must not scale what is there: the caller's beta was applied by the first one
             kernel(stream, tuple(map(add, pointers, offsets)), alpha, 1.0 if is_added else beta, workspace)
 

@@ -2,7 +2,8 @@
 
 The first call of a kind asks every algorithm about its problem, which takes milliseconds and the code of all of them.
 Whoever planned the same before, in whatever process, has left the answer beside the compiled code: the candidates, and
-of the chosen kernel the name of its code, its phases and its integers. With that a plan is one file to read.
+of the chosen kernel the name of its code, its phases and its integers; of a problem that is divided those of every
+part. With that a plan is one file to read.
 
 A kept plan is found under everything that it depends on: the problem, the request, the epilogue, the device, the
 sources of algorithms and planner, and the tuning store as it is: whatever is measured makes plans anew. Kernels with
@@ -14,24 +15,30 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from jitdnn import log
 from jitdnn.devices.cpu import CpuDevice
+from jitdnn.errors import JitdnnError
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, keeping_filter
+from jitdnn.planner.divided import Divided
 from jitdnn.planner.kernel_records import record_of, restored
 from jitdnn.planner.plan import Candidate, Part, Plan, Request
 from jitdnn.planner.store import Store
 from jitdnn.planner.survey import stored_key
+from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.cache import CodeCache
 from jitdnn.rtcg.compile import generator_fingerprint
 from jitdnn.rtcg.recording import records
 from jitdnn.rtcg.use import note_look_up
 from jitdnn.settings import current
+from jitdnn.tensor import TensorDescriptor
 
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogue | None) -> Plan | None:
@@ -47,20 +54,20 @@ def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogu
         kept = json.loads(content)
         candidates = [Candidate(**each) for each in kept["candidates"]]
         kernel = restored(kept["kernel"], device.isa)
-        algorithm = _KeptAlgorithm(kept["algorithm"], kept["version"], device, request)
+        algorithms = [_KeptAlgorithm(name, version, device, request) for name, version in kept["algorithms"]]
+        parts = _parts(kept["parts"], problem, epilogue, algorithms, kernel)
     except (
         ValueError,
         TypeError,
         KeyError,
         IndexError,
+        JitdnnError,
     ):  # of another version of the format: it is planned again
         return None
     if kernel is None:
         return None
     note_look_up(str(problem), stored_key(epilogue, request), device.name)
-    plan = Plan(
-        problem, epilogue, [Part(problem, algorithm, kernel, epilogue)], kernel, candidates, request, device
-    )
+    plan = Plan(problem, epilogue, parts, kernel, candidates, request, device)
     log.chose(problem, plan)
     return plan
 
@@ -74,17 +81,69 @@ def is_kept(problem: Problem, device: Device, request: Request, epilogue: Epilog
 def keep(plan: Plan) -> None:
     """Keep a plan for processes to come, if its kernel is made of launches."""
     key = _key(plan.problem, plan.device, plan.request, plan.epilogue)
-    record = None if key is None or len(plan.parts) != 1 else record_of(plan.run)
+    record = None if key is None else record_of(plan.run)
     if key is None or record is None:
         return
-    algorithm = plan.parts[0].algorithm
+    algorithms = list(dict.fromkeys((part.algorithm.name, part.algorithm.version) for part in plan.parts))
     kept = {
-        "algorithm": algorithm.name,
-        "version": algorithm.version,
+        "algorithms": algorithms,
+        "parts": _part_records(plan, algorithms),
         "candidates": [asdict(candidate) for candidate in plan.candidates],
         "kernel": record,
     }
     CodeCache.default().put(key, json.dumps(kept).encode())
+
+
+def _part_records(plan: Plan, algorithms: list[tuple[str, int]]) -> list[dict[str, Any]] | None:
+    """The parts of a plan that is divided, None for one that is not: of each the number of its algorithm, its problem,
+    and the operands of its share of the epilogue."""
+    if not isinstance(plan.run, Divided):
+        return None
+    return [
+        {
+            "algorithm": algorithms.index((part.algorithm.name, part.algorithm.version)),
+            "problem": asdict(part.problem),
+            "operands": None if part.epilogue is None else [asdict(one) for one in part.epilogue.operands],
+        }
+        for part in plan.parts
+    ]
+
+
+def _parts(
+    records: Sequence[Mapping[str, Any]] | None, problem: Problem, epilogue: Epilogue | None,
+    algorithms: Sequence[Algorithm], kernel: Kernel | None,
+) -> list[Part]:  # fmt: skip
+    """The parts of a kept plan with this kernel, which may be missing."""
+    if kernel is None:
+        return []
+    if records is None:
+        return [Part(problem, algorithms[0], kernel, epilogue)]
+    if not isinstance(kernel, Divided):
+        raise ValueError("parts of a kernel that is not divided")
+    parts = []
+    for record, (own, _, _) in zip(records, kernel.parts, strict=True):
+        operands = record["operands"]
+        fused = (
+            None
+            if epilogue is None or operands is None
+            else replace(epilogue, operands=tuple(_descriptor(one) for one in operands))
+        )
+        parts.append(Part(_convolution(record["problem"]), algorithms[record["algorithm"]], own, fused))
+    return parts
+
+
+def _convolution(record: Mapping[str, Any]) -> Convolution:
+    """The problem of a part; JSON has lists for tuples."""
+    tensors = {name: _descriptor(record[name]) for name in ("x", "w", "y")}
+    padding = tuple((before, after) for before, after in record["padding"])
+    axes = {name: tuple(record[name]) for name in ("stride", "dilation")}
+    return Convolution(**{**record, **tensors, **axes, "padding": padding})
+
+
+def _descriptor(record: Mapping[str, Any]) -> TensorDescriptor:
+    return TensorDescriptor(
+        tuple(record["shape"]), tuple(record["strides"]), record["dtype"], record["offset"]
+    )
 
 
 def _key(problem: Problem, device: Device, request: Request, epilogue: Epilogue | None) -> str | None:

@@ -15,6 +15,7 @@ from jitdnn.devices.cpu_kernel import CpuKernel, WithTables
 from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.formulas.parts_kernel import PartsKernel
 from jitdnn.kernels.formulas.row_algorithms import Chain
+from jitdnn.planner.divided import Divided
 from jitdnn.rtcg.compile import load_known
 from jitdnn.rtcg.isa import Isa
 
@@ -44,6 +45,13 @@ def record_of(kernel: Kernel) -> Record | None:
         records, numbers = found
         parts = [(n, list(operands)) for n, (_, operands) in zip(numbers, kernel.parts, strict=True)]
         return {"kind": "parts", "kernels": records, "parts": parts}
+    if type(kernel) is Divided:
+        found = _records([one for one, _, _ in kernel.parts])
+        if found is None:
+            return None
+        records, numbers = found
+        rest = [(n, list(offsets), adds) for n, (_, offsets, adds) in zip(numbers, kernel.parts, strict=True)]
+        return {"kind": "divided", "kernels": records, "parts": rest}
     return _record_with_tables(kernel) if type(kernel) is WithTables else None
 
 
@@ -91,6 +99,8 @@ def restored(record: Mapping[str, Any], isa: Isa) -> Kernel | None:
         return PartsKernel(
             [(known[n], [(number, offset) for number, offset in operands]) for n, operands in record["parts"]]
         )
+    if kind == "divided":
+        return Divided.of([(known[n], tuple(offsets), bool(adds)) for n, offsets, adds in record["parts"]])
     if kind != "chain":
         raise ValueError(f"no kind of kernel is called {kind!r}")
     pieces = [(index, [known[number] for number in numbers]) for index, numbers in record["pieces"]]
