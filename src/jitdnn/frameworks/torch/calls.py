@@ -226,7 +226,7 @@ def _forward(kind: Kind, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]
     replay = None if launched is None else _listed([launched], 2 + has_bias)
     if launched is None or replay is None:
         return slow
-    made = launched.made
+    made, add = launched.made, launched.add
 
     def run(x: Tensor, w: Any, bias: Any) -> Tensor:
         if recorders or log.is_enabled(DEBUG):
@@ -242,6 +242,8 @@ def _forward(kind: Kind, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]
             return found
         y = made()
         replay((x.data_ptr(), w.data_ptr(), bias.data_ptr(), y.data_ptr()))
+        if add is not None:
+            add(y, bias)
         return y
 
     return run_with_bias if has_bias else run

@@ -194,14 +194,16 @@ def bias_epilogue(problem: Problem, has_bias: bool) -> Epilogue | None:
     return fuse(None, (TensorDescriptor((problem.y.shape[1],), (1,), problem.y.dtype),), problem.y, None)
 
 
-def launched(run: Direct, roles: tuple[int, ...], made: Made) -> Launched | None:
-    """How a kernel of ours is launched, if that is all that a call does."""
-    return Launched(run.at, run.handle, roles, made) if isinstance(run, Launch) else None
+def launched(
+    run: Direct, roles: tuple[int, ...], made: Made, add: Callable[[Tensor, Tensor], Any] | None = None
+) -> Launched | None:
+    """How a kernel of ours is launched, if that is all that a call does, but for a bias that is added."""
+    return Launched(run.at, run.handle, roles, made, add) if isinstance(run, Launch) else None
 
 
 def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Ways:
     g = Geometry.of(x.dim() - 2, *arguments)
-    form, named = memory_format(x, w), g.named
+    form, named, by_channel = memory_format(x, w), g.named, (-1, *[1] * (x.dim() - 2))
 
     def theirs(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
         y: Tensor = stock(aten.convolution.default, x, w, bias, *g.arguments)
@@ -228,7 +230,10 @@ def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, 
             conv_transpose(x, w, output_padding=g.output_padding, out=y, handle=handle, **named)
         else:
             run(x, w, y)
-        return y if bias is None else y.add_(bias.view(-1, *[1] * len(g.stride)))
+        return y if bias is None else add(y, bias)
+
+    def add(y: Tensor, bias: Tensor) -> Tensor:
+        return y.add_(bias.view(by_channel))
 
     y = torch.empty(shape, dtype=x.dtype, device="meta", memory_format=form)
     made = fresh_like(y, x.device)
@@ -236,7 +241,7 @@ def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, 
     if g.transposed:
         what = "transposed with a bias" if bias is not None else ""
         run = direct(handle, problem, (x, w, y), x.device)
-        kernel = launched(run, (0, 1, RESULT), made) if bias is None else None
+        kernel = launched(run, (0, 1, RESULT), made, None if bias is None else add)
         return Ways(ours_transposed, theirs, problem, what=what, launched=kernel)
     run = direct(handle, problem, (x, w, y) if bias is None else (x, w, y, bias), x.device)
     kernel = launched(run, FORWARD[bias is not None], made)

@@ -34,12 +34,13 @@ RESULT = -1
 @dataclass(frozen=True)
 class Launched:
     """A way that is nothing but one launch: `run(addresses)` of the operands with these numbers, and of the result that
-    `made()` gives."""
+    `made()` gives; behind a forward one `add(result, bias)`, where the kernel takes none."""
 
     run: Callable[[Sequence[int]], None]
     handle: Handle
     roles: tuple[int, ...]
     made: Callable[[], Tensor]
+    add: Callable[[Tensor, Tensor], Any] | None = None
 
 
 @dataclass(frozen=True)
