@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jitdnn import log
 from jitdnn.devices.cpu import CpuDevice
@@ -102,7 +102,7 @@ def _part_records(plan: Plan, algorithms: list[tuple[str, int]]) -> list[dict[st
     return [
         {
             "algorithm": algorithms.index((part.algorithm.name, part.algorithm.version)),
-            "problem": asdict(part.problem),
+            "problem": asdict(cast(Convolution, part.problem)),  # no other problem is divided
             "operands": None if part.epilogue is None else [asdict(one) for one in part.epilogue.operands],
         }
         for part in plan.parts
