@@ -56,6 +56,7 @@ FUNCTION double __dmul_rn(double a, double b) { return a * b; }
 #define EXCHANGE_i64(x, distance, into) EXCHANGE_BY_MEMORY(exchanged_i64, x, distance, into)
 #define HIGH_PRODUCT(a, b) ((u32)((u64)(a) * (b) >> 32))
 /* ctc.c */
+#define WARP_GREATEST(value) (value)
 #define KEEP_GREATEST(p, value) (*(p) = max(*(p), value));
 /* grid_sample_by_image.c: what was there before */
 #define COUNT_UP(p, more) ((*(p) += (more)) - (more))

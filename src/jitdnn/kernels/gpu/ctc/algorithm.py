@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import e, log2, sqrt
 from typing import NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
@@ -10,7 +10,7 @@ from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, PlannedAlg
 from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.kernels.gpu.prelude.types import refuse_doubles
 from jitdnn.problems.ctc_loss import CtcLoss
-from jitdnn.tensor import DTYPES, compute_dtype
+from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
 
 _LABELS_THREADS = 256
 _ONE_EACH = 256  # threads up to which each has one label: more wait longer for each other than they save
@@ -140,6 +140,12 @@ class CtcRecursion(PlannedAlgorithm[CtcLoss, Plan, GpuDevice]):
             ("AHEAD", _AHEAD.get(plan.each, 1)),
             ("ROW_THREADS", plan.row_threads),
             ("JOINT", joint if joint <= _JOINT else 0),
+            ("LOG2_OF_E", f"{log2(e)!r}{'' if compute_dtype(problem.dtype) == 'f64' else 'f'}"),
+            *(
+                (f"{name.upper()}_STEP", _step(name, tensors[name]))
+                for name in ("x", "dx")
+                if name in tensors
+            ),
         )
         rows = max(1, t * n)
         launches = [
@@ -154,3 +160,8 @@ class CtcRecursion(PlannedAlgorithm[CtcLoss, Plan, GpuDevice]):
         text = read_text("gpu/prelude", "reduce.h") + "\n" + read_text("gpu/ctc", "ctc.c")
         source = Source("ctc_loss", text, defines, spills=True)
         return device.kernel(source, launches, len(tensors), list(numbers.values()))
+
+
+def _step(name: str, tensor: TensorDescriptor) -> str:
+    """Between neighbouring symbols: a number where it is 1."""
+    return "1" if tensor.strides[2] == 1 else f"{name}_2"

@@ -3,7 +3,7 @@
  * Defines: X, the type of x; NUMBER, that of arithmetic; LABEL, TIMES, COUNT, those of targets and lengths; LOGITS and PROBS, what
  * x is; CONCATENATED; ZERO_INFINITY; REDUCED, 1 for a sum and 2 for a mean; FORWARD; SIGNATURE, the parameters of all functions.
  * BLOCK threads of `ctc_recursion` have PER labels each; ROW_THREADS are those of a row of x; JOINT, labels and one more that
- * shared memory has room for, 0 where that is not enough.
+ * shared memory has room for, 0 where that is not enough; X_STEP and DX_STEP, between symbols in memory; LOG2_OF_E.
  *
  *   ctc_labels      the labels of a sequence, whether they are all there, and lists of those that are equal
  *   ctc_rows        for a time of a sequence the logarithms of the probabilities of its labels and of the blank
@@ -11,8 +11,8 @@
  *   ctc_losses      the sum over the sequences
  *   ctc_gradient    for a time of a sequence the probability of each symbol given the labels, and dx
  *
- * States are logarithms relative to the greatest one of the row before, so that their precision does not depend on the
- * length of the sequence. Label i, of thread i / PER, is kept at i % PER * step + i / PER.
+ * States are logarithms to the base 2, relative to about the greatest one two times before, so that their precision does
+ * not depend on the length of the sequence. Label i, of thread i / PER, is kept at i % PER * step + i / PER.
  */
 #define LEAST ((NUMBER)f32_of_bits(0xff800000u)) /* -infinity */
 #define NO_NUMBER ((NUMBER)f32_of_bits(0x7fc00000u))
@@ -50,16 +50,15 @@
     }                                                                  \
   }
 
-/* The greatest of integers, in shared memory: KEEP_GREATEST of all threads of a thread block */
+/* The greatest of integers in shared memory, in two steps: of the threads of a warp, where there are some, then of all */
 #if defined(KEEP_GREATEST) /* by a target with another language */
 #elif defined(__OPENCL_VERSION__)
+#define WARP_GREATEST(value) (value)
 #define KEEP_GREATEST(p, value) atomic_max(p, value);
 #else
-#define KEEP_GREATEST(p, value)                                   \
-  {                                                               \
-    const int warps = __reduce_max_sync(0xffffffffu, value);      \
-    if (THREAD_ID % 32 == 0) atomicMax(p, warps);                 \
-  }
+#define WARP_GREATEST(value) __reduce_max_sync(0xffffffffu, value)
+#define KEEP_GREATEST(p, value) \
+  if (THREAD_ID % 32 == 0) atomicMax(p, value);
 #endif
 
 /* integers in the order of numbers, and back */
@@ -69,10 +68,12 @@ FUNCTION i32 key_of(f32 x) {
 }
 FUNCTION f32 number_of_key(i32 key) { return f32_of_bits((u32)(key ^ (i32)((u32)(key >> 31) & 0x7fffffffu))); }
 
-/* log(exp(a) + exp(b) + exp(c)) */
-FUNCTION NUMBER log_sum_exp(NUMBER a, NUMBER b, NUMBER c) {
-  const NUMBER top = fmax(fmax(a, b), c), shift = top == LEAST ? 0 : top;
-  return (NUMBER)log(exp(a - shift) + exp(b - shift) + exp(c - shift)) + shift;
+/* The logarithm of a sum of powers: of the greatest, and one or two others. A NaN among these makes it NaN. */
+FUNCTION NUMBER sum_of_two(NUMBER top, NUMBER b) {
+  return top == LEAST ? b : top + (NUMBER)log2(1 + exp2(b - top));
+}
+FUNCTION NUMBER sum_of_three(NUMBER top, NUMBER b, NUMBER c) {
+  return top == LEAST ? b + c : top + (NUMBER)log2(1 + (exp2(b - top) + exp2(c - top)));
 }
 
 FUNCTION i64 held(i64 x, i64 most) { return x < 0 ? 0 : x > most ? most : x; }
@@ -84,6 +85,7 @@ FUNCTION void store(GLOBAL X *p, i64 i, NUMBER value, SCALE alpha, SCALE beta) {
 }
 
 #define GROUP 256
+#define TOGETHER 4 /* symbols of a thread whose numbers are on their way at once */
 
 KERNEL(GROUP) void ctc_labels(SIGNATURE) {
   SHARED i64 sums[GROUP];
@@ -145,13 +147,13 @@ KERNEL(GROUP) void ctc_labels(SIGNATURE) {
 }
 
 #if LOGITS
-#define LOG_OF(value) ((value) - norm)
+#define LOG_OF(value) (((value) - norm) * LOG2_OF_E)
 #define PROBABILITY_OF(value) exp((value) - norm)
 #elif PROBS
-#define LOG_OF(value) (NUMBER)log(value)
+#define LOG_OF(value) (NUMBER)log2(value)
 #define PROBABILITY_OF(value) ((value) >= 0 ? (value) : NO_NUMBER)
 #else
-#define LOG_OF(value) (value)
+#define LOG_OF(value) ((value) * LOG2_OF_E)
 #define PROBABILITY_OF(value) exp(value)
 #endif
 
@@ -165,18 +167,18 @@ KERNEL(ROW_THREADS) void ctc_rows(SIGNATURE) {
   x += t * x_0 + n * x_1;
 #if LOGITS
   NUMBER top = LEAST, norm = 0;
-  for (i64 k = THREAD_ID; k < symbols_; k += ROW_THREADS) top = fmax(top, (NUMBER)LOAD(X, x, k * x_2));
+  for (i64 k = THREAD_ID; k < symbols_; k += ROW_THREADS) top = fmax(top, (NUMBER)LOAD(X, x, k * X_STEP));
   FOLD_THREADS(NUMBER, top, other, fmax(top, other))
-  for (i64 k = THREAD_ID; k < symbols_; k += ROW_THREADS) norm += exp((NUMBER)LOAD(X, x, k * x_2) - top);
+  for (i64 k = THREAD_ID; k < symbols_; k += ROW_THREADS) norm += exp((NUMBER)LOAD(X, x, k * X_STEP) - top);
   FOLD_THREADS(NUMBER, norm, other, norm + other)
   norm = top + (NUMBER)log(norm);
   if (THREAD_ID == 0) NORMS[row] = norm;
 #endif
   GLOBAL const i32 *symbols = SYMBOLS + n * PER_ROW;
   for (i64 i = THREAD_ID; i < count; i += ROW_THREADS) {
-    LOGS[row * PER_ROW + SLOT(i)] = LOG_OF((NUMBER)LOAD(X, x, symbols[i] * x_2));
+    LOGS[row * PER_ROW + SLOT(i)] = LOG_OF((NUMBER)LOAD(X, x, symbols[i] * X_STEP));
   }
-  if (THREAD_ID == 0) BLANK_LOGS[row] = LOG_OF((NUMBER)LOAD(X, x, blank * x_2));
+  if (THREAD_ID == 0) BLANK_LOGS[row] = LOG_OF((NUMBER)LOAD(X, x, blank * X_STEP));
 }
 
 /* logarithms of AHEAD times from `time` on; before the first and behind the last there is nothing to read */
@@ -228,18 +230,24 @@ KERNEL(BLOCK) void ctc_recursion(SIGNATURE) {
   if (THREAD_ID == 0) {
     edges[0][0] = edges[1][0] = ends[0] = LEAST;
     greatest[0] = greatest[1] = key_of(f32_of_bits(0xff800000u));
-    greatest[2] = 0; /* the row before the first is 0 */
+    greatest[2] = key_of(0); /* that of the row before the first */
   }
   BARRIER();
   int newest = 0, last = 2, oldest = 1;
+  i32 row_key = key_of(0);
+  NUMBER shift = 0;
   LOAD_LOGS(logs, blank_logs, 0)
   for (i64 begin = 0; begin < times; begin += AHEAD) {
     LOAD_LOGS(next_logs, next_blank_logs, begin + AHEAD)
     UNROLL_FEW for (int u = 0; u < AHEAD; ++u) {
       const i64 t = begin + u;
       if (t < times) {
+        /* what is subtracted in all makes the greatest state of two times before 0: so nobody waits for it */
         const f32 top = number_of_key(greatest[last]);
-        const NUMBER shift = top == f32_of_bits(0xff800000u) ? 0 : top, blank_log = blank_logs[u] - shift;
+        shift = top == f32_of_bits(0xff800000u) ? 0 : (NUMBER)(top - (f32)shift);
+        KEEP_GREATEST(&greatest[newest], row_key)
+        if (THREAD_ID == 0) greatest[oldest] = key_of(f32_of_bits(0xff800000u));
+        const NUMBER blank_log = blank_logs[u] - shift;
         const NUMBER edge = edges[(t + 1) & 1][THREAD_ID];
         NUMBER most = LEAST;
 #if !FORWARD
@@ -247,8 +255,11 @@ KERNEL(BLOCK) void ctc_recursion(SIGNATURE) {
 #endif
         UNROLL_FEW for (int j = PER - 1; j >= 0; --j) {
           const NUMBER before = j > 0 ? label[j > 0 ? j - 1 : 0] : edge;
-          const NUMBER to_label = log_sum_exp(label[j], blanks[j], may_skip[j] ? before : LEAST);
-          const NUMBER to_blank = log_sum_exp(blanks[j], before, LEAST);
+          const NUMBER own = label[j], between = blanks[j], skipped = may_skip[j] ? before : LEAST;
+          const NUMBER more = between > own ? between : own, less = between > own ? own : between;
+          const NUMBER most_of_three = skipped > more ? skipped : more, middle = skipped > more ? more : skipped;
+          const NUMBER to_label = sum_of_three(most_of_three, middle, less);
+          const NUMBER to_blank = sum_of_two(before > between ? before : between, before > between ? between : before);
           label[j] = to_label + (logs[u][j] - shift);
           blanks[j] = to_blank + blank_log;
           most = fmax(most, fmax(label[j], blanks[j]));
@@ -260,8 +271,7 @@ KERNEL(BLOCK) void ctc_recursion(SIGNATURE) {
         }
         edges[t & 1][THREAD_ID + 1] = label[PER - 1];
         total += shift;
-        KEEP_GREATEST(&greatest[newest], key_of((f32)most))
-        if (THREAD_ID == 0) greatest[oldest] = key_of(f32_of_bits(0xff800000u));
+        row_key = WARP_GREATEST(key_of((f32)most));
         const int free_now = oldest;
         oldest = last, last = newest, newest = free_now;
       }
@@ -279,7 +289,8 @@ KERNEL(BLOCK) void ctc_recursion(SIGNATURE) {
   }
   BARRIER();
   if (THREAD_ID == 0 && !is_back) {
-    SCALE loss = (SCALE)0 - ((SCALE)log_sum_exp(ends[0], ends[1], LEAST) + total);
+    const NUMBER end = ends[0] > ends[1] ? sum_of_two(ends[0], ends[1]) : sum_of_two(ends[1], ends[0]);
+    SCALE loss = ((SCALE)0 - ((SCALE)end + total)) / (SCALE)LOG2_OF_E;
     if (!IS_GOOD(n)) loss = NO_NUMBER;
 #if FORWARD && ZERO_INFINITY
     if (loss == -(SCALE)LEAST) loss = 0;
@@ -334,7 +345,7 @@ KERNEL(ROW_THREADS) void ctc_gradient(SIGNATURE) {
   if (!is_said || !is_finite) {
     const int is_zero = !is_said || (ZERO_INFINITY && loss == -(SCALE)LEAST);
     const NUMBER value = is_zero ? 0 : NO_NUMBER;
-    for (i64 k = THREAD_ID; k < symbols_; k += ROW_THREADS) store(dx, k * dx_2, value * factor, alpha, beta);
+    for (i64 k = THREAD_ID; k < symbols_; k += ROW_THREADS) store(dx, k * DX_STEP, value * factor, alpha, beta);
     return;
   }
   GLOBAL NUMBER *alphas = ALPHAS + row * PER_ROW * 2;
@@ -349,11 +360,11 @@ KERNEL(ROW_THREADS) void ctc_gradient(SIGNATURE) {
   for (i64 i = THREAD_ID; i <= count; i += ROW_THREADS) {
     const i64 slot = SLOT(i);
     if (i < count) {
-      const NUMBER own = exp(alphas[slot] + betas[slot] - top);
+      const NUMBER own = exp2(alphas[slot] + betas[slot] - top);
       JOINT_OF(i) = own;
       of_labels += own;
     }
-    of_blanks += exp(alphas[PER_ROW + slot] + betas[PER_ROW + slot] - top);
+    of_blanks += exp2(alphas[PER_ROW + slot] + betas[PER_ROW + slot] - top);
   }
   FOLD_THREADS(NUMBER, of_blanks, other, of_blanks + other)
   FOLD_THREADS(NUMBER, of_labels, other, of_labels + other)
@@ -362,11 +373,21 @@ KERNEL(ROW_THREADS) void ctc_gradient(SIGNATURE) {
 #if LOGITS
   const NUMBER norm = NORMS[row];
 #endif
-  for (i64 k = THREAD_ID; k < symbols_; k += ROW_THREADS) {
-    NUMBER said = k == blank ? of_blanks : 0;
-    for (i32 i = FIRST[n * symbols_ + k]; i >= 0; i = NEXT[n * PER_ROW + i]) said += JOINT_OF(i);
-    const NUMBER value = (NUMBER)LOAD(X, x, k * x_2);
-    store(dx, k * dx_2, factor * (PROBABILITY_OF(value) - said / all), alpha, beta);
+  for (i64 begin = THREAD_ID; begin < symbols_; begin += TOGETHER * ROW_THREADS) {
+    NUMBER values[TOGETHER];
+    i32 first[TOGETHER];
+    UNROLL for (int u = 0; u < TOGETHER; ++u) {
+      const i64 k = begin + u * ROW_THREADS;
+      if (k < symbols_) values[u] = (NUMBER)LOAD(X, x, k * X_STEP), first[u] = FIRST[n * symbols_ + k];
+    }
+    UNROLL for (int u = 0; u < TOGETHER; ++u) {
+      const i64 k = begin + u * ROW_THREADS;
+      if (k < symbols_) {
+        NUMBER said = k == blank ? of_blanks : 0;
+        for (i32 i = first[u]; i >= 0; i = NEXT[n * PER_ROW + i]) said += JOINT_OF(i);
+        store(dx, k * DX_STEP, factor * (PROBABILITY_OF(values[u]) - said / all), alpha, beta);
+      }
+    }
   }
 }
 #endif

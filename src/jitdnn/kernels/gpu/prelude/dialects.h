@@ -4,8 +4,9 @@
  * variable-length arrays. HAS_F64 is defined to 0 for devices without double precision.
  *
  * A target with another language has a file of its own in place of this one. It defines the same names; EXCHANGE_SPACE to
- * KERNEL_BESIDE of reduce.h, KEEP_LARGEST of unpooling.c and KEEP_GREATEST of ctc.c, which are left alone there; and __dadd_rn and __dmul_rn, a sum
- * and a product of doubles that no compiler fuses.
+ * KERNEL_BESIDE of reduce.h, KEEP_LARGEST of unpooling.c, WARP_GREATEST and KEEP_GREATEST of ctc.c and COUNT_UP of
+ * grid_sample_by_image.c, which are left alone there; and __dadd_rn and __dmul_rn, a sum and a product of doubles that no
+ * compiler fuses.
  */
 #ifdef __OPENCL_VERSION__
 #pragma OPENCL FP_CONTRACT ON

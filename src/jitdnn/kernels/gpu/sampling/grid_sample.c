@@ -26,12 +26,12 @@ FUNCTION Place place_of(NUMBER g, OFFSET extent) {
   const NUMBER size = (NUMBER)extent, last = size - 1;
   Place place;
 #if ALIGN_CORNERS
-  NUMBER u = (g + 1) * (NUMBER)0.5 * last, slope = last * (NUMBER)0.5;
+  NUMBER u = (g + 1) * 0.5f * last, slope = last * 0.5f;
 #else
-  NUMBER u = ((g + 1) * size - 1) * (NUMBER)0.5, slope = size * (NUMBER)0.5;
+  NUMBER u = ((g + 1) * size - 1) * 0.5f, slope = size * 0.5f;
 #endif
 #if PADDING == 2
-  const NUMBER first = ALIGN_CORNERS ? 0 : (NUMBER)-0.5, span = ALIGN_CORNERS ? last : size;
+  const NUMBER first = ALIGN_CORNERS ? 0 : -0.5f, span = ALIGN_CORNERS ? last : size;
   const NUMBER distance = fabs(u - first), ratio = distance / (span > 0 ? span : 1);
   if (u < first) slope = -slope;
   /* mirrored more often than that, a place is anywhere; a NaN becomes 0 below */
