@@ -173,6 +173,19 @@ def test_wrong_labels_of_arrays_on_the_device(device: Any) -> None:
         jd.ctc_loss(x, labels, steps, jd.to_device(counts[:1], name))
 
 
+def test_gradients_that_are_zero_whatever_comes_back(device: Any) -> None:
+    name = "{}:{}".format(*device.device_id)
+    x = jd.to_device(np.random.default_rng(0).standard_normal((6, 3, 4)).astype(np.float32), name)
+    dloss = jd.to_device(np.array([1, np.inf, np.nan], np.float32), name)
+    labels, counts = np.array([[1, 2], [1, 2], [3, 3]]), np.array([2, 2, 2])
+    how: dict[str, Any] = {"inputs": "logits", "reduction": "none", "zero_infinity": True}
+    dx = jd.ctc_loss_backward(dloss, x, labels, np.array([6, 3, 2]), counts, **how).numpy()
+    assert np.isfinite(dx[:, 0]).all()
+    assert dx[:, 0].any()
+    assert (dx[3:, 1] == 0).all()
+    assert (dx[:, 2] == 0).all()  # too short for a repetition
+
+
 def test_refusals(device: Any) -> None:
     algorithm = CtcRecursion()
     problem = ctc("t5 n2 a3 s2", "fwd")

@@ -133,7 +133,7 @@ def _cross_entropy(draw: Draw) -> Problem:
     )  # fmt: skip
 
 
-@operation("ctc_loss", 3, gpu=False, functions=("ctc_loss", "ctc_loss_backward"))
+@operation("ctc_loss", 3, functions=("ctc_loss", "ctc_loss_backward"))
 def _ctc_loss(draw: Draw) -> Problem:
     dtype, backward = draw.dtype(), draw.chance(0.4)
     t, n, symbols, s = draw.extent(17), draw.extent(5), draw.pick((2, 3, 5, 8, 17)), draw.whole(1, 5)

@@ -109,7 +109,7 @@ def _resize(draw: Draw) -> Problem:
     )
 
 
-@operation("affine_grid", 2, gpu=False, functions=("affine_grid", "affine_grid_backward"))
+@operation("affine_grid", 2, functions=("affine_grid", "affine_grid_backward"))
 def _affine_grid(draw: Draw) -> Problem:
     rank, batch, dtype = draw.whole(2, 3), draw.extent(5, empty=True), draw.dtype()
     space = tuple(draw.extent(13) for _ in range(rank))
@@ -153,7 +153,7 @@ def _affine_grid(draw: Draw) -> Problem:
     return Problem(name, args, {"align_corners": align}, [result], oracle, flavours=("normal", "whole"))
 
 
-@operation("grid_sample", 4, gpu=False, functions=("grid_sample", "grid_sample_backward"))
+@operation("grid_sample", 4, functions=("grid_sample", "grid_sample_backward"))
 def _grid_sample(draw: Draw) -> Problem:
     rank, batch, channels = draw.whole(2, 3), draw.extent(5), draw.extent(17)
     dtype, align, backward = draw.dtype(), draw.chance(0.5), draw.chance(0.45)

@@ -345,7 +345,7 @@ KERNEL(ROW_THREADS) void ctc_gradient(SIGNATURE) {
   if (!is_said || !is_finite) {
     const int is_zero = !is_said || (ZERO_INFINITY && loss == -(SCALE)LEAST);
     const NUMBER value = is_zero ? 0 : NO_NUMBER;
-    for (i64 k = THREAD_ID; k < symbols_; k += ROW_THREADS) store(dx, k * DX_STEP, value * factor, alpha, beta);
+    for (i64 k = THREAD_ID; k < symbols_; k += ROW_THREADS) store(dx, k * DX_STEP, value, alpha, beta);
     return;
   }
   GLOBAL NUMBER *alphas = ALPHAS + row * PER_ROW * 2;
