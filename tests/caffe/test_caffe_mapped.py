@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,24 @@ def test_batches_are_those_of_an_npz_file(
     for (data, labels), (wanted, wanted_labels) in zip(mapped, plain, strict=True):
         np.testing.assert_array_equal(data, wanted)
         np.testing.assert_array_equal(labels, wanted_labels)
+
+
+@pytest.mark.parametrize("transform", WAYS)
+def test_images_of_a_block_are_those_one_by_one(
+    tmp_path: Path, arrays: tuple[Array, Array], transform: str
+) -> None:
+    layer: Any = data_net(f"{tmp_path}#train", transform).layers[0]
+    source, transformer = layer.source, layer.transformer
+    for records in ([0], [2, 3, 4], [9, 10, 0, 1], [10, 0]):
+        draws = transformer.draw(np.random.default_rng(len(records)), len(records))
+        images, labels = source.block(records)
+        found, wanted = (np.full((len(records), *transformer.shape), np.nan, np.float32) for _ in range(2))
+        transformer.apply_drawn(images, found, draws)
+        for place, (record, draw) in enumerate(zip(records, draws, strict=True)):
+            image, label = source.decode(record)
+            transformer.apply_one(image, wanted[place], draw)
+            assert labels[place] == label
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_nothing_is_read_into_memory(tmp_path: Path, arrays: tuple[Array, Array]) -> None:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from math import prod
 from threading import Condition, Thread
 from time import perf_counter
 from typing import Any
@@ -32,6 +33,7 @@ from jitdnn.settings import available_cores
 
 #: threads that decode for one layer: more than this many starve each other of Python's lock
 MOST_WORKERS = 16
+_LEAST_BYTES = 1 << 18  # of a part: less is made sooner than it is handed over
 
 
 @dataclass
@@ -195,6 +197,7 @@ def _stop_all() -> None:
 def _feed(work: _Work, place: int, random: np.random.Generator, workers: int) -> None:
     """Read the records of batch after batch and deal them out."""
     batch: Batch | None = None
+    least = _LEAST_BYTES // max(1, prod(work.transformer.shape) * work.dtype.itemsize)
     try:
         with closing(_records(work, place)) as records:
             while True:
@@ -215,7 +218,7 @@ def _feed(work: _Work, place: int, random: np.random.Generator, workers: int) ->
                 draws = work.transformer.draw(random, work.batch_size)[rows]
                 batch.next_place, batch.random_state = place, dict(random.bit_generator.state)
                 work.turns.passed += 1
-                step = -(-max(1, len(found)) // max(1, 2 * workers))
+                step = max(-(-max(1, len(found)) // max(1, 2 * workers)), least)
                 starts = range(0, len(found), step)
                 parts = [_Part(batch, i, found[i : i + step], draws[i : i + step]) for i in starts]
                 batch.waiting = len(parts)
@@ -273,6 +276,13 @@ def _decode(work: _Work) -> None:
 def make_part(source: Source, transformer: Transform, part: _Part) -> None:
     """Decode and transform some records of a batch. Raises what is wrong with one, naming it."""
     batch = part.batch
+    is_plain = isinstance(transformer, Transformer) and not source.has_masks
+    if is_plain and (block := source.block(part.records)) is not None:
+        assert isinstance(transformer, Transformer)
+        rows = slice(part.first, part.first + len(part.records))
+        images, batch.labels[rows] = block
+        transformer.apply_drawn(images, batch.images[rows], part.draws)
+        return
     for index, (record, draw) in enumerate(zip(part.records, part.draws, strict=True), start=part.first):
         image, label = source.decode(record)
         try:

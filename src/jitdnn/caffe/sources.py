@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +68,11 @@ class Source(ABC):
     @abstractmethod
     def decode(self, record: Any) -> tuple[Array, Any]:
         """The image of a record, (C, H, W), and its label (`label_shape`). Several threads may call it at a time."""
+
+    def block(self, records: Sequence[Any]) -> tuple[Array, Any] | None:
+        """The images (n, C, H, W) of some records and their labels, where they lie in arrays; None where each has to be
+        decoded by itself. Several threads may call it at a time."""
+        return None
 
     @abstractmethod
     def name_of(self, record: Any) -> str:
@@ -132,7 +137,7 @@ class MappedSource(Source):
             parts = sorted(file.name.removesuffix("_data.npy") for file in path.glob("*_data.npy"))
             forms = [f'"FOLDER#{name}"' for name in parts]
             raise InvalidArgument(f"{path} has no {self.path.name}; name its source as {' or '.join(forms)}")
-        data = map_npy(self.path)
+        data = np.asarray(map_npy(self.path))  # parts of a memory map are made more slowly than those of an array
         self.data = data[:, np.newaxis] if data.ndim == 3 else data
         if self.data.ndim != 4:
             raise InvalidShape(
@@ -140,7 +145,7 @@ class MappedSource(Source):
             )
         file = path / f"{prefix}label.npy"
         self.has_labels = file.is_file()
-        self.labels: Array | None = map_npy(file) if self.has_labels else None
+        self.labels: Array | None = np.asarray(map_npy(file)) if self.has_labels else None
         for name, array in ((self.path, data), (file, self.labels)):
             if array is not None and array.dtype.kind not in "uif":
                 raise InvalidType(f"{name} is {array.dtype}; integers or floats are needed")
@@ -168,6 +173,11 @@ class MappedSource(Source):
 
     def decode(self, record: int) -> tuple[Array, Any]:
         return self.data[record], 0 if self.labels is None else self.labels[record]
+
+    def block(self, records: Sequence[int]) -> tuple[Array, Any] | None:
+        first, last = records[0], records[-1]
+        places: Any = slice(first, last + 1) if last - first == len(records) - 1 else list(records)
+        return self.data[places], 0 if self.labels is None else self.labels[places]
 
 
 def is_mapped(path: Path) -> bool:

@@ -84,8 +84,11 @@ class Transformer:
 
     def apply_drawn(self, images: Array | list[Array], out: Array, draws: list[Draw | None]) -> None:
         """As `apply`, by what `draw` gave for each image."""
-        if isinstance(images, np.ndarray) and not self.crop and not self.parameter.mirror:
+        if isinstance(images, np.ndarray) and not self.crop:
             self._scaled(images, self.mean, out)
+            mirrored = [place for place, draw in enumerate(draws) if self._is_mirrored(draw)]
+            if mirrored:
+                out[mirrored] = out[mirrored][..., ::-1]
             return
         for image, target, draw in zip(images, out, draws, strict=True):
             self.apply_one(image, target, draw)
