@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jitdnn.devices import cuda, opencl
+from jitdnn.ops import multi_tensor
 
 sys.path.insert(0, str(Path(__file__).parent))  # harness, emulation, memory_lock
 
@@ -92,3 +93,16 @@ def any_architecture(request: pytest.FixtureRequest) -> Any:
     """Every one of them on paper."""
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     return cuda.offline(request.param)
+
+
+@pytest.fixture
+def name(device: Any) -> str:
+    """A device for kernels in plain C, as it is given by name."""
+    target, index = device.device_id
+    return f"{target}:{index}"
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All devices follow addresses in memory, which of those of OpenCL only processors are known to do."""
+    monkeypatch.setattr(multi_tensor, "reads_addresses", lambda gpu: True)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import jitdnn as jd
+from caffe_cases import close, convolution, layer, product
 from jitdnn.caffe import load_deployed, load_net
 from jitdnn.errors import DeviceError, InvalidType
 from jitdnn.tensor import DeviceArray
-from test_caffe_nets import close, convolution, layer, product
 
 INPUT = 'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 3 dim: 12 dim: 11 } } }\n'
 NET = (

@@ -74,8 +74,28 @@ def scan_kernel(
     return found
 
 
+def multi_tensor_kernel(
+    expressions: Sequence[Expression],
+    dtypes: Sequence[str],
+    numbers: Sequence[int],
+    lengths: Sequence[int],
+    device: Device,
+    computing: str,
+) -> tuple[Kernel, Callable[[Sequence[Sequence[int]]], Any]]:
+    """The kernel of formulas over rows of arrays of these lengths, all in one launch, and what makes its table of the
+    rows' addresses.
+
+    `dtypes`: of the inputs, then of the outputs; `numbers`: the positions of the inputs that are one number a row.
+    """
+    found: tuple[Kernel, Any] = _generator(device, "multi_tensor")(
+        expressions, dtypes, numbers, lengths, device, computing
+    )
+    return found
+
+
 def has_generator(name: str, target: str) -> bool:
-    """Whether a target makes kernels of one's own formulas: `elementwise`, `reduction` or `scan`."""
+    """Whether a target makes kernels of one's own formulas: `elementwise`, `multi_tensor`, `reduction` or
+    `scan`."""
     return targets.get(target).generator(name) is not None
 
 

@@ -27,5 +27,6 @@ TARGET = Target(
     texts=module("jitdnn.devices.cuda_module"),
     code_forms=("cuda", "ptx"),
     has_graphs=True,
+    reads_addresses=True,
     architectures=r"sm_\d{2,3}a?",
 )

@@ -31,7 +31,8 @@ class Devices(Protocol):
 class Table(Protocol):
     """The algorithms of a target, best first, by problem class and direction: a module `jitdnn.kernels.<target>.table`.
 
-    A target that makes kernels of one's own formulas has their generators here too: ELEMENTWISE, REDUCTION, SCAN.
+    A target that makes kernels of one's own formulas has their generators here too: ELEMENTWISE, MULTI_TENSOR,
+    REDUCTION, SCAN.
     """
 
     @property
@@ -62,7 +63,8 @@ class Target:
     that takes; `needs` says how to install it. `is_gpu`: kernels are given as text (`devices.gpu.Source`) and work in
     memory of the device's own, which `memory` describes. `vendor` is the table of the vendor's own library.
     `code_forms`: the forms of generated code that `Plan.code` prints, the usual one first. `has_graphs`: calls can be
-    captured and replayed. `architectures`: a pattern of the names that stand for a device on paper.
+    captured and replayed. `reads_addresses`: kernels may reach memory by addresses that they read from memory.
+    `architectures`: a pattern of the names that stand for a device on paper.
     `generators`: the module of those of one's own formulas, where that of the table takes longer to import. `texts`:
     the module that compiles users' text in the device's language.
     """
@@ -76,6 +78,7 @@ class Target:
     vendor: Callable[[], Table] | None = None
     code_forms: tuple[str, ...] = ()
     has_graphs: bool = False
+    reads_addresses: bool = False
     architectures: str = ""
     generators: Callable[[], Any] | None = None
     texts: Callable[[], Any] | None = None
@@ -128,7 +131,7 @@ class Target:
         return found
 
     def generator(self, name: str) -> Callable[..., Any] | None:
-        """The generator of kernels of one's own formulas, `elementwise`, `reduction` or `scan`; None without one."""
+        """The generator of kernels of one's own formulas, `elementwise` for one; None if the target has none."""
         return getattr((self.generators or self.table)(), name.upper(), None)
 
     def _devices(self) -> Devices:

@@ -30,14 +30,14 @@ from jitdnn.kernels.cuda.warpgroup_matmul import (
     WarpgroupMatmulHalves,
     WarpgroupMatmulInPlace,
 )
-from jitdnn.kernels.gpu.table import ELEMENTWISE, PLAIN, REDUCTION, SCAN, separate_kernels
+from jitdnn.kernels.gpu.table import ELEMENTWISE, MULTI_TENSOR, PLAIN, REDUCTION, SCAN, separate_kernels
 from jitdnn.kernels.reference import REFERENCE
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 
-__all__ = ["ALGORITHMS", "ELEMENTWISE", "REDUCTION", "SCAN"]
+__all__ = ["ALGORITHMS", "ELEMENTWISE", "MULTI_TENSOR", "REDUCTION", "SCAN"]
 
 _CORRELATION: tuple[Algorithm, ...] = (
     DepthwiseSliding(),

@@ -20,6 +20,7 @@ from jitdnn.kernels.gpu.convolution.bias import RowBias
 from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.kernels.gpu.ctc.algorithm import CtcRecursion
 from jitdnn.kernels.gpu.elementwise.generator import ElementwiseLoops, build_elementwise
+from jitdnn.kernels.gpu.elementwise.multi_tensor import build_multi_tensor
 from jitdnn.kernels.gpu.matmul import TiledGemm
 from jitdnn.kernels.gpu.normalization.layer_norm_backward import FusedLayerNorm
 from jitdnn.kernels.gpu.normalization.lrn import PlainDivisiveNorm, PlainLRN
@@ -142,3 +143,4 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
 ELEMENTWISE = build_elementwise
 REDUCTION = partial(build_reduction, _ROWS)
 SCAN = build_scan
+MULTI_TENSOR = build_multi_tensor
