@@ -40,8 +40,9 @@ def batch_norm(
     `weight`, `bias` (None: 1 and 0), `running_mean`, `running_var` (both or none, updated in place): of shape
     (C,) or (C, space), float32 (float64 for float64) or of x's dtype. The running statistics become (1 -
     `factor`) * old + `factor` * new, the variance being that without bias, the sum of squares by m - 1; factor
-    = 1 / (1 + i) in call i makes them the average of all calls. `epsilon` >= 0 is added to the variance, which
-    divides by m. `z`, of x's shape, is added before the `activation`: "identity", "relu", "sigmoid" or "tanh".
+    = 1 / (1 + i) in call i makes them the average of all calls, and with 1 the old ones are not read.
+    `epsilon` >= 0 is added to the variance, which divides by m. `z`, of x's shape, is added before the
+    `activation`: "identity", "relu", "sigmoid" or "tanh".
 
     With `save` the result is (y, mean, rstd), as `batch_norm_backward` needs them: rstd = 1 / sqrt(variance +
     epsilon), both float32 (float64 for float64). `out` is then a tuple of three; out for y may be x or z itself.

@@ -8,8 +8,9 @@ of (C, space) over the batch. Training updates the running statistics, if there 
     running_mean = (1 - factor) * running_mean + factor * mean
     running_var  = (1 - factor) * running_var + factor * variance * m / (m - 1)
 
-with m elements to a mean; where m is 1, that quotient counts as 1. Inference takes the running statistics
-for mean and variance. With an activation, the gradients need y: dy is first multiplied by act'(y), which is dz.
+which are not read where factor is 1, with m elements to a mean; where m is 1, that quotient counts as 1.
+Inference takes the running statistics for mean and variance. With an activation, the gradients need y: dy is first
+multiplied by act'(y), which is dz.
 
 Ioffe and Szegedy, "Batch normalization: accelerating deep network training", 2015.
 """
@@ -181,7 +182,8 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
             unbiased = results["variance"] * (self.count / max(1, self.count - 1))
             for name, batch in (("running_mean", results["mean"]), ("running_var", unbiased)):
                 if name in given:
-                    results[name] = (1.0 - self.factor) * given[name] + self.factor * batch
+                    old = (1.0 - self.factor) * given[name] if self.factor != 1 else 0.0
+                    results[name] = old + self.factor * batch
         results["y"] = self._activated(results["y"] + given.get("z", 0.0))
         return results
 

@@ -82,11 +82,23 @@ OLD_STATISTICS: dict[str, Formula] = {
 STATISTICS = {"mean": "mean", "rstd": "rstd", "running_mean": "next_mean", "running_var": "next_var"}
 
 
+def old_statistics(problem: Normalization) -> dict[str, Formula]:
+    """The row values that `next_statistics` needs: none where the next ones are those of the batch."""
+    if not isinstance(problem, BatchNorm) or problem.running_mean is None or problem.factor == 1:
+        return {}
+    return OLD_STATISTICS
+
+
 def next_statistics(problem: Normalization) -> Running:
     """The next running statistics, from the row values mean, variance and `OLD_STATISTICS`."""
     if not isinstance(problem, BatchNorm) or problem.running_mean is None:
         return Running({}, {})
     unbiased = problem.count / max(1, problem.count - 1)
+    if problem.factor == 1:
+        return Running(
+            {"unbiased": unbiased},
+            {"next_mean": lambda v: v.mean, "next_var": lambda v: v.variance * v.unbiased},
+        )
     return Running(
         {"factor": problem.factor, "unbiased": unbiased},
         {
@@ -143,7 +155,7 @@ def joint_moments(
         {**parameters, "share": 1.0 / problem.count, "epsilon": problem.epsilon, **running.parameters},
     )
     rows.add_pass(
-        OLD_STATISTICS if running.scalars else {},
+        old_statistics(problem),
         {"total": lambda v: v.channel_mean},
         {"mean": lambda v: v.total * v.part},
     )

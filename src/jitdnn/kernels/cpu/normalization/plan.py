@@ -15,11 +15,11 @@ from jitdnn.kernels.cpu.normalization.group_norm import plan_channels
 from jitdnn.kernels.formulas.group_norm import suits_channels
 from jitdnn.kernels.formulas.named_programs import Formula
 from jitdnn.kernels.formulas.normalization import (
-    OLD_STATISTICS,
     STATISTICS,
     NormalizationPlan,
     inverse,
     next_statistics,
+    old_statistics,
     result_of,
 )
 from jitdnn.kernels.formulas.normalization_steps import (
@@ -81,7 +81,7 @@ def _whole(plan: NormalizationPlan) -> None:
     inputs, outputs = names_of(plan)
     rows = forward_rows(plan, inputs, outputs)
     running = next_statistics(problem).scalars
-    first = OLD_STATISTICS if running else {}
+    first = old_statistics(problem)
     if problem.is_centred:
         rows.add_pass(first, {"total": lambda v: v.x}, {"mean": lambda v: v.total * v.share})
         first = {}
@@ -121,7 +121,7 @@ def _statistics(plan: NormalizationPlan) -> None:
             "variance": lambda v: apply("maximum", v.squares * v.share - v.mean * v.mean, 0.0),
         }
     rows.add_pass(
-        OLD_STATISTICS if running else {},
+        old_statistics(problem),
         sums,
         {**scalars, "rstd": lambda v: inverse(v.variance, v.epsilon), **running},
     )

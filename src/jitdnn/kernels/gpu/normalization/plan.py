@@ -9,11 +9,11 @@ from __future__ import annotations
 from jitdnn.kernels.formulas.group_norm import add_channels, suits_channels
 from jitdnn.kernels.formulas.named_programs import Formula
 from jitdnn.kernels.formulas.normalization import (
-    OLD_STATISTICS,
     STATISTICS,
     NormalizationPlan,
     inverse,
     next_statistics,
+    old_statistics,
     result_of,
 )
 from jitdnn.kernels.formulas.normalization_steps import (
@@ -57,7 +57,7 @@ def _forward(plan: NormalizationPlan) -> None:
         "rstd": lambda v: inverse(v.variance, v.epsilon),
         **running,
     }
-    first = OLD_STATISTICS if running else {}
+    first = old_statistics(problem)
     if problem.is_centred:
         rows.add_pass(first, joint={("moments", "mean", "squares"): lambda v: v.x}, scalars=scalars)
     else:
