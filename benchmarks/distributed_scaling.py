@@ -6,7 +6,7 @@ exchange is hidden:
     python benchmarks/distributed_scaling.py --net lenet --device cpu --gpus 2 --batch 64
 
 With --data images come from memory-mapped arrays. --timeline FILE keeps when each kernel of two iterations ran on the
-first GPU in the weak run, by PyTorch's profiler; distributed_timeline.py draws it.
+first GPU in the weak run (with --kind strong in that), by PyTorch's profiler; distributed_timeline.py draws it.
 
 Weak: each process has --batch images. Strong: all together have them. "exchange alone" is the time of all buckets one
 behind the other with nothing else going on, "hidden" the part of it that an iteration does not show: 1 - (iteration
@@ -32,7 +32,7 @@ import numpy as np
 
 import caffe_nets
 import jitdnn as jd
-from jitdnn.caffe import load_solver
+from jitdnn.caffe import data_parallel, load_solver
 from jitdnn.distributed import start
 
 NETS = {"caffenet": caffe_nets.caffenet, "googlenet": caffe_nets.googlenet, "resnet50": caffe_nets.resnet50}
@@ -81,6 +81,8 @@ def _work(options: argparse.Namespace) -> None:
     rank = int(os.environ["RANK"])
     device = None if options.device == "cpu" else f"cuda:{rank}"
     group = start(device=device, timeout=120)
+    if options.bucket_mib:
+        data_parallel.BUCKET_BYTES_OF_GPUS = options.bucket_mib << 20
     more: dict[str, Any] = {} if device is None else {"device": device}
     made = load_solver(
         SOLVER + text_of(options, options.batch),
@@ -88,6 +90,7 @@ def _work(options: argparse.Namespace) -> None:
         group=group,
         wire=options.wire,
         batch_norm=options.batch_norm,
+        shards_state=options.shard_state,
         **more,
     )
     buckets = made._parallel.buckets
@@ -196,6 +199,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--wire", default="f32")
     parser.add_argument("--batch-norm", default="synchronized")
+    parser.add_argument("--bucket-mib", type=int, help="size of a bucket on GPUs, instead of the library's")
+    parser.add_argument("--shard-state", action="store_true", help="divide the solver's history (ZeRO-1)")
+    parser.add_argument("--kind", choices=("weak", "strong", "both"), default="both")
     parser.add_argument(
         "--data", action="store_true", help="images from memory-mapped arrays, cropped and mirrored"
     )
@@ -218,14 +224,17 @@ def main() -> None:
             np.save(folder / "data.npy", random.integers(0, 256, (2048, 3, 256, 256), np.uint8))
             np.save(folder / "label.npy", random.integers(0, 1000, 2048))
         one = spawn(options, 1, options.batch, folder, "--timeline", "")
-        for kind, batch in (("weak", options.batch * options.gpus), ("strong", options.batch)):
-            more = () if kind == "weak" else ("--timeline", "")
+        kinds = ("weak", "strong") if options.kind == "both" else (options.kind,)
+        for kind in kinds:
+            batch = options.batch * (options.gpus if kind == "weak" else 1)
+            more = () if kind == kinds[0] else ("--timeline", "")
             row = spawn(options, options.gpus, batch, folder, *more)
             shown = row["seconds"] - row["seconds_without_exchange"]
             speedup = one["seconds"] / row["seconds"] * (options.gpus if kind == "weak" else 1)
             line = {
                 "net": options.net, "math": options.math, "kind": kind,
-                "processes": options.gpus, "batch": batch, **row,
+                "processes": options.gpus, "batch": batch, "wire": options.wire,
+                "bucket_mib": options.bucket_mib, "shard_state": options.shard_state, **row,
                 "one": one["seconds"], "images_a_second": batch / row["seconds"], "speedup": speedup,
                 "hidden": 1 - max(0.0, shown) / row["exchange_alone"] if row["exchange_alone"] else 1.0,
             }  # fmt: skip

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import jitdnn as jd
+from caffe_cases import LENET, RESIDUAL, SMALL, SOLVER, layer
 from fake_driver import calls, fail, fresh  # noqa: F401
 from jitdnn.caffe import load_net, load_solver
 from jitdnn.handle import Handle
 from jitdnn.rtcg.use import noting
 from lone_group import LoneGroup
-from test_caffe_nets import LENET, RESIDUAL, SMALL, SOLVER, layer
 
 
 def solver(text: str = LENET, **options: Any) -> Any:
@@ -39,6 +39,37 @@ def test_iterations_become_one_launch(text: str) -> None:
     captures, launches, downs, waits, kernels = (b - a for a, b in zip(before, after, strict=True))
     assert (captures, launches, downs, waits) == (0, 5, 0, 0)
     assert kernels <= 5  # the loss is summed up beside the graph
+
+
+def test_all_weights_are_updated_by_few_launches() -> None:
+    """And cleared by none, and all statistics of BatchNorm take one."""
+    made = solver(RESIDUAL)
+    launched: list[Any] = []
+    launch = Handle.launch
+
+    def noted(self: Handle, stream: Any, kernel: Any, pointers: Any, *more: Any) -> None:
+        launched.append(tuple(pointers))
+        launch(self, stream, kernel, pointers, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Handle, "launch", noted)
+        made.step(4)
+    assert made._graph.is_captured
+    for step in (made.method._step, made.net.fusion.statistics._step):
+        (table,) = step._tables.young.values()
+        # in each of two iterations, and in the one that is captured
+        assert launched.count((table.pointer,)) == 3
+    assert not len(made.net.gradients._zero._tables)
+    groups = made._steps._early._ready
+    assert [len(group) for group in groups.values()] == [len(made.net.parameters)]
+
+
+def test_large_weights_are_updated_as_they_are_whole() -> None:
+    made = solver(RESIDUAL.replace("num_output: 5", "num_output: 300000"))
+    (first, *_), (*_, last) = made._steps._early._ready.values()
+    assert [parameter.name.partition("/")[0] for parameter in (first, last)] == ["ip", "conv1"]
+    made.step(3)
+    assert made._graph.is_captured
 
 
 def test_without_graphs_and_for_layers_on_the_host() -> None:

@@ -35,7 +35,8 @@ class Blob:
 
     __slots__ = (
         "_base", "_diff", "_diff_refusal", "_refusal", "_shape", "_source", "_synced", "_views", "data", "device",
-        "dtype", "is_channels_last", "is_streamed", "name", "shapes_only",
+        "dtype", "is_channels_last", "is_gradient_new", "is_streamed", "name",
+        "shapes_only",
     )  # fmt: skip
 
     data: Array
@@ -57,6 +58,8 @@ class Blob:
         self._diff_refusal: Refusal | None = None
         # set by the net: whether the host fills data for every pass
         self.is_streamed = False
+        # set by new_gradients.py: whether the gradient holds anything, and who adds to it first writes it
+        self.is_gradient_new = False
         # whether an array of four axes lies as (N, H, W, C) in a GPU's memory (layouts.py)
         self.is_channels_last = False
         # of a view on a GPU: the arrays viewed last, and the views

@@ -11,10 +11,10 @@ from jitdnn.caffe.net_run import run_backward, run_forward
 from jitdnn.ops.ahead import compile_ahead
 
 if TYPE_CHECKING:
-    from jitdnn.caffe.net import Net
+    from jitdnn.caffe.net_passes import NetPasses
 
 
-def compile_passes(net: Net, *, backward: bool, more: Callable[[], object] | None = None) -> None:
+def compile_passes(net: NetPasses, *, backward: bool, more: Callable[[], object] | None = None) -> None:
     """Compile what a pass forward, one `backward` and `more` need; nothing runs, and no blob changes.
 
     Layers of data and those that compute on the host have no code here.
@@ -24,6 +24,7 @@ def compile_passes(net: Net, *, backward: bool, more: Callable[[], object] | Non
     calls: list[Callable[[], object]] = [
         partial(run_forward, node, True) for node in net.nodes if _is_for_gpu(node)
     ]
+    calls.append(net.fusion.statistics.update)
     if backward:
         nodes = (node for node in reversed(net.nodes) if node.needs_backward and _is_for_gpu(node))
         calls += [partial(run_backward, node, True) for node in nodes]

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from jitdnn.caffe.backward_fusion import BackwardFusion
 from jitdnn.caffe.graph import Node, Parameter
 from jitdnn.caffe.layers.activation import ReLULayer
 from jitdnn.caffe.layers.batch_norm import BatchNormLayer
@@ -26,6 +27,7 @@ from jitdnn.caffe.layers.deconvolution import DeconvolutionLayer
 from jitdnn.caffe.layers.eltwise import EltwiseLayer
 from jitdnn.caffe.layers.inner_product import InnerProductLayer
 from jitdnn.caffe.layers.scale import ScaleLayer
+from jitdnn.caffe.running_statistics import RunningStatistics
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Fusion:
         """Find the groups. `has_algorithm`: convolutions must run by one that was named, which may not fuse."""
         self._nodes = nodes
         self.is_on = False
+        self.statistics = RunningStatistics(nodes)
         self.groups: list[Group] = []
         may_run_again = _may_run_again(nodes)
         taken: set[int] = set()
@@ -70,17 +73,22 @@ class Fusion:
                 self.groups.append(group)
                 taken.update(id(member) for member in group.absorbed)
 
+        heads = {id(node): group.head for group in self.groups for node in group.without_backward}
+        self.backward = BackwardFusion(nodes, heads)
+
     def switch(self, is_on: bool) -> None:
         """Fuse, or have every layer compute what is its own."""
         if is_on == self.is_on:
             return
         self.is_on = is_on
+        self.statistics.switch(is_on)
         for group in self.groups:
             group.set(is_on)
             for node in group.absorbed:
                 node.is_absorbed = is_on
             for node in group.without_backward:
                 node.has_no_backward = is_on
+        self.backward.switch(is_on)
 
     @property
     def leaves_nothing_for_backward(self) -> bool:

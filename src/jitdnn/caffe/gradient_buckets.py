@@ -101,18 +101,26 @@ class Buckets:
         while self._is_open and self._next < len(self.buckets) and self.buckets[self._next].ready >= index:
             self._send()
 
-    def wait(self) -> None:
-        """Send what is left, and wait for all of it."""
+    def wait(self, but: int = 0) -> None:
+        """Send what is left, and wait for all of it, `but` the last so many buckets."""
         while self._next < len(self.buckets):
             self._send()
         self._is_open = False
-        works, self._works = self._works, []
+        end = max(0, len(self._works) - but)
+        works, self._works = self._works[:end], self._works[end:]
         for work in works:
             work.wait()
+
+    @property
+    def before_last(self) -> tuple[list[Parameter], list[Parameter]]:
+        """The parameters of all buckets but the last one, and of that."""
+        groups = [bucket.parameters for bucket in self.buckets]
+        return [parameter for group in groups[:-1] for parameter in group], groups[-1] if groups else []
 
     def _send(self) -> None:
         bucket = self.buckets[self._next]
         self._next += 1
+        self._net.gradients.complete(bucket.parameters)
         array = self.memory[bucket.start : bucket.stop]
         start = self._group.start_scatter if self._is_scattered else self._group.start_sum
         if self._are_few and len(self._works) == _MOST_COPIES:

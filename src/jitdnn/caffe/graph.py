@@ -4,6 +4,7 @@ backward pass visits, with the gradients that they compute there."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +25,23 @@ class Node:
     # set by fusion.py: whether another layer's forward pass computes its result, and another's backward its gradients
     is_absorbed: bool = False
     has_no_backward: bool = False
+    # set by backward_fusion.py: of tops, by number, what their gradients are read from in place of their own, and the
+    # bottoms whose gradients are not filled, since they are read so
+    gradient_sources: dict[int, Blob] = field(default_factory=dict)
+    unfilled: frozenset[int] = frozenset()
+
+    @property
+    def backward_top(self) -> list[Blob]:
+        """The tops as a backward pass reads them."""
+        sources = self.gradient_sources
+        return [sources.get(index, blob) for index, blob in enumerate(self.top)] if sources else self.top
+
+    @property
+    def fills(self) -> list[bool]:
+        """For each bottom, whether the backward pass fills its gradient."""
+        if not self.unfilled:
+            return self.propagate
+        return [is_wanted and index not in self.unfilled for index, is_wanted in enumerate(self.propagate)]
 
 
 @dataclass
@@ -53,6 +71,8 @@ class LayerGraph(Protocol):
 
     @property
     def layers(self) -> list[Layer]: ...
+
+    def redirected(self) -> AbstractContextManager[None]: ...
 
     @property
     def weights(self) -> dict[str, list[Blob]]: ...

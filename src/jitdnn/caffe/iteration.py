@@ -43,13 +43,16 @@ class Iteration:
         with self._net.lent_memory() as is_lent:
             early = self._early if is_lent else None
             self._is_updated = self._graph is not None or early is not None
-            with nullcontext() if early is None else early.within(rate, iteration):
-                if self._graph is None:
-                    return self._gradients(clears=early is None)
-                self._requests.open(0.0)
-                loss = self._graph.iterate(rate, iteration, is_early=early is not None)
-                self._requests.close()
-                return loss
+            try:
+                with nullcontext() if early is None else early.within(rate, iteration):
+                    if self._graph is None:
+                        return self._gradients(clears=early is None)
+                    self._requests.open(0.0)
+                    loss = self._graph.iterate(rate, iteration, early)
+                    self._requests.close()
+                    return loss
+            finally:
+                self._net.gradients.forget()
 
     def finish(self, rate: float, iteration: int) -> None:
         """Update the weights, if `run` has not."""
@@ -60,7 +63,7 @@ class Iteration:
         """Gradients of the weights, summed over the batches, and the mean of their losses."""
         net, parallel, requests = self._net, self._parallel, self._requests
         if clears:
-            net.clear_gradients()
+            net.begin_gradients()
         losses: list[Any] = []
         for number in range(self._passes):
             net.compute()
@@ -69,6 +72,9 @@ class Iteration:
                 requests.open(0.0 if net.device is not None else sum(losses) / self._passes)
                 parallel.buckets.open()
             net.backward()
+        if clears:
+            with net.running():
+                net.gradients.complete(net.parameters)
         if parallel is not None:
             with net.running():
                 parallel.buckets.wait()

@@ -14,6 +14,8 @@ from typing import Any
 from jitdnn import log, targets
 from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.data_parallel import DataParallel
+from jitdnn.caffe.early_update import EarlyUpdate
+from jitdnn.caffe.graph import Parameter
 from jitdnn.caffe.loss_value import LossValue
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.net_run import is_on_host, run_forward
@@ -35,7 +37,7 @@ class IterationGraph:
         self._pieces: list[Action] = []  # replays of graphs, and what the host does between them
         self._captured: Any = None  # what the graph was captured with
         self._done = 0
-        self._is_early = False
+        self._early: EarlyUpdate | None = None
         self.refusal = _refusal(net)
         if self.refusal is not None and net.device is not None:
             log.fallback_once(
@@ -48,11 +50,11 @@ class IterationGraph:
         """Whether iterations are launched as a graph by now."""
         return bool(self._pieces)
 
-    def iterate(self, rate: float, iteration: int, *, is_early: bool = False) -> LossValue:
-        """Run one iteration and return its loss, for which nobody waits. With `is_early` weights are updated within the
-        backward pass (early_update.py).
+    def iterate(self, rate: float, iteration: int, early: EarlyUpdate | None = None) -> LossValue:
+        """Run one iteration and return its loss, for which nobody waits. With `early` weights are updated within the
+        backward pass.
         """
-        self._is_early = is_early
+        self._early = early
         net = self._net
         assert net.device is not None
         self._method.prepare(rate, iteration)
@@ -61,8 +63,8 @@ class IterationGraph:
                 net.prepare_code(backward=True, more=self._method.apply)
         if self._done < WARM or self.refusal is not None or net.observer is not None:
             self._done += 1
-            if not is_early:
-                net.clear_gradients()
+            if early is None:
+                net.begin_gradients()
             net.compute()
             with net.running():
                 self._backward()
@@ -107,9 +109,14 @@ class IterationGraph:
                 piece()
 
     def _capture(self) -> None:
-        device = self._net.device
+        net, device = self._net, self._net.device
         assert device is not None
-        for layer in self._net.layers:
+        net.settle()
+        if self._early is None:
+            self._method.settle(self._groups())
+        else:
+            self._early.settle()
+        for layer in net.layers:
             layer.is_captured = True
         pieces: list[Action] = []
 
@@ -132,22 +139,42 @@ class IterationGraph:
     def _calls(self) -> None:
         """The calls of an iteration behind what is the host's."""
         net = self._net
-        if not self._is_early:
-            net.clear_gradients()
+        if self._early is None:
+            net.begin_gradients()
         for node in net.nodes:
             if node.bottom:
                 run_forward(node, True)
+        net.fusion.statistics.update()
         self._backward()
 
     def _backward(self) -> None:
         """The backward pass and the update."""
-        if self._parallel is not None:
-            self._parallel.buckets.open()
-        self._net.backward()
-        if self._parallel is not None:
-            self._parallel.buckets.wait()
-        if not self._is_early:
-            self._method.apply()
+        net, method = self._net, self._method
+        buckets = None if self._parallel is None else self._parallel.buckets
+        if buckets is not None:
+            buckets.open()
+        net.backward()
+        if self._early is not None:
+            return
+        net.gradients.complete(net.parameters)
+        groups = self._groups()
+        if groups is None:
+            if buckets is not None:
+                buckets.wait()
+            method.apply()
+            return
+        assert buckets is not None
+        for left, parameters in zip((1, 0), groups, strict=True):
+            buckets.wait(but=left)
+            method.apply_to(parameters)
+
+    def _groups(self) -> tuple[list[Parameter], list[Parameter]] | None:
+        """Of several processes the parameters that are updated while the last gradients are still on their way, and
+        those of these; None where all are updated at once.
+        """
+        if self._parallel is None or self._method.needs_all_gradients:
+            return None
+        return self._parallel.buckets.before_last
 
     def _blobs(self) -> Iterator[Blob]:
         """All that the calls read or write."""

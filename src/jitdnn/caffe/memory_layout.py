@@ -147,10 +147,12 @@ def _gradients(layout: Layout, net: LayerGraph, step_of: list[int]) -> None:
 def _touched(node: Node) -> list[Blob]:
     """The blobs whose gradients the layer's backward pass reads or fills."""
     layer = node.layer
-    filled = [blob for blob, is_wanted in zip(node.bottom, node.propagate, strict=True) if is_wanted]
+    filled = [blob for blob, is_wanted in zip(node.bottom, node.fills, strict=True) if is_wanted]
     if layer.type == "Split":
-        tops = [blob for blob, has in zip(node.top, layer.top_has_gradient, strict=True) if has]
+        tops = [blob for blob, has in zip(node.backward_top, layer.top_has_gradient, strict=True) if has]
         return [*filled, *tops] if filled else []
+    top = node.backward_top
     if layer.weights:
-        return [*filled, *node.top]
-    return [*filled, *(node.top[:1] if layer.is_loss else node.top)] if filled else []
+        return [*filled, *top]
+    is_computed = filled or any(node.propagate)
+    return [*filled, *(top[:1] if layer.is_loss else top)] if is_computed else []

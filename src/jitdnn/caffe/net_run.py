@@ -40,7 +40,7 @@ def run_backward(node: Node, is_on_gpu: bool) -> None:
     if node.has_no_backward:
         return
     if not is_on_gpu or layer.is_for_gpu:
-        layer.backward(node.top, node.propagate, node.bottom)
+        layer.backward(node.backward_top, node.fills, node.bottom)
     else:
         for blob in (*node.bottom, *node.top, *layer.weights):
             blob.enter()

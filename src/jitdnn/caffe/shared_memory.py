@@ -83,20 +83,21 @@ class SharedMemory:
         self,
         net: LayerGraph,
         block: Block,
-        spans: Sequence[tuple[int, int]] | None = None,
+        spans: Sequence[tuple[int, int] | None] | None = None,
         *,
         is_forced: bool = False,
         is_trained: bool = True,
     ) -> None:
         """Nothing is taken yet. `spans`: of the gradient of each parameter the layer of the backward pass that is the
-        first to add to it, and the one behind which nobody needs it (fusion.gradient_spans); without them these
-        gradients have memory of their own. `is_forced`: the net computes gradients that no training needs
+        first to add to it, and the one behind which nobody needs it (fusion.gradient_spans); those without one have
+        memory of their own. `is_forced`: the net computes gradients that no training needs
         (force_backward). Without `is_trained` it runs forward alone.
         """
         self._net, self._block, self._spans, self._is_trained = net, block, spans, is_trained
         block.join(self)
         self._places: list[tuple[_Tenant, int]] | None = None  # None: to be planned
         self._lent: list[tuple[_Tenant, Any]] = []  # with the memory of each; empty: to be looked for
+        self._unfilled: list[Blob] = []  # whose gradients no pass fills (backward_fusion.py)
         self._is_lent = self._is_withheld = self._is_wanted = False
         self.bytes = 0
         self.refusal = _refusal(net, is_forced)
@@ -164,6 +165,8 @@ class SharedMemory:
         self._lent = []
 
     def _lift(self) -> None:
+        for blob in self._unfilled:
+            blob.lift_diff()
         for tenant, _ in self._places or ():
             for blob in (tenant.blob, *tenant.views):
                 (blob.lift_diff if tenant.is_gradient else blob.lift)()
@@ -171,6 +174,8 @@ class SharedMemory:
 
     def _withhold(self) -> None:
         self._is_lent = False
+        for blob in self._unfilled:
+            blob.withhold_diff(self._refuse)
         for tenant, _ in self._lent:
             # on a GPU views look at what they view each time
             for blob in (tenant.blob, *tenant.views) if tenant.blob.device is None else (tenant.blob,):
@@ -185,6 +190,11 @@ class SharedMemory:
         tenants = [*_tenants(self._net, layout), *self._weights(layout)]
         starts, self.bytes = place([tenant.need for tenant in tenants])
         self._places = list(zip(tenants, starts, strict=True))
+        lying = {
+            id(blob) for tenant in tenants if tenant.is_gradient for blob in (tenant.blob, *tenant.views)
+        }
+        left = [node.bottom[index] for node in self._net.nodes for index in sorted(node.unfilled)]
+        self._unfilled = [blob for blob in left if id(blob) not in lying]
 
     def _weights(self, layout: Layout) -> Iterator[_Tenant]:
         """The gradients of weights."""
@@ -192,8 +202,11 @@ class SharedMemory:
             return
         step_of = [step for step, members in enumerate(layout.steps) for _ in members]
         last = 2 * len(layout.steps) - 1
-        for parameter, (first, ready) in zip(self._net.parameters, self._spans, strict=True):
+        for parameter, span in zip(self._net.parameters, self._spans, strict=True):
             blob = parameter.blob
+            if span is None:
+                continue
+            first, ready = span
             if blob.gradient_owner is blob and blob.size:
                 views = [
                     other
@@ -212,8 +225,9 @@ def passes_bytes(trained: LayerGraph, *tested: LayerGraph) -> int:
     block = own = 0
     for net in (trained, *tested):
         is_trained = net is trained
-        layout = lay_out(net, is_trained=is_trained)
-        tenants = _tenants(net, layout)
+        with net.redirected():
+            layout = lay_out(net, is_trained=is_trained)
+            tenants = _tenants(net, layout)
         _, needed = place([tenant.need for tenant in tenants])
         block = max(block, needed)
         lying = {(id(tenant.blob), tenant.is_gradient) for tenant in tenants}
@@ -262,11 +276,11 @@ def _tenants(net: LayerGraph, layout: Layout) -> list[_Tenant]:
 def _is_filled_first(owner: Blob, nodes: list[Node]) -> bool:
     """Whether the first layer of a backward pass that has a blob's gradient fills it: otherwise its zeros are read."""
     for node in reversed(nodes):
-        if not node.needs_backward:
+        if not node.needs_backward or node.has_no_backward:
             continue
-        if any(blob.gradient_owner is owner for blob in node.top):
+        if any(blob.gradient_owner is owner for blob in node.backward_top):
             return False
-        for blob, is_filled in zip(node.bottom, node.propagate, strict=True):
+        for blob, is_filled in zip(node.bottom, node.fills, strict=True):
             if is_filled and blob.gradient_owner is owner:
                 return True
     return False

@@ -7,14 +7,14 @@ For the gradients g of all weights w, summed over iter_size batches:
     decay      g ← g + λ w  (L2)   or   g ← g + λ sign(w)  (L1),   λ = weight_decay · decay_mult
     update     the rule of the solver's type (update_rules.py), and w ← w − d
 
-Clipping reads all gradients once. All else is one kernel a weight, which reads w, g and the histories once, and writes
-w and the histories.
+Clipping reads all gradients once. All else is one kernel, which reads w, g and the histories once, and writes w and the
+histories: one for each weight on the processor, on a GPU one for all weights that are updated together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,6 +29,7 @@ from jitdnn.caffe.shards import Piece, Shards
 from jitdnn.caffe.update_rules import rule_of
 from jitdnn.errors import InvalidArgument
 from jitdnn.ops.elementwise import elementwise
+from jitdnn.ops.multi_tensor import MultiTensor, Row
 from jitdnn.ops.reduction import reduction
 from jitdnn.ops.tensor_ops import add
 
@@ -73,7 +74,9 @@ class Updates:
             for key, blob in self._new_histories(name, index)
         }
         self._shared = SharedNumbers(parameters[0].blob.device if parameters else None)
-        self._step = elementwise(self.rule.text(solver.regularization_type == "L2", keeps_updates))
+        text = self.rule.text(solver.regularization_type == "L2", keeps_updates)
+        self._step = MultiTensor(text, ("share", "decay", "lr", *self.rule.constants))
+        self._clip_share: Any = None
         self._squares = reduction("x: x * x", dtype="f64")
         dtype = parameters[0].blob.dtype if parameters else None
         self._clipped = elementwise(
@@ -142,7 +145,7 @@ class Updates:
     def apply(self) -> None:
         """Update by the numbers that `prepare` took."""
         share = self._clip()
-        self._update(self._steps(self.parameters), share)
+        self._step(self._rows(self.parameters, share))
         if self._shards is not None:
             self._shards.gather_weights()
 
@@ -150,15 +153,28 @@ class Updates:
         """Update these alone, by the numbers that `prepare` took; without clipping, whose norm is that of all
         gradients, and without shards.
         """
-        self._update(self._steps(parameters), 1 / self.solver.iter_size)
+        self._step(self._rows(parameters, 1 / self.solver.iter_size))
 
-    def _update(self, steps: Iterable[tuple[Parameter, Any, Any, list[Any]]], share: Any) -> None:
+    def settle(self, groups: Sequence[Sequence[Parameter]] | None = None) -> None:
+        """Make what `apply`, or `apply_to` with each of these groups, needs before its calls are captured."""
+        if groups is None:
+            clips = self.solver.clip_gradients >= 0 and self.parameters
+            self._step.settle(
+                self._rows(self.parameters, self._share() if clips else 1 / self.solver.iter_size)
+            )
+            return
+        for parameters in groups:
+            self._step.settle(self._rows(parameters, 1 / self.solver.iter_size))
+
+    def _rows(self, parameters: Sequence[Parameter], share: Any) -> list[Row]:
         solver = self.solver
-        for parameter, w, g, histories in steps:
+        rows: list[Row] = []
+        for parameter, w, g, histories in self._steps(parameters):
             decay = solver.weight_decay * parameter.decay_mult
             rate = self._shared[self._places[parameter.lr_mult]]
             out = (w, *histories, g) if self.keeps_updates else (w, *histories)
-            self._step(w, g, *histories, share, decay, rate, *self._constants, out=out)
+            rows.append(((w, g, *histories, share, decay, rate, *self._constants), out))
+        return rows
 
     @property
     def needs_all_gradients(self) -> bool:
@@ -197,7 +213,15 @@ class Updates:
             self._shards.sum(total)
         if isinstance(total, np.ndarray):
             self.norm = math.sqrt(total.item())
-        return self._clipped(total, limit, share)
+        kept = self._share()
+        return self._clipped(total, limit, share, out=None if kept is None else kept.reshape(total.shape))
+
+    def _share(self) -> Any:
+        """On a GPU the number by which clipping multiplies gradients, which stays where it is."""
+        device = self.parameters[0].blob.device
+        if self._clip_share is None and device is not None:
+            self._clip_share = device.empty((1,), self.parameters[0].blob.dtype)
+        return self._clip_share
 
 
 def _piece_key(piece: Piece, history: str, index: int) -> str:

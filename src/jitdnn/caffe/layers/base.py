@@ -114,6 +114,8 @@ class Layer(ABC):
     parts_of_top: str = "rows"
     # whether it computes where the blobs are
     is_for_gpu: ClassVar[bool] = False
+    # whether backward adds to the gradients of weights by `beta`, so that they need not be cleared before
+    writes_gradients: ClassVar[bool] = False
 
     def __init__(self, parameter: LayerParameter, context: Context) -> None:
         self.parameter = parameter
@@ -187,6 +189,12 @@ class Layer(ABC):
             fill(filler, blob.data, self.context.fillers)
         self.weights.append(blob)
         self.weight_needs_gradient.append(True)
+
+    def beta(self, weight: Blob) -> float:
+        """By what the gradient of a weight is multiplied as this layer adds to it: 0 where nobody has added before."""
+        owner = weight.gradient_owner
+        is_first, owner.is_gradient_new = owner.is_gradient_new, False
+        return 0.0 if is_first else 1.0
 
     def save(self, name: str, shape: Shape) -> Blob:
         """Return the memory of this shape in which forward leaves something for backward."""

@@ -13,7 +13,7 @@ from jitdnn.caffe.layouts import by_channel
 from jitdnn.caffe.schema_layers import FillerParameter
 from jitdnn.ops.batch_norm import batch_norm, batch_norm_backward, batch_norm_inference
 from jitdnn.ops.elementwise import elementwise
-from jitdnn.ops.tensor_ops import add, fill
+from jitdnn.ops.tensor_ops import add
 
 
 class BatchNormLayer(Layer):
@@ -52,6 +52,8 @@ class BatchNormLayer(Layer):
         # set by fusion.py: the layer that scales the result, whether it is rectified, and whether x is there already
         self.scale: ScaleLayer | None = None
         self.is_rectified = self.has_x = False
+        # set by running_statistics.py, which then changes the weights behind the pass
+        self.leaves_statistics = False
         self.factors = elementwise(
             "m, v, weight, epsilon, gamma, beta, bias: s = where(weight == 0, 0, 1 / weight); "
             "f = gamma / sqrt(v * s + epsilon); f, beta + (bias - m * s) * f"
@@ -93,28 +95,35 @@ class BatchNormLayer(Layer):
         if self.statistics is not None:
             whole = self.statistics
             whole.compute(x)
-            mean, variance = whole.mean.values, whole.unbiased.values
             self.inverse(whole.variance.values, self.epsilon, out=self.rstd.values)
             batch_norm_inference(
                 x,
                 gamma,
                 beta,
-                mean,
+                whole.mean.values,
                 whole.variance.values,
                 epsilon=self.epsilon,
                 activation=activation,
                 out=y,
             )
         else:
-            batch = fill(self.batch.values, 0.0)
-            mean, variance = batch[0], batch[1]
+            mean, variance = self.batch_statistics()
             batch_norm(
                 x, gamma, beta, mean, variance, factor=1.0, epsilon=self.epsilon, activation=activation, save=True,
                 out=(y, self.mean.values, self.rstd.values),
             )  # fmt: skip
-        add(mean, out=means, beta=self.fraction)
-        add(variance, out=variances, beta=self.fraction)
-        self.counted(weight, self.fraction, out=weight)
+        if not self.leaves_statistics:
+            mean, variance = self.batch_statistics()
+            add(mean, out=means, beta=self.fraction)
+            add(variance, out=variances, beta=self.fraction)
+            self.counted(weight, self.fraction, out=weight)
+
+    def batch_statistics(self) -> tuple[Any, Any]:
+        """The mean and the variance, without bias, of the last batch in training, as far as the backward pass."""
+        if self.statistics is not None:
+            return self.statistics.mean.values, self.statistics.unbiased.values
+        batch = self.batch.values
+        return batch[0], batch[1]
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if not propagate[0] and self.scale is None:
@@ -126,13 +135,14 @@ class BatchNormLayer(Layer):
         x = by_channel(self.x.values, self.view)
         gamma, beta = self._scale()
         batch = self.batch.values
-        sums = (None if gamma is None else batch[0], None if beta is None else batch[1])
+        written = None if self.scale is None else self.scale.new_gradients()
+        sums = written or (None if gamma is None else batch[0], None if beta is None else batch[1])
         if self.statistics is not None:
             y = by_channel(top[0].values, self.view) if self.is_rectified else None
             self.statistics.backward(
                 dy, x, y, self.rstd.values, gamma, dx if propagate[0] else None, sums[1], sums[0]
             )
-            if self.scale is not None:
+            if self.scale is not None and written is None:
                 self.scale.add_gradients(*sums)
             return
         batch_norm_backward(
@@ -140,7 +150,7 @@ class BatchNormLayer(Layer):
             y=by_channel(top[0].values, self.view) if self.is_rectified else None,
             activation="relu" if self.is_rectified else "identity", wants_bias=beta is not None, out=(dx, *sums),
         )  # fmt: skip
-        if self.scale is not None:
+        if self.scale is not None and written is None:
             self.scale.add_gradients(*sums)
 
     def layout_rule(self) -> str:

@@ -31,6 +31,7 @@ class ConvolutionLayer(WindowedLayer):
     bottoms = (1, None)
     tops = (1, None)
     is_for_gpu = True
+    writes_gradients = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.convolution_param
@@ -98,15 +99,16 @@ class ConvolutionLayer(WindowedLayer):
         for x, y, is_wanted in zip(bottom, top, propagate, strict=True):
             dy = self._images(y.gradient)
             if len(self.weights) == 2 and self.weight_needs_gradient[1]:
-                conv_backward_bias(dy, out=self.weights[1].gradient, beta=1.0)
+                bias = self.weights[1]
+                conv_backward_bias(dy, out=bias.gradient, beta=self.beta(bias))
             if self.weight_needs_gradient[0]:
                 self._add_weight_gradient(self._images(x.values), dy)
             if is_wanted:
                 self._data_gradient(dy, self._images(x.gradient))
 
     def _add_weight_gradient(self, x: Array, dy: Array) -> None:
-        w = self.weights[0]
-        conv_backward_filter(x, dy, w.shape, out=w.gradient, beta=1.0, **self._arguments("bwd_filter"))
+        w, arguments = self.weights[0], self._arguments("bwd_filter")
+        conv_backward_filter(x, dy, w.shape, out=w.gradient, beta=self.beta(w), **arguments)
 
     def _data_gradient(self, dy: Array, dx: Array) -> None:
         conv_backward_data(dy, self.weights[0].values, dx.shape, out=dx, **self._arguments("bwd_data"))

@@ -66,8 +66,8 @@ class DeconvolutionLayer(ConvolutionLayer):
                 add(self.weights[1].values.reshape(-1, *(1,) * self.rank), out=images, beta=1.0)
 
     def _add_weight_gradient(self, x: Array, dy: Array) -> None:
-        w = self.weights[0]
-        conv_backward_filter(dy, x, w.shape, out=w.gradient, beta=1.0, **self._arguments("bwd_filter"))
+        w, arguments = self.weights[0], self._arguments("bwd_filter")
+        conv_backward_filter(dy, x, w.shape, out=w.gradient, beta=self.beta(w), **arguments)
 
     def _data_gradient(self, dy: Array, dx: Array) -> None:
         conv(dy, self.weights[0].values, out=dx, **self._arguments("fwd"))

@@ -20,6 +20,7 @@ class EmbedLayer(Layer):
 
     type = "Embed"
     is_for_gpu = True
+    writes_gradients = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.embed_param
@@ -51,9 +52,12 @@ class EmbedLayer(Layer):
             raise self.invalid("the numbers of rows have no gradient: nothing before them can be trained")
         dy = top[0].gradient.reshape(-1, self.outputs)
         if self.weight_needs_gradient[0]:
-            embedding_backward(dy, self.indices, self.rows, out=self.weights[0].gradient, beta=1.0)
+            embedding_backward(
+                dy, self.indices, self.rows, out=self.weights[0].gradient, beta=self.beta(self.weights[0])
+            )
         if len(self.weights) == 2 and self.weight_needs_gradient[1]:
-            conv_backward_bias(dy.reshape(-1, self.outputs, 1), out=self.weights[1].gradient, beta=1.0)
+            bias = self.weights[1]
+            conv_backward_bias(dy.reshape(-1, self.outputs, 1), out=bias.gradient, beta=self.beta(bias))
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)

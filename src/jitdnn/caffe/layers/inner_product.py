@@ -23,6 +23,7 @@ class InnerProductLayer(Layer):
 
     type = "InnerProduct"
     is_for_gpu = True
+    writes_gradients = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter = self.parameter.inner_product_param
@@ -66,13 +67,12 @@ class InnerProductLayer(Layer):
         dy = top[0].gradient.reshape(self.rows, self.outputs)
         w = self.weights[0]
         if self.weight_needs_gradient[0]:
-            if self.is_transposed:
-                matmul(x.T, dy, out=w.gradient, beta=1.0)
-            else:
-                matmul(dy.T, x, out=w.gradient, beta=1.0)
+            left, right = (x, dy) if self.is_transposed else (dy, x)
+            matmul(left.T, right, out=w.gradient, beta=self.beta(w))
         if len(self.weights) == 2 and self.weight_needs_gradient[1]:
             # a sum over rows: the bias gradient of an image of one pixel
-            conv_backward_bias(dy.reshape(self.rows, self.outputs, 1), out=self.weights[1].gradient, beta=1.0)
+            bias, images = self.weights[1], dy.reshape(self.rows, self.outputs, 1)
+            conv_backward_bias(images, out=bias.gradient, beta=self.beta(bias))
         if propagate[0]:
             dx = bottom[0].gradient.reshape(self.rows, self.columns)
             matmul(dy, w.values.T if self.is_transposed else w.values, out=dx)

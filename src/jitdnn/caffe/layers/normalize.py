@@ -21,6 +21,7 @@ class NormalizeLayer(Layer):
 
     type = "Normalize"
     is_for_gpu = True
+    writes_gradients = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, shape = self.parameter.norm_param, bottom[0].shape
@@ -63,7 +64,7 @@ class NormalizeLayer(Layer):
             add(
                 self.slope(dy, x, norm, axes=(0, 2) if w.shape else None),
                 out=w.gradient.reshape(-1),
-                beta=1.0,
+                beta=self.beta(w),
             )
         if propagate[0]:
             dot = self.products(dy, wide, x, axes=self.axes, keepdims=True)

@@ -21,6 +21,7 @@ class PReLULayer(Layer):
     type = "PReLU"
     may_be_in_place = True
     is_for_gpu = True
+    writes_gradients = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, shape = self.parameter.prelu_param, bottom[0].shape
@@ -51,7 +52,7 @@ class PReLULayer(Layer):
         out = (bottom[0].gradient, None) if propagate[0] else None
         _, dweight = prelu_backward(top[0].gradient, self.x.values, weight.values.reshape(-1), out=out)
         if self.weight_needs_gradient[0]:
-            add(dweight.reshape(-1), out=weight.gradient.reshape(-1), beta=1.0)
+            add(dweight.reshape(-1), out=weight.gradient.reshape(-1), beta=self.beta(weight))
 
     def backward_reads(self) -> Reads:
         return Reads(bottom="x" not in self.saved, top=False)

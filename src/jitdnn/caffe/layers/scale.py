@@ -25,6 +25,7 @@ class _PerAxis(Layer):
     message = ""
     default = 0.0
     is_for_gpu = True
+    writes_gradients = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, shape = getattr(self.parameter, self.message), bottom[0].shape
@@ -115,20 +116,34 @@ class ScaleLayer(_PerAxis):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         dy, w = self.viewed(top[0].gradient), self.operand(bottom)
         if self.bias is not None and self.weight_needs_gradient[-1]:
-            conv_backward_bias(dy, out=self.bias.gradient.reshape(-1), beta=1.0)
+            conv_backward_bias(dy, out=self.bias.gradient.reshape(-1), beta=self.beta(self.bias))
         if len(bottom) == 2 and propagate[1]:
             self.dot(dy, self.viewed(self.x.values), axes=(0, 2), out=w.gradient.reshape(-1))
         elif len(bottom) == 1 and self.weight_needs_gradient[0]:
-            add(self.dot(dy, self.viewed(self.x.values), axes=(0, 2)), out=w.gradient.reshape(-1), beta=1.0)
+            dot = self.dot(dy, self.viewed(self.x.values), axes=(0, 2))
+            add(dot, out=w.gradient.reshape(-1), beta=self.beta(w))
         if propagate[0]:
             multiply(dy, w.values.reshape(1, -1, 1), out=self.viewed(bottom[0].gradient))
+
+    def new_gradients(self) -> tuple[Any, Any] | None:
+        """Where the layer that this one is fused into may write what it would hand to `add_gradients`: the gradients,
+        if all are to be computed and nobody has added to them yet.
+        """
+        owners = [weight.gradient_owner for weight in self.weights]
+        if not all(self.weight_needs_gradient) or len({id(owner) for owner in owners}) < len(owners):
+            return None
+        if not all(owner.is_gradient_new for owner in owners):
+            return None
+        for weight in self.weights:
+            self.beta(weight)
+        return self.weights[0].gradient, None if self.bias is None else self.bias.gradient
 
     def add_gradients(self, dgamma: Any, dbeta: Any) -> None:
         """Add gradients that the layer computed that this one is fused into."""
         if self.weight_needs_gradient[0]:
-            add(dgamma, out=self.weights[0].gradient, beta=1.0)
+            add(dgamma, out=self.weights[0].gradient, beta=self.beta(self.weights[0]))
         if self.bias is not None and self.weight_needs_gradient[-1]:
-            add(dbeta, out=self.bias.gradient, beta=1.0)
+            add(dbeta, out=self.bias.gradient, beta=self.beta(self.bias))
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=len(self.parameter.bottom) == 2 or "x" not in self.saved, top=False)
@@ -149,9 +164,9 @@ class BiasLayer(_PerAxis):
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         dy, is_weight = self.viewed(top[0].gradient), len(bottom) == 1
         if self.weight_needs_gradient[0] if is_weight else propagate[1]:
-            conv_backward_bias(
-                dy, out=self.operand(bottom).gradient.reshape(-1), beta=1.0 if is_weight else 0.0
-            )
+            operand = self.operand(bottom)
+            beta = self.beta(operand) if is_weight else 0.0
+            conv_backward_bias(dy, out=operand.gradient.reshape(-1), beta=beta)
         if propagate[0] and top[0] is not bottom[0]:
             copy(top[0].gradient, bottom[0].gradient)
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from jitdnn.caffe.blob import Blob, Shape, canonical_axis, count
 from jitdnn.caffe.layers.base import Layer, Reads, copy
-from jitdnn.ops.tensor_ops import add, fill
+from jitdnn.ops.elementwise import ElementwiseKernel, elementwise
+from jitdnn.ops.tensor_ops import fill
 
 
 class _ViewLayer(Layer):
@@ -138,7 +139,9 @@ class SplitLayer(Layer):
     is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        pass
+        # set by backward_fusion.py: the result and the slope below 0 of a ReLU whose gradient this layer computes
+        self.rectified: tuple[Blob, float] | None = None
+        self._sums: dict[tuple[int, float | None], ElementwiseKernel] = {}
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         for blob in top:
@@ -155,12 +158,28 @@ class SplitLayer(Layer):
         if not sources:  # force_backward, and no reader has a gradient
             fill(dx, 0.0)
             return
-        if len(sources) == 1:
+        if self.rectified is not None:
+            y, slope = self.rectified
+            self._sum(len(sources), slope)(y.values, *sources, out=dx)
+        elif len(sources) == 1:
             copy(sources[0], dx)
-            return
-        add(sources[0], sources[1], out=dx)
-        for source in sources[2:]:
-            add(source, out=dx, beta=1.0)
+        else:
+            self._sum(len(sources), None)(*sources, out=dx)
+
+    def fuse_relu(self, y: Blob | None, slope: float) -> None:
+        """Compute the gradient of the ReLU in place that made the bottom, `y`, too; None: do not."""
+        self.rectified = None if y is None else (y, slope)
+
+    def _sum(self, count: int, slope: float | None) -> ElementwiseKernel:
+        """The sum of so many gradients, times the derivative of a ReLU, unless `slope` is None."""
+        key = count, slope
+        if key not in self._sums:
+            names = [f"g{number}" for number in range(count)]
+            text = f"{', '.join(names)}: {' + '.join(names)}"
+            if slope is not None:
+                text = f"y, {', '.join(names)}: ({' + '.join(names)}) * where(y > 0, 1, {slope!r})"
+            self._sums[key] = elementwise(text)
+        return self._sums[key]
 
     def layout_rule(self) -> str:
         return "same"

@@ -22,6 +22,7 @@ class ParameterLayer(Layer):
     bottoms = (0, 0)
     parts_of_top = "same"
     is_for_gpu = True
+    writes_gradients = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = tuple(self.parameter.parameter_param.shape.dim)
@@ -37,7 +38,11 @@ class ParameterLayer(Layer):
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if self.weight_needs_gradient[0]:
-            add(top[0].gradient.reshape(-1), out=self.weights[0].gradient.reshape(-1), beta=1.0)
+            add(
+                top[0].gradient.reshape(-1),
+                out=self.weights[0].gradient.reshape(-1),
+                beta=self.beta(self.weights[0]),
+            )
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=False, top=False)
