@@ -85,7 +85,23 @@ SHARED = (
     + layer("silence", "Silence", "aside").replace('top: "silence"', "")
     + LOSS.replace("LAST", "y")
 )  # fmt: skip
-NETS = {"forks": FORKS, "weights": WEIGHTS, "shared": SHARED}
+#: ReLUs, a Split and a convolution joined
+JOINED = (
+    SOURCES
+    + conv("c", "data", "kernel_size: 3 pad: 1")
+    + layer("r", "ReLU", "c", "c")
+    + conv("a", "c")
+    + layer("ra", "ReLU", "a", "a", "relu_param { negative_slope: 0.1 }")
+    + conv("b", "c")
+    + layer("all", "Concat", "a c b")
+    + conv("d", "all")
+    + layer("rd", "ReLU", "d", "d")
+    + conv("e", "d")
+    + layer("e2", "Concat", "d e")
+    + layer("rows", "Concat", "e2", rest="concat_param { axis: 2 }")
+    + LOSS.replace("LAST", "rows")
+)
+NETS = {"forks": FORKS, "joined": JOINED, "weights": WEIGHTS, "shared": SHARED}
 
 
 def trained(text: str, more: str = "", **options: Any) -> Solver:
@@ -118,6 +134,13 @@ def test_what_is_learned_stays_the_same_bits(name: str, more: str, monkeypatch: 
     cleared = trained(NETS[name], more, keep_blobs=True)
     assert_same(found, kept)
     assert_same(found, cleared)
+
+
+def test_joined_gradients_are_read_where_they_lie() -> None:
+    made = load_solver(f"net_param {{ {JOINED} }} {SOLVER}")
+    ran = runs(made.net)
+    made.step(1)
+    assert {"all 001", "e2 01", "rows 1"} <= set(ran)
 
 
 def test_every_type_with_weights_is_tried() -> None:

@@ -203,7 +203,7 @@ class Updates:
         limit, share = self.solver.clip_gradients, 1 / self.solver.iter_size
         if limit < 0 or not self.parameters:
             return share
-        total = None
+        total: Any = None
         for _, _, gradient, _ in self._steps(self.parameters):
             square = self._squares(gradient)
             total = square if total is None else add(square, out=total, beta=1.0)
@@ -213,8 +213,8 @@ class Updates:
             self._shards.sum(total)
         if isinstance(total, np.ndarray):
             self.norm = math.sqrt(total.item())
-        kept = self._share()
-        return self._clipped(total, limit, share, out=None if kept is None else kept.reshape(total.shape))
+            return self._clipped(total, limit, share)
+        return self._clipped(total, limit, share, out=self._share().reshape(total.shape))
 
     def _share(self) -> Any:
         """On a GPU the number by which clipping multiplies gradients, which stays where it is."""
