@@ -224,6 +224,17 @@ def test_one_element_has_variance_zero(device: Any) -> None:
     np.testing.assert_allclose(running_var, 0, atol=1e-12)
 
 
+def test_with_factor_1_old_statistics_are_not_read(device: Any) -> None:
+    problem = normalization("batch_norm_fwd spatial shape4x3x5x5 factor1.0")
+    arrays = inputs_of(problem)
+    wanted = results(problem, arrays, device)
+    found = results(problem, [*arrays[:-2], *(np.full_like(array, np.nan) for array in arrays[-2:])], device)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+    axes = (0, 2, 3)
+    np.testing.assert_allclose(found[-2], np.asarray(arrays[0], np.float64).mean(axes), rtol=1e-5, atol=1e-6)
+
+
 def test_a_row_is_read_once(device: Any) -> None:
     kernel = only_kernel(normalization("layer_norm_fwd shape64x1024 axis1"), device)
     assert kernel.layout.in_registers

@@ -341,3 +341,15 @@ def test_backward_needs_the_statistics() -> None:
         replace(problem, rstd=None)
     with pytest.raises(InvalidArgument, match="no gradients"):
         replace(normalization("batch_norm_fwd spatial shape2x3"), dx=problem.dx)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6, 7), (64, 3, 90, 91)], ids=["cached", "in passes"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_with_factor_1_old_statistics_are_not_read(shape: tuple[int, ...], layout: str) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32) + 2
+    channels = 1 if layout == "NCHW" else 3
+    others = tuple(axis for axis in range(4) if axis != channels)
+    mean, variance = (np.full(shape[channels], np.nan, np.float32) for _ in range(2))
+    jd.batch_norm(x, None, None, mean, variance, factor=1, layout=layout)
+    np.testing.assert_allclose(mean, x.mean(others, np.float64), rtol=1e-5)
+    np.testing.assert_allclose(variance, x.astype(np.float64).var(others, ddof=1), rtol=1e-5)
