@@ -108,8 +108,8 @@ class Entry:
     """A call that was made before: who it is for, and what runs it."""
 
     __slots__ = (
-        "_arguments", "_layer", "_options", "_stock", "_wanted", "backwards", "cast", "check", "device", "has_bias",
-        "kind", "run", "state", "uncast",
+        "_arguments", "_casts", "_layer", "_options", "_stock", "_wanted", "backwards", "cast", "check", "device",
+        "has_bias", "kind", "run", "state", "uncast",
     )  # fmt: skip
 
     def __init__(
@@ -121,6 +121,9 @@ class Entry:
         self.check = guards.guard(*(one for one in tensors if one is not None))
         #: what autocast makes of the operands, and where
         self.cast, self.device = cast, x.device.type
+        self._casts = tuple(
+            cast is not None and as_autocast(one, self.device, cast) is not one for one in tensors
+        )
         self._layer, self._arguments, self._options, self._stock = layer, arguments, options, stock
         self.backwards: tuple[_Backward, ...] = ()
         self.run: Callable[[Tensor, Any, Any], Tensor] = stock
@@ -136,12 +139,15 @@ class Entry:
         """The result, without a history, of operands that are cast."""
         return self.uncast(*self.lowered(x, w, bias))
 
-    def lowered(self, *operands: Any) -> tuple[Any, ...]:
-        """Operands as autocast gives them."""
+    def lowered(self, x: Tensor, w: Tensor, bias: Any) -> tuple[Tensor, Tensor, Any]:
+        """Operands as autocast gives them: which of them it casts is the same in all calls of the kind."""
         cast = self.cast
         if cast is None:
-            return operands
-        return tuple(as_autocast(one, self.device, cast) for one in operands)
+            return x, w, bias
+        casts_x, casts_w, casts_bias = self._casts
+        return (
+            x.to(cast) if casts_x else x, w.to(cast) if casts_w else w, bias.to(cast) if casts_bias else bias,
+        )  # fmt: skip
 
     def gradients(self, dy: Tensor, x: Tensor, w: Tensor, needs: tuple[bool, ...]) -> Sequence[Tensor | None]:
         """The gradients of x, w and the bias that are needed, by the way that decides who runs."""
