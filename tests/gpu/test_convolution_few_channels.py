@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -12,8 +13,12 @@ import cases
 from cases import make_case
 from convolution_cases import convolution, fused
 from examples import examples
-from harness import run_algorithm
-from jitdnn.kernels.cuda.convolution.few_channels.algorithm import FewChannels
+from harness import run, run_algorithm
+from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
+    FewChannels,
+    FewChannelsF32,
+    FewChannelsTf32,
+)
 from jitdnn.kernels.cuda.convolution.few_channels.code import launches, source
 from jitdnn.kernels.cuda.convolution.few_channels.cost import (
     fprop_plan,
@@ -26,6 +31,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
 from jitdnn.problems import Convolution
 from strategies import convolutions
+from warpgroup_cases import DATA, normal
 
 PLANS = {"fwd": fprop_plan, "bwd_data": dgrad_plan, "bwd_filter": wgrad_plan}
 GENERATORS: Any = {"fwd": fprop_plans, "bwd_data": dgrad_plans, "bwd_filter": wgrad_plans}
@@ -80,6 +86,70 @@ def test_directions(words: str, direction: str, alignment: str, cuda_device: Any
         return
     assert reason is None
     run_algorithm(FewChannels(), make_case(problem, None, 0, None), cuda_device)
+
+
+def f32_of(words: str) -> str:
+    """The same convolution of f32."""
+    return words.replace("bf16", "f32").replace("f16", "f32")
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("words", PROBLEMS)
+def test_directions_of_f32(words: str, direction: str, alignment: str, cuda_device: Any) -> None:
+    problem = convolution(f32_of(words), direction)
+    for algorithm in (FewChannelsF32(), FewChannelsTf32()):
+        if direction == "bwd_data" and max(problem.dilation) > 1:
+            assert "dilation" in str(algorithm.refuse(problem, cuda_device))
+            continue
+        assert algorithm.refuse(problem, cuda_device) is None
+        run_algorithm(algorithm, make_case(problem, None, 0, None), cuda_device)
+
+
+F32 = ["n2 c3 h11 w9 k12 r3 s3 stride2 pad1 f32 nhwc", "n1 c2 h9 w12 k8 r3 s5 pad1x2 f32 flip"]
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("kind", DATA)
+def test_f32_is_as_exact_as_declared(kind: str, direction: str, cuda_device: Any) -> None:
+    """The error bound holds whatever the range of the numbers is; results below 2^-126 are right to 2^-138."""
+    problem, rng = convolution(F32[0], direction), np.random.default_rng(7)
+    other = (
+        normal if kind in ("tiny", "subnormal", "huge") else DATA[kind]
+    )  # products are to be numbers of f32
+    inputs = [
+        make(rng, operand.descriptor.shape).astype(np.float32)
+        for make, operand in zip((DATA[kind], other), problem.inputs, strict=True)
+    ]
+    algorithm, case = FewChannelsF32(), make_case(problem, None, 0, inputs)
+    if kind not in ("both tiny", "subnormal"):
+        run_algorithm(algorithm, case, cuda_device, ((1.0, 0.0),))
+        return
+    kernel, room = algorithm.build(problem, cuda_device), algorithm.workspace(problem, cuda_device)
+    (actual,) = run(cuda_device, kernel, case, room)
+    expected = problem.reference(*(one.astype(np.float64) for one in inputs))
+    assert 2.0**-138 < np.abs(expected).max() < 2.0**-120
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=2.0**-138)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("words", F32)
+def test_f32_that_is_not_finite(words: str, value: float, direction: str, cuda_device: Any) -> None:
+    """Infinities and NaN give what they give in f32 where they are read, also beside numbers that tf32 rounds."""
+    problem, rng = convolution(words, direction), np.random.default_rng(7)
+    inputs = [rng.standard_normal(o.descriptor.shape).astype(np.float32) for o in problem.inputs]
+    inputs[0].reshape(-1)[5] = value
+    inputs[1].reshape(-1)[:3] = 0.5  # whose rest is zero, and zero times infinity is no number
+    algorithm = FewChannelsF32()
+    kernel, room = algorithm.build(problem, cuda_device), algorithm.workspace(problem, cuda_device)
+    (actual,) = run(cuda_device, kernel, make_case(problem, None, 0, inputs), room)
+    with np.errstate(invalid="ignore"):
+        expected = problem.reference(*(one.astype(np.float64) for one in inputs))
+    is_read = ~np.isfinite(expected)
+    assert is_read.any()
+    np.testing.assert_array_equal(actual[is_read], expected[is_read])
+    if algorithm.spreads(problem, cuda_device) is None:
+        np.testing.assert_allclose(actual[~is_read], expected[~is_read], rtol=1e-5, atol=1e-5)
 
 
 @st.composite

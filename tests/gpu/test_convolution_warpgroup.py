@@ -28,12 +28,13 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.cost import longest_load
+from jitdnn.kernels.cuda.warpgroup.plan import TILES, Products, Tile
 from jitdnn.planner.plan import Request
 from jitdnn.planner.survey import _refuse_request
 from jitdnn.problems.convolution import Convolution
 from strategies import convolutions
-from warpgroup_cases import SMALL, aligned, normal, on_hopper, split_into  # noqa: F401
+from warpgroup_cases import DATA, SMALL, aligned, normal, on_hopper, split_into  # noqa: F401
 
 
 def algorithms_of(problem: Convolution, tiles: tuple[Tile, ...] = TILES) -> tuple[WarpgroupGemm, ...]:
@@ -125,6 +126,25 @@ def test_every_tile(words: str, tile: Tile, cuda_device: Any) -> None:
             run_algorithm(algorithm, case, cuda_device, scales=((-0.75, 0.5),))
 
 
+@given(
+    rows=st.lists(st.integers(0, 3000), min_size=2, max_size=8), n=st.integers(1, 400),
+    multiprocessors=st.integers(1, 20), tile=st.sampled_from(TILES),
+)  # fmt: skip
+def test_the_busiest_thread_block(rows: list[int], n: int, multiprocessors: int, tile: Tile) -> None:
+    """Tiles of stride phases take turns among the thread blocks, one phase behind the other."""
+    products = Products(tuple(rows), tuple(range(len(rows))), n, 1)
+    cycles = [1000.0 + 10 * number for number in range(len(rows))]
+    loads = [0.0] * multiprocessors
+    every = [
+        one
+        for count, one in zip(rows, cycles, strict=True)
+        for _ in range(-(-count // tile.m) * -(-n // tile.n))
+    ]
+    for number, one in enumerate(every):
+        loads[number % multiprocessors] += one
+    assert longest_load(products, tile, multiprocessors, cycles) == pytest.approx(max(loads))
+
+
 def test_tiles_end_with_their_group(cuda_device: Any) -> None:
     # 64 results of a group in tiles of 128 rows: those behind are rows of the next group
     problem = convolution("conv_bwd_filter n1 c128 h5 w5 k128 r1 s1 g2 bf16 nhwc")
@@ -139,6 +159,8 @@ def test_tiles_end_with_their_group(cuda_device: Any) -> None:
         "conv_bwd_data n1 c72 h9 w11 k96 r3 s3 pad1 bf16 nhwc",
         "conv_bwd_filter n3 c24 h17 w15 k72 r3 s1 pad1x0 bf16 nhwc",
         "conv_bwd_filter n3 c32 h17 w15 k144 r3 s1 pad1x0 g2 f16 nhwc",
+        "conv_fwd n1 c96 h11 w12 k71 r3 s3 bf16 nhwc",
+        "conv_bwd_filter n3 c20 h17 w15 k12 r3 s1 pad1x0 bf16 nhwc",
     ],
 )
 def test_split_tiles(words: str, splits: int, cuda_device: Any) -> None:
@@ -168,24 +190,6 @@ HALVED = [
     "conv_bwd_filter n2 c16 h9 w7 k24 r3 s3 pad1 f32 nhwc",
     "conv_bwd_filter n2 c16 h9 w7 k32 r3 s3 pad1 g2 f32",
 ]
-
-
-# what f32 holds, and halves must
-DATA: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
-    "normal": normal,
-    "uniform": lambda rng, shape: rng.random(shape),
-    "relu": lambda rng, shape: np.maximum(0, normal(rng, shape)),
-    "tiny": lambda rng, shape: 1e-38 * normal(rng, shape),
-    "huge": lambda rng, shape: 1e18 * normal(rng, shape),
-    "both tiny": lambda rng, shape: 1e-20 * normal(rng, shape),
-    "subnormal": lambda rng, shape: 1e-40 * normal(rng, shape),
-    "by channel": lambda rng, shape: (
-        normal(rng, shape) * np.exp2(rng.integers(-8, 8, shape[1])).reshape(1, -1, *(1,) * (len(shape) - 2))
-    ),
-    "few large": lambda rng, shape: normal(rng, shape) * np.where(rng.random(shape) < 0.02, 1e4, 1),
-    "cancelling": lambda rng, shape: 1 + 2.0**-12 * normal(rng, shape),
-    "zeros": lambda rng, shape: np.zeros(shape),
-}
 
 
 @pytest.mark.parametrize("kind", DATA)

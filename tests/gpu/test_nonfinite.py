@@ -50,6 +50,10 @@ SPREADING = {
     ("grouped", "bwd_filter"): "n2 c32 h9 w7 k32 r3 s3 pad1 g8 bf16 nhwc",
     ("stem", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 bf16 nhwc",
     ("stem", "bwd_filter"): "n2 c3 h17 w17 k8 r3 s3 bf16 nhwc",
+    ("stem_3xtf32", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 f32 nhwc",
+    ("stem_3xtf32", "bwd_filter"): "n2 c3 h17 w17 k8 r3 s3 f32 nhwc",
+    ("stem_tf32", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 f32 nhwc",
+    ("stem_tf32", "bwd_filter"): "n2 c3 h17 w17 k8 r3 s3 f32 nhwc",
 }
 
 

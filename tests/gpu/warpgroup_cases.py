@@ -5,7 +5,7 @@ A test takes the fixtures, which act on each of its functions, by importing them
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,3 +49,21 @@ def split_into(splits: int, tile: Tile = SMALL) -> Iterator[None]:
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
     return rng.standard_normal(shape)
+
+
+# what f32 holds, and what parts of its numbers must hold, too
+DATA: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
+    "normal": normal,
+    "uniform": lambda rng, shape: rng.random(shape),
+    "relu": lambda rng, shape: np.maximum(0, normal(rng, shape)),
+    "tiny": lambda rng, shape: 1e-38 * normal(rng, shape),
+    "huge": lambda rng, shape: 1e18 * normal(rng, shape),
+    "both tiny": lambda rng, shape: 1e-20 * normal(rng, shape),
+    "subnormal": lambda rng, shape: 1e-40 * normal(rng, shape),
+    "by channel": lambda rng, shape: (
+        normal(rng, shape) * np.exp2(rng.integers(-8, 8, shape[1])).reshape(1, -1, *(1,) * (len(shape) - 2))
+    ),
+    "few large": lambda rng, shape: normal(rng, shape) * np.where(rng.random(shape) < 0.02, 1e4, 1),
+    "cancelling": lambda rng, shape: 1 + 2.0**-12 * normal(rng, shape),
+    "zeros": lambda rng, shape: np.zeros(shape),
+}

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
-from jitdnn.kernels.cuda.convolution.few_channels.algorithm import FewChannels
+from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
+    FewChannels,
+    FewChannelsF32,
+    FewChannelsTf32,
+)
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemm,
@@ -49,6 +53,8 @@ _CORRELATION: tuple[Algorithm, ...] = (
     ImplicitGemm(),
     ImplicitGemmInPlace(),
     FewChannels(),
+    FewChannelsF32(),
+    FewChannelsTf32(),
     Grouped(),
 )
 _WGRAD: tuple[Algorithm, ...] = (
@@ -61,6 +67,8 @@ _WGRAD: tuple[Algorithm, ...] = (
     ImplicitGemmWgrad(),
     ImplicitGemmWgradInPlace(),
     FewChannels(),
+    FewChannelsF32(),
+    FewChannelsTf32(),
     Grouped(),
 )
 

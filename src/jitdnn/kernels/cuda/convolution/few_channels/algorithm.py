@@ -13,6 +13,7 @@ bytes; for the data there are products of 105, 23, 20 and 24 GFLOP, so that byte
 from __future__ import annotations
 
 from functools import partial
+from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue, KernelAlgorithm, PlannedKernel
@@ -22,21 +23,28 @@ from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
 from jitdnn.kernels.cuda.convolution.half_precision.code import by_alignment
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES, Shape, farthest
+from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import Problem
 
 MAX_CHANNELS = 8
 _PLANS = {"fwd": fprop_plan, "bwd_data": dgrad_plan, "bwd_filter": wgrad_plan}
 
 
 class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
-    """All directions; see the module's text."""
+    """First layers of networks, of up to 8 channels of half precision, by `mma` on rows as they lie."""
 
     name = "stem"
     problem = Convolution
+    dtypes: ClassVar[tuple[str, ...]] = HALVES
+    products: ClassVar[int] = 1
+    """Of the tensor cores, for one of the problem."""
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        if problem.is_integer or problem.dtype not in HALVES:
-            return f"it multiplies bf16 and f16, not {problem.x.dtype}: direct takes every type"
+        if problem.is_integer or problem.dtype not in self.dtypes:
+            return (
+                f"it multiplies {' and '.join(self.dtypes)}, not {problem.x.dtype}: direct takes every type"
+            )
         if problem.groups != 1:
             return f"it takes one group of channels, there are {problem.groups}: grouped or depthwise takes several"
         if problem.c > MAX_CHANNELS:
@@ -60,7 +68,7 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
 
     def sizes(self, problem: Convolution, device: GpuDevice) -> Plan | None:
         """The cheapest plan on this device; None if nothing fits."""
-        return _PLANS[problem.direction](problem, device)
+        return _PLANS[problem.direction](problem, device, self.products)
 
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         plan = self.sizes(problem, device)
@@ -74,3 +82,30 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
         if problem.direction == "bwd_data" and max(problem.stride) > 1:
             return "neighbouring results, whose phases of the stride have fewer taps and are filled up with zeros"
         return None
+
+
+class FewChannelsF32(FewChannels):
+    """The same of f32, as two numbers of tf32, three products of which are added: nearly as exact as f32 products.
+
+    Numbers of any size are multiplied so, and what is not finite stays what it is. Results below 2^-126 are right to
+    2^-138, since each step of a sum is rounded to 2^-149.
+    """
+
+    name = "stem_3xtf32"
+    dtypes = ("f32",)
+    products = 3
+    has_exact_products = False
+
+
+class FewChannelsTf32(FewChannels):
+    """The same of f32 that is rounded to tf32."""
+
+    name = "stem_tf32"
+    dtypes = ("f32",)
+    has_exact_products = False
+
+    def arithmetic(self, problem: Problem) -> str:
+        return "tf32"
+
+    def error_of(self, problem: Convolution) -> float:
+        return tensor_core_bound(problem)

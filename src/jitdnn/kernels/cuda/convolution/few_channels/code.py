@@ -12,9 +12,9 @@ from jitdnn.problems.convolution import Convolution
 _SHARED = "cuda/convolution/half_precision"
 _FOLDER = "cuda/convolution/few_channels"
 _FILES = {
-    "fwd": ("common.cuh", "fprop.cu"),
-    "bwd_data": ("dgrad.cu",),
-    "bwd_filter": ("common.cuh", "wgrad.cu"),
+    "fwd": ("common.cuh", "products.cuh", "fprop.cu"),
+    "bwd_data": ("products.cuh", "dgrad.cu"),
+    "bwd_filter": ("common.cuh", "products.cuh", "wgrad.cu"),
 }
 _KERNELS = {"fwd": "few_channels_fprop", "bwd_data": "few_channels_dgrad", "bwd_filter": "few_channels_wgrad"}
 

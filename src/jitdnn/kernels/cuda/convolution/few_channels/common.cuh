@@ -14,6 +14,10 @@
 //     phase 0     [---------- run of output 0 -----------]                 lead 0: 9 elements in 5 words
 //     phase 1             [- run of output 1: r1 ... b3 -----]             lead 1: the word of r1 begins with b0
 
+// PER_WORD: elements of a word, 1 of f32.
+
+#define IS_BY_ELEMENTS (X_BYTES == 2 || IS_F32 && !X_IS_DENSE)
+
 struct Strip { int n, o, p, q; };
 
 constexpr int ROWS = TAPS_T * HALO_H;
@@ -23,7 +27,7 @@ constexpr int RUNS = TAPS_T * TAPS_R;
 constexpr int WORDS = RUNS * RUN_WORDS;
 constexpr int PHASE_COLUMNS = BLOCK_Q / PHASES;  // columns of a phase in one row of a strip
 constexpr int PHASE_OUTPUTS = BLOCK_P * PHASE_COLUMNS;   // outputs of a phase in a strip
-constexpr int COLUMN_WORDS = PHASES * STRIDE_W * CHANNELS / 2;  // from one column of a phase to the next
+constexpr int COLUMN_WORDS = PHASES * STRIDE_W * CHANNELS / PER_WORD;  // from one column of a phase to the next
 constexpr int STAGE_WORDS = ROWS * ROW_WORDS;
 
 FUNCTION Strip strip_of(int index) {
@@ -39,16 +43,17 @@ FUNCTION Strip strip_of(int index) {
 }
 
 FUNCTION int phase_start(int phase) { return SHIFT + phase * STRIDE_W * CHANNELS; }  // element of a phase's first run
-FUNCTION int phase_lead(int phase) { return phase_start(phase) & 1; }
+FUNCTION int phase_lead(int phase) { return phase_start(phase) % PER_WORD; }
 
 // The offset of word `kk`, counted through all runs of an output, from the output's first word. Bits 31 and 30 say
 // whether its upper and its lower half hold taps; words behind the last have neither.
 FUNCTION u32 word_offset(int kk, int lead) {
-    int run = kk / RUN_WORDS, word = kk % RUN_WORDS, element = 2 * word - lead;
+    int run = kk / RUN_WORDS, word = kk % RUN_WORDS, element = PER_WORD * word - lead;
     if (kk >= WORDS) return 0;
     u32 offset = (u32)((run / TAPS_R * HALO_H + run % TAPS_R * DILATION_H) * ROW_WORDS + word);
     if (element >= 0 && element < RUN) offset |= 1u << 30;
-    if (element + 1 >= 0 && element + 1 < RUN) offset |= 1u << 31;
+    const int last = element + PER_WORD - 1;
+    if (last >= 0 && last < RUN) offset |= 1u << 31;
     return offset;
 }
 FUNCTION u32 half_mask(u32 offset) { return (offset >> 31 ? 0xffff0000u : 0u) | (offset >> 30 & 1u ? 0xffffu : 0u); }
@@ -56,13 +61,13 @@ FUNCTION u32 half_mask(u32 offset) { return (offset >> 31 ? 0xffff0000u : 0u) | 
 // The first word of output `slot` of a phase.
 FUNCTION int output_word(int phase_output, int phase) {
     return phase_output / PHASE_COLUMNS * (STRIDE_H * ROW_WORDS) + phase_output % PHASE_COLUMNS * COLUMN_WORDS +
-           (phase_start(phase) - phase_lead(phase)) / 2;
+           (phase_start(phase) - phase_lead(phase)) / PER_WORD;
 }
 
 // The offset of element `kk, half` of the filter for an output channel; NO_TAP if it is none of its taps.
 constexpr int NO_TAP = -2147483647;
 FUNCTION int filter_offset(int kk, int half, int lead) {
-    int run = kk / RUN_WORDS, element = 2 * (kk % RUN_WORDS) + half - lead;
+    int run = kk / RUN_WORDS, element = PER_WORD * (kk % RUN_WORDS) + half - lead;
     if (kk >= WORDS || element < 0 || element >= RUN) return NO_TAP;
     return W_BASE + run / TAPS_R * W_T + run % TAPS_R * W_R + element / CHANNELS * W_S + element % CHANNELS * W_C;
 }
@@ -138,9 +143,9 @@ FUNCTION void align_rows(u32 *stage, const u16 *x, Strip at) {
         }
     }
 }
-#elif X_BYTES == 2
+#elif IS_BY_ELEMENTS
 // Rows of any layout, an element at a time.
-FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
+FUNCTION void fetch_elements(ELEMENT *stage, const ELEMENT *x, Strip at) {
     const int low = at.q * STRIDE_W - PAD_W;
 #pragma unroll 4
     for (int i = threadIdx.x; i < ROWS * SPAN * CHANNELS; i += BLOCK_THREADS) {
@@ -152,25 +157,29 @@ FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
 #endif
         INDEX start;
         bool is_inside = row_offset(at, row, start) && (u32)(low + column) < WIDTH;
-        u16 value = 0;
-        if (is_inside) value = x[start + (INDEX)(low + column) * X_W + (INDEX)channel * X_C];
-        stage[row * (2 * ROW_WORDS) + SHIFT + column * CHANNELS + channel] = value;
+        const ELEMENT *from = x + start + (INDEX)(low + column) * X_W + (INDEX)channel * X_C;
+        ELEMENT *to = stage + row * (PER_WORD * ROW_WORDS) + SHIFT + column * CHANNELS + channel;
+#if IS_F32
+        cp_async4(to, is_inside ? from : x, is_inside);
+#else
+        *to = is_inside ? *from : (u16)0;
+#endif
     }
 }
 #endif
 
-#if X_BYTES > 2 && !X_IS_PLANAR
+#if !IS_BY_ELEMENTS && !X_IS_PLANAR
 // Rows of contiguous pixels, X_BYTES at a time.
-FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
-    constexpr int size = X_BYTES / 2, pieces = (SHIFT + SPAN * CHANNELS + size - 1) / size;
+FUNCTION void fetch_pieces(ELEMENT *stage, const ELEMENT *x, Strip at) {
+    constexpr int size = X_BYTES / sizeof(ELEMENT), pieces = (SHIFT + SPAN * CHANNELS + size - 1) / size;
     const int low = (at.q * STRIDE_W - PAD_W) * CHANNELS - SHIFT;
 #pragma unroll 2
     for (int i = threadIdx.x; i < ROWS * pieces; i += BLOCK_THREADS) {
         int row = i / pieces, element = low + i % pieces * size;
         INDEX start;
         bool is_inside = row_offset(at, row, start) && (u32)element < WIDTH * CHANNELS;
-        const u16 *from = x + start + element;
-        u16 *to = stage + row * (2 * ROW_WORDS) + i % pieces * size;
+        const ELEMENT *from = x + start + element;
+        ELEMENT *to = stage + row * (PER_WORD * ROW_WORDS) + i % pieces * size;
 #if X_BYTES == 16
         cp_async16(to, from, is_inside);
 #elif X_BYTES == 8
@@ -219,18 +228,18 @@ FUNCTION void fetch_pieces(u16 *stage, const u16 *x, Strip at) {
 #endif
 
 // To be called between barriers, when rows have arrived.
-FUNCTION void finish_rows(u32 *stage, const u16 *x, Strip at) {
+FUNCTION void finish_rows(u32 *stage, const ELEMENT *x, Strip at) {
 #if X_BYTES == 2 && X_IS_DENSE
     align_rows(stage, x, at);
     __syncthreads();
 #endif
 }
 
-FUNCTION void fetch_rows(u32 *stage, const u16 *x, Strip at) {
-#if X_BYTES > 2
-    fetch_pieces((u16 *)stage, x, at);
+FUNCTION void fetch_rows(u32 *stage, const ELEMENT *x, Strip at) {
+#if IS_BY_ELEMENTS
+    fetch_elements((ELEMENT *)stage, x, at);
 #else
-    fetch_elements((u16 *)stage, x, at);
+    fetch_pieces((ELEMENT *)stage, x, at);
 #endif
 }
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
-from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Products, Rows
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
 from jitdnn.kernels.cuda.cost import clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
@@ -34,25 +34,27 @@ _FROM_MEMORY = 0.7  # of a strip's rows: the others were read by the strip above
 _WARP_PENALTIES = ((16, 1.0), (12, 1.12), (8, 1.25), (0, 2.0))
 
 
-def fprop_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
-    """The cheapest plan of a forward convolution; None if the filter leaves no room for rows."""
-    return _best(problem, device.facts, fprop_plans)
+def fprop_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
+    """The cheapest plan of a forward convolution, with `count` products each; None if there is no room for rows."""
+    return _best(problem, device.facts, count, fprop_plans)
 
 
-def wgrad_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
+def wgrad_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
     """The cheapest plan of the filter's gradient; None if it does not fit into shared memory."""
-    return _best(problem, device.facts, wgrad_plans)
+    return _best(problem, device.facts, count, wgrad_plans)
 
 
 @lru_cache(512)
-def _best(problem: Convolution, facts: GpuFacts, plans: object) -> Plan | None:
-    return min(plans(problem, facts), key=lambda plan: plan.seconds, default=None)  # type: ignore[operator]
+def _best(problem: Convolution, facts: GpuFacts, count: int, plans: object) -> Plan | None:
+    return min(plans(problem, facts, count), key=lambda plan: plan.seconds, default=None)  # type: ignore[operator]
 
 
-def fprop_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
+def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterator[Plan]:
     """Every plan of a forward convolution."""
     multiprocessors, bandwidth = facts.multiprocessors, bytes_per_cycle(facts)
     shape = Shape(problem)
+    products = Products.of(shape, count, facts.mma_cycles)
+    most = 24 if products.is_f32 else 32  # tiles of sums in the registers of a warp
     for rows in _strips(shape):
         steps = -(-rows.words // 8)
         for warps, (n, groups, channel_blocks) in [
@@ -61,20 +63,22 @@ def fprop_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
             filter_bytes = rows.phases * steps * (groups * n * 8 * 32 + 32)
             output_warps = warps // (groups * rows.phases)
             for m, stages in itertools.product((1, 2, 3, 4), (2, 1)):
-                # a tile of sums takes 4 registers: with more than 16 tiles only one block is resident
-                if m * n > 32 or (m > 1 and output_warps * 16 * (m - 1) >= rows.phase_outputs):
+                # a tile of sums takes 4 registers: with more than half of the most only one block is resident
+                if m * n > most or (m > 1 and output_warps * 16 * (m - 1) >= rows.phase_outputs):
                     continue
                 shared = stages * rows.bytes + filter_bytes
-                resident = min(2 if m * n <= 16 else 1, facts.resident(shared))
+                is_small = 2 * m * n <= most and (m <= 2 or not products.is_f32)
+                resident = min(2 if is_small else 1, facts.resident(shared))
                 if not resident:
                     continue
                 rounds = -(-rows.phase_outputs // (output_warps * 16 * m))
-                step = warps * _fprop_step(m, n, facts.mma_cycles)
-                if m * n >= 24 and steps >= 16:  # many independent products hide each other's latency
+                step = warps * _fprop_step(m, n, products)
+                # many independent products hide each other's latency
+                if m * n >= 24 and steps >= 16 and not products.is_f32:
                     step *= 0.87
                 compute = rounds * (steps * step + warps * m * (60 + 10 * n) / 4) + fetch_cycles(rows)
                 outputs = rows.down * rows.across
-                writes = 2 * outputs * min(problem.k, n * groups * 8) / bandwidth
+                writes = shape.size * outputs * min(problem.k, n * groups * 8) / bandwidth
                 reads = _FROM_MEMORY * rows.bytes / bandwidth
                 cycles = total_cycles(
                     rows.strips * channel_blocks,
@@ -96,7 +100,8 @@ def fprop_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
                     "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
                     "RESULT_C": "Y_C", "CHANNEL_BLOCKS": channel_blocks, "IS_PACKED": int(is_packed),
-                    "UNROLL_STEPS": 2 if (m, n) == (2, 8) and rows.phases == 1 and steps <= 24 else 1,
+                    "UNROLL_STEPS": 2 if (m, n) == (2, 8) and rows.phases == 1 and steps <= 24 and count == 1 else 1,
+                    "PRODUCTS": count,
                 }  # fmt: skip
                 yield Plan(
                     tuple(defines.items()),
@@ -109,28 +114,31 @@ def fprop_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
                 )
 
 
-def wgrad_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
+def wgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterator[Plan]:
     """Every plan of the filter's gradient."""
     multiprocessors, bandwidth = facts.multiprocessors, bytes_per_cycle(facts)
     shape = Shape(problem)
-    is_wide = shape.y_vector == 8 and problem.k % 8 == 0
+    products = Products.of(shape, count, facts.mma_cycles)
+    piece, at_once = 16 // shape.size, 32 // shape.size  # channels that are copied at once, outputs of an mma
+    is_wide = shape.y_vector == piece and problem.k % piece == 0
     for rows, channel_blocks in itertools.product(_strips(shape, 16), _channel_blocks(problem.k)):
         tiles = -(-problem.k // (16 * channel_blocks))
-        for tiling in _wgrad_tilings(tiles, rows.words, rows.phases, facts):
+        for tiling in _wgrad_tilings(tiles, rows.words, rows.phases, facts, products):
             m, words, channel_groups, word_groups, warps, most = tiling
             channels = channel_groups * m * 16
             if channels * (channel_blocks - 1) >= problem.k:
                 continue  # fewer shares would do
             groups = channel_groups * word_groups * rows.phases
-            block_sums = groups * 8 * m * words * 32
+            block_sums = groups * 4 * rows.per_word * m * words * 32
             outputs = rows.down * rows.across
-            stage = rows.bytes + (outputs + 1) * (channels // 8 | 1) * 16
+            pitch = channels + 8 if products.is_f32 else (channels // 8 | 1) * 8
+            stage = rows.bytes + (outputs + 1) * pitch * shape.size
             output_warps = warps // groups
-            rounds = -(-rows.phase_outputs // (output_warps * 16))
-            fetch = fetch_cycles(rows) + outputs * channels / 256 * (3 if is_wide else 64)
+            rounds = -(-rows.phase_outputs // (output_warps * at_once))
+            fetch = fetch_cycles(rows) + outputs * channels / (32 * piece) * (3 if is_wide else 8 * piece)
             has_eights = rows.across % (8 * rows.phases) == 0
-            compute = rounds * warps * _wgrad_step(m, words, facts.mma_cycles, has_eights) + fetch
-            reads = (2 * outputs * min(problem.k, channels) + _FROM_MEMORY * rows.bytes) / bandwidth
+            compute = rounds * warps * _wgrad_step(m, words, products, has_eights) + fetch
+            reads = (shape.size * outputs * min(problem.k, channels) + _FROM_MEMORY * rows.bytes) / bandwidth
             for stages in (2, 1):
                 shared = max(stages * stage, 4 * block_sums * (output_warps // 2))
                 resident = min(most, facts.resident(shared))
@@ -153,7 +161,8 @@ def wgrad_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
                 defines = shape.defines() | rows.defines() | {
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_M": m,
                     "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
-                    "Y_VECTOR": 8 if is_wide else 1, "PARTIALS": blocks, "CHANNEL_BLOCKS": channel_blocks,
+                    "Y_VECTOR": piece if is_wide else 1, "PRODUCTS": count, "PARTIALS": blocks,
+                    "CHANNEL_BLOCKS": channel_blocks,
                 }  # fmt: skip
                 seconds = (cycles + finish) / clock(facts) + _WGRAD_START_SECONDS
                 second = Launch(
@@ -210,7 +219,7 @@ def _channel_blocks(filters: int) -> list[int]:
 
 @lru_cache(256)
 def _wgrad_tilings(
-    tiles: int, words: int, phases: int, facts: GpuFacts
+    tiles: int, words: int, phases: int, facts: GpuFacts, products: Products
 ) -> tuple[tuple[int, int, int, int, int, int], ...]:
     """(channel tiles and word tiles of a warp, groups of both, warps, blocks of a multiprocessor), the best few.
 
@@ -219,15 +228,15 @@ def _wgrad_tilings(
     found = []
     for m, n, warps in itertools.product((1, 2, 3, 4), range(1, 9), (4, 8, 12, 16)):
         m_groups, n_groups = -(-tiles // m), -(-words // (8 * n))
-        sums = 8 * m * n
+        sums = (4 if products.is_f32 else 8) * m * n
         if warps % (m_groups * n_groups * phases):
             continue
         threads_limit = facts.registers // (warps * 32)
-        needed = sums + 4 * m + 2 * n + (64 if warps <= 8 else 84)
+        needed = sums + 4 * m * products.count + 2 * n + (64 if warps <= 8 else 84)
         if needed > most_registers(facts, warps * 32):
             continue
         most = min(2, threads_limit // needed)
-        price = m_groups * n_groups * _wgrad_step(m, n, facts.mma_cycles)
+        price = m_groups * n_groups * _wgrad_step(m, n, products)
         found.append(
             (
                 price * (1.0 if warps * most >= 16 else 1.1 if warps >= 8 else 1.5),
@@ -292,16 +301,22 @@ def filter_setup(
     return min(gathered, copied), copied < gathered
 
 
-def _fprop_step(m: int, n: int, mma_cycles: float) -> float:
+def _fprop_step(m: int, n: int, products: Products) -> float:
     """Cycles of a warp's m x n tiles for 8 words."""
-    return overlapped(4 * m + 2 * n + 1, mma_cycles * m * n, (12 * m + 3 * n + m * n) / 4)
+    instructions = 12 * m + 3 * n + products.instructions(4 * m + 2 * n, m * n)
+    return overlapped(4 * m + 2 * n + 1, products.cycles(m * n), instructions / 4)
 
 
-def _wgrad_step(m: int, n: int, mma_cycles: float, has_eights: bool = True) -> float:
-    """Cycles of a warp's m tiles of channels and n of words for 16 outputs; has_eights: eight of them share a row."""
+def _wgrad_step(m: int, n: int, products: Products, has_eights: bool = True) -> float:
+    """Cycles of a warp's m tiles of channels and n of words for one mma of outputs; has_eights: eight share a row."""
+    if products.is_f32:
+        reads = 4 * m + 2 * n
+        return overlapped(
+            reads, products.cycles(m * n), (24 + reads + products.instructions(reads, m * n)) / 4
+        )
     instructions = ((30 if has_eights else 60) + 8 * n + 2 * m * n) / 4
     # as measured: time grows with the sum of all three
-    return 0.57 * (4 * m + 4 * n + mma_cycles * 2 * m * n + instructions)
+    return 0.57 * (4 * m + 4 * n + products.mma_cycles * 2 * m * n + instructions)
 
 
 def fetch_cycles(rows: Rows) -> float:
@@ -309,4 +324,4 @@ def fetch_cycles(rows: Rows) -> float:
     elements = rows.rows * rows.span * rows.channels
     if rows.is_dense and rows.x_bytes == 2:  # copied 8 at a time, then moved
         return elements / 8 / 32 * 16 + 300
-    return elements / (rows.x_bytes / 2) / 32 * (4 if rows.x_bytes > 2 else 8)
+    return elements / (rows.x_bytes / rows.shape.size) / 32 * (4 if rows.x_bytes > 2 else 8)

@@ -7,14 +7,16 @@
 //
 // A warp computes TILE_PLANES planes of TILE_ROWS rows of 16 b's: what it reads of dy from shared memory serves all
 // planes and rows of b that meet it, up to REACH_D * REACH_H of them. A thread block stages one plane of dy after the
-// other, CHANNEL_STEPS * 16 channels at a time (CHANNEL_CHUNKS of these). The positions of a row of dy are staged in
+// other, CHANNEL_STEPS * STEP_CHANNELS channels at a time (CHANNEL_CHUNKS of these). The positions of a row of dy are staged in
 // STEP_W sequences, so that those which a warp reads together are neighbours. SPLIT_K_WARPS warps share the channels
 // of a tile where there are few tiles; their sums are added in the end. The filter stays in shared memory; if
 // IS_STREAMED, each stage brings the part that it needs. IS_PACKED: the fragments of the filter are made once, by a
 // kernel of their own.
 
-constexpr int CHUNKS = CHANNEL_STEPS * 2;        // 16-byte pieces of channels
-constexpr int PITCH = (CHUNKS | 1) * 8;          // elements; odd in pieces, so that 8 rows meet no bank twice
+constexpr int PIECE = 16 / sizeof(ELEMENT);      // channels that are copied at once
+constexpr int STEP_CHANNELS = 2 * PIECE;         // that an mma sums over
+constexpr int CHUNKS = CHANNEL_STEPS * 2;        // pieces of channels
+constexpr int PITCH = (CHUNKS | 1) * PIECE;      // elements; odd in pieces, so that 8 rows meet no bank twice
 constexpr int TILE_DOWN = TILE_ROWS * WARPS_DOWN, TILE_ACROSS = 16 * WARPS_ACROSS;
 constexpr int STAGED_ROWS = STEP_H * (TILE_DOWN - 1) + REACH_H;
 constexpr int POSITIONS = STEP_W * (TILE_ACROSS - 1) + REACH_W;  // of a staged row
@@ -27,7 +29,8 @@ constexpr int STEPS = STAGED_PLANES * CHANNEL_CHUNKS;  // stages of a tile
 constexpr int STEP_FRAGMENTS = REACH_D * REACH_H * COLUMN_TILES * 32;  // 8 bytes each
 constexpr int CHUNK_FRAGMENTS = REACH_W * CHANNEL_STEPS * STEP_FRAGMENTS;
 constexpr int FRAGMENTS = CHANNEL_CHUNKS * CHUNK_FRAGMENTS;
-constexpr int STAGE_BYTES = STAGE_ELEMENTS * 2 + (IS_STREAMED ? CHUNK_FRAGMENTS * 8 : 0);
+constexpr int DY_BYTES = STAGE_ELEMENTS * sizeof(ELEMENT);
+constexpr int STAGE_BYTES = DY_BYTES + (IS_STREAMED ? CHUNK_FRAGMENTS * 8 : 0);
 constexpr int PLANE_BLOCKS = (BLOCKS_D + TILE_PLANES - 1) / TILE_PLANES;
 constexpr int TILES = IMAGES * PLANE_BLOCKS * ((BLOCKS_H + TILE_DOWN - 1) / TILE_DOWN) *
                       ((BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS);
@@ -56,22 +59,22 @@ FUNCTION int stage_offset(int row, int position) {
     return ((row * STEP_W + position % STEP_W) * SEQUENCE + position / STEP_W) * PITCH;
 }
 
-FUNCTION void fetch(u8 *memory, const u16 *dy, const u8 *packed, Tile at, int step) {
-    u16 *stage = (u16 *)memory;
+FUNCTION void fetch(u8 *memory, const ELEMENT *dy, const u8 *packed, Tile at, int step) {
+    ELEMENT *stage = (ELEMENT *)memory;
 #if IS_STREAMED
     const u8 *fragments = packed + (i64)(step % CHANNEL_CHUNKS) * (CHUNK_FRAGMENTS * 8);
     for (int i = threadIdx.x; i < CHUNK_FRAGMENTS / 2; i += BLOCK_THREADS)
-        cp_async16(memory + STAGE_ELEMENTS * 2 + i * 16, fragments + i * 16, true);
+        cp_async16(memory + DY_BYTES + i * 16, fragments + i * 16, true);
 #endif
-    const int plane = step / CHANNEL_CHUNKS, first = step % CHANNEL_CHUNKS * (CHUNKS * 8);
-#if Y_VECTOR == 8
+    const int plane = step / CHANNEL_CHUNKS, first = step % CHANNEL_CHUNKS * (CHUNKS * PIECE);
+#if Y_VECTOR > 1
     constexpr int at_once = BLOCK_THREADS / CHUNKS;  // positions, one at least; a thread has the same channels in all
-    const int mine = threadIdx.x / CHUNKS, part = threadIdx.x % CHUNKS * 8, k = first + part;
+    const int mine = threadIdx.x / CHUNKS, part = threadIdx.x % CHUNKS * PIECE, k = first + part;
     const int p = STEP_H * at.h + LEAST_H, q = STEP_W * at.w + LEAST_W;
     INDEX start;
     gradient_offset(at, 0, 0, plane, start);
     const bool is_here = (u32)(at.d + LEAST_D + plane) < OUT_O && k < FILTERS;
-    const u16 *from = dy + start + k;
+    const ELEMENT *from = dy + start + k;
     if (mine >= at_once) return;
 #pragma unroll 4
     for (int i = mine; i < STAGED_ROWS * POSITIONS; i += at_once) {
@@ -83,15 +86,15 @@ FUNCTION void fetch(u8 *memory, const u16 *dy, const u8 *packed, Tile at, int st
     }
 #else
 #pragma unroll 4
-    for (int i = threadIdx.x; i < STAGED_ROWS * POSITIONS * CHUNKS * 8; i += BLOCK_THREADS) {
+    for (int i = threadIdx.x; i < STAGED_ROWS * POSITIONS * CHUNKS * PIECE; i += BLOCK_THREADS) {
 #if Y_IS_PLANAR
-        int position = i % POSITIONS, part = i / POSITIONS % (CHUNKS * 8);
+        int position = i % POSITIONS, part = i / POSITIONS % (CHUNKS * PIECE);
 #else
-        int part = i % (CHUNKS * 8), position = i / (CHUNKS * 8) % POSITIONS;
+        int part = i % (CHUNKS * PIECE), position = i / (CHUNKS * PIECE) % POSITIONS;
 #endif
-        int row = i / (CHUNKS * 8 * POSITIONS), k = first + part;
+        int row = i / (CHUNKS * PIECE * POSITIONS), k = first + part;
         INDEX start;
-        u16 value = 0;
+        ELEMENT value = 0;
         if (gradient_offset(at, row, position, plane, start) && k < FILTERS) value = dy[start + (INDEX)k * Y_C];
         stage[stage_offset(row, position) + part] = value;
     }
@@ -104,9 +107,9 @@ FUNCTION int tap_of(int e, int i, int lead, int least, int stride, int taps) {
     return tap >= 0 && tap < taps ? tap : -1;
 }
 
-// The fragment of the filter of a lane, for 16 channels and 8 columns: [chunk][w][channel step][d][h][column
+// The fragment of the filter of a lane, for STEP_CHANNELS channels and 8 columns: [chunk][w][channel step][d][h][column
 // tile][lane].
-FUNCTION uint2 filter_fragment(const u16 *w, int i) {
+FUNCTION uint2 filter_fragment(const ELEMENT *w, int i) {
     const int owner = i % 32;
     int rest = i / 32;
     const int column = rest % COLUMN_TILES * 8 + owner / 4;
@@ -115,24 +118,33 @@ FUNCTION uint2 filter_fragment(const u16 *w, int i) {
     rest /= REACH_H;
     const int i_d = rest % REACH_D;
     rest /= REACH_D;
-    int k = rest % CHANNEL_STEPS * 16 + owner % 4 * 2;
+    int k = rest % CHANNEL_STEPS * STEP_CHANNELS + owner % 4 * PER_WORD;
     rest /= CHANNEL_STEPS;
     const int i_w = rest % REACH_W;
-    k += rest / REACH_W * (CHANNEL_STEPS * 16);
+    k += rest / REACH_W * (CHANNEL_STEPS * STEP_CHANNELS);
     const int c = column % CHANNELS, e_w = column / CHANNELS % UNIT_W, e_h = column / (CHANNELS * UNIT_W) % UNIT_H;
     const int e_d = column / (CHANNELS * UNIT_W * UNIT_H);
     const int d = tap_of(e_d, i_d, LEAD_D, LEAST_D, STRIDE_D, TAPS_T);
     const int h = tap_of(e_h, i_h, LEAD_H, LEAST_H, STRIDE_H, TAPS_R);
     const int s = tap_of(e_w, i_w, LEAD_W, LEAST_W, STRIDE_W, TAPS_S);
     const bool is_tap = column < COLUMNS && d >= 0 && h >= 0 && s >= 0;
-    const u16 *from = w + W_BASE + (INDEX)k * W_K + (INDEX)d * W_T + (INDEX)h * W_R + (INDEX)s * W_S + (INDEX)c * W_C;
-    u32 half[4] = {0, 0, 0, 0};
+    const ELEMENT *from = w + W_BASE + (INDEX)k * W_K + (INDEX)d * W_T + (INDEX)h * W_R + (INDEX)s * W_S + (INDEX)c * W_C;
+    u32 part[2][2] = {{0, 0}, {0, 0}};  // of two words, the second half a step of channels later
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const int later = j % 2 + j / 2 * 8;
-        if (is_tap && k + later < FILTERS) half[j] = from[(INDEX)later * W_K];
+    for (int j = 0; j < 2 * PER_WORD; j++) {
+        const int later = j % PER_WORD + j / PER_WORD * PIECE;
+        if (is_tap && k + later < FILTERS) part[j / PER_WORD][j % PER_WORD] = bits_of(from[(INDEX)later * W_K]);
     }
-    return make_uint2(half[0] | half[1] << 16, half[2] | half[3] << 16);
+    return make_uint2(part[0][0] | part[0][1] << 16, part[1][0] | part[1][1] << 16);
+}
+
+// Stores two neighbours at an address that is a multiple of their size.
+FUNCTION void store_pair(ELEMENT *to, f32 first, f32 second) {
+#if IS_F32
+    store8(to, make_uint2(__float_as_uint(first), __float_as_uint(second)));
+#else
+    store4(to, PACK(first, second));
+#endif
 }
 
 struct Lane { int warp_across, warp_down, split_k_warp, g, t, lane; };
@@ -140,29 +152,31 @@ typedef f32 Sums[TILE_PLANES][TILE_ROWS][COLUMN_TILES][4];
 
 // Adds what plane `plane` of the staged ones contributes to the planes of sums that meet it.
 template <int plane>
-FUNCTION void add_plane(Sums &sums, const u16 *stage, const uint2 *filter, Lane at) {
+FUNCTION void add_plane(Sums &sums, const ELEMENT *stage, const uint2 *filter, Lane at) {
     constexpr int first = plane - (TILE_PLANES - 1) > 0 ? plane - (TILE_PLANES - 1) : 0;  // positions i along d
     constexpr int last = plane < REACH_D - 1 ? plane : REACH_D - 1;
     const uint2 *fragment = filter + at.split_k_warp * STEP_FRAGMENTS + at.lane;
 #pragma unroll 1
     for (int i_w = 0; i_w < REACH_W; i_w++) {
-        const u16 *from = stage + stage_offset(at.warp_down * (STEP_H * TILE_ROWS), i_w) +
-                          (at.warp_across * 16 + at.lane / 8 % 2 * 8 + at.lane % 8) * PITCH + at.lane / 16 * 8 +
-                          at.split_k_warp * 16;
+        const ELEMENT *from = stage + stage_offset(at.warp_down * (STEP_H * TILE_ROWS), i_w) +
+                          (at.warp_across * 16 + at.lane / 8 % 2 * 8 + at.lane % 8) * PITCH + at.lane / 16 * PIECE +
+                          at.split_k_warp * STEP_CHANNELS;
 #pragma unroll UNROLL_STEPS
         for (int k = 0; k < CHANNEL_STEPS; k += SPLIT_K_WARPS) {
-            u32 b[last - first + 1][REACH_H][COLUMN_TILES][2];
+            Factor<2> b[last - first + 1][REACH_H][COLUMN_TILES];
 #pragma unroll
             for (int i = 0; i < (last - first + 1) * REACH_H * COLUMN_TILES; i++) {
                 const uint2 both = fragment[(first * REACH_H * COLUMN_TILES + i) * 32];
-                u32(&to)[2] = b[i / (REACH_H * COLUMN_TILES)][i / COLUMN_TILES % REACH_H][i % COLUMN_TILES];
-                to[0] = both.x, to[1] = both.y;
+                Factor<2> &to = b[i / (REACH_H * COLUMN_TILES)][i / COLUMN_TILES % REACH_H][i % COLUMN_TILES];
+                to.bits[0] = both.x, to.bits[1] = both.y;
+                prepare(to);
             }
             fragment += SPLIT_K_WARPS * STEP_FRAGMENTS;
 #pragma unroll
             for (int row = 0; row < STEP_H * (TILE_ROWS - 1) + REACH_H; row++) {
-                u32 a[4];
-                ldmatrix_x4(a, from + row * (STEP_W * SEQUENCE * PITCH) + k * 16);
+                Factor<4> a;
+                ldmatrix_x4(a.bits, from + row * (STEP_W * SEQUENCE * PITCH) + k * STEP_CHANNELS);
+                prepare(a);
 #pragma unroll
                 for (int i_d = first; i_d <= last; i_d++)
 #pragma unroll
@@ -170,7 +184,7 @@ FUNCTION void add_plane(Sums &sums, const u16 *stage, const uint2 *filter, Lane 
                         if (row - i >= 0 && (row - i) % STEP_H == 0 && (row - i) / STEP_H < TILE_ROWS)
 #pragma unroll
                             for (int j = 0; j < COLUMN_TILES; j++)
-                                MMA(sums[plane - i_d][(row - i) / STEP_H][j], a, b[i_d - first][i][j]);
+                                multiply(sums[plane - i_d][(row - i) / STEP_H][j], a, b[i_d - first][i][j]);
             }
         }
     }
@@ -178,7 +192,7 @@ FUNCTION void add_plane(Sums &sums, const u16 *stage, const uint2 *filter, Lane 
 
 // The same for a plane that is known at run time only.
 template <int plane>
-FUNCTION void add(Sums &sums, const u16 *stage, const uint2 *filter, Lane at, int wanted) {
+FUNCTION void add(Sums &sums, const ELEMENT *stage, const uint2 *filter, Lane at, int wanted) {
     if (plane == wanted) {
         add_plane<plane>(sums, stage, filter, at);
         return;
@@ -189,16 +203,16 @@ FUNCTION void add(Sums &sums, const u16 *stage, const uint2 *filter, Lane at, in
 #if IS_PACKED
 // The fragments of the filter, once for all blocks.
 KERNEL(256)
-void few_channels_dgrad_pack(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EPILOGUE_PARAMETERS, u8 *workspace,
-                             f64 alpha, f64 beta) {
+void few_channels_dgrad_pack(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, ELEMENT *dx EPILOGUE_PARAMETERS,
+                             u8 *workspace, f64 alpha, f64 beta) {
     const int i = (int)(blockIdx.x * 256 + threadIdx.x);
     if (i < FRAGMENTS) ((uint2 *)workspace)[i] = filter_fragment(w, i);
 }
 #endif
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void few_channels_dgrad(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx EPILOGUE_PARAMETERS, u8 *workspace,
-                        f64 alpha64, f64 beta64) {
+void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, ELEMENT *dx EPILOGUE_PARAMETERS,
+                        u8 *workspace, f64 alpha64, f64 beta64) {
     extern __shared__ uint4 memory[];
     u8 *stages = (u8 *)memory;
     uint2 *filter = (uint2 *)(stages + STAGES * STAGE_BYTES);  // as filter_fragment says
@@ -261,9 +275,9 @@ void few_channels_dgrad(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx E
             cp_async_wait<0>();
         __syncthreads();
         const u8 *stage = stages + buffer * STAGE_BYTES;
-        const uint2 *fragments = IS_STREAMED ? (const uint2 *)(stage + STAGE_ELEMENTS * 2)
+        const uint2 *fragments = IS_STREAMED ? (const uint2 *)(stage + DY_BYTES)
                                              : filter + step % CHANNEL_CHUNKS * CHUNK_FRAGMENTS;
-        add<0>(sums, (const u16 *)stage, fragments, me, step / CHANNEL_CHUNKS);
+        add<0>(sums, (const ELEMENT *)stage, fragments, me, step / CHANNEL_CHUNKS);
         __syncthreads();
         f32 *exchanged = (f32 *)(stages + buffer * STAGE_BYTES);  // [warp][sum][lane], until the stage is filled again
         if (STAGES == 2) buffer ^= 1;
@@ -312,7 +326,7 @@ void few_channels_dgrad(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx E
                                 value[e] =
                                     alpha * FINISH(sums[b_d][row][j][2 * half + e], at.n, channel[j][e],
                                                    d0 + result_d[j][e], h0 + result_h[j][e], w0 + result_w[j][e]);
-                            store4(dx + start + relative[j][0], PACK(value[0], value[1]));
+                            store_pair(dx + start + relative[j][0], value[0], value[1]);
                         }
                         continue;
                     }
@@ -331,13 +345,13 @@ void few_channels_dgrad(const u16 *RESTRICT dy, const u16 *RESTRICT w, u16 *dx E
                                     alpha * FINISH(sums[b_d][row][j][2 * half + e], at.n, channel[j][e], d, h, column);
                         }
                         if (has_words && is_inside[0] && is_inside[1]) {
-                            store4(dx + start + relative[j][0], PACK(value[0], value[1]));
+                            store_pair(dx + start + relative[j][0], value[0], value[1]);
                             continue;
                         }
 #pragma unroll
                         for (int e = 0; e < 2; e++)
                             if (is_inside[e]) {
-                                u16 *to = dx + start + relative[j][e];
+                                ELEMENT *to = dx + start + relative[j][e];
                                 if (beta != 0.0f) value[e] += beta * FROM_HALF(*to);
                                 *to = TO_HALF(value[e]);
                             }

@@ -15,7 +15,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.cost import (
     overlapped,
     total_cycles,
 )
-from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Tiling
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Products, Tiling
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis, axis_choice
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, strides_of
 from jitdnn.kernels.cuda.cost import clock, l2_bytes_per_cycle, most_registers
@@ -30,23 +30,25 @@ _WARPS = (
 )
 
 
-def dgrad_plan(problem: Convolution, device: GpuDevice) -> Plan | None:
-    """The cheapest plan; None if the filter leaves no room in shared memory."""
-    return _best_dgrad(problem, device.facts)
+def dgrad_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
+    """The cheapest plan, with `count` products each; None if the filter leaves no room in shared memory."""
+    return _best_dgrad(problem, device.facts, count)
 
 
 @lru_cache(512)
-def _best_dgrad(problem: Convolution, facts: GpuFacts) -> Plan | None:
-    return min(dgrad_plans(problem, facts), key=lambda plan: plan.seconds, default=None)
+def _best_dgrad(problem: Convolution, facts: GpuFacts, count: int) -> Plan | None:
+    return min(dgrad_plans(problem, facts, count), key=lambda plan: plan.seconds, default=None)
 
 
-def dgrad_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
+def dgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterator[Plan]:
     """Every plan of the data's gradient."""
     multiprocessors, bandwidth = facts.multiprocessors, bytes_per_cycle(facts)
     shape = Shape(problem)
-    steps = -(-problem.k // 16)
-    is_wide = shape.y_vector == 8 and problem.k % 8 == 0
-    for tiling in _tilings(shape, steps):
+    products = Products.of(shape, count, facts.mma_cycles)
+    piece = 16 // shape.size
+    steps = -(-problem.k // (2 * piece))
+    is_wide = shape.y_vector == piece and problem.k % piece == 0
+    for tiling in _tilings(shape, steps, count):
         d, h, w = tiling.axes
         parts = -(-steps // tiling.steps)
         whole = parts * tiling.steps
@@ -58,9 +60,9 @@ def dgrad_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
             continue
         most = min(4, 16 // tiling.warps if tiling.registers < 110 else limit // tiling.registers)
         work = tiling.work(problem.n)
-        compute = _tile_cycles(tiling, whole, is_wide, facts.mma_cycles)
+        compute = _tile_cycles(tiling, whole, is_wide, products)
         # what several blocks read comes from the cache for most of them
-        once = 2 * problem.y.size / work
+        once = shape.size * problem.y.size / work
         reading = (once + 0.4 * max(0.0, tiling.staged_planes * tiling.reads(whole) - once)) / bandwidth
         is_large = parts * part_bytes > facts.shared_bytes // 3
         if tiling.steps == 1 < steps and not is_large:
@@ -103,8 +105,9 @@ def dgrad_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
             is_packed = is_packed or is_streamed
             pack = Launch("few_channels_dgrad_pack", -(-parts * part_bytes // 2048), 256)
             defines = shape.defines() | _axis_defines(tiling.axes) | tiling.defines() | {
-                "RESIDENT": resident, "STAGES": stages, "CHANNEL_CHUNKS": parts, "Y_VECTOR": 8 if is_wide else 1,
+                "RESIDENT": resident, "STAGES": stages, "CHANNEL_CHUNKS": parts, "Y_VECTOR": piece if is_wide else 1,
                 "X_PAIRS": int(_has_pairs(shape, w)), "IS_PACKED": int(is_packed), "IS_STREAMED": int(is_streamed),
+                "PRODUCTS": count,
             }  # fmt: skip
             yield Plan(
                 tuple(defines.items()),
@@ -117,7 +120,7 @@ def dgrad_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
             )
 
 
-def _tilings(shape: Shape, steps: int) -> Iterator[Tiling]:
+def _tilings(shape: Shape, steps: int, count: int) -> Iterator[Tiling]:
     d = axis_choice(shape, 0, 1)
     for step_h, step_w in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)):
         h, w = axis_choice(shape, 1, step_h), axis_choice(shape, 2, step_w)
@@ -135,19 +138,25 @@ def _tilings(shape: Shape, steps: int) -> Iterator[Tiling]:
                 continue
             if rows * down > 1 and rows * down > 2 * h.blocks:
                 continue
-            yield Tiling((d, h, w), columns, planes, rows, down, across, split_k_warps, part)
+            yield Tiling(
+                (d, h, w), columns, planes, rows, down, across, split_k_warps, part, shape.size, count
+            )
 
 
-def _tile_cycles(tiling: Tiling, steps: int, is_wide: bool, mma_cycles: float) -> float:
+def _tile_cycles(tiling: Tiling, steps: int, is_wide: bool, products: Products) -> float:
     """Cycles of a multiprocessor for a tile: products, stores, and issuing copies."""
     d, h, w = tiling.axes
     fragments = tiling.planes * d.reach * 2 * h.reach * tiling.tiles
     reads = tiling.staged_planes * 4 * (h.step * (tiling.rows - 1) + h.reach) + fragments
-    products = mma_cycles * tiling.planes * d.reach * tiling.rows * h.reach * tiling.tiles
-    cycles = w.reach * steps * tiling.down * tiling.across * overlapped(reads, products, 0.0)
+    many = tiling.planes * d.reach * tiling.rows * h.reach * tiling.tiles
+    instructions = products.instructions(reads, many) / 4 if products.is_f32 else 0.0
+    step = overlapped(reads, products.cycles(many), instructions)
+    cycles = w.reach * steps * tiling.down * tiling.across * step
     cycles += tiling.down * tiling.across * tiling.planes * tiling.rows * tiling.tiles * 2 * 24 / 4
     cycles += (tiling.warps * 2 * tiling.sums_bytes / 128 + 200) * (tiling.split_k_warps > 1)
-    return cycles + tiling.staged_planes * tiling.reads(steps) / 16 / 32 * (3 if is_wide else 80)
+    return cycles + tiling.staged_planes * tiling.reads(steps) / 16 / 32 * (
+        3 if is_wide else 10 * 16 // tiling.size
+    )
 
 
 def _chain_cycles(tiling: Tiling, steps: int) -> float:

@@ -25,7 +25,7 @@ FUNCTION int column_channel(int j, int n) {
 }
 
 // The fragment of the filter of a lane, for 8 words and two tiles of output channels.
-FUNCTION uint4 filter_fragment(const u16 *w, int first_channel, int i) {
+FUNCTION uint4 filter_fragment(const ELEMENT *w, int first_channel, int i) {
     constexpr int pairs = COLUMN_GROUPS * TILE_N / 2;
     const int owner = i % 32, pair = i / 32 % pairs, step = i / (32 * pairs), tile = pair * 2 % TILE_N;
     const int lead = phase_lead(step / STEPS), low = step % STEPS * 8 + owner % 4;
@@ -39,8 +39,8 @@ FUNCTION uint4 filter_fragment(const u16 *w, int first_channel, int i) {
         const int k = channel[e / 2];
         u32 half[2] = {0, 0};
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-            if (tap[e % 2][h] != NO_TAP && k < FILTERS) half[h] = w[(INDEX)k * W_K + tap[e % 2][h]];
+        for (int h = 0; h < PER_WORD; h++)
+            if (tap[e % 2][h] != NO_TAP && k < FILTERS) half[h] = bits_of(w[(INDEX)k * W_K + tap[e % 2][h]]);
         word[e] = half[0] | half[1] << 16;
     }
     return make_uint4(word[0], word[1], word[2], word[3]);
@@ -49,8 +49,8 @@ FUNCTION uint4 filter_fragment(const u16 *w, int first_channel, int i) {
 #if IS_PACKED
 // The fragments of the filter, once for all blocks: [block of channels][fragment].
 KERNEL(256)
-void few_channels_fprop_pack(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EPILOGUE_PARAMETERS, u8 *workspace,
-                             f64 alpha, f64 beta) {
+void few_channels_fprop_pack(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, ELEMENT *y EPILOGUE_PARAMETERS,
+                             u8 *workspace, f64 alpha, f64 beta) {
     const int i = (int)(blockIdx.x * 256 + threadIdx.x);
     if (i < CHANNEL_BLOCKS * FRAGMENTS)
         ((uint4 *)workspace)[i] = filter_fragment(w, i / FRAGMENTS * BLOCK_COLUMNS, i % FRAGMENTS);
@@ -58,8 +58,8 @@ void few_channels_fprop_pack(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *
 #endif
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void few_channels_fprop(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EPILOGUE_PARAMETERS, u8 *workspace,
-                        f64 alpha64, f64 beta64) {
+void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, ELEMENT *y EPILOGUE_PARAMETERS,
+                        u8 *workspace, f64 alpha64, f64 beta64) {
     extern __shared__ uint4 memory[];
     u32 *stages = (u32 *)memory;
     uint4 *filter = memory + STAGES * STAGE_WORDS / 4;             // [phase][step][column group][pair of tiles][lane]
@@ -124,23 +124,26 @@ void few_channels_fprop(const u16 *RESTRICT x, const u16 *RESTRICT w, u16 *y EPI
                 if (step + 1 < STEPS) next_low = my_offsets[step * 8 + 8], next_high = my_offsets[step * 8 + 12];
                 const u32 low_mask = half_mask(low), high_mask = half_mask(high);
                 const int low_at = (int)(low & 0x3fffffffu), high_at = (int)(high & 0x3fffffffu);
-                u32 a[TILE_M][4];
+                Factor<4> a[TILE_M];
 #pragma unroll
                 for (int i = 0; i < TILE_M; i++) {
-                    a[i][0] = stage[base[i][0] + low_at] & low_mask;
-                    a[i][1] = stage[base[i][1] + low_at] & low_mask;
-                    a[i][2] = stage[base[i][0] + high_at] & high_mask;
-                    a[i][3] = stage[base[i][1] + high_at] & high_mask;
+                    a[i].bits[0] = stage[base[i][0] + low_at] & low_mask;
+                    a[i].bits[1] = stage[base[i][1] + low_at] & low_mask;
+                    a[i].bits[2] = stage[base[i][0] + high_at] & high_mask;
+                    a[i].bits[3] = stage[base[i][1] + high_at] & high_mask;
+                    prepare(a[i]);
                 }
                 const uint4 *fragment = my_filter + step * (COLUMN_GROUPS * TILE_N / 2 * 32);
 #pragma unroll
                 for (int j = 0; j < TILE_N; j += 2) {
                     const uint4 pair = fragment[j / 2 * 32];
-                    const u32 even[2] = {pair.x, pair.y}, odd[2] = {pair.z, pair.w};
+                    Factor<2> even = {{pair.x, pair.y}}, odd = {{pair.z, pair.w}};
+                    prepare(even);
+                    prepare(odd);
 #pragma unroll
                     for (int i = 0; i < TILE_M; i++) {
-                        MMA(sums[i][j], a[i], even);
-                        MMA(sums[i][j + 1], a[i], odd);
+                        multiply(sums[i][j], a[i], even);
+                        multiply(sums[i][j + 1], a[i], odd);
                     }
                 }
             }

@@ -48,6 +48,32 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Products:
+    """How a warp multiplies two fragments: see products.cuh.
+
+    `count`: instructions, of `mma_cycles` each. `is_f32`: factors are made of what is read, and sums are added apart.
+    """
+
+    count: int
+    is_f32: bool
+    mma_cycles: float
+
+    @staticmethod
+    def of(shape: Shape, count: int, mma_cycles: float) -> Products:
+        return Products(count, shape.size == 4, mma_cycles)
+
+    def cycles(self, tiles: float) -> float:
+        """Cycles of the tensor cores of a multiprocessor for so many tiles of a warp."""
+        return self.mma_cycles * self.count * tiles
+
+    def instructions(self, words: float, tiles: float) -> float:
+        """Instructions beside loads: `words` of factors are prepared, `tiles` multiplied."""
+        if not self.is_f32:
+            return self.count * tiles
+        return (7.0 if self.count == 3 else 1.0) * words + (11.0 if self.count == 3 else 5.0) * tiles
+
+
+@dataclass(frozen=True)
 class Rows:
     """The staged rows of x of a strip of `down` x `across` outputs; see common.cuh."""
 
@@ -60,6 +86,16 @@ class Rows:
         return self.shape.problem.w.shape[1]
 
     @property
+    def piece(self) -> int:
+        """Elements of 16 bytes."""
+        return 16 // self.shape.size
+
+    @property
+    def per_word(self) -> int:
+        """Elements of a word of 32 bits."""
+        return 4 // self.shape.size
+
+    @property
     def is_dense(self) -> bool:
         """Whether a row of x is contiguous: its pixels, and the channels of each."""
         _, c, _, _, w = strides_of(self.shape.problem.x)
@@ -67,14 +103,15 @@ class Rows:
 
     @property
     def x_bytes(self) -> int:
-        """Bytes of a copy: 16, 8, 4, or 2 for one element at a time."""
+        """Bytes of a copy: 16, 8, 4, or those of an element."""
+        size = self.shape.size
         n, c, d, h, w = strides_of(self.shape.problem.x)
         width = self.shape.spatial[2]
         if self.is_dense:
-            return max(2, 2 * power_of_two((n, d, h, width * self.channels), 8))
-        if self.channels > 1 and w == 1 and power_of_two((n, c, d, h, width), 8) == 8:
+            return max(size, size * power_of_two((n, d, h, width * self.channels), self.piece))
+        if size == 2 and self.channels > 1 and w == 1 and power_of_two((n, c, d, h, width), 8) == 8:
             return 16
-        return 2
+        return size
 
     @property
     def is_planar(self) -> bool:
@@ -85,21 +122,21 @@ class Rows:
     @property
     def phases(self) -> int:
         """2 where the runs of neighbouring outputs begin an odd number of elements apart."""
-        return 1 + self.shape.stride[2] * self.channels % 2
+        return 1 + self.shape.stride[2] * self.channels % self.per_word
 
     @property
     def shift(self) -> int:
         """Elements of a staged row before its first column."""
         if self.is_planar:
-            return -self.shape.before[2] % 8 * self.channels
-        return -self.shape.before[2] * self.channels % 8
+            return -self.shape.before[2] % self.piece * self.channels
+        return -self.shape.before[2] * self.channels % self.piece
 
     @property
     def run_words(self) -> int:
         """Words that a run of a filter row covers."""
         run = self.shape.taps[2] * self.channels
-        lead = 1 if self.phases == 2 else self.shift % 2
-        return (run + lead + 1) // 2
+        lead = 1 if self.phases == 2 else self.shift % self.per_word
+        return -(-(run + lead) // self.per_word)
 
     @property
     def words(self) -> int:
@@ -125,11 +162,11 @@ class Rows:
     def row_words(self) -> int:
         """Words of a staged row, with padding against bank conflicts of lanes that read two rows."""
         if self.is_planar:
-            whole = -(-(self.shift // self.channels + self.span) // 8) * 8 * self.channels
+            whole = -(-(self.shift // self.channels + self.span) // self.piece) * self.piece * self.channels
         else:
-            whole = -(-(self.shift + self.span * self.channels) // 8) * 8
-        least = -(-(whole // 2 + 2) // 4) * 4
-        column = self.phases * self.shape.stride[2] * self.channels // 2
+            whole = -(-(self.shift + self.span * self.channels) // self.piece) * self.piece
+        least = -(-(whole // self.per_word + 2) // 4) * 4
+        column = self.phases * self.shape.stride[2] * self.channels // self.per_word
         return _fewest_conflicts(
             least, column, self.run_words, self.words, self.shape.taps[1], self.halo, self.shape.dilation[1]
         )
@@ -182,7 +219,8 @@ class Tiling:
     """What a warp computes and a thread block stages in dgrad; see dgrad.cu.
 
     A warp has `planes` x `rows` rows of 16 blocks b, with `columns` results each; a thread block has `down` x `across`
-    such warps, and `split_k_warps` that share the channels of each. `steps` times 16 channels are staged at a time.
+    such warps, and `split_k_warps` that share the channels of each. `steps` times 32 bytes of channels are staged at a
+    time. `size`: bytes of an element; `products`: see `Products`.
     """
 
     axes: tuple[Axis, Axis, Axis]
@@ -193,6 +231,8 @@ class Tiling:
     across: int
     split_k_warps: int
     steps: int
+    size: int
+    products: int
 
     @property
     def tiles(self) -> int:
@@ -206,8 +246,9 @@ class Tiling:
     @property
     def registers(self) -> int:
         d, h, _ = self.axes
-        fragments = 2 * min(self.planes, d.reach) * h.reach * self.tiles
-        return 4 * self.planes * self.rows * self.tiles + fragments + 56 + 4 * self.tiles
+        fragments = 2 * min(self.planes, d.reach) * h.reach * self.tiles * self.products
+        rest = 56 + 4 * self.tiles + (20 if self.size == 4 else 0)
+        return 4 * self.planes * self.rows * self.tiles + fragments + rest
 
     @property
     def staged_planes(self) -> int:
@@ -245,7 +286,7 @@ class Tiling:
 
     @property
     def writes(self) -> int:
-        return self.planes * 16 * self.across * self.rows * self.down * self.columns * 2
+        return self.planes * 16 * self.across * self.rows * self.down * self.columns * self.size
 
     def defines(self) -> Defines:
         return {

@@ -14,29 +14,33 @@
 constexpr int WARPS = BLOCK_THREADS / 32;
 constexpr int OUTPUT_WARPS =
     WARPS / (CHANNEL_GROUPS * WORD_GROUPS * PHASES);    // warps that share the outputs of a phase
-constexpr int CHUNKS = CHANNEL_GROUPS * TILE_M * 2;     // 16-byte pieces of channels of an output of dy
-constexpr int PITCH = (CHUNKS | 1) * 8;                 // elements; odd in pieces, so that 8 rows meet no bank twice
+constexpr int PIECE = 16 / sizeof(ELEMENT);              // channels of dy that are copied at once
+constexpr int BLOCK_CHANNELS = CHANNEL_GROUPS * TILE_M * 16;  // output channels of a block: blockIdx.y says which
+constexpr int CHUNKS = BLOCK_CHANNELS / PIECE;
+// Elements from one output of dy to the next. Odd in pieces, so that ldmatrix meets no bank twice with 8 of them; of
+// f32, 8 or 24 banks apart, since lanes read four outputs of 8 channels.
+constexpr int PITCH = IS_F32 ? BLOCK_CHANNELS + 8 : (CHUNKS | 1) * PIECE;
+constexpr int AT_ONCE = 8 * PER_WORD;                   // outputs that an mma sums over
 constexpr int OUTPUTS = BLOCK_P * BLOCK_Q;              // of a strip; one more row is zero
-constexpr int DY_WORDS = (OUTPUTS + 1) * PITCH / 2;
-constexpr int BLOCK_CHANNELS = CHUNKS * 8;                       // output channels of a block: blockIdx.y says which
+constexpr int DY_WORDS = (OUTPUTS + 1) * PITCH / PER_WORD;
 constexpr int PHASE_GROUPS = CHANNEL_GROUPS * WORD_GROUPS, GROUPS = PHASE_GROUPS * PHASES;  // warps with other sums
-constexpr int SUMS = TILE_M * TILE_WORDS * 8;           // of a lane
+constexpr int SUMS = TILE_M * TILE_WORDS * PER_WORD * 4;  // of a lane
 constexpr int PARTIAL_SUMS = CHANNEL_BLOCKS * GROUPS * SUMS * 32;       // sums of all blocks of channels
 
 // Runs a statement with each `sum` of a lane, and its number j.
 #define FOR_EACH_SUM(statement)                                                            \
     _Pragma("unroll") for (int j = 0; j < SUMS; j++) {                                 \
-        f32 &sum = sums[j / (8 * TILE_WORDS)][j / 8 % TILE_WORDS][j / 4 % 2][j % 4];   \
+        f32 &sum = sums[j / (4 * PER_WORD * TILE_WORDS)][j / (4 * PER_WORD) % TILE_WORDS][j / 4 % PER_WORD][j % 4]; \
         statement;                                                                     \
     }
 
-FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at) {
+FUNCTION void fetch_gradient(ELEMENT *stage, const ELEMENT *dy, Strip at) {
     const int first = (int)blockIdx.y * BLOCK_CHANNELS;
-#if Y_VECTOR == 8
+#if Y_VECTOR > 1
     constexpr int at_once = BLOCK_THREADS / CHUNKS;  // outputs; a thread keeps its piece
     constexpr bool is_whole = BLOCK_Q == OUT_Q && Y_H == (INDEX)OUT_Q * Y_W;  // the outputs follow each other
-    const int mine = threadIdx.x / CHUNKS, part = threadIdx.x % CHUNKS * 8, k = first + part;
-    const u16 *from = dy + (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)at.p * Y_H + (INDEX)at.q * Y_W + k;
+    const int mine = threadIdx.x / CHUNKS, part = threadIdx.x % CHUNKS * PIECE, k = first + part;
+    const ELEMENT *from = dy + (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)at.p * Y_H + (INDEX)at.q * Y_W + k;
     const int rows = OUT_P - at.p, columns = OUT_Q - at.q;
     if (mine >= at_once) return;
 #pragma unroll 4
@@ -48,15 +52,15 @@ FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at) {
     }
 #else
 #pragma unroll 4
-    for (int i = threadIdx.x; i < OUTPUTS * CHUNKS * 8; i += BLOCK_THREADS) {
+    for (int i = threadIdx.x; i < OUTPUTS * BLOCK_CHANNELS; i += BLOCK_THREADS) {
 #if Y_IS_PLANAR
         int output = i % OUTPUTS, part = i / OUTPUTS;
 #else
-        int output = i / (CHUNKS * 8), part = i % (CHUNKS * 8);
+        int output = i / BLOCK_CHANNELS, part = i % BLOCK_CHANNELS;
 #endif
         int k = first + part, p = at.p + output / BLOCK_Q, q = at.q + output % BLOCK_Q;
         INDEX from = (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W + (INDEX)k * Y_C;
-        u16 value = 0;
+        ELEMENT value = 0;
         if (p < OUT_P && q < OUT_Q && k < FILTERS) value = dy[from];
         stage[output * PITCH + part] = value;
     }
@@ -64,7 +68,8 @@ FUNCTION void fetch_gradient(u16 *stage, const u16 *dy, Strip at) {
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void few_channels_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
+void few_channels_wgrad(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT dy, ELEMENT *dw, u8 *workspace, f64 alpha,
+                        f64 beta) {
     extern __shared__ uint4 memory[];
     constexpr int stage_words = STAGE_WORDS + (DY_WORDS + 3) / 4 * 4;
     u32 *stages = (u32 *)memory;
@@ -74,17 +79,18 @@ void few_channels_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, 
     const int output_warp = warp / (CHANNEL_GROUPS * WORD_GROUPS * PHASES);
     const int lead = phase_lead(phase), group = warp % GROUPS;
 
-    for (int i = threadIdx.x; i < STAGES * PITCH / 2; i += BLOCK_THREADS)
-        stages[i / (PITCH / 2) * stage_words + STAGE_WORDS + OUTPUTS * (PITCH / 2) + i % (PITCH / 2)] = 0;
+    constexpr int pitch = PITCH / PER_WORD;  // words
+    for (int i = threadIdx.x; i < STAGES * pitch; i += BLOCK_THREADS)
+        stages[i / pitch * stage_words + STAGE_WORDS + OUTPUTS * pitch + i % pitch] = 0;
     int offset[TILE_WORDS];
 #pragma unroll
     for (int i = 0; i < TILE_WORDS; i++)
         offset[i] = (int)(word_offset((word_group * TILE_WORDS + i) * 8 + g, lead) & 0x3fffffffu);
 
-    f32 sums[TILE_M][TILE_WORDS][2][4] = {};
+    f32 sums[TILE_M][TILE_WORDS][PER_WORD][4] = {};
     int index = blockIdx.x, buffer = 0;
     if (STAGES == 2 && index < STRIPS) {
-        fetch_gradient((u16 *)(stages + STAGE_WORDS), dy, strip_of(index));
+        fetch_gradient((ELEMENT *)(stages + STAGE_WORDS), dy, strip_of(index));
         fetch_rows(stages, x, strip_of(index));
         cp_async_commit();
     }
@@ -92,7 +98,7 @@ void few_channels_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, 
         const int next = STAGES == 2 ? index + (int)gridDim.x : index;
         u32 *other = stages + (STAGES == 2 ? buffer ^ 1 : 0) * stage_words;
         if (next < STRIPS) {
-            fetch_gradient((u16 *)(other + STAGE_WORDS), dy, strip_of(next));
+            fetch_gradient((ELEMENT *)(other + STAGE_WORDS), dy, strip_of(next));
             fetch_rows(other, x, strip_of(next));
             cp_async_commit();
         }
@@ -103,9 +109,34 @@ void few_channels_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, 
         __syncthreads();
         finish_rows(stages + buffer * stage_words, x, strip_of(index));
         const u32 *stage = stages + buffer * stage_words;
-        const u16 *gradient = (const u16 *)(stage + STAGE_WORDS);
+        const ELEMENT *gradient = (const ELEMENT *)(stage + STAGE_WORDS);
 #pragma unroll 1
-        for (int first = output_warp * 16; first < PHASE_OUTPUTS; first += OUTPUT_WARPS * 16) {
+        for (int first = output_warp * AT_ONCE; first < PHASE_OUTPUTS; first += OUTPUT_WARPS * AT_ONCE) {
+#if IS_F32
+            const f32 *rows[2];
+            int base[2];
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const int output = first + e * 4 + t;
+                const bool is_there = PHASE_OUTPUTS % AT_ONCE == 0 || output < PHASE_OUTPUTS;
+                rows[e] = gradient + (is_there ? output : OUTPUTS) * PITCH + channel_group * (TILE_M * 16) + g;
+                base[e] = output_word(is_there ? output : 0, phase);
+            }
+            Factor<4> a[TILE_M];
+#pragma unroll
+            for (int m = 0; m < TILE_M; m++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) a[m].bits[e] = __float_as_uint(rows[e / 2][m * 16 + e % 2 * 8]);
+                prepare(a[m]);
+            }
+#pragma unroll
+            for (int i = 0; i < TILE_WORDS; i++) {
+                Factor<2> b = {{stage[base[0] + offset[i]], stage[base[1] + offset[i]]}};
+                prepare(b);
+#pragma unroll
+                for (int m = 0; m < TILE_M; m++) multiply(sums[m][i][0], a[m], b);
+            }
+#else
             const int mine = first + lane / 16 * 8 + lane % 8;
             const int output = PHASE_OUTPUTS % 16 == 0 || mine < PHASE_OUTPUTS ? mine * PHASES + phase : OUTPUTS;
             const u16 *row = gradient + output * PITCH + channel_group * (TILE_M * 16) + lane / 8 % 2 * 8;
@@ -136,6 +167,7 @@ void few_channels_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, 
                     MMA(sums[m][i][1], a[m], high);
                 }
             }
+#endif
         }
         __syncthreads();
         if (STAGES == 2) buffer ^= 1;
@@ -166,16 +198,18 @@ void few_channels_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, 
 // The reduction of all blocks' partial sums: a thread block takes sum j of the 32 lanes of one warp, 8 threads for
 // each. Where there are two phases, their sums of a tap are added here, too; their element numbers differ by the
 // lead.
-KERNEL(256) void few_channels_wgrad_reduce(const u16 *x, const u16 *dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
+KERNEL(256)
+void few_channels_wgrad_reduce(const ELEMENT *x, const ELEMENT *dy, ELEMENT *dw, u8 *workspace, f64 alpha, f64 beta) {
     __shared__ f32 some[8][32];
     const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
     const int j = (int)blockIdx.x % SUMS, group = (int)blockIdx.x / SUMS % PHASE_GROUPS;
     const int channel_block = (int)blockIdx.x / (SUMS * PHASE_GROUPS);
     const int channel_group = group % CHANNEL_GROUPS, word_group = group / CHANNEL_GROUPS;
-    const int m = j / (8 * TILE_WORDS), word = j / 8 % TILE_WORDS, half = j / 4 % 2, e = j % 4;
+    const int m = j / (4 * PER_WORD * TILE_WORDS), word = j / (4 * PER_WORD) % TILE_WORDS;
+    const int half = j / 4 % PER_WORD, e = j % 4;
     const int k = channel_block * BLOCK_CHANNELS + (channel_group * TILE_M + m) * 16 + lane / 4 + e / 2 * 8;
     const int kk = (word_group * TILE_WORDS + word) * 8 + lane % 4 * 2 + e % 2;
-    const int run = kk / RUN_WORDS, element = 2 * (kk % RUN_WORDS) + half - phase_lead(0);
+    const int run = kk / RUN_WORDS, element = PER_WORD * (kk % RUN_WORDS) + half - phase_lead(0);
     const bool is_tap = k < FILTERS && kk < WORDS && element >= 0 && element < RUN;
     f32 sum = 0.0f;
     if (is_tap) {
@@ -199,7 +233,7 @@ KERNEL(256) void few_channels_wgrad_reduce(const u16 *x, const u16 *dy, u16 *dw,
     if (slice > 0 || !is_tap) return;
     for (int i = 1; i < 8; i++) sum += some[i][lane];
     const int s = element / CHANNELS, c = element % CHANNELS, r = run % TAPS_R, d = run / TAPS_R;
-    u16 *to = dw + W_BASE + (INDEX)k * W_K + (INDEX)d * W_T + (INDEX)r * W_R + (INDEX)s * W_S + (INDEX)c * W_C;
+    ELEMENT *to = dw + W_BASE + (INDEX)k * W_K + (INDEX)d * W_T + (INDEX)r * W_R + (INDEX)s * W_S + (INDEX)c * W_C;
     f32 value = (f32)alpha * sum;
     if (beta != 0.0) value += (f32)beta * FROM_HALF(*to);
     *to = TO_HALF(value);

@@ -1,5 +1,10 @@
-// Products of half-precision numbers with f32 sums, by dtype.
-#if IS_BF16
+// Products of numbers with f32 sums, by dtype. ELEMENT: of the tensors.
+#if IS_F32
+#define ELEMENT f32
+#define TO_HALF(value) (value)
+#define FROM_HALF(value) (value)
+#elif IS_BF16
+#define ELEMENT u16
 #define MMA mma_bf16
 #define PACK pack_bf16
 #define LOW bf16_low
@@ -7,6 +12,7 @@
 #define TO_HALF to_bf16
 #define FROM_HALF to_f32_bf16
 #else
+#define ELEMENT u16
 #define MMA mma_f16
 #define PACK pack_f16
 #define LOW f16_low

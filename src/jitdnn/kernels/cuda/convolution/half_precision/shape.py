@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from jitdnn.kernels.cuda.gemm.plan import three
 from jitdnn.problems.convolution import Convolution
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.tensor import DTYPES, TensorDescriptor
 
 HALVES = ("bf16", "f16")
 """The types of half precision."""
 Defines = dict[str, object]
 """Macros by name."""
 
-# macros that say how wide an operand is accessed: the operand's number, bytes of the macro's unit, and its value for
-# operands at any address
+# macros that say how wide an operand is accessed: the operand's number, bytes of the macro's unit where elements have
+# two, and its value for operands at any address
 _WIDTHS: dict[str, tuple[int, int, int]] = {
     "X_BYTES": (0, 1, 2),
     "X_IS_EVEN": (0, 4, 0),
@@ -62,15 +62,22 @@ class Shape:
         return d, h, w
 
     @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return DTYPES[self.problem.x.dtype]
+
+    @property
     def y_vector(self) -> int:
-        """Neighbouring channels of y that can be stored at once: 8, 4, 2 or 1."""
+        """Neighbouring channels of y that can be stored at once: as many as fit in 16 bytes, or fewer."""
         n, c, d, h, w = strides_of(self.problem.y)
-        return power_of_two((n, d, h, w), 8) if c == 1 else 1
+        return power_of_two((n, d, h, w), 16 // self.size) if c == 1 else 1
 
     def defines(self) -> Defines:
         """The macros of the shape and of all strides."""
         problem = self.problem
-        names: Defines = {"IS_BF16": int(problem.x.dtype == "bf16")}
+        dtype = problem.x.dtype
+        names: Defines = {"IS_BF16": int(dtype == "bf16"), "IS_F32": int(dtype == "f32")}
+        names["PER_WORD"] = 4 // self.size
         reach = max(farthest(tensor) for tensor in (problem.x, problem.w, problem.y))
         names["INDEX"] = "i32" if reach < 1 << 30 else "i64"
         names |= {"IMAGES": problem.n, "CHANNELS": problem.w.shape[1], "FILTERS": problem.k}
@@ -119,10 +126,12 @@ def _axes(names: Sequence[str], values: Sequence[int]) -> Defines:
 
 def alignments_of(names: Defines) -> tuple[int, int, int]:
     """What the addresses of the operands must be multiples of, in bytes."""
-    found = [2, 2, 2]
+    size = 4 if names["IS_F32"] else 2
+    found = [size] * 3
     for name, (operand, unit, _) in _WIDTHS.items():
-        found[operand] = max(found[operand], unit * int(str(names.get(name, 0))))
-    if names.get("Y_VECTOR") == 8:  # dy is the first operand of dgrad, the second of wgrad
+        width = unit if name == "X_BYTES" else unit * size // 2
+        found[operand] = max(found[operand], width * int(str(names.get(name, 0))))
+    if names.get("Y_VECTOR") == 16 // size:  # dy is the first operand of dgrad, the second of wgrad
         found[0 if "STEP_W" in names else 1] = 16
     return found[0], found[1], found[2]
 
@@ -130,4 +139,6 @@ def alignments_of(names: Defines) -> tuple[int, int, int]:
 def unaligned(defines: Sequence[tuple[str, object]]) -> tuple[tuple[str, object], ...]:
     """The macros for operands at any address."""
     least = {name: value for name, (_, _, value) in _WIDTHS.items()} | {"Y_VECTOR": 1}
+    if dict(defines)["IS_F32"]:
+        least["X_BYTES"] = 4
     return tuple((name, least.get(name, value)) for name, value in defines)

@@ -4,7 +4,7 @@
 // Stores `count` sums of the channels from `k` on, of those below `limit`: of all of them, if is_full. `to` is the
 // offset of channel 0.
 template <int count, bool is_full>
-FUNCTION void store_channels(u16 *result, INDEX to, int k, int limit, const f32 (&sums)[count], f32 alpha, f32 beta
+FUNCTION void store_channels(ELEMENT *result, INDEX to, int k, int limit, const f32 (&sums)[count], f32 alpha, f32 beta
                              COORDINATE_PARAMETERS) {
     constexpr int width = count < RESULT_VECTOR ? count : RESULT_VECTOR;
     f32 value[count];
@@ -16,6 +16,17 @@ FUNCTION void store_channels(u16 *result, INDEX to, int k, int limit, const f32 
 #pragma unroll
     for (int first = 0; first < count; first += width) {
         if (width > 1 && (is_full || k + first + width <= limit)) {
+#if IS_F32
+            f32 *at = result + to + k + first;
+            u32 word[width + 1];
+#pragma unroll
+            for (int i = 0; i < width; i++) {
+                if (beta != 0.0f) value[first + i] += beta * at[i];
+                word[i] = __float_as_uint(value[first + i]);
+            }
+            if (width == 4) store16(at, make_uint4(word[0], word[1], word[width - 2], word[width - 1]));
+            if (width == 2) store8(at, make_uint2(word[0], word[width - 1]));
+#else
             u32 *at = (u32 *)(result + to + k + first), word[width / 2 + 1];
             if (beta != 0.0f) {
 #pragma unroll
@@ -29,12 +40,13 @@ FUNCTION void store_channels(u16 *result, INDEX to, int k, int limit, const f32 
             if (width == 8) store16(at, make_uint4(word[0], word[1], word[width / 2 - 2], word[width / 2 - 1]));
             if (width == 4) store8(at, make_uint2(word[0], word[width / 2 - 1]));
             if (width == 2) store4(at, word[0]);
+#endif
             continue;
         }
 #pragma unroll
         for (int i = first; i < first + width; i++) {
             if (!is_full && k + i >= limit) break;
-            u16 *at = result + to + (INDEX)(k + i) * RESULT_C;
+            ELEMENT *at = result + to + (INDEX)(k + i) * RESULT_C;
             if (beta != 0.0f) value[i] += beta * FROM_HALF(*at);
             *at = TO_HALF(value[i]);
         }
