@@ -114,9 +114,9 @@ template <int pending>
 FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory"); }
 
 #define W8(a, b, c, d, e, f, g, h) "%" #a ",%" #b ",%" #c ",%" #d ",%" #e ",%" #f ",%" #g ",%" #h
+#define WREGS_16 W8(0, 1, 2, 3, 4, 5, 6, 7) "," W8(8, 9, 10, 11, 12, 13, 14, 15)
 #define WREGS_32                                                                                                  \
-    W8(0, 1, 2, 3, 4, 5, 6, 7) "," W8(8, 9, 10, 11, 12, 13, 14, 15) ","                                           \
-    W8(16, 17, 18, 19, 20, 21, 22, 23) "," W8(24, 25, 26, 27, 28, 29, 30, 31)
+    WREGS_16 "," W8(16, 17, 18, 19, 20, 21, 22, 23) "," W8(24, 25, 26, 27, 28, 29, 30, 31)
 #define WREGS_48                                                                                                  \
     WREGS_32 "," W8(32, 33, 34, 35, 36, 37, 38, 39) "," W8(40, 41, 42, 43, 44, 45, 46, 47)
 #define WREGS_64                                                                                                  \
@@ -134,7 +134,8 @@ FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::
 #define WSUMS_8(kind, n)                                                                                          \
     kind(d[n]), kind(d[n + 1]), kind(d[n + 2]), kind(d[n + 3]), kind(d[n + 4]), kind(d[n + 5]), kind(d[n + 6]),   \
         kind(d[n + 7])
-#define WSUMS_32(kind) WSUMS_8(kind, 0), WSUMS_8(kind, 8), WSUMS_8(kind, 16), WSUMS_8(kind, 24)
+#define WSUMS_16(kind) WSUMS_8(kind, 0), WSUMS_8(kind, 8)
+#define WSUMS_32(kind) WSUMS_16(kind), WSUMS_8(kind, 16), WSUMS_8(kind, 24)
 #define WSUMS_48(kind) WSUMS_32(kind), WSUMS_8(kind, 32), WSUMS_8(kind, 40)
 #define WSUMS_64(kind) WSUMS_48(kind), WSUMS_8(kind, 48), WSUMS_8(kind, 56)
 #define WSUMS_80(kind) WSUMS_64(kind), WSUMS_8(kind, 64), WSUMS_8(kind, 72)
@@ -182,6 +183,7 @@ FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::
     WGMMA_BYTES(n, count, e4m3_e5m2, f32, "+f", "f32.e4m3.e5m2", ", 1, 1", a_at, b_at, p_at)                      \
     WGMMA_BYTES(n, count, e5m2_e4m3, f32, "+f", "f32.e5m2.e4m3", ", 1, 1", a_at, b_at, p_at)                      \
     WGMMA_BYTES(n, count, e5m2_e5m2, f32, "+f", "f32.e5m2.e5m2", ", 1, 1", a_at, b_at, p_at)
+WGMMA(32, 16, 16, 17, 18, 19, 20)
 WGMMA(64, 32, 32, 33, 34, 35, 36)
 WGMMA(96, 48, 48, 49, 50, 51, 52)
 WGMMA(128, 64, 64, 65, 66, 67, 68)
@@ -221,6 +223,7 @@ WGMMA(256, 128, 128, 129, 130, 131, 132)
     WGMMA_A_HALF(n, bf16, count, a0, a1, a2, a3, b_at, p_at, b_major_at)                                          \
     WGMMA_A_HALF(n, f16, count, a0, a1, a2, a3, b_at, p_at, b_major_at)                                           \
     WGMMA_A_TF32(n, count, a0, a1, a2, a3, b_at, p_at)
+WGMMA_A(32, 16, 16, 17, 18, 19, 20, 21, 22)
 WGMMA_A(64, 32, 32, 33, 34, 35, 36, 37, 38)
 WGMMA_A(96, 48, 48, 49, 50, 51, 52, 53, 54)
 WGMMA_A(128, 64, 64, 65, 66, 67, 68, 69, 70)

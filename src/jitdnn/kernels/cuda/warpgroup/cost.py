@@ -16,9 +16,12 @@ _ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it i
 _WGRAD_ROW_CYCLES = 2.3  # the same where all operands are read across
 _OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
 _TILE_CYCLES = 1270.0  # from one tile of a thread block to the next
+_EMPTY_CYCLES = 400.0  # of a tile of zeros, beside storing them
 _START_CYCLES = 2100.0  # until a thread block's first products
 _PARTIAL_CYCLES = 890.0  # of partial sums on their way to the workspace, without their bytes
 _MEMORY_SHARE = 0.76  # of the bandwidth of copies
+_UNHIDDEN = 0.05
+"""Of the shorter of work and memory: where memory is the limit, of two tiles the one that wastes less is faster."""
 LAUNCH_SECONDS = 1.95e-6
 _REDUCTION_SECONDS = 1.9e-6  # of the sum of the splits, its launch included, without their bytes
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
@@ -60,25 +63,39 @@ def seconds(
     outside = blocking.parts * (products.tiles_n(tile) * tile.n - products.n) / products.tiles_n(tile)
     stage = stage_cycles(blocking, device, row_bytes, is_wgrad, is_rewritten)
     stage += 0.0 if is_wgrad else _OUTSIDE_CYCLES * outside
-    works, mean = blocking.works(products), _mean_blocks(products, tile)
-    length = blocking.blocks_of_split if blocking.is_split else mean
+    works = blocking.works(products)
+    length = blocking.blocks_of_split if blocking.is_split else products.longest
     out = tile.m * tile.n * 4 / l2_bytes_per_cycle(device.facts) if blocking.is_split else 0.0
     # the results of a tile leave behind the products of the next
     one = length * stage + _TILE_CYCLES + (out + _PARTIAL_CYCLES if blocking.is_split else 0.0)
     chunks = tile.m * tile.n * result_bytes / l2_bytes_per_cycle(device.facts)
-    one = max(one, chunks)
-    waves = -(-works // device.multiprocessors)
-    cycles = waves * one + _START_CYCLES + (0.0 if blocking.is_split else chunks)
-    time = max(cycles / clock, bytes_moved / (_MEMORY_SHARE * device.bandwidth)) + LAUNCH_SECONDS
+    if len(products.rows) > 1:
+        busy = longest_load(products, tile, device.multiprocessors, [
+            max(blocks * stage + _TILE_CYCLES, chunks) if blocks else chunks + _EMPTY_CYCLES
+            for blocks in products.blocks
+        ])  # fmt: skip
+    else:
+        busy = -(-works // device.multiprocessors) * max(one, chunks)
+    cycles = busy + _START_CYCLES + (0.0 if blocking.is_split else chunks)
+    works_for, waits_for = cycles / clock, bytes_moved / (_MEMORY_SHARE * device.bandwidth)
+    time = max(works_for, waits_for) + _UNHIDDEN * min(works_for, waits_for) + LAUNCH_SECONDS
     if blocking.is_split:
         time += _REDUCTION_SECONDS
         time += blocking.partial_bytes(products) / (_REDUCTION_SHARE * device.bandwidth)
     return time
 
 
-def _mean_blocks(products: Products, tile: Tile) -> float:
-    tiles = [-(-rows // tile.m) for rows in products.rows]
-    return sum(n * blocks for n, blocks in zip(tiles, products.blocks, strict=True)) / max(1, sum(tiles))
+def longest_load(products: Products, tile: Tile, multiprocessors: int, cycles: Sequence[float]) -> float:
+    """Cycles of the thread block that has most to do, of which every `multiprocessors`-th tile is one's: tiles of each
+    stride phase, which follow each other, take `cycles`."""
+    loads, first = [0.0] * multiprocessors, 0
+    for rows, one in zip(products.rows, cycles, strict=True):
+        count = -(-rows // tile.m) * products.tiles_n(tile) * products.groups
+        all_have, more = divmod(count, multiprocessors)
+        for number in range(multiprocessors):
+            loads[number] += one * (all_have + ((number - first) % multiprocessors < more))
+        first += count
+    return max(loads)
 
 
 def best_blocking(

@@ -1,12 +1,38 @@
 // The kernels: the product, and the sum of the splits of K.
 
+// Whether there are tiles whose sums have no terms: of stride phases that no tap meets.
+constexpr bool MAY_BE_EMPTY = PHASES > 1 && IS_RESULT_VECTOR && !IS_SPLIT && !HAS_EPILOGUE && !HAS_SUMS;
+
+// Zeros in place of a tile's results, of the rows and columns of one warpgroup: each lane finds the place of one row.
+FUNCTION void store_zeros(const Tables &tables, const Work &work, int first_row, int first_column, RESULT *result) {
+    constexpr int run = 16 / RESULT_BYTES, pieces = WN / run;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    const int columns = work.columns.from(tables, first_column);
+    RESULT *to = result + work.columns.place(tables, first_column);
+#pragma unroll 1
+    for (int row = warp * 32; row < ROWS * 64; row += 128) {
+        const i64 own = row_place(tables, work, first_row + row + lane);
+#pragma unroll 4
+        for (int item = lane; item < 32 * pieces; item += 32) {
+            const int of_row = item / pieces, piece = item - of_row * pieces;
+            const i64 place = shuffle(own, of_row);
+            if (place != NO_PLACE && piece * run < columns) store16(to + place + piece * run, uint4{0, 0, 0, 0});
+        }
+    }
+}
+
 KERNEL2(BLOCK_THREADS, 1)
 void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS,
               u8 *workspace, SCALE alpha, SCALE beta) {
     extern __shared__ __attribute__((aligned(1024))) u8 shared_memory[];
 #if IS_SCALED
     const Scales scales(tables, workspace);
-    if (PARTS == 2 && !scales.is_finite) return;  // add_exactly has the work
+#if PARTS == 2
+    if (!scales.is_finite) {
+        compute_exactly(tables, first, second, result EPILOGUE_ARGUMENTS, alpha, beta);
+        return;
+    }
+#endif
 #endif
     const Ring ring = {smem_address(shared_memory)};
     if (threadIdx.x == 0) ring.initialize();
@@ -73,6 +99,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #endif
         for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
             const Work work(tables, number);
+            if constexpr (MAY_BE_EMPTY) {
+                if (is_plain && work.first_block == work.last_block && alpha - alpha == 0) {
+                    store_zeros(tables, work, work.first_row + rows_before, first_column, result);
+                    continue;
+                }
+            }
 #if HAS_PROLOGUE
             consumer.begin(work);
 #endif
@@ -108,64 +140,116 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 }
 
 #if IS_SPLIT
-// A thread has the four sums that a thread of a consumer had; a block 256 of them.
+// Exchanges words between four neighbouring lanes: `own` of the lane with number n becomes the n-th of all four.
+FUNCTION void transpose_of_four(u32 (&own)[4]) {
+    const int lane = threadIdx.x % 4;
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            if (n & distance) continue;
+            const bool is_upper = lane & distance;
+            const u32 other = shuffle_xor(is_upper ? own[n] : own[n + distance], distance);
+            (is_upper ? own[n] : own[n + distance]) = other;
+        }
+}
+
+// A thread has the sums that a thread of a consumer had of 16 columns, 2 x 4 of them; a block 256 times as many. Where
+// results may be stored as vectors, four lanes exchange theirs of half precision, and each stores 8 columns of a row.
 KERNEL2(256, 4)
 void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
                      RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
-    constexpr int fours = BM * BN / 4;  // of a tile
+    constexpr int eights = BM * BN / 8;  // of a tile
+    static_assert(WN % 16 == 0, "threads have pairs of 8 columns");
     const i64 index = (i64)blockIdx.x * 256 + threadIdx.x, tiles = tables.works / tables.splits;
-    const int tile = (int)(index / fours), in_tile = (int)(index % fours);
-    const SUM *from = (const SUM *)(workspace + tables.partials) + index * 4;
-    SUM sums[4] = {};
-    auto add = [&](int n, u32 bits) {
-        SUM more;
-        sum_of_bits(bits, more);
-        sums[n] += more;
-    };
-#pragma unroll 8
+    const int tile = (int)(index / eights), in_tile = (int)(index % eights);
+    const int thread = in_tile % 128, pair = in_tile / 128 % (WN / 16), slab = in_tile / (8 * WN) % ROWS;
+    const int warpgroup = in_tile / (8 * WN * ROWS);
+    const SUM *from = (const SUM *)(workspace + tables.partials) + (i64)tile * (BM * BN) +
+                      (warpgroup * ROWS + slab) * SLAB_SUMS + pair * 1024 + thread * 4;
+    SUM sums[2][4] = {};  // of 8 columns each: see store_partial
+#pragma unroll 4
     for (int split = 0; split < (int)tables.splits; ++split) {
-        const uint4 four = *(const uint4 *)(from + split * tiles * (BM * BN));
-        add(0, four.x), add(1, four.y), add(2, four.z), add(3, four.w);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const uint4 four = *(const uint4 *)(from + split * tiles * (BM * BN) + j * 512);
+            const u32 bits[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                SUM more;
+                sum_of_bits(bits[n], more);
+                sums[j][n] += more;
+            }
+        }
     }
 #if IS_SCALED
     const Scales scales(tables, workspace);
     if (PARTS == 2 && !scales.is_finite) return;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) sums[n] = scales.power.times(sums[n]);
+    for (int n = 0; n < 8; ++n) sums[n / 4][n % 4] = scales.power.times(sums[n / 4][n % 4]);
 #endif
     const Work work(tables, tile);
-    const int thread = in_tile % 128, j = in_tile / 128 % (WN / 8), slab = in_tile / (128 * (WN / 8)) % ROWS;
-    const int warpgroup = in_tile / (128 * (WN / 8) * ROWS);
+    const int first_row = work.first_row + (warpgroup / WARPGROUPS_N * ROWS + slab) * 64 + thread / 32 * 16 +
+                          thread % 32 / 4;
+    const int first_column = warpgroup % WARPGROUPS_N * WN + 16 * pair, lane = thread % 4;
+    int columns[2];  // that there are from the first of eight on
+    i64 column_places[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        columns[j] = work.columns.from(tables, first_column + 8 * j);
+        column_places[j] = work.columns.place(tables, first_column + 8 * j);
+    }
 #if HAS_SUMS
-    f32 summed[4] = {};
+    f32 summed[2][4] = {};
 #endif
+    constexpr bool is_exchanged = IS_RESULT_VECTOR && RESULT_BYTES == 2 && !IS_INTEGER;
+    constexpr bool is_paired = IS_RESULT_VECTOR && RESULT_BYTES == 4 && !IS_INTEGER;
+    u32 words[4];  // two neighbours each: of both rows, of both blocks of columns
+    i64 places[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int row = work.first_row + (warpgroup / WARPGROUPS_N * ROWS + slab) * 64 + thread / 32 * 16 +
-                        half * 8 + thread % 32 / 4;
-        const i64 place = row_place(tables, work, row);
-        if (place == NO_PLACE) continue;
+        const int row = first_row + half * 8;
+        places[half] = row_place(tables, work, row);
         const Pixel pixel(tables, work, row);
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const int column = warpgroup % WARPGROUPS_N * WN + 8 * j + thread % 4 * 2 + e;
-            if (work.columns.from(tables, column) <= 0) continue;
-            const i64 at = place + work.columns.place(tables, column);
-            REAL value = (REAL)sums[2 * half + e];
+        for (int j = 0; j < 2; ++j) {
+            REAL values[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                REAL &value = values[e];
+                value = (REAL)sums[j][2 * half + e];
+                if (places[half] == NO_PLACE || columns[j] <= lane * 2 + e) continue;
 #if HAS_SUMS
-            summed[2 * half + e] = (f32)value;
+                summed[j][2 * half + e] = (f32)value;
 #endif
-            if constexpr (HAS_EPILOGUE) value = FINISH(value, pixel, work.channel(column, tables));
-            if (beta != 0)
-                value = blended(value, (REAL)alpha, (REAL)beta, (REAL)LOAD(RESULT, result, at));
-            else
-                value *= (REAL)alpha;
-            STORE(RESULT, result, at, value);
+                const i64 at = places[half] + column_places[j] + (lane * 2 + e) * tables.result_column;
+                if constexpr (HAS_EPILOGUE)
+                    value = FINISH(value, pixel, work.channel(first_column + 8 * j + lane * 2 + e, tables));
+                if (beta != 0)
+                    value = blended(value, (REAL)alpha, (REAL)beta, (REAL)LOAD(RESULT, result, at));
+                else
+                    value *= (REAL)alpha;
+                if constexpr (!is_exchanged && !is_paired) STORE(RESULT, result, at, value);
+            }
+            if constexpr (is_exchanged) words[2 * half + j] = PACK((f32)values[0], (f32)values[1]);
+            if (is_paired && places[half] != NO_PLACE && columns[j] > lane * 2)
+                store8(result + places[half] + column_places[j] + lane * 2,
+                       uint2{__float_as_uint((f32)values[0]), __float_as_uint((f32)values[1])});
         }
+    }
+    if constexpr (is_exchanged) {
+        transpose_of_four(words);
+        const i64 place = places[lane / 2];
+        if (place != NO_PLACE && columns[lane % 2] > 0)
+            store16(result + place + column_places[lane % 2], uint4{words[0], words[1], words[2], words[3]});
     }
 #if HAS_SUMS
     const int of_result = work.first_row / 64 + warpgroup / WARPGROUPS_N * ROWS + slab;
-    sum_block(summed, tables, work, of_result, warpgroup % WARPGROUPS_N * WN + 8 * j, workspace);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        if (j) __syncthreads();  // what the first call shares is read
+        sum_block(summed[j], tables, work, of_result, first_column + 8 * j, workspace);
+    }
 #endif
 }
 #endif

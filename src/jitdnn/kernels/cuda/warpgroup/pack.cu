@@ -24,12 +24,14 @@ FUNCTION u16 rounded(f32 value, f32 original) {
 }
 #endif
 
-// A tensor whose copy has its elements in the same order: four at a time.
-FUNCTION void split_flat(const Pack &form, const f32 *tensor, u16 *to, const Power &scale) {
+// A tensor whose copy has its elements in the same order: four at a time, the last ones first, which find_maxima has
+// left in the cache.
+FUNCTION void split_flat(const Pack &form, const f32 *tensor, u16 *to, const Power &scale, int block, int blocks) {
     const i64 count = form.images * form.extents[0] * form.extents[1] * form.extents[2] * form.channels;
-    const i64 first = ((i64)blockIdx.x * 256 + threadIdx.x) * 4, step = (i64)gridDim.x * 1024;
+    const i64 rounds = (count + blocks * 1024ll - 1) / (blocks * 1024ll);
+    const i64 first = (blocks - 1 - block) * rounds * 1024 + threadIdx.x * 4;
 #pragma unroll 2
-    for (i64 at = first; at < count; at += step) {
+    for (i64 at = first; at < min(count, first + rounds * 1024); at += 1024) {
         const uint4 four = load16_streaming(tensor + at);
 #if PARTS == 1
         auto pair = [&](u32 low, u32 high) {
@@ -60,22 +62,29 @@ FUNCTION u16 widened(u8 value, int number) {
 }
 #endif
 
-FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *workspace) {
+// Thread blocks that copy a tensor; 0 of one that is not copied.
+FUNCTION int blocks_of(const Pack &form) {
+    const i64 pixels = form.images * form.extents[0] * form.extents[1] * form.extents[2];
+    return (int)((pixels + 63) / 64) * (((int)form.packed_channels + 63) / 64);
+}
+
+// What thread block `block` of those of a tensor does.
+FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *workspace, int block) {
     const Pack &form = tables.packs[number];
     PACKED *const copy = (PACKED *)(workspace + form.at);
 #if IS_SCALED
     const Header header(tables, workspace);
-    if (blockIdx.x == 0 && threadIdx.x == 0) header.publish(tables, workspace);
+    if (block == 0 && threadIdx.x == 0) header.publish(tables, workspace);
     const Power scale(header.shift(number));
     if (form.is_flat && (u64)tensor % 16 == 0) {
-        split_flat(form, tensor, copy, scale);
+        split_flat(form, tensor, copy, scale, block, blocks_of(form));
         return;
     }
 #endif
     const int wide = ((int)form.packed_channels + 63) / 64;
     const i64 pixels = form.images * form.extents[0] * form.extents[1] * form.extents[2];
-    const i64 first_pixel = (i64)(blockIdx.x / wide) * 64;
-    const int first_channel = blockIdx.x % wide * 64, thread = threadIdx.x;
+    const i64 first_pixel = (i64)(block / wide) * 64;
+    const int first_channel = block % wide * 64, thread = threadIdx.x;
     if (first_pixel >= pixels) return;
     const int here = (int)min((i64)64, pixels - first_pixel);
     const int channels = min(64, (int)form.packed_channels - first_channel);
@@ -119,25 +128,28 @@ FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *wo
     for (int pixel = thread / 64; pixel < here; pixel += 4) write(pixel, thread % 64, tile[thread % 64][pixel]);
 }
 
-#define PACK_KERNEL(name, operand, number)                                                               \
-    KERNEL(256)                                                                                          \
-    void name(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,                           \
-              RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {              \
-        pack(tables, number, operand, workspace);                                                        \
-    }
-PACK_KERNEL(pack_first, first, 0)
-PACK_KERNEL(pack_second, second, 1)
+// Both operands, those of them that are copied: side by side, since either may be too small to keep the device busy.
+KERNEL(256)
+void pack_operands(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
+                   RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
+    const int of_first = blocks_of(tables.packs[0]), block = blockIdx.x;
+    if (block < of_first)
+        pack(tables, 0, first, workspace, block);
+    else
+        pack(tables, 1, second, workspace, block - of_first);
+}
 
 #if IS_SCALED
-// The largest finite magnitude of each operand, and whether all of its numbers are finite: MAXIMA blocks for each.
-KERNEL(256)
+// The largest finite magnitude of each operand, and whether all of its numbers are finite: MAXIMA blocks for each. So
+// many threads, with so many loads each, are what keeps the memory busy.
+KERNEL(512)
 void find_maxima(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
                  RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
-    __shared__ u32 found[8];
+    __shared__ u32 found[16];
     const Pack &form = tables.packs[blockIdx.y];
     const f32 *tensor = blockIdx.y ? second : first;
     const i64 pixels = form.images * form.extents[0] * form.extents[1] * form.extents[2];
-    const i64 count = pixels * form.channels, step = (i64)gridDim.x * 256;
+    const i64 count = pixels * form.channels, step = (i64)gridDim.x * 512;
     u32 most = 0;
     bool is_finite = true;
     auto take = [&](u32 bits) {
@@ -147,12 +159,12 @@ void find_maxima(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second
         else
             is_finite = false;
     };
-    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+    i64 at = (i64)blockIdx.x * 512 + threadIdx.x;
     if (form.is_dense) {
         i64 done = 0;
         if ((u64)tensor % 16 == 0) {
             done = count / 4 * 4;
-#pragma unroll 4
+#pragma unroll 8
             for (i64 four = at; four < count / 4; four += step) {
                 const uint4 bits = load16(tensor + four * 4);
                 take(bits.x), take(bits.y), take(bits.z), take(bits.w);
@@ -169,7 +181,7 @@ void find_maxima(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second
     if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = most;
     __syncthreads();
     if (threadIdx.x == 0) {
-        for (int warp = 1; warp < 8; ++warp)
+        for (int warp = 1; warp < 16; ++warp)
             most = max(most & 0x7fffffffu, found[warp] & 0x7fffffffu) | ((most | found[warp]) & 0x80000000u);
         Header::maxima(tables, workspace)[blockIdx.y * MAXIMA + blockIdx.x] = most;
     }

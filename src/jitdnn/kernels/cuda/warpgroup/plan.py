@@ -93,6 +93,7 @@ TILES = (
     Tile(1, 2, 1, 128),
     Tile(1, 1, 1, 192),
     Tile(1, 1, 1, 128),
+    Tile(2, 1, 2, 32),
 )
 """Tiles worth trying, those first that are best for many problems."""
 

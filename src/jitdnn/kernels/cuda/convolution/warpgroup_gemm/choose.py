@@ -179,11 +179,11 @@ def _pack_seconds(packs: _Packs, device: GpuDevice) -> float:
             moved = read + pack.bytes
             if pack.is_scaled:  # the largest number is looked for first, and what fits stays in L2
                 moved += read
-            time += LAUNCH_SECONDS + 1.3 * moved / device.bandwidth
+            time += 1.3 * moved / device.bandwidth
             if not pack.is_flat:
                 time += pack.blocks * _PACK_BLOCK_SECONDS / device.multiprocessors
-    if any(pack and pack.is_scaled for pack in packs):  # and with two parts there is the exact kernel
-        time += max(pack.parts for pack in packs if pack) * LAUNCH_SECONDS
+    if any(packs):
+        time += (2 if any(pack and pack.is_scaled for pack in packs) else 1) * LAUNCH_SECONDS
     return time
 
 
@@ -274,9 +274,8 @@ def _correlation_plan(
         is_vector = is_vector and batch.result * result_bytes % ALIGNMENT == 0
     if strides.channel == 1 and not is_vector and not blocking.is_split:
         seconds += narrow_store_seconds(device.facts, sum(rows) * geometry.out_channels * groups)
-    is_vector = is_vector and not blocking.is_split  # the reduction stores elements, whatever the layout is
     boxes = None
-    if is_vector and len(phases) == 1:
+    if is_vector and len(phases) == 1 and not blocking.is_split:
         extents_of_result = (geometry.images, *(axis.results for axis in phases[0]))
         row_step = linear_step(extents_of_result, (strides.image, *strides.space))
         group_step = batch.result if batch else strides.group
@@ -441,9 +440,14 @@ def _wgrad_plan(
     used = [s for s, n in zip(space, problem.filter_spatial, strict=True) if n > 1]
     multiples = [in_channels, row, group, first, *used]
     is_vector = column == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
-    is_vector = is_vector and not blocking.is_split
     boxes = None
-    if is_vector and not batch and (groups == 1 or out_channels % 64 == 0) and sign > 0:
+    if (
+        is_vector
+        and not blocking.is_split
+        and not batch
+        and (groups == 1 or out_channels % 64 == 0)
+        and sign > 0
+    ):
         tap_step = linear_step(problem.filter_spatial, space)
         box_columns = tile.chunk_bytes(result_bytes) // result_bytes
         if tap_step is not None:

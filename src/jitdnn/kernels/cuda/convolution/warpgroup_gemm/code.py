@@ -23,7 +23,7 @@ WGMMA_FUNCTIONS = {"bf16": "wgmma_bf16", "f16": "wgmma_f16", "f32": "wgmma_tf32"
 _POINTERS = 3
 _SUMMED_COLUMNS = 8
 """Of sums by channel, that a thread block of the last reduction adds up."""
-_REDUCTION_BLOCK = 256 * 4
+_REDUCTION_BLOCK = 256 * 8
 """Sums that a thread block of the reduction adds."""
 
 
@@ -86,9 +86,9 @@ def source_of(
             read_text("cuda/convolution/warpgroup_gemm", "tables.cuh"),
             read_text("cuda/warpgroup", "sizes.cuh", *(("halves.cuh",) if plan.is_scaled else ())),
             read_text("cuda/convolution/warpgroup_gemm", body),
-            read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", *fused.files, "kernel.cuh"),
-            read_text("cuda/warpgroup", "pack.cu") if any(plan.packs) else "",
+            read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", *fused.files),
             read_text("cuda/convolution/warpgroup_gemm", "exact.cuh") if parts == 2 else "",
+            read_text("cuda/warpgroup", "kernel.cuh", *(("pack.cu",) if any(plan.packs) else ())),
         )
     )
     defines = (
@@ -143,15 +143,14 @@ def _multiply(first: str, second: str) -> str:
 
 def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     """Packing, the product, and the sum of the splits."""
-    tile, names = plan.blocking.tile, ("pack_first", "pack_second")
-    launches = [Launch("find_maxima", (MAXIMA, 2), 256)] if plan.is_scaled else []
-    launches += [Launch(name, pack.blocks, 256) for name, pack in zip(names, plan.packs, strict=True) if pack]
+    tile, packs = plan.blocking.tile, [pack for pack in plan.packs if pack]
+    launches = [Launch("find_maxima", (MAXIMA, 2), 512)] if plan.is_scaled else []
+    if packs:
+        launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256))
     launches.append(Launch("multiply", min(multiprocessors, plan.works), tile.threads, plan.shared))
     if plan.blocking.is_split:
         sums = plan.works // plan.blocking.splits * tile.m * tile.n
         launches.append(Launch("reduce_partials", sums // _REDUCTION_BLOCK, 256))
     if plan.fusion.has_sums:
         launches.append(Launch("reduce_sums", -(-2 * plan.channels // _SUMMED_COLUMNS), 256))
-    if plan.blocking.parts == 2:
-        launches.append(Launch("add_exactly", min(4 * multiprocessors, plan.works), 256))
     return launches

@@ -1,13 +1,11 @@
 // Results by plain multiply-adds, for operands that are not finite: as halves they would not be what they are in f32.
 
-KERNEL(256)
-void add_exactly(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
-                 RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
-    if (Scales(tables, workspace).is_finite) return;
+FUNCTION void compute_exactly(const Tables &tables, const DTYPE *first, const DTYPE *second,
+                              RESULT *result EPILOGUE_PARAMETERS, SCALE alpha, SCALE beta) {
     const Pack &one = tables.packs[0], &other = tables.packs[1];
     for (i64 tile = blockIdx.x; tile < tables.works / tables.splits; tile += gridDim.x) {
         const Work work(tables, (int)tile);
-        for (int at = threadIdx.x; at < BM * BN; at += 256) {
+        for (int at = threadIdx.x; at < BM * BN; at += BLOCK_THREADS) {
             const int row = work.first_row + at / BN, column = at % BN;
             const i64 place = row_place(tables, work, row);
             if (place == NO_PLACE || work.columns.from(tables, column) <= 0) continue;
