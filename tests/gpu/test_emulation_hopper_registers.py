@@ -132,7 +132,7 @@ def test_every_width_compiles(architecture: Any) -> None:
     calls = "".join(
         f"{{ f32 d[{n // 2}]; wgmma_a_{kind}<false>(d, a, 5, true); wgmma_commit(); wgmma_wait<0>(); out += d[1]; }}"
         for kind in ("bf16", "f16", "tf32")
-        for n in (64, 96, 128, 160, 192, 224, 256)
+        for n in (32, 64, 96, 128, 160, 192, 224, 256)
     )
     text = "struct Tables { TensorMap maps[1]; }; KERNEL2(128, 1) void body" + HEAD
     text += f"{{ u32 a[4] = {{}}; f32 out = 0; wgmma_fence(); {calls} *(f32 *)y = out; }}"

@@ -21,7 +21,11 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
     EXTRA_WGRAD_REGISTERS,
     Sliding,
 )
-from jitdnn.kernels.cuda.convolution.few_channels.algorithm import FewChannels
+from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
+    FewChannels,
+    FewChannelsF32,
+    FewChannelsTf32,
+)
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemm,
@@ -41,7 +45,9 @@ GEMM: dict[str, tuple[Any, ...]] = {
     "bwd_data": (ImplicitGemm(), ImplicitGemmInPlace()),
     "bwd_filter": (ImplicitGemmWgrad(), ImplicitGemmWgradInPlace()),
 }
-OTHERS: tuple[Any, ...] = (DepthwiseSliding(), DepthwiseBanded(), FewChannels(), Grouped())
+OTHERS: tuple[Any, ...] = (
+    DepthwiseSliding(), DepthwiseBanded(), FewChannels(), FewChannelsF32(), FewChannelsTf32(), Grouped(),
+)  # fmt: skip
 RESIDENT = (
     "RESIDENT",
     "MIN_BLOCKS",
@@ -61,7 +67,7 @@ def drawn(kind: str, seed: int) -> Convolution:
         dtype = pick(("bf16", "f16", "f32"))
     elif kind == "few channels":
         c, k = pick((1, 2, 3, 4, 8)), pick((8, 16, 32, 64, 96, 192))
-        extent = pick((28, 64, 127, 224))
+        extent, dtype = pick((28, 64, 127, 224)), pick((dtype, "f32"))
     elif kind == "grouped":
         groups, each = pick((2, 8, 32)), pick((2, 4, 8, 16, 32, 64))
         c = k = groups * each
