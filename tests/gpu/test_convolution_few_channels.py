@@ -260,6 +260,6 @@ n2 c1 d128 h128 w128 k32 t3 r3 s3 stride1 pad1 bf16 nhwc
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
 @pytest.mark.parametrize("words", LAYERS)
 def test_first_layers_compile(words: str, direction: str, architecture: Any) -> None:
-    problem = convolution(words, direction)
-    plan = PLANS[direction](problem, architecture)
-    architecture.kernel(source(problem, plan), launches(problem, plan), 3)
+    for problem, count in ((convolution(words, direction), 1), (convolution(f32_of(words), direction), 3)):
+        plan = PLANS[direction](problem, architecture, count)
+        architecture.kernel(source(problem, plan), launches(problem, plan), 3)

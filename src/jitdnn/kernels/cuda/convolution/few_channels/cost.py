@@ -55,6 +55,7 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
     shape = Shape(problem)
     products = Products.of(shape, count, facts.mma_cycles)
     most = 24 if products.is_f32 else 32  # tiles of sums in the registers of a warp
+    most_registers_of_f32 = 124  # of a lane, for sums and the factors of rows
     for rows in _strips(shape):
         steps = -(-rows.words // 8)
         for warps, (n, groups, channel_blocks) in [
@@ -64,6 +65,8 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
             output_warps = warps // (groups * rows.phases)
             for m, stages in itertools.product((1, 2, 3, 4), (2, 1)):
                 # a tile of sums takes 4 registers: with more than half of the most only one block is resident
+                if products.is_f32 and 4 * m * (n + products.count) > most_registers_of_f32:
+                    continue
                 if m * n > most or (m > 1 and output_warps * 16 * (m - 1) >= rows.phase_outputs):
                     continue
                 shared = stages * rows.bytes + filter_bytes
@@ -233,6 +236,7 @@ def _wgrad_tilings(
             continue
         threads_limit = facts.registers // (warps * 32)
         needed = sums + 4 * m * products.count + 2 * n + (64 if warps <= 8 else 84)
+        needed += 40 if products.count == 3 else 0
         if needed > most_registers(facts, warps * 32):
             continue
         most = min(2, threads_limit // needed)

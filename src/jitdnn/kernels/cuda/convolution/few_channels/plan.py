@@ -248,6 +248,7 @@ class Tiling:
         d, h, _ = self.axes
         fragments = 2 * min(self.planes, d.reach) * h.reach * self.tiles * self.products
         rest = 56 + 4 * self.tiles + (20 if self.size == 4 else 0)
+        rest += 8 + 12 * self.rows if self.products == 3 else 0  # the compiler prepares rows ahead
         return 4 * self.planes * self.rows * self.tiles + fragments + rest
 
     @property
