@@ -15,6 +15,10 @@ _SHARED_SHARE = 1.08  # of the path to shared memory, as `shared_bytes_per_cycle
 _ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it is
 _WGRAD_ROW_CYCLES = 2.3  # the same where all operands are read across
 _OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
+_VOLUME_FACTOR = (
+    0.25  # of a stage of windows of three axes, how much longer it takes for each 128 rows beyond 128
+)
+_ACROSS_FACTOR = 1.35  # of a wgrad's stage that two warpgroups share across
 _TILE_CYCLES = 1270.0  # from one tile of a thread block to the next
 _EMPTY_CYCLES = 400.0  # of a tile of zeros, beside storing them
 _START_CYCLES = 2100.0  # until a thread block's first products
@@ -27,6 +31,7 @@ _REDUCTION_SECONDS = 1.9e-6  # of the sum of the splits, its launch included, wi
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 _AS_FAST = 1.03
 """The factor on a time within which it counts as the same."""
+_FILLED = 0.6  # of the columns of tiles
 
 
 def stage_cycles(
@@ -57,12 +62,17 @@ def seconds(
     row_bytes: int,
     is_wgrad: bool,
     is_rewritten: bool = False,
+    is_volume: bool = False,
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, clock = blocking.tile, gemm_clock(device.facts)
     outside = blocking.parts * (products.tiles_n(tile) * tile.n - products.n) / products.tiles_n(tile)
     stage = stage_cycles(blocking, device, row_bytes, is_wgrad, is_rewritten)
-    stage += 0.0 if is_wgrad else _OUTSIDE_CYCLES * outside
+    if is_wgrad:
+        stage *= _ACROSS_FACTOR if tile.across > 1 else 1.0
+    else:
+        stage += _OUTSIDE_CYCLES * outside
+        stage *= 1.0 + _VOLUME_FACTOR * max(0, tile.m - 128) / 128 if is_volume else 1.0
     works = blocking.works(products)
     length = blocking.blocks_of_split if blocking.is_split else products.longest
     out = tile.m * tile.n * 4 / l2_bytes_per_cycle(device.facts) if blocking.is_split else 0.0
@@ -101,14 +111,20 @@ def longest_load(products: Products, tile: Tile, multiprocessors: int, cycles: S
 def best_blocking(
     products: Products, tiles: Sequence[Tile], device: GpuDevice, bytes_moved: int, result_bytes: int, parts: int,
     max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
+    is_volume: bool = False,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
-    that are for something else. `is_rewritten`: see `stage_cycles`.
+    that are for something else. `is_rewritten`: see `stage_cycles`. `is_volume`: windows have three axes of space.
     """
     found = [
-        (one, seconds(products, one, device, bytes_moved, result_bytes, row_bytes, is_wgrad, is_rewritten))
+        (
+            one,
+            seconds(
+                products, one, device, bytes_moved, result_bytes, row_bytes, is_wgrad, is_rewritten, is_volume
+            ),
+        )
         for one in blockings(
             products,
             tiles,
@@ -123,5 +139,8 @@ def best_blocking(
     if not found:
         return None
     least = min(time for _, time in found)
-    # of those that are as fast the tile that stands first in the list: so few kernels are compiled
-    return next((one, time) for one, time in found if time <= _AS_FAST * least)
+    # of those that are as fast the tile that stands first in the list: so few kernels are compiled. Where memory is the
+    # limit many are, and one whose columns lie outside for the most part is slower than it seems
+    as_fast = [(one, time) for one, time in found if time <= _AS_FAST * least]
+    filled = [(one, time) for one, time in as_fast if products.filled(one.tile) > _FILLED]
+    return (filled or as_fast)[0]

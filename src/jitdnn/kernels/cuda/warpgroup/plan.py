@@ -113,6 +113,10 @@ class Products:
     def tiles_n(self, tile: Tile) -> int:
         return -(-self.n // tile.n)
 
+    def filled(self, tile: Tile) -> float:
+        """The share of the tiles' columns that are there."""
+        return self.n / (self.tiles_n(tile) * tile.n)
+
     def tiles(self, tile: Tile) -> int:
         return self.groups * self.tiles_m(tile) * self.tiles_n(tile)
 
