@@ -36,7 +36,7 @@ def aligned(monkeypatch: pytest.MonkeyPatch) -> None:
 def split_into(splits: int, tile: Tile = SMALL) -> Iterator[None]:
     """Plans within the block split K so many times, also where the last split has fewer stages."""
 
-    def blocking(products: Any, *_: Any) -> tuple[Blocking, float]:
+    def blocking(products: Any, *_: Any, **__: Any) -> tuple[Blocking, float]:
         length = -(-products.longest // splits)
         return Blocking(tile, 3, -(-products.longest // length), length, 1, 2), 1e-5
 

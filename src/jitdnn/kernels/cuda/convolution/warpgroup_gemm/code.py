@@ -129,8 +129,8 @@ def source_of(
         *fused.defines,
     )
     # an epilogue takes registers between two tiles, as what becomes of integers does, a prologue everywhere: where sums
-    # leave few, some are spilled
-    spills = epilogue is not None or plan.fusion.has_prologue or plan.is_integer
+    # leave few, some are spilled, and so they may be beside the exact products of what is not finite
+    spills = epilogue is not None or plan.fusion.has_prologue or plan.is_integer or parts == 2
     return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, "hopper", spills)
 
 
