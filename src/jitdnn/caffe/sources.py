@@ -137,7 +137,9 @@ class MappedSource(Source):
             parts = sorted(file.name.removesuffix("_data.npy") for file in path.glob("*_data.npy"))
             forms = [f'"FOLDER#{name}"' for name in parts]
             raise InvalidArgument(f"{path} has no {self.path.name}; name its source as {' or '.join(forms)}")
-        data = np.asarray(map_npy(self.path))  # parts of a memory map are made more slowly than those of an array
+        data = np.asarray(
+            map_npy(self.path)
+        )  # parts of a memory map are made more slowly than those of an array
         self.data = data[:, np.newaxis] if data.ndim == 3 else data
         if self.data.ndim != 4:
             raise InvalidShape(

@@ -85,18 +85,32 @@ FUNCTION void find_corners(const OFFSET *extents, const OFFSET *steps, Cell *cel
   }
 }
 
+/* LANES channels that are all there: side by side at a multiple of their size if `is_plain`, else apart; or those of them
+ * that are there */
+FUNCTION void load_group(GLOBAL const X *p, OFFSET i, OFFSET step, OFFSET left, int is_plain, NUMBER *values) {
+#if ARE_NEIGHBOURS
+  load_vector(p, i, LANES, is_plain, values);
+#else
+  UNROLL for (int n = 0; n < LANES; ++n) values[n] = is_plain || n < left ? (NUMBER)LOAD(X, p, i + n * step) : 0;
+#endif
+}
+#define IS_PLAIN(left) (ARE_NEIGHBOURS ? is_aligned : (left) >= LANES)
+
 /* the coordinates of a position of so many rows and columns */
 #define SPLIT(number, rows, columns)                              \
   const OFFSET line = (number) / (OFFSET)(columns), w = (number) - line * (OFFSET)(columns); \
   const OFFSET d = line / (OFFSET)(rows), h = line - d * (OFFSET)(rows);
 
 #if FORWARD
-#define ADD_CORNERS(is_aligned)                                                                            \
-  UNROLL for (int corner = 0; corner < CORNERS; ++corner) {                                                \
-    if (cell.is_inside[corner]) {                                                                          \
-      load_lanes(x, (OFFSET)x_c * c + cell.offsets[corner], (OFFSET)x_c, end - c, is_aligned, values);     \
-      UNROLL for (int n = 0; n < LANES; ++n) sums[n] += cell.weights[corner] * values[n];                  \
-    }                                                                                                      \
+/* all corners are read at once, outside of the image its first element, which counts nothing then */
+#define ADD_CORNERS(is_plain)                                                                                      \
+  UNROLL for (int corner = 0; corner < CORNERS; ++corner) {                                                        \
+    load_group(from, (OFFSET)x_c * c + cell.offsets[corner], (OFFSET)x_c, end - c, is_plain, values[corner]);      \
+  }                                                                                                                \
+  UNROLL for (int corner = 0; corner < CORNERS; ++corner) {                                                        \
+    UNROLL for (int n = 0; n < LANES; ++n) {                                                                       \
+      sums[n] += cell.weights[corner] * (cell.is_inside[corner] ? values[corner][n] : 0);                          \
+    }                                                                                                              \
   }
 
 KERNEL(GROUP) void grid_sample_forward(SIGNATURE) {
@@ -115,16 +129,14 @@ KERNEL(GROUP) void grid_sample_forward(SIGNATURE) {
     find_places(grid, image * grid_n + (i64)grid_d * d + (i64)grid_h * h + (i64)grid_w * w, grid_axis, extents, cell.places);
     find_corners(extents, steps, &cell);
     for (OFFSET c = begin; c < end; c += LANES) {
-      NUMBER sums[LANES], values[LANES];
-      GLOBAL const X *from = x;
+      NUMBER sums[LANES], values[CORNERS][LANES];
+      GLOBAL const X *from = x + image * x_n;
       UNROLL for (int n = 0; n < LANES; ++n) sums[n] = 0;
-      x += image * x_n;
-      if (is_aligned) {
+      if (IS_PLAIN(end - c)) {
         ADD_CORNERS(1)
       } else {
         ADD_CORNERS(0)
       }
-      x = from;
       store_lanes(y + image * y_n, AT(y, c, d, h, w), (OFFSET)y_c, end - c, is_aligned, sums, (NUMBER)alpha, (NUMBER)beta);
     }
   }
@@ -132,17 +144,14 @@ KERNEL(GROUP) void grid_sample_forward(SIGNATURE) {
 #endif
 
 #if BY_GRID
-#define ADD_PRODUCTS(is_aligned)                                                                                   \
-  for (OFFSET c = member * LANES; c < (OFFSET)channels; c += MEMBERS * LANES) {                                    \
-    const OFFSET left = (OFFSET)channels - c;                                                                      \
-    load_lanes(dy, AT(dy, c, d, h, w), (OFFSET)dy_c, left, is_aligned, slopes);                                    \
-    UNROLL for (int corner = 0; corner < CORNERS; ++corner) {                                                      \
-      if (cell.is_inside[corner]) {                                                                                \
-        load_lanes(x, (OFFSET)x_c * c + cell.offsets[corner], (OFFSET)x_c, left, is_aligned, values);              \
-        UNROLL for (int n = 0; n < LANES; ++n) {                                                                   \
-          if (ARE_NEIGHBOURS || n < left) dots[corner] += slopes[n] * values[n];                                   \
-        }                                                                                                          \
-      }                                                                                                            \
+#define ADD_PRODUCTS(is_plain)                                                                                     \
+  load_group(dy, AT(dy, c, d, h, w), (OFFSET)dy_c, left, is_plain, slopes);                                        \
+  UNROLL for (int corner = 0; corner < CORNERS; ++corner) {                                                        \
+    load_group(x, (OFFSET)x_c * c + cell.offsets[corner], (OFFSET)x_c, left, is_plain, values[corner]);            \
+  }                                                                                                                \
+  UNROLL for (int corner = 0; corner < CORNERS; ++corner) {                                                        \
+    UNROLL for (int n = 0; n < LANES; ++n) {                                                                       \
+      if (is_plain || ARE_NEIGHBOURS || n < left) dots[corner] += slopes[n] * values[corner][n];                   \
     }                                                                                                              \
   }
 
@@ -160,18 +169,23 @@ KERNEL(GROUP) void grid_sample_by_grid(SIGNATURE) {
 #if LINEAR
   const int is_aligned = is_multiple(x, LANES * (int)sizeof(X)) && is_multiple(dy, LANES * (int)sizeof(X));
   if (image < images) {
-    NUMBER dots[CORNERS], slopes[LANES], values[LANES];
+    NUMBER dots[CORNERS], slopes[LANES], values[CORNERS][LANES];
     Cell cell;
     find_places(grid, image * grid_n + (i64)grid_d * d + (i64)grid_h * h + (i64)grid_w * w, grid_axis, extents, cell.places);
     find_corners(extents, steps, &cell);
     UNROLL for (int corner = 0; corner < CORNERS; ++corner) dots[corner] = 0;
     x += image * x_n;
     dy += image * dy_n;
-    if (is_aligned) {
-      ADD_PRODUCTS(1)
-    } else {
-      ADD_PRODUCTS(0)
+    for (OFFSET c = member * LANES; c < (OFFSET)channels; c += MEMBERS * LANES) {
+      const OFFSET left = (OFFSET)channels - c;
+      if (IS_PLAIN(left)) {
+        ADD_PRODUCTS(1)
+      } else {
+        ADD_PRODUCTS(0)
+      }
     }
+    /* what is outside of the image was not to be read */
+    UNROLL for (int corner = 0; corner < CORNERS; ++corner) dots[corner] = cell.is_inside[corner] ? dots[corner] : 0;
     UNROLL for (int corner = 0; corner < CORNERS; ++corner) {
       UNROLL for (int axis = FIRST_AXIS; axis < 3; ++axis) {
         NUMBER term = corner >> (2 - axis) & 1 ? dots[corner] : -dots[corner];

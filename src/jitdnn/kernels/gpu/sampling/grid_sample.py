@@ -17,6 +17,7 @@ from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
 THREADS = 256
 CROWDED = 32  # places of a cell that a thread goes through by itself
 LONG = 4096  # places of a cell that are put in order by comparing each with all
+_BY_IMAGE = 8  # channels of a thread that lie apart, for the gradient of the image: lists are read for all
 _MOST_MEMBERS = 32  # threads that share a place of dgrid
 _CORNER_SECONDS = 2.0  # instructions, against those of a sum
 
@@ -56,7 +57,8 @@ class PlainGridSample(PlannedAlgorithm[GridSample, Plan, GpuDevice]):
         lanes = min(lanes_of(tensor) for tensor in tensors)
         are_neighbours = lanes > 1
         if not are_neighbours:
-            lanes = max(1, min(APART, channels))
+            most = _BY_IMAGE if problem.direction == "bwd_data" else APART
+            lanes = max(1, min(most, channels))
         result = problem.x if problem.direction == "bwd_data" else problem.y
         is_inner = are_neighbours or abs(result.strides[1]) < abs(result.strides[-1])
         vectors, wanted = -(-channels // lanes), device.multiprocessors * 2 * 1024

@@ -132,6 +132,8 @@ KERNEL(GROUP) void order(SIGNATURE) {
   WRITE_ENTRY(entry, (OFFSET)(place - image * PLACES_OF_IMAGE))
 }
 
+#define SEVERAL 8 /* places of a thread, one after the other */
+
 KERNEL(GROUP) void order_long(SIGNATURE) {
   SHARED i32 shared[GROUP];
   const OFFSET extents[3] = IMAGE_EXTENTS;
@@ -140,12 +142,21 @@ KERNEL(GROUP) void order_long(SIGNATURE) {
     i64 entry = STARTS[cell];
     const i64 image = cell / CELLS_OF_IMAGE, first = image * PLACES_OF_IMAGE;
     if (COUNTS[cell] <= LONG) continue;
-    for (i64 begin = 0; begin < PLACES_OF_IMAGE; begin += GROUP) {
-      const i64 number = begin + THREAD_ID;
-      const int is_here = number < PLACES_OF_IMAGE && CELL_OF[first + number] == cell;
-      i32 all;
-      const i32 before = sum_before(shared, is_here, &all);
-      if (is_here) WRITE_ENTRY(entry + before, (OFFSET)number)
+    for (i64 begin = 0; begin < PLACES_OF_IMAGE; begin += GROUP * SEVERAL) {
+      int is_here[SEVERAL];
+      i32 all, found = 0;
+      UNROLL for (int u = 0; u < SEVERAL; ++u) {
+        const i64 number = begin + THREAD_ID * SEVERAL + u;
+        is_here[u] = number < PLACES_OF_IMAGE && CELL_OF[first + number] == cell;
+        found += is_here[u];
+      }
+      i64 at = entry + sum_before(shared, found, &all);
+      for (int u = 0; u < SEVERAL; ++u) {
+        if (is_here[u]) {
+          WRITE_ENTRY(at, (OFFSET)(begin + THREAD_ID * SEVERAL + u))
+          ++at;
+        }
+      }
       entry += all;
     }
   }
@@ -166,7 +177,7 @@ FUNCTION NUMBER weight_of(GLOBAL const NUMBER *far, i64 entry, i64 entries, int 
 #endif
 
 KERNEL(GROUP) void sum_crowded(SIGNATURE) {
-  SHARED NUMBER shared[GROUP];
+  SHARED NUMBER shared[LANES][GROUP], parts[LANES][32];
   const i64 entries = images * PLACES_OF_IMAGE;
   const OFFSET vectors = ((OFFSET)channels + LANES - 1) / LANES;
   const int is_aligned = is_multiple(dy, LANES * (int)sizeof(X));
@@ -180,31 +191,36 @@ KERNEL(GROUP) void sum_crowded(SIGNATURE) {
       UNROLL for (int n = 0; n < LANES; ++n) sums[corner][n] = 0;
     }
     for (i64 entry = start + THREAD_ID; entry < (i64)start + found; entry += GROUP) {
-      load_lanes(from, FROM[entry] + (OFFSET)dy_c * c, (OFFSET)dy_c, left, is_aligned, values);
+      load_group(from, FROM[entry] + (OFFSET)dy_c * c, (OFFSET)dy_c, left, ARE_NEIGHBOURS && is_aligned, values);
       UNROLL for (int corner = 0; corner < CORNERS; ++corner) {
         const NUMBER weight = weight_of(FAR, entry, entries, corner);
         UNROLL for (int n = 0; n < LANES; ++n) sums[corner][n] += weight * values[n];
       }
     }
+    /* for each corner 32 threads a channel add up a part each, and then one thread the parts */
     UNROLL for (int corner = 0; corner < CORNERS; ++corner) {
-      UNROLL for (int n = 0; n < LANES; ++n) {
-        BARRIER();
-        shared[THREAD_ID] = sums[corner][n];
-        BARRIER();
-        for (int width = GROUP / 2; width > 0; width /= 2) {
-          if (THREAD_ID < width) shared[THREAD_ID] += shared[THREAD_ID + width];
-          BARRIER();
-        }
-        if (THREAD_ID == 0 && n < left) SUMS[(crowd * CORNERS + corner) * channels + c + n] = shared[0];
+      const int channel = THREAD_ID / 32, part = THREAD_ID % 32;
+      UNROLL for (int n = 0; n < LANES; ++n) shared[n][THREAD_ID] = sums[corner][n];
+      BARRIER();
+      NUMBER sum = 0;
+      if (channel < LANES) {
+        UNROLL for (int other = 0; other < GROUP / 32; ++other) sum += shared[channel][part + 32 * other];
+        parts[channel][part] = sum;
+      }
+      BARRIER();
+      if (THREAD_ID < LANES && THREAD_ID < left) {
+        sum = 0;
+        UNROLL for (int other = 0; other < 32; ++other) sum += parts[THREAD_ID][other];
+        SUMS[(crowd * CORNERS + corner) * channels + c + THREAD_ID] = sum;
       }
     }
   }
 }
 
-#define ADD_ENTRIES(is_aligned)                                                                                \
+#define ADD_ENTRIES(is_plain)                                                                                  \
   for (i64 entry = start; entry < (i64)start + found; ++entry) {                                               \
     const NUMBER weight = weight_of(FAR, entry, entries, corner);                                              \
-    load_lanes(from, FROM[entry] + (OFFSET)dy_c * c, (OFFSET)dy_c, left, is_aligned, values);                  \
+    load_group(from, FROM[entry] + (OFFSET)dy_c * c, (OFFSET)dy_c, left, is_plain, values);                    \
     UNROLL for (int n = 0; n < LANES; ++n) sums[n] += weight * values[n];                                      \
   }
 
@@ -232,7 +248,7 @@ KERNEL(GROUP) void grid_sample_by_image(SIGNATURE) {
       if (found > CROWDED) {
         GLOBAL const NUMBER *summed = SUMS + ((i64)CROWD[cell] * CORNERS + corner) * channels + c;
         UNROLL for (int n = 0; n < LANES; ++n) sums[n] += n < left ? summed[n] : 0;
-      } else if (is_aligned) {
+      } else if (IS_PLAIN(left)) {
         ADD_ENTRIES(1)
       } else {
         ADD_ENTRIES(0)
