@@ -73,7 +73,7 @@ class ThreadPool:
         if self._tried < threads - 1:
             self._grow(threads - 1)
         if self._asleep:
-            self._wake_all()
+            self._wake_asleep(threads - 1)
 
     def _grow(self, workers: int) -> None:
         with self._growing:
@@ -129,11 +129,14 @@ class ThreadPool:
             with contextlib.suppress(OSError):  # the cores that the process may use have changed meanwhile
                 os.sched_setaffinity(0, others)
 
-    def _wake_all(self) -> None:
+    def _wake_asleep(self, workers: int) -> None:
+        """Wake those of the first `workers` that sleep: the others would find no work, and each needs the
+        interpreter's lock to wake and to sleep again."""
         if self._current_core is not None:
             self._callers_core = self._current_core()
-        for gate in tuple(self._asleep):
-            _open(gate)
+        for _, gate in self._workers[:workers]:
+            if gate in self._asleep:
+                _open(gate)
 
     def stop(self) -> None:
         """End the workers. The pool cannot be used afterwards."""

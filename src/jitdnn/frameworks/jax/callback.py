@@ -184,10 +184,10 @@ def _over_views(
     described = [(*kind, prod(kind[0]) * np.dtype(kind[1]).itemsize) for kind in (*kinds, result)]
 
     def run(addresses: list[int], _: int) -> None:
-        arrays = [
-            np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8).view(dtype).reshape(shape)
-            for address, (shape, dtype, size) in zip(addresses, described, strict=True)
-        ]
+        arrays = []
+        for address, (shape, dtype, size) in zip(addresses, described, strict=True):
+            memory: Any = (ctypes.c_char * size).from_address(address)
+            arrays.append(np.frombuffer(memory, np.uint8).view(dtype).reshape(shape))
         for array in arrays[:-1]:
             array.flags.writeable = False
         with in_force(values):
