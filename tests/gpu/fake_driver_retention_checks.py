@@ -14,6 +14,7 @@ import jitdnn as jd
 from fake_driver import FAKE, calls, fail, fresh, launched, on_gpu
 from jitdnn import retention
 from jitdnn.devices import cuda, cuda_kernel, cuda_memory
+from jitdnn.devices.gpu import Launch
 from jitdnn.devices.scratch import Scratch
 from jitdnn.tensor import DeviceArray
 
@@ -114,6 +115,13 @@ class TestCode:
         library.keep()
         assert retention.code.account.bytes == before
 
+    def test_leave_for_shared_memory_is_not_taken_back(self) -> None:
+        """Kernels of one code ask for different sizes, and all of them run later."""
+        library, before = cuda_kernel.LoadedLibrary(0, b"x" * 1000, "some"), calls("cuFuncSetAttribute")
+        for size in (100_000, 60_000, 120_000):
+            assert library.function(Launch("f", 1, 32, size))
+        assert calls("cuFuncSetAttribute") == before + 2
+
 
 class TestMemory:
     def test_scratch_of_many_streams_is_bounded(self) -> None:
@@ -126,9 +134,12 @@ class TestMemory:
 
     def test_scratch_beyond_the_limit_is_freed_after_the_call(self) -> None:
         scratch = Scratch(cuda.device(0), {"scratch_limit": "128 KiB"})
-        with scratch.reserve(0x10, 1 << 20):
-            assert scratch.bytes == 1 << 20
+        at_once, in_order = calls("cuMemFree"), calls("cuMemFreeAsync")
+        with scratch.reserve(0x10, 1 << 23):
+            assert scratch.bytes == 1 << 23
         assert scratch.bytes == 0
+        # a stream of another library, whose work may not have begun
+        assert (calls("cuMemFree"), calls("cuMemFreeAsync")) == (at_once, in_order + 1)
         with scratch.reserve(0x10, 1 << 16):
             pass
         assert scratch.bytes == 1 << 16

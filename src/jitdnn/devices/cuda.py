@@ -58,6 +58,7 @@ class CudaDevice(FromFacts):
     threads = 1
     max_threads = 1024
     has_f64 = True
+    cooperates = True
 
     @property
     def device_id(self) -> DeviceId:

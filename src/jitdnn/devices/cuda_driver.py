@@ -71,6 +71,20 @@ class LaunchConfig(ctypes.Structure):
     )
 
 
+class CooperativeAttribute(ctypes.Structure):
+    """CUlaunchAttribute that asks for all thread blocks of a launch to be resident at once."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_char * 4),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )
+
+    def __init__(self) -> None:
+        super().__init__(2, b"", 1)  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+
+
 @functools.cache
 def launcher() -> Any:
     """cuLaunchKernelEx(a LaunchConfig by reference, function, addresses of the arguments, None)."""

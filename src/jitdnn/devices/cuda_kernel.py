@@ -12,6 +12,7 @@ from typing import Any
 
 from jitdnn import retention
 from jitdnn.devices.cuda_driver import (
+    CooperativeAttribute,
     LaunchConfig,
     check,
     current,
@@ -124,7 +125,17 @@ class CudaKernel:
 class _Block:
     """What the driver is given for the launches of a kernel, for one caller at a time."""
 
-    __slots__ = ("_addresses", "_configs", "_library", "launches", "memory", "parameters", "stream", "tables")
+    __slots__ = (
+        "_addresses",
+        "_attribute",
+        "_configs",
+        "_library",
+        "launches",
+        "memory",
+        "parameters",
+        "stream",
+        "tables",
+    )
 
     def __init__(
         self, count: int, head: int, numbers: bytes, launches: Sequence[Launch], functions: Sequence[int],
@@ -140,6 +151,10 @@ class _Block:
         self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
         self.parameters = ctypes.byref(self._addresses)
         self._configs = [LaunchConfig(*one.grid, one.threads, 1, 1, one.shared) for one in launches]
+        self._attribute = CooperativeAttribute()
+        for config, one in zip(self._configs, launches, strict=True):
+            if one.is_cooperative:
+                config.attributes, config.attribute_count = ctypes.addressof(self._attribute), 1
         self.launches = [
             (ctypes.byref(config), ctypes.c_void_p(function))
             for config, function in zip(self._configs, functions, strict=True)
@@ -164,6 +179,8 @@ class LoadedLibrary:
 
     def __init__(self, index: int, code: bytes, name: str) -> None:
         self._driver, self._index = driver(), index
+        #: most bytes of shared memory that launches of a function have leave for
+        self._shared: dict[str, int] = {}
         unload_unused()
         self._charge: retention.Charge | None = retention.code.charge(
             len(code), current_settings().code_limit
@@ -188,12 +205,14 @@ class LoadedLibrary:
         """The kernel of a launch, with leave to use the shared memory that it asks for."""
         function, functions = self.symbol(launch.function), self._driver
         with current(self._index), relaxed():
-            if launch.shared > _STATIC_SHARED:
+            # other kernels of the same code may be about to ask for more than this one
+            if launch.shared > max(_STATIC_SHARED, self._shared.get(launch.function, 0)):
                 attribute = functions.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 check(
                     functions.cuFuncSetAttribute(function, attribute, launch.shared),
                     f"{launch.function} with {launch.shared} bytes of shared memory",
                 )
+                self._shared[launch.function] = launch.shared
             return function
 
     def keep(self) -> None:

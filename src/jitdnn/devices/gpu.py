@@ -83,13 +83,16 @@ class Source:
 class Launch:
     """One function of a source, run by `groups` thread blocks (on up to three axes) of `threads` threads each.
 
-    `shared`: bytes of shared memory requested at launch (CUDA only), beside what the text declares.
+    `shared`: bytes of shared memory requested at launch (CUDA only), beside what the text declares. `is_cooperative`:
+    thread blocks wait for each other, so that all must be resident at once; a device that has no room for them
+    refuses the launch (CUDA only; `GpuDevice.cooperates`).
     """
 
     function: str
     groups: int | tuple[int, ...]
     threads: int
     shared: int = 0
+    is_cooperative: bool = False
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -190,6 +193,10 @@ class GpuDevice(Protocol):
     @property
     def has_f64(self) -> bool:
         """Whether there is double precision."""
+
+    @property
+    def cooperates(self) -> bool:
+        """Whether thread blocks of a launch can wait for each other (`Launch.is_cooperative`)."""
 
     @property
     def bandwidth(self) -> float:

@@ -92,6 +92,7 @@ class FromFacts:
     """What a `GpuDevice` has by its facts."""
 
     facts: GpuFacts
+    cooperates = False
 
     @property
     def multiprocessors(self) -> int:

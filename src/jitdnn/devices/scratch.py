@@ -44,8 +44,10 @@ class Block:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_used = False
-        if not self.is_kept:
-            self._let_go()  # it is freed in the order of the stream
+        if not self.is_kept and not self._is_pinned and self._memory is not None:
+            # in the order of the stream, which is there: what was just given to it may not run yet
+            self._memory.free()
+            self._memory, self.size = None, 0
         self._lock.release()
 
     def reserve(self, size: int) -> Block:
