@@ -204,6 +204,9 @@ def test_what_has_no_kernels_there_is_run_by_the_host(name: str, random: np.rand
             x = random.standard_normal((3, 2, 4)).astype(np.float32)
             close(loaded.run([place(x)]), ReferenceEvaluator(model).run(None, {"x": x}))
     text = loaded.explain([x])
+    if name.startswith("cuda"):  # which has these kernels
+        assert "run by the host" not in text
+        return
     assert "1 functions of the host" in text
     assert "run by the host: no algorithm takes rnn" in text
 

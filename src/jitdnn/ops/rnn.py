@@ -13,6 +13,7 @@ from jitdnn.handle import Handle
 from jitdnn.ops.call import SETTING, Op, Recipe, WorkspaceLimit, call, whole_array
 from jitdnn.ops.dropout import DropoutState
 from jitdnn.ops.kept_filter import KeptFilter
+from jitdnn.ops.to_device import beside
 from jitdnn.problems.rnn import GATES, Recurrent
 from jitdnn.tensor import TensorDescriptor, borrow
 
@@ -380,14 +381,18 @@ def _form(
     index: list[tuple[str, Any]] = []
     if lengths is not None:
         steps = shape[1 if batch_first else 0] if len(shape) == 3 else 0
-        lengths, values = _whole("lengths", lengths)
-        if values.size and not (values.min() >= 0 and values.max() <= steps):
+        lengths, values = _whole("lengths", lengths, x)
+        if values is not None and values.size and not (values.min() >= 0 and values.max() <= steps):
             raise InvalidArgument(
                 f"lengths are from {values.min()} to {values.max()}: each must be from 0 to {steps}, the steps of x"
             )
         sequences, index = "lengths", [("lengths", lengths)]
     elif batch_sizes is not None:
-        batch_sizes, values = _whole("batch_sizes", batch_sizes)
+        batch_sizes, values = _whole("batch_sizes", batch_sizes, x)
+        if values is None:
+            raise InvalidArgument(
+                "batch_sizes is on a GPU: the first of them says the batch, so they must be on the host"
+            )
         rows = shape[0] if shape else 0
         is_falling = values.size > 0 and values[-1] >= 1 and (values[1:] <= values[:-1]).all()
         if not is_falling or values[0] > rows or values.sum() != rows:
@@ -403,7 +408,7 @@ def _form(
     if dropout and _layers(cell, shapes, 2 if bidirectional else 1)[-1] > 1:
         if not isinstance(state, DropoutState):
             raise InvalidArgument(f"dropout is {dropout} and state {shown(state)}: it needs a DropoutState")
-        index.append(("state", state.words()))
+        index.append(("state", beside(state.words(), x)))
     else:
         dropout = 0.0
     return _Form(
@@ -429,15 +434,19 @@ def _shape_of(x: Any, name: str) -> tuple[int, ...]:
     return known
 
 
-def _whole(name: str, values: Any) -> tuple[Any, Any]:
-    """A list of integers as an array, and its NumPy view."""
+def _whole(name: str, values: Any, x: Any) -> tuple[Any, Any]:
+    """A list of integers as an array on the device of x, and its NumPy view; None for what is on a GPU already."""
     values = whole_array(values, name)
-    array = borrow(values, False, name).numpy()
+    borrowed = borrow(values, False, name)
+    if borrowed.device_id is not None:
+        return values, None
+    array = borrowed.numpy()
     if array.dtype not in (np.int32, np.int64):
         raise InvalidType(f"{name} is {array.dtype}: it must be int32 or int64")
     if array.ndim != 1:
         raise InvalidShape(f"{name} has shape {array.shape}: it must have one dim")
-    return values, array
+    placed = beside(array, x)
+    return values if placed is array else placed, array
 
 
 def _states(cell: str, pair: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:

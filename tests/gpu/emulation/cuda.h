@@ -171,6 +171,18 @@ static inline u32 warp_ballot(bool value, EMULATION_LINE) {
 static inline bool warp_any(bool value, EMULATION_LINE) { return warp_ballot(value, line) != 0; }
 static inline bool warp_all(bool value, EMULATION_LINE) { return warp_ballot(!value, line) == 0; }
 
+// Blocks run one after the other: one that waits for a later one would wait for ever.
+static inline void arrive_among_blocks(u32 *arrived, EMULATION_LINE) {
+    __syncthreads(line);
+    if (threadIdx.x == 0) ++*arrived;
+}
+static inline void wait_among_blocks(u32 *arrived, u32 target, EMULATION_LINE) {
+    if (threadIdx.x == 0 && (i32)(*arrived - target) < 0)
+        emulation::emulation_fail(line, "wait_among_blocks: %u arrived of %u, and later blocks run later", *arrived,
+                                  target);
+    __syncthreads(line);
+}
+
 static inline u16 to_bf16(f32 value) { return emulation::bf16_of_f32(value); }
 static inline u16 to_f16(f32 value) { return emulation::f16_of_f32(value); }
 static inline f32 to_f32_bf16(u16 half) { return __uint_as_float((u32)half << 16); }
@@ -195,6 +207,7 @@ EMULATION_WIDE_LOAD(load4, u32)
 EMULATION_WIDE_LOAD(load8, uint2)
 EMULATION_WIDE_LOAD(load16, uint4)
 EMULATION_WIDE_LOAD(load16_streaming, uint4)
+EMULATION_WIDE_LOAD(load16_shared_cache, uint4)
 EMULATION_WIDE_STORE(store4, u32)
 EMULATION_WIDE_STORE(store8, uint2)
 EMULATION_WIDE_STORE(store16, uint4)

@@ -53,6 +53,7 @@ class EmulatedCudaDevice(FromFacts):
     threads: int = 1
     max_threads: int = 1024
     has_f64: bool = True
+    cooperates: bool = False
     facts: GpuFacts = _FACTS
 
     def compile(self, source: Source) -> bytes:

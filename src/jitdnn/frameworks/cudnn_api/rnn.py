@@ -31,6 +31,7 @@ from jitdnn.frameworks.cudnn_api.rnn_descriptors import Layers, Sequences, layer
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.frameworks.cudnn_api.tensors import cudnnTensorDescriptor, set_tensor, tensor_of
 from jitdnn.handle import Handle
+from jitdnn.ops.to_device import beside
 from jitdnn.problems.rnn import Recurrent
 from jitdnn.tensor import DTYPES, Array, TensorDescriptor, borrow, numpy_dtype
 
@@ -232,7 +233,7 @@ class _Call:
         shape = (own.states, self.x.batch, own.hidden if is_cell else own.projection or own.hidden)
         packed = TensorDescriptor.packed(shape, own.dtype)
         if array is None:
-            self.arrays[name] = borrow(np.zeros(shape, numpy_dtype(own.dtype)))
+            self.arrays[name] = self._beside(np.zeros(shape, numpy_dtype(own.dtype)))
             return
         tensor = tensor_of(desc, "cDesc" if is_cell else "hDesc")
         if tensor.shape != shape or tensor.dtype != own.dtype:
@@ -243,12 +244,16 @@ class _Call:
             raise NotSupported(f"the descriptor of {name} has strides {tensor.strides}: states are packed")
         self.arrays[name] = bound(array, tensor, name, writes)
 
+    def _beside(self, values: Any) -> Array:
+        """An array of the library's own where those of the sequences are, which are bound first."""
+        return borrow(beside(values, next(iter(self.arrays.values()))))
+
     def lengths(self) -> None:
         if self.x.is_packed:
             counts = [sum(length > step for length in self.x.lengths) for step in range(max(self.x.lengths))]
-            self.arrays["lengths"] = borrow(np.array(counts, np.int32))
+            self.arrays["lengths"] = self._beside(np.array(counts, np.int32))
         elif self.own.is_padded:
-            self.arrays["lengths"] = borrow(np.array(self.x.lengths, np.int32))
+            self.arrays["lengths"] = self._beside(np.array(self.x.lengths, np.int32))
 
     def run(self, direction: str, workSpace: Any, workSpaceSize: int, beta: float = 0.0) -> None:
         problem = _problem(direction, self.own, self.x, self.is_training)
@@ -317,7 +322,7 @@ def _keep_dropout(own: Layers, target: Array, handle: Handle) -> None:
         return
     used = advance(dropped_of(own.dropout), handle)
     if used is not None:
-        jd.transform(used.words(), out=target, handle=handle)
+        jd.transform(beside(used.words(), target), out=target, handle=handle)
 
 
 @api

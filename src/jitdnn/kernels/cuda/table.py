@@ -29,6 +29,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
+from jitdnn.kernels.cuda.rnn.algorithm import PersistentSteps, PersistentStepsTensorCores
 from jitdnn.kernels.cuda.warpgroup_matmul import (
     WarpgroupMatmul,
     WarpgroupMatmulHalves,
@@ -40,6 +41,7 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
+from jitdnn.problems.rnn import DIRECTIONS, Recurrent
 
 __all__ = ["ALGORITHMS", "ELEMENTWISE", "MULTI_TENSOR", "REDUCTION", "SCAN"]
 
@@ -82,6 +84,16 @@ _FORWARD, _FILTER = _with_patch("fwd", _CORRELATION), _with_patch("bwd_filter", 
 _SEPARATE = separate_kernels({"fwd": _FORWARD, "bwd_filter": _FILTER}, is_tensor=True)
 _FUSED = (WarpgroupFused(_SEPARATE[0]), *_SEPARATE)
 
+_MATMUL: tuple[Algorithm, ...] = (
+    WarpgroupMatmul(),
+    WarpgroupMatmulInPlace(),
+    WarpgroupMatmulHalves(),
+    TensorCoreMatmul(),
+    TensorCoreMatmulInPlace(),
+    *PLAIN[MatMul, None],
+)
+_RECURRENT = (PersistentStepsTensorCores(_MATMUL), PersistentSteps(_MATMUL))
+
 # (problem class, direction or None for problems that have only one)
 ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     **PLAIN,
@@ -90,12 +102,6 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Convolution, "bwd_filter"): _FILTER,
     (FusedConvolution, "fwd"): _FUSED,
     (FusedConvolution, "bwd_filter"): _FUSED,
-    (MatMul, None): (
-        WarpgroupMatmul(),
-        WarpgroupMatmulInPlace(),
-        WarpgroupMatmulHalves(),
-        TensorCoreMatmul(),
-        TensorCoreMatmulInPlace(),
-        *PLAIN[MatMul, None],
-    ),
+    (MatMul, None): _MATMUL,
+    **{(Recurrent, direction): _RECURRENT for direction in DIRECTIONS},
 }

@@ -175,6 +175,32 @@ FUNCTION u32 warp_ballot(bool value) { return __ballot_sync(0xffffffffu, value);
 FUNCTION bool warp_any(bool value) { return __any_sync(0xffffffffu, value); }
 FUNCTION bool warp_all(bool value) { return __all_sync(0xffffffffu, value); }
 
+// ---- A barrier among thread blocks that are all resident (Launch.is_cooperative) -----------------------------------
+// Every block adds 1 to `arrived` and then waits until it is `target`, which grows by the number of blocks from one barrier
+// to the next. What a block wrote before it arrived is seen by the others when they have waited. A block that waits for ten
+// seconds ends the kernel with an error: nothing hangs.
+
+FUNCTION void arrive_among_blocks(u32 *arrived) {
+    __syncthreads();
+    if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
+}
+FUNCTION void wait_among_blocks(u32 *arrived, u32 target) {
+    if (threadIdx.x == 0) {
+        u32 seen;
+        u64 begin = 0, now;
+        for (u32 turn = 1;; ++turn) {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrived) : "memory");
+            if ((i32)(seen - target) >= 0) break;
+            if (turn % 1024u == 0) {
+                asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+                if (!begin) begin = now;
+                if (now - begin > 10000000000ull) __trap();
+            }
+        }
+    }
+    __syncthreads();
+}
+
 // ---- Half precision: rounded to nearest, ties to even -------------------------------------------------------------
 
 FUNCTION u16 to_bf16(f32 value) {
@@ -222,6 +248,8 @@ FUNCTION u32 load4(const void *p) { return __ldg((const u32 *)p); }
 FUNCTION uint2 load8(const void *p) { return __ldg((const uint2 *)p); }
 FUNCTION uint4 load16(const void *p) { return __ldg((const uint4 *)p); }
 FUNCTION uint4 load16_streaming(const void *p) { return __ldcs((const uint4 *)p); }
+// past the first cache, for what other thread blocks of this kernel write.
+FUNCTION uint4 load16_shared_cache(const void *p) { return __ldcg((const uint4 *)p); }
 FUNCTION void store4(void *p, u32 value) { *(u32 *)p = value; }
 FUNCTION void store8(void *p, uint2 value) { *(uint2 *)p = value; }
 FUNCTION void store16(void *p, uint4 value) { *(uint4 *)p = value; }

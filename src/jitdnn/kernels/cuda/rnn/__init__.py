@@ -1,0 +1,1 @@
+"""Recurrent layers: persistent kernels whose thread blocks keep weights in shared memory from step to step."""

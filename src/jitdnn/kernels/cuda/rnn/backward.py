@@ -1,0 +1,209 @@
+"""The programs of recurrent layers' gradients: of the data back through the steps, and of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitdnn.devices.gpu import Launch
+from jitdnn.kernels.cuda.rnn.layers import Layers
+from jitdnn.kernels.cuda.rnn.plan import step_plan
+from jitdnn.kernels.cuda.rnn.program import NOTHING, At, Program
+from jitdnn.tensor import TensorDescriptor
+
+
+class BackwardData(Layers):
+    """dx, the gradients of the first states, and those of the gates."""
+
+    def program(self) -> Program | None:
+        p, program = self.p, self.steps
+        plan = step_plan(p, self.device, self.has_tensor_cores, self.passes)
+        if plan is None:
+            return None
+        dirs, width, sections = p.directions, p.padded_size, self.gates_kept
+        arrived = self.make_tables(p.layers * dirs * plan.groups)
+        dense = TensorDescriptor.packed((p.rows, dirs * p.size), program.real)
+        is_dense = self.rows_in_place("dy", dirs * p.size) == dense
+        dy = program.operand("dy") if is_dense else self.gather("dy", dirs * p.size, True)
+        states = p.batch * dirs
+        dh, dc, carried = (program.take(states * n) for n in (width, p.padded, p.padded))
+        first = program.take(states * p.padded)
+        found = program.take(plan.parts * states * width) if plan.parts > 1 else NOTHING
+        weights, projection = self.room_for(plan, plan.first), self.room_for(plan, plan.second)
+        deepest = max(p.depth(layer) for layer in range(p.layers))
+        inputs = program.take(dirs * sections * p.padded * deepest)
+        other = program.take(p.rows * deepest)
+        for layer in reversed(range(p.layers)):
+            depth = p.depth(layer)
+            self.take_states("dhn", layer, p.size, width, dh)
+            if p.cell == "lstm":
+                self.take_states("dcn", layer, p.hidden, p.padded, dc)
+            if p.cell in ("lstm", "gru"):
+                self.take_states("cx" if p.cell == "lstm" else "hx", layer, p.hidden, p.padded, first)
+            for direction, tail in self.tails(layer):
+                at = direction * plan.slices
+                to = weights + at * plan.first.slice_bytes
+                columns = (plan.outputs or plan.units) * plan.parts
+                self.pack(
+                    "weight_hh" + tail, to, plan, plan.first, columns, p.size, p.hidden, p.padded, True, plan.parts
+                )  # fmt: skip
+                if plan.second:
+                    to = projection + at * plan.second.slice_bytes
+                    self.pack(
+                        "weight_hr" + tail, to, plan, plan.second, plan.units, p.hidden, p.size, width, True
+                    )
+                row_step, column_step = program.strides("weight_ih" + tail)[:2]
+                program.rows(
+                    "pad_weights", sections * p.padded * depth,
+                    (program.operand("weight_ih" + tail),
+                     inputs + direction * sections * p.padded * depth * program.real_item),
+                    (sections, p.hidden, p.padded, depth, row_step, column_step),
+                )  # fmt: skip
+            dgates = self.section("dgates", p.slopes, layer, "gates")
+            kept = [self.section("saved", p.kept, layer, name) for name in ("gates", "cell", "out")]
+            pointers = (
+                weights, projection, dy, dh, dc, carried, *kept, first, dgates,
+                self.section("dgates", p.slopes, layer, "out"), found, self.tables,
+                arrived + 4 * layer * dirs * plan.groups,
+            )  # fmt: skip
+            self.launches("backward", plan, pointers, (p.size, p.padded, width))
+            if p.has_states:
+                self.give_states("give_states", (dh,), "dhx", layer, p.size, width)
+                if p.cell == "lstm":
+                    self.give_states("give_states", (dc,), "dcx", layer, p.hidden, p.padded)
+            self._zero_rows("dgates", p.slopes, layer)  # before the product reads them
+            k = dirs * sections * p.padded
+            program.product(
+                TensorDescriptor.packed((p.rows, k), program.real),
+                TensorDescriptor.packed((k, depth), program.real),
+                TensorDescriptor.packed((p.rows, depth), program.real), (dgates, inputs, other),
+            )  # fmt: skip
+            if layer == 0:
+                self.scatter("dx", other, 1, depth, depth)
+            else:
+                if p.dropout:
+                    self.compact(other, layer - 1, True, other, p.size)
+                dy, other = other, program.take(p.rows * deepest) if layer == p.layers - 1 else dy
+        return program
+
+
+class BackwardWeights(Layers):
+    """Of each weight one product over the rows of all steps."""
+
+    def program(self) -> Program:
+        p, program = self.p, self.steps
+        self.make_tables(0)
+        first = program.take(p.batch * p.directions * p.padded_size)
+        before = program.take(p.directions * p.rows * p.size)
+        gates = p.gates * p.hidden
+        room = (
+            program.take(gates * max(p.size, *(p.depth(n) for n in range(p.layers))))
+            if self._narrow
+            else None
+        )
+        between = program.take(p.rows * p.directions * p.size) if p.layers > 1 else None
+        for layer in range(p.layers):
+            depth, out = p.depth(layer), self.section("saved", p.kept, layer, "out")
+            descriptor = self.rows_in_place("x", depth) if layer == 0 and not self._narrow else None
+            if layer:
+                source = self.section("saved", p.kept, layer - 1, "out")
+                rows = self.compact(source, layer - 1, True, between)
+            else:
+                rows = program.operand("x") if descriptor else self.gather("x", depth, True)
+            found = descriptor or TensorDescriptor.packed((p.rows, depth), program.real)
+            self.take_states("hx", layer, p.size, p.padded_size, first)
+            program.rows(
+                "states_before", p.directions * p.rows * p.size, (self.tables, out, first, before),
+                (p.steps, p.batch, p.rows, p.directions, p.size, p.padded_size),
+            )  # fmt: skip
+            states = TensorDescriptor.packed((p.rows, p.size), program.real)
+            is_gru, own = p.cell == "gru", list(range(p.gates))
+            for direction, tail in self.tails(layer):
+                dgates = (
+                    self.section("dgates", p.slopes, layer, "gates")
+                    + direction * self.gates_kept * p.padded * program.real_item
+                )
+                earlier = before + direction * p.rows * p.size * program.real_item
+                sections = [1, 2, 0] if is_gru else own
+                self.gradient("weight_ih" + tail, sections, dgates, found, rows, room)
+                sections = [1, 2, 3] if is_gru else own
+                self.gradient("weight_hh" + tail, sections, dgates, states, earlier, room)
+                for name in p.biases:
+                    self.bias_gradient(name + tail, name == "bias_hh", dgates)
+                if p.projection:
+                    self.projection_gradient("weight_hr" + tail, layer, direction, room)
+        return program
+
+    @property
+    def _narrow(self) -> bool:
+        """Whether gradients are summed in a wider type than they are stored in."""
+        return self.steps.real != self.p.element
+
+    def gradient(
+        self, name: str, sections: Sequence[int], dgates: At, rows: TensorDescriptor, x: At, room: At | None
+    ) -> None:
+        """Of a matrix of all gates: sections of dgates that follow each other are one product, if nothing pads them."""
+        p, program = self.p, self.steps
+        columns, pitch = rows.shape[1], p.directions * self.gates_kept * p.padded
+        row_step, column_step = (columns, 1) if room else program.strides("d" + name)[:2]
+        target = room or program.operand("d" + name)
+        item = program.real_item
+        begin = 0
+        while begin < len(sections):
+            end = begin + 1
+            while end < len(sections) and sections[end] == sections[end - 1] + 1:
+                end += 1
+            count = end - begin
+            source = dgates + sections[begin] * p.padded * item
+            to = target + begin * p.hidden * row_step * item
+            if count == 1 or p.padded == p.hidden:
+                height = count * p.hidden
+                a = TensorDescriptor((height, p.rows), (1, pitch), program.real)
+                c = TensorDescriptor((height, columns), (row_step, column_step), program.real)
+                program.product(a, rows, c, (source, x, to), is_scaled=room is None)
+            else:
+                a = TensorDescriptor((count, p.hidden, p.rows), (p.padded, 1, pitch), program.real)
+                b = TensorDescriptor((count, *rows.shape), (0, *rows.strides), program.real)
+                steps = p.hidden * row_step, row_step, column_step
+                c = TensorDescriptor((count, p.hidden, columns), steps, program.real)
+                program.product(a, b, c, (source, x, to), is_scaled=room is None)
+            begin = end
+        self.give(name, p.gates * p.hidden, columns, room)
+
+    def projection_gradient(self, name: str, layer: int, direction: int, room: At | None) -> None:
+        p, program = self.p, self.steps
+        item = program.real_item
+        dout = self.section("dgates", p.slopes, layer, "out") + direction * p.padded_size * item
+        full = self.section("saved", p.kept, layer, "full") + direction * p.padded * item
+        a = TensorDescriptor((p.size, p.rows), (1, p.directions * p.padded_size), program.real)
+        pitch = p.directions * p.padded
+        if p.sequences != "whole":  # behind the last row that a sequence has there may be anything
+            to, pitch = program.take(p.rows * p.hidden), p.hidden
+            program.rows(
+                "compact_real", p.rows * p.hidden, (self.tables, full, NOTHING, to),
+                (p.steps, p.rows, 1, p.hidden, p.directions * p.padded, 0, 0, -1), (1.0,),
+            )  # fmt: skip
+            full = to
+        b = TensorDescriptor((p.rows, p.hidden), (pitch, 1), program.real)
+        steps = (p.hidden, 1) if room else program.strides("d" + name)[:2]
+        c = TensorDescriptor((p.size, p.hidden), steps, program.real)
+        target = room or program.operand("d" + name)
+        program.product(a, b, c, (dout, full, target), is_scaled=room is None)
+        self.give(name, p.size, p.hidden, room)
+
+    def give(self, name: str, height: int, columns: int, room: At | None) -> None:
+        if room is not None:
+            program = self.steps
+            program.rows(
+                "give_matrix", height * columns, (room, program.operand("d" + name)),
+                (height, columns, *program.strides("d" + name)[:2]), is_scaled=True,
+            )  # fmt: skip
+
+    def bias_gradient(self, name: str, is_recurrent: bool, dgates: At) -> None:
+        p, program = self.p, self.steps
+        groups = p.gates * -(-p.hidden // 32)
+        program.launch(
+            None, Launch("bias_gradient", groups, 256),
+            (self.tables, dgates, program.operand("d" + name)),
+            (p.steps, p.directions * self.gates_kept * p.padded, p.hidden, p.padded, int(is_recurrent),
+             program.strides("d" + name)[0]), is_scaled=True,
+        )  # fmt: skip

@@ -1,0 +1,184 @@
+"""Recurrent layers on CUDA: the kernels against the definition, on a device that shows misuse; compiling; refusals.
+
+The emulator runs thread blocks one after the other, so there a layer's units are one slice; on a GPU there are many,
+which wait for each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import jitdnn as jd
+from cases import make_case
+from examples import examples
+from harness import check, run_algorithm
+from jitdnn.devices import cuda
+from jitdnn.errors import DeviceError, InvalidArgument
+from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cuda.rnn.algorithm import PersistentSteps, PersistentStepsTensorCores
+from jitdnn.kernels.cuda.rnn.layers import step_source
+from jitdnn.kernels.cuda.rnn.plan import step_plan
+from jitdnn.kernels.cuda.table import ALGORITHMS
+from jitdnn.problems import Recurrent, parse
+from jitdnn.rtcg.expression import trace
+from strategies import recurrents
+
+DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
+TENSOR_CORES, EXACT = ALGORITHMS[Recurrent, "fwd"]
+assert isinstance(TENSOR_CORES, PersistentStepsTensorCores)
+assert isinstance(EXACT, PersistentSteps)
+
+CASES = [
+    "lstm t3 n5 inputs4 hidden7 training f32",
+    "gru t3 n5 inputs9 hidden17 layers2 bidirectional lengths32 training f32",
+    "lstm t4 n19 inputs4 hidden20 layers2 bidirectional proj5 packed64 rows40 training dropout0.3 f16",
+    "tanh t4 n3 inputs4 hidden20 batch_major recurrent_bias training bf16",
+    "lstm t2 n40 inputs3 hidden33 clip_low-0.25 clip_high0.5 no_bias lengths64 training f64",
+]
+
+
+def problem_of(words: str, direction: str) -> Recurrent:
+    problem = parse(f"rnn_fwd {words}")
+    assert isinstance(problem, Recurrent)
+    return problem.directed(direction)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("words", CASES)
+def test_against_the_definition(cuda_device: Any, words: str, direction: str) -> None:
+    problem = problem_of(words, direction)
+    names = {"persistent"} if problem.element == "f64" else {"persistent", "persistent_tensor_cores"}
+    assert check(problem, cuda_device, scales=[(1.0, 0.0), (0.5, 2.0)]) == names
+
+
+@settings(
+    deadline=None, max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(problem=recurrents())
+def test_any_problem(cuda_device: Any, problem: Recurrent) -> None:
+    """Any strides too: weights and tensors lie as they please."""
+    case = make_case(problem)
+    for algorithm in ALGORITHMS[Recurrent, problem.direction]:
+        if algorithm.refuse(problem, cuda_device) is None:
+            run_algorithm(algorithm, case, cuda_device, [(1.0, 0.0)])
+
+
+@pytest.mark.parametrize("words", ["relu t3 n70 inputs5 hidden40 f32", "gru t3 n40 inputs5 hidden90 f32"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+def test_several_groups_and_weights_that_do_not_fit(
+    cuda_device: Any, words: str, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the weights some slabs stay in shared memory, the others are read at each step."""
+    problem = problem_of(words, direction)
+    plan = step_plan(problem, cuda_device, True, 3)
+    assert plan is not None
+    small = replace(cuda_device, facts=replace(cuda_device.facts, shared_bytes=plan.shared - 3000))
+    cut = step_plan(problem, small, True, 3)
+    assert cut is not None
+    assert cut.first.resident < cut.first.slabs
+    run_algorithm(TENSOR_CORES, make_case(problem), small, [(1.0, 0.0)])
+
+
+def test_sums_that_do_not_fit(cuda_device: Any) -> None:
+    small = replace(cuda_device, facts=replace(cuda_device.facts, shared_bytes=9000))
+    reason = TENSOR_CORES.refuse(problem_of("lstm t3 n5 inputs4 hidden7 f32", "fwd"), small)
+    assert "do not fit its 9000 bytes" in str(reason)
+
+
+def test_refusals(cuda_device: Any) -> None:
+    problem = problem_of("lstm t3 n5 inputs4 hidden7 f64", "fwd")
+    assert "make no f64" in str(TENSOR_CORES.refuse(problem, cuda_device))
+    assert "no epilogue" in str(EXACT.refuse(problem, cuda_device, Epilogue(trace(lambda a: a))))
+
+
+def test_a_block_that_waits_for_ever_ends_with_an_error(cuda_device: Any) -> None:
+    """Two barriers' arrivals are wanted, and one comes."""
+    from jitdnn.devices.gpu import Launch, Source
+
+    if cuda_device.cooperates:
+        pytest.skip("an error of a kernel ends this process's use of the GPU")
+    arguments = "u32 *arrived, u8 *workspace, f64 alpha, f64 beta"
+    text = f"KERNEL(32) void wait({arguments}) {{ arrive_among_blocks(arrived); wait_among_blocks(arrived, 2); }}"
+    kernel = cuda_device.kernel(
+        Source("wait", text, dialect="cuda"), [Launch("wait", 1, 32, is_cooperative=True)], 1
+    )
+    arrived = np.zeros(1, np.uint32)
+    with pytest.raises(DeviceError, match="1 arrived of 2"):
+        kernel(None, [arrived.ctypes.data], 1.0, 0.0, 0)
+
+
+@pytest.mark.parametrize("words", ["lstm n64 f32", "gru n1 f16 lengths64"])
+def test_compiles_for_every_architecture(architecture: Any, words: str) -> None:
+    for direction, name in (("fwd", "forward"), ("bwd_data", "backward")):
+        problem = problem_of(f"{words} t9 inputs512 hidden1024 training", direction)
+        is_wide = problem.batch > 16
+        assert architecture.compile(step_source(problem, name, 4 if is_wide else 1, is_wide))
+
+
+# ---- on a device
+
+
+@pytest.fixture
+def gpu() -> Any:
+    if not cuda.device_count():
+        pytest.skip("no NVIDIA GPU")
+    return cuda.device()
+
+
+WIDE = [
+    "lstm t6 n33 inputs70 hidden1024 training f32",
+    "gru t5 n150 inputs64 hidden500 layers2 bidirectional lengths64 training f32",
+    "lstm t5 n20 inputs64 hidden300 bidirectional proj70 training f16",
+    "lstm t3 n17 inputs64 hidden2048 training f32",  # weights that shared memory does not hold
+    "gru t4 n9 inputs5 hidden260 training f64",
+]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("words", WIDE)
+def test_many_thread_blocks(gpu: Any, words: str, direction: str) -> None:
+    """States that the definition keeps from growing: a network with large weights is chaotic in any arithmetic."""
+    problem = problem_of(words, direction)
+    case = make_case(problem)
+    scale = 1.0 / np.sqrt(problem.hidden)
+    inputs = [
+        buffer.values * (scale if operand.name.startswith("weight") else 1.0)
+        for buffer, operand in zip(case.inputs, problem.sources, strict=True)
+    ]
+    check(problem, gpu, inputs=inputs, scales=[(1.0, 0.0)])
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_public_functions(gpu: Any, cell: str) -> None:
+    """Results and gradients of arrays on the device are those of arrays on the host, lengths and dropout included."""
+    rng = np.random.default_rng(0)
+    gates, states = {"lstm": (4, 2), "gru": (3, 1)}[cell]
+    weights = []
+    for depth in (6, 6, 20, 20):
+        shapes = (gates * 10, depth), (gates * 10, 10), (gates * 10,), (gates * 10,)
+        weights += [0.3 * rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    x = rng.standard_normal((5, 3, 6)).astype(np.float32)
+    first = [rng.standard_normal((4, 3, 10)).astype(np.float32) for _ in range(states)]
+    dy = rng.standard_normal((5, 3, 20)).astype(np.float32)
+    found = []
+    for place in (lambda a: a, lambda a: jd.to_device(a, "cuda")):
+        how: dict[str, Any] = {"bidirectional": True, "lengths": [5, 2, 0], "dropout": 0.25}
+        forward, backward = (jd.lstm, jd.lstm_backward) if cell == "lstm" else (jd.gru, jd.gru_backward)
+        given, own = list(map(place, weights)), list(map(place, first))
+        *results, saved = forward(place(x), given, *own, training=True, state=jd.DropoutState(7), **how)
+        *slopes, dweights = backward(place(dy), place(x), given, saved, *own, state=jd.DropoutState(7), **how)
+        found.append([*results, *slopes, *dweights])
+    for ours, host in zip(found[1], found[0], strict=True):
+        np.testing.assert_allclose(ours.numpy(), host, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_sizes_on_the_device(gpu: Any) -> None:
+    x = jd.to_device(np.zeros((3, 4), np.float32), "cuda")
+    weights = [jd.to_device(np.zeros(shape, np.float32), "cuda") for shape in ((5, 4), (5, 5))]
+    with pytest.raises(InvalidArgument, match="must be on the host"):
+        jd.rnn(x, weights, batch_sizes=jd.to_device(np.array([2, 1]), "cuda"))
