@@ -15,15 +15,12 @@ _SHARED_SHARE = 1.08  # of the path to shared memory, as `shared_bytes_per_cycle
 _ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it is
 _WGRAD_ROW_CYCLES = 2.3  # the same where all operands are read across
 _OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
-_VOLUME_FACTOR = (
-    0.25  # of a stage of windows of three axes, how much longer it takes for each 128 rows beyond 128
-)
 _ACROSS_FACTOR = 1.35  # of a wgrad's stage that two warpgroups share across
 _TILE_CYCLES = 1270.0  # from one tile of a thread block to the next
-_EMPTY_CYCLES = 400.0  # of a tile of zeros, beside storing them
+_EMPTY_CYCLES = 1300.0  # of a tile of zeros, beside storing them
 _START_CYCLES = 2100.0  # until a thread block's first products
 _PARTIAL_CYCLES = 890.0  # of partial sums on their way to the workspace, without their bytes
-_MEMORY_SHARE = 0.76  # of the bandwidth of copies
+_MEMORY_SHARE = 0.86  # of the bandwidth of copies
 _UNHIDDEN = 0.05
 """Of the shorter of work and memory: where memory is the limit, of two tiles the one that wastes less is faster."""
 LAUNCH_SECONDS = 1.95e-6
@@ -62,7 +59,6 @@ def seconds(
     row_bytes: int,
     is_wgrad: bool,
     is_rewritten: bool = False,
-    is_volume: bool = False,
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, clock = blocking.tile, gemm_clock(device.facts)
@@ -72,7 +68,6 @@ def seconds(
         stage *= _ACROSS_FACTOR if tile.across > 1 else 1.0
     else:
         stage += _OUTSIDE_CYCLES * outside
-        stage *= 1.0 + _VOLUME_FACTOR * max(0, tile.m - 128) / 128 if is_volume else 1.0
     works = blocking.works(products)
     length = blocking.blocks_of_split if blocking.is_split else products.longest
     out = tile.m * tile.n * 4 / l2_bytes_per_cycle(device.facts) if blocking.is_split else 0.0
@@ -81,7 +76,8 @@ def seconds(
     chunks = tile.m * tile.n * result_bytes / l2_bytes_per_cycle(device.facts)
     if len(products.rows) > 1:
         busy = longest_load(products, tile, device.multiprocessors, [
-            max(blocks * stage + _TILE_CYCLES, chunks) if blocks else chunks + _EMPTY_CYCLES
+            max(blocks * stage + _TILE_CYCLES, chunks) if blocks
+            else products.filled(tile) * chunks + _EMPTY_CYCLES
             for blocks in products.blocks
         ])  # fmt: skip
     else:
@@ -111,19 +107,16 @@ def longest_load(products: Products, tile: Tile, multiprocessors: int, cycles: S
 def best_blocking(
     products: Products, tiles: Sequence[Tile], device: GpuDevice, bytes_moved: int, result_bytes: int, parts: int,
     max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
-    is_volume: bool = False,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
-    that are for something else. `is_rewritten`: see `stage_cycles`. `is_volume`: windows have three axes of space.
+    that are for something else. `is_rewritten`: see `stage_cycles`.
     """
     found = [
         (
             one,
-            seconds(
-                products, one, device, bytes_moved, result_bytes, row_bytes, is_wgrad, is_rewritten, is_volume
-            ),
+            seconds(products, one, device, bytes_moved, result_bytes, row_bytes, is_wgrad, is_rewritten),
         )
         for one in blockings(
             products,

@@ -6,14 +6,15 @@ constexpr bool MAY_BE_EMPTY = PHASES > 1 && IS_RESULT_VECTOR && !IS_SPLIT && !HA
 // Zeros in place of a tile's results, of the rows and columns of one warpgroup: each lane finds the place of one row.
 FUNCTION void store_zeros(const Tables &tables, const Work &work, int first_row, int first_column, RESULT *result) {
     constexpr int run = 16 / RESULT_BYTES, pieces = WN / run;
+    static_assert(pieces % 2 == 0, "all lanes exchange places");
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     const int columns = work.columns.from(tables, first_column);
     RESULT *to = result + work.columns.place(tables, first_column);
 #pragma unroll 1
-    for (int row = warp * 32; row < ROWS * 64; row += 128) {
-        const i64 own = row_place(tables, work, first_row + row + lane);
+    for (int row = warp * 16; row < ROWS * 64; row += 64) {
+        const i64 own = row_place(tables, work, first_row + row + lane % 16);
 #pragma unroll 4
-        for (int item = lane; item < 32 * pieces; item += 32) {
+        for (int item = lane; item < 16 * pieces; item += 32) {
             const int of_row = item / pieces, piece = item - of_row * pieces;
             const i64 place = shuffle(own, of_row);
             if (place != NO_PLACE && piece * run < columns) store16(to + place + piece * run, uint4{0, 0, 0, 0});

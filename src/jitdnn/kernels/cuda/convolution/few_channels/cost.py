@@ -236,7 +236,7 @@ def _wgrad_tilings(
             continue
         threads_limit = facts.registers // (warps * 32)
         needed = sums + 4 * m * products.count + 2 * n + (64 if warps <= 8 else 84)
-        needed += 40 if products.count == 3 else 0
+        needed += 34 if products.count == 3 else 0
         if needed > most_registers(facts, warps * 32):
             continue
         most = min(2, threads_limit // needed)

@@ -250,7 +250,6 @@ def _correlation_plan(
         False,
         is_promoted,
         fusion.shared,
-        is_volume=rank == 5,
     )
     if not found:
         return "no tile fits into the shared memory of the device"
