@@ -74,6 +74,8 @@ def test_several_groups_and_weights_that_do_not_fit(
     cuda_device: Any, words: str, direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the weights some slabs stay in shared memory, the others are read at each step."""
+    if cuda_device.cooperates:
+        pytest.skip("WIDE has such problems for many thread blocks")
     problem = problem_of(words, direction)
     plan = step_plan(problem, cuda_device, True, 3)
     assert plan is not None
@@ -132,10 +134,10 @@ def gpu() -> Any:
 
 WIDE = [
     "lstm t6 n33 inputs70 hidden1024 training f32",
-    "gru t5 n150 inputs64 hidden500 layers2 bidirectional lengths64 training f32",
+    "gru t5 n100 inputs64 hidden500 layers2 bidirectional lengths64 training f32",
     "lstm t5 n20 inputs64 hidden300 bidirectional proj70 training f16",
     "lstm t3 n17 inputs64 hidden2048 training f32",  # weights that shared memory does not hold
-    "gru t4 n9 inputs5 hidden260 training f64",
+    "gru t4 n20 inputs5 hidden260 training f64",
 ]
 
 
@@ -150,7 +152,8 @@ def test_many_thread_blocks(gpu: Any, words: str, direction: str) -> None:
         buffer.values * (scale if operand.name.startswith("weight") else 1.0)
         for buffer, operand in zip(case.inputs, problem.sources, strict=True)
     ]
-    check(problem, gpu, inputs=inputs, scales=[(1.0, 0.0)])
+    only = ("persistent",) if problem.element == "f64" else ("persistent_tensor_cores",)
+    assert check(problem, gpu, inputs=inputs, scales=[(1.0, 0.0)], only=only) == set(only)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
