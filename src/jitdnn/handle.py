@@ -322,18 +322,7 @@ class Handle:
 
     def replayer(self, launches: LaunchList) -> Callable[[Sequence[int]], None]:
         """`launches.run(addresses)` with the handle's scratch memory, on a processor, for who calls it often."""
-        size, run, blocks = launches.scratch, launches.runner(), self._blocks
-        if not size:
-            return run
-
-        def replay(addresses: Sequence[int]) -> None:
-            block = blocks.take(size)
-            try:
-                run(addresses, block.pointer)
-            finally:
-                blocks.give_back(block)
-
-        return replay
+        return launches.runner(self._blocks)
 
     def _is_recorded(self, plan: Plan, pointers: Sequence[int], alpha: float, beta: float, kept: int) -> bool:
         """Whether the launches of this thread are recorded, and those of the plan have been noted."""

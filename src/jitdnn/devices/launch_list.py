@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from jitdnn.devices import threads as native
+from jitdnn.devices.host_scratch import HostScratch
 from jitdnn.devices.threads import Table
 from jitdnn.devices.threads_runtime import (
     ENTRY_SLOTS,
@@ -298,11 +299,29 @@ class LaunchList:
         """
         self._run(addresses, scratch, None)
 
-    def runner(self) -> Callable[..., None]:
-        """`run` for who calls it often: without what only lists on several threads need."""
+    def runner(self, blocks: HostScratch) -> Callable[[Sequence[int]], None]:
+        """`run(addresses)` with workspace from `blocks`, for who calls it often: one function, without what only lists
+        on several threads need."""
+        states, pack, size, take, give_back = (
+            self._states,
+            self._pack,
+            self.scratch,
+            blocks.take,
+            blocks.give_back,
+        )
         if self.threads > 1:
-            return self.run
-        states, pack, size, replay = self._states, self._pack, self.scratch, native.serial_replay()
+            if not size:
+                return self.run
+
+            def run_on_several(addresses: Sequence[int]) -> None:
+                block = take(size)
+                try:
+                    self.run(addresses, block.pointer)
+                finally:
+                    give_back(block)
+
+            return run_on_several
+        replay = native.serial_replay()
 
         def run(addresses: Sequence[int]) -> None:
             try:
@@ -312,15 +331,19 @@ class LaunchList:
             replay(state.address, pack(*addresses), None)
             states.append(state)
 
-        def run_with_scratch(addresses: Sequence[int], scratch: int = 0) -> None:
+        def run_with_workspace(addresses: Sequence[int]) -> None:
+            block = take(size)
             try:
-                state = states.pop()
-            except IndexError:
-                state = State(self)
-            replay(state.address, pack(*addresses, scratch or state.scratch(size)), None)
-            states.append(state)
+                try:
+                    state = states.pop()
+                except IndexError:
+                    state = State(self)
+                replay(state.address, pack(*addresses, block.pointer), None)
+                states.append(state)
+            finally:
+                give_back(block)
 
-        return run_with_scratch if size else run
+        return run_with_workspace if size else run
 
     def times(self, addresses: Sequence[int], scratch: int = 0) -> list[int]:
         """Run all launches and return when the run began and when each launch ended, in nanoseconds of a clock of its

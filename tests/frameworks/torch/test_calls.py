@@ -97,8 +97,8 @@ def test_a_call_and_its_gradients_are_a_list_of_launches_each(
     model, stock, shape = pair(name)
     x, runs, runner = random(*shape), [], LaunchList.runner
 
-    def counting(self: Any) -> Any:
-        run = runner(self)
+    def counting(self: Any, blocks: Any) -> Any:
+        run = runner(self, blocks)
 
         def counted(*arguments: Any) -> None:
             runs.append(len(self))

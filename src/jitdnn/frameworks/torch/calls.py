@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from logging import DEBUG
 from typing import Any
 
 import torch
 from torch import Tensor, get_autocast_dtype, is_autocast_enabled
 
-from jitdnn import log
 from jitdnn.devices.launch_list import Recorder
 from jitdnn.frameworks.torch import guards, kinds, whole
 from jitdnn.frameworks.torch.guards import Remembered
@@ -34,6 +32,7 @@ from jitdnn.frameworks.torch.kinds import (
 )
 from jitdnn.frameworks.torch.registry import Operator, as_autocast, hooks_of_saved, plain_device
 from jitdnn.recorders import NotRecordable, recorders
+from jitdnn.settings import current
 
 CALLS = "_jitdnn_calls"
 """The attribute of a module that remembers its calls."""
@@ -235,7 +234,7 @@ def _forward(kind: Kind, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]
     made, add = launched.made, launched.add
 
     def run(x: Tensor, w: Any, bias: Any) -> Tensor:
-        if recorders or log.is_enabled(DEBUG):
+        if recorders or current().log == "debug":
             found: Tensor = slow(x, w, bias)
             return found
         y = made()
@@ -243,7 +242,7 @@ def _forward(kind: Kind, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]
         return y
 
     def run_with_bias(x: Tensor, w: Any, bias: Any) -> Tensor:
-        if recorders or log.is_enabled(DEBUG):
+        if recorders or current().log == "debug":
             found: Tensor = slow(x, w, bias)
             return found
         y = made()
