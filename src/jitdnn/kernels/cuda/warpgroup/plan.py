@@ -94,6 +94,8 @@ TILES = (
     Tile(1, 1, 1, 192),
     Tile(1, 1, 1, 128),
     Tile(2, 1, 2, 32),
+    Tile(1, 1, 1, 64),
+    Tile(1, 1, 1, 32),
 )
 """Tiles worth trying, those first that are best for many problems."""
 
