@@ -42,8 +42,16 @@ def route(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, *, options: str = "",
 ) -> Any:  # fmt: skip
-    """Of tensors (N, H, T, D) without dropout, with a mask that wants no gradient."""
-    if dropout_p or not query.dim() == key.dim() == value.dim() == 4 or not is_taken(query, key, value):
+    """Of tensors (N, H, T, D) without dropout, with a mask that wants no gradient.
+
+    On a GPU torch's own kernels are left to it: of cuDNN's and its flash ones each is faster (docs/performance_gpu.md).
+    """
+    if (
+        query.is_cuda
+        or dropout_p
+        or not query.dim() == key.dim() == value.dim() == 4
+        or not is_taken(query, key, value)
+    ):
         return NotImplemented
     heads, groups = query.shape[1], key.shape[1]
     is_one = query.shape[0] == key.shape[0] == value.shape[0] and value.shape[1] == groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
+from jitdnn.kernels.cuda.attention.algorithm import Flash, FlashInThree
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannels,
@@ -37,6 +38,7 @@ from jitdnn.kernels.cuda.warpgroup_matmul import (
 )
 from jitdnn.kernels.gpu.table import ELEMENTWISE, MULTI_TENSOR, PLAIN, REDUCTION, SCAN, separate_kernels
 from jitdnn.kernels.reference import REFERENCE
+from jitdnn.problems.attention import Attention
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.problems.matmul import MatMul
@@ -93,6 +95,7 @@ _MATMUL: tuple[Algorithm, ...] = (
     *PLAIN[MatMul, None],
 )
 _RECURRENT = (PersistentStepsTensorCores(_MATMUL), PersistentSteps(_MATMUL))
+_FLASH: tuple[Algorithm, ...] = (Flash(), FlashInThree())
 
 # (problem class, direction or None for problems that have only one)
 ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
@@ -100,6 +103,8 @@ ALGORITHMS: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Convolution, "fwd"): _FORWARD,
     (Convolution, "bwd_data"): _with_patch("bwd_data", _CORRELATION),
     (Convolution, "bwd_filter"): _FILTER,
+    (Attention, "fwd"): (*_FLASH, *PLAIN[Attention, "fwd"]),
+    (Attention, "bwd"): (*_FLASH, *PLAIN[Attention, "bwd"]),
     (FusedConvolution, "fwd"): _FUSED,
     (FusedConvolution, "bwd_filter"): _FUSED,
     (MatMul, None): _MATMUL,

@@ -16,6 +16,7 @@ from jitdnn.kernels.formulas.reduce import RowReduce, build_reduction
 from jitdnn.kernels.formulas.softmax import RowSoftmax
 from jitdnn.kernels.formulas.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
 from jitdnn.kernels.formulas.transform import CopyConcatenate, CopyTransform
+from jitdnn.kernels.gpu.attention.algorithm import TiledAttention
 from jitdnn.kernels.gpu.convolution.bias import RowBias
 from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.kernels.gpu.ctc.algorithm import CtcRecursion
@@ -37,6 +38,7 @@ from jitdnn.kernels.gpu.sampling.embedding import EmbeddingRows
 from jitdnn.kernels.gpu.sampling.grid_sample import PlainGridSample
 from jitdnn.kernels.gpu.sampling.resize import PlainResize
 from jitdnn.problems.activation import Activation
+from jitdnn.problems.attention import Attention
 from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.convolution import DIRECTIONS, Convolution
 from jitdnn.problems.convolution_bias import BiasGradient
@@ -97,6 +99,8 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (FusedConvolution, "fwd"): _FUSED,
     (FusedConvolution, "bwd_filter"): _FUSED,
     (MatMul, None): (TiledGemm(),),
+    (Attention, "fwd"): (TiledAttention(),),
+    (Attention, "bwd"): (TiledAttention(),),
     (Pooling, "fwd"): _POOLING,
     (Pooling, "bwd"): _POOLING,
     (Unpooling, "fwd"): (PlainUnpooling(),),

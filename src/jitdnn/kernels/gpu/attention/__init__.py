@@ -1,0 +1,1 @@
+"""Attention in plain C: of every type and head size, on every GPU."""
