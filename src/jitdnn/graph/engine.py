@@ -17,6 +17,7 @@ from jitdnn.graph.lower.builder import Builder, Shared
 from jitdnn.graph.operand import NeedsValue, Operand, Untraceable
 from jitdnn.graph.originals import Originals, arrays_in
 from jitdnn.graph.passes import Memo, optimized
+from jitdnn.graph.passes.attention import with_attention
 from jitdnn.graph.plan import Plan, Unforeseen
 from jitdnn.graph.taken import OnGpu, require_on, taken
 from jitdnn.graph.tracer import Bodies, Rest, Step, Tracer, operands_in
@@ -360,6 +361,8 @@ class Engine:
         plan, graph, used = None, None, tuple(operands)
         if leaving:
             traced = tracer.graph(tuple(operands.values()), leaving)
+            if self._handle.has_attention:
+                traced = with_attention(traced)
             graph = self._passes(traced, self._shared.memo, has_dot)
             plan = self._plan(graph)
         if rest is None:

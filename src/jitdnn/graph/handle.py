@@ -12,8 +12,10 @@ from jitdnn.devices.gpu_launches import GpuRecorder
 from jitdnn.errors import JitdnnError, NotSupported
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue, Kernel
+from jitdnn.kernels.tables import table
 from jitdnn.planner.choose import NotCompiled, get
 from jitdnn.planner.plan import Plan, Request
+from jitdnn.problems.attention import Attention
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.missing import Missing
 
@@ -41,6 +43,14 @@ class EngineHandle(Handle):
         """Whether the device has instructions for dot products of 8-bit integers."""
         isa = getattr(self.device, "isa", None)  # that of a processor
         return isa is not None and bool(isa.has_dot)
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether attention as one is faster than products around a softmax: on processors, and where the GPU's kernels
+        use its tensor cores as its products do."""
+        gpu = self.on_gpu
+        is_fast = gpu is None or gpu.tensor_flops("f16") > 0
+        return is_fast and bool(table(self.device.target).get((Attention, "fwd")))
 
     def _make(self, key: Hashable, problem: Problem, request: Request, epilogue: Epilogue | None) -> Plan:
         if self.before_plan is not None:
