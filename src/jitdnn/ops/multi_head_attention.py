@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from jitdnn.arguments import flag, integer_number, shown
-from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
+from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, NotSupported
 from jitdnn.handle import Handle
 from jitdnn.ops.attention import Window, attention, attention_backward
 from jitdnn.ops.call import require_room
 from jitdnn.ops.matmul import matmul
 from jitdnn.ops.reduce import reduce
+from jitdnn.ops.transform import transform
 from jitdnn.tensor import Array, TensorDescriptor, borrow, empty, maker_of
-
-_AnyArray = npt.NDArray[Any]
 
 
 class MultiHeadSaved(NamedTuple):
     """What the gradients need of the forward pass: projected q, k, v (N, length, heads * size), the result of the heads
-    before the last projection, and lse (N, H, T)."""
+    before the last projection, and lse (N, H, T). On a GPU arrays of the library of q, else NumPy's."""
 
-    q: _AnyArray
-    k: _AnyArray
-    v: _AnyArray
-    y: _AnyArray
-    lse: _AnyArray
+    q: Any
+    k: Any
+    v: Any
+    y: Any
+    lse: Any
 
 
 class MultiHeadGradients(NamedTuple):
@@ -86,7 +84,7 @@ def multi_head_attention(
     """
     is_saved = flag(return_saved, "return_saved")
     like = borrow(q, False, "q")
-    arrays = [_rows(x, name) for name, x in (("q", q), ("k", k), ("v", v))]
+    arrays = [_rows(x, name, handle) for name, x in (("q", q), ("k", k), ("v", v))]
     own_q, own_k, own_v = (
         _project(x, w, b, name, handle)
         for name, x, w, b in zip("qkv", arrays, (wq, wk, wv), (bq, bk, bv), strict=True)
@@ -96,11 +94,12 @@ def multi_head_attention(
     options = _options(mask, causal, scale, past, window, lengths, lo, hi, handle)
     result, lse = attention(views[0], views[1], views[2], return_lse=True, **options)
     joined = _joined(result)
-    owner, target = _allocate(
-        like, (*joined.shape[:2], joined.shape[2] if wo is None else _features(wo, "wo"))
+    features = joined.shape[2] if wo is None else _features(wo, "wo")
+    owner = _made(
+        like,
+        (*joined.shape[:2], features),
+        lambda out: _project(joined, wo, bo, "o", handle, out, is_kept=True),
     )
-    _project(joined, wo, bo, "o", handle, target)
-    owner = _handed(owner, like)
     return (owner, MultiHeadSaved(own_q, own_k, own_v, joined, lse)) if is_saved else owner
 
 
@@ -138,7 +137,7 @@ def multi_head_attention_backward(
         raise InvalidType(
             f"saved is {shown(saved)}: it must be the MultiHeadSaved that the forward call returned"
         )
-    slope = _rows(dy, "dy")
+    slope = _rows(dy, "dy", handle)
     gradients: dict[str, Any] = dict.fromkeys(MultiHeadGradients._fields)
     inner = _project_backward(
         gradients, "o", slope, saved.y, wo, bo, borrow(dy, False, "dy"), handle, is_inner=True
@@ -150,10 +149,9 @@ def multi_head_attention_backward(
     found = attention_backward(dy_heads, views[0], views[1], views[2], y_heads, saved.lse, **options)
     for name, x, w, b, gradient in zip("qkv", (q, k, v), (wq, wk, wv), (bq, bk, bv), found, strict=True):
         like = borrow(x, False, name)
-        rows = _rows(x, name)
+        rows = _rows(x, name, handle)
         gradients[name] = _project_backward(gradients, name, _joined(gradient), rows, w, b, like, handle)
-    like = borrow(q, False, "q")
-    return MultiHeadGradients(**{name: _handed(owner, like) for name, owner in gradients.items()})
+    return MultiHeadGradients(**gradients)
 
 
 def _options(
@@ -173,18 +171,41 @@ def _head_counts(heads: int, key_heads: int | None) -> tuple[int, int, int]:
     return heads, key_heads, key_heads
 
 
-def _rows(x: Any, name: str) -> _AnyArray:
-    """An array of three dims as NumPy sees it, its last two dense, so that rows can be joined."""
-    array = borrow(x, False, name).numpy()
-    if array.ndim != 3:
-        raise InvalidShape(f"{name} has shape {array.shape}: it must be (N, length, features)")
-    return np.ascontiguousarray(array)
+def _seen(x: Any, name: str) -> Any:
+    """An array as NumPy sees it, or, on a GPU, as it is."""
+    array = borrow(x, False, name)
+    if array.device_id is None:
+        return array.numpy()
+    if not hasattr(x, "reshape") or not (hasattr(x, "permute") or hasattr(x, "transpose")):
+        raise NotSupported(
+            f"{name} is a {type(x).__name__} on a GPU: multi-head attention looks at arrays by reshape and "
+            "transpose, as PyTorch's, CuPy's and jitdnn's have"
+        )
+    return x
 
 
-def _matrix(w: Any, name: str) -> _AnyArray:
-    array = borrow(w, False, name).numpy()
-    if array.ndim != 2:
-        raise InvalidShape(f"{name} has shape {array.shape}: it must be (features out, features in)")
+def _turned(x: Any, axes: tuple[int, ...]) -> Any:
+    """A view with its axes in another order."""
+    return x.permute(axes) if hasattr(x, "permute") else x.transpose(axes)
+
+
+def _rows(x: Any, name: str, handle: Handle | None) -> Any:
+    """A dense array of three dims, so that its rows can be joined."""
+    array = _seen(x, name)
+    if len(array.shape) != 3:
+        raise InvalidShape(f"{name} has shape {tuple(array.shape)}: it must be (N, length, features)")
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array)
+    own = borrow(array, False, name)
+    if own.descriptor == TensorDescriptor.packed(own.descriptor.shape, own.descriptor.dtype):
+        return array
+    return transform(array, "nchw", handle=handle)
+
+
+def _matrix(w: Any, name: str) -> Any:
+    array = _seen(w, name)
+    if len(array.shape) != 2:
+        raise InvalidShape(f"{name} has shape {tuple(array.shape)}: it must be (features out, features in)")
     return array
 
 
@@ -192,91 +213,91 @@ def _features(w: Any, name: str) -> int:
     return int(_matrix(w, name).shape[0])
 
 
-def _heads(x: _AnyArray, heads: int, name: str) -> _AnyArray:
+def _heads(x: Any, heads: int, name: str) -> Any:
     """(N, length, heads * size) seen as (N, heads, length, size)."""
     n, length, features = x.shape
     if features % heads:
         raise InvalidArgument(
             f"{name} has {features} features after its projection: {heads} heads do not share them"
         )
-    return x.reshape(n, length, heads, features // heads).transpose(0, 2, 1, 3)
+    return _turned(x.reshape(n, length, heads, features // heads), (0, 2, 1, 3))
 
 
-def _joined(x: Any) -> _AnyArray:
+def _joined(x: Any) -> Any:
     """The other way round; the result of attention lies in memory as q does, so that nothing is copied."""
     n, heads, length, size = x.shape
-    joined: _AnyArray = x.transpose(0, 2, 1, 3).reshape(n, length, heads * size)
-    return joined
+    return _turned(x, (0, 2, 1, 3)).reshape(n, length, heads * size)
 
 
-def _allocate(like: Array, shape: Sequence[int]) -> tuple[Any, _AnyArray]:
+def _made(like: Array, shape: Sequence[int], compute: Callable[[Any], Any]) -> Any:
+    """What `compute` puts into memory of the library of `like`; on a GPU, what it returns, which is of it."""
+    if like.device_id is not None:
+        return compute(None)
     require_room([("a result", TensorDescriptor.packed(shape, like.descriptor.dtype))])
     owner, array = empty(like, tuple(shape), like.descriptor.dtype)
-    return owner, array.numpy()
-
-
-def _handed(owner: Any, like: Array) -> Any:
-    """A result as an array of the library of `like`."""
+    compute(array.numpy())
     make = maker_of(like.library)
     return make(owner) if make is not None and isinstance(owner, np.ndarray) else owner
 
 
-def _flat(x: _AnyArray) -> _AnyArray:
+def _flat(x: Any) -> Any:
     return x.reshape(-1, x.shape[-1])
 
 
 def _project(
-    x: _AnyArray, w: Any, b: Any, name: str, handle: Handle | None, out: _AnyArray | None = None
-) -> _AnyArray:
-    """x w^T + b, in `out` if it is given; x itself where there is no weight."""
+    x: Any, w: Any, b: Any, name: str, handle: Handle | None, out: Any = None, is_kept: bool = False
+) -> Any:
+    """x w^T + b, in `out` if it is given; where there is no weight x itself, or if `is_kept` a copy."""
     if w is None:
         if b is not None:
             raise InvalidArgument(f"b{name} is given without w{name}: a bias belongs to a projection")
-        if out is None:
-            return x
-        out[...] = x
-        return out
+        return transform(x, out=out, handle=handle) if is_kept or out is not None else x
     weight = _matrix(w, f"w{name}")
     if weight.shape[1] != x.shape[2]:
         raise InvalidShape(
-            f"w{name} has shape {weight.shape}: it must take the {x.shape[2]} features of {name}, (out, {x.shape[2]})"
+            f"w{name} has shape {tuple(weight.shape)}: it must take the {x.shape[2]} features of {name}, "
+            f"(out, {x.shape[2]})"
         )
-    if out is None:
-        out = np.empty((*x.shape[:2], weight.shape[0]), x.dtype)
-    beta = 0.0
+    operands = []
     if b is not None:
-        bias = borrow(b, False, f"b{name}").numpy()
-        if bias.shape != weight.shape[:1]:
+        bias = _seen(b, f"b{name}")
+        if tuple(bias.shape) != tuple(weight.shape[:1]):
             raise InvalidShape(
-                f"b{name} has shape {bias.shape}: it must be {weight.shape[:1]}, as w{name} says"
+                f"b{name} has shape {tuple(bias.shape)}: it must be {tuple(weight.shape[:1])}, as w{name} says"
             )
-        out[...] = bias
-        beta = 1.0
-    matmul(_flat(x), weight.T, beta=beta, out=_flat(out), handle=handle)
-    return out
+        operands.append(bias)
+    target = None if out is None else _flat(out)
+    made = matmul(_flat(x), _turned(weight, (1, 0)), operands=operands, out=target, handle=handle)
+    return made.reshape(*x.shape[:2], weight.shape[0])
 
 
 def _project_backward(
-    gradients: dict[str, Any], name: str, slope: _AnyArray, x: _AnyArray, w: Any, b: Any, like: Array,
+    gradients: dict[str, Any], name: str, slope: Any, x: Any, w: Any, b: Any, like: Array,
     handle: Handle | None, is_inner: bool = False,
 ) -> Any:  # fmt: skip
     """The gradient of x, where slope is that of its projection; those of weight and bias go to ``gradients``."""
+    rows = _flat(slope)
     if b is not None:
-        owner, target = _allocate(borrow(b, False, f"b{name}"), slope.shape[2:])
-        reduce(_flat(slope), "add", axes=0, out=target, handle=handle)
-        gradients[f"b{name}"] = owner
+        gradients[f"b{name}"] = _made(
+            borrow(b, False, f"b{name}"),
+            slope.shape[2:],
+            lambda out: reduce(rows, "add", axes=0, out=out, handle=handle),
+        )
     if w is None:
         if is_inner:
             return slope
-        owner, target = _allocate(like, x.shape)
-        target[...] = slope
-        return owner
+        return _made(like, slope.shape, lambda out: transform(slope, out=out, handle=handle))
     weight = _matrix(w, f"w{name}")
-    owner, target = _allocate(borrow(w, False, f"w{name}"), weight.shape)
-    matmul(_flat(slope).T, _flat(x), out=target, handle=handle)
-    gradients[f"w{name}"] = owner
+    gradients[f"w{name}"] = _made(
+        borrow(w, False, f"w{name}"),
+        weight.shape,
+        lambda out: matmul(_turned(rows, (1, 0)), _flat(x), out=out, handle=handle),
+    )
     if is_inner:
-        return matmul(_flat(slope), weight, handle=handle).reshape(x.shape)
-    owner, target = _allocate(like, x.shape)
-    matmul(_flat(slope), weight, out=_flat(target), handle=handle)
-    return owner
+        return matmul(rows, weight, handle=handle).reshape(*x.shape)
+
+    def multiplied(out: Any) -> Any:
+        target = None if out is None else _flat(out)
+        return matmul(rows, weight, out=target, handle=handle).reshape(*x.shape)
+
+    return _made(like, x.shape, multiplied)

@@ -1,7 +1,8 @@
-"""Multi-head attention: sizes, places of the weights, forward and both gradients; in host memory.
+"""Multi-head attention: sizes, places of the weights, forward and both gradients.
 
 The reserve keeps the projected queries, keys and values, what the heads gave, the normalizers of the softmax, and the
-weights' gradients, which the gradients of the data make beside their own.
+weights' gradients, which the gradients of the data make beside their own. On a GPU operands are copied there into dense
+arrays of our own, and results from these into the caller's memory.
 """
 
 from __future__ import annotations
@@ -12,46 +13,66 @@ from typing import Any
 import numpy as np
 
 import jitdnn as jd
-from jitdnn.errors import NotSupported
 from jitdnn.frameworks.cudnn_api.attention_descriptors import MultiHead, SeqData, attention_of, seq_of
 from jitdnn.frameworks.cudnn_api.enums import cudnnMultiHeadAttnWeightKind_t, cudnnWgradMode_t
 from jitdnn.frameworks.cudnn_api.handles import checked
-from jitdnn.frameworks.cudnn_api.memory import bound, space, with_room
+from jitdnn.frameworks.cudnn_api.memory import bound, placed, space, with_room
 from jitdnn.frameworks.cudnn_api.objects import choice, number, several
 from jitdnn.frameworks.cudnn_api.registry import api
 from jitdnn.frameworks.cudnn_api.status import BadParam
 from jitdnn.frameworks.cudnn_api.tensors import set_tensor
-from jitdnn.tensor import DTYPES, Array, TensorDescriptor, borrow, numpy_dtype
+from jitdnn.ops.to_device import empty, to_device
+from jitdnn.ops.transform import transform
+from jitdnn.tensor import DTYPES, Array, TensorDescriptor, borrow
 
 _W = cudnnMultiHeadAttnWeightKind_t
 _NAMES = dict(zip(_W, ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo"), strict=True))
 _MOST_BYTES = 2**63 - 1
 _CACHE_LINE = 64
-_AnyArray = np.ndarray[Any, Any]
 
 
-def _host(array: Array, name: str) -> _AnyArray:
-    if array.device_id is not None:
-        raise NotSupported(f"{name} is on a GPU: multi-head attention runs in host memory")
-    return array.numpy()
+def _values(array: Array) -> Any:
+    """What an array holds: as NumPy sees it, or a dense copy on its GPU."""
+    if array.device_id is None:
+        return array.numpy()
+    copy = _room(array.descriptor.shape, array.descriptor.dtype, array)
+    if array.descriptor.size:
+        transform(array, out=copy)
+    return copy
 
 
-def _rows(desc: Any, array: Any, name: str, size: int, writes: bool = False) -> _AnyArray:
+def _room(shape: tuple[int, ...], dtype: str, like: Array) -> Any:
+    """Memory on the GPU of an array."""
+    target, index = like.device_id or ("", 0)
+    return empty(shape, dtype, f"{target}:{index}")
+
+
+def _put(target: Array, values: Any) -> None:
+    """Write values to an array of their number of elements."""
+    if not target.descriptor.size:
+        return
+    if target.device_id is None:
+        target.numpy()[...] = values.reshape(target.descriptor.shape)
+    else:
+        transform(values.reshape(target.descriptor.shape), out=target)
+
+
+def _rows(desc: Any, array: Any, name: str, size: int, writes: bool = False) -> Array:
     """Sequences as (batch, beam, time, vector)."""
     tensor = seq_of(desc, f"the descriptor of {name}").tensor
     if tensor.shape[3] != size:
         raise BadParam(f"{name} has vectors of {tensor.shape[3]}: attnDesc says {size}")
-    return _host(bound(array, tensor, name, writes), name)
+    return bound(array, tensor, name, writes)
 
 
-def _weights(own: MultiHead, weights: Any, size: int, name: str, writes: bool = False) -> dict[str, Any]:
+def _weights(own: MultiHead, weights: Any, size: int, name: str) -> dict[str, Any]:
     places, elements = own.places()
     needed = elements * DTYPES[own.dtype]
     if number(size, "weightSizeInBytes", 0, _MOST_BYTES) < needed:
         raise BadParam(f"weightSizeInBytes is {size}: the weights take {needed} bytes")
     if not elements:
         return {}
-    flat = _host(bound(weights, TensorDescriptor((elements,), (1,), own.dtype), name, writes), name)
+    flat = _values(bound(weights, TensorDescriptor((elements,), (1,), own.dtype), name))
     return {
         _NAMES[kind]: flat[start : start + prod(shape)].reshape(shape)
         for kind, (start, shape) in places.items()
@@ -80,7 +101,7 @@ def _reserve_bytes(own: MultiHead) -> int:
     return with_room(_end_of(_kept(own, own.most_batch * own.most_beam, own.longest_q, own.longest_k)))
 
 
-def _reserved(own: MultiHead, reserveSpace: Any, size: int, given: tuple[int, int, int]) -> list[_AnyArray]:
+def _reserved(own: MultiHead, reserveSpace: Any, size: int, given: tuple[int, int, int]) -> list[Array]:
     """The parts of the reserve for (sequences, queries, keys)."""
     whole = space(
         reserveSpace,
@@ -89,12 +110,11 @@ def _reserved(own: MultiHead, reserveSpace: Any, size: int, given: tuple[int, in
         "reserveSpace",
     )
     assert whole is not None
-    raw, found = _host(whole, "reserveSpace"), []
+    found = []
     start = -whole.pointer % _CACHE_LINE
     for shape, dtype in _kept(own, *given):
-        end = start + prod(shape) * DTYPES[dtype]
-        found.append(raw[start:end].view(numpy_dtype(dtype)).reshape(shape))
-        start += -(-(end - start) // _CACHE_LINE) * _CACHE_LINE
+        found.append(placed(whole, TensorDescriptor.packed(shape, dtype), start))
+        start += -(-prod(shape) * DTYPES[dtype] // _CACHE_LINE) * _CACHE_LINE
     return found
 
 
@@ -160,9 +180,10 @@ class _Call:
         self.own = own
         q, k, v = arrays
         queries, keys = seq_of(qDesc, "qDesc"), seq_of(kDesc, "kDesc")
-        self.q = _rows(qDesc, q, "queries", own.q_size)
-        self.k = _rows(kDesc, k, "keys", own.k_size)
-        self.v = _rows(vDesc, v, "values", own.v_size)
+        self._like = _rows(qDesc, q, "queries", own.q_size)
+        self.q = _values(self._like)
+        self.k = _values(_rows(kDesc, k, "keys", own.k_size))
+        self.v = _values(_rows(vDesc, v, "values", own.v_size))
         batch, beam, self.steps, _ = self.q.shape
         beams = beam if own.has_own_keys else 1
         if self.k.shape[:2] != (batch, beams) or self.v.shape[:3] != self.k.shape[:3]:
@@ -187,14 +208,29 @@ class _Call:
         )
         self.windows = lo, hi
 
-    def joined(self, x: _AnyArray, is_key: bool = False) -> _AnyArray:
+    def joined(self, x: Any, is_key: bool = False) -> Any:
         """(batch * beam, time, vector), keys as often as there are beams that read them."""
         flat = x.reshape(-1, *x.shape[2:])
-        return np.repeat(flat, self.repeats, 0) if is_key and self.repeats > 1 else flat
+        if not is_key or self.repeats == 1:
+            return flat
+        if isinstance(flat, np.ndarray):
+            return np.repeat(flat, self.repeats, 0)
+        dtype = self._like.descriptor.dtype
+        wide = _room((flat.shape[0], self.repeats, *flat.shape[1:]), dtype, self._like)
+        for beam in range(self.repeats):
+            wide[:, beam] = flat
+        return wide.reshape(-1, *flat.shape[1:])
 
     def options(self, steps: slice = slice(None)) -> dict[str, Any]:
         lo, hi = (None if window is None else window[steps] for window in self.windows)
-        return {"heads": self.own.heads, "scale": self.own.scale, "lengths": self.ends, "lo": lo, "hi": hi}
+        given: dict[str, Any] = {"lengths": self.ends, "lo": lo, "hi": hi}
+        if self._like.device_id is not None:
+            target, index = self._like.device_id
+            given = {
+                name: None if numbers is None else to_device(numbers, f"{target}:{index}")
+                for name, numbers in given.items()
+            }
+        return {"heads": self.own.heads, "scale": self.own.scale, **given}
 
 
 @api
@@ -236,8 +272,9 @@ def cudnnMultiHeadAttnForward(
         (devSeqLengthsQO, devSeqLengthsKV),
     )
     result = _rows(oDesc, out, "out", own.result, True)
-    if result.shape[:3] != called.q.shape[:3]:
-        raise BadParam(f"out has (batch, beam, time) {result.shape[:3]} and queries {called.q.shape[:3]}")
+    extents = result.descriptor.shape[:3]
+    if extents != called.q.shape[:3]:
+        raise BadParam(f"out has (batch, beam, time) {extents} and queries {called.q.shape[:3]}")
     current = number(currIdx, "currIdx", -(2**31), called.steps - 1)
     steps = slice(current, current + 1) if current >= 0 else slice(None)
     if current >= 0 and reserveSpace is not None:
@@ -255,13 +292,14 @@ def cudnnMultiHeadAttnForward(
             raise BadParam(
                 f"residuals are given, the result has {own.result} numbers and a query {own.q_size}"
             )
-        added = called.joined(_rows(qDesc, residuals, "residuals", own.q_size))[:, steps]
-        y = jd.add(y, np.ascontiguousarray(added), handle=runner)
-    result[:, :, steps] = y.reshape(*called.q.shape[:2], *y.shape[1:])
+        added = called.joined(_values(_rows(qDesc, residuals, "residuals", own.q_size)))[:, steps]
+        dense = np.ascontiguousarray(added) if isinstance(added, np.ndarray) else added
+        y = jd.add(y, dense, handle=runner)
+    _put(result.part(None, None, slice(current, current + 1) if current >= 0 else None), y)
     if reserveSpace is not None:
         parts = _reserved(own, reserveSpace, reserveSpaceSizeInBytes, called.given)
         for part, kept in zip(parts, saved, strict=False):
-            part[...] = kept
+            _put(part, kept)
 
 
 @api
@@ -297,7 +335,9 @@ def cudnnMultiHeadAttnBackwardData(
         own, dqDesc, dkDesc, (queries, keys, values), dvDesc, (loWinIdx, hiWinIdx),
         (devSeqLengthsDQDO, devSeqLengthsDKDV),
     )  # fmt: skip
-    slope = called.joined(_rows(doDesc, dout, "dout", own.result)).copy()
+    slope = called.joined(_values(_rows(doDesc, dout, "dout", own.result)))
+    if isinstance(slope, np.ndarray):  # that of a GPU is a copy
+        slope = slope.copy()
     if slope.shape[:2] != called.given[:2]:
         raise BadParam(f"dout has (sequences, time) {slope.shape[:2]}: the queries have {called.given[:2]}")
     for place, end in enumerate(called.query_ends):
@@ -311,20 +351,20 @@ def cudnnMultiHeadAttnBackwardData(
     ]  # fmt: skip
     named = _weights(own, weights, weightSizeInBytes, "weights")
     *kept, slopes = _reserved(own, reserveSpace, reserveSpaceSizeInBytes, called.given)
-    saved = jd.MultiHeadSaved(*kept)
+    saved = jd.MultiHeadSaved(*map(_values, kept))
     found = jd.multi_head_attention_backward(
         slope, called.joined(called.q), called.joined(called.k, True), called.joined(called.v, True), saved,
         **called.options(), **named, handle=runner,
     )  # fmt: skip
     repeats = (1, called.repeats, called.repeats)
     for target, name, count in zip(outs, "qkv", repeats, strict=True):
-        gradient = np.asarray(getattr(found, name))
+        gradient = getattr(found, name)
         if count > 1:  # beams that read the same keys
             shape = (-1, count, *gradient.shape[1:])
-            gradient = np.asarray(jd.reduce(gradient.reshape(shape), "add", axes=1, handle=runner))
-        target[...] = gradient.reshape(target.shape)
+            gradient = jd.reduce(gradient.reshape(shape), "add", axes=1, handle=runner)
+        _put(target, gradient)
     for kind, (start, shape) in own.places()[0].items():
-        slopes[start : start + prod(shape)] = np.asarray(getattr(found, _NAMES[kind])).ravel()
+        _put(slopes.part(slice(start, start + prod(shape))), getattr(found, _NAMES[kind]))
 
 
 @api
@@ -353,11 +393,10 @@ def cudnnMultiHeadAttnBackwardWeights(
     adds = choice(cudnnWgradMode_t, addGrad, "addGrad") is cudnnWgradMode_t.CUDNN_WGRAD_MODE_ADD
     q, k = seq_of(qDesc, "qDesc").tensor.shape, seq_of(kDesc, "kDesc").tensor.shape
     slopes = _reserved(own, reserveSpace, reserveSpaceSizeInBytes, (q[0] * q[1], q[2], k[2]))[-1]
-    elements = slopes.size
+    elements, needed = slopes.descriptor.size, slopes.descriptor.nbytes
     if not elements:
         return
-    if number(weightSizeInBytes, "weightSizeInBytes", 0, _MOST_BYTES) < slopes.nbytes:
-        raise BadParam(f"weightSizeInBytes is {weightSizeInBytes}: the weights take {slopes.nbytes} bytes")
+    if number(weightSizeInBytes, "weightSizeInBytes", 0, _MOST_BYTES) < needed:
+        raise BadParam(f"weightSizeInBytes is {weightSizeInBytes}: the weights take {needed} bytes")
     target = bound(dweights, TensorDescriptor((elements,), (1,), own.dtype), "dweights", True)
-    _host(target, "dweights")
     jd.add(slopes, beta=1.0 if adds else 0.0, out=target, handle=runner)
