@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -292,6 +293,24 @@ def test_shared_steps_pieces_of_panels_and_groups_of_tiles_are_met() -> None:
         assert dict(launch.phases)["step"] == 2
         assert p.batch > TILES_PER_GROUP * launch.key.step_rows
         assert integers["step.chunk"] < p.size
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_directions_whose_weights_no_cache_holds_together(cell: str, direction: str) -> None:
+    """All steps of one run behind those of the other, forward and backward."""
+    device = host(2)
+    gates, near = 3 if cell == "gru" else 4, device.threads * device.isa.processor.l2(1.0)
+    hidden = 3 + math.isqrt(int(near) // (2 * gates * 4))
+    training = " training" if direction == "fwd" else ""
+    words = (
+        f"rnn_{direction} {cell} t3 n4 inputs5 hidden{hidden} layers2 bidirectional lengths32{training} f32"
+    )
+    problem = parse(words)
+    assert isinstance(problem, Recurrent)
+    turns = [name for name, _ in launch_of(problem, device).phases].count("turn")
+    assert turns == (0 if direction == "bwd_weights" else problem.layers)
+    assert "fused_steps" in check_rnn(words)
 
 
 def test_wrong_lengths_read_and_write_nothing_else() -> None:

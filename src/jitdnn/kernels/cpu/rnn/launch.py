@@ -120,6 +120,12 @@ class _Steps:
         tasks = projection_blocks * projection.vectors
         self.pack_projection: Phases = [("pack_projection", tasks)] * bool(p.projection)
 
+    def turns_of(self, steps: int) -> Phases:
+        """All steps of a layer, once for each turn."""
+        return [
+            phase for turn in range(self.turns) for phase in [("turn", 1)] * (turn > 0) + self.step * steps
+        ]
+
 
 def _forward(p: Recurrent, device: CpuDevice, is_kept: bool) -> Launch:
     plan = cost.plan_forward(p, device.isa)
@@ -154,8 +160,7 @@ def _forward(p: Recurrent, device: CpuDevice, is_kept: bool) -> Launch:
         phases += _dropout_phase(p, layer)
         phases += [(f"pack_{name}", pack_inputs)] * (p.layers > 1) + [(name, steps.product_tasks)]
         phases += pack_states * (p.layers > 1) + [("start", p.directions)]
-        for turn in range(steps.turns):
-            phases += [("turn", 1)] * (turn > 0) + steps.step * p.steps
+        phases += steps.turns_of(p.steps)
         phases.append(("above", 1))
     if p.sequences != "whole":
         phases.append(("end", p.directions))
@@ -191,7 +196,8 @@ def _backward_data(p: Recurrent, device: CpuDevice) -> Launch:
         name = "first" if layer == 0 else "next"
         vectors = plan.recurrent_product.vectors
         phases.append(("pack_states", p.directions * plan.blocks * vectors * p.gates))
-        phases += [*steps.pack_projection, ("start", p.directions), *steps.step * (p.steps + 1)]
+        phases += [*steps.pack_projection, ("start", p.directions)]
+        phases += steps.turns_of(p.steps + 1)
         columns = plan.columns(layer == 0) // plan.lanes
         phases += [(f"pack_{name}", columns * p.directions * p.gates), (name, steps.product_tasks)]
         phases += [*_dropout_phase(p, layer), ("below", 1)]
