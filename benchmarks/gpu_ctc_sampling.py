@@ -16,12 +16,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
+from jitdnn.bench.gpu_timing import interleaved
 from jitdnn.devices import cuda
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import GridSample, Problem, parse
 from jitdnn.problems.spatial_transformer import SAMPLE_DIRECTIONS
 
-_TURNS, _CALLS = 9, 10
+_TURNS = 9
 # T, N, A, S
 CTC = (
     (150, 32, 29, 30),
@@ -63,20 +64,10 @@ def kernel(problem: Problem) -> Callable[..., None]:
 
 def turns(**sides: Callable[[], Any]) -> str:
     """The microseconds of each side, measured in turns."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for run in sides.values():
-        for _ in range(3):
-            run()
-    for _ in range(_TURNS):
-        for name, run in sides.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(_CALLS):
-                run()
-            end.record()
-            end.synchronize()
-            found[name].append(start.elapsed_time(end) / _CALLS * 1e3)
-    return "  ".join(f"{name} {statistics.median(times):.1f}" for name, times in found.items())
+    calls = [lambda _, run=run: run() for run in sides.values()]
+    taken = interleaved(torch, calls, 1, _TURNS, is_captured=False)
+    medians = zip(sides, map(statistics.median, taken), strict=True)
+    return "  ".join(f"{name} {1e6 * median:.1f}" for name, median in medians)
 
 
 def apart(found: torch.Tensor, wanted: torch.Tensor) -> str:

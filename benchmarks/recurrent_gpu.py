@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import jitdnn as jd
+from jitdnn.bench.gpu_timing import interleaved
 
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -69,36 +69,10 @@ def row(given: Any, batch: int, hidden: int) -> None:
         torch.backends.cudnn.allow_tf32 = is_tf32
         error = float((ours().double() - theirs().double()).norm() / theirs().double().norm())
         assert error < (2e-2 if given.dtype == "bf16" else 3e-3), error
-        own, other = turns([ours, theirs])
+        taken = interleaved(torch, [lambda _: ours(), lambda _: theirs()], 1, 9)
+        own, other = (1e6 * statistics.median(each) for each in taken)
         words.append(f"{own:.0f} | {other:.0f} | {other / own:.2f}")
     print(f"{batch} {hidden} | {'  ;  '.join(words)}", flush=True)
-
-
-def turns(calls: list[Callable[[], Any]], rounds: int = 9) -> list[float]:
-    """Microseconds of each call: medians over turns of replays of its graph."""
-    graphs = []
-    for call in calls:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            call()
-        graphs.append(graph)
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(rounds):
-        for found, graph in zip(times, graphs, strict=True):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()
-            start.record()
-            for _ in range(3):
-                graph.replay()
-            end.record()
-            end.synchronize()
-            found.append(start.elapsed_time(end) / 3e-3)
-    return [statistics.median(found) for found in times]
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from jitdnn.bench.gpu_timing import LEAST_ROUNDS, interleaved
 from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemm, ImplicitGemmWgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
@@ -109,29 +110,10 @@ class Layer:
         return float((self.result.double() - reference).norm() / reference.norm())
 
 
-def seconds(runs: Sequence[Run], rounds: int = 5, calls: int = 5) -> list[float]:
+def seconds(runs: Sequence[Run]) -> list[float]:
     """Medians of one call of each, taking turns."""
-    stream, graphs = torch.cuda.Stream(), []
-    for run in runs:
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                run()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(calls):
-                run()
-        graphs.append(graph)
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(rounds):
-        for own, graph in zip(times, graphs, strict=True):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            own.append(begin.elapsed_time(end) * 1e-3 / calls)
-    return [statistics.median(own) for own in times]
+    taken = interleaved(torch, [lambda _, run=run: run() for run in runs], 1, LEAST_ROUNDS)
+    return [statistics.median(own) for own in taken]
 
 
 def measure(words: str, device: Any, math: str) -> None:

@@ -276,9 +276,8 @@ def _decode(work: _Work) -> None:
 def make_part(source: Source, transformer: Transform, part: _Part) -> None:
     """Decode and transform some records of a batch. Raises what is wrong with one, naming it."""
     batch = part.batch
-    is_plain = isinstance(transformer, Transformer) and not source.has_masks
-    if is_plain and (block := source.block(part.records)) is not None:
-        assert isinstance(transformer, Transformer)
+    block = source.block(part.records)
+    if block is not None and isinstance(transformer, Transformer):
         rows = slice(part.first, part.first + len(part.records))
         images, batch.labels[rows] = block
         transformer.apply_drawn(images, batch.images[rows], part.draws)

@@ -177,6 +177,8 @@ class MappedSource(Source):
         return self.data[record], 0 if self.labels is None else self.labels[record]
 
     def block(self, records: Sequence[int]) -> tuple[Array, Any] | None:
+        if self.has_masks:  # each is cropped and mirrored with its image
+            return None
         first, last = records[0], records[-1]
         places: Any = slice(first, last + 1) if last - first == len(records) - 1 else list(records)
         return self.data[places], 0 if self.labels is None else self.labels[places]

@@ -33,6 +33,13 @@ class GpuLaunch(NamedTuple):
     workspace: int
     moving: tuple[tuple[int, int, int], ...]
 
+    def pointers_at(self, bases: Sequence[int]) -> tuple[int, ...]:
+        """The pointers where the memory begins at these addresses."""
+        pointers = list(self.pointers)
+        for position, base, offset in self.moving:
+            pointers[position] = bases[base] + offset
+        return tuple(pointers)
+
 
 class GpuRecorder:
     """Notes launches. Used by one thread."""
@@ -106,13 +113,9 @@ class GpuRecorder:
 
 def placed(launches: Sequence[GpuLaunch], bases: Sequence[int], scratch: int) -> list[Any]:
     """The launches over memory that is there, as functions of the stream; `scratch` is the address of workspace."""
-    found = []
-    for one in launches:
-        pointers = list(one.pointers)
-        for position, base, offset in one.moving:
-            pointers[position] = bases[base] + offset
-        found.append(partial(_launch, one, tuple(pointers), scratch if one.workspace else 0))
-    return found
+    return [
+        partial(_launch, one, one.pointers_at(bases), scratch if one.workspace else 0) for one in launches
+    ]
 
 
 def _launch(one: GpuLaunch, pointers: tuple[int, ...], scratch: int, stream: Any) -> None:

@@ -90,11 +90,9 @@ class _Launches:
             self._launch(stream, addresses, workspace)
 
     def _launch(self, stream: Any, addresses: Sequence[int], workspace: int) -> None:
-        for kernel, pointers, alpha, beta, bytes, moving in self._launches:
-            given = list(pointers)
-            for position, number, offset in moving:
-                given[position] = addresses[number] + offset
-            kernel(stream, given, alpha, beta, workspace if bytes else 0)
+        for one in self._launches:
+            room = workspace if one.workspace else 0
+            one.kernel(stream, one.pointers_at(addresses), one.alpha, one.beta, room)
 
 
 def missing() -> str | None:

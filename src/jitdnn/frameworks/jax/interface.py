@@ -73,18 +73,26 @@ _API = (
 def missing() -> str | None:
     """Why XLA of this jaxlib cannot be handed functions of C, in one line; None where it can."""
     try:
-        header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text("utf-8")
+        return _difference(_header())
     except (AttributeError, OSError):
         return "jaxlib brings no header of its interface for functions of C"
-    return _difference(header)
 
 
 def minor() -> int:
     """The minor version that handlers say; `missing()` is None."""
-    header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text("utf-8")
-    found = re.search(r"#define XLA_FFI_API_MINOR (\d+)", header)
-    assert found is not None
-    return int(found[1])
+    return int(_version(_header())[1])
+
+
+def _header() -> str:
+    return (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text("utf-8")
+
+
+@cache
+def _version(header: str) -> tuple[str, str]:
+    """Major and minor, empty where the header has none."""
+    found = (re.search(rf"#define XLA_FFI_API_{part} (\d+)", header) for part in ("MAJOR", "MINOR"))
+    major, minor = (one[1] if one else "" for one in found)
+    return major, minor
 
 
 @cache
@@ -92,10 +100,9 @@ def _difference(header: str) -> str | None:
     plain = re.sub(r"//[^\n]*", "", header)
     for new, old in _RENAMED:
         plain = plain.replace(new, old)
-    minor = re.search(r"#define XLA_FFI_API_MINOR (\d+)", plain)
-    major = re.search(r"#define XLA_FFI_API_MAJOR (\d+)", plain)
-    if not major or not minor or major[1] != "0" or minor[1] not in _VERSIONS:
-        return f"the interface is {major and major[1]}.{minor and minor[1]}, and the code is for 0.3 and 0.4"
+    major, minor = _version(header)
+    if major != "0" or minor not in _VERSIONS:
+        return f"the interface is {major}.{minor}, and the code is for 0.3 and 0.4"
     for name, fields in _STRUCTURES.items():
         if _fields(plain, name) != fields:
             return f"{name} of the interface is another one than the code is for"
