@@ -25,12 +25,36 @@ _FUNCTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
-class _Convolution:
-    """What the converted classes of convolutions have in common."""
+class _Remembering:
+    """What converted classes with weights have in common: a call like one before runs what was chosen then.
+
+    They say how torch's own function is called (`_stock`), what else than the tensors tells calls apart (`_now`, see
+    `recalled`), and what a call of a new kind does (`_called`).
+    """
 
     _jitdnn_options: str
     _jitdnn_calls: Remembered | None = None
     _jitdnn_stock_calls: StockCalls | None = None
+
+    def _remembered(self: Any, input: Tensor) -> Tensor:
+        found: Tensor
+        calls = self._jitdnn_calls
+        if calls is not None:
+            own = self._parameters
+            w, bias = own.get("weight"), own.get("bias")
+            run = recalled(calls, input, w, bias, self._now())
+            if run is not None:
+                found = run(input, w, bias)
+                return found
+        stock = self._jitdnn_stock_calls
+        known = stock is not None and stock.know(self, input)
+        found = self._stock(input) if known else self._called(input)
+        return found
+
+
+class _Convolution(_Remembering):
+    """What the converted classes of convolutions have in common."""
+
     padding_mode: str
     _reversed_padding_repeated_twice: list[int]
     stride: tuple[int, ...]
@@ -44,18 +68,11 @@ class _Convolution:
         if is_compiling():
             found = super().forward(input)  # type: ignore[misc]
             return found
-        calls = self._jitdnn_calls
-        if calls is not None:
-            own = self._parameters
-            w, bias = own.get("weight"), own.get("bias")
-            run = recalled(calls, input, w, bias, self._now())
-            if run is not None:
-                return run(input, w, bias)
-        stock = self._jitdnn_stock_calls
-        if stock is not None and stock.know(self, input):
-            found = super()._conv_forward(input, self.weight, self.bias)  # type: ignore[misc]
-            return found
-        return self._called(input)
+        return self._remembered(input)
+
+    def _stock(self: Any, input: Tensor) -> Tensor:
+        found: Tensor = super()._conv_forward(input, self.weight, self.bias)  # type: ignore[misc]
+        return found
 
     def _now(self: Any) -> tuple[Any, ...]:
         """What else than the tensors tells calls apart: see `recalled`."""
@@ -106,12 +123,9 @@ class Conv3d(_Convolution, nn.Conv3d):
     _spatial = 3
 
 
-class _Transposed:
+class _Transposed(_Remembering):
     """What the converted classes of transposed convolutions have in common."""
 
-    _jitdnn_options: str
-    _jitdnn_calls: Remembered | None = None
-    _jitdnn_stock_calls: StockCalls | None = None
     _spatial: ClassVar[int]
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -119,18 +133,11 @@ class _Transposed:
         if is_compiling() or output_size is not None:
             found = self._transposed(input, output_size)
             return found
-        calls = self._jitdnn_calls
-        if calls is not None:
-            own = self._parameters
-            w, bias = own.get("weight"), own.get("bias")
-            run = recalled(calls, input, w, bias, self._now())
-            if run is not None:
-                return run(input, w, bias)
-        stock = self._jitdnn_stock_calls
-        if stock is not None and stock.know(self, input):
-            found = super().forward(input)  # type: ignore[misc]
-            return found
-        return self._called(input)
+        return self._remembered(input)
+
+    def _stock(self: Any, input: Tensor) -> Tensor:
+        found: Tensor = super().forward(input)  # type: ignore[misc]
+        return found
 
     def _now(self: Any) -> tuple[Any, ...]:
         """What else than the tensors tells calls apart: see `recalled`."""
@@ -220,26 +227,16 @@ class LazyConvTranspose3d(_Transposed, nn.LazyConvTranspose3d):
     _spatial = 3
 
 
-class Linear(nn.Linear):
+class Linear(_Remembering, nn.Linear):
     """`torch.nn.Linear`."""
-
-    _jitdnn_calls: Remembered | None = None
-    _jitdnn_stock_calls: StockCalls | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling():
             return routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options, self)
-        calls = self._jitdnn_calls
-        if calls is not None:
-            own = self._parameters
-            w, bias = own.get("weight"), own.get("bias")
-            run = recalled(calls, input, w, bias, self._now())
-            if run is not None:
-                return run(input, w, bias)
-        stock = self._jitdnn_stock_calls
-        if stock is not None and stock.know(self, input):
-            return super().forward(input)
-        return self._called(input)
+        return self._remembered(input)
+
+    def _stock(self, input: Tensor) -> Tensor:
+        return super().forward(input)
 
     def _now(self) -> tuple[Any, ...]:
         """What else than the tensors tells calls apart: see `recalled`."""
