@@ -80,6 +80,8 @@ class Expected:
     adds_in_place: bool = False
     #: where the value is not finite any infinity or NaN will do: sums may pair infinities in other ways
     infinities_alike: bool = False
+    #: more of the error, on targets whose tensor cores multiply what is rounded to 16 bits before
+    on_tensor_cores: float = 0.0
 
 
 Oracle = Callable[[Named], Sequence[Expected]]

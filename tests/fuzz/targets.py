@@ -30,6 +30,7 @@ class Target:
 
     name = "cpu"
     has_all = True
+    has_tensor_cores = False
 
     def __init__(self) -> None:
         self._rooms = Rooms()
@@ -139,6 +140,7 @@ class _Cuda(_OnDevice):
     """A CUDA device. Its rooms have a copy on the device, NaN on both sides of a tensor in place of guard pages."""
 
     name = "cuda"
+    has_tensor_cores = True
 
     def __init__(self) -> None:
         from jitdnn.devices import cuda
@@ -179,6 +181,7 @@ class _Emulated(_OnDevice):
     """CUDA kernels run thread by thread on the CPU (tests/gpu/emulation), under the library's own calls."""
 
     name = "emulated"
+    has_tensor_cores = True
 
     def __init__(self) -> None:
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "gpu"))

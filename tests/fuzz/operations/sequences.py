@@ -89,15 +89,16 @@ class _Attention:
     def tensors(self, a: Named) -> list[torch.Tensor]:
         return [torch.from_numpy(np.ascontiguousarray(a[name])) for name in "qkv"]
 
-    def of_scores(self, a: Named) -> float:
-        """The error of the scores, by which weights are wrong relative to themselves."""
+    @property
+    def half(self) -> float:
+        """The rounding of a number to the type of the arrays, where that is of 16 bits."""
+        return {"f16": 2.0**-11, "bf16": 2.0**-8}.get(self.dtype, 0.0)
+
+    def error(self, a: Named) -> float:
+        """Of the scores, by which weights are wrong relative to themselves."""
         q, k = (np.abs(a[n]).max(initial=0.0) for n in "qk")
         scale = abs(self.kwargs.get("scale", 1 / math.sqrt(self.d)))
         return (32 + self.s) * roundoff(self.dtype) * (1 + scale * q * k * self.d)
-
-    def error(self, a: Named) -> float:
-        """That of the weights, which are rounded to halves where tensor cores multiply these."""
-        return self.of_scores(a) + {"f16": 2.0**-11, "bf16": 2.0**-8}.get(self.dtype, 0.0)
 
 
 @operation("attention", 5)
@@ -113,8 +114,8 @@ def _attention(draw: Draw) -> Problem:
         y, lse = c.attend(*c.tensors(a), a)
         most = np.abs(a["v"]).max(initial=0.0)
         made = [
-            Expected(y.numpy(), np.full(y.shape, c.error(a) * most)),
-            Expected(lse.numpy(), np.full(lse.shape, c.of_scores(a))),
+            Expected(y.numpy(), np.full(y.shape, c.error(a) * most), on_tensor_cores=c.half * most),
+            Expected(lse.numpy(), np.full(lse.shape, c.error(a))),
         ]
         return made[: len(results)]
 
@@ -147,13 +148,16 @@ def _attention_backward(draw: Draw) -> Problem:
         gradients = torch.autograd.grad(c.attend(*given, a)[0], given, torch.from_numpy(a["dy"].copy()))
         q, k, v, g = (np.abs(a[n]).max(initial=0.0) for n in ("q", "k", "v", "dy"))
         scale = abs(c.kwargs.get("scale", 1 / math.sqrt(c.d)))
-        half = {"f16": 2.0**-11, "bf16": 2.0**-8}.get(c.dtype, 0.0)  # y itself was rounded
-        score = g * v * c.e * (c.error(a) + half)
         shares = c.heads // c.keys * c.t
-        sizes = (scale * k * score * c.s, scale * q * score * shares, c.error(a) * g * shares)
+
+        def sizes(error: float) -> tuple[float, float, float]:
+            score = g * v * c.e * (error + c.half)  # y itself was rounded
+            return scale * k * score * c.s, scale * q * score * shares, error * g * shares
+
+        plain, rounded = sizes(c.error(a)), sizes(c.error(a) + c.half)
         return [
-            Expected(one.numpy(), np.full(one.shape, 4 * size))
-            for one, size in zip(gradients, sizes, strict=True)
+            Expected(one.numpy(), np.full(one.shape, 4 * size), on_tensor_cores=4 * (more - size))
+            for one, size, more in zip(gradients, plain, rounded, strict=True)
         ]
 
     def call(dy: Any, q: Any, k: Any, v: Any, y: Any, lse: Any, **more: Any) -> Any:
