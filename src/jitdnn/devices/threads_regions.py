@@ -20,7 +20,7 @@ launch:
   %entries = load ptr, ptr %entries.at
   %launches = load i64, ptr %launches.at
   %clock = load ptr, ptr %clock.at
-  call void @run_entries(ptr %control, ptr %entries, i64 %launches, ptr %clock)
+  call void @run_entries(ptr %control, ptr %entries, i64 %launches, i64 %threads, ptr %clock)
   store atomic i64 1, ptr %stop.at seq_cst, align 8
   ret void
 others:
@@ -61,7 +61,7 @@ single:
 alone:
   %threads.at = getelementptr i64, ptr %entries, i64 3
   store i64 1, ptr %threads.at
-  call void @run_entries(ptr null, ptr %entries, i64 1, ptr null)
+  call void @run_entries(ptr null, ptr %entries, i64 1, i64 1, ptr null)
   ret void
 open:
   call void @share(ptr %openmp, ptr %entries, i64 1, i64 %threads, ptr null)

@@ -17,8 +17,9 @@ what `run` does, the others are the workers until it has ended, those beyond the
 
 `replay` and `replay_shared` do the same for a list of launches (`launch_list.py`), with one claim of the workers, or in
 one region: first they move the addresses in the argument blocks to where the caller's memory is, then each launch runs,
-and where `clock` is given the times of the start and of each launch's end are noted. A worker does not go to sleep in
-the middle of a list (LISTED).
+and where `clock` is given the times of the start and of each launch's end are noted. A list that takes several threads
+anywhere claims the workers at its start, and they do not go to sleep before it has ended (LISTED): launches on one
+thread may take longer than a worker otherwise waits.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ leave:
   br label %wait
 }}
 
-define internal void @run_entries(ptr %control, ptr %entries, i64 %launches, ptr %clock) {{
+define internal void @run_entries(ptr %control, ptr %entries, i64 %launches, i64 %most, ptr %clock) {{
 entry:
   %function.to = getelementptr i64, ptr %control, i64 {function}
   %args.to = getelementptr i64, ptr %control, i64 {args}
@@ -174,6 +175,7 @@ entry:
   %busy.at = getelementptr i64, ptr %control, i64 {busy}
   %listed.at = getelementptr i64, ptr %control, i64 {listed}
   %is.list = icmp sgt i64 %launches, 1
+  %is.shared = icmp sgt i64 %most, 1
   %is.timed = icmp ne ptr %clock, null
   br i1 %is.timed, label %start, label %first
 start:
@@ -199,7 +201,10 @@ read:
   %threads = load i64, ptr %threads.at
   %several = icmp sgt i64 %threads, 1
   %free = xor i1 %held, true
-  %claims = and i1 %several, %free
+  %is.first = icmp eq i64 %n, 0
+  %ahead = and i1 %is.first, %is.shared
+  %wants = or i1 %several, %ahead
+  %claims = and i1 %wants, %free
   br i1 %claims, label %claim, label %ready
 claim:
   %claimed = cmpxchg ptr %busy.at, i64 0, i64 1 seq_cst seq_cst
@@ -287,7 +292,7 @@ done:
 define void @run(ptr %control, ptr %phases, i64 %count, ptr %args, i64 %threads) {{
   %entry = alloca [{entry_slots} x i64]
   call void @enter(ptr %entry, ptr %phases, i64 %count, ptr %args, i64 %threads)
-  call void @run_entries(ptr %control, ptr %entry, i64 1, ptr null)
+  call void @run_entries(ptr %control, ptr %entry, i64 1, i64 %threads, ptr null)
   ret void
 }}
 
@@ -357,10 +362,12 @@ done:
 define void @replay(ptr %control, ptr %state, ptr %bases, ptr %clock) {{
   call void @relocate(ptr %state, ptr %bases)
   %launches.at = getelementptr i64, ptr %state, i64 {state_launches}
+  %threads.at = getelementptr i64, ptr %state, i64 {state_threads}
   %entries.at = getelementptr i64, ptr %state, i64 {state_entries}
   %launches = load i64, ptr %launches.at
+  %threads = load i64, ptr %threads.at
   %entries = load ptr, ptr %entries.at
-  call void @run_entries(ptr %control, ptr %entries, i64 %launches, ptr %clock)
+  call void @run_entries(ptr %control, ptr %entries, i64 %launches, i64 %threads, ptr %clock)
   ret void
 }}
 
