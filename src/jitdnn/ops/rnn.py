@@ -3,57 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from jitdnn.arguments import check_choice, flag, real_number, real_numbers, sequence, settled_before, shown
-from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
+from jitdnn.arguments import check_choice, flag, sequence, settled_before
+from jitdnn.errors import InvalidShape, InvalidType
 from jitdnn.handle import Handle
-from jitdnn.ops.call import SETTING, Op, Recipe, WorkspaceLimit, call, whole_array
+from jitdnn.ops.call import SETTING, Op, Recipe, WorkspaceLimit, call
 from jitdnn.ops.dropout import DropoutState
 from jitdnn.ops.kept_filter import KeptFilter
-from jitdnn.ops.to_device import beside
-from jitdnn.problems.rnn import GATES, Recurrent
-from jitdnn.tensor import TensorDescriptor, borrow
+from jitdnn.ops.rnn_form import Clip, Form, Given, form_of, layers_of, shape_of
+from jitdnn.problems.rnn import Recurrent
+from jitdnn.tensor import TensorDescriptor
 
 _SIMPLE = ("tanh", "relu")
 _MOST_WEIGHTS = 1 << 14  # layers are unrolled when they are compiled
-_SINGLE_BIASES = {"input": "input_bias", "recurrent": "recurrent_bias"}
-Clip = tuple[float, float] | None
 _Inputs = Sequence[TensorDescriptor]
 _Outs = Sequence[TensorDescriptor | None]
-
-
-class _Given(NamedTuple):
-    """How layers and sequences are, as the caller says it."""
-
-    cell: str
-    bidirectional: bool
-    bias: str
-    lengths: Any
-    batch_sizes: Any
-    batch_first: bool
-    dropout: float
-    state: DropoutState | None
-    clip: Clip = None
-
-
-class _Form(NamedTuple):
-    """What a call says beside its arrays; part of the key under which it is remembered."""
-
-    cell: str
-    is_bidirectional: bool
-    single_bias: str
-    sequences: str
-    batch: int  # of packed sequences, which x does not show
-    is_batch_major: bool
-    is_training: bool
-    has_states: bool
-    has_final: bool
-    clip: Clip
-    dropout: float
-    weights: int
 
 
 def rnn(
@@ -99,7 +64,7 @@ def rnn(
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
     check_choice(nonlinearity, _SIMPLE, "nonlinearity")
-    given = _Given(nonlinearity, bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state)
+    given = Given(nonlinearity, bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state)
     return _forward(
         given, x, weights, hx, None, training, alpha, beta, out, handle, algorithm, workspace_limit
     )
@@ -133,7 +98,7 @@ def lstm(
     with `hx`. A projection (R < H) is taken from the weights' shapes. `clip`: lowest (at most 0) and highest (at
     least 0) value of c; where c is clipped it has no gradient. The other arguments and errors are those of `rnn`.
     """
-    given = _Given("lstm", bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state, clip)
+    given = Given("lstm", bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state, clip)
     return _forward(given, x, weights, hx, cx, training, alpha, beta, out, handle, algorithm, workspace_limit)
 
 
@@ -162,7 +127,7 @@ def gru(
     The reset gate is applied after the recurrent product: n = tanh(W x + b + r * (U h' + c)). The gates are in
     PyTorch's order: reset, update, new. The arguments and errors are those of `rnn`.
     """
-    given = _Given("gru", bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state)
+    given = Given("gru", bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state)
     return _forward(
         given, x, weights, hx, None, training, alpha, beta, out, handle, algorithm, workspace_limit
     )
@@ -201,7 +166,7 @@ def rnn_backward(
     changed. Raises as `rnn` does.
     """
     check_choice(nonlinearity, _SIMPLE, "nonlinearity")
-    given = _Given(nonlinearity, bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state)
+    given = Given(nonlinearity, bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state)
     dx, dhx, _, dweights = _backward(
         given, dy, x, weights, saved, hx, None, dhn, None, alpha, beta, out, out_weights, need_weights, handle,
         algorithm, workspace_limit,
@@ -240,7 +205,7 @@ def lstm_backward(
 
     The other arguments and errors are those of `rnn_backward`.
     """
-    given = _Given("lstm", bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state, clip)
+    given = Given("lstm", bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state, clip)
     return _backward(
         given, dy, x, weights, saved, hx, cx, dhn, dcn, alpha, beta, out, out_weights, need_weights, handle,
         algorithm, workspace_limit,
@@ -272,7 +237,7 @@ def gru_backward(
     workspace_limit: WorkspaceLimit = SETTING,
 ) -> Any:
     """Return (dx, dhx, dweights) of `gru`; arguments and errors as for `rnn_backward`."""
-    given = _Given("gru", bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state)
+    given = Given("gru", bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state)
     dx, dhx, _, dweights = _backward(
         given, dy, x, weights, saved, hx, None, dhn, None, alpha, beta, out, out_weights, need_weights, handle,
         algorithm, workspace_limit,
@@ -281,7 +246,7 @@ def gru_backward(
 
 
 def _forward(
-    called: _Given, x: Any, weights: Sequence[Any] | KeptFilter, hx: Any, cx: Any, training: bool, alpha: float,
+    called: Given, x: Any, weights: Sequence[Any] | KeptFilter, hx: Any, cx: Any, training: bool, alpha: float,
     beta: float, out: Any, handle: Handle | None, algorithm: str | None, workspace_limit: WorkspaceLimit,
 ) -> Any:  # fmt: skip
     op, run, cell = _FORWARD, None, called.cell
@@ -290,7 +255,7 @@ def _forward(
         if not isinstance(weights, tuple):
             raise InvalidType("weights is a KeptFilter of one array: it must be one of a list of arrays")
     weights = sequence(weights, "weights", _MOST_WEIGHTS)
-    form, index = _form(called, x, weights, training, (hx, cx))
+    form, index = form_of(called, x, weights, training, (hx, cx))
     given = [("x", x), *index, *_states(cell, (("hx", hx), ("cx", cx)))]
     given += [(f"weights[{place}]", weight) for place, weight in enumerate(weights)]
     names, arrays = zip(*given, strict=True)
@@ -317,13 +282,13 @@ def _forward(
 
 
 def _backward(
-    called: _Given, dy: Any, x: Any, weights: Sequence[Any], saved: Any, hx: Any, cx: Any, dhn: Any, dcn: Any,
+    called: Given, dy: Any, x: Any, weights: Sequence[Any], saved: Any, hx: Any, cx: Any, dhn: Any, dcn: Any,
     alpha: float, beta: float, out: Any, out_weights: Sequence[Any] | None, need_weights: bool, handle: Handle | None,
     algorithm: str | None, workspace_limit: WorkspaceLimit,
 ) -> tuple[Any, Any, Any, list[Any] | None]:  # fmt: skip
     weights, cell = sequence(weights, "weights", _MOST_WEIGHTS), called.cell
-    form, index = _form(called, x, weights, True, (hx, cx), (dhn, dcn))
-    shapes = tuple(_shape_of(weight, f"weights[{place}]") for place, weight in enumerate(weights))
+    form, index = form_of(called, x, weights, True, (hx, cx), (dhn, dcn))
+    shapes = tuple(shape_of(weight, f"weights[{place}]") for place, weight in enumerate(weights))
     need_weights = flag(need_weights, "need_weights")
     given = [("dy", dy), *index]
     if form.has_final:
@@ -338,7 +303,7 @@ def _backward(
     names, arrays = zip(*given, strict=True)
     results = 2 + (1 + (cell == "lstm")) * form.has_states
     found = call(
-        _BACKWARD_DATA, names, arrays, (*form, _shape_of(x, "x"), shapes),
+        _BACKWARD_DATA, names, arrays, (*form, shape_of(x, "x"), shapes),
         (out, *[None] * (results - 1)), handle=handle, algorithm=algorithm, workspace_limit=workspace_limit,
         results=results,
     )  # fmt: skip
@@ -357,133 +322,19 @@ def _backward(
     return dx, dhx, dcx, list(dweights)
 
 
-def _form(
-    called: _Given, x: Any, weights: Sequence[Any], training: bool, states: Sequence[Any],
-    final: Sequence[Any] = (None, None),
-) -> tuple[_Form, list[tuple[str, Any]]]:  # fmt: skip
-    """What the arguments say, and the operands of lengths and of dropout's state if there are such.
-
-    `states`: hx and cx; `final`: dhn and dcn.
-    """
-    cell, bidirectional, bias, lengths, batch_sizes, batch_first, dropout, state, clip = called
-    check_choice(bias, tuple(_SINGLE_BIASES), "bias")
-    bidirectional, batch_first = flag(bidirectional, "bidirectional"), flag(batch_first, "batch_first")
-    training, shape = flag(training, "training"), _shape_of(x, "x")
-    if len(weights) == 0:
-        raise InvalidArgument(
-            "weights is empty: each layer and direction needs at least weight_ih and weight_hh"
-        )
-    if cell == "lstm" and any((one is None) != (other is None) for one, other in (states, final)):
-        raise InvalidArgument("hx and cx, and dhn and dcn, of an LSTM: give both or none")
-    if lengths is not None and batch_sizes is not None:
-        raise InvalidArgument("lengths and batch_sizes are given: sequences are padded or packed, not both")
-    sequences, batch = "whole", 0
-    index: list[tuple[str, Any]] = []
-    if lengths is not None:
-        steps = shape[1 if batch_first else 0] if len(shape) == 3 else 0
-        lengths, values = _whole("lengths", lengths, x)
-        if values is not None and values.size and not (values.min() >= 0 and values.max() <= steps):
-            raise InvalidArgument(
-                f"lengths are from {values.min()} to {values.max()}: each must be from 0 to {steps}, the steps of x"
-            )
-        sequences, index = "lengths", [("lengths", lengths)]
-    elif batch_sizes is not None:
-        batch_sizes, values = _whole("batch_sizes", batch_sizes, x)
-        if values is None:
-            raise InvalidArgument(
-                "batch_sizes is on a GPU: the first of them says the batch, so they must be on the host"
-            )
-        rows = shape[0] if shape else 0
-        is_falling = values.size > 0 and values[-1] >= 1 and (values[1:] <= values[:-1]).all()
-        if not is_falling or values[0] > rows or values.sum() != rows:
-            raise InvalidArgument(
-                f"batch_sizes add up to {values.sum()} for {rows} rows of x: they must add up to the rows, be at "
-                "least 1 and never grow"
-            )
-        sequences, batch, index = "packed", int(values[0]), [("batch_sizes", batch_sizes)]
-    dropout = real_number(dropout, "dropout", 0.0, 1.0)
-    shapes = (
-        [_shape_of(weight, f"weights[{place}]") for place, weight in enumerate(weights)] if dropout else []
-    )
-    if dropout and _layers(cell, shapes, 2 if bidirectional else 1)[-1] > 1:
-        if not isinstance(state, DropoutState):
-            raise InvalidArgument(f"dropout is {dropout} and state {shown(state)}: it needs a DropoutState")
-        index.append(("state", beside(state.words(), x)))
-    else:
-        dropout = 0.0
-    return _Form(
-        cell, bidirectional, _SINGLE_BIASES[bias], sequences, batch, batch_first, training,
-        states[0] is not None, final[0] is not None, None if clip is None else _clip(clip), dropout, len(weights),
-    ), index  # fmt: skip
-
-
-def _clip(clip: Any) -> Clip:
-    ends = real_numbers(clip, "clip")
-    if isinstance(ends, float) or len(ends) != 2:
-        raise InvalidArgument(f"clip is {shown(clip)}: it must be (lowest, highest), or None")
-    return ends[0], ends[1]
-
-
-def _shape_of(x: Any, name: str) -> tuple[int, ...]:
-    """The shape of an array, without borrowing one that says it. Raises InvalidType."""
-    try:
-        shape = x.shape
-    except Exception:  # no attribute of its kind, or one that raises
-        shape = None
-    known: tuple[int, ...] = shape if type(shape) is tuple else borrow(x, False, name).descriptor.shape
-    return known
-
-
-def _whole(name: str, values: Any, x: Any) -> tuple[Any, Any]:
-    """A list of integers as an array on the device of x, and its NumPy view; None for what is on a GPU already."""
-    values = whole_array(values, name)
-    borrowed = borrow(values, False, name)
-    if borrowed.device_id is not None:
-        return values, None
-    array = borrowed.numpy()
-    if array.dtype not in (np.int32, np.int64):
-        raise InvalidType(f"{name} is {array.dtype}: it must be int32 or int64")
-    if array.ndim != 1:
-        raise InvalidShape(f"{name} has shape {array.shape}: it must have one dim")
-    placed = beside(array, x)
-    return values if placed is array else placed, array
-
-
 def _states(cell: str, pair: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [(name, array) for name, array in pair[: 1 + (cell == "lstm")] if array is not None]
 
 
-def _layers(cell: str, weights: Sequence[tuple[int, ...]], directions: int) -> tuple[int, int, int, int]:
-    """(hidden, projection, biases of a layer and direction, layers) from the weights' shapes."""
-    gates = GATES[cell]
-    if len(weights) < 2 or len(weights[0]) != 2 or len(weights[1]) != 2 or weights[1][0] % gates:
-        raise InvalidShape(
-            f"weights start with shapes {weights[:2]}: they must be weight_ih ({gates} * H, I) and weight_hh "
-            f"({gates} * H, R) for {cell}"
-        )
-    hidden, size = weights[1][0] // gates, weights[1][1]
-    projection = size if size != hidden else 0
-    biases = 0
-    while biases < 2 and len(weights) > 2 + biases and len(weights[2 + biases]) == 1:
-        biases += 1
-    each = 2 + biases + (projection > 0)
-    if len(weights) % (each * directions):
-        raise InvalidArgument(
-            f"there are {len(weights)} weights, but {each} for each layer and direction, of which there "
-            f"{'are 2' if directions == 2 else 'is 1'} to a layer"
-        )
-    return hidden, projection, biases, len(weights) // (each * directions)
-
-
 def _describe(
-    direction: str, form: _Form, x: tuple[int, ...], weights: Sequence[tuple[int, ...]], inputs: _Inputs, outs: _Outs
+    direction: str, form: Form, x: tuple[int, ...], weights: Sequence[tuple[int, ...]], inputs: _Inputs, outs: _Outs
 ) -> Recipe:  # fmt: skip
     """The problem from the shapes of x and of all weights; the operands as they are given, else packed."""
     if len(x) != (2 if form.sequences == "packed" else 3):
         wanted = "(rows, I)" if form.sequences == "packed" else "(T, N, I)"
         raise InvalidShape(f"x has shape {x}: it must be {wanted}")
     directions = 2 if form.is_bidirectional else 1
-    hidden, projection, biases, layers = _layers(form.cell, weights, directions)
+    hidden, projection, biases, layers = layers_of(form.cell, weights, directions)
     steps, batch, rows = x[0], x[1], 0
     if form.sequences == "packed":
         steps, batch, rows = inputs[1].shape[0], form.batch, x[0]
@@ -501,23 +352,23 @@ def _describe(
 
 
 def _make_forward(inputs: _Inputs, outs: _Outs, *form: Any) -> Recipe:
-    known = _Form(*form)
+    known = Form(*form)
     shapes = [tensor.shape for tensor in inputs[-known.weights :]]
     return _describe("fwd", known, inputs[0].shape, shapes, inputs, outs)
 
 
 def _make_backward_data(inputs: _Inputs, outs: _Outs, *form: Any) -> Recipe:
     *known, x, shapes = form
-    return _describe("bwd_data", _Form(*known), x, shapes, inputs, outs)
+    return _describe("bwd_data", Form(*known), x, shapes, inputs, outs)
 
 
 def _make_backward_weights(inputs: _Inputs, outs: _Outs, *form: Any) -> Recipe:
     *known, shapes = form
-    return _describe("bwd_weights", _Form(*known), inputs[0].shape, shapes, inputs, outs)
+    return _describe("bwd_weights", Form(*known), inputs[0].shape, shapes, inputs, outs)
 
 
-# `_form` settles what callers say: the number of results and the arrays of a call follow from it
-_SETTLED = tuple(settled_before(name) for name in _Form._fields)
+# `form_of` settles what callers say: the number of results and the arrays of a call follow from it
+_SETTLED = tuple(settled_before(name) for name in Form._fields)
 _SHAPES = settled_before("shapes")
 
 _FORWARD = Op(_make_forward, _SETTLED)
