@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -227,6 +228,39 @@ def test_a_damaged_leveldb(tmp_path: Path) -> None:
             file.write_bytes(content)
     with pytest.raises(InvalidArgument, match=r"db"):
         batches(data_net(tmp_path / "db"), 4)
+
+
+@pytest.mark.parametrize(("write", "backend"), [(write_lmdb, "LMDB"), (write_leveldb, "LEVELDB")])
+def test_a_database_in_the_place_of_another_is_read(tmp_path: Path, write: Any, backend: str) -> None:
+    nets = []
+    for version in range(4):
+        shutil.rmtree(tmp_path / "db", ignore_errors=True)
+        write(tmp_path / "new", [(b"%08d" % index, datum(IMAGES[version], version)) for index in range(5)])
+        os.rename(tmp_path / "new", tmp_path / "db")
+        nets.append(data_net(tmp_path / "db", f"backend: {backend}"))
+        # those that are open already read what they opened, and some are let go of
+        for number, net in enumerate(nets):
+            if net is not None:
+                images, labels = batches(net, 3)
+                assert set(labels) == {number}
+                np.testing.assert_array_equal(images[0], IMAGES[number])
+        if version == 2:
+            nets[1] = None
+            gc.collect()
+
+
+def test_a_leveldb_that_another_process_reads(tmp_path: Path) -> None:
+    write_leveldb(tmp_path / "db", records())
+    program = "import sys, plyvel; kept = plyvel.DB(sys.argv[1]); print(1, flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "db")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        with pytest.raises(InvalidArgument, match="another process has it open"):
+            data_net(tmp_path / "db", "backend: LEVELDB")
+        other.communicate()
+    assert batches(data_net(tmp_path / "db", "backend: LEVELDB"), 1)[1].tolist() == [100, 101, 102, 103]
 
 
 # ---- lists of images

@@ -478,6 +478,25 @@ def test_features_that_cannot_be(
     assert "features are extracted from a net with a layer that reads data" in err
 
 
+@pytest.mark.parametrize("out", ["f.npz", "f.h5"])
+def test_features_on_a_full_disk(capsys: pytest.CaptureFixture[str], tmp_path: Path, out: str) -> None:
+    resource = pytest.importorskip("resource")
+    file, weights = net_file(tmp_path, DATA, SCORE), tmp_path / "w.npz"
+    load_net(file).save_weights(weights)
+    before = sorted(tmp_path.iterdir())
+    options = ["--weights", weights, "--blobs", "data", "--iterations", "2"]
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, most[1]))
+    try:
+        code, _, err = call(capsys, "extract-features", file, tmp_path / out, *options)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert code == 1
+    assert "cannot be kept in" in err
+    assert "File too large" in err
+    assert sorted(tmp_path.iterdir()) == before
+
+
 # ---- classify
 
 COLOURS = """

@@ -61,13 +61,13 @@ def kind_of(path: Path) -> str | None:
 
 
 def open_database(path: Path) -> Database:
-    """Open the database in a folder; one that is open already in this process is shared. Behind a fork it is opened
-    anew (a LevelDB one only if the other process has let go of it).
+    """Open the database in a folder; one that is open already in this process is shared, unless another one took its
+    place meanwhile. Behind a fork it is opened anew (a LevelDB one only if the other process has let go of it).
 
     Raises NotSupported without the package that reads it, InvalidArgument if it is damaged or empty.
     """
-    key = str(path.resolve())
     with _lock:
+        key = _identity(path)
         found = _open.get(key)
         if found is not None and found.process != os.getpid():
             found.close()
@@ -80,8 +80,19 @@ def open_database(path: Path) -> Database:
     return found
 
 
-_open: weakref.WeakValueDictionary[str, Database] = weakref.WeakValueDictionary()
+_open: weakref.WeakValueDictionary[tuple[str, int, int], Database] = weakref.WeakValueDictionary()
 _lock = lock()
+
+
+def _identity(path: Path) -> tuple[str, int, int]:
+    """The folder's name, and the file that is kept open while the database is: no other file has its number so long."""
+    file = path / ("data.mdb" if kind_of(path) == "LMDB" else "LOCK")
+    try:
+        found = file.stat()
+    except OSError:  # opening it says what is wrong
+        return str(path.resolve()), 0, 0
+    return str(path.resolve()), found.st_dev, found.st_ino
+
 
 # held around calls of the libraries: a fork waits until no thread is inside one, whose own locks would stay held in the
 # child, where closing the database waits for them
@@ -158,10 +169,31 @@ class LevelDB(Database):
         plyvel = plyvel_module(path)
         self.path, self.process = path, os.getpid()
         try:
-            self._database = plyvel.DB(str(path), create_if_missing=False, paranoid_checks=True)
+            self._database = plyvel.DB(self._spelling(), create_if_missing=False, paranoid_checks=True)
         except (plyvel.Error, OSError) as error:
-            raise InvalidArgument(f"{path} cannot be opened as a LevelDB database: {error}") from error
+            message = f"{path} cannot be opened as a LevelDB database: {error}"
+            if "LOCK: Resource temporarily unavailable" in str(error):
+                message += (
+                    "; another process has it open, and LevelDB lets one at a time: end that one, or make an LMDB "
+                    "database, which any number may read: jitdnn convert-imageset"
+                )
+            raise InvalidArgument(message) from error
         self._error = plyvel.Error
+
+    def _spelling(self) -> str:
+        """A name for the folder by which LevelDB has none open: by their names it tells whether one is open already,
+        and one that was replaced by this may still be.
+        """
+        self.name = str(self.path)
+        folder = self.path.resolve()
+        taken = {
+            each.name
+            for each in list(_open.values())
+            if isinstance(each, LevelDB) and each.process == self.process and each.path.resolve() == folder
+        }
+        while self.name in taken:
+            self.name += "/."
+        return self.name
 
     def close(self) -> None:
         self._database.close()

@@ -48,11 +48,17 @@ def extract(
     if path.suffix == ".h5":
         hdf5.h5py()
     _check_names(net, names)
-    with ExitStack() as stack:
-        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in names]
-        shapes = _run(net, names, files, batches, advance)
-        full = {name: (batches * shape[0], *shape[1:]) for name, shape in shapes.items()}
-        (_write_npz if path.suffix == ".npz" else _write_hdf5)(path, full, net.dtype, files)
+    try:
+        with ExitStack() as stack:
+            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in names]
+            shapes = _run(net, names, files, batches, advance)
+            full = {name: (batches * shape[0], *shape[1:]) for name, shape in shapes.items()}
+            (_write_npz if path.suffix == ".npz" else _write_hdf5)(path, full, net.dtype, files)
+    except OSError as error:  # those of `path` are told already
+        raise InvalidArgument(
+            f"blobs cannot be kept in {tempfile.gettempdir()} (TMPDIR names another folder) until {path} is written: "
+            f"{error}"
+        ) from error
     return full
 
 
