@@ -26,7 +26,7 @@ from jitdnn.devices.cuda_driver import (
 from jitdnn.devices.cuda_graph import Graph, Stream
 from jitdnn.devices.cuda_kernel import CudaKernel, Event, device_count, unload_unused
 from jitdnn.devices.cuda_memory import DeviceMemory, trim
-from jitdnn.devices.cuda_staging import StagedCopy, page_locked
+from jitdnn.devices.cuda_staging import CopyAhead, StagedCopy, page_locked
 from jitdnn.devices.gpu import Kernel, Launch, Memory, Source
 from jitdnn.devices.gpu_facts import OLDEST, FromFacts, GpuFacts, architecture, as_stated, mma_rate, on_paper
 from jitdnn.devices.tensor_map import Tables
@@ -127,6 +127,10 @@ class CudaDevice(FromFacts):
     def staged_copy(self, size: int) -> StagedCopy:
         """Memory of the host from which copies run beside what the GPU computes."""
         return StagedCopy(self.index, self.facts.model, size)
+
+    def copy_ahead(self, size: int) -> CopyAhead:
+        """Memory of the GPU to which page-locked memory is copied beside what the GPU computes."""
+        return CopyAhead(self.index, self.facts.model, size)
 
     def page_locked(self, size: int) -> Any:
         """Bytes of the host's memory that `send` and `read` copy without the driver's taking them first: what is sent

@@ -38,6 +38,56 @@ def page_locked(index: int, size: int) -> np.ndarray[Any, Any]:
     return np.asarray(_PageLocked(index, size))
 
 
+class CopyAhead:
+    """Memory of the GPU for `size` bytes, at `pointer`, to which page-locked memory of the host is copied on a stream
+    of its own, beside what the GPU computes.
+    """
+
+    def __init__(self, index: int, model: str, size: int) -> None:
+        self._index = index
+        self._stream = Stream(index)
+        self._memory = DeviceMemory(index, False, size, self._stream.handle, model)
+        # when the host's memory may be written again, and when that of the GPU may be
+        self._copied: Event | None = None
+        self._taken: Event | None = None
+        self._source: Any = None
+
+    @property
+    def pointer(self) -> int:
+        return self._memory.pointer
+
+    def wait(self) -> None:
+        """Wait until what was sent last may be written again."""
+        if self._copied is not None:
+            with current(self._index):
+                self._copied.wait()
+            self._source = None
+
+    def send(self, source: np.ndarray[Any, Any], stream: int) -> None:
+        """Copy packed page-locked memory, for what `stream` is given after; `taken` says when that has read it."""
+        own = self._stream.handle
+        with current(self._index):
+            if self._taken is not None:
+                self._taken.hold(own)
+            self._source = source  # freed memory is not copied from
+            address, _ = source.__array_interface__["data"]
+            result = driver().cuMemcpyHtoDAsync(self.pointer, address, source.nbytes, own)
+            check(result, "copying to the GPU")
+            self._copied = Event(self._index, own)
+            self._copied.hold(stream)
+
+    def taken(self, stream: int) -> None:
+        """What `stream` was given so far has read the memory: the next copy may begin when that is done."""
+        with current(self._index):
+            self._taken = Event(self._index, stream)
+
+    def __del__(self) -> None:
+        try:
+            self.wait()
+        except Exception:
+            return  # it could not be made, or Python ends
+
+
 class StagedCopy:
     """Page-locked memory of the host, `bytes`, and as much of the GPU's in between.
 
@@ -46,37 +96,17 @@ class StagedCopy:
 
     def __init__(self, index: int, model: str, size: int) -> None:
         self._index, self._size = index, size
-        self._stream = Stream(index)
-        self._between = DeviceMemory(index, False, size, self._stream.handle, model)
-        self._host = _PageLocked(index, size)
-        self.bytes: np.ndarray[Any, Any] = np.asarray(self._host)
-        # when the host's memory may be written again, and when that in between may be
-        self._copied: Event | None = None
-        self._taken: Event | None = None
+        self._between = CopyAhead(index, model, size)
+        self.bytes = page_locked(index, size)
 
     def wait(self) -> None:
         """Wait until `bytes` may be written: the last copy has left them."""
-        if self._copied is not None:
-            with current(self._index):
-                self._copied.wait()
+        self._between.wait()
 
     def send(self, target: int, stream: int) -> None:
         """Copy `bytes` to an address of the GPU, for what `stream` is given after."""
-        own = self._stream.handle
+        self._between.send(self.bytes, stream)
         with current(self._index):
-            functions = driver()
-            if self._taken is not None:
-                self._taken.hold(own)
-            result = functions.cuMemcpyHtoDAsync(self._between.pointer, self._host.pointer, self._size, own)
-            check(result, "copying to the GPU")
-            self._copied = Event(self._index, own)
-            self._copied.hold(stream)
-            result = functions.cuMemcpyDtoDAsync(target, self._between.pointer, self._size, stream)
+            result = driver().cuMemcpyDtoDAsync(target, self._between.pointer, self._size, stream)
             check(result, "copying on the GPU")
-            self._taken = Event(self._index, stream)
-
-    def __del__(self) -> None:
-        try:
-            self.wait()
-        except Exception:
-            return  # it could not be made, or Python ends
+        self._between.taken(stream)
