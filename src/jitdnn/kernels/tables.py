@@ -93,17 +93,26 @@ def multi_tensor_kernel(
     return found
 
 
+def image_transform_kernel(
+    strides: Sequence[int], mean: TensorDescriptor | None, scale: float, out: TensorDescriptor, device: Device
+) -> Kernel:
+    """The kernel from a batch of images of bytes with these strides, its table and a mean to numbers
+    (`ops/image_transform.py`)."""
+    found: Kernel = _generator(device, "image_transform")(strides, mean, scale, out, device)
+    return found
+
+
 def has_generator(name: str, target: str) -> bool:
-    """Whether a target makes kernels of one's own formulas: `elementwise`, `multi_tensor`, `reduction` or
-    `scan`."""
+    """Whether a target makes kernels of one's own formulas (`elementwise`, `multi_tensor`, `reduction`, `scan`), or
+    `image_transform`."""
     return targets.get(target).generator(name) is not None
 
 
 def _generator(device: Device, name: str) -> Callable[..., Any]:
-    """A target's generator of kernels of one's own formulas."""
+    """A target's generator of kernels that have no table of algorithms."""
     found = targets.get(device.target).generator(name)
     if found is None:
-        raise NotSupported(f"{name} kernels of one's own are not there on {device.target} yet: use cpu")
+        raise NotSupported(f"{name} kernels are not there on {device.target} yet: use cpu")
     return found
 
 

@@ -32,7 +32,7 @@ class Table(Protocol):
     """The algorithms of a target, best first, by problem class and direction: a module `jitdnn.kernels.<target>.table`.
 
     A target that makes kernels of one's own formulas has their generators here too: ELEMENTWISE, MULTI_TENSOR,
-    REDUCTION, SCAN.
+    REDUCTION, SCAN; and one that transforms batches of images IMAGE_TRANSFORM.
     """
 
     @property
@@ -131,7 +131,7 @@ class Target:
         return found
 
     def generator(self, name: str) -> Callable[..., Any] | None:
-        """The generator of kernels of one's own formulas, `elementwise` for one; None if the target has none."""
+        """The generator of kernels of a kind (`Table`), `elementwise` for one; None if the target has none."""
         return getattr((self.generators or self.table)(), name.upper(), None)
 
     def _devices(self) -> Devices:

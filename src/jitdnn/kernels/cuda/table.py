@@ -36,7 +36,15 @@ from jitdnn.kernels.cuda.warpgroup_matmul import (
     WarpgroupMatmulHalves,
     WarpgroupMatmulInPlace,
 )
-from jitdnn.kernels.gpu.table import ELEMENTWISE, MULTI_TENSOR, PLAIN, REDUCTION, SCAN, separate_kernels
+from jitdnn.kernels.gpu.table import (
+    ELEMENTWISE,
+    IMAGE_TRANSFORM,
+    MULTI_TENSOR,
+    PLAIN,
+    REDUCTION,
+    SCAN,
+    separate_kernels,
+)
 from jitdnn.kernels.reference import REFERENCE
 from jitdnn.problems.attention import Attention
 from jitdnn.problems.convolution import Convolution
@@ -45,7 +53,7 @@ from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.rnn import DIRECTIONS, Recurrent
 
-__all__ = ["ALGORITHMS", "ELEMENTWISE", "MULTI_TENSOR", "REDUCTION", "SCAN"]
+__all__ = ["ALGORITHMS", "ELEMENTWISE", "IMAGE_TRANSFORM", "MULTI_TENSOR", "REDUCTION", "SCAN"]
 
 _CORRELATION: tuple[Algorithm, ...] = (
     DepthwiseSliding(),

@@ -36,6 +36,7 @@ from jitdnn.kernels.gpu.reduction.scan import build_scan
 from jitdnn.kernels.gpu.sampling.affine_grid import PlainAffineGrid
 from jitdnn.kernels.gpu.sampling.embedding import EmbeddingRows
 from jitdnn.kernels.gpu.sampling.grid_sample import PlainGridSample
+from jitdnn.kernels.gpu.sampling.image_transform import build_image_transform
 from jitdnn.kernels.gpu.sampling.resize import PlainResize
 from jitdnn.problems.activation import Activation
 from jitdnn.problems.attention import Attention
@@ -148,3 +149,5 @@ ELEMENTWISE = build_elementwise
 REDUCTION = partial(build_reduction, _ROWS)
 SCAN = build_scan
 MULTI_TENSOR = build_multi_tensor
+# batches of images of bytes
+IMAGE_TRANSFORM = build_image_transform

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jitdnn.kernels.gpu.table import ELEMENTWISE, MULTI_TENSOR, PLAIN, REDUCTION, SCAN
+from jitdnn.kernels.gpu.table import ELEMENTWISE, IMAGE_TRANSFORM, MULTI_TENSOR, PLAIN, REDUCTION, SCAN
 
-__all__ = ["ALGORITHMS", "ELEMENTWISE", "MULTI_TENSOR", "REDUCTION", "SCAN"]
+__all__ = ["ALGORITHMS", "ELEMENTWISE", "IMAGE_TRANSFORM", "MULTI_TENSOR", "REDUCTION", "SCAN"]
 
 ALGORITHMS = PLAIN
