@@ -6,10 +6,11 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import jitdnn as jd
-from caffe_cases import LENET, RESIDUAL, SMALL, SOLVER, layer
+from caffe_cases import LENET, RESIDUAL, SMALL, SOLVER, SOURCES, layer
 from fake_driver import calls, fail, fresh  # noqa: F401
 from jitdnn.caffe import load_net, load_solver
 from jitdnn.handle import Handle
@@ -106,6 +107,37 @@ def test_a_capture_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
     made.step(2)
     assert not made._graph.is_captured
     assert any("its capture failed" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("source", ["arrays.npz", "mapped"])
+def test_images_of_a_source_go_up_as_bytes(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An iteration has as many copies as on the host's way, waits for no stream, and takes no memory."""
+    images = {"data": np.zeros((7, 3, 12, 11), np.uint8), "label": np.arange(7) % 3}
+    np.savez(tmp_path / "arrays.npz", **images)
+    (tmp_path / "mapped").mkdir()
+    for name, values in images.items():
+        np.save(tmp_path / "mapped" / f"{name}.npy", values)
+    data = (
+        'layer { name: "in" type: "Data" top: "data" top: "label" '
+        f'data_param {{ source: "{tmp_path / source}" batch_size: 4 }} transform_param {{ mirror: true }} }}\n'
+    )
+    names = ("cuMemcpyHtoDAsync_v2", "cuGraphLaunch", "cuStreamSynchronize", "cuMemAllocHost_v2")
+    found = []
+    for is_raw in (True, False):
+        if not is_raw:
+            monkeypatch.setattr("jitdnn.caffe.layers.data.refusal", lambda *_: "of the test")
+        made = solver(SMALL.replace(SOURCES, data))
+        made.step(9)
+        assert made._graph.is_captured
+        assert (made.net.layers[0]._upload is not None) == is_raw
+        before = [calls(name) for name in names]
+        made.step(5)
+        found.append([calls(name) - was for name, was in zip(names, before, strict=True)])
+    raw, host = found
+    assert raw[:3] == [host[0], 5, 0]
+    assert raw[3] <= 2  # of batches that are made ahead and were not there yet
 
 
 def test_page_locked_memory_outlives_its_blob() -> None:

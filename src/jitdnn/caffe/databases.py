@@ -21,7 +21,7 @@ from typing import Any, Final
 from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.locks import lock
 
-Record = tuple[bytes, bytes]
+Record = tuple[bytes, bytes | memoryview]
 """A key and its value."""
 
 # of LMDB's file: two pages with meta data, each behind a header of 16 bytes
@@ -40,8 +40,11 @@ class Database(ABC):
     process: int
 
     @abstractmethod
-    def records(self, place: int = 0) -> Iterator[Record]:
-        """The records from the place-th on, to the end. Raises InvalidArgument for a damaged database."""
+    def records(self, place: int = 0, is_lent: bool = False) -> Iterator[Record]:
+        """The records from the place-th on, to the end. Values that are lent may be views of the file in memory:
+        nothing has been read from the disk then, and nobody may look at them when this object is gone. Raises
+        InvalidArgument for a damaged database.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -142,11 +145,12 @@ class LMDB(Database):
     def size(self) -> int:
         return self._entries
 
-    def records(self, place: int = 0) -> Iterator[Record]:
+    def records(self, place: int = 0, is_lent: bool = False) -> Iterator[Record]:
         try:
             with ExitStack() as stack:
                 with _inside:
-                    transaction = stack.enter_context(_closed_inside(self._environment.begin(), "abort"))
+                    begun = self._environment.begin(buffers=is_lent)
+                    transaction = stack.enter_context(_closed_inside(begun, "abort"))
                     cursor = stack.enter_context(_closed_inside(transaction.cursor(), "close"))
                     is_there = cursor.first()
                 while is_there:
@@ -154,8 +158,8 @@ class LMDB(Database):
                         place -= 1
                     else:
                         with _inside:
-                            record = cursor.item()
-                        yield record
+                            key, value = cursor.item()
+                        yield bytes(key), value
                     with _inside:
                         is_there = cursor.next()
         except self._error as error:
@@ -202,7 +206,7 @@ class LevelDB(Database):
     def size(self) -> None:
         return None
 
-    def records(self, place: int = 0) -> Iterator[Record]:
+    def records(self, place: int = 0, is_lent: bool = False) -> Iterator[Record]:
         try:
             with ExitStack() as stack:
                 with _inside:

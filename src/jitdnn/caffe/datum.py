@@ -13,6 +13,7 @@ from jitdnn.caffe.images import decode_image
 from jitdnn.caffe.wire import FIXED32, LENGTH, VARINT, Reader, key, prefixed, signed, varint
 from jitdnn.errors import InvalidArgument, InvalidShape
 
+_MOST_TAILS = 1 << 16  # kept: there is one for each label
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
 
 
@@ -26,7 +27,7 @@ class Datum(NamedTuple):
     is_encoded: bool
 
 
-def read_datum(record: bytes, what: str) -> Datum:
+def read_datum(record: bytes | memoryview, what: str) -> Datum:
     """Read a record. Raises InvalidArgument for bytes that are none; `what` names it."""
     reader = Reader(what)
     shape, label, is_encoded = [0, 0, 0], 0, False
@@ -51,6 +52,42 @@ def read_datum(record: bytes, what: str) -> Datum:
     if is_float:
         data = floats[0] if len(floats) == 1 else memoryview(b"".join(floats))
     return Datum((shape[0], shape[1], shape[2]), data, label, is_float, is_encoded)
+
+
+class RawRecords:
+    """Reads records of bytes that are laid out as one before: as many bytes in front of the pixels, the same ones, and
+    behind them what was there before. What a record says follows from these alone, so its fields are not read again.
+    """
+
+    def __init__(self) -> None:
+        self._form: tuple[bytes, int, tuple[int, int, int], dict[bytes, int]] | None = None
+
+    def learn(self, record: bytes | memoryview, datum: Datum) -> None:
+        """Note how the record that `datum` was read from is laid out, if that is an image of bytes."""
+        size = math.prod(datum.shape)
+        if datum.is_encoded or datum.is_float or not size or size != len(datum.content):
+            return
+        whole, content = (np.frombuffer(each, np.uint8) for each in (record, datum.content))
+        first = content.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        head, tail = bytes(record[:first]), bytes(record[first + size :])
+        form = self._form
+        if form is None or form[:3] != (head, size, datum.shape) or len(form[3]) >= _MOST_TAILS:
+            form = self._form = (head, size, datum.shape, {})
+        form[3][tail] = datum.label
+
+    def read(self, record: bytes | memoryview) -> tuple[Array, int] | None:
+        """The image of a record, (C, H, W), where it lies, and its label; None for one that is laid out anew."""
+        form = self._form
+        if form is None:
+            return None
+        head, size, shape, tails = form
+        first = len(head)
+        if record[:first] != head:
+            return None
+        label = tails.get(bytes(record[first + size :]))
+        if label is None or len(record) < first + size:
+            return None
+        return np.frombuffer(record, np.uint8, size, first).reshape(shape), label
 
 
 def datum_image(datum: Datum, what: str, mode: str | None) -> Array:

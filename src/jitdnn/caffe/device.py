@@ -85,6 +85,19 @@ class NetDevice:
         make = getattr(self.gpu, "staged_copy", None)
         return None if make is None or not size else make(size)
 
+    def host_memory(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Memory of the host for so many bytes from which copies run ahead: page-locked where there is such memory."""
+        make = getattr(self.gpu, "page_locked", None)
+        return np.empty(size, np.uint8) if make is None or not size else make(size)
+
+    def copy_ahead(self, size: int) -> Any:
+        """Memory on the GPU, at `pointer`, for so many bytes. `send` copies them from `host_memory` for calls that
+        follow, beside what the GPU computes where it can; `taken` says that these have read them, and `wait` returns
+        when the host's memory may be written again.
+        """
+        make = getattr(self.gpu, "copy_ahead", None)
+        return _CopyAtOnce(self.gpu, size, self.stream) if make is None else make(size)
+
     def download(self, array: DeviceArray, values: np.ndarray[Any, Any]) -> None:
         """Copy to packed memory of the host, once all that was to be written is written."""
         if values.size:
@@ -97,6 +110,27 @@ class NetDevice:
 
     def __repr__(self) -> str:
         return f"NetDevice({self.name!r})"
+
+
+class _CopyAtOnce:
+    """The same on a GPU that copies when it is told to: nothing is under way when `send` returns."""
+
+    def __init__(self, gpu: Any, size: int, stream: Any) -> None:
+        self._gpu, self._memory = gpu, gpu.allocate(size, stream)
+
+    @property
+    def pointer(self) -> int:
+        pointer: int = self._memory.pointer
+        return pointer
+
+    def send(self, source: np.ndarray[Any, Any], stream: Any) -> None:
+        self._gpu.write(self.pointer, source, stream)
+
+    def taken(self, stream: Any) -> None:
+        """The stream does one thing after the other."""
+
+    def wait(self) -> None:
+        """Nothing is under way."""
 
 
 def _descriptor(shape: Sequence[int], dtype: np.dtype[Any], is_channels_last: bool) -> TensorDescriptor:

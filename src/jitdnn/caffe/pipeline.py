@@ -26,6 +26,7 @@ import numpy as np
 
 from jitdnn.caffe.blob import Array, Shape
 from jitdnn.caffe.parts import Turns
+from jitdnn.caffe.raw_images import RawBatch, RawForm, not_bytes
 from jitdnn.caffe.sources import Source
 from jitdnn.caffe.transform import Draw, Transform, Transformer
 from jitdnn.errors import InvalidArgument, JitdnnError
@@ -38,12 +39,19 @@ _LEAST_BYTES = 1 << 18  # of a part: less is made sooner than it is handed over
 
 @dataclass
 class Batch:
-    """Images and labels, and what comes behind them: the next place, and the state of the generator."""
+    """Images and labels, and what comes behind them: the next place, and the state of the generator.
 
-    images: Array
+    The images are in `images`, transformed, or where that is None in `raw`, as bytes (raw_images.py). `refusal` says
+    why they could not be the latter.
+    """
+
+    images: Array | None
     labels: Array
     next_place: int
     random_state: dict[str, Any]
+    raw: RawBatch | None = None
+    refusal: str = ""
+    parts: list[_Part] = field(default_factory=list)
     waiting: int = 0  # parts that are not made yet
     errors: dict[int, BaseException] = field(default_factory=dict)  # of its parts, by their first image
 
@@ -77,6 +85,7 @@ class _Work:
     dtype: np.dtype[Any]
     rows: slice  # of each batch, those that are wanted
     turns: Turns  # of each batch, whether any is
+    form: RawForm | None  # of batches whose images stay bytes
     changed: Condition = field(default_factory=Condition)
     batches: deque[Batch] = field(default_factory=deque)
     parts: deque[_Part] = field(default_factory=deque)
@@ -107,17 +116,19 @@ class Pipeline:
         workers: int | None = None,
         rows: slice | None = None,
         turns: Turns | None = None,
+        form: RawForm | None = None,
     ) -> None:
         """Start the threads; the first batch begins at `place`, with the generator (PCG64) in that state. `waited` is
         added to. Without `workers` there are as many as cores, 16 at most. With `rows` only these of each batch are
-        decoded, with `turns` only batches whose turn it is.
+        decoded, with `turns` only batches whose turn it is. With `form` images stay bytes, in batches of that form,
+        where those of a batch are bytes.
         """
         workers = min(available_cores(), MOST_WORKERS) if workers is None else workers
         self._process = os.getpid()
         self._waited = waited
         rows = slice(0, batch_size) if rows is None else rows
         turns = Turns(0, 1) if turns is None else replace(turns)
-        self._work = _Work(source, transformer, batch_size, max(depth, 1), dtype, rows, turns)
+        self._work = _Work(source, transformer, batch_size, max(depth, 1), dtype, rows, turns, form)
         random = np.random.Generator(np.random.PCG64())
         random.bit_generator.state = random_state
         self._work.threads = [
@@ -160,7 +171,7 @@ class Pipeline:
 
     def give_back(self, batch: Batch) -> None:
         """Let the memory of a batch be used for another one."""
-        if batch.images.size:
+        if batch.labels.size:
             with self._work.changed:
                 self._work.spare.append(batch)
 
@@ -197,7 +208,8 @@ def _stop_all() -> None:
 def _feed(work: _Work, place: int, random: np.random.Generator, workers: int) -> None:
     """Read the records of batch after batch and deal them out."""
     batch: Batch | None = None
-    least = _LEAST_BYTES // max(1, prod(work.transformer.shape) * work.dtype.itemsize)
+    itemsize = 1 if work.form is not None else work.dtype.itemsize
+    least = _LEAST_BYTES // max(1, prod(work.transformer.shape) * itemsize)
     try:
         with closing(_records(work, place)) as records:
             while True:
@@ -217,11 +229,14 @@ def _feed(work: _Work, place: int, random: np.random.Generator, workers: int) ->
                         found.append(record)
                 draws = work.transformer.draw(random, work.batch_size)[rows]
                 batch.next_place, batch.random_state = place, dict(random.bit_generator.state)
+                batch.refusal = ""
+                if batch.raw is not None:
+                    batch.images = None
                 work.turns.passed += 1
                 step = max(-(-max(1, len(found)) // max(1, 2 * workers)), least)
                 starts = range(0, len(found), step)
                 parts = [_Part(batch, i, found[i : i + step], draws[i : i + step]) for i in starts]
-                batch.waiting = len(parts)
+                batch.parts, batch.waiting = [] if batch.raw is None else parts, len(parts)
                 with work.changed:
                     work.batches.append(batch)
                     work.parts.extend(parts)
@@ -240,9 +255,15 @@ def _records(work: _Work, place: int) -> Generator[tuple[Any, int]]:
 
 
 def _new_batch(work: _Work, images: int) -> Batch:
+    labels = np.empty((images, *label_shape(work.source, work.transformer)), work.dtype)
+    if work.form is not None:
+        return Batch(None, labels, 0, {}, work.form.new(images))
+    return Batch(_numbers(work, images), labels, 0, {})
+
+
+def _numbers(work: _Work, images: int) -> Array:
     shape: Shape = (images, *work.transformer.shape)
-    labels = (images, *label_shape(work.source, work.transformer))
-    return Batch(np.empty(shape, work.dtype), np.empty(labels, work.dtype), 0, {})
+    return np.empty(shape, work.dtype)
 
 
 def label_shape(source: Source, transformer: Transform) -> Shape:
@@ -259,25 +280,76 @@ def _decode(work: _Work) -> None:
             if work.is_stopped:
                 return
             part = work.parts.popleft()
+        batch = part.batch
         error: BaseException | None = None
+        refusal: str | None = None
         try:
-            make_part(work.source, work.transformer, part)
+            if batch.raw is not None and batch.images is None:
+                assert isinstance(work.transformer, Transformer)
+                refusal = make_raw_part(work.source, work.transformer, part, batch.raw)
+            else:
+                make_part(work.source, work.transformer, part)
         except BaseException as raised:  # told to the thread that takes the batch
             error = raised
         with work.changed:
-            part.batch.waiting -= 1
+            batch.waiting -= 1
             if error is not None:
-                part.batch.errors[part.first] = error
-            if part.batch.waiting == 0:
+                batch.errors[part.first] = error
+            elif refusal is not None:
+                batch.refusal = refusal
+            if batch.waiting == 0:
+                if batch.refusal and batch.images is None and not batch.errors:
+                    _make_again(work, batch)
+                else:
+                    batch.parts = []
                 work.changed.notify_all()
-        del part
+        del part, batch
+
+
+def _make_again(work: _Work, batch: Batch) -> None:
+    """Have a batch transformed here whose images cannot all stay bytes."""
+    try:
+        batch.images = _numbers(work, len(batch.labels))
+    except MemoryError as error:
+        batch.errors[0] = error
+        return
+    batch.waiting = len(batch.parts)
+    work.parts.extendleft(reversed(batch.parts))
+
+
+def make_raw_part(source: Source, transformer: Transformer, part: _Part, raw: RawBatch) -> str | None:
+    """Decode some records of a batch and cut their images out, as bytes. Raises what is wrong with one, naming it; says
+    why they cannot stay bytes, None if they can.
+    """
+    batch, count = part.batch, len(part.records)
+    rows = slice(part.first, part.first + count)
+    block = source.block(part.records)
+    if block is not None and block[0][0].shape == transformer.image:
+        images = block[0]
+        if images[0].dtype != np.uint8:
+            return not_bytes(images[0])
+        batch.labels[rows] = block[1]
+        raw.fill(rows, images, transformer.places(transformer.image, part.draws), transformer.crop)
+        return None
+    for index, (record, draw) in enumerate(zip(part.records, part.draws, strict=True), start=part.first):
+        image, label = source.decode(record)
+        try:
+            if image.dtype != np.uint8:
+                transformer.check(image.shape)
+                return not_bytes(image)
+            batch.labels[index] = transformer.window(label, draw) if source.has_masks else label
+            raw.table[index] = transformer.cut(image, raw.images[index], draw)
+        except JitdnnError as error:
+            raise type(error)(f"{source.name_of(record)}: {error}") from None
+    return None
 
 
 def make_part(source: Source, transformer: Transform, part: _Part) -> None:
     """Decode and transform some records of a batch. Raises what is wrong with one, naming it."""
     batch = part.batch
+    assert batch.images is not None
     block = source.block(part.records)
-    if block is not None and isinstance(transformer, Transformer):
+    if block is not None and isinstance(transformer, Transformer) and block[0][0].shape == transformer.image:
         rows = slice(part.first, part.first + len(part.records))
         images, batch.labels[rows] = block
         transformer.apply_drawn(images, batch.images[rows], part.draws)

@@ -34,8 +34,8 @@ from jitdnn import limits
 from jitdnn.caffe import paths
 from jitdnn.caffe.arrays import map_npy, read_npz
 from jitdnn.caffe.blob import Array, Shape
-from jitdnn.caffe.databases import kind_of, open_database
-from jitdnn.caffe.datum import datum_image, read_datum
+from jitdnn.caffe.databases import Record, kind_of, open_database
+from jitdnn.caffe.datum import RawRecords, datum_image, read_datum
 from jitdnn.caffe.images import read_image
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType, NotSupported
 
@@ -69,9 +69,9 @@ class Source(ABC):
     def decode(self, record: Any) -> tuple[Array, Any]:
         """The image of a record, (C, H, W), and its label (`label_shape`). Several threads may call it at a time."""
 
-    def block(self, records: Sequence[Any]) -> tuple[Array, Any] | None:
-        """The images (n, C, H, W) of some records and their labels, where they lie in arrays; None where each has to be
-        decoded by itself. Several threads may call it at a time."""
+    def block(self, records: Sequence[Any]) -> tuple[Array | list[Array], Any] | None:
+        """The images of some records, (n, C, H, W) or a list of one shape (C, H, W), and their labels, where they lie
+        in memory as they are; None where each has to be decoded by itself. Several threads may call it at a time."""
         return None
 
     @abstractmethod
@@ -80,8 +80,12 @@ class Source(ABC):
 
     def first_shape(self) -> Shape:
         """(C, H, W) of the first image."""
+        return self.first_image().shape
+
+    def first_image(self) -> Array:
+        """The first image."""
         record = next(self.records(0)).record
-        return self.decode(record)[0].shape
+        return self.decode(record)[0]
 
 
 class ArraySource:
@@ -122,6 +126,11 @@ class ArraySource:
     def first_shape(self) -> Shape:
         """(C, H, W) of the images."""
         return self.data.shape[1:]
+
+    def first_image(self) -> Array:
+        """The first image."""
+        image: Array = self.data[0]
+        return image
 
 
 class MappedSource(Source):
@@ -262,6 +271,7 @@ class DatabaseSource(Source):
         """Open the database. `mode` is for encoded images, as that of ListSource."""
         self.database = open_database(path)
         self.mode = mode
+        self._raw = RawRecords()
 
     @property
     def size(self) -> int | None:
@@ -272,22 +282,38 @@ class DatabaseSource(Source):
             self.database = open_database(self.database.path)
         while True:
             count = 0
-            for count, record in enumerate(self.database.records(place), start=1):
+            for count, record in enumerate(self.database.records(place, is_lent=True), start=1):
                 next_place = place + count
                 yield Placed(record, 0 if next_place == self.size else next_place)
             if not count and not place:
                 raise InvalidArgument(f"{self.database.path} has no records any more")
             place = 0
 
-    def name_of(self, record: tuple[bytes, bytes]) -> str:
+    def name_of(self, record: Record) -> str:
         return (
             f"{self.database.path}, record {limits.shortened(record[0].decode('utf-8', 'backslashreplace'))}"
         )
 
-    def decode(self, record: tuple[bytes, bytes]) -> tuple[Array, int]:
+    def decode(self, record: Record) -> tuple[Array, int]:
+        found = self._raw.read(record[1])
+        if found is not None:
+            return found
         what = self.name_of(record)
         datum = read_datum(record[1], what)
-        return datum_image(datum, what, self.mode), datum.label
+        image = datum_image(datum, what, self.mode)
+        self._raw.learn(record[1], datum)
+        return image, datum.label
+
+    def block(self, records: Sequence[Record]) -> tuple[list[Array], Any] | None:
+        images, labels, read = [], [], self._raw.read
+        for _, record in records:
+            found = read(record)
+            if found is None:
+                return None
+            images.append(found[0])
+            labels.append(found[1])
+        # another thread may have learned another shape in between
+        return (images, labels) if len({image.shape for image in images}) == 1 else None
 
 
 def open_source(name: str, base: Path | None, mode: str | None, backend: str | None) -> Source | ArraySource:

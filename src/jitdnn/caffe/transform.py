@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jitdnn.caffe import paths
 from jitdnn.caffe.arrays import read_npy, read_npz
@@ -24,6 +25,9 @@ from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
 
 Draw = tuple[int, int, int]
 """Whole numbers below 2³², drawn for one image: for mirroring, and for the row and the column of the crop."""
+
+
+_HALF = 1 << 31
 
 
 class Transform(Protocol):
@@ -95,22 +99,51 @@ class Transformer:
 
     def apply_one(self, image: Array, out: Array, draw: Draw | None) -> None:
         """Write one transformed image to `out` (C, H, W)."""
-        if image.shape[0] != self.channels or (not self.crop and image.shape != self.image):
-            raise InvalidShape(
-                f"an image has shape {image.shape}, the first one {self.image}: all must have one size "
-                "unless crop_size is set, and one number of channels (force_color, force_gray)"
-            )
+        self.check(image.shape)
         mean = self.mean
         if self.crop:
             window = (slice(None), *self._crop_window(image.shape, draw))
             if mean is not None and mean.shape[1:] != (1, 1):
-                if mean.shape != image.shape:
-                    raise InvalidShape(
-                        f"the mean image has shape {mean.shape}, this image {image.shape}: they must agree"
-                    )
                 mean = mean[window]
             image = image[window]
         self._scaled(image, mean, out[..., ::-1] if self._is_mirrored(draw) else out)
+
+    def check(self, image: Shape) -> None:
+        """Raises InvalidShape for an image that is not like the others, or not like the mean."""
+        if image[0] != self.channels or (not self.crop and image != self.image):
+            raise InvalidShape(
+                f"an image has shape {image}, the first one {self.image}: all must have one size "
+                "unless crop_size is set, and one number of channels (force_color, force_gray)"
+            )
+        self._crop_offsets(image, None)
+        mean = self.mean
+        if self.crop and mean is not None and mean.shape[1:] != (1, 1) and mean.shape != image:
+            raise InvalidShape(f"the mean image has shape {mean.shape}, this image {image}: they must agree")
+
+    def cut(self, image: Array, out: Array, draw: Draw | None) -> tuple[int, int, bool]:
+        """Write what the crop leaves of an image to `out` (C, H, W), as it is; the row and the column where that
+        begins, and whether it is to be mirrored.
+        """
+        self.check(image.shape)
+        if not self.crop:
+            np.copyto(out, image)
+            return 0, 0, self._is_mirrored(draw)
+        rows, columns = self._crop_window(image.shape, draw)
+        np.copyto(out, image[:, rows, columns])
+        return rows.start, columns.start, self._is_mirrored(draw)
+
+    def places(self, image: Shape, draws: list[Draw | None]) -> NDArray[np.int32]:
+        """The same three numbers for images of one shape, (n, 3)."""
+        found = np.zeros((len(draws), 3), np.int32)
+        words = np.array(draws, np.uint64) if draws and draws[0] is not None else None
+        if self.crop:
+            for axis in (1, 2):
+                room = image[axis] - self.crop
+                is_drawn = words is not None and self.is_training
+                found[:, axis - 1] = _offset(words[:, axis], room) if is_drawn else room // 2  # type: ignore[index]
+        if self.parameter.mirror and words is not None:
+            found[:, 2] = words[:, 0] >= _HALF
+        return found
 
     def window(self, mask: Array, draw: Draw | None) -> Array:
         """What is left of a mask (H, W) where its image is cropped and mirrored by the same draw."""
@@ -119,7 +152,7 @@ class Transformer:
         return mask[:, ::-1] if self._is_mirrored(draw) else mask
 
     def _is_mirrored(self, draw: Draw | None) -> bool:
-        return self.parameter.mirror and draw is not None and draw[0] >= 1 << 31
+        return self.parameter.mirror and draw is not None and draw[0] >= _HALF
 
     def _crop_window(self, image: Shape, draw: Draw | None) -> tuple[slice, slice]:
         top, left = self._crop_offsets(image, draw if self.is_training else None)
@@ -141,7 +174,12 @@ class Transformer:
             raise InvalidShape(f"crop_size {self.crop} is larger than an image of {image[1]} x {image[2]}")
         if draw is None:
             return height // 2, width // 2
-        return draw[1] * (height + 1) >> 32, draw[2] * (width + 1) >> 32
+        return _offset(draw[1], height), _offset(draw[2], width)
+
+
+def _offset(drawn: Any, room: int) -> Any:
+    """A whole number from 0 to `room`, of one below 2³²; or some of some."""
+    return drawn * (room + 1) >> 32
 
 
 def read_mean(parameter: TransformationParameter, base: Path | None, channels: int) -> Array | None:

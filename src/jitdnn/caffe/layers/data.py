@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jitdnn import log
 from jitdnn.caffe import paths
 from jitdnn.caffe.blob import Blob
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.caffe.pipeline import Pipeline, Waited, label_shape
+from jitdnn.caffe.raw_images import RawBatch, RawForm, RawUpload, refusal
 from jitdnn.caffe.sources import ArraySource, ListSource, MappedSource, Source, open_source, read_image_list
 from jitdnn.caffe.transform import Transform, Transformer
 from jitdnn.errors import InvalidShape, JitdnnError
@@ -35,7 +38,8 @@ class SourceLayer(Layer):
     or (batch_size, ...) where the labels of the source are arrays.
 
     `position` is the place in the source of the next batch. Batches are made ahead by threads (pipeline.py); `waited`
-    says how long the net stood still for them.
+    says how long the net stood still for them. On a GPU images of bytes go up as such (raw_images.py); where they
+    cannot, `raw_refusal` says why.
     """
 
     bottoms = (0, 0)
@@ -48,7 +52,10 @@ class SourceLayer(Layer):
     batch: int
     prefetch = PREFETCH
     position = 0
+    raw_refusal: str | None = None
     _pipeline: Pipeline | None = None
+    _form: RawForm | None = None
+    _upload: RawUpload | None = None
 
     @abstractmethod
     def open(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
@@ -57,12 +64,23 @@ class SourceLayer(Layer):
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.waited = Waited()
         self.open(bottom, top)
+        device = self.context.device
+        if device is None or self.context.shapes_only:
+            return
+        image = self.source.first_image()
+        self.raw_refusal = refusal(device, self.transformer, image)
+        if self.raw_refusal is not None:
+            self._tell(self.raw_refusal)
+            return
+        self._form = RawForm.like(image, self.transformer.shape, device.host_memory)
+        top[0].is_streamed = False  # it is made on the GPU
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.rows = self.context.rows(self.batch, f"a batch of layer {self.name!r}")
         self._count = self.rows.stop - self.rows.start
         if not isinstance(self.source, ArraySource):
-            batch = self._count * math.prod(self.transformer.shape) * self.context.dtype.itemsize
+            itemsize = self.context.dtype.itemsize if self._form is None else 1
+            batch = self._count * math.prod(self.transformer.shape) * itemsize
             what = f"layer {self.name!r}: {self.prefetch} batches made ahead (data_param.prefetch)"
             check_bytes(what, self.prefetch * batch, InvalidShape)
         top[0].reshape((self._count, *self.transformer.shape))
@@ -97,35 +115,72 @@ class SourceLayer(Layer):
                 self.waited,
                 rows=self.rows,
                 turns=self.context.turns,
+                form=self._form,
             )
         batch = pipeline.take()
-        if top:
-            np.copyto(top[0].data, batch.images)
         if len(top) == 2:
             np.copyto(top[1].data, batch.labels)
         self.position = batch.next_place
         self.context.random.bit_generator.state = batch.random_state
+        if top and batch.images is not None:
+            if batch.refusal:
+                self._tell(batch.refusal)
+            np.copyto(top[0].data, batch.images)
+        elif top:
+            assert batch.raw is not None
+            self._send(batch.raw, top[0], partial(pipeline.give_back, batch))
+            return
         pipeline.give_back(batch)
+
+    @cached_property
+    def _raw(self) -> RawBatch | None:
+        """Memory for a batch of arrays that go up as bytes."""
+        return None if self._form is None else self._form.new(self._count)
+
+    def _send(self, batch: RawBatch, top: Blob, give_back: Callable[[], None]) -> None:
+        """Have the data made on the GPU."""
+        if self._upload is None:
+            assert self.context.device is not None
+            assert isinstance(self.transformer, Transformer)
+            self._upload = RawUpload(self.context.device, self.transformer, self.context.dtype)
+        self._upload.send(batch, top, give_back)
+
+    def _tell(self, reason: str) -> None:
+        """Say once for each layer that, and why, images are transformed on the host."""
+        log.fallback_once(
+            ("caffe images on the host", self.name, reason),
+            f"layer {self.name!r} ({self.type}): images are transformed on the host and copied to the GPU as "
+            f"{self.context.dtype}, not as bytes: {reason}",
+        )
 
     def _copy_arrays(self, source: ArraySource, top: Sequence[Blob]) -> None:
         """Arrays are in memory: they are transformed at once, and not ahead."""
-        assert isinstance(self.transformer, Transformer)
+        transformer = self.transformer
+        assert isinstance(transformer, Transformer)
+        raw = self._raw if top else None
+        if raw is not None and self._upload is not None:
+            self._upload.finish()
         filled = 0
         while filled < self.batch:
             stop = min(source.size, self.position + self.batch - filled)
-            draws = self.transformer.draw(self.context.random, stop - self.position)
+            draws = transformer.draw(self.context.random, stop - self.position)
             # of these rows, filled .. of the batch, this process's
             first = max(filled, self.rows.start)
             last = max(first, min(filled + stop - self.position, self.rows.stop))
             rows = slice(first - self.rows.start, last - self.rows.start)
             places = slice(self.position + first - filled, self.position + last - filled)
-            if top:
-                drawn = draws[first - filled : last - filled]
-                self.transformer.apply_drawn(source.data[places], top[0].data[rows], drawn)
+            drawn = draws[first - filled : last - filled]
+            if raw is not None:
+                table = transformer.places(transformer.image, drawn)
+                raw.fill(rows, source.data[places], table, transformer.crop)
+            elif top:
+                transformer.apply_drawn(source.data[places], top[0].data[rows], drawn)
             if len(top) == 2 and source.labels is not None:
                 top[1].data[rows] = source.labels[places]
             filled += stop - self.position
             self.position = stop % source.size
+        if raw is not None:
+            self._send(raw, top[0], lambda: None)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         pass
