@@ -1,4 +1,4 @@
-"""Which tests a run of the whole suite takes where they cost the most: a tenth of each file a day, all in ten days.
+"""Which tests a run of the whole suite takes where they cost the most: a part of each file a day, all in two weeks.
 
 Only tests of `FOLDERS`, which compile kernels for every case or start processes; and only where pytest was started
 without paths: a file or folder that is named runs whole, and so does everything with `JITDNN_TESTS=thorough`. A file of
@@ -18,13 +18,15 @@ from typing import Any
 from examples import THOROUGH
 
 #: how many days all tests take
-DAYS = 10
+DAYS = 14
 #: below tests/
 FOLDERS = (
     # kernels are compiled for every case
     "caffe/test_caffe_compiled.py", "caffe/test_caffe_memory.py", "caffe/test_caffe_real_nets.py",
     "caffe/test_caffe_zoo.py", "frameworks/", "fuzz/", "gpu/", "graph/", "kernels/", "ops/", "planner/", "rtcg/",
-    "studio/nets/test_studio_gallery_runs.py", "tensor/", "test_arguments.py",
+    "studio/nets/test_studio_gallery.py", "studio/nets/test_studio_gallery_runs.py", "tensor/", "test_arguments.py",
+    # a browser walks through pages
+    "studio/web/test_data_walk.py", "studio/web/test_look_walk.py", "studio/web/test_walk.py",
     # several processes import, compile and wait for each other
     "cluster/", "devices/test_openmp.py", "distributed/", "package/test_faults_disks.py",
     "package/test_faults_processes.py", "studio/work/test_studio_cluster_kill.py", "studio/work/test_studio_ranks.py",
