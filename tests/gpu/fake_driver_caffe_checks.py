@@ -137,7 +137,8 @@ def test_images_of_a_source_go_up_as_bytes(
         found.append([calls(name) - was for name, was in zip(names, before, strict=True)])
     raw, host = found
     assert raw[:3] == [host[0], 5, 0]
-    assert raw[3] <= 2  # of batches that are made ahead and were not there yet
+    # there are two batches by then, and never more than six: four made ahead, one taken, one on its way up
+    assert raw[3] <= 4
 
 
 def test_page_locked_memory_outlives_its_blob() -> None:
