@@ -40,6 +40,7 @@ BATCH_KINDS = [
     "batch_norm_bwd spatial",
     "batch_norm_bwd spatial relu add",
     "batch_norm_bwd per_activation sigmoid",
+    "batch_norm_bwd spatial swish from_x",
 ]
 BATCH_SHAPES = [
     "shape1x1",

@@ -314,10 +314,14 @@ def normalizations(draw: st.DrawFn, kinds: Sequence[str] = ("batch", "layer", "g
     elif kind == "batch":
         shape = draw(shapes(2, 4, empty=False))
         mode = draw(st.sampled_from(("spatial", "per_activation")))
-        activation = draw(st.sampled_from(("identity", "relu", "sigmoid", "tanh")))
+        functions = ("identity", "relu", "sigmoid", "tanh", "clipped_relu", "swish")
+        activation, adds = draw(st.sampled_from(functions)), draw(st.booleans())
         if direction == "fwd":
             options["factor"] = draw(st.floats(0.0, 1.0))
-        plain = BatchNorm.make(direction, shape, mode, activation, draw(st.booleans()), **options)
+        if direction == "bwd" and (activation == "swish" or draw(st.booleans())):
+            options |= {"saved": "x", "absent": tuple(absent - {"weight", "bias"})}
+            adds = False
+        plain = BatchNorm.make(direction, shape, mode, activation, adds, **options)
     else:
         groups, members = draw(st.sampled_from((1, 2, 3, 8))), draw(st.sampled_from((1, 2, 5)))
         shape = (draw(st.integers(1, 3)), groups * members, *draw(shapes(0, 2, empty=False)))

@@ -42,7 +42,7 @@ def batch_norm(
     `factor`) * old + `factor` * new, the variance being that without bias, the sum of squares by m - 1; factor
     = 1 / (1 + i) in call i makes them the average of all calls, and with 1 the old ones are not read.
     `epsilon` >= 0 is added to the variance, which divides by m. `z`, of x's shape, is added before the
-    `activation`: "identity", "relu", "sigmoid" or "tanh".
+    `activation`: "identity", "relu", "sigmoid", "tanh", "clipped_relu" (up to 6) or "swish".
 
     With `save` the result is (y, mean, rstd), as `batch_norm_backward` needs them: rstd = 1 / sqrt(variance +
     epsilon), both float32 (float64 for float64). `out` is then a tuple of three; out for y may be x or z itself.
@@ -98,6 +98,7 @@ def batch_norm_backward(
     rstd: Any,
     *,
     y: Any = None,
+    bias: Any = None,
     mode: str = "spatial",
     activation: str = "identity",
     wants_bias: bool | None = None,
@@ -111,17 +112,25 @@ def batch_norm_backward(
     """Return the gradients (dx, dweight, dbias) of `batch_norm`, and dz as the fourth if `wants_z`.
 
     `dy`, `x`: of one shape; `mean`, `rstd`: what `batch_norm(..., save=True)` returned. `y`, what it returned,
-    is needed if there is an activation. dweight is None if `weight` is, dbias if `wants_bias` is False (the
-    default is whether there is a weight). All are alpha * gradient + beta * what `out`, a tuple of as many,
-    holds, None for those to be allocated. dx lies in memory as dy does; `out` for dx may be dy.
+    is needed if there is an activation, or in its place `bias`, with which y is computed anew: that needs a
+    weight, and that there was no z, and is the only way for "swish". dweight is None if `weight` is, dbias if
+    `wants_bias` is False (the default is whether there is a weight). All are alpha * gradient + beta * what
+    `out`, a tuple of as many, holds, None for those to be allocated. dx lies in memory as dy does; `out` for dx
+    may be dy.
 
     Raises as `batch_norm` does.
     """
-    if (text(activation, "activation") != "identity") != (y is not None):
-        what = "is needed: the slope of the activation follows from it" if y is None else "is of no use"
-        raise InvalidArgument(f"activation is {activation!r}: y {what}")
+    count = (y is not None) + (bias is not None)
+    if (text(activation, "activation") != "identity") != count:
+        if not count:
+            what = "y is needed, or bias in its place: the slope of the activation follows from it"
+        elif count == 2 and activation != "identity":
+            what = "y and bias are given, and one of them is needed"
+        else:
+            what = f"{'bias' if y is None else 'y'} is of no use"
+        raise InvalidArgument(f"activation is {activation!r}: {what}")
     wants_bias = weight is not None if wants_bias is None else flag(wants_bias, "wants_bias")
-    names, arrays = present(dy=dy, x=x, y=y, weight=weight, mean=mean, rstd=rstd)
+    names, arrays = present(dy=dy, x=x, y=y, weight=weight, bias=bias, mean=mean, rstd=rstd)
     wanted = (True, weight is not None, wants_bias, *([True] if flag(wants_z, "wants_z") else []))
     arguments = (names, mode, activation, wanted, layout)
     return results_of(_BACKWARD, names, arrays, arguments, wanted, out, alpha, beta, handle)
@@ -177,8 +186,9 @@ def _make_backward(
     results = ("dx", "dweight", "dbias", "dz")
     written = tuple(name for name, wants in zip(results, wanted, strict=False) if wants)
     given = _logical(named(names, inputs) | named(written, outs), layout)
-    absent = ({*results} - {*written}) | {"weight"} - {*names}
-    problem = describe(BatchNorm, "bwd", given, absent, mode=mode, activation=activation)
+    absent = ({*results} - {*written}) | {"weight", "bias"} - {*names}
+    saved = "x" if "bias" in names else "y"
+    problem = describe(BatchNorm, "bwd", given, absent, mode=mode, activation=activation, saved=saved)
     return Recipe(problem, None, callers_axes(layout, len(problem.x.shape)))
 
 

@@ -10,7 +10,8 @@ of (C, space) over the batch. Training updates the running statistics, if there 
 
 which are not read where factor is 1, with m elements to a mean; where m is 1, that quotient counts as 1.
 Inference takes the running statistics for mean and variance. With an activation, the gradients need y: dy is first
-multiplied by act'(y), which is dz.
+multiplied by act'(y), which is dz. Or what the activation was of is computed once more, from x, weight and bias: then
+y need not be kept, and functions whose slope does not follow from y have gradients as well.
 
 Ioffe and Szegedy, "Batch normalization: accelerating deep network training", 2015.
 """
@@ -25,14 +26,14 @@ import numpy as np
 
 from jitdnn.arguments import check_choice
 from jitdnn.errors import InvalidArgument, InvalidShape
-from jitdnn.problems.activation import FUNCTIONS
+from jitdnn.problems.activation import FUNCTIONS, SAVED
 from jitdnn.problems.normalization import EPSILON, LIKE_X, Normalization, finite
 from jitdnn.problems.problem import Operand, Reals, as_descriptor
 from jitdnn.problems.words import Words, shape_word
 from jitdnn.tensor import TensorDescriptor
 
 MODES = ("spatial", "per_activation")
-ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")
+ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh", "clipped_relu", "swish")
 FACTOR = 0.1
 
 
@@ -43,11 +44,14 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
     Parameters and statistics have the shape (C,) for mode "spatial" and (C, space) for "per_activation".
     `z` is added before the `activation`, "identity" if there is none. `running_mean`, `running_var`: both or
     none in training, where `factor` is the weight of this batch in them; both in inference. Backward, `y` is
-    an operand if there is an activation, and `dz` is None if it is not wanted.
+    an operand if there is an activation, and `dz` is None if it is not wanted; where `saved` is "x", which excludes an
+    addition, `bias` is one in the place of y. Coefficients of activations are the defaults: min(max(x, 0), 6) is
+    clipped_relu, and x sigmoid(x) swish.
     """
 
     mode: str = "spatial"
     activation: str = "identity"
+    saved: str = "y"
     factor: float = FACTOR
     z: TensorDescriptor | None = None
     dz: TensorDescriptor | None = None
@@ -70,6 +74,7 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
         dtype: str = "f32",
         layout: str = "nchw",
         is_narrow: bool = False,
+        saved: str = "y",
     ) -> Self:
         """The problem from a shape or x's descriptor, the other tensors packed.
 
@@ -78,15 +83,17 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
         """
         x = as_descriptor(shape, dtype, layout)
         absent = absent if adds else (*absent, "z", "dz")
+        absent = absent if saved == "x" or direction != "bwd" else (*absent, "bias")
         return cls.describe(
             direction, x, None, absent, is_narrow, layout,
-            mode=mode, activation=activation, epsilon=epsilon, factor=factor,
+            mode=mode, activation=activation, epsilon=epsilon, factor=factor, saved=saved,
         )  # fmt: skip
 
     def _check_attributes(self) -> None:
         super()._check_attributes()
         check_choice(self.mode, MODES, "mode")
         check_choice(self.activation, ACTIVATIONS, "activation")
+        check_choice(self.saved, SAVED, "saved")
         if len(self.x.shape) < 2:
             raise InvalidShape(f"x has shape {self.x.shape}: batch normalization needs at least N and C")
         object.__setattr__(self, "factor", finite("factor", self.factor))
@@ -96,8 +103,18 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
             raise InvalidArgument("inference needs running_mean and running_var")
 
     def _settle(self) -> None:
+        bias = self.bias
         super()._settle()
         unused: dict[str, object] = {}
+        if self.direction != "bwd" or self.activation == "identity":
+            unused["saved"] = "y"
+        elif self.saved == "x":
+            self._check_recomputed(bias)
+            unused["bias"] = bias
+        elif FUNCTIONS[self.activation].derivative_from_y is None:
+            raise InvalidArgument(
+                f"saved is 'y': the derivative of {self.activation} does not follow from y, save x"
+            )
         if self.direction != "fwd" or self.running_mean is None:
             unused["factor"] = FACTOR
         if self.direction == "inference":
@@ -106,6 +123,13 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
             unused |= dict.fromkeys(("z", "running_mean", "running_var"))
         for name, value in unused.items():
             object.__setattr__(self, name, value)
+
+    def _check_recomputed(self, bias: TensorDescriptor | None) -> None:
+        """Whether what the activation was of follows from the operands."""
+        if bias is None or self.weight is None:
+            raise InvalidArgument("saved is 'x': a backward problem needs weight and bias to compute y anew")
+        if self.dz is not None:
+            raise InvalidArgument("saved is 'x': what was added is not known, so that dz needs y")
 
     @property
     def kind(self) -> str:
@@ -140,7 +164,7 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
 
     @property
     def _needs_y(self) -> bool:
-        return self.activation != "identity"
+        return self.activation != "identity" and self.saved == "y"
 
     def _names(self) -> tuple[str, ...]:
         return (*super()._names(), "z", "dz", "running_mean", "running_var")
@@ -148,15 +172,17 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
     def _is_used(self, name: str, direction: str) -> bool:
         if name in ("z", "running_mean", "running_var"):
             return direction != "bwd"
+        if name == "bias":
+            return True
         return super()._is_used(name, direction)
 
     def _operands(self) -> Iterator[Operand]:
         """(x, z, weight, bias, y, mean, rstd, running_mean, running_var) in training, (x, z, weight, bias,
-        running_mean, running_var, y) in inference, (dy, x, y, weight, mean, rstd, dx, dweight, dbias, dz)
-        backward, without those that there are not."""
+        running_mean, running_var, y) in inference, (dy, x, y, weight, bias, mean, rstd, dx, dweight, dbias, dz)
+        backward, y or bias, without those that there are not."""
         if self.direction == "bwd":
             y = ("y",) if self._needs_y else ()
-            yield from self._some("in", "dy", "x", *y, "weight", "mean", "rstd")
+            yield from self._some("in", "dy", "x", *y, "weight", "bias", "mean", "rstd")
             yield from self._some("out", "dx", "dweight", "dbias", "dz")
             return
         running = ("running_mean", "running_var")
@@ -192,6 +218,10 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
             slope = FUNCTIONS[self.activation].derivative_from_y
             assert slope is not None
             given["dy"] = given["dy"] * slope(given["y"])
+        elif self.saved == "x":
+            xhat = (given["x"] - given["mean"]) * given["rstd"]
+            slope = FUNCTIONS[self.activation].derivative
+            given["dy"] = given["dy"] * slope(xhat * given["weight"] + given["bias"])
         return {**super()._backward(given), "dz": given["dy"]}
 
     def _activated(self, y: Reals) -> Reals:
@@ -200,6 +230,7 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
     def _body(self) -> list[str]:
         words = [self.mode]
         words += [self.activation] * (self.activation != "identity")
+        words += ["from_x"] * (self.saved == "x")
         words += ["add"] * (self.z is not None or self.dz is not None)
         words.append(shape_word(self.x.shape))
         if self.direction == "fwd":
@@ -214,6 +245,8 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
         }
         if words.kind == "batch_norm_fwd":
             found["factor"] = words.real("factor", FACTOR)
+        if words.kind == "batch_norm_bwd" and words.flag("from_x"):
+            found["saved"] = "x"
         return found
 
     @classmethod
@@ -221,4 +254,6 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
         missing = super()._absent(words)
         if words.kind == "batch_norm_fwd" and words.flag("no_running"):
             missing |= {"running_mean", "running_var"}
+        if words.kind == "batch_norm_bwd":
+            missing -= {"bias"}  # of whether there is a dbias that word says
         return missing if words.flag("add") else missing | {"z", "dz"}

@@ -23,6 +23,13 @@ CASES = {
         lambda x, *rest: F.batch_norm(x, None, None, *rest, True),
         ((4, 3), (3,), (3,)),
     ),
+    "batch_norm with an activation": (
+        lambda x, *rest: functional.batch_norm_activated(
+            x, None, None, *rest, True, "swish", False, 0.1, 1e-5, options=NEVER
+        ),
+        lambda x, *rest: F.silu(F.batch_norm(x, None, None, *rest, True)),
+        ((4, 3), (3,), (3,)),
+    ),
     "layer_norm": (
         lambda x, *rest: functional.layer_norm(x, (3,), *rest, options=NEVER),
         lambda x, *rest: F.layer_norm(x, (3,), *rest),

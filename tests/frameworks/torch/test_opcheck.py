@@ -31,6 +31,9 @@ def cases() -> dict[str, tuple[Any, ...]]:
             wanting(5, 3), wanting(5, 4, seed=1), wanting(3, 4, seed=2), [True, True, True], NEVER,
         ),
         "batch_norm_backward": (wanting(2, 4, 7, 6, seed=7), x, wanting(4), mean, rstd, 1e-5, NEVER),
+        "batch_norm_activation_backward": (
+            wanting(2, 4, 7, 6, seed=7), x, wanting(4), wanting(4, seed=1), mean, rstd, 1e-5, "swish", NEVER,
+        ),
         "layer_norm_backward": (
             wanting(2, 4, 7, 6, seed=7), x, wanting(6), row_mean, row_rstd, 1, 1e-5, NEVER,
         ),

@@ -104,7 +104,10 @@ def _norm_parameters(draw: Draw, norm: _Norm, bias: bool = True) -> list[Operand
     return made
 
 
-_ACTIVATED = {"identity": lambda t: t, "relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
+_ACTIVATED = {
+    "identity": lambda t: t, "relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh,
+    "clipped_relu": torch.nn.functional.relu6, "swish": torch.nn.functional.silu,
+}  # fmt: skip
 
 
 def _norm_forward(draw: Draw, name: str) -> Problem:
@@ -119,7 +122,7 @@ def _norm_forward(draw: Draw, name: str) -> Problem:
     activation = "identity"
     states: list[Operand] = []
     if name == "batch_norm":
-        activation = draw.weighted((3, "identity"), (1, "relu"), (1, "sigmoid"), (1, "tanh"))
+        activation = draw.weighted((3, "identity"), *((1, one) for one in _ACTIVATED if one != "identity"))
         kwargs["activation"] = activation
         if draw.chance(0.3):
             kwargs["z"] = operand(draw, "z", norm.shape, norm.dtype)
@@ -204,6 +207,11 @@ def _norm_backward(draw: Draw, name: str) -> Problem:
                 norm.statistics(norm.inward(a["x"]))[n].numpy().reshape(norm.saved))
         for which, number in stat
     ]  # fmt: skip
+    # functions without kinks: what is computed anew may lie on the other side of one
+    activation = "identity"
+    if name == "batch_norm" and weight is not None and draw.chance(0.4):
+        activation = draw.pick(("swish", "sigmoid", "tanh"))
+        kwargs |= {"activation": activation, "bias": operand(draw, "bias", norm.parameter, weight.dtype)}
     wants_bias = name != "rms_norm" and draw.chance(0.7)
     if name != "rms_norm":
         kwargs["wants_bias"] = wants_bias
@@ -224,9 +232,12 @@ def _norm_backward(draw: Draw, name: str) -> Problem:
             else torch.from_numpy(a["weight"].copy())
         )
         ones.requires_grad_(True)
-        zeros = torch.zeros(norm.parameter, dtype=torch.float64, requires_grad=True)
+        zeros = torch.zeros(norm.parameter, dtype=torch.float64)
+        if activation != "identity":
+            zeros = torch.from_numpy(a["bias"].copy())
+        zeros.requires_grad_(True)
         plain = norm.normal(given)
-        y = plain * norm.spread(ones) + norm.spread(zeros)
+        y = _ACTIVATED[activation](plain * norm.spread(ones) + norm.spread(zeros))
         grad = norm.inward(a["dy"])
         dx, dw, db = torch.autograd.grad(y, (given, ones, zeros), grad)
         _, rstd = norm.statistics(given.detach())
@@ -236,6 +247,9 @@ def _norm_backward(draw: Draw, name: str) -> Problem:
         unit = norm.error()
         share = grad.numel() / max(1, int(np.prod(norm.parameter)))
         sums = unit * float(grad.abs().max()) * share * (1 + top)
+        if activation != "identity":  # slopes change by as much as what they are of
+            steep = 1 + top * float(ones.detach().abs().max()) + float(zeros.detach().abs().max())
+            most, sums = most * steep, sums * steep
         made = [Expected(norm.outward(dx), np.full(norm.shape, unit * most))]
         if weight is not None:
             made.append(Expected(dw.numpy(), np.full(norm.parameter, sums)))

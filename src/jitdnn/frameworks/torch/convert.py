@@ -12,9 +12,10 @@ from jitdnn import log
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, InvalidType
 from jitdnn.frameworks.torch import memory_option
+from jitdnn.frameworks.torch.batch_norm_modules import CONVERTED, REVERTED, Sequential, is_block
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.memory import unlimit_memory
-from jitdnn.frameworks.torch.modules import CONVERTED, OPTIONS, OWN, REVERTED, Sequential, is_block
+from jitdnn.frameworks.torch.modules import OPTIONS, OWN
 from jitdnn.frameworks.torch.options import Options, is_disabled
 
 Model = TypeVar("Model", bound=nn.Module)

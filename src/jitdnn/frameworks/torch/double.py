@@ -11,14 +11,15 @@ from torch import Tensor
 
 def derivatives_of_gradients(
     stock: Callable[..., Tensor],
-    operands: tuple[Tensor, Tensor, Tensor | None],
+    operands: tuple[Tensor, Tensor, Tensor | None] | tuple[Tensor, Tensor, Tensor, Tensor],
     grads: Sequence[Tensor | None],
 ) -> list[Any]:
     """The gradients of `operands` (dy, x, weight) through those, (dx, dweight, dbias), of `stock(x, weight, bias)`.
 
-    `grads` are those of the three; None where nothing depends on one. They have derivatives where some are asked for.
+    Where these depend on the bias it is the fourth of the operands. `grads` are those of the three; None where nothing
+    depends on one. They have derivatives where some are asked for.
     """
-    dy, x, weight = operands
+    dy, x, weight, *others = operands
     has_more = torch.is_grad_enabled()
     with torch.enable_grad():
         dy, x = alone(dy, has_more), alone(x, has_more)
@@ -26,12 +27,12 @@ def derivatives_of_gradients(
         bias = None
         if weight is not None:
             weight = alone(weight, has_more)
-            bias = torch.zeros_like(weight).requires_grad_()
+            bias = alone(others[0], has_more) if others else torch.zeros_like(weight).requires_grad_()
             given += [weight, bias]
         y = stock(x, weight, bias)
         first = torch.autograd.grad(y, given, dy, create_graph=True)
         pairs = [(one, grad) for one, grad in zip(first, grads, strict=False) if grad is not None]
-        inputs = [dy, x] if weight is None else [dy, x, weight]
+        inputs = [dy, *given[: len(operands) - 1]]
         found = torch.autograd.grad(
             [one for one, _ in pairs],
             inputs,
@@ -39,7 +40,7 @@ def derivatives_of_gradients(
             create_graph=has_more,
             allow_unused=True,
         )
-    return [*found, *[None] * (3 - len(found))]
+    return [*found, *[None] * (len(operands) - len(found))]
 
 
 def alone(operand: Tensor, has_more: bool) -> Tensor:

@@ -14,6 +14,7 @@ from jitdnn.frameworks.torch.convert import is_converted
 from jitdnn.frameworks.torch.convolution import bias_epilogue
 from jitdnn.frameworks.torch.kinds import Kind, observers
 from jitdnn.frameworks.torch.options import is_disabled
+from jitdnn.frameworks.torch.sync_batch_norm import UNSEEING
 from jitdnn.planner.plan import Plan
 from jitdnn.settings import format_bytes
 
@@ -90,11 +91,15 @@ def explain(model: nn.Module, *inputs: Any, gradients: bool | None = None, **nam
     names: dict[int, str] = {}
     read: dict[int, str] = {}
     running: list[str] = []
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for address in _addresses(tuple(module.parameters(recurse=False))):
+            owners.setdefault(address, []).append(name)
 
     def observe(kind: Kind, operands: tuple[Any, ...]) -> None:
         # the backward pass runs by itself: its operands tell of which layer it is, parameters before inputs
         if running:
-            layer = running[-1]
+            layer = _owner(owners, operands, running[-1])
             names.update(dict.fromkeys(_addresses(operands[1:]), layer))
             read.update(dict.fromkeys(_addresses(operands[:1]), layer))
         else:
@@ -135,14 +140,26 @@ def _entered(model: nn.Module, running: list[str]) -> Iterator[None]:
     def leave(*_: Any) -> None:
         running.pop()
 
+    UNSEEING.add(leave)
     for name, module in model.named_modules():
-        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+
+        def enter(*_: Any, name: str = name) -> None:
+            running.append(name)
+
+        UNSEEING.add(enter)
+        hooks.append(module.register_forward_pre_hook(enter))
         hooks.append(module.register_forward_hook(leave, always_call=True))
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _owner(owners: dict[int, list[str]], operands: tuple[Any, ...], running: str) -> str:
+    """The layer whose parameters an operation reads: of a sequence that is `running` some are one operation."""
+    found = [name for address in _addresses(operands[1:]) for name in owners.get(address, ())]
+    return running if not found or running in found else found[0]
 
 
 def _addresses(operands: tuple[Any, ...]) -> list[int]:

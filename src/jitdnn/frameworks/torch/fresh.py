@@ -1,15 +1,53 @@
-"""Tensors for results in the shortest way that PyTorch has: its compiled graphs allocate by the same functions."""
+"""Tensors for results in the shortest way that PyTorch has: its compiled graphs allocate by the same functions.
+
+On Linux a tensor of more than 32 MiB is memory that no process has had, each time: the kernel clears it page by page
+when it is first written to, which takes as long as writing it twice. So large ones ask for pages of 2 MiB, where the
+system gives these to who asks.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+
+LARGE = 4 << 20
+"""Bytes from which on a tensor asks for large pages."""
+_PAGE, _MADV_HUGEPAGE = 4096, 14
+
+
+def _advise() -> Callable[[int, int, int], int] | None:
+    """madvise(2), where the system gives large pages to who asks for them (and not to all, or nobody)."""
+    try:
+        given = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        if sys.platform != "linux" or "[madvise]" not in given:
+            return None
+        found = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return None
+    found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+    return found
+
+
+_madvise = _advise()
+
+
+def in_large_pages(tensor: Tensor) -> Tensor:
+    """A tensor that was just allocated, a large one of a processor with its memory asked for in large pages."""
+    if _madvise is not None and tensor.is_cpu and tensor.numel() * tensor.element_size() >= LARGE:
+        begin = -(-tensor.data_ptr() // _PAGE) * _PAGE
+        size = tensor.data_ptr() + tensor.numel() * tensor.element_size() - begin
+        _madvise(begin, size // _PAGE * _PAGE, _MADV_HUGEPAGE)  # advice: refused, it is as it was
+    return tensor
 
 
 def fresh(
@@ -25,7 +63,9 @@ def fresh(
     if quick is None:
         return made
     if device.type == "cpu":
-        return partial(quick, shape, strides, dtype)
+        allocate = partial(quick, shape, strides, dtype)
+        is_large = _madvise is not None and prod(shape) * dtype.itemsize >= LARGE
+        return (lambda: in_large_pages(allocate())) if is_large else allocate
 
     def on_its_device() -> Tensor:
         found: Tensor = quick(shape, strides, dtype)  # of the current GPU

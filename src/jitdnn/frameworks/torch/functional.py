@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from jitdnn.frameworks.torch import (
     adaptive_pool,
     attention,
+    batch_norm_activation,
     cross_entropy,
     grid_sample,
     group_norm,
@@ -173,18 +174,44 @@ def batch_norm(
     options: str = "",
 ) -> Any:  # fmt: skip
     """`torch.nn.functional.batch_norm` with the batch's own statistics, which update the running ones."""
-    if not training or input.dim() < 2 or input.numel() <= input.shape[1]:
-        return NotImplemented
-    parameters = [one for one in (running_mean, running_var, weight, bias) if one is not None]
-    if not _is_normalized(input, weight, bias) or any(one.shape != input.shape[1:2] for one in parameters):
+    if not training or not _is_batch(input, running_mean, running_var, weight, bias):
         return NotImplemented
     y, mean, _, var = operators.batch_norm(input, weight, bias, eps, options)
+    _update(running_mean, running_var, mean, var, momentum)
+    found: Tensor = y
+    return found
+
+
+def batch_norm_activated(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor, bias: Tensor,
+    training: bool, activation: str, inplace: bool, momentum: float, eps: float, *, options: str = "",
+) -> Any:  # fmt: skip
+    """Batch normalization with the batch's own statistics and the activation behind it."""
+    if not training or not _is_batch(input, running_mean, running_var, weight, bias):
+        return NotImplemented
+    y, mean, _, var = operators.batch_norm_activation(input, weight, bias, eps, activation, options)
+    _update(running_mean, running_var, mean, var, momentum)
+    found: Tensor = y
+    return found
+
+
+def _is_batch(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None, bias: Tensor | None
+) -> bool:  # fmt: skip
+    """Whether ours normalize a batch by its own statistics."""
+    if input.dim() < 2 or input.numel() <= input.shape[1] or not _is_normalized(input, weight, bias):
+        return False
+    parameters = [one for one in (running_mean, running_var, weight, bias) if one is not None]
+    return all(one.shape == input.shape[1:2] for one in parameters)
+
+
+def _update(
+    running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, var: Tensor, momentum: float
+) -> None:
     with torch.no_grad():
         for running, new in ((running_mean, mean), (running_var, var)):
             if running is not None:
                 running.add_((new.to(running.dtype) - running) * momentum)
-    found: Tensor = y
-    return found
 
 
 def layer_norm(
@@ -308,6 +335,7 @@ ROUTES: dict[Any, Any] = {
         for space, function in enumerate((F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), 1)
     },
     F.batch_norm: batch_norm,
+    batch_norm_activation.stock: batch_norm_activated,
     F.layer_norm: layer_norm,
     F.gelu: _gelu,
     F.elu: _elu,

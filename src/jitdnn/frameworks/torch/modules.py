@@ -6,7 +6,6 @@ Only the class of an instance changes and one attribute is added, so that `state
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
-from jitdnn.frameworks.torch import sync_batch_norm
+from jitdnn.frameworks.torch.batch_norm_modules import (
+    CONVERTED,
+    REVERTED,
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    Sequential,
+    SyncBatchNorm,
+)
 from jitdnn.frameworks.torch.calls import CALLS
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.layers import (
@@ -64,109 +71,6 @@ _FUNCTIONS: dict[str, Any] = {
         F.log_softmax,
     )
 }
-
-
-class _BatchNorm:
-    """What the converted classes of batch normalization have in common."""
-
-    def _next_momentum(self: Any) -> float:
-        """Of the running statistics in this call, which is counted in training."""
-        momentum: float = 0.0 if self.momentum is None else self.momentum
-        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:  # the average of all batches
-                momentum = 1.0 / float(self.num_batches_tracked)
-        return momentum
-
-    def forward(self: Any, input: Tensor) -> Tensor:
-        self._check_input_dim(input)
-        momentum = self._next_momentum()
-        has_running = self.running_mean is not None or self.running_var is not None
-        updates = not self.training or self.track_running_stats
-        running = (self.running_mean, self.running_var) if updates else (None, None)
-        return routed(
-            F.batch_norm,
-            (
-                input, *running, self.weight, self.bias, self.training or not has_running, momentum, self.eps,
-            ),
-            {},
-            self._jitdnn_options,
-            self,
-        )  # fmt: skip
-
-
-class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d`."""
-
-
-class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d`."""
-
-
-class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    """`torch.nn.BatchNorm3d`."""
-
-
-class SyncBatchNorm(_BatchNorm, nn.modules.batchnorm._BatchNorm):
-    """`torch.nn.SyncBatchNorm`, on processors too: no subclass, for DistributedDataParallel refuses those there."""
-
-    _check_input_dim = nn.SyncBatchNorm._check_input_dim
-    _check_non_zero_input_channels = nn.SyncBatchNorm._check_non_zero_input_channels
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.activated(input, None)
-
-    def activated(self, input: Tensor, behind: nn.Module | None) -> Tensor:
-        """What the module `behind`, an activation, makes of the normalized input."""
-        compiling = torch.compiler.is_compiling()
-        group = None if compiling else sync_batch_norm.group_of(self, input, self._jitdnn_options)
-        if group is None:
-            if compiling or (self.training and input.is_cuda):
-                found: Tensor = nn.SyncBatchNorm.forward(self, input)
-            else:
-                found = super().forward(input)  # a batch by itself
-            return found if behind is None else behind(found)
-        momentum = self._next_momentum()
-        function = sync_batch_norm.IDENTITY if behind is None else activation_of(behind)
-        assert function is not None
-        return sync_batch_norm.synchronized(input, self, momentum, function, group, self._jitdnn_options)
-
-
-def activation_of(module: nn.Module) -> sync_batch_norm.Function | None:
-    """The activation that a module is, None for another one."""
-    return sync_batch_norm.function_of(REVERTED.get(type(module), type(module)), module)
-
-
-class Sequential(nn.Sequential):
-    """`torch.nn.Sequential`, in which an activation behind a SyncBatchNorm is a part of it."""
-
-    def forward(self, input: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return super().forward(input)
-        before: SyncBatchNorm | None = None
-        for module in self:
-            if before is not None:
-                is_one = activation_of(module) is not None and not (
-                    sync_batch_norm.is_watched(before) or sync_batch_norm.is_watched(module)
-                )
-                input = before.activated(input, module) if is_one else module(before(input))
-                before = None
-            elif type(module) is SyncBatchNorm:
-                before = module
-            else:
-                input = module(input)
-        return input if before is None else before(input)
-
-
-def is_block(module: nn.Module) -> bool:
-    """Whether a module is a sequence with an activation behind a SyncBatchNorm."""
-    if type(module) not in (nn.Sequential, Sequential):
-        return False
-    parts = list(module)
-    return any(
-        type(one) in (nn.SyncBatchNorm, SyncBatchNorm) and activation_of(behind) is not None
-        for one, behind in pairwise(parts)
-    )
 
 
 class LayerNorm(nn.LayerNorm):
@@ -461,8 +365,8 @@ class GRU(_Recurrent, nn.GRU):
     """`torch.nn.GRU`."""
 
 
-#: torch's class -> ours; only instances of exactly these are converted, for a subclass may compute something else
-CONVERTED: dict[type[nn.Module], type[nn.Module]] = {
+# only instances of exactly these are converted, for a subclass may compute something else
+CONVERTED |= {
     getattr(nn, ours.__name__): ours
     for ours in (
         Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
@@ -487,5 +391,5 @@ for _ours in (
     ELU, GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, Upsample,
 ):  # fmt: skip
     _ours.forward = remembering(_ours.forward, getattr(nn, _ours.__name__).forward)  # type: ignore[method-assign]
-REVERTED: dict[type[nn.Module], type[nn.Module]] = {ours: stock for stock, ours in CONVERTED.items()}
+REVERTED |= {ours: stock for stock, ours in CONVERTED.items()}
 REVERTED[Sequential] = nn.Sequential

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from jitdnn.frameworks.torch.convolution import memory_format
 from jitdnn.frameworks.torch.double import derivatives_of_gradients
+from jitdnn.frameworks.torch.fresh import in_large_pages
 from jitdnn.frameworks.torch.kinds import Computation, Ways
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.handle import Handle
@@ -26,22 +27,28 @@ def _statistics_dtype(x: Tensor) -> torch.dtype:
 # ---- batch normalization ----
 
 
+def states(x: Tensor) -> list[Tensor]:
+    """For running statistics: with momentum 1 they become the batch's mean and its variance without bias."""
+    return [x.new_zeros(x.shape[1], dtype=_statistics_dtype(x)) for _ in range(2)]
+
+
+def like(x: Tensor) -> Tensor:
+    """A result as x lies in memory."""
+    return in_large_pages(torch.empty_like(x))
+
+
 def _batch_ways(
     handle: Handle, x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float
 ) -> Ways:
-    def states() -> list[Tensor]:
-        # with momentum 1 what is "running" becomes the batch's mean and its variance without bias
-        return [x.new_zeros(x.shape[1], dtype=_statistics_dtype(x)) for _ in range(2)]
-
     def theirs(x: Tensor, weight: Tensor | None, bias: Tensor | None, _: float) -> tuple[Tensor, ...]:
-        running = states()
+        running = states(x)
         y, mean, rstd = aten.native_batch_norm.default(x, weight, bias, *running, True, 1.0, epsilon)
         return y.contiguous(memory_format=memory_format(x)), mean, rstd, running[1]
 
     def ours(x: Tensor, weight: Tensor | None, bias: Tensor | None, _: float) -> tuple[Tensor, ...]:
-        running = states()
+        running = states(x)
         y, mean, rstd = batch.batch_norm(
-            x, weight, bias, *running, factor=1.0, epsilon=epsilon, save=True, out=(torch.empty_like(x), None, None),
+            x, weight, bias, *running, factor=1.0, epsilon=epsilon, save=True, out=(like(x), None, None),
             handle=handle,
         )  # fmt: skip
         return y, mean, rstd, running[1]
@@ -65,7 +72,7 @@ def _batch_backward_ways(
     ) -> tuple[Tensor, ...]:
         scale = torch.ones_like(mean) if weight is None else weight
         dx, dw, db = batch.batch_norm_backward(
-            dy, x, scale, mean, rstd, out=(torch.empty_like(x), None, None), handle=handle
+            dy, x, scale, mean, rstd, out=(like(x), None, None), handle=handle
         )
         return dx, dw, db
 
@@ -76,7 +83,7 @@ _batch_forward = Computation("forward", _batch_ways, 4)
 _batch_gradient = Computation("gradients", _batch_backward_ways, 6)
 
 
-def _batch_fake(
+def batch_fake(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, options: str = ""
 ) -> tuple[Tensor, ...]:
     statistics = [x.new_empty(x.shape[1], dtype=_statistics_dtype(x)) for _ in range(3)]
@@ -93,15 +100,15 @@ def _batch_gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     x, weight, mean, rstd = ctx.saved_tensors
     dy = dy.contiguous(memory_format=memory_format(x))
     found = batch_norm_backward(dy, x, weight, mean, rstd, ctx.epsilon, ctx.options)
-    return (*_wanted(ctx, found), None, None)
+    return (*wanted(ctx, found), None, None)
 
 
-def _wanted(ctx: Any, found: tuple[Tensor, ...]) -> list[Tensor | None]:
+def wanted(ctx: Any, found: tuple[Tensor, ...]) -> list[Tensor | None]:
     """The gradients of x, weight and bias that somebody asks for."""
     return [one if is_wanted else None for one, is_wanted in zip(found, ctx.needs_input_grad, strict=False)]
 
 
-def _batch_backward_fake(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def batch_backward_fake(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     weight, mean = rest[0], rest[1]
     like = mean if weight is None else weight
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
@@ -127,14 +134,14 @@ batch_norm_backward = define(
     "batch_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, float epsilon, "
     'str options="") -> (Tensor, Tensor, Tensor)',
     _batch_gradient.kernel,
-    _batch_backward_fake,
+    batch_backward_fake,
     _save_gradients,
     _batch_double,
 )
 batch_norm = define(
     f'batch_norm{_NORMALIZED}float epsilon, str options="") -> (Tensor, Tensor, Tensor, Tensor)',
     _batch_forward.kernel,
-    _batch_fake,
+    batch_fake,
     _batch_save,
     _batch_gradients,
 )
@@ -208,7 +215,7 @@ def _layer_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
 def _layer_gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     x, weight, mean, rstd = ctx.saved_tensors
     found = layer_norm_backward(dy.contiguous(), x, weight, mean, rstd, ctx.axes, ctx.epsilon, ctx.options)
-    return (*_wanted(ctx, found), None, None, None)
+    return (*wanted(ctx, found), None, None, None)
 
 
 def _layer_backward_fake(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from jitdnn.frameworks.torch.activation import activation, activation_backward
+from jitdnn.frameworks.torch.batch_norm_activation import (
+    batch_norm_activation,
+    batch_norm_activation_backward,
+)
 from jitdnn.frameworks.torch.convolution_operators import convolution, convolution_backward
 from jitdnn.frameworks.torch.convolution_pointwise import convolution_pointwise
 from jitdnn.frameworks.torch.linear import linear, linear_backward
@@ -21,6 +25,8 @@ __all__ = [
     "avg_pool",
     "avg_pool_backward",
     "batch_norm",
+    "batch_norm_activation",
+    "batch_norm_activation_backward",
     "batch_norm_backward",
     "convolution",
     "convolution_backward",

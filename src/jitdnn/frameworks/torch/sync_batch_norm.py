@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,8 @@ Function = tuple[str, float | None]
 """An activation by its name and coefficient."""
 IDENTITY: Function = ("identity", None)
 _TYPES = (torch.float32, torch.float64)
+UNSEEING: WeakSet[Any] = WeakSet()
+"""Hooks that look at no tensor: modules that have no others may be joined."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -198,6 +201,6 @@ def _statistics(x: Tensor, group: Any, handle: Handle) -> tuple[Tensor, Tensor, 
 def is_watched(module: nn.Module) -> bool:
     """Whether somebody sees what goes into a module or comes out of it, or has put another function in its place."""
     own = module.__dict__
-    if "forward" in own or any(own[name] for name in _HOOKS):
+    if "forward" in own or any(hook not in UNSEEING for name in _HOOKS for hook in own[name].values()):
         return True
     return bool(nn.modules.module._has_any_global_hook())

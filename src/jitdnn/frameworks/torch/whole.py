@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from jitdnn import log
 from jitdnn.errors import DeviceError, JitdnnError
-from jitdnn.frameworks.torch import choice
+from jitdnn.frameworks.torch import batch_norm_activation, choice
 from jitdnn.frameworks.torch.choice import Decision
 from jitdnn.frameworks.torch.kinds import Kind, Observer, apart, known, tell, words
 from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
@@ -39,7 +39,7 @@ ALONE: dict[Any, None] = {}
 ON_PROCESSORS: dict[Any, None] = {}
 #: how many of a function's arguments tell kinds of calls apart; the others are numbers that cost nothing, whatever they
 #: are, such as the momentum of running statistics, which may be another one in each call
-_TELLING = {F.batch_norm: 6}
+_TELLING = {F.batch_norm: 6, batch_norm_activation.stock: 8}
 _lock = lock()
 
 

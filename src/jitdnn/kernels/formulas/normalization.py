@@ -62,9 +62,20 @@ def gradient_of(problem: Normalization) -> Formula:
     """dy before the activation."""
     if not isinstance(problem, BatchNorm) or problem.activation == "identity":
         return lambda v: v.dy
-    slope = activation(problem.activation).from_y
+    function = activation(problem.activation)
+    if problem.saved == "x":
+        # as the forward pass computes it
+        return lambda v: v.dy * function.from_x.of((v.x - v.mean) * (v.rstd * v.weight) + v.bias)
+    slope = function.from_y
     assert slope is not None
     return lambda v: v.dy * slope.of(v.y)
+
+
+def slope_names(plan: NormalizationPlan) -> list[str]:
+    """The inputs of `gradient_of` beside dy, x, mean and rstd."""
+    if not isinstance(plan.problem, BatchNorm) or plan.problem.activation == "identity":
+        return []
+    return ["y"] if plan.problem.saved == "y" else ["weight", "bias"]
 
 
 class Running(NamedTuple):

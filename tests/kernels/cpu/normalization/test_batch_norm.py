@@ -29,6 +29,9 @@ KINDS = [
     "batch_norm_bwd spatial",
     "batch_norm_bwd spatial relu add",
     "batch_norm_bwd per_activation sigmoid",
+    "batch_norm_fwd spatial clipped_relu",
+    "batch_norm_bwd spatial swish from_x",
+    "batch_norm_bwd spatial clipped_relu from_x",
 ]
 
 SHAPES = [
@@ -63,12 +66,14 @@ PARTS = [
     "batch_norm_bwd spatial no_weight",
     "batch_norm_bwd spatial no_bias add",
     "batch_norm_bwd per_activation no_weight no_bias",
+    "batch_norm_bwd per_activation relu from_x no_bias",
 ]
 
 LARGE = [
     "shape2x2x200x201",  # few long rows: they are split
     "shape3x40x70x31 nhwc",
     "shape2000x130",
+    "shape5x60x23x31",  # a channel stays in the cache
 ]
 
 
@@ -83,7 +88,13 @@ def test_parts_may_be_absent(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["batch_norm_fwd spatial", "batch_norm_bwd spatial", "batch_norm_fwd per_activation"]
+    "kind",
+    [
+        "batch_norm_fwd spatial",
+        "batch_norm_bwd spatial",
+        "batch_norm_fwd per_activation",
+        "batch_norm_bwd spatial swish from_x",
+    ],
 )
 @pytest.mark.parametrize("words", LARGE)
 def test_large(words: str, kind: str) -> None:
@@ -178,7 +189,7 @@ def channels(array: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["spatial", "per_activation"])
-@pytest.mark.parametrize("activation", ["identity", "relu", "tanh"])
+@pytest.mark.parametrize("activation", ["identity", "relu", "tanh", "clipped_relu"])
 def test_definition_is_torchs(mode: str, activation: str) -> None:
     shape = (4, 3, 5, 2)
     forward = BatchNorm.make("fwd", shape, mode, activation, adds=True, factor=0.3, dtype="f64")
@@ -188,7 +199,7 @@ def test_definition_is_torchs(mode: str, activation: str) -> None:
     flat = tx if mode == "spatial" else channels(tx)
     ty = torch.nn.functional.batch_norm(flat, tmean, tvar, tw.ravel(), tb.ravel(), True, 0.3, 1e-5)
     ty = ty.reshape(shape) + tz
-    ty = ty if activation == "identity" else getattr(torch, activation)(ty)
+    ty = TORCHS[activation](ty)
     y, mean, rstd, new_mean, new_var = forward.reference(*arrays)
     np.testing.assert_allclose(y, ty.detach().numpy(), rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(new_mean.ravel(), tmean.numpy(), rtol=1e-12)
@@ -211,8 +222,37 @@ def test_definition_is_torchs(mode: str, activation: str) -> None:
         False,
     )
     ty = ty.reshape(shape) + tz
-    ty = ty if activation == "identity" else getattr(torch, activation)(ty)
+    ty = TORCHS[activation](ty)
     np.testing.assert_allclose(inference.reference(*arrays), ty.detach().numpy(), rtol=1e-10, atol=1e-12)
+
+
+TORCHS = {
+    "identity": lambda t: t, "relu": torch.relu, "tanh": torch.tanh, "clipped_relu": torch.nn.functional.relu6,
+    "swish": torch.nn.functional.silu,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", ["relu", "clipped_relu", "swish"])
+def test_gradients_that_compute_y_anew_are_torchs(activation: str) -> None:
+    shape = (4, 3, 5, 2)
+    backward = BatchNorm.make("bwd", shape, activation=activation, saved="x", dtype="f64")
+    forward = BatchNorm.make(
+        "fwd", shape, activation=activation, dtype="f64", absent=("running_mean", "running_var")
+    )
+    x, weight, bias = inputs_of(forward)
+    x, weight = 3 * x, 3 * weight  # also beyond 6
+    tx, tw, tb = (torch.tensor(a, requires_grad=True) for a in (x, weight, bias))
+    ty = TORCHS[activation](torch.nn.functional.batch_norm(tx, None, None, tw, tb, True))
+    y, mean, rstd = forward.reference(x, weight, bias)
+    np.testing.assert_allclose(y, ty.detach().numpy(), rtol=1e-10, atol=1e-12)
+    dy = np.random.default_rng(1).standard_normal(shape)
+    expected = torch.autograd.grad(ty, (tx, tw, tb), torch.tensor(dy))
+    for made in (
+        backward.reference(dy, x, weight, bias, mean, rstd),
+        jd.batch_norm_backward(dy, x, weight, mean, rstd, bias=bias, activation=activation),
+    ):
+        for ours, theirs in zip(made, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-9, atol=1e-11)
 
 
 # the public functions
@@ -323,6 +363,27 @@ REFUSED = [
     (lambda: jd.batch_norm_inference(X), InvalidArgument, "needs running_mean and running_var"),
     (lambda: jd.batch_norm_backward(X, X, C, C, C, activation="relu"), InvalidArgument, "y is needed"),
     (lambda: jd.batch_norm_backward(X, X, C, C, C, y=X), InvalidArgument, "y is of no use"),
+    (lambda: jd.batch_norm_backward(X, X, C, C, C, bias=C), InvalidArgument, "bias is of no use"),
+    (
+        lambda: jd.batch_norm_backward(X, X, C, C, C, y=X, bias=C, activation="relu"),
+        InvalidArgument,
+        "one of them is needed",
+    ),
+    (
+        lambda: jd.batch_norm_backward(X, X, None, C, C, bias=C, activation="swish"),
+        InvalidArgument,
+        "needs weight and bias",
+    ),
+    (
+        lambda: jd.batch_norm_backward(X, X, C, C, C, bias=C, activation="swish", wants_z=True),
+        InvalidArgument,
+        "dz needs y",
+    ),
+    (
+        lambda: jd.batch_norm_backward(X, X, C, C, C, y=X, activation="swish"),
+        InvalidArgument,
+        "does not follow from y",
+    ),
     (lambda: jd.batch_norm_backward(X, X, C, C, C, out=X), InvalidArgument, "tuple of 3"),
     (lambda: jd.batch_norm_backward(X, X, C, C[:1], C), InvalidShape, "mean has shape (1,)"),
 ]

@@ -1,0 +1,164 @@
+"""Converted batch normalizations, and sequences in which an activation behind one is a part of it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from jitdnn.frameworks.torch import batch_norm_activation, sync_batch_norm
+from jitdnn.frameworks.torch.functional import routed
+from jitdnn.frameworks.torch.registry import OWN
+
+#: torch's class -> ours; modules.py puts all of them in
+CONVERTED: dict[type[nn.Module], type[nn.Module]] = {}
+#: and the other way round
+REVERTED: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+class _BatchNorm:
+    """What the converted classes of batch normalization have in common."""
+
+    def _next_momentum(self: Any) -> float:
+        """Of the running statistics in this call, which is counted in training."""
+        momentum: float = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:  # the average of all batches
+                momentum = 1.0 / float(self.num_batches_tracked)
+        return momentum
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        momentum = self._next_momentum()
+        has_running = self.running_mean is not None or self.running_var is not None
+        updates = not self.training or self.track_running_stats
+        running = (self.running_mean, self.running_var) if updates else (None, None)
+        return routed(
+            F.batch_norm,
+            (
+                input, *running, self.weight, self.bias, self.training or not has_running, momentum, self.eps,
+            ),
+            {},
+            self._jitdnn_options,
+            self,
+        )  # fmt: skip
+
+    def activated(self: Any, input: Tensor, behind: nn.Module) -> Tensor:
+        """What the module `behind`, an activation, makes of the normalized input: in training one operation."""
+        found: Tensor
+        function = activation_of(behind)
+        name = (
+            None if type(behind) in CONVERTED else _FUSED.get(function)
+        )  # of excluded modules nothing is ours
+        is_plain = type(input) in OWN and input.is_cpu
+        if name is None or not is_plain or not self.training or self.weight is None or self.bias is None:
+            found = behind(self(input))
+            return found
+        self._check_input_dim(input)
+        momentum = self._next_momentum()
+        running = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        arguments = (
+            input, *running, self.weight, self.bias, True, name, bool(getattr(behind, "inplace", False)), momentum,
+            self.eps,
+        )  # fmt: skip
+        found = routed(batch_norm_activation.stock, arguments, {}, self._jitdnn_options)
+        return found
+
+
+#: activations that are one operation with the normalization before them, and how ours call them
+_FUSED: dict[Any, str] = {
+    ("relu", None): "relu",
+    ("clipped_relu", 6.0): "clipped_relu",
+    ("swish", 1.0): "swish",
+}
+
+
+class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d`."""
+
+
+class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d`."""
+
+
+class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
+    """`torch.nn.BatchNorm3d`."""
+
+
+class SyncBatchNorm(_BatchNorm, nn.modules.batchnorm._BatchNorm):
+    """`torch.nn.SyncBatchNorm`, on processors too: no subclass, for DistributedDataParallel refuses those there."""
+
+    _check_input_dim = nn.SyncBatchNorm._check_input_dim
+    _check_non_zero_input_channels = nn.SyncBatchNorm._check_non_zero_input_channels
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.activated(input, None)
+
+    def activated(self, input: Tensor, behind: nn.Module | None) -> Tensor:
+        """What the module `behind`, an activation, makes of the normalized input."""
+        compiling = torch.compiler.is_compiling()
+        group = None if compiling else sync_batch_norm.group_of(self, input, self._jitdnn_options)
+        if group is None:
+            if compiling or (self.training and input.is_cuda):
+                found: Tensor = nn.SyncBatchNorm.forward(self, input)
+            else:
+                found = super().forward(input)  # a batch by itself
+            return found if behind is None else behind(found)
+        momentum = self._next_momentum()
+        function = sync_batch_norm.IDENTITY if behind is None else activation_of(behind)
+        assert function is not None
+        return sync_batch_norm.synchronized(input, self, momentum, function, group, self._jitdnn_options)
+
+
+def activation_of(module: nn.Module) -> sync_batch_norm.Function | None:
+    """The activation that a module is, None for another one."""
+    return sync_batch_norm.function_of(REVERTED.get(type(module), type(module)), module)
+
+
+class Sequential(nn.Sequential):
+    """`torch.nn.Sequential`, in which an activation behind a batch normalization is a part of it."""
+
+    def forward(self, input: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return super().forward(input)
+        before: Any = None
+        for module in self:
+            if before is not None:
+                is_one = activation_of(module) is not None and not (
+                    sync_batch_norm.is_watched(before) or sync_batch_norm.is_watched(module)
+                )
+                input = before.activated(input, module) if is_one else module(before(input))
+                before = None
+            elif type(module) in _NORMALIZING.values():
+                before = module
+            else:
+                input = module(input)
+        return input if before is None else before(input)
+
+
+def is_block(module: nn.Module) -> bool:
+    """Whether a module is a sequence with an activation behind a batch normalization, which `Sequential` joins."""
+    if type(module) not in (nn.Sequential, Sequential):
+        return False
+    parts = list(module)
+    return any(_are_joined(one, behind) for one, behind in pairwise(parts))
+
+
+#: normalizations that an activation behind them is joined to: torch's class -> ours
+_NORMALIZING: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: BatchNorm1d,
+    nn.BatchNorm2d: BatchNorm2d,
+    nn.BatchNorm3d: BatchNorm3d,
+    nn.SyncBatchNorm: SyncBatchNorm,
+}
+
+
+def _are_joined(one: nn.Module, behind: nn.Module) -> bool:
+    if type(one) not in _NORMALIZING and type(one) not in _NORMALIZING.values():
+        return False
+    function = activation_of(behind)
+    return function in _FUSED or (function is not None and type(one) in (nn.SyncBatchNorm, SyncBatchNorm))
