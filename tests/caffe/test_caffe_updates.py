@@ -113,6 +113,8 @@ def test_warm_up() -> None:
         ('base_lr: 1 lr_policy: "fixed" warmup_iter: 3 warmup_start_lr: 2', "start above base_lr"),
         ('lr_policy: "fixed"', "base_lr"),
         ('lr_policy: "fixed" base_lr: -1', "base_lr is -1"),
+        ('lr_policy: "fixed" base_lr: nan', r"base_lr is nan \(line 1\)"),
+        ('lr_policy: "fixed" base_lr: inf', "base_lr is inf"),
         ('base_lr: 1 lr_policy: "step"', "needs gamma and stepsize"),
         ('base_lr: 1 lr_policy: "step" gamma: 0.1 stepsize: 0', "stepsize is 0"),
         ('base_lr: 1 lr_policy: "inv" gamma: 1', "needs power"),

@@ -154,6 +154,9 @@ def test_a_detector(photo: Path, tmp_path: Path) -> None:
     assert detector.detect_windows([]) == []
     with pytest.raises(InvalidArgument, match="is no part of an image of 9 x 11"):
         detector.detect_windows([(photo, (0, 0, 10, 3))])
+    for window in ((0, 0, float("nan"), 3), (0, 0, 4, float("inf"))):
+        with pytest.raises(InvalidArgument, match="four finite numbers"):
+            detector.detect_windows([(photo, [window])])
 
 
 def test_windows_with_what_is_around_them(photo: Path) -> None:

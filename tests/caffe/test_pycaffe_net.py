@@ -276,6 +276,9 @@ def test_what_a_net_refuses(net: caffe.Net) -> None:
     ):
         with pytest.raises(InvalidArgument, match=match):
             call()
+    fed = caffe.Net('layer { name: "d" type: "DummyData" top: "d" dummy_data_param { shape { dim: 1 } } }', 0)
+    with pytest.raises(InvalidArgument, match="the inputs given are d, and the net has no inputs"):
+        fed.forward(d=np.zeros(1))
     with pytest.raises(InvalidShape, match=r"input 'x' has shape \(2, 3, 4, 4\), these values \(1,\)"):
         net.forward(x=np.zeros(1))
     net.core.limit_memory("1 GiB", is_trained=False)

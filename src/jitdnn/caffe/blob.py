@@ -366,13 +366,6 @@ def empty(shape: Shape, dtype: np.dtype[Any]) -> Array:
     return np.empty(shape, dtype)
 
 
-def canonical_axis(axis: int, rank: int, what: str) -> int:
-    """Return the axis counted from the front; InvalidArgument if the array has no such axis."""
-    if not -rank <= axis < rank:
-        raise InvalidArgument(f"{what}: axis {axis} does not exist in an array of {rank} axes")
-    return axis % rank
-
-
 def count(shape: Shape, start: int = 0, end: int | None = None) -> int:
     """Return the number of elements in the axes start .. end - 1."""
     return math.prod(shape[start:end])

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.caffe.blob import canonical_axis
 from jitdnn.graph import primitives as jd
 from jitdnn.graph.operand import Operand, Untraceable
 from jitdnn.rtcg.expression import Expression, finish, trace
@@ -191,7 +190,7 @@ def _crop(layer: Any, x: Any, _: Any) -> tuple[Any, ...]:
 
 def _tile(layer: Any, x: Any) -> tuple[Any, ...]:
     outer, times, inner = layer.view
-    axis = canonical_axis(layer.parameter.tile_param.axis, len(x.shape), layer.name)
+    axis = layer.front_axis(layer.parameter.tile_param.axis, len(x.shape))
     shape = (*x.shape[:axis], x.shape[axis] * times, *x.shape[axis + 1 :])
     return (x.reshape(outer, 1, inner).broadcast_to((outer, times, inner)).reshape(shape),)
 
@@ -251,7 +250,7 @@ def _reduction(layer: Any, x: Any) -> tuple[Any, ...]:
         rows = _pointwise(trace(lambda v: v * v), rows)
     total = jd.reduce(rows, "norm1" if layer.operation == "ASUM" else "add", axes=1)
     y = _pointwise(trace(lambda v: v * factor), total)
-    axis = canonical_axis(layer.parameter.reduction_param.axis, len(x.shape), layer.name)
+    axis = layer.front_axis(layer.parameter.reduction_param.axis, len(x.shape))
     return (y.reshape(x.shape[:axis]),)
 
 

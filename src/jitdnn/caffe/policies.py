@@ -61,8 +61,10 @@ class LearningRate:
             raise InvalidArgument(
                 f"lr_policy {policy!r}{solver.where('lr_policy')} needs {' and '.join(missing)}"
             ).at(solver.place("lr_policy"))
-        if not solver.has("base_lr") or solver.base_lr < 0:
-            raise InvalidArgument(f"base_lr is {solver.base_lr:g}: a solver needs one of at least 0")
+        if not solver.has("base_lr") or not 0 <= solver.base_lr < math.inf:
+            raise InvalidArgument(
+                f"base_lr is {solver.base_lr:g}{solver.where('base_lr')}: a solver needs one of at least 0, and finite"
+            ).at(solver.place("base_lr"))
         if "gamma" in POLICIES[policy] and policy != "sigmoid" and solver.gamma < 0:
             raise InvalidArgument(
                 f"gamma is {solver.gamma:g}{solver.where('gamma')}: it must not be negative"

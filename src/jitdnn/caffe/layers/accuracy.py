@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.caffe.blob import Blob, canonical_axis, count
+from jitdnn.caffe.blob import Blob, count
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.caffe.layers.labels import NOBODY, check_labels, class_numbers
 from jitdnn.ops.elementwise import elementwise
@@ -48,7 +48,7 @@ class AccuracyLayer(Layer):
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = bottom[0].shape
-        axis = canonical_axis(self.parameter.accuracy_param.axis, len(shape), f"layer {self.name!r}")
+        axis = self.front_axis(self.parameter.accuracy_param.axis, len(shape))
         self.view = (count(shape, 0, axis), shape[axis], count(shape, axis + 1))
         places = self.view[0] * self.view[2]
         if bottom[1].size != places:

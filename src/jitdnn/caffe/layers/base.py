@@ -211,6 +211,12 @@ class Layer(ABC):
             blob.data[...] = values
         return blob
 
+    def front_axis(self, axis: int, rank: int) -> int:
+        """The axis counted from the front. Raises InvalidArgument if a blob of `rank` axes has no such axis."""
+        if not -rank <= axis < rank:
+            raise self.invalid(f"axis {axis} does not exist in a blob of {rank} axes")
+        return axis % rank
+
     def invalid(self, message: str, field: str | None = None) -> InvalidArgument:
         """Make an error that names the layer and its line."""
         return InvalidArgument(self.named(field) + message).at(self.parameter.place(field))

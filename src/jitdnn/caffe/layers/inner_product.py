@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.caffe.blob import Blob, canonical_axis, count
+from jitdnn.caffe.blob import Blob, count
 from jitdnn.caffe.layers.activation import rectify
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.ops.convolution import conv_backward_bias
@@ -33,7 +33,7 @@ class InnerProductLayer(Layer):
         self.outputs = parameter.num_output
         self.rectified: Any = None  # set by fusion.py: adds the bias and rectifies
         self.is_transposed = parameter.transpose
-        self.axis = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
+        self.axis = self.front_axis(parameter.axis, len(shape))
         self.columns = count(shape, self.axis)
         w_shape = (self.columns, self.outputs) if self.is_transposed else (self.outputs, self.columns)
         self.add_weight(w_shape, parameter.weight_filler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from jitdnn.caffe.blob import Array, Blob, canonical_axis, count
+from jitdnn.caffe.blob import Array, Blob, count
 from jitdnn.caffe.layers.base import Layer, Reads
 from jitdnn.caffe.layers.labels import check_labels, whole_numbers
 from jitdnn.caffe.layouts import by_pixel
@@ -34,7 +34,7 @@ class _Movement(Layer):
                 f"axis {parameter.axis} and {old} {getattr(parameter, old)}: keep axis", message
             )
         axis: int = getattr(parameter, old) if parameter.has(old) else parameter.axis
-        return canonical_axis(axis, rank, f"layer {self.name!r}")
+        return self.front_axis(axis, rank)
 
 
 class ConcatLayer(_Movement):
@@ -142,7 +142,7 @@ class CropLayer(_Movement):
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, shape, wanted = self.parameter.crop_param, bottom[0].shape, bottom[1].shape
-        axis = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
+        axis = self.front_axis(parameter.axis, len(shape))
         if len(wanted) != len(shape):
             raise self.invalid(f"bottoms of shapes {shape} and {wanted} must have as many axes")
         axes, offsets = len(shape) - axis, list(parameter.offset) or [0]
@@ -184,7 +184,7 @@ class TileLayer(_Movement):
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, shape = self.parameter.tile_param, bottom[0].shape
-        axis = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
+        axis = self.front_axis(parameter.axis, len(shape))
         if parameter.tiles < 1:
             raise self.invalid(f"tiles is {parameter.tiles}: it must be positive", "tile_param")
         top[0].reshape((*shape[:axis], shape[axis] * parameter.tiles, *shape[axis + 1 :]))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jitdnn.caffe.blob import Blob, Shape, canonical_axis, count
+from jitdnn.caffe.blob import Blob, Shape, count
 from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.ops.elementwise import elementwise
 from jitdnn.ops.reduce import reduce
@@ -34,7 +34,7 @@ class ReductionLayer(Layer):
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = bottom[0].shape
-        axis = canonical_axis(self.parameter.reduction_param.axis, len(shape), f"layer {self.name!r}")
+        axis = self.front_axis(self.parameter.reduction_param.axis, len(shape))
         top[0].reshape(shape[:axis])
         self.view = (count(shape, 0, axis), count(shape, axis))
         elements = self.view[1]
@@ -79,7 +79,7 @@ class ArgMaxLayer(Layer):
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, shape = self.parameter.argmax_param, bottom[0].shape
         self.has_axis, self.top_k = parameter.has("axis"), parameter.top_k
-        axis = canonical_axis(parameter.axis if self.has_axis else 0, len(shape), f"layer {self.name!r}")
+        axis = self.front_axis(parameter.axis if self.has_axis else 0, len(shape))
         if self.has_axis:
             self.view: Shape = (count(shape, 0, axis), shape[axis], count(shape, axis + 1))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.caffe.blob import Array, Blob, Shape, canonical_axis, count
+from jitdnn.caffe.blob import Array, Blob, Shape, count
 from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.caffe.layouts import by_channel
 from jitdnn.caffe.schema_layers import FillerParameter
@@ -30,7 +30,7 @@ class _PerAxis(Layer):
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         parameter, shape = getattr(self.parameter, self.message), bottom[0].shape
         if len(bottom) == 1:
-            axis = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
+            axis = self.front_axis(parameter.axis, len(shape))
             if parameter.num_axes < -1 or axis + parameter.num_axes > len(shape):
                 raise self.invalid(
                     f"num_axes {parameter.num_axes} from axis {axis} on: a bottom of shape {shape} has "
@@ -44,11 +44,7 @@ class _PerAxis(Layer):
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape, operand = bottom[0].shape, self.operand(bottom)
         given = getattr(self.parameter, self.message).axis
-        axis = (
-            0
-            if not operand.shape and len(bottom) == 2
-            else canonical_axis(given, len(shape), f"layer {self.name!r}")
-        )
+        axis = 0 if not operand.shape and len(bottom) == 2 else self.front_axis(given, len(shape))
         end = axis + len(operand.shape)
         if shape[axis:end] != operand.shape:
             which = f"bottom {operand.name!r} has" if len(bottom) == 2 else "the weights have"

@@ -8,7 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from jitdnn.caffe.blob import Blob, Shape, canonical_axis, count
+from jitdnn.caffe.blob import Blob, Shape, count
 from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.ops.elementwise import ElementwiseKernel, elementwise
 from jitdnn.ops.tensor_ops import fill
@@ -52,8 +52,8 @@ class FlattenLayer(_ViewLayer):
 
     def top_shape(self, shape: Shape) -> Shape:
         parameter = self.parameter.flatten_param
-        start = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
-        end = canonical_axis(parameter.end_axis, len(shape), f"layer {self.name!r}")
+        start = self.front_axis(parameter.axis, len(shape))
+        end = self.front_axis(parameter.end_axis, len(shape))
         if end < start:
             raise self.invalid(
                 f"end_axis {end} is before axis {start} for a bottom of shape {shape}", "flatten_param"

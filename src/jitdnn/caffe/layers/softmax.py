@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.caffe.blob import Blob, canonical_axis, count
+from jitdnn.caffe.blob import Blob, count
 from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.caffe.layers.labels import NOBODY, check_labels, class_numbers
 from jitdnn.ops.elementwise import elementwise
@@ -40,7 +40,7 @@ class SoftmaxLayer(Layer):
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = bottom[0].shape
-        self.axis = canonical_axis(self.parameter.softmax_param.axis, len(shape), f"layer {self.name!r}")
+        self.axis = self.front_axis(self.parameter.softmax_param.axis, len(shape))
         top[0].reshape(shape)
         self.output = self.save("output", shape) if self.is_overwritten else top[0]
 
@@ -90,7 +90,7 @@ class SoftmaxWithLossLayer(Layer):
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shape = bottom[0].shape
-        self.axis = canonical_axis(self.axis_given(), len(shape), f"layer {self.name!r}")
+        self.axis = self.front_axis(self.axis_given(), len(shape))
         self.view = (count(shape, 0, self.axis), shape[self.axis], count(shape, self.axis + 1))
         places = self.view[0] * self.view[2]
         if bottom[1].size != places:

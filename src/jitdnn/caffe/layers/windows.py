@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jitdnn.caffe.blob import Array, Shape, canonical_axis
+from jitdnn.caffe.blob import Array, Shape
 from jitdnn.caffe.layers.base import Layer
 
 
@@ -68,7 +68,7 @@ class WindowedLayer(Layer):
     def read_windows(self, shape: Shape) -> None:
         """Set axis, rank and kernel for a bottom of this shape."""
         parameter = self.parameter.convolution_param
-        self.axis = canonical_axis(parameter.axis, len(shape), f"layer {self.name!r}")
+        self.axis = self.front_axis(parameter.axis, len(shape))
         self.rank = len(shape) - self.axis - 1
         if not 1 <= self.rank <= 3:
             raise self.invalid(

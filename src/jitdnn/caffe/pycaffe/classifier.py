@@ -120,10 +120,17 @@ class Detector(Net):
 
     def crop(self, image: Array, window: Array) -> Array:
         """The part of an image, with what is around it if there is a `context_pad`; beyond the image it is the mean."""
-        top, left, bottom, right = (round(float(edge)) for edge in window)
+        edges = np.asarray(window, np.float64)
         height, width = image.shape[:2]
+        if edges.shape != (4,) or not np.isfinite(edges).all():
+            raise InvalidArgument(
+                f"a window is four finite numbers (top, left, bottom, right), and this one is {edges.tolist()}"
+            )
+        top, left, bottom, right = (round(edge) for edge in edges.tolist())
         if not (0 <= top < bottom <= height and 0 <= left < right <= width):
-            raise InvalidArgument(f"window {tuple(window)} is no part of an image of {height} x {width}")
+            raise InvalidArgument(
+                f"window {tuple(edges.tolist())} is no part of an image of {height} x {width}"
+            )
         if not self.context_pad:
             return image[top:bottom, left:right]
         size = self.blobs[self._input].shape[2]

@@ -145,10 +145,8 @@ class Net:
         self._check(wanted)
         if inputs:
             if set(inputs) != set(self.inputs):
-                raise InvalidArgument(
-                    f"the inputs given are {', '.join(sorted(inputs))}, and the net has {', '.join(self.inputs)}: "
-                    "give all of them"
-                )
+                has = f"has {', '.join(self.inputs)}: give all of them" if self.inputs else "has no inputs"
+                raise InvalidArgument(f"the inputs given are {', '.join(sorted(inputs))}, and the net {has}")
             for name, values in inputs.items():
                 _copy(values, self.blobs[name].data, f"input {name!r}")
         self.core.forward_layers(first, last)
