@@ -7,6 +7,7 @@
     python benchmarks/studio.py newcomer [--install]         # from nothing to own photographs classified
     python benchmarks/studio.py plan [--count 5]             # a plan of LeNet with nothing in any cache
     python benchmarks/studio.py soak [--minutes 60]          # memory of a server that is looked at all the time
+    python benchmarks/studio.py writing                      # what a training takes to write, and beside it
     python benchmarks/studio.py gpu                          # trainings at a GPU's place, beside the processor's
 
 `kills` fails unless every point is there once and all weights are those of an undisturbed run, bit by bit. `watchers`
@@ -39,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("points", "plan", *_VISITS))
+    parser.add_argument("what", choices=("points", "plan", "writing", *_VISITS))
     parser.add_argument("--count", type=int)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument(
@@ -60,6 +61,11 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
+        if arguments.what == "writing":
+            import studio_writing
+
+            studio_writing.writing(home)
+            return
         points(home, arguments.count or 1_000_000)
 
 

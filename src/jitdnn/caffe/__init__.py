@@ -157,6 +157,7 @@ def load_solver(
     shards_state: bool = False,
     run: Collection[str] = (),
     keep_blobs: bool = False,
+    writes_beside: bool = False,
 ) -> Solver:
     """Build a solver and its nets from a prototxt file or text; arguments and errors are as for Solver and
     load_net.
@@ -185,6 +186,7 @@ def load_solver(
             shards_state=shards_state,
             run=run,
             keep_blobs=keep_blobs,
+            writes_beside=writes_beside,
             python_layers=None if python_layers is None else Path(python_layers),
         )
 

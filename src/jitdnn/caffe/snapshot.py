@@ -18,7 +18,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -59,6 +59,11 @@ def path_of(prefix: str, iteration: int) -> Path:
 
 def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
     """Write a snapshot, whole or not at all; arrays are float32 or float64. Raises SnapshotError."""
+    prepared(path, meta, arrays)()
+
+
+def prepared(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Array]) -> Callable[[], None]:
+    """What `write` does, with `meta` as it is now, when it is called; the arrays are read then."""
     entries = []
     for name, array in arrays.items():
         dtype = np.dtype(array.dtype).newbyteorder("<").str
@@ -72,10 +77,13 @@ def write(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Array]) -> N
             file.write(part)
         file.write(digest.digest())
 
-    try:
-        write_whole(path, write_parts)
-    except OSError as error:
-        raise SnapshotError(f"cannot write {path}: {error}") from error
+    def write_now() -> None:
+        try:
+            write_whole(path, write_parts)
+        except OSError as error:
+            raise SnapshotError(f"cannot write {path}: {error}") from error
+
+    return write_now
 
 
 def read(path: Path) -> Snapshot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -28,6 +28,7 @@ from jitdnn.caffe.events import (
     Started,
     Tested,
 )
+from jitdnn.caffe.files_beside import FilesBeside
 from jitdnn.caffe.iteration import Iteration
 from jitdnn.caffe.iteration_graph import IterationGraph
 from jitdnn.caffe.loss_value import LossValue
@@ -53,7 +54,7 @@ from jitdnn.caffe.updates import Updates
 from jitdnn.caffe.upgrade import upgrade_solver
 from jitdnn.caffe.waiting import WaitMeter
 from jitdnn.caffe.weight_average import WeightAverage
-from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays
+from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays, write_npz
 from jitdnn.errors import NotSupported, SnapshotError
 from jitdnn.groups import Group
 
@@ -91,6 +92,7 @@ class Solver:
         shards_state: bool = False,
         run: Collection[str] = (),
         keep_blobs: bool = False,
+        writes_beside: bool = False,
     ) -> None:
         """Build the nets and check the fields.
 
@@ -113,6 +115,11 @@ class Solver:
         `keep_blobs`: data and gradients of all blobs and weights may be read after an iteration. Otherwise they share
         memory (shared_memory.py): those of inputs, outputs and losses are there, and asking for others raises
         InvalidArgument, once: from the next iteration on all are kept. Passes that a program runs itself keep all, too.
+
+        `writes_beside`: snapshots, and what `save_weights_beside` writes, are written by a thread while training goes
+        on, of copies, in their order. Each is whole, and told of, before the next snapshot is begun, and all are when
+        `step` and `solve` return; an error ends training. Training waits for what several processes write, solvers with
+        a memory_limit, and snapshots with Caffe's files beside them.
 
         `run`: names by which a start of the same training knows its snapshots again (snapshot.newest), and takes
         none that another training left under the same prefix.
@@ -205,6 +212,8 @@ class Solver:
             self.net, self.method, self._requests, passes=self.parameter.iter_size, parallel=self._parallel,
             graph=self._graph, early=early,
         )  # fmt: skip
+        self._is_pair = caffe_files or self.parameter.has("snapshot_format")
+        self._files = FilesBeside(is_beside=writes_beside and group is None and memory_limit is None)
         self._losses: deque[float | LossValue] = deque(maxlen=self.parameter.average_loss)
         self._last_display: tuple[int, float] | None = None
         self._waits = WaitMeter(self.net)
@@ -221,14 +230,18 @@ class Solver:
         says.
         """
         self._begin()
-        parameter = self.parameter
         if resume is not None:
             self.restore(resume)
+        with self._files.until_written():
+            self._solve()
+
+    def _solve(self) -> None:
+        parameter = self.parameter
         self._tell(Started(self.iteration, parameter.max_iter, self.net.name, parameter.lr_policy))
         self._run(parameter.max_iter - self.iteration)
         is_due = parameter.snapshot and self.iteration % parameter.snapshot == 0
         if parameter.snapshot_after_train and not is_due:
-            self.snapshot()
+            self._snapshot_beside()
         if not self._requests.is_over():
             if parameter.display and self.iteration % parameter.display == 0:
                 with self.net.lent_memory():
@@ -239,12 +252,14 @@ class Solver:
                 self._tell(Displayed(self.iteration, self._smoothed_loss()))
             if parameter.test_interval and self.iteration % parameter.test_interval == 0:
                 self.test_all()
+        self._files.wait()
         self._tell(Finished(self.iteration, self._requests.is_over()))
 
     def step(self, iterations: int) -> None:
         """Run so many iterations, with the tests, displays and snapshots that fall into them."""
         self._begin()
-        self._run(iterations)
+        with self._files.until_written():
+            self._run(iterations)
 
     def _begin(self) -> None:
         self._requests.begin()
@@ -279,10 +294,13 @@ class Solver:
             for line in update_lines(self.net, before) if before else ():
                 self._tell(Debugged(self.iteration, line))
             self.iteration += 1
+            is_due = bool(parameter.snapshot) and self.iteration % parameter.snapshot == 0
+            # whoever listens knows of all files before a snapshot is begun that may be gone on from
+            (self._files.wait if is_due else self._files.look)()
             self._tell(Iterated(self.iteration, loss, rate, self.method.norm))
             is_asked = self._requests.takes_snapshot()
-            if parameter.snapshot and self.iteration % parameter.snapshot == 0:
-                self.snapshot()
+            if is_due:
+                self._snapshot_beside()
             elif is_asked:
                 self._asked_snapshot()
 
@@ -294,6 +312,7 @@ class Solver:
         self._requests.ask_for_snapshot()
 
     def _asked_snapshot(self) -> None:
+        self._files.wait()  # whose errors end training
         try:
             if not self.snapshot_prefix:
                 raise SnapshotError("it has no name: set snapshot_prefix")
@@ -384,9 +403,21 @@ class Solver:
         else:
             self.average.save(Path(path))
 
+    def save_weights_beside(self, path: Path, then: Callable[[], object]) -> None:
+        """As `save_weights`, of the weights as they are now; with `writes_beside` by its thread (.npz alone). `then` is
+        called by this thread once the file is there, in `step` or `solve`.
+        """
+        if path.suffix != ".npz":
+            self.save_weights(path)
+            then()
+            return
+        arrays = self._files.kept(weight_arrays(self.net) if self.average is None else self.average.arrays)
+        self._files.put(lambda: write_npz(path, arrays), lambda _: then())
+
     def snapshot(self, path: Path | None = None) -> Path:
         """Write all that an exact resume needs to `path` (None: PREFIX_iter_N.jdsnap); return the path."""
         path = path or snapshot.path_of(self.snapshot_prefix, self.iteration)
+        self._files.wait()
         if self._parallel is None:
             pair = self._write(path, self.method.history)
         else:
@@ -396,9 +427,29 @@ class Solver:
         self._tell(Snapshotted(self.iteration, path, pair))
         return path
 
+    def _snapshot_beside(self) -> None:
+        if self._is_pair or self._parallel is not None:
+            self.snapshot()
+            return
+        iteration, path = self.iteration, snapshot.path_of(self.snapshot_prefix, self.iteration)
+        write = snapshot.prepared(path, self._meta(), self._files.kept(self._arrays(self.method.history)))
+        self._files.put(write, lambda _: self._tell(Snapshotted(iteration, path)))
+
     def _write(self, path: Path, history: Mapping[str, Array]) -> tuple[Path, ...]:
         """Write the snapshot, and return the files beside it."""
-        meta = {
+        snapshot.write(path, self._meta(), self._arrays(history))
+        return solver_files.write_beside(
+            path,
+            self.parameter,
+            self.net,
+            history,
+            self.iteration,
+            self.rate.current_step,
+            self.caffe_files,
+        )
+
+    def _meta(self) -> dict[str, Any]:
+        return {
             "schema": SNAPSHOT_SCHEMA,
             "library": __version__,
             "run": self.run,
@@ -413,22 +464,15 @@ class Solver:
                 for net in (self.net, *self.test_nets)
             ],
         }
+
+    def _arrays(self, history: Mapping[str, Array]) -> dict[str, Array]:
         arrays = {f"weights/{name}": array for name, array in weight_arrays(self.net).items()}
         arrays |= {f"history/{name}": array for name, array in history.items()}
         if self.average is not None:
             arrays |= {f"average/{name}": array for name, array in self.average.arrays.items()}
         if self.parameter.snapshot_diff:
             arrays |= {f"diff/{each.name}": each.blob.diff for each in self.net.parameters}
-        snapshot.write(path, meta, arrays)
-        return solver_files.write_beside(
-            path,
-            self.parameter,
-            self.net,
-            history,
-            self.iteration,
-            self.rate.current_step,
-            self.caffe_files,
-        )
+        return arrays
 
     def restore(self, path: str | Path) -> None:
         """Go on exactly where the snapshot was taken, or from a .solverstate, which has no place in the data.

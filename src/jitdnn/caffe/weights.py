@@ -148,9 +148,14 @@ def save_weights(net: LayerGraph, definition: NetParameter, path: Path) -> None:
         return
     if path.suffix != ".npz":
         raise InvalidArgument(f"weights are saved as {WEIGHT_FILES}, and {path} ends otherwise")
-    arrays: dict[str, Any] = dict(weight_arrays(net))
+    write_npz(path, weight_arrays(net))
+
+
+def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays named LAYER/INDEX, whole or not at all. Raises InvalidArgument."""
+    named: dict[str, Any] = dict(arrays)
     try:
-        write_whole(path, lambda file: np.savez(file, **arrays))
+        write_whole(path, lambda file: np.savez(file, **named))
     except OSError as error:
         raise InvalidArgument(f"cannot write {path}: {error}") from error
 

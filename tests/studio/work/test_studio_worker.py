@@ -236,17 +236,50 @@ def test_of_equal_accuracies_the_smaller_loss_is_best(store: Store, resumed_at: 
         reporter.solver = solver
         start = 0 if is_first or resumed_at is None else resumed_at
         reporter(events.Started(start, 100, "small", "step"))
-        reporter._save_best = lambda kept=kept, at=at: kept.append(at[0])  # type: ignore[method-assign]
+        solver.save_weights_beside = (  # type: ignore[method-assign]
+            lambda path, then, kept=kept, at=at: (kept.append(at[0]), then())
+        )
         for now, (accuracy, loss) in tests.items():
             if now >= start and (not is_first or resumed_at is None or now <= resumed_at):
                 outputs = (events.Output("accuracy", accuracy, 0.0), events.Output("loss", loss, 1.0))
                 at[0] = now
                 reporter(events.Tested(now, 0, outputs, None))
         assert kept == [
-            each for each in wanted if each > start and (not is_first or each <= (resumed_at or 100))
+            # the test where a run goes on is run again, and its weights are kept again
+            each
+            for each in wanted
+            if each >= start and (not is_first or each <= (resumed_at or 100))
         ]
     row = row_of(store, run)
     assert (row["best"], row["best_at"], row["best_of"]) == (1.0, 40, "val accuracy")
+
+
+def test_what_is_told_of_best_weights_is_told_once_they_are_there(store: Store) -> None:
+    run = make_run(store)
+    lease = begin(store, run)
+    solver = load_solver(store.folder(run) / "solver.prototxt")
+    waiting: list[Callable[[], object]] = []
+    solver.save_weights_beside = lambda path, then: waiting.append(then)  # type: ignore[method-assign]
+
+    def reporter_at(start: int) -> Reporter:
+        reporter = Reporter(StoreRunAccess(store, run, lease), row_of(store, run))
+        reporter.solver = solver
+        reporter(events.Started(start, 100, "small", "step"))
+        return reporter
+
+    reporter = reporter_at(0)
+    outputs = (events.Output("accuracy", 0.5, 0.0), events.Output("loss", 0.9, 1.0))
+    reporter(events.Tested(10, 0, outputs, None))
+    assert curves_of(store, run)["val accuracy"] == [[10], [0.5]]
+    assert row_of(store, run)["best_at"] is None
+    waiting.pop()()
+    reporter.flush(11)
+    assert row_of(store, run)["best_at"] == 10
+    reporter(events.Tested(20, 0, (events.Output("accuracy", 0.75, 0.0), *outputs[1:]), None))
+    # the worker is killed behind a snapshot at 30, before it told of what had become whole before that
+    reporter_at(30).flush(30)
+    row = row_of(store, run)
+    assert (row["best"], row["best_at"], row["best_of"]) == (0.75, 20, "val accuracy")
 
 
 def test_a_loss_that_is_no_number_ends_the_run_before_a_snapshot(store: Store) -> None:

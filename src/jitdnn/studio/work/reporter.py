@@ -30,7 +30,8 @@ class Reporter:
     """Reports the events of `solver`, to be set before it runs, about 5 times a second.
 
     A test and every iteration that a snapshot may follow are written at once: no snapshot is ever newer than what the
-    store knows, so that a run which goes on from it leaves no gap.
+    store knows, so that a run which goes on from it leaves no gap. Files are written beside the training, in their
+    order; what is told of one is told once it is there.
     """
 
     solver: Solver
@@ -41,6 +42,7 @@ class Reporter:
         self._batch = int(options.get("batch") or 0) * int(options.get("accumulate") or 1)
         self._patience = int(options.get("patience") or 0)
         self._spent = float(row["seconds"] or 0.0)
+        self._best_told = int(row["best_at"] or 0)
         self._points: list[tuple[str, int, Any]] = []
         self._values: Row = {}
         self._marks: list[tuple[int, str]] = []
@@ -81,16 +83,16 @@ class Reporter:
         self._values |= {"iteration": iteration, "max_iter": self.solver.parameter.max_iter}
         if self._seen is None:
             self._marks.append((iteration, "training begins"))
-        losses = dict(self._access.history("val loss", iteration))
-        for at, value in losses.items():
-            if at < iteration:  # the test at the snapshot's own iteration is run again
-                self._judge_loss(value)
-        if self._accuracy:
-            told = self._access.history(f"val {self._accuracy}", iteration)
-            before = [_judged(value, losses.get(at)) for at, value in told if at]
-        else:
-            before = [_judged(None, value) for at, value in losses.items() if at]
-        self._best = max(before, default=_WORST)
+        # the test at the snapshot's own iteration is run again
+        losses = dict(self._access.history("val loss", iteration - 1))
+        for value in losses.values():
+            self._judge_loss(value)
+        told = dict(self._access.history(f"val {self._accuracy}", iteration - 1)) if self._accuracy else {}
+        best: Row = {}
+        for at in told if self._accuracy else losses:
+            best = self._judge(at, told.get(at), losses.get(at)) or best
+        if best and best["best_at"] > self._best_told:  # its weights were there, and the worker was killed
+            self._values |= best
 
     def _is_snapshot_near(self, event: Event) -> bool:
         if not isinstance(event, Iterated):
@@ -125,34 +127,41 @@ class Reporter:
         accuracy = next((o.value for o in event.outputs if o.name == self._accuracy), None)
         if accuracy is not None:
             self._values["accuracy"] = accuracy
-        self._keep_best(event.iteration, accuracy, loss)
+        if best := self._judge(event.iteration, accuracy, loss):
+            self._save_best(best)
         if loss is not None and event.iteration >= self._first:
             self._judge_loss(loss)
             if self._patience and self._waited >= self._patience:
                 self.why = f"stopped early: no better loss in {self._waited} tests"
                 self.solver.stop()
 
-    def _keep_best(self, iteration: int, accuracy: float | None, loss: float | None) -> None:
-        """The weights of the best test are kept: by accuracy where the net says one, and of equal ones by loss; else by
-        loss alone. Of few images the same number is right again and again, first of all where the net hardly knows.
+    def _judge(self, iteration: int, accuracy: float | None, loss: float | None) -> Row:
+        """What to tell of a test if it is the best so far: by accuracy where the net says one, and of equal ones by
+        loss; else by loss alone. Of few images the same number is right again and again, first of all where the net
+        hardly knows.
         """
         judged = _judged(accuracy, loss)
         if not iteration or judged <= self._best:
-            return
+            return {}
         self._best = judged
-        self._save_best()
-        self._values |= {"best": loss if accuracy is None else accuracy, "best_at": iteration}
-        self._values["best_of"] = f"val {self._accuracy}" if accuracy is not None else "val loss"
+        name = f"val {self._accuracy}" if accuracy is not None else "val loss"
+        return {"best": loss if accuracy is None else accuracy, "best_at": iteration, "best_of": name}
 
-    def _save_best(self) -> None:
+    def _save_best(self, told: Row) -> None:
+        """Keep the weights as they are; `told` is told once they are on the disk."""
         file = self._access.folder / BEST
-        self.solver.save_weights(file)
-        self._access.saved(file)
+
+        def saved() -> None:
+            self._access.saved(file)
+            self._values |= told
+
+        self.solver.save_weights_beside(file, saved)
 
     def save_last_as_best(self) -> None:
         """Where nothing was ever tested, the last weights are the best that there are."""
         if not (self._access.folder / BEST).exists():
-            self._save_best()
+            self.solver.save_weights(self._access.folder / BEST)
+            self._access.saved(self._access.folder / BEST)
 
     def _judge_loss(self, loss: float) -> None:
         self._waited = 0 if loss < self._best_loss else self._waited + 1

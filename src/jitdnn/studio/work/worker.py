@@ -89,7 +89,9 @@ def _solver(access: RunAccess, row: Row, options: dict[str, Any], listener: List
     if limit := row["options"].get("memory_limit"):
         options["memory_limit"] = limit
     prefix = str(access.folder / PREFIX)
-    return load_solver(access.folder / SOLVER, listener=listener, snapshot_prefix=prefix, **options)
+    return load_solver(
+        access.folder / SOLVER, listener=listener, snapshot_prefix=prefix, writes_beside=True, **options
+    )
 
 
 def _train(access: RunAccess, row: Row, options: dict[str, Any]) -> int:
