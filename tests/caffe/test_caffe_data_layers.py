@@ -82,6 +82,10 @@ def test_hdf5_resume(tmp_path: Path, fields: str) -> None:
 
 def test_hdf5_files_that_cannot_be(tmp_path: Path) -> None:
     source = h5_files(tmp_path)
+    with pytest.raises(
+        InvalidArgument, match=r"0\.h5 is an HDF5 file: a text file is needed that names such files"
+    ):
+        h5_net(tmp_path / "0.h5")
     for tops, error, message in [
         ('top: "none"', InvalidArgument, "no dataset 'none'; it has data, "),
         ('top: "data" top: "short"', InvalidShape, "data 3, short 2"),

@@ -18,6 +18,7 @@ from jitdnn.settings import check_bytes
 
 # what h5py raises over files that are none, or damaged
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, OverflowError, MemoryError)
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def h5py() -> Any:
@@ -29,6 +30,15 @@ def h5py() -> Any:
             "HDF5 files need h5py, which is not installed: pip install 'jitdnn[caffe]'"
         ) from None
     return h5py
+
+
+def is_hdf5(path: Path) -> bool:
+    """Whether a file begins as those of HDF5 do."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_SIGNATURE)) == _SIGNATURE
+    except OSError:
+        return False
 
 
 @contextmanager

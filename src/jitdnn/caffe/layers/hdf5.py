@@ -46,6 +46,11 @@ class HDF5DataLayer(Layer):
             )
         self.batch = parameter.batch_size
         path = paths.find(parameter.source, self.context.base)
+        if hdf5.is_hdf5(path):
+            raise self.invalid(
+                f"source {path} is an HDF5 file: a text file is needed that names such files, one a line",
+                "hdf5_data_param",
+            )
         names = [line.strip() for line in read_list(path, "a list of HDF5 files")]
         if not names:
             raise self.invalid(f"{path} names no files", "hdf5_data_param")
