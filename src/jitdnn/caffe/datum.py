@@ -112,17 +112,27 @@ def datum_image(datum: Datum, what: str, mode: str | None) -> Array:
 
 def image_datum(image: Array, label: int) -> bytes:
     """The record of an image (C, H, W), bytes, or floats of single precision."""
-    parts = [key(number + 1, VARINT) + varint(extent) for number, extent in enumerate(image.shape)]
+    shape = (int(image.shape[0]), int(image.shape[1]), int(image.shape[2]))
     if image.dtype == np.uint8:
-        parts.append(prefixed(_DATA, image.tobytes()))
+        return datum_bytes(shape, image.tobytes(), None, label, False)
+    return datum_bytes(shape, b"", np.ascontiguousarray(image, "<f4"), label, False)
+
+
+def datum_bytes(
+    shape: tuple[int, int, int], data: bytes, floats: Array | None, label: int, is_encoded: bool
+) -> bytes:
+    """The record with these fields; `floats` are of single precision."""
+    parts = [key(number, VARINT) + varint(extent) for number, extent in enumerate(shape, _CHANNELS)]
+    if data or floats is None:
+        parts.append(prefixed(_DATA, data))
     parts.append(key(_LABEL, VARINT) + varint(label))
-    if image.dtype != np.uint8:
-        values = np.ascontiguousarray(image, "<f4").reshape(-1, 1).view(np.uint8)
+    if floats is not None:
+        values = floats.reshape(-1, 1).view(np.uint8)
         keyed = np.empty((len(values), 5), np.uint8)  # a list that is not packed: each value has its key
         keyed[:, 0] = key(_FLOATS, FIXED32)[0]
         keyed[:, 1:] = values
         parts.append(keyed.tobytes())
-    parts.append(key(_ENCODED, VARINT) + varint(0))
+    parts.append(key(_ENCODED, VARINT) + varint(is_encoded))
     return b"".join(parts)
 
 

@@ -8,7 +8,7 @@ docs/caffe.md says what it has, and what it leaves out.
 """
 
 from jitdnn.caffe.layers import LAYERS
-from jitdnn.caffe.pycaffe import draw, io
+from jitdnn.caffe.pycaffe import draw, io, proto
 from jitdnn.caffe.pycaffe.classifier import Classifier, Detector
 from jitdnn.caffe.pycaffe.mode import (
     TEST,
@@ -53,12 +53,17 @@ __all__ = [
     "layer_type_list",
     "layers",
     "params",
+    "proto",
     "set_device",
     "set_mode_cpu",
     "set_mode_gpu",
     "set_random_seed",
     "to_proto",
 ]
+
+
+#: the version of Caffe whose behaviour this has
+__version__ = "1.0.0"
 
 
 def layer_type_list() -> list[str]:

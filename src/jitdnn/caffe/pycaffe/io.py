@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from jitdnn.caffe.blob import Array, Shape
 from jitdnn.caffe.images import read_image
+from jitdnn.caffe.pycaffe.proto.caffe_pb2 import BlobProto, Datum
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.ops.resize import resize
 
@@ -175,3 +176,52 @@ class Transformer:
     def _check(self, in_: str) -> None:
         if in_ not in self.inputs:
             raise InvalidArgument(f"there is no input {in_!r}: there are {', '.join(self.inputs)}")
+
+
+def blobproto_to_array(blob: BlobProto, return_diff: bool = False) -> Array:
+    """The values of a BlobProto, or its gradient, in its shape. Raises InvalidShape where they do not fill it."""
+    return np.array(blob.array("diff" if return_diff else "data"))
+
+
+def array_to_blobproto(arr: ArrayLike, diff: ArrayLike | None = None) -> BlobProto:
+    """A BlobProto of an array, and of its gradient of the same shape if there is one."""
+    values = np.asarray(arr)
+    blob = BlobProto()
+    blob.shape.dim = list(values.shape)
+    blob.data = values.reshape(-1)
+    if diff is not None:
+        blob.diff = np.asarray(diff).reshape(-1)
+        blob.array("diff")
+    blob.array()
+    return blob
+
+
+def array_to_datum(arr: ArrayLike, label: int | None = None) -> Datum:
+    """The record of an image (C, H, W): bytes where the array is uint8, else floats. Raises InvalidShape."""
+    image = np.asarray(arr)
+    if image.ndim != 3:
+        raise InvalidShape(f"an image of shape {image.shape}: (C, H, W) is needed")
+    datum = Datum()
+    datum.channels, datum.height, datum.width = image.shape
+    if image.dtype == np.uint8:
+        datum.data = image.tobytes()
+    else:
+        datum.float_data = np.asarray(image, np.float32).reshape(-1)
+    if label is not None:
+        datum.label = label
+    return datum
+
+
+def datum_to_array(datum: Datum) -> Array:
+    """The image of a record, (C, H, W). Raises InvalidArgument for one that is a file of an image, which layers of data
+    decode, InvalidShape for values that do not fill the shape.
+    """
+    if datum.encoded:
+        raise InvalidArgument(
+            "the datum is a file of an image: decode its data, or have a layer of data read it"
+        )
+    values = np.frombuffer(datum.data, np.uint8) if datum.data else np.asarray(datum.float_data, np.float32)
+    shape = (datum.channels, datum.height, datum.width)
+    if min(shape) < 0 or values.size != shape[0] * shape[1] * shape[2]:
+        raise InvalidShape(f"the datum says {shape} and has {values.size:,} values")
+    return values.reshape(shape)
