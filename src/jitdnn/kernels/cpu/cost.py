@@ -109,6 +109,10 @@ DIRECT_RUN_L2 = 0.09375  # input that a run of tiles reads before the next chann
 # over channels
 DIRECT_PANEL_L1 = 0.5  # the panel of the filter, on the stack
 DIRECT_FILTER_TILE_L1 = 0.75  # what a tile reads of the filter: the next tile of pixels reads it again
+DIRECT_TILE_L1 = (
+    1.0  # pixels and filter of a tile that sums along channels, one of which the next tile reads again
+)
+DIRECT_L2_RATE = 0.8  # at which larger ones arrive from the L2 cache
 DIRECT_FILTER_L2 = 0.5  # a filter whose vectors cost no waiting
 DIRECT_NEAR_FILTER_L3 = 0.125  # a filter that makes vectors wait little
 DIRECT_FILTER_L3 = 0.375  # a larger one comes from memory: L3 also holds the images
@@ -183,6 +187,10 @@ GEMM_L2_WAY = 0.0625  # one way of the L2 cache: addresses so far apart fall int
 GEMM_PANEL_L1 = 1.0  # a panel of at least this size arrives from the L2 cache
 GEMM_REREAD_OPERAND_L2 = 0.5  # an operand beyond this is read again from beyond the L2 cache
 GEMM_PREFETCHED_INPUT_L2 = 0.5  # the next block's input, beside what the present block reads
+GEMM_BLOCK_RESULTS_L2 = (
+    0.125  # a block's results, and what their epilogue reads, to which every panel returns
+)
+GEMM_NEAR_FILTER_L2 = 1.0  # a filter up to this size may be read again by every small block
 GEMM_CACHED_RESULT_L2 = 0.5  # a result up to this size stays: its lines need no prefetch
 # the part of a packed filter that leaves the caches before it is read is beyond this
 GEMM_PACKED_FILTER = 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -76,6 +77,21 @@ def test_blocks_of_implicit_gemm_fit_the_caches(layer: str, name: str) -> None:
         assert input_tile + panel <= processor.l2_bytes
         # of each channel, a register tile's part of the panel is read from the L1 cache
         assert panel // plan.kc <= processor.l1(cost.GEMM_PANEL_L1)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize(("channels", "results"), [(64, 256), (128, 256), (256, 512)])
+def test_results_of_a_block_stay_near_where_each_panel_returns_to_them(
+    channels: int, results: int, name: str
+) -> None:
+    device = device_of(name)
+    limit = device.isa.processor.l2(cost.GEMM_BLOCK_RESULTS_L2)
+    for layout in ("nhwc", "nchw"):
+        (plan,) = gemm_plans(f"conv_fwd n8 c{channels} h56 w56 k{results} r1 s1 {layout}", device)
+        positions = math.prod(plan.block)
+        is_near = positions <= math.prod(plan.box) or positions * results * plan.item <= limit
+        # with channels first a panel's results lie apart from all others: it returns to none of them
+        assert is_near or layout == "nchw"
 
 
 def test_a_larger_l2_cache_has_larger_blocks() -> None:

@@ -39,6 +39,12 @@ def has_whole_axis(plan: ImplicitGemmPlan, axis: int) -> bool:
     return plan.input_tile.lows[axis] > plan.c.axes[axis].taps.lowest
 
 
+def prefetches_panels(plan: ImplicitGemmPlan) -> bool:
+    """True if tiles prefetch the packed panel that follows, also from one block to the next."""
+    lines = plan_prefetch(plan)
+    return lines is not None and lines.is_panel and plan.blocks[3] > 1
+
+
 # what each shape tests, as a property of the plan for 16 lanes
 SHAPES: dict[str, Callable[[ImplicitGemmPlan], bool]] = {
     # the stride phases of a strided backward data
@@ -96,6 +102,8 @@ SHAPES: dict[str, Callable[[ImplicitGemmPlan], bool]] = {
     "conv_fwd n1 c70 h7 w6 k66 r3 s3 pad1 g2": lambda p: p.packs_in_task,
     "conv_fwd n1 c70 h7 w6 k40 r1 s1 nhwc f16": lambda p: p.packs_in_task,
     "conv_fwd n1 c40 h60 w61 k20 r3 s3 pad1": lambda p: not p.packs_in_task,
+    # packed panels that tiles prefetch, since the L2 cache does not hold all of them
+    "conv_fwd n1 c1301 h13 w11 k420 r1 s1 nhwc": prefetches_panels,
 }
 
 

@@ -21,7 +21,7 @@ from jitdnn.kernels.cpu.microkernel.scale import blend_integers
 from jitdnn.kernels.cpu.microkernel.transpose import transpose
 from jitdnn.kernels.cpu.schedule.offsets import scale
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Value
-from jitdnn.rtcg.lowering import lower
+from jitdnn.rtcg.lowering import lower, lower_together
 from jitdnn.rtcg.vector_math import element_of
 from jitdnn.tensor import REAL_DTYPES
 
@@ -117,6 +117,18 @@ class Blend:
         """``value`` after the epilogue, times alpha."""
         return self.finished(value, operands) * self.k.splat(self.alpha, value.lanes)
 
+    def new(self, values: Sequence[Value], operands: Sequence[Sequence[Value]]) -> list[Value]:
+        """What is stored of some vectors, each with its operands, where `overwrites`: step by step for all of them."""
+        finished = list(values)
+        if self.epilogue is not None and len(values).bit_count() == 1:
+            inputs = [[value, *others] for value, others in zip(values, operands, strict=True)]
+            finished = lower_together(self.k, self.epilogue.expression, inputs)
+        elif self.epilogue is not None:
+            finished = [self.finished(v, others) for v, others in zip(values, operands, strict=True)]
+        if self.integer_scale is not None:
+            return finished
+        return [value * self.k.splat(self.alpha, value.lanes) for value in finished]
+
     def store(
         self, y: Pointer, stride: int, value: Value, operands: Sequence[Value], mask: Value | None
     ) -> None:
@@ -210,7 +222,7 @@ class _Writer:
     def rows(self, valid_lanes: Value, valid: Sequence[Value]) -> None:
         """Rows as they are, with a mask at the end of a partial tile."""
         k, width = self.k, self.tile.vectors * self.lanes
-        if self.blend.integer_scale is not None and self.tile.y.lanes == 1:
+        if self.tile.y.lanes == 1 and not self.tile.streams:
             is_whole = (valid_lanes >= width) & self.blend.overwrites
             with k.when(is_whole):
                 self._whole_rows(valid)
@@ -220,7 +232,8 @@ class _Writer:
         self._rows(valid_lanes, valid)
 
     def _whole_rows(self, valid: Sequence[Value]) -> None:
-        """Rows of a complete tile of integers that are stored as they are: what all rows share is loaded once."""
+        """Rows of a complete tile into a y that is not read: what all rows share is loaded once, and there is no
+        branch for each vector."""
         k, lanes = self.k, self.lanes
         parts = [j * lanes for j in range(self.tile.vectors)]
         shared = {
@@ -235,13 +248,17 @@ class _Writer:
                 p + _offset(strides, point, k.integer(0))
                 for p, strides in zip(self.pointers, self.tile_strides, strict=True)
             ]
-            for part in parts:
-                operands = [
+            values = [row.load(part, lanes) for part in parts]
+            operands = [
+                [
                     shared[i, part] if (i, part) in shared
                     else (start + part * strides.lanes).load_strided(0, strides.lanes, lanes)
                     for i, (start, strides) in enumerate(zip(starts[1:], self.tile.operands, strict=True))
-                ]  # fmt: skip
-                starts[0].store(self.blend.finished(row.load(part, lanes), operands), part)
+                ]
+                for part in parts
+            ]  # fmt: skip
+            for part, value in zip(parts, self.blend.new(values, operands), strict=True):
+                starts[0].store(value, part)
 
     def _rows(self, valid_lanes: Value, valid: Sequence[Value]) -> None:
         k, width = self.k, self.tile.vectors * self.lanes

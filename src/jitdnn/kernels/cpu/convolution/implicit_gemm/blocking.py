@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Block, Blocking, Geometry
 from jitdnn.kernels.cpu.microkernel.packing import plan_input_tile
+from jitdnn.kernels.cpu.microkernel.register_tiles import MAX_VECTORS
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.rtcg.isa import ITEM_BYTES
+from jitdnn.rtcg.isa import ITEM_BYTES, item_bytes
 
 _WHOLE_AXIS = (
     1.6  # factor on the largest input tile, if the block then covers an axis and has no borders there
@@ -51,8 +52,14 @@ def choose_blocking(geometry: Geometry, box: Block, product_cycles: float) -> Bl
         # a large block saves copies at its borders, but beyond 16 tiles it must leave tasks for every thread
         return tasks >= geometry.min_tasks or math.prod(block) <= 16 * math.prod(box)
 
+    most_results = _most_results(geometry, box)
+
     def fits(block: Sequence[int], slack: float) -> bool:
-        return positions(block) * c.depth <= slack * limit and leaves_tasks(block)
+        return (
+            positions(block) * c.depth <= slack * limit
+            and math.prod(block) <= most_results
+            and leaves_tasks(block)
+        )
 
     block = _largest_block(box, results, fits)
     copies = _copy_cycles(geometry, box, block, c.depth)
@@ -77,6 +84,28 @@ def choose_blocking(geometry: Geometry, box: Block, product_cycles: float) -> Bl
     vectors = math.prod(results) * math.prod(geometry.phase_strides) * ceil_div(c.width, geometry.lanes)
     cycles = tasks * _copy_cycles(geometry, box, block, kc) + passes * vectors * _SPILL
     return Blocking(block, kc, tasks, cycles) if passes > 1 and cycles < unspilled.cycles else unspilled
+
+
+def _most_results(geometry: Geometry, box: Block) -> float:
+    """Positions of a block, so that its results, with what the epilogue reads of them, are near for every panel.
+
+    Where channels are neighbours in y each panel returns to all pixels of the block, and writes a line or two of
+    each. A filter that the L2 cache does not hold, which every block reads again, wants large blocks more, and so does
+    an input that neighbouring blocks share.
+    """
+    c, processor = geometry.c, geometry.isa.processor
+    each = geometry.lanes * MAX_VECTORS
+    filter_bytes = c.width * c.depth * ITEM_BYTES[c.dtype]
+    if (
+        c.taps > 1
+        or c.y.channels != 1
+        or c.width <= each
+        or filter_bytes > processor.l2(cost.GEMM_NEAR_FILTER_L2)
+    ):
+        return math.inf
+    views = [v for v in c.operands if v.batch or any(v.space)]
+    position = c.width * (item_bytes(c.y.dtype) + sum(item_bytes(v.dtype) for v in views))
+    return max(math.prod(box), processor.l2(cost.GEMM_BLOCK_RESULTS_L2) // position)
 
 
 def single_block(geometry: Geometry, box: Block) -> Blocking:

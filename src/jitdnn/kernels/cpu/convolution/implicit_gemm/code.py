@@ -299,15 +299,23 @@ class _Task:
 
     # ---- prefetch
 
+    @property
+    def prefetches_filter(self) -> bool:
+        """Whether tiles prefetch the filter's next panel, and not the input of the next block."""
+        lines = self.functions.prefetch_plan
+        return self.functions.pack_panel is not None or (lines is not None and lines.is_panel)
+
     def _next_data(self, group: Value, panel: Value) -> tuple[Pointer, Value]:
         """A pointer into data in the cache, and the distance from there to what the thread needs next.
 
-        That is the filter of the next panel if tasks pack their panels, else the input of the next block.
+        That is the filter of the next panel, packed or not, or the input of the next block.
         """
         k, plan, c = self.k, self.plan, self.c
-        if self.functions.pack_panel is None:
+        if not self.prefetches_filter:
             return self.x, self._offset_in_x(*self._start_of_block(self.following[0]))
         next_panel = k.select(panel + 1 < self.panels[1], panel + 1, self.following[1])
+        if self.functions.pack_panel is None:
+            return self.w, (group * plan.panels.count + next_panel) * plan.panels.panel_size
         distance = next_panel * plan.panels.lanes
         return self.w + group_offset(group, c.groups, c.w.groups), distance * c.w.results
 
@@ -323,7 +331,7 @@ class _Task:
         if plan is None:
             return []
         # the input of the next block is divided among all tiles of a block, the next filter among those of a panel
-        tile = self._tile_number(panel if self.functions.pack_panel is None else panel * 0, position)
+        tile = self._tile_number(panel * 0 if self.prefetches_filter else panel, position)
         first, end = (n * plan.total // plan.calls for n in (tile, tile + 1))
         return [
             base + k.select(number < end, plan.offset(number) + distance, 0)

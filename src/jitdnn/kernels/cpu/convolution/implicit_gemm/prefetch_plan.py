@@ -2,7 +2,9 @@
 
 From channel to channel the addresses of an image jump too far for the hardware prefetcher, and so do those of a filter
 from one result to the next. So each tile prefetches a few lines with every step of its outermost loop, the channels:
-all tiles of a block together the input of the thread's next block, or the filter of the panel that is packed next.
+all tiles of a block together the input of the thread's next block, or the filter of the panel that is packed next. And
+where panels were packed before, too many of them for the L2 cache, all tiles of a panel together prefetch the next one:
+else only the first of them waits for it, at the rate of what is beyond.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class PrefetchPlan:
     pitch: int
     channel: int
     calls: int
+    is_panel: bool = False  # the lines are those of the next panel that was packed before
 
     @property
     def total(self) -> int:
@@ -58,7 +61,8 @@ class PrefetchPlan:
 
 
 def plan_prefetch(plan: ImplicitGemmPlan) -> PrefetchPlan | None:
-    """What tiles prefetch: the filter of the next panel if tasks pack their panels, or the input of the next block."""
+    """What tiles prefetch: the filter of the next panel if tasks pack their panels, the input of the next block, or the
+    next panel."""
     if len(plan.stride_phases) != 1 or plan.spills:
         return None
     processor = plan.isa.processor
@@ -67,10 +71,12 @@ def plan_prefetch(plan: ImplicitGemmPlan) -> PrefetchPlan | None:
         if plan.panels.count <= 1:
             return None
         return _filter_lines(plan.c, plan.panels.lanes, plan.tiles_per_block, line)
-    if plan.tasks <= plan.threads:
-        return None
-    found = _input_lines(plan.c, plan.input_tile, plan.tiles_per_block * plan.panels_per_task, line)
-    if found is None or plan.is_input_unpacked:
+    found = None
+    if plan.tasks > plan.threads:
+        found = _input_lines(plan.c, plan.input_tile, plan.tiles_per_block * plan.panels_per_task, line)
+    if found is None:
+        return _panel_lines(plan)
+    if plan.is_input_unpacked:
         return found
     # long rows for few tiles are read faster by the copy itself, and lines beyond the L2 cache would not stay in it
     are_few = found.total <= _MOST_LINES_OF_A_TILE * found.calls
@@ -94,6 +100,20 @@ def _input_lines(c: Correlation, input_tile: InputTile, calls: int, line_bytes: 
     counts, strides = tuple(extent for extent, _ in rows), tuple(stride for _, stride in rows)
     lines = 1 if length == 1 else (length - 2) // pitch + 2
     return PrefetchPlan(c.x.dtype, counts, strides, lines, length - 1, pitch, c.x.channels, calls)
+
+
+def _panel_lines(plan: ImplicitGemmPlan) -> PrefetchPlan | None:
+    """The next packed panel; None where the L2 cache holds all of them."""
+    panels, processor = plan.panels, plan.isa.processor
+    size = plan.c.group_count * panels.count * panels.panel_size * plan.item
+    if panels.count <= 1 or size <= processor.l2(cost.GEMM_REREAD_OPERAND_L2):
+        return None
+    pitch = processor.line_bytes // plan.item
+    lines = ceil_div(panels.channel_stride, pitch)
+    return PrefetchPlan(
+        plan.c.dtype, (), (), lines, panels.channel_stride - 1, pitch, panels.channel_stride, plan.tiles_per_block,
+        is_panel=True,
+    )  # fmt: skip
 
 
 def _filter_lines(c: Correlation, panel: int, calls: int, line_bytes: int) -> PrefetchPlan | None:

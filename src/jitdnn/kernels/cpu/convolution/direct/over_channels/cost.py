@@ -9,7 +9,7 @@ from jitdnn.kernels.cpu.convolution.direct.over_channels.plan import ChannelTile
 from jitdnn.kernels.cpu.convolution.direct.plan import merges_row_taps
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
-from jitdnn.rtcg.isa import Isa
+from jitdnn.rtcg.isa import Isa, item_bytes
 
 _STORE = 3.0  # cycles to finish one vector of results
 _SCATTERED_LANE = 1.5  # cycles to store one lane on its own
@@ -17,6 +17,7 @@ _GATHERED_LANE = 2.0  # load slots (two a cycle) of one lane of a gather
 _UNALIGNED = 1.75  # load slots of a vector that may touch two cache lines
 _REDUCE = 2.0  # cycles to add up the lanes of one sum
 _ITERATION = 3.0  # load slots that an iteration of the loop over the channels is worth
+_RETURN = 8.0  # cycles to wait for a line of results that lies apart from those written before
 _TILE = 30.0  # cycles to begin and end a tile
 _MOST_MASKS = 7  # pixels at the end of a row have a mask each: no more than there are registers for them
 _NEAR_LATENCY, _FAR_LATENCY = (
@@ -64,10 +65,24 @@ def _row_cycles(plan: OverChannels) -> float:
     if rest:
         total += _tile_cycles(plan.narrowed(rest))
     total *= plan.row_tiles
+    total += _returning_lines(plan) * _RETURN
     if plan.tile.kind == "panel":
         blocks = ceil_div(c.width, plan.tile_width) * ceil_div(plan.row_tiles, plan.run_tiles)
         total += blocks * plan.panel_size * _PACK / plan.unit_rows
     return total
+
+
+def _returning_lines(plan: OverChannels) -> int:
+    """Lines of a row's results that are written by a unit which goes through too many pixels for each block of
+    channels, so that every block of channels finds other lines and pages near."""
+    c, columns = plan.c, plan.c.axes[2].results
+    pixels = plan.unit_rows * min(columns, plan.run_tiles * plan.tile.pixels)
+    position = c.width * sum(item_bytes(v.dtype) for v in (c.y, *c.operands) if v.batch or any(v.space))
+    if c.y.channels != 1 or c.width <= plan.tile_width:
+        return 0
+    if pixels * position <= plan.processor.l2(cost.GEMM_BLOCK_RESULTS_L2):
+        return 0
+    return columns * position // plan.processor.line_bytes
 
 
 def _tile_cycles(plan: OverChannels) -> float:
@@ -76,11 +91,17 @@ def _tile_cycles(plan: OverChannels) -> float:
     bytes_read = plan.tile_width * c.depth * c.taps * plan.item
     beyond_l1 = 1.0 if bytes_read <= plan.processor.l1(cost.DIRECT_FILTER_TILE_L1) else 1.5
     sums = tile.pixels * tile.results
+    least = 4.0
     if tile.is_dot:
         steps = taps * ceil_div(plan.tap_channels, lanes)
         is_aligned = plan.tap_channels % lanes == 0
         loads = (tile.pixels + beyond_l1 * tile.results) * (1.0 if is_aligned else _UNALIGNED)
         finish = sums * _REDUCE + tile.pixels * _STORE
+        vectors = tile.pixels + tile.results
+        if vectors * plan.tap_channels * plan.item > plan.processor.l1(cost.DIRECT_TILE_L1):
+            # neither the pixels nor the filter of a tile are still there for the next one
+            near = vectors * plan.isa.vector_bytes / (cost.DIRECT_L2_RATE * plan.processor.l2_rate)
+            least = max(least, near)
     else:
         steps = c.depth * c.taps
         vector = 1.0 if tile.kind == "panel" or c.w.channels % lanes == 0 else _UNALIGNED
@@ -88,7 +109,7 @@ def _tile_cycles(plan: OverChannels) -> float:
             vector = _GATHERED_LANE * lanes
         loads = tile.results * vector * beyond_l1 + tile.pixels
         finish = sums * (_STORE if c.y.channels == 1 else _SCATTERED_LANE * lanes)
-    step = max(sums / 2, (loads + _ITERATION) / 2, 4.0)
+    step = max(sums / 2, (loads + _ITERATION) / 2, least)
     if tile.kind == "broadcast" and c.w.results == 1:
         step += tile.results * _filter_latency(plan)
     return steps * step + finish + _TILE + 4.0 * taps
