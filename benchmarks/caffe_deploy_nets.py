@@ -203,8 +203,8 @@ def fcn8s(n: Any) -> None:
     """FCN-8s on VGG-16 (Long et al. 2014), for an image of 128 x 160."""
     data = image(n, 3, 128, 160)
     found = _vgg(n, data, VGG16, pad=100)
-    x = conv_relu(n, "fc6", found["pool5"], 1024, 7, pad=0)
-    x = conv_relu(n, "fc7", x, 1024, 1)
+    x = conv_relu(n, "fc6", found["pool5"], 4096, 7, pad=0)
+    x = conv_relu(n, "fc7", x, 4096, 1)
 
     def up(name: str, y: Any, kernel: int, stride: int) -> Any:
         filler = {"type": "bilinear"}
@@ -230,12 +230,12 @@ def fcn8s(n: Any) -> None:
 
 
 def ssd300(n: Any) -> None:
-    """SSD of 300 on VGG-16 (Liu et al. 2015), 21 classes; fc6 and fc7 of half the width."""
+    """SSD of 300 on VGG-16 (Liu et al. 2015), 21 classes."""
     data = image(n, 3, 300, 300)
     found = _vgg(n, data, VGG16, last_pool=False)
     x = pool(n, "pool5", found["conv5_3"], 3, 1, pad=1)
-    x = conv_relu(n, "fc6", x, 512, pad=6, dilation=6)
-    fc7 = x = conv_relu(n, "fc7", x, 512, 1)
+    x = conv_relu(n, "fc6", x, 1024, pad=6, dilation=6)
+    fc7 = x = conv_relu(n, "fc7", x, 1024, 1)
     n.conv4_3_norm = L.Normalize(
         found["conv4_3"],
         norm_param={"across_spatial": False, "channel_shared": False, "scale_filler": {"value": 20}},
@@ -312,13 +312,13 @@ def mtcnn_o(n: Any) -> None:
 
 
 def openpose(n: Any) -> None:
-    """OpenPose for COCO (Cao et al. 2016) on an image of 128 x 160: VGG-19's first ten layers and three stages."""
+    """OpenPose for COCO (Cao et al. 2016) on an image of 128 x 160: VGG-19's first ten layers and six stages."""
     data = image(n, 3, 128, 160)
     widths = ((64, 64), (128, 128), (256, 256, 256, 256), (512, 512))
     found = _vgg(n, data, widths, last_pool=False)
     features = conv_relu(n, "conv4_4_CPM", conv_relu(n, "conv4_3_CPM", found["conv4_2"], 256), 128)
     x = features
-    for stage in (1, 2, 3):
+    for stage in range(1, 7):
         ends = []
         for branch, outputs in ((1, 38), (2, 19)):
             kernels = (3, 3, 3, 1) if stage == 1 else (7, 7, 7, 7, 7, 1)
@@ -327,7 +327,7 @@ def openpose(n: Any) -> None:
                 width = 512 if stage == 1 and kernel == 1 else 128
                 y = conv_relu(n, f"conv{number}_stage{stage}_L{branch}", y, width, kernel)
             ends.append(conv(n, f"conv{len(kernels) + 1}_stage{stage}_L{branch}", y, outputs, 1))
-        n[f"concat_stage{stage + 1}"] = L.Concat(*ends, *([features] if stage < 3 else []))
+        n[f"concat_stage{stage + 1}"] = L.Concat(*ends, *([features] if stage < 6 else []))
         x = n[f"concat_stage{stage + 1}"]
 
 
