@@ -42,7 +42,7 @@ class Records:
         return self.__dict__ | {"_reading": None}
 
 
-def record_image(content: bytes, what: str, options: Options) -> Array:
+def record_image(content: bytes | memoryview, what: str, options: Options) -> Array:
     """The image of a record: pixels as they are, an image file fitted by the options."""
     datum = read_datum(content, what)
     if datum.is_encoded:
