@@ -192,11 +192,11 @@ def test_the_threads_are_shared_as_soon_as_torch_is_imported() -> None:
         assert theirs()
         pool = threads.pool()
         for _ in range(20_000):
-            if len(pool._asleep) == len(pool._workers) == 2: break
+            if pool.sleeping == len(pool._workers) == 2: break
             threading.Event().wait(0.001)
         for _ in range(20):
             call()
-            assert len(pool._asleep) == 2
+            assert pool.sleeping == 2
         with jd.settings(thread_pool="own"):
             call()
         """

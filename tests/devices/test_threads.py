@@ -80,13 +80,13 @@ def test_workers_that_fell_asleep_are_no_obstacle() -> None:
     for _ in range(3):
         mine.launch(kernel._table, 1, block, 2)
         for _ in range(2000):  # until the worker sleeps; it does so by itself
-            if mine._asleep:
+            if mine.sleeping:
                 break
             threading.Event().wait(0.001)
-        assert len(mine._asleep) == 1
+        assert mine.sleeping == 1
     assert (cells[:20] == 3).all()
     mine.stop()
-    assert not any(worker.is_alive() for worker, _ in mine._workers)
+    assert not any(worker.is_alive() for worker in mine._workers)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")

@@ -172,7 +172,7 @@ def take_part() -> None:
 def fall_asleep(pool: ThreadPool) -> None:
     """Wait until every worker sleeps."""
     deadline = time.monotonic() + PATIENCE
-    while len(pool._asleep) < len(pool._workers):
+    while pool.sleeping < len(pool._workers):
         assert time.monotonic() < deadline, "a worker does not fall asleep"
         time.sleep(0.0002)
 
@@ -214,12 +214,12 @@ class Launch(Scenario):
     def check(self) -> None:
         two_threads()
         take_part()
-        numbers = [thread.name for thread, _ in threads_module.pool()._workers]
+        numbers = [thread.name for thread in threads_module.pool()._workers]
         assert len(set(numbers)) == len(numbers), f"workers of one number: {numbers}"
 
     def finish(self) -> None:
         pool = threads_module.pool()
-        assert all(thread.is_alive() for thread, _ in pool._workers), "a worker that never began"
+        assert all(thread.is_alive() for thread in pool._workers), "a worker that never began"
         fall_asleep(pool)
         two_threads()
         thread = threading.Thread(target=pool.stop, daemon=True)

@@ -81,6 +81,10 @@ class SharedThreads:
         """Run a list of launches, some of them on several threads, as ``ThreadPool.replay`` does: in one region."""
         self._replay(self._functions, state, bases, clock)
 
+    def replayer(self) -> tuple[int, int]:
+        """The address of the code behind `replay`, and its first argument."""
+        return self._library.address("replay_shared"), ctypes.addressof(self._functions)
+
 
 _FORK = "this process was forked, and OpenMP's threads are not there after a fork"
 _lock = lock()

@@ -1,20 +1,19 @@
 """A pool of native threads that run tasks of compiled code.
 
 The loop that hands out tasks is itself generated code (`threads_runtime.py`): a launch costs about a microsecond while
-the workers are awake. A worker that finds nothing to do for a while goes back to Python and sleeps on a semaphore; the
-next launch wakes it, and does not wait for it: the caller works too, so a launch needs no worker to finish.
+the workers are awake. A worker that finds nothing to do for a while sleeps (`threads_sleep.py`); the next launch wakes
+it, and does not wait for it: the caller works too, so a launch needs no worker to finish. Python starts the workers and
+ends them, and takes no part in what is between.
 
 Where PyTorch is loaded, kernels run on its threads instead, so that two pools do not fight for the cores (`openmp.py`).
 
 Nothing here is left undone by an exception that a signal handler raises between any two steps of Python: who
-launches is decided in the generated code (BUSY), which nobody interrupts, and whoever sleeps has a gate of its
-own, which may be opened twice. A handler may launch kernels itself.
+launches and who sleeps is decided in the generated code, which nobody interrupts. A handler may launch kernels itself.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import os
 import threading
@@ -22,9 +21,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from jitdnn import log
 from jitdnn.devices import openmp
-from jitdnn.devices.threads_runtime import SLOTS, STOP, runtime
+from jitdnn.devices.threads_runtime import CALLERS_CORE, CELLS, CORES, SLOTS, STOP, runtime
+from jitdnn.devices.threads_sleep import CELL_SLOTS, MASK_CORES, MOST_THREADS
 from jitdnn.locks import lock
 from jitdnn.settings import current
 
@@ -36,46 +38,57 @@ class ThreadPool:
 
     def __init__(self) -> None:
         self._library = runtime()
-        self._block = ctypes.create_string_buffer(8 * SLOTS + 64)
-        start = ctypes.addressof(self._block)
-        self._control = start + (-start) % 64
+        # the control block, the cores of the process as bits, the workers' cells; pages that nobody needs are never made
+        size = SLOTS + MASK_CORES // 64 + MOST_THREADS * CELL_SLOTS
+        self._memory = np.zeros(size + 8, np.int64)
+        begin = int(self._memory.ctypes.data)
+        self._control = begin + (-begin) % 64
+        self._slots = self._memory[(self._control - begin) // 8 :]
+        self._slots[CELLS] = self._control + 8 * (size - MOST_THREADS * CELL_SLOTS)
+        self._slots[CALLERS_CORE] = -1
+        if hasattr(os, "sched_getaffinity") and max(cores := os.sched_getaffinity(0)) < MASK_CORES:
+            bits = sum(1 << core for core in cores)
+            self._slots[SLOTS : SLOTS + MASK_CORES // 64] = np.frombuffer(
+                bits.to_bytes(MASK_CORES // 8, "little"), "<i8"
+            )
+            self._slots[CORES] = self._control + 8 * SLOTS
         call = ctypes.CFUNCTYPE
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         self._run = call(None, pointer, pointer, integer, pointer, integer)(self._library.address("run"))
         self._replay = call(None, pointer, pointer, pointer, pointer)(self._library.address("replay"))
-        self._work = call(integer, pointer, integer, integer)(self._library.address("worker"))
-        self._asleep: set[threading.Lock] = set()  # the gates behind which workers sleep
-        self._current_core = _current_core() if hasattr(os, "sched_setaffinity") else None
-        self._cores = os.sched_getaffinity(0) if self._current_core is not None else set()
-        self._callers_core = -1
-        self._workers: list[tuple[threading.Thread, threading.Lock]] = []
+        each = call(None, pointer, integer)
+        self._prepare, self._serve, self._wake = (
+            each(self._library.address(name)) for name in ("prepare", "serve", "wake")
+        )
+        self._workers: list[threading.Thread] = []
         self._tried = 0  # so many workers there are, or the system does not grant more
         self._growing = threading.RLock()
         self._is_growing = False
+
+    @property
+    def sleeping(self) -> int:
+        """How many workers sleep."""
+        cells = self._slots[(int(self._slots[CELLS]) - self._control) // 8 :]
+        return int(np.count_nonzero(cells[CELL_SLOTS : CELL_SLOTS * (len(self._workers) + 1) : CELL_SLOTS]))
 
     def launch(self, phases: Table, count: int, args: bytes, threads: int) -> None:
         """Run the ``count`` phases of a table on up to ``threads`` threads.
 
         ``args`` is the block that every task gets. Returns when the last task has ended.
         """
-        if threads > 1:
-            self._wake(threads)
+        if self._tried < threads - 1:
+            self.grow(threads)
         self._run(self._control, phases, count, args, threads)
 
     def replay(self, state: int, bases: bytes, threads: int, clock: int | None) -> None:
         """Run a list of launches: see `replay` below."""
-        if threads > 1:
-            self._wake(threads)
+        if self._tried < threads - 1:
+            self.grow(threads)
         self._replay(self._control, state, bases, clock)
 
-    def _wake(self, threads: int) -> None:
-        """See that so many threads, the caller's among them, are there and awake."""
-        if self._tried < threads - 1:
-            self._grow(threads - 1)
-        if self._asleep:
-            self._wake_asleep(threads - 1)
-
-    def _grow(self, workers: int) -> None:
+    def grow(self, threads: int) -> None:
+        """See that so many threads, the caller's among them, are there, as far as the system grants them."""
+        workers = min(threads, MOST_THREADS) - 1
         with self._growing:
             if self._is_growing:  # a signal handler that launches in the middle of this: no two of one number
                 return
@@ -83,23 +96,21 @@ class ThreadPool:
                 self._is_growing = True
                 while len(self._workers) < workers and self._begin(len(self._workers) + 1):
                     pass
-                self._tried = max(self._tried, workers)
+                self._tried = max(self._tried, threads - 1)
             finally:
                 self._is_growing = False
 
     def _begin(self, number: int) -> bool:
         """Start a worker; False if the system grants no more threads, which is said once."""
-        gate = threading.Lock()
-        gate.acquire()
+        self._prepare(self._control, number)
         name = f"jitdnn-worker-{number}"
-        thread = threading.Thread(target=self._serve, args=(number, gate), name=name, daemon=True)
-        worker = (thread, gate)
+        thread = threading.Thread(target=self._work, args=(number,), name=name, daemon=True)
         try:
-            self._workers.append(worker)
+            self._workers.append(thread)
             thread.start()
         except BaseException as error:
-            if thread.ident is None and worker in self._workers:
-                self._workers.remove(worker)
+            if thread.ident is None and thread in self._workers:
+                self._workers.remove(thread)
             # memory for its stack is missing, or the interpreter is about to end
             if not isinstance(error, (RuntimeError, MemoryError)):
                 raise
@@ -111,57 +122,16 @@ class ThreadPool:
             return False
         return True
 
-    def _serve(self, number: int, gate: threading.Lock) -> None:
-        last = 0
-        while True:
-            last = self._work(self._control, number, last)
-            if ctypes.c_int64.from_address(self._control + 8 * STOP).value:
-                return
-            self._asleep.add(gate)
-            gate.acquire()
-            self._asleep.discard(gate)
-            self._leave_the_callers_core()
-
-    def _leave_the_callers_core(self) -> None:
-        """Linux wakes a thread on the core of whoever wakes it, and takes milliseconds to move it from there."""
-        others = self._cores - {self._callers_core}
-        if others and others != self._cores:
-            with contextlib.suppress(OSError):  # the cores that the process may use have changed meanwhile
-                os.sched_setaffinity(0, others)
-
-    def _wake_asleep(self, workers: int) -> None:
-        """Wake those of the first `workers` that sleep: the others would find no work, and each needs the
-        interpreter's lock to wake and to sleep again."""
-        if self._current_core is not None:
-            self._callers_core = self._current_core()
-        for _, gate in self._workers[:workers]:
-            if gate in self._asleep:
-                _open(gate)
+    def _work(self, number: int) -> None:
+        self._serve(self._control, number)  # as a method: a pool with workers is not garbage
 
     def stop(self) -> None:
         """End the workers. The pool cannot be used afterwards."""
-        ctypes.c_int64.from_address(self._control + 8 * STOP).value = 1
-        for thread, gate in self._workers:
-            while thread.is_alive():  # a worker may be on its way to sleep: wake it until it is gone
-                _open(gate)
+        self._slots[STOP] = 1
+        for number, thread in enumerate(self._workers, 1):
+            while thread.is_alive():
+                self._wake(self._control, number)
                 thread.join(0.001)
-
-
-def _open(gate: threading.Lock) -> None:
-    """Let whoever sleeps behind a gate, or is about to, go on."""
-    with contextlib.suppress(RuntimeError):  # it is open already
-        gate.release()
-
-
-def _current_core() -> Callable[[], int] | None:
-    """The C library's function that tells on which core the calling thread runs, if it has one."""
-    try:
-        function = ctypes.CDLL(None).sched_getcpu
-    except (AttributeError, OSError):
-        return None
-    function.restype = ctypes.c_int
-    found: Callable[[], int] = function
-    return found
 
 
 _pool: ThreadPool | None = None
@@ -218,6 +188,17 @@ def serial_replay() -> Callable[[int, bytes, None], None]:
     replay.owner = own
     found: Callable[[int, bytes, None], None] = replay
     return found
+
+
+def replayer(threads: int) -> tuple[int, int, object]:
+    """For generated code: the address of `replay` for lists on up to so many threads, its first argument, and what owns
+    both. Whose threads these are is decided now (`thread_pool`)."""
+    theirs = openmp.shared(current().thread_pool) if threads > 1 else None
+    if theirs is not None:
+        return *theirs.replayer(), theirs
+    own = pool()
+    own.grow(threads)
+    return own._library.address("replay"), own._control, own
 
 
 def _forget() -> None:

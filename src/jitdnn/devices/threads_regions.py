@@ -75,6 +75,7 @@ define internal void @share(ptr %openmp, ptr %entries, i64 %launches, i64 %threa
   %ticket.at = getelementptr i64, ptr %control, i64 {ticket}
   %busy.at = getelementptr i64, ptr %control, i64 {busy}
   %listed.at = getelementptr i64, ptr %control, i64 {listed}
+  %cells.at = getelementptr i64, ptr %control, i64 {cells}
   %entries.at = getelementptr i64, ptr %control, i64 {entries}
   %launches.at = getelementptr i64, ptr %control, i64 {launches}
   %threads.at = getelementptr i64, ptr %control, i64 {threads}
@@ -86,6 +87,7 @@ define internal void @share(ptr %openmp, ptr %entries, i64 %launches, i64 %threa
   store i64 0, ptr %ticket.at
   store i64 0, ptr %busy.at
   store i64 0, ptr %listed.at
+  store ptr null, ptr %cells.at
   store ptr %entries, ptr %entries.at
   store i64 %launches, ptr %launches.at
   store i64 %threads, ptr %threads.at

@@ -10,7 +10,7 @@ Threads of even numbers take the first tasks that are left, the others the last:
 rows each finds most of what it reads in its own caches. Whoever counted itself in NEXT below the number of tasks has
 one, from its end: as no more are taken from both ends together than there are, nobody takes another's.
 
-`run` runs the phases of a launch with the workers that serve its control block for ever (`worker`, `threads.py`).
+`run` runs the phases of a launch with the workers that serve its control block for ever (`serve`, `threads_sleep.py`).
 `run_shared` makes a control block on its stack and opens one OpenMP region for all phases: thread 0 of the team does
 what `run` does, the others are the workers until it has ended, those beyond the kernel's threads return at once
 (`threads_regions.py`, `openmp.py`).
@@ -27,6 +27,7 @@ from __future__ import annotations
 import sys
 
 from jitdnn.devices.threads_regions import REGIONS
+from jitdnn.devices.threads_sleep import sleeping
 from jitdnn.rtcg.compile import Library, load
 from jitdnn.rtcg.isa import isa
 from jitdnn.rtcg.recording import compiling
@@ -34,6 +35,8 @@ from jitdnn.rtcg.recording import compiling
 # Slots of 8 bytes in the control block; what different threads write lies on different cache lines.
 _OPEN, _FUNCTION, _ARGS, _TASKS, _LIMIT, STOP = 0, 1, 2, 3, 4, 5
 _NEXT, _FRONT, _ACTIVE, _BACK, _TICKET, _BUSY, _LISTED = 16, 24, 32, 40, 48, 49, 50
+# of a control block with workers: the address of their cells (0 without), the cores that the process may use, where the caller is
+CELLS, CORES, CALLERS_CORE = 56, 57, 58
 SLOTS = 64
 # and of the block of a parallel region, behind its control block
 _ENTRIES, _LAUNCHES, _THREADS, _NUMBER, _CLOCK = range(SLOTS, SLOTS + 5)
@@ -137,7 +140,7 @@ patience:
   br i1 %long, label %tired, label %spin
 tired:
   %listed = load atomic i64, ptr %listed.at seq_cst, align 8
-  %stays = icmp ne i64 %listed, 0
+  %stays = icmp slt i64 %thread, %listed
   br i1 %stays, label %yield, label %sleep
 yield:
   {yield_core}
@@ -154,6 +157,7 @@ allowed:
   %wanted = icmp slt i64 %thread, %limit
   br i1 %wanted, label %work, label %leave
 work:
+  call void @rouse(ptr %control, i64 %thread, i64 %limit)
   call void @drain(ptr %control, i64 %thread)
   br label %leave
 leave:
@@ -212,7 +216,8 @@ claim:
   %announces = and i1 %won, %is.list
   br i1 %announces, label %announce, label %ready
 announce:
-  store atomic i64 1, ptr %listed.at seq_cst, align 8
+  store atomic i64 %most, ptr %listed.at seq_cst, align 8
+  call void @rouse(ptr %control, i64 0, i64 %most)
   br label %ready
 ready:
   %owner = phi i1 [%held, %read], [%won, %claim], [true, %announce]
@@ -248,6 +253,7 @@ open:
   %ticket = add i64 %last, 1
   store i64 %ticket, ptr %ticket.at
   store atomic i64 %ticket, ptr %control seq_cst, align 8
+  call void @rouse(ptr %control, i64 0, i64 %threads)
   call void @drain(ptr %control, i64 0)
   store atomic i64 0, ptr %control seq_cst, align 8
   br label %join
@@ -413,20 +419,21 @@ def _runtime_text() -> str:
     else:
         declarations += "declare i64 @llvm.readcyclecounter()\n"
         ticks = "  %t = call i64 @llvm.readcyclecounter()\n  ret i64 %t"
-    return (_RUNTIME + REGIONS).format(
+    sleep, names = sleeping()
+    return (_RUNTIME + REGIONS + sleep).format(
         declarations=declarations, pause=pause, yield_core=yield_core, function=_FUNCTION, args=_ARGS, tasks=_TASKS,
         limit=_LIMIT, stop=STOP, next=_NEXT, front=_FRONT, back=_BACK, active=_ACTIVE, ticket=_TICKET, busy=_BUSY,
         listed=_LISTED, entries=_ENTRIES, launches=_LAUNCHES, threads=_THREADS, number=_NUMBER, clock=_CLOCK,
         region_slots=_REGION_SLOTS, entry_slots=ENTRY_SLOTS, state_launches=STATE_LAUNCHES,
         state_threads=STATE_THREADS, state_entries=STATE_ENTRIES, state_bases=STATE_BASES, state_now=STATE_NOW,
         state_starts=STATE_STARTS, state_slots=STATE_SLOTS, state_blocks=STATE_BLOCKS, idle_spins=_IDLE_SPINS,
-        yield_spins=_YIELD_SPINS, ticks=ticks,
+        yield_spins=_YIELD_SPINS, ticks=ticks, cells=CELLS, cores=CORES, callers_core=CALLERS_CORE, **names,
     )  # fmt: skip
 
 
 def runtime() -> Library:
-    """The code, with the functions `run`, `worker`, `run_shared`, `replay`, `replay_shared`, and `nothing`, a task that
-    returns at once."""
+    """The code, with the functions `run`, `replay`, `prepare`, `serve`, `wake`, `run_shared`, `replay_shared`, and
+    `nothing`, a task that returns at once."""
     text = _runtime_text()
     with compiling():
         return load("threads", text, isa("host"), lambda module: module.write(text))

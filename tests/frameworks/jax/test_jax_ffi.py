@@ -150,12 +150,16 @@ def test_what_cannot_be_replayed_is_python_where_the_arrays_lie(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("without_python")
-def test_calls_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several programs side by side, too: the pool takes one at a time, and the others do their work alone."""
-    monkeypatch.setattr(callback._handlers, "add", no_python)
+@pytest.mark.parametrize("pool", ["own", "openmp"])
+def test_calls_on_several_threads(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several programs side by side, too: our pool takes one at a time, and the others do their work alone."""
+    if pool == "openmp":
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+    monkeypatch.setattr(python_handlers, "add", no_python)
+    monkeypatch.setattr(callback, "_targets", {})
     inputs = [normal(4, 8, 33, 29) for _ in range(4)]
     w = normal(16, 8, 3, 3)
-    with jd.settings(threads=2, thread_pool="own", log="off"):
+    with jd.settings(threads=2, thread_pool=pool, log="off"):
         run = jax.jit(lambda x, w: ours(x, w))
         run(inputs[0], w)
     found: list[Any] = [None] * len(inputs)

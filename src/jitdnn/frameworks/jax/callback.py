@@ -1,11 +1,11 @@
 """Calls of this library inside of JAX programs, on processors and on NVIDIA GPUs; batches of `vmap` are folded where
 they can.
 
-XLA is handed a function of C for each kind of call. Where launches on one thread of the processor are all that a call
-is, it replays them without Python (`handlers.py`); else it is Python on the arrays where they lie
-(`python_handlers.py`): what runs on several threads, whose workers Python wakes, what Python takes part in, and
-launches for the stream of a GPU (`gpu.py`). What is left is `jax.pure_callback`, on copies of the host: empty arrays,
-a GPU without kernels, and everything where XLA's interface is not the one that these functions are written for.
+XLA is handed a function of C for each kind of call. Where launches on the processor are all that a call is, it replays
+them without Python (`handlers.py`); else it is Python on the arrays where they lie (`python_handlers.py`): what Python
+takes part in, and launches for the stream of a GPU (`gpu.py`). What is left is `jax.pure_callback`, on copies of the
+host: empty arrays, a GPU without kernels, and everything where XLA's interface is not the one that these functions are
+written for.
 """
 
 from __future__ import annotations
@@ -145,10 +145,7 @@ def _register(name: str, address: int, platform: str) -> str:
 def _on_processor(function: Function, key: str, kinds: Sequence[Kind], result: Kind, values: Settings) -> int:
     """The address of a handler for arrays in host memory."""
     try:
-        launches = _noted(function, kinds, result)
-        if launches.threads == 1:
-            return _handlers.add(launches, len(kinds), 1)
-        run = _replayed(launches, values)
+        return _handlers.add(_noted(function, kinds, result), len(kinds), 1)
     except (NotRecordable, JitdnnError) as error:
         run = _over_views(function, kinds, result, values)
         log.fallback_once(f"jax {key}", f"{key} is a call of Python in JAX's programs: {error}")
@@ -168,14 +165,6 @@ def _noted(function: Function, kinds: Sequence[Kind], result: Kind) -> LaunchLis
     if not len(launches):
         raise NotRecordable("Python computes it")
     return launches
-
-
-def _replayed(launches: LaunchList, values: Settings) -> python_handlers.Run:
-    def run(addresses: list[int], _: int) -> None:
-        with in_force(values):  # which say whose threads
-            launches.run(addresses)
-
-    return run
 
 
 def _over_views(

@@ -4,7 +4,7 @@ XLA's typed calls (`XLA_FFI_Handler` of `xla/ffi/api/c_api.h`) get a structure w
 code here is generated once: a table of contexts, and as many handlers, each of which reads its own entry. A context has
 the state of a launch list (`devices/launch_list.py`); a lock in it lets one call at a time move the addresses and run.
 
-A handler runs on the thread that calls it alone. Numbers in the code are offsets in XLA's structures: see
+A handler runs on the thread that calls it and on the workers of the pool, which it wakes. Numbers in the code are offsets in XLA's structures: see
 `interface.py`.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn.devices.launch_list import LaunchList
-from jitdnn.devices.threads_runtime import SLOTS, runtime
+from jitdnn.devices.threads import replayer
 from jitdnn.frameworks.jax.interface import minor
 from jitdnn.rtcg.compile import Library, load
 from jitdnn.rtcg.isa import isa
@@ -139,14 +139,12 @@ class Handlers:
             self._begin()
         assert self._library is not None
         state = launches.new_state()
-        control = np.zeros(SLOTS + 8, np.int64)  # of no workers
-        start = int(control.ctypes.data)
-        start += -start % 64
+        replay, control, owner = replayer(launches.threads)
         workspace = state.scratch(launches.scratch) if launches.scratch else 0
         number, self._used = self._used, self._used + 1
-        self._kept.append((launches, state, control, self._library))
+        self._kept.append((launches, state, owner, self._library))
         self._table[number * _SLOTS : (number + 1) * _SLOTS] = (
-            0, start, state.address, arguments, results, workspace, bool(workspace), runtime().address("replay"),
+            0, control, state.address, arguments, results, workspace, bool(workspace), replay,
         )  # fmt: skip
         return int(self._library.address(f"handler_{number}"))
 

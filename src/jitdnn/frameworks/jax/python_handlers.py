@@ -1,4 +1,4 @@
-"""Functions of C that XLA calls and that are Python: for calls that are more than launches on one thread.
+"""Functions of C that XLA calls and that are Python: for calls that are more than launches on the processor.
 
 They are given the addresses of the arrays where they lie, and on a GPU the stream on which XLA's program runs: nothing
 is copied, and on a GPU nothing is waited for. They hold the interpreter's lock while they run, as all of Python does.
