@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import itertools
@@ -87,20 +88,30 @@ class Library:
         self._charge = retention.code.charge(size, current().code_limit)
         self._linker = _linker()
         self._name = f"code{next(_numbers)}"
+        self._lookups: list[Any] = []
         made = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
         try:
-            self._trackers = [made.link(self._linker, self._name)]
+            self._tracker = made.link(self._linker, self._name)
         except RuntimeError as error:
             raise CompileError(f"LLVM cannot load compiled code: {str(error)[:2000]}") from error
 
     def address(self, name: str) -> int:
         """Where the function called ``name`` begins. The code is put in its place when the first is asked for."""
-        try:
-            found = self._linker.lookup(self._name, name)
-        except RuntimeError as error:
-            raise CompileError(f"the compiled code has no function {name!r}: {str(error)[:200]}") from error
-        self._trackers.append(found)  # it keeps the code, too
-        return int(found[name])
+        found = ctypes.c_uint64()
+        with ffi.OutputString() as message:
+            # a tracker that is disposed of takes the code with it. llvmlite's own `lookup` hands one out, which is
+            # garbage where a signal handler raises before anybody has it; an address is not
+            tracker = ffi.lib.LLVMPY_LLJITLookup(
+                self._linker, self._name.encode(), name.encode(), ctypes.byref(found), message
+            )
+            if not tracker:
+                raise CompileError(f"the compiled code has no function {name!r}: {str(message)[:200]}")
+            self._lookups.append(tracker)
+        return found.value
+
+    def __del__(self) -> None:
+        for tracker in getattr(self, "_lookups", ()):
+            llvm.orcjit.ResourceTracker(tracker, self._name, {})
 
 
 class _Unloaded(Library):
