@@ -38,7 +38,7 @@ class ThreadPool:
 
     def __init__(self) -> None:
         self._library = runtime()
-        # the control block, the cores of the process as bits, the workers' cells; pages that nobody needs are never made
+        # the control block, the cores of the process as bits, the workers' cells, most of which nobody ever touches
         size = SLOTS + MASK_CORES // 64 + MOST_THREADS * CELL_SLOTS
         self._memory = np.zeros(size + 8, np.int64)
         begin = int(self._memory.ctypes.data)

@@ -35,7 +35,7 @@ from jitdnn.rtcg.recording import compiling
 # Slots of 8 bytes in the control block; what different threads write lies on different cache lines.
 _OPEN, _FUNCTION, _ARGS, _TASKS, _LIMIT, STOP = 0, 1, 2, 3, 4, 5
 _NEXT, _FRONT, _ACTIVE, _BACK, _TICKET, _BUSY, _LISTED = 16, 24, 32, 40, 48, 49, 50
-# of a control block with workers: the address of their cells (0 without), the cores that the process may use, where the caller is
+# of a control block with workers: the address of their cells (0 without), the cores of the process, the caller's core
 CELLS, CORES, CALLERS_CORE = 56, 57, 58
 SLOTS = 64
 # and of the block of a parallel region, behind its control block

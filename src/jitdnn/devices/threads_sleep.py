@@ -1,4 +1,4 @@
-"""The part of the generated code for threads that puts the workers of `threads.py` to sleep and wakes them, without Python
+"""The part of the generated code for threads by which the workers of `threads.py` sleep and wake, without Python
 (`threads_runtime.py`, whose names of slots stand in braces).
 
 Each worker has a cell with a flag (1 while it sleeps), a lock and a condition. It sets the flag before it looks a last

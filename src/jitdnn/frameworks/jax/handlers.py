@@ -4,8 +4,8 @@ XLA's typed calls (`XLA_FFI_Handler` of `xla/ffi/api/c_api.h`) get a structure w
 code here is generated once: a table of contexts, and as many handlers, each of which reads its own entry. A context has
 the state of a launch list (`devices/launch_list.py`); a lock in it lets one call at a time move the addresses and run.
 
-A handler runs on the thread that calls it and on the workers of the pool, which it wakes. Numbers in the code are offsets in XLA's structures: see
-`interface.py`.
+A handler runs on the thread that calls it and on the workers of the pool, which it wakes. Numbers in the code are
+offsets in XLA's structures: see `interface.py`.
 """
 
 from __future__ import annotations
