@@ -156,7 +156,6 @@ def test_calls_on_several_threads(pool: str, monkeypatch: pytest.MonkeyPatch) ->
     if pool == "openmp":
         pytest.importorskip("torch", reason="PyTorch is not installed")
     monkeypatch.setattr(python_handlers, "add", no_python)
-    monkeypatch.setattr(callback, "_targets", {})
     inputs = [normal(4, 8, 33, 29) for _ in range(4)]
     w = normal(16, 8, 3, 3)
     with jd.settings(threads=2, thread_pool=pool, log="off"):
