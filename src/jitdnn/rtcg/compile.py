@@ -89,6 +89,7 @@ class Library:
         self._linker = _linker()
         self._name = f"code{next(_numbers)}"
         self._lookups: list[Any] = []
+        weakref.finalize(self, self._dispose, self._lookups, self._name).atexit = False
         made = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
         try:
             self._tracker = made.link(self._linker, self._name)
@@ -109,9 +110,10 @@ class Library:
             self._lookups.append(tracker)
         return found.value
 
-    def __del__(self) -> None:
-        for tracker in getattr(self, "_lookups", ()):
-            llvm.orcjit.ResourceTracker(tracker, self._name, {})
+    @staticmethod
+    def _dispose(lookups: Sequence[Any], name: str) -> None:
+        for tracker in lookups:
+            llvm.orcjit.ResourceTracker(tracker, name, {}).close()
 
 
 class _Unloaded(Library):
