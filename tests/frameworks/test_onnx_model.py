@@ -178,6 +178,8 @@ def test_a_model_from_a_file(tmp_path: Path) -> None:
         ([filled(1, 4, 10, 8)], InvalidShape, r"shape \(1, 4, 10, 8\): the model takes \(n, 3, 10, 8\)"),
         ([filled(3, 10, 8)], InvalidShape, r"shape \(3, 10, 8\)"),
         ([], InvalidArgument, "0 inputs are given"),
+        ([[[1.0, 2.0]]], InvalidType, "'x' is a sequence of arrays"),
+        ([None], InvalidType, "'x' is None"),
         ({"z": filled(1)}, InvalidArgument, r"inputs missing: \['x'\], unknown: \['z'\]"),
     ],
 )
@@ -214,3 +216,48 @@ def test_a_branch_is_chosen_by_the_value_of_an_input() -> None:
         np.testing.assert_allclose(model.run([x, np.array(16)])[0], x + 3, rtol=1e-6)
         np.testing.assert_allclose(model.run([x, np.array(8)])[0], x * 3, rtol=1e-6)
     assert "0 functions of the host" in model.explain([x, np.array(8)])
+
+
+def test_text_of_numpy_is_text() -> None:
+    node = helper.make_node("StringConcat", ["x", "x"], ["y"])
+    info = [helper.make_tensor_value_info(name, TensorProto.STRING, [2]) for name in "xy"]
+    graph = helper.make_graph([node], "one", info[:1], info[1:])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    model = jitdnn.onnx.prepare(made)
+    for kind in ("U", object):
+        text = np.array(["a", "b\u00e9"]).astype(kind)
+        assert model.run([text])[0].tolist() == ["aa", "b\u00e9b\u00e9"]
+
+
+class OnlyDlpack:
+    """An array of a library that nobody knows."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._array.shape)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+def test_arrays_of_any_library_come_in() -> None:
+    torch = pytest.importorskip("torch")
+    node = helper.make_node("Neg", ["x"], ["y"])
+    for kind, torch_type in ((FLOAT, torch.float32), (TensorProto.BFLOAT16, torch.bfloat16)):
+        info = [helper.make_tensor_value_info(name, kind, ["n", 3]) for name in "xy"]
+        graph = helper.make_graph([node], "one", info[:1], info[1:])
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        model, x = jitdnn.onnx.prepare(made), torch.from_numpy(filled(2, 3)).to(torch_type)
+        others = [OnlyDlpack(x)] if kind == FLOAT else []  # NumPy reads no bfloat16 from DLPack
+        for one in (x, x.clone().requires_grad_(), x.T.contiguous().T, *others):
+            (y,) = model.run([one])
+            np.testing.assert_array_equal(y.astype(np.float32), -x.float().numpy())
+    x = filled(2, 3)
+    with pytest.raises(InvalidType, match="masked"):
+        jitdnn.onnx.prepare(net()).run([np.ma.masked_array(x, x > 0)])

@@ -52,6 +52,8 @@ def reference(operator: str, inputs: list[Any], version: int, outputs: int = 1, 
 
 X = normal(2, 3, 4, 5)
 OLDER: list[tuple[str, int, list[Array], dict[str, Any]]] = [
+    ("TopK", 1, [X], {"axis": 2, "k": 3}),
+    ("TopK", 9, [X], {"k": 5}),
     ("Squeeze", 11, [normal(2, 1, 3, 1)], {"axes": [1, -1]}),
     ("Unsqueeze", 11, [X], {"axes": [0, 2]}),
     ("ReduceSum", 11, [X], {"axes": [1, -1], "keepdims": 0}),
@@ -230,6 +232,30 @@ def test_resizing_and_its_matrices_agree(
     ours = run("Resize", [X, None, None, sizes], **options)
     monkeypatch.setattr("jitdnn.frameworks.onnx.resize._OURS", frozenset())
     np.testing.assert_allclose(run("Resize", [X, None, None, sizes], **options), ours, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor"])
+@pytest.mark.parametrize("coordinates", ["asymmetric", "half_pixel"])
+def test_nearest_elements_are_those_of_onnxruntime(coordinates: str, rounding: str) -> None:
+    """Of scales that float32 does not hold: 17 of scale 1.7 is element 10, by whose number it is 9.9999997."""
+    runtime = pytest.importorskip("onnxruntime")
+    x = np.arange(31, dtype=np.float32).reshape(1, 1, 1, 31)
+    for scale in (0.3, 0.7, 1.1, 1.7, 2.3, 3.3):
+        node = helper.make_node(
+            "Resize", ["x", "", "scales"], ["y"], mode="nearest", nearest_mode=rounding,
+            coordinate_transformation_mode=coordinates,
+        )  # fmt: skip
+        scales = np.array([1, 1, 1, scale], np.float32)
+        graph = helper.make_graph(
+            [node], "one",
+            [helper.make_tensor_value_info("x", 1, x.shape)],
+            [helper.make_tensor_value_info("y", 1, None)],
+            [onnx.numpy_helper.from_array(scales, "scales")],
+        )  # fmt: skip
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=8)
+        session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        (ours,) = backend.prepare(model).run([x])
+        np.testing.assert_array_equal(ours, session.run(None, {"x": x})[0], str(scale))
 
 
 def test_resizing_any_axes() -> None:

@@ -263,3 +263,31 @@ def test_bytes_that_convolutions_read_have_their_channels_last() -> None:
     lower(b)
     assert b.arrays[quantized.value].strides == (240, 1, 48, 8)
     assert b.arrays[other.value].strides == (240, 30, 6, 1)
+
+
+def test_a_chain_whose_links_read_the_one_before_twice_does_not_double() -> None:
+    """As each x + x, or x * sigmoid(x), does: what stands for n links has n of them, not 2 to the power of n."""
+    x = filled(2, 3)
+
+    def chain(y: Any) -> Any:
+        for _ in range(60):
+            y = y.tracer.pointwise(trace(lambda a, b: (a + b) * 0.5), [y, y], y.dtype)
+        return y
+
+    graph = fused_pointwise(traced(chain, x))
+    assert len(graph.nodes) <= 6
+    assert sum(len(node.origin) for node in graph.nodes) <= 60
+    np.testing.assert_allclose(run(graph, x)[0], x, rtol=1e-5)
+
+
+def test_plans_of_several_shapes_take_turns_with_one_block_of_memory() -> None:
+    shared = Shared()
+    plans = []
+    for size in (40, 9, 23):
+        x = filled(1, 3, size, size)
+        plans.append((Plan(traced(block, x), Builder(traced(block, x), shared, EngineHandle())), x))
+    for plan, x in (*plans, *reversed(plans)):
+        expected = run(traced(block, x), x)[0]
+        np.testing.assert_allclose(plan.run([x])[0], expected, rtol=1e-4, atol=1e-5)
+    (kept,) = shared.arenas.idle
+    assert kept.bytes == max(plan.nbytes for plan, _ in plans)

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import subprocess
 import sys
+import warnings
 import weakref
 from typing import Any
 
@@ -194,6 +195,14 @@ def test_memory_of_another_device_is_refused_by_name() -> None:
         borrow(DLPack(None, (8, 1)), name="x")
     with pytest.raises(DeviceError, match=r"meta.*\.cpu\(\)"):
         borrow(torch.empty(3, device="meta"))
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.empty(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, about the address that is asked for
+        with pytest.raises(InvalidType, match="without memory"):
+            borrow(fake)
 
 
 def misaligned() -> np.ndarray:

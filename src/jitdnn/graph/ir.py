@@ -80,7 +80,10 @@ class Node:
         """A node with other parts, and attributes that are put beside or in the place of those that it has."""
         attributes = {**self.attributes, **changes.pop("attributes", {})}
         kept = {"op": self.op, "inputs": self.inputs, "outputs": self.outputs, "origin": self.origin}
-        return Node(**{**kept, **changes}, attributes=attributes)
+        made = Node(**{**kept, **changes}, attributes=attributes)
+        # a part that came in twice is named once: of a chain of x + x the names would double with every link
+        made.origin = tuple(dict.fromkeys(made.origin))
+        return made
 
     def __str__(self) -> str:
         made = ", ".join(map(str, self.outputs))

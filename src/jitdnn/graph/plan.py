@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.graph.arena import Need, place
+from jitdnn.graph.arena import Arena, Need, place
 from jitdnn.graph.ir import AnyArray, Graph
 from jitdnn.graph.lower.ahead import lowered
 from jitdnn.graph.lower.builder import Builder, Event
@@ -20,8 +20,7 @@ from jitdnn.tensor import dtype_of
 from jitdnn.tensor.array import address_of
 from jitdnn.tensor.borrowed import strided_view
 
-_ALIGNMENT = 64
-MOST_IDLE = 2  # arenas that wait for a run
+MOST_IDLE = 2  # places of a plan on a GPU that wait for a run
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,6 @@ class Host:
         return found
 
 
-class _Arena:
-    """Memory for one run at a time, and the arrays in it that functions of the host take."""
-
-    def __init__(self, bytes: int) -> None:
-        self.memory = np.empty(bytes + _ALIGNMENT, np.uint8)
-        start = address_of(self.memory)
-        self.address = start + -start % _ALIGNMENT
-
-
 class Unforeseen(Exception):
     """A function of the host gave a result of another kind than was inferred; its title."""
 
@@ -70,7 +60,7 @@ class Plan:
         self.events = builder.events
         self._outputs = [(tuple(array.shape), array.dtype) for _, array in builder.outputs]
         self._output_pieces = [builder.pieces.index(buffer) for buffer, _ in builder.outputs]
-        self._idle: list[_Arena] = []
+        self._arenas = builder.shared.arenas
         self._owners = (builder.shared, builder.handle, graph)
         originals = builder.shared.originals
         originals.read(builder.reads | builder.recorder.reads)
@@ -139,10 +129,7 @@ class Plan:
     ) -> list[AnyArray]:
         """The outputs for inputs that lie densely, in the order of the graph."""
         outputs = self.allocate() if out is None else list(out)
-        try:
-            arena = self._idle.pop()  # atomic, so threads never get the same
-        except IndexError:
-            arena = _Arena(self.nbytes)
+        arena = self._arenas.take(self.nbytes)
         addresses = [arena.address, *map(address_of, inputs), *map(address_of, outputs)]
         scratch = arena.address + self._scratch
         for step in self._program:
@@ -150,8 +137,7 @@ class Plan:
                 step.run(addresses, scratch if step.scratch else 0)
             else:
                 self._host(step, addresses, bodies)
-        if len(self._idle) < MOST_IDLE:
-            self._idle.append(arena)
+        self._arenas.give(arena)
         return outputs
 
     def _host(self, step: Host, addresses: Sequence[int], bodies: Any) -> None:
@@ -165,12 +151,11 @@ class Plan:
         them, and leave their outputs as they are."""
         found = copy.copy(self)
         found._program = [step.hollow() for step in self._program if not isinstance(step, Host)]
-        found._idle = []
         return found
 
     def times(self, inputs: Sequence[AnyArray], bodies: Any = None) -> list[float]:
         """Seconds of each event, in the order of `events`, measured in one run."""
-        outputs, arena = self.allocate(), _Arena(self.nbytes)
+        outputs, arena = self.allocate(), Arena(self.nbytes)
         for memory in (
             arena.memory,
             *outputs,

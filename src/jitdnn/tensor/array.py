@@ -99,6 +99,10 @@ def _borrow_torch(x: Any, torch: Any) -> Array:
             raise InvalidType(f"dtype {x.dtype}: tensors must be of {ACCEPTED}")
         descriptor = remember(key, TensorDescriptor(tuple(x.shape), tuple(x.stride()), name).normalized())
     pointer = x.data_ptr()
+    if not pointer and x.numel():
+        raise InvalidType(
+            f"a tensor without memory ({type(x).__name__}): there are no elements to compute with"
+        )
     if pointer % DTYPES[descriptor.dtype]:
         raise InvalidType(
             f"data at address {pointer:#x} is not aligned to its {descriptor.dtype}: pass a copy (.clone())"

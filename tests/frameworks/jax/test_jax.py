@@ -228,3 +228,25 @@ def test_what_does_not_fit_is_said_before_the_host_is_called(call: Any, error: t
     for run in (call, jax.jit(call)):
         with pytest.raises(error):
             run(x, w)
+
+
+def test_gradients_inside_of_shard_map() -> None:
+    """Images differ along an axis of the mesh and filters do not: their gradient is the sum over it."""
+    mesh, spec = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",)), jax.sharding.PartitionSpec
+    x, w = normal(2, 3, 6, 7), normal(4, 3, 3, 3)
+
+    def loss(function: Any) -> Any:
+        def inside(x: Any, w: Any) -> Any:
+            y = function(x, w)
+            return jax.lax.psum((jnp.sin(y) * y).sum(), "d")
+
+        spread = jax.shard_map(inside, mesh=mesh, in_specs=(spec("d"), spec()), out_specs=spec())
+        return jax.jit(jax.grad(lambda x, w: spread(x, w), (0, 1)))
+
+    pooled = lambda conv: lambda x, w: jj.avg_pool(conv(x, w), 2, 2)  # noqa: E731
+    expected = lambda x, w: theirs(x, w, (1, 1), ((0, 0), (0, 0)), (1, 1), 1)  # noqa: E731
+    close(loss(jj.conv)(x, w), loss(expected)(x, w))
+    close(loss(pooled(jj.conv))(x, w), loss(pooled(expected))(x, w))
+    turned = jnp.swapaxes(w, 0, 1)
+    got = loss(lambda x, w: jj.conv_transpose(x, w, stride=2))(x, turned)
+    assert [one.shape for one in got] == [x.shape, turned.shape]

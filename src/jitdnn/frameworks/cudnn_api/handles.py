@@ -91,7 +91,7 @@ def cudnnDestroy(handle: Any) -> None:
 @api
 def cudnnSetStream(handle: Any, streamId: Any) -> None:
     """Have the calls of a handle run on a stream: a number, an object of PyTorch or CuPy, or None for the default."""
-    checked(handle).use(streamId or None)
+    checked(handle).use(None if isinstance(streamId, int) and not streamId else streamId)
 
 
 @api

@@ -71,7 +71,35 @@ def called(
 
     call = jax.custom_batching.custom_vmap(_of_one(function, (shape, dtype), arrays, key))
     call.def_vmap(of_batch)
-    return call(*arrays)
+    return _spread(call(*arrays), _axes_of(arrays))
+
+
+def alike(*arrays: Any) -> tuple[Any, ...]:
+    """Arrays of a `shard_map`, each as one that differs along all axes of the mesh along which any of them does.
+
+    The gradient of one that did not is then summed over those axes, by JAX.
+    """
+    return tuple(_spread(array, _axes_of(arrays)) for array in arrays)
+
+
+def _axes_of(arrays: Sequence[Any]) -> frozenset[str]:
+    """The axes of a mesh along which arrays differ, inside of `jax.shard_map`."""
+    typeof = getattr(jax, "typeof", None)  # not in JAX before 0.6, which does not tell them apart
+    found: frozenset[str] = frozenset()
+    for array in arrays if typeof is not None else ():
+        kind = typeof(array)
+        manual = getattr(kind, "manual_axis_type", None)
+        found |= frozenset(getattr(kind, "vma", ()) if manual is None else manual.varying)
+    return found
+
+
+def _spread(array: Any, axes: frozenset[str]) -> Any:
+    missing_axes = tuple(sorted(axes - _axes_of([array])))
+    if not missing_axes:
+        return array
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(array, missing_axes, to="varying")
+    return jax.lax.pvary(array, missing_axes)
 
 
 def _joined(array: Any, is_batched: bool, size: int) -> Any:

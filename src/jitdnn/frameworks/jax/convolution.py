@@ -11,7 +11,7 @@ import jax
 import jitdnn as jd
 from jitdnn.arguments import integer_number, padding_pairs, per_axis
 from jitdnn.errors import InvalidShape, InvalidType
-from jitdnn.frameworks.jax.callback import called, checked
+from jitdnn.frameworks.jax.callback import alike, called, checked
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import COMMON_DTYPES, dtype_of
 
@@ -56,7 +56,7 @@ def conv(
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
     form = _form(x, w, stride, padding, dilation, groups, mode)
-    y = _forward(x, w, form)
+    y = _forward(*alike(x, w), form)
     return y if bias is None else _with_bias(y, bias)
 
 
@@ -83,7 +83,7 @@ def conv_transpose(
         x.shape, w.shape, form.strides, form.pads, form.dilations, output_padding, form.groups, form.mode,
         dtype_of(x.dtype),
     )  # fmt: skip
-    y = _data(x, w, problem.x.shape, form)
+    y = _data(*alike(x, w), problem.x.shape, form)
     return y if bias is None else _with_bias(y, bias)
 
 

@@ -22,6 +22,7 @@ from jitdnn.frameworks.onnx.outside import array_of
 from jitdnn.frameworks.onnx.sparse import dense
 from jitdnn.graph.taken import is_on_gpu, taken
 from jitdnn.graph.tracer import Bodies, Kind
+from jitdnn.tensor import borrow
 
 Values = dict[str, Any]
 #: operators whose results are drawn anew at each run
@@ -234,10 +235,24 @@ def as_values(inputs: Iterable[Any], names: Sequence[str]) -> list[Any]:
 
 
 def _as_value(value: Any) -> Any:
-    if value is None or isinstance(value, np.ndarray):
+    if value is None:
         return value
-    if is_on_gpu(value):
-        return taken(value, "input")
-    if isinstance(value, (list, tuple)):
-        return [_as_value(item) for item in value]
-    return np.asarray(value)
+    if type(value) is not np.ndarray:
+        if is_on_gpu(value):
+            return taken(value, "input")
+        if isinstance(value, (list, tuple)):
+            return [_as_value(item) for item in value]
+        value = _host_array(value)
+    return (
+        value.astype(object) if value.dtype.kind in "UT" else value
+    )  # text as ONNX has it: Python's strings
+
+
+def _host_array(value: Any) -> np.ndarray[Any, Any]:
+    """An array of any library in the host's memory as one of NumPy, on the same memory."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidType("an input is a masked array: its mask would be ignored, pass .filled(value)")
+    has_own = isinstance(value, (np.ndarray, np.generic)) or not hasattr(value, "__dlpack__")
+    if has_own or tuple(getattr(value, "shape", (1,))) == ():  # NumPy's, what it knows, and numbers
+        return np.asarray(value.detach() if hasattr(value, "detach") else value)
+    return borrow(value, False, "input").numpy()  # bfloat16 and tensors with gradients, too

@@ -113,11 +113,12 @@ class Model:
     def _named(self, inputs: Any) -> dict[str, Any]:
         given = self._prepared.named(inputs)
         for name, array in given.items():
-            if (
-                isinstance(array, (np.ndarray, OnGpu))
-                and (name, array.shape, array.dtype) not in self._fitting
-            ):
-                self._check(name, array)
+            if isinstance(array, (np.ndarray, OnGpu)):
+                if (name, array.shape, array.dtype) not in self._fitting:
+                    self._check(name, array)
+            elif self._declared.get(name, (None, None))[0] is not None:
+                what = "a sequence of arrays" if isinstance(array, list) else "None"
+                raise InvalidType(f"input {name!r} is {what}: the model takes one array (numpy.asarray)")
         return given
 
 

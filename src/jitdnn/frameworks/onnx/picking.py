@@ -27,12 +27,20 @@ def non_zero(x: Array, /) -> Array:
 
 
 def top_k(
-    x: Array, k: Array | None = None, /, *, axis: int = -1, largest: int = 1, sorted: int = 1, site: Site
+    x: Array,
+    wanted: Array | None = None,
+    /,
+    *,
+    axis: int = -1,
+    k: int | None = None,
+    largest: int = 1,
+    sorted: int = 1,
+    site: Site,
 ) -> tuple[Array, Array]:
     """The greatest or smallest along an axis, in order; of equals the one with the lower index comes first."""
-    if k is None:
-        raise site.refuse("k as an attribute, as before version 10, is not covered")
-    count = int(k.item())
+    if wanted is None and k is None:
+        raise site.refuse("neither an input nor an attribute k, as before version 10, is given")
+    count = int(wanted.item()) if wanted is not None else int(k or 0)
     if not 0 <= count <= x.shape[axis]:
         raise InvalidArgument(f"{site.operator}: k is {count}, and the axis has {x.shape[axis]} elements")
     # the stable order of the reversed array, reversed, keeps the first of equals in front

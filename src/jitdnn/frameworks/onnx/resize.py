@@ -7,6 +7,7 @@ that are left out.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ Array = np.ndarray[Any, Any]
 
 _OURS = {"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"}
 _MOST_AXES = 3  # that the library resizes at once
+_MOST_PARTS = 1000  # of which a scale that somebody wrote down is a fraction
 
 
 class _Form(NamedTuple):
@@ -86,6 +88,8 @@ def resize(
         bool(exclude_outside),
     )
     changing = [plan for plan in plans if plan.changes]
+    if mode == "nearest" and scales is not None and scales.size:
+        x, changing = _picked(x, changing, form)
     # ONNX lets the corners of an output of 2.4 elements lie at its ends, and the library those of the 2 that there are
     is_cut = form.coordinates == "align_corners" and any(plan.is_cut for plan in changing)
     if form.coordinates in _OURS and not (form.antialias or form.excludes_outside or is_cut):
@@ -100,8 +104,10 @@ def resize(
 def upsample(x: Array, scales: Array, /, *, mode: str = "nearest", site: Site) -> Any:
     numbers = tuple(range(x.ndim))
     plans = _axes(x, numbers, None, scales, None, "stretch", "asymmetric", site)
-    changing = [plan for plan in plans if plan.changes]
     form = _Form(mode, "asymmetric", "floor", -0.75, False, False)
+    changing = [plan for plan in plans if plan.changes]
+    if mode == "nearest":
+        x, changing = _picked(x, changing, form)
     for first in range(0, len(changing), _MOST_AXES):
         x = _resized(x, changing[first : first + _MOST_AXES], form)
     return x
@@ -141,6 +147,40 @@ def _axes(
         _Axis(number, extent, size, scale, *crop)
         for number, extent, size, scale, crop in zip(numbers, extents, targets, factors, crops, strict=True)
     ]
+
+
+def _picked(x: Array, changing: list[_Axis], form: _Form) -> tuple[Any, list[_Axis]]:
+    """What is left to resize, to the elements that places in float32 are nearest to, as onnxruntime and PyTorch
+    compute them: 17 of scale 1.7 is element 10, and a little less by the number that float32 has for 1.7.
+
+    Axes get a scale by which exact places come to the same elements; where there is none, their elements are taken now.
+    """
+    left = []
+    for plan in changing:
+        if form.coordinates not in ("asymmetric", "half_pixel") or not plan.scale > 0:
+            left.append(plan)
+            continue
+        half = np.float32(0.5 * (form.coordinates == "half_pixel"))
+        places = (np.arange(plan.size, dtype=np.float32) + half) / np.float32(plan.scale) - half
+        wanted = [_clamped(_rounded(float(place), form.rounding), plan) for place in places]
+        meant = float(Fraction(plan.scale).limit_denominator(_MOST_PARTS))
+        for scale in (plan.scale, *(meant * (1 + off) for off in (0.0, -1e-12, 1e-12))):
+            if [_exactly(output, scale, plan, form) for output in range(plan.size)] == wanted:
+                left.append(plan._replace(scale=scale))
+                break
+        else:
+            x = np.take(x, np.array(wanted, np.int64), plan.number)
+    return x, left
+
+
+def _exactly(output: int, scale: float, plan: _Axis, form: _Form) -> int:
+    """The element that an output is nearest to, without rounding."""
+    half = Fraction(int(form.coordinates == "half_pixel"), 2)
+    return _clamped(_rounded((output + half) / Fraction(scale) - half, form.rounding), plan)
+
+
+def _clamped(element: int, plan: _Axis) -> int:
+    return min(max(element, 0), plan.extent - 1)
 
 
 def _resized(x: Array, plans: list[_Axis], form: _Form) -> Any:
@@ -220,7 +260,7 @@ def _taps(place: float, plan: _Axis, form: _Form, site: Site) -> dict[int, float
     return {column: weight / total for column, weight in weights.items()}
 
 
-def _rounded(place: float, rounding: str) -> int:
+def _rounded(place: float | Fraction, rounding: str) -> int:
     down = math.floor(place)
     if rounding == "floor" or place == down:
         return down

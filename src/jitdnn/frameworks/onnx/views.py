@@ -151,8 +151,12 @@ def split(
     site: Site,
 ) -> tuple[Array, ...]:
     extents = whole(sizes if sizes is not None else split) if sizes is not None or split is not None else None
+    if num_outputs not in (None, len(site.wanted)):
+        raise InvalidArgument(
+            f"Split: num_outputs is {num_outputs}, and the node has {len(site.wanted)} outputs"
+        )
     if extents is None:
-        parts = num_outputs or len(site.wanted)
+        parts = len(site.wanted)
         # equal ones, only the last may be smaller
         each = -(-x.shape[axis] // parts)
         ends = [min(each * part, x.shape[axis]) for part in range(1, parts)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import jitdnn
+from jitdnn.graph.arena import Arenas
 from jitdnn.graph.handle import EngineHandle
 from jitdnn.graph.ir import AnyArray, Graph, Node, Value
 from jitdnn.graph.memory import Buffer, Reserved, as_array, descriptor_of
@@ -34,6 +35,7 @@ class Shared:
         self.filters: dict[Any, KeptFilter] = {}
         self.arrays: dict[Any, tuple[AnyArray, AnyArray]] = {}
         self.kernels: dict[Expression, Any] = {}
+        self.arenas = Arenas()
         self.originals = originals or Originals()
         self.memo = Memo(self.originals)
 

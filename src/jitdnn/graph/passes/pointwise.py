@@ -18,7 +18,7 @@ def fused_pointwise(graph: Graph) -> Graph:
         if node.op != "pointwise":
             continue
         found = node
-        for value in node.inputs:
+        for value in dict.fromkeys(node.inputs):
             inner = maker.get(value)
             if inner is not None and _may_move(inner, node, uses):
                 found = _joined(found, inner) or found
