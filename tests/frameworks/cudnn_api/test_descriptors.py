@@ -219,6 +219,7 @@ def test_handles_streams_and_callbacks() -> None:
     stream = object()
     c.cudnnSetStream(handle, stream)
     assert c.cudnnGetStream(handle) is stream
+    c.cudnnSetStream(handle, np.zeros(3))  # an array has no truth
     c.cudnnSetStream(handle, 0)
     assert c.cudnnGetStream(handle) is None
     assert c.cudnnQueryRuntimeError(handle, c.CUDNN_ERRQUERY_BLOCKING) == c.CUDNN_STATUS_SUCCESS

@@ -84,7 +84,7 @@ def alike(*arrays: Any) -> tuple[Any, ...]:
 
 def _axes_of(arrays: Sequence[Any]) -> frozenset[str]:
     """The axes of a mesh along which arrays differ, inside of `jax.shard_map`."""
-    typeof = getattr(jax, "typeof", None)  # not in JAX before 0.6, which does not tell them apart
+    typeof: Any = getattr(jax, "typeof", None)  # not in JAX before 0.6, which does not tell them apart
     found: frozenset[str] = frozenset()
     for array in arrays if typeof is not None else ():
         kind = typeof(array)
