@@ -32,7 +32,7 @@ def cases() -> dict[str, Case]:
     """Functions of torch with their arguments, by what they are."""
     torch.manual_seed(0)
     found: dict[str, Case] = {}
-    for cell in ("LSTM", "GRU"):
+    for cell in ("LSTM", "GRU", "RNN"):
         for steps, batch, width, layers in (
             (32, 1, 128, 1),
             (64, 16, 256, 1),
@@ -54,7 +54,8 @@ def cases() -> dict[str, Case]:
                 False,
             )
             name = f"{cell.lower()} {steps} steps, {batch} x {width}, {layers} layers"
-            found[name] = (getattr(torch, cell.lower()), arguments, {})
+            function = torch.rnn_tanh if cell == "RNN" else getattr(torch, cell.lower())
+            found[name] = (function, arguments, {})
     for shape, is_causal in (((1, 8, 128, 64), False), ((2, 12, 512, 64), True), ((8, 4, 64, 32), False)):
         q, k, v = (torch.randn(shape) for _ in range(3))
         found[f"attention {shape}{' causal' if is_causal else ''}"] = (
@@ -98,29 +99,10 @@ def cases() -> dict[str, Case]:
             (torch.randn(rows), rows[-1:], torch.randn(rows[-1]), 1e-6),
             {},
         )
-    model = torch.nn.RNN(256, 256)
-    arguments = (
-        torch.randn(64, 16, 256),
-        torch.zeros(1, 16, 256),
-        model._flat_weights,
-        True,
-        1,
-        0.0,
-        True,
-        False,
-        False,
-    )
-    found["rnn 64 steps, 16 x 256"] = (torch.rnn_tanh, arguments, {})
     scores = torch.randn(50, 16, 30).log_softmax(2)
     targets, lengths = torch.randint(1, 30, (16, 20)), torch.full((16,), 20)
     found["ctc_loss 50 steps, 16 x 30"] = (F.ctc_loss, (scores, targets, torch.full((16,), 50), lengths), {})
     return found
-
-
-def _rnn(x: Any, h: Any, weights: Any, *_: Any) -> Any:
-    w, r = weights
-    none = torch.zeros(len(w))
-    return jd.rnn(x, [w, r, none], h, handle=handle_of(""))
 
 
 #: ours of functions that stay torch's, for the reason that this shows
@@ -129,7 +111,6 @@ OWN: dict[Any, Callable[..., Any]] = {
     F.relu: lambda x: jd.relu(x, handle=handle_of("")),
     F.relu6: lambda x: jd.clipped_relu(x, 6.0, handle=handle_of("")),
     F.leaky_relu: lambda x: jd.leaky_relu(x, handle=handle_of("")),
-    torch.rnn_tanh: _rnn,
     F.mse_loss: jd.reduction("x, y: (x - y) * (x - y)"),
     F.l1_loss: jd.reduction("x, y: absolute(x - y)"),
     F.binary_cross_entropy_with_logits: jd.reduction(

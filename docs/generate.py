@@ -419,7 +419,7 @@ def torch_operators() -> str:
             (problems.Softmax, problems.CrossEntropy),
         ),
         (r"Upsample", DTYPES, "any strides; eager calls alone", (problems.Resize,)),
-        (r"LSTM|GRU", DTYPES, "any strides; eager calls alone", (problems.Recurrent,)),
+        (r"LSTM|GRU|RNN", DTYPES, "any strides; eager calls alone", (problems.Recurrent,)),
     ):
         listed = [kind for kind in kinds if re.fullmatch(names, kind)]
         kinds = [kind for kind in kinds if kind not in listed]

@@ -30,6 +30,7 @@ LAYERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "transposed": (lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, output_padding=1), (2, 3, 4, 5)),
     "linear": (lambda: nn.Linear(7, 5), (9, 7)),
     "linear without a bias": (lambda: nn.Linear(7, 5, bias=False), (3, 7)),
+    "linear, of sequences": (lambda: nn.Linear(7, 5), (2, 3, 7)),
 }
 
 
@@ -57,6 +58,8 @@ def check(model: Any, stock: Any, x: Any, dy: Any = None) -> Any:
 
 
 def is_short(node: Any) -> bool:
+    if type(node).__name__ == "ViewBackward0":  # of sequences, which are rows
+        ((node, _),) = node.next_functions
     return type(node).__name__ == "_LayerBackward"
 
 

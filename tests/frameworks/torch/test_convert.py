@@ -81,7 +81,7 @@ def test_every_class_is_converted_and_reverted() -> None:
             for kind in CONVERTED
             if ("Norm" in kind.__name__ or "Pool" in kind.__name__) and kind is not nn.GroupNorm
         },
-        **{kind: kind(2, 2) for kind in (nn.Linear, nn.LSTM, nn.GRU, nn.GroupNorm)},
+        **{kind: kind(2, 2) for kind in (nn.Linear, nn.LSTM, nn.GRU, nn.RNN, nn.GroupNorm)},
     }
     for kind in CONVERTED:
         module = made.get(kind) or kind()
@@ -114,6 +114,23 @@ def test_what_is_said_to_stay_does() -> None:
 )
 def test_include_and_exclude(include: Any, exclude: Any, expected: set[str]) -> None:
     assert names(jt.convert(small(), include, exclude)) == expected
+
+
+def test_names_and_classes_stand_for_what_is_inside() -> None:
+    def nested() -> Any:
+        shared = nn.Conv2d(3, 3, 1)
+        return nn.ModuleDict(
+            {"one": nn.Sequential(shared, nn.SiLU()), "two": nn.Sequential(nn.Conv2d(3, 3, 3), shared)}
+        )
+
+    assert names(jt.convert(nested(), exclude=["one"])) == {"two.0"}
+    assert names(jt.convert(nested(), include="two")) == {
+        "one.0",
+        "two.0",
+    }  # the shared one by its first name
+    assert names(jt.convert(nested(), include=["two.1"])) == {"one.0"}
+    assert names(jt.convert(nested(), include=nn.ModuleDict, exclude="two.1")) == {"one.1", "two.0"}
+    assert names(jt.convert(nested(), include=[""])) == set()
 
 
 def test_what_does_not_fit_is_refused() -> None:

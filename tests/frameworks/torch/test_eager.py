@@ -119,7 +119,8 @@ def test_results_may_be_changed_in_place(name: str) -> None:
 CELLS = [
     (nn.LSTM, {}), (nn.GRU, {}), (nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
     (nn.GRU, {"bidirectional": True, "bias": False, "batch_first": True}), (nn.LSTM, {"bias": False}),
-    (nn.GRU, {"num_layers": 2, "dropout": 0.0}),
+    (nn.GRU, {"num_layers": 2, "dropout": 0.0}), (nn.RNN, {"num_layers": 2, "bidirectional": True}),
+    (nn.RNN, {"nonlinearity": "relu", "batch_first": True}), (nn.RNN, {"bias": False}),
 ]  # fmt: skip
 
 

@@ -38,8 +38,8 @@ def _stock(settings: Any, tensors: Any) -> Any:
     return (pool(tensors[0], sizes),)
 
 
-_AVERAGE = Eager(_forward, _backward, _stock, needs_outputs=False)
-_MAXIMUM = Eager(_forward, _backward, _stock)
+_AVERAGE = Eager(_forward, _backward, _stock, needs_outputs=False, is_linear=True)
+_MAXIMUM = Eager(_forward, _backward, _stock, repeats=True)
 
 
 def _route(

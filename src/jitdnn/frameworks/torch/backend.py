@@ -84,7 +84,7 @@ class FusedGraph:
         places = (*self._constant_places, *self._input_places)
         with torch._guards.tracing(None):
             tensors = [_plain(example_inputs[place]) for place in places]
-            capture(self._run(numbers), tensors, "a graph of Dynamo's")
+            capture(self._run(numbers), tensors, "a graph of Dynamo's", self._options)
 
     def _function(self, numbers: tuple[Any, ...]) -> FusedFunction:
         return FusedFunction(self._run(numbers), self._options, "a graph of Dynamo's")

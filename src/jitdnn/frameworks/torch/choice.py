@@ -12,7 +12,7 @@ GPU's time counts (`without_host`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,6 +24,7 @@ import torch
 from jitdnn import log
 from jitdnn.devices.quiet import settle
 from jitdnn.errors import DeviceError, JitdnnError
+from jitdnn.frameworks.torch.variety import REASON, may_try
 from jitdnn.handle import Handle
 from jitdnn.locks import lock
 from jitdnn.planner.plan import Pending, noting_stand_ins
@@ -93,17 +94,20 @@ def decide(
     how: str,
     ours: Callable[[], Any],
     stock: Callable[[], Any],
+    layer: Hashable = None,
 ) -> Decision:
     """Choose between two callables that compute the same.
 
     `what` names the operator and its operands for the store; `how` is the option `measure`. Where ours refuses, the
-    reason is logged once and torch's is chosen.
+    reason is logged once and torch's is chosen. `layer`: see variety.py; None for what comes in few kinds.
     """
     if how == "never":
         return _unmeasured(what, ours)
     known = stored(what, handle, device)
     if known is not None:
         return known
+    if layer is not None and not may_try(layer):
+        return Decision(False, REASON)
     with _lock:  # one at a time: what is measured must not run against each other
         try:
             with noting_stand_ins() as waits_for:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -15,7 +15,7 @@ from jitdnn.frameworks.torch import memory_option
 from jitdnn.frameworks.torch.batch_norm_modules import CONVERTED, REVERTED, Sequential, is_block
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.memory import unlimit_memory
-from jitdnn.frameworks.torch.modules import OPTIONS, OWN
+from jitdnn.frameworks.torch.modules import OPTIONS, OWN, PLACE
 from jitdnn.frameworks.torch.options import Options, is_disabled
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -45,10 +45,12 @@ def convert(
     layers, normalizations, pools and activations; a module of a subclass of these is left alone, since it may compute
     something else.
 
-    `include`, `exclude`: names of modules as `named_modules` gives them, classes of modules, or a function of
-    (name, module); without `include` all are. `options`: `measure`, and settings of this library (`workspace_limit`,
-    `total_workspace`, `math`, `accuracy`, `deterministic`, `threads`, ...): see `jitdnn.frameworks.torch.options`.
-    Converted again, a model has the new options. With the environment's JITDNN_DISABLE=1 nothing is converted.
+    `include`, `exclude`: names of modules as `named_modules` gives them, classes of modules, both with all modules
+    inside of them (but "", the model, which is alone), or a function of (name, module), which is asked for each by
+    itself; without `include` all are.
+    `options`: `measure`, and settings of this library (`workspace_limit`, `total_workspace`, `math`, `accuracy`,
+    `deterministic`, `threads`, ...): see `jitdnn.frameworks.torch.options`. Converted again, a model has the new
+    options. With the environment's JITDNN_DISABLE=1 nothing is converted.
 
     `memory_limit`: a bound on the memory of a training step, by `limit_memory`, of a chain of modules: `model` itself
     or its part `chain`. It is planned for the inputs `example`, or for those of the first step (a forward pass in
@@ -61,7 +63,9 @@ def convert(
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
     text = str(Options.of(**options))
-    names = {name for name, _ in model.named_modules()}
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
     is_included = _predicate("include", include, names, True)
     is_excluded = _predicate("exclude", exclude, names, False)
     if is_disabled():
@@ -83,7 +87,7 @@ def convert(
                 )
         elif is_included(name, module) and not is_excluded(name, module):
             module.__class__ = ours
-            module.__dict__[OPTIONS] = text
+            module.__dict__.update({OPTIONS: text, PLACE: nn.__name__})
     if memory_limit is not _UNCHANGED:
         memory_option.limited(model, memory_limit, example, loss, chain)
     return model
@@ -111,8 +115,9 @@ def is_converted(module: nn.Module) -> bool:
 
 
 def _predicate(
-    argument: str, choice: Choice, names: Collection[str], default: bool
+    argument: str, choice: Choice, names: Mapping[nn.Module, Sequence[str]], default: bool
 ) -> Callable[[str, nn.Module], bool]:
+    """Whether a module is chosen; `names`: all modules, with all names that they have."""
     if choice is None:
         return lambda name, module: default
     if callable(choice) and not isinstance(choice, type):
@@ -121,14 +126,20 @@ def _predicate(
         choice = [choice]
     wanted_names = {one for one in choice if isinstance(one, str)}
     classes = tuple(one for one in choice if isinstance(one, type))
-    unknown = wanted_names - set(names)
+    unknown = wanted_names.difference(*names.values())
     if unknown or len(wanted_names) + len(classes) < len(set(choice)):
         raise InvalidArgument(
             f"{argument} has {shown(sorted(unknown) or choice)}: it must be names of modules of the model, classes, or "
             "a function of (name, module)"
         )
     kinds = classes + tuple(CONVERTED[one] for one in classes if one in CONVERTED)
-    return lambda name, module: name in wanted_names or isinstance(module, kinds)
+    chosen = {
+        inside
+        for module, own in names.items()
+        if isinstance(module, kinds) or not wanted_names.isdisjoint(own)
+        for inside in ([module] if own == [""] and not isinstance(module, kinds) else module.modules())
+    }
+    return lambda name, module: module in chosen
 
 
 class use(TorchFunctionMode):  # noqa: N801  a context manager that reads as a verb

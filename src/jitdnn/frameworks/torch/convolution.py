@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -201,13 +202,40 @@ def launched(
     return Launched(run.at, run.handle, roles, made, add) if isinstance(run, Launch) else None
 
 
-def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Ways:
-    g = Geometry.of(x.dim() - 2, *arguments)
-    form, named, by_channel = memory_format(x, w), g.named, (-1, *[1] * (x.dim() - 2))
+def _forward_by_torch(x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Callable[..., Tensor]:
+    """Torch's kernel for calls of a kind."""
+    g, form = Geometry.of(x.dim() - 2, *arguments), memory_format(x, w)
 
     def theirs(x: Tensor, w: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
         y: Tensor = stock(aten.convolution.default, x, w, bias, *g.arguments)
         return y if y.is_contiguous(memory_format=form) else y.contiguous(memory_format=form)
+
+    return theirs
+
+
+def _backward_by_torch(
+    number: int, dy: Tensor, x: Tensor, w: Tensor, *arguments: Any
+) -> Callable[..., Tensor]:
+    """Torch's kernel for calls of a kind, of one gradient."""
+    g = Geometry.of(x.dim() - 2, *arguments)
+    mask = [place == number for place in range(3)]
+
+    def theirs(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
+        # the number of channels stands for the shape of the bias
+        grads = stock(aten.convolution_backward.default, dy, x, w, [dy.shape[1]], *g.arguments, mask)
+        found: Tensor = grads[number]
+        like = (x, w, None)[number]
+        return (
+            found if like is None or found.stride() == like.stride() else torch.empty_like(like).copy_(found)
+        )
+
+    return theirs
+
+
+def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Ways:
+    g = Geometry.of(x.dim() - 2, *arguments)
+    form, named, by_channel = memory_format(x, w), g.named, (-1, *[1] * (x.dim() - 2))
+    theirs = _forward_by_torch(x, w, bias, *arguments)
 
     try:
         shape = g.output_shape(x.shape, w.shape)
@@ -251,17 +279,7 @@ def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, 
 def _prepare_backward(number: int, handle: Handle, dy: Tensor, x: Tensor, w: Tensor, *arguments: Any) -> Ways:
     """The ways to one gradient: 0, 1 or 2, of the data, the filter or the bias."""
     g = Geometry.of(x.dim() - 2, *arguments)
-    mask = [place == number for place in range(3)]
-    like = (x, w, None)[number]
-
-    def theirs(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
-        # the number of channels stands for the shape of the bias
-        grads = stock(aten.convolution_backward.default, dy, x, w, [dy.shape[1]], *g.arguments, mask)
-        found: Tensor = grads[number]
-        return (
-            found if like is None or found.stride() == like.stride() else torch.empty_like(like).copy_(found)
-        )
-
+    theirs = _backward_by_torch(number, dy, x, w, *arguments)
     # gradients are dense: what an operand with gaps looks like is not what its gradient does
     dx, dw, db = (
         torch.empty_like(x, device="meta"),
@@ -340,8 +358,10 @@ def problem_of(direction: str, x: Tensor, w: Tensor, y: Tensor, g: Geometry) -> 
 #: without and with a bias, the numbers of the operands in the order of a plan
 FORWARD = ((0, 1, RESULT), (0, 1, RESULT, 2))
 DIRECTIONS = ("forward", "data", "filter", "bias")
-computation = Computation("forward", _prepare_forward, 9)
+computation = Computation("forward", _prepare_forward, 9, weight=1, torchs=_forward_by_torch)
 GRADIENTS = tuple(
-    Computation(name, lambda *operands, number=number: _prepare_backward(number, *operands), 9)
+    Computation(
+        name, partial(_prepare_backward, number), 9, weight=2, torchs=partial(_backward_by_torch, number)
+    )
     for number, name in enumerate(DIRECTIONS[1:])
 )

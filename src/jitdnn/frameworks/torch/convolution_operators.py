@@ -100,6 +100,10 @@ convolution_backward = define(
 CONVOLUTION = Layer(kernels.computation, kernels.GRADIENTS, convolution_backward)
 
 
+_COUNT = len(_ARGUMENTS.split(","))
+"""Arguments behind the tensors; the dispatcher leaves out what comes last where it is the default."""
+
+
 def _batched(operand: Tensor, axis: int | None, size: int) -> Tensor:
     """The operand with the axis of vmap in front, repeated where it has none."""
     return operand.expand(size, *operand.shape) if axis is None else operand.movedim(axis, 0)
@@ -117,26 +121,26 @@ def _from_channels(operand: Tensor, size: int) -> Tensor:
 def _convolution_over_batch(
     info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any
 ) -> tuple[Tensor, int]:
-    *shape, groups, options = arguments
+    (*shape, groups), options = arguments[:_COUNT], arguments[_COUNT:]
     size = info.batch_size
     if in_dims[1] is None and in_dims[2] is None and in_dims[0] is not None:
         images = x.movedim(in_dims[0], 0)
-        y = convolution(images.flatten(0, 1), w, bias, *shape, groups, options)
+        y = convolution(images.flatten(0, 1), w, bias, *shape, groups, *options)
         return y.unflatten(0, images.shape[:2]), 0
     x, w = (_batched(operand, axis, size) for operand, axis in zip((x, w), in_dims, strict=False))
     bias = None if bias is None else _batched(bias, in_dims[2], size).flatten()
-    y = convolution(_as_channels(x), w.flatten(0, 1), bias, *shape, size * groups, options)
+    y = convolution(_as_channels(x), w.flatten(0, 1), bias, *shape, size * groups, *options)
     return _from_channels(y, size), 0
 
 
 def _backward_over_batch(
     info: Any, in_dims: tuple[int | None, ...], dy: Tensor, x: Tensor, w: Tensor, *arguments: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    *shape, groups, mask, options = arguments
+    (*shape, groups), (mask, *options) = arguments[:_COUNT], arguments[_COUNT:]
     size = info.batch_size
     dy, x, w = (_batched(operand, axis, size) for operand, axis in zip((dy, x, w), in_dims, strict=False))
     dx, dw, db = convolution_backward(
-        _as_channels(dy), _as_channels(x), w.flatten(0, 1), *shape, size * groups, mask, options
+        _as_channels(dy), _as_channels(x), w.flatten(0, 1), *shape, size * groups, mask, *options
     )
     nothing = x.new_empty((size, 0))
     return (

@@ -16,7 +16,9 @@ def _forward(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Any
     x, weight, target = tensors
     ignore, smoothing, reduction = settings
     loss, *saved = cross_entropy(x, target, weight, ignore, smoothing, reduction, True, handle=handle)
-    return (loss if reduction == "none" else loss.view(()),), tuple(saved)
+    if reduction != "none":
+        loss.squeeze_()  # a view could not be changed in place, as a part of a sum is
+    return (loss,), tuple(saved)
 
 
 def _backward(handle: Any, settings: Any, grads: Any, tensors: Any, outputs: Any, saved: Any) -> Any:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES
 from jitdnn.frameworks.torch.options import handle_of, is_disabled
-from jitdnn.frameworks.torch.registry import OWN, is_eager
+from jitdnn.frameworks.torch.outputs import changes_of
+from jitdnn.frameworks.torch.registry import OWN, is_autocast_on, is_eager, plain_device
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,20 @@ class Eager:
     `forward(handle, settings, is_training, tensors)` gives the outputs and, in training, what else the gradient needs;
     `backward(handle, settings, grads, tensors, outputs, saved)` a gradient for each tensor, or None;
     `stock(settings, tensors)` the outputs by torch. All are tuples. Without `needs_outputs` backward is given none.
+
+    What backward does not read is not kept, and may be changed in place before it. `is_linear`: the gradient depends
+    on no tensor but on the shape of the first and only one; backward is given one without numbers.
+    `derivative(settings, grads, outputs)`: the gradients by torch, from the outputs alone; then no tensor is kept.
+    `repeats`: outputs that were changed in place are computed again, from the tensors.
     """
 
     forward: Callable[..., tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
     backward: Callable[..., Sequence[Tensor | None]]
     stock: Callable[..., tuple[Tensor, ...]]
     needs_outputs: bool = True
+    is_linear: bool = False
+    repeats: bool = False
+    derivative: Callable[..., Sequence[Tensor | None]] | None = None
 
     def __call__(
         self, options: str, settings: tuple[Any, ...], *tensors: Tensor | None
@@ -48,7 +57,7 @@ def is_taken(*tensors: Tensor | None) -> bool:
         return False
     given = [one for one in tensors if one is not None]
     first = given[0]
-    if not all(type(one) in OWN for one in given) or torch.is_autocast_enabled(first.device.type):
+    if not all(type(one) in OWN for one in given) or is_autocast_on(first.device.type):
         return False
     return (
         first.device.type in DEVICES
@@ -77,9 +86,14 @@ class _Call(torch.autograd.Function):
     ) -> Any:
         outputs, saved = eager.forward(_handle(options, tensors), settings, True, tensors)
         kept = outputs if eager.needs_outputs else ()  # what is kept may not be changed in place
-        ctx.save_for_backward(*tensors, *kept, *saved)
+        ctx.changes = []
+        if eager.repeats:
+            ctx.changes, kept = zip(*map(changes_of, kept), strict=True)
+        read = () if eager.is_linear or eager.derivative is not None else tensors
+        ctx.save_for_backward(*read, *kept, *saved)
         ctx.eager, ctx.options, ctx.settings = eager, options, settings
-        ctx.counts = len(tensors), len(kept)
+        ctx.counts = len(read), len(kept)
+        ctx.shape = tensors[0].shape if eager.is_linear and tensors[0] is not None else None
         return outputs
 
     @staticmethod
@@ -88,12 +102,16 @@ class _Call(torch.autograd.Function):
         kept = ctx.saved_tensors
         tensors, outputs, saved = kept[:inputs], kept[inputs : inputs + results], kept[inputs + results :]
         needs = ctx.needs_input_grad[3:]
-        if torch.is_grad_enabled():
-            found = _again(ctx.eager.stock(ctx.settings, tensors), tensors, needs, grads)
+        eager, settings = ctx.eager, ctx.settings
+        if eager.is_linear:
+            tensors = (torch.empty((), dtype=grads[0].dtype, device=grads[0].device).expand(ctx.shape),)
+        if torch.is_grad_enabled() or not plain_device(grads):
+            found = _by_torch(eager, settings, grads, tensors, outputs, needs)
         else:
             dense = [one if 0 not in one.stride() else one.contiguous() for one in grads]
-            handle = _handle(ctx.options, tensors)
-            found = ctx.eager.backward(handle, ctx.settings, dense, tensors, outputs, saved)
+            if any(one is not None and one.are_there for one in ctx.changes):
+                outputs = eager.forward(_handle(ctx.options, grads), settings, False, tensors)[0]
+            found = eager.backward(_handle(ctx.options, grads), settings, dense, tensors, outputs, saved)
         return (
             None,
             None,
@@ -102,12 +120,21 @@ class _Call(torch.autograd.Function):
         )
 
 
-def _again(
-    outputs: Sequence[Tensor], tensors: Sequence[Tensor], needs: Sequence[bool], grads: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """The gradients by torch, which have gradients themselves."""
-    pairs = [(y, dy) for y, dy in zip(outputs, grads, strict=True) if y.requires_grad]
+def _by_torch(
+    eager: Eager, settings: Any, grads: Sequence[Tensor], tensors: Sequence[Any], outputs: Sequence[Tensor],
+    needs: Sequence[bool],
+) -> Sequence[Tensor | None]:  # fmt: skip
+    """The gradients by torch, which have gradients themselves, and rules for batches of gradients."""
+    if eager.derivative is not None:
+        return eager.derivative(settings, grads, outputs)
+    with torch.enable_grad():
+        if eager.is_linear:
+            (x,) = tensors
+            tensors = (torch.zeros((), dtype=x.dtype, device=x.device, requires_grad=True).expand(x.shape),)
+        again = eager.stock(settings, tensors)
+    pairs = [(y, dy) for y, dy in zip(again, grads, strict=True) if y.requires_grad]
     wanted = [one for one, is_needed in zip(tensors, needs, strict=True) if is_needed]
     ys, dys = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(ys, wanted, dys, create_graph=True, allow_unused=True))
+    has_more = torch.is_grad_enabled()
+    found = iter(torch.autograd.grad(ys, wanted, dys, create_graph=has_more, allow_unused=True))
     return [next(found) if is_needed else None for is_needed in needs]

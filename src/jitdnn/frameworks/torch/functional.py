@@ -24,6 +24,8 @@ from jitdnn.frameworks.torch import (
     softmax,
     whole,
 )  # fmt: skip
+from jitdnn.frameworks.torch.registry import is_autocast_on
+from jitdnn.frameworks.torch.stock import KEYS
 
 PerAxis = int | Sequence[int]
 
@@ -70,9 +72,7 @@ def convolution(
 
 def _have_one_type(x: Tensor, *operands: Tensor | None) -> bool:
     """Whether all have the type of x, or are given it by autocast."""
-    return torch.is_autocast_enabled(x.device.type) or all(
-        one.dtype == x.dtype for one in operands if one is not None
-    )
+    return is_autocast_on(x.device.type) or all(one.dtype == x.dtype for one in operands if one is not None)
 
 
 def _each(value: PerAxis, space: int) -> Sequence[int]:
@@ -123,6 +123,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, options
         input.dim() < 1
         or weight.dim() != 2
         or input.is_complex()
+        or not input.shape[-1]
         or (bias is not None and bias.shape != weight.shape[:1])  # torch broadcasts it
     ):
         return F.linear(input, weight, bias)
@@ -225,7 +226,7 @@ def layer_norm(
         not axes
         or not has_shape
         or not _is_normalized(input, weight, bias)
-        or torch.is_autocast_enabled(input.device.type)
+        or is_autocast_on(input.device.type)
     ):
         return NotImplemented
     if (weight is None) != (bias is None):
@@ -280,10 +281,13 @@ def routed(
 
     On GPUs, and on processors but for convolutions and products, ours runs where the call as a whole is faster by it.
     Where derivatives are taken forward (`torch.autograd.forward_ad`, `torch.func.jvp`), torch's own runs: it has the
-    rules for them. `module`: the converted one that calls, which remembers what torch's function is faster for.
+    rules for them; and so it does on devices that ours do not know, "meta" among them. `module`: the converted one
+    that calls, which remembers what torch's function is faster for.
     """
     route = ROUTES.get(function)
     if route is None or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0):
+        return function(*args, **named)
+    if args and isinstance(args[0], Tensor) and args[0].device.type not in KEYS:
         return function(*args, **named)
     is_alone = function in whole.ALONE
     if torch.compiler.is_compiling():
@@ -307,8 +311,7 @@ EAGER: dict[Any, Any] = {
     F.instance_norm: group_norm.instance_route,
     F.rms_norm: group_norm.rms_route,
     **adaptive_pool.ROUTES,
-    torch.lstm: rnn.lstm_route,
-    torch.gru: rnn.gru_route,
+    **rnn.ROUTES,
 }
 whole.ALONE.update(dict.fromkeys(EAGER))
 #: functions of torch -> ours

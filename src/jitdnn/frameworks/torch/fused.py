@@ -78,7 +78,8 @@ class FusedFunction:
         self._limit = memory_limit
         #: of so many threads, with workspace of their own, where there is a limit
         self._handles: dict[int, Handle] = {}
-        self._programs: Recent[tuple[Any, ...], _Prepared] = Recent(MOST_PROGRAMS)
+        self._programs: Recent[tuple[Any, ...], _Prepared] = Recent(2 * MOST_PROGRAMS)
+        self._kinds: set[tuple[Any, ...]] = set()
         self._weights: tuple[int, list[int]] | None = None
         self._shared: dict[Any, Any] = {}  # what programs prepare of the weights
         self._alive: weakref.WeakSet[Program] = weakref.WeakSet()
@@ -86,16 +87,35 @@ class FusedFunction:
 
     def __call__(self, constants: Sequence[Tensor], inputs: Sequence[Tensor], more: Any = None) -> list[Any]:
         """The results for these inputs; `more` is whatever else tells kinds of calls apart."""
-        return self.program(constants, inputs, more)(*inputs)
+        key = self._key(inputs, more)
+        if key not in self._kinds:
+            if len(self._kinds) >= MOST_PROGRAMS and self._limit is None:
+                log.fallback_once(
+                    ("fused kinds", id(self)),
+                    f"{self._what} has been called with {MOST_PROGRAMS} kinds of inputs: others run unfused, since "
+                    "preparing for each takes longer than it saves",
+                )
+                return list(self._function(*constants, *inputs))
+            self._kinds.add(key)
+        return self._prepared(key, constants, inputs)(*inputs)
 
-    def program(self, constants: Sequence[Tensor], inputs: Sequence[Tensor], more: Any = None) -> Program:
-        """The program for inputs of this kind, prepared now where there is none."""
-        key = (
+    @staticmethod
+    def _key(inputs: Sequence[Tensor], more: Any) -> tuple[Any, ...]:
+        """What tells kinds of calls apart."""
+        return (
             more,
             torch.get_num_threads(),
             torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
             *[(x.shape, x.stride(), x.dtype) for x in inputs],
         )
+
+    def program(self, constants: Sequence[Tensor], inputs: Sequence[Tensor], more: Any = None) -> Program:
+        """The program for inputs of this kind, prepared now where there is none."""
+        return self._prepared(self._key(inputs, more), constants, inputs)
+
+    def _prepared(
+        self, key: tuple[Any, ...], constants: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> Program:
         found = self._programs.get(key) or self._programs.older(key)
         if found is not None and found.program is not None and found.weights == _stamp_of(found, constants):
             return found.program
@@ -110,7 +130,7 @@ class FusedFunction:
                 constants = [c.detach() for c in constants]
                 traced = None if found is None else found.traced
                 if traced is None or not _fits(traced, constants):
-                    traced = capture(self._function, [*constants, *inputs], self._what)
+                    traced = capture(self._function, [*constants, *inputs], self._what, self._options)
                 lifted = [
                     getattr(traced, node.target) for node in traced.graph.nodes if node.op == "get_attr"
                 ]

@@ -19,22 +19,25 @@ from torch.overrides import TorchFunctionMode
 
 from jitdnn.errors import JitdnnError, NotSupported
 from jitdnn.frameworks.torch.pointwise import POINTWISE, VIEWS
+from jitdnn.frameworks.torch.recurrent import AsNodes
 
 aten = torch.ops.aten
 #: operators that only check, or whose result is never used for anything but its memory
 _IDLE = ("aten::_assert_async", "aten::_assert_tensor_metadata", "aten::sym_constrain_range")
 
 
-def capture(function: Callable[..., Any], tensors: Sequence[Tensor], what: str) -> GraphModule:
+def capture(
+    function: Callable[..., Any], tensors: Sequence[Tensor], what: str, options: str = ""
+) -> GraphModule:
     """The graph of `function(*tensors)`; its placeholders are the tensors, its output is a flat tuple.
 
-    `what` names the function in errors. Raises NotSupported where values of tensors decide what is computed, and where
-    a tensor that is given is written to.
+    `what` names the function in errors, `options` are those of nodes that choose who runs. Raises NotSupported where
+    values of tensors decide what is computed, and where a tensor that is given is written to.
     """
     try:
         with torch.no_grad():
             made = make_fx(functionalize(function), tracing_mode="fake", _allow_non_fake_inputs=True)
-            with _FlatProducts():
+            with _FlatProducts(), AsNodes(options):
                 traced: GraphModule = made(*tensors)
     except JitdnnError:
         raise

@@ -7,7 +7,7 @@ threads. Its first call prepares both ways and chooses (choice.py); every later 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from jitdnn.errors import JitdnnError
+from jitdnn.frameworks.torch import variety
 from jitdnn.frameworks.torch.choice import Decision, decide
 from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.progress import part
@@ -103,13 +104,28 @@ epoch = 0
 class Computation:
     """A function of tensors and other arguments that runs by ours or by torch's kernels.
 
-    `prepare(handle, *operands)` gives the two ways for so many operands of a kind.
+    `prepare(handle, *operands)` gives the two ways for so many operands of a kind. `weight`: which of them is the
+    weight of a layer, whose other operands may be ever others; `torchs(*operands)` is torch's kernel then.
     """
 
-    def __init__(self, name: str, prepare: Callable[..., Ways], operands: int) -> None:
+    def __init__(
+        self, name: str, prepare: Callable[..., Ways], operands: int, weight: int | None = None,
+        torchs: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self._prepare = prepare
         self._operands = operands
+        self._weight, self._torchs = weight, torchs
+
+    def _layer(self, options: str, operands: tuple[Any, ...]) -> Hashable:
+        """What tells layers apart, and not their calls."""
+        if self._weight is None:
+            return None
+        weight, others = operands[self._weight], operands[self._weight + 1 :]
+        rest = tuple(
+            tuple(one) if isinstance(one, list) else one for one in others if not isinstance(one, Tensor)
+        )
+        return self, options, torch.get_num_threads(), weight.shape, weight.dtype, weight.device, rest
 
     def kernel(self, *operands: Any) -> Any:
         """The kernel of an operator whose last argument is the options, which are left out where they are empty."""
@@ -136,6 +152,14 @@ class Computation:
         `way`: how ours are called and what they are measured beside, where that is not one kernel beside the other.
         """
         tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+        layer = self._layer(options, operands) if way is None else None
+        if (
+            self._torchs is not None
+            and layer is not None
+            and variety.is_full(layer)
+            and parse(options).measure != "never"
+        ):
+            return Kind(self.name, Decision(False, variety.REASON), self._torchs(*operands))
         handle = handle_of(options, tensors[0].device.type)
         ways = self._prepare(handle, *operands)
         reason = ways.refusal or _refusal(tensors, ways.has_several_types)
@@ -154,7 +178,7 @@ class Computation:
         ours, stock = call(ways.ours), call(ways.stock)
         if way is not None:
             ours, stock = _first_then(ours, way.ours), way.stock or stock
-        decision = decide(what, handle, tensors[0].device, parse(options).measure, ours, stock)
+        decision = decide(what, handle, tensors[0].device, parse(options).measure, ours, stock, layer)
         run = ways.ours if decision.is_ours else ways.stock
         launched = ways.launched if decision.is_ours else None
         own = at(tensors[0].device, handle)
@@ -284,6 +308,7 @@ def forget() -> None:
     epoch += 1
     known.clear()
     _for_now.clear()
+    variety.forget()
 
 
 def _refusal(operands: list[Tensor], has_several_types: bool) -> str | None:

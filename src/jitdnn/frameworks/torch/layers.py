@@ -233,6 +233,9 @@ class Linear(_Remembering, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling():
             return routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options, self)
+        if input.dim() > 2 and input.is_contiguous() and input.numel():
+            rows = self._remembered(input.view(-1, input.shape[-1]))  # calls of rows are what is remembered
+            return rows.view(*input.shape[:-1], rows.shape[-1])
         return self._remembered(input)
 
     def _stock(self, input: Tensor) -> Tensor:

@@ -47,10 +47,13 @@ def _problem(kind: str, x: Tensor, w: Tensor, y: Tensor) -> Problem | None:
     return problem_of(kind, _image(x), _filter(w), _image(y), _GEOMETRY)
 
 
+def _forward_by_torch(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    y: Tensor = aten.mm.default(x, w.t()) if bias is None else aten.addmm.default(bias, x, w.t())
+    return y
+
+
 def _forward_ways(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None) -> Ways:
-    def theirs(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        y: Tensor = aten.mm.default(x, w.t()) if bias is None else aten.addmm.default(bias, x, w.t())
-        return y
+    theirs = _forward_by_torch
 
     def ours(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         y = made()
@@ -73,10 +76,13 @@ def _forward_ways(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None) -> 
     )
 
 
+def _data_by_torch(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    dx: Tensor = aten.mm.default(dy, w)
+    return dx
+
+
 def _data_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
-    def theirs(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        dx: Tensor = aten.mm.default(dy, w)
-        return dx
+    theirs = _data_by_torch
 
     def ours(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
         dx = made()
@@ -95,10 +101,13 @@ def _data_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
     return Ways(ours, theirs, problem, what="of linear", refusal=_dense(dy, w), launched=kernel)
 
 
+def _filter_by_torch(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    dw: Tensor = aten.mm.default(dy.t(), x)
+    return dw
+
+
 def _filter_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
-    def theirs(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        dw: Tensor = aten.mm.default(dy.t(), x)
-        return dw
+    theirs = _filter_by_torch
 
     def ours(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
         dw = made()
@@ -116,9 +125,12 @@ def _filter_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
     return Ways(ours, theirs, problem, what="of linear", refusal=_dense(dy, x), launched=kernel)
 
 
+def _bias_by_torch(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return dy.sum(0)
+
+
 def _bias_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
-    def theirs(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return dy.sum(0)
+    theirs = _bias_by_torch
 
     def ours(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
         db = made()
@@ -136,11 +148,11 @@ def _bias_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
     return Ways(ours, theirs, problem, what="of linear", refusal=_dense(dy), launched=kernel)
 
 
-_forward = Computation("forward", _forward_ways, 3)
+_forward = Computation("forward", _forward_ways, 3, weight=1, torchs=lambda *_: _forward_by_torch)
 _gradients_of = (
-    Computation("data", _data_ways, 3),
-    Computation("filter", _filter_ways, 3),
-    Computation("bias", _bias_ways, 3),
+    Computation("data", _data_ways, 3, weight=2, torchs=lambda *_: _data_by_torch),
+    Computation("filter", _filter_ways, 3, weight=2, torchs=lambda *_: _filter_by_torch),
+    Computation("bias", _bias_ways, 3, weight=2, torchs=lambda *_: _bias_by_torch),
 )
 
 

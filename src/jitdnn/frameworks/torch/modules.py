@@ -1,7 +1,7 @@
 """Classes that modules of `torch.nn` are turned into, and back: the same parameters and buffers, another forward.
 
-Only the class of an instance changes and one attribute is added, so that `state_dict`, hooks, optimizers, pickling and
-`copy.deepcopy` see the module that they saw before.
+Only the class of an instance changes and a few attributes are added, so that `state_dict`, hooks, optimizers, pickling
+and `copy.deepcopy` see the module that they saw before.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ from jitdnn.frameworks.torch.layers import (
 from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, remembering
 
 OPTIONS = "_jitdnn_options"
-OWN = (OPTIONS, CALLS, STOCK_CALLS)
+PLACE = "__module__"
+"""Where tracers look whether a module is one of torch's, a leaf of their graphs; the class keeps its own."""
+OWN = (OPTIONS, PLACE, CALLS, STOCK_CALLS)
 """The attributes that a converted module has beside those of torch's."""
 
 
@@ -365,6 +367,10 @@ class GRU(_Recurrent, nn.GRU):
     """`torch.nn.GRU`."""
 
 
+class RNN(_Recurrent, nn.RNN):
+    """`torch.nn.RNN`."""
+
+
 # only instances of exactly these are converted, for a subclass may compute something else
 CONVERTED |= {
     getattr(nn, ours.__name__): ours
@@ -376,7 +382,8 @@ CONVERTED |= {
         MaxPool1d, MaxPool2d, MaxPool3d, AvgPool1d, AvgPool2d, AvgPool3d,
         AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d,
         AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d,
-        ELU, GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, CrossEntropyLoss, Upsample, LSTM, GRU,
+        ELU, GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, CrossEntropyLoss, Upsample,
+        LSTM, GRU, RNN,
     )
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jitdnn.frameworks.torch import flops  # noqa: F401  registers what PyTorch counts
 from jitdnn.frameworks.torch.activation import activation, activation_backward
 from jitdnn.frameworks.torch.batch_norm_activation import (
     batch_norm_activation,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from jitdnn.frameworks.torch.convolution import memory_format
 from jitdnn.frameworks.torch.kinds import Computation, Ways
+from jitdnn.frameworks.torch.outputs import changes_of
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.handle import Handle
 from jitdnn.ops import pooling
@@ -149,11 +150,15 @@ def _max_fake(
 
 def _max_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, *ctx.rest = inputs
+    ctx.changes, output = changes_of(output)
     ctx.save_for_backward(x, output)
 
 
 def _max_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, y = ctx.saved_tensors
+    if ctx.changes is not None and ctx.changes.are_there:
+        with torch.no_grad():
+            y = max_pool(x.detach(), *ctx.rest)
     return (max_pool_backward(_packed(dy, y), x, y, *ctx.rest), *[None] * 6)
 
 

@@ -22,6 +22,8 @@ from jitdnn.frameworks.torch.stock import KEYS
 library = Library("jitdnn", "DEF")
 OWN = (Tensor, Parameter)
 """The classes of ordinary tensors: others may do anything with a call."""
+_BATCHED = torch._C._dispatch_key_parse("VmapMode")
+"""What a thread has while gradients of a batch of results are taken together."""
 
 
 def _unknown(*_: Any) -> bool:
@@ -131,19 +133,26 @@ def plain_device(operands: tuple[Any, ...]) -> str:
     device = ""
     for operand in operands:
         if isinstance(operand, Tensor):
-            if type(operand) not in OWN:
+            if type(operand) not in OWN or operand.is_neg() or operand.is_conj():
                 return ""
             device = device or operand.device.type
     return device if device in KEYS and is_eager() else ""
 
 
 def is_eager() -> bool:
-    """Whether calls run now and as they are: no mode, no transform of functorch and no tracer takes part."""
+    """Whether calls run now and as they are: no mode, no transform of functorch, no batch of gradients
+    (`is_grads_batched`) and no tracer takes part."""
     return (
         torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._get_tracing_state() is None
+        and not torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED)
     )
+
+
+def is_autocast_on(device: str) -> bool:
+    """Whether autocast lowers the types of operands on this type of device; on "meta" and others it cannot be asked."""
+    return device in KEYS and torch.is_autocast_enabled(device)
 
 
 def _differentiable(

@@ -41,7 +41,7 @@ def _stock(settings: Any, tensors: Any) -> Any:
     return (F.interpolate(tensors[0], size, scale, mode, align),)
 
 
-_EAGER = Eager(_forward, _backward, _stock, needs_outputs=False)
+_EAGER = Eager(_forward, _backward, _stock, needs_outputs=False, is_linear=True)
 
 
 def route(

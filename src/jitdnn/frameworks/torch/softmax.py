@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from jitdnn.frameworks.torch.eager import Eager, is_taken
 from jitdnn.ops.softmax import softmax, softmax_backward
+
+aten = torch.ops.aten
 
 
 def _forward(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Any:
@@ -27,7 +30,14 @@ def _stock(settings: Any, tensors: Any) -> Any:
     return ((F.log_softmax if algorithm == "log" else F.softmax)(tensors[0], axis),)
 
 
-_EAGER = Eager(_forward, _backward, _stock)
+def _derivative(settings: Any, grads: Any, outputs: Any) -> Any:
+    axis, algorithm = settings
+    (dy,), (y,) = grads, outputs
+    function = aten._log_softmax_backward_data if algorithm == "log" else aten._softmax_backward_data
+    return (function(dy, y, axis, y.dtype),)
+
+
+_EAGER = Eager(_forward, _backward, _stock, derivative=_derivative)
 
 
 def _route(

@@ -19,7 +19,6 @@ from torch import (
     Tensor,
     get_autocast_dtype,
     get_num_threads,
-    is_autocast_enabled,
     is_grad_enabled,
     nn,
 )
@@ -28,7 +27,7 @@ from torch.compiler import is_compiling
 from jitdnn.frameworks.torch import guards, kinds
 from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.kinds import observers, threads_apart
-from jitdnn.frameworks.torch.registry import OWN
+from jitdnn.frameworks.torch.registry import OWN, is_autocast_on
 
 STOCK_CALLS = "_jitdnn_stock_calls"
 """The attribute of a module that remembers them."""
@@ -110,5 +109,5 @@ def _now(module: Any, input: Tensor) -> tuple[Any, ...]:
     device = input.device.type
     return (
         is_grad_enabled(), get_num_threads(), kinds.epoch, module._jitdnn_options, module.training,
-        is_autocast_enabled(device) and get_autocast_dtype(device),
+        is_autocast_on(device) and get_autocast_dtype(device),
     )  # fmt: skip

@@ -10,7 +10,7 @@ function is called from then on as if nothing had been converted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
 
@@ -22,13 +22,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from jitdnn import log
 from jitdnn.errors import DeviceError, JitdnnError
-from jitdnn.frameworks.torch import batch_norm_activation, choice
+from jitdnn.frameworks.torch import batch_norm_activation, choice, variety
 from jitdnn.frameworks.torch.choice import Decision
 from jitdnn.frameworks.torch.kinds import Kind, Observer, apart, known, tell, words
 from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.progress import part
 from jitdnn.frameworks.torch.registry import OWN, hooks_of_saved, is_eager
-from jitdnn.frameworks.torch.stock_calls import remember
+from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, StockCalls, remember
 from jitdnn.locks import lock
 from jitdnn.planner.plan import noting_stand_ins
 
@@ -40,6 +40,8 @@ ON_PROCESSORS: dict[Any, None] = {}
 #: how many of a function's arguments tell kinds of calls apart; the others are numbers that cost nothing, whatever they
 #: are, such as the momentum of running statistics, which may be another one in each call
 _TELLING = {F.batch_norm: 6, batch_norm_activation.stock: 8}
+#: kinds of calls that ours are tried for of a function without weights, which all layers call
+_MOST_OF_FUNCTION = 256
 _lock = lock()
 
 
@@ -74,7 +76,7 @@ def run(
         found = known.get(key)
         is_settled = found is not None
         if found is None:
-            found = known.older(key) or _first(key, function, route, args, named, options)
+            found = known.older(key) or _first(key, function, route, args, named, options, module)
         kind = found[0]
         if kind is not None and not kind.decision.is_ours:
             if is_settled and module is not None:
@@ -137,7 +139,8 @@ def _flat(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _first(
-    key: Any, function: Any, route: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: str
+    key: Any, function: Any, route: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: str,
+    module: nn.Module | None,
 ) -> list[Kind | None]:  # fmt: skip
     """Choose for a kind that is called for the first time; what cannot be chosen now is not kept."""
     if (
@@ -154,7 +157,7 @@ def _first(
         return [stock]
     try:
         with part():
-            decision = _decided(function, route, args, named, options)
+            decision = _decided(function, route, args, named, options, module)
     except torch.OutOfMemoryError:
         decision = Decision(False, "not measured: there is no memory for both")
     finally:
@@ -164,8 +167,9 @@ def _first(
 
 
 def _decided(
-    function: Any, route: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: str
-) -> Decision:
+    function: Any, route: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], options: str,
+    module: nn.Module | None,
+) -> Decision:  # fmt: skip
     device = args[0].device
     handle = handle_of(options, device.type)
     given = tuple(tree_leaves((args, named)))
@@ -182,6 +186,8 @@ def _decided(
     stored = choice.stored(what, handle, device)
     if stored is not None:
         return stored
+    if not variety.may_try(*_layer(function, args, options, module)):
+        return Decision(False, variety.REASON)
     seen: list[Kind] = []
     with _apart(seen) as told:
         ours = _way(lambda *args, **named: route(*args, **named, options=options), args, named)
@@ -203,6 +209,22 @@ def _decided(
         told.clear()
         stock()
         return choice.measured(what, handle, device, ours, stock)
+
+
+def _layer(
+    function: Any, args: tuple[Any, ...], options: str, module: nn.Module | None
+) -> tuple[Hashable, int]:
+    """What tells layers apart (see variety.py), and for how many kinds of its calls ours are tried."""
+    weights = tuple(one.shape for one in tree_leaves(args) if isinstance(one, nn.Parameter))
+    if module is None and not weights:
+        return (function, options), _MOST_OF_FUNCTION
+    return (
+        function,
+        options,
+        torch.is_grad_enabled(),
+        module and StockCalls.of(module, STOCK_CALLS),
+        weights,
+    ), variety.MOST
 
 
 def _way(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Run:
