@@ -1,4 +1,4 @@
-"""Which tests a run of the whole suite takes where they cost the most: a part of each file a day, all in two weeks.
+"""Which tests a run of the whole suite takes where they cost the most: a part of each file a day, all in twenty days.
 
 Only tests of `FOLDERS`, which compile kernels for every case or start processes; and only where pytest was started
 without paths: a file or folder that is named runs whole, and so does everything with `JITDNN_TESTS=thorough`. A file of
@@ -18,7 +18,7 @@ from typing import Any
 from examples import THOROUGH
 
 #: how many days all tests take
-DAYS = 14
+DAYS = 20
 #: below tests/
 FOLDERS = (
     # kernels are compiled for every case
