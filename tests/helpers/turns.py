@@ -25,8 +25,6 @@ FOLDERS = (
     "caffe/test_caffe_compiled.py", "caffe/test_caffe_memory.py", "caffe/test_caffe_real_nets.py",
     "caffe/test_caffe_zoo.py", "frameworks/", "fuzz/", "gpu/", "graph/", "kernels/", "ops/", "planner/", "rtcg/",
     "studio/nets/test_studio_gallery.py", "studio/nets/test_studio_gallery_runs.py", "tensor/", "test_arguments.py",
-    # a browser walks through pages
-    "studio/web/test_data_walk.py", "studio/web/test_look_walk.py", "studio/web/test_walk.py",
     # several processes import, compile and wait for each other
     "cluster/", "devices/test_openmp.py", "distributed/", "package/test_faults_disks.py",
     "package/test_faults_processes.py", "studio/work/test_studio_cluster_kill.py", "studio/work/test_studio_ranks.py",

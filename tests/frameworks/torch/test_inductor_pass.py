@@ -202,7 +202,7 @@ def test_the_loser_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tail_that_saves_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
 
-    def decide(what: str, handle: Any, device: Any, how: str, ours: Any, stock: Any) -> Decision:
+    def decide(what: str, handle: Any, device: Any, how: str, ours: Any, stock: Any, *_: Any) -> Decision:
         ours(), stock()
         names.append(what)
         return Decision("of a convolution" not in what, "as told")
