@@ -38,6 +38,21 @@ def checked(page: Any) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.fixture(scope="module")
+def dataset(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """The number of a data set of two classes with a copy."""
+    files = classes({"daisy": 30, "tulip": 30}) | {"daisy/copy.png": png(0)}
+    source = write_zip(tmp_path_factory.mktemp("images") / "pictures.zip", files)
+    page = browser.page()
+    page.goto(f"{browser.server.base}/data/new")
+    page.set_input_files("input[type=file]", source)
+    page.get_by_role("button", name="Make the data set").click(timeout=60_000)
+    expect(page.locator("#sheets img").first).to_be_visible(timeout=60_000)
+    number = int(page.url.rsplit("/", 1)[1])
+    page.context.close()
+    return number
+
+
 def test_own_images_from_a_file_to_a_version(browser: Browser, tmp_path: Path) -> None:
     files = classes({"daisy": 30, "tulip <b>": 30}) | {"daisy/broken.png": b"!", "daisy/copy.png": png(0)}
     source = write_zip(tmp_path / "flowers & more.zip", files)
@@ -122,15 +137,15 @@ def test_a_thousand_classes(browser: Browser, tmp_path: Path) -> None:
     page.context.close()
 
 
-def test_data_sets_on_a_phone(browser: Browser) -> None:
+def test_data_sets_on_a_phone(browser: Browser, dataset: int) -> None:
     page = browser.phone()
     for path in (
         "/data",
         "/data/new",
-        "/data/1",
-        "/data/1/about",
-        "/data/1/images/train/0",
-        "/data/1/duplicates",
+        f"/data/{dataset}",
+        f"/data/{dataset}/about",
+        f"/data/{dataset}/images/train/0",
+        f"/data/{dataset}/duplicates",
     ):
         page.goto(browser.server.base + path)
         checked(page)
@@ -138,9 +153,9 @@ def test_data_sets_on_a_phone(browser: Browser) -> None:
     page.context.close()
 
 
-def test_a_sheet_is_what_it_says(browser: Browser, tmp_path: Path) -> None:
+def test_a_sheet_is_what_it_says(browser: Browser, dataset: int, tmp_path: Path) -> None:
     page = browser.page()
-    answer = page.request.get(f"{browser.server.base}/data/1/sheet.png?count=50&columns=25")
+    answer = page.request.get(f"{browser.server.base}/data/{dataset}/sheet.png?count=50&columns=25")
     (tmp_path / "sheet.png").write_bytes(answer.body())
     assert np.asarray(Image.open(tmp_path / "sheet.png")).shape[:2] == (2 * 29 - 1, 25 * 29 - 1)
     page.context.close()
