@@ -12,6 +12,7 @@ from jitdnn.caffe.blob import Array
 from jitdnn.caffe.images import decode_image
 from jitdnn.caffe.wire import FIXED32, LENGTH, VARINT, Reader, key, prefixed, signed, varint
 from jitdnn.errors import InvalidArgument, InvalidShape
+from jitdnn.tensor.array import address_of
 
 _MOST_TAILS = 1 << 16  # kept: there is one for each label
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
@@ -68,7 +69,7 @@ class RawRecords:
         if datum.is_encoded or datum.is_float or not size or size != len(datum.content):
             return
         whole, content = (np.frombuffer(each, np.uint8) for each in (record, datum.content))
-        first = content.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        first = address_of(content) - address_of(whole)
         head, tail = bytes(record[:first]), bytes(record[first + size :])
         form = self._form
         if form is None or form[:3] != (head, size, datum.shape) or len(form[3]) >= _MOST_TAILS:

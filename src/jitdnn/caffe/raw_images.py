@@ -23,6 +23,7 @@ from jitdnn.devices.copy_rows import copy_rows
 from jitdnn.kernels.tables import has_generator
 from jitdnn.ops.image_transform import COLUMNS, ImageTransform
 from jitdnn.tensor import dtype_of
+from jitdnn.tensor.array import address_of
 
 _ALIGNMENT = 16  # of the table behind the images
 
@@ -50,12 +51,12 @@ class RawBatch:
                 np.copyto(target, image[:, top : top + crop, left : left + crop] if crop else image)
             return
         if isinstance(images, np.ndarray):
-            addresses = _address(images) + images.strides[0] * np.arange(len(images), dtype=np.int64)
+            addresses = address_of(images) + images.strides[0] * np.arange(len(images), dtype=np.int64)
         else:
-            addresses = np.array([_address(image) for image in images], np.int64)
+            addresses = np.array([address_of(image) for image in images], np.int64)
         _, row, column = images[0].strides
         addresses += box.source + row * table[:, 0] + column * table[:, 1]
-        target = _address(targets) + box.target
+        target = address_of(targets) + box.target
         copy_rows(addresses, target, targets.strides[0], box.planes, box.rows, box.row_bytes)
 
 
@@ -90,11 +91,6 @@ def _box(source: Array, target: Array) -> _Box | None:
         return None  # single bytes, which NumPy copies as fast
     rows, planes = (*left, (1, 0, 0), (1, 0, 0))[:2]
     return _Box(planes, rows, row_bytes, starts[0], starts[1])
-
-
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 @dataclass(frozen=True)
@@ -163,8 +159,8 @@ class RawUpload:
         out = blob.values  # before anything of the batch is under way: it may be sent up itself
         self._ahead.send(memory, stream)
         self._sent = give_back
-        moved = self._ahead.pointer - _address(memory)
-        image, table = _address(images) + moved, _address(batch.table) + moved
+        moved = self._ahead.pointer - address_of(memory)
+        image, table = address_of(images) + moved, address_of(batch.table) + moved
         self._transform(stream, image, images.strides, table, out)
         self._ahead.taken(stream)
 

@@ -14,16 +14,16 @@ from jitdnn.rtcg.isa import isa
 from jitdnn.rtcg.recording import compiling
 
 _TEXT = """
-declare void @llvm.memcpy.p0i8.p0i8.i64(i8* noalias, i8* noalias, i64, i1)
+declare void @llvm.memcpy.p0.p0.i64(ptr noalias, ptr noalias, i64, i1)
 
-define void @copy_rows(i64* %sources, i64 %target, i64 %boxes, i64 %box_step, i64 %planes, i64 %from_plane,
+define void @copy_rows(ptr %sources, i64 %target, i64 %boxes, i64 %box_step, i64 %planes, i64 %from_plane,
                        i64 %to_plane, i64 %rows, i64 %from_row, i64 %to_row, i64 %bytes) nounwind {
 start:
   br label %box
 box:
   %b = phi i64 [0, %start], [%next_b, %box_end]
-  %source_at = getelementptr i64, i64* %sources, i64 %b
-  %source = load i64, i64* %source_at
+  %source_at = getelementptr i64, ptr %sources, i64 %b
+  %source = load i64, ptr %source_at
   %offset = mul i64 %b, %box_step
   %to = add i64 %target, %offset
   br label %plane
@@ -40,9 +40,9 @@ row:
   %row_to = mul i64 %r, %to_row
   %from = add i64 %from_first, %row_from
   %into = add i64 %to_first, %row_to
-  %x = inttoptr i64 %from to i8*
-  %y = inttoptr i64 %into to i8*
-  call void @llvm.memcpy.p0i8.p0i8.i64(i8* %y, i8* %x, i64 %bytes, i1 false)
+  %x = inttoptr i64 %from to ptr
+  %y = inttoptr i64 %into to ptr
+  call void @llvm.memcpy.p0.p0.i64(ptr %y, ptr %x, i64 %bytes, i1 false)
   %next_r = add i64 %r, 1
   %more_rows = icmp slt i64 %next_r, %rows
   br i1 %more_rows, label %row, label %plane_end

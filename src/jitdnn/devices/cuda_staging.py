@@ -10,6 +10,7 @@ from jitdnn.devices.cuda_driver import check, current, driver
 from jitdnn.devices.cuda_graph import Stream
 from jitdnn.devices.cuda_kernel import Event
 from jitdnn.devices.cuda_memory import DeviceMemory
+from jitdnn.tensor.array import address_of
 
 
 class _PageLocked:
@@ -70,8 +71,7 @@ class CopyAhead:
             if self._taken is not None:
                 self._taken.hold(own)
             self._source = source  # freed memory is not copied from
-            address, _ = source.__array_interface__["data"]
-            result = driver().cuMemcpyHtoDAsync(self.pointer, address, source.nbytes, own)
+            result = driver().cuMemcpyHtoDAsync(self.pointer, address_of(source), source.nbytes, own)
             check(result, "copying to the GPU")
             self._copied = Event(self._index, own)
             self._copied.hold(stream)

@@ -23,7 +23,7 @@ _CORE, _LOCK, _CONDITION, _OWN_CORES = 1, 8, 16, 32
 #: cores that a mask of affinity has bits for
 MASK_CORES = 1024
 
-SLEEP = """
+_SLEEP = """
 define internal ptr @cell(ptr %control, i64 %thread) {{
   %cells.at = getelementptr i64, ptr %control, i64 {cells}
   %cells = load ptr, ptr %cells.at
@@ -190,7 +190,6 @@ _NOTE_CORE = """
   %callers = sext i32 %number to i64
   store i64 %callers, ptr %callers.at
 """
-_LEAVE_CORE = "call void @leave(ptr %control, ptr %cell)"
 _LEAVE = """
 define internal void @leave(ptr %control, ptr %cell) {{
 entry:
@@ -235,14 +234,14 @@ done:
 def sleeping() -> tuple[str, dict[str, object]]:
     """The code for this system, and what stands in its braces beside the slots of the control block."""
     on_windows, on_linux = sys.platform == "win32", sys.platform == "linux"
-    text = SLEEP + (_WINDOWS_NAMES if on_windows else _POSIX_NAMES)
+    text = _SLEEP.replace("{note_core}", _NOTE_CORE if on_linux else "")
+    text += _WINDOWS_NAMES if on_windows else _POSIX_NAMES
     if on_linux:
-        text = text.replace("{note_core}", _NOTE_CORE) + _LEAVE + _LINUX_NAMES
+        text += _LEAVE + _LINUX_NAMES
     names: dict[str, object] = dict(_WINDOWS if on_windows else _POSIX)
     names |= {
         "release": "call void @ReleaseSRWLockExclusive(ptr %lock)" if on_windows else _RELEASE_POSIX,
-        "note_core": "",
-        "leave_core": _LEAVE_CORE if on_linux else "",
+        "leave_core": "call void @leave(ptr %control, ptr %cell)" if on_linux else "",
         "most_threads": MOST_THREADS,
         "cell_slots": CELL_SLOTS,
         "core": _CORE,
