@@ -4,9 +4,7 @@
 
 Makes its images in a temporary folder. Each row is the median of the repetitions, with the least and the most, and the
 milliseconds of processor time that an image takes. Plain pillow decodes to an array in RGB, on one thread, and neither
-crops nor converts. `processes` are what ImageData would do with as many processes in the place of its threads: they
-read, decode, crop and convert by the same functions, into memory that they share with this one, and the batch is copied
-out.
+crops nor converts. With `processes` each thread has a process that decodes for it (the setting `data_processes`).
 """
 
 # ruff: noqa: T201
@@ -15,25 +13,20 @@ from __future__ import annotations
 
 import argparse
 import io
-import multiprocessing
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing import shared_memory
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
 from PIL import Image
 
+import jitdnn as jd
 from jitdnn.caffe import load_net
 from jitdnn.caffe.datasets import convert_imageset
-from jitdnn.caffe.images import read_image
-from jitdnn.caffe.schema_layers import TransformationParameter
-from jitdnn.caffe.transform import Transformer
 from jitdnn.settings import available_cores
 
 TRANSFORM = "crop_size: 227 mirror: true mean_value: 104 mean_value: 117 mean_value: 123"
@@ -51,78 +44,6 @@ def make_images(folder: Path, count: int) -> None:
         lines.append(f"{index}.jpg {index % 10}\n")
     (folder / "list.txt").write_text("".join(lines))
     convert_imageset(folder / "list.txt", f"{folder}/", folder / "db", is_encoded=True)
-
-
-class Processes:
-    """Makes batches of a folder's images by processes: each a part of a batch, `depth` batches ahead."""
-
-    def __init__(self, folder: Path, images: int, batch: int, workers: int, depth: int = 4) -> None:
-        self.images, self.batch, self.workers, self.depth = images, batch, workers, depth
-        self.size = batch * 3 * 227 * 227
-        self.memory = shared_memory.SharedMemory(create=True, size=4 * self.size * depth)
-        self.slots = np.ndarray((depth, batch, 3, 227, 227), np.float32, buffer=self.memory.buf)
-        context = multiprocessing.get_context("spawn")
-        self.orders, self.done = context.SimpleQueue(), context.SimpleQueue()
-        self.processes = [
-            context.Process(
-                target=_serve, args=(str(folder), self.memory.name, batch, depth, self.orders, self.done)
-            )
-            for _ in range(workers)
-        ]
-        for process in self.processes:
-            process.start()
-        self.next, self.out = 0, np.empty((batch, 3, 227, 227), np.float32)
-        self.waiting = [0] * depth
-        for slot in range(depth):
-            self._order(slot)
-
-    def _order(self, slot: int) -> None:
-        """Have a batch made."""
-        step = max(1, self.batch // (2 * self.workers))
-        for first in range(0, self.batch, step):
-            numbers = [(self.next + i) % self.images for i in range(first, min(first + step, self.batch))]
-            self.orders.put((slot, first, numbers))
-            self.waiting[slot] += 1
-        self.next += self.batch
-
-    def run(self, batches: int) -> int:
-        """Take so many batches."""
-        for number in range(batches):
-            slot = number % self.depth
-            while self.waiting[slot]:
-                self.waiting[self.done.get()] -= 1
-            np.copyto(self.out, self.slots[slot])
-            self._order(slot)
-        return batches * self.batch
-
-    def close(self) -> None:
-        """End the processes."""
-        for _ in self.processes:
-            self.orders.put(None)
-        for process in self.processes:
-            process.join()
-        del self.slots
-        self.memory.close()
-        self.memory.unlink()
-
-
-def _serve(folder: str, name: str, batch: int, depth: int, orders: Any, done: Any) -> None:
-    """Make parts of batches, in a process of its own."""
-    memory = shared_memory.SharedMemory(name=name)
-    slots = np.ndarray((depth, batch, 3, 227, 227), np.float32, buffer=memory.buf)
-    parameter = TransformationParameter(crop_size=227, mirror=True, mean_value=[104.0, 117.0, 123.0])
-    transformer = Transformer(parameter, None, "TRAIN", (3, 256, 256), np.dtype(np.float32))
-    random = np.random.default_rng(os.getpid())
-    while (order := orders.get()) is not None:
-        slot, first, numbers = order
-        for index, (number, draw) in enumerate(
-            zip(numbers, transformer.draw(random, len(numbers)), strict=True)
-        ):
-            image = read_image(Path(folder) / f"{number}.jpg", "RGB", None)
-            transformer.apply_one(image, slots[slot, first + index], draw)
-        done.put(slot)
-    del slots
-    memory.close()
 
 
 def measure(name: str, run: Callable[[], int], repeat: int) -> None:
@@ -166,27 +87,27 @@ def main() -> None:
         }
         for workers in chosen.workers:
             for kind, source in layers.items():
-                with mock.patch("jitdnn.caffe.pipeline.available_cores", return_value=workers):
-                    net = load_net(
-                        f'layer {{ name: "d" type: "{kind}" top: "data" top: "label" {source} '
-                        f"batch_size: {chosen.batch} }} transform_param {{ {TRANSFORM} }} }}",
-                        "TRAIN",
-                        seed=1,
-                    )
+                for processes in (0, workers):
+                    with (
+                        mock.patch("jitdnn.caffe.pipeline.available_cores", return_value=workers),
+                        jd.settings(data_processes=processes),
+                    ):
+                        net = load_net(
+                            f'layer {{ name: "d" type: "{kind}" top: "data" top: "label" {source} '
+                            f"batch_size: {chosen.batch} }} transform_param {{ {TRANSFORM} }} }}",
+                            "TRAIN",
+                            seed=1,
+                        )
 
-                    def batches(net: object = net) -> int:
-                        count = -(-chosen.images // chosen.batch)
-                        for _ in range(count):
-                            net.forward()  # type: ignore[attr-defined]
-                        return count * chosen.batch
+                        def batches(net: object = net) -> int:
+                            count = -(-chosen.images // chosen.batch)
+                            for _ in range(count):
+                                net.forward()  # type: ignore[attr-defined]
+                            return count * chosen.batch
 
-                    measure(f"{kind}, {workers} threads decode", batches, chosen.repeat)
-                    del net, batches
-            made = Processes(folder, chosen.images, chosen.batch, workers)
-            # a multiple of the slots, so that each run finds them in turn
-            count = -(-chosen.images // (chosen.batch * made.depth)) * made.depth
-            measure(f"{workers} processes", lambda made=made, count=count: made.run(count), chosen.repeat)
-            made.close()
+                        by = f"{workers} processes" if processes else f"{workers} threads"
+                        measure(f"{kind}, {by} decode", batches, chosen.repeat)
+                        del net, batches
 
 
 if __name__ == "__main__":

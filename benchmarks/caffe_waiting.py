@@ -1,12 +1,13 @@
 """How long a net in training waits for its data: CaffeNet, GoogLeNet or ResNet-50 on images from a database.
 
     python benchmarks/caffe_waiting.py [--net caffenet] [--batch 256] [--device cuda] [--math tf32] [--iterations 60]
-        [--images 2048] [--form raw jpg] [--workers 4 16]
+        [--images 2048] [--form raw jpg] [--workers 4 16] [--processes 0 16]
 
 Makes images of 256 x 256 and writes them into an LMDB database, as bytes and as JPEG, in a temporary folder. Each row
 trains by a solver, with crops of 227 or 224, mirrored, less a mean; the first displays are not counted. A row has the
 milliseconds of an iteration, those with the same net on constant images, which waits for nothing, and the share of the
-time that the net stood still for data, as the solver's log shows it.
+time that the net stood still for data, as the solver's log shows it. Images of files are also decoded by so many
+`--processes`.
 """
 
 # ruff: noqa: T201
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2048)
     parser.add_argument("--form", nargs="+", choices=("raw", "jpg"), default=["raw", "jpg"])
     parser.add_argument("--workers", type=int, nargs="+", default=sorted({4, available_cores()}))
+    parser.add_argument("--processes", type=int, nargs="+", default=sorted({0, available_cores()}))
     options = parser.parse_args()
     text = NETS[options.net](options.batch)
     constant, _ = measure(text, options)
@@ -91,13 +93,18 @@ def main() -> None:
         convert_imageset(folder / "list.txt", f"{folder}/", databases["raw"])
         for form in options.form:
             for workers in options.workers:
-                with mock.patch("jitdnn.caffe.pipeline.available_cores", return_value=workers):
-                    took, share = measure(on_database(text, databases[form], options.batch), options)
-                print(
-                    f"{form}, {workers} threads decode: {took:.2f} ms ({took / constant:.2f} of constant images), "
-                    f"{1e3 * options.batch / took:.0f} images/s, waited {share:.1%}",
-                    flush=True,
-                )
+                for processes in options.processes if form == "jpg" else [0]:
+                    with (
+                        mock.patch("jitdnn.caffe.pipeline.available_cores", return_value=workers),
+                        jd.settings(data_processes=processes),
+                    ):
+                        took, share = measure(on_database(text, databases[form], options.batch), options)
+                    by = f"{processes} processes" if processes else f"{workers} threads"
+                    print(
+                        f"{form}, {by} decode: {took:.2f} ms ({took / constant:.2f} of constant images), "
+                        f"{1e3 * options.batch / took:.0f} images/s, waited {share:.1%}",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

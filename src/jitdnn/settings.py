@@ -91,6 +91,15 @@ def _count(value: object) -> int:
     return number
 
 
+def _count_or_none(value: object) -> int | None:
+    if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
+        return None
+    number = _digits(value) if isinstance(value, str) else whole(value)
+    if number is None or not 0 <= number <= MOST_THREADS:
+        raise InvalidArgument(f"must be an integer, 0 or more, at most {MOST_THREADS}, or none")
+    return number
+
+
 def _digits(text: str) -> int | None:
     """The number of a text of decimal digits, None for other text or more digits than any number here has."""
     text = text.strip()
@@ -284,6 +293,13 @@ TABLE: Final[tuple[Setting, ...]] = (
         "size, or `none`. The default is the memory that this process may use.",
     ),
     Setting(
+        "data_processes",
+        _count_or_none,
+        lambda: None,
+        "Processes that decode the images of a Caffe net's data layer, beside its threads: a number, `0` for none, "
+        "`none` for one for each core (32 at most) where the net waits for images and there are 4 cores or more.",
+    ),
+    Setting(
         "log",
         _one_of("off", "warning", "info", "debug"),
         lambda: "warning",
@@ -328,6 +344,7 @@ class Settings:
     code_limit: int
     scratch_limit: int
     load_limit: int | None
+    data_processes: int | None
     log: str
     progress: bool
     #: of values in use, equal if and only if they are: a key for caches of plans that costs nothing to hash

@@ -26,8 +26,9 @@ FOLDERS = (
     "caffe/test_caffe_zoo.py", "frameworks/", "fuzz/", "gpu/", "graph/", "kernels/", "ops/", "planner/", "rtcg/",
     "studio/nets/test_studio_gallery.py", "studio/nets/test_studio_gallery_runs.py", "tensor/", "test_arguments.py",
     # several processes import, compile and wait for each other
-    "cluster/", "devices/test_openmp.py", "distributed/", "package/test_faults_disks.py",
-    "package/test_faults_processes.py", "studio/work/test_studio_cluster_kill.py", "studio/work/test_studio_ranks.py",
+    "caffe/test_caffe_decode_processes.py", "cluster/", "devices/test_openmp.py", "distributed/",
+    "package/test_faults_disks.py", "package/test_faults_processes.py",
+    "studio/work/test_studio_cluster_kill.py", "studio/work/test_studio_ranks.py",
 )  # fmt: skip
 DAY = "JITDNN_TESTS_DAY"
 

@@ -40,7 +40,7 @@ def decode_image(content: bytes, what: str, mode: str | None, size: tuple[int, i
     much smaller. Raises InvalidArgument for what is none, NotSupported without pillow; `what` names it.
     """
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise NotSupported(
             f"{what} is an image, and pillow, which decodes images, is not installed: pip install 'jitdnn[caffe]'"
@@ -61,6 +61,10 @@ def decode_image(content: bytes, what: str, mode: str | None, size: tuple[int, i
             pixels = _resized(picture if picture.mode == wanted else picture.convert(wanted), size)
     except InvalidArgument:
         raise
+    except UnidentifiedImageError:  # whose text is the address of the bytes
+        raise InvalidArgument(
+            f"{what} cannot be read as an image: it is none of {', '.join(_FORMATS)}, or too damaged to tell"
+        ) from None
     except Exception as error:  # a decoder may raise anything over bytes that are not what they should be
         raise InvalidArgument(f"{what} cannot be read as an image: {error}") from error
     return pixels[np.newaxis] if wanted == "L" else pixels[:, :, ::-1].transpose(2, 0, 1)

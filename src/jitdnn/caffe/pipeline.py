@@ -4,8 +4,10 @@ What is in a batch depends on its place alone: records are read by one thread, a
 drawn before it is decoded. Every batch carries the place and the state of the generator behind it, so that a resume
 goes on from the last batch that was taken, whatever was made ahead of it.
 
-Threads, not processes: pillow and NumPy let go of Python's lock while they decode and convert. They are daemons that
-end when their layer goes or the interpreter does; in a forked process, which has none of them, a layer starts new ones.
+Threads, as pillow and NumPy let go of Python's lock while they decode and convert. They are daemons that end when their
+layer goes or the interpreter does; in a forked process, which has none of them, a layer starts new ones. Where a net
+still waits for images that have to be decoded, and there are cores enough, each thread gets a process that does it
+(decode_processes.py).
 """
 
 from __future__ import annotations
@@ -24,36 +26,30 @@ from typing import Any
 
 import numpy as np
 
+from jitdnn import log
 from jitdnn.caffe.blob import Array, Shape
+from jitdnn.caffe.decode_processes import (
+    MOST_PROCESSES,
+    DecodeProcess,
+    ProcessEndedError,
+    Recipe,
+    can_start,
+)
+from jitdnn.caffe.decoding import Batch, Part, label_shape, make
 from jitdnn.caffe.parts import Turns
-from jitdnn.caffe.raw_images import RawBatch, RawForm, not_bytes
+from jitdnn.caffe.raw_images import RawForm
 from jitdnn.caffe.sources import Source
-from jitdnn.caffe.transform import Draw, Transform, Transformer
-from jitdnn.errors import InvalidArgument, JitdnnError
-from jitdnn.settings import available_cores
+from jitdnn.caffe.transform import Transform
+from jitdnn.errors import InvalidArgument
+from jitdnn.settings import available_cores, current
 
 #: threads that decode for one layer: more than this many starve each other of Python's lock
 MOST_WORKERS = 16
+#: cores from which on processes decode where the net waits: fewer threads do not hold each other up
+LEAST_CORES = 4
+_MOST_WAITED = 0.05  # of the time, without processes
+_WINDOW = 8  # batches over which that is looked at
 _LEAST_BYTES = 1 << 18  # of a part: less is made sooner than it is handed over
-
-
-@dataclass
-class Batch:
-    """Images and labels, and what comes behind them: the next place, and the state of the generator.
-
-    The images are in `images`, transformed, or where that is None in `raw`, as bytes (raw_images.py). `refusal` says
-    why they could not be the latter.
-    """
-
-    images: Array | None
-    labels: Array
-    next_place: int
-    random_state: dict[str, Any]
-    raw: RawBatch | None = None
-    refusal: str = ""
-    parts: list[_Part] = field(default_factory=list)
-    waiting: int = 0  # parts that are not made yet
-    errors: dict[int, BaseException] = field(default_factory=dict)  # of its parts, by their first image
 
 
 @dataclass
@@ -64,14 +60,21 @@ class Waited:
     batches: int = 0
 
 
-@dataclass
-class _Part:
-    """Some records of a batch, for one thread: `first` is the place of the first of them in it."""
+class _Look:
+    """Whether a net waits for its data, over some batches at a time and not for the first ones."""
 
-    batch: Batch
-    first: int
-    records: list[Any]
-    draws: list[Draw | None]
+    def __init__(self) -> None:
+        self._batches = 0
+        self._since = (0.0, 0.0)
+
+    def is_starving(self, waited: Waited) -> bool:
+        """Called for each batch."""
+        self._batches += 1
+        if self._batches % _WINDOW:
+            return False
+        (begin, before), now = self._since, perf_counter()
+        self._since = now, waited.seconds
+        return self._batches > _WINDOW and waited.seconds - before > _MOST_WAITED * (now - begin)
 
 
 @dataclass(eq=False)
@@ -86,12 +89,14 @@ class _Work:
     rows: slice  # of each batch, those that are wanted
     turns: Turns  # of each batch, whether any is
     form: RawForm | None  # of batches whose images stay bytes
+    workers: int  # threads that make parts
     changed: Condition = field(default_factory=Condition)
     batches: deque[Batch] = field(default_factory=deque)
-    parts: deque[_Part] = field(default_factory=deque)
+    parts: deque[Part] = field(default_factory=deque)
     spare: list[Batch] = field(default_factory=list)
     is_stopped: bool = False
     threads: list[Thread] = field(default_factory=list)
+    processes: deque[DecodeProcess] = field(default_factory=deque)  # that no thread has yet
 
     def stop(self) -> None:
         with self.changed:
@@ -117,32 +122,50 @@ class Pipeline:
         rows: slice | None = None,
         turns: Turns | None = None,
         form: RawForm | None = None,
+        processes: int | None = None,
     ) -> None:
         """Start the threads; the first batch begins at `place`, with the generator (PCG64) in that state. `waited` is
         added to. Without `workers` there are as many as cores, 16 at most. With `rows` only these of each batch are
         decoded, with `turns` only batches whose turn it is. With `form` images stay bytes, in batches of that form,
-        where those of a batch are bytes.
+        where those of a batch are bytes. So many `processes` decode from the start; None is the setting
+        `data_processes`, and where that is None, too, they are started when the net waits.
         """
-        workers = min(available_cores(), MOST_WORKERS) if workers is None else workers
+        cores = available_cores()
+        workers = min(cores, MOST_WORKERS) if workers is None else workers
+        processes = current().data_processes if processes is None else processes
         self._process = os.getpid()
         self._waited = waited
         rows = slice(0, batch_size) if rows is None else rows
         turns = Turns(0, 1) if turns is None else replace(turns)
-        self._work = _Work(source, transformer, batch_size, max(depth, 1), dtype, rows, turns, form)
+        self._work = _Work(source, transformer, batch_size, max(depth, 1), dtype, rows, turns, form, workers)
+        self._look: _Look | None = None
         random = np.random.Generator(np.random.PCG64())
         random.bit_generator.state = random_state
         self._work.threads = [
-            Thread(target=_feed, args=(self._work, place, random, workers), daemon=True, name="jitdnn data"),
-            *(
-                Thread(target=_decode, args=(self._work,), daemon=True, name="jitdnn decode")
-                for _ in range(workers)
-            ),
+            Thread(target=_feed, args=(self._work, place, random), daemon=True, name="jitdnn data"),
+            *(_decoder(self._work) for _ in range(workers)),
         ]
         self._end = weakref.finalize(self, self._work.stop)
         self._end.atexit = False
         _running.add(self._work)
         for thread in self._work.threads:
             thread.start()
+        if processes:
+            self._start_processes(processes)
+        elif processes is None and cores >= LEAST_CORES:
+            self._look = _Look()
+
+    def _start_processes(self, count: int) -> None:
+        """Have so many processes decode, as soon as they are there."""
+        self._look = None
+        work = self._work
+        source = work.source.for_process() if can_start() else None
+        if source is None:
+            return
+        recipe = Recipe(source, work.transformer, work.form, work.dtype)
+        starter = Thread(target=_start, args=(work, recipe, count), daemon=True, name="jitdnn start")
+        work.threads.append(starter)
+        starter.start()
 
     def take(self) -> Batch:
         """The next batch, in order; give it back (`give_back`) when it is copied.
@@ -162,6 +185,9 @@ class Pipeline:
             work.changed.notify_all()
         self._waited.seconds += perf_counter() - start
         self._waited.batches += 1
+        is_starving = self._look is not None and self._look.is_starving(self._waited)
+        if is_starving and 2 * batch.decoded > len(batch.labels):
+            self._start_processes(min(available_cores(), MOST_PROCESSES))
         return batch
 
     @property
@@ -188,6 +214,7 @@ def _behind_a_fork() -> None:
     for work in list(_running):
         work.changed, work.is_stopped, work.threads = Condition(), True, []
         work.parts.clear()
+        work.processes.clear()
     _running.clear()
 
 
@@ -205,7 +232,7 @@ def _stop_all() -> None:
                 thread.join(timeout=5.0)
 
 
-def _feed(work: _Work, place: int, random: np.random.Generator, workers: int) -> None:
+def _feed(work: _Work, place: int, random: np.random.Generator) -> None:
     """Read the records of batch after batch and deal them out."""
     batch: Batch | None = None
     itemsize = 1 if work.form is not None else work.dtype.itemsize
@@ -229,13 +256,13 @@ def _feed(work: _Work, place: int, random: np.random.Generator, workers: int) ->
                         found.append(record)
                 draws = work.transformer.draw(random, work.batch_size)[rows]
                 batch.next_place, batch.random_state = place, dict(random.bit_generator.state)
-                batch.refusal = ""
+                batch.refusal, batch.decoded = "", 0
                 if batch.raw is not None:
                     batch.images = None
                 work.turns.passed += 1
-                step = max(-(-max(1, len(found)) // max(1, 2 * workers)), least)
+                step = max(-(-max(1, len(found)) // max(1, 2 * work.workers)), least)
                 starts = range(0, len(found), step)
-                parts = [_Part(batch, i, found[i : i + step], draws[i : i + step]) for i in starts]
+                parts = [Part(batch, i, found[i : i + step], draws[i : i + step]) for i in starts]
                 batch.parts, batch.waiting = [] if batch.raw is None else parts, len(parts)
                 with work.changed:
                     work.batches.append(batch)
@@ -266,44 +293,87 @@ def _numbers(work: _Work, images: int) -> Array:
     return np.empty(shape, work.dtype)
 
 
-def label_shape(source: Source, transformer: Transform) -> Shape:
-    """The shape of a label in a batch: masks are as large as their images, behind the crop."""
-    return transformer.shape[1:] if source.has_masks else source.label_shape
+def _decoder(work: _Work) -> Thread:
+    return Thread(target=_decode, args=(work,), daemon=True, name="jitdnn decode")
+
+
+def _start(work: _Work, recipe: Recipe, count: int) -> None:
+    """Start processes, side by side, and a thread for each that has none; hand each over when it can work."""
+    started: list[DecodeProcess] = []
+    try:
+        for _ in range(count):
+            started.append(DecodeProcess(recipe))
+    except OSError as error:
+        log.fallback_once(
+            "processes that decode",
+            f"{len(started)} of {count} processes that decode images started: {error}",
+        )
+    for process in started:
+        is_there = process.wait()
+        with work.changed:
+            if is_there and not work.is_stopped:
+                work.processes.append(process)
+                if work.workers < count:
+                    work.workers += 1
+                    thread = _decoder(work)
+                    work.threads.append(thread)
+                    thread.start()
+                continue
+        process.end()
 
 
 def _decode(work: _Work) -> None:
     """Make parts of batches until there are none to come."""
-    while True:
-        with work.changed:
-            while not work.parts and not work.is_stopped:
-                work.changed.wait()
-            if work.is_stopped:
-                return
-            part = work.parts.popleft()
-        batch = part.batch
-        error: BaseException | None = None
-        refusal: str | None = None
-        try:
-            if batch.raw is not None and batch.images is None:
-                assert isinstance(work.transformer, Transformer)
-                refusal = make_raw_part(work.source, work.transformer, part, batch.raw)
+    process: DecodeProcess | None = None
+    try:
+        while True:
+            with work.changed:
+                while not work.parts and not work.is_stopped:
+                    work.changed.wait()
+                if work.is_stopped:
+                    return
+                part = work.parts.popleft()
+                if process is None and work.processes:
+                    process = work.processes.popleft()
+            process = _decode_part(work, part, process)
+            del part
+    finally:
+        if process is not None:
+            process.end()
+
+
+def _decode_part(work: _Work, part: Part, process: DecodeProcess | None) -> DecodeProcess | None:
+    """Make a part, by the process if there is one; the process if it is still there."""
+    batch = part.batch
+    error: BaseException | None = None
+    refusal: str | None = None
+    try:
+        if process is not None:
+            try:
+                refusal = process.make(part)
+            except ProcessEndedError as ended:
+                process.end()
+                process = None
+                log.tell(f"a process that decodes images was ended {ended}: its thread decodes from now on")
+        if process is None:
+            refusal = make(work.source, work.transformer, part)
+    except BaseException as raised:  # told to the thread that takes the batch
+        error = raised
+    with work.changed:
+        batch.waiting -= 1
+        if part.is_decoded:
+            batch.decoded += len(part.records)
+        if error is not None:
+            batch.errors[part.first] = error
+        elif refusal is not None:
+            batch.refusal = refusal
+        if batch.waiting == 0:
+            if batch.refusal and batch.images is None and not batch.errors:
+                _make_again(work, batch)
             else:
-                make_part(work.source, work.transformer, part)
-        except BaseException as raised:  # told to the thread that takes the batch
-            error = raised
-        with work.changed:
-            batch.waiting -= 1
-            if error is not None:
-                batch.errors[part.first] = error
-            elif refusal is not None:
-                batch.refusal = refusal
-            if batch.waiting == 0:
-                if batch.refusal and batch.images is None and not batch.errors:
-                    _make_again(work, batch)
-                else:
-                    batch.parts = []
-                work.changed.notify_all()
-        del part, batch
+                batch.parts = []
+            work.changed.notify_all()
+    return process
 
 
 def _make_again(work: _Work, batch: Batch) -> None:
@@ -315,52 +385,3 @@ def _make_again(work: _Work, batch: Batch) -> None:
         return
     batch.waiting = len(batch.parts)
     work.parts.extendleft(reversed(batch.parts))
-
-
-def make_raw_part(source: Source, transformer: Transformer, part: _Part, raw: RawBatch) -> str | None:
-    """Decode some records of a batch and cut their images out, as bytes. Raises what is wrong with one, naming it; says
-    why they cannot stay bytes, None if they can.
-    """
-    batch, count = part.batch, len(part.records)
-    rows = slice(part.first, part.first + count)
-    block = source.block(part.records)
-    if block is not None and block[0][0].shape == transformer.image:
-        images = block[0]
-        if images[0].dtype != np.uint8:
-            return not_bytes(images[0])
-        batch.labels[rows] = block[1]
-        raw.fill(rows, images, transformer.places(transformer.image, part.draws), transformer.crop)
-        return None
-    for index, (record, draw) in enumerate(zip(part.records, part.draws, strict=True), start=part.first):
-        image, label = source.decode(record)
-        try:
-            if image.dtype != np.uint8:
-                transformer.check(image.shape)
-                return not_bytes(image)
-            batch.labels[index] = transformer.window(label, draw) if source.has_masks else label
-            raw.table[index] = transformer.cut(image, raw.images[index], draw)
-        except JitdnnError as error:
-            raise type(error)(f"{source.name_of(record)}: {error}") from None
-    return None
-
-
-def make_part(source: Source, transformer: Transform, part: _Part) -> None:
-    """Decode and transform some records of a batch. Raises what is wrong with one, naming it."""
-    batch = part.batch
-    assert batch.images is not None
-    block = source.block(part.records)
-    if block is not None and isinstance(transformer, Transformer) and block[0][0].shape == transformer.image:
-        rows = slice(part.first, part.first + len(part.records))
-        images, batch.labels[rows] = block
-        transformer.apply_drawn(images, batch.images[rows], part.draws)
-        return
-    for index, (record, draw) in enumerate(zip(part.records, part.draws, strict=True), start=part.first):
-        image, label = source.decode(record)
-        try:
-            if source.has_masks:
-                assert isinstance(transformer, Transformer)
-                label = transformer.window(label, draw)
-            batch.labels[index] = label
-            transformer.apply_one(image, batch.images[index], draw)
-        except JitdnnError as error:
-            raise type(error)(f"{source.name_of(record)}: {error}") from None

@@ -24,6 +24,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +74,14 @@ class Source(ABC):
         """The images of some records, (n, C, H, W) or a list of one shape (C, H, W), and their labels, where they lie
         in memory as they are; None where each has to be decoded by itself. Several threads may call it at a time."""
         return None
+
+    def for_process(self) -> Source | None:
+        """What another process needs of it to decode records, to be pickled; None where there is little to decode."""
+        return None
+
+    def portable(self, record: Any) -> Any:
+        """A record as it can be pickled."""
+        return record
 
     @abstractmethod
     def name_of(self, record: Any) -> str:
@@ -232,6 +241,11 @@ class ListSource(Source):
                 place += 1
                 yield Placed(self.files[index], place)
 
+    def for_process(self) -> Source | None:
+        found = copy(self)
+        found.files = []
+        return found
+
     def name_of(self, record: tuple[Path, int]) -> str:
         return str(record[0])
 
@@ -270,6 +284,7 @@ class DatabaseSource(Source):
     def __init__(self, path: Path, mode: str | None) -> None:
         """Open the database. `mode` is for encoded images, as that of ListSource."""
         self.database = open_database(path)
+        self.path = self.database.path
         self.mode = mode
         self._raw = RawRecords()
 
@@ -279,20 +294,27 @@ class DatabaseSource(Source):
 
     def records(self, place: int) -> Iterator[Placed]:
         if self.database.process != os.getpid():  # a database must not be used behind a fork
-            self.database = open_database(self.database.path)
+            self.database = open_database(self.path)
         while True:
             count = 0
             for count, record in enumerate(self.database.records(place, is_lent=True), start=1):
                 next_place = place + count
                 yield Placed(record, 0 if next_place == self.size else next_place)
             if not count and not place:
-                raise InvalidArgument(f"{self.database.path} has no records any more")
+                raise InvalidArgument(f"{self.path} has no records any more")
             place = 0
 
+    def for_process(self) -> Source | None:
+        found = copy(self)
+        del found.database  # records are read here alone
+        found._raw = RawRecords()
+        return found
+
+    def portable(self, record: Record) -> Record:
+        return record[0], bytes(record[1])
+
     def name_of(self, record: Record) -> str:
-        return (
-            f"{self.database.path}, record {limits.shortened(record[0].decode('utf-8', 'backslashreplace'))}"
-        )
+        return f"{self.path}, record {limits.shortened(record[0].decode('utf-8', 'backslashreplace'))}"
 
     def decode(self, record: Record) -> tuple[Array, int]:
         found = self._raw.read(record[1])

@@ -12,24 +12,29 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import IO, Any
 
 from jitdnn.settings import Settings
 
-# the whole program of a worker; it finds this package where its parent did
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve()"
+# the whole program of a worker; it finds this package where its parent did. Ctrl-C, which a terminal sends to all
+# processes, is the parent's alone: a worker ends when its parent does
+_PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "sys.path[:] = {path!r}; from {module} import serve; serve()"
+)
+_LONGEST_END = 5.0  # seconds that a process may take to end which has closed its pipes
 
 
 class WorkerProcess:
-    """A process that runs the `serve` of a module, which is given `start` first."""
+    """A process that runs the `serve` of a module, which is given `start` first, and has these descriptors, too."""
 
-    def __init__(self, module: str, start: object) -> None:
+    def __init__(self, module: str, start: object, descriptors: Sequence[int] = ()) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM.format(path=sys.path, module=module)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=descriptors,
         )  # fmt: skip
         self._is_told = self._tell(start)
 
@@ -51,6 +56,14 @@ class WorkerProcess:
             return pickle.load(self._process.stdout)
         except (OSError, EOFError, ValueError, pickle.UnpicklingError):
             return None
+
+    def signal(self) -> int | None:
+        """The number of the signal by which it ended before anybody asked it to, None if there was none."""
+        try:
+            code = self._process.wait(_LONGEST_END)
+        except subprocess.TimeoutExpired:
+            return None
+        return -code if code < 0 else None
 
     def end(self) -> None:
         self._process.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from jitdnn.caffe.blob import Array, Blob, Shape
 from jitdnn.caffe.images import read_image, resize_image
 from jitdnn.caffe.layers.data import SourceLayer
 from jitdnn.caffe.schema_layers import TransformationParameter, WindowDataParameter
-from jitdnn.caffe.sources import ListSource, Placed, read_list
+from jitdnn.caffe.sources import ListSource, Placed, Source, read_list
 from jitdnn.caffe.transform import Draw, read_mean
 from jitdnn.errors import InvalidArgument
 
@@ -119,6 +120,11 @@ class WindowSource(ListSource):
             is_mirrored = self.transform.mirror and bool(random.integers(2))
             place += 1
             yield Placed((window, is_mirrored), place)
+
+    def for_process(self) -> Source | None:
+        found = copy(self)
+        found.files, found.windows = [], Windows([], [])
+        return found
 
     def name_of(self, record: Any) -> str:
         return str(record[0].image)

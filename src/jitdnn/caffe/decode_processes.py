@@ -1,0 +1,205 @@
+"""Processes that decode images for the threads of a pipeline, one for each thread.
+
+Pillow lets go of Python's lock while it decodes, but opening an image, taking it over as an array and cropping it hold
+it, for a fifth to a third of an image's time: beyond a few threads they wait for each other. A process has a lock of
+its own. It runs what the thread would (decoding.py), so images are the same, bit by bit, and writes them into memory
+that both share, from where the thread copies them: neither images nor files go through a pipe, what a database holds
+of encoded images does.
+
+A process ends with the one that it works for, however that ends, as nobody is left who asks.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jitdnn.caffe.blob import Shape
+from jitdnn.caffe.decoding import Batch, Part, label_shape, make
+from jitdnn.caffe.raw_images import RawForm
+from jitdnn.caffe.sources import Source
+from jitdnn.caffe.transform import Draw, Transform
+from jitdnn.errors import InvalidArgument
+from jitdnn.ops.worker import WorkerProcess, answer
+
+#: processes for one layer at most: each takes some 80 MiB
+MOST_PROCESSES = 32
+_PIECE = 1 << 20  # bytes by which the shared memory grows
+#: signals by which the code of a decoder ends a process, rather than somebody from outside
+_FAULTS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT")
+
+
+def can_start() -> bool:
+    """Whether this system has what they need: memory without a name that goes with its processes."""
+    return hasattr(os, "memfd_create")
+
+
+class ProcessEndedError(Exception):
+    """The process is not there any more, for a reason that is not in the images."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How records become images: all that a process is told at its start."""
+
+    source: Source
+    transformer: Transform
+    form: RawForm | None
+    dtype: np.dtype[Any]
+
+    def batch(self, count: int, is_raw: bool, memory: _Memory) -> Batch:
+        """So many images in memory, as bytes or as numbers."""
+        labels = np.zeros((count, *label_shape(self.source, self.transformer)), self.dtype)
+        if is_raw:
+            assert self.form is not None
+            return Batch(None, labels, 0, {}, replace(self.form, memory=memory.of).new(count))
+        shape: Shape = (count, *self.transformer.shape)
+        images = memory.of(prod(shape) * self.dtype.itemsize).view(self.dtype).reshape(shape)
+        return Batch(images, labels, 0, {})
+
+
+class _Memory:
+    """Memory behind a file descriptor, which grows."""
+
+    def __init__(self, descriptor: int, is_owner: bool) -> None:
+        self._descriptor, self._is_owner = descriptor, is_owner
+        self._mapped: mmap.mmap | None = None
+
+    def of(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The first bytes of it."""
+        if self._mapped is None or len(self._mapped) < size:
+            pieces = -(-max(size, 1) // _PIECE) * _PIECE
+            if self._is_owner:
+                os.ftruncate(self._descriptor, pieces)
+            self._mapped = mmap.mmap(self._descriptor, 0)
+        return np.frombuffer(self._mapped, np.uint8, size)
+
+
+class _Order(NamedTuple):
+    """What a process is asked for."""
+
+    records: Sequence[Any]
+    draws: list[Draw | None]
+    is_raw: bool
+
+
+class _Made(NamedTuple):
+    """Its answer: images are in the shared memory, unless there is an error."""
+
+    labels: Any
+    refusal: str | None
+    is_decoded: bool
+    error: BaseException | None
+
+
+class DecodeProcess:
+    """One of them. Starting one takes no longer than to ask the system for it; `wait` waits until it can work."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Raises OSError where the system has none left."""
+        self._recipe = recipe
+        self._descriptor = os.memfd_create("jitdnn images")
+        try:
+            self._memory = _Memory(self._descriptor, is_owner=True)
+            form = None if recipe.form is None else replace(recipe.form, memory=_nowhere)
+            told = pickle.dumps(replace(recipe, form=form))
+            # it may be larger than what a pipe takes before its reader is there
+            self._memory.of(len(told))[:] = np.frombuffer(told, np.uint8)
+            start = (self._descriptor, len(told))
+            self._process = WorkerProcess("jitdnn.caffe.decode_processes", start, (self._descriptor,))
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def wait(self) -> bool:
+        """Whether it is there, when it is."""
+        return self._process.ask(None) is True
+
+    def make(self, part: Part) -> str | None:
+        """As `decoding.make` does. Raises ProcessEndedError where the process is gone."""
+        batch, recipe = part.batch, self._recipe
+        is_raw = batch.raw is not None and batch.images is None
+        found = recipe.batch(len(part.records), is_raw, self._memory)
+        records = [recipe.source.portable(record) for record in part.records]
+        made = self._process.ask(_Order(records, part.draws, is_raw))
+        if made is None:
+            raise self._end_of(part)
+        part.is_decoded = made.is_decoded
+        if made.error is not None:
+            raise made.error
+        if made.refusal is not None:
+            return str(made.refusal)
+        batch.labels[part.rows] = made.labels
+        if is_raw:
+            assert batch.raw is not None
+            assert found.raw is not None
+            batch.raw.images[part.rows] = found.raw.images
+            batch.raw.table[part.rows] = found.raw.table
+        else:
+            assert batch.images is not None
+            batch.images[part.rows] = found.images
+        return None
+
+    def _end_of(self, part: Part) -> Exception:
+        """Why it is gone: of the images, or for another reason."""
+        number = self._process.signal()
+        name = "" if number is None else signal.Signals(number).name
+        if name not in _FAULTS:
+            return ProcessEndedError(f"by {name}" if name else "without a word")
+        first, last = (self._recipe.source.name_of(part.records[place]) for place in (0, -1))
+        return InvalidArgument(
+            f"the process that decoded {first} to {last} was ended by {name}: one of these {len(part.records)} "
+            "is damaged in a way that its decoder does not survive"
+        )
+
+    def end(self) -> None:
+        """End it."""
+        self._process.end()
+        os.close(self._descriptor)
+
+
+def _nowhere(size: int) -> Any:
+    raise AssertionError("the memory of a form is that of the process which has it")
+
+
+def serve() -> None:
+    """What the process does."""
+    answer(_working)
+
+
+@contextmanager
+def _working(start: tuple[int, int]) -> Iterator[Callable[[_Order | None], object]]:
+    descriptor, size = start
+    memory = _Memory(descriptor, is_owner=False)
+    recipe: Recipe = pickle.loads(memory.of(size).tobytes())
+
+    def work(order: _Order | None) -> object:
+        if order is None:
+            return True
+        try:
+            batch = recipe.batch(len(order.records), order.is_raw, memory)
+            part = Part(batch, 0, list(order.records), order.draws)
+            refusal = make(recipe.source, recipe.transformer, part)
+        except BaseException as error:  # raised where it was asked for
+            return _Made(None, None, True, _portable(error))
+        return _Made(batch.labels, refusal, part.is_decoded, None)
+
+    yield work
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or its text where it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
