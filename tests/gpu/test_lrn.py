@@ -40,7 +40,8 @@ def test_orders_in_memory(mode: str, direction: str, arrangement: str, device: A
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_wide_offsets(direction: str, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code for tensors beyond 2^31 elements."""
-    monkeypatch.setattr("jitdnn.kernels.gpu.normalization.lrn.offset_type", lambda tensors: "i64")
+    for module in ("lrn", "lrn_across"):
+        monkeypatch.setattr(f"jitdnn.kernels.gpu.normalization.{module}.offset_type", lambda tensors: "i64")
     check(lrn("across shape2x7x5x9 size5 alpha0.3", direction), device)
 
 

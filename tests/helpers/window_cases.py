@@ -22,6 +22,8 @@ LRN_SHAPES = [
     "across shape2x40x90 size17 alpha1.0 beta0.6",  # more than is unrolled
     "across shape1x3x100x3 size20 alpha2.0 nhwc",
     "across shape1x20x600 size5 alpha1.0",
+    "across shape2x21x3x5 size16 alpha1.0",
+    "across shape2x9x3x5 size2 alpha1.0 k0.0 nhwc",
     "within shape2x5x9x40 size3 alpha1.0 k1.0",
     "within shape1x19x6x7 size5 alpha0.5 beta0.6 nhwc",
     "within shape2x3x4x5x6 size2 alpha1.0",

@@ -25,6 +25,7 @@ from jitdnn.kernels.gpu.elementwise.multi_tensor import build_multi_tensor
 from jitdnn.kernels.gpu.matmul import TiledGemm
 from jitdnn.kernels.gpu.normalization.layer_norm_backward import FusedLayerNorm
 from jitdnn.kernels.gpu.normalization.lrn import PlainDivisiveNorm, PlainLRN
+from jitdnn.kernels.gpu.normalization.lrn_across import AcrossLRN
 from jitdnn.kernels.gpu.normalization.plan import plan_of as plan_of_normalization
 from jitdnn.kernels.gpu.pooling.per_block import PoolingPerBlock
 from jitdnn.kernels.gpu.pooling.per_thread import PoolingPerThread
@@ -108,8 +109,8 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
     (Unpooling, "bwd"): (PlainUnpooling(),),
     (Resize, "fwd"): (PlainResize(),),
     (Resize, "bwd"): (PlainResize(),),
-    (LRN, "fwd"): (PlainLRN(),),
-    (LRN, "bwd"): (PlainLRN(),),
+    (LRN, "fwd"): (AcrossLRN(), PlainLRN()),
+    (LRN, "bwd"): (AcrossLRN(), PlainLRN()),
     (DivisiveNorm, "fwd"): (PlainDivisiveNorm(),),
     (DivisiveNorm, "bwd"): (PlainDivisiveNorm(),),
     (BiasGradient, None): (RowBias(_ROWS),),
