@@ -1,9 +1,9 @@
-"""Which tests a run of the whole suite takes where they cost the most: a part of each file a day, all in twenty days.
+"""Which tests a run of the whole suite takes where they cost the most: a part of each file a day, all in some days.
 
-Only tests of `FOLDERS`, which compile kernels for every case or start processes; and only where pytest was started
-without paths: a file or folder that is named runs whole, and so does everything with `JITDNN_TESTS=thorough`. A file of
-fewer tests than that has days without any. `JITDNN_TESTS_DAY` repeats a day by its number, which the head of
-the report says.
+Only tests of `FOLDERS` and `WALKS`, which compile kernels for every case, start processes or drive a browser; and only
+where pytest was started without paths: a file or folder that is named runs whole, and so does everything with
+`JITDNN_TESTS=thorough`. A file of fewer tests than days has days without any. `JITDNN_TESTS_DAY` repeats a day by its
+number, which the head of the report says.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from examples import THOROUGH
 
-#: how many days all tests take
-DAYS = 20
+#: how many days all tests of `FOLDERS` take, and of `WALKS`
+DAYS, FEW_DAYS = 20, 3
 #: below tests/
 FOLDERS = (
     # kernels are compiled for every case
@@ -29,6 +29,12 @@ FOLDERS = (
     "caffe/test_caffe_decode_processes.py", "cluster/", "devices/test_openmp.py", "distributed/",
     "package/test_faults_disks.py", "package/test_faults_processes.py",
     "studio/work/test_studio_cluster_kill.py", "studio/work/test_studio_ranks.py",
+)  # fmt: skip
+#: slow ones that notice much of what is changed elsewhere
+WALKS = (
+    "cli/test_cli.py", "studio/web/test_data_walk.py", "studio/web/test_look_pages.py", "studio/web/test_look_walk.py",
+    "studio/web/test_more_pages.py", "studio/web/test_train_pages.py", "studio/work/test_studio_worker.py",
+    "test_retention.py",
 )  # fmt: skip
 DAY = "JITDNN_TESTS_DAY"
 
@@ -46,7 +52,7 @@ def header() -> str | None:
     day = os.environ.get(DAY)
     if day is None:
         return None
-    part = f"part {int(day) % DAYS + 1} of {DAYS} of large files"
+    part = f"part {int(day) % DAYS + 1} of {DAYS} of large files and {int(day) % FEW_DAYS + 1} of {FEW_DAYS} of others"
     return f"tests: {part}, again by {DAY}={day}; JITDNN_TESTS=thorough runs all"
 
 
@@ -63,10 +69,13 @@ def split(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Collected tests that run, and those that have their turn another day."""
     if DAY not in os.environ:
         return list(items), []
-    files = defaultdict(list)
+    files: dict[tuple[str, int], list[str]] = defaultdict(list)
     for item in items:
-        if item.nodeid.removeprefix("tests/").startswith(FOLDERS):
-            files[item.nodeid.partition("::")[0]].append(item.nodeid)
+        name = item.nodeid.removeprefix("tests/")
+        days = DAYS if name.startswith(FOLDERS) else FEW_DAYS if name.startswith(WALKS) else 1
+        files[name.partition("::")[0], days].append(item.nodeid)
     day = int(os.environ[DAY])
-    waiting = {name for names in files.values() for name in set(names) - of_the_day(names, day)}
+    waiting = {
+        name for (_, days), names in files.items() for name in set(names) - of_the_day(names, day, days)
+    }
     return [i for i in items if i.nodeid not in waiting], [i for i in items if i.nodeid in waiting]

@@ -70,3 +70,15 @@ def test_a_day_is_repeated_by_its_number(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(turns, "THOROUGH", True)
     turns.set_day(is_whole_suite=True)
     assert turns.header() is None
+
+
+def test_walks_have_days_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [_Item(f"tests/test_retention.py::test_{number}") for number in range(30)]
+    seen: list[str] = []
+    for day in range(7, 7 + turns.FEW_DAYS):
+        monkeypatch.setenv(turns.DAY, str(day))
+        kept, waiting = turns.split(items)
+        assert len(kept) == 30 // turns.FEW_DAYS
+        assert len(waiting) == 30 - len(kept)
+        seen += [item.nodeid for item in kept]
+    assert sorted(seen) == sorted(item.nodeid for item in items)
