@@ -1,6 +1,6 @@
 """Which tests a run of the whole suite takes where they cost the most: a part of each file a day, all in some days.
 
-Only tests of `FOLDERS` and `WALKS`, which compile kernels for every case, start processes or drive a browser; and only
+Only tests of `FOLDERS`, which compile kernels for every case or start processes, and the files of `WALKS`; and only
 where pytest was started without paths: a file or folder that is named runs whole, and so does everything with
 `JITDNN_TESTS=thorough`. A file of fewer tests than days has days without any. `JITDNN_TESTS_DAY` repeats a day by its
 number, which the head of the report says.
@@ -30,11 +30,11 @@ FOLDERS = (
     "package/test_faults_disks.py", "package/test_faults_processes.py",
     "studio/work/test_studio_cluster_kill.py", "studio/work/test_studio_ranks.py",
 )  # fmt: skip
-#: slow ones that notice much of what is changed elsewhere
+#: slow files that notice much of what is changed elsewhere; each runs whole, as tests of a walk build on each other
 WALKS = (
-    "cli/test_cli.py", "studio/web/test_data_walk.py", "studio/web/test_look_pages.py", "studio/web/test_look_walk.py",
-    "studio/web/test_more_pages.py", "studio/web/test_train_pages.py", "studio/work/test_studio_worker.py",
-    "test_retention.py",
+    "studio/web/test_data_walk.py", "test_retention.py", "studio/web/test_train_pages.py",
+    "cli/test_cli.py", "studio/web/test_look_walk.py", "studio/work/test_studio_worker.py",
+    "studio/web/test_look_pages.py", "studio/web/test_more_pages.py",
 )  # fmt: skip
 DAY = "JITDNN_TESTS_DAY"
 
@@ -52,7 +52,7 @@ def header() -> str | None:
     day = os.environ.get(DAY)
     if day is None:
         return None
-    part = f"part {int(day) % DAYS + 1} of {DAYS} of large files and {int(day) % FEW_DAYS + 1} of {FEW_DAYS} of others"
+    part = f"part {int(day) % DAYS + 1} of {DAYS} of large files, {int(day) % FEW_DAYS + 1} of {FEW_DAYS} of walks"
     return f"tests: {part}, again by {DAY}={day}; JITDNN_TESTS=thorough runs all"
 
 
@@ -69,13 +69,14 @@ def split(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Collected tests that run, and those that have their turn another day."""
     if DAY not in os.environ:
         return list(items), []
-    files: dict[tuple[str, int], list[str]] = defaultdict(list)
+    files = defaultdict(list)
+    day = int(os.environ[DAY])
+    waiting = set()
     for item in items:
         name = item.nodeid.removeprefix("tests/")
-        days = DAYS if name.startswith(FOLDERS) else FEW_DAYS if name.startswith(WALKS) else 1
-        files[name.partition("::")[0], days].append(item.nodeid)
-    day = int(os.environ[DAY])
-    waiting = {
-        name for (_, days), names in files.items() for name in set(names) - of_the_day(names, day, days)
-    }
+        if name.startswith(FOLDERS):
+            files[name.partition("::")[0]].append(item.nodeid)
+        elif name.startswith(WALKS) and (WALKS.index(name.partition("::")[0]) - day) % FEW_DAYS:
+            waiting.add(item.nodeid)
+    waiting |= {name for names in files.values() for name in set(names) - of_the_day(names, day)}
     return [i for i in items if i.nodeid not in waiting], [i for i in items if i.nodeid in waiting]
