@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jitdnn.devices import cuda, opencl
+from jitdnn.devices import cuda, cuda_compile, opencl
 from jitdnn.ops import multi_tensor
 
 sys.path.insert(0, str(Path(__file__).parent))  # harness, emulation, memory_lock
@@ -45,6 +45,13 @@ def _cuda() -> Any:
 
 
 DEVICES: dict[str, Callable[[], Any]] = {"opencl": _opencl, "cuda": _cuda, "cuda-emulated": _emulated}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_spills() -> None:
+    """Registers that spill unexpectedly are an error by the compiler that is installed for the tests; where there is a
+    GPU, whose own compiler may allocate them otherwise, kernels are taken as they are."""
+    cuda_compile.refuses_spills = not cuda.device_count()
 
 
 @pytest.fixture(autouse=True)

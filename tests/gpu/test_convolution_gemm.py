@@ -14,9 +14,6 @@ from cases import make_case
 from convolution_cases import convolution, fused
 from examples import examples
 from harness import run_algorithm
-from jitdnn.devices import cuda
-from jitdnn.devices.gpu import Source
-from jitdnn.errors import CompileError
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.convolution.implicit_gemm import cost
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
@@ -27,8 +24,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.implicit_gemm.code import source_of, wgrad_source_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import Plan, WgradPlan
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
-from jitdnn.kernels.cuda.gemm.code import ByAddress, compiled_anyhow
+from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.kernels.cuda.gemm.plan import TILES, Blocking, Tile
 from jitdnn.problems import Convolution
 from strategies import convolutions
@@ -249,44 +245,3 @@ def test_compiles_for_every_architecture(any_architecture: Any) -> None:
         kernel: Any = algorithms_of(problem, TILES[:1])[0].build(problem, any_architecture)
         assert isinstance(kernel, ByAddress)
         kernel.make_other()  # which a call at another address would wait for
-
-
-def test_a_kernel_for_an_odd_address_may_spill() -> None:
-    """A call waits for it that was planned without it: it has no other way to run."""
-    tried: list[bool] = []
-
-    def make(source: Source) -> Any:
-        tried.append(source.spills)
-        if not source.spills:
-            raise CompileError("of the test: spills 8 bytes of registers, which it does not declare")
-        return tried
-
-    assert compiled_anyhow(make, Source("of the test", "")) is tried
-    assert tried == [False, True]
-
-    def refused(source: Source) -> Any:
-        raise CompileError(f"of the test, spills {source.spills}")
-
-    for spills in (False, True):
-        with pytest.raises(CompileError, match="spills True"):
-            compiled_anyhow(refused, Source("of the test", "", spills=spills))
-
-
-def test_whoever_compiles_an_odd_address_lets_it_spill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels of warpgroups that pack both operands, and take any result's address in another kernel."""
-    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
-    device: Any = cuda.offline("sm_90a")
-    tried: list[bool] = []
-
-    def kernel(source: Source, *_: Any, **__: Any) -> Any:
-        tried.append(source.spills)
-        if len(tried) > 1 and not source.spills:
-            raise CompileError("of the test")
-        return tried
-
-    monkeypatch.setattr(type(device), "kernel", lambda self, *given, **named: kernel(*given, **named))
-    problem = convolution("conv_fwd n8 c12 h28 w28 k64 r3 s3 pad1 bf16 nhwc")
-    made: Any = WarpgroupGemm().build(problem, device)
-    assert isinstance(made, ByAddress)
-    assert made.make_other() is tried
-    assert tried == [False, False, True]

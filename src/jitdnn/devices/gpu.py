@@ -63,8 +63,8 @@ class Source:
 
     `text` is complete but for what every kernel of its dialect has in front: `plain_prelude` before "plain" text, which
     is in the C that all targets share; `instructions.cuh` and that before "cuda" text, which is CUDA C++; `hopper.cuh`
-    too before "hopper" text, which is for sm_90a alone. `defines` come before everything. Registers that spill are an
-    error unless `spills` says that they are known and accepted.
+    too before "hopper" text, which is for sm_90a alone. `defines` come before everything. Registers that spill are
+    logged, and an error in tests, unless `spills` says that they are known and accepted.
     """
 
     name: str

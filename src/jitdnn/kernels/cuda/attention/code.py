@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.cuda.attention.plan import Plan, copy_bytes, integers_of, read_of, written_of
-from jitdnn.kernels.cuda.gemm.code import ByAddress, compiled_anyhow
+from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.kernels.gpu.attention.algorithm import masks_of, parameters_of
 
 _STORES = (16,)  # bytes of a store that is worth turning sums around for
@@ -29,17 +30,10 @@ def kernel_of(plan: Plan, device: GpuDevice) -> Kernel:
 
 def _kernel(plan: Plan, device: GpuDevice, copy_in: int, copy_out: int) -> GpuKernel:
     integers = integers_of(plan)
-
-    def make(source: Source) -> GpuKernel:
-        return device.kernel(
-            source,
-            launches_of(plan),
-            len(plan.problem.operands),
-            list(integers.values()),
-            [plan.problem.scale],
-        )
-
-    return compiled_anyhow(make, source_of(plan, copy_in, copy_out))
+    source = replace(source_of(plan, copy_in, copy_out), spills=True)  # of heads of any size
+    return device.kernel(
+        source, launches_of(plan), len(plan.problem.operands), list(integers.values()), [plan.problem.scale]
+    )
 
 
 def launches_of(plan: Plan) -> list[Launch]:

@@ -14,12 +14,11 @@ The files, in the order in which they make a kernel's text:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from jitdnn.devices.gpu import Kernel as GpuKernel
-from jitdnn.devices.gpu import Source, read_text
-from jitdnn.errors import CompileError
+from jitdnn.devices.gpu import read_text
 from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.cuda.gemm.plan import Blocking, GemmSize, Pack, Tile, three
 from jitdnn.locks import lock
@@ -85,25 +84,12 @@ def packing_text(data: Pack | None, other: Pack | None, other_name: str) -> str:
     return "".join([read_text("cuda/gemm", "pack.cu"), *texts]) if texts else ""
 
 
-def compiled_anyhow(make: Callable[[Source], GpuKernel], source: Source) -> GpuKernel:
-    """The kernel of a source, with a few registers spilled where it needs more than there are.
-
-    Raises CompileError for whatever else keeps it from being compiled.
-    """
-    try:
-        return make(source)
-    except CompileError:
-        if source.spills:
-            raise
-        return make(replace(source, spills=True))
-
-
 @dataclass
 class ByAddress:
     """A kernel for pointers that are multiples of `alignments` (bytes), and another one for all others.
 
-    The other is made when it is first needed: hardly any caller does. By then nothing else can be chosen in its place,
-    so it may spill registers (`compiled_anyhow`). Code is loaded also while the call is captured into a graph.
+    The other is made when it is first needed: hardly any caller does. By then nothing else can be chosen in its place.
+    Code is loaded also while the call is captured into a graph.
     """
 
     aligned: GpuKernel

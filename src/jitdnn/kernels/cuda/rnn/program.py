@@ -174,4 +174,5 @@ class Program:
             ("GRU", int(self.p.cell == "gru")), ("COUNT", "u32" if self._most < _FEW else "u64"),
         )  # fmt: skip
         text = read_text("gpu/prelude", "philox.h") + "\n" + read_text("cuda/rnn", "rows.cu")
-        return Source("rnn_rows", text, names, dialect="cuda")
+        # blocks of 1024 threads leave 64 registers to each, which f64 may need more than
+        return Source("rnn_rows", text, names, dialect="cuda", spills=self.real == "f64")

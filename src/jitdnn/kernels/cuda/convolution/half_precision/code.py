@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution.half_precision.epilogue import pointers_of
-from jitdnn.kernels.cuda.gemm.code import ByAddress, compiled_anyhow
+from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.problems.convolution import Convolution
 
 
@@ -32,8 +33,7 @@ def by_alignment(
 
     def kernel(plan: _Plan) -> GpuKernel:
         runs, pointers = launches(problem, plan), pointers_of(epilogue)
-        return compiled_anyhow(
-            lambda code: device.kernel(code, runs, pointers), source(problem, plan, epilogue)
-        )
+        code = replace(source(problem, plan, epilogue), spills=True)  # of the sizes of any problem
+        return device.kernel(code, runs, pointers)
 
     return kernel(plan) if plan == plain else ByAddress(kernel(plan), lambda: kernel(plain), plan.alignments)

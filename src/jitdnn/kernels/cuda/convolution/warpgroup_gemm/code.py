@@ -14,7 +14,7 @@ from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import fusion_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import MAXIMA
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.gemm.code import ByAddress, compiled_anyhow
+from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
 from jitdnn.tensor import DTYPES, FLOAT8_DTYPES, TensorDescriptor
 
@@ -38,33 +38,25 @@ def kernel_of(
     without them.
     """
 
-    def kernel(plan: Plan, is_lazy: bool = False) -> GpuKernel:
-        return plain_kernel(plan, output, device, epilogue, indices, is_lazy)
+    def kernel(plan: Plan) -> GpuKernel:
+        return plain_kernel(plan, output, device, epilogue, indices)
 
     if max(plan.alignments) == 1:
         return kernel(plan)
     if all(plan.packs):  # whatever the operands' addresses are
-        return ByAddress(kernel(plan), lambda: kernel(plan.with_any_result, True), plan.alignments)
+        return ByAddress(kernel(plan), lambda: kernel(plan.with_any_result), plan.alignments)
     return ByAddress(kernel(plan), other, plan.alignments)
 
 
 def plain_kernel(
     plan: Plan, output: TensorDescriptor, device: Device, epilogue: Epilogue | None,
-    indices: Sequence[str] | None = None, is_lazy: bool = False,
+    indices: Sequence[str] | None = None,
 ) -> GpuKernel:  # fmt: skip
-    """The kernel of a plan, for pointers that are multiples of its alignments.
-
-    Raises CompileError where registers would be spilled that should not, but for a kernel `is_lazy`, which a call waits
-    for that was planned without it.
-    """
+    """The kernel of a plan, for pointers that are multiples of its alignments."""
     gpu: GpuDevice = device  # type: ignore[assignment]
     pointers = _POINTERS + (len(epilogue.operands) if epilogue else 0) + plan.fusion.pointers
     source = source_of(plan, output, epilogue, indices)
-
-    def compiled(source: Source) -> GpuKernel:
-        return gpu.kernel(source, launches_of(plan, gpu.multiprocessors), pointers, tables=plan.tables)
-
-    return compiled_anyhow(compiled, source) if is_lazy else compiled(source)
+    return gpu.kernel(source, launches_of(plan, gpu.multiprocessors), pointers, tables=plan.tables)
 
 
 def source_of(
