@@ -1,4 +1,4 @@
-"""Registers that spill where a source does not say so: an error in tests, elsewhere a line of the log and nothing more."""
+"""Registers that spill where a source does not say so: an error in tests, elsewhere a line of the log and no more."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def test_what_is_declared_is_not(caplog: pytest.LogCaptureFixture, monkeypatch: 
 
 def test_tests_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_compile, "refuses_spills", True)
-    with pytest.raises(CompileError, match="spills 8 bytes of registers in multiply, which it does not declare"):
+    with pytest.raises(
+        CompileError, match="spills 8 bytes of registers in multiply, which it does not declare"
+    ):
         cuda_compile.compiled(Source("refused", ""), "sm_90a")
 
 
