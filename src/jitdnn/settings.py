@@ -297,7 +297,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         _count_or_none,
         lambda: None,
         "Processes that decode the images of a Caffe net's data layer, beside its threads: a number, `0` for none, "
-        "`none` for one for each core (32 at most) where the net waits for images and there are 4 cores or more.",
+        "`none` for one for each core (16 at most) where the net waits for images and there are 4 cores or more.",
     ),
     Setting(
         "log",

@@ -3,8 +3,8 @@
 Pillow lets go of Python's lock while it decodes, but opening an image, taking it over as an array and cropping it hold
 it, for a fifth to a third of an image's time: beyond a few threads they wait for each other. A process has a lock of
 its own. It runs what the thread would (decoding.py), so images are the same, bit by bit, and writes them into memory
-that both share, from where the thread copies them: neither images nor files go through a pipe, what a database holds
-of encoded images does.
+that both share, from where the thread copies them; what a database holds of encoded images goes the other way by such
+memory. Pipes carry what is small.
 
 A process ends with the one that it works for, however that ends, as nobody is left who asks.
 """
@@ -15,7 +15,7 @@ import mmap
 import os
 import pickle
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -31,8 +31,8 @@ from jitdnn.caffe.transform import Draw, Transform
 from jitdnn.errors import InvalidArgument
 from jitdnn.ops.worker import WorkerProcess, answer
 
-#: processes for one layer at most: each takes some 80 MiB
-MOST_PROCESSES = 32
+#: processes for one layer at most: each takes some 80 MiB, and 32 were slower than 16 on 64 cores
+MOST_PROCESSES = 16
 _PIECE = 1 << 20  # bytes by which the shared memory grows
 #: signals by which the code of a decoder ends a process, rather than somebody from outside
 _FAULTS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT")
@@ -68,10 +68,11 @@ class Recipe:
 
 
 class _Memory:
-    """Memory behind a file descriptor, which grows."""
+    """Memory behind a file descriptor, which grows; its owner makes it."""
 
-    def __init__(self, descriptor: int, is_owner: bool) -> None:
-        self._descriptor, self._is_owner = descriptor, is_owner
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._is_owner = descriptor is None
+        self.descriptor = os.memfd_create("jitdnn images") if descriptor is None else descriptor
         self._mapped: mmap.mmap | None = None
 
     def of(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -79,15 +80,19 @@ class _Memory:
         if self._mapped is None or len(self._mapped) < size:
             pieces = -(-max(size, 1) // _PIECE) * _PIECE
             if self._is_owner:
-                os.ftruncate(self._descriptor, pieces)
-            self._mapped = mmap.mmap(self._descriptor, 0)
+                os.ftruncate(self.descriptor, pieces)
+            self._mapped = mmap.mmap(self.descriptor, 0)
         return np.frombuffer(self._mapped, np.uint8, size)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
 
 
 class _Order(NamedTuple):
     """What a process is asked for."""
 
-    records: Sequence[Any]
+    records: bytes  # pickled; what is large in them lies in the shared memory, in pieces of these sizes
+    sizes: list[int]
     draws: list[Draw | None]
     is_raw: bool
 
@@ -107,17 +112,17 @@ class DecodeProcess:
     def __init__(self, recipe: Recipe) -> None:
         """Raises OSError where the system has none left."""
         self._recipe = recipe
-        self._descriptor = os.memfd_create("jitdnn images")
+        self._images, self._records = _Memory(), _Memory()
         try:
-            self._memory = _Memory(self._descriptor, is_owner=True)
             form = None if recipe.form is None else replace(recipe.form, memory=_nowhere)
             told = pickle.dumps(replace(recipe, form=form))
             # it may be larger than what a pipe takes before its reader is there
-            self._memory.of(len(told))[:] = np.frombuffer(told, np.uint8)
-            start = (self._descriptor, len(told))
-            self._process = WorkerProcess("jitdnn.caffe.decode_processes", start, (self._descriptor,))
+            self._records.of(len(told))[:] = np.frombuffer(told, np.uint8)
+            descriptors = self._images.descriptor, self._records.descriptor
+            start = (*descriptors, len(told))
+            self._process = WorkerProcess("jitdnn.caffe.decode_processes", start, descriptors)
         except BaseException:
-            os.close(self._descriptor)
+            self._close()
             raise
 
     def wait(self) -> bool:
@@ -128,9 +133,8 @@ class DecodeProcess:
         """As `decoding.make` does. Raises ProcessEndedError where the process is gone."""
         batch, recipe = part.batch, self._recipe
         is_raw = batch.raw is not None and batch.images is None
-        found = recipe.batch(len(part.records), is_raw, self._memory)
-        records = [recipe.source.portable(record) for record in part.records]
-        made = self._process.ask(_Order(records, part.draws, is_raw))
+        found = recipe.batch(len(part.records), is_raw, self._images)
+        made = self._process.ask(self._order(part, is_raw))
         if made is None:
             raise self._end_of(part)
         part.is_decoded = made.is_decoded
@@ -149,6 +153,16 @@ class DecodeProcess:
             batch.images[part.rows] = found.images
         return None
 
+    def _order(self, part: Part, is_raw: bool) -> _Order:
+        large: list[pickle.PickleBuffer] = []
+        records = [self._recipe.source.portable(record) for record in part.records]
+        told = pickle.dumps(records, 5, buffer_callback=large.append)
+        views = [np.frombuffer(buffer.raw(), np.uint8) for buffer in large]
+        sizes = [len(view) for view in views]
+        if views:
+            np.concatenate(views, out=self._records.of(sum(sizes)))
+        return _Order(told, sizes, part.draws, is_raw)
+
     def _end_of(self, part: Part) -> Exception:
         """Why it is gone: of the images, or for another reason."""
         number = self._process.signal()
@@ -164,7 +178,11 @@ class DecodeProcess:
     def end(self) -> None:
         """End it."""
         self._process.end()
-        os.close(self._descriptor)
+        self._close()
+
+    def _close(self) -> None:
+        self._images.close()
+        self._records.close()
 
 
 def _nowhere(size: int) -> Any:
@@ -177,23 +195,34 @@ def serve() -> None:
 
 
 @contextmanager
-def _working(start: tuple[int, int]) -> Iterator[Callable[[_Order | None], object]]:
-    descriptor, size = start
-    memory = _Memory(descriptor, is_owner=False)
-    recipe: Recipe = pickle.loads(memory.of(size).tobytes())
+def _working(start: tuple[int, int, int]) -> Iterator[Callable[[_Order | None], object]]:
+    images, given = _Memory(start[0]), _Memory(start[1])
+    recipe: Recipe = pickle.loads(given.of(start[2]).tobytes())
 
     def work(order: _Order | None) -> object:
         if order is None:
             return True
         try:
-            batch = recipe.batch(len(order.records), order.is_raw, memory)
-            part = Part(batch, 0, list(order.records), order.draws)
+            records = _records(order, given)
+            batch = recipe.batch(len(records), order.is_raw, images)
+            part = Part(batch, 0, records, order.draws)
             refusal = make(recipe.source, recipe.transformer, part)
         except BaseException as error:  # raised where it was asked for
             return _Made(None, None, True, _portable(error))
         return _Made(batch.labels, refusal, part.is_decoded, None)
 
     yield work
+
+
+def _records(order: _Order, given: _Memory) -> list[Any]:
+    """The records of an order; what is large in them lies in the shared memory until the next one."""
+    whole = memoryview(given.of(sum(order.sizes))) if order.sizes else memoryview(b"")
+    pieces, first = [], 0
+    for size in order.sizes:
+        pieces.append(whole[first : first + size])
+        first += size
+    found: list[Any] = pickle.loads(order.records, buffers=pieces)
+    return found
 
 
 def _portable(error: BaseException) -> BaseException:

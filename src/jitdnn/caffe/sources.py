@@ -26,6 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from copy import copy
 from pathlib import Path
+from pickle import PickleBuffer
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,7 +81,7 @@ class Source(ABC):
         return None
 
     def portable(self, record: Any) -> Any:
-        """A record as it can be pickled."""
+        """A record as it can be pickled, by protocol 5: what is large in it as PickleBuffer."""
         return record
 
     @abstractmethod
@@ -310,8 +311,8 @@ class DatabaseSource(Source):
         found._raw = RawRecords()
         return found
 
-    def portable(self, record: Record) -> Record:
-        return record[0], bytes(record[1])
+    def portable(self, record: Record) -> Any:
+        return record[0], PickleBuffer(record[1])
 
     def name_of(self, record: Record) -> str:
         return f"{self.path}, record {limits.shortened(record[0].decode('utf-8', 'backslashreplace'))}"

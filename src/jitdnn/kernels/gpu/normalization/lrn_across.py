@@ -74,5 +74,9 @@ class AcrossLRN(TypedAlgorithm[LRN, GpuDevice]):
             numbers += [*tensor.strides[:2], *spatial(tensor.strides, 0)]
         function = "lrn_across_forward" if is_forward else "lrn_across_backward"
         return device.kernel(
-            source, [Launch(function, blocks, THREADS)], len(tensors), numbers, (plan.k, plan.scale, plan.beta)
+            source,
+            [Launch(function, blocks, THREADS)],
+            len(tensors),
+            numbers,
+            (plan.k, plan.scale, plan.beta),
         )
