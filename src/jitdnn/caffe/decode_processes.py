@@ -216,7 +216,7 @@ def _working(start: tuple[int, int, int]) -> Iterator[Callable[[_Order | None], 
 
 def _records(order: _Order, given: _Memory) -> list[Any]:
     """The records of an order; what is large in them lies in the shared memory until the next one."""
-    whole = memoryview(given.of(sum(order.sizes))) if order.sizes else memoryview(b"")
+    whole = given.of(sum(order.sizes)).data if order.sizes else memoryview(b"")
     pieces, first = [], 0
     for size in order.sizes:
         pieces.append(whole[first : first + size])

@@ -14,8 +14,9 @@ import numpy as np
 from jitdnn import log
 from jitdnn.caffe import paths
 from jitdnn.caffe.blob import Blob
+from jitdnn.caffe.decoding import label_shape
 from jitdnn.caffe.layers.base import Layer, Reads
-from jitdnn.caffe.pipeline import Pipeline, Waited, label_shape
+from jitdnn.caffe.pipeline import Pipeline, Waited
 from jitdnn.caffe.raw_images import RawBatch, RawForm, RawUpload, refusal
 from jitdnn.caffe.sources import ArraySource, ListSource, MappedSource, Source, open_source, read_image_list
 from jitdnn.caffe.transform import Transform, Transformer
