@@ -5,11 +5,12 @@
 
 A step is the forward pass in training mode, the cross-entropy and the backward pass. Milliseconds are the least of all
 samples, taken in turns. Before that gradients are held against eager's in float64: as one vector ours may be off three
-times as far as the worst of torch's own in float32. `torch_peers.py` says what the peers are. With --processor-time it
-is the processor's time of all threads. Several models run in a process each, which may take --limit seconds. --json
-FILE has the rows of all, also of those before a stop, and what is in it already is not measured again. "first" has the
-seconds of each peer's first step, with compiling and measuring; a peer that fails is named in "failed", and the others
-go on. `docs/torch_results.py` draws it.
+times as far as the worst of torch's own in float32. Where they are farther off all peers are compared anew, each with a
+float64 step that takes the sides which its own rectifiers and maxima took (`torch_gradients.py`), by the same rule.
+`torch_peers.py` says what the peers are. With --processor-time it is the processor's time of all threads. Several models
+run in a process each, which may take --limit seconds. --json FILE has the rows of all, also of those before a stop, and
+what is in it already is not measured again. "first" has the seconds of each peer's first step, with compiling and
+measuring; a peer that fails is named in "failed", and the others go on. `docs/torch_results.py` draws it.
 """
 
 from __future__ import annotations
@@ -43,16 +44,10 @@ from torch_peers import (
 )
 
 
-def gradients(model: Any) -> Any:
-    """All gradients of a model as one vector of float64."""
-    import torch
-
-    return torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None])
-
-
 def row(arguments: argparse.Namespace, clock: Callable[[], float]) -> dict[str, Any]:
     """Milliseconds of a step of every peer for one model."""
     import torch
+    from torch_gradients import NEAR, gradients, replayed, watched
 
     name, batch, side, peers = arguments.models[0], arguments.batch, arguments.side, arguments.peer
     model = without_dropout(network(name)).train()
@@ -61,18 +56,28 @@ def row(arguments: argparse.Namespace, clock: Callable[[], float]) -> dict[str, 
     torch.nn.functional.cross_entropy(exact(x.double()), labels).backward()
     wanted = gradients(exact)
     del exact
-    steps, errors, first, failures = {}, {}, {}, {}
+    owns, steps, errors, first, failures = {}, {}, {}, {}, {}
     for peer in sorted({"eager", *peers}, key=OURS.__contains__):  # torch's own first
         try:
             own, step = training(peer, model, x, labels, arguments.measure)
             first[peer] = timed(step)
             errors[peer] = float((gradients(own) - wanted).norm() / wanted.norm())
-            steps[peer] = step
+            owns[peer], steps[peer] = own, step
         except Exception as problem:  # whatever a compiler raises: the others are measured
             failures[peer] = f"{type(problem).__name__}: {str(problem)[:200]}"
-    most = 3 * max(error for peer, error in errors.items() if peer not in OURS) + 1e-6
-    for peer in [peer for peer, error in errors.items() if not error <= most]:
-        failures[peer] = f"gradients are off by {errors[peer]:.1e}, and may be by {most:.1e}"
+    wrong = too_far(errors)
+    if wrong:
+        errors, wrong = {}, {}
+        for peer, step in steps.items():
+            with watched(owns[peer]) as sides:
+                step()
+            exact_gradients, far = replayed(model, sides, x, labels)
+            errors[peer] = float((gradients(owns[peer]) - exact_gradients).norm() / exact_gradients.norm())
+            if far > NEAR:
+                wrong[peer] = f"a rectifier or maximum is off by {far:.1e} of its layer, and may be by {NEAR:.1e}"
+        wrong = {**too_far(errors), **wrong}
+    failures.update(wrong)
+    for peer in wrong:
         del steps[peer]
     asked = [peer for peer in peers if peer in steps]
     best = dict.fromkeys(asked, math.inf)
@@ -86,6 +91,16 @@ def row(arguments: argparse.Namespace, clock: Callable[[], float]) -> dict[str, 
     times = {peer: 1e3 * value for peer, value in best.items()}
     found = cell(arguments, name, torch.get_num_threads())
     return {**found, **conditions(), "first": first, "failed": failures, **times}
+
+
+def too_far(errors: dict[str, float]) -> dict[str, str]:
+    """What is wrong with the peers whose gradients are off three times as far as the worst of torch's own."""
+    most = 3 * max(error for peer, error in errors.items() if peer not in OURS) + 1e-6
+    return {
+        peer: f"gradients are off by {error:.1e}, and may be by {most:.1e}"
+        for peer, error in errors.items()
+        if not error <= most
+    }
 
 
 def cell(arguments: argparse.Namespace, name: str, threads: int) -> dict[str, Any]:

@@ -22,9 +22,11 @@ from jitdnn.problems.problem import Problem
 from jitdnn.tensor import FLOAT8_LARGEST, dtype_name, view
 
 # The definitions are NumPy loops over float64 copies. Seen on one core: 2e9 operations a second where there
-# are many to an output, 1e7 outputs a second where there are few, 0.3 ms for the smallest problem, and 30 us each time
-# around a loop in Python, as for each element of a pooling window.
+# are many to an output, 1e7 outputs a second where there are few, 1e8 elements copied to float64 and read again where
+# there are few operations to each (6e7 where the sums go across rows), 0.3 ms for the smallest problem, and 30 us each
+# time around a loop in Python, as for each element of a pooling window.
 OPERATIONS_A_SECOND = 2e9
+ELEMENTS_A_SECOND = 1e8
 OUTPUTS_A_SECOND = 1e7
 SECONDS_A_CALL = 3e-4
 SECONDS_A_STATEMENT = 3e-5
@@ -96,7 +98,8 @@ class Reference(Algorithm):
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         operations, outputs = problem.flops / OPERATIONS_A_SECOND, problem.output.size / OUTPUTS_A_SECOND
-        return SECONDS_A_CALL + operations + outputs + SECONDS_A_STATEMENT * (problem.statements - 1)
+        copies = sum(operand.descriptor.size for operand in problem.sources) / ELEMENTS_A_SECOND
+        return SECONDS_A_CALL + operations + copies + outputs + SECONDS_A_STATEMENT * (problem.statements - 1)
 
     def error_bound(self, problem: Problem) -> float:
         # the definition sums in float64, in an order that depends on the strides
