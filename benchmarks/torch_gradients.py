@@ -1,12 +1,12 @@
 """Gradients of a step in float32 held against float64 on the same side of every kink.
 
-A rectifier whose argument lies within rounding of 0, or a maximum of two numbers within rounding of each other, may come
-out on the other side in float32. That is no error of what computes it, but moves the gradients by all of that element's
-share: of a net whose arguments are off by a relative e, a part of the elements that grows with e changes sides, and the
-gradients as one vector are off by about the root of that part, not by e. So the float64 step here goes where the float32
-step went: `watched` notes which elements rectifiers let through and where maxima lie, and `replayed` takes the same ones
-in float64. What is left is rounding alone. That a change of sides was within rounding is held against `NEAR`: the
-float64 arguments of all elements that changed sides.
+A rectifier whose argument lies within rounding of 0, or a maximum of two numbers within rounding of each other, may
+come out on the other side in float32. That is no error of what computes it, but moves the gradients by all of that
+element's share: of a net whose arguments are off by a relative e, a part of the elements that grows with e changes
+sides, and the gradients as one vector are off by about the root of that part, not by e. So the float64 step here goes
+where the float32 step went: `watched` notes which elements rectifiers let through and where maxima lie, and `replayed`
+takes the same ones in float64. What is left is rounding alone. That a change of sides was within rounding is held
+against `NEAR`: the float64 arguments of all elements that changed sides.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def watched(model: nn.Module) -> Iterator[dict[str, Tensor]]:
             elif kind in _KINKS:
                 is_last = isinstance(parent, nn.Sequential) and name == parts[-1][0]
                 most = 6.0 if kind == "ReLU6" else None
-                hooks.append((parent if is_last else module).register_forward_hook(_passed(sides, full, most)))
+                hooks.append(
+                    (parent if is_last else module).register_forward_hook(_passed(sides, full, most))
+                )
     try:
         yield sides
     finally:

@@ -5,12 +5,13 @@
 
 A step is the forward pass in training mode, the cross-entropy and the backward pass. Milliseconds are the least of all
 samples, taken in turns. Before that gradients are held against eager's in float64: as one vector ours may be off three
-times as far as the worst of torch's own in float32. Where they are farther off all peers are compared anew, each with a
-float64 step that takes the sides which its own rectifiers and maxima took (`torch_gradients.py`), by the same rule.
-`torch_peers.py` says what the peers are. With --processor-time it is the processor's time of all threads. Several models
-run in a process each, which may take --limit seconds. --json FILE has the rows of all, also of those before a stop, and
-what is in it already is not measured again. "first" has the seconds of each peer's first step, with compiling and
-measuring; a peer that fails is named in "failed", and the others go on. `docs/torch_results.py` draws it.
+times as far as the worst of torch's own in float32. Where they are farther off all peers are compared anew, each with
+a float64 step that takes the sides which its own rectifiers and maxima took (`torch_gradients.py`), by the same rule.
+`torch_peers.py` says what the peers are. With --processor-time it is the processor's time of all threads. Several
+models run in a process each, which may take --limit seconds. --json FILE has the rows of all, also of those before a
+stop, and what is in it already is not measured again. "first" has the seconds of each peer's first step, with
+compiling and measuring; a peer that fails is named in "failed", and the others go on. `docs/torch_results.py` draws
+it.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def row(arguments: argparse.Namespace, clock: Callable[[], float]) -> dict[str, 
             exact_gradients, far = replayed(model, sides, x, labels)
             errors[peer] = float((gradients(owns[peer]) - exact_gradients).norm() / exact_gradients.norm())
             if far > NEAR:
-                wrong[peer] = f"a rectifier or maximum is off by {far:.1e} of its layer, and may be by {NEAR:.1e}"
+                wrong[peer] = (
+                    f"a rectifier or maximum is off by {far:.1e} of its layer, and may be by {NEAR:.1e}"
+                )
         wrong = {**too_far(errors), **wrong}
     failures.update(wrong)
     for peer in wrong:

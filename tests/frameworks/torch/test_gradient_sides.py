@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from paths import ROOT
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+
+from paths import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -29,18 +29,18 @@ from jitdnn.tensor import compute_dtype
 
 
 class RowNormalization(RowAlgorithm[Normalization]):
-    """Passes over every row: the statistics, then the elements. `plan_of` says which steps suit the target."""
+    """Passes over every row: the statistics, then the elements. `plan_of` says which steps suit the device."""
 
     problem = Normalization
 
     def __init__(
-        self, generator: RowGenerator, plan_of: Callable[[Normalization], NormalizationPlan]
+        self, generator: RowGenerator, plan_of: Callable[[Normalization, Device], NormalizationPlan]
     ) -> None:
         super().__init__(generator)
         self.plan_of = plan_of
 
     def plan(self, problem: Normalization, device: Device, epilogue: Epilogue | None) -> NormalizationPlan:
-        return self.plan_of(problem)
+        return self.plan_of(problem, device)
 
     def error_of(self, problem: Normalization) -> float:
         return error_bound_of(problem)

@@ -12,7 +12,10 @@ from hypothesis import Phase, given, settings
 import jitdnn as jd
 from conformance import ARRANGEMENTS, INSTRUCTION_SETS, unreached
 from examples import examples
+from jitdnn.devices.cpu import host
 from jitdnn.errors import InvalidArgument, InvalidShape, InvalidType
+from jitdnn.kernels.cpu import cost
+from jitdnn.kernels.cpu.normalization.plan import plan_of
 from jitdnn.problems import BatchNorm
 from jitdnn.problems.normalization import Normalization
 from normalization_cases import check_it, everything, inputs_of, normalization, rearranged
@@ -69,12 +72,38 @@ PARTS = [
     "batch_norm_bwd per_activation relu from_x no_bias",
 ]
 
-LARGE = [
-    "shape2x2x200x201",  # few long rows: they are split
-    "shape3x40x70x31 nhwc",
-    "shape2000x130",
-    "shape5x60x23x31",  # a channel stays in the cache
+DEVICE = host(1)
+LEAST = DEVICE.isa.processor.l2(cost.NORMALIZATION_TENSOR_L2) // 4
+"""Elements of x from which on the order of memory matters."""
+CHANNEL = DEVICE.isa.processor.l2(cost.NORMALIZATION_CHANNEL_L2) // 4
+"""Elements of a channel that stay in the cache."""
+
+
+def pixels_in_runs(text: str) -> int:
+    """How many pixels the runs have that the plan of a problem takes in place of images; 0 for none."""
+    problem = normalization(text)
+    found = plan_of(problem, DEVICE).problem
+    return found.x.shape[2] if found.x.shape != problem.x.shape else 0
+
+
+IN_RUNS = [
+    f"shape{LEAST // (40 * 112) + 1}x40x14x8 nhwc",  # the last vector of channels is not whole
+    f"shape1x70x4x{LEAST // 280 // 8 * 8 + 8} nhwc",  # one image
+    f"shape{LEAST // 130 // 50 * 50 + 50}x130",  # no space
 ]
+NOT_IN_RUNS = [
+    f"shape13x{LEAST // 13117 + 2}x1009x1 nhwc",  # 13 and 1009 are prime: no run divides 13 x 1009 pixels
+    f"shape5x{5 * LEAST // CHANNEL + 1}x{CHANNEL // 5 // 31}x31",  # a channel stays in the cache
+    f"shape2x2x{LEAST // 4 // 200 + 1}x201",  # few long rows: they are split
+]
+LARGE = IN_RUNS + NOT_IN_RUNS
+
+
+def test_large_problems_take_the_orders_that_they_are_there_for() -> None:
+    assert all(pixels_in_runs(f"batch_norm_bwd spatial relu add {words}") > 1 for words in IN_RUNS)
+    others = [f"{words}" for words in NOT_IN_RUNS] + [f"{IN_RUNS[0]} y=nchw", f"{IN_RUNS[0]} dy=nchw"]
+    assert not any(pixels_in_runs(f"batch_norm_bwd spatial relu {words}") for words in others)
+    assert not pixels_in_runs(f"batch_norm_fwd spatial shape{LEAST // (40 * 112) - 1}x40x14x8 nhwc")
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -92,8 +121,9 @@ def test_parts_may_be_absent(kind: str) -> None:
     [
         "batch_norm_fwd spatial",
         "batch_norm_bwd spatial",
-        "batch_norm_fwd per_activation",
+        "batch_norm_fwd spatial relu add no_running no_save",
         "batch_norm_bwd spatial swish from_x",
+        "batch_norm_bwd spatial relu add",
     ],
 )
 @pytest.mark.parametrize("words", LARGE)

@@ -11,6 +11,7 @@ it there, and there is one loop's beginning and end for each piece less.
 
 from __future__ import annotations
 
+from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.formulas.named_programs import Formula, Names, Rows
 from jitdnn.kernels.formulas.normalization import (
     STATISTICS,
@@ -23,41 +24,47 @@ from jitdnn.kernels.formulas.normalization import (
     xhat,
 )
 from jitdnn.problems.batch_norm import BatchNorm
+from jitdnn.rtcg.processor import Processor
 
 _IMAGE, _SPACE = 0, 2  # axes of the grid
-_LEAST_BYTES = 512 << 10  # smaller tensors stay in the cache, whatever the order
-_CHANNEL_BYTES = 256 << 10  # of x in one channel, which stays in L2 beside dy
 
 
-def suits_images(problem: BatchNorm) -> bool:
-    """Whether to go image by image: where there is space, several images, and too much for the cache."""
+def is_large(problem: BatchNorm, processor: Processor) -> bool:
+    """Whether the order of memory matters: where a batch's own statistics are taken of too much for the cache."""
     return (
         problem.mode == "spatial"
         and problem.direction != "inference"
-        and problem.x.nbytes >= _LEAST_BYTES
-        and problem.grid[_IMAGE] > 1
-        and any(extent > 1 for extent in problem.grid[_SPACE:])
-        and not _is_cached(problem)
+        and problem.x.nbytes >= processor.l2(cost.NORMALIZATION_TENSOR_L2)
     )
 
 
-def _is_cached(problem: BatchNorm) -> bool:
+def suits_images(problem: BatchNorm, processor: Processor) -> bool:
+    """Whether to go image by image: a large problem with space and several images, whose channels are not cached."""
+    return (
+        problem.grid[_IMAGE] > 1
+        and any(extent > 1 for extent in problem.grid[_SPACE:])
+        and not _is_cached(problem, processor)
+    )
+
+
+def _is_cached(problem: BatchNorm, processor: Processor) -> bool:
     """Whether a channel is runs of memory that together stay in the cache."""
     is_run = any(problem.x.strides[axis] == 1 and problem.x.shape[axis] > 1 for axis in problem.rows)
-    return is_run and problem.count * problem.x.nbytes // problem.x.size <= _CHANNEL_BYTES
+    channel = problem.count * problem.x.nbytes // problem.x.size
+    return is_run and channel <= processor.l2(cost.NORMALIZATION_CHANNEL_L2)
 
 
-def plan_images(plan: NormalizationPlan) -> None:
-    """The steps, forward or backward."""
+def plan_images(plan: NormalizationPlan, run: tuple[int, ...] | None = None) -> None:
+    """The steps, forward or backward. `run`: the axes that results are written along, by default those of space."""
+    space = tuple(range(_SPACE, len(plan.problem.grid)))
     if plan.problem.direction == "bwd":
-        _backward(plan)
+        _backward(plan, space, run or space)
     else:
-        _forward(plan)
+        _forward(plan, space, run or space)
 
 
-def _forward(plan: NormalizationPlan) -> None:
+def _forward(plan: NormalizationPlan, space: tuple[int, ...], run: tuple[int, ...]) -> None:
     problem = plan.problem
-    space = tuple(range(_SPACE, len(problem.grid)))
     outputs = [operand.name for operand in problem.outputs if operand.name != "y"]
     size = channel_moments(plan, space)
     for name in ("mean", "rstd"):
@@ -72,12 +79,11 @@ def _forward(plan: NormalizationPlan) -> None:
     inputs = [operand.name for operand in problem.inputs]
     rows = Rows([*inputs, "mean", "rstd"], ["y"])
     rows.add_pass(writes={"y": result_of(problem)})
-    plan.step(rows, {}, space)
+    plan.step(rows, {}, run)
 
 
-def _backward(plan: NormalizationPlan) -> None:
+def _backward(plan: NormalizationPlan, space: tuple[int, ...], run: tuple[int, ...]) -> None:
     problem, gradient = plan.problem, gradient_of(plan.problem)
-    space = tuple(range(_SPACE, len(problem.grid)))
     names = slope_names(plan)
     plan.array("p", space)
     plan.array("q", space)
@@ -108,4 +114,4 @@ def _backward(plan: NormalizationPlan) -> None:
 
     writes: dict[str, Formula] = {"dx": dx, "dz": gradient}
     rows.add_pass(writes={name: writes[name] for name in outputs})
-    plan.step(rows, {}, space)
+    plan.step(rows, {}, run)

@@ -10,7 +10,13 @@ and then y in another. Numbers of f64 are always gone through three times.
 
 from __future__ import annotations
 
-from jitdnn.kernels.cpu.normalization.batch_norm import plan_images, suits_images
+from typing import cast
+
+from jitdnn.devices.cpu import CpuDevice
+from jitdnn.kernels.algorithm import Device
+from jitdnn.kernels.cpu import cost
+from jitdnn.kernels.cpu.normalization.batch_norm import is_large, plan_images, suits_images
+from jitdnn.kernels.cpu.normalization.channels_last import CHANNELS, in_runs
 from jitdnn.kernels.cpu.normalization.group_norm import plan_channels
 from jitdnn.kernels.formulas.group_norm import suits_channels
 from jitdnn.kernels.formulas.named_programs import Formula
@@ -36,18 +42,23 @@ from jitdnn.problems.batch_norm import BatchNorm
 from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.normalization import Normalization
 from jitdnn.rtcg.expression import apply
+from jitdnn.rtcg.processor import Processor
 
-_CACHED_BYTES = 512 << 10  # of a unit, so that its next pass finds it in the cache
 _ACROSS = 128  # rows that a unit has side by side, where vectors do not go along the row
 
 
-def plan_of(problem: Normalization) -> NormalizationPlan:
+def plan_of(problem: Normalization, device: Device) -> NormalizationPlan:
     """The steps for a problem in any direction."""
+    processor = cast(CpuDevice, device).isa.processor
+    if isinstance(problem, BatchNorm) and is_large(problem, processor):
+        runs = in_runs(problem, processor)
+        if runs is not None or suits_images(problem, processor):
+            plan = NormalizationPlan(runs or problem)
+            plan_images(plan, CHANNELS if runs else None)
+            return plan
     plan = NormalizationPlan(problem)
     if isinstance(problem, GroupNorm) and suits_channels(problem):
-        plan_channels(plan)
-    elif isinstance(problem, BatchNorm) and suits_images(problem):
-        plan_images(plan)
+        plan_channels(plan, processor)
     elif problem.direction == "bwd":
         if set(problem.rows) == set(problem.sums):
             add_own_gradients(plan)
@@ -56,7 +67,7 @@ def plan_of(problem: Normalization) -> NormalizationPlan:
             add_row_gradients(plan)
     elif problem.direction == "inference":
         add_inference(plan)
-    elif problem.x.dtype == "f64" or _is_cached(plan):
+    elif problem.x.dtype == "f64" or _is_cached(plan, processor):
         _whole(plan)
     else:
         _statistics(plan)
@@ -64,12 +75,12 @@ def plan_of(problem: Normalization) -> NormalizationPlan:
     return plan
 
 
-def _is_cached(plan: NormalizationPlan) -> bool:
+def _is_cached(plan: NormalizationPlan, processor: Processor) -> bool:
     """Whether a unit's elements stay in the cache from one pass to the next."""
     problem, x = plan.problem, plan.named["x"]
     along = any(x.strides[axis] in (1, -1) and x.shape[axis] > 1 for axis in problem.rows)
     rows = 1 if along else min(_ACROSS, size_of(problem, problem.rows))
-    return rows * problem.count * x.nbytes // max(1, x.size) <= _CACHED_BYTES
+    return rows * problem.count * x.nbytes // max(1, x.size) <= processor.l2(cost.NORMALIZATION_UNIT_L2)
 
 
 # ---- forward

@@ -6,6 +6,7 @@ sums of a row, then dx. Group normalization goes by way of the channels where a 
 
 from __future__ import annotations
 
+from jitdnn.kernels.algorithm import Device
 from jitdnn.kernels.formulas.group_norm import add_channels, suits_channels
 from jitdnn.kernels.formulas.named_programs import Formula
 from jitdnn.kernels.formulas.normalization import (
@@ -28,7 +29,7 @@ from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.normalization import Normalization
 
 
-def plan_of(problem: Normalization) -> NormalizationPlan:
+def plan_of(problem: Normalization, _device: Device) -> NormalizationPlan:
     """The steps for a problem in any direction."""
     plan = NormalizationPlan(problem, has_moments=True)
     if isinstance(problem, GroupNorm) and suits_channels(problem):
