@@ -130,15 +130,18 @@ def _store_cycles(geometry: Geometry, box: Sequence[int]) -> float:
 def cycles(plan: ImplicitGemmPlan) -> float:
     """Cycles of one thread for all tasks: products, stores, copies of input and filter."""
     c, results = plan.c, plan.results
-    vectors = math.prod(results) * math.prod(plan.phase_strides) * c.width / plan.lanes
+    positions = math.prod(results) * math.prod(plan.phase_strides)
+    vectors: float = positions * ceil_div(c.width, plan.lanes)
     if plan.vectorizes_pixels:
+        vectors = positions * c.width / plan.lanes
         if c.y.space[2] == 1:
             each = _STORE
         else:
             each = _TRANSPOSED_SQUARE / plan.lanes if c.y.channels == 1 else _SCATTERED
     else:
         each = _store_cycles(plan, plan.box)
-    is_large = vectors * c.group_count * plan.isa.vector_bytes >= convolution_stream_bytes(plan.isa.processor)
+    written = positions * c.width * c.group_count * plan.item
+    is_large = written >= convolution_stream_bytes(plan.isa.processor)
     if len(plan.stride_phases) > 1 and is_large:
         each += _INTERLEAVED
     store = vectors * each
