@@ -291,3 +291,38 @@ def test_plans_of_several_shapes_take_turns_with_one_block_of_memory() -> None:
         np.testing.assert_allclose(plan.run([x])[0], expected, rtol=1e-4, atol=1e-5)
     (kept,) = shared.arenas.idle
     assert kept.bytes == max(plan.nbytes for plan, _ in plans)
+
+
+def test_a_scale_and_a_residual_between_a_transpose_and_the_next_layer() -> None:
+    """As between the products and the depthwise convolutions of ConvNeXt."""
+    first, second, scale = filled(8, 16), filled(16, 8), filled(8, 1, 1)
+
+    def net(x: Any) -> Any:
+        for _ in range(2):
+            y = jd.matmul(jd.relu(jd.matmul(x.transpose(0, 2, 3, 1), first)), second)
+            x = x.tracer.pointwise(
+                trace(lambda v, s, r: v * s + r), [y.transpose(0, 3, 1, 2), scale, x], x.dtype
+            )
+        return x
+
+    x = filled(2, 8, 3, 5)
+    graph = traced(net, x)
+    done = optimized(graph, Memo())
+    assert "pointwise" not in ops(done)
+    for one, other in zip(run(graph, x), run(done, x), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+def test_a_product_that_is_read_besides_stays_alone() -> None:
+    matrix = filled(8, 6)
+
+    def net(x: Any, residual: Any) -> Any:
+        y = jd.matmul(x, matrix).transpose(0, 2, 1)
+        return added(y, residual), jd.relu(y)
+
+    x, residual = filled(2, 4, 8), filled(2, 6, 4)
+    graph = traced(net, x, residual)
+    done = optimized(graph, Memo())
+    assert "pointwise" in ops(done)
+    for one, other in zip(run(graph, x, residual), run(done, x, residual), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)

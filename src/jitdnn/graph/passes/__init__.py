@@ -18,6 +18,7 @@ from jitdnn.graph.passes.normalizations import with_normalizations
 from jitdnn.graph.passes.pointwise import fused_pointwise
 from jitdnn.graph.passes.recurrent import single_steps
 from jitdnn.graph.passes.scalars import with_numbers
+from jitdnn.graph.passes.turned import with_turned_formulas
 from jitdnn.graph.passes.views import joined_views, with_padding
 
 
@@ -30,7 +31,7 @@ def optimized(graph: Graph, memo: Memo, has_dot: bool = False) -> Graph:
     graph = with_numbers(with_padding(folded_affine(graph, memo)))
     if has_dot:
         graph = with_integers(graph, memo)
-    graph = with_epilogues(fused_pointwise(graph))
+    graph = with_epilogues(with_turned_formulas(with_epilogues(fused_pointwise(graph))))
     return without_dead(with_reciprocals(graph))
 
 
