@@ -15,6 +15,7 @@ from jitdnn.errors import InvalidType
 from jitdnn.rtcg.expression import Expression
 from jitdnn.rtcg.normal_series import FARTHEST, tail_centre, tail_polynomial
 from jitdnn.rtcg.operations import OPERATIONS
+from jitdnn.rtcg.rough import NO_SHORTCUTS, shortcuts
 
 _SIGNS = {
     "add": "+", "subtract": "-", "multiply": "*", "divide": "/", "less": "<", "less_equal": "<=", "greater": ">",
@@ -94,26 +95,33 @@ def _library(dtype: str) -> str:
     return text
 
 
-def c_function(expression: Expression, name: str, dtype: str) -> str:
+def c_function(expression: Expression, name: str, dtype: str, is_rough: bool = False) -> str:
     """The text of `FUNCTION dtype name(dtype x0, dtype x1, ...)`, a parameter for each input of the expression.
 
-    `dtype` is the arithmetic: "f32", "f64", or "i64" for integers that wrap; conditions are `int`. Raises
-    InvalidType for an operation that integers lack.
+    `dtype` is the arithmetic: "f32", "f64", or "i64" for integers that wrap; conditions are `int`. `is_rough`: of f32
+    in CUDA C++, for results of 16 bits (`rough.py`). Raises InvalidType for an operation that integers lack.
     """
+    short = shortcuts(expression) if is_rough and dtype == "f32" else NO_SHORTCUTS
+    reads, uses = short.uses(expression)
     lines: list[str] = []
-    uses = [0] * len(expression.instructions)
-    for step in expression.instructions:
-        if step.operation != "input":
-            for argument in step.arguments:
-                uses[argument] += 1
     texts: list[str] = []
     for position, step in enumerate(expression.instructions):
-        if step.operation == "input":
+        read = [texts[argument] for argument in reads[position]]
+        if not uses[position]:
+            text = ""
+        elif step.operation == "input":
             text = f"x{step.arguments[0]}"
         elif step.operation == "constant":
             text = c_constant(step.number, dtype)
         else:
-            text = _operation(step.operation, [texts[argument] for argument in step.arguments], dtype)
+            if position in short.gelu:
+                text = f"gelu_rough({read[0]})"
+            elif position in short.factors:
+                text = f"({read[0]} * {c_constant(short.factors[position], dtype)})"
+            elif step.operation in short.functions:
+                text = f"{step.operation}_rough({', '.join(read)})"
+            else:
+                text = _operation(step.operation, read, dtype)
             # what is used again has a name, and so has what gets long
             if uses[position] > 1 or len(text) > 100:
                 kind = "int" if OPERATIONS[step.operation].is_truth else dtype
@@ -122,7 +130,14 @@ def c_function(expression: Expression, name: str, dtype: str) -> str:
         texts.append(text)
     parameters = ", ".join(f"{dtype} x{number}" for number in range(expression.arity)) or "void"
     body = "".join(lines)
-    return f"{c_library(dtype)}FUNCTION {dtype} {name}({parameters}) {{\n{body}  return {texts[-1]};\n}}\n"
+    library = c_library(dtype) + (_rough_library() if short.has_functions(expression) else "")
+    return f"{library}FUNCTION {dtype} {name}({parameters}) {{\n{body}  return {texts[-1]};\n}}\n"
+
+
+@functools.cache
+def _rough_library() -> str:
+    text = files("jitdnn.rtcg").joinpath("c_rough.h").read_text("utf-8")
+    return f"#ifndef ROUGH_FUNCTIONS\n#define ROUGH_FUNCTIONS\n{text}#endif\n"
 
 
 def _operation(name: str, arguments: list[str], dtype: str) -> str:

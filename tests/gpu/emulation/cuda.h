@@ -217,4 +217,6 @@ EMULATION_WIDE_STORE(store16_streaming, uint4)
 
 static inline u32 byte_permute(u32 low, u32 high, u32 selector) { return __byte_perm(low, high, selector); }
 static inline i32 dot4_s8(u32 a, u32 b, i32 sum) { return __dp4a((i32)a, (i32)b, sum); }
+static inline f32 maximum_rough(f32 a, f32 b) { return a > b || a != a ? a : b; }
+static inline f32 minimum_rough(f32 a, f32 b) { return a < b || a != a ? a : b; }
 static inline f32 exp2_approximate(f32 x) { return x < -126.0f ? 0.0f : __builtin_exp2f(x); }

@@ -19,6 +19,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import kernel_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.finish import finish_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic
 from jitdnn.kernels.cuda.gemm.code import Reordered
@@ -31,7 +33,7 @@ from jitdnn.kernels.cuda.matmul import (
     refuse_extents,
     refuse_uneven,
 )
-from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, TILES, Finish, Tile
 from jitdnn.kernels.gpu.matmul import TiledGemm
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
@@ -63,10 +65,10 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
         return found if isinstance(found, str) else None
 
     def sizes(
-        self, problem: MatMul, device: GpuDevice, has_epilogue: bool = True
+        self, problem: MatMul, device: GpuDevice, has_epilogue: bool = True, finish: Finish = NO_FINISH
     ) -> tuple[Orientation, Plan] | str:
         """The orientation and the plan that are expected to be fastest, or why there are none."""
-        return _plan(problem, device, self._tiles, self.uses_workspace, self.parts, has_epilogue)
+        return _plan(problem, device, self._tiles, self.uses_workspace, self.parts, has_epilogue, finish)
 
     def arithmetic(self, problem: Problem) -> str:
         return tensor_core_arithmetic(problem)
@@ -75,8 +77,10 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
         return warpgroup_bound(problem)
 
     def plan(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
-        found = self.sizes(problem, device, epilogue is not None)
+        found = self.sizes(problem, device, epilogue is not None, finish_of(epilogue, problem.c.dtype))
+        bare = self.sizes(problem, device, epilogue is not None)  # as other algorithms estimate
         assert not isinstance(found, str), found
+        assert not isinstance(bare, str), bare
         orientation, plan = found
 
         def other() -> Kernel:
@@ -88,10 +92,12 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
 
         def build() -> Kernel:
             indices = indices_of(problem, orientation, "channel_", "pixel.c")
+            if not problem.batch:
+                indices = [index.split(" %")[0].strip("()") for index in indices]
             kernel = kernel_of(plan, problem.c, device, epilogue, other, indices)
             return Reordered(kernel, (1, 0)) if orientation.is_transposed else kernel
 
-        return PlannedKernel(plan.workspace, plan.seconds, build)
+        return PlannedKernel(plan.workspace, bare[1].seconds, build)
 
 
 class WarpgroupMatmulInPlace(WarpgroupMatmul):
@@ -126,14 +132,16 @@ def _plan(
     uses_workspace: bool,
     parts: int,
     has_epilogue: bool,
+    finish: Finish,
 ) -> tuple[Orientation, Plan] | str:
     found: list[tuple[Orientation, Plan]] = []
+    fusion = Fusion(finish=finish) if finish != NO_FINISH else NOTHING
     reason = ""
     for name in orientations(problem, has_epilogue):
         orientation = orientation_of(problem, name)
         one, batch = orientation.problem, orientation.batch
         refused = unplannable(one, parts == 2)
-        plan = refused or plan_of(one, device, tiles, uses_workspace, parts, batch)
+        plan = refused or plan_of(one, device, tiles, uses_workspace, parts, batch, fusion)
         if isinstance(plan, str):
             reason = reason or plan
         else:

@@ -261,6 +261,17 @@ FUNCTION void store16_streaming(void *p, uint4 value) { __stcs((uint4 *)p, value
 FUNCTION u32 byte_permute(u32 low, u32 high, u32 selector) { return __byte_perm(low, high, selector); }
 // sum + the four products of signed bytes.
 FUNCTION i32 dot4_s8(u32 a, u32 b, i32 sum) { return __dp4a((i32)a, (i32)b, sum); }
+// The larger and the smaller of two; NaN if either is.
+FUNCTION f32 maximum_rough(f32 a, f32 b) {
+    f32 larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+    return larger;
+}
+FUNCTION f32 minimum_rough(f32 a, f32 b) {
+    f32 smaller;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(smaller) : "f"(a), "f"(b));
+    return smaller;
+}
 // 2 to the power x within 2 units in the last place; results below 2^-126 are zero.
 FUNCTION f32 exp2_approximate(f32 x) {
     f32 power;

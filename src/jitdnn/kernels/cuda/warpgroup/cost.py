@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
-from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Blocking, Products, Tile, blockings
+from jitdnn.kernels.cuda.warpgroup.plan import (
+    NO_FINISH,
+    STAGE_ROW,
+    Blocking,
+    Finish,
+    Products,
+    Tile,
+    blockings,
+)
 
 _OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
@@ -14,6 +22,7 @@ _EFFICIENCY = 0.96  # of the mainloop, where nothing else is the limit
 _SHARED_SHARE = 1.08  # of the path to shared memory, as `shared_bytes_per_cycle` of facts counts it
 _ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it is
 _WGRAD_ROW_CYCLES = 2.3  # the same where all operands are read across
+_LANES = 128  # of a multiprocessor: numbers of which it computes one instruction in a cycle
 _OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
 _ACROSS_FACTOR = 1.35  # of a wgrad's stage that two warpgroups share across
 _TILE_CYCLES = 1270.0  # from one tile of a thread block to the next
@@ -28,7 +37,7 @@ _REDUCTION_SECONDS = 1.9e-6  # of the sum of the splits, its launch included, wi
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 _AS_FAST = 1.03
 """The factor on a time within which it counts as the same."""
-_FILLED = 0.6  # of the columns of tiles
+_OUTSIDE = 0.2  # of the columns of tiles, that may lie outside beside those of another tile
 
 
 def stage_cycles(
@@ -59,6 +68,7 @@ def seconds(
     row_bytes: int,
     is_wgrad: bool,
     is_rewritten: bool = False,
+    finish: Finish = NO_FINISH,
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, clock = blocking.tile, gemm_clock(device.facts)
@@ -71,22 +81,25 @@ def seconds(
     works = blocking.works(products)
     length = blocking.blocks_of_split if blocking.is_split else products.longest
     out = tile.m * tile.n * 4 / l2_bytes_per_cycle(device.facts) if blocking.is_split else 0.0
+    finished = finish.instructions * tile.m * tile.n / _LANES
     # the results of a tile leave behind the products of the next
-    one = length * stage + _TILE_CYCLES + (out + _PARTIAL_CYCLES if blocking.is_split else 0.0)
+    one = length * stage + _TILE_CYCLES + (out + _PARTIAL_CYCLES if blocking.is_split else finished)
     chunks = tile.m * tile.n * result_bytes / l2_bytes_per_cycle(device.facts)
     if len(products.rows) > 1:
         busy = longest_load(products, tile, device.multiprocessors, [
-            max(blocks * stage + _TILE_CYCLES, chunks) if blocks
+            max(blocks * stage + _TILE_CYCLES + finished, chunks) if blocks
             else products.filled(tile) * chunks + _EMPTY_CYCLES
             for blocks in products.blocks
         ])  # fmt: skip
     else:
-        busy = -(-works // device.multiprocessors) * max(one, chunks)
+        # thread blocks that share a multiprocessor hide each other's ends behind their products
+        shared = tile.resident * max(length * stage, finished, chunks)
+        busy = -(-works // (device.multiprocessors * tile.resident)) * max(one, shared)
     cycles = busy + _START_CYCLES + (0.0 if blocking.is_split else chunks)
-    works_for, waits_for = cycles / clock, bytes_moved / (_MEMORY_SHARE * device.bandwidth)
+    works_for, waits_for = cycles / clock, (bytes_moved + finish.nbytes) / (_MEMORY_SHARE * device.bandwidth)
     time = max(works_for, waits_for) + _UNHIDDEN * min(works_for, waits_for) + LAUNCH_SECONDS
     if blocking.is_split:
-        time += _REDUCTION_SECONDS
+        time += _REDUCTION_SECONDS + finished * products.tiles(tile) / device.multiprocessors / clock
         time += blocking.partial_bytes(products) / (_REDUCTION_SHARE * device.bandwidth)
     return time
 
@@ -107,6 +120,7 @@ def longest_load(products: Products, tile: Tile, multiprocessors: int, cycles: S
 def best_blocking(
     products: Products, tiles: Sequence[Tile], device: GpuDevice, bytes_moved: int, result_bytes: int, parts: int,
     max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
+    finish: Finish = NO_FINISH,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
@@ -116,7 +130,9 @@ def best_blocking(
     found = [
         (
             one,
-            seconds(products, one, device, bytes_moved, result_bytes, row_bytes, is_wgrad, is_rewritten),
+            seconds(
+                products, one, device, bytes_moved, result_bytes, row_bytes, is_wgrad, is_rewritten, finish
+            ),
         )
         for one in blockings(
             products,
@@ -133,7 +149,7 @@ def best_blocking(
         return None
     least = min(time for _, time in found)
     # of those that are as fast the tile that stands first in the list: so few kernels are compiled. Where memory is the
-    # limit many are, and one whose columns lie outside for the most part is slower than it seems
+    # limit many are, and one of whose columns more lie outside is slower than it seems
     as_fast = [(one, time) for one, time in found if time <= _AS_FAST * least]
-    filled = [(one, time) for one, time in as_fast if products.filled(one.tile) > _FILLED]
-    return (filled or as_fast)[0]
+    most = max(products.filled(one.tile) for one, _ in as_fast)
+    return next((one, time) for one, time in as_fast if products.filled(one.tile) > most - _OUTSIDE)

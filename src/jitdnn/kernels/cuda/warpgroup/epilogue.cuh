@@ -15,6 +15,20 @@ FUNCTION u32 sum_bits(i32 sum) { return (u32)sum; }
 FUNCTION void sum_of_bits(u32 bits, f32 &sum) { sum = __uint_as_float(bits); }
 FUNCTION void sum_of_bits(u32 bits, i32 &sum) { sum = (i32)bits; }
 
+// Exchanges words between four neighbouring lanes: `own` of the lane with number n becomes the n-th of all four.
+FUNCTION void transpose_of_four(u32 (&own)[4]) {
+    const int lane = threadIdx.x % 4;
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            if (n & distance) continue;
+            const bool is_upper = lane & distance;
+            const u32 other = shuffle_xor(is_upper ? own[n] : own[n + distance], distance);
+            (is_upper ? own[n] : own[n + distance]) = other;
+        }
+}
+
 // alpha times a number, plus beta times what was in memory.
 FUNCTION REAL blended(REAL value, REAL alpha, REAL beta, REAL before) {
     if constexpr (IS_INTEGER) return (REAL)blend_whole(alpha, value, beta, before);

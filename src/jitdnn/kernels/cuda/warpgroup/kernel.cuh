@@ -22,7 +22,7 @@ FUNCTION void store_zeros(const Tables &tables, const Work &work, int first_row,
     }
 }
 
-KERNEL2(BLOCK_THREADS, 1)
+KERNEL2(BLOCK_THREADS, RESIDENT)
 void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS,
               u8 *workspace, SCALE alpha, SCALE beta) {
     extern __shared__ __attribute__((aligned(1024))) u8 shared_memory[];
@@ -111,7 +111,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #endif
             consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, is_leaving, send);
             const int first_row = work.first_row + rows_before, row = threadIdx.x % 128;
-            if (!IS_RESULT_BOXES || !is_plain) {
+            if (!IS_RESULT_BOXES || (IS_WIDE ? beta != 0 : !is_plain)) {
                 warpgroup_barrier(warpgroup + 1);  // the rows of the tile before are no longer read
                 if (row < ROWS * 64) shared_store_i64(rows + row * 8, row_place(tables, work, first_row + row));
                 warpgroup_barrier(warpgroup + 1);
@@ -125,9 +125,14 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #if HAS_SUMS
             sum_columns(sums, tables, work, first_row, first_column, staging, warpgroup, workspace);
 #endif
+#if IS_WIDE
+            finish_wide(sums, tables, work, first_row, first_column, (REAL)alpha EPILOGUE_ARGUMENTS);
+            if (beta != 0) add_before(sums, tables, work, rows, first_column, result, (REAL)beta);
+#else
             if (!is_plain)
                 finish(sums, tables, work, rows, first_row, first_column, result, (REAL)alpha,
                        (REAL)beta EPILOGUE_ARGUMENTS);
+#endif
             round_results(sums, is_plain, (REAL)alpha, words);
             is_leaving = true, columns = work.columns, leaving_row = first_row, leaving_group = work.group;
         }
@@ -141,20 +146,6 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 }
 
 #if IS_SPLIT
-// Exchanges words between four neighbouring lanes: `own` of the lane with number n becomes the n-th of all four.
-FUNCTION void transpose_of_four(u32 (&own)[4]) {
-    const int lane = threadIdx.x % 4;
-#pragma unroll
-    for (int distance = 1; distance < 4; distance *= 2)
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            if (n & distance) continue;
-            const bool is_upper = lane & distance;
-            const u32 other = shuffle_xor(is_upper ? own[n] : own[n + distance], distance);
-            (is_upper ? own[n] : own[n + distance]) = other;
-        }
-}
-
 // A thread has the sums that a thread of a consumer had of 16 columns, 2 x 4 of them; a block 256 times as many. Where
 // results may be stored as vectors, four lanes exchange theirs of half precision, and each stores 8 columns of a row.
 KERNEL2(256, 4)

@@ -108,7 +108,12 @@ FUNCTION void for_stages(const int &block, int blocks, bool is_sending, Send &se
         if (blocks >= CHUNKS) {
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; ++chunk) step([&] { send(chunk); });
-        } else {  // too few products to hide the chunks behind
+        } else if (blocks) {  // all of them behind the products of the first stage
+            step([&] {
+#pragma unroll
+                for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
+            });
+        } else {
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
         }

@@ -52,12 +52,12 @@ class EpilogueCode:
 
 
 def epilogue_source(
-    epilogue: Epilogue | None, output: TensorDescriptor, dtype: str, first: int = 0
+    epilogue: Epilogue | None, output: TensorDescriptor, dtype: str, first: int = 0, is_rough: bool = False
 ) -> EpilogueCode:
     """The text of an epilogue over accumulators of `dtype` ("f32" or "f64"); for None, one that does nothing.
 
-    Its operands are called e<first>, e<first + 1> and so on. Raises InvalidArgument for operands of another shape than
-    the output's.
+    Its operands are called e<first>, e<first + 1> and so on. `is_rough`: in CUDA C++, for results of 16 bits. Raises
+    InvalidArgument for operands of another shape than the output's.
     """
     if epilogue is None:
         return EpilogueCode("", "", dtype, (), first)
@@ -70,5 +70,5 @@ def epilogue_source(
         f", GLOBAL const {storage_type(operand.dtype)} *e{number}"
         for number, operand in enumerate(epilogue.operands, first)
     )
-    functions = c_function(epilogue.expression, "epilogue", dtype)
+    functions = c_function(epilogue.expression, "epilogue", dtype, is_rough)
     return EpilogueCode(functions, parameters, dtype, epilogue.operands, first)

@@ -19,6 +19,8 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import WGMMA_FUNCTIONS, kernel_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.finish import finish_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing
@@ -100,10 +102,11 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
         found = self.sizes(problem, device)
         return found if isinstance(found, str) else None
 
-    def sizes(self, problem: Convolution, device: GpuDevice) -> Plan | str:
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         """The plan that is expected to be fastest on this device, or why there is none."""
+        fusion = Fusion(finish=finish_of(epilogue, problem.output.dtype)) if epilogue else NOTHING
         return plan_of(
-            problem, device, self._tiles, self.uses_workspace, self.parts, is_scaled=self.is_scaled
+            problem, device, self._tiles, self.uses_workspace, self.parts, None, fusion, self.is_scaled
         )
 
     def arithmetic(self, problem: Problem) -> str:
@@ -115,16 +118,18 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         if not problem.output.size:
             return PlannedKernel(0, 1e-6, Nothing)
-        plan = self.sizes(problem, device)
+        plan, bare = self.sizes(problem, device, epilogue), self.sizes(problem, device)
         assert isinstance(plan, Plan), plan
+        assert isinstance(bare, Plan), bare
 
         def other() -> Kernel:
             if problem.has_float8:
                 return Direct().build_in_place(problem, device, epilogue)
             return self._other().build(problem, device, epilogue)
 
+        # the epilogue counts for the choice of a tile; other algorithms' estimates are without it, and so is this
         return PlannedKernel(
-            plan.workspace, plan.seconds, lambda: kernel_of(plan, problem.output, device, epilogue, other)
+            plan.workspace, bare.seconds, lambda: kernel_of(plan, problem.output, device, epilogue, other)
         )
 
     def _other(self) -> ImplicitGemmInPlace | ImplicitGemmWgradInPlace:

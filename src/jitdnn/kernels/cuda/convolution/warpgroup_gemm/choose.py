@@ -250,6 +250,7 @@ def _correlation_plan(
         False,
         is_promoted,
         fusion.shared,
+        finish=fusion.finish,
     )
     if not found:
         return "no tile fits into the shared memory of the device"

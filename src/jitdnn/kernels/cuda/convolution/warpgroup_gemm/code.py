@@ -7,6 +7,7 @@ compiled kernel serves every shape.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
@@ -14,8 +15,9 @@ from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import fusion_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import MAXIMA
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wide import wide_epilogue
 from jitdnn.kernels.cuda.gemm.code import ByAddress
-from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
+from jitdnn.kernels.gpu.prelude.epilogue import EpilogueCode, epilogue_source
 from jitdnn.tensor import DTYPES, FLOAT8_DTYPES, TensorDescriptor
 
 WGMMA_FUNCTIONS = {"bf16": "wgmma_bf16", "f16": "wgmma_f16", "f32": "wgmma_tf32", "i8": "wgmma_s8"}
@@ -38,7 +40,7 @@ def kernel_of(
     without them.
     """
 
-    def kernel(plan: Plan) -> GpuKernel:
+    def kernel(plan: Plan) -> Kernel:
         return plain_kernel(plan, output, device, epilogue, indices)
 
     if max(plan.alignments) == 1:
@@ -51,12 +53,42 @@ def kernel_of(
 def plain_kernel(
     plan: Plan, output: TensorDescriptor, device: Device, epilogue: Epilogue | None,
     indices: Sequence[str] | None = None,
-) -> GpuKernel:  # fmt: skip
-    """The kernel of a plan, for pointers that are multiples of its alignments."""
+) -> Kernel:  # fmt: skip
+    """The kernel of a plan, for pointers that are multiples of its alignments; those of the epilogue's operands may be
+    any."""
+    wide = wide_epilogue(plan, epilogue_of(plan, output, epilogue), indices or _indices(output))
+    if wide is None or max(wide.alignments, default=1) == 1:
+        return _kernel(plan, output, device, epilogue, indices)
+    narrow = replace(plan, is_wide=False)
+    return ByAddress(
+        _kernel(plan, output, device, epilogue, indices),
+        lambda: _kernel(narrow, output, device, epilogue, indices),
+        (1, 1, 1, *wide.alignments),
+    )
+
+
+def _kernel(
+    plan: Plan,
+    output: TensorDescriptor,
+    device: Device,
+    epilogue: Epilogue | None,
+    indices: Sequence[str] | None,
+) -> GpuKernel:
     gpu: GpuDevice = device  # type: ignore[assignment]
     pointers = _POINTERS + (len(epilogue.operands) if epilogue else 0) + plan.fusion.pointers
     source = source_of(plan, output, epilogue, indices)
     return gpu.kernel(source, launches_of(plan, gpu.multiprocessors), pointers, tables=plan.tables)
+
+
+def epilogue_of(plan: Plan, output: TensorDescriptor, epilogue: Epilogue | None) -> EpilogueCode:
+    """The text of the epilogue."""
+    real = "f64" if plan.is_integer else "f32"
+    return epilogue_source(epilogue, output, real, _POINTERS, is_rough=plan.result in ("f16", "bf16"))
+
+
+def _indices(output: TensorDescriptor) -> list[str]:
+    """Of a convolution's result."""
+    return ["pixel.image", "channel_", *("pixel.a", "pixel.b", "pixel.c")[5 - len(output.shape) :]]
 
 
 def source_of(
@@ -65,9 +97,10 @@ def source_of(
     """The text of the kernels."""
     blocking, tile, parts = plan.blocking, plan.blocking.tile, plan.blocking.parts
     real = "f64" if plan.is_integer else "f32"
-    code = epilogue_source(epilogue, output, real, first=_POINTERS)
+    code = epilogue_of(plan, output, epilogue)
     if indices is None:
-        indices = ["pixel.image", "channel_", *("pixel.a", "pixel.b", "pixel.c")[5 - len(output.shape) :]]
+        indices = _indices(output)
+    wide = wide_epilogue(plan, code, indices)
     arguments = "".join(f", e{number}" for number in range(_POINTERS, _POINTERS + len(code.operands)))
     body = "wgrad.cuh" if plan.is_wgrad else "correlation.cuh"
     fused = fusion_code(plan.fusion, plan.is_wgrad, plan.dtypes[0])
@@ -79,6 +112,7 @@ def source_of(
             read_text("cuda/warpgroup", "sizes.cuh", *(("halves.cuh",) if plan.is_scaled else ())),
             read_text("cuda/convolution/warpgroup_gemm", body),
             read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", *fused.files),
+            read_text("cuda/warpgroup", "finish_wide.cuh") if wide else "",
             read_text("cuda/convolution/warpgroup_gemm", "exact.cuh") if parts == 2 else "",
             read_text("cuda/warpgroup", "kernel.cuh", *(("pack.cu",) if any(plan.packs) else ())),
         )
@@ -104,6 +138,7 @@ def source_of(
         ("CHUNK_BYTES", tile.chunk_bytes(DTYPES[plan.result])),
         ("IS_RESULT_BOXES", int(plan.is_in_boxes)),
         ("WN", tile.wn),
+        ("RESIDENT", tile.resident),
         ("STAGES", blocking.stages),
         ("PARTS", blocking.parts),
         ("IS_SPLIT", int(blocking.is_split)),
@@ -118,6 +153,8 @@ def source_of(
         ("EPILOGUE_PARAMETERS", code.parameters + fused.parameters),
         ("EPILOGUE_ARGUMENTS", arguments + fused.arguments),
         ("FINISH(sum, pixel, channel_)", f"({code.apply('(sum)', indices)})"),
+        ("IS_WIDE", int(wide is not None)),
+        *(wide.defines if wide else ()),
         *fused.defines,
     )
     # an epilogue takes registers between two tiles, as what becomes of integers does, a prologue everywhere: where sums
@@ -139,7 +176,9 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     launches = [Launch("find_maxima", (MAXIMA, 2), 512)] if plan.is_scaled else []
     if packs:
         launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256))
-    launches.append(Launch("multiply", min(multiprocessors, plan.works), tile.threads, plan.shared))
+    launches.append(
+        Launch("multiply", min(multiprocessors * tile.resident, plan.works), tile.threads, plan.shared)
+    )
     if plan.blocking.is_split:
         sums = plan.works // plan.blocking.splits * tile.m * tile.n
         launches.append(Launch("reduce_partials", sums // _REDUCTION_BLOCK, 256))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitdnn.kernels.cuda.warpgroup.cost import LAUNCH_SECONDS
-from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Finish, Tile
 from jitdnn.kernels.formulas.fused_convolution import prologue_expression
 from jitdnn.rtcg.c_source import c_function
 
@@ -27,12 +27,14 @@ _PROLOGUE, _WGRAD_PROLOGUE, _SUMS = 1.32, 2.5, 1.16
 
 @dataclass(frozen=True)
 class Fusion:
-    """`activation`: of a prologue, None without one, with its coefficient, over `channels`. `has_sums`: by channel."""
+    """`activation`: of a prologue, None without one, with its coefficient, over `channels`. `has_sums`: by channel.
+    `finish`: what an epilogue costs."""
 
     activation: str | None = None
     coef: float | None = None
     channels: int = 0
     has_sums: bool = False
+    finish: Finish = NO_FINISH
 
     @property
     def has_prologue(self) -> bool:

@@ -28,7 +28,7 @@ class Plan:
     each with maps of A. `is_b_mn_major`: neighbours of B in memory are columns. `is_vector`: 16 bytes of a row are
     stored at once. `rows_first`: neighbouring threads store neighbouring rows. `is_in_boxes`: the copy engine stores
     the results. `row_bytes`: of channels that one copy brings of each pixel. `fusion`: a prologue and sums by channel;
-    `channels`: of the result, over all groups.
+    `channels`: of the result, over all groups. `is_wide`: an epilogue may read its operands by whole sectors.
     """
 
     is_wgrad: bool
@@ -49,6 +49,7 @@ class Plan:
     seconds: float
     fusion: Fusion = NOTHING
     channels: int = 0
+    is_wide: bool = True
 
     @property
     def shared(self) -> int:

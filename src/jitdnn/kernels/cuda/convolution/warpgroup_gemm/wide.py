@@ -1,0 +1,135 @@
+"""Epilogues whose operands are brought by whole sectors: what finish_wide.cuh is told of them.
+
+An operand may lie as the results do, with its channels side by side, or have one number for each channel, or for each
+pixel, or only one. Whatever else there is, `finish` of epilogue.cuh reads element by element.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jitdnn.devices.tensor_map import ALIGNMENT
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.gpu.prelude.epilogue import EpilogueCode
+from jitdnn.tensor import DTYPES, TensorDescriptor
+
+_HALVES = ("f16", "bf16")
+_REALS = (*_HALVES, "f32")
+# what indices_of of cuda/matmul.py writes of products that are the groups of one: the column in one, and which it is
+_OF_PRODUCT = re.compile(r"\(channel_\) % (\d+)")
+_PRODUCT = re.compile(r"\(channel_\) / \d+")
+
+
+@dataclass(frozen=True)
+class WideEpilogue:
+    """`defines`: macros of finish_wide.cuh. `alignments`: of the operands' addresses, in bytes."""
+
+    defines: tuple[tuple[str, object], ...]
+    alignments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """`kind`: vector, pair, pixel or column; `row`: a C expression of where a pixel's begin."""
+
+    kind: str
+    row: str
+    alignment: int
+
+
+def wide_epilogue(plan: Plan, code: EpilogueCode, indices: Sequence[str]) -> WideEpilogue | None:
+    """What there is to say; None where the results or an operand lie otherwise."""
+    if (
+        not plan.is_wide
+        or not code.functions
+        or not plan.is_vector
+        or plan.blocking.is_split
+        or plan.is_wgrad
+    ):
+        return None
+    if code.dtype != "f32" or plan.result not in _REALS or plan.blocking.tile.wn % 32:
+        return None
+    found = [_operand(one, indices) for one in code.operands]
+    lists: dict[str, list[tuple[str, str, str]]] = {"vector": [], "pair": [], "pixel": [], "column": []}
+    values = []
+    for number, (one, tensor) in enumerate(zip(found, code.operands, strict=True), code.first):
+        if one is None:
+            return None
+        own, name = lists[one.kind], f"e{number}"
+        place = len(own)
+        own.append((name, one.row, tensor.dtype))
+        values.append({
+            "vector": f"((e) ? {tensor.dtype}_high(of_vector[{place}][j]) : {tensor.dtype}_low(of_vector[{place}][j]))",
+            "pair": f"__uint_as_float((e) ? of_pair[{place}].y : of_pair[{place}].x)",
+            "pixel": f"of_pixel[row][{place}]",
+            "column": f"of_column[j][e][{place}]",
+        }[one.kind])  # fmt: skip
+    loads = {
+        "vector": "*(const uint4 *)({name} + (at))",
+        "pair": "*(const uint2 *)({name} + (at))",
+        "pixel": "(f32)load_{dtype}({name}, {row})",
+    }
+    made = {
+        kind: [text.format(name=name, row=row, dtype=dtype) for name, row, dtype in lists[kind]]
+        for kind, text in loads.items()
+    }
+    columns = [f"load_two_{dtype}({name} + (at), low, high)" for name, _, dtype in lists["column"]]
+    defines = (
+        ("VECTORS", len(lists["vector"])),
+        ("PAIRS", len(lists["pair"])),
+        ("PIXELS", len(lists["pixel"])),
+        ("COLUMNS", len(lists["column"])),
+        ("VECTOR_ROW(n)", _choice([row for _, row, _ in lists["vector"]], "(i64)0")),
+        ("PAIR_ROW(n)", _choice([row for _, row, _ in lists["pair"]], "(i64)0")),
+        ("LOAD_VECTOR(n, at)", _choice(made["vector"], "uint4{}")),
+        ("LOAD_PAIR(n, at)", _choice(made["pair"], "uint2{}")),
+        ("LOAD_PIXEL(n)", _choice(made["pixel"], "0.0f")),
+        ("LOAD_COLUMNS(n, at, low, high)", _choice(columns, "(void)0")),
+        ("FINISH_WIDE(sum, row, j, e)", f"epilogue({', '.join(['(sum)', *values])})"),
+    )
+    return WideEpilogue(defines, tuple(one.alignment for one in found if one))
+
+
+def _choice(texts: Sequence[str], nothing: str) -> str:
+    """A C expression of the n-th of them."""
+    if not texts:
+        return nothing
+    text = texts[-1]
+    for number in reversed(range(len(texts) - 1)):
+        text = f"((n) == {number} ? {texts[number]} : {text})"
+    return f"({text})"
+
+
+def _operand(tensor: TensorDescriptor, indices: Sequence[str]) -> _Operand | None:
+    size = DTYPES[tensor.dtype]
+    if tensor.dtype not in _REALS:
+        return None
+    row: list[str] = []
+    strides, channel = [], 0
+    for index, stride, extent in zip(indices, tensor.strides, tensor.shape, strict=True):
+        if not stride or extent == 1:
+            continue
+        of_product = _OF_PRODUCT.fullmatch(index)
+        if index == "channel_" or of_product:
+            channel = stride
+        if of_product:
+            row.append(f"(i64)work.group * {-int(of_product[1]) * stride}")
+            strides.append(int(of_product[1]) * stride)
+        elif index != "channel_":
+            index = _PRODUCT.sub("work.group", index)
+            if "channel_" in index:
+                return None
+            row.append(f"(i64)({index}) * {stride}")
+            strides.append(stride)
+    place = " + ".join(row) or "(i64)0"
+    if channel == 0:
+        return _Operand("pixel", place, 1)
+    if channel != 1:
+        return None
+    if not row:
+        return _Operand("column", place, 2 * size)
+    if any(stride * size % ALIGNMENT for stride in strides):
+        return None
+    return _Operand("pair" if size == 4 else "vector", place, 8 if size == 4 else ALIGNMENT)
