@@ -2,7 +2,9 @@
  *
  * Defines: X, the type of storage; NUMBER, that of arithmetic; OFFSET, which holds any offset within an image;
  * CHANNELS_INNER 1 where neighbouring threads have neighbouring channels, 0 for neighbouring positions; SIZE of the window;
- * RUN, the channels that a thread takes; POWER_OF(s, t), s to the power of -beta, where t is 1 / sqrt(s); FORWARD.
+ * RUN, the channels that a thread takes; POWER_OF(s, t), s to the power of -beta, where t is 1 / sqrt(s); FORWARD; VECTOR,
+ * how many neighbouring channels are moved at once where they lie side by side, and every position begins at a multiple of
+ * them, 1 otherwise; RUN and the number of channels are multiples of it.
  *
  * A thread takes RUN channels of one position and reads, once each, what their windows need: SIZE - 1 channels more
  * forward, and backward twice as many, as each gradient needs the sums of its neighbours. Those it computes itself, (SIZE -
@@ -26,20 +28,60 @@
 #define AHEAD (SIZE - 1 - BEHIND)
 /* where a thread's position begins in an image of t */
 #define PLACE(t) ((OFFSET)t##_d * at_d + (OFFSET)t##_h * at_h + (OFFSET)t##_w * at_w)
-/* channels first .. first + COUNT of an image, 0 for those that there are not */
-#define FETCH(into, t, first, COUNT)                                                               \
-  UNROLL for (int i = 0; i < (COUNT); ++i) {                                                       \
-    const OFFSET c = (first) + i;                                                                  \
-    into[i] = c >= 0 && c < (OFFSET)channels                                                       \
-                  ? (NUMBER)LOAD(X, t + image * t##_n, place_##t + (OFFSET)t##_c * c)              \
-                  : (NUMBER)0;                                                                     \
-  }
-
 FUNCTION void store(GLOBAL X *p, OFFSET i, NUMBER value, NUMBER alpha, NUMBER beta) {
   value *= alpha;
   if (beta != 0) value += beta * (NUMBER)LOAD(X, p, i);
   STORE(X, p, i, value);
 }
+
+/* into[0 .. COUNT]: channels first - BEFORE and those behind it, 0 for those that there are not */
+#define FETCH_EACH(into, t, BEFORE, COUNT)                                                                \
+  UNROLL for (int i = 0; i < (COUNT); ++i) {                                                              \
+    const OFFSET c = first - (BEFORE) + i;                                                                \
+    into[i] = c >= 0 && c < (OFFSET)channels                                                              \
+                  ? (NUMBER)LOAD(X, t + image * t##_n, place_##t + (OFFSET)t##_c * c)                     \
+                  : (NUMBER)0;                                                                            \
+  }
+#if VECTOR > 1
+#define PACKED JOIN(JOIN(pack_, X), JOIN(_, VECTOR))
+#define LOAD_PACK JOIN(JOIN(load_, X), JOIN(_, VECTOR))
+#define STORE_PACK JOIN(JOIN(store_, X), JOIN(_, VECTOR))
+#define UP(count) (((count) + VECTOR - 1) / VECTOR * VECTOR)
+/* whole packs from before the first channel to behind the last one, of which those in between are kept */
+#define FETCH(into, t, BEFORE, COUNT)                                                                     \
+  if (IS_ALIGNED(t, 16)) {                                                                                \
+    UNROLL for (int i = -UP(BEFORE); i < UP((COUNT) - (BEFORE)); i += VECTOR) {                           \
+      const OFFSET c = first + i;                                                                         \
+      PACKED pack;                                                                                        \
+      const int is_there = c >= 0 && c < (OFFSET)channels;                                                \
+      if (is_there) pack = LOAD_PACK(t + image * t##_n + place_##t + c);                                  \
+      UNROLL for (int n = 0; n < VECTOR; ++n)                                                             \
+        if (i + n >= -(BEFORE) && i + n < (COUNT) - (BEFORE))                                             \
+          into[i + n + (BEFORE)] = is_there ? (NUMBER)JOIN(number_, X)(pack.items[n]) : (NUMBER)0;        \
+    }                                                                                                     \
+  } else                                                                                                  \
+    FETCH_EACH(into, t, BEFORE, COUNT)
+
+FUNCTION void store_run(GLOBAL X *p, const NUMBER *run, OFFSET step, OFFSET left, NUMBER alpha, NUMBER beta) {
+  if (IS_ALIGNED(p, 16) && beta == 0 && left >= RUN) {
+    UNROLL for (int i = 0; i < RUN; i += VECTOR) {
+      PACKED pack;
+      UNROLL for (int n = 0; n < VECTOR; ++n) pack.items[n] = JOIN(JOIN(item_, X), JOIN(_, NUMBER))(alpha * run[i + n]);
+      STORE_PACK(p + i, pack);
+    }
+  } else {
+    UNROLL for (int i = 0; i < RUN; ++i)
+      if (i < left) store(p, step * i, run[i], alpha, beta);
+  }
+}
+#else
+#define FETCH(into, t, BEFORE, COUNT) FETCH_EACH(into, t, BEFORE, COUNT)
+
+FUNCTION void store_run(GLOBAL X *p, const NUMBER *run, OFFSET step, OFFSET left, NUMBER alpha, NUMBER beta) {
+  UNROLL for (int i = 0; i < RUN; ++i)
+    if (i < left) store(p, step * i, run[i], alpha, beta);
+}
+#endif
 
 /* the first channel, and the position, of this thread */
 #define FIND_UNIT()                                                                                              \
@@ -64,15 +106,15 @@ void lrn_across_forward(ARGUMENTS) {
   FIND_UNIT()
   const OFFSET place_x = PLACE(x), place_y = PLACE(y);
   for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) {
-    NUMBER near[RUN + SIZE - 1], squares[RUN + SIZE - 1];
-    FETCH(near, x, first - BEHIND, RUN + SIZE - 1)
+    NUMBER near[RUN + SIZE - 1], squares[RUN + SIZE - 1], results[RUN];
+    FETCH(near, x, BEHIND, RUN + SIZE - 1)
     UNROLL for (int i = 0; i < RUN + SIZE - 1; ++i) squares[i] = near[i] * near[i];
     UNROLL for (int i = 0; i < RUN; ++i) {
-      if (first + i >= (OFFSET)channels) continue;
       const NUMBER s = spread_of(squares, i, (NUMBER)k, (NUMBER)factor), t = rsqrt(s);
-      store(y + image * y_n, place_y + (OFFSET)y_c * (first + i), near[i + BEHIND] * POWER_OF(s, t), (NUMBER)alpha,
-            (NUMBER)beta);
+      results[i] = near[i + BEHIND] * POWER_OF(s, t);
     }
+    store_run(y + image * y_n + place_y + (OFFSET)y_c * first, results, (OFFSET)y_c, (OFFSET)channels - first,
+              (NUMBER)alpha, (NUMBER)beta);
   }
 }
 #else
@@ -85,9 +127,9 @@ void lrn_across_backward(ARGUMENTS) {
   const NUMBER twice = 2 * (NUMBER)factor * (NUMBER)exponent;
   for (i64 image = BLOCK_ID(1); image < images; image += GRID_SIZE(1)) {
     NUMBER near[RUN + 2 * (SIZE - 1)], squares[RUN + 2 * (SIZE - 1)];
-    NUMBER slopes[RUN + SIZE - 1], parts[RUN + SIZE - 1];
-    FETCH(near, x, first - (SIZE - 1), RUN + 2 * (SIZE - 1))
-    FETCH(slopes, dy, first - AHEAD, RUN + SIZE - 1)
+    NUMBER slopes[RUN + SIZE - 1], parts[RUN + SIZE - 1], results[RUN];
+    FETCH(near, x, SIZE - 1, RUN + 2 * (SIZE - 1))
+    FETCH(slopes, dy, AHEAD, RUN + SIZE - 1)
     UNROLL for (int i = 0; i < RUN + 2 * (SIZE - 1); ++i) squares[i] = near[i] * near[i];
     UNROLL for (int i = 0; i < RUN + SIZE - 1; ++i) {
       const OFFSET c = first - AHEAD + i;
@@ -97,12 +139,12 @@ void lrn_across_backward(ARGUMENTS) {
       slopes[i] = scaled;
     }
     UNROLL for (int i = 0; i < RUN; ++i) {
-      if (first + i >= (OFFSET)channels) continue;
       NUMBER sum = 0;
       UNROLL for (int j = 0; j < SIZE; ++j) sum += parts[i + j];
-      const NUMBER gradient = slopes[i + AHEAD] - twice * near[i + SIZE - 1] * sum;
-      store(dx + image * dx_n, place_dx + (OFFSET)dx_c * (first + i), gradient, (NUMBER)alpha, (NUMBER)beta);
+      results[i] = slopes[i + AHEAD] - twice * near[i + SIZE - 1] * sum;
     }
+    store_run(dx + image * dx_n + place_dx + (OFFSET)dx_c * first, results, (OFFSET)dx_c, (OFFSET)channels - first,
+              (NUMBER)alpha, (NUMBER)beta);
   }
 }
 #endif

@@ -6,6 +6,7 @@ passes, so that forward and backward move each tensor once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
@@ -13,10 +14,11 @@ from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue, Kernel, TypedAlgor
 from jitdnn.kernels.gpu.prelude.cost import LAUNCH_SECONDS
 from jitdnn.kernels.gpu.prelude.images import MOST_BLOCKS_OF_IMAGES, offset_type, spatial
 from jitdnn.problems.lrn import LRN
-from jitdnn.tensor import compute_dtype
+from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
 
 THREADS = 256  # of a thread block
 RUN = 8  # channels of a thread
+PACK_BYTES = 16  # moved at once where channels are neighbours
 MOST_SIZE = 16  # of a window, whose numbers are in registers; cuDNN's limit, too
 # s^-beta, where t is 1 / sqrt(s)
 POWERS = {0.5: "(t)", 0.75: "((t) * sqrt(t))", 1.0: "((t) * (t))"}
@@ -54,17 +56,23 @@ class AcrossLRN(TypedAlgorithm[LRN, GpuDevice]):
         tensors = [operand.descriptor for operand in plan.operands]
         images, channels, *_ = plan.x.shape
         is_forward = plan.direction == "fwd"
+        vector = _vector(tensors)
         defines = (
             ("X", plan.dtype),
             ("NUMBER", compute_dtype(plan.dtype)),
             ("OFFSET", offset_type(tensors)),
             ("CHANNELS_INNER", int(abs(plan.x.strides[1]) < abs(plan.x.strides[-1]))),
+            ("VECTOR", vector),
             ("SIZE", plan.size),
             ("RUN", RUN),
             ("POWER_OF(s, t)", POWERS.get(plan.beta, "pow(s, -(NUMBER)exponent)")),
             ("FORWARD", int(is_forward)),
         )
         text = read_text("gpu/normalization", "lrn_across.c")
+        if vector > 1:
+            stored = "f32" if plan.dtype == "f32" else "u16"
+            pack = f"PACK({plan.dtype}, {stored}, {vector}, u32x4, 1)\n"
+            text = read_text("gpu/prelude", "vectors.h") + pack + text
         source = Source("lrn_across", text, defines, spills=plan.size > 8)
         extents = spatial(plan.x.shape, 1)
         units = -(-channels // RUN) * prod(extents)
@@ -80,3 +88,15 @@ class AcrossLRN(TypedAlgorithm[LRN, GpuDevice]):
             numbers,
             (plan.k, plan.scale, plan.beta),
         )
+
+
+def _vector(tensors: Sequence[TensorDescriptor]) -> int:
+    """How many channels are moved at once: 1 where they do not lie side by side in whole packs."""
+    count = PACK_BYTES // DTYPES[tensors[0].dtype]
+    if count < 4:  # of double precision: the arithmetic takes longer
+        return 1
+    for tensor in tensors:
+        others = [tensor.strides[0], *tensor.strides[2:]]
+        if tensor.strides[1] != 1 or tensor.shape[1] % count or any(stride % count for stride in others):
+            return 1
+    return count
