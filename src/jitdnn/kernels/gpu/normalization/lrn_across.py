@@ -21,7 +21,8 @@ RUN = 8  # channels of a thread
 PACK_BYTES = 16  # moved at once where channels are neighbours
 MOST_SIZE = 16  # of a window, whose numbers are in registers; cuDNN's limit, too
 # s^-beta, where t is 1 / sqrt(s)
-POWERS = {0.5: "(t)", 0.75: "((t) * sqrt(t))", 1.0: "((t) * (t))"}
+POWERS = {0.5: "(t)", 0.75: "((t) * (t) * rsqrt(t))", 1.0: "((t) * (t))"}
+_WAVES = 4  # of thread blocks; more of them would find their position anew for each image
 
 
 class AcrossLRN(TypedAlgorithm[LRN, GpuDevice]):
@@ -76,7 +77,9 @@ class AcrossLRN(TypedAlgorithm[LRN, GpuDevice]):
         source = Source("lrn_across", text, defines, spills=plan.size > 8)
         extents = spatial(plan.x.shape, 1)
         units = -(-channels // RUN) * prod(extents)
-        blocks = max(1, -(-units // THREADS)), min(max(1, images), MOST_BLOCKS_OF_IMAGES)
+        across = max(1, -(-units // THREADS))
+        wanted = -(-_WAVES * device.multiprocessors * device.facts.resident_threads // (THREADS * across))
+        blocks = across, max(1, min(images, wanted, MOST_BLOCKS_OF_IMAGES))
         numbers = [images, channels, *extents]
         for tensor in tensors:
             numbers += [*tensor.strides[:2], *spatial(tensor.strides, 0)]
