@@ -241,6 +241,27 @@ def test_powers_of_two(cuda_device: Any) -> None:
     assert np.allclose(y, np.exp2(x.astype(np.float64)), rtol=1e-6, atol=2.0**-126)
 
 
+def test_approximate_reciprocal(cuda_device: Any) -> None:
+    x = np.linspace(-9, 9, 32).astype(np.float32)
+    x[:2] = np.inf, 1e-30
+    y = np.full(32, np.nan, np.float32)
+    run(
+        cuda_device,
+        "((f32 *)y)[threadIdx.x] = reciprocal_approximate(((const f32 *)x)[threadIdx.x]);",
+        x,
+        x,
+        y,
+    )
+    assert np.allclose(y, 1 / x.astype(np.float64), rtol=2.0**-22)
+
+
+def test_largest_among_blocks(cuda_device: Any) -> None:
+    x = np.random.default_rng(0).integers(0, 2**32, 32, np.uint32)
+    y = np.zeros(32, np.uint32)
+    run(cuda_device, "largest_among_blocks((u32 *)y, ((const u32 *)x)[threadIdx.x]);", x, x, y)
+    assert y[0] == x.max()
+
+
 def test_bytes(cuda_device: Any) -> None:
     y = np.zeros(3, np.int32)
     body = """
@@ -318,6 +339,7 @@ KERNEL2(128, 2) void every(const u8 *x, u8 *y, u8 *workspace, SCALE alpha, SCALE
     f32 sum = warp_sum(d[1]) + warp_max(d[2]) + shuffle(d[3], 3) + shuffle_down(d[0], 1);
     sum += warp_min(whole[0]) + shuffle_up(exact[0], 1) + shuffle_xor(whole[1], 1) + warp_sum(exact[1]);
     sum += warp_ballot(sum > 0) + warp_any(sum > 4) + warp_all(sum > 5) + exp2_approximate(sum);
+    sum += reciprocal_approximate(sum), largest_among_blocks((u32 *)workspace + 1, 7);
     sum += to_f32_bf16(to_bf16(sum)) + to_f32_f16(to_f16(sum));
     sum += bf16_low(a[0]) + bf16_high(a[0]) + f16_low(a[1]) + f16_high(a[1]) + to_tf32(sum);
     store16_streaming(y, load16(x)), store16(y + 16, load16_streaming(x + 16));

@@ -20,8 +20,9 @@ from harness import check, run_algorithm
 from jitdnn.devices import cuda
 from jitdnn.errors import DeviceError, InvalidArgument
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cuda.rnn.algorithm import PersistentSteps, PersistentStepsTensorCores
-from jitdnn.kernels.cuda.rnn.layers import step_source
+from jitdnn.kernels.cuda.rnn import plan as plans
+from jitdnn.kernels.cuda.rnn.algorithm import PersistentSteps, PersistentStepsTensorCores, PersistentStepsTf32
+from jitdnn.kernels.cuda.rnn.layers import passes_of, step_source
 from jitdnn.kernels.cuda.rnn.plan import step_plan
 from jitdnn.kernels.cuda.table import ALGORITHMS
 from jitdnn.problems import Recurrent, parse
@@ -29,8 +30,9 @@ from jitdnn.rtcg.expression import trace
 from strategies import recurrents
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
-TENSOR_CORES, EXACT = ALGORITHMS[Recurrent, "fwd"]
+TENSOR_CORES, TF32, EXACT = ALGORITHMS[Recurrent, "fwd"]
 assert isinstance(TENSOR_CORES, PersistentStepsTensorCores)
+assert isinstance(TF32, PersistentStepsTf32)
 assert isinstance(EXACT, PersistentSteps)
 
 CASES = [
@@ -38,6 +40,7 @@ CASES = [
     "gru t3 n5 inputs9 hidden17 layers2 bidirectional lengths32 training f32",
     "lstm t4 n19 inputs4 hidden20 layers2 bidirectional proj5 packed64 rows40 training dropout0.3 f16",
     "tanh t4 n3 inputs4 hidden20 batch_major recurrent_bias training bf16",
+    "gru t3 n5 inputs16 hidden32 lengths32 training bf16",
     "lstm t2 n40 inputs3 hidden33 clip_low-0.25 clip_high0.5 no_bias lengths64 training f64",
 ]
 
@@ -48,12 +51,17 @@ def problem_of(words: str, direction: str) -> Recurrent:
     return problem.directed(direction)
 
 
+def names_of(problem: Recurrent) -> set[str]:
+    """The algorithms that take a problem."""
+    more = {"f64": (), "f32": ("persistent_tensor_cores", "persistent_tf32")}
+    return {"persistent", *more.get(problem.element, ("persistent_tensor_cores",))}
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("words", CASES)
 def test_against_the_definition(cuda_device: Any, words: str, direction: str) -> None:
     problem = problem_of(words, direction)
-    names = {"persistent"} if problem.element == "f64" else {"persistent", "persistent_tensor_cores"}
-    assert check(problem, cuda_device, scales=[(1.0, 0.0), (0.5, 2.0)]) == names
+    assert check(problem, cuda_device, scales=[(1.0, 0.0), (0.5, 2.0)]) == names_of(problem)
 
 
 @settings(
@@ -68,6 +76,42 @@ def test_any_problem(cuda_device: Any, problem: Recurrent) -> None:
             run_algorithm(algorithm, case, cuda_device, [(1.0, 0.0)])
 
 
+def use(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Plans of one kind alone."""
+    real = plans.step_plans
+
+    def chosen(*given: Any) -> list[Any]:
+        return [
+            one for one in real(*given)
+            if kind == ("warpgroups" if one.warpgroups else "clusters" if one.cluster else "warps")
+        ]  # fmt: skip
+
+    monkeypatch.setattr(plans, "step_plans", chosen)
+
+
+@pytest.mark.parametrize("kind", ["warps", "warpgroups", "clusters"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "lstm t3 n9 inputs9 hidden20 layers2 bidirectional lengths32 training f16",
+        "gru t3 n5 inputs8 hidden17 training f32",
+        "tanh t3 n70 inputs4 hidden32 training bf16",
+    ],
+)
+def test_every_kind_of_plan(hopper: Any, words: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, kind)
+    for direction in ("fwd", "bwd_data"):
+        problem = problem_of(words, direction)
+        # algorithms keep their plans: these are others
+        algorithm = (PersistentStepsTf32 if problem.element == "f32" else PersistentStepsTensorCores)(
+            TF32.products
+        )
+        if kind == "clusters" and problem.cell == "tanh":
+            assert "do not fit" in str(algorithm.refuse(problem, hopper))
+        else:
+            run_algorithm(algorithm, make_case(problem), hopper, [(1.0, 0.0)])
+
+
 @pytest.mark.parametrize("words", ["relu t3 n70 inputs5 hidden40 f32", "gru t3 n40 inputs5 hidden90 f32"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 def test_several_groups_and_weights_that_do_not_fit(
@@ -77,6 +121,7 @@ def test_several_groups_and_weights_that_do_not_fit(
     if cuda_device.cooperates:
         pytest.skip("WIDE has such problems for many thread blocks")
     problem = problem_of(words, direction)
+    use(monkeypatch, "warps")
     plan = step_plan(problem, cuda_device, True, 3)
     assert plan is not None
     small = replace(cuda_device, facts=replace(cuda_device.facts, shared_bytes=plan.shared - 3000))
@@ -88,7 +133,7 @@ def test_several_groups_and_weights_that_do_not_fit(
 
 def test_sums_that_do_not_fit(cuda_device: Any) -> None:
     small = replace(cuda_device, facts=replace(cuda_device.facts, shared_bytes=9000))
-    reason = TENSOR_CORES.refuse(problem_of("lstm t3 n5 inputs4 hidden7 f32", "fwd"), small)
+    reason = TENSOR_CORES.refuse(problem_of("tanh t3 n5 inputs4 hidden7 f32", "fwd"), small)
     assert "do not fit its 9000 bytes" in str(reason)
 
 
@@ -114,12 +159,21 @@ def test_a_block_that_waits_for_ever_ends_with_an_error(cuda_device: Any) -> Non
         kernel(None, [arrived.ctypes.data], 1.0, 0.0, 0)
 
 
-@pytest.mark.parametrize("words", ["lstm n64 f32", "gru n1 f16 lengths64"])
-def test_compiles_for_every_architecture(architecture: Any, words: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [
+        ("lstm n64 f32", "parts"),
+        ("lstm n256 f32", "rounded"),
+        ("gru n1 f16 lengths64", "numbers"),
+        ("gru n256 f16", "parts"),
+    ],
+)
+def test_compiles_for_every_architecture(architecture: Any, words: str, precision: str) -> None:
     for direction, name in (("fwd", "forward"), ("bwd_data", "backward")):
         problem = problem_of(f"{words} t9 inputs512 hidden1024 training", direction)
-        is_wide = problem.batch > 16
-        assert architecture.compile(step_source(problem, name, 4 if is_wide else 1, is_wide))
+        plan = step_plan(problem, architecture, precision != "numbers", passes_of(problem, precision))
+        assert plan is not None
+        assert architecture.compile(step_source(problem, name, precision, plan))
 
 
 # ---- on a device
@@ -138,22 +192,37 @@ WIDE = [
     "lstm t5 n20 inputs64 hidden300 bidirectional proj70 training f16",
     "lstm t3 n17 inputs64 hidden2048 training f32",  # weights that shared memory does not hold
     "gru t4 n20 inputs5 hidden260 training f64",
+    "lstm t4 n256 inputs64 hidden512 training f32",
+    "lstm t4 n250 inputs64 hidden1024 lengths64 training f16",
+    "gru t4 n256 inputs64 hidden1000 bidirectional training bf16",
 ]
+
+
+def _of_a_network(problem: Recurrent, other: Recurrent | None = None) -> dict[str, Any]:
+    """Random inputs, with small weights; those that `other` has too are its own."""
+    scale = 1.0 / np.sqrt(problem.hidden)
+    found = {}
+    for buffer, operand in zip(make_case(problem).inputs, problem.sources, strict=True):
+        found[operand.name] = buffer.values * (scale if operand.name.startswith("weight") else 1)
+    return found | (
+        {k: v for k, v in _of_a_network(other).items() if k in found and k != "saved"} if other else {}
+    )
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("words", WIDE)
 def test_many_thread_blocks(gpu: Any, words: str, direction: str) -> None:
-    """States that the definition keeps from growing: a network with large weights is chaotic in any arithmetic."""
+    """A network whose states do not grow: one with large weights is chaotic in any arithmetic."""
     problem = problem_of(words, direction)
-    case = make_case(problem)
-    scale = 1.0 / np.sqrt(problem.hidden)
-    inputs = [
-        buffer.values * (scale if operand.name.startswith("weight") else 1.0)
-        for buffer, operand in zip(case.inputs, problem.sources, strict=True)
-    ]
-    only = ("persistent",) if problem.element == "f64" else ("persistent_tensor_cores",)
-    assert check(problem, gpu, inputs=inputs, scales=[(1.0, 0.0)], only=only) == set(only)
+    inputs = list(_of_a_network(problem).values())
+    if direction == "bwd_data":
+        # gates between 0 and 1, as a forward pass saves them: gradients grow through others (to 1e9 in five steps of a
+        # gru, half of it in one sequence), and bounds are for steps whose errors decay
+        forward = problem.directed("fwd")
+        *_, saved = forward.reference(*_of_a_network(forward, problem).values())
+        inputs[[operand.name for operand in problem.sources].index("saved")] = saved
+    only = names_of(problem) - {"persistent"} or {"persistent"}
+    assert check(problem, gpu, inputs=inputs, scales=[(1.0, 0.0)], only=list(only)) == only
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])

@@ -30,6 +30,7 @@ from jitdnn.errors import DeviceError
 from jitdnn.locks import lock
 from jitdnn.settings import current as current_settings
 
+_PORTABLE_CLUSTER = 8  # blocks that every device has room for
 _STATIC_SHARED = 48 << 10  # bytes of dynamic group memory that need no leave
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _NOT_READY = 600
@@ -213,6 +214,12 @@ class LoadedLibrary:
                     f"{launch.function} with {launch.shared} bytes of shared memory",
                 )
                 self._shared[launch.function] = launch.shared
+            if launch.cluster > _PORTABLE_CLUSTER:
+                attribute = functions.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+                check(
+                    functions.cuFuncSetAttribute(function, attribute, 1),
+                    f"{launch.function} in clusters of {launch.cluster} blocks",
+                )
             return function
 
     def keep(self) -> None:

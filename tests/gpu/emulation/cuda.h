@@ -183,6 +183,8 @@ static inline void wait_among_blocks(u32 *arrived, u32 target, EMULATION_LINE) {
     __syncthreads(line);
 }
 
+static inline void largest_among_blocks(u32 *most, u32 value) { *most = value > *most ? value : *most; }
+
 static inline u16 to_bf16(f32 value) { return emulation::bf16_of_f32(value); }
 static inline u16 to_f16(f32 value) { return emulation::f16_of_f32(value); }
 static inline f32 to_f32_bf16(u16 half) { return __uint_as_float((u32)half << 16); }
@@ -220,3 +222,4 @@ static inline i32 dot4_s8(u32 a, u32 b, i32 sum) { return __dp4a((i32)a, (i32)b,
 static inline f32 maximum_rough(f32 a, f32 b) { return a > b || a != a ? a : b; }
 static inline f32 minimum_rough(f32 a, f32 b) { return a < b || a != a ? a : b; }
 static inline f32 exp2_approximate(f32 x) { return x < -126.0f ? 0.0f : __builtin_exp2f(x); }
+static inline f32 reciprocal_approximate(f32 x) { return 1.0f / x; }

@@ -84,6 +84,7 @@ static inline u64 wgmma_descriptor(u32 address, u32 repeat = 16, u32 row = 128) 
     const u64 swizzle = row == 128 ? 1 : row == 64 ? 2 : 3;
     return (u64)((address & 0x3ffff) >> 4) | (u64)(repeat >> 4) << 16 | (u64)(8 * row >> 4) << 32 | swizzle << 62;
 }
+static inline u32 in_own_register(u32 word) { return word; }
 static inline void wgmma_fence() {
     emulation::emulation_wgmma_fence();
     emulation::fence();
@@ -212,3 +213,14 @@ static inline i64 shared_load_i64(u32 address, EMULATION_LINE) {
 static inline void shared_store_i64(u32 address, i64 value, EMULATION_LINE) {
     emulation::stored(address, value, "shared_store_i64", line);
 }
+
+// ---- Clusters: of one block, since blocks run one after the other -------------------------------------------------
+
+#define KERNEL_OF_CLUSTERS(threads, blocks)                                        \
+    static_assert((blocks) == 1, "clusters of several blocks are not emulated");   \
+    KERNEL(threads)
+static inline u32 cluster_address(u32 shared, int) { return shared; }
+static inline void cluster_store4(u32 there, u32 value, EMULATION_LINE) { shared_store4(there, value, line); }
+static inline void cluster_store8(u32 there, u32 low, u32 high, EMULATION_LINE) { shared_store8(there, low, high, line); }
+static inline void cluster_arrive() {}
+static inline void cluster_wait(EMULATION_LINE) { __syncthreads(line); }

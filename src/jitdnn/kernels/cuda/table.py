@@ -30,7 +30,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
-from jitdnn.kernels.cuda.rnn.algorithm import PersistentSteps, PersistentStepsTensorCores
+from jitdnn.kernels.cuda.rnn.algorithm import PersistentSteps, PersistentStepsTensorCores, PersistentStepsTf32
 from jitdnn.kernels.cuda.warpgroup_matmul import (
     WarpgroupMatmul,
     WarpgroupMatmulHalves,
@@ -102,7 +102,7 @@ _MATMUL: tuple[Algorithm, ...] = (
     TensorCoreMatmulInPlace(),
     *PLAIN[MatMul, None],
 )
-_RECURRENT = (PersistentStepsTensorCores(_MATMUL), PersistentSteps(_MATMUL))
+_RECURRENT = (PersistentStepsTensorCores(_MATMUL), PersistentStepsTf32(_MATMUL), PersistentSteps(_MATMUL))
 _FLASH: tuple[Algorithm, ...] = (Flash(), FlashInThree())
 
 # (problem class, direction or None for problems that have only one)

@@ -93,6 +93,27 @@ FUNCTION void tma_prefetch_map(const TensorMap &map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// ---- Clusters: `blocks` thread blocks next to each other, which are resident together ------------------------------
+// They write to each other's shared memory. cluster_wait lets a thread go on when all threads of the cluster have
+// arrived; what these had written before, there and in memory, is seen then.
+
+#define KERNEL_OF_CLUSTERS(threads, blocks)                                                                       \
+    extern "C" __global__ __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
+// The address, for cluster_store, of what lies at `shared` in the shared memory of the cluster's block `rank`.
+FUNCTION u32 cluster_address(u32 shared, int rank) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
+    return there;
+}
+FUNCTION void cluster_store4(u32 there, u32 value) {
+    asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(there), "r"(value) : "memory");
+}
+FUNCTION void cluster_store8(u32 there, u32 low, u32 high) {
+    asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(there), "r"(low), "r"(high) : "memory");
+}
+FUNCTION void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+FUNCTION void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
 // ---- d += a * b by a warpgroup (wgmma) ---------------------------------------------------------------------------
 // Both matrices lie in shared memory as copies left them. K-major: rows of 128, 64 or 32 bytes along K; MN-major: rows
 // of 64 elements along M or N, one for each k. Thread t of the warpgroup holds, in d[4 * j ... 4 * j + 3], the sums
@@ -233,6 +254,12 @@ WGMMA_A(224, 112, 112, 113, 114, 115, 116, 117, 118)
 WGMMA_A(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef WGMMA_A
 #undef WGMMA_A_HALF
+// A copy in a register of its own, made where it stands: an operand of products whose source is overwritten while they run.
+FUNCTION u32 in_own_register(u32 word) {
+    u32 copy;
+    asm volatile("mov.b32 %0, %1;" : "=r"(copy) : "r"(word) : "memory");
+    return copy;
+}
 #undef WGMMA_A_TF32
 
 // ---- Registers of a warpgroup, and the way out -------------------------------------------------------------------

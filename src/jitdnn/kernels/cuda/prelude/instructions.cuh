@@ -201,6 +201,11 @@ FUNCTION void wait_among_blocks(u32 *arrived, u32 target) {
     __syncthreads();
 }
 
+// *most is the larger of itself and the value, whoever comes first.
+FUNCTION void largest_among_blocks(u32 *most, u32 value) {
+    asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(most), "r"(value) : "memory");
+}
+
 // ---- Half precision: rounded to nearest, ties to even -------------------------------------------------------------
 
 FUNCTION u16 to_bf16(f32 value) {
@@ -277,4 +282,10 @@ FUNCTION f32 exp2_approximate(f32 x) {
     f32 power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
     return power;
+}
+// 1 / x within 1 unit in the last place; of a number beyond 2^126 it is zero.
+FUNCTION f32 reciprocal_approximate(f32 x) {
+    f32 inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+    return inverse;
 }

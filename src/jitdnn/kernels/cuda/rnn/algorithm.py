@@ -11,7 +11,8 @@ from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Algorithm, Epilogue, KernelA
 from jitdnn.kernels.cuda.rnn.backward import BackwardData, BackwardWeights
 from jitdnn.kernels.cuda.rnn.forward import Forward
 from jitdnn.kernels.cuda.rnn.layers import Layers
-from jitdnn.kernels.cuda.rnn.program import Program
+from jitdnn.kernels.cuda.rnn.program import TF32_ROUNDOFF, Program
+from jitdnn.problems.problem import Problem
 from jitdnn.problems.rnn import Recurrent
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
@@ -27,12 +28,12 @@ class PersistentSteps(KernelAlgorithm[Recurrent, GpuDevice]):
     name = "persistent"
     problem = Recurrent
     takes_no_epilogue = "recurrent layers take no epilogue"
-    has_tensor_cores = False
+    precision = "numbers"  # of products: `passes_of`
 
     def __init__(self, products: Sequence[Algorithm]) -> None:
         """`products`: those that may run the matrix products, best first."""
         self._program = lru_cache(64)(self._make)
-        self._products = tuple(products)
+        self.products = tuple(products)
 
     def refusal(self, problem: Recurrent, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         for operand in problem.operands:
@@ -50,9 +51,9 @@ class PersistentSteps(KernelAlgorithm[Recurrent, GpuDevice]):
         rows = problem.rows if problem.direction == "bwd_weights" else 0
         depth = max(problem.inputs_size, problem.gates * problem.hidden, rows)
         own, computing = UNIT_ROUNDOFF[problem.dtype], UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
-        stored = (
-            6.0 * own * problem.layers if own > computing else 0.0
-        )  # products with inputs, and inputs of layers
+        rounded = max(own, TF32_ROUNDOFF) if self.precision == "rounded" else own
+        # products with inputs, inputs of layers, and operands of products
+        stored = 6.0 * rounded * problem.layers if rounded > computing else 0.0
         return 2.0 * own + stored + computing * problem.layers * (16.0 + 2.0 * sqrt(depth))
 
     def plan(self, problem: Recurrent, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
@@ -61,7 +62,7 @@ class PersistentSteps(KernelAlgorithm[Recurrent, GpuDevice]):
         return PlannedKernel(program.workspace, program.seconds, program.build)
 
     def _make(self, problem: Recurrent, device: GpuDevice) -> Program | None:
-        made = _PROGRAMS[problem.direction](problem, device, self._products, self.has_tensor_cores)
+        made = _PROGRAMS[problem.direction](problem, device, self.products, self.precision)
         return made.program()
 
 
@@ -69,12 +70,27 @@ class PersistentStepsTensorCores(PersistentSteps):
     """The same on tensor cores: numbers are the sums of two of tf32."""
 
     name = "persistent_tensor_cores"
-    has_tensor_cores = True
+    precision = "parts"
     has_exact_products = False
 
     def refusal(self, problem: Recurrent, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.element == "f64":
             return "products of tf32 make no f64: persistent takes it"
+        return super().refusal(problem, device, epilogue)
+
+
+class PersistentStepsTf32(PersistentStepsTensorCores):
+    """The same, numbers of f32 being rounded to tf32."""
+
+    name = "persistent_tf32"
+    precision = "rounded"
+
+    def arithmetic(self, problem: Problem) -> str:
+        return "tf32"
+
+    def refusal(self, problem: Recurrent, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if problem.element != "f32":
+            return f"it rounds f32, and the tensors are {problem.element}"
         return super().refusal(problem, device, epilogue)
 
 

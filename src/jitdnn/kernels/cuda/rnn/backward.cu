@@ -7,7 +7,8 @@
 //
 // All blocks read the gradients of all gates, which is more than L2 gives in time where there are many: with IN_PARTS `parts`
 // blocks next to each other share their units, each for a part of K, and behind one more barrier each adds up what they
-// found for its own units.
+// found for its own units. With PAIRED two of them are a cluster (sm_90a), which write that to each other's shared memory and wait
+// for each other alone.
 //
 //   dh   (directions, batch, width): what comes from behind the last step; it becomes the gradient of the first states
 //   dc   (directions, batch, padded): the same of c
@@ -15,10 +16,10 @@
 
 #define BACKWARD_ARGUMENTS                                                                                                \
     const u8 *weights, const u8 *projection, const REAL *dy, REAL *dh, REAL *dc, REAL *carried, const REAL *kept_gates,  \
-        const REAL *kept_cells, const REAL *out, const REAL *first, REAL *dgates, REAL *dout, REAL *found,               \
-        const i32 *tables, u32 *arrived, u8 *workspace, f64 alpha, f64 beta, i64 steps, i64 batch, i64 directions, i64 first_direction,     \
-        i64 slices, i64 group_rows, i64 size, i64 padded, i64 width, i64 units, i64 slabs, i64 resident, i64 outputs,    \
-        i64 slabs2, i64 resident2, i64 parts, f64 lowest, f64 highest
+        const REAL *kept_cells, const REAL *out, const REAL *first, REAL *dgates, REAL *dout, REAL *found, STATE *sent,  \
+        const f32 *factors, const i32 *tables, u32 *arrived, u8 *workspace, f64 alpha, f64 beta, i64 steps, i64 batch, i64 directions, i64 first_direction,     \
+        i64 slices, i64 group_rows, i64 size, i64 padded, i64 width, i64 given_units, i64 columns, i64 packed, i64 slabs, i64 resident, i64 outputs,    \
+        i64 slabs2, i64 resident2, i64 given_parts, f64 lowest, f64 highest
 
 #if PROJECTED
 #define FIRST_COLUMNS outputs
@@ -26,36 +27,61 @@
 #define FIRST_COLUMNS units
 #endif
 
+// In half precision the gates' gradients are `sent` in that type, times factors[0], and their products are times factors[1].
+#if SENT
+#define READ sent
+#define UNSCALED(sum) ((sum) * factor)
+#else
+#define READ dgates
+#define UNSCALED(sum) (sum)
+#endif
+
 // Addresses of the gates' gradients of the step after, of a lane's rows; what lies behind the last sequence is not used.
 #define AFTER(rows)                                                                                                       \
-    for (int r = 0; r < 2 * MT; ++r) {                                                                                    \
-        const int n = m0 + 8 * r + row;                                                                                   \
+    for (int r = 0; r < LANE_ROWS; ++r) {                                                                                    \
+        const int n = m0 + (int)LANE_ROW(r);                                                                                   \
         const i64 at = after_row + (n < behind ? n : behind - 1);                                                         \
-        rows[r] = (const u8 *)(dgates + (at * directions + direction) * SECTIONS * padded + SKIPPED * padded) +           \
-                  TENSOR * quarter * 16 + slice % parts * slabs * 64;                                                     \
+        rows[r] = (const u8 *)(READ + (at * directions + direction) * SECTIONS * padded + SKIPPED * padded) +             \
+                  ROW_BYTES_AT + slice % parts * slabs * 64;                                                     \
     }
 
-KERNEL(BLOCK) void backward(BACKWARD_ARGUMENTS) {
-    extern __shared__ uint4 memory[];
+#if PAIRED
+KERNEL_OF_CLUSTERS(BLOCK, 2)
+#else
+KERNEL(BLOCK)
+#endif
+void backward(BACKWARD_ARGUMENTS) {
+    extern __shared__ __align__(1024) uint4 memory[];
     const int slice = blockIdx.x, direction = (int)first_direction + blockIdx.z;
-    const int thread = threadIdx.x, row = thread % 32 / 4, quarter = thread % 4;
+    const int thread = threadIdx.x;
+#ifdef UNITS  // divisions by these are multiplications
+    const int units = UNITS, parts = PARTS;
+#else
+    const i64 units = given_units, parts = given_parts;
+#endif
     const i64 first_n = blockIdx.y * group_rows;
     const Steps there = steps_of(tables, steps);
-    const int tiles = (int)(FIRST_COLUMNS * parts) / 8, tiles2 = (int)units / 8;
+    const int tiles = (int)columns / 8, tiles2 = (int)units / 8;
     u8 *room = (u8 *)memory;
     const i64 place = direction * slices + slice;
-    const Weights w = {room, weights + place * slabs * tiles * 512, (int)slabs, (int)resident, tiles};
-    keep_weights(w, room);
+    const Weights w = {room, weights + place * packed * tiles * 512, (int)slabs, (int)resident, tiles};
+    keep_weights(w);
     room += resident * tiles * 512;
 #if PROJECTED
     const Weights v = {room, projection + place * slabs2 * tiles2 * 512, (int)slabs2, (int)resident2, tiles2};
-    keep_weights(v, room);
+    keep_weights(v);
     room += resident2 * tiles2 * 512;
 #endif
-    REAL *partial = (REAL *)room, *sums = partial + WARPS * ROWS * PITCH;
+    REAL *partial = (REAL *)room, *sums = partial + PARTIAL;
+#if PAIRED
+    REAL *inbox = sums + K_GROUPS * ROWS * SUMS_PITCH;  // from which of the two, sequence, own unit
+#endif
     u32 *meeting = arrived + direction * gridDim.y + blockIdx.y;
     u32 target = 0;
-    const bool aligned = (((u64)dgates | (u64)dout) & 15) == 0;
+    const bool aligned = (((u64)READ | (u64)dout) & 15) == 0;
+#if SENT
+    const REAL scale = factors[0], factor = factors[1];
+#endif
     __syncthreads();
 
     // what an item, a unit of a sequence, needs of what was kept: asked for before the blocks wait for each other
@@ -115,27 +141,40 @@ KERNEL(BLOCK) void backward(BACKWARD_ARGUMENTS) {
         const int count = current > behind ? current : behind;
 #if IN_PARTS
         for (int m0 = 0; m0 < behind; m0 += ROWS) {
-            const u8 *rows[2 * MT];
+            const u8 *rows[LANE_ROWS];
             AFTER(rows)
-            const int most = behind - m0 < ROWS ? behind - m0 : ROWS, columns = tiles * 8;
+            const int most = behind - m0 < ROWS ? behind - m0 : ROWS, shared_units = (int)(FIRST_COLUMNS * parts);
             product(w, rows, aligned, most, partial, sums);
-            for (int item = thread; item < most * columns; item += BLOCK) {
-                const int n = item / columns, u = item % columns, unit = slice / (int)parts * columns + u;
+            for (int item = thread; item < most * shared_units; item += BLOCK) {
+                const int n = item / shared_units, u = item % shared_units;
+                const int unit = slice / (int)parts * shared_units + u;
+#if PAIRED
+                const u32 to = smem_address(inbox + (slice % 2 * (int)group_rows + m0 + n) * units + u % units);
+                cluster_store4(cluster_address(to, u / units), __float_as_uint(UNSCALED(sum_at(w, sums, n, u))));
+#else
                 if (unit < width)
                     found[((slice % parts * directions + direction) * batch + first_n + m0 + n) * width + unit] =
-                        sums[n * columns + u];
+                        UNSCALED(sum_at(w, sums, n, u));
+#endif
             }
             __syncthreads();
         }
+#if PAIRED
+        if (behind) {
+            cluster_arrive();
+            cluster_wait();
+        }
+#else
         if (behind) {
             arrive_among_blocks(meeting);
             wait_among_blocks(meeting, target += (u32)slices);
         }
 #endif
+#endif
         for (int m0 = 0; m0 < count; m0 += ROWS) {
 #if !IN_PARTS
             if (behind > m0) {
-                const u8 *rows[2 * MT];
+                const u8 *rows[LANE_ROWS];
                 AFTER(rows)
                 product(w, rows, aligned, behind - m0 < ROWS ? behind - m0 : ROWS, partial, sums);
             }
@@ -152,9 +191,13 @@ KERNEL(BLOCK) void backward(BACKWARD_ARGUMENTS) {
 #if IN_PARTS
                     sum = 0;
                     for (i64 part = 0; part < parts; ++part)
-                        sum += found[(part * directions * batch + state) * width + unit];
+#if PAIRED
+                        sum += inbox[((int)part * (int)group_rows + n) * units + u];
 #else
-                    sum = sums[(n - m0) * 8 * tiles + u];
+                        sum += found[(part * directions * batch + state) * width + unit];
+#endif
+#else
+                    sum = UNSCALED(sum_at(w, sums, n - m0, u));
 #endif
 #ifdef CELL_GRU
                     sum += n < current ? given->cell : carried[state * padded + unit];
@@ -178,12 +221,12 @@ KERNEL(BLOCK) void backward(BACKWARD_ARGUMENTS) {
             wait_among_blocks(meeting, target += (u32)slices);
         }
         for (int m0 = 0; m0 < current; m0 += ROWS) {
-            const u8 *rows[2 * MT];
+            const u8 *rows[LANE_ROWS];
 #pragma unroll
-            for (int r = 0; r < 2 * MT; ++r) {
-                const int n = m0 + 8 * r + row;
+            for (int r = 0; r < LANE_ROWS; ++r) {
+                const int n = m0 + (int)LANE_ROW(r);
                 const i64 at = here + (n < current ? n : current - 1);
-                rows[r] = (const u8 *)(dout + (at * directions + direction) * width) + TENSOR * quarter * 16;
+                rows[r] = (const u8 *)(dout + (at * directions + direction) * width) + ROW_BYTES_AT;
             }
             const int most = current - m0 < ROWS ? current - m0 : ROWS;
             product(v, rows, aligned, most, partial, sums);
@@ -192,14 +235,14 @@ KERNEL(BLOCK) void backward(BACKWARD_ARGUMENTS) {
                 if (unit >= padded) return;
                 const i64 state = direction * batch + first_n + n;
                 const i64 at = (here + n) * directions + direction;
-                const REAL sum = sums[(n - m0) * 8 * tiles2 + u];
+                const REAL sum = sum_at(v, sums, n - m0, u);
 #else
                 sum += given->dy;
 #endif
                 REAL *slope = dgates + at * SECTIONS * padded + unit;
                 const REAL *kept = given->kept, old = given->old;
 #if defined(CELL_LSTM)
-                const REAL i = kept[0], f = kept[1], g = kept[2], o = kept[3], c = given->c, level = tanh(c);
+                const REAL i = kept[0], f = kept[1], g = kept[2], o = kept[3], c = given->c, level = hyperbolic_tangent(c);
                 REAL slope_c = given->cell + sum * o * ((REAL)1 - level) * ((REAL)1 + level);
 #if CLIPPED
                 slope_c = c > (REAL)lowest && c < (REAL)highest ? slope_c : (REAL)0;
@@ -224,6 +267,11 @@ KERNEL(BLOCK) void backward(BACKWARD_ARGUMENTS) {
 #else
                 slope[0] = h > (REAL)0 ? sum : (REAL)0;
 #endif
+#endif
+#if SENT
+#pragma unroll
+                for (int g = 0; g < SECTIONS; ++g)
+                    STORE(STATE, sent, at * SECTIONS * padded + g * padded + unit, slope[g * padded] * scale);
 #endif
             };
 #if PROJECTED

@@ -10,6 +10,10 @@ from jitdnn.kernels.cuda.rnn.plan import step_plan
 from jitdnn.kernels.cuda.rnn.program import NOTHING, At, Program
 from jitdnn.tensor import TensorDescriptor
 
+_LEAST_RUN, _MOST_RUNS = 16, 128  # rows that are added up one after the other, and such runs
+# The power of two that the largest given gradient becomes in f16: 2^20 below infinity, 2^10 above what loses bits.
+_LARGEST = -4
+
 
 class BackwardData(Layers):
     """dx, the gradients of the first states, and those of the gates."""
@@ -30,8 +34,13 @@ class BackwardData(Layers):
         found = program.take(plan.parts * states * width) if plan.parts > 1 else NOTHING
         weights, projection = self.room_for(plan, plan.first), self.room_for(plan, plan.second)
         deepest = max(p.depth(layer) for layer in range(p.layers))
-        inputs = program.take(dirs * sections * p.padded * deepest)
-        other = program.take(p.rows * deepest)
+        k = dirs * sections * p.padded
+        inputs = program.take(k * deepest, program.state_item)
+        is_half = program.state != program.real
+        sent = program.take(p.rows * k, program.state_item) if is_half else NOTHING
+        factors = program.take(4, 4) if is_half else NOTHING
+        products = program.take(p.rows * deepest, program.state_item)
+        between = program.take(p.rows * deepest) if p.layers > 1 and is_half else NOTHING
         for layer in reversed(range(p.layers)):
             depth = p.depth(layer)
             self.take_states("dhn", layer, p.size, width, dh)
@@ -43,9 +52,12 @@ class BackwardData(Layers):
                 at = direction * plan.slices
                 to = weights + at * plan.first.slice_bytes
                 columns = (plan.outputs or plan.units) * plan.parts
-                self.pack(
-                    "weight_hh" + tail, to, plan, plan.first, columns, p.size, p.hidden, p.padded, True, plan.parts
-                )  # fmt: skip
+                if plan.cluster:
+                    self.pack_columns("weight_hh" + tail, to, plan)
+                else:
+                    self.pack(
+                        "weight_hh" + tail, to, plan, plan.first, columns, p.size, p.hidden, p.padded, True, plan.parts
+                    )  # fmt: skip
                 if plan.second:
                     to = projection + at * plan.second.slice_bytes
                     self.pack(
@@ -55,34 +67,48 @@ class BackwardData(Layers):
                 program.rows(
                     "pad_weights", sections * p.padded * depth,
                     (program.operand("weight_ih" + tail),
-                     inputs + direction * sections * p.padded * depth * program.real_item),
+                     inputs + direction * sections * p.padded * depth * program.state_item),
                     (sections, p.hidden, p.padded, depth, row_step, column_step),
                 )  # fmt: skip
             dgates = self.section("dgates", p.slopes, layer, "gates")
+            if is_half:
+                numbers = [(dy, p.rows * dirs * p.size), (dh, states * width)]
+                numbers += [(dc, states * p.padded)] if p.cell == "lstm" else []
+                self.find_factors(factors, numbers, (), _LARGEST)
             kept = [self.section("saved", p.kept, layer, name) for name in ("gates", "cell", "out")]
             pointers = (
                 weights, projection, dy, dh, dc, carried, *kept, first, dgates,
-                self.section("dgates", p.slopes, layer, "out"), found, self.tables,
+                self.section("dgates", p.slopes, layer, "out"), found, sent, factors, self.tables,
                 arrived + 4 * layer * dirs * plan.groups,
             )  # fmt: skip
-            self.launches("backward", plan, pointers, (p.size, p.padded, width))
+            if plan.cluster:
+                pointers = weights, dy, dh, dc, *kept, first, dgates, self.tables
+                self.cluster_launch("backward", plan, pointers, (p.size, p.padded, plan.units))
+            else:
+                self.launches("backward", plan, pointers, (p.size, p.padded, width))
             if p.has_states:
                 self.give_states("give_states", (dh,), "dhx", layer, p.size, width)
                 if p.cell == "lstm":
                     self.give_states("give_states", (dc,), "dcx", layer, p.hidden, p.padded)
             self._zero_rows("dgates", p.slopes, layer)  # before the product reads them
-            k = dirs * sections * p.padded
+            if plan.cluster and is_half:
+                program.rows("halve", p.rows * k, (dgates, factors, sent), (p.rows * k,))
+            elif is_half and p.sequences != "whole":
+                program.rows("zero_rows_state", p.rows * k, (self.tables, sent), (p.steps, p.rows, k))
             program.product(
-                TensorDescriptor.packed((p.rows, k), program.real),
-                TensorDescriptor.packed((k, depth), program.real),
-                TensorDescriptor.packed((p.rows, depth), program.real), (dgates, inputs, other),
+                TensorDescriptor.packed((p.rows, k), program.state),
+                TensorDescriptor.packed((k, depth), program.state),
+                TensorDescriptor.packed((p.rows, depth), program.state),
+                (sent if is_half else dgates, inputs, products),
             )  # fmt: skip
             if layer == 0:
-                self.scatter("dx", other, 1, depth, depth)
+                self.scatter("dx", products, 1, depth, depth, factors)
+            elif is_half:
+                dy = self.compact(products, layer - 1, "compact_up", between, p.size, factors)
             else:
                 if p.dropout:
-                    self.compact(other, layer - 1, True, other, p.size)
-                dy, other = other, program.take(p.rows * deepest) if layer == p.layers - 1 else dy
+                    self.compact(products, layer - 1, "compact_real", products, p.size)
+                dy, products = products, program.take(p.rows * deepest) if layer == p.layers - 1 else dy
         return program
 
 
@@ -93,42 +119,57 @@ class BackwardWeights(Layers):
         p, program = self.p, self.steps
         self.make_tables(0)
         first = program.take(p.batch * p.directions * p.padded_size)
-        before = program.take(p.directions * p.rows * p.size)
-        gates = p.gates * p.hidden
+        is_half, item = program.state != program.real, program.state_item
+        before = program.take(p.directions * p.rows * p.size, item)
+        gates, k = p.gates * p.hidden, p.directions * self.gates_kept * p.padded
+        parts = max(1, min(p.rows // _LEAST_RUN, _MOST_RUNS))
+        sums = program.take(parts * k)
+        halves = program.take(p.rows * k, item) if is_half else NOTHING
+        factors = program.take(4, 4) if is_half else NOTHING
         room = (
-            program.take(gates * max(p.size, *(p.depth(n) for n in range(p.layers))))
+            program.take(gates * max(p.size, *(p.depth(n) for n in range(p.layers))), item)
             if self._narrow
             else None
         )
-        between = program.take(p.rows * p.directions * p.size) if p.layers > 1 else None
+        between = program.take(p.rows * p.directions * p.size, item) if p.layers > 1 else None
         for layer in range(p.layers):
             depth, out = p.depth(layer), self.section("saved", p.kept, layer, "out")
-            descriptor = self.rows_in_place("x", depth) if layer == 0 and not self._narrow else None
+            descriptor = self.rows_in_place("x", depth) if layer == 0 and program.state == p.element else None
+            if is_half and descriptor != TensorDescriptor.packed((p.rows, depth), p.element):
+                descriptor = None  # the largest is looked for in memory without gaps
             if layer:
                 source = self.section("saved", p.kept, layer - 1, "out")
-                rows = self.compact(source, layer - 1, True, between)
+                rows = self.compact(source, layer - 1, "compact_down" if is_half else "compact_real", between)
             else:
-                rows = program.operand("x") if descriptor else self.gather("x", depth, True)
-            found = descriptor or TensorDescriptor.packed((p.rows, depth), program.real)
+                rows = program.operand("x") if descriptor else self.gather("x", depth, not is_half)
+            found = descriptor or TensorDescriptor.packed((p.rows, depth), program.state)
             self.take_states("hx", layer, p.size, p.padded_size, first)
             program.rows(
                 "states_before", p.directions * p.rows * p.size, (self.tables, out, first, before),
                 (p.steps, p.batch, p.rows, p.directions, p.size, p.padded_size),
             )  # fmt: skip
-            states = TensorDescriptor.packed((p.rows, p.size), program.real)
+            states = TensorDescriptor.packed((p.rows, p.size), program.state)
+            gradients = self.section("dgates", p.slopes, layer, "gates")
+            if is_half:
+                others = (rows, p.rows * depth), (before, p.directions * p.rows * p.size)
+                self.find_factors(factors, [(gradients, p.rows * k)], others, 14 - p.rows.bit_length())
+                program.rows("halve", p.rows * k, (gradients, factors, halves), (p.rows * k,))
+            if p.biases:
+                self.sum_rows(gradients, k, sums, parts)
             is_gru, own = p.cell == "gru", list(range(p.gates))
             for direction, tail in self.tails(layer):
-                dgates = (
-                    self.section("dgates", p.slopes, layer, "gates")
-                    + direction * self.gates_kept * p.padded * program.real_item
-                )
-                earlier = before + direction * p.rows * p.size * program.real_item
+                aside = direction * self.gates_kept * p.padded
+                dgates = gradients + aside * program.real_item
+                source = halves + aside * item if is_half else dgates
+                earlier = before + direction * p.rows * p.size * item
                 sections = [1, 2, 0] if is_gru else own
-                self.gradient("weight_ih" + tail, sections, dgates, found, rows, room)
+                self.gradient("weight_ih" + tail, sections, source, found, rows, room, factors)
                 sections = [1, 2, 3] if is_gru else own
-                self.gradient("weight_hh" + tail, sections, dgates, states, earlier, room)
+                self.gradient("weight_hh" + tail, sections, source, states, earlier, room, factors)
                 for name in p.biases:
-                    self.bias_gradient(name + tail, name == "bias_hh", dgates)
+                    self.bias_gradient(
+                        name + tail, name == "bias_hh", sums + aside * program.real_item, parts, k
+                    )
                 if p.projection:
                     self.projection_gradient("weight_hr" + tail, layer, direction, room)
         return program
@@ -139,14 +180,15 @@ class BackwardWeights(Layers):
         return self.steps.real != self.p.element
 
     def gradient(
-        self, name: str, sections: Sequence[int], dgates: At, rows: TensorDescriptor, x: At, room: At | None
-    ) -> None:
+        self, name: str, sections: Sequence[int], dgates: At, rows: TensorDescriptor, x: At, room: At | None,
+        factors: At = NOTHING,
+    ) -> None:  # fmt: skip
         """Of a matrix of all gates: sections of dgates that follow each other are one product, if nothing pads them."""
         p, program = self.p, self.steps
         columns, pitch = rows.shape[1], p.directions * self.gates_kept * p.padded
         row_step, column_step = (columns, 1) if room else program.strides("d" + name)[:2]
         target = room or program.operand("d" + name)
-        item = program.real_item
+        item, dtype = program.state_item, program.state
         begin = 0
         while begin < len(sections):
             end = begin + 1
@@ -157,17 +199,17 @@ class BackwardWeights(Layers):
             to = target + begin * p.hidden * row_step * item
             if count == 1 or p.padded == p.hidden:
                 height = count * p.hidden
-                a = TensorDescriptor((height, p.rows), (1, pitch), program.real)
-                c = TensorDescriptor((height, columns), (row_step, column_step), program.real)
+                a = TensorDescriptor((height, p.rows), (1, pitch), dtype)
+                c = TensorDescriptor((height, columns), (row_step, column_step), dtype)
                 program.product(a, rows, c, (source, x, to), is_scaled=room is None)
             else:
-                a = TensorDescriptor((count, p.hidden, p.rows), (p.padded, 1, pitch), program.real)
-                b = TensorDescriptor((count, *rows.shape), (0, *rows.strides), program.real)
+                a = TensorDescriptor((count, p.hidden, p.rows), (p.padded, 1, pitch), dtype)
+                b = TensorDescriptor((count, *rows.shape), (0, *rows.strides), dtype)
                 steps = p.hidden * row_step, row_step, column_step
-                c = TensorDescriptor((count, p.hidden, columns), steps, program.real)
+                c = TensorDescriptor((count, p.hidden, columns), steps, dtype)
                 program.product(a, b, c, (source, x, to), is_scaled=room is None)
             begin = end
-        self.give(name, p.gates * p.hidden, columns, room)
+        self.give(name, p.gates * p.hidden, columns, room, factors)
 
     def projection_gradient(self, name: str, layer: int, direction: int, room: At | None) -> None:
         p, program = self.p, self.steps
@@ -179,7 +221,7 @@ class BackwardWeights(Layers):
         if p.sequences != "whole":  # behind the last row that a sequence has there may be anything
             to, pitch = program.take(p.rows * p.hidden), p.hidden
             program.rows(
-                "compact_real", p.rows * p.hidden, (self.tables, full, NOTHING, to),
+                "compact_real", p.rows * p.hidden, (self.tables, full, NOTHING, NOTHING, to),
                 (p.steps, p.rows, 1, p.hidden, p.directions * p.padded, 0, 0, -1), (1.0,),
             )  # fmt: skip
             full = to
@@ -190,20 +232,26 @@ class BackwardWeights(Layers):
         program.product(a, b, c, (dout, full, target), is_scaled=room is None)
         self.give(name, p.size, p.hidden, room)
 
-    def give(self, name: str, height: int, columns: int, room: At | None) -> None:
+    def give(self, name: str, height: int, columns: int, room: At | None, factors: At = NOTHING) -> None:
         if room is not None:
             program = self.steps
             program.rows(
-                "give_matrix", height * columns, (room, program.operand("d" + name)),
+                "give_matrix", height * columns, (room, factors, program.operand("d" + name)),
                 (height, columns, *program.strides("d" + name)[:2]), is_scaled=True,
             )  # fmt: skip
 
-    def bias_gradient(self, name: str, is_recurrent: bool, dgates: At) -> None:
-        p, program = self.p, self.steps
-        groups = p.gates * -(-p.hidden // 32)
+    def sum_rows(self, gradients: At, pitch: int, sums: At, parts: int) -> None:
+        """Of the gates' gradients of all directions, `parts` runs of rows each."""
+        program, blocks = self.steps, -(-pitch // 256)
         program.launch(
-            None, Launch("bias_gradient", groups, 256),
-            (self.tables, dgates, program.operand("d" + name)),
-            (p.steps, p.directions * self.gates_kept * p.padded, p.hidden, p.padded, int(is_recurrent),
-             program.strides("d" + name)[0]), is_scaled=True,
+            None, Launch("sum_rows", parts * blocks, 256), (self.tables, gradients, sums),
+            (self.p.steps, pitch, -(-self.p.rows // parts), blocks),
+        )  # fmt: skip
+
+    def bias_gradient(self, name: str, is_recurrent: bool, sums: At, parts: int, pitch: int) -> None:
+        p, program = self.p, self.steps
+        program.rows(
+            "bias_gradient", p.gates * p.hidden, (sums, program.operand("d" + name)),
+            (parts, pitch, p.gates, p.hidden, p.padded, int(is_recurrent), program.strides("d" + name)[0]),
+            is_scaled=True,
         )  # fmt: skip

@@ -13,29 +13,34 @@
         STATE *out, STATE *full, REAL *kept_gates, REAL *kept_cells, REAL *kept_out, REAL *kept_full, const i32 *tables, \
         u32 *arrived, u8 *workspace,                                                                                     \
         f64 alpha, f64 beta, i64 steps, i64 batch, i64 directions, i64 first_direction, i64 slices, i64 group_rows,      \
-        i64 hidden, i64 padded, i64 width, i64 full_width, i64 size, i64 units, i64 slabs, i64 resident, i64 outputs, i64 slabs2, i64 resident2,   \
+        i64 hidden, i64 padded, i64 width, i64 full_width, i64 size, i64 given_units, i64 columns, i64 packed, i64 slabs, i64 resident, i64 outputs, i64 slabs2, i64 resident2,   \
         f64 lowest, f64 highest
 
 KERNEL(BLOCK) void forward(FORWARD_ARGUMENTS) {
-    extern __shared__ uint4 memory[];
+    extern __shared__ __align__(1024) uint4 memory[];
     const int slice = blockIdx.x, direction = (int)first_direction + blockIdx.z;
-    const int thread = threadIdx.x, row = thread % 32 / 4, quarter = thread % 4;
+    const int thread = threadIdx.x;
+#ifdef UNITS  // divisions by these are multiplications
+    const int units = UNITS;
+#else
+    const i64 units = given_units;
+#endif
     const i64 first_n = blockIdx.y * group_rows;
     const Steps there = steps_of(tables, steps);
-    const int tiles = GATES * (int)units / 8, tiles2 = (int)outputs / 8;
+    const int tiles = (int)columns / 8, tiles2 = (int)outputs / 8;
     // shared memory: weights that stay, sums
     u8 *room = (u8 *)memory;
     const i64 place = direction * slices + slice;
-    const Weights w = {room, weights + place * slabs * tiles * 512, (int)slabs, (int)resident, tiles};
-    keep_weights(w, room);
+    const Weights w = {room, weights + place * packed * tiles * 512, (int)slabs, (int)resident, tiles};
+    keep_weights(w);
     room += resident * tiles * 512;
 #if PROJECTED
     const Weights v = {room, projection + place * slabs2 * tiles2 * 512, (int)slabs2, (int)resident2, tiles2};
-    keep_weights(v, room);
+    keep_weights(v);
     room += resident2 * tiles2 * 512;
 #endif
     REAL *biases = (REAL *)room;
-    REAL *partial = biases + (BIASES * units + 3) / 4 * 4, *sums = partial + WARPS * ROWS * PITCH;
+    REAL *partial = biases + (BIASES * units + 3) / 4 * 4, *sums = partial + PARTIAL;
     u32 *meeting = arrived + direction * gridDim.y + blockIdx.y;
     u32 target = 0;
     const int first_unit = slice * (int)units;
@@ -82,14 +87,14 @@ KERNEL(BLOCK) void forward(FORWARD_ARGUMENTS) {
         const i64 next_row = there.starts[t + forth], all = there.counts[t];
         const int next_count = count_of(t + forth);
         for (int m0 = 0; m0 < count; m0 += ROWS) {
-            const u8 *rows[2 * MT];
+            const u8 *rows[LANE_ROWS];
 #pragma unroll
-            for (int r = 0; r < 2 * MT; ++r) {
-                const int n = m0 + 8 * r + row;
+            for (int r = 0; r < LANE_ROWS; ++r) {
+                const int n = m0 + (int)LANE_ROW(r);
                 const i64 at = first_n + (n < count ? n : count - 1);
                 const STATE *state = at < known ? out + ((before_row + at) * directions + direction) * width
                                                : first_h + (direction * batch + at) * width;
-                rows[r] = (const u8 *)state + TENSOR * quarter * 16;
+                rows[r] = (const u8 *)state + ROW_BYTES_AT;
             }
             const int most = count - m0 < ROWS ? count - m0 : ROWS;
             product(w, rows, aligned, most, partial, sums);
@@ -97,33 +102,34 @@ KERNEL(BLOCK) void forward(FORWARD_ARGUMENTS) {
                 const int n = item / (int)units, u = item % (int)units, unit = first_unit + u;
                 if (u >= own) return;
                 const i64 at = first_n + m0 + n, place_of = (here + at) * directions + direction;
-                const REAL *b = biases + u, *sum = sums + n * 8 * tiles + u;
+                const REAL *b = biases + u;
+                auto sum = [&](int gate) { return sum_at(w, sums, n, gate * (int)units + u); };
                 REAL in[GATES];
 #pragma unroll
                 for (int g = 0; g < GATES; ++g) in[g] = given.x[g] + b[g * units];
                 REAL h;
 #if defined(CELL_LSTM)
-                const REAL i = sigmoid(in[0] + sum[0]);
-                const REAL f = sigmoid(in[1] + sum[units]);
-                const REAL g = tanh(in[2] + sum[2 * units]);
-                const REAL o = sigmoid(in[3] + sum[3 * units]);
+                const REAL i = sigmoid(in[0] + sum(0));
+                const REAL f = sigmoid(in[1] + sum(1));
+                const REAL g = hyperbolic_tangent(in[2] + sum(2));
+                const REAL o = sigmoid(in[3] + sum(3));
                 REAL *cell = cells + (direction * batch + at) * padded + unit;
                 REAL c = f * given.old + i * g;
 #if CLIPPED
                 c = c < (REAL)lowest ? (REAL)lowest : c > (REAL)highest ? (REAL)highest : c;
 #endif
                 *cell = c;
-                h = o * tanh(c);
+                h = o * hyperbolic_tangent(c);
 #if KEPT
                 REAL *kept = kept_gates + place_of * 4 * padded + unit;
                 kept[0] = i, kept[padded] = f, kept[2 * padded] = g, kept[3 * padded] = o;
                 kept_cells[place_of * padded + unit] = c;
 #endif
 #elif defined(CELL_GRU)
-                const REAL r = sigmoid(in[0] + sum[0]);
-                const REAL z = sigmoid(in[1] + sum[units]);
-                const REAL m = b[3 * units] + sum[2 * units];
-                const REAL fresh = tanh(in[2] + r * m);
+                const REAL r = sigmoid(in[0] + sum(0));
+                const REAL z = sigmoid(in[1] + sum(1));
+                const REAL m = b[3 * units] + sum(2);
+                const REAL fresh = hyperbolic_tangent(in[2] + r * m);
                 h = ((REAL)1 - z) * fresh + z * given.old;
                 cells[(direction * batch + at) * padded + unit] = h;
 #if KEPT
@@ -131,9 +137,9 @@ KERNEL(BLOCK) void forward(FORWARD_ARGUMENTS) {
                 kept[0] = r, kept[padded] = z, kept[2 * padded] = fresh, kept[3 * padded] = m;
 #endif
 #else
-                const REAL whole = in[0] + sum[0];
+                const REAL whole = in[0] + sum(0);
 #ifdef CELL_TANH
-                h = tanh(whole);
+                h = hyperbolic_tangent(whole);
 #else
                 h = whole < (REAL)0 ? (REAL)0 : whole;
 #endif
@@ -163,12 +169,12 @@ KERNEL(BLOCK) void forward(FORWARD_ARGUMENTS) {
             wait_among_blocks(meeting, target += (u32)slices);
         }
         for (int m0 = 0; m0 < count; m0 += ROWS) {
-            const u8 *rows[2 * MT];
+            const u8 *rows[LANE_ROWS];
 #pragma unroll
-            for (int r = 0; r < 2 * MT; ++r) {
-                const int n = m0 + 8 * r + row;
+            for (int r = 0; r < LANE_ROWS; ++r) {
+                const int n = m0 + (int)LANE_ROW(r);
                 const i64 at = here + first_n + (n < count ? n : count - 1);
-                rows[r] = (const u8 *)(full + (at * directions + direction) * full_width) + TENSOR * quarter * 16;
+                rows[r] = (const u8 *)(full + (at * directions + direction) * full_width) + ROW_BYTES_AT;
             }
             const int most = count - m0 < ROWS ? count - m0 : ROWS;
             product(v, rows, aligned, most, partial, sums);
@@ -176,7 +182,7 @@ KERNEL(BLOCK) void forward(FORWARD_ARGUMENTS) {
                 const int n = item / (int)outputs, u = item % (int)outputs, unit = slice * (int)outputs + u;
                 if (unit >= size) continue;
                 const i64 at = (here + first_n + m0 + n) * directions + direction;
-                const REAL h = sums[n * 8 * tiles2 + u];
+                const REAL h = sum_at(v, sums, n, u);
                 STORE(STATE, out, at * width + unit, h);
                 if (kept_out) kept_out[at * size + unit] = h;
             }

@@ -39,7 +39,7 @@ class Forward(Layers):
                 descriptor = self.rows_in_place("x", depth)
                 rows = program.operand("x") if descriptor else self.gather("x", depth, False)
             else:
-                rows, descriptor = self.compact(out, layer - 1, False, between, width), None
+                rows, descriptor = self.compact(out, layer - 1, "compact", between, width), None
             found = descriptor or TensorDescriptor.packed((p.rows, depth), p.element)
             self.input_products(layer, found, rows, wx)
             for direction, tail in self.tails(layer):
@@ -53,11 +53,18 @@ class Forward(Layers):
             out, full = (kept["out"], kept["full"]) if is_kept else (own_out, own_full)
             also = (NOTHING, NOTHING) if is_kept else (kept["out"], kept["full"])
             counters = arrived + 4 * layer * dirs * plan.groups
-            pointers = (
+            pointers: tuple[At, ...] = (
                 weights, projection, wx, biases, first_h, cells, out, full, kept["gates"], kept["cell"], *also,
                 self.tables, counters,
             )  # fmt: skip
-            self.launches("forward", plan, pointers, (p.hidden, p.padded, width, full_width, p.padded_size))
+            if plan.cluster:
+                pointers = (
+                    weights, wx, biases, first_h, cells, out, kept["gates"], kept["cell"], also[0], self.tables
+                )  # fmt: skip
+                self.cluster_launch("forward", plan, pointers, (p.hidden, p.padded, width, p.padded_size))
+            else:
+                sizes = p.hidden, p.padded, width, full_width, p.padded_size
+                self.launches("forward", plan, pointers, sizes)
             self.give_states("last_states", (out, first_h), "hn", layer, p.size, width)
             if p.cell == "lstm":
                 self.give_states("give_states", (cells,), "cn", layer, p.hidden, p.padded)

@@ -15,48 +15,76 @@ from jitdnn.kernels.cuda.rnn.plan import Product, StepPlan, state_type
 from jitdnn.kernels.cuda.rnn.program import NOTHING, At, Program
 from jitdnn.problems.dropout import Dropout
 from jitdnn.problems.rnn import KEPT, Recurrent
+from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.tensor import TensorDescriptor, compute_dtype
 
 _SEQUENCES = ("whole", "lengths", "packed")
+_FEW_GROUPS = 512  # thread blocks whose warps all write to one number
 
 
-def passes_of(p: Recurrent, has_tensor_cores: bool) -> int:
-    """Products of tf32 to one of numbers on tensor cores; without those products are of the numbers."""
-    if not has_tensor_cores or state_type(p, True) == p.element != "f32":
-        return 1
-    return 3 if p.element == "f32" else 2
+def passes_of(p: Recurrent, precision: str) -> int:
+    """Products on tensor cores to one of numbers.
 
-
-def step_source(
-    p: Recurrent, name: str, tiles: int, has_tensor_cores: bool, in_parts: bool = False, items: int = 1
-) -> Source:
-    """The kernel of a layer's recurrent part, "forward" or "backward", for 16 * `tiles` rows of states at a time.
-
-    `items`: units of sequences, of a thread, whose operands are fetched ahead.
+    `precision`: "numbers" (products are of the numbers themselves, on CUDA cores), "parts" (of numbers of f32 in two
+    parts of tf32 each; of halves as they are) or "rounded" (of f32 rounded to tf32).
     """
+    return 3 if precision == "parts" and p.element == "f32" else 1
+
+
+def step_source(p: Recurrent, name: str, precision: str, plan: StepPlan) -> Source:
+    """The kernel of a layer's recurrent part, "forward" or "backward"."""
     sections = 4 if p.cell in ("lstm", "gru") else 1
+    has_tensor_cores, passes = precision != "numbers", passes_of(p, precision)
+    state = state_type(p, has_tensor_cores)
+    if plan.cluster and name == "backward":  # whose exchange costs little
+        state = compute_dtype(p.element)
+    groups = plan.warpgroups
+    cut: tuple[tuple[str, object], ...] = (("MT", plan.tiles),)
+    if groups:
+        cut = (
+            ("ROW_GROUPS", groups.rows),
+            ("K_GROUPS", groups.slabs),
+            ("TOGETHER", groups.together),
+            ("COLUMNS", 8 * plan.first.tiles),
+            ("UNITS", plan.units),
+            ("PARTS", plan.parts),
+            ("PAIRED", int(plan.is_paired)),
+        )
+    elif plan.cluster:
+        cut += (
+            ("CLUSTER", plan.cluster),
+            ("WARPS", plan.threads // 32),
+            ("UNIT_TILES", plan.unit_tiles),
+            ("STATE_BYTES", ITEM_BYTES[state]),
+        )
     defines = (
-        ("REAL", compute_dtype(p.element)), ("ELEMENT", p.element), ("STATE", state_type(p, has_tensor_cores)),
-        ("TENSOR", int(has_tensor_cores)),
-        ("PASSES", passes_of(p, has_tensor_cores)), ("MT", tiles), (f"CELL_{p.cell.upper()}", 1), ("GATES", p.gates),
+        ("REAL", compute_dtype(p.element)), ("ELEMENT", p.element), ("STATE", state),
+        ("TENSOR", int(has_tensor_cores)), ("TF32", int(has_tensor_cores and passes == 1 and state == "f32")),
+        ("PASSES", passes), *cut, (f"CELL_{p.cell.upper()}", 1), ("GATES", p.gates),
         ("BIASES", sections), ("SECTIONS", sections), ("SKIPPED", int(p.cell == "gru")),
         ("PROJECTED", int(bool(p.projection))), ("CLIPPED", int(p.clip is not None)),
-        ("KEPT", int(p.is_training and KEPT[p.cell] > 0)), ("IN_PARTS", int(in_parts)), ("ITEMS", items),
+        ("KEPT", int(p.is_training and KEPT[p.cell] > 0)),
+        ("IN_PARTS", int(plan.parts > 1)), ("SENT", int(state != compute_dtype(p.element))),
+        ("ITEMS", plan.items),
     )  # fmt: skip
-    text = read_text("cuda/rnn", "product.cuh", f"{name}.cu")
-    return Source(f"rnn_{name}", text, defines, "cuda", spills=True)  # of a few bytes, outside of the loops
+    if plan.cluster:
+        text = read_text("cuda/rnn", "product.cuh", "steps.cuh", "cluster.cuh", f"cluster_{name}.cu")
+        return Source(f"rnn_cluster_{name}", text, defines, "hopper")
+    product, dialect = ("warpgroup.cuh", "hopper") if groups else ("product.cuh", "cuda")
+    text = read_text("cuda/rnn", product, "steps.cuh", f"{name}.cu")
+    return Source(f"rnn_{name}", text, defines, dialect, spills=True)  # of a few bytes, outside of the loops
 
 
 class Layers:
     """The steps of a problem as far as they are put together."""
 
     def __init__(
-        self, p: Recurrent, device: GpuDevice, products: Sequence[Algorithm], has_tensor_cores: bool
+        self, p: Recurrent, device: GpuDevice, products: Sequence[Algorithm], precision: str
     ) -> None:
-        self.p, self.device = p, device
-        self.steps = Program(p, device, products, not has_tensor_cores, state_type(p, has_tensor_cores))
-        self.has_tensor_cores = has_tensor_cores
-        self.passes = passes_of(p, has_tensor_cores)
+        self.p, self.device, self.precision = p, device, precision
+        self.has_tensor_cores = precision != "numbers"
+        self.steps = Program(p, device, products, precision, state_type(p, self.has_tensor_cores))
+        self.passes = passes_of(p, precision)
         self.gates_kept = 4 if p.cell in ("lstm", "gru") else 1  # sections of `dgates`, and of biases
         self.tables = NOTHING
 
@@ -104,16 +132,23 @@ class Layers:
             return None
         return TensorDescriptor((p.rows, width), (step, unit), p.element)
 
-    def compact(self, source: At, state_of: int, is_real: bool, into: At | None = None, pitch: int = 0) -> At:
-        """Outputs of layer `state_of`, or gradients of these, as rows without gaps, some of them dropped."""
+    def compact(
+        self, source: At, state_of: int, function: str, into: At | None = None, pitch: int = 0, factors: At = NOTHING
+    ) -> At:  # fmt: skip
+        """Outputs of layer `state_of`, or gradients of these, as rows without gaps, some of them dropped.
+
+        `function`: "compact" from what is exchanged to elements, "compact_up" to what is computed with, "compact_real"
+        from that, "compact_down" from that to elements.
+        """
         p, program = self.p, self.steps
         width = p.directions * p.size
+        is_real = function in ("compact_up", "compact_real")
         to = into or program.take(p.rows * width, program.real_item if is_real else program.item)
         rule = Dropout.make((1,), p.dropout)
         threshold = rule.threshold if p.dropout else -1
         program.rows(
-            "compact_real" if is_real else "compact", p.rows * width,
-            (self.tables, source, program.operand("state"), to),
+            function, p.rows * width,
+            (self.tables, source, factors, program.operand("state"), to),
             (p.steps, p.rows, p.directions, p.size, pitch or p.padded_size, p.padded_size, state_of, threshold),
             (rule.factor,),
         )  # fmt: skip
@@ -162,6 +197,26 @@ class Layers:
         for direction in range(self.p.directions):
             yield direction, f"_l{layer}" + ("_reverse" if direction else "")
 
+    # ---- gradients in half precision
+
+    def find_factors(
+        self, factors: At, numbers: Sequence[tuple[At, int]], others: Sequence[tuple[At, int]], exponent: int
+    ) -> None:
+        """Factors that make the largest of some arrays of numbers 2^`exponent`; of bf16, which holds all numbers, 1.
+
+        `others`: elements by which the numbers will be multiplied, of which a largest that is more than 1 counts too.
+        """
+        program = self.steps
+        program.launch(None, Launch("begin_factors", 1, 256), (factors,), ())
+        if self.p.element == "bf16":
+            return
+        for function, arrays, to in (
+            ("find_largest", numbers, factors + 8), ("find_largest_element", others, factors + 12),
+        ):  # fmt: skip
+            for source, count in arrays:
+                program.rows(function, count, (source, to), (count,), most_groups=_FEW_GROUPS)
+        program.launch(None, Launch("end_factors", 1, 256), (factors,), (exponent,))
+
     # ---- the recurrent launch
 
     def pack(
@@ -170,10 +225,18 @@ class Layers:
     ) -> None:  # fmt: skip
         program = self.steps
         count = plan.slices * product.slice_bytes // program.state_item
+        gates = 1 if is_transposed or name.startswith("weight_hr") else self.p.gates
         program.rows(
             "pack_weights", count, (program.operand(name), to),
-            (plan.slices, product.slabs, 8 * product.tiles, units, unit_count, k_count, padded, int(is_transposed),
-             parts, *program.strides(name)),
+            (plan.slices, product.lines, 8 * product.tiles, units, unit_count, k_count, padded, int(is_transposed),
+             parts, product.slabs, gates, plan.order, *program.strides(name)),
+        )  # fmt: skip
+
+    def pack_columns(self, name: str, to: At, plan: StepPlan) -> None:
+        p, program, product = self.p, self.steps, plan.first
+        program.rows(
+            "pack_columns", plan.slices * product.slice_bytes // program.state_item, (program.operand(name), to),
+            (plan.slices, product.slabs, 8 * product.tiles, plan.units, p.hidden, p.gates, *program.strides(name)),
         )  # fmt: skip
 
     def room_for(self, plan: StepPlan, product: Product | None) -> At:
@@ -192,10 +255,11 @@ class Layers:
         )  # fmt: skip
         numbers = (
             p.steps, p.batch, p.directions, first, plan.slices, plan.group_rows, *sizes,
-            plan.units, plan.first.slabs, plan.first.resident, plan.outputs, second.slabs, second.resident,
+            plan.units, 8 * plan.first.tiles, plan.first.lines, plan.first.slabs, plan.first.resident, plan.outputs,
+            second.slabs, second.resident,
             *((plan.parts,) if name == "backward" else ()),
         )  # fmt: skip
-        source = step_source(p, name, plan.tiles, self.has_tensor_cores, plan.parts > 1, plan.items)
+        source = step_source(p, name, self.precision, plan)
         program.launch(source, launch, pointers, numbers, p.clip or (0.0, 0.0))
         program.seconds += p.steps * plan.cycles / self.device.facts.clock
 
@@ -203,13 +267,25 @@ class Layers:
         for first in range(0, self.p.directions, plan.directions):
             self.launch(name, plan, pointers, first, sizes)
 
+    def cluster_launch(self, name: str, plan: StepPlan, pointers: Sequence[At], sizes: Sequence[int]) -> None:
+        """The same by clusters of thread blocks, of both directions."""
+        p, program = self.p, self.steps
+        grid = plan.cluster, plan.groups, p.directions
+        launch = Launch(f"cluster_{name}", grid, plan.threads, plan.shared, cluster=plan.cluster)
+        numbers = (p.steps, p.batch, p.directions, *sizes, plan.first.tiles, plan.first.slabs)
+        source = step_source(p, name, self.precision, plan)
+        program.launch(source, launch, pointers, numbers, p.clip or (0.0, 0.0))
+        program.seconds += p.steps * plan.cycles / self.device.facts.clock
+
     def program(self) -> Program | None:
         """All steps; None if the sums of a thread block do not fit shared memory."""
         raise NotImplementedError
 
-    def scatter(self, name: str, source: At, parts: int, columns: int, pitch: int) -> None:
+    def scatter(
+        self, name: str, source: At, parts: int, columns: int, pitch: int, factors: At = NOTHING
+    ) -> None:
         p, program = self.p, self.steps
         program.rows(
-            "scatter", p.rows * parts * columns, (self.tables, source, program.operand(name)),
+            "scatter", p.rows * parts * columns, (self.tables, source, factors, program.operand(name)),
             (p.steps, p.batch, p.rows, parts, columns, pitch, *self.tensor_steps(name)), is_scaled=True,
         )  # fmt: skip

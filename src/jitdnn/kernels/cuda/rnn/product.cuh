@@ -8,13 +8,20 @@
 // Warps take slabs in turns, so that no number of the states is read twice by a block; their sums meet in shared memory and
 // are added in order. With TENSOR products are those of tf32: PASSES 3 splits numbers into two each and leaves out the
 // product of the lower parts, PASSES 2 splits the states alone (the weights are of half precision). STATE is what states and
-// weights are held in: REAL, or f16 or bf16, whose products need no splitting (PASSES 1).
+// weights are held in: REAL, or f16 or bf16, whose products need no splitting (PASSES 1); nor do those of f32 where they may be rounded
+// (TF32).
 
+#ifndef WARPS
 #define WARPS (MT == 1 ? 16 : 8)
+#endif
 #define BLOCK (32 * WARPS)
 #define NT 4        // tiles at a time
 #define PITCH 40    // of a row of sums: 32 columns, and none meets the bank of another
 #define ROWS (16 * MT)
+#define LANE_ROWS (2 * MT)
+#define LANE_ROW(r) (threadIdx.x % 32 / 4 + 8 * (r))
+#define ROW_BYTES_AT (TENSOR * (threadIdx.x % 4) * 16)
+#define PARTIAL (WARPS * ROWS * PITCH)
 #if TENSOR
 #define COLUMN(quarter, c) (2 * (quarter) + (c))
 #else
@@ -22,7 +29,8 @@
 #endif
 
 struct Weights {
-    const u8 *shared, *memory;
+    u8 *shared;
+    const u8 *memory;
     int slabs, resident, tiles;
 };
 
@@ -31,10 +39,10 @@ FUNCTION const u8 *slab_at(const Weights &w, int slab) {
 }
 
 // Copies the slabs that stay.
-FUNCTION void keep_weights(const Weights &w, u8 *shared) {
+FUNCTION void keep_weights(const Weights &w) {
     const int chunks = w.resident * w.tiles * 32;
     for (int n = threadIdx.x; n < chunks; n += BLOCK)
-        *(uint4 *)(shared + 16 * n) = load16(w.memory + 16 * (i64)n);
+        *(uint4 *)(w.shared + 16 * n) = load16(w.memory + 16 * (i64)n);
 }
 
 // 16 bytes of the states, which may lie at any address that is a multiple of a number's size.
@@ -46,7 +54,13 @@ FUNCTION uint4 load_states(const u8 *at) {
 }
 
 #if TENSOR
-#if PASSES == 1
+#if TF32
+#define MULTIPLY mma_tf32
+FUNCTION void split(uint4 v, u32 (&high)[4], u32 (&low)[4]) {
+    high[0] = to_tf32(__uint_as_float(v.x)), high[1] = to_tf32(__uint_as_float(v.y));
+    high[2] = to_tf32(__uint_as_float(v.z)), high[3] = to_tf32(__uint_as_float(v.w));
+}
+#elif PASSES == 1
 #define MULTIPLY JOIN(mma_, STATE)
 FUNCTION void split(uint4 v, u32 (&high)[4], u32 (&low)[4]) { high[0] = v.x, high[1] = v.y, high[2] = v.z, high[3] = v.w; }
 #else
@@ -180,11 +194,4 @@ FUNCTION void product(const Weights &w, const u8 *const (&rows)[2 * MT], bool al
     }
 }
 
-FUNCTION REAL sigmoid(REAL x) { return (REAL)1 / ((REAL)1 + exp(-x)); }
-
-// ---- Which sequences there are: counts and first rows of each step, -1 and `steps` being steps without sequences ------
-
-struct Steps {
-    const i32 *counts, *starts;
-};
-FUNCTION Steps steps_of(const i32 *tables, i64 steps) { return {tables + 1, tables + steps + 3}; }
+FUNCTION REAL sum_at(const Weights &w, const REAL *sums, int row, int column) { return sums[row * 8 * w.tiles + column]; }

@@ -26,6 +26,7 @@ _ALIGNMENT = 256
 _WORKSPACE = -1
 _THREADS = 256
 _MOST_GROUPS = 4096
+TF32_ROUNDOFF = 2.0**-11
 _FEW = 2**31  # elements that 32 bits count
 
 
@@ -72,14 +73,16 @@ class Program:
     states are exchanged."""
 
     def __init__(
-        self, p: Recurrent, device: GpuDevice, products: Sequence[Algorithm], is_exact: bool, state: str
+        self, p: Recurrent, device: GpuDevice, products: Sequence[Algorithm], precision: str, state: str
     ) -> None:
         self.p, self.device = p, device
         self.element, self.real = p.element, compute_dtype(p.element)
         self.item, self.real_item = ITEM_BYTES[self.element], ITEM_BYTES[self.real]
         self.state, self.state_item = state, ITEM_BYTES[state]
         self.seconds = 0.0
-        self._products, self._is_exact = products, is_exact
+        self._products, self._is_exact = products, precision == "numbers"
+        # where halves are computed with in f32, products of tf32 lose no more than they have lost
+        self._rounds = precision == "rounded" or (precision == "parts" and self.real != self.element)
         self._steps: list[_Step] = []
         self._room = self._inner = self._most = 0
 
@@ -110,10 +113,10 @@ class Program:
 
     def rows(
         self, function: str, count: int, pointers: Sequence[At], extras: Sequence[int], floats: Sequence[float] = (),
-        is_scaled: bool = False,
+        is_scaled: bool = False, most_groups: int = _MOST_GROUPS,
     ) -> None:  # fmt: skip
         """A function of rows.cu over `count` elements."""
-        groups = max(1, min(-(-count // _THREADS), _MOST_GROUPS))
+        groups = max(1, min(-(-count // _THREADS), most_groups))
         self.seconds += count * 2 * self.real_item / self.device.bandwidth
         self._most = max(self._most, count)
         self.launch(None, Launch(function, groups, _THREADS), pointers, extras, floats, is_scaled)
@@ -144,7 +147,7 @@ class Program:
         problem, device = MatMul(a, b, c), self.device
         if not prod(c.shape):
             return
-        unit = storing_roundoff(problem)
+        unit = max(storing_roundoff(problem), TF32_ROUNDOFF if self._rounds else 0.0)
         limit = max(
             summation_bound(problem), (STRICT_ROUNDOFFS if self._is_exact else STANDARD_ROUNDOFFS) * unit
         )
@@ -156,7 +159,7 @@ class Program:
             and other.only_by_name is None
             and other.error_bound(problem) <= limit
             and (other.has_exact_products or not self._is_exact)
-            and other.arithmetic(problem) != "tf32"
+            and (self._rounds or other.arithmetic(problem) != "tf32")
         ]
         best = min(takers, key=lambda other: other.estimate(problem, device))
         self.seconds += best.estimate(problem, device)

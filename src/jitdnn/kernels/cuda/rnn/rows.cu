@@ -101,17 +101,53 @@ FUNCTION i64 offset_of(TABLES, i64 steps, i64 is_packed, Row at, i64 row, i64 st
     return is_packed ? row * step_n : at.step * step_t + ORDER[at.number] * step_n;
 }
 
+// Eight numbers that lie one behind the other, at an address that is a multiple of 16.
+template <typename type>
+struct __align__(16) Eight {
+    type numbers[8];
+};
+template <typename type>
+FUNCTION Eight<type> load_eight(const type *from) {
+    Eight<type> found;
+#pragma unroll
+    for (int n = 0; n < (int)sizeof(type) / 2; ++n) ((uint4 *)found.numbers)[n] = ((const uint4 *)from)[n];
+    return found;
+}
+template <typename type>
+FUNCTION void store_eight(type *to, const Eight<type> &eight) {
+#pragma unroll
+    for (int n = 0; n < (int)sizeof(type) / 2; ++n) store16((uint4 *)to + n, ((const uint4 *)eight.numbers)[n]);
+}
+// Whether rows can be walked eight numbers at a time: all of these are multiples of eight, and units lie one behind the other.
+FUNCTION bool is_wide(const void *one, const void *other, i64 numbers, i64 step_u) {
+    return (((u64)one | (u64)other) & 15) == 0 && numbers % 8 == 0 && step_u == 1;
+}
+
 // Rows (rows, columns) of a tensor; 0 where no sequence is.
 #define GATHER(name, TO)                                                                                              \
     KERNEL(THREADS) void name(TABLES, const ELEMENT *x, TO *to, TAIL, i64 steps, i64 batch, i64 rows, i64 columns,     \
                               i64 is_packed, i64 step_t, i64 step_n, i64 step_u) {                                    \
+        if (is_wide(x, to, columns | step_t | step_n, step_u)) {                                                      \
+            EACH(n, rows * columns / 8) {                                                                             \
+                const i64 row = over(n, columns / 8), column = rest(n, columns / 8) * 8;                              \
+                const Row at = row_of(tables, steps, batch, row);                                                     \
+                Eight<ELEMENT> from = {};                                                                             \
+                if (at.step >= 0)                                                                                     \
+                    from = load_eight(x + offset_of(tables, steps, is_packed, at, row, step_t, step_n) + column);     \
+                Eight<TO> eight;                                                                                      \
+                _Pragma("unroll") for (int e = 0; e < 8; ++e)                                                         \
+                    STORE(TO, eight.numbers, e, LOAD(ELEMENT, from.numbers, e));                                      \
+                store_eight(to + row * columns + column, eight);                                                      \
+            }                                                                                                         \
+            return;                                                                                                   \
+        }                                                                                                             \
         EACH(n, rows * columns) {                                                                                     \
-            const i64 row = over(n, columns);                                                                            \
-            const Row at = row_of(tables, steps, batch, row);                                                                \
+            const i64 row = over(n, columns);                                                                         \
+            const Row at = row_of(tables, steps, batch, row);                                                         \
             if (at.step < 0) STORE(TO, to, n, 0);                                                                     \
             else                                                                                                      \
-                STORE(TO, to, n, LOAD(ELEMENT, x, offset_of(tables, steps, is_packed, at, row, step_t, step_n) +       \
-                                                      rest(n, columns) * step_u));                                         \
+                STORE(TO, to, n, LOAD(ELEMENT, x, offset_of(tables, steps, is_packed, at, row, step_t, step_n) +      \
+                                                      rest(n, columns) * step_u));                                    \
         }                                                                                                             \
     }
 GATHER(gather, ELEMENT)
@@ -124,22 +160,34 @@ FUNCTION void blend(ELEMENT *to, i64 at, REAL value, f64 alpha, f64 beta) {
 }
 
 // A tensor from rows of `parts` pieces of `columns` numbers, each in `pitch`; zeros, blended, where no sequence is.
-KERNEL(THREADS) void scatter(TABLES, const STATE *from, ELEMENT *y, TAIL, i64 steps, i64 batch, i64 rows, i64 parts,
+KERNEL(THREADS) void scatter(TABLES, const STATE *from, const f32 *factors, ELEMENT *y, TAIL, i64 steps, i64 batch, i64 rows, i64 parts,
                              i64 columns, i64 pitch, i64 is_packed, i64 step_t, i64 step_n, i64 step_u) {
-    EACH(n, rows * parts * columns) {
-        const i64 column = rest(n, parts * columns), row = over(n, parts * columns);
-        REAL value = 0;
-        i64 to;
+    const REAL factor = factors ? (REAL)factors[1] : (REAL)1;
+    const int together = is_wide(from, y, columns | pitch | step_t | step_n, step_u) ? 8 : 1;
+    EACH(n, rows * parts * columns / together) {
+        const i64 width = parts * columns / together, column = rest(n, width) * together, row = over(n, width);
+        i64 to, source;
         if (is_packed) {
             to = row * step_n;
-            if (row < STARTS[steps]) value = LOAD(STATE, from, (row * parts + over(column, columns)) * pitch + rest(column, columns));
+            source = row < STARTS[steps] ? row : -1;
         } else {
             const i64 t = over(row, batch), number = rest(row, batch);
             to = t * step_t + ORDER[number] * step_n;
-            if (number < COUNTS[t])
-                value = LOAD(STATE, from, ((STARTS[t] + number) * parts + over(column, columns)) * pitch + rest(column, columns));
+            source = number < COUNTS[t] ? STARTS[t] + number : -1;
         }
-        blend(y, to + column * step_u, value, alpha, beta);
+        to += column * step_u;
+        source = source < 0 ? -1 : (source * parts + over(column, columns)) * pitch + rest(column, columns);
+        if (together == 1) {
+            blend(y, to, source < 0 ? (REAL)0 : (REAL)LOAD(STATE, from, source) * factor, alpha, beta);
+            continue;
+        }
+        Eight<STATE> found = {};
+        if (source >= 0) found = load_eight(from + source);
+        Eight<ELEMENT> result = {};
+        if (beta != 0) result = load_eight(y + to);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) blend(result.numbers, e, (REAL)LOAD(STATE, found.numbers, e) * factor, alpha, beta);
+        store_eight(y + to, result);
     }
 }
 
@@ -147,13 +195,14 @@ KERNEL(THREADS) void scatter(TABLES, const STATE *from, ELEMENT *y, TAIL, i64 st
 // number is dropped (`threshold` 0 or more). A block of random numbers serves 8 rows by 16 bits each; blocks count through
 // layers, groups of rows, and the padded units.
 #define COMPACT(name, FROM, TO)                                                                                             \
-    KERNEL(THREADS) void name(TABLES, const FROM *from, const u32 *state, TO *to, TAIL, i64 steps, i64 rows,           \
+    KERNEL(THREADS) void name(TABLES, const FROM *from, const f32 *factors, const u32 *state, TO *to, TAIL, i64 steps, i64 rows, \
                               i64 parts, i64 columns, i64 pitch, i64 padded, i64 below, i64 threshold, f64 factor) {  \
         EACH(n, rows * parts * columns) {                                                                             \
             const i64 column = rest(n, parts * columns), row = over(n, parts * columns);                                    \
             const i64 piece = over(column, columns), unit = rest(column, columns);                                              \
             REAL value = 0;                                                                                           \
             if (row < STARTS[steps]) value = LOAD(FROM, from, (row * parts + piece) * pitch + unit);                  \
+            if (factors) value *= (REAL)factors[1];                                                                   \
             if (threshold >= 0) value = kept(state, rows, row, parts * padded, piece * padded + unit, below, threshold) \
                                             ? value * (REAL)factor : (REAL)0;                                         \
             STORE(TO, to, n, value);                                                                                  \
@@ -168,6 +217,8 @@ FUNCTION bool kept(const u32 *state, i64 rows, i64 row, i64 columns, i64 column,
 }
 COMPACT(compact, STATE, ELEMENT)
 COMPACT(compact_real, REAL, REAL)
+COMPACT(compact_up, STATE, REAL)
+COMPACT(compact_down, REAL, ELEMENT)
 
 // States of one layer (directions, batch, size) with the longest sequence first and padded by 0; 0 if there are none.
 #define TAKE(name, TO)                                                                                                \
@@ -207,7 +258,7 @@ KERNEL(THREADS) void last_states(TABLES, const STATE *rows, const STATE *first, 
 }
 
 // The states that each row's step began with, without gaps: (directions, rows, size); 0 where no sequence is.
-KERNEL(THREADS) void states_before(TABLES, const REAL *rows, const REAL *first, REAL *to, TAIL, i64 steps, i64 batch,
+KERNEL(THREADS) void states_before(TABLES, const REAL *rows, const REAL *first, STATE *to, TAIL, i64 steps, i64 batch,
                                    i64 count, i64 directions, i64 size, i64 padded) {
     EACH(n, directions * count * size) {
         const i64 unit = rest(n, size), place = over(n, size), row = rest(place, count), direction = over(place, count);
@@ -219,15 +270,18 @@ KERNEL(THREADS) void states_before(TABLES, const REAL *rows, const REAL *first, 
                         ? rows[((STARTS[before] + at.number) * directions + direction) * padded + unit]
                         : first[(direction * batch + at.number) * padded + unit];
         }
-        to[n] = value;
+        STORE(STATE, to, n, value);
     }
 }
 
 // Zeros in the rows behind the last that a sequence has.
-KERNEL(THREADS) void zero_rows(TABLES, REAL *rows, TAIL, i64 steps, i64 count, i64 width) {
-    const i64 used = STARTS[steps];
-    EACH(n, (count - used) * width) rows[used * width + n] = 0;
-}
+#define ZERO_ROWS(name, TO)                                                                                           \
+    KERNEL(THREADS) void name(TABLES, TO *rows, TAIL, i64 steps, i64 count, i64 width) {                              \
+        const i64 used = STARTS[steps];                                                                               \
+        EACH(n, (count - used) * width) STORE(TO, rows, used * width + n, 0);                                         \
+    }
+ZERO_ROWS(zero_rows, REAL)
+ZERO_ROWS(zero_rows_state, STATE)
 
 // Zeros: units that pad what is exchanged.
 KERNEL(THREADS) void clear(STATE *to, TAIL, i64 count) {
@@ -235,19 +289,27 @@ KERNEL(THREADS) void clear(STATE *to, TAIL, i64 count) {
 }
 
 // Weights as `product.cuh` says: [slice][slab][tile][column][slab's numbers]. Column c of a slice is unit c % units of its
-// gate c / units; `parts` slices next to each other have the same columns and follow each other along K. The matrix has rows (gate, unit) and columns k, or is read the other way round: `is_transposed`, with rows
-// (k / padded, k % padded) and columns (unit).
+// gate c / units, and 0 beyond the last of `gates`; `parts` slices next to each other have the same columns and follow each
+// other along K, `used` slabs each, behind which come slabs of 0. The matrix has rows (gate, unit) and columns k, or is read the other
+// way round: `is_transposed`, with rows (k / padded, k % padded) and columns (unit). `order` 1: as `warpgroup.cuh` says; 2: column c is gate
+// c % 4 of unit c / 4, as `cluster_forward.cu` wants it.
 KERNEL(THREADS) void pack_weights(const ELEMENT *matrix, STATE *packed, TAIL, i64 slices, i64 slabs, i64 columns,
                                   i64 units, i64 unit_count, i64 k_count, i64 padded, i64 is_transposed, i64 parts,
-                                  i64 step_row, i64 step_column) {
-    const i64 per_slab = 64 / (i64)sizeof(STATE);
+                                  i64 used, i64 gates, i64 order, i64 step_row, i64 step_column) {
+    const i64 per_word = 4 / (i64)sizeof(STATE) > 1 ? 4 / (i64)sizeof(STATE) : 1, per_slab = 64 / (i64)sizeof(STATE);
     EACH(n, slices * slabs * columns * per_slab) {
-        const i64 inside = rest(n, per_slab), line = over(n, per_slab), column = rest(line, columns);
+        const i64 place = rest(n, per_slab), line = over(n, per_slab), column = rest(line, columns);
         const i64 block = over(line, columns), slab = rest(block, slabs), slice = over(block, slabs);
-        const i64 k = (rest(slice, parts) * slabs + slab) * per_slab + inside;
-        const i64 unit = over(slice, parts) * units + rest(column, units), gate = over(column, units);
+        i64 inside = place;
+        if (order == 1) {
+            const i64 word = place / per_word, chunk = word / 4 ^ (column / 2 & 3);
+            inside = (word % 4 * 4 + chunk) * per_word + place % per_word;
+        }
+        const i64 k = (rest(slice, parts) * used + slab) * per_slab + inside;
+        const i64 unit = over(slice, parts) * units + (order == 2 ? column / 4 : rest(column, units));
+        const i64 gate = order == 2 ? column % 4 : over(column, units);
         REAL value = 0;
-        if (unit < unit_count) {
+        if (unit < unit_count && gate < gates && slab < used) {
             if (is_transposed) {
                 if (rest(k, padded) < k_count)
                     value = LOAD(ELEMENT, matrix,
@@ -256,6 +318,21 @@ KERNEL(THREADS) void pack_weights(const ELEMENT *matrix, STATE *packed, TAIL, i6
                 value = LOAD(ELEMENT, matrix, (gate * unit_count + unit) * step_row + k * step_column);
         }
         STORE(STATE, packed, n, value);
+    }
+}
+
+// The same for cluster_backward.cu: rows of all gates of a slice's units, (gate, unit), and columns of all units.
+KERNEL(THREADS) void pack_columns(const ELEMENT *matrix, REAL *packed, TAIL, i64 slices, i64 slabs, i64 columns,
+                                  i64 units, i64 unit_count, i64 gates, i64 step_row, i64 step_column) {
+    const i64 per_slab = 64 / (i64)sizeof(REAL);
+    EACH(n, slices * slabs * columns * per_slab) {
+        const i64 line = over(n, per_slab), column = rest(line, columns), block = over(line, columns);
+        const i64 k = rest(block, slabs) * per_slab + rest(n, per_slab), gate = over(k, units);
+        const i64 unit = over(block, slabs) * units + rest(k, units);
+        REAL value = 0;
+        if (gate < gates && unit < unit_count && column < unit_count)
+            value = LOAD(ELEMENT, matrix, (gate * unit_count + unit) * step_row + column * step_column);
+        packed[n] = value;
     }
 }
 
@@ -277,7 +354,7 @@ KERNEL(THREADS) void pack_biases(const ELEMENT *in, const ELEMENT *recurrent, RE
 
 // The input weights (gates * hidden, depth) with the rows in the order of `dgates` and padded by 0: a row of dgates times
 // this is a gradient of the layer's input.
-KERNEL(THREADS) void pad_weights(const ELEMENT *matrix, REAL *to, TAIL, i64 sections, i64 hidden, i64 padded, i64 depth,
+KERNEL(THREADS) void pad_weights(const ELEMENT *matrix, STATE *to, TAIL, i64 sections, i64 hidden, i64 padded, i64 depth,
                                  i64 step_row, i64 step_column) {
     EACH(n, sections * padded * depth) {
         const i64 column = rest(n, depth), row = over(n, depth), unit = rest(row, padded), section = over(row, padded);
@@ -285,31 +362,76 @@ KERNEL(THREADS) void pad_weights(const ELEMENT *matrix, REAL *to, TAIL, i64 sect
         REAL value = 0;
         if (unit < hidden && gate >= 0)
             value = LOAD(ELEMENT, matrix, (gate * hidden + unit) * step_row + column * step_column);
-        to[n] = value;
+        STORE(STATE, to, n, value);
     }
 }
 
 // A matrix of sums blended into a gradient.
-KERNEL(THREADS) void give_matrix(const REAL *from, ELEMENT *to, TAIL, i64 rows, i64 columns, i64 step_row,
+KERNEL(THREADS) void give_matrix(const STATE *from, const f32 *factors, ELEMENT *to, TAIL, i64 rows, i64 columns, i64 step_row,
                                  i64 step_column) {
     EACH(n, rows * columns) {
-        blend(to, over(n, columns) * step_row + rest(n, columns) * step_column, from[n], alpha, beta);
+        const REAL value = (REAL)LOAD(STATE, from, n) * (factors ? (REAL)factors[1] : (REAL)1);
+        blend(to, over(n, columns) * step_row + rest(n, columns) * step_column, value, alpha, beta);
     }
 }
 
-// A bias's gradient: sums of dgates over all rows, in order. Blocks of 8 x 32 threads: 32 units, rows in turns.
-KERNEL(THREADS) void bias_gradient(TABLES, const REAL *dgates, ELEMENT *to, TAIL, i64 steps, i64 pitch, i64 hidden,
-                                   i64 padded, i64 is_recurrent, i64 step) {
-    __shared__ REAL sums[8][32];
-    const i64 rows = STARTS[steps], blocks = (hidden + 31) / 32, gate = blockIdx.x / blocks;
-    const i64 unit = blockIdx.x % blocks * 32 + threadIdx.x % 32, turn = threadIdx.x / 32;
-    const i64 section = GRU ? (gate < 2 ? gate + 1 : is_recurrent ? 3 : 0) : gate;
+// Sums of a run of rows of dgates, in order: a thread for each column, blocks for runs of `run` rows. The columns of all directions.
+KERNEL(THREADS) void sum_rows(TABLES, const REAL *dgates, REAL *sums, TAIL, i64 steps, i64 pitch, i64 run, i64 blocks) {
+    const i64 column = blockIdx.x % blocks * THREADS + threadIdx.x, part = blockIdx.x / blocks;
+    const i64 rows = STARTS[steps], begin = part * run, end = begin + run < rows ? begin + run : rows;
+    if (column >= pitch) return;
     REAL sum = 0;
-    if (unit < hidden)
-        for (i64 row = turn; row < rows; row += 8) sum += dgates[row * pitch + section * padded + unit];
-    sums[turn][threadIdx.x % 32] = sum;
-    __syncthreads();
-    if (turn || unit >= hidden) return;
-    for (int other = 1; other < 8; ++other) sum += sums[other][threadIdx.x];
-    blend(to, (gate * hidden + unit) * step, sum, alpha, beta);
+#pragma unroll 8
+    for (i64 row = begin; row < end; ++row) sum += dgates[row * pitch + column];
+    sums[part * pitch + column] = sum;
+}
+
+// A bias's gradient: what `sum_rows` found for its columns, in order.
+KERNEL(THREADS) void bias_gradient(const REAL *sums, ELEMENT *to, TAIL, i64 parts, i64 pitch, i64 gates, i64 hidden,
+                                   i64 padded, i64 is_recurrent, i64 step) {
+    EACH(n, gates * hidden) {
+        const i64 gate = n / hidden;
+        const i64 section = GRU ? (gate < 2 ? gate + 1 : is_recurrent ? 3 : 0) : gate;
+        REAL sum = 0;
+        for (i64 part = 0; part < parts; ++part) sum += sums[part * pitch + section * padded + n % hidden];
+        blend(to, n * step, sum, alpha, beta);
+    }
+}
+
+// ---- Gradients in f16, times a power of two: so small ones keep their bits, and no sum of products is out of range ----
+// factors: by which numbers are multiplied, and by which what is made of them; then the bits of the largest number.
+
+KERNEL(THREADS) void begin_factors(f32 *factors, TAIL) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) factors[0] = factors[1] = 1, ((u32 *)factors)[2] = ((u32 *)factors)[3] = 0;
+}
+
+#define FIND_LARGEST(name, FROM)                                                                                      \
+    KERNEL(THREADS) void name(const FROM *from, u32 *largest, TAIL, i64 count) {                                      \
+        REAL most = 0;                                                                                                \
+        EACH(n, count) {                                                                                              \
+            const REAL value = LOAD(FROM, from, n), size = value < 0 ? -value : value;                                \
+            most = size > most ? size : most;                                                                         \
+        }                                                                                                             \
+        most = warp_max(most);                                                                                        \
+        if (threadIdx.x % 32 == 0 && most > 0) largest_among_blocks(largest, __float_as_uint((f32)most));             \
+    }
+FIND_LARGEST(find_largest, REAL)
+FIND_LARGEST(find_largest_element, ELEMENT)
+
+// The largest number becomes 2^`exponent` or a little more, less the power of two of the other operand's largest if there is one. Where
+// there are only zeros, or a number that is none, nothing is scaled.
+KERNEL(THREADS) void end_factors(f32 *factors, TAIL, i64 exponent) {
+    if (blockIdx.x || threadIdx.x) return;
+    const u32 first = ((u32 *)factors)[2] >> 23, second = ((u32 *)factors)[3] >> 23;
+    if (first == 0 || first == 255 || second == 255) return;
+    i64 power = exponent - ((i64)first - 127);
+    if (second > 127) power -= (i64)second - 127;
+    power = clamped(power, -100, 100);
+    factors[0] = __uint_as_float((u32)(127 + power) << 23), factors[1] = __uint_as_float((u32)(127 - power) << 23);
+}
+
+// Times the factor, in half precision.
+KERNEL(THREADS) void halve(const REAL *from, const f32 *factors, ELEMENT *to, TAIL, i64 count) {
+    const REAL factor = factors[0];
+    EACH(n, count) STORE(ELEMENT, to, n, from[n] * factor);
 }

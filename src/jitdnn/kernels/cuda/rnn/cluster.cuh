@@ -1,0 +1,22 @@
+// What cluster_forward.cu and cluster_backward.cu have in common: a slab of 16 rows times a tile of 8 columns. The two halves of
+// a slab have sums of their own, so that half as many products wait for each other.
+struct Sums {
+    REAL halves[2][4];
+};
+FUNCTION REAL sum_of(const Sums &sums, int n) { return sums.halves[0][n] + sums.halves[1][n]; }
+
+FUNCTION void multiply_parts(Sums &sums, const u32 (&upper)[2][4], const u32 (&lower)[2][4], const u32 (&high)[4],
+                             const u32 (&low)[4]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const u32 a[4] = {upper[0][2 * h], upper[1][2 * h], upper[0][2 * h + 1], upper[1][2 * h + 1]};
+        const u32 b[2] = {high[2 * h], high[2 * h + 1]};
+#if PASSES == 3
+        const u32 c[4] = {lower[0][2 * h], lower[1][2 * h], lower[0][2 * h + 1], lower[1][2 * h + 1]};
+        const u32 e[2] = {low[2 * h], low[2 * h + 1]};
+        MULTIPLY(sums.halves[h], a, e);
+        MULTIPLY(sums.halves[h], c, b);
+#endif
+        MULTIPLY(sums.halves[h], a, b);
+    }
+}
