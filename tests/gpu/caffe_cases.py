@@ -92,6 +92,18 @@ HOSTED = (
     + layer("rnn", "RNN", "lstm cont", rest=f"recurrent_param {{ num_output: 3 {FILLER} }}")
     + layer("loss", "Reduction", "rnn", rest="loss_weight: 1 reduction_param { operation: SUMSQ }")
 )
+# sequences that go on from pass to pass
+RECURRENT = (
+    """
+layer { name: "in" type: "DummyData" top: "x" top: "cont" top: "static" dummy_data_param {
+    shape { dim: 5 dim: 3 dim: 7 } shape { dim: 5 dim: 3 } shape { dim: 3 dim: 4 }
+    data_filler { type: "gaussian" std: 1 } data_filler { type: "constant" value: 1 }
+    data_filler { type: "gaussian" std: 1 } } }
+"""
+    + layer("lstm", "LSTM", "x cont static", rest=f"recurrent_param {{ num_output: 6 {FILLER} }}")
+    + layer("rnn", "RNN", "lstm cont", rest=f"recurrent_param {{ num_output: 3 {FILLER} }}")
+    + layer("loss", "Reduction", "rnn", rest="loss_weight: 1 reduction_param { operation: SUMSQ }")
+)
 SOLVER = (
     'base_lr: 0.05 lr_policy: "inv" gamma: 0.1 power: 0.75 momentum: 0.9 weight_decay: 0.01 max_iter: 9 random_seed: 3 '
     "snapshot_after_train: false "

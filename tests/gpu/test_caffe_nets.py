@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jitdnn as jd
-from caffe_cases import HOSTED, LENET, RESIDUAL, SOLVER, assert_equal, close, layer, pair
+from caffe_cases import HOSTED, LENET, RECURRENT, RESIDUAL, SOLVER, assert_equal, close, layer, pair
 from jitdnn.caffe import Solver, load_net, load_solver
 from jitdnn.caffe.events import Iterated
 from jitdnn.errors import InvalidArgument, NotSupported
@@ -17,7 +17,9 @@ from jitdnn.tensor import DeviceArray
 from lone_group import LoneGroup
 
 
-@pytest.mark.parametrize("text", [LENET, RESIDUAL, HOSTED], ids=["lenet", "residual", "hosted"])
+@pytest.mark.parametrize(
+    "text", [LENET, RESIDUAL, HOSTED, RECURRENT], ids=["lenet", "residual", "hosted", "recurrent"]
+)
 def test_passes_are_those_of_the_processor(text: str, name: str) -> None:
     cpu, gpu = pair(text, name)
     for _ in range(2):
@@ -34,8 +36,13 @@ def test_passes_are_those_of_the_processor(text: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "more"),
-    [(LENET, ""), (RESIDUAL, "iter_size: 2 clip_gradients: 0.5"), (LENET, 'type: "Adam" momentum2: 0.9')],
-    ids=["lenet", "residual, several batches", "adam"],
+    [
+        (LENET, ""),
+        (RESIDUAL, "iter_size: 2 clip_gradients: 0.5"),
+        (LENET, 'type: "Adam" momentum2: 0.9'),
+        (RECURRENT, ""),
+    ],
+    ids=["lenet", "residual, several batches", "adam", "recurrent"],
 )
 def test_training_is_that_of_the_processor(text: str, more: str, name: str) -> None:
     solvers = [
@@ -131,6 +138,18 @@ def test_a_layer_on_the_host_is_told_and_computes(name: str, caplog: pytest.LogC
     assert any("'top' (ArgMax) has no kernels for GPUs" in one.getMessage() for one in caplog.records)
 
 
+def test_states_of_sequences_are_exchanged(name: str) -> None:
+    cpu, gpu = pair(RECURRENT, name)
+    for net in (cpu, gpu):
+        net.forward()
+    place = [one.name for one in cpu.layers].index("lstm")
+    gpu.layers[place].restore(cpu.layers[place].state())
+    assert gpu.layers[place].state()["carry"] == cpu.layers[place].state()["carry"]
+    for net in (cpu, gpu):
+        net.forward()
+    close(gpu.blobs["lstm"].read(), cpu.blobs["lstm"].data)
+
+
 def test_weights_and_snapshots_are_exchanged(name: str, tmp_path: Path) -> None:
     text = f"net_param {{ {LENET} }} {SOLVER} snapshot_prefix: '{tmp_path / 's'}'"
     gpu: Solver = load_solver(text, device=name)
@@ -156,13 +175,14 @@ def test_test_nets_share_the_weights(name: str) -> None:
     assert all(np.isfinite(output.value) for output in loss)
 
 
-def test_graphs_and_single_calls_give_the_same(name: str) -> None:
+@pytest.mark.parametrize("text", [LENET, RECURRENT], ids=["lenet", "recurrent"])
+def test_graphs_and_single_calls_give_the_same(text: str, name: str) -> None:
     """Dropout and the rate of learning change from one launch to the next."""
     if not name.startswith("cuda"):
         pytest.skip("graphs are there for CUDA")
     found = []
     for graph in (True, False):
-        solver = load_solver(f"net_param {{ {LENET} }} {SOLVER}", device=name, graph=graph)
+        solver = load_solver(f"net_param {{ {text} }} {SOLVER}", device=name, graph=graph)
         solver.step(6)
         found.append([parameter.blob.data.copy() for parameter in solver.net.parameters])
         assert np.isfinite(float(solver._losses[-1]))

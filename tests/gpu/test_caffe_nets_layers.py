@@ -10,6 +10,11 @@ from caffe_cases import FILLER, assert_equal, close, layer, pair
 X = 'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 6 dim: 5 dim: 4 } } }'
 T = X.replace('"x"', '"t"').replace('"in"', '"targets"')
 LABEL = 'layer { name: "labels" type: "Input" top: "label" input_param { shape { dim: 2 } } }'
+CONT = LABEL.replace('"label"', '"cont"').replace("dim: 2", "dim: 2 dim: 6")
+GATES = (
+    'layer { name: "a" type: "Input" top: "x" top: "given" top: "cont" input_param '
+    "{ shape { dim: 1 dim: 6 dim: 5 } shape { dim: 1 dim: 6 dim: 20 } shape { dim: 1 dim: 6 } } }"
+)
 SPREAD = 'filler { type: "gaussian" std: 1 }'
 
 
@@ -48,6 +53,8 @@ LAYERS = {
         LABEL.replace('"label"', '"l"').replace("dim: 2", "dim: 120"),
     ),
     "Interp": one("Interp", "interp_param { height: 7 width: 9 pad_beg: -1 }"),
+    "LSTM": one("LSTM", f"recurrent_param {{ num_output: 7 {FILLER} }}", "x cont", CONT),
+    "LSTMUnit": GATES + layer("y", "LSTMUnit", "x given cont", "c h"),
     "MultinomialLogisticLoss": one("MultinomialLogisticLoss", bottom="x label", more=LABEL),
     "MVN": one("MVN"),
     "Normalize": one("Normalize", "norm_param { across_spatial: false channel_shared: false }"),
@@ -56,6 +63,7 @@ LAYERS = {
     "PReLU": one("PReLU"),
     "Reduction": one("Reduction", "reduction_param { operation: SUMSQ axis: 1 }"),
     "ReLU6": one("ReLU6"),
+    "RNN": one("RNN", f"recurrent_param {{ num_output: 7 {FILLER} }}", "x cont", CONT),
     "Scale": one("Scale", f"scale_param {{ bias_term: true {SPREAD} }}"),
     "Sigmoid": one("Sigmoid"),
     "SigmoidCrossEntropyLoss": one("SigmoidCrossEntropyLoss", bottom="x t", more=T),
@@ -68,7 +76,7 @@ LAYERS = {
     "Tile": one("Tile", "tile_param { axis: 1 tiles: 3 }"),
 }
 #: one of each kind of code, where every kernel takes a second to compile
-FEW = ("ContrastiveLoss", "Embed", "Permute", "SPP")
+FEW = ("ContrastiveLoss", "Embed", "LSTMUnit", "Permute", "SPP")
 
 
 @pytest.mark.parametrize("kind", list(LAYERS))

@@ -71,6 +71,10 @@ class Context:
         """Return a blob of the net's type, on its device."""
         return Blob(name, self.dtype, self.device, self.shapes_only)
 
+    def empty(self, shape: Shape) -> Any:
+        """Return memory of any contents where the net computes, for what a pass keeps to itself."""
+        return np.empty(shape, self.dtype) if self.device is None else self.device.empty(shape, self.dtype)
+
 
 class Reads(NamedTuple):
     """Whether a backward pass reads the data of the bottoms, and that of the tops."""

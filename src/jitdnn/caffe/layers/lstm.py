@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-
-from jitdnn.caffe.blob import Array, Blob
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.blob import Blob
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.caffe.layers.recurrent import RecurrentLayer
 from jitdnn.ops.elementwise import ElementwiseKernel, elementwise
 from jitdnn.ops.matmul import matmul
@@ -31,10 +30,15 @@ def _kernels() -> tuple[ElementwiseKernel, ElementwiseKernel]:
     return elementwise(_STEP), elementwise(_GRADIENT)
 
 
-def _quarters(gates: Array) -> list[Array]:
+def _quarters(gates: Any) -> list[Any]:
     """The four gates (N, D) in an array (N, 4 D)."""
-    width = gates.shape[-1] // 4
-    return [gates[..., index * width : (index + 1) * width] for index in range(4)]
+    width = gates.shape[1] // 4
+    return [gates[:, index * width : (index + 1) * width] for index in range(4)]
+
+
+def _step_of(array: Any) -> Any:
+    """An array (1, N, ...) without its first axis."""
+    return array.reshape(*array.shape[1:])
 
 
 class LSTMLayer(RecurrentLayer):
@@ -61,17 +65,19 @@ class LSTMLayer(RecurrentLayer):
         self.before = self.save("before", (steps, streams, outputs))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        gates, cells, before, y = (blob.data for blob in (self.gate_values, self.cells, self.before, top[0]))
-        cont = bottom[1].data
+        gates, cells, before, y = (
+            blob.values for blob in (self.gate_values, self.cells, self.before, top[0])
+        )
+        cont = bottom[1].values
         self.projected(bottom, gates)
         h, start = self.initial(bottom)
-        np.copyto(cells[0], start)
-        w = self.recurrent.data.T
-        given = np.empty_like(gates[0])
+        copy(start, cells[0])
+        w = self.recurrent.values.T
+        given = self.context.empty(gates.shape[1:])
         for t in range(self.sizes.steps):
             k = cont[t].reshape(-1, 1)
             self.conted(h, k, out=before[t])
-            np.copyto(given, gates[t])
+            copy(gates[t], given)
             matmul(before[t], w, out=given, beta=1.0)
             self.step(*_quarters(given), cells[t], k, out=(*_quarters(gates[t]), cells[t + 1], y[t]))
             h = y[t]
@@ -79,14 +85,15 @@ class LSTMLayer(RecurrentLayer):
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         self.check_propagate(propagate)
-        gates, cells, cont = self.gate_values.data, self.cells.data, bottom[1].data
-        dy, w = top[0].diff, self.recurrent.data
-        dgates = np.empty_like(gates)
-        dh, dc = self.final_gradient(top, 0), self.final_gradient(top, 1).copy()
-        through, total, earlier = (np.empty_like(dc) for _ in range(3))
-        k = np.ones_like(cont[0]).reshape(-1, 1)
+        gates, cells, cont = self.gate_values.values, self.cells.values, bottom[1].values
+        dy, w = top[0].gradient, self.recurrent.values
+        dgates = self.context.empty(gates.shape)
+        dh, dc = self.final_gradient(top, 0), self.context.empty(dy.shape[1:])
+        copy(self.final_gradient(top, 1), dc)
+        through, total, earlier = (self.context.empty(dy.shape[1:]) for _ in range(3))
+        k: Any = None
         for t in reversed(range(self.sizes.steps)):
-            self.joined(dy[t], dh, k, out=total)
+            self.add_later(dy[t], dh, k, total)
             k = cont[t].reshape(-1, 1)
             self.step_gradient(
                 total,
@@ -99,7 +106,7 @@ class LSTMLayer(RecurrentLayer):
             )
             dc, earlier = earlier, dc
             dh = matmul(dgates[t], w, out=through)
-        self.weight_gradients(bottom, propagate, dgates, self.before.data)
+        self.weight_gradients(bottom, propagate, dgates, self.before.values)
         self.initial_gradients(bottom, propagate, (self.conted(dh, k), dc))
 
 
@@ -113,6 +120,7 @@ class LSTMUnitLayer(Layer):
     type = "LSTMUnit"
     bottoms = (3, 3)
     tops = (2, 2)
+    is_for_gpu = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.step, self.step_gradient = _kernels()
@@ -129,25 +137,27 @@ class LSTMUnitLayer(Layer):
         self.cell = self.save("cell", before) if self.is_overwritten else top[0]
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        before, given, cont = (blob.data for blob in bottom)
-        self.step(
-            *_quarters(given), before, cont[..., None], out=(*_quarters(self.gates.data), self.cell.data, top[1].data)
-        )  # fmt: skip
+        before, given, cont = (_step_of(blob.values) for blob in bottom)
+        gates, cell, h = (_step_of(blob.values) for blob in (self.gates, self.cell, top[1]))
+        self.step(*_quarters(given), before, cont.reshape(-1, 1), out=(*_quarters(gates), cell, h))
         if self.cell is not top[0]:
-            np.copyto(top[0].data, self.cell.data)
+            copy(self.cell.values, top[0].values)
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         if propagate[2]:
             raise self.invalid("cont has no gradient: it must not depend on trained weights")
         if not (propagate[0] or propagate[1]):
             return
-        dc, dh = (blob.diff for blob in top)
-        before, cont = bottom[0].data, bottom[2].data[..., None]
-        dgiven = bottom[1].diff if propagate[1] else np.empty_like(self.gates.data)
-        dbefore = bottom[0].diff if propagate[0] else np.empty_like(before)
+        dc, dh = (_step_of(blob.gradient) for blob in top)
+        before, cont, gates, cell = (
+            _step_of(blob.values) for blob in (bottom[0], bottom[2], self.gates, self.cell)
+        )
+        fresh = self.context.empty
+        dgiven = _step_of(bottom[1].gradient) if propagate[1] else fresh(gates.shape)
+        dbefore = _step_of(bottom[0].gradient) if propagate[0] else fresh(before.shape)
         self.step_gradient(
-            dh, dc, *_quarters(self.gates.data), before, self.cell.data, cont, out=(*_quarters(dgiven), dbefore)
-        )  # fmt: skip
+            dh, dc, *_quarters(gates), before, cell, cont.reshape(-1, 1), out=(*_quarters(dgiven), dbefore)
+        )
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=True, top=not self.is_overwritten)

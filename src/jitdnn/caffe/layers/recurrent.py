@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from jitdnn.caffe.blob import Array, Blob, Shape, count
-from jitdnn.caffe.layers.base import Layer, Reads
+from jitdnn.caffe.layers.base import Layer, Reads, copy
 from jitdnn.ops.convolution import conv_backward_bias
 from jitdnn.ops.elementwise import elementwise
 from jitdnn.ops.matmul import matmul
@@ -40,6 +40,7 @@ class RecurrentLayer(Layer):
     undivided = "its first axis is time"
     bottoms = (2, 5)
     tops = (1, 3)
+    is_for_gpu = True
     may_rerun = False  # each forward pass goes on from the last one
     states: ClassVar[tuple[str, ...]] = ("h",)
     gates: ClassVar[int] = 1  # numbers that x gives to each number of the state
@@ -57,7 +58,13 @@ class RecurrentLayer(Layer):
                 f"one, and {1 + hidden} tops"
             )
         self.has_static = len(bottom) == 3 + hidden
-        self.carry: dict[str, Array] = {}
+        # where the next forward pass starts; of no size before the first one
+        self.carry = (
+            {}
+            if self.is_exposed
+            else {name: self.context.blob(f"{self.name}/{name}") for name in self.states}
+        )
+        self.none = self.context.blob(f"{self.name}/none")
         shape, outputs = bottom[0].shape, parameter.num_output
         rows = self.gates * outputs
         self.add_weight((rows, count(shape, 2)), parameter.weight_filler)
@@ -68,7 +75,7 @@ class RecurrentLayer(Layer):
         self.recurrent = self.weights[-1]
         self.recurrent_index = len(self.weights) - 1
         self.conted = elementwise("h, k: h * k")
-        self.joined = elementwise("d, e, k: d + e * k")
+        self.summed, self.joined = elementwise("d, e: d + e"), elementwise("d, e, k: d + e * k")
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         x, cont = bottom[0].shape, bottom[1].shape
@@ -94,54 +101,49 @@ class RecurrentLayer(Layer):
         top[0].reshape((sizes.steps, sizes.streams, sizes.outputs))
         for blob in top[1:]:
             blob.reshape(state)
-        if any(array.shape != state for array in self.carry.values()):
-            self.carry = {}
+        # contents stay where the shape does, and are zeros where it is another one
+        for blob in (*self.carry.values(), self.none):
+            blob.reshape(state)
         self.allocate()
 
     @abstractmethod
     def allocate(self) -> None:
         """Take memory for what forward leaves for backward, by `sizes`."""
 
-    def projected(self, bottom: Sequence[Blob], out: Array) -> None:
+    def projected(self, bottom: Sequence[Blob], out: Any) -> None:
         """What x, the bias and x_static give to all steps: (T, N, gates * D)."""
         steps, streams, inputs, _ = self.sizes
         rows = out.shape[-1]
-        add(self.weights[1].data, out=out.reshape(-1, rows))
-        matmul(
-            bottom[0].data.reshape(steps * streams, inputs),
-            self.weights[0].data.T,
-            out=out.reshape(-1, rows),
-            beta=1.0,
-        )
+        flat = out.reshape(steps * streams, rows)
+        add(self.weights[1].values, out=flat)
+        x = bottom[0].values.reshape(steps * streams, inputs)
+        matmul(x, self.weights[0].values.T, out=flat, beta=1.0)
         if self.has_static:
-            static = matmul(bottom[2].data.reshape(streams, -1), self.weights[2].data.T)
+            static = matmul(bottom[2].values.reshape(streams, -1), self.weights[2].values.T)
             add(static.reshape(1, streams, rows), out=out, beta=1.0)
 
-    def initial(self, bottom: Sequence[Blob]) -> list[Array]:
+    def initial(self, bottom: Sequence[Blob]) -> list[Any]:
         """The states (N, D) before the first step."""
-        shape = (self.sizes.streams, self.sizes.outputs)
-        if self.is_exposed:
-            return [blob.data.reshape(shape) for blob in bottom[2 + self.has_static :]]
-        zeros = np.zeros(shape, self.context.dtype)
-        return [self.carry[name].reshape(shape) if name in self.carry else zeros for name in self.states]
+        blobs = bottom[2 + self.has_static :] if self.is_exposed else self.carry.values()
+        return [blob.values.reshape(self.sizes.streams, self.sizes.outputs) for blob in blobs]
 
-    def finish(self, top: Sequence[Blob], states: Sequence[Array]) -> None:
+    def finish(self, top: Sequence[Blob], states: Sequence[Any]) -> None:
         """Hand the states behind the last step on."""
-        shape = (1, *states[0].shape)
-        if self.is_exposed:
-            for blob, state in zip(top[1:], states, strict=True):
-                np.copyto(blob.data, state.reshape(shape))
-        else:
-            self.carry = {
-                name: state.reshape(shape).copy() for name, state in zip(self.states, states, strict=True)
-            }
+        blobs = top[1:] if self.is_exposed else self.carry.values()
+        for blob, state in zip(blobs, states, strict=True):
+            copy(state.reshape(blob.shape), blob.values)
 
-    def final_gradient(self, top: Sequence[Blob], index: int) -> Array:
-        """The gradient (N, D) of a state behind the last step."""
-        shape = (self.sizes.streams, self.sizes.outputs)
-        if self.is_exposed:
-            return top[1 + index].diff.reshape(shape)
-        return np.zeros(shape, self.context.dtype)
+    def final_gradient(self, top: Sequence[Blob], index: int) -> Any:
+        """The gradient (N, D) of a state behind the last step, to be read."""
+        found = top[1 + index].gradient if self.is_exposed else self.none.values
+        return found.reshape(self.sizes.streams, self.sizes.outputs)
+
+    def add_later(self, gradient: Any, later: Any, cont: Any, out: Any) -> None:
+        """The gradient of a step, and what comes back from the one behind it; `cont` None where there is none."""
+        if cont is None:
+            self.summed(gradient, later, out=out)
+        else:
+            self.joined(gradient, later, cont, out=out)
 
     def check_propagate(self, propagate: Sequence[bool]) -> None:
         """Raise InvalidArgument if the gradient of `cont` is asked for."""
@@ -149,7 +151,7 @@ class RecurrentLayer(Layer):
             raise self.invalid("cont has no gradient: it must not depend on trained weights")
 
     def weight_gradients(
-        self, bottom: Sequence[Blob], propagate: Sequence[bool], gradient: Array, before: Array
+        self, bottom: Sequence[Blob], propagate: Sequence[bool], gradient: Any, before: Any
     ) -> None:
         """From the gradient of what `projected` gave, and the states (T, N, D) that the recurrent weights saw, those
         of the weights, of x and of x_static."""
@@ -158,31 +160,33 @@ class RecurrentLayer(Layer):
         flat = gradient.reshape(steps * streams, rows)
         needs = self.weight_needs_gradient
         if needs[0]:
-            x = bottom[0].data.reshape(steps * streams, inputs)
-            matmul(flat.T, x, out=self.weights[0].diff, beta=1.0)
+            x = bottom[0].values.reshape(steps * streams, inputs)
+            matmul(flat.T, x, out=self.weights[0].gradient, beta=1.0)
         if needs[1]:
-            conv_backward_bias(flat.reshape(-1, rows, 1), out=self.weights[1].diff, beta=1.0)
+            conv_backward_bias(flat.reshape(-1, rows, 1), out=self.weights[1].gradient, beta=1.0)
         if needs[self.recurrent_index]:
-            matmul(flat.T, before.reshape(-1, outputs), out=self.recurrent.diff, beta=1.0)
+            matmul(flat.T, before.reshape(-1, outputs), out=self.recurrent.gradient, beta=1.0)
         if propagate[0]:
-            matmul(flat, self.weights[0].data, out=bottom[0].diff.reshape(steps * streams, inputs))
+            dx = bottom[0].gradient.reshape(steps * streams, inputs)
+            matmul(flat, self.weights[0].values, out=dx)
         if self.has_static and (needs[2] or propagate[2]):
             total = reduce(gradient, axes=0)
             if needs[2]:
-                static = bottom[2].data.reshape(streams, -1)
-                matmul(total.T, static, out=self.weights[2].diff, beta=1.0)
+                static = bottom[2].values.reshape(streams, -1)
+                matmul(total.T, static, out=self.weights[2].gradient, beta=1.0)
             if propagate[2]:
-                matmul(total, self.weights[2].data, out=bottom[2].diff.reshape(streams, -1))
+                dstatic = bottom[2].gradient.reshape(streams, -1)
+                matmul(total, self.weights[2].values, out=dstatic)
 
     def initial_gradients(
-        self, bottom: Sequence[Blob], propagate: Sequence[bool], gradients: Sequence[Array]
+        self, bottom: Sequence[Blob], propagate: Sequence[bool], gradients: Sequence[Any]
     ) -> None:
         """Put the gradients (N, D) of the states before the first step where they are asked for."""
         if self.is_exposed:
             start = 2 + self.has_static
             for blob, is_wanted, gradient in zip(bottom[start:], propagate[start:], gradients, strict=True):
                 if is_wanted:
-                    np.copyto(blob.diff, gradient.reshape(blob.shape))
+                    copy(gradient.reshape(blob.shape), blob.gradient)
 
     def backward_reads(self) -> Reads:
         return Reads(bottom=True, top=False)
@@ -193,17 +197,19 @@ class RecurrentLayer(Layer):
     def state(self) -> dict[str, Any]:
         return super().state() | {
             "carry": {
-                name: [list(array.shape), base64.b64encode(array.tobytes()).decode()]
-                for name, array in self.carry.items()
+                name: [list(blob.shape), base64.b64encode(blob.read().tobytes()).decode()]
+                for name, blob in self.carry.items()
             }
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        carry: dict[str, Array] = {}
+        found: dict[str, Array] = {}
         for name, (shape, values) in state["carry"].items():
             array = np.frombuffer(base64.b64decode(values, validate=True), self.context.dtype)
-            carry[name] = array.reshape(shape).copy()
-            if name not in self.states or array.size != self.sizes.streams * self.sizes.outputs:
+            found[name] = array.reshape(shape)
+            if name not in self.carry or array.size != self.sizes.streams * self.sizes.outputs:
                 raise ValueError(f"layer {self.name!r} has no state {name!r} of shape {shape}")
         super().restore(state)
-        self.carry = carry
+        for name, blob in self.carry.items():
+            blob.overwrite_host()
+            blob.data[...] = found[name].reshape(blob.shape) if name in found else 0

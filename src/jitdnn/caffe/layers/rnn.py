@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from typing import Any
 
 from jitdnn.caffe.blob import Blob
+from jitdnn.caffe.layers.base import copy
 from jitdnn.caffe.layers.recurrent import RecurrentLayer
 from jitdnn.ops.activation import tanh, tanh_backward
 from jitdnn.ops.convolution import conv_backward_bias
@@ -38,8 +38,8 @@ class RNNLayer(RecurrentLayer):
         self.results = self.save("results", shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        hidden, before, results = self.hidden.data, self.before.data, self.results.data
-        cont, w = bottom[1].data, self.recurrent.data.T
+        hidden, before, results = self.hidden.values, self.before.values, self.results.values
+        cont, w = bottom[1].values, self.recurrent.values.T
         self.projected(bottom, hidden)
         (h,) = self.initial(bottom)
         for t in range(self.sizes.steps):
@@ -48,29 +48,29 @@ class RNNLayer(RecurrentLayer):
             h = tanh(hidden[t], out=hidden[t])
         outputs = self.sizes.outputs
         rows = results.reshape(-1, outputs)
-        add(self.weights[-1].data, out=rows)
-        matmul(hidden.reshape(-1, outputs), self.weights[-2].data.T, out=rows, beta=1.0)
+        add(self.weights[-1].values, out=rows)
+        matmul(hidden.reshape(-1, outputs), self.weights[-2].values.T, out=rows, beta=1.0)
         tanh(rows, out=rows)
-        np.copyto(top[0].data, results)
+        copy(results, top[0].values)
         self.finish(top, (h,))
 
     def backward(self, top: Sequence[Blob], propagate: Sequence[bool], bottom: Sequence[Blob]) -> None:
         self.check_propagate(propagate)
         outputs = self.sizes.outputs
-        hidden, cont = self.hidden.data, bottom[1].data
-        dz = tanh_backward(top[0].diff, y=self.results.data).reshape(-1, outputs)
+        hidden, cont = self.hidden.values, bottom[1].values
+        dz = tanh_backward(top[0].gradient, y=self.results.values).reshape(-1, outputs)
         if self.weight_needs_gradient[-2]:
-            matmul(dz.T, hidden.reshape(-1, outputs), out=self.weights[-2].diff, beta=1.0)
+            matmul(dz.T, hidden.reshape(-1, outputs), out=self.weights[-2].gradient, beta=1.0)
         if self.weight_needs_gradient[-1]:
-            conv_backward_bias(dz.reshape(-1, outputs, 1), out=self.weights[-1].diff, beta=1.0)
-        dhidden = matmul(dz, self.weights[-2].data).reshape(hidden.shape)
+            conv_backward_bias(dz.reshape(-1, outputs, 1), out=self.weights[-1].gradient, beta=1.0)
+        dhidden = matmul(dz, self.weights[-2].values).reshape(hidden.shape)
         dh = self.final_gradient(top, 0)
-        through = np.empty_like(dh)
-        k = np.ones_like(cont[0]).reshape(-1, 1)
+        through = self.context.empty(hidden.shape[1:])
+        k: Any = None
         for t in reversed(range(self.sizes.steps)):
-            self.joined(dhidden[t], dh, k, out=dhidden[t])
+            self.add_later(dhidden[t], dh, k, dhidden[t])
             tanh_backward(dhidden[t], y=hidden[t], out=dhidden[t])
             k = cont[t].reshape(-1, 1)
-            dh = matmul(dhidden[t], self.recurrent.data, out=through)
-        self.weight_gradients(bottom, propagate, dhidden, self.before.data)
+            dh = matmul(dhidden[t], self.recurrent.values, out=through)
+        self.weight_gradients(bottom, propagate, dhidden, self.before.values)
         self.initial_gradients(bottom, propagate, (self.conted(dh, k),))
