@@ -200,6 +200,30 @@ def test_measuring_takes_both_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ours", "stock", "rounds"),
+    [
+        ([1.0, 1.4, 1.4], [3.0, 3.0, 3.0], 2),  # twice as fast in all samples
+        ([3.0, 3.0, 3.0], [1.4, 1.0, 1.4], 2),
+        ([1.0, 1.6, 1.0], [3.0, 3.0, 3.0], 3),  # a sample in which others had the core
+        ([1.0, 1.0, 1.0], [3.0, 1.9, 3.0], 3),
+        ([1.0, 1.0, 1.0], [1.9, 1.9, 1.9], 3),
+    ],
+)
+def test_no_more_is_measured_than_tells_a_clear_winner(
+    monkeypatch: pytest.MonkeyPatch, ours: list[float], stock: list[float], rounds: int
+) -> None:
+    called: list[str] = []
+    warming = [0.0, 0.0]  # the first two of each do not count
+    samples = {"a": iter([*warming, *ours]), "b": iter([*warming, *stock])}
+    monkeypatch.setattr(choice, "_seconds", lambda run, calls, *_: run() or next(samples[called[-1]]))
+    monkeypatch.setattr(choice, "settle", lambda: None)
+    monkeypatch.setattr(choice, "SECONDS", 0.0)
+    found = choice._measured(lambda: called.append("a"), lambda: called.append("b"), torch.device("cpu"))
+    assert found == (min(ours[:rounds]), min(stock[:rounds]))
+    assert called[4:] == ["a", "a", "b", "b"] * rounds
+
+
+@pytest.mark.parametrize(
     ("ours", "stock", "expected"),
     [
         ((41e-6, 5e-6), (23e-6, 9e-6), (41e-6, 23e-6)),  # small: the host decides, whatever the GPU says
