@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import log, prod
+from typing import Any
 
 from jitdnn.kernels.cpu import cost
 from jitdnn.problems.batch_norm import BatchNorm
@@ -40,7 +41,8 @@ def in_runs(problem: BatchNorm, processor: Processor) -> BatchNorm | None:
     def of(tensor: TensorDescriptor | None) -> TensorDescriptor | None:
         return None if tensor is None else TensorDescriptor(shape, strides, tensor.dtype)
 
-    return replace(problem, **{name: of(getattr(problem, name)) for name in sorted(LIKE_X)})
+    in_pieces: dict[str, Any] = {name: of(getattr(problem, name)) for name in sorted(LIKE_X)}
+    return replace(problem, **in_pieces)
 
 
 def _is_one_axis(tensor: TensorDescriptor) -> bool:
