@@ -20,10 +20,17 @@ _PROMOTE_TO_256_BYTES = 3  # what L2 fetches around what is read
 _ZEROS = 0  # outside of the tensor
 
 
-class EncodedTables:
-    """The tables of one caller at a time, encoded again where the operands lie elsewhere than before."""
+_MOST_PLACES = 64  # of operands, whose maps are remembered: half a KiB each
 
-    __slots__ = ("_index", "_memory", "_seen", "_tables", "address")
+
+class EncodedTables:
+    """The tables of one caller at a time, encoded again where the operands lie elsewhere than before.
+
+    In a program that runs the same calls again and again allocators hand out the same addresses, so maps are
+    remembered: the driver takes as long to encode two as to launch a kernel.
+    """
+
+    __slots__ = ("_bytes", "_index", "_is_encoded", "_known", "_memory", "_now", "_tables", "address")
 
     def __init__(self, tables: Tables, index: int) -> None:
         self._tables, self._index = tables, index
@@ -31,34 +38,49 @@ class EncodedTables:
         self.address = ctypes.addressof(self._memory) + 63 & ~63
         numbers = tables.packed_numbers
         ctypes.memmove(self.address + MAP_BYTES * len(tables.maps), numbers, len(numbers))
-        self._seen: list[int] = []
+        self._is_encoded = False
+        self._bytes = MAP_BYTES * len(tables.maps)
+        #: the maps that are encoded, by the pointers and the workspace that they were made for
+        self._known: dict[tuple[int, ...], bytes] = {}
+        self._now: tuple[int, ...] = ()
 
     def point(self, pointers: Sequence[int], workspace: int) -> None:
         """Have the maps describe operands at these addresses. Raises DeviceError."""
+        now = (*pointers, workspace)
+        if now == self._now:
+            return
+        known = self._known.get(now)
+        if known is not None:
+            ctypes.memmove(self.address, known, self._bytes)
+            self._now = now
+            return
         addresses = [
             (workspace if one.operand == WORKSPACE else pointers[one.operand]) + one.offset
             for one in self._tables.maps
         ]
-        if addresses != self._seen:
-            with current(self._index):
-                self._encode(addresses)
+        self._now = ()
+        with current(self._index):
+            self._encode(addresses)
+        if len(self._known) >= _MOST_PLACES:
+            self._known.clear()
+        self._known[now] = ctypes.string_at(self.address, self._bytes)
+        self._now = now
 
     def _encode(self, addresses: list[int]) -> None:
         at = self.address
-        if not self._seen:
+        if not self._is_encoded:
             for one, address in zip(self._tables.maps, addresses, strict=True):
                 _encode(one, at, address)
                 at += MAP_BYTES
-        else:
+        else:  # of any tensors of theirs: those that lie there now need not be the last that were encoded
             replace = _replace_address()
-            for address, before in zip(addresses, self._seen, strict=True):
-                if address != before:
-                    status = replace(ctypes.c_void_p(at), ctypes.c_void_p(address))
-                    if status:
-                        self._seen = []
-                        raise failure(status, f"a tensor map of memory at {address:#x}")
+            for address in addresses:
+                status = replace(ctypes.c_void_p(at), ctypes.c_void_p(address))
+                if status:
+                    self._is_encoded = False
+                    raise failure(status, f"a tensor map of memory at {address:#x}")
                 at += MAP_BYTES
-        self._seen = addresses
+        self._is_encoded = True
 
 
 @functools.cache

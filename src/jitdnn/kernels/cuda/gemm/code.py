@@ -97,11 +97,19 @@ class ByAddress:
     alignments: tuple[int, ...]
     _other: Kernel | None = None
     _lock: Any = field(default_factory=lock)
+    _mask: int = 0
+
+    def __post_init__(self) -> None:
+        self._mask = max(self.alignments, default=1) - 1
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
-        if not any(p % a for p, a in zip(pointers, self.alignments, strict=False)):
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        # nearly always all are multiples of the largest
+        if not bits & self._mask or not any(p % a for p, a in zip(pointers, self.alignments, strict=False)):
             self.aligned(stream, pointers, alpha, beta, workspace)
             return
         if self._other is None:
