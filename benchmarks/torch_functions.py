@@ -1,9 +1,11 @@
 """Functions of PyTorch that are ours in eager calls alone, beside torch's own, in turns in one process.
 
-    python benchmarks/torch_functions.py [NAME ...] [--threads 1] [--backward] [--seconds 1] [--json FILE]
+    python benchmarks/torch_functions.py [NAME ...] [--threads 1] [--backward] [--device cpu] [--seconds 1]
+        [--json FILE]
 
-Ours are called as a converted module calls them. Milliseconds are the least of all turns; the last number is how many
-times as fast as torch's ours are. Without NAME all run; embedding, which stays torch's, is there to show why.
+Ours are called as a converted module calls them. Milliseconds are the least of all turns, on a GPU of some calls one
+after the other without waiting; the last number is how many times as fast as torch's ours are. Without NAME all run;
+embedding, which stays torch's, is there to show why.
 """
 
 from __future__ import annotations
@@ -146,8 +148,10 @@ def ways(case: Case, has_gradients: bool) -> tuple[Callable[[], Any], Callable[[
     )
 
 
-def least(both: tuple[Callable[[], Any], Callable[[], Any]], seconds: float) -> list[float]:
-    """Seconds of one call of each, the least of samples in turns."""
+def least(
+    both: tuple[Callable[[], Any], Callable[[], Any]], seconds: float, wait: Callable[[], Any]
+) -> list[float]:
+    """Seconds of one call of each, the least of samples in turns; `wait` returns when the device is done."""
     best, calls = [math.inf, math.inf], [1, 1]
     for run in (*both, *both):
         run()
@@ -156,9 +160,11 @@ def least(both: tuple[Callable[[], Any], Callable[[], Any]], seconds: float) -> 
         for place, run in enumerate(both):
             settle()
             run()
+            wait()
             begin = perf_counter()
             for _ in range(calls[place]):
                 run()
+            wait()
             taken = (perf_counter() - begin) / calls[place]
             best[place] = min(best[place], taken)
             calls[place] = min(100, max(1, math.ceil(1e-3 / taken)))
@@ -170,17 +176,22 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="beginnings of names")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    torch.set_default_device(arguments.device)
+    made = cases()
+    torch.set_default_device(None)
+    wait = torch.cuda.synchronize if arguments.device.startswith("cuda") else lambda: None
     rows = []
     with torch.set_grad_enabled(arguments.backward):
-        for name, case in cases().items():
+        for name, case in made.items():
             is_wanted = not arguments.names or name.startswith(tuple(arguments.names))
             if not is_wanted or (arguments.backward and case[0] in OWN):
                 continue
-            ours, stock = least(ways(case, arguments.backward), arguments.seconds)
+            ours, stock = least(ways(case, arguments.backward), arguments.seconds, wait)
             rows.append({"name": name, "ours ms": 1e3 * ours, "torch ms": 1e3 * stock, "speed": stock / ours})
             sys.stdout.write(f"{name:44s}{1e3 * ours:10.4f}{1e3 * stock:10.4f}{stock / ours:8.2f}\n")
             sys.stdout.flush()

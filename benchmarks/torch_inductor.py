@@ -6,12 +6,12 @@ turns in one process.
         [--measure first] [--explain] [--json FILE]
 
 On a GPU a step is forward in training mode under autocast, the cross-entropy and the backward pass, with channels last
-(in mode `eager` the same without torch.compile); milliseconds are those of the GPU's events over some steps without
-waiting, the least of all turns. Every pair of a mode starts from the same weights, and the losses of the first steps
-must agree. MODEL: one of `torch_zoo.py` (tests/helpers: convnext_tiny, resnext50, ...), one of `torch_zoo_axes.py`
-(replknet, x3d, unet3d, ...), whose examples and batches are their own, or `timm:NAME` where timm is installed. `first
-s` is the time of the first step, with compiling and measuring; a second run of the script has what was kept of it.
-`torch_peak.py` tells memory.
+(in mode `eager` the same without torch.compile; with `--dtype f32` without autocast, and products are of float32, not
+of tf32); milliseconds are those of the GPU's events over some steps without waiting, the least of all turns. Every pair
+of a mode starts from the same weights, and the losses of the first steps must agree. MODEL: one of `torch_zoo.py`
+(tests/helpers: convnext_tiny, resnext50, ...), one of `torch_zoo_axes.py` (replknet, x3d, unet3d, ...), whose examples
+and batches are their own, or `timm:NAME` where timm is installed. `first s` is the time of the first step, with
+compiling and measuring; a second run of the script has what was kept of it. `torch_peak.py` tells memory.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from torch_zoo_axes import MODELS as AXES
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 STEPS = 5  # without waiting for the GPU
 WARM = 4  # of them some are recorded as CUDA graphs
+WARM_EAGER = 48  # of a converted model, whose own choice between whole steps takes so many
 MEMORY = {4: torch.channels_last, 5: torch.channels_last_3d}
 MODELS = ("convnext_tiny", "resnext50", "mobilenet_v2", "resnet50")
 
@@ -110,7 +111,7 @@ def row(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
         begin = perf_counter()
         losses[peer] = float(one.step(x, labels))
         found[f"{peer} first s"] = perf_counter() - begin
-        for _ in range(WARM):
+        for _ in range(WARM_EAGER if mode == "eager" and peer == "ours" else WARM):
             one.step(x, labels)
     bound = 2e-2 if arguments.dtype != "f32" else 1e-4
     if not math.isclose(losses["stock"], losses["ours"], rel_tol=bound, abs_tol=bound):
@@ -147,6 +148,8 @@ def main() -> None:
     arguments.batch = arguments.batch or 128
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
+    if arguments.dtype == "f32":
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     register()
     if arguments.explain:
         explained()

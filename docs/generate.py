@@ -389,7 +389,7 @@ def torch_operators() -> str:
     for names, types, layouts, needed in (
         (r"(Lazy)?Conv\w*", DTYPES, "any strides", (problems.Convolution,)),
         (r"Linear", DTYPES, "dense rows", (problems.Convolution,)),
-        (r"BatchNorm\w*", functional.NORMALIZED, "any strides", (problems.BatchNorm,)),
+        (r"BatchNorm\w*", functional.BATCH_NORMALIZED, "any strides", (problems.BatchNorm,)),
         (
             r"SyncBatchNorm",
             functional.NORMALIZED,

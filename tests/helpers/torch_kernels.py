@@ -84,7 +84,7 @@ def compare(
     gradients = torch.autograd.grad(expected, [one for one in exact if one is not None], dy.double())
     for number, (one, other, operand) in enumerate(zip(found, gradients, wanted, strict=True)):
         assert one.shape == operand.shape
-        agree(one, other, dtype, f"gradient {number}")
+        agree(one, other, operand.dtype, f"gradient {number}")
     return y
 
 

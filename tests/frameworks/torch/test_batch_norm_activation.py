@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import jitdnn.torch as jt  # noqa: E402
 from jitdnn.frameworks.torch import batch_norm_activation, functional, operators  # noqa: E402
 from jitdnn.frameworks.torch.batch_norm_modules import Sequential  # noqa: E402
+from jitdnn.frameworks.torch.options import handle_of  # noqa: E402
 from torch_kernels import agree, random, watched  # noqa: E402
 
 nn = torch.nn
@@ -100,7 +101,7 @@ def test_torchs_own_kernels_are_the_same() -> None:
     """What runs where ours is slower, for either direction."""
     for name in ACTS:
         x, weight, bias, dy = random(2, 4, 5, 3), random(4) * 4, random(4, seed=1), random(2, 4, 5, 3, seed=1)
-        handle: Any = None
+        handle = handle_of("")
         ways = batch_norm_activation._forward_ways(handle, x, weight, bias, 1e-5, name)
         y, mean, rstd, var = ways.stock(x, weight, bias, 1e-5, name)
         mine = operators.batch_norm_activation(x, weight, bias, 1e-5, name, NEVER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import jitdnn.torch as jt  # noqa: E402
 from jitdnn.devices.launch_list import LaunchList  # noqa: E402
-from jitdnn.frameworks.torch import calls, choice, guards, kinds, layers  # noqa: E402
+from jitdnn.frameworks.torch import calls, choice, convolution, guards, kinds, layers, linear  # noqa: E402
 from torch_kernels import agree, random, watched  # noqa: E402
 
 nn = torch.nn
@@ -358,3 +359,25 @@ def test_without_pytorchs_guards_all_calls_are_long(
     for _ in range(3):
         assert not is_short(check(model, stock, random(*shape)))
     assert len(long_ways) == 3
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_calls_on_a_gpu_are_no_lists(
+    name: str, monkeypatch: pytest.MonkeyPatch, long_ways: list[Any]
+) -> None:
+    """Each launch by itself, at the addresses in the order of its plan; here the processor's."""
+    for module in (convolution, linear):
+        real = module.launched
+
+        def apart(*given: Any, real: Any = real) -> Any:
+            made = real(*given)
+            return None if made is None else replace(made, handle=None)
+
+        monkeypatch.setattr(module, "launched", apart)
+    monkeypatch.setattr(calls, "_listed", None)
+    model, stock, shape = pair(name)
+    for seed in range(4):
+        check(model, stock, random(*shape, seed=seed))
+        with torch.no_grad():
+            agree(model(random(*shape)), stock(random(*shape)).double(), torch.float32, "without gradients")
+    assert len(long_ways) == 2  # with gradients, and without

@@ -53,13 +53,16 @@ def plain(x: Any) -> Any:
         ((2, 17, 3, 5), last, torch.float32),
         ((2, 3, 2, 3, 5), plain, torch.float32),
         ((2, 3, 5, 7), lambda x: x.transpose(2, 3).contiguous().transpose(2, 3), torch.float64),
+        ((2, 5, 3, 7), last, torch.bfloat16),
+        ((3, 5, 7), plain, torch.float16),
     ],
 )
 def test_batch_norm_agrees(shape: Any, layout: Any, dtype: Any) -> None:
+    own = torch.promote_types(dtype, torch.float32)
     x, weight, bias = (
         layout(random(*shape, dtype=dtype)),
-        random(shape[1], dtype=dtype),
-        random(shape[1], dtype=dtype),
+        random(shape[1], dtype=own),
+        random(shape[1], dtype=own),
     )
     compare(mine, torchs, (x, weight, bias), BOTH)
 
@@ -162,9 +165,11 @@ def test_what_goes_to_torch() -> None:
         assert found is NotImplemented
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert functional.layer_norm(x, (3,)) is NotImplemented
-    for half in (torch.bfloat16, torch.float16):  # with parameters of the same type or of float32
+    for half in (torch.bfloat16, torch.float16):
+        weight = random(3, dtype=half)  # running statistics are of that type, too
+        assert functional.batch_norm(x.to(half), None, None, weight, weight, True) is NotImplemented
+        assert functional.batch_norm(x.to(half), weight, weight, training=True) is NotImplemented
         for weight in (random(3), random(3, dtype=half), None):
-            assert functional.batch_norm(x.to(half), None, None, weight, weight, True) is NotImplemented
             assert functional.layer_norm(x.to(half), (3,), weight, weight) is NotImplemented
 
 

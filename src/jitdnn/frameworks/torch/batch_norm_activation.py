@@ -20,7 +20,6 @@ from jitdnn.frameworks.torch.double import derivatives_of_gradients
 from jitdnn.frameworks.torch.kinds import Computation, Ways
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.handle import Handle
-from jitdnn.ops import batch_norm as batch
 
 aten = torch.ops.aten
 
@@ -54,15 +53,8 @@ def _forward_ways(
         y = FUNCTIONS[activation](z, inplace=True)
         return y.contiguous(memory_format=memory_format(x)), mean, rstd, running[1]
 
-    def ours(x: Tensor, weight: Tensor, bias: Tensor, *_: Any) -> tuple[Tensor, ...]:
-        running = normalization.states(x)
-        y, mean, rstd = batch.batch_norm(
-            x, weight, bias, *running, factor=1.0, epsilon=epsilon, activation=activation, save=True,
-            out=(normalization.like(x), None, None), handle=handle,
-        )  # fmt: skip
-        return y, mean, rstd, running[1]
-
-    return Ways(ours, theirs, what="of batch normalization with an activation")
+    ours = normalization.ours_forward(handle, x, weight, bias, epsilon, activation)
+    return Ways(ours, theirs, what="of batch normalization with an activation", has_several_types=True)
 
 
 def _backward_ways(
@@ -76,27 +68,25 @@ def _backward_ways(
     ) -> tuple[Tensor, ...]:
         z = torch.addcmul(
             bias.detach().view(column), x - mean.view(column), (rstd * weight.detach()).view(column)
-        )
+        ).to(x.dtype)
         g = _SLOPES[activation](dy, z)
         dx, dw, db = aten.native_batch_norm_backward.default(
             g, x, weight, None, None, mean, rstd, True, epsilon, [True] * 3
         )
         return dx.contiguous(memory_format=memory_format(x)), dw, db
 
+    run = normalization.ours_backward(handle, dy, x, weight, bias, activation)
+
     def ours(
         dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, *_: Any
     ) -> tuple[Tensor, ...]:
-        dx, dw, db = batch.batch_norm_backward(
-            dy, x, weight, mean, rstd, bias=bias, activation=activation,
-            out=(normalization.like(x), None, None), handle=handle,
-        )  # fmt: skip
-        return dx, dw, db
+        return run(dy, x, weight, bias, mean, rstd)
 
-    return Ways(ours, theirs, what="of batch normalization with an activation")
+    return Ways(ours, theirs, what="of batch normalization with an activation", has_several_types=True)
 
 
-_forward = Computation("forward", _forward_ways, 5)
-_gradient = Computation("gradients", _backward_ways, 8)
+#: both directions
+BOTH = (Computation("forward", _forward_ways, 5), Computation("gradients", _backward_ways, 8))
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, *_: str) -> tuple[Tensor, ...]:
@@ -138,7 +128,7 @@ def _double(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
 batch_norm_activation_backward = define(
     "batch_norm_activation_backward(Tensor dy, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor rstd, "
     'float epsilon, str activation, str options="") -> (Tensor, Tensor, Tensor)',
-    _gradient.kernel,
+    BOTH[1].kernel,
     _backward_fake,
     _save_gradients,
     _double,
@@ -146,7 +136,7 @@ batch_norm_activation_backward = define(
 batch_norm_activation = define(
     "batch_norm_activation(Tensor x, Tensor weight, Tensor bias, float epsilon, str activation, "
     'str options="") -> (Tensor, Tensor, Tensor, Tensor)',
-    _forward.kernel,
+    BOTH[0].kernel,
     _fake,
     _save,
     _gradients,

@@ -7,11 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812
 
-from jitdnn.frameworks.torch import batch_norm_activation, sync_batch_norm
+from jitdnn.frameworks.torch import batch_norm_activation, batch_norm_calls, kinds, sync_batch_norm, whole
+from jitdnn.frameworks.torch.calls import CALLS
 from jitdnn.frameworks.torch.functional import routed
+from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.registry import OWN
+from jitdnn.frameworks.torch.stock_calls import StockCalls, remember
+from jitdnn.frameworks.torch.together import TOGETHER, Together
+
+APART = "_jitdnn_apart_calls"
+"""The attribute of a normalization that remembers inputs which the activation behind it is no part of."""
 
 #: torch's class -> ours; modules.py puts all of them in
 CONVERTED: dict[type[nn.Module], type[nn.Module]] = {}
@@ -26,26 +34,37 @@ class _BatchNorm:
         """Of the running statistics in this call, which is counted in training."""
         momentum: float = 0.0 if self.momentum is None else self.momentum
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:  # the average of all batches
+            if self.momentum is not None:
+                self._count()
+            else:  # the average of all batches
+                self.num_batches_tracked.add_(1)
                 momentum = 1.0 / float(self.num_batches_tracked)
         return momentum
 
+    def _count(self: Any) -> None:
+        """One batch more."""
+        together: Together | None = None if torch.compiler.is_compiling() else self.__dict__.get(TOGETHER)
+        if together is None:
+            self.num_batches_tracked.add_(1)
+        else:
+            together.count(self.num_batches_tracked)
+
     def forward(self: Any, input: Tensor) -> Tensor:
+        found = self._recalled(input, batch_norm_calls.IDENTITY)
+        if found is not None:
+            return found
         self._check_input_dim(input)
         momentum = self._next_momentum()
         has_running = self.running_mean is not None or self.running_var is not None
         updates = not self.training or self.track_running_stats
         running = (self.running_mean, self.running_var) if updates else (None, None)
-        return routed(
-            F.batch_norm,
-            (
-                input, *running, self.weight, self.bias, self.training or not has_running, momentum, self.eps,
-            ),
-            {},
-            self._jitdnn_options,
-            self,
+        arguments = (
+            input, *running, self.weight, self.bias, self.training or not has_running, momentum, self.eps,
         )  # fmt: skip
+        found = routed(F.batch_norm, arguments, {}, self._jitdnn_options, self)
+        if self.training and not torch.compiler.is_compiling():
+            self._learn(input, running, momentum, batch_norm_calls.IDENTITY, F.batch_norm, arguments)
+        return found
 
     def activated(self: Any, input: Tensor, behind: nn.Module) -> Tensor:
         """What the module `behind`, an activation, makes of the normalized input: in training one operation."""
@@ -54,8 +73,15 @@ class _BatchNorm:
         name = (
             None if type(behind) in CONVERTED else _FUSED.get(function)
         )  # of excluded modules nothing is ours
-        is_plain = type(input) in OWN and input.is_cpu
+        is_plain = type(input) in OWN and (input.is_cpu or input.is_cuda)
         if name is None or not is_plain or not self.training or self.weight is None or self.bias is None:
+            found = behind(self(input))
+            return found
+        recalled = self._recalled(input, name)
+        if recalled is not None:
+            return recalled
+        apart: StockCalls | None = self.__dict__.get(APART)
+        if apart is not None and apart.know(self, input):
             found = behind(self(input))
             return found
         self._check_input_dim(input)
@@ -66,7 +92,59 @@ class _BatchNorm:
             self.eps,
         )  # fmt: skip
         found = routed(batch_norm_activation.stock, arguments, {}, self._jitdnn_options)
+        if not self._learn(input, running, momentum, name, batch_norm_activation.stock, arguments):
+            remember(self, input, APART)
         return found
+
+    def _recalled(self: Any, input: Tensor, name: str) -> Tensor | None:
+        """The result of a call that was made before, with this activation behind it."""
+        calls: Remembered | None = self.__dict__.get(CALLS)
+        if calls is None or torch.compiler.is_compiling():
+            return None
+        parameters, buffers = self._parameters, self._buffers
+        w, b, mean, var = (
+            parameters["weight"],
+            parameters["bias"],
+            buffers["running_mean"],
+            buffers["running_var"],
+        )
+        batch = batch_norm_calls.recalled(calls, input, (w, b, mean, var), self._now(name))
+        if batch is None:
+            return None
+        if not self.track_running_stats:
+            mean = var = None
+        elif self.num_batches_tracked is not None:
+            self._count()
+        return batch_norm_calls.run(batch, input, mean, var, w, b)
+
+    def _now(self: Any, name: str) -> tuple[Any, ...]:
+        """What else than the tensors tells calls apart."""
+        return (
+            torch.is_grad_enabled(), torch.get_num_threads(), kinds.epoch, forward_ad._current_level,
+            self._jitdnn_options, self.training, self.track_running_stats, self.momentum, self.eps, name,
+        )  # fmt: skip
+
+    def _learn(
+        self: Any, input: Tensor, running: tuple[Any, Any], momentum: float, name: str, function: Any,
+        arguments: tuple[Any, ...],
+    ) -> bool:  # fmt: skip
+        """Remember a call that has just run, if it is settled that ours run calls like it; whether they may be ours."""
+        options = self._jitdnn_options
+        if not whole.is_ours(function, arguments, options):
+            return False
+        batch = None
+        if self.momentum is not None:
+            batch = batch_norm_calls.prepared(
+                input, *running, self.weight, self.bias, momentum, self.eps, name, options
+            )
+        if batch is not None:
+            own = (
+                *(self._parameters[one] for one in ("weight", "bias")),
+                self.running_mean,
+                self.running_var,
+            )
+            batch_norm_calls.learn(Remembered.of(self, CALLS), batch, input, own, self._now(name))
+        return True
 
 
 #: activations that are one operation with the normalization before them, and how ours call them

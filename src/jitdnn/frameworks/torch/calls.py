@@ -29,8 +29,10 @@ from jitdnn.frameworks.torch.kinds import (
     decided,
     observers,
     threads_apart,
+    watching,
 )
 from jitdnn.frameworks.torch.registry import Operator, as_autocast, hooks_of_saved, plain_device
+from jitdnn.frameworks.torch.together import TOGETHER, Together
 from jitdnn.recorders import NotRecordable, recorders
 from jitdnn.settings import current
 
@@ -81,26 +83,52 @@ def learn(
     `operands`: x, w, the bias or None, and what else the layer takes; `function` is torch's own, of x, w, the bias and
     what comes `after`.
     """
-    if not guards.are_there() or observers or threads_apart:
+    if observers or threads_apart:
         return
+    calls = Remembered.of(module, CALLS)
+    if calls.is_full or not whole.is_ours(function, (*operands[:3], *after), options):
+        return  # of torch's function stock_calls.py remembers that
+    entry = entry_of(layer, operands, options, now, function, after)
+    if entry is not None:
+        entry.together = module.__dict__.get(TOGETHER)
+        calls.add(entry, _EPOCH)
+
+
+def entry_of(
+    layer: Layer, operands: tuple[Any, ...], options: str, now: tuple[Any, ...], function: Callable[..., Tensor],
+    after: tuple[Any, ...] = (),
+) -> Entry | None:  # fmt: skip
+    """What runs such calls, where kernels were chosen for them; see `learn`."""
+    if not guards.are_there():
+        return None
     device = plain_device(operands[:3])
     if not device or not isinstance(operands[1], Tensor):
-        return
+        return None
     cast = get_autocast_dtype(device) if is_autocast_enabled(device) else None
     given = operands[:3]
-    calls = Remembered.of(module, CALLS)
     if cast is not None:
         operands = tuple(as_autocast(one, device, cast) for one in operands)
     found = decided((layer.forward,), options, operands)
-    if calls.is_full or found is None or found[0] is None:
-        return
-    if not whole.is_ours(function, (*given, *after), options):
-        return  # stock_calls.py remembers that
+    if found is None or found[0] is None:
+        return None
 
     def stock(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         return function(x, w, bias, *after)
 
-    calls.add(Entry(layer, given, operands[3:], options, now, found[0], stock, cast), _EPOCH)
+    return Entry(layer, given, operands[3:], options, now, found[0], stock, cast)
+
+
+def short(
+    layer: Layer,
+    operands: tuple[Any, ...],
+    options: str,
+    function: Callable[..., Tensor],
+    after: tuple[Any, ...],
+) -> Callable[[], Tensor] | None:
+    """A call of these operands as a module makes it that remembers it, of which whole.py takes the time."""
+    now = (_is_grad_enabled(), _get_num_threads(), -1, kinds.epoch)
+    entry = entry_of(layer, operands, options, now, function, after)
+    return None if entry is None else partial(entry.run, *operands[:3])
 
 
 class Entry:
@@ -108,7 +136,7 @@ class Entry:
 
     __slots__ = (
         "_arguments", "_casts", "_layer", "_options", "_stock", "_wanted", "backwards", "cast", "check", "device",
-        "has_bias", "kind", "run", "state", "uncast",
+        "has_bias", "kind", "run", "state", "together", "uncast",
     )  # fmt: skip
 
     def __init__(
@@ -120,6 +148,7 @@ class Entry:
         self.check = guards.guard(*(one for one in tensors if one is not None))
         #: what autocast makes of the operands, and where
         self.cast, self.device = cast, x.device.type
+        self.together: Together | None = None
         self._casts = tuple(
             cast is not None and as_autocast(one, self.device, cast) is not one for one in tensors
         )
@@ -132,11 +161,27 @@ class Entry:
             self.run = self.uncast if cast is None else self.forward
         self._wanted = tuple(one is not None and one.requires_grad for one in (x, w, bias))
         if _is_grad_enabled() and any(self._wanted):
-            self.run = partial(_apply, self)
+            self.run = partial(_apply, self) if cast is None else self._apply_cast
 
     def forward(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         """The result, without a history, of operands that are cast."""
-        return self.uncast(*self.lowered(x, w, bias))
+        return self.uncast(*self.lowered(x, *self._together(w, bias)))
+
+    def _apply_cast(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        """The result with a history, of weights that are cast together with those of other layers where they can be."""
+        found: Tensor = _apply(self, x, *self._together(w, bias))
+        return found
+
+    def _together(self, w: Tensor, bias: Any) -> tuple[Tensor, Any]:
+        together, cast = self.together, self.cast
+        if together is None or cast is None:
+            return w, bias
+        _, casts_w, casts_bias = self._casts
+        own_w, own_bias = casts_w and together.cast(w, cast), casts_bias and together.cast(bias, cast)
+        return (
+            w if own_w is False or own_w is None else own_w,
+            bias if own_bias is False or own_bias is None else own_bias,
+        )
 
     def lowered(self, x: Tensor, w: Tensor, bias: Any) -> tuple[Tensor, Tensor, Any]:
         """Operands as autocast gives them: which of them it casts is the same in all calls of the kind."""
@@ -153,7 +198,7 @@ class Entry:
         mask = list(needs[1:])
         grads = self._layer.backward(dy, x, w, *self._arguments, mask, self._options)
         if (
-            not (_is_grad_enabled() or observers or threads_apart)
+            not (_is_grad_enabled() or watching())
             and kinds.epoch == self.state[_EPOCH]
             and plain_device((dy, x, w))
             and len(self.backwards) < guards.MOST
@@ -206,28 +251,37 @@ def _together(
     wanted = {place: one for place, one in enumerate(launched) if one is not None}
     if any(one is not None and one.launched is None for one in found) or not wanted:
         return None
-    replay = _listed(list(wanted.values()), 3)
-    if replay is None:
+    is_list = all(one.handle is not None for one in wanted.values())
+    replay = _listed(list(wanted.values()), 3) if is_list else None
+    if is_list and replay is None:
         return None
     # written out, as the forward passes are: with loops over the gradients it takes twice as long
     space: dict[str, Any] = {"replay": replay}
     lines = ["def run(dy, x, w):"]
     for place, one in wanted.items():
-        space[f"made{place}"] = one.made
+        space[f"made{place}"], space[f"at{place}"] = one.made, one.run
         lines.append(f"    d{place} = made{place}()")
-    addresses = ", ".join(
-        f"{name}.data_ptr()" for name in ("dy", "x", "w", *(f"d{place}" for place in wanted))
-    )
+        if not is_list:
+            order = [f"d{place}" if role == RESULT else ("dy", "x", "w")[role] for role in one.roles]
+            lines.append(f"    at{place}(({_addresses(order)},))")
     results = ", ".join(f"d{place}" if place in wanted else "None" for place in range(len(found)))
-    lines += [f"    replay(({addresses}))", f"    return None, {results}"]
+    if is_list:
+        lines.append(f"    replay(({_addresses(['dy', 'x', 'w', *(f'd{place}' for place in wanted)])}))")
+    lines.append(f"    return None, {results}")
     exec(compile("\n".join(lines), "<jitdnn gradients>", "exec"), space)
     run: Callable[[Tensor, Tensor, Tensor], tuple[Tensor | None, ...]] = space["run"]
     return run
 
 
+def _addresses(names: Sequence[str]) -> str:
+    return ", ".join(f"{name}.data_ptr()" for name in names)
+
+
 def _forward(kind: Kind, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]:
     """The result of x, w and the bias; `kind.run` in a shorter way where ours is a launch alone."""
     slow, launched = kind.run, kind.launched
+    if launched is not None and launched.handle is None:
+        return _forward_on_gpu(launched, has_bias)
     replay = None if launched is None else _listed([launched], 2 + has_bias)
     if launched is None or replay is None:
         return slow
@@ -254,6 +308,27 @@ def _forward(kind: Kind, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]
     return run_with_bias if has_bias else run
 
 
+def _forward_on_gpu(launched: Launched, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]:
+    made, at, add, takes_bias = launched.made, launched.run, launched.add, len(launched.roles) == 4
+
+    def run(x: Tensor, w: Any, bias: Any) -> Tensor:
+        y = made()
+        at((x.data_ptr(), w.data_ptr(), y.data_ptr()))
+        return y
+
+    def run_with_bias(x: Tensor, w: Any, bias: Any) -> Tensor:
+        y = made()
+        if takes_bias:
+            at((x.data_ptr(), w.data_ptr(), y.data_ptr(), bias.data_ptr()))
+        else:
+            at((x.data_ptr(), w.data_ptr(), y.data_ptr()))
+        if add is not None:
+            add(y, bias)
+        return y
+
+    return run_with_bias if has_bias else run
+
+
 def _listed(launched: Sequence[Launched], operands: int) -> Callable[[Sequence[int]], None] | None:
     """Launches as one list, which takes the addresses of so many operands and then those of the results; None where
     they cannot be recorded."""
@@ -267,7 +342,8 @@ def _listed(launched: Sequence[Launched], operands: int) -> Callable[[Sequence[i
                 one.run([addresses[number if role == RESULT else role] for role in one.roles])
     except NotRecordable:
         return None
-    return launched[0].handle.replayer(recorder.finish())
+    handle = launched[0].handle
+    return None if handle is None else handle.replayer(recorder.finish())
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -275,7 +351,7 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     entry = ctx.entry
     x, w = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    if not (_is_grad_enabled() or observers or threads_apart):
+    if not (_is_grad_enabled() or watching()):
         threads = _get_num_threads()
         for known in entry.backwards:
             if known.needs == needs and known.threads == threads and known.check(dy, x, w):

@@ -11,12 +11,12 @@ from torch.overrides import TorchFunctionMode
 from jitdnn import log
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, InvalidType
-from jitdnn.frameworks.torch import memory_option
+from jitdnn.frameworks.torch import memory_option, steps, together
 from jitdnn.frameworks.torch.batch_norm_modules import CONVERTED, REVERTED, Sequential, is_block
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.memory import unlimit_memory
 from jitdnn.frameworks.torch.modules import OPTIONS, OWN, PLACE
-from jitdnn.frameworks.torch.options import Options, is_disabled
+from jitdnn.frameworks.torch.options import Options, is_disabled, parse
 
 Model = TypeVar("Model", bound=nn.Module)
 Choice = Collection[Any] | Callable[[str, nn.Module], bool] | None
@@ -72,6 +72,9 @@ def convert(
         return model
     if memory_limit is _UNCHANGED and (example is not None or loss is not None or chain):
         raise InvalidArgument("example, loss and chain are for memory_limit, which is not given")
+    steps.forget(model)
+    together.forget(model)
+    converted = []
     for name, module in model.named_modules():
         ours = CONVERTED.get(type(module), type(module) if type(module) in REVERTED else None)
         if is_block(module):
@@ -88,6 +91,11 @@ def convert(
         elif is_included(name, module) and not is_excluded(name, module):
             module.__class__ = ours
             module.__dict__.update({OPTIONS: text, PLACE: nn.__name__})
+            converted.append(module)
+    if len(converted) > 1 and memory_limit is _UNCHANGED:
+        if parse(text).measure == "first":
+            steps.watch(model)
+        together.watch(model, converted)
     if memory_limit is not _UNCHANGED:
         memory_option.limited(model, memory_limit, example, loss, chain)
     return model
@@ -100,6 +108,8 @@ def revert(model: Model) -> Model:
         raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
     if memory_option.forget(model):
         unlimit_memory(model)
+    steps.forget(model)
+    together.forget(model)
     for module in model.modules():
         stock = REVERTED.get(type(module))
         if stock is not None:

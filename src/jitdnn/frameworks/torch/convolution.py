@@ -15,7 +15,8 @@ from torch import Tensor
 
 from jitdnn.errors import JitdnnError
 from jitdnn.frameworks.torch.fresh import fresh_like
-from jitdnn.frameworks.torch.kinds import DTYPES, RESULT, Computation, Launched, Ways, at, run_together
+from jitdnn.frameworks.torch.kinds import RESULT, Computation, Launched, Ways, run_together
+from jitdnn.frameworks.torch.launch import Direct, Launch, descriptor, direct
 from jitdnn.frameworks.torch.stock import stock
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
@@ -27,15 +28,12 @@ from jitdnn.ops.convolution import (
     conv_transpose,
 )
 from jitdnn.ops.epilogue import fuse
-from jitdnn.ops.gpu_call import stream_of_library
-from jitdnn.planner.plan import Plan
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_bias import BiasGradient
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor
 
 aten = torch.ops.aten
-Direct = Callable[..., None] | None
 Made = Callable[[], Tensor]
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -127,65 +125,18 @@ def memory_format(*operands: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-class Launch:
-    """A problem's plan, run on the addresses of its operands, without looking at them."""
-
-    __slots__ = ("_epilogue", "_problem", "_run", "handle")
-
-    def __init__(self, handle: Handle, problem: Problem, epilogue: Epilogue | None) -> None:
-        self.handle, self._problem, self._epilogue = handle, problem, epilogue
-        self._run: Callable[[Sequence[int]], None] | None = None
-
-    def __call__(self, *operands: Tensor) -> None:
-        self.at([operand.data_ptr() for operand in operands])
-
-    def at(self, addresses: Sequence[int]) -> None:
-        """Run it on what lies at these addresses, which may be those of a recording."""
-        run = self._run
-        if run is None:
-            plan = self.handle.plan(self._problem, None, self._epilogue)
-            self._run = self.handle.runner(plan)
-            self.handle.run(plan, addresses)
-        else:
-            run(addresses)
-
-
-def direct(
+def prepared(
     handle: Handle, problem: Problem | None, operands: Sequence[Tensor], device: torch.device
 ) -> Direct:
-    """What runs a problem's plan on the addresses of its operands, without looking at them; None if that cannot be.
-
-    `operands` are tensors of the shapes, strides and types that all calls of the kind have, in the order of the plan:
-    the inputs, the result, the bias; they may be without data. Plans within a sum of workspaces may change from
-    call to call.
-    """
-    if problem is None or handle.settings.total_workspace is not None:
+    """What runs the plan of a convolution or of one of its gradients on addresses (see `direct`); behind the result of
+    a forward one comes the bias, if there is one."""
+    if problem is None:
         return None
-    expected = [operand.descriptor for operand in (*problem.inputs, *problem.outputs)]
-    has_bias = len(operands) > len(expected)
-    if has_bias and isinstance(problem, Convolution):
-        expected.append(TensorDescriptor((problem.y.shape[1],), (1,), problem.y.dtype))
-    if [descriptor(operand) for operand in operands] != expected:
-        return None  # nothing may be read or written where no element is
-    epilogue = bias_epilogue(problem, has_bias)
-    if device.type == "cpu":
-        return Launch(handle, problem, epilogue)
-    plan: Plan | None = None
-    runner = at(device, handle)
-    in_force = stream_of_library(("torch",), device.index or 0)
-
-    def run_on_gpu(*operands: Tensor) -> None:
-        nonlocal plan
-        if plan is None:
-            plan = runner.plan(problem, None, epilogue)
-        runner.run_on_gpu(in_force and in_force(), plan, [operand.data_ptr() for operand in operands])
-
-    return run_on_gpu
-
-
-def descriptor(operand: Tensor) -> TensorDescriptor:
-    """The descriptor of a tensor of one of the types that ours take."""
-    return TensorDescriptor(tuple(operand.shape), operand.stride(), DTYPES[operand.dtype]).normalized()
+    epilogue, given = None, []
+    if isinstance(problem, Convolution) and len(operands) > len(problem.inputs) + len(problem.outputs):
+        epilogue = bias_epilogue(problem, True)
+        given.append(TensorDescriptor((problem.y.shape[1],), (1,), problem.y.dtype))
+    return direct(handle, problem, operands, device, epilogue, given)
 
 
 def bias_epilogue(problem: Problem, has_bias: bool) -> Epilogue | None:
@@ -199,7 +150,9 @@ def launched(
     run: Direct, roles: tuple[int, ...], made: Made, add: Callable[[Tensor, Tensor], Any] | None = None
 ) -> Launched | None:
     """How a kernel of ours is launched, if that is all that a call does, but for a bias that is added."""
-    return Launched(run.at, run.handle, roles, made, add) if isinstance(run, Launch) else None
+    if run is None:
+        return None
+    return Launched(run.at, run.handle if isinstance(run, Launch) else None, roles, made, add)
 
 
 def _forward_by_torch(x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Callable[..., Tensor]:
@@ -268,10 +221,10 @@ def _prepare_forward(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None, 
     problem = problem_of("forward", x, w, y, g)
     if g.transposed:
         what = "transposed with a bias" if bias is not None else ""
-        run = direct(handle, problem, (x, w, y), x.device)
+        run = prepared(handle, problem, (x, w, y), x.device)
         kernel = launched(run, (0, 1, RESULT), made, None if bias is None else add)
         return Ways(ours_transposed, theirs, problem, what=what, launched=kernel)
-    run = direct(handle, problem, (x, w, y) if bias is None else (x, w, y, bias), x.device)
+    run = prepared(handle, problem, (x, w, y) if bias is None else (x, w, y, bias), x.device)
     kernel = launched(run, FORWARD[bias is not None], made)
     return Ways(ours, theirs, problem, bias is not None, launched=kernel)
 
@@ -289,7 +242,7 @@ def _prepare_backward(number: int, handle: Handle, dy: Tensor, x: Tensor, w: Ten
     forms = ((dx, w, dy), (x, dw, dy), (x, w, dy))[number]
     problem = problem_of(DIRECTIONS[1 + number], *forms, g)
     wide, narrow = (dy, x) if g.transposed else (x, dy)
-    run = direct(handle, problem, ((dy, w, dx), (wide, narrow, dw), (dy, db))[number], dy.device)
+    run = prepared(handle, problem, ((dy, w, dx), (wide, narrow, dw), (dy, db))[number], dy.device)
     made = fresh_like((dx, dw, db)[number], dy.device)
     ours = (_data_gradient, _filter_gradient, _bias_gradient)[number](g, handle, run, made)
     roles = ((0, 2, RESULT), (0, 1, RESULT) if g.transposed else (1, 0, RESULT), (0, RESULT))[number]

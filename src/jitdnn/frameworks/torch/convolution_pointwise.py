@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from jitdnn.frameworks.torch.convolution import Geometry, descriptor, memory_format, problem_of
+from jitdnn.frameworks.torch.convolution import Geometry, memory_format, problem_of
 from jitdnn.frameworks.torch.kinds import Computation, Ways
+from jitdnn.frameworks.torch.launch import descriptor
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.frameworks.torch.stock import stock
 from jitdnn.frameworks.torch.tail import applied, expression_of

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jitdnn.frameworks.torch import steps
 from jitdnn.frameworks.torch.convert import is_converted
 from jitdnn.frameworks.torch.convolution import bias_epilogue
 from jitdnn.frameworks.torch.kinds import Kind, observers
@@ -25,7 +26,8 @@ class Row:
     where torch's own kernel runs.
 
     `direction`: "forward", "data", "filter" or "bias"; "whole" where a layer on a GPU runs by torch's own function in
-    all of them. `runs`: "jitdnn" or "torch", for the `reason`. `algorithm`, its `workspace` and its `error_bound`
+    all of them; "step", of no layer, for whole steps of the model on a GPU, which run by torch's functions alone where
+    these are faster. `runs`: "jitdnn" or "torch", for the `reason`. `algorithm`, its `workspace` and its `error_bound`
     (relative) are those of ours, chosen or not.
     """
 
@@ -111,6 +113,7 @@ def explain(model: nn.Module, *inputs: Any, gradients: bool | None = None, **nam
         found = row(layer, kind)
         rows.setdefault((found.layer, found.direction, found.problem), found)
 
+    whole = steps.decision(model)
     with_gradients = model.training if gradients is None else gradients
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with _entered(model, running), torch.set_grad_enabled(with_gradients):
@@ -129,7 +132,8 @@ def explain(model: nn.Module, *inputs: Any, gradients: bool | None = None, **nam
         for name, module in model.named_modules()
         if isinstance(module, nn.modules.conv._ConvNd) and not is_converted(module)
     )
-    return Explanation(tuple(rows.values()), () if is_disabled() else left)
+    told = [] if whole is None else [row("", Kind("step", whole, model))]
+    return Explanation((*told, *rows.values()), () if is_disabled() else left)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from jitdnn.frameworks.torch import (
     adaptive_pool,
     attention,
     batch_norm_activation,
+    batch_norm_calls,
     cross_entropy,
     grid_sample,
     group_norm,
@@ -30,7 +31,9 @@ from jitdnn.frameworks.torch.stock import KEYS
 PerAxis = int | Sequence[int]
 
 NORMALIZED = (torch.float32, torch.float64)
-"""Types of what ours normalize: running statistics of half precision are left to torch."""
+"""Types of what ours normalize."""
+BATCH_NORMALIZED = (torch.float16, torch.bfloat16, *NORMALIZED)
+"""And of batches: those of half precision in eager calls, with parameters and running statistics of float32."""
 _STOCK = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _STOCK_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
@@ -177,6 +180,11 @@ def batch_norm(
     """`torch.nn.functional.batch_norm` with the batch's own statistics, which update the running ones."""
     if not training or not _is_batch(input, running_mean, running_var, weight, bias):
         return NotImplemented
+    batch = batch_norm_calls.prepared(
+        input, running_mean, running_var, weight, bias, momentum, eps, batch_norm_calls.IDENTITY, options
+    )
+    if batch is not None:
+        return batch_norm_calls.run(batch, input, running_mean, running_var, weight, bias)
     y, mean, _, var = operators.batch_norm(input, weight, bias, eps, options)
     _update(running_mean, running_var, mean, var, momentum)
     found: Tensor = y
@@ -190,6 +198,11 @@ def batch_norm_activated(
     """Batch normalization with the batch's own statistics and the activation behind it."""
     if not training or not _is_batch(input, running_mean, running_var, weight, bias):
         return NotImplemented
+    batch = batch_norm_calls.prepared(
+        input, running_mean, running_var, weight, bias, momentum, eps, activation, options
+    )
+    if batch is not None:
+        return batch_norm_calls.run(batch, input, running_mean, running_var, weight, bias)
     y, mean, _, var = operators.batch_norm_activation(input, weight, bias, eps, activation, options)
     _update(running_mean, running_var, mean, var, momentum)
     found: Tensor = y
@@ -200,10 +213,16 @@ def _is_batch(
     input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None, bias: Tensor | None
 ) -> bool:  # fmt: skip
     """Whether ours normalize a batch by its own statistics."""
-    if input.dim() < 2 or input.numel() <= input.shape[1] or not _is_normalized(input, weight, bias):
+    if input.dim() < 2 or input.numel() <= input.shape[1]:
         return False
     parameters = [one for one in (running_mean, running_var, weight, bias) if one is not None]
-    return all(one.shape == input.shape[1:2] for one in parameters)
+    if not all(one.shape == input.shape[1:2] for one in parameters):
+        return False
+    if input.dtype in NORMALIZED:
+        return _is_normalized(input, weight, bias)
+    # compilers fuse torch's own with what is around it
+    is_known = input.dtype in BATCH_NORMALIZED and not torch.compiler.is_compiling()
+    return is_known and all(one.dtype is torch.float32 for one in parameters)
 
 
 def _update(

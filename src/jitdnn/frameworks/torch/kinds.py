@@ -35,10 +35,11 @@ RESULT = -1
 @dataclass(frozen=True)
 class Launched:
     """A way that is nothing but one launch: `run(addresses)` of the operands with these numbers, and of the result that
-    `made()` gives; behind a forward one `add(result, bias)`, where the kernel takes none."""
+    `made()` gives; behind a forward one `add(result, bias)`, where the kernel takes none. `handle`: of a processor, on
+    which launches can be lists."""
 
     run: Callable[[Sequence[int]], None]
-    handle: Handle
+    handle: Handle | None
     roles: tuple[int, ...]
     made: Callable[[], Tensor]
     add: Callable[[Tensor, Tensor], Any] | None = None

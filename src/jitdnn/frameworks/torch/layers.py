@@ -12,8 +12,8 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import functional as F  # noqa: N812
 
-from jitdnn.frameworks.torch import kinds
-from jitdnn.frameworks.torch.calls import learn, recalled
+from jitdnn.frameworks.torch import kinds, whole
+from jitdnn.frameworks.torch.calls import learn, recalled, short
 from jitdnn.frameworks.torch.convolution_operators import CONVOLUTION
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.guards import Remembered
@@ -258,3 +258,28 @@ class Linear(_Remembering, nn.Linear):
             operands = (input, own.get("weight"), own.get("bias"))
             learn(self, LINEAR, operands, self._jitdnn_options, self._now(), F.linear)
         return found
+
+
+def _short_convolution(args: tuple[Any, ...], options: str) -> Any:
+    x, w, bias, stride, padding, dilation, groups = args
+    if x.dim() != w.dim() or not all(isinstance(one, tuple) for one in (stride, padding, dilation)):
+        return None
+    operands = (x, w, bias, stride, padding, dilation, False, (0,) * len(padding), groups)
+    return short(CONVOLUTION, operands, options, _FUNCTIONS[len(padding)], args[3:])
+
+
+def _short_transposed(args: tuple[Any, ...], options: str) -> Any:
+    x, w, bias, stride, padding, output_padding, groups, dilation = args
+    if x.dim() != w.dim():
+        return None
+    operands = (x, w, bias, stride, padding, dilation, True, tuple(output_padding), groups)
+    return short(CONVOLUTION, operands, options, _TRANSPOSED[len(padding)], args[3:])
+
+
+def _short_linear(args: tuple[Any, ...], options: str) -> Any:
+    return short(LINEAR, args, options, F.linear, ()) if args[0].dim() == 2 else None
+
+
+whole.SHORT.update(dict.fromkeys(_FUNCTIONS.values(), _short_convolution))
+whole.SHORT.update(dict.fromkeys(_TRANSPOSED.values(), _short_transposed))
+whole.SHORT[F.linear] = _short_linear

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from jitdnn.frameworks.torch.calls import Layer
-from jitdnn.frameworks.torch.convolution import FORWARD, Geometry, direct, launched, problem_of
+from jitdnn.frameworks.torch.convolution import FORWARD, Geometry, launched, prepared, problem_of
 from jitdnn.frameworks.torch.fresh import fresh_like
 from jitdnn.frameworks.torch.kinds import RESULT, Computation, Ways, run_together
 from jitdnn.frameworks.torch.registry import define
@@ -69,7 +69,7 @@ def _forward_ways(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None) -> 
     made, problem, run = fresh_like(form, x.device), _problem("forward", x, w, form), None
     if problem is not None:
         operands = (_image(x), _filter(w), _image(form), *(() if bias is None else (bias,)))
-        run = direct(handle, problem, operands, x.device)
+        run = prepared(handle, problem, operands, x.device)
     kernel = launched(run, FORWARD[bias is not None], made)
     return Ways(
         ours, theirs, problem, bias is not None, what="of linear", refusal=_dense(x, w), launched=kernel
@@ -96,7 +96,7 @@ def _data_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
     form = _form((dy.shape[0], w.shape[1]), dy)
     made, problem, run = fresh_like(form, dy.device), _problem("data", form, w, dy), None
     if problem is not None:
-        run = direct(handle, problem, (_image(dy), _filter(w), _image(form)), dy.device)
+        run = prepared(handle, problem, (_image(dy), _filter(w), _image(form)), dy.device)
     kernel = launched(run, (0, 2, RESULT), made)
     return Ways(ours, theirs, problem, what="of linear", refusal=_dense(dy, w), launched=kernel)
 
@@ -120,7 +120,7 @@ def _filter_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
     form = _form((dy.shape[1], x.shape[1]), x)
     made, problem, run = fresh_like(form, dy.device), _problem("filter", x, form, dy), None
     if problem is not None:
-        run = direct(handle, problem, (_image(x), _image(dy), _filter(form)), dy.device)
+        run = prepared(handle, problem, (_image(x), _image(dy), _filter(form)), dy.device)
     kernel = launched(run, (1, 0, RESULT), made)
     return Ways(ours, theirs, problem, what="of linear", refusal=_dense(dy, x), launched=kernel)
 
@@ -143,7 +143,7 @@ def _bias_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
     form = _form((dy.shape[1],), dy)
     made, problem, run = fresh_like(form, dy.device), _problem("bias", dy, w, dy), None
     if problem is not None:
-        run = direct(handle, problem, (_image(dy), form), dy.device)
+        run = prepared(handle, problem, (_image(dy), form), dy.device)
     kernel = launched(run, (0, RESULT), made)
     return Ways(ours, theirs, problem, what="of linear", refusal=_dense(dy), launched=kernel)
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
 from jitdnn.frameworks.torch.batch_norm_modules import (
+    APART,
     CONVERTED,
     REVERTED,
     BatchNorm1d,
@@ -44,7 +45,7 @@ from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, remembering
 OPTIONS = "_jitdnn_options"
 PLACE = "__module__"
 """Where tracers look whether a module is one of torch's, a leaf of their graphs; the class keeps its own."""
-OWN = (OPTIONS, PLACE, CALLS, STOCK_CALLS)
+OWN = (OPTIONS, PLACE, CALLS, STOCK_CALLS, APART)
 """The attributes that a converted module has beside those of torch's."""
 
 

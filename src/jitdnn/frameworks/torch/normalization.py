@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,18 +10,22 @@ from torch import Tensor
 
 from jitdnn.frameworks.torch.convolution import memory_format
 from jitdnn.frameworks.torch.double import derivatives_of_gradients
-from jitdnn.frameworks.torch.fresh import in_large_pages
+from jitdnn.frameworks.torch.fresh import fresh_like
 from jitdnn.frameworks.torch.kinds import Computation, Ways
+from jitdnn.frameworks.torch.launch import Direct, descriptor, direct
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.handle import Handle
 from jitdnn.ops import batch_norm as batch
 from jitdnn.ops import layer_norm as layer
+from jitdnn.ops.normalization import Named, describe
+from jitdnn.problems.batch_norm import BatchNorm
 
 aten = torch.ops.aten
 _NORMALIZED = "(Tensor x, Tensor? weight, Tensor? bias, "
 
 
-def _statistics_dtype(x: Tensor) -> torch.dtype:
+def statistics_dtype(x: Tensor) -> torch.dtype:
+    """Of means and variances of x."""
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
@@ -29,12 +34,85 @@ def _statistics_dtype(x: Tensor) -> torch.dtype:
 
 def states(x: Tensor) -> list[Tensor]:
     """For running statistics: with momentum 1 they become the batch's mean and its variance without bias."""
-    return [x.new_zeros(x.shape[1], dtype=_statistics_dtype(x)) for _ in range(2)]
+    return [x.new_zeros(x.shape[1], dtype=statistics_dtype(x)) for _ in range(2)]
 
 
-def like(x: Tensor) -> Tensor:
-    """A result as x lies in memory."""
-    return in_large_pages(torch.empty_like(x))
+def batch_launch(
+    handle: Handle, direction: str, given: dict[str, Tensor | None], **attributes: Any
+) -> Direct:
+    """The launches of batch normalization, prepared for tensors of these forms, in the order of the problem's operands.
+
+    None where they cannot be run by addresses alone. Raises what the problem does for tensors that do not fit.
+    """
+    there = {name: one for name, one in given.items() if one is not None}
+    absent = {*_ABSENT[direction]} - {*there}
+    device = next(one.device for one in there.values() if one.device.type != "meta")
+    described: Named = {name: descriptor(one) for name, one in there.items()}
+    problem = describe(BatchNorm, direction, described, absent, mode="spatial", **attributes)
+    return direct(handle, problem, tuple(there.values()), device)
+
+
+_ABSENT = {
+    "fwd": ("z", "weight", "bias", "mean", "rstd", "running_mean", "running_var"),
+    "bwd": ("weight", "bias", "dweight", "dbias", "dz"),
+}
+
+
+def ours_forward(
+    handle: Handle, x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, activation: str = "identity"
+) -> Callable[..., tuple[Tensor, ...]]:  # fmt: skip
+    """By ours: y, the mean, 1 / sigma, and the variance without bias."""
+    y, dtype = torch.empty_like(x, device="meta"), statistics_dtype(x)
+    column = torch.empty(x.shape[1], dtype=dtype, device="meta")
+    statistics = dict.fromkeys(("mean", "rstd", "running_mean", "running_var"), column)
+    given = {"x": x, "weight": weight, "bias": bias, "y": y, **statistics}
+    launch = batch_launch(handle, "fwd", given, factor=1.0, epsilon=epsilon, activation=activation)
+    made, made_column = fresh_like(y, x.device), fresh_like(column, x.device)
+
+    def ours(x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
+        y, (mean, rstd, *running) = made(), [made_column() for _ in range(4)]
+        if launch is None:
+            batch.batch_norm(
+                x, weight, bias, *running, factor=1.0, epsilon=epsilon, activation=activation, save=True,
+                out=(y, mean, rstd), handle=handle,
+            )  # fmt: skip
+        else:
+            launch(*[one for one in (x, weight, bias) if one is not None], y, mean, rstd, *running)
+        return y, mean, rstd, running[1]
+
+    return ours
+
+
+def ours_backward(
+    handle: Handle, dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, activation: str = "identity"
+) -> Callable[..., tuple[Tensor, ...]]:  # fmt: skip
+    """By ours: the gradients of x, weight and bias. `bias` is needed with an activation alone."""
+    dx = torch.empty_like(x, device="meta")
+    column = torch.empty(x.shape[1], dtype=statistics_dtype(x), device="meta")
+    own = torch.empty_like(column if weight is None else weight, device="meta")
+    scale = torch.ones_like(column, device=x.device) if weight is None else weight
+    given = {
+        "dy": dy, "x": x, "weight": scale, "bias": bias, "mean": column, "rstd": column, "dx": dx, "dweight": own,
+        "dbias": own,
+    }  # fmt: skip
+    saved = "y" if bias is None else "x"
+    launch = batch_launch(handle, "bwd", given, activation=activation, saved=saved)
+    made, made_own = fresh_like(dx, x.device), fresh_like(own, x.device)
+
+    def ours(
+        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor
+    ) -> tuple[Tensor, ...]:
+        dx, dweight, dbias = made(), made_own(), made_own()
+        factor = scale if weight is None else weight
+        if launch is None:
+            batch.batch_norm_backward(
+                dy, x, factor, mean, rstd, bias=bias, activation=activation, out=(dx, dweight, dbias), handle=handle
+            )  # fmt: skip
+        else:
+            launch(*[one for one in (dy, x, factor, bias) if one is not None], mean, rstd, dx, dweight, dbias)
+        return dx, dweight, dbias
+
+    return ours
 
 
 def _batch_ways(
@@ -45,15 +123,8 @@ def _batch_ways(
         y, mean, rstd = aten.native_batch_norm.default(x, weight, bias, *running, True, 1.0, epsilon)
         return y.contiguous(memory_format=memory_format(x)), mean, rstd, running[1]
 
-    def ours(x: Tensor, weight: Tensor | None, bias: Tensor | None, _: float) -> tuple[Tensor, ...]:
-        running = states(x)
-        y, mean, rstd = batch.batch_norm(
-            x, weight, bias, *running, factor=1.0, epsilon=epsilon, save=True, out=(like(x), None, None),
-            handle=handle,
-        )  # fmt: skip
-        return y, mean, rstd, running[1]
-
-    return Ways(ours, theirs, what="of batch normalization")
+    ours = ours_forward(handle, x, weight, bias, epsilon)
+    return Ways(ours, theirs, what="of batch normalization", has_several_types=True)
 
 
 def _batch_backward_ways(
@@ -67,26 +138,24 @@ def _batch_backward_ways(
         )
         return dx.contiguous(memory_format=memory_format(x)), dw, db
 
+    run = ours_backward(handle, dy, x, weight, None)
+
     def ours(
         dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, _: float
     ) -> tuple[Tensor, ...]:
-        scale = torch.ones_like(mean) if weight is None else weight
-        dx, dw, db = batch.batch_norm_backward(
-            dy, x, scale, mean, rstd, out=(like(x), None, None), handle=handle
-        )
-        return dx, dw, db
+        return run(dy, x, weight, None, mean, rstd)
 
-    return Ways(ours, theirs, what="of batch normalization")
+    return Ways(ours, theirs, what="of batch normalization", has_several_types=True)
 
 
-_batch_forward = Computation("forward", _batch_ways, 4)
-_batch_gradient = Computation("gradients", _batch_backward_ways, 6)
+#: both directions of batch normalization
+BATCH = (Computation("forward", _batch_ways, 4), Computation("gradients", _batch_backward_ways, 6))
 
 
 def batch_fake(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, options: str = ""
 ) -> tuple[Tensor, ...]:
-    statistics = [x.new_empty(x.shape[1], dtype=_statistics_dtype(x)) for _ in range(3)]
+    statistics = [x.new_empty(x.shape[1], dtype=statistics_dtype(x)) for _ in range(3)]
     return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x)), *statistics
 
 
@@ -133,14 +202,14 @@ def _batch_double(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
 batch_norm_backward = define(
     "batch_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, float epsilon, "
     'str options="") -> (Tensor, Tensor, Tensor)',
-    _batch_gradient.kernel,
+    BATCH[1].kernel,
     batch_backward_fake,
     _save_gradients,
     _batch_double,
 )
 batch_norm = define(
     f'batch_norm{_NORMALIZED}float epsilon, str options="") -> (Tensor, Tensor, Tensor, Tensor)',
-    _batch_forward.kernel,
+    BATCH[0].kernel,
     batch_fake,
     _batch_save,
     _batch_gradients,
@@ -202,7 +271,7 @@ def _layer_fake(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int, epsilon: float, options: str = ""
 ) -> tuple[Tensor, ...]:
     shape = (*x.shape[: x.dim() - axes], *[1] * axes)
-    statistics = (x.new_empty(shape, dtype=_statistics_dtype(x)) for _ in range(2))
+    statistics = (x.new_empty(shape, dtype=statistics_dtype(x)) for _ in range(2))
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), *statistics
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.frameworks.torch import convolution
-from jitdnn.frameworks.torch.convolution import DIRECTIONS, Geometry, direct, problem_of
+from jitdnn.frameworks.torch.convolution import DIRECTIONS, Geometry, prepared, problem_of
 from jitdnn.frameworks.torch.fresh import fresh
 from jitdnn.frameworks.torch.kinds import watching
 from jitdnn.frameworks.torch.options import handle_of
@@ -100,7 +100,7 @@ def _prepare(text: str, device: torch.device) -> _Run:
     bias = ((out.shape[1],), (1,), out.dtype)
     if has_bias:
         operands.append(_like(bias))
-    run = direct(handle, problem, operands, device)
+    run = prepared(handle, problem, operands, device)
     shape, strides, dtype = tuple(out.shape), out.stride(), out.dtype
     (a_shape, a_strides, a_dtype), (b_shape, b_strides, b_dtype) = forms[first], forms[second]
     check = _check

@@ -95,11 +95,12 @@ def remembering(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable
     return forward
 
 
-def remember(module: nn.Module, input: Tensor) -> None:
-    """Note that torch's function is faster for calls of the module with such an input, from now on."""
+def remember(module: nn.Module, input: Tensor, name: str = STOCK_CALLS) -> None:
+    """Note that torch's function is faster for calls of the module with such an input, from now on, in the attribute
+    of this name."""
     if not guards.are_there() or observers or threads_apart or type(input) not in OWN:
         return
-    calls = StockCalls.of(module, STOCK_CALLS)
+    calls = StockCalls.of(module, name)
     if not calls.is_full:
         calls.add(_Known(_now(module, input), guards.guard(input)), _EPOCH)
 

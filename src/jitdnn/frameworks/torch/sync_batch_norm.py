@@ -201,6 +201,9 @@ def _statistics(x: Tensor, group: Any, handle: Handle) -> tuple[Tensor, Tensor, 
 def is_watched(module: nn.Module) -> bool:
     """Whether somebody sees what goes into a module or comes out of it, or has put another function in its place."""
     own = module.__dict__
-    if "forward" in own or any(hook not in UNSEEING for name in _HOOKS for hook in own[name].values()):
+    if "forward" in own:
         return True
+    for name in _HOOKS:
+        if own[name] and any(hook not in UNSEEING for hook in own[name].values()):
+            return True
     return bool(nn.modules.module._has_any_global_hook())

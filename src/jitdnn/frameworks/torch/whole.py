@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -37,11 +38,16 @@ Run: TypeAlias = Callable[[], Any]
 ALONE: dict[Any, None] = {}
 #: and those that are on processors, too, besides
 ON_PROCESSORS: dict[Any, None] = {}
+#: functions whose calls have a way on GPUs for which no kernels are chosen one by one (batch_norm_calls.py)
+_AS_ONE = (F.batch_norm, batch_norm_activation.stock)
+#: of functions whose calls modules remember: (arguments, options) -> such a call, or None (calls.py)
+SHORT: dict[Any, Callable[[tuple[Any, ...], str], Run | None]] = {}
 #: how many of a function's arguments tell kinds of calls apart; the others are numbers that cost nothing, whatever they
 #: are, such as the momentum of running statistics, which may be another one in each call
 _TELLING = {F.batch_norm: 6, batch_norm_activation.stock: 8}
 #: kinds of calls that ours are tried for of a function without weights, which all layers call
 _MOST_OF_FUNCTION = 256
+_has_seen_hooks = False
 _lock = lock()
 
 
@@ -189,8 +195,15 @@ def _decided(
     if not variety.may_try(*_layer(function, args, options, module)):
         return Decision(False, variety.REASON)
     seen: list[Kind] = []
+    is_one = function in ALONE or (function in _AS_ONE and device.type != "cpu")
     with _apart(seen) as told:
-        ours = _way(lambda *args, **named: route(*args, **named, options=options), args, named)
+        if is_one:
+            told.clear()
+
+        def ours_of(*args: Any, **named: Any) -> Any:
+            return route(*args, **named, options=options)
+
+        ours = _way(ours_of, args, named)
         stock = _way(function, args, named)
         try:
             with noting_stand_ins() as waited:
@@ -204,10 +217,13 @@ def _decided(
         waits_for = (*waited, *(one for kind in seen for one in kind.decision.waits_for))
         if waits_for:
             return Decision(False, "ours is being compiled", waits_for=waits_for)
-        if function not in ALONE and not any(kind.decision.is_ours for kind in seen):
+        if not is_one and not any(kind.decision.is_ours for kind in seen):
             return Decision(False, "torch's kernels are faster, each of them")
         told.clear()
         stock()
+        if module is not None and function in SHORT:  # other calls are not remembered
+            ours = _way(ours_of, args, named, SHORT[function], options)
+            ours()  # remembers how its gradients are taken
         return choice.measured(what, handle, device, ours, stock)
 
 
@@ -227,15 +243,19 @@ def _layer(
     ), variety.MOST
 
 
-def _way(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Run:
-    """A call with copies of the arguments, and the gradients of those that want one."""
+def _way(
+    function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any],
+    short: Callable[[tuple[Any, ...], str], Run | None] | None = None, options: str = "",
+) -> Run:  # fmt: skip
+    """A call with copies of the arguments, and the gradients of those that want one; by its `short` way, if any."""
     own, own_named = tree_map(_copy, (args, named))
+    call = (None if short is None else short(own, options)) or partial(function, *own, **own_named)
     wanted = [one for one in tree_leaves((own, own_named)) if isinstance(one, Tensor) and one.requires_grad]
     device = args[0].device.type
     grads: list[Tensor] = []
 
     def run() -> Any:
-        y = function(*own, **own_named)
+        y = call()
         if y is NotImplemented or not wanted:
             return y
         outputs = [one for one in tree_leaves(y) if one.requires_grad]
@@ -265,7 +285,9 @@ def _copy(one: Any) -> Any:
 def _apart(seen: list[Kind]) -> Iterator[list[Observer]]:
     """Calls that no observer, no hook of checkpointing and no cache of autocast sees; `seen` gets their kinds."""
     is_cached = torch.is_autocast_cache_enabled()
+    global _has_seen_hooks
     has_hooks = hooks_of_saved(False) is not None
+    _has_seen_hooks |= has_hooks
     torch.set_autocast_cache_enabled(False)
     try:
         with (
@@ -275,6 +297,11 @@ def _apart(seen: list[Kind]) -> Iterator[list[Observer]]:
             yield told
     finally:
         torch.set_autocast_cache_enabled(is_cached)
+
+
+def has_seen_hooks() -> bool:
+    """Whether a call was chosen while tensors for a backward pass were saved by hooks, as checkpoints do."""
+    return _has_seen_hooks
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -1,0 +1,198 @@
+"""What layers of a model need in each step and can have together: on a GPU each launch costs the host microseconds.
+
+Under autocast each convolution and linear layer casts its weight anew in each step, and the gradient of it back, and
+each batch normalization counts its batches by a launch of its own. While a converted model runs, those that ours run
+are done for all layers at once: the weights that were cast in the last call are cast when the next one begins, by one
+node of autograd, whose backward pass casts all gradients; and batches are counted when the call ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from jitdnn.frameworks.torch.fresh import fresh_like
+from jitdnn.frameworks.torch.registry import OWN, is_eager
+
+TOGETHER = "_jitdnn_together"
+"""The attribute of modules that have the model's one."""
+
+
+def costs_a_launch(tensor: Tensor) -> bool:
+    """Whether what is done to a tensor costs more by itself than together with others."""
+    return bool(tensor.is_cuda)
+
+
+class _Cast:
+    """A weight that is cast in each call: its copy of this call, and the version that it is of."""
+
+    __slots__ = ("copy", "dtype", "is_used", "made", "version", "weight")
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
+        self.weight: Any = ref(weight)
+        self.dtype = dtype
+        form = torch.empty_strided(weight.shape, weight.stride(), dtype=dtype, device="meta")
+        self.made: Callable[[], Tensor] = fresh_like(form, weight.device)
+        self.copy: Tensor | None = None
+        self.version, self.is_used = -1, True
+
+
+def _is_distributed() -> bool:
+    """Whether gradients are sent to other processes as soon as they are there, one after the other."""
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def _has_gradient(weight: Tensor) -> bool:
+    """Whether a weight wants a gradient, at whatever time of the backward pass it comes."""
+    return bool(weight.requires_grad and not getattr(weight, "_post_accumulate_grad_hooks", None))
+
+
+def _copied(makers: list[Callable[[], Tensor]], originals: list[Tensor]) -> list[Tensor]:
+    """Copies of another type, by one launch."""
+    with torch.no_grad():
+        copies = [made() for made in makers]
+        torch._foreach_copy_(copies, originals)
+    return copies
+
+
+class _CastAll(torch.autograd.Function):
+    """Weights of another type."""
+
+    @staticmethod
+    def forward(ctx: Any, makers: list[Callable[[], Tensor]], *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.dtypes = [weight.dtype for weight in weights]
+        return tuple(_copied(makers, [*weights]))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        found: list[Any] = [None, *grads]
+        if torch.is_grad_enabled() or not is_eager():
+            return None, *(
+                None if one is None else one.to(dtype) for one, dtype in zip(grads, ctx.dtypes, strict=True)
+            )
+        there = [n for n, one in enumerate(grads, 1) if one is not None]
+        made = [torch.empty_like(found[n], dtype=ctx.dtypes[n - 1]) for n in there]
+        if there:
+            torch._foreach_copy_(made, [found[n] for n in there])
+        for n, one in zip(there, made, strict=True):
+            found[n] = one
+        return tuple(found)
+
+
+class Together:
+    """What the layers of one model have in common while it runs. Copies and pickled models know nothing."""
+
+    __slots__ = ("_casts", "_counts", "_thread")
+
+    def __init__(self) -> None:
+        self._thread = 0  # that in which the model runs, 0 while it does not
+        self._casts: dict[int, _Cast] = {}
+        self._counts: dict[int, tuple[Tensor, int]] = {}
+
+    def __reduce__(self) -> tuple[type[Together], tuple[()]]:
+        return Together, ()
+
+    def begin(self) -> None:
+        """A call of the model begins."""
+        if self._thread or not is_eager():
+            return  # it calls itself, or runs in another thread, too
+        self._thread = threading.get_ident()
+        casts: list[_Cast] = []
+        weights: list[Any] = []
+        for number, cast in [*self._casts.items()]:
+            weight = cast.weight()
+            if not cast.is_used or weight is None or not weight.data_ptr():  # sharded: not gathered yet
+                del self._casts[number]
+            else:
+                casts.append(cast)
+                weights.append(weight)
+            cast.is_used = False
+        if not casts:
+            return
+        has_node = torch.is_grad_enabled() and not _is_distributed()
+        for wanted in (False, True):
+            chosen = [n for n, one in enumerate(weights) if (has_node and _has_gradient(one)) is wanted]
+            if chosen:
+                own = [weights[n] for n in chosen]
+                makers = [casts[n].made for n in chosen]
+                copies: Any = _CastAll.apply(makers, *own) if wanted else _copied(makers, own)
+                for n, copy in zip(chosen, copies, strict=True):
+                    casts[n].copy, casts[n].version = copy, weights[n]._version
+
+    def end(self) -> None:
+        """The call is over."""
+        if self._thread != threading.get_ident():
+            return
+        self._thread = 0
+        for cast in self._casts.values():
+            cast.copy = None
+        counts = [*self._counts.values()]
+        self._counts.clear()
+        if counts:
+            torch._foreach_add_([one for one, _ in counts], [number for _, number in counts])
+
+    def cast(self, weight: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """A weight cast to a type when the call of the model began, if it has not changed since; with a history where
+        gradients are recorded and it wants one. None where it must be cast by itself, for which it is noted."""
+        found = self._casts.get(id(weight))
+        if found is not None and found.weight() is weight and found.dtype is dtype:
+            found.is_used = True
+            copy = found.copy
+            if (
+                copy is not None
+                and found.version == weight._version
+                and self._thread == threading.get_ident()
+            ):
+                return copy
+        elif self._thread == threading.get_ident() and type(weight) in OWN and costs_a_launch(weight):
+            self._casts[id(weight)] = _Cast(weight, dtype)
+        return None
+
+    def count(self, batches: Tensor) -> None:
+        """Add one to a number of batches, at the latest when the call of the model ends."""
+        if self._thread == threading.get_ident() and costs_a_launch(batches):
+            _, before = self._counts.get(id(batches), (batches, 0))
+            self._counts[id(batches)] = (batches, before + 1)
+        else:
+            batches.add_(1)
+
+
+def watch(model: nn.Module, modules: list[nn.Module]) -> None:
+    """Have these modules of a model do together what they can."""
+    made = Together()
+    model.register_forward_pre_hook(_before)
+    model.register_forward_hook(_after, always_call=True)
+    for module in (model, *modules):
+        module.__dict__[TOGETHER] = made
+
+
+def forget(model: nn.Module) -> None:
+    """Have them do it by themselves again."""
+    for hooks, own in ((model._forward_pre_hooks, _before), (model._forward_hooks, _after)):
+        for number, hook in [*hooks.items()]:
+            if hook is own:
+                del hooks[number]
+                model._forward_hooks_always_called.pop(number, None)
+    for module in model.modules():
+        module.__dict__.pop(TOGETHER, None)
+
+
+def _before(model: nn.Module, args: Any) -> None:
+    if not is_compiling():
+        found: Together | None = model.__dict__.get(TOGETHER)
+        if found is not None:
+            found.begin()
+
+
+def _after(model: nn.Module, args: Any, result: Any) -> None:
+    if not is_compiling():
+        found: Together | None = model.__dict__.get(TOGETHER)
+        if found is not None:
+            found.end()

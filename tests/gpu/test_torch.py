@@ -1,0 +1,244 @@
+"""`jitdnn.torch` with tensors on a GPU: values, gradients, statistics, steps, streams, and who runs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import jitdnn.torch as jt  # noqa: E402
+from jitdnn.frameworks.torch import kinds, steps, together  # noqa: E402
+from jitdnn.frameworks.torch.calls import CALLS  # noqa: E402
+from torch_kernels import TOLERANCE, random, watched  # noqa: E402
+
+if not torch.cuda.is_available():
+    pytest.skip("PyTorch has no GPU here", allow_module_level=True)
+
+nn, F = torch.nn, torch.nn.functional
+ON = "cuda"
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Any:
+    torch.manual_seed(0)
+    backends = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [one.allow_tf32 for one in backends]
+    for one in backends:
+        one.allow_tf32 = False
+    kinds.forget()
+    yield
+    kinds.forget()
+    for one, value in zip(backends, before, strict=True):
+        one.allow_tf32 = value
+
+
+def on(*tensors: Any) -> tuple[Any, ...]:
+    return tuple(None if one is None else one.to(ON) for one in tensors)
+
+
+LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "conv": (lambda: nn.Conv2d(8, 16, 3, padding=1), (2, 8, 9, 7)),
+    "conv of stride 2 without a bias": (lambda: nn.Conv2d(3, 8, 5, 2, 2, bias=False), (3, 3, 13, 12)),
+    "depthwise": (lambda: nn.Conv2d(24, 24, 3, padding=1, groups=24, bias=False), (2, 24, 9, 11)),
+    "grouped": (lambda: nn.Conv2d(16, 32, 3, padding=1, groups=4), (2, 16, 7, 9)),
+    "conv1d": (lambda: nn.Conv1d(5, 7, 3, dilation=2), (2, 5, 17)),
+    "conv3d": (lambda: nn.Conv3d(4, 6, 3, padding=1), (2, 4, 5, 6, 7)),
+    "transposed": (lambda: nn.ConvTranspose2d(6, 4, 2, 2), (2, 6, 5, 4)),
+    "linear": (lambda: nn.Linear(24, 17), (5, 24)),
+    "linear of sequences": (lambda: nn.Linear(24, 16), (3, 5, 24)),
+    "batch norm": (lambda: nn.BatchNorm2d(7), (4, 7, 6, 5)),
+    "batch norm of rows": (lambda: nn.BatchNorm1d(33), (9, 33)),
+    "layer norm": (lambda: nn.LayerNorm(63), (3, 5, 63)),
+    "group norm": (lambda: nn.GroupNorm(2, 6), (2, 6, 5, 7)),
+    "instance norm": (lambda: nn.InstanceNorm2d(5, affine=True), (2, 5, 6, 7)),
+    "rms norm": (lambda: nn.RMSNorm(65), (3, 65)),
+    "max pool": (lambda: nn.MaxPool2d(3, 2, 1), (2, 5, 9, 8)),
+    "avg pool": (lambda: nn.AvgPool2d(2), (2, 5, 8, 7)),
+    "adaptive": (lambda: nn.AdaptiveAvgPool2d(1), (2, 5, 8, 7)),
+    "adaptive maximum": (lambda: nn.AdaptiveMaxPool2d(2), (2, 5, 8, 6)),
+    "silu": (nn.SiLU, (3, 65)),
+    "gelu": (nn.GELU, (3, 65)),
+    "hardswish": (nn.Hardswish, (3, 65)),
+    "softmax": (lambda: nn.Softmax(1), (3, 65)),
+    "upsample": (lambda: nn.Upsample(scale_factor=2.0, mode="bilinear"), (1, 3, 5, 4)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name: str, dtype: Any) -> None:
+    """Values and all gradients, three times: looked up, then remembered; both orders of channels."""
+    make, shape = LAYERS[name]
+    if name == "hardswish" and dtype is torch.float64:
+        pytest.skip("PyTorch's own multiplies by 1/6 of single precision on a GPU")
+    stock = make().to(ON, torch.float64)
+    ours = jt.convert(copy.deepcopy(stock).to(dtype), measure="never")
+    for seed in range(3):
+        x = random(*shape, dtype=torch.float64, seed=seed).to(ON)
+        if seed == 2 and len(shape) in LAST:
+            x = x.contiguous(memory_format=LAST[len(shape)])
+        given, wide = x.to(dtype).requires_grad_(), x.requires_grad_()
+        y, expected = ours(given), stock(wide)
+        dy = random(*expected.shape, dtype=torch.float64, seed=7).to(ON)
+        found = torch.autograd.grad(y, [given, *ours.parameters()], dy.to(dtype))
+        wanted = torch.autograd.grad(expected, [wide, *stock.parameters()], dy)
+        tolerance = 10 * TOLERANCE[dtype]
+        for one, other in zip((y, *found), (expected, *wanted), strict=True):
+            assert one.shape == other.shape
+            torch.testing.assert_close(
+                one.double(),
+                other,
+                rtol=tolerance,
+                atol=tolerance * max(1.0, float(other.detach().abs().max())),
+            )
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers(cell: Any) -> None:
+    stock = cell(8, 16, 2, bidirectional=True, batch_first=True).to(ON)
+    ours = jt.convert(copy.deepcopy(stock), measure="never")
+    x = random(3, 7, 8).to(ON).requires_grad_()
+    found, wanted = (
+        [y, *torch.autograd.grad(y.square().sum(), [x, *one.parameters()])]
+        for one in (ours, stock)
+        for y in (one(x)[0],)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def network() -> Any:
+    def block(c: int, k: int, act: Any, **options: Any) -> Any:
+        return nn.Sequential(
+            nn.Conv2d(c, k, 3, padding=1, bias=False, **options), nn.BatchNorm2d(k), act(inplace=True)
+        )
+
+    return nn.Sequential(
+        block(3, 16, nn.ReLU6), block(16, 16, nn.SiLU, groups=16), nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+    ).to(ON, memory_format=torch.channels_last)  # fmt: skip
+
+
+def trained(model: Any, count: int, cast: Any = None) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    losses = []
+    for number in range(count):
+        dtype = next(model.parameters()).dtype
+        x = random(4, 3, 12, 10, seed=number % 3).to(ON, dtype).contiguous(memory_format=torch.channels_last)
+        labels = torch.arange(4, device=ON)
+        with torch.autocast(ON, cast or torch.float16, enabled=cast is not None):
+            loss = F.cross_entropy(model(x), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("measure", ["never", "first"])
+@pytest.mark.parametrize("cast", [None, torch.bfloat16])
+def test_steps_are_torchs(cast: Any, measure: str) -> None:
+    stock = network()
+    exact = copy.deepcopy(stock).double()
+    ours = jt.convert(copy.deepcopy(stock), measure=measure)
+    found, wanted = trained(ours, 6, cast), trained(exact, 6)
+    torch.testing.assert_close(found, wanted, rtol=0.05 if cast else 1e-3, atol=0.02 if cast else 1e-3)
+    for (name, one), other in zip(ours.named_buffers(), exact.buffers(), strict=True):
+        if one.is_floating_point():
+            torch.testing.assert_close(
+                one.double(), other, rtol=0.1 if cast else 1e-3, atol=0.05 if cast else 1e-3
+            )
+        else:
+            assert int(one) == int(other) == 6, name
+    if measure == "never":
+        assert all(
+            m.__dict__[CALLS].entries for m in ours.modules() if isinstance(m, (nn.Conv2d, nn.BatchNorm2d))
+        )
+        if cast:
+            assert ours.__dict__[together.TOGETHER]._casts
+
+
+def test_weights_are_cast_together_and_anew() -> None:
+    model = jt.convert(network(), measure="never").eval()
+    x = random(4, 3, 12, 10).to(ON)
+    with torch.no_grad(), torch.autocast(ON, torch.bfloat16):
+        for number in range(5):
+            found, wanted = model(x), jt.revert(copy.deepcopy(model))(x)
+            torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.05)
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+            assert all(one.copy is None for one in model.__dict__[together.TOGETHER]._casts.values()), number
+
+
+def test_a_model_settles_on_the_faster_steps() -> None:
+    model = jt.convert(network())
+    trained(model, 2)
+    assert steps.decision(model) is None
+    trained(model, 60)
+    decision = steps.decision(model)
+    assert decision is not None
+    assert decision.seconds
+    assert decision.stock_seconds
+    assert decision.is_ours is (decision.seconds <= decision.stock_seconds)
+    resting = {
+        type(one) in steps.AWAKE for one in model.modules() if type(one) in {*steps.AWAKE, *steps.RESTING}
+    }
+    assert resting == {not decision.is_ours}
+
+
+def test_streams_and_captured_graphs() -> None:
+    model = jt.convert(network().eval(), measure="never")
+    x = random(4, 3, 12, 10).to(ON).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        expected = jt.revert(copy.deepcopy(model))(x)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                y = model(x)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = model(x)
+        y.zero_()
+        graph.replay()
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+        x.mul_(0.5)
+        graph.replay()
+        torch.testing.assert_close(y, jt.revert(copy.deepcopy(model))(x), rtol=1e-4, atol=1e-4)
+
+
+def test_half_precision_with_parameters_of_float32() -> None:
+    def mine(x: Any, weight: Any, bias: Any) -> Any:
+        with jt.use(measure="never"):
+            return F.batch_norm(x, None, None, weight, bias, True, 0.1, 1e-3)
+
+    def torchs(x: Any, weight: Any, bias: Any) -> Any:
+        return F.batch_norm(x, None, None, weight, bias, True, 0.1, 1e-3)
+
+    for dtype in (torch.bfloat16, torch.float16):
+        x = random(4, 24, 7, 5).to(ON, dtype).contiguous(memory_format=torch.channels_last)
+        weight, bias = on(random(24), random(24))
+        for _ in range(2):
+            y = mine(x, weight, bias)
+            tolerance = TOLERANCE[dtype]
+            torch.testing.assert_close(
+                y.double(),
+                torchs(x.double(), weight.double(), bias.double()),
+                rtol=tolerance,
+                atol=4 * tolerance,
+            )
+
+
+def test_compiled_whole() -> None:
+    model = jt.convert(network().eval(), measure="never")
+    x = random(4, 3, 12, 10).to(ON)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with watched() as seen:
+        found = compiled(x)
+    assert {kind.name for kind in seen} >= {"forward"}
+    torch.testing.assert_close(found, jt.revert(copy.deepcopy(model))(x), rtol=1e-4, atol=1e-4)
