@@ -91,7 +91,7 @@ def test_every_tile(words: str, tile: Tile, cuda_device: Any) -> None:
         run_algorithm(algorithm, make_case(problem), cuda_device, scales=((-0.75, 0.5),))
 
 
-@pytest.mark.parametrize(("tile", "splits"), [(SMALL, 7), (Tile(2, 1, 2, 64), 2)], ids=str)
+@pytest.mark.parametrize(("tile", "splits"), [(SMALL, 14), (Tile(2, 1, 2, 64), 2)], ids=str)
 @pytest.mark.parametrize(
     "words",
     [

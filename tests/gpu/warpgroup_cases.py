@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cases
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose, wgrad
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Tile
 
 SMALL = Tile(2, 1, 1, 64)
@@ -41,7 +41,8 @@ def split_into(splits: int, tile: Tile = SMALL) -> Iterator[None]:
         return Blocking(tile, 3, -(-products.longest // length), length, 1, 2), 1e-5
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choose, "best_blocking", blocking)
+        for module in (choose, wgrad):
+            patch.setattr(module, "best_blocking", blocking)
         choose.plan_of.cache_clear()
         yield
     choose.plan_of.cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
@@ -23,6 +24,9 @@ _SHARED_SHARE = 1.08  # of the path to shared memory, as `shared_bytes_per_cycle
 _ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it is
 _WGRAD_ROW_CYCLES = 2.3  # the same where all operands are read across
 _LANES = 128  # of a multiprocessor: numbers of which it computes one instruction in a cycle
+_BOX_CYCLES = 110.0  # of the copy engine for a box of few rows
+_DIVISION = 4.5
+"""Times that what is divided into halves goes through the path to shared memory, or takes as long as that."""
 _OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
 _ACROSS_FACTOR = 1.35  # of a wgrad's stage that two warpgroups share across
 _TILE_CYCLES = 1270.0  # from one tile of a thread block to the next
@@ -40,22 +44,42 @@ _AS_FAST = 1.03
 _OUTSIDE = 0.2  # of the columns of tiles, that may lie outside beside those of another tile
 
 
+@dataclass(frozen=True)
+class SharedRows:
+    """Rows of B that the columns of a warpgroup share, of a stage: so many boxes of so many rows."""
+
+    boxes: int
+    rows: int
+
+    @property
+    def count(self) -> int:
+        return self.boxes * self.rows
+
+
 def stage_cycles(
-    blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, is_rewritten: bool = False
-) -> float:
+    blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, is_rewritten: bool = False,
+    is_divided: bool = False, shared_rows: SharedRows | None = None,
+) -> float:  # fmt: skip
     """Cycles of a stage of a tile: products, the path to shared memory, or the copy engine, whichever takes longest.
 
     `row_bytes`: of the rows that are copied. `is_rewritten`: B is read and written by threads before it is multiplied.
+    `is_divided`: threads divide numbers into halves first, in shared memory. `shared_rows`: of B, which the
+    columns of a warpgroup share.
     """
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
     flops = 2.0 * tile.m * tile.n * STAGE_ROW / 2
     products = 3 if parts == 2 else 1
     mma = products * flops / (_OPERATIONS_OF_BYTE * facts.shared_bytes_per_cycle)
-    brought = parts * (tile.m + tile.n)  # rows of 128 bytes
+    of_b = tile.across * shared_rows.count if shared_rows else tile.n
+    brought = parts * (tile.m + of_b)  # rows of 128 bytes
     read = products * (tile.m // 64) * tile.across * (64 + tile.wn) + (2 * tile.n if is_rewritten else 0)
     shared = (brought + read) * STAGE_ROW / (_SHARED_SHARE * facts.shared_bytes_per_cycle)
+    if is_divided:
+        shared += _DIVISION * brought * STAGE_ROW / facts.shared_bytes_per_cycle
     copies = brought * (STAGE_ROW // row_bytes) * (_WGRAD_ROW_CYCLES if is_wgrad else _ROW_CYCLES)
+    if shared_rows:
+        copies = max(copies, _BOX_CYCLES * parts * shared_rows.boxes * (tile.m // 64 + tile.across))
     return max(mma / _EFFICIENCY, shared, copies)
 
 
@@ -69,13 +93,15 @@ def seconds(
     is_wgrad: bool,
     is_rewritten: bool = False,
     finish: Finish = NO_FINISH,
+    is_divided: bool = False,
+    shared_rows: SharedRows | None = None,
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, clock = blocking.tile, gemm_clock(device.facts)
     outside = blocking.parts * (products.tiles_n(tile) * tile.n - products.n) / products.tiles_n(tile)
-    stage = stage_cycles(blocking, device, row_bytes, is_wgrad, is_rewritten)
+    stage = stage_cycles(blocking, device, row_bytes, is_wgrad, is_rewritten, is_divided, shared_rows)
     if is_wgrad:
-        stage *= _ACROSS_FACTOR if tile.across > 1 else 1.0
+        stage *= _ACROSS_FACTOR if tile.across > 1 and not shared_rows else 1.0
     else:
         stage += _OUTSIDE_CYCLES * outside
     works = blocking.works(products)
@@ -121,17 +147,29 @@ def best_blocking(
     products: Products, tiles: Sequence[Tile], device: GpuDevice, bytes_moved: int, result_bytes: int, parts: int,
     max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
     finish: Finish = NO_FINISH,
+    is_divided: bool = False, shared_rows: SharedRows | None = None,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
-    that are for something else. `is_rewritten`: see `stage_cycles`.
+    that are for something else. `is_rewritten`, `is_divided`, `shared_rows`: see `stage_cycles`; what is
+    divided is split.
     """
     found = [
         (
             one,
             seconds(
-                products, one, device, bytes_moved, result_bytes, row_bytes, is_wgrad, is_rewritten, finish
+                products,
+                one,
+                device,
+                bytes_moved,
+                result_bytes,
+                row_bytes,
+                is_wgrad,
+                is_rewritten,
+                finish,
+                is_divided,
+                shared_rows,
             ),
         )
         for one in blockings(
@@ -143,6 +181,7 @@ def best_blocking(
             result_bytes,
             max_splits,
             is_promoted,
+            2 if is_divided else 1,
         )
     ]
     if not found:

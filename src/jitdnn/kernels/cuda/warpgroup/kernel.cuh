@@ -40,6 +40,9 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #if HAS_PROLOGUE
     begin_prologue(ring, tables, scale, shift);
 #endif
+#if IS_DIVIDED
+    begin_dividing(ring);
+#endif
     __syncthreads();
     // the same in all lanes of a warp, which the compiler cannot know
     const int warpgroup = shuffle((int)threadIdx.x / 128, 0);
@@ -50,6 +53,8 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         registers_acquire<CONSUMER_REGISTERS>();
 #if HAS_PROLOGUE
         PrologueConsumer consumer(ring, tables, warpgroup);
+#elif IS_DIVIDED
+        DividingConsumer consumer(ring, warpgroup);
 #else
         Consumer consumer(ring, warpgroup);
 #endif
@@ -62,7 +67,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             consumer.begin(work);
 #endif
             consumer.multiply<1>(sums, work.last_block - work.first_block, false, [](int) {});
-            store_partial(sums, partials, tables, number, warpgroup);
+#if IS_DIVIDED
+            if (!consumer.is_finite)
+                store_exact_partial(partials, tables, work, number, warpgroup, first, second);
+            else
+#endif
+                store_partial(sums, partials, tables, number, warpgroup);
         }
 #else
         const u32 staging = ring.shared + STAGING_AT + warpgroup * 2 * BUFFER_BYTES;
@@ -146,40 +156,43 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 }
 
 #if IS_SPLIT
-// A thread has the sums that a thread of a consumer had of 16 columns, 2 x 4 of them; a block 256 times as many. Where
+// A thread has the sums that a thread of a consumer had of 16 columns, 2 x 4 of them, of all splits or, where these are
+// many, of a run of them: `sharing` warpgroups have the same sums, and the first of them adds theirs, in order. Where
 // results may be stored as vectors, four lanes exchange theirs of half precision, and each stores 8 columns of a row.
-KERNEL2(256, 4)
+KERNEL2(512, 2)
 void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
                      RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
     constexpr int eights = BM * BN / 8;  // of a tile
     static_assert(WN % 16 == 0, "threads have pairs of 8 columns");
-    const i64 index = (i64)blockIdx.x * 256 + threadIdx.x, tiles = tables.works / tables.splits;
+    const int sharing = tables.splits >= 16 ? 4 : tables.splits >= 8 ? 2 : 1;  // as in code.py
+    const int thread = threadIdx.x % 128, warpgroup_of_all = blockIdx.x * 4 + threadIdx.x / 128;
+    const int sharer = warpgroup_of_all % sharing;
+    const i64 tiles = tables.works / tables.splits, index = (i64)(warpgroup_of_all / sharing) * 128 + thread;
     const int tile = (int)(index / eights), in_tile = (int)(index % eights);
-    const int thread = in_tile % 128, pair = in_tile / 128 % (WN / 16), slab = in_tile / (8 * WN) % ROWS;
+    const bool is_there = tile < tiles;
+    const int pair = in_tile / 128 % (WN / 16), slab = in_tile / (8 * WN) % ROWS;
     const int warpgroup = in_tile / (8 * WN * ROWS);
     const SUM *from = (const SUM *)(workspace + tables.partials) + (i64)tile * (BM * BN) +
                       (warpgroup * ROWS + slab) * SLAB_SUMS + pair * 1024 + thread * 4;
     SUM sums[2][4] = {};  // of 8 columns each: see store_partial
-#pragma unroll 4
-    for (int split = 0; split < (int)tables.splits; ++split) {
+    const int splits = is_there ? (int)tables.splits : 0;
+    const int begin = splits * sharer / sharing, end = splits * (sharer + 1) / sharing;
+    auto load = [&](int split, int j) { return *(const uint4 *)(from + split * tiles * (BM * BN) + j * 512); };
+    auto add = [&](const uint4 &four, int j) {
+        const u32 bits[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const uint4 four = *(const uint4 *)(from + split * tiles * (BM * BN) + j * 512);
-            const u32 bits[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-            for (int n = 0; n < 4; ++n) {
-                SUM more;
-                sum_of_bits(bits[n], more);
-                sums[j][n] += more;
-            }
+        for (int n = 0; n < 4; ++n) {
+            SUM more;
+            sum_of_bits(bits[n], more);
+            sums[j][n] += more;
         }
-    }
-#if IS_SCALED
-    const Scales scales(tables, workspace);
-    if (PARTS == 2 && !scales.is_finite) return;
+    };
+    // while the first are under way, where the results go is found out
+    constexpr int AHEAD = 2;
+    uint4 ahead[AHEAD][2];
 #pragma unroll
-    for (int n = 0; n < 8; ++n) sums[n / 4][n % 4] = scales.power.times(sums[n / 4][n % 4]);
-#endif
+    for (int n = 0; n < AHEAD; ++n)
+        if (begin + n < end) ahead[n][0] = load(begin + n, 0), ahead[n][1] = load(begin + n, 1);
     const Work work(tables, tile);
     const int first_row = work.first_row + (warpgroup / WARPGROUPS_N * ROWS + slab) * 64 + thread / 32 * 16 +
                           thread % 32 / 4;
@@ -191,6 +204,32 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
         columns[j] = work.columns.from(tables, first_column + 8 * j);
         column_places[j] = work.columns.place(tables, first_column + 8 * j);
     }
+#pragma unroll
+    for (int n = 0; n < AHEAD; ++n)
+        if (begin + n < end) add(ahead[n][0], 0), add(ahead[n][1], 1);
+#pragma unroll 4
+    for (int split = begin + AHEAD; split < end; ++split) add(load(split, 0), 0), add(load(split, 1), 1);
+    if (sharing > 1) {
+        __shared__ SUM of_sharers[8][512];
+        if (sharer)
+#pragma unroll
+            for (int n = 0; n < 8; ++n) of_sharers[n][threadIdx.x] = sums[n / 4][n % 4];
+        __syncthreads();
+        for (int other = 1; other < sharing; ++other)
+#pragma unroll
+            for (int n = 0; n < 8; ++n)
+                if (!sharer) sums[n / 4][n % 4] += of_sharers[n][threadIdx.x + 128 * other];
+    }
+    const bool leads = is_there && !sharer;
+#if !HAS_SUMS
+    if (!leads) return;  // whole warpgroups
+#endif
+#if IS_SCALED
+    const Scales scales(tables, workspace);
+    if (PARTS == 2 && !scales.is_finite) return;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) sums[n / 4][n % 4] = scales.power.times(sums[n / 4][n % 4]);
+#endif
 #if HAS_SUMS
     f32 summed[2][4] = {};
 #endif
@@ -201,7 +240,7 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = first_row + half * 8;
-        places[half] = row_place(tables, work, row);
+        places[half] = leads ? row_place(tables, work, row) : NO_PLACE;
         const Pixel pixel(tables, work, row);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
@@ -231,16 +270,17 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     }
     if constexpr (is_exchanged) {
         transpose_of_four(words);
-        const i64 place = places[lane / 2];
-        if (place != NO_PLACE && columns[lane % 2] > 0)
-            store16(result + place + column_places[lane % 2], uint4{words[0], words[1], words[2], words[3]});
+        const i64 place = lane / 2 ? places[1] : places[0];
+        if (place != NO_PLACE && (lane % 2 ? columns[1] : columns[0]) > 0)
+            store16(result + place + (lane % 2 ? column_places[1] : column_places[0]),
+                    uint4{words[0], words[1], words[2], words[3]});
     }
 #if HAS_SUMS
     const int of_result = work.first_row / 64 + warpgroup / WARPGROUPS_N * ROWS + slab;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
         if (j) __syncthreads();  // what the first call shares is read
-        sum_block(summed[j], tables, work, of_result, first_column + 8 * j, workspace);
+        sum_block(summed[j], tables, work, of_result, first_column + 8 * j, leads, workspace);
     }
 #endif
 }

@@ -54,7 +54,7 @@ FUNCTION void produce(const Ring &ring, const Tables &tables) {
         Loader loader(tables, work);
         for (int block = work.first_block; block < work.last_block; ++block) {
             mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
-            mbarrier_arrive_expect(ring.full(place.stage), STAGE_BYTES);
+            mbarrier_arrive_expect(ring.full(place.stage), COPIED_BYTES);
             loader.load(tables, ring.a(place.stage), ring.b(place.stage), ring.full(place.stage));
             place.advance();
         }
@@ -70,11 +70,18 @@ FUNCTION constexpr u32 step_offset(int step) {
     return (IS_MN_MAJOR ? step * 16 * 128 : step / steps * OPERAND_ROWS * ROW_BYTES + step % steps * 32) / 16;
 }
 
+// The same of B in lines.
+FUNCTION constexpr u32 line_offset(int step) {
+    const int pixel = step * 16, segment = SEGMENT ? pixel / (SEGMENT ? SEGMENT : 1) : 0;
+    return (segment * SEGMENT_ROWS + pixel - segment * SEGMENT) * 128 / 16;
+}
+
 // Begins the products of a stage for the slabs of one warpgroup. `is_added`: to the sums that there are.
 FUNCTION void multiply_stage(const Ring &ring, int stage, int warpgroup, Sums &sums, bool is_added) {
     constexpr int a_row = A_MN_MAJOR ? 128 : ROW_BYTES, b_row = B_MN_MAJOR ? 128 : ROW_BYTES;
     const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup / WARPGROUPS_N * ROWS * 64 * a_row, SLAB_BYTES, a_row);
-    const u64 b = wgmma_descriptor(ring.b(stage) + warpgroup % WARPGROUPS_N * WN * b_row, SLAB_BYTES, b_row);
+    const u64 b = wgmma_descriptor(ring.b(stage) + warpgroup % WARPGROUPS_N * WARPGROUP_B_BYTES,
+                                   SEGMENT ? 128 : SLAB_BYTES, b_row);
     wgmma_fence();
     // the small products first: lo * hi, hi * lo, then hi * hi
 #pragma unroll
@@ -86,7 +93,8 @@ FUNCTION void multiply_stage(const Ring &ring, int stage, int warpgroup, Sums &s
             for (int row = 0; row < ROWS; ++row)
                 MULTIPLY<A_MN_MAJOR, B_MN_MAJOR>(sums[row],
                                                  a_part + step_offset<A_MN_MAJOR, BM>(step) + row * (64 * a_row / 16),
-                                                 b_part + step_offset<B_MN_MAJOR, BN>(step), is_added);
+                                                 b_part + (SEGMENT ? line_offset(step) : step_offset<B_MN_MAJOR, BN>(step)),
+                                                 is_added);
             is_added = true;
         }
     }

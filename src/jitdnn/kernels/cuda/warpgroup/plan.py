@@ -184,7 +184,7 @@ class Blocking:
 
 def blockings(
     products: Products, tiles: Sequence[Tile], shared_bytes: int, multiprocessors: int, parts: int,
-    result_bytes: int, max_splits: int, is_promoted: bool,
+    result_bytes: int, max_splits: int, is_promoted: bool, min_splits: int = 1,
 ) -> list[Blocking]:  # fmt: skip
     """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves."""
     found = []
@@ -192,17 +192,19 @@ def blockings(
         if not tile.has_chunks(result_bytes):
             continue
         count, longest = products.tiles(tile), products.longest
-        wanted = {1}
+        wanted = {min_splits}
         if len(products.rows) == 1:
             for waves in (1, 2, 3, 4):
                 splits = multiprocessors * waves // max(1, count)
                 wanted.add(min(max_splits, splits, longest))
         for splits in sorted(wanted):
-            if splits < 1:
+            if splits < min_splits:
                 continue
             length = max(1, math.ceil(longest / splits))
             splits = max(1, math.ceil(longest / length))
             is_split = splits > 1
+            if splits < min_splits:
+                continue
             stages = tile.stages(shared_bytes, parts, is_split, result_bytes)
             if stages < 2 or not tile.has_registers(is_promoted, result_bytes, is_split):
                 continue

@@ -74,8 +74,8 @@ FUNCTION void sum_columns(const Sums &sums, const Tables &tables, const Work &wo
 #else
 // Of the 64 x 16 results of a thread block of reduce_partials, of which each thread has 2 x 2, 0 where there are none.
 FUNCTION void sum_block(const f32 (&results)[4], const Tables &tables, const Work &work, int slab, int column,
-                        u8 *workspace) {
-    __shared__ f32 of_warps[8][16];  // by 4 pairs of columns: each warp's sum and square of both
+                        bool is_there, u8 *workspace) {
+    __shared__ f32 of_warps[16][16];  // by 4 pairs of columns: each warp's sum and square of both
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     f32 values[4];
 #pragma unroll
@@ -89,7 +89,7 @@ FUNCTION void sum_block(const f32 (&results)[4], const Tables &tables, const Wor
     // the first four lanes of each of the four warps that have 8 columns
     const int pair = threadIdx.x % 4, kind = threadIdx.x / 4 % 2, e = threadIdx.x / 8 % 2, first = threadIdx.x / 128 * 4;
     column += pair * 2 + e;
-    if (threadIdx.x % 128 >= 16 || work.columns.from(tables, column) <= 0) return;
+    if (!is_there || threadIdx.x % 128 >= 16 || work.columns.from(tables, column) <= 0) return;
     f32 total = 0;
 #pragma unroll
     for (int n = 0; n < 4; ++n) total += of_warps[first + n][pair * 4 + e * 2 + kind];

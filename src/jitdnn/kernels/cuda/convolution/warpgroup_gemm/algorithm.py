@@ -22,6 +22,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import WGMMA_FUNCTIONS,
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.finish import finish_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import SEGMENTS
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing
 from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
@@ -156,6 +157,23 @@ class WarpgroupWgrad(WarpgroupGemm):
         return ImplicitGemmWgradInPlace()
 
 
+class WarpgroupWgradInLines(WarpgroupWgrad):
+    """The same with pixels taken line by line: of x a run of pixels is copied once for all taps along the last axis.
+
+    The copy engine is what limits gradients of few channels of dy.
+    """
+
+    name = "implicit_gemm_wgmma_in_lines"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        return plan_of(problem, device, self._tiles, True, is_in_lines=True)
+
+    def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if problem.output_spatial[-1] % SEGMENTS[-1] == 0:
+            return None
+        return "other taps, where segments of dy end beyond its lines and are filled with zeros"
+
+
 class WarpgroupWgradInPlace(WarpgroupWgrad):
     """The same without workspace: nothing is packed, and no tile is split along K."""
 
@@ -191,6 +209,19 @@ class WarpgroupGemmHalves(_Halves):
 
 class WarpgroupWgradHalves(_Halves, WarpgroupWgrad):
     """wgrad of f32."""
+
+
+class WarpgroupWgradDivided(_Halves, WarpgroupWgrad):
+    """wgrad of f32 whose halves are made in shared memory: nothing is read but by the product itself.
+
+    The numbers of 64 pixels at a time are scaled, so those of 2^-37 of their largest are not lost. Where each is read
+    by few tiles this takes less time than a pass over all of them before.
+    """
+
+    name = "implicit_gemm_3xf16_divided"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        return plan_of(problem, device, self._tiles, True, 2, is_divided=True)
 
 
 class _Scaled(WarpgroupGemm):

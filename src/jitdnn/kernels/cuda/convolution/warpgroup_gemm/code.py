@@ -25,8 +25,6 @@ WGMMA_FUNCTIONS = {"bf16": "wgmma_bf16", "f16": "wgmma_f16", "f32": "wgmma_tf32"
 _POINTERS = 3
 _SUMMED_COLUMNS = 8
 """Of sums by channel, that a thread block of the last reduction adds up."""
-_REDUCTION_BLOCK = 256 * 8
-"""Sums that a thread block of the reduction adds."""
 
 
 def kernel_of(
@@ -109,11 +107,16 @@ def source_of(
             "#define METHOD __device__ __forceinline__",
             code.functions + fused.functions,
             read_text("cuda/convolution/warpgroup_gemm", "tables.cuh"),
-            read_text("cuda/warpgroup", "sizes.cuh", *(("halves.cuh",) if plan.is_scaled else ())),
+            read_text(
+                "cuda/warpgroup", "sizes.cuh", *(("halves.cuh",) if plan.is_scaled or plan.is_divided else ())
+            ),
             read_text("cuda/convolution/warpgroup_gemm", body),
             read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", *fused.files),
             read_text("cuda/warpgroup", "finish_wide.cuh") if wide else "",
-            read_text("cuda/convolution/warpgroup_gemm", "exact.cuh") if parts == 2 else "",
+            read_text("cuda/convolution/warpgroup_gemm", "exact.cuh")
+            if parts == 2 and plan.is_scaled
+            else "",
+            read_text("cuda/warpgroup", "divide.cuh") if plan.is_divided else "",
             read_text("cuda/warpgroup", "kernel.cuh", *(("pack.cu",) if any(plan.packs) else ())),
         )
     )
@@ -123,6 +126,8 @@ def source_of(
         *((("FIRST", plan.dtypes[0]), ("SECOND", plan.dtypes[1])) if plan.is_widened else ()),
         ("RESULT", plan.result),
         ("IS_SCALED", int(plan.is_scaled)),
+        ("IS_DIVIDED", int(plan.is_divided)),
+        ("SEGMENT", plan.segment),
         ("PACKED", "u16" if plan.is_scaled or plan.is_widened else "DTYPE"),
         ("ELEMENT_BYTES", DTYPES[plan.multiplied[0]]),
         ("SUM", "i32" if plan.is_integer else "f32"),
@@ -163,6 +168,11 @@ def source_of(
     return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, "hopper", spills)
 
 
+def reduction_sharing(splits: int) -> int:
+    """How many warpgroups of the reduction share the splits of the sums that each of them has; as in kernel.cuh."""
+    return 4 if splits >= 16 else 2 if splits >= 8 else 1
+
+
 def _multiply(first: str, second: str) -> str:
     """The function of the instruction that multiplies such elements."""
     if first in FLOAT8_DTYPES:
@@ -181,7 +191,8 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     )
     if plan.blocking.is_split:
         sums = plan.works // plan.blocking.splits * tile.m * tile.n
-        launches.append(Launch("reduce_partials", sums // _REDUCTION_BLOCK, 256))
+        sharing = reduction_sharing(plan.blocking.splits)
+        launches.append(Launch("reduce_partials", -(-sums * sharing // (8 * 512)), 512))
     if plan.fusion.has_sums:
         launches.append(Launch("reduce_sums", -(-2 * plan.channels // _SUMMED_COLUMNS), 256))
     return launches

@@ -160,11 +160,12 @@ NO_PACK = (0,) * 15
 
 
 def pixel_map(
-    operand: Operand, rank: int, base: _Three, results: _Three, steps: _Three, row_bytes: int, pixels: int
-) -> TensorMap | None:
+    operand: Operand, rank: int, base: _Three, results: _Three, steps: _Three, row_bytes: int, pixels: int,
+    is_rounded: bool = True,
+) -> TensorMap | None:  # fmt: skip
     """Runs of `pixels` windows by `row_bytes` of channels; None beyond what such a map can say.
 
-    Windows begin at `base`, every `steps` positions, as many as `results` along each axis.
+    Windows begin at `base`, every `steps` positions, as many as `results` along each axis. `is_rounded`: f32 to tf32.
     """
     axes = slice(0, rank - 2)
     extents = tuple(reversed(operand.extents))[axes]
@@ -181,11 +182,13 @@ def pixel_map(
         (*strides[axes], strides[3]),
         (row_bytes // operand.size, pixels),
         (1, *tuple(reversed(steps))[axes], 1),
-        (lower, upper), operand.dtype == "f32",
+        (lower, upper), is_rounded and operand.dtype == "f32",
     )  # fmt: skip
 
 
-def rows_map(operand: Operand, row_bytes: int, pixels: int, is_batch: bool) -> TensorMap | None:
+def rows_map(
+    operand: Operand, row_bytes: int, pixels: int, is_batch: bool, is_rounded: bool = True
+) -> TensorMap | None:
     """Runs of `pixels` pixels, counted through all images or (`is_batch`) in each, by `row_bytes` of channels.
 
     None where pixels do not lie at equal distances.
@@ -204,7 +207,16 @@ def rows_map(operand: Operand, row_bytes: int, pixels: int, is_batch: bool) -> T
     )
     return TensorMap(
         operand.number, operand.offset, operand.dtype, (operand.channels, count, images), strides,
-        (row_bytes // operand.size, pixels, 1), (1, 1, 1), None, operand.dtype == "f32",
+        (row_bytes // operand.size, pixels, 1), (1, 1, 1), None, is_rounded and operand.dtype == "f32",
+    )  # fmt: skip
+
+
+def line_map(operand: Operand, channels: int, pixels: int) -> TensorMap:
+    """Boxes of `channels` channels of `pixels` neighbours along the last axis of space."""
+    return TensorMap(
+        operand.number, operand.offset, operand.dtype,
+        (operand.channels, *reversed(operand.extents), operand.images), tuple(operand.byte_strides()),
+        (channels, pixels, 1, 1, 1), (1,) * 5,
     )  # fmt: skip
 
 

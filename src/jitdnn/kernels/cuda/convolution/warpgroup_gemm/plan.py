@@ -19,6 +19,9 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import Pack
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking
 from jitdnn.tensor import FLOAT8_DTYPES
 
+DIVISION_BYTES = 8 * (16 + 8 * 3 * 4)
+"""Shared memory of what divides numbers into halves: barriers and maxima of each stage; as in divide.cuh."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -29,6 +32,8 @@ class Plan:
     stored at once. `rows_first`: neighbouring threads store neighbouring rows. `is_in_boxes`: the copy engine stores
     the results. `row_bytes`: of channels that one copy brings of each pixel. `fusion`: a prologue and sums by channel;
     `channels`: of the result, over all groups. `is_wide`: an epilogue may read its operands by whole sectors.
+    `is_divided`: f32 is divided into halves in shared memory.
+    `segment`: pixels of a line that a wgrad in lines takes at a time, 0 of others.
     """
 
     is_wgrad: bool
@@ -50,11 +55,13 @@ class Plan:
     fusion: Fusion = NOTHING
     channels: int = 0
     is_wide: bool = True
+    is_divided: bool = False
+    segment: int = 0
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory of a thread block."""
-        return self.blocking.shared + self.fusion.shared
+        return self.blocking.shared + self.fusion.shared + (DIVISION_BYTES if self.is_divided else 0)
 
     @property
     def is_integer(self) -> bool:
@@ -78,7 +85,7 @@ class Plan:
     @property
     def multiplied(self) -> tuple[str, str]:
         """The types of what the tensor cores multiply."""
-        return ("f16", "f16") if self.is_scaled or self.is_widened else self.dtypes
+        return ("f16", "f16") if self.is_scaled or self.is_widened or self.is_divided else self.dtypes
 
     @property
     def alignments(self) -> tuple[int, int, int]:

@@ -1,18 +1,32 @@
 // wgrad: rows are channels of dy, columns taps with channels of x inside, each tap's extended to whole blocks of 64; K
 // runs over pixels. Both operands are read across: a stage has BK pixels, with their channels as neighbours.
 
-// The tap along each axis, and the first of the 64 channels, that a column belongs to.
+// The tap along each axis, and the first of the 64 channels, that a column belongs to. In lines TAPS_AT_ONCE taps of a line
+// of the filter are neighbours, of the same channels, then channels, then the next taps of the line, of which the last may
+// not be there.
 struct Column {
     int tap[3], channel;
 
     METHOD Column(const Tables &tables, int column) {
         const int block = column / 64, blocks = (int)tables.channel_blocks;
-        const int number = block / blocks;
-        channel = (block - number * blocks) * 64;
         const int taps_s = (int)tables.phases[0].axes[2].taps, taps_r = (int)tables.phases[0].axes[1].taps;
-        const int line = number / taps_s, plane = line / taps_r;
-        tap[2] = number - line * taps_s, tap[1] = line - plane * taps_r, tap[0] = plane;
+        int line;
+        if constexpr (SEGMENT) {
+            const int runs = (taps_s + TAPS_AT_ONCE - 1) / TAPS_AT_ONCE, of_run = block / TAPS_AT_ONCE;
+            const int run = of_run / blocks;
+            channel = (of_run - run * blocks) * 64;
+            line = run / runs;
+            tap[2] = (run - line * runs) * TAPS_AT_ONCE + block - of_run * TAPS_AT_ONCE;
+        } else {
+            const int number = block / blocks;
+            channel = (block - number * blocks) * 64;
+            line = number / taps_s;
+            tap[2] = number - line * taps_s;
+        }
+        const int plane = line / taps_r;
+        tap[1] = line - plane * taps_r, tap[0] = plane;
     }
+    METHOD bool is_there(const Tables &tables) const { return !SEGMENT || tap[2] < (int)tables.phases[0].axes[2].taps; }
 };
 
 // The columns of a tile.
@@ -28,7 +42,8 @@ struct Columns {
     // Columns of the same tap that there are from this one on.
     METHOD int from(const Tables &tables, int column) const {
         if (column >= count) return 0;
-        return (int)tables.channels - Column(tables, first + column).channel - column % 64;
+        const Column one(tables, first + column);
+        return one.is_there(tables) ? (int)tables.channels - one.channel - column % 64 : 0;
     }
 };
 
@@ -67,12 +82,60 @@ FUNCTION void store_box(u32 from, const Tables &tables, const Columns &columns, 
         // rows behind the last are those of the next group
         if (column >= columns.count || row >= (int)tables.rows) return;
         const Column one(tables, columns.first + column);
+        if (!one.is_there(tables)) return;
         const int taps_s = (int)tables.phases[0].axes[2].taps, taps_r = (int)tables.phases[0].axes[1].taps;
         tma_store_3d(from, tables.result(), one.channel + column % 64, (one.tap[0] * taps_r + one.tap[1]) * taps_s +
                      one.tap[2], row + group * (int)tables.rows);
     }
 }
 
+#if SEGMENT
+// Brings the stages of a piece of work in lines: SEGMENTS segments of pixels each, of dy and, with what the taps reach
+// further, of x. What is outside of a tensor is zero: dy behind the end of a line, all behind the last line.
+struct Loader {
+    Position at, step;  // of a segment, counted along the lines; of one segment
+    int row, a_image, b_image, channels[WARPGROUPS_N], from[WARPGROUPS_N][3];
+    const Axis &x, &y, &z;
+
+    METHOD Loader(const Tables &tables, const Work &work)
+        : at(tables.phases[0], work.first_block * SEGMENTS), step(tables.phases[0], 1),
+          x(tables.phases[0].axes[2]), y(tables.phases[0].axes[1]), z(tables.phases[0].axes[0]) {
+        row = work.first_row + work.group * (int)tables.a_channel_step;
+        a_image = work.group * (int)tables.a_image_step, b_image = work.group * (int)tables.b_outer_step;
+#pragma unroll
+        for (int n = 0; n < WARPGROUPS_N; ++n) {
+            const bool is_there = WN * n < work.columns.count;
+            const Column one(tables, is_there ? work.columns.first + WN * n : 0);
+            channels[n] = is_there ? one.channel + work.group * (int)tables.b_column_step : NO_CHANNEL;
+#pragma unroll
+            for (int axis = 0; axis < 3; ++axis)
+                from[n][axis] = (int)tables.phases[0].axes[axis].base +
+                                one.tap[axis] * (int)tables.phases[0].axes[axis].dilation;
+        }
+    }
+
+    METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier) {
+#pragma unroll
+        for (int segment = 0; segment < SEGMENTS; ++segment) {
+            const int w = at.at[2] * SEGMENT, h = at.at[1], d = at.at[0];
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) {
+#pragma unroll
+                for (int m = 0; m < BM; m += 64)
+                    tma_load_5d(to_a + part * A_BYTES + (m + segment * SEGMENT) * 128, tables.a(0, part), barrier,
+                                row + m, w, h, d, at.image + a_image);
+#pragma unroll
+                for (int n = 0; n < WARPGROUPS_N; ++n)
+                    tma_load_5d(to_b + part * B_BYTES + n * WARPGROUP_B_BYTES + segment * SEGMENT_ROWS * 128,
+                                tables.b(part), barrier, channels[n], w + from[n][2],
+                                h * (int)y.input_stride + from[n][1], d * (int)z.input_stride + from[n][0],
+                                at.image + b_image);
+            }
+            at.add(tables.phases[0], step);
+        }
+    }
+};
+#else
 // Brings the stages of a piece of work, one after the other: BK pixels each. One thread does this while the tensor cores
 // work, so a step is a few additions; all else is in the constructor.
 struct Loader {
@@ -104,22 +167,23 @@ struct Loader {
         const int w = begin(x, at.at[2]), h = begin(y, at.at[1]), d = begin(z, at.at[0]);
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
+            const int further = IS_DIVIDED ? 32 * part : 0;  // of f32 a row has half as many channels
 #pragma unroll
             for (int m = 0; m < BM; m += 64) {
                 const u32 to = to_a + part * A_BYTES + m * 128;
                 if (tables.is_a_linear)
-                    tma_load_3d(to, tables.a(0, part), barrier, row + m, pixel, a_image);
+                    tma_load_3d(to, tables.a(0, part), barrier, row + m + further, pixel, a_image);
                 else
-                    load_pixels(tables, to, tables.a(0, part), barrier, row + m, at.at[2], at.at[1], at.at[0],
+                    load_pixels(tables, to, tables.a(0, part), barrier, row + m + further, at.at[2], at.at[1], at.at[0],
                                 at.image + a_image, 0, 0, 0);
             }
 #pragma unroll
             for (int n = 0; n < BOXES; ++n) {
                 const u32 to = to_b + part * B_BYTES + n * SLAB_BYTES;
                 if (tables.is_b_linear)
-                    tma_load_3d(to, tables.b(part), barrier, channels[n], pixel, b_image);
+                    tma_load_3d(to, tables.b(part), barrier, channels[n] + further, pixel, b_image);
                 else
-                    load_pixels(tables, to, tables.b(part), barrier, channels[n], w, h, d, at.image + b_image,
+                    load_pixels(tables, to, tables.b(part), barrier, channels[n] + further, w, h, d, at.image + b_image,
                                 taps[n] & 255, taps[n] >> 8 & 255, taps[n] >> 16);
             }
         }
@@ -127,16 +191,18 @@ struct Loader {
         at.add(tables.phases[0], step);
     }
 };
+#endif
 
 #if PARTS == 2
-// The sum at a row and a column of a tile, of the operands as they are.
+// The sum at a row and a column of a tile, of the operands as they are, over these pixels.
 FUNCTION f32 exact_sum(const Tables &tables, const Work &work, int row, int column, const f32 *x, const f32 *dy,
-                       const Pack &of_x, const Pack &of_dy) {
+                       const Pack &of_x, const Pack &of_dy, int first_pixel = 0, int last_pixel = -1) {
     const Phase &phase = tables.phases[0];
     const Column one(tables, work.columns.first + column);
     const int channel = one.channel + (work.columns.first + column) % 64 + work.group * (int)tables.b_column_step;
     f32 sum = 0;
-    for (int pixel = 0; pixel < (int)phase.rows; ++pixel) {
+    if (last_pixel < 0) last_pixel = (int)phase.rows;
+    for (int pixel = first_pixel; pixel < last_pixel; ++pixel) {
         const Position position(phase, pixel);
         i64 from = (position.image + work.group * tables.b_outer_step) * of_x.image + channel * of_x.channel;
         i64 outer = (position.image + work.group * tables.a_image_step) * of_dy.image +

@@ -1,0 +1,146 @@
+"""What plans of implicit products by warpgroups are made of: axes, packed operands, bytes, and their times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
+    Batch,
+    GeometryAxis,
+    PhaseAxis,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
+    HEADER_BYTES,
+    NO_PACK,
+    Operand,
+    Pack,
+)
+from jitdnn.kernels.cuda.warpgroup.cost import LAUNCH_SECONDS
+from jitdnn.problems.convolution import Convolution
+from jitdnn.tensor import DTYPES
+
+Three = tuple[int, int, int]
+Packs = tuple[Pack | None, Pack | None]
+_PACK_BLOCK_SECONDS = 0.5e-6  # of a multiprocessor, for each thread block that packs, as seen of few channels
+NEEDS_WORKSPACE = "an operand must be packed, which takes workspace"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a stride phase, its taps in the order of rising positions; see `Axis` of tables.cuh."""
+
+    results: int
+    base: int
+    input_stride: int
+    taps: int
+    dilation: int
+    first_tap: int
+    tap_step: int
+    first_result: int
+    result_stride: int
+
+    @staticmethod
+    def of(axis: GeometryAxis, phase: PhaseAxis) -> Axis:
+        dilation, step, first, base = axis.dilation, axis.filter_step, phase.first_tap, phase.data_offset
+        if dilation < 0 or phase.taps <= 1:  # from the last tap to the first: positions rise
+            base += dilation * max(0, phase.taps - 1)
+            first += step * max(0, phase.taps - 1)
+            dilation, step = -dilation, -step
+        return Axis(
+            phase.results, base, axis.input_stride, phase.taps, abs(dilation), first, step,
+            phase.first_result, axis.output_stride,
+        )  # fmt: skip
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return (
+            self.results, self.base, self.input_stride, self.taps, self.dilation, self.first_tap, self.tap_step,
+            self.first_result, self.result_stride,
+        )  # fmt: skip
+
+    @property
+    def reach(self) -> int:
+        """The largest offset of a tap."""
+        return max(0, self.taps - 1) * self.dilation
+
+
+def rank_of(extent: int, axes: Sequence[Axis]) -> int:
+    """Of the maps of pixels: 4 where the outermost axis of space has one position, one tap and no padding; else 5."""
+    return 4 if extent == 1 and all((axis.results, axis.taps, axis.base) == (1, 1, 0) for axis in axes) else 5
+
+
+def packed(
+    first: Operand, second: Operand, parts: int, is_scaled: bool, is_widened: bool = False
+) -> tuple[Packs, int]:
+    """The packs of operands that are not read directly, and the bytes of the workspace up to their end.
+
+    `is_widened`: both are copied as f16.
+    """
+    packs: list[Pack | None] = []
+    at = HEADER_BYTES if is_scaled else 0
+    for operand in (first, second):
+        is_read = operand.is_direct and not is_scaled and not is_widened
+        pack = None if is_read else Pack(operand, at, parts, is_widened, is_scaled)
+        packs.append(pack)
+        at += pack.bytes if pack else 0
+    return (packs[0], packs[1]), at
+
+
+def parts_of(operand: Operand, pack: Pack | None) -> tuple[Operand, ...]:
+    """What is multiplied of an operand: itself, or its copies."""
+    return tuple(pack.operand(part) for part in range(pack.parts)) if pack else (operand,)
+
+
+def pack_numbers(packs: Packs) -> tuple[int, ...]:
+    return tuple(number for pack in packs for number in (pack.numbers if pack else NO_PACK))
+
+
+def pack_seconds(packs: Packs, device: GpuDevice) -> float:
+    """Expected time of packing."""
+    time = 0.0
+    for pack in packs:
+        if pack:
+            one = pack.source
+            read = one.pixels * one.channels * one.size
+            moved = read + pack.bytes
+            if pack.is_scaled:  # the largest number is looked for first, and what fits stays in L2
+                moved += read
+            time += 1.3 * moved / device.bandwidth
+            if not pack.is_flat:
+                time += pack.blocks * _PACK_BLOCK_SECONDS / device.multiprocessors
+    if any(packs):
+        time += (2 if any(pack and pack.is_scaled for pack in packs) else 1) * LAUNCH_SECONDS
+    return time
+
+
+def batched(operand: Operand, batch: Batch | None, step: int) -> Operand:
+    """The operand of one product as that of all: the products are its images."""
+    return replace(operand, images=batch.count, image=step) if batch else operand
+
+
+def three_of(numbers: Iterable[int]) -> Three:
+    a, b, c = numbers
+    return a, b, c
+
+
+def element_bytes(problem: Convolution, is_scaled: bool) -> int:
+    """Of what is multiplied."""
+    is_widened = problem.direction == "bwd_filter" and problem.has_float8
+    return 2 if is_scaled or is_widened else DTYPES[dtypes(problem)[0]]
+
+
+def dtypes(problem: Convolution) -> tuple[str, str]:
+    """The types of the operands."""
+    first, second = (operand.descriptor.dtype for operand in problem.inputs)
+    return first, second
+
+
+def moved_bytes(problem: Convolution) -> int:
+    """From and to memory: of an x that is read, what taps meet where they are fewer than the stride."""
+    x = problem.x.nbytes
+    if problem.direction != "bwd_data":
+        for taps, stride in zip(problem.filter_spatial, problem.stride, strict=True):
+            x = x * min(taps, stride) // stride
+    return x + problem.w.nbytes + problem.y.nbytes

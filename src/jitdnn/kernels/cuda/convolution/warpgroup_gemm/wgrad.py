@@ -1,0 +1,205 @@
+"""The plan of a filter's gradient by warpgroups that is expected to be fastest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.devices.tensor_map import ALIGNMENT, Tables, TensorMap
+from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
+    Batch,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
+    Operand,
+    Pack,
+    fits_offsets,
+    line_map,
+    pixel_map,
+    result_map,
+    rows_map,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
+    NEEDS_WORKSPACE,
+    Axis,
+    batched,
+    dtypes,
+    element_bytes,
+    moved_bytes,
+    pack_numbers,
+    pack_seconds,
+    packed,
+    parts_of,
+    rank_of,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import DIVISION_BYTES, Plan
+from jitdnn.kernels.cuda.gemm.plan import linear_step, three
+from jitdnn.kernels.cuda.warpgroup.cost import SharedRows, best_blocking
+from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Products, Tile
+from jitdnn.problems.convolution import Convolution
+from jitdnn.tensor import DTYPES
+
+_MAX_SPLITS = 256
+SEGMENTS = (64, 32, 16)
+"""Pixels of a line that a wgrad in lines takes at a time."""
+
+
+def plan_in_lines(problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...]) -> Plan | str:
+    """The fastest by how many taps share what is copied of x, and how long the segments of lines are."""
+    if problem.stride[-1] != 1 or problem.dilation[-1] != 1:
+        return "taps along the last axis share lines where its stride and dilation are 1"
+    if problem.filter_spatial[-1] == 1:
+        return "one tap along the last axis shares its line with no other"
+    found = [
+        wgrad_plan(problem, device, own, True, 1, False, False, None, NOTHING, segment)
+        for own in (tuple(tile for tile in tiles if tile.wn == 64 * taps) for taps in (2, 3, 4))
+        for segment in SEGMENTS
+        if own
+    ]
+    plans = [one for one in found if isinstance(one, Plan)]
+    if not plans:
+        return next((one for one in found if isinstance(one, str)), "no tile is as wide as several taps")
+    return min(plans, key=lambda one: one.seconds)
+
+
+def wgrad_plan(
+    problem: Convolution,
+    device: GpuDevice,
+    tiles: tuple[Tile, ...],
+    uses_workspace: bool,
+    parts: int,
+    is_scaled: bool,
+    is_divided: bool,
+    batch: Batch | None,
+    fusion: Fusion,
+    segment: int = 0,
+) -> Plan | str:
+    groups = batch.count if batch else problem.groups
+    size, result_bytes = element_bytes(problem, is_scaled or is_divided), DTYPES[problem.w.dtype]
+    if size != 2:
+        return f"products of {problem.x.dtype} tensors are read along K alone, and K runs over pixels here"
+    x = batched(Operand.of(problem.x, 0), batch, batch.data if batch else 0)
+    dy = batched(Operand.of(problem.y, 1), batch, batch.filter if batch else 0)
+    packs, at = packed(x, dy, parts, is_scaled, problem.has_float8)
+    if is_divided and (any(packs) or not uses_workspace):
+        return "numbers are divided where the copy engine reads them, of splits: both operands have channels innermost"
+    if any(packs) and not uses_workspace:
+        return NEEDS_WORKSPACE
+    b, a = parts_of(x, packs[0]), parts_of(dy, packs[1])
+    if is_divided:
+        a, b = a * parts, b * parts  # rows of 32 channels of each
+    outputs, taps = three(problem.output_spatial, 1), three(problem.filter_spatial, 1)
+    strides, dilation = three(problem.stride, 1), three(problem.dilation, 1)
+    before = three([n for n, _ in problem.padding], 0)
+    axes = tuple(Axis(outputs[n], -before[n], strides[n], taps[n], dilation[n], 0, 1, 0, 1) for n in range(3))
+    rank = rank_of(x.extents[0], axes[:1])
+    if not fits_offsets(rank, [axis.reach for axis in axes]):
+        return "taps are farther apart than the copy engine takes"
+    block = STAGE_ROW // size
+    out_channels, in_channels = problem.k // problem.groups, problem.c // problem.groups
+    channel_blocks = -(-in_channels // 64)
+    columns = math.prod(taps) * channel_blocks * 64
+    pixels = problem.n * math.prod(outputs)
+    at_once = tiles[0].wn // 64 if segment else 1
+    if segment:  # pixels are counted by segments of lines, taps by as many as share one
+        columns = columns // taps[2] * -(-taps[2] // at_once) * at_once
+        axes = (*axes[:2], replace(axes[2], results=-(-outputs[2] // segment)))
+        pixels = problem.n * math.prod(axis.results for axis in axes) * segment
+    if is_divided and pixels <= block:
+        return f"{pixels} pixels are one stage, and there must be splits"
+    products = Products((out_channels,), (-(-pixels // block),), columns, groups)
+    bytes_moved = batch.nbytes if batch else moved_bytes(problem)
+    max_splits = _MAX_SPLITS if uses_workspace else 1
+    # columns come in blocks of 64, behind each of which another tap may begin: no chunk of results is longer
+    tiles = tuple(
+        tile for tile in tiles if tile.wn % 64 == 0 and tile.chunk_bytes(result_bytes) // result_bytes <= 64
+    )
+    tiles = fusion.tiles(tiles, result_bytes, True)
+    if is_divided:
+        tiles = tuple(tile for tile in tiles if tile.resident == 1)
+    found = best_blocking(
+        products,
+        tiles,
+        device,
+        bytes_moved,
+        result_bytes,
+        parts,
+        max_splits,
+        STAGE_ROW,
+        True,
+        parts == 2,
+        fusion.shared + (DIVISION_BYTES if is_divided else 0),
+        fusion.has_prologue,
+        is_divided=is_divided,
+        shared_rows=SharedRows(block // segment, segment + at_once - 1) if segment else None,
+    )
+    if not found:
+        return "no tile fits into the shared memory of the device"
+    blocking, seconds = found
+    tile = blocking.tile
+    ones = (1, 1, 1)
+    base = (-before[0], -before[1], -before[2])
+    is_plain = taps == ones and strides == ones and base == (0, 0, 0) and x.extents == outputs
+    maps_of_a = [rows_map(part, STAGE_ROW, block, batch is not None, not is_divided) for part in a]
+    maps_of_b: list[TensorMap | None] = [None]
+    if is_plain:
+        maps_of_b = [rows_map(part, STAGE_ROW, block, batch is not None, not is_divided) for part in b]
+    is_a_linear, is_b_linear = all(maps_of_a), all(maps_of_b)
+    if not is_a_linear:
+        maps_of_a = [
+            pixel_map(part, rank, (0, 0, 0), outputs, ones, STAGE_ROW, block, not is_divided) for part in a
+        ]
+    if not is_b_linear:
+        maps_of_b = [
+            pixel_map(part, rank, base, outputs, strides, STAGE_ROW, block, not is_divided) for part in b
+        ]
+    if segment:
+        is_a_linear = is_b_linear = False
+        maps_of_a = [line_map(part, block, segment) for part in a]
+        maps_of_b = [line_map(part, block, segment + at_once - 1) for part in b]
+    maps = tuple(one for one in (*maps_of_a, *maps_of_b) if one)
+    if len(maps) < 2 * parts:
+        return "windows begin farther outside of the image than the copy engine takes"
+    dw = problem.w
+    row, column, *space = dw.strides
+    sign = -1 if problem.mode == "convolution" else 1
+    first = sum((n - 1) * s for n, s in zip(problem.filter_spatial, space, strict=True)) if sign < 0 else 0
+    tap_space = three([sign * s for s in space], 0)
+    group = batch.result if batch else out_channels * row
+    used = [s for s, n in zip(space, problem.filter_spatial, strict=True) if n > 1]
+    multiples = [in_channels, row, group, first, *used]
+    is_vector = column == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
+    boxes = None
+    if (
+        is_vector
+        and not blocking.is_split
+        and not batch
+        and (groups == 1 or out_channels % 64 == 0)
+        and sign > 0
+    ):
+        tap_step = linear_step(problem.filter_spatial, space)
+        box_columns = tile.chunk_bytes(result_bytes) // result_bytes
+        if tap_step is not None:
+            boxes = result_map(
+                dw.dtype, in_channels, math.prod(taps), tap_step, groups * out_channels, row, box_columns
+            )
+    if boxes:
+        maps = (*maps, boxes)
+    works = blocking.works(products)
+    numbers = (
+        0, pixels, *(number for axis in axes for number in axis.numbers),
+        works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
+        out_channels, columns, in_channels, channel_blocks,
+        0 if batch else out_channels, 1 if batch else 0, 0 if batch else in_channels, 0, 1 if batch else 0,
+        rank == 5, is_a_linear, is_b_linear,
+        at, 0, 0, group, row, column, 0, 0, 0,
+        *pack_numbers((Pack(x, 0), Pack(dy, 0)) if is_divided else packs), first, *tap_space, *x.extents,
+        fusion.channels, 0, 0,
+    )  # fmt: skip
+    return Plan(
+        True, dtypes(problem), dw.dtype, rank, 1, True, is_vector, column != 1 and not blocking.is_split,
+        boxes is not None, STAGE_ROW, blocking, works, packs, Tables(maps, numbers),
+        at + blocking.partial_bytes(products),
+        fusion.seconds(seconds, True) + pack_seconds(packs, device), fusion, is_divided=is_divided, segment=segment,
+    )  # fmt: skip

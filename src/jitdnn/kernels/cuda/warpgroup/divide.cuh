@@ -1,0 +1,178 @@
+// f32 that the copy engine brings as it is, and that consumers divide into halves where it lies: all of them together a
+// stage ahead, while the tensor cores multiply those of this one. So no pass over the operands comes before.
+//
+//     f32, as it comes     64 pixels of 32 channels | 64 pixels of the next 32
+//     halves               high, 64 channels        | low, 64 channels              16 lanes have a pixel of both
+//
+// The largest number of a stage, of each operand, becomes 2^13; the sums of a stage are multiplied by what undoes that when
+// they are moved to other registers. Of what is not finite the sums are computed by multiply-adds (store_exact_partial).
+
+constexpr int KNOWN_AT = BARRIERS_AT + 16 * STAGES;            // barriers of each stage: maxima are known, halves ready
+constexpr int FOUND_AT = KNOWN_AT + 16 * STAGES;               // maxima, of both operands, by each warp
+constexpr int FOUND_WORDS = 8 * WARPGROUPS;
+constexpr int GROUPS_OF_A = BM / 64, GROUPS = GROUPS_OF_A + B_COLUMNS / 64;  // of 64 channels
+constexpr int PIXELS_AT_ONCE = 8 * WARPGROUPS;
+constexpr int TURNS = (64 + PIXELS_AT_ONCE - 1) / PIXELS_AT_ONCE;  // until all pixels are divided
+// Whether a thread keeps what it has looked at until it is divided, beside its sums.
+constexpr bool KEEPS = ROWS * WN + GROUPS * TURNS * 4 <= (WARPGROUPS == 3 ? 96 : 176);
+static_assert(PARTS == 2 && A_MN_MAJOR && B_MN_MAJOR, "of filter gradients alone");
+
+struct DividingConsumer : Consumer {
+    RingPlace ahead;       // of what is divided next
+    int shifts;            // what that was multiplied by is 2 to this
+    bool is_finite = true; // all that was divided for this work
+
+    METHOD DividingConsumer(const Ring &ring, int warpgroup) : Consumer(ring, warpgroup) {}
+
+    METHOD u32 known(int stage) const { return ring.shared + KNOWN_AT + 16 * stage; }
+    METHOD u32 ready(int stage) const { return known(stage) + 8; }
+    // Where 64 channels of a stage lie, and from their first half to the second.
+    METHOD u32 channels_at(int stage, int group) const {
+        return group < GROUPS_OF_A ? ring.a(stage) + group * SLAB_BYTES
+                                   : ring.b(stage) + (group - GROUPS_OF_A) * SLAB_BYTES;
+    }
+    METHOD static u32 between(int group) { return group < GROUPS_OF_A ? A_BYTES : B_BYTES; }
+    METHOD u32 piece_at(u32 channels, u32 between, int pixel) const {
+        const int piece = lane % 8;
+        return channels + (lane % 16 < 8 ? 0 : between) + pixel * 128 + (piece ^ pixel % 8) * 16;
+    }
+
+    // By what power of two numbers are multiplied whose largest has these bits: all of them, and the largest becomes 2^13,
+    // or 2 where it is that small.
+    METHOD static int shift_of(u32 most) { return most ? min(13 - (max((int)(most >> 23), 1) - 127), 127) : 0; }
+    METHOD static f32 power(int exponent) { return __uint_as_float((u32)(exponent + 127) << 23); }
+
+    // The piece of a lane in one of its turns: 16 bytes of f32.
+    METHOD uint4 load(int stage, int group, int turn) const {
+        return shared_load16(piece_at(channels_at(stage, group), between(group), pixel_of(turn)));
+    }
+    METHOD int pixel_of(int turn) const { return threadIdx.x / 32 * 2 + lane / 16 + turn * PIXELS_AT_ONCE; }
+    METHOD static bool has(int pixel) { return 64 % PIXELS_AT_ONCE == 0 || pixel < 64; }
+
+    // Makes halves of a piece, where those of all lanes are read.
+    METHOD void store(int stage, int group, int turn, const uint4 &four, f32 scale) const {
+        const f32 values[4] = {scale * __uint_as_float(four.x), scale * __uint_as_float(four.y),
+                               scale * __uint_as_float(four.z), scale * __uint_as_float(four.w)};
+        u32 high[2], low[2];
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            high[n] = pack_f16(values[2 * n], values[2 * n + 1]);
+            low[n] = pack_f16(values[2 * n] - f16_low(high[n]), values[2 * n + 1] - f16_high(high[n]));
+        }
+        const int pixel = pixel_of(turn);
+        const u32 to = channels_at(stage, group) + pixel * 128 + (lane % 16 / 2 ^ pixel % 8) * 16 + lane % 2 * 8;
+        shared_store8(to, high[0], high[1]);
+        shared_store8(to + between(group), low[0], low[1]);
+    }
+
+    METHOD void divide() {
+        const int stage = ahead.stage, warp = threadIdx.x / 32;
+        mbarrier_wait(ring.full(stage), ahead.parity);
+        u32 most[2] = {0, 0};
+        uint4 kept[KEEPS ? GROUPS : 1][KEEPS ? TURNS : 1];
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group)
+#pragma unroll
+            for (int turn = 0; turn < TURNS; ++turn) {
+                if (!has(pixel_of(turn))) break;
+                const uint4 four = load(stage, group, turn);
+                if constexpr (KEEPS) kept[group][turn] = four;
+                u32 &found = most[group >= GROUPS_OF_A];
+                found = max(max(found, max(four.x & 0x7fffffffu, four.y & 0x7fffffffu)),
+                            max(four.z & 0x7fffffffu, four.w & 0x7fffffffu));
+            }
+        const u32 slots = ring.shared + FOUND_AT + stage * FOUND_WORDS * 4;
+#pragma unroll
+        for (int operand = 0; operand < 2; ++operand) {
+            const u32 found = warp_max(most[operand]);
+            if (lane == 0) shared_store4(slots + (operand * 4 * WARPGROUPS + warp) * 4, found);
+        }
+        if (lane == 0) mbarrier_arrive(known(stage));
+        mbarrier_wait(known(stage), ahead.parity);
+        int own[2];
+#pragma unroll
+        for (int operand = 0; operand < 2; ++operand) {
+            u32 found = 0;
+#pragma unroll
+            for (int four = 0; four < WARPGROUPS; ++four) {
+                const uint4 of_warps = shared_load16(slots + (operand * 4 * WARPGROUPS + four * 4) * 4);
+                found = max(max(found, max(of_warps.x, of_warps.y)), max(of_warps.z, of_warps.w));
+            }
+            is_finite = is_finite && found < 0x7f800000u;
+            own[operand] = shift_of(found);
+        }
+        shifts = own[0] + own[1];
+        const f32 scales[2] = {power(own[0]), power(own[1])};
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group) {
+            const f32 scale = scales[group >= GROUPS_OF_A];
+            if constexpr (KEEPS) {
+#pragma unroll
+                for (int turn = 0; turn < TURNS; ++turn)
+                    if (has(pixel_of(turn))) store(stage, group, turn, kept[group][turn], scale);
+            } else {
+                constexpr int at_once = TURNS < 4 ? TURNS : 4;
+#pragma unroll
+                for (int begin = 0; begin < TURNS; begin += at_once) {
+                    uint4 fours[at_once];
+#pragma unroll
+                    for (int n = 0; n < at_once; ++n)
+                        if (has(pixel_of(begin + n))) fours[n] = load(stage, group, begin + n);
+                    __syncwarp();  // all lanes have what they overwrite
+#pragma unroll
+                    for (int n = 0; n < at_once; ++n)
+                        if (has(pixel_of(begin + n))) store(stage, group, begin + n, fours[n], scale);
+                }
+            }
+        }
+        async_proxy_fence();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(ready(stage));
+        ahead.advance();
+    }
+
+    template <int CHUNKS, class Send>
+    METHOD void multiply(Sums &sums, int blocks, bool is_sending, Send send) {
+        Sums stage_sums;
+        clear(sums);
+        is_finite = true;
+        if (blocks) divide();
+        for (int block = 0; block < blocks; ++block) {
+            mbarrier_wait(ready(place.stage), place.parity);
+            multiply_stage(ring, place.stage, warpgroup, stage_sums, false);
+            const Power back(-shifts);
+            if (block + 1 < blocks) divide();
+            wgmma_wait<0>();
+            release(place.stage);
+            place.advance();
+#pragma unroll
+            for (int row = 0; row < ROWS; ++row)
+#pragma unroll
+                for (int i = 0; i < WN / 2; ++i)
+                    sums[row][i] = fmaf(stage_sums[row][i] * back.first, back.second, sums[row][i]);
+        }
+    }
+};
+
+FUNCTION void begin_dividing(const Ring &ring) {
+    if (threadIdx.x != 0) return;
+    for (int n = 0; n < 2 * STAGES; ++n) mbarrier_init(ring.shared + KNOWN_AT + 8 * n, 4 * WARPGROUPS);
+    mbarrier_init_fence();
+}
+
+// In place of store_partial, of operands that are not finite: as halves they would not be what they are in f32.
+FUNCTION void store_exact_partial(f32 *partials, const Tables &tables, const Work &work, int number, int warpgroup,
+                                  const f32 *x, const f32 *dy) {
+    f32 *to = partials + ((i64)number * WARPGROUPS + warpgroup) * ROWS * SLAB_SUMS + threadIdx.x % 128 * 4;
+    const int first_pixel = work.first_block * BK, last_pixel = min(work.last_block * BK, (int)tables.phases[0].rows);
+#pragma unroll 1
+    for (int number = 0; number < ROWS * WN / 2; ++number) {
+        const int slab = number / (WN / 2), in_slab = number % (WN / 2), eight = in_slab / 4;
+        const int row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, in_slab / 2 % 2);
+        const int column = warpgroup % WARPGROUPS_N * WN + eight * 8 + threadIdx.x % 4 * 2 + in_slab % 2;
+        const bool is_there = row < (int)tables.rows && work.columns.from(tables, column) > 0;
+        to[slab * SLAB_SUMS + eight * 512 + in_slab % 4] =
+            is_there ? exact_sum(tables, work, row, column, x, dy, tables.packs[0], tables.packs[1], first_pixel, last_pixel)
+                     : 0.0f;
+    }
+}
