@@ -112,6 +112,25 @@ def test_every_kind_of_plan(hopper: Any, words: str, kind: str, monkeypatch: pyt
             run_algorithm(algorithm, make_case(problem), hopper, [(1.0, 0.0)])
 
 
+@pytest.mark.parametrize(
+    ("direction", "size", "alpha"),
+    [("bwd_data", 3e-7, 2.0**14), ("bwd_weights", 1e-7, 2.0**16), ("bwd_weights", 1e5, 2.0**-20)],
+)
+def test_gradients_of_f16_may_be_small_or_large(
+    cuda_device: Any, direction: str, size: float, alpha: float
+) -> None:
+    """What f16 does not hold, or holds in few bits, is multiplied times a power of two."""
+    problem = problem_of("lstm t3 n9 inputs8 hidden16 training zero_states f16", direction)
+    scaled = ("dy", "dhn", "dcn", "dgates")
+    inputs = [
+        np.clip(buffer.values, 0.1, 0.9)  # as gates are
+        if operand.name == "saved" and direction == "bwd_data"
+        else buffer.values * (size if operand.name in scaled else 1)
+        for buffer, operand in zip(make_case(problem).inputs, problem.sources, strict=True)
+    ]
+    run_algorithm(TENSOR_CORES, make_case(problem, None, 0, inputs), cuda_device, [(alpha, 0.0)])
+
+
 @pytest.mark.parametrize("words", ["relu t3 n70 inputs5 hidden40 f32", "gru t3 n40 inputs5 hidden90 f32"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 def test_several_groups_and_weights_that_do_not_fit(

@@ -74,7 +74,8 @@ class BackwardData(Layers):
             if is_half:
                 numbers = [(dy, p.rows * dirs * p.size), (dh, states * width)]
                 numbers += [(dc, states * p.padded)] if p.cell == "lstm" else []
-                self.find_factors(factors, numbers, (), _LARGEST)
+                self.begin_factors(factors)
+                self.end_factors(factors, numbers, (), _LARGEST)
             kept = [self.section("saved", p.kept, layer, name) for name in ("gates", "cell", "out")]
             pointers = (
                 weights, projection, dy, dh, dc, carried, *kept, first, dgates,
@@ -151,11 +152,13 @@ class BackwardWeights(Layers):
             states = TensorDescriptor.packed((p.rows, p.size), program.state)
             gradients = self.section("dgates", p.slopes, layer, "gates")
             if is_half:
+                self.begin_factors(factors)
+            if p.biases or is_half:
+                self.sum_rows(gradients, k, sums, parts, factors + 8 if is_half else NOTHING)
+            if is_half:
                 others = (rows, p.rows * depth), (before, p.directions * p.rows * p.size)
-                self.find_factors(factors, [(gradients, p.rows * k)], others, 14 - p.rows.bit_length())
+                self.end_factors(factors, (), others, 14 - p.rows.bit_length())
                 program.rows("halve", p.rows * k, (gradients, factors, halves), (p.rows * k,))
-            if p.biases:
-                self.sum_rows(gradients, k, sums, parts)
             is_gru, own = p.cell == "gru", list(range(p.gates))
             for direction, tail in self.tails(layer):
                 aside = direction * self.gates_kept * p.padded
@@ -240,11 +243,11 @@ class BackwardWeights(Layers):
                 (height, columns, *program.strides("d" + name)[:2]), is_scaled=True,
             )  # fmt: skip
 
-    def sum_rows(self, gradients: At, pitch: int, sums: At, parts: int) -> None:
-        """Of the gates' gradients of all directions, `parts` runs of rows each."""
+    def sum_rows(self, gradients: At, pitch: int, sums: At, parts: int, largest: At) -> None:
+        """Of the gates' gradients of all directions, `parts` runs of rows each; and the largest of them."""
         program, blocks = self.steps, -(-pitch // 256)
         program.launch(
-            None, Launch("sum_rows", parts * blocks, 256), (self.tables, gradients, sums),
+            None, Launch("sum_rows", parts * blocks, 256), (self.tables, gradients, sums, largest),
             (self.p.steps, pitch, -(-self.p.rows // parts), blocks),
         )  # fmt: skip
 

@@ -20,3 +20,16 @@ FUNCTION void multiply_parts(Sums &sums, const u32 (&upper)[2][4], const u32 (&l
         MULTIPLY(sums.halves[h], a, b);
     }
 }
+
+// Sequences of a step, and the row of the first of them; without tables where all sequences have all steps. From step -1 to `steps`.
+struct Rows {
+    Steps there;
+    i64 steps, batch;
+};
+#if WHOLE
+FUNCTION i64 count_of(const Rows &rows, i64 t) { return t >= 0 && t < rows.steps ? rows.batch : 0; }
+FUNCTION i64 start_of(const Rows &rows, i64 t) { return t * rows.batch; }
+#else
+FUNCTION i64 count_of(const Rows &rows, i64 t) { return rows.there.counts[t]; }
+FUNCTION i64 start_of(const Rows &rows, i64 t) { return rows.there.starts[t]; }
+#endif

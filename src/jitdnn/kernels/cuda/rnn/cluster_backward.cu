@@ -15,11 +15,13 @@
         const REAL *first, REAL *dgates, const i32 *tables, u8 *workspace, f64 alpha, f64 beta, i64 steps, i64 batch,    \
         i64 directions, i64 size, i64 padded, i64 units, i64 tiles, i64 slabs, f64 lowest, f64 highest
 
+#define DISTANCE (ITEMS == 1 ? 3 : 2)
+
 KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_backward(BACKWARD_ARGUMENTS) {
     extern __shared__ __align__(1024) uint4 memory[];
     const int rank = blockIdx.x, direction = blockIdx.z, first_n = blockIdx.y * 16, own = (int)units;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quarter = lane % 4;
-    const Steps there = steps_of(tables, steps);
+    const Rows sequences = {steps_of(tables, steps), steps, batch};
     const int pitch = ((int)slabs | 1) * 64, part_size = 16 * own;
     const Weights w = {(u8 *)memory, weights + (direction * CLUSTER + rank) * slabs * tiles * 512, (int)slabs, (int)slabs, (int)tiles};
     keep_weights(w);
@@ -27,7 +29,7 @@ KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_backward(BACKWARD_ARGUMENTS) {
     REAL *parts = (REAL *)(slopes + 16 * pitch);
     for (int n = threadIdx.x; n < 4 * pitch; n += BLOCK) ((u32 *)slopes)[n] = 0;
 
-    // a unit of a sequence: what was kept of a step, asked for one step ahead
+    // a unit of a sequence: what was kept of a step, asked for DISTANCE steps ahead
     struct Item {
         REAL kept[4], c, old, dy;
     };
@@ -44,9 +46,12 @@ KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_backward(BACKWARD_ARGUMENTS) {
             carried[j] = dc[(direction * batch + first_n + rows[j]) * padded + unit[j]];
 #endif
     }
-    auto fetch = [&](Item (&to)[ITEMS], i64 t, i64 before) {
-        const i64 count = there.counts[t], start = there.starts[t], known = there.counts[before];
-        const i64 earlier_start = there.starts[before];
+    const i64 first_t = direction ? 0 : steps - 1, back = direction ? 1 : -1;
+    auto fetch = [&](Item (&to)[ITEMS], i64 s) {
+        const i64 t = first_t + s * back, before = t + back;
+        const i64 count = s < steps ? count_of(sequences, t) : 0, start = s < steps ? start_of(sequences, t) : 0;
+        const i64 known = s < steps ? count_of(sequences, before) : 0;
+        const i64 earlier_start = s < steps ? start_of(sequences, before) : 0;
 #pragma unroll
         for (int j = 0; j < ITEMS; ++j) {
             const i64 n = first_n + rows[j];
@@ -65,17 +70,16 @@ KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_backward(BACKWARD_ARGUMENTS) {
 #endif
         }
     };
-    const i64 first_t = direction ? 0 : steps - 1, back = direction ? 1 : -1;
-    Item items[ITEMS], next[ITEMS];
-    fetch(items, first_t, first_t + back);
+    Item ahead[DISTANCE][ITEMS];
+#pragma unroll
+    for (int d = 0; d < DISTANCE; ++d) fetch(ahead[d], d);
     i64 behind = 0;
     cluster_arrive();
     cluster_wait();
 
-    for (i64 s = 0; s <= steps; ++s) {
-        // steps -1 and `steps` have no sequences, and none beyond is asked for
-        const i64 t = first_t + s * back, here = there.starts[t], current = there.counts[t];
-        if (s < steps) fetch(next, t + back, s + 1 < steps ? t + 2 * back : t + back);
+    // step -1, or `steps`, has no sequences
+    auto step = [&](i64 s, Item (&items)[ITEMS]) {
+        const i64 t = first_t + s * back, here = start_of(sequences, t), current = count_of(sequences, t);
         const REAL *from = parts + (s + 1) % 2 * CLUSTER * part_size;
 #pragma unroll
         for (int j = 0; j < ITEMS; ++j) {
@@ -126,7 +130,8 @@ KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_backward(BACKWARD_ARGUMENTS) {
                 if (g >= SKIPPED) to[(g - SKIPPED) * own] = slope[g];
             }
         }
-        if (s == steps) break;
+        if (s == steps) return;
+        fetch(items, s + DISTANCE);
         __syncthreads();
         const u8 *at = slopes + lane / 4 * pitch + quarter * 16;
         Sums sums[UNIT_TILES] = {};
@@ -155,11 +160,13 @@ KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_backward(BACKWARD_ARGUMENTS) {
                                __float_as_uint(sum_of(sums[j], 2 * r)), __float_as_uint(sum_of(sums[j], 2 * r + 1)));
         }
         cluster_arrive();
-#pragma unroll
-        for (int j = 0; j < ITEMS; ++j) items[j] = next[j];
         behind = current;
         cluster_wait();
-    }
+    };
+    for (i64 s = 0; s <= steps; s += DISTANCE)
+#pragma unroll
+        for (int d = 0; d < DISTANCE; ++d)
+            if (s + d <= steps) step(s + d, ahead[d]);
 #ifdef CELL_LSTM
 #pragma unroll
     for (int j = 0; j < ITEMS; ++j)

@@ -16,12 +16,14 @@
         i64 steps, i64 batch, i64 directions, i64 hidden, i64 padded, i64 width, i64 size, i64 tiles, i64 slabs,        \
         f64 lowest, f64 highest
 
+#define DISTANCE (UNIT_TILES == 1 ? 4 : 2)
+
 KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_forward(FORWARD_ARGUMENTS) {
     extern __shared__ __align__(1024) uint4 memory[];
     const int rank = blockIdx.x, direction = blockIdx.z, first_n = blockIdx.y * 16;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quarter = lane % 4;
     const bool is_lower = quarter % 2;  // has the lower rows' gates after the exchange
-    const Steps there = steps_of(tables, steps);
+    const Rows sequences = {steps_of(tables, steps), steps, batch};
     const int pitch = ((int)slabs | 1) * 64;  // rows next to each other lie 64 bytes apart in the banks
     const Weights w = {(u8 *)memory, weights + (direction * CLUSTER + rank) * slabs * tiles * 512, (int)slabs, (int)slabs, (int)tiles};
     keep_weights(w);
@@ -47,26 +49,33 @@ KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_forward(FORWARD_ARGUMENTS) {
 #pragma unroll
         for (int g = 0; g < 4; ++g) biases[j][g] = is_there ? bias[(direction * 4 + g) * padded + unit[j]] : (REAL)0;
     }
-    REAL x[2][UNIT_TILES][GATES];  // of this step and the next
-    auto fetch = [&](REAL (&to)[UNIT_TILES][GATES], i64 t) {
-        const bool is_there = at < there.counts[t];
-        const ELEMENT *from = wx + ((there.starts[t] + at) * directions + direction) * GATES * hidden;
+    // what a step needs beside the states: asked for DISTANCE steps ahead
+    struct Ahead {
+        REAL x[UNIT_TILES][GATES];
+        i64 place;
+        bool is_there;
+    };
+    const i64 first_t = direction ? steps - 1 : 0, forth = direction ? -1 : 1;
+    auto fetch = [&](Ahead &to, i64 s) {
+        const i64 t = first_t + s * forth;
+        to.is_there = s < steps && at < count_of(sequences, t);
+        to.place = s < steps ? (start_of(sequences, t) + at) * directions + direction : 0;
+        const ELEMENT *from = wx + to.place * GATES * hidden;
 #pragma unroll
         for (int j = 0; j < UNIT_TILES; ++j)
 #pragma unroll
             for (int g = 0; g < GATES; ++g)
-                to[j][g] = is_there && unit[j] < hidden ? (REAL)LOAD(ELEMENT, from, g * hidden + unit[j]) : (REAL)0;
+                to.x[j][g] = to.is_there && unit[j] < hidden ? (REAL)LOAD(ELEMENT, from, g * hidden + unit[j]) : (REAL)0;
     };
-    const i64 first_t = direction ? steps - 1 : 0, forth = direction ? -1 : 1;
-    fetch(x[0], first_t);
+    Ahead ahead[DISTANCE];
+#pragma unroll
+    for (int d = 0; d < DISTANCE; ++d) fetch(ahead[d], d);
     cluster_arrive();
     cluster_wait();
 
-    for (i64 s = 0; s < steps; ++s) {
-        // steps beyond the last have no sequences
-        const i64 t = first_t + s * forth, here = there.starts[t];
-        const bool is_there = at < there.counts[t];
-        fetch(x[1], t + forth);
+    auto step = [&](i64 s, Ahead &now) {
+        const bool is_there = now.is_there;
+        const i64 place = now.place;
         const u8 *from = states + (s % 2 * 16 + lane / 4) * pitch + quarter * 16;
         const u32 to = smem_address(states + ((s + 1) % 2 * 16 + row) * pitch);
         Sums sums[UNIT_TILES] = {};
@@ -99,7 +108,7 @@ KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_forward(FORWARD_ARGUMENTS) {
             }
             REAL in[GATES], h;
 #pragma unroll
-            for (int g = 0; g < GATES; ++g) in[g] = x[0][j][g] + biases[j][g];
+            for (int g = 0; g < GATES; ++g) in[g] = now.x[j][g] + biases[j][g];
 #ifdef CELL_LSTM
             const REAL i = sigmoid(in[0] + sum[0]), f = sigmoid(in[1] + sum[1]);
             const REAL g = hyperbolic_tangent(in[2] + sum[2]), o = sigmoid(in[3] + sum[3]);
@@ -122,7 +131,7 @@ KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_forward(FORWARD_ARGUMENTS) {
             const REAL other = shuffle_xor(h, 2);
             const REAL left = quarter / 2 ? other : h, right = quarter / 2 ? h : other;
             if (is_there && s + 1 < steps && unit[j] < padded) {
-                const u32 place = to + (unit[j] & ~1) * STATE_BYTES;
+                const u32 pair = to + (unit[j] & ~1) * STATE_BYTES;
 #if CLUSTER == 1
                 if (quarter < 2)
 #else
@@ -131,9 +140,9 @@ KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_forward(FORWARD_ARGUMENTS) {
 #endif
                 {
 #if CLUSTER == 1
-                    const u32 peer = place;
+                    const u32 peer = pair;
 #else
-                    const u32 peer = cluster_address(place, quarter / 2 * (CLUSTER / 2) + half);
+                    const u32 peer = cluster_address(pair, quarter / 2 * (CLUSTER / 2) + half);
 #endif
 #if STATE_BYTES == 2
                     cluster_store4(peer, JOIN(pack_, STATE)(left, right));
@@ -145,7 +154,6 @@ KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_forward(FORWARD_ARGUMENTS) {
         }
         if (s + 1 < steps) cluster_arrive();
         if (is_there) {
-            const i64 place = (here + at) * directions + direction;
 #pragma unroll
             for (int j = 0; j < UNIT_TILES; ++j) {
                 if (unit[j] >= padded) continue;
@@ -160,12 +168,13 @@ KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_forward(FORWARD_ARGUMENTS) {
 #endif
             }
         }
-#pragma unroll
-        for (int j = 0; j < UNIT_TILES; ++j)
-#pragma unroll
-            for (int g = 0; g < GATES; ++g) x[0][j][g] = x[1][j][g];
+        fetch(now, s + DISTANCE);
         if (s + 1 < steps) cluster_wait();
-    }
+    };
+    for (i64 s = 0; s < steps; s += DISTANCE)
+#pragma unroll
+        for (int d = 0; d < DISTANCE; ++d)
+            if (s + d < steps) step(s + d, ahead[d]);
 #pragma unroll
     for (int j = 0; j < UNIT_TILES; ++j)
         if (at < batch && unit[j] < padded) cells[(direction * batch + at) * padded + unit[j]] = old[j];

@@ -56,6 +56,7 @@ def step_source(p: Recurrent, name: str, precision: str, plan: StepPlan) -> Sour
             ("WARPS", plan.threads // 32),
             ("UNIT_TILES", plan.unit_tiles),
             ("STATE_BYTES", ITEM_BYTES[state]),
+            ("WHOLE", int(p.sequences == "whole")),
         )
     defines = (
         ("REAL", compute_dtype(p.element)), ("ELEMENT", p.element), ("STATE", state),
@@ -199,7 +200,11 @@ class Layers:
 
     # ---- gradients in half precision
 
-    def find_factors(
+    def begin_factors(self, factors: At) -> None:
+        """Factors of 1, and no largest number yet."""
+        self.steps.launch(None, Launch("begin_factors", 1, 256), (factors,), ())
+
+    def end_factors(
         self, factors: At, numbers: Sequence[tuple[At, int]], others: Sequence[tuple[At, int]], exponent: int
     ) -> None:
         """Factors that make the largest of some arrays of numbers 2^`exponent`; of bf16, which holds all numbers, 1.
@@ -207,7 +212,6 @@ class Layers:
         `others`: elements by which the numbers will be multiplied, of which a largest that is more than 1 counts too.
         """
         program = self.steps
-        program.launch(None, Launch("begin_factors", 1, 256), (factors,), ())
         if self.p.element == "bf16":
             return
         for function, arrays, to in (

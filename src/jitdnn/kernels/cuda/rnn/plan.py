@@ -34,10 +34,12 @@ _ITEM_CYCLES, _BACKWARD_ITEM_CYCLES = (
     900.0,
 )  # of a unit of a sequence, of those of a thread one behind the other
 _WARPGROUP_COLUMNS = (32, 64, 96, 128)
-_CLUSTERS = (1, 2, 4, 8)
+_CLUSTERS = (1, 2, 4, 8, 16)
 _LARGE_CLUSTER = 16  # which fits where most groups of multiprocessors are whole
 _MULTIPROCESSORS_OF_LARGE = 128
-_CLUSTER_CYCLES = 1200.0  # of a step: a barrier of a cluster, and what waits for each other
+_CLUSTER_CYCLES = 2300.0  # of a step: a barrier of a cluster, and what waits for each other
+_MEMBER_CYCLES = 60.0  # for each block that is written to
+_CHAIN_CYCLES = 125.0  # of products that wait for each other
 _MOST_WARPS, _MOST_UNIT_TILES = 16, 2
 _MOST_COLUMNS = {  # that registers hold sums of: (is backward, threads)
     (False, 256): 128, (False, 512): 64, (True, 256): 128, (True, 512): 64,
@@ -191,7 +193,7 @@ def step_plans(p: Recurrent, device: GpuDevice, has_tensor_cores: bool, passes: 
             plan = _sized(p, device, has_tensor_cores, passes, slices, *cut)
             if plan is not None:
                 is_half = ITEM_BYTES[state_type(p, has_tensor_cores)] == 2
-                factor = _OFF_BY[is_half, plan.tiles == 1] if has_tensor_cores else 1.0
+                factor = _OFF_BY[is_half, plan.tiles == 1 or not has_tensor_cores]
                 found.append(replace(plan, cycles=plan.cycles * factor))
             for warpgroups in _WARPGROUPS if by_warpgroups else ():
                 plan = _by_warpgroups(p, device, warpgroups, slices, *cut)
@@ -292,7 +294,7 @@ def _by_warpgroups(
     items = rows * units / warpgroups.threads * (_BACKWARD_ITEM_CYCLES if is_backward else _ITEM_CYCLES)
     cycles = chunks * (max(multiplying, reading) + writing + items) + _STEP_CYCLES
     if parts > 1:
-        found = 2 * group_rows * units * parts * 4 / _READ_BYTES
+        found = 6 * group_rows * units * parts * 4 / _READ_BYTES  # written, read, and waited for
         cycles += group_rows * units * parts / warpgroups.threads * 100.0
         cycles += _PAIR_CYCLES if parts == 2 else _STEP_CYCLES + found
     return StepPlan(
@@ -324,9 +326,10 @@ def _by_clusters(p: Recurrent, device: GpuDevice, passes: int) -> list[StepPlan]
         )  # fmt: skip
         warps = plan.threads // 32
         busy = 2 * passes * _MMA_CYCLES * slabs * tiles + slabs * (4 * tiles + 8 * warps) + 50.0 * units
+        alone = _CLUSTER_CYCLES + _MEMBER_CYCLES * cluster + _CHAIN_CYCLES * slabs * passes + 50.0 * units
         blocks = -(-cluster * groups * p.directions // device.multiprocessors)  # of a multiprocessor
         together = min(device.shared_bytes // shared, 2048 // plan.threads, blocks) or 1
-        cycles = -(-blocks // together) * max(_CLUSTER_CYCLES + busy, together * busy)
+        cycles = -(-blocks // together) * max(alone, together * busy)
         found.append(replace(plan, cycles=cycles))
     return found
 

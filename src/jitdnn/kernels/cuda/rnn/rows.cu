@@ -376,14 +376,23 @@ KERNEL(THREADS) void give_matrix(const STATE *from, const f32 *factors, ELEMENT 
 }
 
 // Sums of a run of rows of dgates, in order: a thread for each column, blocks for runs of `run` rows. The columns of all directions.
-KERNEL(THREADS) void sum_rows(TABLES, const REAL *dgates, REAL *sums, TAIL, i64 steps, i64 pitch, i64 run, i64 blocks) {
+// `largest`, if it is one, gets the bits of the largest number too (`FIND_LARGEST`).
+KERNEL(THREADS) void sum_rows(TABLES, const REAL *dgates, REAL *sums, u32 *largest, TAIL, i64 steps, i64 pitch, i64 run,
+                              i64 blocks) {
     const i64 column = blockIdx.x % blocks * THREADS + threadIdx.x, part = blockIdx.x / blocks;
     const i64 rows = STARTS[steps], begin = part * run, end = begin + run < rows ? begin + run : rows;
-    if (column >= pitch) return;
-    REAL sum = 0;
+    REAL sum = 0, most = 0;
+    if (column < pitch) {
 #pragma unroll 8
-    for (i64 row = begin; row < end; ++row) sum += dgates[row * pitch + column];
-    sums[part * pitch + column] = sum;
+        for (i64 row = begin; row < end; ++row) {
+            const REAL value = dgates[row * pitch + column], size = value < 0 ? -value : value;
+            sum += value;
+            most = size > most ? size : most;
+        }
+        sums[part * pitch + column] = sum;
+    }
+    most = warp_max(most);
+    if (largest && threadIdx.x % 32 == 0 && most > 0) largest_among_blocks(largest, __float_as_uint((f32)most));
 }
 
 // A bias's gradient: what `sum_rows` found for its columns, in order.
