@@ -339,7 +339,8 @@ KERNEL2(128, 2) void every(const u8 *x, u8 *y, u8 *workspace, SCALE alpha, SCALE
     f32 sum = warp_sum(d[1]) + warp_max(d[2]) + shuffle(d[3], 3) + shuffle_down(d[0], 1);
     sum += warp_min(whole[0]) + shuffle_up(exact[0], 1) + shuffle_xor(whole[1], 1) + warp_sum(exact[1]);
     sum += warp_ballot(sum > 0) + warp_any(sum > 4) + warp_all(sum > 5) + exp2_approximate(sum);
-    sum += reciprocal_approximate(sum), largest_among_blocks((u32 *)workspace + 1, 7);
+    sum += reciprocal_approximate(minimum_rough(sum, 4)), sum = maximum_rough(sum, -4);
+    largest_among_blocks((u32 *)workspace + 1, 7);
     sum += to_f32_bf16(to_bf16(sum)) + to_f32_f16(to_f16(sum));
     sum += bf16_low(a[0]) + bf16_high(a[0]) + f16_low(a[1]) + f16_high(a[1]) + to_tf32(sum);
     store16_streaming(y, load16(x)), store16(y + 16, load16_streaming(x + 16));
