@@ -9,6 +9,7 @@ struct __align__(64) TensorMap {
 
 // ---- Barriers ----------------------------------------------------------------------------------------------------
 
+static inline uint4 load16_among_256(const void *from) { return *(const uint4 *)from; }
 static inline void mbarrier_init(u32 barrier, u32 arrivals, EMULATION_LINE) {
     emulation::emulation_mbarrier_init(barrier, arrivals, line);
     emulation::fence();

@@ -262,6 +262,14 @@ FUNCTION u32 in_own_register(u32 word) {
 }
 #undef WGMMA_A_TF32
 
+// 16 bytes of memory that this kernel may write, and to the L2 cache the 256 bytes around them.
+FUNCTION uint4 load16_among_256(const void *from) {
+    uint4 value;
+    asm volatile("ld.global.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(from));
+    return value;
+}
+
 // ---- Registers of a warpgroup, and the way out -------------------------------------------------------------------
 
 template <int count>

@@ -17,11 +17,14 @@ struct Work {
 
     METHOD Work(const Tables &tables, int number) {
         const int tiles_n = (int)tables.tiles_n, tiles = (int)tables.tiles_m * tiles_n;
-        const int split = number / (tiles * (int)tables.groups);
-        number -= split * tiles * (int)tables.groups;
-        group = number / tiles;
+        int split = 0;
+        if constexpr (IS_SPLIT) {
+            split = number / (tiles * (int)tables.groups);
+            number -= split * tiles * (int)tables.groups;
+        }
+        group = tables.groups == 1 ? 0 : number / tiles;
         number -= group * tiles;
-        const int row_tile = number / tiles_n;
+        const int row_tile = quotient(number, tiles_n);
         columns.first = (number - row_tile * tiles_n) * BN;
         phase = 0;
 #pragma unroll
@@ -90,7 +93,7 @@ struct Loader {
         column = work.columns.first + work.group * (int)tables.b_column_step;
         a_channel = work.group * (int)tables.a_channel_step, b_channel = work.group * (int)tables.b_channel_step;
         const int blocks = (int)tables.channel_blocks, first = work.first_block * SUBS;
-        int tap = first / blocks;
+        int tap = IS_SPLIT ? first / blocks : 0;  // the first block of all is that of tap 0
         channel = (first - tap * blocks) * SUB_K, channels = blocks * SUB_K;
         filter_at[2] = (int)x.first_tap, filter_at[1] = (int)y.first_tap;
         filter_at[0] = (int)z.first_tap + work.group * (int)tables.b_outer_step;

@@ -60,6 +60,10 @@ FUNCTION void load_pixels(const Tables &tables, u32 to, const TensorMap &map, u3
         tma_load_im2col_4d(to, map, barrier, c, w, h, n, s, r);
 }
 
+// Of numbers that are not negative. Most divisors are 1 in some layer, and a division is a chain of some 100 cycles, for
+// which a thread that brings the stages of small tiles has no time.
+FUNCTION int quotient(int number, int divisor) { return divisor == 1 ? number : number / divisor; }
+
 // The position of a pixel of a phase: its image, and its number along each axis of space.
 struct Position {
     int image, at[3];
@@ -67,9 +71,9 @@ struct Position {
     METHOD Position() {}
     METHOD Position(const Phase &phase, int pixel) {
         const int c = (int)phase.axes[2].results, b = (int)phase.axes[1].results, a = (int)phase.axes[0].results;
-        const int line = pixel / c, plane = line / b;
+        const int line = quotient(pixel, c), plane = quotient(line, b);
         at[2] = pixel - line * c, at[1] = line - plane * b;
-        image = plane / a, at[0] = plane - image * a;
+        image = quotient(plane, a), at[0] = plane - image * a;
     }
     // As many pixels further as `step` is the position of, without a division: each digit carries at most 1.
     METHOD void add(const Phase &phase, const Position &step) {

@@ -67,7 +67,7 @@ def wide_epilogue(plan: Plan, code: EpilogueCode, indices: Sequence[str]) -> Wid
             "column": f"of_column[j][e][{place}]",
         }[one.kind])  # fmt: skip
     loads = {
-        "vector": "*(const uint4 *)({name} + (at))",
+        "vector": "load16_among_256({name} + (at))",
         "pair": "*(const uint2 *)({name} + (at))",
         "pixel": "(f32)load_{dtype}({name}, {row})",
     }
