@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import llvmlite.ir as ir
 
+from jitdnn.rtcg.extents import Extents
 from jitdnn.rtcg.isa import Isa
 from jitdnn.rtcg.pointers import Pointer
 from jitdnn.rtcg.types import (
@@ -31,17 +32,20 @@ __all__ = ["Builder", "Function", "Module", "Pointer", "Register", "Value"]
 class Function:
     """A function of the module that traced code may call."""
 
-    def __init__(self, node: ir.Function) -> None:
-        self.node = node
+    def __init__(self, node: ir.Function, takes_arguments: bool = False) -> None:
+        self.node, self.takes_arguments = node, takes_arguments
 
 
 class Module:
-    """One unit of compilation: functions traced for one instruction set."""
+    """One unit of compilation: functions traced for one instruction set.
 
-    def __init__(self, name: str, isa: Isa) -> None:
+    With ``extents`` it takes those from the argument block, which every function hands on to those that it calls.
+    """
+
+    def __init__(self, name: str, isa: Isa, extents: Extents | None = None) -> None:
         self.ir = ir.Module(name)
         self.ir.triple = isa.triple
-        self.name, self.isa = name, isa
+        self.name, self.isa, self.extents = name, isa, extents
         self._raw: str | None = None
 
     def write(self, text: str) -> None:
@@ -74,7 +78,10 @@ class Module:
         written, unless the function is "aliasing"; only there does ``Builder.barrier`` hold for loads
         through them.
         """
+        # a task has the argument block, and the others get it behind their own parameters
+        takes_arguments = self.extents is not None and "args" not in parameters
         types = [INT if dtype is None else POINTER for dtype in parameters.values()]
+        types += [POINTER] * takes_arguments
         node = ir.Function(self.ir, ir.FunctionType(ir.VoidType(), types), name)
         node.attributes.add("nounwind")
         node.attributes.add("alwaysinline" if kind == "inline" else "noinline")
@@ -82,7 +89,11 @@ class Module:
             node.linkage = "internal"
         k = Builder(self, node)
         values: list[Any] = []
-        for argument, (label, dtype) in zip(node.args, parameters.items(), strict=True):
+        if self.extents is not None:
+            k.arguments = self.extents, node.args[-1 if takes_arguments else list(parameters).index("args")]
+        if takes_arguments:
+            node.args[-1].name = "arguments"
+        for argument, (label, dtype) in zip(node.args, parameters.items(), strict=False):
             argument.name = label
             if dtype is None:
                 values.append(Value(k, argument))
@@ -90,7 +101,7 @@ class Module:
                 if kind != "aliasing":
                     argument.add_attribute("noalias")
                 values.append(Pointer(k, argument, dtype))
-        yield k, values, Function(node)
+        yield k, values, Function(node, takes_arguments)
         k.b.ret_void()
 
 
@@ -102,7 +113,10 @@ class Builder(Emitter):
         self.module = module
 
     def call(self, function: Function, *arguments: int | Value | Pointer) -> None:
-        self.b.call(function.node, [a.v if isinstance(a, Pointer) else self.index(a) for a in arguments])
+        values = [a.v if isinstance(a, Pointer) else self.index(a) for a in arguments]
+        if function.takes_arguments and self.arguments is not None:
+            values.append(self.arguments[1])
+        self.b.call(function.node, values)
 
     def local(self, dtype: str, count: int) -> Pointer:
         """``count`` elements on the stack, aligned to 64 bytes. Keep them few."""

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import itertools
+import json
 import mmap
 import os
 import re
@@ -25,6 +26,7 @@ from jitdnn.locks import lock
 from jitdnn.retention import Recent
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.cache import CodeCache, Origin
+from jitdnn.rtcg.extents import Extents, Variant
 from jitdnn.rtcg.isa import Isa, isa
 from jitdnn.rtcg.recording import Generated, records
 from jitdnn.rtcg.use import note_compiled, note_key
@@ -54,6 +56,8 @@ _lock = lock()
 _numbers = itertools.count()
 #: all libraries that there are, whoever keeps them
 _loaded: weakref.WeakValueDictionary[str, Library] = weakref.WeakValueDictionary()
+#: what is known of code that takes extents, by the key under which the disk has it
+_variants: Recent[str, Variant] = Recent(1 << 14)
 
 
 class _Kept:
@@ -311,6 +315,54 @@ def load(name: str, parameters: Any, isa: Isa, generate: Callable[[Module], obje
         note_compiled(name)
         cache.put(key, code, origin(isa))
     return _loaded_from(code, key)
+
+
+def load_for(
+    name: str, parameters: Any, extents: Extents, isa: Isa, generate: Callable[[Module], object]
+) -> tuple[Library, list[int]]:
+    """As `load`, of code that takes ``extents`` when it runs; and the integers that it takes of these.
+
+    What was compiled for other extents is taken where its guards hold. ``repr(parameters)`` has the extents' names,
+    and with what ``generate`` asks of their values determines what it does.
+    """
+    made = records()
+    if made is not None:
+        module = Module(name, isa, extents)
+        generate(module)
+        made.append(Generated(name, "ir", module.text, "asm", lambda: assembly(module)))
+        return _Unloaded(), [0] * len(extents.slots)
+    family = key_of(name, (parameters, tuple(extents.values)), isa)
+    numbered = (key_of(name, (family, number), isa) for number in itertools.count())
+    for key in numbered:
+        variant = _variant(key)
+        if variant is None:
+            break
+        if variant.takes(extents.values):
+            library = load_known(variant.key, isa)
+            if library is not None:
+                note_key(key)
+                return library, variant.integers(extents.values)
+    module = Module(name, isa, extents)
+    _require_room()
+    generate(module)
+    guards = json.dumps(extents.noted())
+    library = load(name, (family, guards), isa, lambda given: given.write_all(module.text))
+    variant = Variant(str(library.key), *extents.noted())
+    # another process may have written another one of this number meanwhile, which is then compiled once more
+    CodeCache.default().put(key, variant.to_json(), origin(isa))
+    _variants.put(key, variant)
+    return library, variant.integers(extents.values)
+
+
+def _variant(key: str) -> Variant | None:
+    """What is known of the code for some extents under a key, from memory or from the disk."""
+    variant = _variants.recall(key)
+    if variant is None:
+        content = CodeCache.default().get(key)
+        variant = None if content is None else Variant.from_json(content)
+        if variant is not None:
+            _variants.put(key, variant)
+    return variant
 
 
 def load_known(key: str, isa: Isa) -> Library | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import llvmlite.ir as ir
 
+from jitdnn.rtcg.extents import Extent, Extents
 from jitdnn.rtcg.isa import Isa
 from jitdnn.rtcg.types import (
     BOOL,
@@ -45,6 +46,8 @@ class Value:
         return int(self.v.type.count) if isinstance(self.v.type, ir.VectorType) else 1
 
     def _lift(self, other: Any) -> Any:
+        if isinstance(other, Extent) and scalar_type(self.v.type) == INT:
+            other = self.k.extent(other)
         if not isinstance(other, Value):
             return constant_of(self.v.type, other)
         if self.lanes > 1 and other.lanes == 1:
@@ -184,6 +187,9 @@ class Emitter:
 
     def __init__(self, module: ir.Module, node: ir.Function, isa: Isa) -> None:
         self.ir_module, self.node, self.isa = module, node, isa
+        # the argument block, where the code takes extents from it, and what was loaded of them
+        self.arguments: tuple[Extents, Any] | None = None
+        self._loaded: dict[int, Value] = {}
         entry = node.append_basic_block("entry")
         body = node.append_basic_block("body")
         self.b = ir.IRBuilder(entry)
@@ -195,11 +201,27 @@ class Emitter:
     def lanes(self, dtype: str) -> int:
         return self.isa.lanes(dtype)
 
-    def index(self, value: int | Value) -> Any:
-        return value.v if isinstance(value, Value) else ir.Constant(INT, int(value))
+    def index(self, value: int | Value | Extent) -> Any:
+        return self.integer(value).v
 
-    def integer(self, value: int | Value) -> Value:
-        return value if isinstance(value, Value) else Value(self, ir.Constant(INT, int(value)))
+    def integer(self, value: int | Value | Extent) -> Value:
+        if isinstance(value, Value):
+            return value
+        return self.extent(value) if isinstance(value, Extent) else Value(self, ir.Constant(INT, int(value)))
+
+    def extent(self, extent: Extent) -> Value:
+        """An extent of the problem, which is loaded from the argument block once, where the function begins."""
+        if self.arguments is None:
+            return Value(self, ir.Constant(INT, int(extent)))
+        extents, block = self.arguments
+        slot = extents.slot(extent.term)
+        if slot not in self._loaded:
+            with self.b.goto_entry_block():
+                at = self.b.gep(block, [ir.Constant(INT, slot)], source_etype=INT)
+                loaded = self.b.load(at, typ=INT, align=8)
+                loaded.set_metadata("invariant.load", self.ir_module.add_metadata([]))
+            self._loaded[slot] = Value(self, loaded)
+        return self._loaded[slot]
 
     def constant(self, value: float, dtype: str, lanes: int = 1) -> Value:
         return Value(self, constant_of(vector_type(ELEMENTS[dtype], lanes), value))
@@ -221,8 +243,10 @@ class Emitter:
             return self.integer(0)
         return Value(self, integer_lanes(64, tuple(range(lanes))))
 
-    def mask(self, count: int | Value, lanes: int) -> Value:
+    def mask(self, count: int | Value | Extent, lanes: int) -> Value:
         """Lanes whose number is below ``count``; a count may be negative or beyond the last lane."""
+        if isinstance(count, Extent):
+            count = self.extent(count)
         if isinstance(count, int):
             bits = [int(lane < count) for lane in range(lanes)]
             if lanes == 1:
@@ -287,6 +311,7 @@ class Emitter:
 
     def select(self, condition: Value, yes: Any, no: Any) -> Value:
         """``yes`` where the condition holds, else ``no``; one of them may be a Python number."""
+        yes, no = (self.extent(x) if isinstance(x, Extent) else x for x in (yes, no))
         like = yes if isinstance(yes, Value) else no
         lanes = max(condition.lanes, yes.lanes if isinstance(yes, Value) else 1)
         lanes = max(lanes, no.lanes if isinstance(no, Value) else 1)

@@ -9,25 +9,27 @@ from functools import lru_cache
 from typing import Any
 
 from jitdnn.devices.cpu import CpuDevice
-from jitdnn.devices.cpu_kernel import CpuKernel, Kept
+from jitdnn.devices.cpu_kernel import CpuKernel, Kept, first_extra
 from jitdnn.kernels.algorithm import Epilogue, Kernel, OwnProblem, PlannedAlgorithm, summation_bound
+from jitdnn.kernels.cpu.extents import with_extents
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.problems.problem import Problem
-from jitdnn.rtcg.builder import Module
-from jitdnn.rtcg.compile import load
+from jitdnn.rtcg.compile import load, load_for
+from jitdnn.rtcg.extents import Extents
 
 
 @dataclass(frozen=True)
 class Launch:
     """A kernel before it is compiled: its code, how that is run, and what its time follows from.
 
-    ``name`` and ``key`` say what code is traced, together with the instruction set (`rtcg.compile.load`).
+    ``name`` and ``key`` say what code is traced, together with the instruction set (`rtcg.compile.load`). With ``code``
+    they say all but that, which is handed to ``trace`` with some extents as arguments of the kernel (`extents.py`).
     """
 
     problem: Problem
     name: str
     key: Any
-    trace: Callable[[Module], Any]
+    trace: Callable[..., Any]
     phases: Sequence[tuple[str, int]]  # (function, tasks), one after the other
     pointers: int  # operands, with those of the epilogue
     cycles: float  # of all phases on one thread
@@ -36,6 +38,7 @@ class Launch:
     integers: Sequence[int] = ()  # that the code takes at run time
     kept: Kept | None = None
     threads: int | None = None  # if not as many as the cycles are worth
+    code: Any = None  # plans and all else that tracing reads, where its extents are arguments
     further_cycles: float = 0.0  # that the time has beside these; negative where the filter is prepacked
 
 
@@ -61,11 +64,20 @@ class CpuAlgorithm(PlannedAlgorithm[OwnProblem, Launch, CpuDevice]):
         return summation_bound(problem)
 
     def kernel_of(self, plan: Launch, device: CpuDevice) -> Kernel:
-        library = load(plan.name, plan.key, device.isa, plan.trace)
+        integers = list(plan.integers)
+        if plan.code is None:
+            library = load(plan.name, plan.key, device.isa, plan.trace)
+        else:
+            extents = Extents()
+            extents.first_slot = first_extra(plan.pointers) + len(integers)
+            code = with_extents(plan.code, extents)
+            library, further = load_for(
+                plan.name, (code, plan.key, plan.pointers, len(integers)), extents, device.isa,
+                lambda module: plan.trace(module, code),
+            )  # fmt: skip
+            integers += further
         threads = plan.threads or useful_threads(device, plan.cycles)
-        return CpuKernel(
-            library, plan.phases, plan.pointers, threads, plan.integers, plan.kept, plan.workspace
-        )
+        return CpuKernel(library, plan.phases, plan.pointers, threads, integers, plan.kept, plan.workspace)
 
 
 @lru_cache(1024)
@@ -78,3 +90,8 @@ def _launch(
 def pointer_count(problem: Problem, epilogue: Epilogue | None) -> int:
     """Operands of a kernel: the problem's, then the epilogue's."""
     return len(problem.operands) + (len(epilogue.operands) if epilogue else 0)
+
+
+def code_key(epilogue: Epilogue | None) -> str | None:
+    """What of an epilogue is part of the code; where its operands lie is part of the plan."""
+    return None if epilogue is None else epilogue.expression.key

@@ -8,7 +8,7 @@ from __future__ import annotations
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Kept
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, pointer_count
+from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, code_key, pointer_count
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan, pack_cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry
@@ -77,9 +77,8 @@ class PackedGemm(CpuAlgorithm[MatMul]):
                 -pack_cycles(plan),
             )
         pointers = pointer_count(problem, epilogue)
-        key = (str(problem), str(epilogue), plan.min_tasks, self._is_kept)
         return Launch(
-            problem, self.name, key, lambda module: trace(plan, module, "", pointers, (0, 1, 2), epilogue),
-            phases, pointers, cycles(plan), plan.tasks, plan.workspace(device.threads), kept=kept,
-            further_cycles=further,
+            problem, self.name, code_key(epilogue),
+            lambda module, code: trace(code, module, "", pointers, (0, 1, 2), epilogue), phases, pointers,
+            cycles(plan), plan.tasks, plan.workspace(device.threads), kept=kept, further_cycles=further, code=plan,
         )  # fmt: skip

@@ -21,8 +21,10 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jitdnn.rtcg.builder import Builder, Function, Module, Pointer, Register, Value
+from jitdnn.rtcg.extents import Extent
 
 # multiply-adds of an unrolled body: in a longer one LLVM moves them away from their loads, and spills registers
 _UNROLL = 160
@@ -122,12 +124,15 @@ class _Body:
 
     def trace(self, a: Pointer, b: Pointer) -> None:
         for point in itertools.product(*(range(loop.extent or 0) for loop in self.inner)):
-            at_a = sum(i * loop.a for i, loop in zip(point, self.inner, strict=True))
+            at_a: Any = sum(i * loop.a for i, loop in zip(point, self.inner, strict=True))
             at_b = sum(i * loop.b for i, loop in zip(point, self.inner, strict=True))
             self.k.barrier()
+            here = a
+            if isinstance(at_a, Extent):  # one address for all rows, which are constants away from it
+                here, at_a = a + at_a, 0
             vectors = [b.load(at_b + j * self.lanes, self.lanes) for j in range(len(self.acc[0]))]
             for row, sums in zip(self.rows, self.acc, strict=True):
-                one = a.splat(at_a + row, self.lanes)
+                one = here.splat(at_a + row, self.lanes)
                 for j, vector in enumerate(vectors):
                     sums[j].set(self.products.multiply_add(self.k, one, vector, sums[j].get()))
 

@@ -134,7 +134,7 @@ def trace_input_tile(module: Module, name: str, c: Correlation, input_tile: Inpu
     ):  # fmt: skip
         # a block of the whole axis begins at 0
         starts = [
-            k.integer(0) if extent >= axis.results else start
+            k.integer(0) if isinstance(extent, int) and extent >= axis.results else start
             for start, extent, axis in zip(starts, input_tile.block[1:], c.axes, strict=True)
         ]
         origins = [s * axis.step + low for s, axis, low in zip(starts, c.axes, input_tile.lows, strict=True)]

@@ -28,8 +28,9 @@ def split_index(index: Value, extents: tuple[int, ...]) -> list[Value]:
     """A flat index as one index for each extent, the last fastest."""
     parts: list[Value] = []
     for extent in reversed(extents):
-        parts.append(index % extent if extent > 1 else index * 0)
-        index = index // extent if extent > 1 else index
+        is_axis = not isinstance(extent, int) or extent > 1  # what is known when the code runs is divided by
+        parts.append(index % extent if is_axis else index * 0)
+        index = index // extent if is_axis else index
     return parts[::-1]
 
 

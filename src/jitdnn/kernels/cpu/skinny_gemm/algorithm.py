@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.algorithm import Epilogue, OwnProblem
-from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, pointer_count
+from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, code_key, pointer_count
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.lowering import lower_convolution, lower_matmul
 from jitdnn.kernels.cpu.skinny_gemm.code import trace
@@ -28,9 +28,8 @@ class _Skinny(CpuAlgorithm[OwnProblem]):
         counted, pointers = cycles(plan), pointer_count(problem, epilogue)
         tasks, per_task = plan.units.split(device, counted)
         return Launch(
-            problem, self.name, (str(problem), str(epilogue), plan.sizes),
-            lambda module: trace(module, plan, pointers, epilogue), [("units", tasks)], pointers, counted, tasks,
-            integers=(per_task,),
+            problem, self.name, code_key(epilogue), lambda module, code: trace(module, code, pointers, epilogue),
+            [("units", tasks)], pointers, counted, tasks, integers=(per_task,), code=plan,
         )  # fmt: skip
 
     def refusal(self, problem: OwnProblem, device: CpuDevice, epilogue: Epilogue | None) -> str | None:

@@ -25,8 +25,10 @@ from typing import Literal
 
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.correlation import Correlation, View
+from jitdnn.kernels.cpu.extents import stride_extent
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.work_units import WorkUnits
+from jitdnn.rtcg.extents import Extents
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 MOST_ROWS = 64
@@ -81,6 +83,25 @@ class Product:
         groups = (*c.groups, *(extents[i] for i in others))
         return Product(
             c.dtype, groups, extents[row], c.depth, c.width, of(c.x), w, of(c.y), tuple(map(of, c.operands))
+        )
+
+    def with_extents(self, made: Product, extents: Extents) -> Product:
+        """The same with groups, columns and strides of groups that are known when the code runs only."""
+
+        def matrix(name: str, given: Matrix) -> Matrix:
+            strides = (
+                stride_extent(extents, f"{name}.group{i}", stride) for i, stride in enumerate(given.groups)
+            )
+            return replace(given, groups=tuple(strides))
+
+        return replace(
+            made,
+            groups=tuple(extents.extent(f"group{i}", extent) for i, extent in enumerate(self.groups)),
+            n=extents.extent("columns", self.n),
+            a=matrix("a", self.a),
+            b=matrix("b", self.b),
+            c=matrix("c", self.c),
+            operands=tuple(matrix(f"operand{i}", operand) for i, operand in enumerate(self.operands)),
         )
 
     def turned(self) -> Product:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch
+from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, code_key
 from jitdnn.kernels.cpu.convolution.direct.code import pointer_count
 from jitdnn.kernels.cpu.convolution.direct.over_channels import code as channels_code
 from jitdnn.kernels.cpu.convolution.direct.over_channels import cost as channels_cost
@@ -94,14 +94,17 @@ class Direct(CpuAlgorithm[Convolution]):
         divided = [together] * len(plans) if together else alone
         prefixes = [f"part{number}_" for number in range(len(plans))]
 
-        def generate(module: Module) -> None:
-            given = () if problem.direction == "bwd_filter" else (epilogue,)
+        def generate(
+            module: Module, code: tuple[tuple[DirectPlan, ...], tuple[int, ...], bool, bool]
+        ) -> None:
+            own, counts, are_together, is_gradient = code
+            given = () if is_gradient else (epilogue,)
             extra, parts = 0, []
-            for plan, prefix, (_, extras) in zip(plans, prefixes, divided, strict=True):
+            for plan, prefix, count in zip(own, prefixes, counts, strict=True):
                 _, trace = _FAMILIES[type(plan)]
                 parts.append(trace(module, prefix, plan, extra, *given))
-                extra += len(extras)
-            if together:
+                extra += count
+            if are_together:
                 with module.task("tiles") as (k, args, task, thread):
                     for part in parts:
                         k.call(part, args, task, thread)
@@ -113,11 +116,15 @@ class Direct(CpuAlgorithm[Convolution]):
         ]
         over_groups = isinstance(plans[0], OverGroups | OverGroupsPacked | WgradOverGroups)
         return Launch(
-            problem, self.name, (str(problem), str(epilogue), device.isa.name), generate,
+            problem, self.name, code_key(epilogue), generate,
             [("tiles", together[0])] if together else phases, pointer_count(plans[0].c), sum(each),
             sum(tasks for tasks, _ in alone), max(plan.workspace(device.threads) for plan in plans),
             [n for _, extras in divided for n in extras], threads=device.threads,
             further_cycles=0.0 if over_groups else channels_last_group_cycles(problem, device),
+            code=(
+                tuple(plans), tuple(len(extras) for _, extras in divided), bool(together),
+                problem.direction == "bwd_filter",
+            ),
         )  # fmt: skip
 
 

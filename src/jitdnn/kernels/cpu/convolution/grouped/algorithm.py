@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, pointer_count
+from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, code_key, pointer_count
 from jitdnn.kernels.cpu.convolution.grouped.code import trace
 from jitdnn.kernels.cpu.convolution.grouped.cost import choose_plan, cycles
 from jitdnn.kernels.cpu.convolution.grouped.packing import has_contiguous_channels
@@ -44,10 +44,9 @@ class Grouped(CpuAlgorithm[Convolution]):
     def launch(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
         plan = choose_plan(_lowered(problem, epilogue), device.isa)
         pointers = pointer_count(problem, epilogue)
-        key = (str(problem), str(epilogue), device.isa.name)
         return Launch(
-            problem, self.name, key, lambda module: trace(module, plan, pointers, epilogue), plan.phases(), pointers,
-            cycles(plan), plan.tasks, plan.workspace(device.threads),
+            problem, self.name, code_key(epilogue), lambda module, code: trace(module, code, pointers, epilogue),
+            plan.phases(), pointers, cycles(plan), plan.tasks, plan.workspace(device.threads), code=plan,
         )  # fmt: skip
 
 

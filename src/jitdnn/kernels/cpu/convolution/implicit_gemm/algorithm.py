@@ -14,7 +14,7 @@ from functools import lru_cache
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Kept
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, pointer_count
+from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, code_key, pointer_count
 from jitdnn.kernels.cpu.convolution.implicit_gemm.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles, make_plan, pack_cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Geometry, ImplicitGemmPlan
@@ -57,10 +57,11 @@ class ImplicitGemm(CpuAlgorithm[Convolution]):
         pointers = pointer_count(problem, epilogue)
         boxes, c = _scaled_only(problem, epilogue), parts[0].c
 
-        def generate(module: Module) -> None:
-            if boxes:
-                trace_scaling(module, "scale", c.y.dtype, c.dtype, boxes, pointers, number=2)
-            for number, part in enumerate(parts):
+        def generate(module: Module, code: tuple[tuple[ImplicitGemmPlan, ...], tuple[Box, ...]]) -> None:
+            plans, scaled = code
+            if scaled:
+                trace_scaling(module, "scale", c.y.dtype, c.dtype, scaled, pointers, number=2)
+            for number, part in enumerate(plans):
                 trace(part, module, f"part{number}_", pointers, (0, 1, 2), epilogue)
 
         each = [part.phases(f"part{number}_") for number, part in enumerate(parts)]
@@ -73,10 +74,10 @@ class ImplicitGemm(CpuAlgorithm[Convolution]):
         if boxes:
             phases.append(("scale", sum(box.tasks for box in boxes)))
         phases += [one[-1] for one in each]
-        key = (str(problem), str(epilogue), parts[0].min_tasks, self._is_kept)
         return Launch(
-            problem, self.name, key, generate, phases, pointers, sum(map(cycles, parts)), sum(p.tasks for p in parts),
-            max(part.workspace(device.threads) for part in parts), kept=kept, further_cycles=further,
+            problem, self.name, code_key(epilogue), generate, phases, pointers, sum(map(cycles, parts)),
+            sum(p.tasks for p in parts), max(part.workspace(device.threads) for part in parts), kept=kept,
+            further_cycles=further, code=(parts, boxes),
         )  # fmt: skip
 
 

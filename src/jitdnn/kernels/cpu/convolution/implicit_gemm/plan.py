@@ -29,8 +29,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from jitdnn.kernels.cpu.convolution.implicit_gemm.unpacked_input import input_as_input_tile
 from jitdnn.kernels.cpu.correlation import Correlation, InterleavedPhases, StridePhase
@@ -50,6 +51,7 @@ from jitdnn.kernels.cpu.plan import CorrelationPlan
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div, whole_lines
 from jitdnn.kernels.cpu.schedule.parallel import WANTED_TASKS
 from jitdnn.kernels.cpu.schedule.tap_clipping import clipped_axes
+from jitdnn.rtcg.extents import Extent, Extents
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 PACK_CHANNELS = 64  # of a panel that one packing task copies
@@ -69,6 +71,9 @@ class Geometry(CorrelationPlan):
     clips_taps: bool = True  # tiles leave out taps that read padding only
     may_spill: bool = True  # sums may be spilled to memory between passes over the channels
     reads_pixels: bool = False  # x may be read where it lies, though its channels are neighbours
+    clipped: tuple[int, ...] | None = (
+        None  # the axes on which taps are left out, where that was settled before
+    )
 
     @staticmethod
     def of(c: Correlation, isa: Isa, min_tasks: int = WANTED_TASKS) -> Geometry:
@@ -97,6 +102,8 @@ class Geometry(CorrelationPlan):
 
     def clipped_axes(self, c: Correlation, box: Sequence[int]) -> list[int]:
         """The axes on which tiles of ``box`` leave out taps of the stride phase ``c``."""
+        if self.clipped is not None:
+            return list(self.clipped)
         return clipped_axes(c, box[1:]) if self.clips_taps else []
 
     def axes_clipped_by_all(self, box: Sequence[int]) -> list[bool]:
@@ -124,7 +131,8 @@ class Blocking:
     block: Block
     kc: int
     min_tasks_per_block: int
-    cycles: float  # of copies to input tiles and of spilled sums, for all blocks of a group
+    # of copies to input tiles and of spilled sums, for all blocks of a group: no part of the code
+    cycles: float = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +147,27 @@ class ImplicitGemmPlan(Geometry):
     panels_after: int = 0  # and behind it: all of them together begin the workspace
     prepacks: bool = False  # phases of their own pack the filter, even where tasks could pack their panels
     threads: int = 1  # a thread's next task is so many tasks later
+
+    @property
+    def takes_pixels(self) -> bool:
+        """Whether extents of images may be known when the code runs only: a register tile's pixels are neighbours."""
+        is_single = len(self.stride_phases) == 1 and math.prod(self.interleaved.strides) == 1
+        is_row = not self.vectorizes_pixels and math.prod(self.box[:3]) == 1
+        return is_single and is_row and self.c.x.channels == self.c.y.channels == 1
+
+    def with_extents(self, made: ImplicitGemmPlan, extents: Extents) -> ImplicitGemmPlan:
+        """``made``, the same with some extents that are known when the code runs, with those of blocks among them, but
+        where register tiles have rows that lie as far apart as blocks are long."""
+        block: list[Any] = list(self.block)
+        block[0] = extents.extent("block0", block[0])
+        for i in (1, 2, 3):
+            if isinstance(made.c.axes[i - 1].results, Extent) and math.prod(self.box[:i]) == 1:
+                block[i] = extents.extent(f"block{i}", block[i])
+        n, d, h, w = block
+        blocking = replace(self.blocking, block=(n, d, h, w))
+        if not self.takes_pixels:
+            return replace(made, blocking=blocking)
+        return replace(made, blocking=blocking, clipped=tuple(self.clipped_axes(self.c, self.box)))
 
     @cached_property
     def box(self) -> Block:

@@ -8,13 +8,14 @@ alpha. See plan.py.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import ClassVar
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Kept
 from jitdnn.kernels.algorithm import ARITHMETIC, Epilogue
-from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, pointer_count
+from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, code_key, pointer_count
 from jitdnn.kernels.cpu.convolution.winograd.axes import Tiling, forwards
 from jitdnn.kernels.cpu.convolution.winograd.candidates import tilings
 from jitdnn.kernels.cpu.convolution.winograd.code import Memory, phases, trace
@@ -112,23 +113,23 @@ class WinogradAlgorithm(CpuAlgorithm[Convolution]):
         pointers, item = pointer_count(problem, epilogue), plans[0].item
         memory, scratch = self._memory(plans, device)
 
-        def generate(module: Module) -> None:
+        def generate(module: Module, code: Sequence[tuple[WinogradPlan, Memory]]) -> None:
             traced: Traced = {}
-            for number, (p, where) in enumerate(zip(plans, memory, strict=True)):
+            for number, (p, where) in enumerate(code):
                 trace(module, f"part{number}_", p, pointers, epilogue, where, traced)
 
-        # the two classes, with and without prepacked weights, share the code of equal plans
-        sizes = [(p.tiling, p.is_data_resident, p.mc_rows, p.data_kc) for p in plans]
         pairs = [phases(p, f"part{number}_") for number, p in enumerate(plans)]
         steps, kept = [phase for pair in pairs for phase in pair], None
         if self._is_prepacked:
             steps = [first for first, _ in pairs] + [second for _, second in pairs]
             kept = Kept(scratch * item, len(plans))
         return Launch(
-            problem, "winograd", (str(problem), str(epilogue), sizes, memory), generate, steps, pointers,
+            problem, "winograd", code_key(epilogue), generate, steps, pointers,
             sum(cycles(p, self._is_prepacked) for p in plans), sum(tasks for _, (_, tasks) in pairs),
             (scratch + device.threads * max(p.thread_elements for p in plans)) * item, [scratch], kept,
             further_cycles=channels_last_group_cycles(problem, device),
+            # the two classes, with and without prepacked weights, share the code of equal plans
+            code=tuple(zip(plans, memory, strict=True)),
         )  # fmt: skip
 
 

@@ -65,10 +65,21 @@ def blockings(c: Correlation, isa: Isa, tiling: Tiling, is_prepacked: bool) -> I
             yield filter_resident
     most = {max(1, min(plan.tile_rows, round(mc / plan.row_tiles))) for mc in _MC}
     for mc_rows in sorted({even_share(plan.tile_rows, rows) for rows in most}):
-        blocked = replace(plan, mc_rows=mc_rows)
-        yield blocked
-        if (kc := _kc_in_l2(blocked)) < c.depth:
-            yield replace(blocked, data_kc=kc)
+        yield from _blocked(plan, mc_rows)
+
+
+def regular_blockings(p: WinogradPlan) -> Iterator[WinogradPlan]:
+    """Of a data-resident plan those whose blocks do not depend on how many images there are: the last is not whole."""
+    for mc_rows in sorted({max(1, round(mc / p.row_tiles)) for mc in _MC}):
+        if mc_rows <= p.tile_rows:
+            yield from _blocked(replace(p, data_kc=0), mc_rows)
+
+
+def _blocked(plan: WinogradPlan, mc_rows: int) -> Iterator[WinogradPlan]:
+    blocked = replace(plan, mc_rows=mc_rows)
+    yield blocked
+    if (kc := _kc_in_l2(blocked)) < plan.c.depth:
+        yield replace(blocked, data_kc=kc)
 
 
 def _kc_in_l2(p: WinogradPlan) -> int:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.winograd.axes import Tiling
-from jitdnn.kernels.cpu.convolution.winograd.candidates import blockings
+from jitdnn.kernels.cpu.convolution.winograd.candidates import blockings, regular_blockings
 from jitdnn.kernels.cpu.convolution.winograd.matrices import grid_operations
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.correlation import Correlation
@@ -28,6 +28,8 @@ Candidate = TypeVar("Candidate")
 
 _CALL = 12.0  # cycles of a call of a transform, its addresses and the wait for its first loads
 _HIDDEN = 0.75  # of the time of the products, in which what they read arrives
+_SLACK = 1.02  # on the cost of a plan whose code other batches share
+_MANY = 64  # images
 _BEHIND = 1.3  # tilings whose first few blockings cost more than the best by this factor are out
 
 
@@ -293,7 +295,21 @@ def choose_plan(
             prices[tiling] = screened(plans[tiling])
             least = min(least, prices[tiling])
     near = [plans[tiling] for tiling in tilings if prices.get(tiling, math.inf) <= _BEHIND * least]
-    return min(itertools.chain.from_iterable(near), key=lambda p: price(p) * _load_imbalance(p))
+
+    def whole(p: WinogradPlan) -> float:
+        return price(p) * _load_imbalance(p)
+
+    best = min(itertools.chain.from_iterable(near), key=whole)
+    if not best.is_data_resident or c.batch == 1:
+        return best
+    # another batch has the same code where blocks do not follow from it: of those nearly as good the best for many
+    most = _SLACK * whole(best)
+    regular = [p for p in regular_blockings(best) if whole(p) <= most]
+
+    def of_many(p: WinogradPlan) -> float:
+        return cycles(replace(p, c=replace(c, batch=_MANY)), is_prepacked)
+
+    return min(regular, key=of_many) if regular else best
 
 
 def near_cheapest(

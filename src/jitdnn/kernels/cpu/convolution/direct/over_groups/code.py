@@ -349,12 +349,13 @@ class _Tile:
         with k.when(overwrites):
             for row in range(self.tile.rows):
                 with when(k, self._has_row(row)):
+                    y = pointers[0] + row * c.y.space[1]
                     for column in range(self.tile.columns):
                         with when(k, self._has_column(column)):
                             for j, vector in enumerate(self._pixel_vectors(row, column)):
-                                at = row * c.y.space[1] + column * c.y.space[2] + self._channel(c.y, j)
+                                at = column * c.y.space[2] + self._channel(c.y, j)
                                 scaled = vector * k.splat(blend.alpha, lanes)
-                                pointers[0].store_strided(scaled, at, step, masks[j])
+                                y.store_strided(scaled, at, step, masks[j])
         with k.when(~overwrites):
             self._store_buffered(blend, pointers, masks)
 

@@ -61,6 +61,11 @@ class OverGroups(DirectPlan):
     # ---- what is computed
 
     @property
+    def takes_pixels(self) -> bool:
+        """Whether extents of images may be known when the code runs only: where pixels lie one behind the other."""
+        return self.c.x.space[2] >= self.lanes and self.c.y.space[2] >= self.lanes
+
+    @property
     def vectors(self) -> int:
         """Vectors of groups."""
         return ceil_div(self.c.groups[0], self.lanes)
@@ -122,10 +127,10 @@ class OverGroups(DirectPlan):
         found: dict[Clipping, list[tuple[int, int]]] = {}
         if first < last:
             found[Clipping(frozenset(reads), columns)] = [(first, last)]
-        for tile in (*range(first), *range(last, tiles)):
+        for tile in (*range(first), *(last + i for i in range(tiles - last))):
             at = tile * columns
             inside = frozenset(q for q in reads if 0 <= at * axis.step + q < axis.positions)
-            runs = found.setdefault(Clipping(inside, min(columns, axis.results - at)), [])
+            runs = found.setdefault(Clipping(inside, int(min(columns, axis.results - at))), [])
             if runs and runs[-1][1] == tile:
                 runs[-1] = (runs[-1][0], tile + 1)
             else:

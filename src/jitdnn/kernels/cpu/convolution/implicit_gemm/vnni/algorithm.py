@@ -12,7 +12,7 @@ import math
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import Kept
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, pointer_count
+from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, code_key, pointer_count
 from jitdnn.kernels.cpu.convolution.implicit_gemm.cost import cycles
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.code import trace
 from jitdnn.kernels.cpu.convolution.implicit_gemm.vnni.cost import computed_in, make_vnni_plan, pack_cycles
@@ -54,10 +54,10 @@ def launch_of(
         c = computed_in(c, _epilogue_dtype(problem))
     plan, pointers = make_vnni_plan(c, device.isa), pointer_count(problem, epilogue)
     return Launch(
-        problem, name, (str(problem), str(epilogue)), lambda module: trace(plan, module, pointers, epilogue),
+        problem, name, code_key(epilogue), lambda module, code: trace(code, module, pointers, epilogue),
         plan.phases(""), pointers, cycles(plan), plan.tasks, plan.workspace(device.threads),
         kept=Kept(plan.all_panel_elements * plan.item, 1),
-        further_cycles=-pack_cycles(plan) if is_kept else 0.0,
+        further_cycles=-pack_cycles(plan) if is_kept else 0.0, code=plan,
     )  # fmt: skip
 
 

@@ -1,0 +1,74 @@
+"""Kernels whose code serves several batches or row counts: all of them right, and not compiled anew.
+
+`check` runs every algorithm that takes a problem against the float64 reference, in memory that shows misuse.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance import INSTRUCTION_SETS, accepting, check
+from jitdnn.devices.cpu import host
+from jitdnn.problems import parse
+
+# problems with a number open, and numbers for it
+BATCHES = {
+    "conv_fwd n{} c16 h9 w11 k20 r3 s3 stride1 pad1 f32 nhwc": (6, 5, 7, 1),
+    "conv_fwd n{} c16 h9 w11 k20 r3 s3 stride1 pad1 f32 nchw": (6, 5, 7, 1),
+    "conv_fwd n{} c5 h12 w13 k7 r3 s3 stride2 pad1 f32 nchw": (4, 3, 9),
+    "conv_fwd n{} c24 h7 w5 k18 r1 s1 stride1 pad0 f32 nhwc": (6, 5, 11),
+    "conv_fwd n{} c24 h7 w5 k18 r1 s1 stride1 pad0 f32 nchw": (6, 5, 11),
+    "conv_bwd_data n{} c8 h9 w10 k12 r3 s3 stride2 pad1 f32 nhwc": (4, 3, 5),
+    "conv_bwd_filter n{} c8 h9 w10 k12 r3 s3 stride1 pad1 f32 nchw": (4, 3, 5),
+    "conv_bwd_filter n{} c20 h9 w10 k20 r3 s3 stride1 pad1 g20 f32 nhwc": (4, 3, 5),
+    "conv_fwd n{} c20 h9 w10 k20 r3 s3 stride1 pad1 g20 f32 nchw": (4, 3, 5),
+    "conv_fwd n{} c32 h6 w7 k32 r3 s3 stride1 pad1 g4 f32 nhwc": (4, 3, 5),
+}
+WIDTHS = {
+    "conv_fwd n2 c20 h5 w{} k20 r3 s3 stride1 pad1 g20 f32 nhwc": (34, 54, 35, 44, 3, 1),
+    "conv_fwd n1 c40 h6 w{} k40 r5 s5 stride2 pad2 g40 f32 nhwc": (41, 61, 40, 2),
+    "conv_fwd n1 c64 h1 w{} k24 r1 s3 stride1 pad0x1 f32 nhwc": (41, 61, 40, 2),
+    "conv_fwd n2 c30 h5 w{} k24 r3 s3 stride1 pad1 f32 nhwc": (27, 41, 13),
+}
+ROWS = {
+    "matmul m{} k20 n45": (71, 83, 97, 130, 65),
+    "matmul batch3 m{} k17 n40": (70, 77),
+    "matmul batch{} m9 k17 n40": (4, 3, 7),
+    "matmul m{} k300 n33 f64": (90, 131),
+}
+OPEN = {**BATCHES, **WIDTHS, **ROWS}
+
+
+@pytest.mark.parametrize("words", OPEN)
+def test_every_extent_is_computed_right(words):
+    for extent in OPEN[words]:
+        check(parse(words.format(extent)), threads=(1, 2))
+
+
+@pytest.mark.parametrize("cpu", INSTRUCTION_SETS)
+def test_every_instruction_set_takes_extents_as_arguments(cpu):
+    for words in ("conv_fwd n{} c9 h6 w7 k10 r3 s3 stride1 pad1 f32 nhwc", "matmul m{} k20 n45"):
+        for extent in (66, 67):
+            check(parse(words.format(extent)), cpu=cpu, threads=(1,), scales=((1.0, 0.0),))
+
+
+@pytest.mark.parametrize(
+    ("words", "extents", "name"),
+    [
+        ("conv_fwd n{} c64 h28 w28 k64 r3 s3 stride1 pad1 f32 nhwc", (8, 7, 9, 12), "implicit_gemm"),
+        ("conv_fwd n{} c64 h28 w28 k64 r3 s3 stride1 pad1 f32 nchw", (8, 7, 9, 12), "winograd_4"),
+        ("conv_fwd n{} c96 h14 w14 k96 r3 s3 stride1 pad1 g96 f32 nhwc", (8, 7, 5), "depthwise"),
+        ("conv_fwd n1 c96 h14 w{} k96 r3 s3 stride1 pad1 g96 f32 nhwc", (80, 60, 90), "depthwise"),
+        ("conv_fwd n{} c64 h14 w14 k64 r3 s3 stride1 pad1 g8 f32 nchw", (8, 7, 5, 2), "direct"),
+        ("matmul m{} k256 n512", (1003, 1022, 1036, 1400), "packed_gemm"),
+    ],
+)
+def test_one_module_serves(words, extents, name):
+    """Of what is chosen for these, code is shared; that it must be is no promise for all sizes."""
+    keys = set()
+    device = host(threads=1)
+    for extent in extents:
+        problem = parse(words.format(extent))
+        (algorithm,) = (one for one in accepting(problem, device) if one.name == name)
+        keys.add(algorithm.build(problem, device).record()["library"])
+    assert len(keys) == 1
