@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import operator
+import secrets
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,14 +148,14 @@ def _fill(extents: Extents, rows: Any) -> Callable[[Module], None]:
 
 
 def test_one_module_serves_several_extents():
-    import numpy as np
+    name = secrets.token_hex(8)  # code that no earlier run has left behind
 
     def filled(rows: int) -> tuple[list[int], int]:
         extents = Extents()
         extents.first_slot = first_extra(1)
         extent = extents.extent("rows", rows)
         with noting() as use:
-            library, integers = load_for("test", "fill", extents, isa("host"), _fill(extents, extent))
+            library, integers = load_for("test", name, extents, isa("host"), _fill(extents, extent))
         memory = np.full(rows + 2, -1)
         CpuKernel(library, [("fill", 1)], 1, 1, integers)(None, [memory.ctypes.data + 8], 1.0, 0.0, 0)
         assert memory[0] == memory[-1] == -1, "beside its memory"
