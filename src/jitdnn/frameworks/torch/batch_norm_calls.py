@@ -79,17 +79,16 @@ class Batch:
         return y, statistics
 
     def backward(
-        self, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor
+        self, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, rstd: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of x, weight and bias."""
+        """The gradients of x, weight and bias. Without an `rstd` the mean has it behind it."""
         made = self._made
         dx, dweight, dbias = made[0](), made[2](), made[3]()
-        here = statistics.data_ptr()
-        behind = (here, here + self._step, dx.data_ptr(), dweight.data_ptr(), dbias.data_ptr())
+        here = mean.data_ptr()
+        there = here + self._step if rstd is None else rstd.data_ptr()
+        behind = (here, there, dx.data_ptr(), dweight.data_ptr(), dbias.data_ptr())
         given = (dy.data_ptr(), x.data_ptr(), weight.data_ptr())
-        self._backward(
-            (*given, *behind) if self.activation == IDENTITY else (*given, bias.data_ptr(), *behind)
-        )
+        self._backward((*given, *behind) if bias is None else (*given, bias.data_ptr(), *behind))
         return dx, dweight, dbias
 
 
@@ -100,7 +99,6 @@ def prepared(
     """What runs such a call, if it is eager, nobody watches, and kernels of ours were chosen for all of it.
 
     On a GPU the call is chosen as a whole (whole.py), so that this is measured there: no choice of kernels comes first.
-    In checkpoints the operator runs each time, since both passes must save the same.
     """
     if (
         torch.compiler.is_compiling()
@@ -109,8 +107,6 @@ def prepared(
         or not guards.are_there()
         or watching()
     ):
-        return None
-    if hooks_of_saved(False) is not None:
         return None
     tensors = (x, weight, bias, running_mean, running_var)
     if not plain_device(tensors):
@@ -221,7 +217,10 @@ def run(
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     """What the node of a call hands back to autograd."""
     batch: Batch = ctx.batch
-    x, weight, bias, statistics = ctx.saved_tensors
+    saved = ctx.saved_tensors
+    x, weight = saved[:2]
+    bias = None if batch.activation == IDENTITY else saved[2]
+    mean, rstd = (saved[-1], None) if ctx.is_short else saved[-2:]
     _, wants_x, wants_weight, wants_bias, *_ = ctx.needs_input_grad
     is_plain = not (torch.is_grad_enabled() or watching())
     if is_plain and batch.check is None and plain_device((dy, x)) and dy.dtype is x.dtype:
@@ -230,10 +229,10 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         ).copy_(dy)  # fmt: skip
         batch.check = guards.guard(dy)
     if is_plain and batch.check is not None and batch.check(dy):
-        dx, dweight, dbias = batch.backward(dy, x, weight, bias, statistics)
+        dx, dweight, dbias = batch.backward(dy, x, weight, bias, mean, rstd)
     else:
         dy = dy.contiguous(memory_format=memory_format(x))
-        mean, rstd = statistics.unbind(0)
+        mean, rstd = mean.unbind(0) if rstd is None else (mean, rstd)
         if batch.activation == IDENTITY:
             given: tuple[Any, ...] = (dy, x, weight, mean, rstd, batch.epsilon, batch.options)
             dx, dweight, dbias = normalization.batch_norm_backward(*given)
@@ -264,8 +263,10 @@ class _Layer(torch.autograd.Function):
         var: Tensor | None,
     ) -> Tensor:
         y, statistics = batch.forward(x, weight, bias, mean, var)
-        ctx.save_for_backward(x, weight, bias, statistics)
-        ctx.batch = batch
+        ctx.batch, ctx.is_short = batch, hooks_of_saved(False) is None
+        given = (x, weight) if batch.activation == IDENTITY else (x, weight, bias)
+        # a checkpoint may have begun with the operator, and counts on what that saves
+        ctx.save_for_backward(*given, *((statistics,) if ctx.is_short else statistics.unbind(0)))
         return y
 
     backward = staticmethod(_gradients)
@@ -291,7 +292,7 @@ def recalled(
     calls: Remembered, x: Tensor, tensors: tuple[Tensor | None, ...], now: tuple[Any, ...]
 ) -> Batch | None:
     """What runs this call, if the module has made it before. `now`: see `learn`."""
-    if not (kinds.observers or kinds.threads_apart) and hooks_of_saved(False) is None:
+    if not (kinds.observers or kinds.threads_apart):
         for known in calls.entries:
             if known.state == now and known.check(x, *[one for one in tensors if one is not None]):
                 batch: Batch = known.batch
