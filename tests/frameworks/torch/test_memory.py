@@ -285,7 +285,9 @@ def test_a_converted_model() -> None:
     limit = limits(model, images(), loss=loss_of)[2]
     jitdnn.torch.limit_memory(model, images(), memory_limit=limit, loss=loss_of)
     state = copy.deepcopy(plain.state_dict())
-    train(plain, images())  # the first calls of a kind choose kernels, and update running statistics by other ones
+    train(
+        plain, images()
+    )  # the first calls of a kind choose kernels, and update running statistics by other ones
     plain.load_state_dict(state)
     assert_same(train(model, images()), train(plain, images()))
     assert measured(model, images()) <= limit
