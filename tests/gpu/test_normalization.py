@@ -26,7 +26,7 @@ FIXTURES = (HealthCheck.function_scoped_fixture,)
 
 def only_kernel(problem: Normalization, device: Any) -> RowKernel:
     """That of the only step."""
-    plan = plan_of(problem)
+    plan = plan_of(problem, device)
     (step,) = plan.steps
     return RowLoops().kernel(step, device, plan.pointers)
 

@@ -17,6 +17,9 @@ from torch_kernels import TOLERANCE, random, watched  # noqa: E402
 if not torch.cuda.is_available():
     pytest.skip("PyTorch has no GPU here", allow_module_level=True)
 
+# of PyTorch, where the first call of a thread of its autograd is a product
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
+
 nn, F = torch.nn, torch.nn.functional
 ON = "cuda"
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
