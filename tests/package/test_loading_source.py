@@ -39,6 +39,10 @@ ALLOWED = {
         "pickle",
     ): "between a process and the worker that it started, over their own pipes",
     (
+        "jitdnn/caffe/decode_processes.py",
+        "pickle",
+    ): "between a process and the one that it started, over memory without a name that these two have",
+    (
         "jitdnn/ops/worker.py",
         "-c",
     ): "a program of constants: this interpreter's path, the name of one of our modules",
