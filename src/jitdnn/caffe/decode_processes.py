@@ -155,7 +155,7 @@ class DecodeProcess:
 
     def _order(self, part: Part, is_raw: bool) -> _Order:
         large: list[pickle.PickleBuffer] = []
-        records = [self._recipe.source.portable(record) for record in part.records]
+        records = [_with_buffers(self._recipe.source.portable(record)) for record in part.records]
         told = pickle.dumps(records, 5, buffer_callback=large.append)
         views = [np.frombuffer(buffer.raw(), np.uint8) for buffer in large]
         sizes = [len(view) for view in views]
@@ -183,6 +183,13 @@ class DecodeProcess:
     def _close(self) -> None:
         self._images.close()
         self._records.close()
+
+
+def _with_buffers(record: Any) -> Any:
+    """The record, with what its pickle leaves to the shared memory."""
+    if not isinstance(record, tuple) or not any(isinstance(item, memoryview) for item in record):
+        return record
+    return tuple(pickle.PickleBuffer(item) if isinstance(item, memoryview) else item for item in record)
 
 
 def _nowhere(size: int) -> Any:

@@ -26,7 +26,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from copy import copy
 from pathlib import Path
-from pickle import PickleBuffer
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,7 +80,7 @@ class Source(ABC):
         return None
 
     def portable(self, record: Any) -> Any:
-        """A record as it can be pickled, by protocol 5: what is large in it as PickleBuffer."""
+        """A record for that process: what is large in it is a memoryview."""
         return record
 
     @abstractmethod
@@ -312,7 +311,7 @@ class DatabaseSource(Source):
         return found
 
     def portable(self, record: Record) -> Any:
-        return record[0], PickleBuffer(record[1])
+        return record[0], memoryview(record[1])
 
     def name_of(self, record: Record) -> str:
         return f"{self.path}, record {limits.shortened(record[0].decode('utf-8', 'backslashreplace'))}"
