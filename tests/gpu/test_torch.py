@@ -186,10 +186,10 @@ def test_a_model_settles_on_the_faster_steps() -> None:
     assert decision.seconds
     assert decision.stock_seconds
     assert decision.is_ours is (decision.seconds <= decision.stock_seconds)
-    resting = {
-        type(one) in steps.AWAKE for one in model.modules() if type(one) in {*steps.AWAKE, *steps.RESTING}
+    bypassed = {
+        type(one) in steps.ACTIVE for one in model.modules() if type(one) in {*steps.ACTIVE, *steps.BYPASSED}
     }
-    assert resting == {not decision.is_ours}
+    assert bypassed == {not decision.is_ours}
 
 
 def test_streams_and_captured_graphs() -> None:

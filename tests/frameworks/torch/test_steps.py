@@ -31,7 +31,7 @@ class Clock:
 
     def step(self, model: Any, x: Any) -> Any:
         y = model(x)
-        self.now += self.stock if is_resting(model) else self.ours
+        self.now += self.stock if is_bypassed(model) else self.ours
         return y
 
 
@@ -59,14 +59,14 @@ def network() -> Any:
     return nn.Sequential(block, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
 
 
-def is_resting(model: Any) -> bool:
-    kinds = {type(one) in steps.AWAKE for one in model.modules() if type(one) in jt_classes()}
+def is_bypassed(model: Any) -> bool:
+    kinds = {type(one) in steps.ACTIVE for one in model.modules() if type(one) in jt_classes()}
     assert len(kinds) == 1
     return kinds.pop()
 
 
 def jt_classes() -> set[Any]:
-    return {*steps.AWAKE, *steps.RESTING}
+    return {*steps.ACTIVE, *steps.BYPASSED}
 
 
 X = random(2, 3, 6, 6)
@@ -77,7 +77,7 @@ def run(model: Any, clock: Clock, count: int = MEASURED + 10) -> list[bool]:
     found = []
     for _ in range(count):
         clock.step(model, X)
-        found.append(is_resting(model))
+        found.append(is_bypassed(model))
     return found
 
 
@@ -92,9 +92,9 @@ def test_the_faster_way_stays(clock: Clock) -> None:
         assert found.count(True) >= MEASURED // 2  # both were tried
         assert found[-3:] == [not decision.is_ours] * 3
         assert jt.explain(model, X).rows[0].direction == "step"
-        assert not is_resting(model)  # who asks is told of the layers
+        assert not is_bypassed(model)  # who asks is told of the layers
         clock.step(model, X)
-        assert is_resting(model) is not decision.is_ours
+        assert is_bypassed(model) is not decision.is_ours
 
 
 def test_what_rests_is_torchs(clock: Clock) -> None:
@@ -104,7 +104,7 @@ def test_what_rests_is_torchs(clock: Clock) -> None:
     run(model, clock)
     for _ in range(MEASURED + 10):
         stock(X)  # statistics
-    assert is_resting(model)
+    assert is_bypassed(model)
     with watched() as seen:
         pass
     y, expected = model(X), stock(X)
@@ -117,9 +117,9 @@ def test_what_rests_is_torchs(clock: Clock) -> None:
     assert model.state_dict().keys() == stock.state_dict().keys()
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         torch.testing.assert_close(again(X), model(X))
-        assert not is_resting(again) or steps.decision(again) is not None
+        assert not is_bypassed(again) or steps.decision(again) is not None
     assert jt.convert(model, measure="never") is model
-    assert not is_resting(model)
+    assert not is_bypassed(model)
     jt.revert(model)
     assert [type(one) for one in model.modules()] == [type(one) for one in stock.modules()]
     assert not model._forward_pre_hooks
@@ -134,7 +134,7 @@ def test_another_process_knows(clock: Clock) -> None:
     decision = steps.decision(model)
     assert decision is not None
     assert decision.reason.startswith("stored")
-    assert is_resting(model)
+    assert is_bypassed(model)
     other = jt.convert(nn.Sequential(network(), nn.Tanh()))
     clock.step(other, X)
     assert steps.decision(other) is None
@@ -144,15 +144,15 @@ def test_kinds_of_steps_are_chosen_by_themselves(clock: Clock) -> None:
     clock.stock = 0.5
     model = jt.convert(network())
     run(model, clock)
-    assert is_resting(model)
+    assert is_bypassed(model)
     with torch.no_grad():
         clock.step(model, X)
-    assert not is_resting(model)
+    assert not is_bypassed(model)
     assert steps.decision(model) is None
     clock.step(model, random(3, 3, 6, 6))
-    assert not is_resting(model)
+    assert not is_bypassed(model)
     clock.step(model, X)
-    assert is_resting(model)
+    assert is_bypassed(model)
 
 
 def test_first_calls_do_not_count(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_first_calls_do_not_count(clock: Clock, monkeypatch: pytest.MonkeyPatch)
     for _ in range(20):
         made[0] += 1  # as if a layer was compiled in each
         clock.step(model, X)
-    assert not is_resting(model)
+    assert not is_bypassed(model)
     found = run(model, clock)
     assert True in found
     monkeypatch.setattr(steps, "_MOST_WAITING", 5)

@@ -7,7 +7,7 @@ layer tells which it is: optimizers, losses, loaders of data and layers of torch
 are measured: the program makes them anyway. Once all layers are chosen, some steps run by torch's own functions, in
 turns with those as chosen, from one call of the model to the next; the faster way stays, for inputs of this kind.
 
-In the meantime, and where torch's functions win, modules rest: they are of classes whose forward is torch's own
+In the meantime, and where torch's functions win, modules are bypassed: they are of classes whose forward is torch's own
 function, so that a call costs what it did before `convert`.
 """
 
@@ -34,34 +34,34 @@ from jitdnn.frameworks.torch.registry import is_eager
 STEPS = "_jitdnn_steps"
 """The attribute of a model that remembers its steps."""
 _BLOCK = 4  # steps of one way in a row, of which the first, in whose place another way was, does not count
-_ORDER = (False, True, True, False, True, False, False, True)  # of blocks: whether modules rest
+_ORDER = (False, True, True, False, True, False, False, True)  # of blocks: whether modules are bypassed
 _QUIET = 3  # steps without a layer that is chosen for the first time, before any counts
 _MOST_WAITING = 200  # steps that are waited for those
 _MOST_KINDS = 8  # of inputs, for which steps are measured
 
-#: class of a converted module -> the one of modules that rest
-RESTING: dict[type[nn.Module], type[nn.Module]] = {}
+#: class of a converted module -> the one of bypassed modules
+BYPASSED: dict[type[nn.Module], type[nn.Module]] = {}
 #: and back
-AWAKE: dict[type[nn.Module], type[nn.Module]] = {}
+ACTIVE: dict[type[nn.Module], type[nn.Module]] = {}
 _ELSEWHERE = (nn.SyncBatchNorm,)  # which all processes must run the same way
 
 
-def _rest(stock: type[Any], ours: type[Any]) -> None:
-    """Make the class of a module at rest: a call that another thread is in the middle of goes on, since it is one of
+def _bypass(stock: type[Any], ours: type[Any]) -> None:
+    """Make the class of a bypassed module: a call that another thread is in the middle of goes on, since it is one of
     ours, too."""
-    name = f"Resting{ours.__name__}"
+    name = f"Bypassed{ours.__name__}"
     own = {one for base in ours.__mro__ if base.__module__.startswith("jitdnn.") for one in vars(base)}
     back = {one: getattr(stock, one) for one in own if not one.startswith("__") and hasattr(stock, one)}
     back |= {"__module__": __name__, "__doc__": f"`torch.nn.{stock.__name__}` as it is."}
     made = type(name, (ours,), {**back, "_get_name": lambda self: stock.__name__})
     setattr(sys.modules[__name__], name, made)
-    RESTING[ours], AWAKE[made], REVERTED[made] = made, ours, stock
+    BYPASSED[ours], ACTIVE[made], REVERTED[made] = made, ours, stock
 
 
 _PAIRS: list[tuple[type[Any], type[Any]]] = [*CONVERTED.items(), (nn.Sequential, Sequential)]
 for _stock, _ours in _PAIRS:
     if not issubclass(_stock, (*_ELSEWHERE, nn.modules.lazy.LazyModuleMixin)):
-        _rest(_stock, _ours)
+        _bypass(_stock, _ours)
 
 
 def watch(model: nn.Module) -> None:
@@ -72,7 +72,7 @@ def watch(model: nn.Module) -> None:
 
 
 def forget(model: nn.Module) -> None:
-    """Measure nothing any more, and wake all modules up."""
+    """Measure nothing any more, and bypass no module."""
     if model.__dict__.pop(STEPS, None) is not None:
         for number, hook in [*model._forward_pre_hooks.items()]:
             if hook is _before:
@@ -80,9 +80,9 @@ def forget(model: nn.Module) -> None:
     _set(model, False)
 
 
-def _set(model: nn.Module, rest: bool) -> None:
-    """Put all modules of a model to rest, or wake them up. What wrappers have made another class of stays as it is."""
-    into = RESTING if rest else AWAKE
+def _set(model: nn.Module, bypass: bool) -> None:
+    """Bypass all modules of a model, or none. What wrappers have made another class of stays as it is."""
+    into = BYPASSED if bypass else ACTIVE
     for module in model.modules():
         other = into.get(type(module))
         if other is not None:
@@ -107,11 +107,11 @@ def decision(model: nn.Module) -> Decision | None:
 class Steps:
     """The steps of one model. Copies and pickled models know nothing."""
 
-    __slots__ = ("_begun", "_is_resting", "_thread", "_trials", "trial")
+    __slots__ = ("_begun", "_is_bypassed", "_thread", "_trials", "trial")
 
     def __init__(self) -> None:
         self._trials: dict[tuple[Any, ...], Trial] = {}
-        self._is_resting: bool | None = None
+        self._is_bypassed: bool | None = None
         self._thread = threading.get_ident()
         #: of the step that runs: how it runs, its beginning and the choices that were made before
         self._begun: tuple[Trial, Any, int] | None = None
@@ -141,14 +141,14 @@ class Steps:
         if trial.decision is None:
             now = mark(x.device)
             if begun is not None and begun[0] is trial:
-                trial.note(begun[1], now, begun[2], self._is_resting is True)
-        self._put(model, trial.rests)
+                trial.note(begun[1], now, begun[2], self._is_bypassed is True)
+        self._put(model, trial.bypasses)
         self._begun = None if trial.decision is not None else (trial, now, choice.made())
 
-    def _put(self, model: nn.Module, rest: bool) -> None:
-        if self._is_resting is not rest:
-            _set(model, rest)
-            self._is_resting = rest
+    def _put(self, model: nn.Module, bypass: bool) -> None:
+        if self._is_bypassed is not bypass:
+            _set(model, bypass)
+            self._is_bypassed = bypass
 
 
 class Trial:
@@ -166,13 +166,13 @@ class Trial:
         self.decision: Decision | None = choice.stored(self._what, self._handle, device)
 
     @property
-    def rests(self) -> bool:
-        """Whether modules rest in the next step."""
+    def bypasses(self) -> bool:
+        """Whether modules are bypassed in the next step."""
         if self.decision is not None:
             return not self.decision.is_ours
         return self._quiet >= _QUIET and _ORDER[self._number // _BLOCK]
 
-    def note(self, begun: Any, ended: Any, made: int, was_resting: bool) -> None:
+    def note(self, begun: Any, ended: Any, made: int, was_bypassed: bool) -> None:
         """A step has ended that began then, when so many choices had been made."""
         if whole.has_seen_hooks():
             self.decision = Decision(True, "not measured: checkpoints recompute what was chosen before")
@@ -186,10 +186,10 @@ class Trial:
                 self.decision = Decision(True, "not measured: there are ever new layers")
             return
         if self._number % _BLOCK:
-            self._taken[was_resting].append((begun, ended))
+            self._taken[was_bypassed].append((begun, ended))
         self._number += 1
         if self._number == _BLOCK * len(_ORDER):
-            ours, stock = (median(seconds(*one) for one in self._taken[rest]) for rest in (False, True))
+            ours, stock = (median(seconds(*one) for one in self._taken[bypass]) for bypass in (False, True))
             self._taken.clear()
             self.decision = choice.compared(self._what, self._handle, self._device, ours, stock)
 
@@ -234,7 +234,7 @@ def _fingerprint(model: nn.Module, key: tuple[Any, ...]) -> str:
     """What tells models and kinds of steps apart in the store."""
     digest = hashlib.sha256(repr([one for place, one in enumerate(key) if place != 3]).encode())
     for name, module in model.named_modules():
-        kind = AWAKE.get(type(module), type(module)).__qualname__
+        kind = ACTIVE.get(type(module), type(module)).__qualname__
         shapes = [tuple(one.shape) for one in module.parameters(recurse=False)]
         digest.update(f"{name} {kind} {shapes} {module.__dict__.get(OPTIONS)}\n".encode())
     return digest.hexdigest()
