@@ -9,7 +9,7 @@ Before each kernel it prints its name: a crash tells whose it was.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -91,17 +91,23 @@ def run(problem: Problem, at_end: bool, cpu: str, kinds: Sequence[str] = ()) -> 
                 variant.build(problem, device, epilogue),
                 variant.workspace(problem, device, epilogue),
             )
-            run_prepared(kernel, pointers, size, at_end)
+            if kernel.kept is None:  # nothing is prepared ahead of this problem
+                continue
+            run_prepared(kernel, pointers, problem.filters, size, at_end)
             conformance.compare(outputs, case, 1.0, 0.0, variant.error_bound(problem))
     del rooms
 
 
-def run_prepared(kernel: Any, pointers: Sequence[int], size: int, at_end: bool) -> None:
+def run_prepared(
+    kernel: Any, pointers: Sequence[int], filters: Collection[int], size: int, at_end: bool
+) -> None:
     """A kernel in two halves: its filter is prepared while nothing else is there, and is not there afterwards."""
     kept = Room(-(-kernel.kept.bytes // 64) * 64, at_end)
     workspace = Room(-(-(size - kernel.kept.bytes) // 64) * 64, at_end)
-    kernel.keep(None, [0, pointers[1], *[0] * (len(pointers) - 2)], kept.pointer)
-    kernel.run_kept(None, [pointers[0], 0, *pointers[2:]], 1.0, 0.0, workspace.pointer, kept.pointer)
+    prepared = [pointer if place in filters else 0 for place, pointer in enumerate(pointers)]
+    others = [0 if place in filters else pointer for place, pointer in enumerate(pointers)]
+    kernel.keep(None, prepared, kept.pointer)
+    kernel.run_kept(None, others, 1.0, 0.0, workspace.pointer, kept.pointer)
 
 
 def main() -> None:

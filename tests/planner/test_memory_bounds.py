@@ -167,6 +167,7 @@ PROBLEMS = {
         "attention_bwd n1 h2 t17 s31 d9 addmask",
         "attention_bwd n2 h2 t5 s37 d7 lo32 hi64 bf16",
         "rnn_fwd lstm t3 n3 inputs9 hidden20 layers2 bidirectional proj6 lengths64 training f32",
+        "rnn_fwd gru t2 n3 inputs9 hidden20 bidirectional f32",
         "rnn_bwd_data lstm t3 n3 inputs9 hidden20 layers2 bidirectional proj6 lengths64 f32",
         "rnn_bwd_weights lstm t3 n3 inputs9 hidden20 layers2 bidirectional proj6 lengths64 f32",
         "rnn_fwd gru t3 n3 inputs5 hidden17 packed32 rows7 training bf16",
