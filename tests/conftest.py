@@ -44,6 +44,14 @@ def pytest_configure(config: pytest.Config) -> None:
             store.unlink(missing_ok=True)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_fallbacks() -> None:
+    """Code that cannot be traced for all batches is an error."""
+    from jitdnn.kernels.cpu import extents
+
+    extents.is_strict = True
+
+
 def pytest_report_header() -> str | None:
     return turns.header()
 

@@ -17,6 +17,7 @@ import conformance
 from convolution_cases import sum_of_sizes
 from guarded_memory import Room
 from jitdnn.devices.cpu import host
+from jitdnn.kernels.cpu import extents
 from jitdnn.problems import Problem, parse
 from jitdnn.tensor import TensorDescriptor, numpy_dtype, view
 from paths import TESTS
@@ -111,6 +112,7 @@ def run_prepared(
 
 
 def main() -> None:
+    extents.is_strict = True
     for line in sys.stdin:
         for cpu in sys.argv[1:] or ["host"]:
             for at_end in (True, False):

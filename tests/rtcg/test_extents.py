@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 import secrets
 from collections.abc import Callable
@@ -25,7 +26,27 @@ NAMES = ("rows", "columns")
 Steps = list[tuple[str, int, int]]
 _steps = st.lists(
     st.tuples(
-        st.sampled_from(["+", "-", "*", "//", "%", "min", "max", "when", "divmod", "abs", "share"]),
+        st.sampled_from(
+            [
+                "+",
+                "-",
+                "*",
+                "//",
+                "%",
+                "min",
+                "max",
+                "when",
+                "divmod",
+                "abs",
+                "share",
+                "|",
+                "&",
+                "^",
+                "<<",
+                ">>",
+            ]
+            + ["~", "half", "power", "bits", "round"]
+        ),
         st.integers(0, 1),
         st.integers(-3, 9),
     ),
@@ -53,6 +74,22 @@ def program(steps: Steps, given: tuple[Any, Any]) -> Any:
             value = abs(value - 12)
         elif name == "share":
             value = -(-value // other)
+        elif name in "|&^":
+            value = {"|": operator.or_, "&": operator.and_, "^": operator.xor}[name](value, other | number)
+        elif name in ("<<", ">>"):
+            value = (operator.lshift if name == "<<" else operator.rshift)(value, number % 3) - (
+                1 << (other % 3)
+            )
+        elif name == "~":
+            value = ~value
+        elif name == "half":
+            value = int(value * 0.5) + int(1.5 - other)
+        elif name == "power":
+            value = value % 5 + 2 ** (other % 4) + (other % 4) ** 2
+        elif name == "bits":
+            value = value + other.bit_length()
+        elif name == "round":
+            value = round(value) + math.floor(other) + np.int64(number)
     return value
 
 
@@ -116,7 +153,7 @@ def test_a_name_of_two_values_is_two_names():
         b"{}",
         b"[1, 2]",
         b'["k", [["<", "a"]], []]',
-        b'["k", [], [["^", "a", 1]]]',
+        b'["k", [], [["?", "a", 1]]]',
         b'["k", [], [null]]',
         b"\xff",
     ],

@@ -27,6 +27,9 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "*": operator.mul,
     "//": operator.floordiv,
     "%": operator.mod,
+    "|": operator.or_,
+    "&": operator.and_,
+    "^": operator.xor,
 }
 _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "<": operator.lt,
@@ -140,8 +143,11 @@ class Extent:
     def _with(self, name: str, other: Any, is_swapped: bool = False) -> Any:
         if isinstance(other, Extent):
             term, value = other.term, other._value
-        elif isinstance(other, int):
-            term = value = int(other)
+        elif hasattr(other, "__index__"):
+            term = value = operator.index(other)
+        elif isinstance(other, float):
+            a, b = (other, float(self)) if is_swapped else (float(self), other)
+            return _OPERATIONS[name](a, b)  # type: ignore[arg-type]
         else:
             return NotImplemented
         if isinstance(term, int):
@@ -191,8 +197,57 @@ class Extent:
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
 
+    def __or__(self, other: Any) -> Any:
+        return self._with("|", other)
+
+    def __and__(self, other: Any) -> Any:
+        return self._with("&", other)
+
+    def __xor__(self, other: Any) -> Any:
+        return self._with("^", other)
+
+    __ror__, __rand__, __rxor__ = __or__, __and__, __xor__
+
+    def __lshift__(self, other: Any) -> Any:
+        return self * (1 << operator.index(other))
+
+    def __rshift__(self, other: Any) -> Any:
+        return self // (1 << operator.index(other))
+
+    def __rlshift__(self, other: Any) -> Any:
+        return operator.index(other) << self.__index__()
+
+    def __rrshift__(self, other: Any) -> Any:
+        return operator.index(other) >> self.__index__()
+
+    def __pow__(self, other: Any) -> Any:
+        return self.__index__() ** other
+
+    def __rpow__(self, other: Any) -> Any:
+        return other ** self.__index__()
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
     def __neg__(self) -> Any:
         return self._with("-", 0, True)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __invert__(self) -> Any:
+        return -self - 1
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self if digits is None or digits >= 0 else round(self.__index__(), digits)
+
+    def __trunc__(self) -> Any:
+        return self
+
+    __floor__ = __ceil__ = __trunc__
+
+    def bit_length(self) -> int:
+        return self.__index__().bit_length()
 
     def __abs__(self) -> Any:
         return self if self >= 0 else -self
@@ -202,8 +257,8 @@ class Extent:
     def _compare(self, name: str, other: Any, is_swapped: bool = False) -> Any:
         if isinstance(other, Extent):
             term, value = other.term, other._value
-        elif isinstance(other, int):
-            term = value = int(other)
+        elif hasattr(other, "__index__"):
+            term = value = operator.index(other)
         elif isinstance(other, float) and math.isfinite(other) and name != "==":
             # the integers on either side of a limit that is none
             term = value = (math.ceil if (name == "<") != is_swapped else math.floor)(other)

@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from conformance import INSTRUCTION_SETS, accepting, check
 from jitdnn.devices.cpu import host
+from jitdnn.kernels.cpu import extents
+from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import parse
+from jitdnn.rtcg.extents import Extent
 
 # problems with a number open, and numbers for it
 BATCHES = {
@@ -72,3 +77,20 @@ def test_one_module_serves(words, extents, name):
         (algorithm,) = (one for one in accepting(problem, device) if one.name == name)
         keys.add(algorithm.build(problem, device).record()["library"])
     assert len(keys) == 1
+
+
+def test_what_cannot_be_traced_for_all_batches_is_compiled_for_each(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And says so; in tests it is an error."""
+    monkeypatch.setattr(Extent, "__mul__", None)
+    monkeypatch.setattr(Extent, "__rmul__", None)
+    problem = parse("conv_fwd n3 c7 h9 w8 k5 r1 s1 f32")
+    device = host(1)
+    (algorithm,) = (one for one in algorithms(problem, "cpu") if one.name == "implicit_gemm")
+    with pytest.raises(TypeError):
+        algorithm.build(problem, device)
+    monkeypatch.setattr(extents, "is_strict", False)
+    with caplog.at_level(logging.WARNING, logger="jitdnn"):
+        algorithm.build(problem, device)
+    assert "is compiled for each shape" in caplog.text

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from jitdnn import log
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import CpuKernel, Kept, first_extra
 from jitdnn.kernels.algorithm import Epilogue, Kernel, OwnProblem, PlannedAlgorithm, summation_bound
-from jitdnn.kernels.cpu.extents import with_extents
+from jitdnn.kernels.cpu import extents
 from jitdnn.kernels.cpu.schedule.cost import seconds_of, useful_threads
 from jitdnn.problems.problem import Problem
-from jitdnn.rtcg.compile import load, load_for
+from jitdnn.rtcg.compile import Library, load, load_for
 from jitdnn.rtcg.extents import Extents
 
 
@@ -68,16 +69,37 @@ class CpuAlgorithm(PlannedAlgorithm[OwnProblem, Launch, CpuDevice]):
         if plan.code is None:
             library = load(plan.name, plan.key, device.isa, plan.trace)
         else:
-            extents = Extents()
-            extents.first_slot = first_extra(plan.pointers) + len(integers)
-            code = with_extents(plan.code, extents)
-            library, further = load_for(
-                plan.name, (code, plan.key, plan.pointers, len(integers)), extents, device.isa,
-                lambda module: plan.trace(module, code),
-            )  # fmt: skip
+            try:
+                library, further = _load_with_extents(plan, device)
+            except (
+                TypeError,
+                AttributeError,
+            ) as error:  # an `Extent` does not do what tracing asks of a number
+                if extents.is_strict:
+                    raise
+                log.fallback_once(
+                    ("extents", plan.name),
+                    f"code of {plan.name} is compiled for each shape, and not for all batches: {error}",
+                )
+                library, further = _load_for_shape(plan, device), []
             integers += further
         threads = plan.threads or useful_threads(device, plan.cycles)
         return CpuKernel(library, plan.phases, plan.pointers, threads, integers, plan.kept, plan.workspace)
+
+
+def _load_with_extents(plan: Launch, device: CpuDevice) -> tuple[Library, list[int]]:
+    """The code, for all extents for which tracing decides the same, and what it takes of those at hand."""
+    values = Extents()
+    values.first_slot = first_extra(plan.pointers) + len(plan.integers)
+    code = extents.with_extents(plan.code, values)
+    parameters = (code, plan.key, plan.pointers, len(plan.integers))
+    return load_for(plan.name, parameters, values, device.isa, lambda module: plan.trace(module, code))
+
+
+def _load_for_shape(plan: Launch, device: CpuDevice) -> Library:
+    """The code for the shape at hand alone."""
+    parameters = (plan.code, plan.key, plan.pointers, len(plan.integers))
+    return load(plan.name, parameters, device.isa, lambda module: plan.trace(module, plan.code))
 
 
 @lru_cache(1024)

@@ -16,6 +16,8 @@ from typing import Any
 from jitdnn.kernels.cpu.correlation import Axis, Correlation, InterleavedPhases, View
 from jitdnn.rtcg.extents import Extents
 
+#: whether code that cannot be traced with extents is an error, as in the tests, and not compiled for each shape
+is_strict = False
 _LEAST_STRIDE = 16  # what is nearer is read by shuffles or as one vector: that is another code
 
 
