@@ -44,8 +44,12 @@ _steps = st.lists(
                 "^",
                 "<<",
                 ">>",
+                "~",
+                "half",
+                "power",
+                "bits",
+                "round",
             ]
-            + ["~", "half", "power", "bits", "round"]
         ),
         st.integers(0, 1),
         st.integers(-3, 9),
