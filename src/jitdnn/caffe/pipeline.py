@@ -122,17 +122,16 @@ class Pipeline:
         rows: slice | None = None,
         turns: Turns | None = None,
         form: RawForm | None = None,
-        processes: int | None = None,
     ) -> None:
         """Start the threads; the first batch begins at `place`, with the generator (PCG64) in that state. `waited` is
         added to. Without `workers` there are as many as cores, 16 at most. With `rows` only these of each batch are
         decoded, with `turns` only batches whose turn it is. With `form` images stay bytes, in batches of that form,
-        where those of a batch are bytes. So many `processes` decode from the start; None is the setting
-        `data_processes`, and where that is None, too, they are started when the net waits.
+        where those of a batch are bytes. The setting `data_processes` says how many processes decode from the start;
+        where it is None, they are started when the net waits.
         """
         cores = available_cores()
         workers = min(cores, MOST_WORKERS) if workers is None else workers
-        processes = current().data_processes if processes is None else processes
+        processes = current().data_processes
         self._process = os.getpid()
         self._waited = waited
         rows = slice(0, batch_size) if rows is None else rows

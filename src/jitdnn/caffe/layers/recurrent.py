@@ -58,13 +58,13 @@ class RecurrentLayer(Layer):
                 f"one, and {1 + hidden} tops"
             )
         self.has_static = len(bottom) == 3 + hidden
-        # where the next forward pass starts; of no size before the first one
+        # where the next forward pass starts: zeros before the first one
         self.carry = (
             {}
             if self.is_exposed
             else {name: self.context.blob(f"{self.name}/{name}") for name in self.states}
         )
-        self.none = self.context.blob(f"{self.name}/none")
+        self.none = self.context.blob(f"{self.name}/none")  # zeros: the gradient of states that nobody has
         shape, outputs = bottom[0].shape, parameter.num_output
         rows = self.gates * outputs
         self.add_weight((rows, count(shape, 2)), parameter.weight_filler)
