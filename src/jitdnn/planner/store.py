@@ -26,8 +26,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 from jitdnn import limits, log
 from jitdnn.errors import StoreError
 from jitdnn.files import write_whole
+from jitdnn.planner.store_damage import BUSY_SECONDS, alone, error_name, is_damage, is_damaged
 from jitdnn.retention import Recent
 from jitdnn.rtcg.cache import refusal
 from jitdnn.settings import current
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: JSON can say it, a database cannot keep it
-_BUSY_SECONDS = 10.0
-_REPAIR_SECONDS = 15.0  # longer than looking for damage can take
 _DAY = 86400.0
 _NOTE_SECONDS = 0.1  # longer than that nobody waits to note a use
 _ROW_BYTES = 1024  # of memory, about, that a row takes in this process
@@ -291,13 +290,13 @@ class Store:
 
         query = f"SELECT {_COLUMNS} FROM measurement {condition}"
         try:
-            with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS)) as connection:
+            with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as connection:
                 connection.text_factory = _text
                 rows = connection.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            if _is_damage(error):
+            if is_damage(error):
                 self._move_aside(error)
-            is_unreachable = _code(error).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
+            is_unreachable = error_name(error).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
             rows = self._read_immutable(query, values) if is_unreachable else []
         return [row for row in (Measurement(*values) for values in rows) if row.is_sane()]
 
@@ -332,7 +331,7 @@ class Store:
                 break
             except sqlite3.Error as error:
                 problem = error
-                if not _is_damage(error):
+                if not is_damage(error):
                     break
                 self._move_aside(error)
         log.fallback_once(
@@ -368,7 +367,7 @@ class Store:
         import sqlite3
 
         assert self.path is not None
-        with closing(sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)) as connection:
+        with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
             # SQLite may refuse the switch while others are at work; the older journal is as safe
             with suppress(sqlite3.OperationalError):
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -428,8 +427,8 @@ class Store:
         assert self.path is not None
         database, *companions = self._files()
         aside = database.with_name(f"{database.name}.damaged-{time.time_ns()}")
-        with _alone(database.with_name(f"{database.name}.repair")):
-            if not _is_damaged(database):
+        with alone(database.with_name(f"{database.name}.repair")):
+            if not is_damaged(database):
                 return  # another process was faster, and this is the new one already
             with suppress(OSError):
                 for earlier in database.parent.glob(f"{database.name}.damaged-*"):
@@ -445,54 +444,9 @@ class Store:
         )
 
 
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Hold a lock file, so that of several processes that find the same damage one repairs it.
-
-    A lock older than a repair can last was left by a process that died. Where no file can be made, nothing can
-    be repaired either.
-    """
-    deadline = time.monotonic() + _REPAIR_SECONDS
-    while True:
-        try:
-            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            break
-        except FileExistsError:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.01)
-        except OSError:
-            break
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            lock.unlink(missing_ok=True)
-
-
 def _text(content: bytes) -> str:
     """Text of the database. Damaged text becomes what `is_sane` refuses, and the other rows are read."""
     return content.decode("utf-8", "surrogateescape")
-
-
-def _code(error: sqlite3.Error) -> str:
-    """SQLite's name of an error, "" for one that Python's module has found itself: text that is no UTF-8."""
-    return getattr(error, "sqlite_errorname", "")
-
-
-def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether an error of SQLite means that the file is no database, or one with holes."""
-    return _code(error).startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_SHORT_READ"))
-
-
-def _is_damaged(path: Path) -> bool:
-    import sqlite3
-
-    try:
-        with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection:
-            return bool(connection.execute("PRAGMA quick_check(1)").fetchall() != [("ok",)])
-    except sqlite3.Error as error:
-        return _is_damage(error)
 
 
 def _pages(connection: sqlite3.Connection, which: str) -> int:
