@@ -58,7 +58,7 @@ def compiled(source: Source, arch: str) -> bytes:
     except (ImportError, RuntimeError) as error:
         raise DeviceError(no_compiler(error)) from None
     text = source.complete(prelude(source.dialect))
-    key = source_key(source, text, "cuda", arch, version, str(source.spills), _SCHEMA)
+    key = _key(source, text, arch, version)
     code = CodeCache.default().get(key)
     missing = gathered()
     if code is None and missing is not None:
@@ -68,6 +68,15 @@ def compiled(source: Source, arch: str) -> bytes:
     if code is None:
         code = _kept(source.name, key, arch, version, lambda: _compile(source, text, arch))
     return code
+
+
+def code_key(source: Source, arch: str) -> str:
+    """What the cubin of a source is kept under in the cache."""
+    return _key(source, source.complete(prelude(source.dialect)), arch, compiler_version())
+
+
+def _key(source: Source, text: str, arch: str, version: str) -> str:
+    return source_key(source, text, "cuda", arch, version, str(source.spills), _SCHEMA)
 
 
 def compiled_text(text: CText, arch: str) -> bytes:

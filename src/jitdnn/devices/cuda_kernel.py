@@ -7,10 +7,12 @@ import functools
 import struct
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple
 from typing import Any
 
 from jitdnn import retention
+from jitdnn.devices.cuda_compile import code_key
 from jitdnn.devices.cuda_driver import (
     CooperativeAttribute,
     LaunchConfig,
@@ -25,9 +27,10 @@ from jitdnn.devices.cuda_driver import (
 )
 from jitdnn.devices.cuda_tensor_map import EncodedTables
 from jitdnn.devices.gpu import Launch, Source
-from jitdnn.devices.tensor_map import Tables
+from jitdnn.devices.tensor_map import Tables, tables_of
 from jitdnn.errors import DeviceError
 from jitdnn.locks import lock
+from jitdnn.rtcg.cache import CodeCache
 from jitdnn.settings import current as current_settings
 
 _PORTABLE_CLUSTER = 8  # blocks that every device has room for
@@ -40,14 +43,16 @@ _NO_CONTEXT = (201, 400)  # CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDL
 class CudaKernel:
     """Launches of one source's functions on a GPU, with the numbers that they always get.
 
-    `code` is the source compiled; `index` the number of the GPU, -1 for one on paper.
+    `code` is the source compiled; `index` the number of the GPU, -1 for one on paper. `key`: what the code is kept
+    under in the cache, where the source itself is not known.
     """
 
     def __init__(
         self, index: int, code: bytes, source: Source, launches: Sequence[Launch], pointers: int,
-        extras: Sequence[int], floats: Sequence[float], tables: Tables | None = None,
+        extras: Sequence[int], floats: Sequence[float], tables: Tables | None = None, key: str | None = None,
     ) -> None:  # fmt: skip
-        self._tables = tables
+        self._tables, self._pointers, self._key = tables, pointers, key
+        self._extras, self._floats = tuple(extras), tuple(floats)
         self._index, self._code, self._source, self._launches = index, code, source, tuple(launches)
         self._numbers = struct.pack(f"{len(extras)}q{len(floats)}d", *extras, *floats)
         self._head = struct.Struct(f"{pointers + 1}Q2d")
@@ -86,6 +91,36 @@ class CudaKernel:
                     if status:
                         self._launch_again(status, block, config, function)
         self._free.append(block)
+
+    def record(self, arch: str) -> dict[str, Any]:
+        """What another process makes the kernel of again by `from_record`, and JSON can hold."""
+        return {
+            "name": self._source.name,
+            "key": self._key or code_key(self._source, arch),
+            "launches": [astuple(one) for one in self._launches],
+            "pointers": self._pointers,
+            "extras": self._extras,
+            "floats": self._floats,
+            "tables": None if self._tables is None else asdict(self._tables),
+        }
+
+    @staticmethod
+    def from_record(index: int, record: Mapping[str, Any]) -> CudaKernel | None:
+        """The kernel of a record; None if its code is no longer in the cache.
+
+        Raises ValueError, TypeError and KeyError for what is no record.
+        """
+        code = CodeCache.default().get(record["key"])
+        if code is None:
+            return None
+        launches = [
+            Launch(function, groups if isinstance(groups, int) else tuple(groups), *others)
+            for function, groups, *others in record["launches"]
+        ]
+        return CudaKernel(
+            index, code, Source(record["name"], ""), launches, record["pointers"], record["extras"],
+            record["floats"], None if record["tables"] is None else tables_of(record["tables"]), record["key"],
+        )  # fmt: skip
 
     def _launch_again(self, status: int, block: _Block, config: Any, function: Any) -> None:
         """What the driver refused, with the GPU's context as the current one. Raises DeviceError if that is not why."""

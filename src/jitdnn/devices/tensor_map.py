@@ -9,7 +9,9 @@ C they are one structure:
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from jitdnn.tensor import DTYPES
 
@@ -78,3 +80,16 @@ class Tables:
     def packed_numbers(self) -> bytes:
         """The integers, as they lie behind the maps."""
         return struct.pack(f"{len(self.numbers)}q", *self.numbers)
+
+
+def tables_of(record: Mapping[str, Any]) -> Tables:
+    """Tables of what `dataclasses.asdict` makes of them, with lists for tuples, as JSON has them."""
+    return Tables(tuple(_map_of(one) for one in record["maps"]), tuple(record["numbers"]))
+
+
+def _map_of(record: Mapping[str, Any]) -> TensorMap:
+    lists = {name: tuple(record[name]) for name in ("extents", "strides", "box", "steps")}
+    corners = record["corners"]
+    if corners is not None:
+        corners = (tuple(corners[0]), tuple(corners[1]))
+    return TensorMap(**{**record, **lists, "corners": corners})

@@ -10,6 +10,7 @@ from math import inf
 from jitdnn import log
 from jitdnn.errors import CompileError, NotSupported
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel
+from jitdnn.planner import kept_plans
 from jitdnn.planner.compiling import compile_all, whole
 from jitdnn.planner.divided import Divided
 from jitdnn.planner.division import MARGIN, Divider, Partition, SurveyPart, may_be_divided
@@ -19,7 +20,6 @@ from jitdnn.planner.survey import AlgorithmCandidate, ratios, survey
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.missing import Missing
-from jitdnn.targets import is_gpu
 
 
 def get(
@@ -35,10 +35,8 @@ def get(
     A time measured earlier on this device counts instead of the estimate. Raises NotSupported, with the
     reason of every algorithm, if none fulfils the request; with `waits=False` NotCompiled if that takes a compiler.
     """
-    is_kept = store is None and not is_gpu(device.target)
+    is_kept = store is None
     if is_kept:
-        from jitdnn.planner import kept_plans  # which takes the compiler of processors' code
-
         kept = kept_plans.recall(problem, device, request, epilogue)
         if kept is not None:
             return kept

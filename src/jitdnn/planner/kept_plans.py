@@ -1,4 +1,4 @@
-"""Plans of processors that outlive the process: what was chosen, and how its kernel is launched.
+"""Plans that outlive the process: what was chosen, and how its kernel is launched, on processors and by CUDA.
 
 The first call of a kind asks every algorithm about its problem, which takes milliseconds and the code of all of them.
 Whoever planned the same before, in whatever process, has left the answer beside the compiled code: the candidates, and
@@ -7,7 +7,7 @@ part. With that a plan is one file to read.
 
 A kept plan is found under everything that it depends on: the problem, the request, the epilogue, the device, the
 sources of algorithms and planner, and the tuning store as it is: whatever is measured makes plans anew. Kernels with
-Python of their own are not kept (`kernel_records.py`), and planned again.
+Python of their own are not kept (`kernel_records.py`, `gpu_kernel_records.py`), and planned again.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from jitdnn import log
-from jitdnn.devices.cpu import CpuDevice
 from jitdnn.errors import JitdnnError
 from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, keeping_filter
 from jitdnn.planner.divided import Divided
-from jitdnn.planner.kernel_records import record_of, restored
 from jitdnn.planner.plan import Candidate, Part, Plan, Request
 from jitdnn.planner.store import Store
 from jitdnn.planner.survey import stored_key
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.cache import CodeCache
-from jitdnn.rtcg.compile import generator_fingerprint
 from jitdnn.rtcg.recording import records
 from jitdnn.rtcg.use import note_look_up
 from jitdnn.settings import current
 from jitdnn.tensor import TensorDescriptor
 
-_SCHEMA = 2
+if TYPE_CHECKING:
+    from jitdnn.devices.cpu import CpuDevice
+    from jitdnn.devices.cuda import CudaDevice
+
+_SCHEMA = 3
+_GPU_FOLDERS = "devices", "kernels", "planner", "problems", "rtcg", "targets", "tensor"
+_SOURCES = ".py", ".pyc", ".cu", ".cuh", ".c", ".h"
 
 
 def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogue | None) -> Plan | None:
@@ -46,16 +49,19 @@ def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogu
     key = _key(problem, device, request, epilogue)
     if key is None:
         return None
-    assert isinstance(device, CpuDevice)
     content = CodeCache.default().get(key)
     if content is None:
         return None
     try:
         kept = json.loads(content)
         candidates = [Candidate(**each) for each in kept["candidates"]]
-        kernel = restored(kept["kernel"], device.isa)
         algorithms = [_KeptAlgorithm(name, version, device, request) for name, version in kept["algorithms"]]
+        kernel = _restored(kept["kernel"], problem, device, epilogue, algorithms[0])
+        if kernel is None:
+            return None
         parts = _parts(kept["parts"], problem, epilogue, algorithms, kernel)
+        device_id = getattr(device, "device_id", None)
+        plan = Plan(problem, epilogue, parts, kernel, candidates, request, device, device_id)
     except (
         ValueError,
         TypeError,
@@ -64,10 +70,7 @@ def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogu
         JitdnnError,
     ):  # of another version of the format: it is planned again
         return None
-    if kernel is None:
-        return None
     note_look_up(str(problem), stored_key(epilogue, request), device.name)
-    plan = Plan(problem, epilogue, parts, kernel, candidates, request, device)
     log.chose(problem, plan)
     return plan
 
@@ -81,7 +84,7 @@ def is_kept(problem: Problem, device: Device, request: Request, epilogue: Epilog
 def keep(plan: Plan) -> None:
     """Keep a plan for processes to come, if its kernel is made of launches."""
     key = _key(plan.problem, plan.device, plan.request, plan.epilogue)
-    record = None if key is None else record_of(plan.run)
+    record = None if key is None else _record(plan)
     if key is None or record is None:
         return
     algorithms = list(dict.fromkeys((part.algorithm.name, part.algorithm.version) for part in plan.parts))
@@ -92,6 +95,35 @@ def keep(plan: Plan) -> None:
         "kernel": record,
     }
     CodeCache.default().put(key, json.dumps(kept).encode())
+
+
+def _record(plan: Plan) -> dict[str, Any] | None:
+    if plan.device.target == "cpu":
+        from jitdnn.planner.kernel_records import record_of  # brings the compiler of processors' code along
+
+        return record_of(plan.run)
+    from jitdnn.planner import gpu_kernel_records
+
+    return gpu_kernel_records.record_of(plan.run, cast("CudaDevice", plan.device))
+
+
+def _restored(
+    record: Mapping[str, Any],
+    problem: Problem,
+    device: Device,
+    epilogue: Epilogue | None,
+    algorithm: Algorithm,
+) -> Kernel | None:
+    if device.target == "cpu":
+        from jitdnn.planner.kernel_records import restored  # brings the compiler of processors' code along
+
+        return restored(record, cast("CpuDevice", device).isa)
+    from jitdnn.planner import gpu_kernel_records
+
+    def build() -> Kernel:
+        return algorithm.build(problem, device, epilogue)
+
+    return gpu_kernel_records.restored(record, cast("CudaDevice", device), build)
 
 
 def _part_records(plan: Plan, algorithms: list[tuple[str, int]]) -> list[dict[str, Any]] | None:
@@ -111,11 +143,9 @@ def _part_records(plan: Plan, algorithms: list[tuple[str, int]]) -> list[dict[st
 
 def _parts(
     records: Sequence[Mapping[str, Any]] | None, problem: Problem, epilogue: Epilogue | None,
-    algorithms: Sequence[Algorithm], kernel: Kernel | None,
+    algorithms: Sequence[Algorithm], kernel: Kernel,
 ) -> list[Part]:  # fmt: skip
-    """The parts of a kept plan with this kernel, which may be missing."""
-    if kernel is None:
-        return []
+    """The parts of a kept plan with this kernel."""
     if records is None:
         return [Part(problem, algorithms[0], kernel, epilogue)]
     if not isinstance(kernel, Divided):
@@ -149,20 +179,49 @@ def _descriptor(record: Mapping[str, Any]) -> TensorDescriptor:
 def _key(problem: Problem, device: Device, request: Request, epilogue: Epilogue | None) -> str | None:
     """What a plan is kept under; None where plans are not kept."""
     values = current()
-    if not (values.keep_plans and values.cache) or type(device) is not CpuDevice or records() is not None:
+    if not (values.keep_plans and values.cache) or records() is not None:
+        return None
+    of_device = _of_device(device)
+    if of_device is None:
         return None
     fused = () if epilogue is None else (epilogue.expression.key, *map(repr, epilogue.operands))
     parts = (
-        _of_device(device), str(problem), repr(request), fused, Store.default().state(),
+        of_device, str(problem), repr(request), fused, Store.default().state(),
     )  # fmt: skip
     return hashlib.sha256(repr(("plan", *parts)).encode()).hexdigest()
 
 
 @functools.lru_cache(64)
-def _of_device(device: CpuDevice) -> str:
-    """What plans depend on beside problem and request, in a text."""
-    sources = (_SCHEMA, generator_fingerprint(), _planner_fingerprint())
-    return repr((*sources, device.name, device.isa, device.threads, device.efficiency))
+def _of_device(device: Device) -> str | None:
+    """What plans depend on beside problem and request, in a text; None of a device whose plans are not kept."""
+    if device.target == "cpu":
+        from jitdnn.devices.cpu import CpuDevice
+        from jitdnn.rtcg.compile import generator_fingerprint  # brings the compiler of processors' code along
+
+        if type(device) is not CpuDevice:
+            return None
+        sources = (_SCHEMA, generator_fingerprint(), _planner_fingerprint())
+        return repr((*sources, device.name, device.isa, device.threads, device.efficiency))
+    if device.target != "cuda":
+        return None
+    from jitdnn.devices.cuda import CudaDevice
+    from jitdnn.devices.cuda_compile import compiler_version
+
+    if type(device) is not CudaDevice:
+        return None
+    return repr((_SCHEMA, _sources_fingerprint(), compiler_version(), replace(device, index=0)))
+
+
+@functools.cache
+def _sources_fingerprint() -> str:
+    """A hash of all that plans and the text of GPU code are made by."""
+    digest = hashlib.sha256()
+    package = Path(__file__).resolve().parent.parent
+    for folder in _GPU_FOLDERS:
+        for path in sorted((package / folder).rglob("*.*")):
+            if path.suffix in _SOURCES and not {"cpu", "__pycache__"} & set(path.parts):
+                digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 @functools.cache
@@ -179,7 +238,7 @@ class _KeptAlgorithm(Algorithm):
 
     problem = Problem
 
-    def __init__(self, name: str, version: int, device: CpuDevice, request: Request) -> None:
+    def __init__(self, name: str, version: int, device: Device, request: Request) -> None:
         self.name, self.version = name, version  # type: ignore[misc]
         self._device, self._request = device, request
 

@@ -1,0 +1,44 @@
+"""Kernels of CUDA in words and numbers, from which another process makes them again without their algorithms.
+
+A launch is the key of its code, its functions with their grids, its integers and tensor maps. A kernel for aligned
+addresses has a record of its own; that for others is built by the algorithm when it is needed. Other kernels are made
+of Python of their own, and have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jitdnn.devices.cuda import CudaDevice
+from jitdnn.devices.cuda_kernel import CudaKernel
+from jitdnn.kernels.algorithm import Kernel
+from jitdnn.kernels.cuda.gemm.code import ByAddress
+
+Record = dict[str, Any]
+
+
+def record_of(kernel: Kernel, device: CudaDevice) -> Record | None:
+    """A kernel as a record, which JSON can hold; None for one that has none."""
+    if type(kernel) is CudaKernel:
+        return {"kind": "launches", **kernel.record(device.arch)}
+    if type(kernel) is ByAddress:
+        aligned = record_of(kernel.aligned, device)
+        return aligned and {"kind": "by address", "kernel": aligned, "alignments": kernel.alignments}
+    return None
+
+
+def restored(
+    record: Mapping[str, Any], device: CudaDevice, whole: Callable[[], Kernel]
+) -> CudaKernel | ByAddress | None:
+    """The kernel of a record; None if its code is there no more. `whole` has the algorithm build it.
+
+    Raises ValueError, TypeError and KeyError for what is no record.
+    """
+    if record["kind"] == "launches":
+        return CudaKernel.from_record(device.index, record)
+    if record["kind"] != "by address":
+        raise ValueError(f"no kind of kernel is called {record['kind']!r}")
+    aligned = restored(record["kernel"], device, whole)
+    # the whole kernel finds out for itself which of its own takes the addresses
+    return aligned and ByAddress(aligned, whole, tuple(record["alignments"]))
