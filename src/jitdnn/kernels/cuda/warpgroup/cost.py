@@ -118,9 +118,7 @@ def seconds(
             for blocks in products.blocks
         ])  # fmt: skip
     else:
-        # thread blocks that share a multiprocessor hide each other's ends behind their products
-        shared = tile.resident * max(length * stage, finished, chunks)
-        busy = -(-works // (device.multiprocessors * tile.resident)) * max(one, shared)
+        busy = -(-works // device.multiprocessors) * max(one, chunks)
     cycles = busy + _START_CYCLES + (0.0 if blocking.is_split else chunks)
     works_for, waits_for = cycles / clock, (bytes_moved + finish.nbytes) / (_MEMORY_SHARE * device.bandwidth)
     time = max(works_for, waits_for) + _UNHIDDEN * min(works_for, waits_for) + LAUNCH_SECONDS

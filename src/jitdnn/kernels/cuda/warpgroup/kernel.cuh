@@ -22,7 +22,7 @@ FUNCTION void store_zeros(const Tables &tables, const Work &work, int first_row,
     }
 }
 
-KERNEL2(BLOCK_THREADS, RESIDENT)
+KERNEL2(BLOCK_THREADS, 1)
 void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS,
               u8 *workspace, SCALE alpha, SCALE beta) {
     extern __shared__ __attribute__((aligned(1024))) u8 shared_memory[];

@@ -11,27 +11,21 @@ STAGE_ROW = 128
 _MAX_STAGES = 8
 _BARRIER_BYTES = 16  # of a stage
 _CHUNK_ROWS = 64
-_CONSUMER_REGISTERS = {(1, 1): 232, (1, 2): 232, (1, 3): 160, (2, 1): 232, (2, 2): 104, (3, 1): 136}
-"""Of a thread, by thread blocks that share a multiprocessor and by consumers; as in sizes.cuh."""
-_RESERVED_BYTES = 1024  # of shared memory, by the system, of each thread block
+_CONSUMER_REGISTERS = {1: 232, 2: 232, 3: 160}
+"""Of a thread, by consumers; as in sizes.cuh."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Of a thread block: `down` by `across` consumers, each with `rows` slabs of 64 rows by `wn` columns.
-
-    `resident`: thread blocks that share a multiprocessor.
-    """
+    """Of a thread block: `down` by `across` consumers, each with `rows` slabs of 64 rows by `wn` columns."""
 
     down: int
     across: int
     rows: int
     wn: int
-    resident: int = 1
 
     def __str__(self) -> str:
-        blocks = f", {self.resident} blocks" if self.resident > 1 else ""
-        return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups{blocks}"
+        return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups"
 
     @property
     def m(self) -> int:
@@ -69,8 +63,7 @@ class Tile:
 
     def stages(self, shared_bytes: int, parts: int, is_split: bool, result_bytes: int) -> int:
         """Stages that fit into a multiprocessor's shared memory."""
-        own = (shared_bytes + _RESERVED_BYTES) // self.resident - _RESERVED_BYTES
-        room = own - self.other_bytes(is_split, result_bytes)
+        room = shared_bytes - self.other_bytes(is_split, result_bytes)
         return min(_MAX_STAGES, room // (self.stage_bytes(parts) + _BARRIER_BYTES))
 
     def shared(self, stages: int, parts: int, is_split: bool, result_bytes: int) -> int:
@@ -80,10 +73,8 @@ class Tile:
         """Whether a thread has the registers for the sums (twice where those of a stage are moved to others), and for
         results on their way out."""
         words = 0 if is_split else self.sums * result_bytes // 4
-        most = _CONSUMER_REGISTERS[self.resident, self.warpgroups] - (56 if self.warpgroups == 3 else 40)
-        # the assembler wants an instruction's registers to be there before others give theirs up
-        is_there = self.resident == 1 or self.sums + 26 <= 65536 // (self.resident * self.threads)
-        return is_there and self.sums * (2 if is_promoted else 1) + words <= most
+        most = _CONSUMER_REGISTERS[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
+        return self.sums * (2 if is_promoted else 1) + words <= most
 
     def has_chunks(self, result_bytes: int) -> bool:
         """Whether results leave in whole chunks."""

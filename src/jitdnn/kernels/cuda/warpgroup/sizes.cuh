@@ -23,8 +23,8 @@ static_assert(!A_MN_MAJOR || ROW_BYTES == 128, "pixels are not divided");
 static_assert(!B_MN_MAJOR || WARPGROUPS_N == 1 || WN % 64 == 0, "columns come in blocks of 64");
 
 // Registers of a thread: those that the producer does not need go to the consumers.
-constexpr int ALL_REGISTERS = 65536 / (RESIDENT * BLOCK_THREADS) / 8 * 8 * BLOCK_THREADS;  // of a thread block
-constexpr int PRODUCER_REGISTERS = RESIDENT > 1 ? 24 : WARPGROUPS == 3 ? 32 : 40;
+constexpr int ALL_REGISTERS = 65536 / BLOCK_THREADS / 8 * 8 * BLOCK_THREADS;  // of a thread block
+constexpr int PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 40;
 constexpr int MOST_REGISTERS = (ALL_REGISTERS - 128 * PRODUCER_REGISTERS) / (128 * WARPGROUPS) / 8 * 8;
 constexpr int CONSUMER_REGISTERS = MOST_REGISTERS < 232 ? MOST_REGISTERS : 232;
 

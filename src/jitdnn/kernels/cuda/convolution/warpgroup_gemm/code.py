@@ -143,7 +143,6 @@ def source_of(
         ("CHUNK_BYTES", tile.chunk_bytes(DTYPES[plan.result])),
         ("IS_RESULT_BOXES", int(plan.is_in_boxes)),
         ("WN", tile.wn),
-        ("RESIDENT", tile.resident),
         ("STAGES", blocking.stages),
         ("PARTS", blocking.parts),
         ("IS_SPLIT", int(blocking.is_split)),
@@ -186,9 +185,7 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     launches = [Launch("find_maxima", (MAXIMA, 2), 512)] if plan.is_scaled else []
     if packs:
         launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256))
-    launches.append(
-        Launch("multiply", min(multiprocessors * tile.resident, plan.works), tile.threads, plan.shared)
-    )
+    launches.append(Launch("multiply", min(multiprocessors, plan.works), tile.threads, plan.shared))
     if plan.blocking.is_split:
         sums = plan.works // plan.blocking.splits * tile.m * tile.n
         sharing = reduction_sharing(plan.blocking.splits)

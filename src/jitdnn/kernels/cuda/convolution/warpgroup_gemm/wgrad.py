@@ -116,8 +116,6 @@ def wgrad_plan(
         tile for tile in tiles if tile.wn % 64 == 0 and tile.chunk_bytes(result_bytes) // result_bytes <= 64
     )
     tiles = fusion.tiles(tiles, result_bytes, True)
-    if is_divided:
-        tiles = tuple(tile for tile in tiles if tile.resident == 1)
     found = best_blocking(
         products,
         tiles,
