@@ -21,6 +21,25 @@ FUNCTION void multiply_parts(Sums &sums, const u32 (&upper)[2][4], const u32 (&l
     }
 }
 
+// Adds a warp's products of all slabs: `from` is where the lane's part of its upper row begins, in rows of `pitch` bytes.
+FUNCTION void multiply_slabs(Sums (&sums)[UNIT_TILES], const u8 *from, int pitch, const Weights &w) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll 4
+    for (int slab = 0; slab < w.slabs; ++slab) {
+        u32 upper[2][4], lower[2][4];
+        split(*(const uint4 *)(from + slab * 64), upper[0], lower[0]);
+        split(*(const uint4 *)(from + 8 * pitch + slab * 64), upper[1], lower[1]);
+#pragma unroll
+        for (int j = 0; j < UNIT_TILES; ++j) {
+            const int tile = warp * UNIT_TILES + j;
+            if (tile >= w.tiles) break;
+            u32 high[4], low[4];
+            split(*(const uint4 *)(w.shared + (slab * w.tiles + tile) * 512 + lane * 16), high, low);
+            multiply_parts(sums[j], upper, lower, high, low);
+        }
+    }
+}
+
 // Sequences of a step, and the row of the first of them; without tables where all sequences have all steps. From step -1 to `steps`.
 struct Rows {
     Steps there;

@@ -135,20 +135,7 @@ KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_backward(BACKWARD_ARGUMENTS) {
         __syncthreads();
         const u8 *at = slopes + lane / 4 * pitch + quarter * 16;
         Sums sums[UNIT_TILES] = {};
-#pragma unroll 4
-        for (int slab = 0; slab < slabs; ++slab) {
-            u32 upper[2][4], lower[2][4];
-            split(*(const uint4 *)(at + slab * 64), upper[0], lower[0]);
-            split(*(const uint4 *)(at + 8 * pitch + slab * 64), upper[1], lower[1]);
-#pragma unroll
-            for (int j = 0; j < UNIT_TILES; ++j) {
-                const int tile = warp * UNIT_TILES + j;
-                if (tile >= tiles) break;
-                u32 high[4], low[4];
-                split(*(const uint4 *)(w.shared + (slab * (int)tiles + tile) * 512 + lane * 16), high, low);
-                multiply_parts(sums[j], upper, lower, high, low);
-            }
-        }
+        multiply_slabs(sums, at, pitch, w);
         const u32 to = smem_address(parts + (s % 2 * CLUSTER + rank) * part_size);
 #pragma unroll
         for (int j = 0; j < UNIT_TILES; ++j) {

@@ -79,20 +79,7 @@ KERNEL_OF_CLUSTERS(BLOCK, CLUSTER) void cluster_forward(FORWARD_ARGUMENTS) {
         const u8 *from = states + (s % 2 * 16 + lane / 4) * pitch + quarter * 16;
         const u32 to = smem_address(states + ((s + 1) % 2 * 16 + row) * pitch);
         Sums sums[UNIT_TILES] = {};
-#pragma unroll 4
-        for (int slab = 0; slab < slabs; ++slab) {
-            u32 upper[2][4], lower[2][4];
-            split(*(const uint4 *)(from + slab * 64), upper[0], lower[0]);
-            split(*(const uint4 *)(from + 8 * pitch + slab * 64), upper[1], lower[1]);
-#pragma unroll
-            for (int j = 0; j < UNIT_TILES; ++j) {
-                const int tile = warp * UNIT_TILES + j;
-                if (tile >= tiles) break;
-                u32 high[4], low[4];
-                split(*(const uint4 *)(w.shared + (slab * (int)tiles + tile) * 512 + lane * 16), high, low);
-                multiply_parts(sums[j], upper, lower, high, low);
-            }
-        }
+        multiply_slabs(sums, from, pitch, w);
         REAL state[UNIT_TILES], gates[UNIT_TILES][4];
 #pragma unroll
         for (int j = 0; j < UNIT_TILES; ++j) {
