@@ -18,7 +18,7 @@ import numpy as np
 from jitdnn import log, targets
 from jitdnn.devices.gpu import Graph as CapturedGraph
 from jitdnn.devices.gpu_launches import GpuLaunch, placed
-from jitdnn.errors import DeviceError
+from jitdnn.errors import DeviceError, NotSupported
 from jitdnn.graph.ir import AnyArray, Graph
 from jitdnn.graph.lower.builder import Builder
 from jitdnn.graph.lower.gpu import GpuBuilder, lowered
@@ -64,8 +64,10 @@ class GpuPlan(Plan):
         target = targets.find(self.gpu.target)
         self.has_graphs = target is not None and target.has_graphs
         self._places: list[_Place] = []  # those that no run is using
+        self.has_run = False
         sizes = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in (*self._inputs, *self._outputs)]
         starts = np.cumsum([0, *(_rounded(size) for size in sizes)]).tolist()
+        self.sizes = sizes
         count = len(self._inputs)
         self.starts, self.split, self.end = starts[:-1], starts[count], starts[-1]
         self.inputs, self.outputs = self.starts[:count], self.starts[count:]
@@ -108,9 +110,44 @@ class GpuPlan(Plan):
         for step in place.steps:
             step(stream, bodies)
         found = place.fetched(stream) if like is None else place.handed_out(stream, like)
+        self._done(place)
+        return found
+
+    def _done(self, place: _Place) -> None:
+        self.has_run = True
         if len(self._places) < MOST_IDLE:
             self._places.append(place)
-        return found
+
+    def run_at(self, inputs: Sequence[int], outputs: Sequence[int], stream: Any) -> None:
+        """Run on a stream for inputs that lie densely at these addresses of the GPU; outputs are written to others."""
+        try:
+            place = self._places.pop()
+        except IndexError:
+            place = _Place(self)
+        place.order(stream)
+        place.copied_in(inputs, stream)
+        for step in place.steps:
+            step(stream, None)
+        place.copied_out(outputs, stream)
+        self._done(place)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Of memory that `run_at_once` takes."""
+        return self.scratch + self.workspace + _ALIGNMENT
+
+    def run_at_once(self, inputs: Sequence[int], outputs: Sequence[int], arena: int, stream: Any) -> None:
+        """The same without a copy, for a stream that is being captured: launches are made one by one where inputs,
+        outputs and this memory are, which begin at multiples of 256. Raises NotSupported for functions of the host, and
+        before the first run, which loads the code of the kernels."""
+        if not self.has_run or any(isinstance(step, Host) for step in self._program):
+            raise NotSupported(
+                "a graph that did not run before, or of which the host runs a part, cannot be captured: call it once "
+                "with inputs of the same kind before"
+            )
+        start = arena + -arena % _ALIGNMENT
+        for step in self._program:
+            _launch(placed(step.launches, [start, *inputs, *outputs], start + self.scratch), stream)
 
     def caller(self, like: OnGpu) -> _Caller:
         """What is to be known of the library of an array."""
@@ -276,6 +313,20 @@ class _Place:
         if stream != self.last:
             self.plan.gpu.order(stream, self.last)
             self.last = stream
+
+    def copied_in(self, inputs: Sequence[int], stream: Any) -> None:
+        """Copy dense inputs from these addresses to their place."""
+        plan = self.plan
+        for pointer, offset, nbytes in zip(inputs, plan.inputs, plan.sizes, strict=False):
+            plan.gpu.copy(self._start + offset, pointer, nbytes, stream)
+
+    def copied_out(self, outputs: Sequence[int], stream: Any) -> None:
+        """Copy the outputs to these addresses."""
+        plan = self.plan
+        for pointer, offset, nbytes in zip(
+            outputs, plan.outputs, plan.sizes[len(plan.inputs) :], strict=True
+        ):
+            plan.gpu.copy(pointer, self._start + offset, nbytes, stream)
 
     def take(self, inputs: Sequence[Any], stream: Any) -> None:
         """Copy the inputs to their place."""

@@ -11,6 +11,7 @@ What a node does, by its `op`, and the attributes that say how:
     primitive     a function of this package by its name, with arguments in which Slot(n) stands for input n
     call          a function of arrays that is run by the host between two lists of launches: run
 
+Of `conv`, `matmul` and primitives `math` is the least arithmetic for float32, where it is not that of the settings.
 A pass makes new nodes and leaves old ones as they are.
 """
 

@@ -191,7 +191,8 @@ def _settle(b: Builder, node: Node, number: int, found: AnyArray) -> None:
     value = node.outputs[number]
     target = b.targets.get(value)
     if target is not None:
-        b.copy(found, target)
+        if not _is_same(found, target):
+            b.copy(found, target)
         found = target
     b.arrays[value] = found
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+
+import numpy as np
 
 from jitdnn.graph.handle import names_of
 from jitdnn.graph.ir import Node, Value
-from jitdnn.graph.lower.builder import Builder, Event
+from jitdnn.graph.lower.builder import Builder, Event, order_of
 from jitdnn.graph.lower.nodes import LOWER, channels_last
 from jitdnn.graph.memory import descriptor_of
+from jitdnn.settings import settings
 
 
 def lower(b: Builder) -> None:
@@ -26,6 +30,7 @@ def lower(b: Builder) -> None:
             b.targets[value] = b.outputs[-1][1]
         else:
             late.append((value, number))
+    _place_turned(b)
     _place_joined(b)
     with b.recording():
         for node in b.graph.nodes:
@@ -38,6 +43,23 @@ def lower(b: Builder) -> None:
 
 _UNPLANNED = {"quantized_lstm": "quantized_steps"}  # kernels of primitives that no planner chose
 _WRITES_ANYWHERE = frozenset({"conv", "pointwise", "concat", "matmul"})
+
+
+def _place_turned(b: Builder) -> None:
+    """Have what leaves the graph with its axes in another order written there by the node that computes it, where that
+    is a formula, or a convolution whose channels come out last."""
+    maker = {value: node for node in b.graph.nodes for value in node.outputs}
+    for value, target in list(b.targets.items()):
+        node = maker[value]
+        while node.op == "view" and node.attributes["kind"] == "transpose":
+            (value,) = node.inputs
+            if value in b.targets or value not in maker:
+                break
+            target = target.transpose(np.argsort(node.attributes["argument"]))
+            node = maker[value]
+            is_image = node.op == "conv" and b.is_last and order_of(target) == channels_last(target.ndim)
+            if is_image or node.op == "pointwise":
+                b.targets[value] = target
 
 
 def _place_joined(b: Builder) -> None:
@@ -87,7 +109,9 @@ def _node(b: Builder, node: Node) -> None:
     b.handle.ran.clear()
     before = len(b.events)
     if all(value.size for value in node.outputs) or node.op == "view":
-        b.node(node, LOWER[node.op])
+        math = node.attributes.get("math")
+        with nullcontext() if math is None else settings(math=math):
+            b.node(node, LOWER[node.op])
     else:
         for value in node.outputs:
             b.result(value)
