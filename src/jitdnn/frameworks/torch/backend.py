@@ -2,7 +2,8 @@
 
 A graph that needs no gradients runs as `fuse` runs it, prepared for each kind of inputs that comes; with symbolic
 shapes the graph is compiled once and prepared at the first call of each shape. A graph with gradients is Inductor's
-with our pass (inductor.py) where there is a C++ compiler; else AOTAutograd's in eager mode, with our convolutions.
+with our pass (inductor.py) where there is a C++ compiler; else AOTAutograd's in eager mode, with our convolutions. So
+is one on a GPU for which Inductor's `mode` is given, or of which too much cannot be translated.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from jitdnn import log
-from jitdnn.errors import JitdnnError
+from jitdnn.errors import JitdnnError, NotSupported
 from jitdnn.frameworks.torch.fused import FusedFunction
+from jitdnn.frameworks.torch.gpu_program import division_of, refusal_of
 from jitdnn.frameworks.torch.options import Options, is_disabled
 
+#: of a graph's operators on a GPU, what may be left to PyTorch's one by one: the rest Inductor would fuse
+MOST_BY_TORCH = 0.1
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 _TRANSPOSED = {torch.conv_transpose1d: 1, torch.conv_transpose2d: 2, torch.conv_transpose3d: 3}
 
@@ -41,9 +45,14 @@ def backend(
     text = str(Options.of(**{name: value for name, value in options.items() if name != "memory_limit"}))
     tensors = [x for x in example_inputs if isinstance(x, Tensor)]
     needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if is_disabled() or needs_gradients or any(x.device.type != "cpu" for x in tensors):
+    devices = {x.device for x in tensors if x.dim() or x.device.type != "cpu"}
+    is_fusible = len(devices) == 1 and all(one.type in ("cpu", "cuda") for one in devices)
+    if is_disabled() or needs_gradients or not is_fusible:
         return _compiled(graph, example_inputs, options, mode)
-    fused = FusedGraph(graph, example_inputs, text)
+    on_gpu = any(one.type == "cuda" for one in devices)
+    if on_gpu and (mode is not None or "memory_limit" in options):
+        return _compiled(graph, example_inputs, options, mode)  # whose choice it is how Inductor compiles
+    fused = FusedGraph(graph, example_inputs, text, options if on_gpu else None)
     try:
         fused.check(example_inputs)
     except JitdnnError as error:
@@ -55,14 +64,23 @@ def backend(
 class FusedGraph:
     """A graph of Dynamo's without gradients, called with all of its inputs: parameters, numbers and tensors."""
 
-    def __init__(self, graph: GraphModule, example_inputs: Sequence[Any], options: str) -> None:
-        self._graph, self._options = graph, options
+    def __init__(
+        self,
+        graph: GraphModule,
+        example_inputs: Sequence[Any],
+        options: str,
+        compiling: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`compiling`: options of Inductor, which takes the graph where that is faster eagerly than fused; None where
+        that is not asked."""
+        self._graph, self._options, self._compiling = graph, options, compiling
         self._constant_places = [place for place, x in enumerate(example_inputs) if _is_constant(x)]
         self._input_places = [
             place for place, x in enumerate(example_inputs) if isinstance(x, Tensor) and not _is_constant(x)
         ]
         self._number_places = [place for place, x in enumerate(example_inputs) if not isinstance(x, Tensor)]
         self._functions: dict[tuple[Any, ...], FusedFunction] = {}
+        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         numbers = tuple(arguments[place] for place in self._number_places)
@@ -74,7 +92,24 @@ class FusedGraph:
         constants = [arguments[place] for place in self._constant_places]
         inputs = [arguments[place] for place in self._input_places]
         with torch.no_grad():
-            return tuple(function(constants, inputs))
+            if self._compiling is None:
+                return tuple(function(constants, inputs))
+            return tuple(
+                function(
+                    constants,
+                    inputs,
+                    lambda: list(self._graph(*arguments)),
+                    lambda: list(self._by_inductor(numbers, arguments)(*arguments)),
+                )
+            )
+
+    def _by_inductor(self, numbers: tuple[Any, ...], arguments: Sequence[Any]) -> Callable[..., Any]:
+        """The graph compiled as if it were not fused, for these numbers."""
+        found = self._compiled.get(numbers)
+        if found is None:
+            made = _compiled(self._graph, arguments, self._compiling or {}, None)
+            found = self._compiled.setdefault(numbers, made)
+        return found
 
     def check(self, example_inputs: Sequence[Any]) -> None:
         """Capture the graph without preparing anything. Raises NotSupported where that is refused."""
@@ -84,7 +119,13 @@ class FusedGraph:
         places = (*self._constant_places, *self._input_places)
         with torch._guards.tracing(None):
             tensors = [_plain(example_inputs[place]) for place in places]
-            capture(self._run(numbers), tensors, "a graph of Dynamo's", self._options)
+            traced = capture(self._run(numbers), tensors, "a graph of Dynamo's", self._options)
+            if self._compiling is None:
+                return
+            division = division_of(traced, len(self._constant_places), self._options)
+        refusal = refusal_of(division, MOST_BY_TORCH)
+        if refusal is not None:
+            raise NotSupported(refusal)
 
     def _function(self, numbers: tuple[Any, ...]) -> FusedFunction:
         return FusedFunction(self._run(numbers), self._options, "a graph of Dynamo's")
@@ -115,11 +156,7 @@ def _number(x: Any) -> Any:
 def _plain(x: Tensor) -> Tensor:
     """A tensor of the same kind whose shape is made of numbers; its values do not matter."""
     shape, strides = [_number(n) for n in x.shape], [_number(n) for n in x.stride()]
-    return (
-        torch.empty_strided(shape, strides, dtype=x.dtype, device="meta").to("cpu")
-        if _is_fake(x)
-        else x.detach()
-    )
+    return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device) if _is_fake(x) else x.detach()
 
 
 def _is_fake(x: Tensor) -> bool:

@@ -27,7 +27,9 @@ from jitdnn.arguments import shown
 from jitdnn.errors import InvalidType, NotSupported
 from jitdnn.frameworks.torch.choice import decide
 from jitdnn.frameworks.torch.folded import settle
+from jitdnn.frameworks.torch.fused_gpu import GpuEngines, Unfused, kind_on_gpu
 from jitdnn.frameworks.torch.fused_memory import Budget, Footprint, Listing, checked, within
+from jitdnn.frameworks.torch.gpu_program import GpuProgram
 from jitdnn.frameworks.torch.graph import calling_module, capture
 from jitdnn.frameworks.torch.options import Options, handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.program import Program
@@ -52,13 +54,13 @@ def stamp(tensors: Sequence[Tensor]) -> tuple[int, list[int]]:
 
 @dataclass
 class _Prepared:
-    """A program, the graph that it was made of, and the weights that it was made with.
+    """A program (or why the model itself runs), the graph that it was made of, and the weights that it was made with.
 
     `lifted`: tensors that the function reads and that are none of its arguments. `program` is None where the weights
     have changed.
     """
 
-    program: Program | None
+    program: Program | GpuProgram | Unfused | None
     traced: GraphModule
     lifted: list[Tensor]
     weights: tuple[int, list[int]]
@@ -67,12 +69,18 @@ class _Prepared:
 class FusedFunction:
     """A function of constants and inputs, all tensors, that gives a list; a program for each kind of inputs.
 
-    `what` names it in errors. `memory_limit`: bytes that the program of each kind may take, or "least". Raises at the
-    first call of a kind NotSupported where it has no graph, InvalidArgument where it cannot keep to the limit.
+    `what` names it in errors. `memory_limit`: bytes that the program of each kind may take, or "least"; `captured` gets
+    the programs that are part of CUDA graphs. Raises at the first call of a kind NotSupported where it has no graph,
+    InvalidArgument where it cannot keep to the limit.
     """
 
     def __init__(
-        self, function: Callable[..., Any], options: str, what: str, memory_limit: int | str | None = None
+        self,
+        function: Callable[..., Any],
+        options: str,
+        what: str,
+        memory_limit: int | str | None = None,
+        captured: list[Any] | None = None,
     ) -> None:
         self._function, self._options, self._what = function, options, what
         self._limit = memory_limit
@@ -83,11 +91,19 @@ class FusedFunction:
         self._weights: tuple[int, list[int]] | None = None
         self._shared: dict[Any, Any] = {}  # what programs prepare of the weights
         self._alive: weakref.WeakSet[Program] = weakref.WeakSet()
+        self._gpu = GpuEngines(options, what, captured)
         self._lock = lock()
 
-    def __call__(self, constants: Sequence[Tensor], inputs: Sequence[Tensor], more: Any = None) -> list[Any]:
-        """The results for these inputs; `more` is whatever else tells kinds of calls apart."""
-        key = self._key(inputs, more)
+    def __call__(
+        self,
+        constants: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        stock: Callable[[], list[Any]] | None = None,
+        otherwise: Callable[[], list[Any]] | None = None,
+    ) -> list[Any]:
+        """The results for these inputs. `stock` gives them by the model itself, which a GPU's graph is measured beside;
+        None: the function does. `otherwise` runs where it is not fused; None: `stock`."""
+        key = self._key(inputs)
         if key not in self._kinds:
             if len(self._kinds) >= MOST_PROGRAMS and self._limit is None:
                 log.fallback_once(
@@ -95,27 +111,51 @@ class FusedFunction:
                     f"{self._what} has been called with {MOST_PROGRAMS} kinds of inputs: others run unfused, since "
                     "preparing for each takes longer than it saves",
                 )
-                return list(self._function(*constants, *inputs))
+                return (otherwise or self._itself(constants, inputs, stock))()
             self._kinds.add(key)
-        return self._prepared(key, constants, inputs)(*inputs)
+        run = self._itself(constants, inputs, stock)
+        program = self._prepared(key, constants, inputs, run)
+        return (otherwise or run)() if isinstance(program, Unfused) else program(*inputs)
+
+    def _itself(
+        self,
+        constants: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        stock: Callable[[], list[Any]] | None = None,
+    ) -> Callable[[], list[Any]]:
+        return stock or (lambda: list(self._function(*constants, *inputs)))
 
     @staticmethod
-    def _key(inputs: Sequence[Tensor], more: Any) -> tuple[Any, ...]:
+    def _key(inputs: Sequence[Tensor]) -> tuple[Any, ...]:
         """What tells kinds of calls apart."""
+        if inputs and inputs[0].is_cuda:
+            return (
+                *kind_on_gpu(inputs[0].device),
+                *[(x.shape, x.stride(), x.dtype) for x in inputs],
+            )
         return (
-            more,
             torch.get_num_threads(),
             torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
             *[(x.shape, x.stride(), x.dtype) for x in inputs],
         )
 
-    def program(self, constants: Sequence[Tensor], inputs: Sequence[Tensor], more: Any = None) -> Program:
+    def program(
+        self,
+        constants: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        stock: Callable[[], list[Any]] | None = None,
+    ) -> Program | GpuProgram | Unfused:
         """The program for inputs of this kind, prepared now where there is none."""
-        return self._prepared(self._key(inputs, more), constants, inputs)
+        run = self._itself(constants, inputs, stock)
+        return self._prepared(self._key(inputs), constants, inputs, run)
 
     def _prepared(
-        self, key: tuple[Any, ...], constants: Sequence[Tensor], inputs: Sequence[Tensor]
-    ) -> Program:
+        self,
+        key: tuple[Any, ...],
+        constants: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        stock: Callable[[], list[Any]],
+    ) -> Program | GpuProgram | Unfused:
         found = self._programs.get(key) or self._programs.older(key)
         if found is not None and found.program is not None and found.weights == _stamp_of(found, constants):
             return found.program
@@ -134,20 +174,39 @@ class FusedFunction:
                 lifted = [
                     getattr(traced, node.target) for node in traced.graph.nodes if node.op == "get_attr"
                 ]
-                found = _Prepared(self._made(traced, constants, inputs), traced, lifted, now)
+                made: Program | GpuProgram | Unfused
+                if inputs and inputs[0].is_cuda:
+                    made = self._made_on_gpu(traced, constants, inputs, stock)
+                else:
+                    made = self._made(traced, constants, inputs)
+                    self._alive.add(made)  # another thread may run one that is no more kept
+                    settle(self._shared, frozenset().union(*(program.needed for program in self._alive)))
+                found = _Prepared(made, traced, lifted, now)
                 found.weights = _stamp_of(found, constants)
                 self._programs.put(key, found)
-                assert found.program is not None
-                self._alive.add(found.program)  # another thread may run one that is no more kept
-                settle(self._shared, frozenset().union(*(program.needed for program in self._alive)))
             assert found.program is not None
             return found.program
 
     def _forget(self) -> None:
         """Let go of what was made of weights that are no more."""
         self._shared = {}
+        self._gpu.forget()
         for prepared in (*self._programs.young.values(), *self._programs.old.values()):
             prepared.program = None
+
+    def _made_on_gpu(
+        self,
+        traced: GraphModule,
+        constants: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        stock: Callable[[], list[Any]],
+    ) -> GpuProgram | Unfused:
+        if self._limit is not None:
+            raise NotSupported(
+                f"memory_limit is {self._limit}: it bounds fused graphs on processors; on {inputs[0].device} "
+                f"{self._what} is fused without one"
+            )
+        return self._gpu.program(traced, _text(traced), constants, inputs, stock)
 
     def _made(self, traced: GraphModule, constants: Sequence[Tensor], inputs: Sequence[Tensor]) -> Program:
         """The program of a graph, with channels first or last, whichever is faster as a whole."""
@@ -263,6 +322,8 @@ class FusedModule(nn.Module):
             for name, child in module._modules.items()
         ]
         self._functions: dict[Any, tuple[FusedFunction, list[Any]]] = {}
+        #: programs that are part of somebody's CUDA graphs, which read their memory
+        self._captured: list[Any] = self.__dict__.get("_captured", [])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result. Raises NotSupported in training mode, and where the model has no graph."""
@@ -277,7 +338,9 @@ class FusedModule(nn.Module):
             return self.model(*args, **kwargs)
         function, result_spec = self._known(leaves, spec)
         with torch.no_grad():
-            results = function(self._constants(), inputs)
+            results = function(
+                self._constants(), inputs, lambda: pytree.tree_flatten(self.model(*args, **kwargs))[0]
+            )
         return pytree.tree_unflatten(results, result_spec[-1])
 
     def footprint(self, *args: Any, **kwargs: Any) -> Footprint:
@@ -292,7 +355,12 @@ class FusedModule(nn.Module):
         if reason is not None:
             raise NotSupported(f"{type(self.model).__name__} runs unfused: {reason}")
         with torch.no_grad():
-            return self._known(leaves, spec)[0].program(self._constants(), inputs).footprint
+            program = self._known(leaves, spec)[0].program(
+                self._constants(), inputs, lambda: pytree.tree_flatten(self.model(*args, **kwargs))[0]
+            )
+        if isinstance(program, Unfused):
+            raise NotSupported(f"{type(self.model).__name__} runs unfused: {program.reason}")
+        return program.footprint
 
     def _check(self) -> None:
         for name, module in self._parts:
@@ -356,7 +424,8 @@ class FusedModule(nn.Module):
             specs.append(result_spec)
             return flat
 
-        return FusedFunction(run, self._options, type(self.model).__name__, self._limit), specs
+        what = type(self.model).__name__
+        return FusedFunction(run, self._options, what, self._limit, self._captured), specs
 
 
 def _training(name: str, module: nn.Module) -> str:
@@ -373,8 +442,15 @@ def _reason(inputs: Sequence[Tensor]) -> str | None:
     for x in inputs:
         if x.requires_grad and torch.is_grad_enabled():
             return "an input requires its gradient"
-        if x.device.type != "cpu" or x.layout is not torch.strided or type(x) not in (Tensor, nn.Parameter):
-            return f"an input is a {type(x).__name__} on {x.device.type}: plain tensors of the processor are fused"
+        kind = x.device.type
+        if (
+            kind not in ("cpu", "cuda")
+            or x.layout is not torch.strided
+            or type(x) not in (Tensor, nn.Parameter)
+        ):
+            return f"an input is a {type(x).__name__} on {kind}: plain tensors of processors and NVIDIA GPUs are fused"
+        if x.device != inputs[0].device:
+            return f"inputs are on {inputs[0].device} and {x.device}: those on one device are fused"
     return None
 
 
@@ -399,11 +475,16 @@ def fuse(
     machine code, what operators of PyTorch's take inside of their kernels, and the first call, which measures, do not.
 
     The model is shared, not copied. When its parameters or buffers change they are folded and prepared again.
-    An input that requires its gradient, one on a GPU, or JITDNN_DISABLE=1 makes a call run the model itself.
+    An input that requires its gradient, inputs on several devices, or JITDNN_DISABLE=1 make a call run the model.
+
+    On an NVIDIA GPU the graph runs by the engine of graphs there, as CUDA graphs where it is captured once, with what
+    cannot be translated by PyTorch's operators in between. With measure="first" it is measured as a whole beside the
+    model itself, and the faster one runs. Calls may be captured by `torch.cuda.graph` after one of the same kind.
 
     Raises InvalidType for what is no module, NotSupported (here or at the first call) for a module in training mode,
     and for a model in which values of tensors decide what is computed, with the name of the module; InvalidArgument
-    for unknown options, and (here or at the first call) for a limit that is none or too small.
+    for unknown options, and (here or at the first call) for a limit that is none or too small. NotSupported for a
+    `memory_limit` with inputs on a GPU, and for a first call of a kind while a CUDA graph is being captured.
     """
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")

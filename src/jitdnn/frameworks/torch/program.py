@@ -237,7 +237,7 @@ class _Steps:
         for node in group.nodes:
             reads = _reads(node)
             tensors = [made[r] if r in made else self._tensor(r) for r in self._stock_reads(node, reads)]
-            made[node] = _caller(node, reads)(*tensors)
+            made[node] = caller(node, reads)(*tensors)
             for earlier in list(made)[:-1]:
                 if earlier is not node and all(user in made for user in earlier.users):
                     made.pop(earlier)
@@ -261,7 +261,7 @@ class _Steps:
         reads = _reads(node)
         operands = self._stock_reads(node, reads)
         tensors = [self._tensor(read) for read in operands]
-        call = _caller(node, reads)
+        call = caller(node, reads)
         held = value(node)
         if isinstance(held, Tensor) and held.numel() and all(isinstance(t, Tensor) for t in tensors):
             found = None
@@ -363,14 +363,14 @@ def _evaluate(graph: Graph, constants: dict[Node, Any]) -> None:
             continue
         reads = _reads(node)
         if all(read in constants for read in reads):
-            constants[node] = _caller(node, reads)(*(constants[read] for read in reads))
+            constants[node] = caller(node, reads)(*(constants[read] for read in reads))
 
 
 def _reads(node: Node) -> list[Node]:
     return list(node.all_input_nodes)
 
 
-def _caller(node: Node, reads: Sequence[Node]) -> Callable[..., Any]:
+def caller(node: Node, reads: Sequence[Node]) -> Callable[..., Any]:
     """A function of what the node reads, in order: a call of its operator with the other arguments fixed."""
     target: Any = node.target
     if target in (aten.view.default, aten._unsafe_view.default):
