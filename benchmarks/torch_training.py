@@ -4,9 +4,10 @@
         [--seconds 20] [--limit 1200] [--measure first|never] [--processor-time] [--json FILE]
 
 A step is the forward pass in training mode, the cross-entropy and the backward pass. Milliseconds are the least of all
-samples, taken in turns. Before that gradients are held against eager's in float64: as one vector ours may be off three
-times as far as the worst of torch's own in float32. Where they are farther off all peers are compared anew, each with
-a float64 step that takes the sides which its own rectifiers and maxima took (`torch_gradients.py`), by the same rule.
+samples, taken in turns. Before that gradients of the second step are held against eager's in float64: as one vector
+ours may be off three times as far as the worst of torch's own in float32. Where they are farther off all peers are
+compared anew, each with a float64 step that takes the sides which its own rectifiers and maxima took
+(`torch_gradients.py`; what follows normalizations runs by itself there, as hooks watch it), by the same rule.
 `torch_peers.py` says what the peers are. With --processor-time it is the processor's time of all threads. Several
 models run in a process each, which may take --limit seconds. --json FILE has the rows of all, also of those before a
 stop, and what is in it already is not measured again. "first" has the seconds of each peer's first step, with
@@ -62,6 +63,7 @@ def row(arguments: argparse.Namespace, clock: Callable[[], float]) -> dict[str, 
         try:
             own, step = training(peer, model, x, labels, arguments.measure)
             first[peer] = timed(step)
+            step()  # from the second one on what follows normalizations is one operation with them
             errors[peer] = float((gradients(own) - wanted).norm() / wanted.norm())
             owns[peer], steps[peer] = own, step
         except Exception as problem:  # whatever a compiler raises: the others are measured

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from jitdnn.frameworks.torch.double import alone, derivatives_of_gradients
+from jitdnn.frameworks.torch.fresh import fresh_like
 from jitdnn.frameworks.torch.kinds import Computation, Ways
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.handle import Handle
@@ -63,10 +64,10 @@ FUNCTIONS: dict[str, _Function] = {
 
 
 def _forward_ways(handle: Handle, x: Tensor, name: str) -> Ways:
-    function = FUNCTIONS[name]
+    function, made = FUNCTIONS[name], fresh_like(x, x.device)
 
     def mine(x: Tensor, _: str) -> Tensor:
-        y: Tensor = function.forward(x, handle=handle)
+        y: Tensor = function.forward(x, out=made(), handle=handle)
         return y
 
     def theirs(x: Tensor, _: str) -> Tensor:
@@ -77,10 +78,10 @@ def _forward_ways(handle: Handle, x: Tensor, name: str) -> Ways:
 
 
 def _backward_ways(handle: Handle, dy: Tensor, kept: Tensor, name: str) -> Ways:
-    function = FUNCTIONS[name]
+    function, made = FUNCTIONS[name], fresh_like(kept, dy.device)
 
     def mine(dy: Tensor, kept: Tensor, _: str) -> Tensor:
-        dx: Tensor = function.backward(dy, kept, handle=handle)
+        dx: Tensor = function.backward(dy, kept, out=made(), handle=handle)
         return dx
 
     def theirs(dy: Tensor, kept: Tensor, _: str) -> Tensor:

@@ -10,8 +10,16 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812
 
-from jitdnn.frameworks.torch import batch_norm_activation, batch_norm_calls, kinds, sync_batch_norm, whole
+from jitdnn.frameworks.torch import (
+    batch_norm_activation,
+    batch_norm_calls,
+    batch_norm_sum,
+    kinds,
+    sync_batch_norm,
+    whole,
+)
 from jitdnn.frameworks.torch.calls import CALLS
+from jitdnn.frameworks.torch.deferred import SUM
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.registry import OWN
@@ -20,6 +28,8 @@ from jitdnn.frameworks.torch.together import TOGETHER, Together
 
 APART = "_jitdnn_apart_calls"
 """The attribute of a normalization that remembers inputs which the activation behind it is no part of."""
+SUM_APART = "_jitdnn_sum_apart_calls"
+"""And of those which a sum and the rectifier behind it are no part of."""
 
 #: torch's class -> ours; modules.py puts all of them in
 CONVERTED: dict[type[nn.Module], type[nn.Module]] = {}
@@ -68,33 +78,58 @@ class _BatchNorm:
 
     def activated(self: Any, input: Tensor, behind: nn.Module) -> Tensor:
         """What the module `behind`, an activation, makes of the normalized input: in training one operation."""
-        found: Tensor
         function = activation_of(behind)
         name = (
             None if type(behind) in CONVERTED else _FUSED.get(function)
         )  # of excluded modules nothing is ours
         is_plain = type(input) in OWN and (input.is_cpu or input.is_cuda)
+        found: Any
         if name is None or not is_plain or not self.training or self.weight is None or self.bias is None:
             found = behind(self(input))
             return found
-        recalled = self._recalled(input, name)
+        found = self._activated(input, name, bool(getattr(behind, "inplace", False)))
+        return behind(self.undeferred(input)) if found is None else found
+
+    def activated_by(self: Any, input: Tensor, name: str, inplace: bool) -> Tensor:
+        """What an activation of this name makes of the normalized input, in training, with weight and bias."""
+        found = self._activated(input, name, inplace)
+        if found is None:
+            found = batch_norm_activation.FUNCTIONS[name](self.undeferred(input), inplace=inplace)
+        return found
+
+    def _activated(self: Any, input: Tensor, name: str, inplace: bool) -> Tensor | None:
+        """The same; None where torch's two operations are faster."""
+        recalled: Tensor | None = self._recalled(input, name)
         if recalled is not None:
             return recalled
-        apart: StockCalls | None = self.__dict__.get(APART)
-        if apart is not None and apart.know(self, input):
-            found = behind(self(input))
-            return found
+        if self._is_apart(input, APART):
+            return None
         self._check_input_dim(input)
         momentum = self._next_momentum()
         running = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-        arguments = (
-            input, *running, self.weight, self.bias, True, name, bool(getattr(behind, "inplace", False)), momentum,
-            self.eps,
-        )  # fmt: skip
-        found = routed(batch_norm_activation.stock, arguments, {}, self._jitdnn_options)
+        arguments = (input, *running, self.weight, self.bias, True, name, inplace, momentum, self.eps)
+        found: Tensor = routed(batch_norm_activation.stock, arguments, {}, self._jitdnn_options)
         if not self._learn(input, running, momentum, name, batch_norm_activation.stock, arguments):
             remember(self, input, APART)
         return found
+
+    def summed(self: Any, input: Tensor, z: Tensor) -> Tensor:
+        """The rectified sum of the normalized input and z, in training, with weight and bias."""
+        momentum = self._next_momentum()
+        running = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        arguments = (input, z, *running, self.weight, self.bias, True, self.eps, momentum)
+        found: Tensor = routed(batch_norm_sum.stock, arguments, {}, self._jitdnn_options)
+        if not whole.is_ours(batch_norm_sum.stock, arguments, self._jitdnn_options):
+            remember(self, input, SUM_APART)
+        return found
+
+    def joins(self: Any, input: Tensor, join: str) -> bool:
+        """Whether what follows, as deferred.py has found it, may be one operation with this input's normalization."""
+        return self.momentum is not None and not self._is_apart(input, SUM_APART if join == SUM else APART)
+
+    def _is_apart(self: Any, input: Tensor, name: str) -> bool:
+        apart: StockCalls | None = self.__dict__.get(name)
+        return apart is not None and apart.know(self, input)
 
     def _recalled(self: Any, input: Tensor, name: str) -> Tensor | None:
         """The result of a call that was made before, with this activation behind it."""

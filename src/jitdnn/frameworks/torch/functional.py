@@ -16,6 +16,7 @@ from jitdnn.frameworks.torch import (
     attention,
     batch_norm_activation,
     batch_norm_calls,
+    batch_norm_sum,
     cross_entropy,
     grid_sample,
     group_norm,
@@ -329,6 +330,7 @@ EAGER: dict[Any, Any] = {
     F.group_norm: group_norm.group_route,
     F.instance_norm: group_norm.instance_route,
     F.rms_norm: group_norm.rms_route,
+    batch_norm_sum.stock: batch_norm_sum.route,
     **adaptive_pool.ROUTES,
     **rnn.ROUTES,
 }

@@ -17,6 +17,7 @@ from jitdnn.frameworks.torch.batch_norm_modules import (
     APART,
     CONVERTED,
     REVERTED,
+    SUM_APART,
     BatchNorm1d,
     BatchNorm2d,
     BatchNorm3d,
@@ -24,6 +25,7 @@ from jitdnn.frameworks.torch.batch_norm_modules import (
     SyncBatchNorm,
 )
 from jitdnn.frameworks.torch.calls import CALLS
+from jitdnn.frameworks.torch.deferred import JOIN, activating, deferring
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.layers import (
     Conv1d,
@@ -45,7 +47,7 @@ from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, remembering
 OPTIONS = "_jitdnn_options"
 PLACE = "__module__"
 """Where tracers look whether a module is one of torch's, a leaf of their graphs; the class keeps its own."""
-OWN = (OPTIONS, PLACE, CALLS, STOCK_CALLS, APART)
+OWN = (OPTIONS, PLACE, CALLS, STOCK_CALLS, APART, SUM_APART, JOIN)
 """The attributes that a converted module has beside those of torch's."""
 
 
@@ -271,6 +273,9 @@ class SiLU(_Activation, nn.SiLU):
 
     _function = "silu"
 
+    def forward(self, input: Tensor) -> Tensor:
+        return activating(F.silu, super().forward, input, self.inplace)
+
 
 class Mish(_Activation, nn.Mish):
     """`torch.nn.Mish`."""
@@ -399,5 +404,8 @@ for _ours in (
     ELU, GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, Upsample,
 ):  # fmt: skip
     _ours.forward = remembering(_ours.forward, getattr(nn, _ours.__name__).forward)  # type: ignore[method-assign]
+for _normal in (BatchNorm1d, BatchNorm2d, BatchNorm3d):
+    _normal.undeferred = _normal.forward
+    _normal.forward = deferring(_normal.forward)  # type: ignore[method-assign]
 REVERTED |= {ours: stock for stock, ours in CONVERTED.items()}
 REVERTED[Sequential] = nn.Sequential

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from jitdnn.frameworks.torch import deferred
 from jitdnn.frameworks.torch.fresh import fresh_like
 from jitdnn.frameworks.torch.registry import OWN, is_eager
 
@@ -89,21 +90,24 @@ class _CastAll(torch.autograd.Function):
 class Together:
     """What the layers of one model have in common while it runs. Copies and pickled models know nothing."""
 
-    __slots__ = ("_casts", "_counts", "_thread")
+    __slots__ = ("_call", "_casts", "_counts", "_thread", "_was_watched")
 
     def __init__(self) -> None:
         self._thread = 0  # that in which the model runs, 0 while it does not
         self._casts: dict[int, _Cast] = {}
         self._counts: dict[int, tuple[Tensor, int]] = {}
+        self._call: deferred.Call | None = None
+        self._was_watched = False
 
     def __reduce__(self) -> tuple[type[Together], tuple[()]]:
         return Together, ()
 
-    def begin(self) -> None:
+    def begin(self, model: nn.Module) -> None:
         """A call of the model begins."""
         if self._thread or not is_eager():
             return  # it calls itself, or runs in another thread, too
         self._thread = threading.get_ident()
+        self._call = deferred.begin(model, self._was_watched)
         casts: list[_Cast] = []
         weights: list[Any] = []
         for number, cast in [*self._casts.items()]:
@@ -126,17 +130,22 @@ class Together:
                 for n, copy in zip(chosen, copies, strict=True):
                     casts[n].copy, casts[n].version = copy, weights[n]._version
 
-    def end(self) -> None:
-        """The call is over."""
+    def end(self, result: Any) -> Any:
+        """The call is over: its result."""
         if self._thread != threading.get_ident():
-            return
+            return result
         self._thread = 0
+        call, self._call = self._call, None
+        if call is not None:
+            self._was_watched |= deferred.was_watched(call)
+            result = call.end(result)
         for cast in self._casts.values():
             cast.copy = None
         counts = [*self._counts.values()]
         self._counts.clear()
         if counts:
             torch._foreach_add_([one for one, _ in counts], [number for _, number in counts])
+        return result
 
     def cast(self, weight: Tensor, dtype: torch.dtype) -> Tensor | None:
         """A weight cast to a type when the call of the model began, if it has not changed since; with a history where
@@ -182,17 +191,20 @@ def forget(model: nn.Module) -> None:
                 model._forward_hooks_always_called.pop(number, None)
     for module in model.modules():
         module.__dict__.pop(TOGETHER, None)
+    deferred.forget(model)
 
 
 def _before(model: nn.Module, args: Any) -> None:
     if not is_compiling():
         found: Together | None = model.__dict__.get(TOGETHER)
         if found is not None:
-            found.begin()
+            found.begin(model)
 
 
-def _after(model: nn.Module, args: Any, result: Any) -> None:
+def _after(model: nn.Module, args: Any, result: Any) -> Any:
     if not is_compiling():
         found: Together | None = model.__dict__.get(TOGETHER)
         if found is not None:
-            found.end()
+            ended = found.end(result)
+            return None if ended is result else ended
+    return None

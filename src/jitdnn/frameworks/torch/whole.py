@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from jitdnn import log
 from jitdnn.errors import DeviceError, JitdnnError
-from jitdnn.frameworks.torch import batch_norm_activation, choice, variety
+from jitdnn.frameworks.torch import batch_norm_activation, batch_norm_sum, choice, variety
 from jitdnn.frameworks.torch.choice import Decision
 from jitdnn.frameworks.torch.kinds import Kind, Observer, apart, known, tell, words
 from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
@@ -44,7 +44,7 @@ _AS_ONE = (F.batch_norm, batch_norm_activation.stock)
 SHORT: dict[Any, Callable[[tuple[Any, ...], str], Run | None]] = {}
 #: how many of a function's arguments tell kinds of calls apart; the others are numbers that cost nothing, whatever they
 #: are, such as the momentum of running statistics, which may be another one in each call
-_TELLING = {F.batch_norm: 6, batch_norm_activation.stock: 8}
+_TELLING = {F.batch_norm: 6, batch_norm_activation.stock: 8, batch_norm_sum.stock: 8}
 #: kinds of calls that ours are tried for of a function without weights, which all layers call
 _MOST_OF_FUNCTION = 256
 _has_seen_hooks = False
