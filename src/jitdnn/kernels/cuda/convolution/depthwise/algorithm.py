@@ -12,7 +12,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
-from jitdnn.devices.gpu import GpuDevice, Launch, Source
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Epilogue, KernelAlgorithm, PlannedKernel
 from jitdnn.kernels.cuda.convolution.depthwise import (
     banded_code,
@@ -23,6 +24,7 @@ from jitdnn.kernels.cuda.convolution.depthwise import (
 )
 from jitdnn.kernels.cuda.convolution.depthwise.banded_plan import Banded, BandedWgrad
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import Sliding, SlidingWgrad
+from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.problems.convolution import Convolution
 
 Plan = Sliding | SlidingWgrad | Banded
@@ -57,11 +59,9 @@ class _Depthwise(KernelAlgorithm[Convolution, GpuDevice]):
         """The plan for a problem that has a window; None if no tile fits."""
 
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
-        plan, pointers = self.sizes(problem, device), 3 + (len(epilogue.operands) if epilogue else 0)
+        plan = self.sizes(problem, device)
         workspace = int(getattr(plan, "workspace", 0))
-        return PlannedKernel(
-            workspace, _seconds(plan, device), lambda: device.kernel(*_launch(plan, epilogue), pointers)
-        )
+        return PlannedKernel(workspace, _seconds(plan, device), lambda: _kernel(plan, device, epilogue))
 
     def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":
@@ -124,11 +124,22 @@ def _seconds(plan: Plan, device: GpuDevice) -> float:
     return sliding_cost.seconds(plan, device)
 
 
-def _launch(plan: Plan, epilogue: Epilogue | None) -> tuple[Source, list[Launch]]:
-    if isinstance(plan, BandedWgrad):
-        return banded_code.wgrad_launch(plan)
+def _kernel(plan: Plan, device: GpuDevice, epilogue: Epilogue | None) -> GpuKernel | ByAddress:
+    pointers = 3 + (len(epilogue.operands) if epilogue else 0)
+
+    def kernel(is_aligned: bool) -> GpuKernel:
+        if isinstance(plan, SlidingWgrad):
+            return device.kernel(*sliding_code.wgrad_launch(plan, is_aligned), pointers)
+        if isinstance(plan, Sliding):
+            return device.kernel(*sliding_code.launch(plan, epilogue, is_aligned), pointers)
+        if isinstance(plan, BandedWgrad):
+            return device.kernel(*banded_code.wgrad_launch(plan), pointers)
+        return device.kernel(*banded_code.launch(plan, epilogue), pointers)
+
     if isinstance(plan, Banded):
-        return banded_code.launch(plan, epilogue)
-    if isinstance(plan, SlidingWgrad):
-        return sliding_code.wgrad_launch(plan)
-    return sliding_code.launch(plan, epilogue)
+        return kernel(True)
+    # both in one kernel would take the compiler twice as long
+    alignments = sliding_code.alignments(plan)
+    if max(alignments) == plan.element:
+        return kernel(True)
+    return ByAddress(kernel(True), lambda: kernel(False), alignments)

@@ -14,7 +14,6 @@
 //     BLOCK_PACKS      packs      of THREAD_CHANNELS channels that neighbouring threads of a block have
 //     THREAD_COUNT     threads    of a block; MIN_BLOCKS: blocks that a multiprocessor shall hold at a time
 //     OUT_PACK         columns    of the output that are neighbours in memory and stored at once
-//     ALIGNMENT        elements   to which accesses are aligned
 //     IMAGES, CHANNELS            of y; MULTIPLIER: channels of y of each channel of x
 //     INDEX            type       of a thread's number
 //     X_N, X_C, Y_N, Y_C, W_C, W_BASE  elements: strides, and the offset of the first tap
@@ -40,7 +39,6 @@ static constexpr __device__ i64 offset_of(int i) {
     return W_BASE + i / (H_TAPS * W_TAPS) * D_TAP_STEP + i / W_TAPS % H_TAPS * H_TAP_STEP + i % W_TAPS * W_TAP_STEP;
 }
 
-template <bool aligned>
 FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w, element *y, f32 alpha,
                     f32 beta EPILOGUE_PARAMETERS) {
     INDEX t = (INDEX)blockIdx.x * THREAD_COUNT + threadIdx.x;
@@ -70,7 +68,7 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
 #pragma unroll
     for (int i = 0; i < TAPS; i++) {
         Pack<THREAD_CHANNELS> pack;
-        pack.template load<aligned>(w + (i64)c * TAPS + i * THREAD_CHANNELS);
+        pack.template load<IS_ALIGNED>(w + (i64)c * TAPS + i * THREAD_CHANNELS);
         pack.get(run[i]);
     }
 #pragma unroll
@@ -106,7 +104,7 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
                 int d = OUT_POSITION(D, e0 + e, phase_d);
                 if (!(OUT_HAS(H, h) && OUT_HAS(D, d))) continue;
                 element *row = result + ((OFFSET)h * (OFFSET)H_OUT_STEP + (OFFSET)d * (OFFSET)D_OUT_STEP);
-                if (OUT_PACK > 1 && aligned) {
+                if (OUT_PACK > 1 && IS_ALIGNED) {
 #pragma unroll
                     for (int q = 0; q < TILE_COLUMNS; q += OUT_PACK) {
                         int p = OUT_POSITION(W, k0 + q, phase_w);
@@ -140,7 +138,7 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
                     }
                     Pack<THREAD_CHANNELS> pack;
                     pack.put(value);
-                    pack.template store<aligned>(location);
+                    pack.template store<IS_ALIGNED>(location);
                 }
             }
         }
@@ -152,14 +150,14 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
     int first = floor_divide(-floor_divide(origin, H_IN_PITCH), ROWS_IN);
     int last = floor_divide(floor_divide(H_IN_EXTENT - 1 - origin, H_IN_PITCH), ROWS_IN);
     int start = max(b0 - LEAD, first), end = min(b1 - 1 - LEAD + STEPS - 1, last);
-    auto load = [&](int step, InputRows<aligned> &rows) {
+    auto load = [&](int step, InputRows &rows) {
         rows.load(source, step, step <= end, l0, m0, phase_d, phase_h, phase_w);
     };
     // Adds the rows of a step to the results, and loads those of a later step into the same registers, since a copy
     // from register to register would wait for the memory. With PREFETCH > 1 the load comes behind the products:
     // before them the compiler would take other registers, and copy. With PREFETCH 1 it comes first, and behind a
     // branch, or the compiler would delay it.
-    auto advance = [&](int step, InputRows<aligned> &rows) {
+    auto advance = [&](int step, InputRows &rows) {
         f32 values[ROWS_IN][PLANES][COLUMNS][THREAD_CHANNELS];
         rows.get(values);
         if (PREFETCH == 1 && step < end) load(step + 1, rows);
@@ -200,7 +198,7 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
         int block = step + LEAD - (STEPS - 1);
         if (block >= b0) store(block, sums[STEPS - 1]);
     };
-    InputRows<aligned> prefetched[PREFETCH];
+    InputRows prefetched[PREFETCH];
 #pragma unroll
     for (int i = 0; i < PREFETCH; i++) load(start + i, prefetched[i]);
 #pragma unroll 1
@@ -228,10 +226,5 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
 KERNEL2(THREAD_COUNT, MIN_BLOCKS)
 void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_KERNEL_PARAMETERS,
                u8 *workspace, f64 alpha, f64 beta) {
-    // tensors at addresses that are no multiple of ALIGNMENT are rare: the same code with smaller accesses
-    bool aligned = ((u64)x | (u64)y | (W_DENSE ? (u64)w : 0)) % (ALIGNMENT * sizeof(element)) == 0;
-    if (ALIGNMENT == 1 || aligned)
-        slide<true>(x, w, y, (f32)alpha, (f32)beta EPILOGUE_ARGUMENTS);
-    else
-        slide<false>(x, w, y, (f32)alpha, (f32)beta EPILOGUE_ARGUMENTS);
+    slide(x, w, y, (f32)alpha, (f32)beta EPILOGUE_ARGUMENTS);
 }

@@ -20,19 +20,35 @@ Defines = tuple[tuple[str, object], ...]
 SLIDING_TEXTS = "common.cuh", "sliding_rows.cuh"
 
 
-def launch(plan: Sliding, epilogue: Epilogue | None = None) -> tuple[Source, list[Launch]]:
+def launch(
+    plan: Sliding, epilogue: Epilogue | None = None, is_aligned: bool = True
+) -> tuple[Source, list[Launch]]:
+    """The text and its launch, for tensors at multiples of `alignments` or, if not `is_aligned`, anywhere."""
     functions, defines = epilogue_text(plan.window, plan.axes, epilogue)
     text = functions + read_text("cuda/convolution/depthwise", *SLIDING_TEXTS, "sliding.cu")
-    source = Source("depthwise_sliding", text, (*_defines(plan), *defines), "cuda", spills=True)
+    defines = (*_defines(plan), ("IS_ALIGNED", int(is_aligned)), *defines)
+    source = Source("depthwise_sliding", text, defines, "cuda", spills=True)
     return source, [Launch("depthwise", plan.grid_blocks, plan.tile.threads)]
 
 
-def wgrad_launch(plan: SlidingWgrad) -> tuple[Source, list[Launch]]:
+def wgrad_launch(plan: SlidingWgrad, is_aligned: bool = True) -> tuple[Source, list[Launch]]:
+    """The same of a filter's gradient."""
     files = ("sliding_wgrad.cu", "wgrad_reduce.cu")
     text = read_text("cuda/convolution/depthwise", *SLIDING_TEXTS, *files)
-    source = Source("depthwise_sliding_filter", text, _wgrad_defines(plan), "cuda", spills=True)
+    defines = (*_wgrad_defines(plan), ("IS_ALIGNED", int(is_aligned)))
+    source = Source("depthwise_sliding_filter", text, defines, "cuda", spills=True)
     grid = (plan.strips, plan.tile.splits)
     return source, [Launch("depthwise_wgrad", grid, plan.tile.threads), reduce_launch(plan.window)]
+
+
+def alignments(plan: Sliding | SlidingWgrad) -> tuple[int, int, int]:
+    """What the addresses of the operands must be multiples of, in bytes, to be read and stored in whole packs."""
+    packs = column_packs(plan.window, plan.axes[2], plan.tile.columns)
+    if isinstance(plan, SlidingWgrad):
+        tensors = plan.element * max(plan.tile.channels, packs[0])
+        return tensors, tensors, plan.element
+    tensors = plan.element * max(plan.tile.channels, *packs)
+    return tensors, tensors if is_dense(plan.window, plan.axes) else plan.element, tensors
 
 
 def reduce_launch(window: Window) -> Launch:
@@ -53,7 +69,6 @@ def _defines(plan: Sliding) -> Defines:
         ("W_DENSE", int(is_dense(plan.window, plan.axes))),
         ("IN_PACK", packs[0]),
         ("OUT_PACK", packs[1]),
-        ("ALIGNMENT", max(tile.channels, *packs)),
         ("BLOCK_PACKS", tile.side),
         ("THREAD_COUNT", tile.threads),
         ("MIN_BLOCKS", min(plan.resident, max(1, 1024 // tile.threads))),
@@ -75,7 +90,6 @@ def _wgrad_defines(plan: SlidingWgrad) -> Defines:
         ("BLOCK_ROWS", tile.rows),
         ("BLOCK_PACKS", tile.side),
         ("IN_PACK", pack),
-        ("ALIGNMENT", max(tile.channels, pack)),
         ("SPLITS", tile.splits),
         ("THREAD_COUNT", tile.threads),
         ("MIN_BLOCKS", plan.resident),

@@ -8,6 +8,7 @@
 //     TILE_COLUMNS, TILE_DEPTHS   columns and planes of the results of a thread
 //     IN_PACK          columns    of the input that are neighbours in memory and read at once
 //     OFFSET           type       of an offset within an image
+//     IS_ALIGNED       0 or 1     whether all tensors are at multiples of what is read and stored at once
 
 constexpr int ROWS_IN = H_SCATTERED ? 1 : H_STRIDE, STEPS = (H_TAPS + H_STRIDE - 1) / H_STRIDE;
 constexpr int TAPS = D_TAPS * H_TAPS * W_TAPS;
@@ -41,9 +42,8 @@ FUNCTION void get_column(const Pack<count> &columns, int i, f32 (&values)[THREAD
 }
 
 // Rows in registers as they were loaded: they are converted where they are used, since any use waits for the load.
-template <bool aligned>
 struct InputRows {
-    static constexpr bool is_packed = IN_PACK > 1 && aligned;
+    static constexpr bool is_packed = IN_PACK > 1 && IS_ALIGNED;
     Pack<THREAD_CHANNELS> single[ROWS_IN][PLANES][COLUMNS];
     Pack<IN_PACK == 1 ? THREAD_CHANNELS : IN_PACK> several[ROWS_IN][PLANES][TILE_COLUMNS * W_STRIDE / IN_PACK];
 
@@ -71,7 +71,7 @@ struct InputRows {
                     if (in_pack)
                         fetch<true>(several[u][e][in_pack ? (j - OWN) / IN_PACK : 0], location, is_there);
                     else
-                        fetch<aligned>(single[u][e][j], location, is_there);
+                        fetch<IS_ALIGNED>(single[u][e][j], location, is_there);
                 }
             }
         }

@@ -15,7 +15,6 @@ constexpr int STRIPS = (W_COUNT + TILE_COLUMNS - 1) / TILE_COLUMNS, DEPTHS = (D_
 constexpr int SLOTS = THREAD_COUNT / BLOCK_PACKS;
 constexpr i64 ITEMS = (i64)STRIPS * DEPTHS * CHUNKS * W_PHASES * H_PHASES * D_PHASES * IMAGES;
 
-template <bool aligned>
 FUNCTION void add_item(const element *__restrict__ x, const element *__restrict__ dy, i64 item, int c,
                        f32 (&sums)[TAPS][THREAD_CHANNELS]) {
     i64 t = item;
@@ -45,7 +44,7 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
     int end = min(b1 - 1 + STEPS - 1, last);
 
     struct Step {
-        InputRows<aligned> x;
+        InputRows x;
         Pack<THREAD_CHANNELS> dy[TILE_DEPTHS][TILE_COLUMNS];
     };
     Step prefetched[PREFETCH];
@@ -62,7 +61,7 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
             for (int q = 0; q < TILE_COLUMNS; q++) {
                 int p = OUT_POSITION(W, k0 + q, phase_w);
                 if (inside && OUT_HAS(W, p))
-                    next.dy[e][q].template load<aligned>(row + (OFFSET)p * (OFFSET)W_OUT_STEP);
+                    next.dy[e][q].template load<IS_ALIGNED>(row + (OFFSET)p * (OFFSET)W_OUT_STEP);
                 else
                     next.dy[e][q].zero();
             }
@@ -128,17 +127,11 @@ KERNEL2(THREAD_COUNT, MIN_BLOCKS)
 void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ dy, element *dw, u8 *workspace,
                       f64 alpha, f64 beta) {
     int slot = threadIdx.x / BLOCK_PACKS, c = (blockIdx.x * BLOCK_PACKS + threadIdx.x % BLOCK_PACKS) * THREAD_CHANNELS;
-    bool aligned = ((u64)x | (u64)dy) % (ALIGNMENT * sizeof(element)) == 0;
     f32 sums[TAPS][THREAD_CHANNELS] = {};
     if (slot < SLOTS) {
         i64 item = (i64)blockIdx.y * SLOTS + slot;
-        if (ALIGNMENT == 1 || aligned) {
 #pragma unroll 1
-            for (; item < ITEMS; item += (i64)SPLITS * SLOTS) add_item<true>(x, dy, item, c, sums);
-        } else {
-#pragma unroll 1
-            for (; item < ITEMS; item += (i64)SPLITS * SLOTS) add_item<false>(x, dy, item, c, sums);
-        }
+        for (; item < ITEMS; item += (i64)SPLITS * SLOTS) add_item(x, dy, item, c, sums);
     }
     // some taps at a time, so that shared memory suffices
     constexpr int WIDTH = BLOCK_PACKS * THREAD_CHANNELS,
