@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import TensorDescriptor
@@ -49,12 +50,12 @@ class Axis:
     input: Line
     output: Line
 
-    @property
+    @cached_property
     def start(self) -> int:
         """The first position that holds a result in some phase."""
         return self.output.positions(self.phases)[0]
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Positions from `start` on that hold results."""
         start, end = self.output.positions(self.phases)
@@ -76,34 +77,34 @@ class Window:
     axes: tuple[Axis, Axis, Axis]
     multiplier: int
 
-    @property
+    @cached_property
     def n(self) -> int:
         return self.input.shape[0]
 
-    @property
+    @cached_property
     def channels(self) -> int:
         """Channels of y."""
         return self.filter.shape[0]
 
-    @property
+    @cached_property
     def dtype(self) -> str:
         return self.input.dtype
 
-    @property
+    @cached_property
     def taps(self) -> int:
         return math.prod(axis.taps for axis in self.axes)
 
-    @property
+    @cached_property
     def is_channels_last(self) -> bool:
         """Whether neighbouring channels are neighbours in memory, on both sides."""
         return self.multiplier == 1 and self.input.strides[1] == self.output.strides[1] == 1
 
-    @property
+    @cached_property
     def has_channel_lanes(self) -> bool:
         """Whether neighbouring threads take neighbouring channels: of several results of a channel, these."""
         return self.is_channels_last or (self.multiplier > 1 and self.output.strides[1] == 1)
 
-    @property
+    @cached_property
     def bytes_moved(self) -> int:
         return self.input.nbytes + self.output.nbytes
 

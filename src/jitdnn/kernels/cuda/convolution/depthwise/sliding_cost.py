@@ -109,14 +109,15 @@ def wgrad_candidates(window: Window, device: GpuDevice) -> list[SlidingWgrad]:
 
 def _with_splits(plan: SlidingWgrad, device: GpuDevice) -> SlidingWgrad:
     """The plan with as many thread blocks on each multiprocessor as take the least time."""
-    found = []
+    found = {}
     for each in range(1, plan.resident + 1):
         wanted = max(1, min(device.multiprocessors * each // plan.strips, 4096))
         rounds = -(-plan.items // (wanted * plan.slots))
         # fewer splits with the same rounds
         splits = max(1, -(-plan.items // (rounds * plan.slots)))
-        found.append(replace(plan, tile=replace(plan.tile, splits=splits)))
-    return min(found, key=lambda plan: _wgrad_seconds(plan, device))
+        if splits not in found:
+            found[splits] = replace(plan, tile=replace(plan.tile, splits=splits))
+    return min(found.values(), key=lambda plan: _wgrad_seconds(plan, device))
 
 
 def orders(window: Window) -> list[tuple[Axis, Axis, Axis]]:

@@ -53,36 +53,36 @@ class Sliding:
     def element(self) -> int:
         return DTYPES[self.window.dtype]
 
-    @property
+    @cached_property
     def rows_in(self) -> int:
         slide = self.axes[1]
         return 1 if slide.is_scattered else slide.stride
 
-    @property
+    @cached_property
     def rows_out(self) -> int:
         slide = self.axes[1]
         return slide.stride if slide.is_scattered else 1
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Blocks of results that a row of the input reaches."""
         return -(-self.axes[1].taps // self.axes[1].stride)
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """Blocks of rows of results."""
         slide, out = self.axes[1], self.rows_out
         return (slide.start + slide.count - 1) // out + 1 - slide.start // out
 
-    @property
+    @cached_property
     def columns_read(self) -> int:
         return _reads(self.axes[2], self.tile.columns)
 
-    @property
+    @cached_property
     def planes_read(self) -> int:
         return _reads(self.axes[0], self.tile.depths)
 
-    @property
+    @cached_property
     def own(self) -> float:
         """Packs of a step that no other thread reads."""
         each = 1.0
@@ -90,7 +90,7 @@ class Sliding:
             each *= count / axis.stride if axis.is_scattered else count * min(axis.stride, axis.taps)
         return self.rows_in * each
 
-    @property
+    @cached_property
     def registers(self) -> int:
         """Registers that a thread's numbers take."""
         tile, taps = self.tile, self.window.taps
@@ -100,7 +100,7 @@ class Sliding:
         # numbers are widened as they are used, some of them at a time
         return taps * tile.channels + sums + int(0.8 * reads * tile.channels) + prefetch
 
-    @property
+    @cached_property
     def products(self) -> float:
         """Products in a step."""
         depth, slide, width = self.axes
@@ -110,7 +110,7 @@ class Sliding:
             results *= count * axis.taps / (axis.stride if axis.is_scattered else 1)
         return results * slide.taps * tile.channels
 
-    @property
+    @cached_property
     def units(self) -> int:
         """Threads of the whole grid that have results."""
         depth, slide, width = self.axes
@@ -120,11 +120,11 @@ class Sliding:
         chunks = -(-self.blocks // tile.rows)
         return self.window.n * phases * strips * chunks * (self.window.channels // tile.channels)
 
-    @property
+    @cached_property
     def grid_blocks(self) -> int:
         return -(-self.units // self.tile.threads)
 
-    @property
+    @cached_property
     def resident(self) -> int:
         """Thread blocks that a multiprocessor has at a time."""
         return resident_blocks(self.facts, self.registers + EXTRA_REGISTERS, self.tile.threads)
@@ -139,26 +139,26 @@ class SlidingWgrad:
     tile: Tile
     facts: GpuFacts
 
-    @property
+    @cached_property
     def element(self) -> int:
         return DTYPES[self.window.dtype]
 
-    @property
+    @cached_property
     def steps(self) -> int:
         return -(-self.axes[1].taps // self.axes[1].stride)
 
-    @property
+    @cached_property
     def round(self) -> int:
         """Steps that the loop's body makes: a multiple of those in flight, of whole windows unless that is long."""
         whole = math.lcm(self.tile.prefetch, self.steps)
         return whole if whole * self.products <= 800 else self.tile.prefetch
 
-    @property
+    @cached_property
     def products(self) -> int:
         """Products in a step."""
         return self.window.taps * self.results * self.tile.channels
 
-    @property
+    @cached_property
     def reads(self) -> int:
         """Packs of x that a step reads."""
         depth, slide, width = self.axes
@@ -166,23 +166,23 @@ class SlidingWgrad:
         planes = (tile.depths - 1) * depth.stride + depth.taps
         return slide.stride * planes * ((tile.columns - 1) * width.stride + width.taps)
 
-    @property
+    @cached_property
     def results(self) -> int:
         """Packs of dy that a step reads."""
         return self.tile.depths * self.tile.columns
 
-    @property
+    @cached_property
     def registers(self) -> int:
         tile = self.tile
         words = max(1.0, tile.channels * self.element / 4)
         prefetch = int((self.reads + self.results) * words) * tile.prefetch
         return (self.window.taps + self.reads + self.steps * self.results) * tile.channels + prefetch
 
-    @property
+    @cached_property
     def slots(self) -> int:
         return self.tile.threads // self.tile.side
 
-    @property
+    @cached_property
     def items(self) -> int:
         depth, slide, width = self.axes
         tile = self.tile
@@ -192,16 +192,16 @@ class SlidingWgrad:
         )
         return tiles * phases * self.window.n
 
-    @property
+    @cached_property
     def strips(self) -> int:
         """Thread blocks along the axis of channels."""
         return self.window.channels // (self.tile.channels * self.tile.side)
 
-    @property
+    @cached_property
     def resident(self) -> int:
         return min(7, resident_blocks(self.facts, self.registers + EXTRA_WGRAD_REGISTERS, self.tile.threads))
 
-    @property
+    @cached_property
     def workspace(self) -> int:
         return 4 * self.tile.splits * self.window.taps * self.window.channels
 

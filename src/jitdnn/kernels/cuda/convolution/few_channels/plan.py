@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from jitdnn.devices.gpu import Launch
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis
@@ -36,12 +36,12 @@ class Plan:
     pack: Launch | None = None
     reduction: Launch | None = None
 
-    @property
+    @cached_property
     def alignments(self) -> tuple[int, int, int]:
         """What the addresses of the operands must be multiples of, in bytes."""
         return alignments_of(dict(self.defines))
 
-    @property
+    @cached_property
     def unaligned(self) -> Plan:
         """The same for operands at any address."""
         return replace(self, defines=unaligned(self.defines))
@@ -81,27 +81,27 @@ class Rows:
     down: int
     across: int
 
-    @property
+    @cached_property
     def channels(self) -> int:
         return self.shape.problem.w.shape[1]
 
-    @property
+    @cached_property
     def piece(self) -> int:
         """Elements of 16 bytes."""
         return 16 // self.shape.size
 
-    @property
+    @cached_property
     def per_word(self) -> int:
         """Elements of a word of 32 bits."""
         return 4 // self.shape.size
 
-    @property
+    @cached_property
     def is_dense(self) -> bool:
         """Whether a row of x is contiguous: its pixels, and the channels of each."""
         _, c, _, _, w = strides_of(self.shape.problem.x)
         return (self.channels == 1 or c == 1) and (w == self.channels or self.shape.spatial[2] == 1)
 
-    @property
+    @cached_property
     def x_bytes(self) -> int:
         """Bytes of a copy: 16, 8, 4, or those of an element."""
         size = self.shape.size
@@ -113,52 +113,52 @@ class Rows:
             return 16
         return size
 
-    @property
+    @cached_property
     def is_planar(self) -> bool:
         """Whether neighbours in memory are columns and not channels."""
         _, c, _, _, w = strides_of(self.shape.problem.x)
         return self.channels > 1 and c != 1 and abs(w) < abs(c)
 
-    @property
+    @cached_property
     def phases(self) -> int:
         """2 where the runs of neighbouring outputs begin an odd number of elements apart."""
         return 1 + self.shape.stride[2] * self.channels % self.per_word
 
-    @property
+    @cached_property
     def shift(self) -> int:
         """Elements of a staged row before its first column."""
         if self.is_planar:
             return -self.shape.before[2] % self.piece * self.channels
         return -self.shape.before[2] * self.channels % self.piece
 
-    @property
+    @cached_property
     def run_words(self) -> int:
         """Words that a run of a filter row covers."""
         run = self.shape.taps[2] * self.channels
         lead = 1 if self.phases == 2 else self.shift % self.per_word
         return -(-(run + lead) // self.per_word)
 
-    @property
+    @cached_property
     def words(self) -> int:
         """Words of all runs of an output."""
         return self.shape.taps[0] * self.shape.taps[1] * self.run_words
 
-    @property
+    @cached_property
     def halo(self) -> int:
         """Staged rows of one tap along d."""
         shape = self.shape
         return (self.down - 1) * shape.stride[1] + (shape.taps[1] - 1) * shape.dilation[1] + 1
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return self.shape.taps[0] * self.halo
 
-    @property
+    @cached_property
     def span(self) -> int:
         """Columns of a staged row."""
         return (self.across - 1) * self.shape.stride[2] + self.shape.taps[2]
 
-    @property
+    @cached_property
     def row_words(self) -> int:
         """Words of a staged row, with padding against bank conflicts of lanes that read two rows."""
         if self.is_planar:
@@ -171,16 +171,16 @@ class Rows:
             least, column, self.run_words, self.words, self.shape.taps[1], self.halo, self.shape.dilation[1]
         )
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return 4 * self.rows * self.row_words
 
-    @property
+    @cached_property
     def strips(self) -> int:
         o, p, q = self.shape.out
         return self.shape.problem.n * o * -(-p // self.down) * -(-q // self.across)
 
-    @property
+    @cached_property
     def phase_outputs(self) -> int:
         """Outputs of a phase in a strip."""
         return self.down * self.across // self.phases
@@ -234,16 +234,16 @@ class Tiling:
     size: int
     products: int
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """Tiles of 8 columns."""
         return -(-self.columns // 8)
 
-    @property
+    @cached_property
     def warps(self) -> int:
         return self.down * self.across * self.split_k_warps
 
-    @property
+    @cached_property
     def registers(self) -> int:
         d, h, _ = self.axes
         fragments = 2 * min(self.planes, d.reach) * h.reach * self.tiles * self.products
@@ -251,21 +251,21 @@ class Tiling:
         rest += 8 + 12 * self.rows if self.products == 3 else 0  # the compiler prepares rows ahead
         return 4 * self.planes * self.rows * self.tiles + fragments + rest
 
-    @property
+    @cached_property
     def staged_planes(self) -> int:
         return self.planes + self.axes[0].reach - 1
 
-    @property
+    @cached_property
     def staged_rows(self) -> int:
         h = self.axes[1]
         return h.step * (self.rows * self.down - 1) + h.reach
 
-    @property
+    @cached_property
     def positions(self) -> int:
         w = self.axes[2]
         return w.step * (16 * self.across - 1) + w.reach
 
-    @property
+    @cached_property
     def stage_bytes(self) -> int:
         step = self.axes[2].step
         return self.staged_rows * step * -(-self.positions // step) * ((2 * self.steps) | 1) * 16
@@ -276,7 +276,7 @@ class Tiling:
         blocks = -(-h.blocks // (self.rows * self.down)) * -(-w.blocks // (16 * self.across))
         return blocks * -(-d.blocks // self.planes) * images
 
-    @property
+    @cached_property
     def sums_bytes(self) -> int:
         """Bytes of a warp's sums."""
         return 4 * self.planes * self.rows * self.tiles * 128
@@ -285,7 +285,7 @@ class Tiling:
         """Bytes of dy that a plane of a tile takes."""
         return self.staged_rows * self.positions * steps * 32
 
-    @property
+    @cached_property
     def writes(self) -> int:
         return self.planes * 16 * self.across * self.rows * self.down * self.columns * self.size
 

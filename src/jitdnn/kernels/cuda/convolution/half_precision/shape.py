@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from jitdnn.kernels.cuda.gemm.plan import three
 from jitdnn.problems.convolution import Convolution
@@ -33,40 +34,40 @@ class Shape:
 
     problem: Convolution
 
-    @property
+    @cached_property
     def spatial(self) -> tuple[int, int, int]:
         return three(self.problem.spatial, 1)
 
-    @property
+    @cached_property
     def taps(self) -> tuple[int, int, int]:
         return three(self.problem.filter_spatial, 1)
 
-    @property
+    @cached_property
     def out(self) -> tuple[int, int, int]:
         return three(self.problem.output_spatial, 1)
 
-    @property
+    @cached_property
     def stride(self) -> tuple[int, int, int]:
         return three(self.problem.stride, 1)
 
-    @property
+    @cached_property
     def before(self) -> tuple[int, int, int]:
         """Padding in front of each axis."""
         return three(tuple(b for b, _ in self.problem.padding), 0)
 
-    @property
+    @cached_property
     def dilation(self) -> tuple[int, int, int]:
         """1 along axes of one tap."""
         own = three(self.problem.dilation, 1)
         d, h, w = (n if taps > 1 else 1 for n, taps in zip(own, self.taps, strict=True))
         return d, h, w
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of an element."""
         return DTYPES[self.problem.x.dtype]
 
-    @property
+    @cached_property
     def y_vector(self) -> int:
         """Neighbouring channels of y that can be stored at once: as many as fit in 16 bytes, or fewer."""
         n, c, d, h, w = strides_of(self.problem.y)
