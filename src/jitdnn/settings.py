@@ -253,7 +253,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "keep_plans",
         _flag,
         lambda: True,
-        "Keep plans of the CPU and of CUDA beside the compiled kernels: the next process need not choose algorithms again.",
+        "Keep plans of CPU and CUDA beside the compiled kernels, so that the next process need not choose algorithms.",
     ),
     Setting(
         "cache_limit",

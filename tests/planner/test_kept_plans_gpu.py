@@ -114,17 +114,16 @@ def test_another_device_is_planned() -> None:
     assert found.device_id == ("cuda", 1)
 
 
-def _kept_files(folder: Path) -> list[str]:
+def _kept_files() -> list[str]:
     cache = CodeCache.default()
-    return [
-        key for key in cache.keys() if (entry := cache.entry(key)) and entry.content.startswith(b'{"algor')
-    ]
+    entries = {key: cache.entry(key) for key in sorted(cache.keys())}
+    return [key for key, entry in entries.items() if entry and entry.content.startswith(b'{"algor')]
 
 
 def test_lost_code_is_compiled_again(tmp_path: Path) -> None:
     problem = parse(PROBLEMS["pool"])
     first = handle().plan(problem)
-    (kept,) = _kept_files(tmp_path)
+    (kept,) = _kept_files()
     for file in (tmp_path / "code").glob("*.bin"):
         if file.stem != kept:
             file.unlink()
@@ -142,10 +141,10 @@ def test_lost_code_is_compiled_again(tmp_path: Path) -> None:
         lambda kept: kept.update(candidates=[]),
     ],
 )
-def test_what_is_no_record_is_planned_again(damage: Any, tmp_path: Path) -> None:
+def test_what_is_no_record_is_planned_again(damage: Any) -> None:
     problem = parse(PROBLEMS["pool"])
     first = handle().plan(problem)
-    (key,) = _kept_files(tmp_path)
+    (key,) = _kept_files()
     kept = json.loads(CodeCache.default().get(key) or b"")
     damage(kept)
     CodeCache.default().put(key, json.dumps(kept).encode())
