@@ -38,6 +38,7 @@ STEPS = 5  # without waiting for the GPU
 WARM = 4  # of them some are recorded as CUDA graphs
 WARM_EAGER = 48  # of a converted model, whose own choice between whole steps takes so many
 MEMORY = {4: torch.channels_last, 5: torch.channels_last_3d}
+GRAPHS = ("reduce-overhead", "max-autotune")  # modes with CUDA graphs
 MODELS = ("convnext_tiny", "resnext50", "mobilenet_v2", "resnet50")
 
 
@@ -86,10 +87,8 @@ class Peer:
         return first.elapsed_time(last) / 1e3 / STEPS
 
 
-def row(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of a step of both for one model."""
-    torch._dynamo.reset()
-    arguments.mode_has_graphs = mode in ("reduce-overhead", "max-autotune")
+def problem(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network, and a batch of its examples and labels."""
     model, shape = without_dropout(network(name)), (arguments.batch, 3, arguments.side, arguments.side)
     if name in AXES:
         shape = (arguments.batch if arguments.batch_is_given else AXES[name].batch, *AXES[name].shape)
@@ -104,8 +103,16 @@ def row(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
     with torch.no_grad():
         _, classes, *places = copy.deepcopy(model)(x[:2]).shape
     labels = torch.randint(0, classes, (shape[0], *places), generator=generator).to(arguments.device)
+    return model, x, labels
+
+
+def row(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of a step of both for one model."""
+    torch._dynamo.reset()
+    arguments.mode_has_graphs = mode in GRAPHS
+    model, x, labels = problem(name, arguments)
     peers = {"stock": Peer(model, False, mode, arguments), "ours": Peer(model, True, mode, arguments)}
-    found: dict[str, Any] = {"model": name, "mode": mode, "batch": shape[0], "dtype": arguments.dtype}
+    found: dict[str, Any] = {"model": name, "mode": mode, "batch": len(x), "dtype": arguments.dtype}
     losses = {}
     for peer, one in peers.items():
         begin = perf_counter()
@@ -126,26 +133,35 @@ def row(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*")
-    parser.add_argument("--batch", type=int, help="[128]")
-    parser.add_argument("--mode", nargs="+", default=["default", "reduce-overhead"])
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--side", type=int, default=224)
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument(
+def parser(description: str) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=description.splitlines()[0])
+    made.add_argument("models", nargs="*")
+    made.add_argument("--batch", type=int, help="[128]")
+    made.add_argument("--mode", nargs="+", default=["default", "reduce-overhead"])
+    made.add_argument("--seconds", type=float, default=10.0)
+    made.add_argument("--side", type=int, default=224)
+    made.add_argument("--dtype", choices=DTYPES, default="bf16")
+    made.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu"
     )
-    parser.add_argument("--memory", choices=("first", "last"), default="last", help="order of channels")
-    parser.add_argument("--inference", action="store_true")
-    parser.add_argument("--measure", choices=("first", "never"), default="first")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--explain", action="store_true", help="what the pass decided, to stderr")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    made.add_argument("--memory", choices=("first", "last"), default="last", help="order of channels")
+    made.add_argument("--inference", action="store_true")
+    made.add_argument("--measure", choices=("first", "never"), default="first")
+    made.add_argument("--threads", type=int)
+    made.add_argument("--explain", action="store_true", help="what the pass decided, to stderr")
+    made.add_argument("--json", type=Path)
+    return made
+
+
+def parsed(given: argparse.ArgumentParser) -> argparse.Namespace:
+    arguments = given.parse_args()
     arguments.batch_is_given = arguments.batch is not None
     arguments.batch = arguments.batch or 128
+    return arguments
+
+
+def main() -> None:
+    arguments = parsed(parser(__doc__))
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     if arguments.dtype == "f32":

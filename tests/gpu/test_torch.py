@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import jitdnn.torch as jt  # noqa: E402
 from jitdnn.frameworks.torch import kinds, steps, together  # noqa: E402
+from jitdnn.frameworks.torch.backend import register  # noqa: E402
 from jitdnn.frameworks.torch.calls import CALLS  # noqa: E402
 from torch_kernels import TOLERANCE, random, watched  # noqa: E402
 
@@ -245,3 +246,39 @@ def test_compiled_whole() -> None:
         found = compiled(x)
     assert {kind.name for kind in seen} >= {"forward"}
     torch.testing.assert_close(found, jt.revert(copy.deepcopy(model))(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_graphs_of_inductors(mode: str) -> None:
+    """Its code calls our launches, in training and with what follows a convolution, also as CUDA graphs."""
+    from torch._inductor.utils import run_and_get_code
+
+    register()
+    torch._dynamo.reset()
+    layers = (nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 4, 1))
+    model = nn.Sequential(*layers).to(ON, memory_format=torch.channels_last)
+    twin = copy.deepcopy(model).double()
+    fast = torch.compile(model, backend="jitdnn_inductor", options={"measure": "never", "mode": mode})
+
+    def step(x: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return torch.autograd.grad(fast(x).square().sum(), list(model.parameters()))
+
+    def infer(x: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.no_grad():
+            return [fast(x)]
+
+    for run, name in ((step, "jitdnn_convolution("), (infer, "jitdnn_convolution_pointwise(")):
+        for turn in range(4):
+            x = random(2, 3, 9, 7).to(ON).contiguous(memory_format=torch.channels_last)
+            if turn:
+                found = run(x)
+            else:
+                found, codes = run_and_get_code(run, x)
+                assert any(f"extern_kernels.{name}" in code for code in codes)
+                assert not any("torch.ops.jitdnn" in code for code in codes)
+            y = twin(x.double())
+            wanted = torch.autograd.grad(y.square().sum(), list(twin.parameters())) if run is step else [y]
+            for one, other in zip(found, wanted, strict=True):
+                torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)

@@ -39,13 +39,13 @@ _SAMPLE_SECONDS, _MOST_CALLS = 5e-4, 200  # a shorter sample would measure the c
 _MOST_ENQUEUED = 100  # a host that is so many calls ahead is kept waiting by the driver
 _LEAST_CYCLES, _MOST_CYCLES = 1 << 18, 1 << 28
 OURS, STOCK = "jitdnn", "torch"
-_STOCK_HOST = "torch's host"
+_HOSTS = ("jitdnn's host", "torch's host")
 _VERSIONS = {"cpu": 4, "cuda": 5}  # of the way of measuring: times of another one are not used
 
 _made = 0
 _lock = lock()
 _is_host_free: ContextVar[bool] = ContextVar("jitdnn_torch_host_free", default=False)
-_HOST_FREE = 1000  # added to the version of times that do not count the host
+_HOST_FREE = 2000  # added to the version of times that do not count the host
 
 
 @contextmanager
@@ -67,7 +67,7 @@ class Decision:
     """Whether ours runs, and why. `seconds` and `stock_seconds` are those of one call where both were measured.
 
     `waits_for`: kernels of ours that are being compiled, without which there is nothing to measure: torch's runs until
-    then, and it is decided anew. `host_seconds`: what the host needs to enqueue torch's, of choices `without_host`.
+    then, and it is decided anew. `hosts`: what the host needs to enqueue ours and torch's, of choices `without_host`.
     """
 
     is_ours: bool
@@ -75,7 +75,7 @@ class Decision:
     seconds: float | None = None
     stock_seconds: float | None = None
     waits_for: tuple[Pending, ...] = field(default=(), compare=False)
-    host_seconds: float | None = field(default=None, compare=False)
+    hosts: tuple[float, float] | None = field(default=None, compare=False)
 
     @property
     def is_for_now(self) -> bool:
@@ -125,10 +125,12 @@ def decide(
 def stored(what: str, handle: Handle, device: torch.device) -> Decision | None:
     """The choice by times of an earlier process, None if there are none."""
     times = Store.default().look_up(what, "", _device_name(handle, device))
-    ours, stock, host = (times.get((who, _version(device))) for who in (OURS, STOCK, _STOCK_HOST))
+    version = _version(device)
+    ours, stock, *hosts = (times.get((who, version)) for who in (OURS, STOCK, *_HOSTS))
     if ours is None or stock is None:
         return None
-    return _compared(ours.seconds, stock.seconds, "stored", None if host is None else host.seconds)
+    known = [host.seconds for host in hosts if host is not None]
+    return _compared(ours.seconds, stock.seconds, "stored", (known[0], known[1]) if len(known) == 2 else None)
 
 
 def measured(
@@ -136,19 +138,18 @@ def measured(
 ) -> Decision:
     """The choice by times taken now, which are stored; both callables have run before."""
     version = _version(device)
-    host: float | None = None
+    hosts: tuple[float, float] | None = None
     if version >= _HOST_FREE:
-        seconds, stock_seconds, host = _measured_on_gpu(ours, stock, device)
+        (seconds, stock_seconds), hosts = _measured_on_gpu(ours, stock, device)
     else:
         with torch._C.DisableTorchFunction():  # a mode that watches the model is none of theirs
             seconds, stock_seconds = _measured(ours, stock, device, _clock(handle, device))
     global _made
     _made += 1
     times = [(OURS, version, seconds, 0), (STOCK, version, stock_seconds, 0)]
-    if host is not None:
-        times.append((_STOCK_HOST, version, host, 0))
+    times += [(who, version, host, 0) for who, host in zip(_HOSTS, hosts or (), strict=False)]
     Store.default().record(what, "", _device_name(handle, device), times)
-    return _compared(seconds, stock_seconds, "measured", host)
+    return _compared(seconds, stock_seconds, "measured", hosts)
 
 
 def compared(
@@ -206,10 +207,10 @@ def _measured(
 
 def _measured_on_gpu(
     ours: Callable[[], Any], stock: Callable[[], Any], device: torch.device
-) -> tuple[float, float, float]:
-    """Seconds that the GPU needs for one call of each, samples in turns; and the host's, to enqueue one of torch's."""
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Seconds that the GPU needs for one call of each, samples in turns; and the host's, to enqueue one of each."""
     deadline = perf_counter() + SECONDS
-    host, least, calls = math.inf, [math.inf, math.inf], [1, 1]
+    hosts, least, calls = [math.inf, math.inf], [math.inf, math.inf], [1, 1]
     for way in (ours, stock):
         way()
     for number in range(_MOST_ROUNDS):
@@ -217,11 +218,10 @@ def _measured_on_gpu(
             seconds, enqueuing = _behind_others(way, calls[place], device)
             least[place] = min(least[place], seconds)
             calls[place] = min(_MOST_ENQUEUED, max(1, math.ceil(_SAMPLE_SECONDS / max(seconds, 1e-9))))
-            if way is stock:
-                host = min(host, enqueuing)
+            hosts[place] = min(hosts[place], enqueuing)
         if number + 1 >= _LEAST_ROUNDS and perf_counter() > deadline:
             break
-    return least[0], least[1], host
+    return (least[0], least[1]), (hosts[0], hosts[1])
 
 
 def _unmeasured(what: str, ours: Callable[[], Any]) -> Decision:
@@ -239,10 +239,12 @@ def _refused(what: str, error: JitdnnError) -> Decision:
     return Decision(False, f"refused: {error}")
 
 
-def _compared(seconds: float, stock_seconds: float, how: str, host: float | None = None) -> Decision:
+def _compared(
+    seconds: float, stock_seconds: float, how: str, hosts: tuple[float, float] | None = None
+) -> Decision:
     is_ours = seconds <= stock_seconds
     reason = f"{how}: {'faster' if is_ours else 'slower'}"
-    return Decision(is_ours, reason, seconds, stock_seconds, host_seconds=host)
+    return Decision(is_ours, reason, seconds, stock_seconds, hosts=hosts)
 
 
 def _device_name(handle: Handle, device: torch.device) -> str:

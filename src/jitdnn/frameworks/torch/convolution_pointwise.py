@@ -59,6 +59,13 @@ def planned(
     return _planned(x, w, operands, _result(x, w, g), g, expression)
 
 
+def result(
+    x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> Tensor:
+    """The result without data."""
+    return _result(x, w, _geometry(x, stride, padding, dilation, groups))
+
+
 def _geometry(
     x: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Geometry:
@@ -85,13 +92,15 @@ def _planned(
     return problem, None if len(expression.instructions) == 1 else epilogue  # the sum itself
 
 
-def _direct(
-    handle: Handle, x: Tensor, w: Tensor, operands: Sequence[Tensor], y: Tensor, g: Geometry, expression: Expression,
+def by_address(
+    handle: Handle, x: Tensor, w: Tensor, operands: Sequence[Tensor], y: Tensor, geometry: Sequence[Any], tail: str,
     is_constant: bool,
 ) -> Callable[[Tensor, list[int]], None] | None:  # fmt: skip
-    """What runs the plan of a kind on addresses, of w and of x, w, y and the operands; None where that cannot be."""
-    if x.device.type != "cpu" or handle.settings.total_workspace is not None:
+    """What runs the plan of a kind on a processor: on w, and addresses of x, w, y and the operands; None where that
+    cannot be. `geometry`: stride, padding, dilation, groups. All tensors may be without data."""
+    if handle.settings.total_workspace is not None:
         return None
+    g, expression = _geometry(x, *geometry), expression_of(tail, len(operands))
     found = _planned(x, w, operands, y, g, expression)
     if found is None:
         return None
@@ -119,7 +128,9 @@ def _prepare(
     form, named, expression = memory_format(x, w), g.named, expression_of(tail, len(operands))
     empty = _result(x, w, g)
     shape = empty.shape
-    direct = _direct(handle, x, w, operands, empty, g, expression, is_constant)
+    geometry = (stride, padding, dilation, groups)
+    is_here = x.device.type == "cpu"
+    direct = by_address(handle, x, w, operands, empty, geometry, tail, is_constant) if is_here else None
 
     def ours(x: Tensor, w: Tensor, *given: Any) -> Tensor:
         y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)

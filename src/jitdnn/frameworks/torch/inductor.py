@@ -28,7 +28,7 @@ except ImportError:  # said when it is asked for
     CustomGraphPass = object
 
 HOOK = "post_grad_custom_pre_pass"
-_VERSION = 3  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
+_VERSION = 4  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
 
 
 class InductorPass(CustomGraphPass):
@@ -65,6 +65,7 @@ class InductorPass(CustomGraphPass):
 
         from jitdnn.frameworks.torch.inductor_graph import Rewriter
 
+        _make_known()
         rewriter = Rewriter(graph, self._text, bool(config.triton.cudagraphs))
         rewriter.run()
         graph.lint()
@@ -72,6 +73,7 @@ class InductorPass(CustomGraphPass):
 
     def uuid(self) -> Any:
         """What tells this pass from others in Inductor's cache of graphs; None, for no caching, with an unknown one."""
+        _make_known()  # graphs that are kept call it, too
         first: Any = None
         if self._before is not None:
             first = getattr(self._before, "uuid", lambda: None)()
@@ -183,6 +185,13 @@ def _require() -> None:
             f"PyTorch {torch.__version__} has no {missing}, by which ours come into Inductor's graphs (2.6 and later "
             'have it): use jitdnn.torch.convert before torch.compile, or torch.compile(backend="jitdnn")'
         )
+
+
+def _make_known() -> None:
+    """Tell Inductor what its code calls: seconds to import, unless Inductor compiles already."""
+    from jitdnn.frameworks.torch.inductor_lowering import register
+
+    register()
 
 
 def _layer(node: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,13 @@ from torch.fx import Graph, Node
 
 from jitdnn.frameworks.torch.kernels import channels_last_strides
 from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES
+
+aten = torch.ops.aten
+
+
+def is_convolution(node: Node) -> bool:
+    """Whether ours may take a node or one of its gradients."""
+    return node.target in (aten.convolution.default, aten.convolution_backward.default) or is_packed(node)
 
 
 def is_packed(node: Node) -> bool:
@@ -82,3 +90,10 @@ def wants_last(graph: Graph) -> bool:
 def is_on_gpu(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.device.type != "cpu"
+
+
+def faked(target: Any, arguments: Sequence[Any]) -> Any:
+    """What a function gives for tensors without data."""
+    mode = next(one.fake_mode for one in arguments if hasattr(one, "fake_mode"))
+    with mode:
+        return target(*arguments)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,17 +20,26 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from jitdnn.errors import InvalidArgument, NotSupported
-from jitdnn.frameworks.torch import choice, convolution, convolution_pointwise, operators
+from jitdnn.frameworks.torch import (
+    choice,
+    convolution,
+    convolution_pointwise,
+    inductor_lowering,
+    operators,
+)
 from jitdnn.frameworks.torch.choice import Decision
 from jitdnn.frameworks.torch.inductor_forms import (
     are_numbers,
+    faked,
     has_static_form,
+    is_convolution,
     is_on_gpu,
     is_packed,
     is_plain,
     real,
     wants_last,
 )
+from jitdnn.frameworks.torch.inductor_host import left_to_torch
 from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
 from jitdnn.frameworks.torch.kernels import channels_last_strides
 from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, apart, at
@@ -43,7 +52,8 @@ from jitdnn.ops.ahead import compile_ahead
 from jitdnn.problems.problem import Problem
 
 aten = torch.ops.aten
-_GRAPH = "in a compiled graph"  # of the times of calls as Inductor makes them
+_GRAPH = "called by a compiled graph"  # of the times of calls as Inductor makes them
+_FOR_THE_HOST = "left to torch, whose calls cost the host less"
 _BIAS = 2  # the place of its gradient
 
 
@@ -74,8 +84,8 @@ class _Call:
 class Rewriter:
     """Rewrites one graph in place; `kinds` then says of every convolution who runs it.
 
-    `options`: the text of options.py. `is_captured`: whether the graph runs as a CUDA graph. There the host's time does
-    not count, nor where the host enqueues the convolutions in less time than the GPU needs for them.
+    `options`: the text of options.py. On a GPU the kernels' time decides. `is_captured`: whether the graph runs as a
+    CUDA graph; where not, the calls that it makes for its convolutions never cost the host more than torch's did.
     """
 
     def __init__(self, graph: Graph, options: str, is_captured: bool) -> None:
@@ -86,18 +96,29 @@ class Rewriter:
         self._module = graph.owning_module
         self._wants_last = wants_last(graph)
         self._only_looks = False
+        #: nodes that stay torch's, for the sake of the host
+        self._left: set[Node] = set()
         #: while it is only asked what ours would need: what makes the plans on each device
         self._plans: dict[torch.device, list[Callable[[], object]]] | None = None
 
     def run(self) -> None:
         """Measure and replace. Raises DeviceError for what the device reports, nothing for what ours refuses."""
         self._compile_ahead()
-        is_free = self._is_captured or self._is_ahead()
-        with _apart(is_free):
-            self._visit()
+        if any(is_on_gpu(node) for node in self._graph.nodes):
+            if not self._is_captured:
+                self._leave()
+            with _apart(True):
+                self._visit()
+        else:
+            with _apart(False):
+                self._visit()
 
     def _visit(self) -> None:
-        nodes = [node for node in self._graph.nodes if node.op == "call_function" and _is_convolution(node)]
+        nodes = [
+            node
+            for node in self._graph.nodes
+            if node.op == "call_function" and is_convolution(node) and node not in self._left
+        ]
         with parts(len(nodes)):
             for node in nodes:
                 with part():
@@ -123,20 +144,20 @@ class Rewriter:
             with part():
                 compile_ahead(at(device, handle_of(self._options, device.type)), calls)
 
-    def _is_ahead(self) -> bool:
-        """Whether the host enqueues torch's convolutions of this graph faster than a GPU runs them."""
-        if not any(is_on_gpu(node) for node in self._graph.nodes):
-            return False
+    def _leave(self) -> None:
+        """Choose by the GPU's time alone, and leave to torch what would cost the host more."""
         self._only_looks = True
         try:
             with _apart(True):
                 self._visit()
         finally:
             self._only_looks = False
-        decisions = [kind.decision for _, kind in self.kinds]
-        self.kinds.clear()
-        timed = [one for one in decisions if one.stock_seconds is not None and one.host_seconds is not None]
-        return sum(one.host_seconds or 0 for one in timed) < sum(one.stock_seconds or 0 for one in timed)
+        self._left = left_to_torch([(node, kind.decision) for node, kind in self.kinds])
+        self.kinds = [
+            (node, replace(kind, decision=replace(kind.decision, is_ours=False, reason=_FOR_THE_HOST)))
+            for node, kind in self.kinds
+            if node in self._left
+        ]
 
     def _call(self, node: Node) -> _Call | None:
         """A node as a convolution that ours may take; None for any other."""
@@ -225,8 +246,9 @@ class Rewriter:
             given = (x, w, bias, *call.geometry)
             way = Way(_GRAPH, lambda: operators.convolution.default(*given, self._settled))
             if is_static and not call.is_transposed:
+                assert w is not None
                 text = self._text("forward", x, w, None, bias is not None, call.geometry)
-                way = Way(_GRAPH, lambda: operators.settled_convolution.default(x, w, bias, text))
+                way = Way(_GRAPH, inductor_lowering.call(x, w, bias, text))
             plain = self._chosen(convolution.computation, given, way)
 
             def best() -> Any:
@@ -282,11 +304,9 @@ class Rewriter:
         given = (*arguments, tail.text, is_constant, *reals)
         x, w, *geometry = arguments
 
-        def ours() -> Any:
-            return operators.convolution_pointwise.default(
-                x, w, reals, *geometry, tail.text, is_constant, self._settled
-            )
-
+        end = (*geometry, tail.text, is_constant, self._settled)
+        assert w is not None
+        ours = inductor_lowering.pointwise_call(x, w, reals, end)
         name = f"{_GRAPH}{' packed' if is_constant else ''}{'' if out is None else ' and a pass'}"
         return self._chosen(convolution_pointwise.computation, given, Way(name, ours, stock))
 
@@ -364,7 +384,7 @@ class Rewriter:
         direction = convolution.DIRECTIONS[1 + place]
         first, second = (dy, w) if place == 0 else (x, dy)
         text = self._text(direction, x, w, dy, False, geometry)
-        return lambda: operators.settled_convolution.default(first, second, None, text)
+        return inductor_lowering.call(first, second, None, text)
 
     def _text(self, direction: str, x: Any, w: Any, dy: Any, has_bias: bool, geometry: Sequence[Any]) -> str:
         return text_of(direction, x, w, dy, has_bias, geometry, self._settled)
@@ -449,12 +469,7 @@ class Rewriter:
                 return [value(part) for part in one]
             return one.meta["val"] if isinstance(one, Node) else one
 
-        node.meta["val"] = _faked(node.target, [value(one) for one in node.args])
-
-
-def _is_convolution(node: Node) -> bool:
-    """Whether ours may take a node or one of its gradients."""
-    return node.target in (aten.convolution.default, aten.convolution_backward.default) or is_packed(node)
+        node.meta["val"] = faked(node.target, [value(one) for one in node.args])
 
 
 def _plan(problem: Problem, epilogue: Epilogue | None) -> object:
@@ -469,12 +484,6 @@ def _lies_last(x: Tensor, w: Tensor) -> bool:
 
 def _mask(places: Sequence[int]) -> list[bool]:
     return [place in places for place in range(len(convolution.GRADIENTS))]
-
-
-def _faked(target: Any, arguments: Sequence[Any]) -> Any:
-    mode = next(one.fake_mode for one in arguments if hasattr(one, "fake_mode"))
-    with mode:
-        return target(*arguments)
 
 
 @contextmanager

@@ -3,23 +3,26 @@
 The operators of convolution_operators.py take any operands: their schemas are long, they have gradients and rules of
 autocast, and each call looks up what its operands are. In a graph of Inductor's with static shapes all this is done;
 what is left of a call are two or three tensors and a text that names the prepared launch. So it costs the host less
-than torch's own convolution does.
+than torch's own convolution does; `launch` and `launch_with_bias` are the same without the dispatcher, into memory that
+the caller gives: what Inductor's code calls (inductor_lowering.py).
 """
 
 from __future__ import annotations
 
 from ast import literal_eval
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, get_num_threads
 
 from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.frameworks.torch import convolution
 from jitdnn.frameworks.torch.convolution import DIRECTIONS, Geometry, prepared, problem_of
 from jitdnn.frameworks.torch.fresh import fresh
 from jitdnn.frameworks.torch.kinds import watching
+from jitdnn.frameworks.torch.launch import Direct
 from jitdnn.frameworks.torch.options import handle_of
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.retention import Recent
@@ -27,7 +30,10 @@ from jitdnn.retention import Recent
 #: shape, strides and type of a tensor
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 _Run = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+_Into = Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
 _known: Recent[tuple[str, int, torch.device], _Run] = Recent(4096)
+#: by text, threads and the number of the GPU, -1 for the processor
+_into: Recent[tuple[str, int, int], _Into] = Recent(4096)
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
@@ -88,7 +94,30 @@ def _result(text: str) -> tuple[str, list[Form], bool, Geometry, str, Tensor]:
     return direction, forms, has_bias, geometry, options, made
 
 
-def _prepare(text: str, device: torch.device) -> _Run:
+@dataclass(frozen=True)
+class _Prepared:
+    """What a text says, and what runs it on `device`: `run` is None where no plan runs by addresses alone."""
+
+    direction: str
+    a: Form
+    b: Form
+    bias: Form | None
+    out: Tensor
+    geometry: Geometry
+    options: str
+    run: Direct
+
+    def into(self, a: Tensor, b: Tensor, c: Tensor | None, y: Tensor) -> None:
+        """Run it on operands of the right forms."""
+        if self.run is None or watching():  # they are told of kinds of calls
+            _general(self.direction, a, b, c, y, self.geometry, self.options)
+        elif c is None:
+            self.run(a, b, y)
+        else:
+            self.run(a, b, y, c)
+
+
+def _prepared(text: str, device: torch.device) -> _Prepared:
     direction, forms, has_bias, geometry, options, out = _result(text)
     first, second, result = _roles(direction)
     metas = [_like(form) for form in forms]
@@ -97,24 +126,31 @@ def _prepare(text: str, device: torch.device) -> _Run:
     problem = problem_of(direction, x, w, y, geometry)
     handle = handle_of(options, device.type)
     operands = [metas[first], metas[second], out]
-    bias = ((out.shape[1],), (1,), out.dtype)
-    if has_bias:
+    bias = ((out.shape[1],), (1,), out.dtype) if has_bias else None
+    if bias is not None:
         operands.append(_like(bias))
     run = prepared(handle, problem, operands, device)
+    return _Prepared(direction, forms[first], forms[second], bias, out, geometry, options, run)
+
+
+def _prepare(text: str, device: torch.device) -> _Run:
+    """A call of the operator: it checks its operands, and makes the result."""
+    ready = _prepared(text, device)
+    bias, out = ready.bias, ready.out
     shape, strides, dtype = tuple(out.shape), out.stride(), out.dtype
-    (a_shape, a_strides, a_dtype), (b_shape, b_strides, b_dtype) = forms[first], forms[second]
-    check = _check
+    (a_shape, a_strides, a_dtype), (b_shape, b_strides, b_dtype) = ready.a, ready.b
+    check, has_bias, into = _check, bias is not None, ready.into
     made = fresh(shape, strides, dtype, device)
 
     def call(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
         try:
             check(a, a_shape, a_strides)
             check(b, b_shape, b_strides)
-            if c is not None:
+            if c is not None and bias is not None:
                 check(c, *bias[:2])
         except AssertionError:
-            a, b = _laid(a, forms[first]), _laid(b, forms[second])
-            c = None if c is None else _laid(c, bias)
+            a, b = _laid(a, ready.a), _laid(b, ready.b)
+            c = c if c is None or bias is None else _laid(c, bias)
         is_right = a.dtype is a_dtype and b.dtype is b_dtype and b.device == device
         if not is_right or (c is not None) is not has_bias or (c is not None and c.dtype is not dtype):
             raise InvalidArgument(
@@ -122,15 +158,39 @@ def _prepare(text: str, device: torch.device) -> _Run:
                 f"was compiled for {a_dtype} and {b_dtype} on {device}, bias {has_bias}"
             )
         y = made()
-        if run is None or watching():  # they are told of kinds of calls
-            _general(direction, a, b, c, y, geometry, options)
-        elif c is None:
-            run(a, b, y)
-        else:
-            run(a, b, y, c)
+        into(a, b, c, y)
         return y
 
     return call
+
+
+def launch(a: Tensor, b: Tensor, text: str, *, out: Tensor) -> None:
+    """Run what `text` says on tensors of its forms, into `out`, which has that of the result: nothing is checked."""
+    key = (text, get_num_threads(), out.get_device())
+    (_into.get(key) or _make_into(key, out.device))(a, b, None, out)
+
+
+def launch_with_bias(a: Tensor, b: Tensor, bias: Tensor, text: str, *, out: Tensor) -> None:
+    """The same with a bias."""
+    key = (text, get_num_threads(), out.get_device())
+    (_into.get(key) or _make_into(key, out.device))(a, b, bias, out)
+
+
+def _make_into(key: tuple[str, int, int], device: torch.device) -> _Into:
+    return _into.older(key) or _into.put(key, _prepared(key[0], device).into)
+
+
+def form_of_result(text: str) -> Form:
+    """The form of what `text` gives."""
+    out = _result(text)[-1]
+    return tuple(out.shape), out.stride(), out.dtype
+
+
+def forms_of_operands(text: str) -> tuple[Form, Form]:
+    """The forms of its two operands."""
+    direction, forms, *_ = _parsed(text)
+    first, second, _ = _roles(direction)
+    return forms[first], forms[second]
 
 
 def _general(
@@ -176,8 +236,8 @@ def _kernel(a: Tensor, b: Tensor, bias: Tensor | None, text: str) -> Tensor:
 
 
 def _fake(a: Tensor, b: Tensor, bias: Tensor | None, text: str) -> Tensor:
-    out = _result(text)[-1]
-    return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=a.device)
+    shape, strides, dtype = form_of_result(text)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=a.device)
 
 
 settled_convolution = define(

@@ -1,0 +1,217 @@
+"""The table of `torch_inductor.py` where compiling takes longest: each model and side a process, all compiling at once.
+
+    python benchmarks/torch_inductor_apart.py [MODEL ...] [--mode default reduce-overhead] [--samples 10] [--again]
+        [what torch_inductor.py takes: --batch, --dtype, ...]
+
+Every process compiles its side of a model and runs the first steps, in all modes, beside the others. When all are ready
+they time in turns, a sample at a time, nobody else on the GPU. A row is printed as soon as both sides of it are there.
+Milliseconds are those of `torch_inductor.py`; `host ms` those until a step is enqueued on a GPU that has nothing to do,
+`kernels ms` the sum of its kernels by PyTorch's profiler.
+`--again` does all of it a second time in new processes: with what the first ones have kept, `first s` are those of warm
+caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+import torch_inductor
+
+SIDES = ("stock", "ours")
+HEAD = (
+    f"{'model':20s}{'mode':16s}{'n':>4s}{'stock ms':>9s}{'ours':>8s}{'speed':>7s}{'host ms':>10s}{'ours':>8s}"
+    f"{'kernels ms':>12s}{'ours':>8s}"
+    f"{'first s':>10s}{'ours':>8s}"
+)
+
+
+@contextmanager
+def held(path: Path, how: int) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, how)
+        yield
+
+
+def is_free(path: Path) -> bool:
+    """Whether nobody holds it."""
+    try:
+        with held(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return True
+    except BlockingIOError:
+        return False
+
+
+def child(arguments: argparse.Namespace) -> None:
+    """One side of one model: a line of JSON for each mode."""
+    begun, lock, compiling = perf_counter(), Path(arguments.lock), Path(arguments.lock + ".compiling")
+    if arguments.dtype == "f32":
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch_inductor.register()
+    if arguments.explain:
+        torch_inductor.explained()
+    (name,) = arguments.models
+    cells = []
+    with held(compiling, fcntl.LOCK_SH):
+        model, x, labels = torch_inductor.problem(name, arguments)
+        for mode in arguments.mode:
+            if cells and perf_counter() - begun > arguments.ready:
+                break
+            arguments.mode_has_graphs = mode in torch_inductor.GRAPHS
+            peer = torch_inductor.Peer(model, arguments.only == "ours", mode, arguments)
+            begin = perf_counter()
+            loss = float(peer.step(x, labels))
+            first = perf_counter() - begin
+            warm = (
+                torch_inductor.WARM_EAGER
+                if mode == "eager" and arguments.only == "ours"
+                else torch_inductor.WARM
+            )
+            for _ in range(warm):
+                peer.step(x, labels)
+            rest(arguments)
+            cells.append((mode, peer, loss, first))
+            write(f"  {name} {mode} {arguments.only}: first step {first:.1f} s", sys.stderr)
+    while perf_counter() - begun < arguments.ready and not is_free(compiling):
+        sleep(0.1)
+    for mode, peer, loss, first in cells:
+        arguments.mode_has_graphs = mode in torch_inductor.GRAPHS
+        best, host = math.inf, math.inf
+        for _ in range(arguments.samples):
+            with held(lock, fcntl.LOCK_EX):
+                peer.step(x, labels)
+                best = min(best, peer.seconds(x, labels))
+                for _ in range(3):
+                    wait(arguments)
+                    begin = perf_counter()
+                    peer.step(x, labels)
+                    host = min(host, perf_counter() - begin)
+                rest(arguments)
+            sleep(0.02)
+        with held(lock, fcntl.LOCK_EX):
+            kernels = (
+                kernel_seconds(partial(peer.step, x, labels)) if arguments.device == "cuda" else math.nan
+            )
+            rest(arguments)
+        cell = {"model": name, "mode": mode, "side": arguments.only, "batch": len(x), "loss": loss}
+        cell |= {"first s": first, "ms": 1e3 * best, "host ms": 1e3 * host, "kernels ms": 1e3 * kernels}
+        write(json.dumps(cell))
+
+
+def kernel_seconds(run: Callable[[], Any], count: int = 2) -> float:
+    """Of all kernels of a step, by PyTorch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(count):
+            run()
+        torch.cuda.synchronize()
+    return sum(each.device_time_total for each in found.key_averages()) / count / 1e6
+
+
+def wait(arguments: argparse.Namespace) -> None:
+    if arguments.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def rest(arguments: argparse.Namespace) -> None:
+    """Leave the GPU to others, and its memory but for what graphs have recorded."""
+    wait(arguments)
+    if arguments.device == "cuda" and not arguments.mode_has_graphs:
+        torch.cuda.empty_cache()
+
+
+def parent(arguments: argparse.Namespace) -> None:
+    """All sides of all models at once, and their rows."""
+    names = arguments.models or list(torch_inductor.MODELS)
+    given = sys.argv[1 + len(arguments.models) :]
+    with tempfile.TemporaryDirectory() as folder:
+        lock = str(Path(folder) / "lock")
+        for _ in range(2 if arguments.again else 1):
+            running = []
+            for name in names:
+                for side in SIDES:
+                    command = [sys.executable, __file__, name, *given, "--lock", lock, "--only", side]
+                    running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            rows(running)
+
+
+def rows(running: Sequence[subprocess.Popen[str]]) -> None:
+    """Print rows as they come."""
+    lines: Queue[str | None] = Queue()
+
+    def read(one: subprocess.Popen[str]) -> None:
+        assert one.stdout is not None
+        for line in one.stdout:
+            lines.put(line)
+        one.wait()
+        lines.put(None)
+
+    for one in running:
+        Thread(target=read, args=(one,)).start()
+    seen: dict[tuple[str, str], dict[str, Any]] = {}
+    speeds: list[float] = []
+    write(HEAD)
+    left = len(running)
+    while left:
+        line = lines.get()
+        if line is None:
+            left -= 1
+            continue
+        cell = json.loads(line)
+        both = seen.setdefault((cell["model"], cell["mode"]), {})
+        both[cell["side"]] = cell
+        if len(both) < len(SIDES):
+            continue
+        stock, ours = (both[side] for side in SIDES)
+        speeds.append(stock["ms"] / ours["ms"])
+        differ = "" if math.isclose(stock["loss"], ours["loss"], rel_tol=2e-2) else "  the losses differ"
+        write(
+            f"{cell['model']:20s}{cell['mode']:16s}{cell['batch']:4d}{stock['ms']:9.2f}{ours['ms']:8.2f}"
+            f"{speeds[-1]:7.3f}{stock['host ms']:10.2f}{ours['host ms']:8.2f}"
+            f"{stock['kernels ms']:12.2f}{ours['kernels ms']:8.2f}{stock['first s']:10.1f}"
+            f"{ours['first s']:8.1f}{differ}"
+        )
+    if speeds:
+        mean = math.exp(sum(map(math.log, speeds)) / len(speeds))
+        write(f"stock / ours: geometric mean {mean:.3f}, least {min(speeds):.3f}")
+
+
+def write(line: str, to: Any = sys.stdout) -> None:
+    to.write(line + "\n")
+    to.flush()
+
+
+def main() -> None:
+    made = torch_inductor.parser(__doc__)
+    made.add_argument("--samples", type=int, default=10)
+    made.add_argument(
+        "--ready", type=float, default=900, help="seconds after which compiling is not waited for"
+    )
+    made.add_argument("--again", action="store_true", help="with warm caches, too")
+    made.add_argument("--only", choices=SIDES, help=argparse.SUPPRESS)
+    made.add_argument("--lock", help=argparse.SUPPRESS)
+    arguments = torch_inductor.parsed(made)
+    if arguments.only is None:
+        parent(arguments)
+    else:
+        child(arguments)
+
+
+if __name__ == "__main__":
+    main()

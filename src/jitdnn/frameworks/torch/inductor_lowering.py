@@ -1,0 +1,154 @@
+"""How Inductor's code calls our convolutions of static shapes: a plain function, into memory that Inductor gives.
+
+A call through PyTorch's dispatcher into Python takes 13 us more than the launch behind it, and what it returns is
+memory that Inductor neither plans nor uses again. So the operators are lowered as Inductor lowers matrix products: to a
+call of a function that is known to its code by name, `extern_kernels.NAME(..., out=buf)`. All this is private to
+PyTorch. Where it is not as expected, and where C++ is generated, which calls no Python, the operators stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from jitdnn.frameworks.torch import settled, settled_pointwise
+from jitdnn.frameworks.torch.convolution_pointwise import convolution_pointwise
+from jitdnn.frameworks.torch.fresh import fresh
+from jitdnn.frameworks.torch.inductor_forms import has_static_form
+from jitdnn.frameworks.torch.settled import settled_convolution
+
+_FUNCTIONS = {
+    "jitdnn_convolution": settled.launch,
+    "jitdnn_convolution_with_bias": settled.launch_with_bias,
+    "jitdnn_convolution_pointwise": settled_pointwise.launch,
+}
+#: whether Inductor's code calls these functions; None while that is not known
+_is_known: bool | None = None
+
+
+def register() -> None:
+    """Make the functions known to the code that Inductor generates, or has kept, and the lowering to Inductor; once.
+
+    Where this PyTorch lacks something nothing happens: Inductor calls the operator then.
+    """
+    global _is_known
+    if _is_known is not None:
+        return
+    _is_known = False
+    try:
+        from torch._inductor import ir
+        from torch._inductor.lowering import constrain_to_fx_strides, fallback_handler, register_lowering
+        from torch._inductor.select_algorithm import extern_kernels
+
+        needed = (
+            ir.ExternKernelOut,
+            ir.FixedLayout,
+            ir.TensorBox.create,
+            ir.ExternKernel.require_exact_strides,
+        )
+    except (ImportError, AttributeError):
+        return
+    assert needed
+    for name, function in _FUNCTIONS.items():
+        setattr(extern_kernels, name, function)
+    plain, fused = (
+        fallback_handler(one.default, add_to_fallback_set=False)
+        for one in (settled_convolution, convolution_pointwise)
+    )
+
+    @register_lowering(settled_convolution.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower(a: Any, b: Any, bias: Any, text: str) -> Any:
+        forms = settled.forms_of_operands(text)
+        strides = [form[1] for form in forms]
+        operands = _laid([a, b], strides) if bias is None else _laid([a, b, bias], [*strides, (1,)])
+        if not _generates_python():
+            return plain(*operands[:2], None if bias is None else operands[2], text)
+        name = "jitdnn_convolution" if bias is None else "jitdnn_convolution_with_bias"
+        return _called(name, operands, text, settled.form_of_result(text))
+
+    @register_lowering(convolution_pointwise.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower_pointwise(*given: Any, **named: Any) -> Any:
+        node = _graph().current_node
+        x, w, operands, *arguments = node.args
+        values = [one.meta["val"] for one in (x, w, *operands)]
+        if named or len(arguments) != 7 or not all(map(has_static_form, values)):
+            given, named = constrain_to_fx_strides(node, *given, **named)
+            return fused(*given, **named)
+        laid = _laid([*given[:2], *given[2]], [value.stride() for value in values])
+        if not _generates_python():
+            return fused(*laid[:2], laid[2:], *given[3:])
+        text = settled_pointwise.text_of(values, arguments)
+        return _called("jitdnn_convolution_pointwise", laid, text, settled_pointwise.form_of_result(text))
+
+    _is_known = True
+
+
+def call(a: Tensor, b: Tensor, bias: Tensor | None, text: str) -> Callable[[], Tensor]:
+    """A call as the code of a graph makes it, to measure."""
+    if not _is_known:
+        return lambda: settled_convolution.default(a, b, bias, text)
+    made = fresh(*settled.form_of_result(text), a.device)
+    if bias is None:
+
+        def run() -> Tensor:
+            y = made()
+            settled.launch(a, b, text, out=y)
+            return y
+
+        return run
+
+    def run_with_bias() -> Tensor:
+        y = made()
+        settled.launch_with_bias(a, b, bias, text, out=y)
+        return y
+
+    return run_with_bias
+
+
+def pointwise_call(
+    x: Tensor, w: Tensor, operands: Sequence[Tensor], arguments: Sequence[Any]
+) -> Callable[[], Tensor]:
+    """The same of a convolution and what follows; `arguments` of the operator behind its operands."""
+    if not _is_known:
+        return lambda: convolution_pointwise.default(x, w, operands, *arguments)
+    text = settled_pointwise.text_of((x, w, *operands), arguments)
+    made = fresh(*settled_pointwise.form_of_result(text), x.device)
+
+    def run() -> Tensor:
+        y = made()
+        settled_pointwise.launch(x, w, *operands, text, out=y)
+        return y
+
+    return run
+
+
+def _graph() -> Any:
+    from torch._inductor.virtualized import V
+
+    return V.graph
+
+
+def _generates_python() -> bool:
+    graph = _graph()
+    return not (graph.cpp_wrapper or getattr(graph, "fx_wrapper", False) or graph.aot_mode)
+
+
+def _laid(operands: Sequence[Any], strides: Sequence[Sequence[int]]) -> list[Any]:
+    """Values of Inductor's graph as they are to lie in memory."""
+    from torch._inductor import ir
+
+    exact = ir.ExternKernel.require_exact_strides
+    return [exact(one, list(own)) for one, own in zip(operands, strides, strict=True)]
+
+
+def _called(name: str, operands: Sequence[Any], text: str, result: settled.Form) -> Any:
+    """The node of Inductor's graph for a call of a function."""
+    from torch._inductor import ir
+
+    shape, strides, dtype = result
+    layout = ir.FixedLayout(operands[0].get_device(), dtype, list(shape), list(strides))
+    real = [ir.ExternKernel.realize_input(one) for one in operands]
+    node = ir.ExternKernelOut(layout, real, (text,), python_kernel_name=f"extern_kernels.{name}")
+    return ir.TensorBox.create(node)
