@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import jitdnn.torch as jt  # noqa: E402
-from jitdnn.frameworks.torch import inductor_lowering, settled  # noqa: E402
+from jitdnn.frameworks.torch import inductor_lowering, settled, settled_pointwise  # noqa: E402
 from torch_kernels import random, watched  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
@@ -126,6 +126,24 @@ def test_who_observes_is_told() -> None:
         settled.launch(x, w, what, out=y)
     assert [kind.name for kind in seen] == ["forward"]
     assert torch.equal(y, torch.ops.jitdnn.settled_convolution(x, w, None, what))
+
+
+@pytest.mark.parametrize("options", ["measure=never", "measure=never;total_workspace=1MiB"])
+def test_what_follows_where_somebody_observes_or_no_plan_runs_by_addresses(options: str) -> None:
+    x, w, _ = operands()
+    bias, residual = random(4), random(2, 4, 5, 3)
+    end = ([2, 1], [1, 0], [1, 2], 1, TAIL, False, options)
+    what = settled_pointwise.text_of((x, w, bias, residual), end)
+    y = torch.full(settled_pointwise.form_of_result(what)[0], torch.nan)
+    with watched() as seen:
+        settled_pointwise.launch(x, w, bias, residual, what, out=y)
+    assert [kind.name for kind in seen] == ["forward"]
+    again = torch.full_like(y, torch.nan)
+    settled_pointwise.launch(x, w, bias, residual, what, out=again)
+    for one in (y, again):
+        torch.testing.assert_close(
+            one, torch.ops.jitdnn.convolution_pointwise(x, w, [bias, residual], *end), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_the_operator_stays_where_no_python_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
