@@ -14,14 +14,11 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import epilogue_of, plain_kernel, source_of
 from jitdnn.kernels.cuda.gemm.code import ByAddress
-from jitdnn.kernels.cuda.warpgroup.plan import Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.expression import trace
 from jitdnn.rtcg.functions import erf, maximum
 from jitdnn.tensor import TensorDescriptor
 from warpgroup_cases import SMALL, aligned, on_hopper  # noqa: F401
-
-TWO = Tile(1, 1, 1, 96, 2)
 
 
 def _gelu(x: Any) -> Any:
@@ -73,12 +70,6 @@ def test_phases_and_groups(words: str, cuda_device: Any) -> None:
     problem = _problem(words, "f16")
     case = make_case(problem, _epilogue(problem, "residual"))
     run_algorithm(WarpgroupGemm((SMALL,)), case, cuda_device)
-
-
-@pytest.mark.parametrize("name", ["gelu", "residual"])
-def test_two_thread_blocks_share_a_multiprocessor(name: str, cuda_device: Any) -> None:
-    problem = _problem("conv_fwd n5 c24 h9 w9 k200 r1 s1", "bf16")
-    run_algorithm(WarpgroupGemm((TWO,)), make_case(problem, _epilogue(problem, name)), cuda_device)
 
 
 def test_which_are_read_wide(architecture: Any) -> None:
