@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitdnn.devices.cpu_kernel import Arguments, launch
-from jitdnn.kernels.cpu.convolution.winograd.matrices import MAX_ALPHA, from_points, minimal_filtering
-from jitdnn.kernels.cpu.microkernel.constant_matrix import Matrix, apply, operations
+from jitdnn.kernels.cpu.microkernel.constant_matrix import apply, operations
+from jitdnn.kernels.formulas.minimal_filtering import MAX_ALPHA, Matrix, from_points, minimal_filtering
 from jitdnn.rtcg.builder import Module
 from jitdnn.rtcg.compile import load
 from jitdnn.rtcg.isa import isa

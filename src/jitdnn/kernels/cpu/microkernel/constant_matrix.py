@@ -7,20 +7,18 @@ parts are computed once, then added and subtracted. Columns of opposite points a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 
+from jitdnn.kernels.formulas.minimal_filtering import Matrix, Row, opposite_columns, opposite_row
 from jitdnn.retention import Recent
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.types import constant_of
 
-Row = Sequence[Fraction]
-Matrix = tuple[tuple[Fraction, ...], ...]
 Values = Sequence[Value]
 
 
 def apply(k: Builder, matrix: Matrix, values: Values) -> list[Value]:
     """matrix @ values; rows or columns of opposite points share their products."""
-    pairs = _opposite_columns(matrix)
+    pairs = opposite_columns(matrix)
     return _by_columns(k, matrix, values, pairs) if pairs else _by_rows(k, matrix, values)
 
 
@@ -40,11 +38,16 @@ def operations(matrix: Matrix) -> int:
     return known[1]
 
 
+def grid_operations(rows: Matrix, columns: Matrix) -> int:
+    """Vector operations of rows @ grid @ columns^T, which is how a tile is transformed."""
+    return operations(rows) * len(columns[0]) + operations(columns) * len(rows)
+
+
 _operations: Recent[int, tuple[Matrix, int]] = Recent(1024)
 
 
 def _count_operations(matrix: Matrix) -> int:
-    pairs = _opposite_columns(matrix)
+    pairs = opposite_columns(matrix)
     if pairs:
         return 2 * len(pairs) + sum(
             sum(1 for j, c in enumerate(row) if c and j not in {b for _, b in pairs}) for row in matrix
@@ -52,7 +55,7 @@ def _count_operations(matrix: Matrix) -> int:
     count, done = 0, set[int]()
     for a, row in enumerate(matrix):
         if a not in done:
-            b = _opposite_row(matrix, a)
+            b = opposite_row(matrix, a)
             done |= {a} if b is None else {a, b[0]}
             count += sum(1 for c in row if c) + (2 if b is not None else 0)
     return count
@@ -63,7 +66,7 @@ def _by_rows(k: Builder, matrix: Matrix, values: Values) -> list[Value]:
     for a, row in enumerate(matrix):
         if a in results:
             continue
-        opposite = _opposite_row(matrix, a)
+        opposite = opposite_row(matrix, a)
         if opposite is None:
             results[a] = _dot(k, row, values)
             continue
@@ -72,22 +75,6 @@ def _by_rows(k: Builder, matrix: Matrix, values: Values) -> list[Value]:
         results[a] = even + odd
         results[b] = even - odd if is_even else odd - even
     return [results[a] for a in range(len(matrix))]
-
-
-def _opposite_row(matrix: Matrix, a: int) -> tuple[int, bool] | None:
-    """A later row that equals row ``a`` except for the signs of its odd (True) or even coefficients."""
-    row = matrix[a]
-    if not any(row[0::2]) or not any(row[1::2]):
-        return None
-    for b in range(a + 1, len(matrix)):
-        for is_even in (True, False):
-            sign = 1 if is_even else -1
-            if all(
-                other == sign * (-1) ** j * own
-                for j, (own, other) in enumerate(zip(row, matrix[b], strict=True))
-            ):
-                return b, is_even
-    return None
 
 
 def _by_columns(k: Builder, matrix: Matrix, values: Values, pairs: Sequence[tuple[int, int]]) -> list[Value]:
@@ -99,26 +86,6 @@ def _by_columns(k: Builder, matrix: Matrix, values: Values, pairs: Sequence[tupl
         terms = [sums[j][i % 2] if j in sums else values[j] for j in kept]
         results.append(_dot(k, [row[j] for j in kept], terms))
     return results
-
-
-def _opposite_columns(matrix: Matrix) -> list[tuple[int, int]]:
-    """Pairs of columns that differ only in the signs of every second row."""
-    if len(matrix) < 2:
-        return []
-    pairs: list[tuple[int, int]] = []
-    taken: set[int] = set()
-    columns = list(zip(*matrix, strict=True))
-    for a, column in enumerate(columns):
-        if a in taken or not any(column[1::2]) or not any(column[0::2]):
-            continue
-        for b in range(a + 1, len(columns)):
-            if b not in taken and all(
-                o == (-1) ** i * c for i, (c, o) in enumerate(zip(column, columns[b], strict=True))
-            ):
-                pairs.append((a, b))
-                taken |= {a, b}
-                break
-    return pairs
 
 
 def _dot(k: Builder, row: Row, values: Values) -> Value:

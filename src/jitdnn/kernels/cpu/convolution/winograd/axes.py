@@ -19,14 +19,14 @@ import functools
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from jitdnn.kernels.cpu.convolution.winograd.matrices import (
+from jitdnn.kernels.cpu.correlation import Axis, Correlation
+from jitdnn.kernels.cpu.schedule.offsets import ceil_div
+from jitdnn.kernels.formulas.minimal_filtering import (
+    Matrix,
     MinimalFiltering,
     minimal_filtering,
     reaches_beyond,
 )
-from jitdnn.kernels.cpu.correlation import Axis, Correlation
-from jitdnn.kernels.cpu.microkernel.constant_matrix import Matrix
-from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.builder import Value
 
 

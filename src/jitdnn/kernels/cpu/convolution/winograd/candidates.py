@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.winograd.axes import TileAxis, Tiling
-from jitdnn.kernels.cpu.convolution.winograd.matrices import MAX_ALPHA
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan, even_share
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
+from jitdnn.kernels.formulas.minimal_filtering import MAX_ALPHA
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 _MIN_SEGMENTED_TAPS = 5

@@ -16,9 +16,9 @@ from typing import TypeVar
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.winograd.axes import Tiling
 from jitdnn.kernels.cpu.convolution.winograd.candidates import blockings, regular_blockings
-from jitdnn.kernels.cpu.convolution.winograd.matrices import grid_operations
 from jitdnn.kernels.cpu.convolution.winograd.plan import WinogradPlan
 from jitdnn.kernels.cpu.correlation import Correlation
+from jitdnn.kernels.cpu.microkernel.constant_matrix import grid_operations
 from jitdnn.kernels.cpu.microkernel.register_tiles import LEAST_STEP_CYCLES, step_cycles
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import Isa

@@ -19,9 +19,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from jitdnn.kernels.cpu.convolution.winograd.matrices import MinimalFiltering, minimal_filtering
 from jitdnn.kernels.cpu.correlation import Axis
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
+from jitdnn.kernels.formulas.minimal_filtering import MinimalFiltering, minimal_filtering
 from jitdnn.rtcg.builder import Value
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jitdnn.kernels.cpu import cost
-from jitdnn.kernels.cpu.convolution.winograd.matrices import MAX_ALPHA
 from jitdnn.kernels.cpu.convolution.winograd.plan import even_share
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.axes import Axes, WgradAxis
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.error import MAX_KC
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import WinogradWgradPlan
 from jitdnn.kernels.cpu.correlation import Axis, Correlation
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
+from jitdnn.kernels.formulas.minimal_filtering import MAX_ALPHA
 from jitdnn.rtcg.isa import ITEM_BYTES, Isa
 
 EXACT_ALPHA = 6  # more points round noticeably more

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.winograd.cost import near_cheapest
-from jitdnn.kernels.cpu.convolution.winograd.matrices import grid_operations
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.axes import Axes, dy_reading, x_reading
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.candidates import (
     EXACT_ALPHA,
@@ -22,6 +21,7 @@ from jitdnn.kernels.cpu.convolution.winograd_wgrad.candidates import (
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.error import roundings
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.plan import Operand, Order, WinogradWgradPlan
 from jitdnn.kernels.cpu.correlation import Correlation, View
+from jitdnn.kernels.cpu.microkernel.constant_matrix import grid_operations
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.rtcg.isa import Isa, item_bytes
 from jitdnn.rtcg.isa import isa as isa_of

@@ -52,9 +52,9 @@ from typing import Literal
 
 from jitdnn.kernels.cpu.convolution.winograd_wgrad.axes import Axes, Reading, dy_reading, x_reading
 from jitdnn.kernels.cpu.correlation import View
-from jitdnn.kernels.cpu.microkernel.constant_matrix import Matrix
 from jitdnn.kernels.cpu.plan import CorrelationPlan
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
+from jitdnn.kernels.formulas.minimal_filtering import Matrix
 
 Order = Literal["sum-resident", "tile-resident"]
 _PADDING = 80  # elements between points, so that the points of one tile do not share few sets of a cache

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 
-from jitdnn.kernels.cpu.microkernel.constant_matrix import Matrix, operations
+Row = Sequence[Fraction]
+Matrix = tuple[tuple[Fraction, ...], ...]
 
 # the finite points for each alpha; opposite ones follow each other
 _POINTS: dict[int, tuple[str, ...]] = {
@@ -87,9 +88,40 @@ def reaches_beyond(result: Matrix, data: Matrix, r: int) -> bool:
     )
 
 
-def grid_operations(rows: Matrix, columns: Matrix) -> int:
-    """Vector operations of rows @ grid @ columns^T, which is how a tile is transformed."""
-    return operations(rows) * len(columns[0]) + operations(columns) * len(rows)
+def opposite_row(matrix: Matrix, a: int) -> tuple[int, bool] | None:
+    """A later row that equals row ``a`` except for the signs of its odd (True) or even coefficients."""
+    row = matrix[a]
+    if not any(row[0::2]) or not any(row[1::2]):
+        return None
+    for b in range(a + 1, len(matrix)):
+        for is_even in (True, False):
+            sign = 1 if is_even else -1
+            if all(
+                other == sign * (-1) ** j * own
+                for j, (own, other) in enumerate(zip(row, matrix[b], strict=True))
+            ):
+                return b, is_even
+    return None
+
+
+def opposite_columns(matrix: Matrix) -> list[tuple[int, int]]:
+    """Pairs of columns that differ only in the signs of every second row."""
+    if len(matrix) < 2:
+        return []
+    pairs: list[tuple[int, int]] = []
+    taken: set[int] = set()
+    columns = list(zip(*matrix, strict=True))
+    for a, column in enumerate(columns):
+        if a in taken or not any(column[1::2]) or not any(column[0::2]):
+            continue
+        for b in range(a + 1, len(columns)):
+            if b not in taken and all(
+                o == (-1) ** i * c for i, (c, o) in enumerate(zip(column, columns[b], strict=True))
+            ):
+                pairs.append((a, b))
+                taken |= {a, b}
+                break
+    return pairs
 
 
 def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
