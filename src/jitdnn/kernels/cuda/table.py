@@ -31,6 +31,12 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradScaled,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
+from jitdnn.kernels.cuda.convolution.winograd.algorithm import (
+    Winograd2Halves,
+    Winograd4Halves,
+    WinogradWgrad2Halves,
+    WinogradWgrad4Halves,
+)
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
 from jitdnn.kernels.cuda.rnn.algorithm import PersistentSteps, PersistentStepsTensorCores, PersistentStepsTf32
 from jitdnn.kernels.cuda.warpgroup_matmul import (
@@ -64,6 +70,8 @@ _CORRELATION: tuple[Algorithm, ...] = (
     WarpgroupGemmInPlace(),
     WarpgroupGemmScaled(),
     WarpgroupGemmHalves(),
+    Winograd4Halves(),
+    Winograd2Halves(),
     ImplicitGemm(),
     ImplicitGemmInPlace(),
     FewChannels(),
@@ -80,6 +88,8 @@ _WGRAD: tuple[Algorithm, ...] = (
     WarpgroupWgradScaled(),
     WarpgroupWgradHalves(),
     WarpgroupWgradDivided(),
+    WinogradWgrad4Halves(),
+    WinogradWgrad2Halves(),
     ImplicitGemmWgrad(),
     ImplicitGemmWgradInPlace(),
     FewChannels(),

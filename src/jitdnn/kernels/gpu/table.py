@@ -19,6 +19,12 @@ from jitdnn.kernels.formulas.transform import CopyConcatenate, CopyTransform
 from jitdnn.kernels.gpu.attention.algorithm import TiledAttention
 from jitdnn.kernels.gpu.convolution.bias import RowBias
 from jitdnn.kernels.gpu.convolution.direct import Direct
+from jitdnn.kernels.gpu.convolution.winograd.algorithm import (
+    Winograd2,
+    Winograd4,
+    WinogradWgrad2,
+    WinogradWgrad4,
+)
 from jitdnn.kernels.gpu.ctc.algorithm import CtcRecursion
 from jitdnn.kernels.gpu.elementwise.generator import ElementwiseLoops, build_elementwise
 from jitdnn.kernels.gpu.elementwise.multi_tensor import build_multi_tensor
@@ -91,13 +97,17 @@ def separate_kernels(
     return tuple(found)
 
 
-_DIRECT = (Direct(),)
-_FUSED = separate_kernels({"fwd": _DIRECT, "bwd_filter": _DIRECT})
+_CONVOLUTION: dict[str, tuple[Algorithm, ...]] = {
+    "fwd": (Winograd4(), Winograd2(), Direct()),
+    "bwd_data": (Winograd4(), Winograd2(), Direct()),
+    "bwd_filter": (WinogradWgrad4(), WinogradWgrad2(), Direct()),
+}
+_FUSED = separate_kernels(_CONVOLUTION)
 _NORMALIZATION = (RowNormalization(_ROWS, plan_of_normalization),)
 
 # (problem class, direction or None for problems that have only one)
 PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
-    **{(Convolution, direction): _DIRECT for direction in DIRECTIONS},
+    **{(Convolution, direction): _CONVOLUTION[direction] for direction in DIRECTIONS},
     (FusedConvolution, "fwd"): _FUSED,
     (FusedConvolution, "bwd_filter"): _FUSED,
     (MatMul, None): (TiledGemm(),),
