@@ -59,6 +59,7 @@ def sides_of(
     import torch
 
     import jitdnn.torch as jt
+    from jitdnn.frameworks.torch.backend import register
 
     model, shape, net = module_of(name, batch, options.side)
     x = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
@@ -97,6 +98,7 @@ def sides_of(
             torch.compiler.reset()
             how: dict[str, Any] = {} if peer == "compile" else {"mode": peer}
             if peer == "backend":
+                register()
                 how = {"backend": "jitdnn", "options": {"measure": options.measure}}
             sides[peer] = within(torch.compile(model, dynamic=False, **how))
     return sides, fused, first, exact

@@ -11,7 +11,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import jitdnn.torch as jt  # noqa: E402
+from jitdnn.devices.gpu import OutOfMemory  # noqa: E402
 from jitdnn.errors import NotSupported  # noqa: E402
+from jitdnn.frameworks.torch import fused_gpu  # noqa: E402
+from jitdnn.frameworks.torch.backend import register  # noqa: E402
+from jitdnn.frameworks.torch.choice import Decision  # noqa: E402
 from jitdnn.frameworks.torch.fused_gpu import Unfused  # noqa: E402
 from jitdnn.frameworks.torch.gpu_program import GpuProgram  # noqa: E402
 from torch_zoo import SMALL, settled  # noqa: E402
@@ -286,9 +290,44 @@ def test_a_limit_on_memory_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Dynamo's own
 def test_the_backend() -> None:
     torch.compiler.reset()
+    register()  # where the package is not installed
     model = made("resnet18").cuda()
     compiled = torch.compile(model, backend="jitdnn", options={"measure": "never"})
     with torch.no_grad():
         for batch in (2, 3, 2):
             x = torch.randn(batch, 3, 32, 32, device="cuda")
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_is_slower_is_inductor_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    register()  # where the package is not installed
+    monkeypatch.setattr(fused_gpu, "decide", lambda *_: Decision(False, "slower"))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).cuda().eval()
+    compiled, x = torch.compile(model, backend="jitdnn"), torch.randn(2, 3, 9, 7, device="cuda")
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_without_memory_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise OutOfMemory("none is left")
+
+    monkeypatch.setattr(fused_gpu, "GpuProgram", fails)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).cuda().eval()
+    fused, x = ours(model), torch.randn(2, 3, 9, 7, device="cuda")
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+    (program,) = programs(fused)
+    assert "none is left" in program.reason
+
+
+def test_rms_norm_and_normalize() -> None:
+    model = nn.Sequential(nn.RMSNorm(48), nn.Linear(48, 24), nn.SiLU()).cuda().eval()
+    fused, x = ours(model), torch.randn(5, 7, 48, device="cuda")
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x), rtol=1e-5, atol=1e-5)
+    (program,) = programs(fused)
+    assert not program.division.others

@@ -121,8 +121,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] =
     ),
     "normalizations": (
         lambda: Calls(
-            lambda a, b, c, x: (a(x), b(x), c(x), F.layer_norm(x, x.shape[1:])),
-            nn.GroupNorm(2, 6), nn.LayerNorm(7), nn.LayerNorm((5, 7), elementwise_affine=False),
+            lambda a, b, c, d, e, x: (
+                a(x), b(x), c(x), d(x), e(x), F.layer_norm(x, x.shape[1:]), F.normalize(x, dim=1),
+            ),
+            nn.GroupNorm(2, 6), nn.LayerNorm(7), nn.LayerNorm((5, 7), elementwise_affine=False), nn.RMSNorm(7),
+            nn.InstanceNorm2d(6, affine=True),
         ),
         ((2, 6, 5, 7),),
     ),

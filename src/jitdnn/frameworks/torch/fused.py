@@ -29,6 +29,7 @@ from jitdnn.frameworks.torch.choice import decide
 from jitdnn.frameworks.torch.folded import settle
 from jitdnn.frameworks.torch.fused_gpu import GpuEngines, Unfused, kind_on_gpu
 from jitdnn.frameworks.torch.fused_memory import Budget, Footprint, Listing, checked, within
+from jitdnn.frameworks.torch.fused_watch import Stamp, Watched, picked, stamp
 from jitdnn.frameworks.torch.gpu_program import GpuProgram
 from jitdnn.frameworks.torch.graph import calling_module, capture
 from jitdnn.frameworks.torch.options import Options, handle_of, is_disabled, parse
@@ -43,27 +44,20 @@ MOST_PROGRAMS = 16
 """Kinds of inputs for which one function keeps a program; what was not used for longest is prepared again."""
 
 
-def stamp(tensors: Sequence[Tensor]) -> tuple[int, list[int]]:
-    """What changes when tensors are written to, or others take their place: the sum of versions, and addresses."""
-    try:
-        versions = sum([tensor._version for tensor in tensors])
-    except RuntimeError:  # tensors made in inference mode count no versions
-        versions = sum([0 if tensor.is_inference() else tensor._version for tensor in tensors])
-    return versions, [tensor.data_ptr() for tensor in tensors]
-
-
 @dataclass
 class _Prepared:
     """A program (or why the model itself runs), the graph that it was made of, and the weights that it was made with.
 
-    `lifted`: tensors that the function reads and that are none of its arguments. `program` is None where the weights
+    `lifted`: tensors that the function reads and that are none of its arguments; `reads` takes those that the graph
+    reads of the constants. `program` is None where the weights
     have changed.
     """
 
     program: Program | GpuProgram | Unfused | None
     traced: GraphModule
     lifted: list[Tensor]
-    weights: tuple[int, list[int]]
+    weights: Stamp
+    reads: Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 class FusedFunction:
@@ -88,7 +82,7 @@ class FusedFunction:
         self._handles: dict[int, Handle] = {}
         self._programs: Recent[tuple[Any, ...], _Prepared] = Recent(2 * MOST_PROGRAMS)
         self._kinds: set[tuple[Any, ...]] = set()
-        self._weights: tuple[int, list[int]] | None = None
+        self._weights: Stamp | None = None
         self._shared: dict[Any, Any] = {}  # what programs prepare of the weights
         self._alive: weakref.WeakSet[Program] = weakref.WeakSet()
         self._gpu = GpuEngines(options, what, captured)
@@ -181,7 +175,7 @@ class FusedFunction:
                     made = self._made(traced, constants, inputs)
                     self._alive.add(made)  # another thread may run one that is no more kept
                     settle(self._shared, frozenset().union(*(program.needed for program in self._alive)))
-                found = _Prepared(made, traced, lifted, now)
+                found = _Prepared(made, traced, lifted, now, _reads_of(traced, len(constants)))
                 found.weights = _stamp_of(found, constants)
                 self._programs.put(key, found)
             assert found.program is not None
@@ -264,8 +258,15 @@ class FusedFunction:
         return within(self._limit, self._what, listed, made)
 
 
-def _stamp_of(prepared: _Prepared, constants: Sequence[Tensor]) -> tuple[int, list[int]]:
-    return stamp([*constants, *prepared.lifted] if prepared.lifted else constants)
+def _stamp_of(prepared: _Prepared, constants: Sequence[Tensor]) -> Stamp:
+    read = prepared.reads(constants)
+    return stamp([*read, *prepared.lifted] if prepared.lifted else read)
+
+
+def _reads_of(traced: GraphModule, constants: int) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
+    """What takes the constants that a graph reads: counts of batches, for one, are none of them."""
+    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"][:constants]
+    return picked([place for place, node in enumerate(placeholders) if node.users], constants)
 
 
 def _fits(traced: GraphModule, constants: Sequence[Tensor]) -> bool:
@@ -303,32 +304,15 @@ class FusedModule(nn.Module):
         self.model = model
         self.training = False
         self._options, self._limit = options, memory_limit
-        self._slots = [
-            (names, name)
-            for module in model.modules()
-            for names in (module._parameters, module._buffers)
-            for name in names
-        ]
-        self._names = [
-            f"{prefix}{'.' if prefix else ''}{name}"
-            for prefix, module in model.named_modules()
-            for names in (module._parameters, module._buffers)
-            for name in names
-        ]
-        self._parts = list(model.named_modules())
-        self._children = [
-            (module._modules, name, child)
-            for module in model.modules()
-            for name, child in module._modules.items()
-        ]
+        self._watched = Watched(model)
         self._functions: dict[Any, tuple[FusedFunction, list[Any]]] = {}
         #: programs that are part of somebody's CUDA graphs, which read their memory
         self._captured: list[Any] = self.__dict__.get("_captured", [])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result. Raises NotSupported in training mode, and where the model has no graph."""
-        self._check()
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        constants = self._constants()
+        leaves, spec = _flat(args, kwargs)
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         reason = _reason(inputs)
         if reason is not None:
@@ -338,37 +322,28 @@ class FusedModule(nn.Module):
             return self.model(*args, **kwargs)
         function, result_spec = self._known(leaves, spec)
         with torch.no_grad():
-            results = function(
-                self._constants(), inputs, lambda: pytree.tree_flatten(self.model(*args, **kwargs))[0]
-            )
-        return pytree.tree_unflatten(results, result_spec[-1])
+            results = function(constants, inputs, lambda: pytree.tree_flatten(self.model(*args, **kwargs))[0])
+        form = result_spec[-1]
+        return results[0] if form is None else pytree.tree_unflatten(results, form)
 
     def footprint(self, *args: Any, **kwargs: Any) -> Footprint:
         """What calls with inputs of this kind take above the model and its inputs; prepared now if they are not yet.
 
         Raises what a call raises, and NotSupported for inputs that run unfused.
         """
-        self._check()
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        constants = self._constants()
+        leaves, spec = _flat(args, kwargs)
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         reason = _reason(inputs)
         if reason is not None:
             raise NotSupported(f"{type(self.model).__name__} runs unfused: {reason}")
         with torch.no_grad():
             program = self._known(leaves, spec)[0].program(
-                self._constants(), inputs, lambda: pytree.tree_flatten(self.model(*args, **kwargs))[0]
+                constants, inputs, lambda: pytree.tree_flatten(self.model(*args, **kwargs))[0]
             )
         if isinstance(program, Unfused):
             raise NotSupported(f"{type(self.model).__name__} runs unfused: {program.reason}")
         return program.footprint
-
-    def _check(self) -> None:
-        for name, module in self._parts:
-            if module.training:
-                raise NotSupported(_training(name, module))
-        if any(names.get(name) is not child for names, name, child in self._children):
-            # another module is in the place of one
-            self.__init__(self.model, self._options, self._limit)  # type: ignore[misc]
 
     def _known(self, leaves: Sequence[Any], spec: Any) -> tuple[FusedFunction, list[Any]]:
         others = tuple((place, leaf) for place, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
@@ -380,7 +355,16 @@ class FusedModule(nn.Module):
         return self._functions[key]
 
     def _constants(self) -> list[Tensor]:
-        return [held for names, name in self._slots if (held := names[name]) is not None]
+        """The model's parameters and buffers. Raises NotSupported in training mode."""
+        found = self._watched.tensors()
+        if found is None:  # another module is in the place of one
+            self.__init__(self.model, self._options, self._limit)  # type: ignore[misc]
+            found = self._watched.tensors()
+            assert found is not None
+        mode = self._watched.training()
+        if mode is not None:
+            raise NotSupported(_training(*mode))
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies prepare their own."""
@@ -393,18 +377,16 @@ class FusedModule(nn.Module):
     def _function(self, spec: Any, others: Sequence[tuple[int, Any]]) -> tuple[FusedFunction, list[Any]]:
         """The model as a function of flat tensors, and the list that holds the form of its result once it ran."""
         specs: list[Any] = []
-        present = [
-            name
-            for name, (names, place) in zip(self._names, self._slots, strict=True)
-            if names[place] is not None
-        ]
+        present = self._watched.names
 
         def run(*tensors: Tensor) -> list[Any]:
             held = dict(zip(present, tensors, strict=False))
             leaves: list[Any] = list(tensors[len(present) :])
             for place, leaf in others:
                 leaves.insert(place, leaf)
-            args, kwargs = pytree.tree_unflatten(leaves, spec)
+            args, kwargs = (
+                (tuple(leaves), {}) if isinstance(spec, int) else pytree.tree_unflatten(leaves, spec)
+            )
             running: list[str] = []
             with calling_module(self.model, running):
                 try:
@@ -421,7 +403,7 @@ class FusedModule(nn.Module):
                     ) from error
             flat: list[Any]
             flat, result_spec = pytree.tree_flatten(result)
-            specs.append(result_spec)
+            specs.append(None if isinstance(result, Tensor) else result_spec)
             return flat
 
         what = type(self.model).__name__
@@ -433,6 +415,14 @@ def _training(name: str, module: nn.Module) -> str:
         f"{type(module).__name__} {name or '(the model)'} is in training mode: its result depends on the batch, on "
         "chance, or changes its state, and none of that is fused: call model.eval() first"
     )
+
+
+def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Any]:
+    """The leaves of arguments and their form, which of tensors by position is their number."""
+    if not kwargs and set(map(type, args)) <= {Tensor}:
+        return args, len(args)
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    return leaves, spec
 
 
 def _reason(inputs: Sequence[Tensor]) -> str | None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from jitdnn import log
-from jitdnn.errors import NotSupported
+from jitdnn.devices.gpu import OutOfMemory
+from jitdnn.errors import DeviceError, JitdnnError, NotSupported
 from jitdnn.frameworks.torch.choice import decide
 from jitdnn.frameworks.torch.gpu_program import Engines, GpuProgram
 from jitdnn.frameworks.torch.gpu_stretches import allowed_math
@@ -63,13 +64,30 @@ class GpuEngines:
         elsewhere = {str(one.device) for one in constants if one.device != device and one.dim()}
         if elsewhere:
             return self._unfused(f"parameters are on {', '.join(sorted(elsewhere))} and inputs on {device}")
+        for is_last in (False, True):
+            try:
+                return self._measured(traced, text, constants, inputs, stock)
+            except (OutOfMemory, torch.OutOfMemoryError) as error:
+                self._engines.pop(kind_on_gpu(device), None)
+                if is_last:
+                    return self._unfused(f"there is no memory for it: {error}")
+            torch.cuda.empty_cache()  # what PyTorch keeps for later is the driver's again
+        raise AssertionError
+
+    def _measured(
+        self, traced: GraphModule, text: str, constants: Sequence[Tensor], inputs: Sequence[Tensor],
+        stock: Callable[[], Any],
+    ) -> GpuProgram | Unfused:  # fmt: skip
+        device = inputs[0].device
         key = kind_on_gpu(device)
         engines = self._engines.get(key)
         if engines is None:
             engines = self._engines[key] = Engines(f"cuda:{device.index}", self._options, self._captured)
         try:
             program = GpuProgram(traced, constants, self._options, engines)
-        except NotSupported as error:
+        except DeviceError:
+            raise
+        except JitdnnError as error:
             return self._unfused(str(error))
         kind = hashlib.sha256(text.encode()).hexdigest()[:24]
         decision = decide(

@@ -141,7 +141,9 @@ def _linear(kind: Kind, x: Any, w: Any, bias: Any = None) -> Any:
 
 def _batch_norm(kind: Kind, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> Any:
     if len(rest) > 2 and rest[0]:
-        raise Untraceable("statistics of the batch")
+        if x.shape[0] != 1 or x.ndim < 3 or mean is not None:
+            raise Untraceable("statistics of the batch")
+        return jd.instance_norm(x, weight, bias, epsilon=float(rest[-1]))  # as which PyTorch writes that
     if any(isinstance(one, Operand) for one in (weight, bias, mean, variance)):
         raise Untraceable("statistics that are no constants")
     scale = np.ones_like(mean) if weight is None else weight

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,9 +37,12 @@ def capture(
     """
     try:
         with torch.no_grad():
-            made = make_fx(functionalize(function), tracing_mode="fake", _allow_non_fake_inputs=True)
+            made = partial(make_fx, tracing_mode="fake", _allow_non_fake_inputs=True)
             with _FlatProducts(), AsNodes(options):
-                traced: GraphModule = made(*tensors)
+                traced: GraphModule = made(functionalize(function))(*tensors)
+            if any(is_mutating(node.target) for node in traced.graph.nodes):
+                # operators that are made of others, such as rms_norm, write to their own results in there
+                traced = made(functionalize(traced))(*tensors)
     except JitdnnError:
         raise
     except Exception as error:
