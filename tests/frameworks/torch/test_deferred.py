@@ -275,6 +275,25 @@ def test_who_goes_past_torchs_functions_is_told() -> None:
     assert deferred._here.call is None
 
 
+def test_an_error_teaches_nothing() -> None:
+    def fail(block: Any, y: Any, x: Any) -> Any:
+        F.relu(y)
+        raise KeyError("as asked")
+
+    stock = model_of(rectify)
+    model = jt.convert(copy.deepcopy(stock), measure="never")
+    x = random(2, 3, 6, 6)
+    for _ in range(2):  # watched, then put off
+        model[1].end = fail
+        with pytest.raises(KeyError):
+            model(x)
+        assert joins(model) in ([None], ["relu"])
+        assert deferred._here.call is None
+        model[1].end = rectify
+        held(model, stock, x, 2)
+        assert joins(model) == ["relu"]
+
+
 def test_changes_in_place_before_the_sum_are_told() -> None:
     def changed(block: Any, y: Any, x: Any) -> Any:
         z = x * 1

@@ -320,6 +320,7 @@ class _Watching(TorchFunctionMode):
         self._joins: dict[Any, str] = {}
         self._called: set[Any] = set()
         self._spoilt: set[Any] = set()
+        self.has_found = False
 
     def normalized(self, module: Any, x: Tensor, plain: Callable[..., Any]) -> Any:
         y = plain(module, x)
@@ -388,28 +389,32 @@ class _Watching(TorchFunctionMode):
     def end(self, result: Any) -> Any:
         _here.call = None
         self.__exit__(None, None, None)
-        for module, join in self._joins.items():
+        for module, join in self._joins.items() if result is not None else ():
             if join and module not in self._spoilt:
                 module.__dict__[JOIN] = join
+                self.has_found = True
         return result
 
 
 Call = _Watching | _PuttingOff
 
 
-def begin(model: nn.Module, was_watched: bool) -> Call | None:
-    """A call of a converted model begins; what is to be told when it ends, if anything is done."""
-    if not model.training or not torch.is_grad_enabled() or _here.call is not None:
+def begin(model: nn.Module, has_joins: bool | None) -> Call | None:
+    """A call of a converted model begins; what is to be told when it ends, if anything is done.
+
+    `has_joins`: what `found` said of the call that was watched; None if none was.
+    """
+    if has_joins is False or not model.training or not torch.is_grad_enabled() or _here.call is not None:
+        return None
+    parameter = next(model.parameters(), None)
+    if parameter is None or not parameter.is_cpu:
         return None
     if torch._C._len_torch_function_stack() or hooks_of_saved(False) is not None or not is_eager():
         return None
-    modules = [*model.modules()]
-    if was_watched and not any(JOIN in module.__dict__ for module in modules):
-        return None
-    if any(_is_seen(module) for module in modules if module is not model):
+    if any(_is_seen(module) for module in model.modules() if module is not model):
         return None
     call: Call = _PuttingOff()
-    if not was_watched:
+    if has_joins is None:
         call = _Watching()
         call.__enter__()
     _here.call = call
@@ -421,9 +426,9 @@ def _is_seen(module: nn.Module) -> bool:
     return is_watched(module) or module._compiled_call_impl is not None
 
 
-def was_watched(call: Call | None) -> bool:
-    """Whether a call that is over was watched."""
-    return isinstance(call, _Watching)
+def found(call: Call) -> bool:
+    """Whether there is something to put off, of a call that is over."""
+    return isinstance(call, _PuttingOff) or call.has_found
 
 
 def forget(model: nn.Module) -> None:

@@ -90,14 +90,14 @@ class _CastAll(torch.autograd.Function):
 class Together:
     """What the layers of one model have in common while it runs. Copies and pickled models know nothing."""
 
-    __slots__ = ("_call", "_casts", "_counts", "_thread", "_was_watched")
+    __slots__ = ("_call", "_casts", "_counts", "_has_joins", "_thread")
 
     def __init__(self) -> None:
         self._thread = 0  # that in which the model runs, 0 while it does not
         self._casts: dict[int, _Cast] = {}
         self._counts: dict[int, tuple[Tensor, int]] = {}
         self._call: deferred.Call | None = None
-        self._was_watched = False
+        self._has_joins: bool | None = None  # not known yet
 
     def __reduce__(self) -> tuple[type[Together], tuple[()]]:
         return Together, ()
@@ -107,7 +107,7 @@ class Together:
         if self._thread or not is_eager():
             return  # it calls itself, or runs in another thread, too
         self._thread = threading.get_ident()
-        self._call = deferred.begin(model, self._was_watched)
+        self._call = deferred.begin(model, self._has_joins)
         casts: list[_Cast] = []
         weights: list[Any] = []
         for number, cast in [*self._casts.items()]:
@@ -137,8 +137,9 @@ class Together:
         self._thread = 0
         call, self._call = self._call, None
         if call is not None:
-            self._was_watched |= deferred.was_watched(call)
             result = call.end(result)
+            if result is not None:  # as where the model raised an error, which tells nothing
+                self._has_joins = deferred.found(call)
         for cast in self._casts.values():
             cast.copy = None
         counts = [*self._counts.values()]
