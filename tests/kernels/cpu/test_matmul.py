@@ -126,6 +126,23 @@ def test_large_second_matrix_is_not_packed_into_memory(words: str, monkeypatch: 
     check(product(words))
 
 
+@pytest.mark.parametrize("words", ["m47 k901 n150", "m47 k1024 n150", "m33 k903 n70 a=columns f64"])
+def test_sums_are_spilled_where_blocks_would_read_panels_again(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here with small caches: the last tile of rows is moved back, and many rows 4 KiB apart are packed."""
+    monkeypatch.setattr(cost, "GEMM_INPUT_TILE_L2", 0.006)
+    monkeypatch.setattr(cost, "GEMM_SPILLED_SUMS_L2", 0.03)
+    monkeypatch.setattr(cost, "GEMM_NEAR_FILTER_L2", 0.0)
+    problem = product(words)
+    plan = make_plan(Geometry.of(lower_matmul(problem, ()), isa_of()), prepacks=True)
+    assert plan.spills
+    assert plan.is_input_unpacked or plan.c.depth == 1024
+    bias = TensorDescriptor(problem.c.shape, (0, 1), problem.c.dtype)
+    check(problem, Epilogue(trace(lambda acc, bias: apply("relu", acc + bias)), (bias,)), cpu="host")
+    check(problem)
+
+
 @pytest.mark.parametrize("name", MACHINES)
 def test_workspace_of_large_matrices_is_small_for_few_rows(name: str) -> None:
     """AlexNet's first InnerProduct: 144 MiB of weights, which no packed copy of goes to memory."""

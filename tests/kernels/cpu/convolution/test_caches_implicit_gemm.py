@@ -71,7 +71,7 @@ def test_blocks_of_implicit_gemm_fit_the_caches(layer: str, name: str) -> None:
         assert input_tile <= WHOLE_AXIS * processor.l2(cost.GEMM_INPUT_TILE_L2)
         assert sums <= processor.l2(cost.GEMM_SPILLED_SUMS_L2)
         if plan.is_input_unpacked:
-            read = bytes_in_cache(plan.c, plan.block, processor.line_bytes)
+            read = bytes_in_cache(plan.c, plan.block, plan.kc, processor.line_bytes)
             assert read <= processor.l2(cost.GEMM_UNPACKED_INPUT_L2)
             input_tile = read
         assert input_tile + panel <= processor.l2_bytes
@@ -113,7 +113,8 @@ def test_what_is_read_unpacked_follows_the_sets_of_the_l2_cache() -> None:
     """Channels 64 x 64 elements apart fall into few sets: a larger cache has more of them."""
     (plan,) = gemm_plans("conv_fwd n2 c200 h64 w64 k16 r1 s1", device_of("Zen 3"))
     fits = {
-        l2: may_be_unpacked(plan.c, replace(REFERENCE, l2_bytes=l2 * KIB)) for l2 in (512, 1024, 1280, 16384)
+        l2: may_be_unpacked(plan.c, replace(REFERENCE, l2_bytes=l2 * KIB), plan.box)
+        for l2 in (512, 1024, 1280, 16384)
     }
     assert fits == {512: False, 1024: False, 1280: False, 16384: True}
 

@@ -89,7 +89,7 @@ SHAPES: dict[str, Callable[[ImplicitGemmPlan], bool]] = {
     "conv_fwd n2 c300 h5 w23 k160 r1 s1": lambda p: (
         p.is_input_unpacked and p.has_partial_tiles and not p.vectorizes_pixels
     ),
-    "conv_bwd_data n5 c128 h5 w5 k190 r1 s1": lambda p: p.is_input_unpacked and not p.has_partial_tiles,
+    "conv_bwd_data n5 c128 h4 w7 k190 r1 s1": lambda p: p.is_input_unpacked and not p.has_partial_tiles,
     "conv_fwd n4 c300 h23 w29 k33 r1 s1": lambda p: (
         p.is_input_unpacked and p.blocks[3] > 1 and plan_prefetch(p) is not None
     ),
@@ -103,7 +103,8 @@ SHAPES: dict[str, Callable[[ImplicitGemmPlan], bool]] = {
     "conv_fwd n1 c70 h7 w6 k40 r1 s1 nhwc f16": lambda p: p.packs_in_task,
     "conv_fwd n1 c40 h60 w61 k20 r3 s3 pad1": lambda p: not p.packs_in_task,
     # packed panels that tiles prefetch, since the L2 cache does not hold all of them
-    "conv_fwd n1 c1301 h13 w11 k420 r1 s1 nhwc": prefetches_panels,
+    "conv_fwd n1 c500 h13 w41 k420 r1 s1 nhwc": prefetches_panels,
+    "conv_fwd n1 c1301 h13 w11 k420 r1 s1 nhwc": lambda p: p.spills and p.is_input_unpacked,
 }
 
 

@@ -14,6 +14,7 @@ from jitdnn.rtcg.isa import Isa
 MAX_VECTORS = 4
 _STEP_OVERHEAD = 0.5  # cycles a step spends on addresses and loop control
 LEAST_STEP_CYCLES = 0.5  # of a step for each register of sums, whatever the tile
+_LOAD = 0.65  # cycles of a load where tiles compete: not quite two a cycle, for lines arrive meanwhile
 _LATENCY = 4.0  # cycles from one multiply-add into the same sum to the next
 _OUTER_AXIS = 0.01  # a box with several rows, slices or images has more addresses and reads more cache lines
 
@@ -49,17 +50,18 @@ def nothing(box: tuple[int, ...]) -> float:
 
 def choose_tile(
     extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float | Cost = 0.0,
-    steps_of: Cost = _one, other: Cost = nothing, load: float = 0.0,
+    steps_of: Cost = _one, other: Cost = nothing, load: float = 0.0, beside: float = 0.0,
 ) -> RegisterTile:  # fmt: skip
     """The tile that covers ``extents`` rows by ``width`` lanes in the fewest cycles.
 
     All costs are cycles per step of the reduction: ``store`` that of finishing one vector of a tile, ``other`` that of
-    everything else for the whole index space, ``load`` that of loading a vector from the cache it is in.
+    everything else for the whole index space, ``load`` that of loading a vector from the cache it is in, ``beside`` the
+    part of it that products do not hide.
     ``steps_of`` is the part of the steps that is left for tiles of a box.
     """
     if isinstance(store, float) and steps_of is _one and other is nothing:
         return _plain_tile(tuple(extents), width, isa, dtype, store, load)
-    return _cheapest_tile(extents, width, isa, dtype, store, steps_of, other, load)
+    return _cheapest_tile(extents, width, isa, dtype, store, steps_of, other, load, beside)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -72,7 +74,7 @@ def _plain_tile(
 
 def _cheapest_tile(
     extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float | Cost,
-    steps_of: Cost, other: Cost, load: float,
+    steps_of: Cost, other: Cost, load: float, beside: float = 0.0,
 ) -> RegisterTile:  # fmt: skip
     lanes = isa.lanes(dtype)
     best, best_cost = RegisterTile((1,) * len(extents), 1), math.inf
@@ -84,7 +86,8 @@ def _cheapest_tile(
             rows = math.prod(box)
             tiles = columns * math.prod(ceil_div(max(1, e), t) for e, t in zip(extents, box, strict=True))
             finish = store if isinstance(store, float) else store(box)
-            step = max(step_cycles(rows, vectors), load * vectors)
+            step = max(step_cycles(rows, vectors), load * vectors, _LOAD * (rows + vectors) + _STEP_OVERHEAD)
+            step += beside * vectors
             cost = tiles * (steps_of(box) * step + finish * rows * vectors)
             cost *= 1 + _OUTER_AXIS * sum(axis for axis, side in enumerate(reversed(box)) if side > 1)
             if cost < best_cost * (1 - 1e-9):

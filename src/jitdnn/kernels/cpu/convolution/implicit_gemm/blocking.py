@@ -8,11 +8,13 @@ memory between the passes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import Block, Blocking, Geometry
+from jitdnn.kernels.cpu.convolution.implicit_gemm.unpacked_input import may_be_unpacked
 from jitdnn.kernels.cpu.microkernel.packing import plan_input_tile
 from jitdnn.kernels.cpu.microkernel.register_tiles import MAX_VECTORS
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
@@ -30,6 +32,19 @@ _PARTIAL_ROW = (
 _COPY = 3.0  # cycles to copy each vector of a row
 _BEYOND_L2 = 20.0  # factor on the copies of an input tile that does not stay in the L2 cache
 _SPILL = 4.0  # cycles to write a vector of sums to memory and read it back
+_PREFETCHING_TILES = 2.0  # of a panel, which do not hide any of the time that the next one takes to arrive
+_PASSES = (
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    12,
+    16,
+    24,
+    32,
+)  # over the channels of one tap, of which the cheapest number is taken
 _COPY_FRACTION = 0.03  # of the products' cycles: copies that take less need no other blocking
 
 
@@ -65,10 +80,12 @@ def choose_blocking(geometry: Geometry, box: Block, product_cycles: float) -> Bl
     copies = _copy_cycles(geometry, box, block, c.depth)
     if positions(block) * c.depth > _WHOLE_AXIS * limit:
         copies *= _BEYOND_L2
-    unspilled = Blocking(block, c.depth, 1, copies)
+    unspilled = Blocking(block, c.depth, 1, copies, _panel_cycles(geometry, box, block))
+    if geometry.may_spill and c.taps == 1 and unspilled.further_cycles:
+        return _one_tap_blocking(geometry, box, unspilled, leaves_tasks)
     if not geometry.may_spill or c.taps <= 1 or unspilled.cycles < _COPY_FRACTION * product_cycles:
         return unspilled
-    columns = min(c.width, _TASK_VECTORS * geometry.lanes)
+    columns = _columns(geometry)
 
     def fits_spilled(block: Sequence[int], slack: float) -> bool:
         sums = math.prod(block) * math.prod(geometry.phase_strides) * columns
@@ -81,9 +98,92 @@ def choose_blocking(geometry: Geometry, box: Block, product_cycles: float) -> Bl
     kc = ceil_div(c.depth, passes)
     sums = math.prod(block) * math.prod(geometry.phase_strides) * c.width
     tasks = min(ceil_div(c.width, columns), ceil_div(sums, most_sums))
-    vectors = math.prod(results) * math.prod(geometry.phase_strides) * ceil_div(c.width, geometry.lanes)
-    cycles = tasks * _copy_cycles(geometry, box, block, kc) + passes * vectors * _SPILL
-    return Blocking(block, kc, tasks, cycles) if passes > 1 and cycles < unspilled.cycles else unspilled
+    spilled = _spilled(geometry, box, block, kc, tasks)
+    return spilled if passes > 1 and spilled.cycles < unspilled.cycles else unspilled
+
+
+def _one_tap_blocking(
+    geometry: Geometry, box: Block, unspilled: Blocking, leaves_tasks: Callable[[Sequence[int]], bool]
+) -> Blocking:
+    """The cheapest blocking where every block reads panels again from beyond the L2 cache.
+
+    Fewer blocks spill sums; and where there are fewer than tasks, each task copies the input tile that it shares.
+    """
+    c, processor = geometry.c, geometry.isa.processor
+    limit = processor.l2(cost.GEMM_INPUT_TILE_L2) // ITEM_BYTES[c.dtype]
+    most_sums = processor.l2(cost.GEMM_SPILLED_SUMS_L2) // ITEM_BYTES[c.dtype]
+    columns, line = _columns(geometry), processor.line_bytes // ITEM_BYTES[c.dtype]
+    copies = 0 if may_be_unpacked(c, processor, box) else 1
+
+    def cycles(blocking: Blocking) -> float:
+        tasks = ceil_div(geometry.min_tasks, c.group_count * _blocks(geometry, blocking.block))
+        copied = max(1.0, tasks / blocking.min_tasks_per_block) * blocking.copy_cycles
+        return copies * copied + blocking.further_cycles
+
+    best, least = unspilled, cycles(unspilled)
+    for passes, is_shared in itertools.product(_PASSES, (False, True)):
+        kc = min(c.depth, ceil_div(ceil_div(c.depth, passes), line) * line)
+        if passes > 1 and (kc < _LEAST_KC or kc == c.depth):
+            break
+
+        def fits(block: Sequence[int], slack: float, kc: int = kc, is_shared: bool = is_shared) -> bool:
+            may_share = is_shared or leaves_tasks(block)
+            rows = math.prod(block)
+            return rows * kc <= limit and 2 * columns * _rows_of_tiles(block, box) <= most_sums and may_share
+
+        block = _evened(geometry, box, fits)
+        # a task's panels are whole ones, the last of which may begin within its share
+        share = max(columns, most_sums // _rows_of_tiles(block, box) - columns)
+        found = _spilled(geometry, box, block, kc, 1 if passes == 1 else ceil_div(c.width, share))
+        if cycles(found) < least:
+            best, least = found, cycles(found)
+    return best
+
+
+def _evened(geometry: Geometry, box: Block, fits: Callable[[Sequence[int], float], bool]) -> Block:
+    """The largest block, made smaller where as many of equal size do."""
+    n, d, h, w = _largest_block(box, geometry.results, fits)
+    each = ceil_div(geometry.results[3], ceil_div(geometry.results[3], w))
+    return n, d, h, min(w, ceil_div(each, box[3]) * box[3])
+
+
+def _blocks(geometry: Geometry, block: Block) -> int:
+    """Blocks of a group."""
+    return math.prod(ceil_div(of, e) for of, e in zip(geometry.results, block, strict=True))
+
+
+def _rows_of_tiles(block: Sequence[int], box: Sequence[int]) -> int:
+    """Pixels of the register tiles of a block, with those that are none of its results."""
+    return math.prod(ceil_div(of, side) * side for of, side in zip(block, box, strict=True))
+
+
+def _spilled(geometry: Geometry, box: Block, block: Block, kc: int, tasks: int) -> Blocking:
+    """A blocking whose sums are spilled between passes over ``kc`` channels, if those are not all."""
+    c, passes = geometry.c, ceil_div(geometry.c.depth, max(1, kc))
+    vectors = math.prod(geometry.results) * math.prod(geometry.phase_strides)
+    vectors *= ceil_div(c.width, geometry.lanes)
+    spills = passes * vectors * _SPILL if passes > 1 else 0.0
+    copies = tasks * _copy_cycles(geometry, box, block, kc)
+    return Blocking(block, kc, tasks, copies, spills + _panel_cycles(geometry, box, block))
+
+
+def _columns(geometry: Geometry) -> int:
+    """Channels of results that a task computes at least."""
+    return min(geometry.c.width, _TASK_VECTORS * geometry.lanes)
+
+
+def _panel_cycles(geometry: Geometry, box: Block, block: Block) -> float:
+    """Cycles in which blocks behind the first wait for panels of one tap that the L2 cache does not hold, of a group.
+
+    The tiles of a block prefetch the next panel, and hide the more of it, the more they are.
+    """
+    c, processor = geometry.c, geometry.isa.processor
+    size = c.width * c.depth * ITEM_BYTES[c.dtype]
+    if c.taps != 1 or size <= processor.l2(cost.GEMM_NEAR_FILTER_L2):
+        return 0.0
+    tiles = _rows_of_tiles(block, box) / math.prod(box)
+    waiting = min(1.0, _PREFETCHING_TILES / tiles)
+    return waiting * (_blocks(geometry, block) - 1) * size / (cost.GEMM_L3_RATE * processor.l3_rate)
 
 
 def _most_results(geometry: Geometry, box: Block) -> float:
@@ -160,6 +260,6 @@ def _copy_cycles(geometry: Geometry, box: Sequence[int], block: Block, kc: int) 
         rows, run = block[0] * math.prod(extents) * passes, kc
     else:
         rows, run = block[0] * c.depth * extents[0] * extents[1], extents[2]
-    count = math.prod(ceil_div(of, e) for of, e in zip(geometry.results, block, strict=True))
+    count = _blocks(geometry, block)
     begin = _PARTIAL_ROW if c.taps > 1 and block[3] < geometry.results[3] else _ROW
     return count * rows * (begin + _COPY * ceil_div(run, geometry.lanes))

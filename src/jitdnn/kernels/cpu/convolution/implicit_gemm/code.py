@@ -229,7 +229,7 @@ class _Task:
             data = self._input(group, channel, channels, starts, valid)
             for panel in k.range(*panels):
                 taps = self._panels(group, panel, channel, channels)
-                base, distance = self._next_data(group, panel)
+                base, distance = self._next_data(group, panel, channel)
                 for position in self._positions(valid):
                     sums = self._sums_of(panel - panels[0], position)
                     result = [s + p for s, p in zip(starts, position, strict=True)]
@@ -247,7 +247,9 @@ class _Task:
             for panel in k.range(*panels):
                 for position in self._positions(valid):
                     result = [s + p for s, p in zip(starts, position, strict=True)]
-                    self._store(group, result, panel, self._sums_of(panel - panels[0], position))
+                    sums = self._sums_of(panel - panels[0], position)
+                    at = self._moved_inside(starts, position)
+                    self._store(group, result, panel, sums + self._overlap(position, at))
 
     # ---- the input of a block, and the panels
 
@@ -280,7 +282,7 @@ class _Task:
         """The input tile, packed now, or what the block reads in x."""
         pack = self.functions.pack_input
         if pack is None:
-            return self.x + self._offset_in_x(group, starts)
+            return self.x + (self._offset_in_x(group, starts) + channel * self.c.x.channels)
         image = self.x + view_offset(self.c, self.c.x, group, channel, (starts[0], 0, 0, 0))
         self.k.call(pack, image, self.memory, valid[0], channels, *starts[1:])
         return self.memory
@@ -305,17 +307,28 @@ class _Task:
         lines = self.functions.prefetch_plan
         return self.functions.pack_panel is not None or (lines is not None and lines.is_panel)
 
-    def _next_data(self, group: Value, panel: Value) -> tuple[Pointer, Value]:
+    def _next_data(self, group: Value, panel: Value, channel: Value) -> tuple[Pointer, Value]:
         """A pointer into data in the cache, and the distance from there to what the thread needs next.
 
-        That is the filter of the next panel, packed or not, or the input of the next block.
+        That is the filter of the next panel, packed or not, from the channels of this pass on or, behind the last
+        panel, of the next one; or the input of the next block.
         """
         k, plan, c = self.k, self.plan, self.c
         if not self.prefetches_filter:
             return self.x, self._offset_in_x(*self._start_of_block(self.following[0]))
-        next_panel = k.select(panel + 1 < self.panels[1], panel + 1, self.following[1])
+        first, is_last, following = channel, panel + 1 >= self.panels[1], self.following[1]
+        if plan.spills:
+            is_over = channel + plan.kc >= c.depth
+            channel = k.select(is_last, k.select(is_over, 0, channel + plan.kc), channel)
+            following = k.select(is_over, following, self.panels[0])
+        next_panel = k.select(is_last, following, panel + 1)
         if self.functions.pack_panel is None:
-            return self.w, (group * plan.panels.count + next_panel) * plan.panels.panel_size
+            here = (group * plan.panels.count + panel) * plan.panels.panel_size
+            here = here + first * plan.panels.channel_stride if plan.spills else here
+            distance = (next_panel - panel) * plan.panels.panel_size
+            if plan.spills:
+                distance = distance + (channel - first) * plan.panels.channel_stride
+            return self.w + here, distance
         distance = next_panel * plan.panels.lanes
         return self.w + group_offset(group, c.groups, c.w.groups), distance * c.w.results
 

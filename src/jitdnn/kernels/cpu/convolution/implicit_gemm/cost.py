@@ -20,7 +20,7 @@ from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import (
 )
 from jitdnn.kernels.cpu.convolution.implicit_gemm.unpacked_input import bytes_in_cache, may_be_unpacked
 from jitdnn.kernels.cpu.microkernel.nontemporal import convolution_stream_bytes
-from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile, choose_tile, cost_per_step, nothing
+from jitdnn.kernels.cpu.microkernel.register_tiles import RegisterTile, choose_tile, cost_per_step
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.kernels.cpu.schedule.tap_clipping import LAST_AXIS, unclipped_fraction
 from jitdnn.rtcg.isa import ITEM_BYTES
@@ -30,6 +30,9 @@ _TRANSPOSED_SQUARE = 100.0  # to finish a square of vectors that is transposed f
 _SCATTERED = 110.0  # to finish one vector whose lanes are stored one by one
 _INTERLEAVED = 14.0  # more for a vector of one of several stride phases of a large y: its lines are also read
 _FAR_LINE = 40.0  # to wait for a line of the filter from memory, where a panel's rows lie far apart
+# of a step more for each pixel of a register tile whose channels are neighbours: a stream each
+_PIXEL_STREAM = 0.009
+_PANEL_STREAM = 0.2  # of the time that a panel of one tap takes to arrive, beside the products
 _PACKED_IN_TASK = 0.6  # factor on packing a panel that stays in the cache until it is read
 
 
@@ -42,9 +45,8 @@ def make_plan(geometry: Geometry, threads: int = 1, prepacks: bool = False) -> I
         is_unpacked = _is_input_unpacked(geometry, vectorizes_pixels, box, blocking)
         return ImplicitGemmPlan(
             geometry.c, geometry.isa, geometry.interleaved, geometry.min_tasks, geometry.clips_taps, geometry.may_spill,
-            geometry.reads_pixels,
             vectorizes_pixels=vectorizes_pixels, tile=tile,
-            blocking=replace(blocking, cycles=0.0) if is_unpacked else blocking,
+            blocking=replace(blocking, copy_cycles=0.0) if is_unpacked else blocking,
             is_input_unpacked=is_unpacked, prepacks=prepacks, threads=threads,
         )  # fmt: skip
 
@@ -64,7 +66,8 @@ def _choose_form(geometry: Geometry) -> tuple[bool, RegisterTile]:
     panel_bytes = steps // len(geometry.stride_phases or [c]) * 2 * geometry.isa.vector_bytes
     filter_bytes, input_bytes = (n * steps * ITEM_BYTES[c.dtype] for n in (c.width, math.prod(results)))
     processor = geometry.isa.processor
-    is_far = min(filter_bytes, input_bytes) > processor.l2(cost.GEMM_REREAD_OPERAND_L2)
+    # panels of one tap stay in the L2 cache while the tiles of a block read them
+    is_far = c.taps > 1 and min(filter_bytes, input_bytes) > processor.l2(cost.GEMM_REREAD_OPERAND_L2)
     rate = cost.GEMM_L3_RATE * processor.l3_rate if is_far else cost.GEMM_L2_RATE * processor.l2_rate
     load = 0.0 if panel_bytes < processor.l1(cost.GEMM_PANEL_L1) else geometry.isa.vector_bytes / rate
 
@@ -72,15 +75,20 @@ def _choose_form(geometry: Geometry) -> tuple[bool, RegisterTile]:
         return _store_cycles(geometry, box) * phases / steps
 
     def copy_of(box: tuple[int, ...]) -> float:
+        if may_be_unpacked(c, processor, box):
+            return 0.0
         n, d, h, w = box
         products = _steps_fraction(geometry, box) * math.prod(results) * c.width / (2 * geometry.lanes)
         return choose_blocking(geometry, (n, d, h, w), products * steps).cycles / steps
 
     def steps_in(box: tuple[int, ...]) -> float:
-        return _steps_fraction(geometry, box)
+        streams = math.prod(box) if c.taps == 1 and c.x.channels == 1 else 0
+        return _steps_fraction(geometry, box) * (1 + _PIXEL_STREAM * streams)
 
-    copies = nothing if may_be_unpacked(c, processor, geometry.reads_pixels) else copy_of
-    tile = choose_tile(results, c.width, geometry.isa, c.dtype, store_of, steps_in, copies, load)
+    tile = choose_tile(
+        results, c.width, geometry.isa, c.dtype, store_of, steps_in, copy_of, load,
+        load * _PANEL_STREAM if c.taps == 1 else 0.0,
+    )  # fmt: skip
     over_channels = _steps_fraction(geometry, tile.box) * cost_per_step(
         results, c.width, tile, geometry.lanes
     )
@@ -107,12 +115,12 @@ def _is_input_unpacked(geometry: Geometry, vectorizes_pixels: bool, box: Block, 
     if (
         len(geometry.stride_phases) != 1
         or math.prod(geometry.interleaved.strides) > 1
-        or not may_be_unpacked(c, processor, geometry.reads_pixels)
+        or not may_be_unpacked(c, processor, box)
     ):
         return False
     if vectorizes_pixels and (last.results < box[3] or c.x.space[2] != 1):
         return False
-    size = bytes_in_cache(c, blocking.block, processor.line_bytes)
+    size = bytes_in_cache(c, blocking.block, blocking.kc, processor.line_bytes)
     return size <= processor.l2(cost.GEMM_UNPACKED_INPUT_L2)
 
 
@@ -145,7 +153,8 @@ def cycles(plan: ImplicitGemmPlan) -> float:
     if len(plan.stride_phases) > 1 and is_large:
         each += _INTERLEAVED
     store = vectors * each
-    copy = plan.blocking.cycles * plan.tasks_per_block / plan.blocking.min_tasks_per_block
+    copy = plan.blocking.copy_cycles * plan.tasks_per_block / plan.blocking.min_tasks_per_block
+    copy += plan.blocking.further_cycles
     read = _elements_beyond_l3(plan) * cost.GEMM_READ_BYTES / plan.isa.processor.memory_rate
     if plan.packs_in_task:  # its rows lie far apart, and nobody prefetches their lines
         read += plan.panel_offsets[-1] * plan.item / plan.isa.processor.line_bytes * _far_line_cycles(plan)

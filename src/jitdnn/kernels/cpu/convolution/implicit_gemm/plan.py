@@ -70,7 +70,6 @@ class Geometry(CorrelationPlan):
     min_tasks: int = WANTED_TASKS  # that keep all threads busy
     clips_taps: bool = True  # tiles leave out taps that read padding only
     may_spill: bool = True  # sums may be spilled to memory between passes over the channels
-    reads_pixels: bool = False  # x may be read where it lies, though its channels are neighbours
     clipped: tuple[int, ...] | None = (
         None  # the axes on which taps are left out, where that was settled before
     )
@@ -131,8 +130,15 @@ class Blocking:
     block: Block
     kc: int
     min_tasks_per_block: int
-    # of copies to input tiles and of spilled sums, for all blocks of a group: no part of the code
-    cycles: float = field(repr=False)
+    # of copies to input tiles, and of spilled sums and panels that are read again, for all blocks of a group: no part
+    # of the code
+    copy_cycles: float = field(repr=False)
+    further_cycles: float = field(repr=False, default=0.0)
+
+    @property
+    def cycles(self) -> float:
+        """What all of it takes."""
+        return self.copy_cycles + self.further_cycles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,11 +309,9 @@ class ImplicitGemmPlan(Geometry):
     @cached_property
     def sums_elements(self) -> int:
         """Elements of a thread's sums: one tile, or all of a task's where they are spilled."""
-        size = self.tile_elements
+        size = self.panels_per_task * self.panel_sums_elements if self.spills else self.tile_elements
         if self.is_input_unpacked and self.has_partial_tiles:
-            size *= 2  # the store of a tile that was moved back begins within its sums
-        if self.spills:
-            size = self.panels_per_task * self.panel_sums_elements
+            size += self.tile_elements  # the store of a tile that was moved back begins within its sums
         return whole_lines(size, self.c.dtype, self.isa)
 
     @property

@@ -63,8 +63,10 @@ class PrefetchPlan:
 def plan_prefetch(plan: ImplicitGemmPlan) -> PrefetchPlan | None:
     """What tiles prefetch: the filter of the next panel if tasks pack their panels, the input of the next block, or the
     next panel."""
-    if len(plan.stride_phases) != 1 or plan.spills:
+    if len(plan.stride_phases) != 1:
         return None
+    if plan.spills:
+        return None if plan.packs_in_task else _panel_lines(plan)
     processor = plan.isa.processor
     line = processor.line_bytes
     if plan.packs_in_task:

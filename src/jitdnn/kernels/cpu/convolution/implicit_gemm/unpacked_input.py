@@ -16,34 +16,35 @@ from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.rtcg.processor import Processor
 
 _WAYS = 4  # lines of each set of the L2 cache that a block may occupy
-_L1_WAYS = 8  # of each set of the L1 cache, or more; half of them for the pixels of a register tile
-_TILE_PIXELS = 14  # that a register tile has at most, or hardly more
 
 
-def may_be_unpacked(c: Correlation, processor: Processor, reads_pixels: bool = False) -> bool:
+def may_be_unpacked(c: Correlation, processor: Processor, box: Sequence[int]) -> bool:
     """True if every product reads an element of x as it is: one tap, no padding, the type of the arithmetic.
 
-    An image with a stride is packed: else the pixels between those that are used would be loaded with them. One whose
-    channels are neighbours is so only with ``reads_pixels``.
+    An image with a stride is packed: else the pixels between those that are used would be loaded with them. So is one
+    whose channels are neighbours where the pixels of a register tile, a ``box``, would evict each other.
     """
     return (
         c.taps == 1
         and c.depth > 0
         and c.x.dtype == c.dtype
-        and (_pixels_fit_sets(c, processor) if c.x.channels == 1 and reads_pixels else c.x.channels != 1)
+        and (c.x.channels != 1 or _pixels_fit_sets(c, processor, box))
         and all(axis.step == 1 or axis.results == 1 for axis in c.axes)
         and not any(axis.is_padded for axis in c.axes)
         and _channels_fit_sets(c, processor)
     )
 
 
-def _pixels_fit_sets(c: Correlation, processor: Processor) -> bool:
-    """True if neighbouring pixels, whose channels a register tile reads side by side, stay in the L1 cache."""
+def _pixels_fit_sets(c: Correlation, processor: Processor, box: Sequence[int]) -> bool:
+    """True if neighbouring pixels, whose channels a register tile reads side by side, stay in the L1 cache.
+
+    They may take half of its ways, beside a panel that streams by.
+    """
     line, stride = processor.line_bytes, abs(c.x.space[2]) * ITEM_BYTES[c.dtype]
-    sets = processor.l1_bytes // (_L1_WAYS * line)
+    sets = cost.L1_WAY_BYTES // line
     if stride % line == 0:
         sets //= math.gcd(stride // line, sets)
-    return sets * _L1_WAYS // 2 >= min(_TILE_PIXELS, c.axes[2].results)
+    return sets * cost.l1_ways(processor) // 2 >= math.prod(box)
 
 
 def _channels_fit_sets(c: Correlation, processor: Processor) -> bool:
@@ -55,8 +56,8 @@ def _channels_fit_sets(c: Correlation, processor: Processor) -> bool:
     return c.depth <= sets * _WAYS
 
 
-def bytes_in_cache(c: Correlation, block: Sequence[int], line_bytes: int) -> int:
-    """Bytes of the cache lines that a block of results reads from x."""
+def bytes_in_cache(c: Correlation, block: Sequence[int], channels: int, line_bytes: int) -> int:
+    """Bytes of the cache lines that a block of results reads from so many channels of x."""
     line = line_bytes // ITEM_BYTES[c.dtype]
     length, pieces = 1, 1
     strides = [*c.x.space[::-1], c.x.batch]
@@ -68,7 +69,7 @@ def bytes_in_cache(c: Correlation, block: Sequence[int], line_bytes: int) -> int
     lines = 1 + (length - 1) / line  # on average over all alignments
     if abs(c.x.channels) < length + line:
         lines = min(lines, abs(c.x.channels) / line)
-    return int(pieces * c.depth * lines * line_bytes)
+    return int(pieces * channels * lines * line_bytes)
 
 
 def input_as_input_tile(c: Correlation, block: tuple[int, int, int, int]) -> InputTile:

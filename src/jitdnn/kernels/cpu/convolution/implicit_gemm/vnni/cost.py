@@ -34,7 +34,6 @@ def make_vnni_plan(c: Correlation, isa: Isa) -> VnniPlan:
         InterleavedPhases.single(in_words),
         clips_taps=False,
         may_spill=False,
-        reads_pixels=True,
     )
     plan = make_plan(geometry, prepacks=True)
     if not plan.is_input_unpacked and in_words.x.dtype == "i32":  # it is packed by bytes
