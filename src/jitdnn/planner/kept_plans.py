@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -179,7 +179,7 @@ def _descriptor(record: Mapping[str, Any]) -> TensorDescriptor:
 def _key(problem: Problem, device: Device, request: Request, epilogue: Epilogue | None) -> str | None:
     """What a plan is kept under; None where plans are not kept."""
     values = current()
-    if not (values.keep_plans and values.cache) or records() is not None:
+    if not (values.keep_plans and values.cache and isinstance(device, Hashable)) or records() is not None:
         return None
     of_device = _of_device(device)
     if of_device is None:
