@@ -11,6 +11,7 @@ so that a launch is one block of bytes; before them, in the "hopper" dialect, a 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,12 @@ class OutOfMemory(DeviceError, MemoryError):
 
 def read_text(folder: str, *names: str) -> str:
     """Files of a folder of `jitdnn/kernels`, one after the other."""
-    return "\n".join(files("jitdnn.kernels").joinpath(folder, name).read_text("utf-8") for name in names)
+    return "\n".join(_file(folder, name) for name in names)
+
+
+@functools.cache
+def _file(folder: str, name: str) -> str:
+    return files("jitdnn.kernels").joinpath(folder, name).read_text("utf-8")
 
 
 def plain_prelude(has_f64: bool = True, language: str | None = None) -> str:
