@@ -24,13 +24,16 @@ BEGIN = """
 def run(
     device: Any, body: str, x: np.ndarray, w: np.ndarray, y: np.ndarray, maps: tuple[TensorMap, ...],
     threads: int = 128, shared: int = 65536, numbers: tuple[int, ...] = (1,), alignment: int = 1024,
+    blocks: int = 1, cluster: int = 1,
 ) -> None:  # fmt: skip
-    """Run `body`, whose lines count from 1, over three arrays: y is copied back."""
+    """Run `body`, whose lines count from 1, over three arrays: y is copied back. `blocks` are in clusters."""
     begin = BEGIN.replace("\n", " ").replace("ALIGNMENT", str(alignment))
     tables = f"struct Tables {{ TensorMap maps[{len(maps)}]; i64 numbers[{len(numbers)}]; }}; "
-    text = f"{tables}KERNEL2({threads}, 1) void body{HEAD} {{ {begin} {body} }}"
+    kind = "KERNEL_OF_CLUSTERS" if cluster > 1 else "KERNEL2"
+    text = f"{tables}{kind}({threads}, {cluster}) void body{HEAD} {{ {begin} {body} }}"
     source = Source("body", text, dialect="hopper")
-    kernel = device.kernel(source, [Launch("body", 1, threads, shared)], 3, tables=Tables(maps, numbers))
+    launch = Launch("body", blocks, threads, shared, cluster=cluster)
+    kernel = device.kernel(source, [launch], 3, tables=Tables(maps, numbers))
     memories = [device.allocate(array.nbytes) for array in (x, w, y)]
     for memory, array in zip(memories, (x, w, y), strict=True):
         device.write(memory.pointer, array)

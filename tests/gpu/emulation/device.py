@@ -130,6 +130,13 @@ class EmulatedKernel:
         declared = getattr(self._library, f"emulation_threads_{name}")()
         if declared not in (0, launch.threads):
             raise DeviceError(f"{name} is declared for {declared} threads and launched with {launch.threads}")
+        cluster = getattr(self._library, f"emulation_cluster_{name}")()
+        if cluster != launch.cluster:
+            raise DeviceError(
+                f"{name} is declared for clusters of {cluster} blocks and launched in those of {launch.cluster}"
+            )
+        if launch.grid[0] % cluster:
+            raise DeviceError(f"{name} is launched with {launch.grid[0]} blocks, in clusters of {cluster}")
         if not 1 <= launch.threads <= device.max_threads:
             raise DeviceError(f"{name} is launched with {launch.threads} threads of a group")
         if not 0 <= launch.shared <= device.shared_bytes:
@@ -164,9 +171,9 @@ class EmulatedKernel:
         with _LOCK:
             failed = _runtime().emulation_launch(
                 getattr(library, f"emulation_entry_{launch.function}"), slots, (ctypes.c_uint * 3)(*launch.grid),
-                launch.threads, launch.shared, library.emulation_alignment(), library.emulation_shared_begin(),
-                library.emulation_shared_end(), self._device.seconds, self._source.dialect == "plain",
-                message, len(message), ctypes.byref(fault),
+                launch.threads, launch.cluster, launch.shared, library.emulation_alignment(),
+                library.emulation_shared_begin(), library.emulation_shared_end(), self._device.seconds,
+                self._source.dialect == "plain", message, len(message), ctypes.byref(fault),
             )  # fmt: skip
         if failed:
             place = _place(library, fault.value) if fault.value else ""
@@ -180,8 +187,8 @@ def _runtime() -> ctypes.CDLL:
     runtime = ctypes.CDLL(str(built_runtime()), mode=ctypes.RTLD_GLOBAL)
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     runtime.emulation_launch.argtypes = [
-        pointer, ctypes.c_char_p, pointer, ctypes.c_int, size, size, pointer, pointer, ctypes.c_double, ctypes.c_int,
-        pointer, ctypes.c_int, pointer,
+        pointer, ctypes.c_char_p, pointer, ctypes.c_int, ctypes.c_int, size, size, pointer, pointer,
+        ctypes.c_double, ctypes.c_int, pointer, ctypes.c_int, pointer,
     ]  # fmt: skip
     return runtime
 

@@ -21,6 +21,7 @@ static inline void call(void (*kernel)(types...), const void *slots) {
     call(kernel, (const unsigned long long *)slots, Numbers<__integer_pack((int)sizeof...(types))...>{});
 }
 static constexpr int first(int threads, int = 0, int = 0) { return threads; }
+static constexpr int third(int, int = 0, int cluster = 1) { return cluster; }
 template <typename... types>
 static constexpr int arity(void (*)(types...)) {
     return (int)sizeof...(types);
@@ -45,4 +46,5 @@ EMULATION_VISIBLE void *emulation_shared_end() { return __stop_shared_arrays; }
     EMULATION_VISIBLE void emulation_entry_##name(const void *slots) { emulation::call(name, slots); }                 \
     EMULATION_VISIBLE int emulation_arity_##name() { return emulation::arity(name); }                                  \
     EMULATION_VISIBLE int emulation_structure_##name() { return emulation::structure(name); }                          \
-    EMULATION_VISIBLE int emulation_threads_##name() { return emulation::first(__VA_ARGS__); }
+    EMULATION_VISIBLE int emulation_threads_##name() { return emulation::first(__VA_ARGS__); }                    \
+    EMULATION_VISIBLE int emulation_cluster_##name() { return emulation::third(__VA_ARGS__); }

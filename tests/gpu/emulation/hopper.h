@@ -215,13 +215,31 @@ static inline void shared_store_i64(u32 address, i64 value, EMULATION_LINE) {
     emulation::stored(address, value, "shared_store_i64", line);
 }
 
-// ---- Clusters: of one block, since blocks run one after the other -------------------------------------------------
+// ---- Clusters ----------------------------------------------------------------------------------------------------
 
-#define KERNEL_OF_CLUSTERS(threads, blocks)                                        \
-    static_assert((blocks) == 1, "clusters of several blocks are not emulated");   \
-    KERNEL(threads)
-static inline u32 cluster_address(u32 shared, int) { return shared; }
-static inline void cluster_store4(u32 there, u32 value, EMULATION_LINE) { shared_store4(there, value, line); }
-static inline void cluster_store8(u32 there, u32 low, u32 high, EMULATION_LINE) { shared_store8(there, low, high, line); }
-static inline void cluster_arrive() {}
-static inline void cluster_wait(EMULATION_LINE) { __syncthreads(line); }
+#define KERNEL_OF_CLUSTERS(threads, blocks) extern "C" __global__ __launch_bounds__(threads, 1, blocks)
+static inline u32 cluster_address(u32 shared, int block, EMULATION_LINE) {
+    return emulation::emulation_cluster_address(shared, block, line);
+}
+static inline void cluster_store4(u32 there, u32 value, EMULATION_LINE) {
+    shared_store4(emulation::emulation_own_address(there, "cluster_store4", line), value, line);
+}
+static inline void cluster_store8(u32 there, u32 low, u32 high, EMULATION_LINE) {
+    shared_store8(emulation::emulation_own_address(there, "cluster_store8", line), low, high, line);
+}
+static inline uint4 cluster_load16(u32 there, EMULATION_LINE) {
+    emulation::fence();
+    return *(const uint4 *)emulation::emulation_cluster_access(there, 16, "cluster_load16", line);
+}
+static inline void cluster_arrive_relaxed(EMULATION_LINE) {
+    emulation::fence();
+    emulation::emulation_cluster_arrive(true, line);
+}
+static inline void cluster_arrive(EMULATION_LINE) {
+    emulation::fence();
+    emulation::emulation_cluster_arrive(false, line);
+}
+static inline void cluster_wait(EMULATION_LINE) {
+    emulation::emulation_cluster_wait(line);
+    emulation::fence();
+}

@@ -159,6 +159,7 @@ int describe_wait(const Fiber &fiber, char *text, int room) {
         return length + snprintf(text + length, room - length, "their warpgroup at barrier %d", fiber.wanted);
     if (fiber.state == IN_WARPGROUP)
         return length + snprintf(text + length, room - length, "their warpgroup at wgmma_wait");
+    if (fiber.state == AT_CLUSTER_BARRIER) return length + snprintf(text + length, room - length, "all of the cluster");
     const Mbarrier &barrier = mbarriers[fiber.wanted];
     return length + snprintf(text + length, room - length,
                              "the mbarrier at %u, parity %u: %d of %d arrivals and %ld bytes are missing",

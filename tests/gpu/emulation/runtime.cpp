@@ -1,4 +1,4 @@
-// Runs CUDA kernels on one CPU thread: blocks one after the other, the threads of a block as fibers that run until the
+// Runs CUDA kernels on one CPU thread: blocks one after the other (see cluster.h), the threads of a block as fibers that run until the
 // next barrier or warp instruction. Between two of those each thread runs alone, which is the schedule that shows a
 // missing barrier best. Errors end the launch with a message instead of the process.
 #include "switch.h"
@@ -30,7 +30,7 @@ struct Copy {
     bool is_valid;
 };
 
-enum State { RUNNING, AT_BARRIER, IN_WARP, AT_MBARRIER, AT_WARPGROUP_BARRIER, IN_WARPGROUP, ENDED };
+enum State { RUNNING, AT_BARRIER, IN_WARP, AT_MBARRIER, AT_WARPGROUP_BARRIER, IN_WARPGROUP, AT_CLUSTER_BARRIER, ENDED };
 
 struct Fiber {
     void *stack_pointer;
@@ -47,7 +47,8 @@ struct Fiber {
 
 Fiber fibers[MOST_THREADS];
 Warp warps[MOST_WARPS];
-int threads, warp_count, current, live_threads, arrived_threads, barrier_line;
+int threads, warp_count, current, live_threads, arrived_threads, barrier_line, cluster;
+bool is_last_round;  // no block of the cluster has come further than the last time
 bool is_strict;  // ended threads may not miss a barrier
 unsigned char *arena;  // dynamic shared memory ends where its last page does
 size_t dynamic_bytes, dynamic_alignment;
@@ -67,7 +68,7 @@ void set_current(int thread) {
     threadIdx = {static_cast<Word>(thread), 0, 0};
 }
 
-// Of mbarrier.h, stores.h and wgmma.h, which come further down.
+// Of mbarrier.h, stores.h, cluster.h and wgmma.h, which come further down.
 int describe_wait(const Fiber &fiber, char *text, int room);
 bool deliver_copies();
 bool multiply();
@@ -76,6 +77,8 @@ void check_stmatrix(const Warp &warp, int index);
 void end_of_thread();
 void begin_block();
 void end_block();
+void begin_in_cluster();
+extern bool is_interrupted;
 
 // Nobody can run: say who waits where.
 [[noreturn]] void report_deadlock() {
@@ -251,6 +254,7 @@ void run_block() {
     arrived_threads = 0;
     live_threads = threads;
     begin_block();
+    begin_in_cluster();
     for (int thread = 0; thread < threads; ++thread) {
         Fiber &fiber = fibers[thread];
         reserve_stack(fiber);
@@ -263,6 +267,7 @@ void run_block() {
     for (int warp = 0; warp < warp_count; ++warp) warps[warp].ready = warps[warp].live;
     set_current(0);
     emulation_switch(&main_stack_pointer, fibers[0].stack_pointer);
+    if (is_interrupted) return;
     end_block();
     if (!is_untouched(emulation_dynamic_shared - MARGIN, emulation_dynamic_shared))
         emulation_fail(0, "writes in front of dynamic shared memory");
@@ -296,6 +301,7 @@ void on_signal(int signal, siginfo_t *info, void *context) {
 #include "checks.h"
 #include "mbarrier.h"
 #include "stores.h"
+#include "cluster.h"
 #include "wgmma.h"
 
 namespace emulation {
@@ -416,12 +422,14 @@ void *emulation_shared_access(Word address, int bytes, const char *what, int lin
 // ---- What Python calls -------------------------------------------------------------------------------------------
 
 // Runs a launch. Returns 0, or 1 with what went wrong in `text` and, if an instruction failed, where it is in `fault`.
-int emulation_launch(void (*entry)(const void *), const void *slots, const unsigned *grid, int group, size_t shared,
+int emulation_launch(void (*entry)(const void *), const void *slots, const unsigned *grid, int group, int blocks, size_t shared,
                      size_t alignment, void *shared_begin, void *shared_end, double seconds, int strict, char *text,
                      int room, uintptr_t *fault) {
     kernel = entry;
     arguments = slots;
     threads = group;
+    cluster = blocks;
+    is_last_round = false;
     warp_count = (group + WARP - 1) / WARP;
     is_strict = strict;
     static_begin = static_cast<unsigned char *>(shared_begin);
@@ -471,9 +479,9 @@ int emulation_launch(void (*entry)(const void *), const void *slots, const unsig
     if (!sigsetjmp(back, 1)) {
         for (Word z = 0; z < grid[2]; ++z)
             for (Word y = 0; y < grid[1]; ++y)
-                for (Word x = 0; x < grid[0]; ++x) {
+                for (Word x = 0; x < grid[0]; x += cluster) {
                     blockIdx = {x, y, z};
-                    run_block();
+                    run_cluster();
                 }
         failed = 0;
     }

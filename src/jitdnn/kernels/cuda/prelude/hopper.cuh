@@ -94,12 +94,12 @@ FUNCTION void tma_prefetch_map(const TensorMap &map) {
 }
 
 // ---- Clusters: `blocks` thread blocks next to each other, which are resident together ------------------------------
-// They write to each other's shared memory. cluster_wait lets a thread go on when all threads of the cluster have
+// They read and write each other's shared memory. cluster_wait lets a thread go on when all threads of the cluster have
 // arrived; what these had written before, there and in memory, is seen then.
 
 #define KERNEL_OF_CLUSTERS(threads, blocks)                                                                       \
-    extern "C" __global__ __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads)
-// The address, for cluster_store, of what lies at `shared` in the shared memory of the cluster's block `rank`.
+    extern "C" __global__ __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads, 1)
+// The address, for cluster_load and cluster_store, of what lies at `shared` in the shared memory of the cluster's block `rank`.
 FUNCTION u32 cluster_address(u32 shared, int rank) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
@@ -111,6 +111,14 @@ FUNCTION void cluster_store4(u32 there, u32 value) {
 FUNCTION void cluster_store8(u32 there, u32 low, u32 high) {
     asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(there), "r"(low), "r"(high) : "memory");
 }
+FUNCTION uint4 cluster_load16(u32 there) {
+    uint4 value;
+    asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "r"(there) : "memory");
+    return value;
+}
+// The same as cluster_arrive for a thread that has written nothing for others, but has read what they wrote.
+FUNCTION void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 FUNCTION void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 FUNCTION void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 

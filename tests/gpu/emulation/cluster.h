@@ -1,0 +1,144 @@
+// Clusters of thread blocks: a part of runtime.cpp.
+//
+// Blocks run one after the other. What others may read of a block's shared memory is kept as it is when all of its threads
+// have arrived at a barrier of the cluster. A block that wants to read what another has not left yet ends there, and runs
+// again from its beginning when that has run: so a kernel may write memory only behind the last barrier before which
+// blocks wait for others, or the same each time.
+#pragma once
+#include "stores.h"
+
+namespace emulation {
+namespace {
+
+constexpr int MOST_CLUSTER = 16, MOST_PHASES = 4, RANK_AT = 24;
+constexpr Word OFFSETS = (1u << RANK_AT) - 1;
+
+// What a block of the cluster has done.
+struct Member {
+    bool has_ended;
+    int phases, stays_for;               // barriers that were complete; how many it must be there for, as others read
+    unsigned char *left[MOST_PHASES];    // shared memory at each of them
+};
+
+Member members[MOST_CLUSTER];
+int rank;             // of the block
+bool is_interrupted;  // it waits for other blocks
+int cluster_arrived, cluster_phase;
+bool is_phase_relaxed;
+int cluster_waits[MOST_THREADS];  // the number of the barrier at which it has arrived, from 1; 0: none that it has not waited for
+int cluster_waited[MOST_THREADS];
+
+void begin_in_cluster() {
+    is_interrupted = false;
+    cluster_arrived = cluster_phase = 0;
+    is_phase_relaxed = true;
+    memset(cluster_waits, 0, sizeof cluster_waits);
+    memset(cluster_waited, 0, sizeof cluster_waited);
+}
+
+// Goes back to where the block was begun; nothing of it goes on.
+void interrupt() {
+    is_interrupted = true;
+    void *nowhere;
+    emulation_switch(&nowhere, main_stack_pointer);
+}
+
+// Runs the blocks of a cluster, of which this is the first, until all have ended.
+void run_cluster() {
+    const Word first = blockIdx.x;
+    for (Member &one : members) one.has_ended = false, one.phases = one.stays_for = 0;
+    for (int left = cluster, known = -1; left;) {
+        int phases = 0;
+        for (int n = 0; n < cluster; ++n) phases += members[n].phases;
+        is_last_round = phases == known;
+        known = phases;
+        for (rank = 0; rank < cluster; ++rank) {
+            if (members[rank].has_ended) continue;
+            blockIdx.x = first + rank;
+            run_block();
+            if (!is_interrupted) members[rank].has_ended = true, --left;
+        }
+    }
+    for (rank = 0; rank < cluster; ++rank)
+        if (members[rank].phases < members[rank].stays_for)
+            emulation_fail(0, "block %d of the cluster ends while others read its memory: no barrier of the cluster behind",
+                           rank);
+}
+
+}  // namespace
+
+extern "C" {
+
+Word emulation_cluster_address(Word address, int block, int line) {
+    if (block < 0 || block >= cluster)
+        emulation_fail(line, "cluster_address: block %d of a cluster of %d", block, cluster);
+    if (address > OFFSETS) emulation_fail(line, "cluster_address: of dynamic shared memory only, not %u", address);
+    return address | Word(block) << RANK_AT;
+}
+
+// The own address of what cluster_address made.
+Word emulation_own_address(Word there, const char *what, int line) {
+    if (int(there >> RANK_AT) != rank)
+        emulation_fail(line, "%s: writes to other blocks of a cluster are not emulated", what);
+    return there & OFFSETS;
+}
+
+const void *emulation_cluster_access(Word there, int bytes, const char *what, int line) {
+    const int block = int(there >> RANK_AT);
+    const Word address = there & OFFSETS;
+    void *own = emulation_shared_access(address, bytes, what, line);
+    if (block == rank) return own;
+    const int phase = cluster_waited[current];
+    if (!phase) emulation_fail(line, "%s: no cluster_wait before: block %d may not have begun", what, block);
+    if (cluster_waits[current])
+        emulation_fail(line, "%s: behind cluster_arrive, by which block %d may write its memory", what, block);
+    Member &other = members[block];
+    if (other.phases < phase) {
+        if (other.has_ended || is_last_round)
+            emulation_fail(line, "%s: block %d does not come to barrier %d of the cluster", what, block, phase);
+        interrupt();
+    }
+    if (other.stays_for <= phase) other.stays_for = phase + 1;
+    return other.left[phase - 1] + address;
+}
+
+void emulation_cluster_arrive(bool is_relaxed, int line) {
+    if (cluster_waits[current]) emulation_fail(line, "cluster_arrive: twice, without cluster_wait");
+    cluster_waits[current] = cluster_phase + 1;
+    is_phase_relaxed = is_phase_relaxed && is_relaxed;
+    if (++cluster_arrived < live_threads) return;
+    if (cluster_phase == MOST_PHASES && cluster > 1)
+        emulation_fail(line, "cluster_arrive: more than %d barriers of a cluster are not emulated", MOST_PHASES);
+    if (cluster > 1) {
+        Member &own = members[rank];
+        unsigned char *&kept = own.left[cluster_phase];
+        kept = static_cast<unsigned char *>(realloc(kept, ARENA));
+        if (is_phase_relaxed)
+            memset(kept, POISON, dynamic_bytes);
+        else
+            memcpy(kept, emulation_dynamic_shared, dynamic_bytes);
+        if (own.phases <= cluster_phase) own.phases = cluster_phase + 1;
+    }
+    if (!is_phase_relaxed) show_to_block();
+    cluster_arrived = 0;
+    is_phase_relaxed = true;
+    ++cluster_phase;
+    for (int thread = 0; thread < threads; ++thread)
+        if (fibers[thread].state == AT_CLUSTER_BARRIER) wake(thread);
+}
+
+void emulation_cluster_wait(int line) {
+    const int phase = cluster_waits[current];
+    if (!phase) emulation_fail(line, "cluster_wait: no cluster_arrive before");
+    cluster_waits[current] = 0;
+    cluster_waited[current] = phase;
+    if (cluster_phase >= phase) return;
+    Fiber &own = fibers[current];
+    own.state = AT_CLUSTER_BARRIER;
+    own.line = line;
+    warps[current / WARP].ready &= ~(1u << current % WARP);
+    run_next();
+}
+
+}  // extern "C"
+}  // namespace emulation
