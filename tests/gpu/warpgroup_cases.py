@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 
 import cases
+from cases import make_case
+from harness import run
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose, wgrad
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Tile
+from jitdnn.problems.convolution import Convolution
 
 SMALL = Tile(2, 1, 1, 64)
 
@@ -50,6 +54,29 @@ def split_into(splits: int, tile: Tile = SMALL) -> Iterator[None]:
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
     return rng.standard_normal(shape)
+
+
+def check_not_finite(
+    problem: Convolution, algorithm: WarpgroupGemm, device: Any, value: float, tolerance: float
+) -> None:
+    """Check that one number which is infinite or none gives what it gives in f32."""
+    rng = np.random.default_rng(7)
+    inputs = [rng.standard_normal(o.descriptor.shape).astype(np.float32) for o in problem.inputs]
+    inputs[0].reshape(-1)[5] = value
+    inputs[1].reshape(-1)[:3] = 1e-30  # which scaling makes zero of, and zero times infinity is no number
+    case = make_case(problem, None, 0, inputs)
+    kernel, room = algorithm.build(problem, device), algorithm.workspace(problem, device)
+    (actual,) = run(device, kernel, case, room)
+    with np.errstate(invalid="ignore"):
+        expected = problem.reference(*(one.astype(np.float64) for one in inputs))
+    found = np.isfinite(expected)
+    assert found.any()
+    assert not found.all()
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
+    np.testing.assert_array_equal(
+        actual[~found & ~np.isnan(expected)], expected[~found & ~np.isnan(expected)]
+    )
+    np.testing.assert_allclose(actual[found], expected[found], rtol=10 * tolerance, atol=tolerance)
 
 
 # what f32 holds, and what parts of its numbers must hold, too

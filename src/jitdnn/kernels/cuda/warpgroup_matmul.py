@@ -33,7 +33,7 @@ from jitdnn.kernels.cuda.matmul import (
     refuse_extents,
     refuse_uneven,
 )
-from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, TILES, Finish, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, NO_FINISH, TILES, Finish, Tile
 from jitdnn.kernels.gpu.matmul import TiledGemm
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
@@ -49,7 +49,7 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
     uses_workspace: ClassVar[bool] = True
     parts: ClassVar[int] = 1
 
-    def __init__(self, tiles: tuple[Tile, ...] = TILES) -> None:
+    def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS)) -> None:
         self._tiles = tiles
 
     def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:

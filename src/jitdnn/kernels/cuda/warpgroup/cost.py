@@ -33,6 +33,9 @@ _TILE_CYCLES = 900.0  # from one tile of a thread block to the next
 _EMPTY_CYCLES = 1300.0  # of a tile of zeros, beside storing them
 _START_CYCLES = 2100.0  # until a thread block's first products
 _PARTIAL_CYCLES = 890.0  # of partial sums on their way to the workspace, without their bytes
+_EXCHANGE_CYCLES = 800.0  # of a cluster, beside those of its sums
+_EXCHANGE_BYTES = 22.0  # of sums that a thread block of a cluster writes for others and reads, in a cycle
+_CLUSTER_FACTOR = 1.25  # of a stage of clusters, forward and for data gradients
 _MEMORY_SHARE = 0.86  # of the bandwidth of copies
 _UNHIDDEN = 0.05
 """Of the shorter of work and memory: where memory is the limit, of two tiles the one that wastes less is faster."""
@@ -103,14 +106,17 @@ def seconds(
     if is_wgrad:
         stage *= _ACROSS_FACTOR if tile.across > 1 and not shared_rows else 1.0
     else:
-        stage += _OUTSIDE_CYCLES * outside
+        stage = (stage + _OUTSIDE_CYCLES * outside) * (_CLUSTER_FACTOR if tile.cluster > 1 else 1.0)
     works = blocking.works(products)
-    length = blocking.blocks_of_split if blocking.is_split else products.longest
+    length = products.longest if blocking.is_whole else blocking.blocks_of_split
     out = tile.m * tile.n * 4 / l2_bytes_per_cycle(device.facts) if blocking.is_split else 0.0
     finished = finish.instructions * tile.m * tile.n / _LANES
     # the results of a tile leave behind the products of the next
-    one = length * stage + _TILE_CYCLES + (out + _PARTIAL_CYCLES if blocking.is_split else finished)
     chunks = tile.m * tile.n * result_bytes / l2_bytes_per_cycle(device.facts)
+    one = length * stage + _TILE_CYCLES + (out + _PARTIAL_CYCLES if blocking.is_split else finished)
+    if tile.cluster > 1:
+        one += _EXCHANGE_CYCLES + tile.m * tile.n * 4 / _EXCHANGE_BYTES + finished * (1 / tile.cluster - 1)
+        chunks = chunks / tile.cluster
     if len(products.rows) > 1:
         busy = longest_load(products, tile, device.multiprocessors, [
             max(blocks * stage + _TILE_CYCLES + finished, chunks) if blocks

@@ -160,19 +160,23 @@ FUNCTION void begin_dividing(const Ring &ring) {
     mbarrier_init_fence();
 }
 
+// The sum that a thread has as a number of a slab's, over the pixels of a piece of work.
+FUNCTION f32 exact_sum_of(const Tables &tables, const Work &work, int warpgroup, int slab, int number, const f32 *x,
+                          const f32 *dy) {
+    const int first_pixel = work.first_block * BK, last_pixel = min(work.last_block * BK, (int)tables.phases[0].rows);
+    const int row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, number / 2 % 2);
+    const int column = warpgroup % WARPGROUPS_N * WN + number / 4 * 8 + threadIdx.x % 4 * 2 + number % 2;
+    if (row >= (int)tables.rows || work.columns.from(tables, column) <= 0) return 0;
+    return exact_sum(tables, work, row, column, x, dy, tables.packs[0], tables.packs[1], first_pixel, last_pixel);
+}
+
 // In place of store_partial, of operands that are not finite: as halves they would not be what they are in f32.
 FUNCTION void store_exact_partial(f32 *partials, const Tables &tables, const Work &work, int number, int warpgroup,
                                   const f32 *x, const f32 *dy) {
     f32 *to = partials + ((i64)number * WARPGROUPS + warpgroup) * ROWS * SLAB_SUMS + threadIdx.x % 128 * 4;
-    const int first_pixel = work.first_block * BK, last_pixel = min(work.last_block * BK, (int)tables.phases[0].rows);
 #pragma unroll 1
     for (int number = 0; number < ROWS * WN / 2; ++number) {
         const int slab = number / (WN / 2), in_slab = number % (WN / 2), eight = in_slab / 4;
-        const int row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, in_slab / 2 % 2);
-        const int column = warpgroup % WARPGROUPS_N * WN + eight * 8 + threadIdx.x % 4 * 2 + in_slab % 2;
-        const bool is_there = row < (int)tables.rows && work.columns.from(tables, column) > 0;
-        to[slab * SLAB_SUMS + eight * 512 + in_slab % 4] =
-            is_there ? exact_sum(tables, work, row, column, x, dy, tables.packs[0], tables.packs[1], first_pixel, last_pixel)
-                     : 0.0f;
+        to[slab * SLAB_SUMS + eight * 512 + in_slab % 4] = exact_sum_of(tables, work, warpgroup, slab, in_slab, x, dy);
     }
 }

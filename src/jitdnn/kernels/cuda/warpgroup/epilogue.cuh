@@ -14,6 +14,15 @@ FUNCTION u32 sum_bits(f32 sum) { return __float_as_uint(sum); }
 FUNCTION u32 sum_bits(i32 sum) { return (u32)sum; }
 FUNCTION void sum_of_bits(u32 bits, f32 &sum) { sum = __uint_as_float(bits); }
 FUNCTION void sum_of_bits(u32 bits, i32 &sum) { sum = (i32)bits; }
+FUNCTION void add_four(SUM (&sums)[4], const uint4 &four) {
+    const u32 bits[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        SUM more;
+        sum_of_bits(bits[n], more);
+        sums[n] += more;
+    }
+}
 
 // Exchanges words between four neighbouring lanes: `own` of the lane with number n becomes the n-th of all four.
 FUNCTION void transpose_of_four(u32 (&own)[4]) {
@@ -212,4 +221,68 @@ FUNCTION void store_partial(const Sums &sums, SUM *partials, const Tables &table
             store16(to + slab * SLAB_SUMS + j * 512,
                     uint4{sum_bits(four[0]), sum_bits(four[1]), sum_bits(four[2]), sum_bits(four[3])});
         }
+}
+
+// Where 16 columns of a thread's two rows lie: of each eight how many there are, and the place of the first.
+struct ColumnsPlace {
+    int first_row, first_column, columns[2];
+    i64 places[2];
+
+    METHOD ColumnsPlace(const Tables &tables, const Work &work, int first_row, int first_column)
+        : first_row(first_row), first_column(first_column) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            columns[j] = work.columns.from(tables, first_column + 8 * j);
+            places[j] = work.columns.place(tables, first_column + 8 * j);
+        }
+    }
+};
+
+// Stores the results of a thread's 2 x 4 sums of 16 columns. Where results may be stored as vectors, four lanes exchange
+// theirs of half precision, and each stores 8 columns of a row. `summed`: the sums of results that there are. By whole
+// warps, of which `is_there` is the same.
+FUNCTION void store_columns(const SUM (&sums)[2][4], f32 (&summed)[2][4], const Tables &tables, const Work &work,
+                            const ColumnsPlace &of, bool is_there, RESULT *result, SCALE alpha,
+                            SCALE beta EPILOGUE_PARAMETERS) {
+    const int lane = threadIdx.x % 4;
+    constexpr bool is_exchanged = IS_RESULT_VECTOR && RESULT_BYTES == 2 && !IS_INTEGER;
+    constexpr bool is_paired = IS_RESULT_VECTOR && RESULT_BYTES == 4 && !IS_INTEGER;
+    u32 words[4];  // two neighbours each: of both rows, of both blocks of columns
+    i64 places[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int row = of.first_row + half * 8;
+        places[half] = is_there ? row_place(tables, work, row) : NO_PLACE;
+        const Pixel pixel(tables, work, row);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            REAL values[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                REAL &value = values[e];
+                value = (REAL)sums[j][2 * half + e];
+                if (places[half] == NO_PLACE || of.columns[j] <= lane * 2 + e) continue;
+                summed[j][2 * half + e] = (f32)value;
+                const i64 at = places[half] + of.places[j] + (lane * 2 + e) * tables.result_column;
+                if constexpr (HAS_EPILOGUE)
+                    value = FINISH(value, pixel, work.channel(of.first_column + 8 * j + lane * 2 + e, tables));
+                if (beta != 0)
+                    value = blended(value, (REAL)alpha, (REAL)beta, (REAL)LOAD(RESULT, result, at));
+                else
+                    value *= (REAL)alpha;
+                if constexpr (!is_exchanged && !is_paired) STORE(RESULT, result, at, value);
+            }
+            if constexpr (is_exchanged) words[2 * half + j] = PACK((f32)values[0], (f32)values[1]);
+            if (is_paired && places[half] != NO_PLACE && of.columns[j] > lane * 2)
+                store8(result + places[half] + of.places[j] + lane * 2,
+                       uint2{__float_as_uint((f32)values[0]), __float_as_uint((f32)values[1])});
+        }
+    }
+    if constexpr (is_exchanged) {
+        transpose_of_four(words);
+        const i64 place = lane / 2 ? places[1] : places[0];
+        if (place != NO_PLACE && (lane % 2 ? of.columns[1] : of.columns[0]) > 0)
+            store16(result + place + (lane % 2 ? of.places[1] : of.places[0]),
+                    uint4{words[0], words[1], words[2], words[3]});
+    }
 }

@@ -22,7 +22,11 @@ FUNCTION void store_zeros(const Tables &tables, const Work &work, int first_row,
     }
 }
 
+#if CLUSTER > 1
+KERNEL_OF_CLUSTERS(BLOCK_THREADS, CLUSTER)
+#else
 KERNEL2(BLOCK_THREADS, 1)
+#endif
 void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS,
               u8 *workspace, SCALE alpha, SCALE beta) {
     extern __shared__ __attribute__((aligned(1024))) u8 shared_memory[];
@@ -36,6 +40,10 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #endif
 #endif
     const Ring ring = {smem_address(shared_memory)};
+#if CLUSTER > 1
+    const Exchange exchange = {ring.shared};
+    if (threadIdx.x == 0) exchange.initialize();
+#endif
     if (threadIdx.x == 0) ring.initialize();
 #if HAS_PROLOGUE
     begin_prologue(ring, tables, scale, shift);
@@ -49,6 +57,13 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
     if (warpgroup == WARPGROUPS) {
         registers_release<PRODUCER_REGISTERS>();
         if (threadIdx.x == 128 * WARPGROUPS) produce(ring, tables);
+#if CLUSTER > 1
+        __syncwarp();
+        cluster_arrive_relaxed();
+        cluster_wait();
+        cluster_arrive_relaxed();
+        cluster_wait();
+#endif
     } else {
         registers_acquire<CONSUMER_REGISTERS>();
 #if HAS_PROLOGUE
@@ -74,6 +89,21 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #endif
                 store_partial(sums, partials, tables, number, warpgroup);
         }
+#elif CLUSTER > 1
+        const Work work(tables, blockIdx.x);
+        consumer.multiply<1>(sums, work.last_block - work.first_block, false, [](int) {});
+        exchange.wait_for_products();
+#if IS_DIVIDED
+        if (!consumer.is_finite)
+            exchange.leave_exactly(tables, work, warpgroup, first, second);
+        else
+#endif
+            exchange.leave(sums, warpgroup);
+        cluster_arrive();
+        cluster_wait();
+        store_share(exchange, tables, work, warpgroup, result, workspace, alpha, beta EPILOGUE_ARGUMENTS);
+        cluster_arrive_relaxed();
+        cluster_wait();  // a block stays as long as others read what it left
 #else
         const u32 staging = ring.shared + STAGING_AT + warpgroup * 2 * BUFFER_BYTES;
         const u32 rows = ring.shared + ROWS_AT + warpgroup * ROWS * 64 * 8;
@@ -178,15 +208,7 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     const int splits = is_there ? (int)tables.splits : 0;
     const int begin = splits * sharer / sharing, end = splits * (sharer + 1) / sharing;
     auto load = [&](int split, int j) { return *(const uint4 *)(from + split * tiles * (BM * BN) + j * 512); };
-    auto add = [&](const uint4 &four, int j) {
-        const u32 bits[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            SUM more;
-            sum_of_bits(bits[n], more);
-            sums[j][n] += more;
-        }
-    };
+    auto add = [&](const uint4 &four, int j) { add_four(sums[j], four); };
     // while the first are under way, where the results go is found out
     constexpr int AHEAD = 2;
     uint4 ahead[AHEAD][2];
@@ -196,14 +218,8 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     const Work work(tables, tile);
     const int first_row = work.first_row + (warpgroup / WARPGROUPS_N * ROWS + slab) * 64 + thread / 32 * 16 +
                           thread % 32 / 4;
-    const int first_column = warpgroup % WARPGROUPS_N * WN + 16 * pair, lane = thread % 4;
-    int columns[2];  // that there are from the first of eight on
-    i64 column_places[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-        columns[j] = work.columns.from(tables, first_column + 8 * j);
-        column_places[j] = work.columns.place(tables, first_column + 8 * j);
-    }
+    const int first_column = warpgroup % WARPGROUPS_N * WN + 16 * pair;
+    const ColumnsPlace place(tables, work, first_row, first_column);
 #pragma unroll
     for (int n = 0; n < AHEAD; ++n)
         if (begin + n < end) add(ahead[n][0], 0), add(ahead[n][1], 1);
@@ -230,51 +246,8 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
 #pragma unroll
     for (int n = 0; n < 8; ++n) sums[n / 4][n % 4] = scales.power.times(sums[n / 4][n % 4]);
 #endif
-#if HAS_SUMS
     f32 summed[2][4] = {};
-#endif
-    constexpr bool is_exchanged = IS_RESULT_VECTOR && RESULT_BYTES == 2 && !IS_INTEGER;
-    constexpr bool is_paired = IS_RESULT_VECTOR && RESULT_BYTES == 4 && !IS_INTEGER;
-    u32 words[4];  // two neighbours each: of both rows, of both blocks of columns
-    i64 places[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int row = first_row + half * 8;
-        places[half] = leads ? row_place(tables, work, row) : NO_PLACE;
-        const Pixel pixel(tables, work, row);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            REAL values[2];
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                REAL &value = values[e];
-                value = (REAL)sums[j][2 * half + e];
-                if (places[half] == NO_PLACE || columns[j] <= lane * 2 + e) continue;
-#if HAS_SUMS
-                summed[j][2 * half + e] = (f32)value;
-#endif
-                const i64 at = places[half] + column_places[j] + (lane * 2 + e) * tables.result_column;
-                if constexpr (HAS_EPILOGUE)
-                    value = FINISH(value, pixel, work.channel(first_column + 8 * j + lane * 2 + e, tables));
-                if (beta != 0)
-                    value = blended(value, (REAL)alpha, (REAL)beta, (REAL)LOAD(RESULT, result, at));
-                else
-                    value *= (REAL)alpha;
-                if constexpr (!is_exchanged && !is_paired) STORE(RESULT, result, at, value);
-            }
-            if constexpr (is_exchanged) words[2 * half + j] = PACK((f32)values[0], (f32)values[1]);
-            if (is_paired && places[half] != NO_PLACE && columns[j] > lane * 2)
-                store8(result + places[half] + column_places[j] + lane * 2,
-                       uint2{__float_as_uint((f32)values[0]), __float_as_uint((f32)values[1])});
-        }
-    }
-    if constexpr (is_exchanged) {
-        transpose_of_four(words);
-        const i64 place = lane / 2 ? places[1] : places[0];
-        if (place != NO_PLACE && (lane % 2 ? columns[1] : columns[0]) > 0)
-            store16(result + place + (lane % 2 ? column_places[1] : column_places[0]),
-                    uint4{words[0], words[1], words[2], words[3]});
-    }
+    store_columns(sums, summed, tables, work, place, leads, result, alpha, beta EPILOGUE_ARGUMENTS);
 #if HAS_SUMS
     const int of_result = work.first_row / 64 + warpgroup / WARPGROUPS_N * ROWS + slab;
 #pragma unroll

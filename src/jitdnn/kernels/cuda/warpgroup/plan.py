@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 STAGE_ROW = 128
 """Bytes of K in a stage: what a row of shared memory has under the swizzle that all operands use."""
 _MAX_STAGES = 8
 _BARRIER_BYTES = 16  # of a stage
+_AT_ONCE = {2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
+_OF_MULTIPROCESSORS = 132
+"""Clusters of so many thread blocks that run at once, by the driver's word of an H200: multiprocessors stand in groups,
+and some are left over."""
+_EXCHANGE_BARRIER_BYTES = 16
 _CHUNK_ROWS = 64
 _CONSUMER_REGISTERS = {1: 232, 2: 232, 3: 160}
 """Of a thread, by consumers; as in sizes.cuh."""
@@ -17,15 +22,20 @@ _CONSUMER_REGISTERS = {1: 232, 2: 232, 3: 160}
 
 @dataclass(frozen=True)
 class Tile:
-    """Of a thread block: `down` by `across` consumers, each with `rows` slabs of 64 rows by `wn` columns."""
+    """Of a thread block: `down` by `across` consumers, each with `rows` slabs of 64 rows by `wn` columns.
+
+    `cluster`: thread blocks that share the K of a tile, and add their sums in shared memory.
+    """
 
     down: int
     across: int
     rows: int
     wn: int
+    cluster: int = 1
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups"
+        blocks = f", clusters of {self.cluster}" if self.cluster > 1 else ""
+        return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups{blocks}"
 
     @property
     def m(self) -> int:
@@ -57,9 +67,10 @@ class Tile:
         return 128 if self.wn * result_bytes % 128 == 0 else 64
 
     def other_bytes(self, is_split: bool, result_bytes: int) -> int:
-        """Shared memory beside the stages, without barriers: rows, and two chunks of results of each consumer."""
-        staging = 0 if is_split else self.warpgroups * 2 * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
-        return 8 * 64 * self.rows * self.warpgroups + staging
+        """Shared memory beside the stages, without their barriers: rows, and two chunks of results of each consumer."""
+        is_part = is_split or self.cluster > 1
+        staging = 0 if is_part else self.warpgroups * 2 * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
+        return 8 * 64 * self.rows * self.warpgroups + staging + _EXCHANGE_BARRIER_BYTES
 
     def stages(self, shared_bytes: int, parts: int, is_split: bool, result_bytes: int) -> int:
         """Stages that fit into a multiprocessor's shared memory."""
@@ -72,7 +83,7 @@ class Tile:
     def has_registers(self, is_promoted: bool, result_bytes: int, is_split: bool) -> bool:
         """Whether a thread has the registers for the sums (twice where those of a stage are moved to others), and for
         results on their way out."""
-        words = 0 if is_split else self.sums * result_bytes // 4
+        words = 0 if is_split or self.cluster > 1 else self.sums * result_bytes // 4
         most = _CONSUMER_REGISTERS[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
         return self.sums * (2 if is_promoted else 1) + words <= most
 
@@ -102,6 +113,19 @@ TILES = (
     Tile(1, 1, 1, 32),
 )
 """Tiles worth trying, those first that are best for many problems."""
+CLUSTERS = tuple(
+    replace(Tile(*shape), cluster=cluster)
+    for shape, clusters in (
+        ((2, 1, 1, 128), (2, 3, 5)),
+        ((2, 1, 1, 64), (2, 3)),
+        ((1, 1, 1, 128), (2, 3, 4, 8)),
+        ((1, 1, 1, 64), (2, 3, 4, 5, 6, 8)),
+        ((2, 1, 1, 192), (4,)),
+        ((1, 1, 1, 192), (3,)),
+    )
+    for cluster in clusters
+)
+"""Those that are best for some problem of few tiles."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +183,13 @@ class Blocking:
 
     @property
     def is_split(self) -> bool:
-        return self.splits > 1
+        """Whether partial sums go through memory."""
+        return self.splits > 1 and self.tile.cluster == 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether results leave behind the products of a thread block."""
+        return self.splits == 1
 
     @property
     def shared(self) -> int:
@@ -183,6 +213,11 @@ def blockings(
         if not tile.has_chunks(result_bytes):
             continue
         count, longest = products.tiles(tile), products.longest
+        if tile.cluster > 1:
+            found += _in_clusters(
+                products, tile, shared_bytes, multiprocessors, parts, result_bytes, is_promoted
+            )
+            continue
         wanted = {min_splits}
         if len(products.rows) == 1:
             for waves in (1, 2, 3, 4):
@@ -201,3 +236,20 @@ def blockings(
                 continue
             found.append(Blocking(tile, stages, splits, length, parts, result_bytes))
     return found
+
+
+def _in_clusters(
+    products: Products, tile: Tile, shared_bytes: int, multiprocessors: int, parts: int, result_bytes: int,
+    is_promoted: bool,
+) -> list[Blocking]:  # fmt: skip
+    """The blocking of a tile whose K a cluster shares, if all clusters run at once and every block has a part."""
+    cluster, longest = tile.cluster, products.longest
+    length = -(-longest // cluster)
+    at_once = multiprocessors * _AT_ONCE[cluster] // _OF_MULTIPROCESSORS
+    if len(products.rows) > 1 or products.tiles(tile) > at_once or (cluster - 1) * length >= longest:
+        return []
+    stages = tile.stages(shared_bytes, parts, False, result_bytes)
+    has_room = stages * tile.stage_bytes(parts) >= 4 * tile.m * tile.n  # for the sums
+    if stages < 2 or not has_room or not tile.has_registers(is_promoted, result_bytes, False):
+        return []
+    return [Blocking(tile, stages, cluster, length, parts, result_bytes)]

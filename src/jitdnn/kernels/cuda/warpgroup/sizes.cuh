@@ -1,5 +1,7 @@
 // Sizes that follow from the macros of a blocking (warpgroup/plan.py) and of the types; see mainloop.cuh.
 
+// Whether a piece of work is a part of a tile's K: of partial sums in memory, or of a cluster of thread blocks.
+constexpr bool IS_PART = IS_SPLIT || CLUSTER > 1;
 constexpr int WARPGROUPS = WARPGROUPS_M * WARPGROUPS_N;
 constexpr int BM = 64 * ROWS * WARPGROUPS_M, BN = WN * WARPGROUPS_N;
 constexpr int BK = 128 / ELEMENT_BYTES;  // of a stage, in SUBS pieces, each of which a row of shared memory holds
@@ -32,5 +34,5 @@ constexpr int CONSUMER_REGISTERS = MOST_REGISTERS < 232 ? MOST_REGISTERS : 232;
 constexpr int CHUNK = CHUNK_BYTES / RESULT_BYTES;  // columns of a chunk of results: 64 rows of CHUNK_BYTES
 constexpr int BUFFER_BYTES = 64 * CHUNK_BYTES;
 constexpr int STAGING_AT = STAGES * STAGE_BYTES;
-constexpr int ROWS_AT = STAGING_AT + (IS_SPLIT ? 0 : WARPGROUPS * 2 * BUFFER_BYTES);
-constexpr int BARRIERS_AT = ROWS_AT + WARPGROUPS * ROWS * 64 * 8;
+constexpr int ROWS_AT = STAGING_AT + (IS_PART ? 0 : WARPGROUPS * 2 * BUFFER_BYTES);
+constexpr int EXCHANGE_BARRIER_AT = ROWS_AT + WARPGROUPS * ROWS * 64 * 8, BARRIERS_AT = EXCHANGE_BARRIER_AT + 16;

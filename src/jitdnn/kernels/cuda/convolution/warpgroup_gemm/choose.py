@@ -189,10 +189,10 @@ def _correlation_plan(
     is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
     if batch:
         is_vector = is_vector and batch.result * result_bytes % ALIGNMENT == 0
-    if strides.channel == 1 and not is_vector and not blocking.is_split:
+    if strides.channel == 1 and not is_vector and blocking.is_whole:
         seconds += narrow_store_seconds(device.facts, sum(rows) * geometry.out_channels * groups)
     boxes = None
-    if is_vector and len(phases) == 1 and not blocking.is_split:
+    if is_vector and len(phases) == 1 and blocking.is_whole:
         extents_of_result = (geometry.images, *(axis.results for axis in phases[0]))
         row_step = linear_step(extents_of_result, (strides.image, *strides.space))
         group_step = batch.result if batch else strides.group
@@ -222,7 +222,7 @@ def _correlation_plan(
     )  # fmt: skip
     return Plan(
         False, dtypes(problem), result.dtype, rank, len(phases), is_mn_major, is_vector,
-        strides.channel != 1 and not blocking.is_split, boxes is not None, row_bytes, blocking,
+        strides.channel != 1 and blocking.is_whole, boxes is not None, row_bytes, blocking,
         works, packs, Tables(tuple(maps), numbers),
         (room + 8 * sum_rows * channels) if sum_rows else at + blocking.partial_bytes(products),
         fusion.seconds(seconds, False) + pack_seconds(packs, device), fusion, channels,

@@ -117,6 +117,7 @@ def source_of(
             if parts == 2 and plan.is_scaled
             else "",
             read_text("cuda/warpgroup", "divide.cuh") if plan.is_divided else "",
+            read_text("cuda/warpgroup", "cluster.cuh") if tile.cluster > 1 else "",
             read_text("cuda/warpgroup", "kernel.cuh", *(("pack.cu",) if any(plan.packs) else ())),
         )
     )
@@ -146,6 +147,7 @@ def source_of(
         ("STAGES", blocking.stages),
         ("PARTS", blocking.parts),
         ("IS_SPLIT", int(blocking.is_split)),
+        ("CLUSTER", tile.cluster),
         ("A_MN_MAJOR", int(plan.is_wgrad)),
         ("B_MN_MAJOR", int(plan.is_b_mn_major)),
         ("PHASES", plan.phases),
@@ -185,7 +187,8 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     launches = [Launch("find_maxima", (MAXIMA, 2), 512)] if plan.is_scaled else []
     if packs:
         launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256))
-    launches.append(Launch("multiply", min(multiprocessors, plan.works), tile.threads, plan.shared))
+    groups = plan.works if tile.cluster > 1 else min(multiprocessors, plan.works)
+    launches.append(Launch("multiply", groups, tile.threads, plan.shared, cluster=tile.cluster))
     if plan.blocking.is_split:
         sums = plan.works // plan.blocking.splits * tile.m * tile.n
         sharing = reduction_sharing(plan.blocking.splits)

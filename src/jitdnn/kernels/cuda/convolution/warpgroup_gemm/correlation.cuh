@@ -18,7 +18,9 @@ struct Work {
     METHOD Work(const Tables &tables, int number) {
         const int tiles_n = (int)tables.tiles_n, tiles = (int)tables.tiles_m * tiles_n;
         int split = 0;
-        if constexpr (IS_SPLIT) {
+        if constexpr (CLUSTER > 1) {
+            split = number % CLUSTER, number /= CLUSTER;
+        } else if constexpr (IS_SPLIT) {
             split = number / (tiles * (int)tables.groups);
             number -= split * tiles * (int)tables.groups;
         }
@@ -93,7 +95,7 @@ struct Loader {
         column = work.columns.first + work.group * (int)tables.b_column_step;
         a_channel = work.group * (int)tables.a_channel_step, b_channel = work.group * (int)tables.b_channel_step;
         const int blocks = (int)tables.channel_blocks, first = work.first_block * SUBS;
-        int tap = IS_SPLIT ? first / blocks : 0;  // the first block of all is that of tap 0
+        int tap = IS_PART ? first / blocks : 0;  // the first block of all is that of tap 0
         channel = (first - tap * blocks) * SUB_K, channels = blocks * SUB_K;
         filter_at[2] = (int)x.first_tap, filter_at[1] = (int)y.first_tap;
         filter_at[0] = (int)z.first_tap + work.group * (int)tables.b_outer_step;

@@ -57,7 +57,9 @@ class Fusion:
         return None
 
     def tiles(self, tiles: Sequence[Tile], result_bytes: int, is_wgrad: bool) -> tuple[Tile, ...]:
-        """Those whose threads have the registers."""
+        """Those whose threads have the registers, and without clusters where these do not do what is fused."""
+        if self.has_prologue or self.has_sums:
+            tiles = [tile for tile in tiles if tile.cluster == 1]
         if not self.has_prologue:
             return tuple(tiles)
 

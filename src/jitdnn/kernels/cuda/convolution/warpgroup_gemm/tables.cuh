@@ -69,6 +69,7 @@ struct Position {
     int image, at[3];
 
     METHOD Position() {}
+    METHOD explicit Position(int number) : image(number), at{number, number, number} {}
     METHOD Position(const Phase &phase, int pixel) {
         const int c = (int)phase.axes[2].results, b = (int)phase.axes[1].results, a = (int)phase.axes[0].results;
         const int line = quotient(pixel, c), plane = quotient(line, b);

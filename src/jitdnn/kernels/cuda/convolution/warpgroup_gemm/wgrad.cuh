@@ -18,12 +18,12 @@ struct Column {
             line = run / runs;
             tap[2] = (run - line * runs) * TAPS_AT_ONCE + block - of_run * TAPS_AT_ONCE;
         } else {
-            const int number = block / blocks;
+            const int number = quotient(block, blocks);
             channel = (block - number * blocks) * 64;
-            line = number / taps_s;
+            line = quotient(number, taps_s);
             tap[2] = number - line * taps_s;
         }
-        const int plane = line / taps_r;
+        const int plane = quotient(line, taps_r);
         tap[1] = line - plane * taps_r, tap[0] = plane;
     }
     METHOD bool is_there(const Tables &tables) const { return !SEGMENT || tap[2] < (int)tables.phases[0].axes[2].taps; }
@@ -53,12 +53,18 @@ struct Work {
 
     METHOD Work(const Tables &tables, int number) {
         const int tiles_n = (int)tables.tiles_n, tiles = (int)tables.tiles_m * tiles_n;
-        const int split = number / (tiles * (int)tables.groups);
-        number -= split * tiles * (int)tables.groups;
-        group = number / tiles;
+        int split = 0;
+        if constexpr (CLUSTER > 1) {
+            split = number % CLUSTER, number /= CLUSTER;
+        } else if constexpr (IS_SPLIT) {
+            split = number / (tiles * (int)tables.groups);
+            number -= split * tiles * (int)tables.groups;
+        }
+        group = tables.groups == 1 ? 0 : number / tiles;
         number -= group * tiles;
-        first_row = number / tiles_n * BM;
-        columns.first = number % tiles_n * BN;
+        const int row_tile = quotient(number, tiles_n);
+        first_row = row_tile * BM;
+        columns.first = (number - row_tile * tiles_n) * BN;
         columns.count = min(BN, (int)tables.columns - columns.first);
         const int blocks = ((int)tables.phases[0].rows + BK - 1) / BK;
         first_block = split * (int)tables.blocks_of_split;
@@ -141,13 +147,16 @@ struct Loader {
 struct Loader {
     static constexpr int BOXES = BN / 64;
     int pixel, row, a_image, b_image;
-    Position at, step;                   // of the first pixel of the next stage; of BK pixels
+    bool is_linear;                      // pixels are copied by their number alone
+    Position at, step;                   // else of the first pixel of the next stage; of BK pixels
     int channels[BOXES], taps[BOXES];    // of 64 columns: the first channel; offsets of 8 bits: s, r, t
     const Axis &x, &y, &z;
 
     METHOD Loader(const Tables &tables, const Work &work)
-        : pixel(work.first_block * BK), at(tables.phases[0], pixel), step(tables.phases[0], BK),
+        : pixel(work.first_block * BK), is_linear(tables.is_a_linear && tables.is_b_linear),
           x(tables.phases[0].axes[2]), y(tables.phases[0].axes[1]), z(tables.phases[0].axes[0]) {
+        at = step = Position(0);
+        if (!is_linear) at = Position(tables.phases[0], pixel), step = Position(tables.phases[0], BK);
         row = work.first_row + work.group * (int)tables.a_channel_step;
         a_image = work.group * (int)tables.a_image_step, b_image = work.group * (int)tables.b_outer_step;
 #pragma unroll
@@ -188,7 +197,7 @@ struct Loader {
             }
         }
         pixel += BK;
-        at.add(tables.phases[0], step);
+        if (!is_linear) at.add(tables.phases[0], step);
     }
 };
 #endif

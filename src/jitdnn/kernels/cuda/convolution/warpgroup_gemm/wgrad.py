@@ -53,7 +53,9 @@ def plan_in_lines(problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ..
         return "one tap along the last axis shares its line with no other"
     found = [
         wgrad_plan(problem, device, own, True, 1, False, False, None, NOTHING, segment)
-        for own in (tuple(tile for tile in tiles if tile.wn == 64 * taps) for taps in (2, 3, 4))
+        for own in (
+            tuple(tile for tile in tiles if tile.wn == 64 * taps and tile.cluster == 1) for taps in (2, 3, 4)
+        )
         for segment in SEGMENTS
         if own
     ]
@@ -113,7 +115,9 @@ def wgrad_plan(
     max_splits = _MAX_SPLITS if uses_workspace else 1
     # columns come in blocks of 64, behind each of which another tap may begin: no chunk of results is longer
     tiles = tuple(
-        tile for tile in tiles if tile.wn % 64 == 0 and tile.chunk_bytes(result_bytes) // result_bytes <= 64
+        tile
+        for tile in tiles
+        if tile.wn % 64 == 0 and (tile.cluster > 1 or tile.chunk_bytes(result_bytes) // result_bytes <= 64)
     )
     tiles = fusion.tiles(tiles, result_bytes, True)
     found = best_blocking(
@@ -169,13 +173,7 @@ def wgrad_plan(
     multiples = [in_channels, row, group, first, *used]
     is_vector = column == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
     boxes = None
-    if (
-        is_vector
-        and not blocking.is_split
-        and not batch
-        and (groups == 1 or out_channels % 64 == 0)
-        and sign > 0
-    ):
+    if is_vector and blocking.is_whole and not batch and (groups == 1 or out_channels % 64 == 0) and sign > 0:
         tap_step = linear_step(problem.filter_spatial, space)
         box_columns = tile.chunk_bytes(result_bytes) // result_bytes
         if tap_step is not None:
@@ -196,7 +194,7 @@ def wgrad_plan(
         fusion.channels, 0, 0,
     )  # fmt: skip
     return Plan(
-        True, dtypes(problem), dw.dtype, rank, 1, True, is_vector, column != 1 and not blocking.is_split,
+        True, dtypes(problem), dw.dtype, rank, 1, True, is_vector, column != 1 and blocking.is_whole,
         boxes is not None, STAGE_ROW, blocking, works, packs, Tables(maps, numbers),
         at + blocking.partial_bytes(products),
         fusion.seconds(seconds, True) + pack_seconds(packs, device), fusion, is_divided=is_divided, segment=segment,

@@ -45,7 +45,7 @@ def wide_epilogue(plan: Plan, code: EpilogueCode, indices: Sequence[str]) -> Wid
         not plan.is_wide
         or not code.functions
         or not plan.is_vector
-        or plan.blocking.is_split
+        or not plan.blocking.is_whole
         or plan.is_wgrad
     ):
         return None
