@@ -19,7 +19,7 @@ from warpgroup_tiles import LARGEST_ERROR, TYPES, Run, seconds
 from jitdnn import Handle
 from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul
-from jitdnn.kernels.cuda.warpgroup.plan import TILES
+from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, TILES
 from jitdnn.kernels.cuda.warpgroup_matmul import WarpgroupMatmul
 from jitdnn.problems.matmul import MatMul
 
@@ -57,7 +57,7 @@ def measure(words: str, dtype: str, is_transposed: bool, device: Any) -> None:
     product = Product(m, n, k, dtype, is_transposed)
     problem = product.problem
     runs: dict[str, Run] = {}
-    algorithms: dict[str, Any] = {str(tile): WarpgroupMatmul((tile,)) for tile in TILES}
+    algorithms: dict[str, Any] = {str(tile): WarpgroupMatmul((tile,)) for tile in (*TILES, *CLUSTERS)}
     algorithms["mma.sync"] = TensorCoreMatmul()
     expected: dict[str, str] = {}
     for name, algorithm in algorithms.items():

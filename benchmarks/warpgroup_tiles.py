@@ -34,7 +34,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradInLines,
     WarpgroupWgradScaled,
 )
-from jitdnn.kernels.cuda.warpgroup.plan import TILES
+from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, TILES
 from jitdnn.problems.convolution import Convolution
 
 Run = Callable[[], Any]
@@ -126,12 +126,12 @@ def measure(words: str, device: Any, math: str) -> None:
     scaled = WarpgroupWgradScaled if is_wgrad else WarpgroupGemmScaled
     is_tf32 = is_f32 and math == "tf32"
     family: Any = scaled if is_tf32 else halves if is_f32 else plain
-    algorithms: dict[str, Any] = {str(tile): family((tile,)) for tile in TILES}
+    algorithms: dict[str, Any] = {str(tile): family((tile,)) for tile in (*TILES, *CLUSTERS)}
     others: dict[str, Any] = {}  # what else takes filter gradients by such tiles
     if is_wgrad and not is_tf32:
         others = {"divided": WarpgroupWgradDivided} if is_f32 else {"in lines": WarpgroupWgradInLines}
     for way, other_family in others.items():
-        algorithms |= {f"{tile} {way}": other_family((tile,)) for tile in TILES}
+        algorithms |= {f"{tile} {way}": other_family((tile,)) for tile in (*TILES, *CLUSTERS)}
     if is_tf32:
         algorithms["wgmma of tf32"] = plain()
     if is_tf32 or not is_f32:
