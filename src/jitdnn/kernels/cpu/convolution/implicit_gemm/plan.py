@@ -182,8 +182,9 @@ class ImplicitGemmPlan(Geometry):
 
     @property
     def has_partial_tiles(self) -> bool:
-        """True if the last tiles of an axis reach beyond its end."""
-        return any(of % side for of, side in zip(self.results, self.box, strict=True))
+        """True if the last tiles of an axis reach beyond its end, or may do so for an extent that code takes."""
+        pairs = zip(self.results, self.box, strict=True)
+        return any(side > 1 and (isinstance(of, Extent) or of % side) for of, side in pairs)
 
     # ---- blocks and tasks
 
@@ -310,7 +311,7 @@ class ImplicitGemmPlan(Geometry):
     def sums_elements(self) -> int:
         """Elements of a thread's sums: one tile, or all of a task's where they are spilled."""
         size = self.panels_per_task * self.panel_sums_elements if self.spills else self.tile_elements
-        if self.is_input_unpacked and self.has_partial_tiles:
+        if self.is_input_unpacked:
             size += self.tile_elements  # the store of a tile that was moved back begins within its sums
         return whole_lines(size, self.c.dtype, self.isa)
 
