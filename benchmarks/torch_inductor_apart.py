@@ -141,12 +141,12 @@ def parent(arguments: argparse.Namespace) -> None:
     names = arguments.models or list(torch_inductor.MODELS)
     given = sys.argv[1 + len(arguments.models) :]
     with tempfile.TemporaryDirectory() as folder:
-        lock = str(Path(folder) / "lock")
+        lock = arguments.lock or str(Path(folder) / "lock")
         for _ in range(2 if arguments.again else 1):
             running = []
             for name in names:
                 for side in SIDES:
-                    command = [sys.executable, __file__, name, *given, "--lock", lock, "--only", side]
+                    command = [sys.executable, __file__, name, *given, "--only", side, "--lock", lock]
                     running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             rows(running)
 
@@ -205,7 +205,7 @@ def main() -> None:
     )
     made.add_argument("--again", action="store_true", help="with warm caches, too")
     made.add_argument("--only", choices=SIDES, help=argparse.SUPPRESS)
-    made.add_argument("--lock", help=argparse.SUPPRESS)
+    made.add_argument("--lock", help="a file that other runs of this script at the same time are given, too")
     arguments = torch_inductor.parsed(made)
     if arguments.only is None:
         parent(arguments)
