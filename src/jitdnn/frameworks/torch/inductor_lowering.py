@@ -73,8 +73,7 @@ def register() -> None:
         node = _graph().current_node
         x, w, operands, *arguments = node.args
         values = [one.meta["val"] for one in (x, w, *operands)]
-        is_here = all(value.device.type == "cpu" for value in values)
-        if named or len(arguments) != 7 or not is_here or not all(map(has_static_form, values)):
+        if named or len(arguments) != 7 or not all(map(has_static_form, values)):
             given, named = constrain_to_fx_strides(node, *given, **named)
             return fused(*given, **named)
         laid = _laid([*given[:2], *given[2]], [value.stride() for value in values])
@@ -111,9 +110,8 @@ def call(a: Tensor, b: Tensor, bias: Tensor | None, text: str) -> Callable[[], T
 def pointwise_call(
     x: Tensor, w: Tensor, operands: Sequence[Tensor], arguments: Sequence[Any]
 ) -> Callable[[], Tensor]:
-    """The same of a convolution and what follows, a launch on a processor; `arguments` of the operator behind its
-    operands."""
-    if not _is_known or x.device.type != "cpu":
+    """The same of a convolution and what follows; `arguments` of the operator behind its operands."""
+    if not _is_known:
         return lambda: convolution_pointwise.default(x, w, operands, *arguments)
     text = settled_pointwise.text_of((x, w, *operands), arguments)
     made = fresh(*settled_pointwise.form_of_result(text), x.device)

@@ -72,7 +72,7 @@ def _prepared(text: str, device: torch.device) -> _Into:
         except NotSupported:
             found = None
         run = None
-        if found is not None and found[1] is not None:
+        if found is not None:
             ends = [descriptor(one) for one in given]
             on_gpu = direct(handle, found[0], (x, w, y, *given), device, found[1], ends)
             run = None if on_gpu is None else lambda _, addresses: on_gpu.at(addresses)
