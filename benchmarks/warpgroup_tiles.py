@@ -26,13 +26,17 @@ from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemm, ImplicitGemmWgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
+    WarpgroupGemmDivided,
     WarpgroupGemmHalves,
     WarpgroupGemmScaled,
     WarpgroupWgrad,
     WarpgroupWgradDivided,
+    WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,
     WarpgroupWgradInLines,
+    WarpgroupWgradRows,
     WarpgroupWgradScaled,
+    WarpgroupWgradScaledDivided,
 )
 from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, TILES
 from jitdnn.problems.convolution import Convolution
@@ -127,9 +131,19 @@ def measure(words: str, device: Any, math: str) -> None:
     is_tf32 = is_f32 and math == "tf32"
     family: Any = scaled if is_tf32 else halves if is_f32 else plain
     algorithms: dict[str, Any] = {str(tile): family((tile,)) for tile in (*TILES, *CLUSTERS)}
-    others: dict[str, Any] = {}  # what else takes filter gradients by such tiles
-    if is_wgrad and not is_tf32:
-        others = {"divided": WarpgroupWgradDivided} if is_f32 else {"in lines": WarpgroupWgradInLines}
+    others: dict[str, Any] = {}  # what else takes such tiles
+    if is_wgrad and is_tf32:
+        others = {"divided": WarpgroupWgradScaledDivided}
+    elif is_wgrad and is_f32:
+        others = {
+            "divided": WarpgroupWgradDivided,
+            "divided, mixed": WarpgroupWgradDividedRows,
+            "dy divided": WarpgroupWgradRows,
+        }
+    elif is_wgrad:
+        others = {"in lines": WarpgroupWgradInLines}
+    elif is_f32 and not is_tf32:
+        others = {"divided": WarpgroupGemmDivided}
     for way, other_family in others.items():
         algorithms |= {f"{tile} {way}": other_family((tile,)) for tile in (*TILES, *CLUSTERS)}
     if is_tf32:

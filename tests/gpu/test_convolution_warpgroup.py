@@ -18,15 +18,19 @@ from examples import examples
 from harness import run, run_algorithm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
+    WarpgroupGemmDivided,
     WarpgroupGemmHalves,
     WarpgroupGemmInPlace,
     WarpgroupGemmScaled,
     WarpgroupWgrad,
     WarpgroupWgradDivided,
+    WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,
     WarpgroupWgradInLines,
     WarpgroupWgradInPlace,
+    WarpgroupWgradRows,
     WarpgroupWgradScaled,
+    WarpgroupWgradScaledDivided,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, reduction_sharing, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
@@ -53,13 +57,22 @@ def algorithms_of(problem: Convolution, tiles: tuple[Tile, ...] = TILES) -> tupl
         return (
             WarpgroupWgrad(tiles), WarpgroupWgradInPlace(tiles), WarpgroupWgradHalves(tiles),
             WarpgroupWgradScaled(tiles), WarpgroupWgradDivided(tiles), WarpgroupWgradInLines(tiles),
+            WarpgroupWgradRows(tiles), WarpgroupWgradDividedRows(tiles), WarpgroupWgradScaledDivided(tiles),
         )  # fmt: skip
     return (
-        WarpgroupGemm(tiles), WarpgroupGemmInPlace(tiles), WarpgroupGemmHalves(tiles), WarpgroupGemmScaled(tiles)
+        WarpgroupGemm(tiles), WarpgroupGemmInPlace(tiles), WarpgroupGemmHalves(tiles),
+        WarpgroupGemmScaled(tiles), WarpgroupGemmDivided(tiles),
     )  # fmt: skip
 
 
-HALF_PRECISION = {"halves": 2, "scaled": 3, "divided": 4}
+HALF_PRECISION = {
+    "halves": 2,
+    "scaled": 3,
+    "divided": 4,
+    "dy divided": 6,
+    "divided mixed": 7,
+    "scaled and divided": 8,
+}
 """Those that multiply f32 as f16, by their numbers among the algorithms."""
 
 
@@ -212,6 +225,10 @@ HALVED = [
     "conv_bwd_filter n2 c16 h9 w7 k32 r3 s3 pad1 g2 f32",
 ]
 DIVIDED = [
+    "conv_fwd n2 c36 h7 w6 k24 r3 s3 pad1 f32 nhwc",
+    "conv_fwd n3 c136 h7 w7 k72 r1 s1 f32 nhwc",
+    "conv_fwd n1 c32 d3 h5 w6 k32 t2 r3 s2 g2 f32 nhwc",
+    "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 stride2 f32 nhwc flip",
     "conv_bwd_filter n2 c16 h9 w7 k24 r3 s3 pad1 f32 nhwc",
     "conv_bwd_filter n3 c136 h7 w7 k72 r1 s1 f32 nhwc",
     "conv_bwd_filter n3 c16 d4 h9 w6 k32 t2 r2 s1 stride2x2x1 g2 f32 nhwc flip",
@@ -220,6 +237,12 @@ MULTIPLIED = [
     *(("halves", one) for one in HALVED),
     *(("scaled", one) for one in HALVED[::2]),
     *(("divided", one) for one in DIVIDED),
+    *(
+        (way, one)
+        for way in ("dy divided", "divided mixed", "scaled and divided")
+        for one in DIVIDED
+        if "bwd_filter" in one
+    ),
 ]
 
 
@@ -254,7 +277,7 @@ def test_products_of_halves_may_vanish(cuda_device: Any) -> None:
 def test_halves_of_what_is_not_finite(name: str, words: str, value: float, cuda_device: Any) -> None:
     """Infinities and NaN give what they give in f32, where they are read, and nothing elsewhere."""
     problem = convolution(words)
-    tolerance = 2e-2 if name == "scaled" else 1e-5  # of sums of some hundred products with 11 bits
+    tolerance = 2e-2 if name.startswith("scaled") else 1e-5  # of sums of some hundred products with 11 bits
     check_not_finite(problem, algorithms_of(problem)[HALF_PRECISION[name]], cuda_device, value, tolerance)
 
 
@@ -298,6 +321,8 @@ def test_any_address(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         "conv_fwd n2 c64 h5 w7 k16 r3 s3 pad1 bf16 nhwc",
         "conv_bwd_data n2 c64 h5 w7 k16 r3 s3 pad1 bf16 nhwc",
         "conv_bwd_filter n2 c64 h5 w7 k16 r3 s3 pad1 bf16 nhwc",
+        "conv_fwd n2 c24 h5 w7 k16 r3 s3 pad1 f32 nhwc",
+        "conv_bwd_filter n2 c16 h5 w7 k16 r3 s3 pad1 f32 nhwc",
     ):
         assert check(convolution(words), cuda_device)
 

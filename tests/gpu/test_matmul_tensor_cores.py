@@ -15,6 +15,7 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
 from jitdnn.kernels.cuda.warpgroup_matmul import (
     WarpgroupMatmul,
+    WarpgroupMatmulDivided,
     WarpgroupMatmulHalves,
     WarpgroupMatmulInPlace,
 )
@@ -34,6 +35,7 @@ def product(words: str) -> MatMul:
 
 EVERY = (
     TensorCoreMatmul(), TensorCoreMatmulInPlace(), WarpgroupMatmul(), WarpgroupMatmulInPlace(), WarpgroupMatmulHalves(),
+    WarpgroupMatmulDivided(),
 )  # fmt: skip
 
 

@@ -20,15 +20,19 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
 from jitdnn.kernels.cuda.convolution.patch import Patch
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
+    WarpgroupGemmDivided,
     WarpgroupGemmHalves,
     WarpgroupGemmInPlace,
     WarpgroupGemmScaled,
     WarpgroupWgrad,
     WarpgroupWgradDivided,
+    WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,
     WarpgroupWgradInLines,
     WarpgroupWgradInPlace,
+    WarpgroupWgradRows,
     WarpgroupWgradScaled,
+    WarpgroupWgradScaledDivided,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.convolution.winograd.algorithm import (
@@ -41,6 +45,7 @@ from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
 from jitdnn.kernels.cuda.rnn.algorithm import PersistentSteps, PersistentStepsTensorCores, PersistentStepsTf32
 from jitdnn.kernels.cuda.warpgroup_matmul import (
     WarpgroupMatmul,
+    WarpgroupMatmulDivided,
     WarpgroupMatmulHalves,
     WarpgroupMatmulInPlace,
 )
@@ -70,6 +75,7 @@ _CORRELATION: tuple[Algorithm, ...] = (
     WarpgroupGemmInPlace(),
     WarpgroupGemmScaled(),
     WarpgroupGemmHalves(),
+    WarpgroupGemmDivided(),
     Winograd4Halves(),
     Winograd2Halves(),
     ImplicitGemm(),
@@ -86,8 +92,11 @@ _WGRAD: tuple[Algorithm, ...] = (
     WarpgroupWgradInLines(),
     WarpgroupWgradInPlace(),
     WarpgroupWgradScaled(),
+    WarpgroupWgradScaledDivided(),
     WarpgroupWgradHalves(),
     WarpgroupWgradDivided(),
+    WarpgroupWgradDividedRows(),
+    WarpgroupWgradRows(),
     WinogradWgrad4Halves(),
     WinogradWgrad2Halves(),
     ImplicitGemmWgrad(),
@@ -112,6 +121,7 @@ _MATMUL: tuple[Algorithm, ...] = (
     WarpgroupMatmul(),
     WarpgroupMatmulInPlace(),
     WarpgroupMatmulHalves(),
+    WarpgroupMatmulDivided(),
     TensorCoreMatmul(),
     TensorCoreMatmulInPlace(),
     *PLAIN[MatMul, None],

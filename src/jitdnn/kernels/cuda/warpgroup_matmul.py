@@ -48,6 +48,7 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
     problem = MatMul
     uses_workspace: ClassVar[bool] = True
     parts: ClassVar[int] = 1
+    divides_rows: ClassVar[bool] = False
 
     def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS)) -> None:
         self._tiles = tiles
@@ -68,7 +69,16 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
         self, problem: MatMul, device: GpuDevice, has_epilogue: bool = True, finish: Finish = NO_FINISH
     ) -> tuple[Orientation, Plan] | str:
         """The orientation and the plan that are expected to be fastest, or why there are none."""
-        return _plan(problem, device, self._tiles, self.uses_workspace, self.parts, has_epilogue, finish)
+        return _plan(
+            problem,
+            device,
+            self._tiles,
+            self.uses_workspace,
+            self.parts,
+            has_epilogue,
+            finish,
+            self.divides_rows,
+        )
 
     def arithmetic(self, problem: Problem) -> str:
         return tensor_core_arithmetic(problem)
@@ -84,7 +94,9 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
         orientation, plan = found
 
         def other() -> Kernel:
-            if problem.has_float8:
+            if (
+                problem.has_float8 or self.parts == 2
+            ):  # what multiplies f32 at any address is no more exact than tf32
                 kernel = TiledGemm().build_in_place(problem, device, epilogue)
             else:
                 kernel = TensorCoreMatmulInPlace().build(problem, device, epilogue)
@@ -124,6 +136,13 @@ class WarpgroupMatmulHalves(WarpgroupMatmul):
         return max(HALVES_ERROR, 2.0 * storing_roundoff(problem))
 
 
+class WarpgroupMatmulDivided(WarpgroupMatmulHalves):
+    """f32 with one operand divided into halves in registers, 64 numbers of a row at a time; the other one is packed."""
+
+    name = "matrix_units_3xf16_divided"
+    divides_rows = True
+
+
 @lru_cache(512)
 def _plan(
     problem: MatMul,
@@ -133,6 +152,7 @@ def _plan(
     parts: int,
     has_epilogue: bool,
     finish: Finish,
+    divides_rows: bool,
 ) -> tuple[Orientation, Plan] | str:
     found: list[tuple[Orientation, Plan]] = []
     fusion = Fusion(finish=finish) if finish != NO_FINISH else NOTHING
@@ -141,7 +161,9 @@ def _plan(
         orientation = orientation_of(problem, name)
         one, batch = orientation.problem, orientation.batch
         refused = unplannable(one, parts == 2)
-        plan = refused or plan_of(one, device, tiles, uses_workspace, parts, batch, fusion)
+        plan = refused or plan_of(
+            one, device, tiles, uses_workspace, parts, batch, fusion, divides_rows=divides_rows
+        )
         if isinstance(plan, str):
             reason = reason or plan
         else:

@@ -27,8 +27,16 @@ _LANES = 128  # of a multiprocessor: numbers of which it computes one instructio
 _BOX_CYCLES = 110.0  # of the copy engine for a box of few rows
 _DIVISION = 4.5
 """Times that what is divided into halves goes through the path to shared memory, or takes as long as that."""
+_ROUGH_DIVISION = 3.5  # the same where only first halves are wanted
+_ROWS_CYCLES = 450.0  # of a stage of a warpgroup: dividing 64 rows in registers, and adding its sums
+_PRODUCT_CYCLES = (
+    30.0  # of a product whose first operand comes from registers, beside those of one from shared memory
+)
+_STEPS = 4  # products along K of a stage
+_MIXED_FACTOR = 1.32  # of a stage of which one operand is divided in registers and the other in shared memory
 _OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
 _ACROSS_FACTOR = 1.35  # of a wgrad's stage that two warpgroups share across
+_ROWS_ACROSS_FACTOR = 1.15  # the same where each of them divides its rows in registers
 _TILE_CYCLES = 900.0  # from one tile of a thread block to the next
 _EMPTY_CYCLES = 1300.0  # of a tile of zeros, beside storing them
 _START_CYCLES = 2100.0  # until a thread block's first products
@@ -72,17 +80,30 @@ def stage_cycles(
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
     flops = 2.0 * tile.m * tile.n * STAGE_ROW / 2
-    products = 3 if parts == 2 else 1
+    products = 3 if parts == 2 and not blocking.is_rough else 1
     mma = products * flops / (_OPERATIONS_OF_BYTE * facts.shared_bytes_per_cycle)
     of_b = tile.across * shared_rows.count if shared_rows else tile.n
     brought = parts * (tile.m + of_b)  # rows of 128 bytes
-    read = products * (tile.m // 64) * tile.across * (64 + tile.wn) + (2 * tile.n if is_rewritten else 0)
+    of_a = 64 * (2 if blocking.divides_rows else products)
+    read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (2 * tile.n if is_rewritten else 0)
     shared = (brought + read) * STAGE_ROW / (_SHARED_SHARE * facts.shared_bytes_per_cycle)
     if is_divided:
-        shared += _DIVISION * brought * STAGE_ROW / facts.shared_bytes_per_cycle
+        divided = parts * of_b if blocking.divides_rows else brought
+        shared += (
+            (_ROUGH_DIVISION if blocking.is_rough else _DIVISION)
+            * divided
+            * STAGE_ROW
+            / facts.shared_bytes_per_cycle
+        )
     copies = brought * (STAGE_ROW // row_bytes) * (_WGRAD_ROW_CYCLES if is_wgrad else _ROW_CYCLES)
     if shared_rows:
         copies = max(copies, _BOX_CYCLES * parts * shared_rows.boxes * (tile.m // 64 + tile.across))
+    if blocking.divides_rows:
+        # operands in registers take the tensor cores longer; each warpgroup divides, multiplies and adds in turn
+        if is_divided:
+            return _MIXED_FACTOR * max(mma / _EFFICIENCY, shared, copies)
+        own = mma / tile.warpgroups + _PRODUCT_CYCLES * products * _STEPS * tile.rows
+        return max(tile.warpgroups * own, own + _ROWS_CYCLES, shared, copies)
     return max(mma / _EFFICIENCY, shared, copies)
 
 
@@ -104,7 +125,8 @@ def seconds(
     outside = blocking.parts * (products.tiles_n(tile) * tile.n - products.n) / products.tiles_n(tile)
     stage = stage_cycles(blocking, device, row_bytes, is_wgrad, is_rewritten, is_divided, shared_rows)
     if is_wgrad:
-        stage *= _ACROSS_FACTOR if tile.across > 1 and not shared_rows else 1.0
+        if tile.across > 1 and not shared_rows:
+            stage *= _ROWS_ACROSS_FACTOR if blocking.divides_rows else _ACROSS_FACTOR
     else:
         stage = (stage + _OUTSIDE_CYCLES * outside) * (_CLUSTER_FACTOR if tile.cluster > 1 else 1.0)
     works = blocking.works(products)
@@ -151,13 +173,14 @@ def best_blocking(
     products: Products, tiles: Sequence[Tile], device: GpuDevice, bytes_moved: int, result_bytes: int, parts: int,
     max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
     finish: Finish = NO_FINISH,
-    is_divided: bool = False, shared_rows: SharedRows | None = None,
+    is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
+    is_rough: bool = False,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
-    that are for something else. `is_rewritten`, `is_divided`, `shared_rows`: see `stage_cycles`; what is
-    divided is split.
+    that are for something else. `is_rewritten`, `is_divided`, `shared_rows`: see `stage_cycles`; `divides_rows`,
+    `is_rough`: see `Blocking`. What is divided is split.
     """
     found = [
         (
@@ -186,6 +209,8 @@ def best_blocking(
             max_splits,
             is_promoted,
             2 if is_divided else 1,
+            divides_rows,
+            is_rough,
         )
     ]
     if not found:

@@ -10,19 +10,31 @@
 constexpr int KNOWN_AT = BARRIERS_AT + 16 * STAGES;            // barriers of each stage: maxima are known, halves ready
 constexpr int FOUND_AT = KNOWN_AT + 16 * STAGES;               // maxima, of both operands, by each warp
 constexpr int FOUND_WORDS = 8 * WARPGROUPS;
-constexpr int GROUPS_OF_A = BM / 64, GROUPS = GROUPS_OF_A + B_COLUMNS / 64;  // of 64 channels
+constexpr int GROUPS_OF_A = DIVIDES_ROWS ? 0 : BM / 64, GROUPS = GROUPS_OF_A + B_COLUMNS / 64;  // of 64 channels
 constexpr int PIXELS_AT_ONCE = 8 * WARPGROUPS;
 constexpr int TURNS = (64 + PIXELS_AT_ONCE - 1) / PIXELS_AT_ONCE;  // until all pixels are divided
 // Whether a thread keeps what it has looked at until it is divided, beside its sums.
-constexpr bool KEEPS = ROWS * WN + GROUPS * TURNS * 4 <= (WARPGROUPS == 3 ? 96 : 176);
+constexpr bool KEEPS = ROWS * WN + GROUPS * TURNS * 4 <= (WARPGROUPS == 3 ? 96 : 176) - (DIVIDES_ROWS ? 32 * ROWS : 0);
 static_assert(PARTS == 2 && A_MN_MAJOR && B_MN_MAJOR, "of filter gradients alone");
 
-struct DividingConsumer : Consumer {
+#if DIVIDES_ROWS
+typedef RowDividingConsumer BeforeDividing;
+#else
+typedef Consumer BeforeDividing;
+#endif
+
+struct DividingConsumer : BeforeDividing {
     RingPlace ahead;       // of what is divided next
     int shifts;            // what that was multiplied by is 2 to this
+#if !DIVIDES_ROWS
     bool is_finite = true; // all that was divided for this work
+#endif
 
+#if DIVIDES_ROWS
+    METHOD DividingConsumer(const Ring &ring, int warpgroup) : RowDividingConsumer(ring, warpgroup, 0) {}
+#else
     METHOD DividingConsumer(const Ring &ring, int warpgroup) : Consumer(ring, warpgroup) {}
+#endif
 
     METHOD u32 known(int stage) const { return ring.shared + KNOWN_AT + 16 * stage; }
     METHOD u32 ready(int stage) const { return known(stage) + 8; }
@@ -43,7 +55,7 @@ struct DividingConsumer : Consumer {
     METHOD static f32 power(int exponent) { return __uint_as_float((u32)(exponent + 127) << 23); }
 
     // The piece of a lane in one of its turns: 16 bytes of f32.
-    METHOD uint4 load(int stage, int group, int turn) const {
+    METHOD uint4 load_piece(int stage, int group, int turn) const {
         return shared_load16(piece_at(channels_at(stage, group), between(group), pixel_of(turn)));
     }
     METHOD int pixel_of(int turn) const { return threadIdx.x / 32 * 2 + lane / 16 + turn * PIXELS_AT_ONCE; }
@@ -57,15 +69,16 @@ struct DividingConsumer : Consumer {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             high[n] = pack_f16(values[2 * n], values[2 * n + 1]);
+            if (IS_ROUGH) continue;
             low[n] = pack_f16(values[2 * n] - f16_low(high[n]), values[2 * n + 1] - f16_high(high[n]));
         }
         const int pixel = pixel_of(turn);
         const u32 to = channels_at(stage, group) + pixel * 128 + (lane % 16 / 2 ^ pixel % 8) * 16 + lane % 2 * 8;
         shared_store8(to, high[0], high[1]);
-        shared_store8(to + between(group), low[0], low[1]);
+        if (!IS_ROUGH) shared_store8(to + between(group), low[0], low[1]);
     }
 
-    METHOD void divide() {
+    METHOD void divide_ahead() {
         const int stage = ahead.stage, warp = threadIdx.x / 32;
         mbarrier_wait(ring.full(stage), ahead.parity);
         u32 most[2] = {0, 0};
@@ -75,7 +88,7 @@ struct DividingConsumer : Consumer {
 #pragma unroll
             for (int turn = 0; turn < TURNS; ++turn) {
                 if (!has(pixel_of(turn))) break;
-                const uint4 four = load(stage, group, turn);
+                const uint4 four = load_piece(stage, group, turn);
                 if constexpr (KEEPS) kept[group][turn] = four;
                 u32 &found = most[group >= GROUPS_OF_A];
                 found = max(max(found, max(four.x & 0x7fffffffu, four.y & 0x7fffffffu)),
@@ -83,15 +96,15 @@ struct DividingConsumer : Consumer {
             }
         const u32 slots = ring.shared + FOUND_AT + stage * FOUND_WORDS * 4;
 #pragma unroll
-        for (int operand = 0; operand < 2; ++operand) {
+        for (int operand = DIVIDES_ROWS; operand < 2; ++operand) {
             const u32 found = warp_max(most[operand]);
             if (lane == 0) shared_store4(slots + (operand * 4 * WARPGROUPS + warp) * 4, found);
         }
         if (lane == 0) mbarrier_arrive(known(stage));
         mbarrier_wait(known(stage), ahead.parity);
-        int own[2];
+        int own[2] = {};
 #pragma unroll
-        for (int operand = 0; operand < 2; ++operand) {
+        for (int operand = DIVIDES_ROWS; operand < 2; ++operand) {
             u32 found = 0;
 #pragma unroll
             for (int four = 0; four < WARPGROUPS; ++four) {
@@ -117,7 +130,7 @@ struct DividingConsumer : Consumer {
                     uint4 fours[at_once];
 #pragma unroll
                     for (int n = 0; n < at_once; ++n)
-                        if (has(pixel_of(begin + n))) fours[n] = load(stage, group, begin + n);
+                        if (has(pixel_of(begin + n))) fours[n] = load_piece(stage, group, begin + n);
                     __syncwarp();  // all lanes have what they overwrite
 #pragma unroll
                     for (int n = 0; n < at_once; ++n)
@@ -136,12 +149,24 @@ struct DividingConsumer : Consumer {
         Sums stage_sums;
         clear(sums);
         is_finite = true;
-        if (blocks) divide();
+        if (blocks) divide_ahead();
         for (int block = 0; block < blocks; ++block) {
+#if DIVIDES_ROWS
+            Halves halves;
+            divide(place.stage, halves);
+            const int shift = shifts;  // of B
+            mbarrier_wait(ready(place.stage), place.parity);
+            multiply_halves(halves, place.stage, stage_sums);
+            if (block + 1 < blocks) divide_ahead();
+            wgmma_wait<0>();
+            release(place.stage);
+            place.advance();
+            add(sums, stage_sums, halves.shifts, shift);
+#else
             mbarrier_wait(ready(place.stage), place.parity);
             multiply_stage(ring, place.stage, warpgroup, stage_sums, false);
             const Power back(-shifts);
-            if (block + 1 < blocks) divide();
+            if (block + 1 < blocks) divide_ahead();
             wgmma_wait<0>();
             release(place.stage);
             place.advance();
@@ -150,7 +175,11 @@ struct DividingConsumer : Consumer {
 #pragma unroll
                 for (int i = 0; i < WN / 2; ++i)
                     sums[row][i] = fmaf(stage_sums[row][i] * back.first, back.second, sums[row][i]);
+#endif
         }
+#if DIVIDES_ROWS
+        is_finite = !warp_any(!is_finite);
+#endif
     }
 };
 

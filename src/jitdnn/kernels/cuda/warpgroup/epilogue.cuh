@@ -1,11 +1,6 @@
 // The way out of a tile: sums in registers become results, 64 rows of CHUNK_BYTES (a chunk) go through shared memory,
 // and leave in whole sectors of memory; or, where K is split, sums go to the workspace as they are.
 
-// Row of a tile that a thread of a warpgroup holds, in a slab: `half` 0, and 8 rows below it 1.
-FUNCTION int row_of(int slab, int half) {
-    return slab * 64 + threadIdx.x % 128 / 32 * 16 + half * 8 + threadIdx.x % 32 / 4;
-}
-
 constexpr int WORDS = WN * RESULT_BYTES / 8;  // of 4 bytes, in which a thread holds the results of a slab
 constexpr int CHUNKS_OF_SLAB = WN / CHUNK, CHUNKS = ROWS * CHUNKS_OF_SLAB, WORDS_OF_CHUNK = WORDS / CHUNKS_OF_SLAB;
 static_assert(WN % CHUNK == 0, "chunks are whole");

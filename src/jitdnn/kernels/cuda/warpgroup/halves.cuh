@@ -1,5 +1,6 @@
 // Of f32 operands that are multiplied as numbers of half precision, one each or two: what is known of their numbers, in the workspace.
 
+constexpr int AS_IT_IS = DIVIDES_ROWS ? A_MN_MAJOR : -1;  // the operand that is divided where it is multiplied
 constexpr int MAXIMA = 256;  // blocks of find_maxima for each operand; as in operands.py
 
 // A power of two, as a product of two that f32 has. Below 2^-252 any of them makes zero of a sum.
@@ -28,14 +29,17 @@ struct Header {
         const u32 *from = maxima(tables, workspace);
 #pragma unroll
         for (int operand = 0; operand < 2; ++operand) {
+            if (operand == AS_IT_IS) continue;
             const u32 one = from[operand * MAXIMA + threadIdx.x];
             const u32 most = warp_max(one & 0x7fffffffu) | (warp_any(one >> 31) ? 0x80000000u : 0u);
             if (threadIdx.x % 32 == 0) found[operand][threadIdx.x / 32] = most;
         }
         __syncthreads();
         is_finite = true;
+        shifts[0] = shifts[1] = 0;
 #pragma unroll
         for (int operand = 0; operand < 2; ++operand) {
+            if (operand == AS_IT_IS) continue;
             u32 most = 0;
             for (int warp = 0; warp < 8; ++warp) {
                 most = max(most, found[operand][warp] & 0x7fffffffu);
@@ -55,10 +59,11 @@ struct Header {
 
 // What the kernels behind find out of it: by what the sums are to be multiplied.
 struct Scales {
+    int exponent;  // of what both operands together were multiplied by
     Power power;
     bool is_finite;
 
     METHOD Scales(const Tables &tables, const u8 *workspace)
-        : power(-((const i32 *)(workspace + tables.header))[0] - ((const i32 *)(workspace + tables.header))[1]),
-          is_finite(((const i32 *)(workspace + tables.header))[2]) {}
+        : exponent(((const i32 *)(workspace + tables.header))[0] + ((const i32 *)(workspace + tables.header))[1]),
+          power(-exponent), is_finite(((const i32 *)(workspace + tables.header))[2]) {}
 };

@@ -70,6 +70,8 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         PrologueConsumer consumer(ring, tables, warpgroup);
 #elif IS_DIVIDED
         DividingConsumer consumer(ring, warpgroup);
+#elif DIVIDES_ROWS
+        RowDividingConsumer consumer(ring, warpgroup, scales.exponent);
 #else
         Consumer consumer(ring, warpgroup);
 #endif
@@ -82,6 +84,9 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             consumer.begin(work);
 #endif
             consumer.multiply<1>(sums, work.last_block - work.first_block, false, [](int) {});
+#if DIVIDES_ROWS && !IS_DIVIDED
+            if (!consumer.is_finite) consumer.multiply_exactly(sums, tables, work, first, second);
+#endif
 #if IS_DIVIDED
             if (!consumer.is_finite)
                 store_exact_partial(partials, tables, work, number, warpgroup, first, second);
@@ -150,13 +155,16 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             consumer.begin(work);
 #endif
             consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, is_leaving, send);
+#if DIVIDES_ROWS && !IS_DIVIDED
+            if (!consumer.is_finite) consumer.multiply_exactly(sums, tables, work, first, second);
+#endif
             const int first_row = work.first_row + rows_before, row = threadIdx.x % 128;
             if (!IS_RESULT_BOXES || (IS_WIDE ? beta != 0 : !is_plain)) {
                 warpgroup_barrier(warpgroup + 1);  // the rows of the tile before are no longer read
                 if (row < ROWS * 64) shared_store_i64(rows + row * 8, row_place(tables, work, first_row + row));
                 warpgroup_barrier(warpgroup + 1);
             }
-#if IS_SCALED
+#if IS_SCALED && !DIVIDES_ROWS
 #pragma unroll
             for (int slab = 0; slab < ROWS; ++slab)
 #pragma unroll
@@ -175,6 +183,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #endif
             round_results(sums, is_plain, (REAL)alpha, words);
             is_leaving = true, columns = work.columns, leaving_row = first_row, leaving_group = work.group;
+#if DIVIDES_ROWS
+            // fragments take the registers of results on their way out: they leave before the next tile's products
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
+            is_leaving = false;
+#endif
         }
         if (is_leaving) {
 #pragma unroll
@@ -216,8 +230,7 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     for (int n = 0; n < AHEAD; ++n)
         if (begin + n < end) ahead[n][0] = load(begin + n, 0), ahead[n][1] = load(begin + n, 1);
     const Work work(tables, tile);
-    const int first_row = work.first_row + (warpgroup / WARPGROUPS_N * ROWS + slab) * 64 + thread / 32 * 16 +
-                          thread % 32 / 4;
+    const int first_row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, 0);
     const int first_column = warpgroup % WARPGROUPS_N * WN + 16 * pair;
     const ColumnsPlace place(tables, work, first_row, first_column);
 #pragma unroll
@@ -243,6 +256,8 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
 #if IS_SCALED
     const Scales scales(tables, workspace);
     if (PARTS == 2 && !scales.is_finite) return;
+#endif
+#if IS_SCALED && !DIVIDES_ROWS
 #pragma unroll
     for (int n = 0; n < 8; ++n) sums[n / 4][n % 4] = scales.power.times(sums[n / 4][n % 4]);
 #endif

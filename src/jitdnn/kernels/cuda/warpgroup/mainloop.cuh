@@ -63,6 +63,13 @@ FUNCTION void produce(const Ring &ring, const Tables &tables) {
 
 typedef SUM Sums[ROWS][WN / 2];  // of a thread; see wgmma
 
+// Row of a tile that a thread of a warpgroup holds, in a slab: `half` 0, and 8 rows below it 1. Where threads divide
+// pixels (divide_rows.cuh) every second of eight comes first.
+FUNCTION int row_of(int slab, int half) {
+    const int thread = threadIdx.x % 128, number = thread % 32 / 4;
+    return slab * 64 + thread / 32 * 16 + half * 8 + (DIVIDES_ROWS && !A_MN_MAJOR ? number % 4 * 2 + number / 4 : number);
+}
+
 // From the beginning of an operand's stage to that of a product along K, in units of a descriptor's address.
 template <bool IS_MN_MAJOR, int OPERAND_ROWS>
 FUNCTION constexpr u32 step_offset(int step) {
@@ -85,7 +92,7 @@ FUNCTION void multiply_stage(const Ring &ring, int stage, int warpgroup, Sums &s
     wgmma_fence();
     // the small products first: lo * hi, hi * lo, then hi * hi
 #pragma unroll
-    for (int product = PARTS == 1 ? 2 : 0; product < 3; ++product) {
+    for (int product = PARTS == 1 || IS_ROUGH ? 2 : 0; product < 3; ++product) {
         const u64 a_part = a + (product == 0 ? A_BYTES / 16 : 0), b_part = b + (product == 1 ? B_BYTES / 16 : 0);
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {

@@ -132,7 +132,7 @@ FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *wo
 KERNEL(256)
 void pack_operands(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
                    RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
-    const int of_first = blocks_of(tables.packs[0]), block = blockIdx.x;
+    const int of_first = DIVIDES_ROWS && !A_MN_MAJOR ? 0 : blocks_of(tables.packs[0]), block = blockIdx.x;
     if (block < of_first)
         pack(tables, 0, first, workspace, block);
     else
@@ -146,8 +146,9 @@ KERNEL(512)
 void find_maxima(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
                  RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
     __shared__ u32 found[16];
-    const Pack &form = tables.packs[blockIdx.y];
-    const f32 *tensor = blockIdx.y ? second : first;
+    const int operand = DIVIDES_ROWS ? 1 - A_MN_MAJOR : blockIdx.y;
+    const Pack &form = tables.packs[operand];
+    const f32 *tensor = operand ? second : first;
     const i64 pixels = form.images * form.extents[0] * form.extents[1] * form.extents[2];
     const i64 count = pixels * form.channels, step = (i64)gridDim.x * 512;
     u32 most = 0;
@@ -183,7 +184,7 @@ void find_maxima(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second
     if (threadIdx.x == 0) {
         for (int warp = 1; warp < 16; ++warp)
             most = max(most & 0x7fffffffu, found[warp] & 0x7fffffffu) | ((most | found[warp]) & 0x80000000u);
-        Header::maxima(tables, workspace)[blockIdx.y * MAXIMA + blockIdx.x] = most;
+        Header::maxima(tables, workspace)[operand * MAXIMA + blockIdx.x] = most;
     }
 }
 #endif

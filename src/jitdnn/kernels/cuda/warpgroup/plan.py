@@ -18,6 +18,8 @@ _EXCHANGE_BARRIER_BYTES = 16
 _CHUNK_ROWS = 64
 _CONSUMER_REGISTERS = {1: 232, 2: 232, 3: 160}
 """Of a thread, by consumers; as in sizes.cuh."""
+_HALVES = 32
+"""Of a thread, of 64 rows that are divided in registers."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,14 @@ class Tile:
     def shared(self, stages: int, parts: int, is_split: bool, result_bytes: int) -> int:
         return stages * (self.stage_bytes(parts) + _BARRIER_BYTES) + self.other_bytes(is_split, result_bytes)
 
-    def has_registers(self, is_promoted: bool, result_bytes: int, is_split: bool) -> bool:
+    def has_registers(
+        self, is_promoted: bool, result_bytes: int, is_split: bool, divides_rows: bool = False
+    ) -> bool:
         """Whether a thread has the registers for the sums (twice where those of a stage are moved to others), and for
-        results on their way out."""
+        results on their way out or (`divides_rows`) the halves of a stage."""
         words = 0 if is_split or self.cluster > 1 else self.sums * result_bytes // 4
+        if divides_rows:
+            words = _HALVES * self.rows
         most = _CONSUMER_REGISTERS[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
         return self.sums * (2 if is_promoted else 1) + words <= most
 
@@ -171,7 +177,8 @@ class Products:
 class Blocking:
     """A tile, its stages, and the splits of K, of `blocks_of_split` stages each.
 
-    `parts`: 2 with halves. `result_bytes`: of an element of the result.
+    `parts`: 2 with halves. `result_bytes`: of an element of the result. `divides_rows`: those of A, in registers.
+    `is_rough`: of the halves only the first ones are multiplied, which have the bits of tf32.
     """
 
     tile: Tile
@@ -180,6 +187,8 @@ class Blocking:
     blocks_of_split: int
     parts: int
     result_bytes: int
+    divides_rows: bool = False
+    is_rough: bool = False
 
     @property
     def is_split(self) -> bool:
@@ -205,7 +214,8 @@ class Blocking:
 
 def blockings(
     products: Products, tiles: Sequence[Tile], shared_bytes: int, multiprocessors: int, parts: int,
-    result_bytes: int, max_splits: int, is_promoted: bool, min_splits: int = 1,
+    result_bytes: int, max_splits: int, is_promoted: bool, min_splits: int = 1, divides_rows: bool = False,
+    is_rough: bool = False,
 ) -> list[Blocking]:  # fmt: skip
     """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves."""
     found = []
@@ -232,9 +242,9 @@ def blockings(
             if splits < min_splits:
                 continue
             stages = tile.stages(shared_bytes, parts, is_split, result_bytes)
-            if stages < 2 or not tile.has_registers(is_promoted, result_bytes, is_split):
+            if stages < 2 or not tile.has_registers(is_promoted, result_bytes, is_split, divides_rows):
                 continue
-            found.append(Blocking(tile, stages, splits, length, parts, result_bytes))
+            found.append(Blocking(tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough))
     return found
 
 

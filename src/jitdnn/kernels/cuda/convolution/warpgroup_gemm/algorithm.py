@@ -124,7 +124,9 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
         assert isinstance(bare, Plan), bare
 
         def other() -> Kernel:
-            if problem.has_float8:
+            if (
+                problem.has_float8 or self.parts == 2
+            ):  # no more exact than tf32 is what multiplies f32 at any address
                 return Direct().build_in_place(problem, device, epilogue)
             return self._other().build(problem, device, epilogue)
 
@@ -207,6 +209,20 @@ class WarpgroupGemmHalves(_Halves):
     """fprop and dgrad of f32."""
 
 
+class WarpgroupGemmDivided(_Halves):
+    """fprop and dgrad of f32 whose data are divided in registers, of each pixel 64 channels at a time.
+
+    They are read as they are, and by the product alone; the filter is packed. A number that is 2^-37 times the largest
+    of those channels is lost.
+    """
+
+    name = "implicit_gemm_3xf16_divided"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        fusion = Fusion(finish=finish_of(epilogue, problem.output.dtype)) if epilogue else NOTHING
+        return plan_of(problem, device, self._tiles, True, 2, None, fusion, divides_rows=True)
+
+
 class WarpgroupWgradHalves(_Halves, WarpgroupWgrad):
     """wgrad of f32."""
 
@@ -222,6 +238,24 @@ class WarpgroupWgradDivided(_Halves, WarpgroupWgrad):
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True)
+
+
+class WarpgroupWgradDividedRows(_Halves, WarpgroupWgrad):
+    """wgrad of f32 whose halves the product itself makes: of x in shared memory, of dy in registers."""
+
+    name = "implicit_gemm_3xf16_divided_mixed"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        return plan_of(problem, device, self._tiles, True, 2, is_divided=True, divides_rows=True)
+
+
+class WarpgroupWgradRows(_Halves, WarpgroupWgrad):
+    """wgrad of f32 whose dy is divided in registers, of each channel 64 pixels at a time; x is packed."""
+
+    name = "implicit_gemm_3xf16_divided_dy"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        return plan_of(problem, device, self._tiles, True, 2, divides_rows=True)
 
 
 class _Scaled(WarpgroupGemm):
@@ -248,3 +282,18 @@ class WarpgroupGemmScaled(_Scaled):
 
 class WarpgroupWgradScaled(_Scaled, WarpgroupWgrad):
     """wgrad of f32, as exact as tf32 that is rounded."""
+
+
+class WarpgroupWgradScaledDivided(_Scaled, WarpgroupWgrad):
+    """wgrad of f32, as exact as tf32 that is rounded, of operands that the product itself rounds.
+
+    They are those of 64 pixels at a time, x in shared memory and dy in registers. What is not finite is computed by
+    multiply-adds.
+    """
+
+    name = "implicit_gemm_scaled_f16_divided"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        return plan_of(
+            problem, device, self._tiles, True, 2, is_divided=True, divides_rows=True, is_rough=True
+        )

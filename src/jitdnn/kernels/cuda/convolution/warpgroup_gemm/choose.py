@@ -18,6 +18,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     MAX_STEP,
     ROWS,
     Operand,
+    Pack,
     filter_map,
     fits_offsets,
     pixel_map,
@@ -50,6 +51,8 @@ MAX_PHASES = 8
 _MAX_SPLITS = 16
 _ROW_COST = {128: 1.0, 64: 0.66, 32: 0.62}
 """Of a row of so many bytes: to the copy engine they are alike, and products of short ones take less."""
+_EMPTY_COST = 1.0
+"""Of one behind the last tap, of zeros that fill up a stage, which take the copy engine no less time."""
 
 
 def unplannable(problem: Convolution, is_scaled: bool = False) -> str | None:
@@ -87,25 +90,38 @@ def plan_of(
     is_scaled: bool = False,
     is_divided: bool = False,
     is_in_lines: bool = False,
+    divides_rows: bool = False,
+    is_rough: bool = False,
 ) -> Plan | str:
     """The plan that is expected to be fastest, of the problem or of a batch of such; or why there is none.
 
-    `is_scaled`: f32 numbers are multiplied as f16, times a power of two; with two `parts` they always are, but those
-    that are divided in shared memory (`is_divided`), in a filter's gradient. `is_in_lines`: of a
-    filter's gradient, whose taps along the last axis share what is copied of x.
+    `is_scaled`: f32 numbers are multiplied as f16, times a power of two; with two `parts` they always are. Operands are
+    packed for it, but those that are divided where they are multiplied: both of a filter's gradient (`is_divided`), in
+    shared memory, and with `divides_rows` dy of them in registers; without `is_divided` dy alone, or the data of other
+    directions. `is_rough`: only the first of these halves are multiplied. `is_in_lines`: of a filter's gradient, whose
+    taps along the last axis share what is copied of x.
     """
     is_scaled = (is_scaled or parts == 2) and not is_divided
     if problem.direction == "bwd_filter":
         if is_in_lines:
             return plan_in_lines(problem, device, tiles)
-        return wgrad_plan(problem, device, tiles, uses_workspace, parts, is_scaled, is_divided, batch, fusion)
-    return _correlation_plan(problem, device, tiles, uses_workspace, parts, is_scaled, batch, fusion)
+        return wgrad_plan(
+            problem, device, tiles, uses_workspace, parts, is_scaled, is_divided, batch, fusion,
+            divides_rows=divides_rows, is_rough=is_rough,
+        )  # fmt: skip
+    return _correlation_plan(
+        problem, device, tiles, uses_workspace, parts, is_scaled, batch, fusion, divides_rows
+    )
 
 
-def _row_bytes(channels: int, size: int, is_exact: bool) -> int:
-    """Of the rows in which channels are brought. `is_exact`: behind them there are those of another group."""
-    choices = [row for row in ROWS if not is_exact or channels * size % row == 0]
-    return min(choices, key=lambda row: -(-channels * size // row) * _ROW_COST[row])
+def _row_bytes(channels: int, size: int, taps: int, is_exact: bool) -> int:
+    """Of the rows in which a tap's channels are brought. `is_exact`: behind them there are those of another group."""
+
+    def cost(row: int) -> float:
+        pieces = taps * -(-channels * size // row)
+        return pieces * _ROW_COST[row] + -pieces % (STAGE_ROW // row) * _EMPTY_COST
+
+    return min((row for row in ROWS if not is_exact or channels * size % row == 0), key=cost)
 
 
 def _correlation_plan(
@@ -117,6 +133,7 @@ def _correlation_plan(
     is_scaled: bool,
     batch: Batch | None,
     fusion: Fusion,
+    divides_rows: bool = False,
 ) -> Plan | str:
     geometry = geometry_of(problem)
     is_forward = problem.direction == "fwd"
@@ -131,10 +148,14 @@ def _correlation_plan(
     if is_mn_major:
         weights = along_columns
     # a packed filter has the channels that are summed innermost
-    packs, at = packed(data, weights, parts, is_scaled)
+    packs, at = packed(data, weights, parts, is_scaled, as_it_is=data if divides_rows else None)
+    if divides_rows and packs[0]:
+        return "numbers are divided where the copy engine reads them: the data have their channels innermost"
     if any(packs) and not uses_workspace:
         return NEEDS_WORKSPACE
     a, b = parts_of(data, packs[0]), parts_of(weights, packs[1])
+    if divides_rows:
+        a = a * parts  # rows of half as many channels of each
     phases = [
         tuple(Axis.of(axis, one) for axis, one in zip(geometry.axes, phase, strict=True))
         for phase in geometry.phases
@@ -142,7 +163,8 @@ def _correlation_plan(
     rank = rank_of(data.extents[0], [axes[0] for axes in phases])
     if not all(fits_offsets(rank, [axis.reach for axis in axes]) for axes in phases):
         return "taps are farther apart than the copy engine takes"
-    row_bytes = _row_bytes(geometry.in_channels, size, geometry.groups > 1)
+    most_taps = max(math.prod(axis.taps for axis in axes) for axes in phases)
+    row_bytes = _row_bytes(geometry.in_channels, size, most_taps, geometry.groups > 1)
     channel_blocks = -(-geometry.in_channels * size // row_bytes)
     rows = [geometry.images * math.prod(axis.results for axis in axes) for axes in phases]
     pieces = [channel_blocks * math.prod(axis.taps for axis in axes) for axes in phases]
@@ -154,6 +176,8 @@ def _correlation_plan(
     if is_mn_major:  # columns come in blocks of 64, and a part of one takes as long
         tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0)
     tiles = fusion.tiles(tiles, result_bytes, False)
+    if divides_rows:
+        tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
     found = best_blocking(
         products,
         tiles,
@@ -167,6 +191,7 @@ def _correlation_plan(
         is_promoted,
         fusion.shared,
         finish=fusion.finish,
+        divides_rows=divides_rows,
     )
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -178,7 +203,7 @@ def _correlation_plan(
             three_of(getattr(axis, name) for axis in axes) for name in ("base", "results", "input_stride")
         )
         for part in a:
-            one = pixel_map(part, rank, base, results, steps, row_bytes, tile.m)
+            one = pixel_map(part, rank, base, results, steps, row_bytes, tile.m, not divides_rows)
             if one is None:
                 return "windows begin farther outside of the image than the copy engine takes"
             maps.append(one)
@@ -218,7 +243,8 @@ def _correlation_plan(
         0 if batch else geometry.in_channels, 1 if batch else 0, *_filter_steps(geometry, is_forward, batch),
         rank == 5, 0, 0,
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
-        *pack_numbers(packs), 0, 0, 0, 0, *data.extents, fusion.channels, room, sum_rows,
+        *pack_numbers((Pack(data, 0) if divides_rows else packs[0], packs[1])), 0, 0, 0, 0, *data.extents,
+        fusion.channels, room, sum_rows,
     )  # fmt: skip
     return Plan(
         False, dtypes(problem), result.dtype, rank, len(phases), is_mn_major, is_vector,

@@ -116,6 +116,7 @@ def source_of(
             read_text("cuda/convolution/warpgroup_gemm", "exact.cuh")
             if parts == 2 and plan.is_scaled
             else "",
+            read_text("cuda/warpgroup", "divide_rows.cuh") if plan.divides_rows else "",
             read_text("cuda/warpgroup", "divide.cuh") if plan.is_divided else "",
             read_text("cuda/warpgroup", "cluster.cuh") if tile.cluster > 1 else "",
             read_text("cuda/warpgroup", "kernel.cuh", *(("pack.cu",) if any(plan.packs) else ())),
@@ -128,6 +129,9 @@ def source_of(
         ("RESULT", plan.result),
         ("IS_SCALED", int(plan.is_scaled)),
         ("IS_DIVIDED", int(plan.is_divided)),
+        ("DIVIDES_ROWS", int(plan.divides_rows)),
+        *((("MULTIPLY_A", "wgmma_a_f16"),) if plan.divides_rows else ()),
+        ("IS_ROUGH", int(plan.blocking.is_rough)),
         ("SEGMENT", plan.segment),
         ("PACKED", "u16" if plan.is_scaled or plan.is_widened else "DTYPE"),
         ("ELEMENT_BYTES", DTYPES[plan.multiplied[0]]),
@@ -151,7 +155,7 @@ def source_of(
         ("A_MN_MAJOR", int(plan.is_wgrad)),
         ("B_MN_MAJOR", int(plan.is_b_mn_major)),
         ("PHASES", plan.phases),
-        ("A_MAPS", plan.phases * blocking.parts),
+        ("A_MAPS", plan.phases * parts),
         ("B_MAPS", blocking.parts),
         ("IS_RESULT_VECTOR", int(plan.is_vector)),
         ("ROWS_FIRST", int(plan.rows_first)),
@@ -184,7 +188,7 @@ def _multiply(first: str, second: str) -> str:
 def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     """Packing, the product, and the sum of the splits."""
     tile, packs = plan.blocking.tile, [pack for pack in plan.packs if pack]
-    launches = [Launch("find_maxima", (MAXIMA, 2), 512)] if plan.is_scaled else []
+    launches = [Launch("find_maxima", (MAXIMA, 1 if plan.divides_rows else 2), 512)] if plan.is_scaled else []
     if packs:
         launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256))
     groups = plan.works if tile.cluster > 1 else min(multiprocessors, plan.works)

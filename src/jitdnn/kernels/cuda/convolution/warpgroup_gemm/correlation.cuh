@@ -127,10 +127,11 @@ struct Loader {
 #pragma unroll
         for (int sub = 0; sub < SUBS; ++sub) {
             const int a = a_channel + channel, b = b_channel + channel;
+            constexpr int further = DIVIDES_ROWS ? SUB_K / 2 : 0;  // of f32 a row has half as many channels
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-                load_pixels(tables, to_a + part * A_BYTES + sub * BM * ROW_BYTES, tables.a(phase, part), barrier, a, w,
-                            h, d, image, s, r, t);
+                load_pixels(tables, to_a + part * A_BYTES + sub * BM * ROW_BYTES, tables.a(phase, part), barrier,
+                            a + part * further, w, h, d, image, s, r, t);
                 const u32 to = to_b + part * B_BYTES;
                 if constexpr (B_MN_MAJOR) {
 #pragma unroll
@@ -151,9 +152,11 @@ struct Loader {
 };
 
 #if PARTS == 2
-// The sum at a row and a column of a tile, of the operands as they are.
+constexpr int MOST_BLOCKS = 0x7fffffff;
+
+// The sum at a row and a column of a tile, of the operands as they are, over these stages.
 FUNCTION f32 exact_sum(const Tables &tables, const Work &work, int row, int column, const f32 *data, const f32 *weights,
-                       const Pack &of_data, const Pack &of_weights) {
+                       const Pack &of_data, const Pack &of_weights, int first_block = 0, int last_block = MOST_BLOCKS) {
     const Phase &phase = tables.phases[work.phase];
     const Position position(phase, row);
     const int of_column = work.columns.first + column + work.group * (int)tables.b_column_step;
@@ -176,7 +179,10 @@ FUNCTION f32 exact_sum(const Tables &tables, const Work &work, int row, int colu
         if (!is_inside) continue;
         from += work.group * tables.a_channel_step * of_data.channel;
         filter += work.group * tables.b_channel_step * along;
-        for (int c = 0; c < (int)tables.channels; ++c)
+        // channels of this tap that belong to those stages
+        const i64 before = (i64)tap * tables.channel_blocks;
+        const i64 begin = ((i64)first_block * SUBS - before) * SUB_K, end = ((i64)last_block * SUBS - before) * SUB_K;
+        for (int c = (int)max(begin, 0ll); c < (int)min(end, tables.channels); ++c)
             sum = fmaf(data[from + c * of_data.channel], weights[filter + c * along], sum);
     }
     return sum;

@@ -72,16 +72,21 @@ def rank_of(extent: int, axes: Sequence[Axis]) -> int:
 
 
 def packed(
-    first: Operand, second: Operand, parts: int, is_scaled: bool, is_widened: bool = False
+    first: Operand,
+    second: Operand,
+    parts: int,
+    is_scaled: bool,
+    is_widened: bool = False,
+    as_it_is: Operand | None = None,
 ) -> tuple[Packs, int]:
     """The packs of operands that are not read directly, and the bytes of the workspace up to their end.
 
-    `is_widened`: both are copied as f16.
+    `is_widened`: both are copied as f16. `as_it_is`: one of them, which is read so if it can be.
     """
     packs: list[Pack | None] = []
     at = HEADER_BYTES if is_scaled else 0
     for operand in (first, second):
-        is_read = operand.is_direct and not is_scaled and not is_widened
+        is_read = operand.is_direct and not is_widened and (not is_scaled or operand is as_it_is)
         pack = None if is_read else Pack(operand, at, parts, is_widened, is_scaled)
         packs.append(pack)
         at += pack.bytes if pack else 0

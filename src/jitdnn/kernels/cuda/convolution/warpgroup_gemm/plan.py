@@ -64,6 +64,11 @@ class Plan:
         return self.blocking.shared + self.fusion.shared + (DIVISION_BYTES if self.is_divided else 0)
 
     @property
+    def divides_rows(self) -> bool:
+        """Whether f32 of A is divided into halves in registers."""
+        return self.blocking.divides_rows
+
+    @property
     def is_integer(self) -> bool:
         return self.dtypes[0] == "i8"
 

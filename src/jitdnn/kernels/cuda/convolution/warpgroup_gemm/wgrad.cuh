@@ -176,23 +176,24 @@ struct Loader {
         const int w = begin(x, at.at[2]), h = begin(y, at.at[1]), d = begin(z, at.at[0]);
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
-            const int further = IS_DIVIDED ? 32 * part : 0;  // of f32 a row has half as many channels
+            // of f32 a row has half as many channels
+            const int of_b = IS_DIVIDED ? 32 * part : 0, of_a = IS_DIVIDED || DIVIDES_ROWS ? 32 * part : 0;
 #pragma unroll
             for (int m = 0; m < BM; m += 64) {
                 const u32 to = to_a + part * A_BYTES + m * 128;
                 if (tables.is_a_linear)
-                    tma_load_3d(to, tables.a(0, part), barrier, row + m + further, pixel, a_image);
+                    tma_load_3d(to, tables.a(0, part), barrier, row + m + of_a, pixel, a_image);
                 else
-                    load_pixels(tables, to, tables.a(0, part), barrier, row + m + further, at.at[2], at.at[1], at.at[0],
+                    load_pixels(tables, to, tables.a(0, part), barrier, row + m + of_a, at.at[2], at.at[1], at.at[0],
                                 at.image + a_image, 0, 0, 0);
             }
 #pragma unroll
             for (int n = 0; n < BOXES; ++n) {
                 const u32 to = to_b + part * B_BYTES + n * SLAB_BYTES;
                 if (tables.is_b_linear)
-                    tma_load_3d(to, tables.b(part), barrier, channels[n] + further, pixel, b_image);
+                    tma_load_3d(to, tables.b(part), barrier, channels[n] + of_b, pixel, b_image);
                 else
-                    load_pixels(tables, to, tables.b(part), barrier, channels[n] + further, w, h, d, at.image + b_image,
+                    load_pixels(tables, to, tables.b(part), barrier, channels[n] + of_b, w, h, d, at.image + b_image,
                                 taps[n] & 255, taps[n] >> 8 & 255, taps[n] >> 16);
             }
         }

@@ -76,6 +76,8 @@ def wgrad_plan(
     batch: Batch | None,
     fusion: Fusion,
     segment: int = 0,
+    divides_rows: bool = False,
+    is_rough: bool = False,
 ) -> Plan | str:
     groups = batch.count if batch else problem.groups
     size, result_bytes = element_bytes(problem, is_scaled or is_divided), DTYPES[problem.w.dtype]
@@ -83,7 +85,9 @@ def wgrad_plan(
         return f"products of {problem.x.dtype} tensors are read along K alone, and K runs over pixels here"
     x = batched(Operand.of(problem.x, 0), batch, batch.data if batch else 0)
     dy = batched(Operand.of(problem.y, 1), batch, batch.filter if batch else 0)
-    packs, at = packed(x, dy, parts, is_scaled, problem.has_float8)
+    packs, at = packed(x, dy, parts, is_scaled, problem.has_float8, dy if divides_rows else None)
+    if divides_rows and packs[1] and not is_divided:
+        return "numbers are divided where the copy engine reads them: dy has its channels innermost"
     if is_divided and (any(packs) or not uses_workspace):
         return "numbers are divided where the copy engine reads them, of splits: both operands have channels innermost"
     if any(packs) and not uses_workspace:
@@ -91,6 +95,8 @@ def wgrad_plan(
     b, a = parts_of(x, packs[0]), parts_of(dy, packs[1])
     if is_divided:
         a, b = a * parts, b * parts  # rows of 32 channels of each
+    elif divides_rows:
+        a = a * parts
     outputs, taps = three(problem.output_spatial, 1), three(problem.filter_spatial, 1)
     strides, dilation = three(problem.stride, 1), three(problem.dilation, 1)
     before = three([n for n, _ in problem.padding], 0)
@@ -120,6 +126,8 @@ def wgrad_plan(
         if tile.wn % 64 == 0 and (tile.cluster > 1 or tile.chunk_bytes(result_bytes) // result_bytes <= 64)
     )
     tiles = fusion.tiles(tiles, result_bytes, True)
+    if divides_rows:
+        tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
     found = best_blocking(
         products,
         tiles,
@@ -135,6 +143,8 @@ def wgrad_plan(
         fusion.has_prologue,
         is_divided=is_divided,
         shared_rows=SharedRows(block // segment, segment + at_once - 1) if segment else None,
+        divides_rows=divides_rows,
+        is_rough=is_rough,
     )
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -143,14 +153,15 @@ def wgrad_plan(
     ones = (1, 1, 1)
     base = (-before[0], -before[1], -before[2])
     is_plain = taps == ones and strides == ones and base == (0, 0, 0) and x.extents == outputs
-    maps_of_a = [rows_map(part, STAGE_ROW, block, batch is not None, not is_divided) for part in a]
+    is_f32 = is_divided or divides_rows  # what is copied of dy
+    maps_of_a = [rows_map(part, STAGE_ROW, block, batch is not None, not is_f32) for part in a]
     maps_of_b: list[TensorMap | None] = [None]
     if is_plain:
         maps_of_b = [rows_map(part, STAGE_ROW, block, batch is not None, not is_divided) for part in b]
     is_a_linear, is_b_linear = all(maps_of_a), all(maps_of_b)
     if not is_a_linear:
         maps_of_a = [
-            pixel_map(part, rank, (0, 0, 0), outputs, ones, STAGE_ROW, block, not is_divided) for part in a
+            pixel_map(part, rank, (0, 0, 0), outputs, ones, STAGE_ROW, block, not is_f32) for part in a
         ]
     if not is_b_linear:
         maps_of_b = [
@@ -161,7 +172,7 @@ def wgrad_plan(
         maps_of_a = [line_map(part, block, segment) for part in a]
         maps_of_b = [line_map(part, block, segment + at_once - 1) for part in b]
     maps = tuple(one for one in (*maps_of_a, *maps_of_b) if one)
-    if len(maps) < 2 * parts:
+    if len(maps) < len(a) + len(b):
         return "windows begin farther outside of the image than the copy engine takes"
     dw = problem.w
     row, column, *space = dw.strides
@@ -190,8 +201,8 @@ def wgrad_plan(
         0 if batch else out_channels, 1 if batch else 0, 0 if batch else in_channels, 0, 1 if batch else 0,
         rank == 5, is_a_linear, is_b_linear,
         at, 0, 0, group, row, column, 0, 0, 0,
-        *pack_numbers((Pack(x, 0), Pack(dy, 0)) if is_divided else packs), first, *tap_space, *x.extents,
-        fusion.channels, 0, 0,
+        *pack_numbers((Pack(x, 0) if is_divided else packs[0], Pack(dy, 0) if is_f32 else packs[1])),
+        first, *tap_space, *x.extents, fusion.channels, 0, 0,
     )  # fmt: skip
     return Plan(
         True, dtypes(problem), dw.dtype, rank, 1, True, is_vector, column != 1 and blocking.is_whole,
