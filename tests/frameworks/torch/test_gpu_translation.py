@@ -171,6 +171,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] =
 }  # fmt: skip
 
 
+def test_means_of_images_with_channels_last() -> None:
+    """PyTorch counts the axes of one element anew in place, which is no reason to run anything by PyTorch."""
+    pooled = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 6))
+    x = real(2, 3, 9, 7).contiguous(memory_format=torch.channels_last)
+    agrees(pooled, x)
+    agrees(nn.Sequential(pooled, nn.RMSNorm(6)), x)  # which writes to its own results
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_operators(name: str) -> None:
     make, shapes = MODELS[name]

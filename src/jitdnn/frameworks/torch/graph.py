@@ -40,9 +40,11 @@ def capture(
             made = partial(make_fx, tracing_mode="fake", _allow_non_fake_inputs=True)
             with _FlatProducts(), AsNodes(options):
                 traced: GraphModule = made(functionalize(function))(*tensors)
+            _drop_idle(traced)
             if any(is_mutating(node.target) for node in traced.graph.nodes):
                 # operators that are made of others, such as rms_norm, write to their own results in there
                 traced = made(functionalize(traced))(*tensors)
+                _drop_idle(traced)
     except JitdnnError:
         raise
     except Exception as error:
@@ -54,10 +56,6 @@ def capture(
         ) from error
     graph = traced.graph
     placeholders = {node for node in graph.nodes if node.op == "placeholder"}
-    for node in list(graph.nodes):
-        if node.op == "call_function" and _changes_nothing(node):
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
     for node in graph.nodes:
         if node.op == "call_function" and is_mutating(node.target):
             written = [a.name for a in node.args if isinstance(a, Node) and a in placeholders]
@@ -83,6 +81,15 @@ class _FlatProducts(TorchFunctionMode):
                 y = function(x.reshape(-1, x.shape[-1]), w, bias)
                 return y.view(*x.shape[:-1], w.shape[0])
         return function(*args, **kwargs)
+
+
+def _drop_idle(traced: GraphModule) -> None:
+    """Take out nodes that change nothing."""
+    for node in list(traced.graph.nodes):
+        if node.op == "call_function" and _changes_nothing(node):
+            node.replace_all_uses_with(node.args[0])
+            traced.graph.erase_node(node)
+    traced.recompile()
 
 
 def _changes_nothing(node: Node) -> bool:
