@@ -183,7 +183,8 @@ class ImplicitGemmPlan(Geometry):
     @property
     def has_partial_tiles(self) -> bool:
         """True if the last tiles of an axis reach beyond its end, or may do so for an extent that code takes."""
-        pairs = zip(self.results, self.box, strict=True)
+        results: tuple[Any, ...] = self.results  # extents among them
+        pairs = zip(results, self.box, strict=True)
         return any(side > 1 and (isinstance(of, Extent) or of % side) for of, side in pairs)
 
     # ---- blocks and tasks
