@@ -15,7 +15,7 @@ from jitdnn import targets
 from jitdnn.devices import cuda_compile
 from jitdnn.devices.cuda_kernel import CudaKernel
 from jitdnn.handle import Handle
-from jitdnn.kernels.cuda.gemm.code import ByAddress
+from jitdnn.kernels.cuda.gemm.code import ByAddress, Reordered
 from jitdnn.planner import choose, kept_plans
 from jitdnn.planner.gpu_kernel_records import record_of
 from jitdnn.planner.plan import Request
@@ -31,6 +31,7 @@ PROBLEMS = {
     "packed": "conv_bwd_filter n2 c64 h9 w8 k64 r3 s3 pad1 f32 nchw",
     "few_channels": "conv_fwd n2 c3 h32 w32 k32 r3 s3 pad1 stride2 bf16 nhwc",
     "product": "matmul m64 n48 k32 f32",
+    "product_not_turned": "matmul m48 n64 k32 f32",
     "pool": "pool_fwd max n2 c3 h8 w8 window2 stride2",
 }
 
@@ -58,6 +59,8 @@ def state(kernel: Any) -> dict[str, Any]:
     """All that a kernel launches with."""
     if isinstance(kernel, ByAddress):
         return {"alignments": kernel.alignments, "mask": kernel._mask, **state(kernel.aligned)}
+    if isinstance(kernel, Reordered):
+        return {"order": kernel.order, **state(kernel.kernel)}
     assert type(kernel) is CudaKernel
     names = ("_index", "_code", "_launches", "_numbers", "_count", "_tables")
     return {"head": kernel._head.format, "name": kernel._source.name} | {n: getattr(kernel, n) for n in names}

@@ -1,8 +1,8 @@
 """Kernels of CUDA in words and numbers, from which another process makes them again without their algorithms.
 
 A launch is the key of its code, its functions with their grids, its integers and tensor maps. A kernel for aligned
-addresses has a record of its own; that for others is built by the algorithm when it is needed. Other kernels are made
-of Python of their own, and have none.
+addresses has a record of its own; that for others is built by the algorithm when it is needed. Of a product that takes
+its operands in another order the order is kept, too. Other kernels are made of Python of their own, and have none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from jitdnn.devices.cuda import CudaDevice
 from jitdnn.devices.cuda_kernel import CudaKernel
 from jitdnn.kernels.algorithm import Kernel
-from jitdnn.kernels.cuda.gemm.code import ByAddress
+from jitdnn.kernels.cuda.gemm.code import ByAddress, Reordered
 
 Record = dict[str, Any]
 
@@ -25,20 +25,32 @@ def record_of(kernel: Kernel, device: CudaDevice) -> Record | None:
     if type(kernel) is ByAddress:
         aligned = record_of(kernel.aligned, device)
         return aligned and {"kind": "by address", "kernel": aligned, "alignments": kernel.alignments}
+    if type(kernel) is Reordered:
+        inner = record_of(kernel.kernel, device)
+        return inner and {"kind": "reordered", "kernel": inner, "order": kernel.order}
     return None
 
 
 def restored(
     record: Mapping[str, Any], device: CudaDevice, whole: Callable[[], Kernel]
-) -> CudaKernel | ByAddress | None:
+) -> CudaKernel | ByAddress | Reordered | None:
     """The kernel of a record; None if its code is there no more. `whole` has the algorithm build it.
 
     Raises ValueError, TypeError and KeyError for what is no record.
     """
     if record["kind"] == "launches":
         return CudaKernel.from_record(device.index, record)
+    if record["kind"] == "reordered":
+        inner = restored(record["kernel"], device, lambda: _inner(whole()))
+        return inner and Reordered(inner, tuple(record["order"]))
     if record["kind"] != "by address":
         raise ValueError(f"no kind of kernel is called {record['kind']!r}")
     aligned = restored(record["kernel"], device, whole)
     # the whole kernel finds out for itself which of its own takes the addresses
     return aligned and ByAddress(aligned, whole, tuple(record["alignments"]))
+
+
+def _inner(kernel: Any) -> Kernel:
+    """The kernel that takes its operands in another order, of one that the algorithm built."""
+    assert isinstance(kernel, Reordered)
+    return kernel.kernel

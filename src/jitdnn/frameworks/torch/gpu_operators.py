@@ -6,6 +6,7 @@ A translation takes the arguments of the operator, with operands or arrays of Nu
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -71,9 +72,13 @@ def pointwise(kind: Kind, function: Callable[..., Any], *arguments: Any) -> Any:
         return where(result, 1.0, 0.0) if kind.dtype.kind == "b" else result
 
     tracer = next(operands_in(arrays)).tracer
-    names = ", ".join(f"v{number}" for number in range(len(arrays)))
-    named = eval(f"lambda {names}: formula({names})", {"formula": formula})  # a formula's inputs have names
-    return tracer.pointwise(trace(named), arrays, kind.dtype)
+    # a formula's inputs have names
+    names = [
+        inspect.Parameter(f"v{number}", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        for number in range(len(arrays))
+    ]
+    formula.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+    return tracer.pointwise(trace(formula), arrays, kind.dtype)
 
 
 def _pointwise(target: Any) -> Translation:
