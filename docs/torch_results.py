@@ -1,4 +1,4 @@
-"""Models of PyTorch by each way to run them, as measured: pictures and a table of docs/pytorch_graphs.md from kept rows.
+"""Models of PyTorch by each way to run them, as measured: pictures and a table of docs/pytorch_graphs.md.
 
     python benchmarks/torch_models.py --threads 2 --batch 1 8 --json docs/torch_results.jsonl
     python benchmarks/torch_training.py --threads 2 --json docs/torch_results.jsonl
