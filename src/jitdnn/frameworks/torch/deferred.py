@@ -276,7 +276,7 @@ def activating(
     if not torch.compiler.is_compiling():
         if type(input) is Deferred:
             return function(input, inplace=is_in_place)
-        if isinstance(_here.call, _Watching):
+        if isinstance(_here.call, _Watching) and type(input) in OWN:  # classes of somebody's own see the call
             return _here.call.activated(function, plain, input, is_in_place)
     return plain(input)
 
