@@ -13,7 +13,6 @@ from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run_algorithm
 from jitdnn.devices import cuda
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose, wgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmHalves,
@@ -24,7 +23,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, Blocking, Tile
-from warpgroup_cases import aligned, check_not_finite, on_hopper  # noqa: F401
+from warpgroup_cases import aligned, blocked_by, check_not_finite, on_hopper  # noqa: F401
 
 
 @contextmanager
@@ -38,12 +37,8 @@ def in_clusters(tile: Tile) -> Iterator[None]:
             tile, stages, tile.cluster, -(-products.longest // tile.cluster), parts, result_bytes
         ), 1e-5
 
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (choose, wgrad):
-            patch.setattr(module, "best_blocking", blocking)
-        choose.plan_of.cache_clear()
+    with blocked_by(blocking):
         yield
-    choose.plan_of.cache_clear()
 
 
 CASES = {

@@ -44,6 +44,13 @@ def split_into(splits: int, tile: Tile = SMALL) -> Iterator[None]:
         length = -(-products.longest // splits)
         return Blocking(tile, 3, -(-products.longest // length), length, 1, 2), 1e-5
 
+    with blocked_by(blocking):
+        yield
+
+
+@contextmanager
+def blocked_by(blocking: Callable[..., tuple[Blocking, float]]) -> Iterator[None]:
+    """Plans within the block have the blocking that this function gives, whatever would be chosen."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (choose, wgrad):
             patch.setattr(module, "best_blocking", blocking)

@@ -14,12 +14,14 @@ from zero, in pairs of opposite sign, do several times better than small integer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from typing import TypeVar
 
 Row = Sequence[Fraction]
+V = TypeVar("V")
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 # the finite points for each alpha; opposite ones follow each other
@@ -122,6 +124,42 @@ def opposite_columns(matrix: Matrix) -> list[tuple[int, int]]:
                 taken |= {a, b}
                 break
     return pairs
+
+
+def times(
+    matrix: Matrix,
+    values: Sequence[V],
+    dot: Callable[[Row, Sequence[V]], V],
+    add: Callable[[V, V], V],
+    subtract: Callable[[V, V], V],
+) -> list[V]:
+    """matrix @ values in few operations, which `dot` (of a row), `add` and `subtract` write down.
+
+    Rows that belong to opposite points (p and -p) differ only in the sign of every second coefficient: their even and
+    odd parts are computed once, then added and subtracted. Columns of opposite points are added and subtracted first.
+    """
+    pairs = opposite_columns(matrix)
+    if pairs:
+        sums = {a: (add(values[a], values[b]), subtract(values[a], values[b])) for a, b in pairs}
+        seconds = {b for _, b in pairs}
+        kept = [j for j in range(len(values)) if j not in seconds]
+        return [
+            dot([row[j] for j in kept], [sums[j][i % 2] if j in sums else values[j] for j in kept])
+            for i, row in enumerate(matrix)
+        ]
+    results: dict[int, V] = {}
+    for a, row in enumerate(matrix):
+        if a in results:
+            continue
+        opposite = opposite_row(matrix, a)
+        if opposite is None:
+            results[a] = dot(row, values)
+            continue
+        b, is_even = opposite
+        even, odd = dot(row[0::2], values[0::2]), dot(row[1::2], values[1::2])
+        results[a] = add(even, odd)
+        results[b] = subtract(even, odd) if is_even else subtract(odd, even)
+    return [results[a] for a in range(len(matrix))]
 
 
 def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:

@@ -1,14 +1,12 @@
-"""Constant matrices times vectors of registers, in few multiply-adds.
-
-Rows that belong to opposite points (p and -p) differ only in the sign of every second coefficient: their even and odd
-parts are computed once, then added and subtracted. Columns of opposite points are added and subtracted first.
-"""
+"""Constant matrices times vectors of registers, in few multiply-adds."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from functools import partial
 
-from jitdnn.kernels.formulas.minimal_filtering import Matrix, Row, opposite_columns, opposite_row
+from jitdnn.kernels.formulas.minimal_filtering import Matrix, Row, opposite_columns, opposite_row, times
 from jitdnn.retention import Recent
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.types import constant_of
@@ -18,8 +16,7 @@ Values = Sequence[Value]
 
 def apply(k: Builder, matrix: Matrix, values: Values) -> list[Value]:
     """matrix @ values; rows or columns of opposite points share their products."""
-    pairs = opposite_columns(matrix)
-    return _by_columns(k, matrix, values, pairs) if pairs else _by_rows(k, matrix, values)
+    return times(matrix, values, partial(_dot, k), operator.add, operator.sub)
 
 
 def apply_to_grid(k: Builder, matrices: Sequence[Matrix], grid: Sequence[Values]) -> list[list[Value]]:
@@ -59,33 +56,6 @@ def _count_operations(matrix: Matrix) -> int:
             done |= {a} if b is None else {a, b[0]}
             count += sum(1 for c in row if c) + (2 if b is not None else 0)
     return count
-
-
-def _by_rows(k: Builder, matrix: Matrix, values: Values) -> list[Value]:
-    results: dict[int, Value] = {}
-    for a, row in enumerate(matrix):
-        if a in results:
-            continue
-        opposite = opposite_row(matrix, a)
-        if opposite is None:
-            results[a] = _dot(k, row, values)
-            continue
-        b, is_even = opposite
-        even, odd = _dot(k, row[0::2], values[0::2]), _dot(k, row[1::2], values[1::2])
-        results[a] = even + odd
-        results[b] = even - odd if is_even else odd - even
-    return [results[a] for a in range(len(matrix))]
-
-
-def _by_columns(k: Builder, matrix: Matrix, values: Values, pairs: Sequence[tuple[int, int]]) -> list[Value]:
-    sums = {a: (values[a] + values[b], values[a] - values[b]) for a, b in pairs}
-    seconds = {b for _, b in pairs}
-    results = []
-    for i, row in enumerate(matrix):
-        kept = [j for j in range(len(row)) if j not in seconds]
-        terms = [sums[j][i % 2] if j in sums else values[j] for j in kept]
-        results.append(_dot(k, [row[j] for j in kept], terms))
-    return results
 
 
 def _dot(k: Builder, row: Row, values: Values) -> Value:

@@ -17,13 +17,7 @@ struct Work {
 
     METHOD Work(const Tables &tables, int number) {
         const int tiles_n = (int)tables.tiles_n, tiles = (int)tables.tiles_m * tiles_n;
-        int split = 0;
-        if constexpr (CLUSTER > 1) {
-            split = number % CLUSTER, number /= CLUSTER;
-        } else if constexpr (IS_SPLIT) {
-            split = number / (tiles * (int)tables.groups);
-            number -= split * tiles * (int)tables.groups;
-        }
+        const int split = split_of(tables, number, tiles);
         group = tables.groups == 1 ? 0 : number / tiles;
         number -= group * tiles;
         const int row_tile = quotient(number, tiles_n);

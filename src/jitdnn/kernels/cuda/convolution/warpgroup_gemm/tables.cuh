@@ -64,6 +64,18 @@ FUNCTION void load_pixels(const Tables &tables, u32 to, const TensorMap &map, u3
 // which a thread that brings the stages of small tiles has no time.
 FUNCTION int quotient(int number, int divisor) { return divisor == 1 ? number : number / divisor; }
 
+// Which part of K a piece of work has, of a split or of a cluster; `number` becomes that of the tile, of all groups.
+FUNCTION int split_of(const Tables &tables, int &number, int tiles) {
+    int split = 0;
+    if constexpr (CLUSTER > 1) {
+        split = number % CLUSTER, number /= CLUSTER;
+    } else if constexpr (IS_SPLIT) {
+        split = number / (tiles * (int)tables.groups);
+        number -= split * tiles * (int)tables.groups;
+    }
+    return split;
+}
+
 // The position of a pixel of a phase: its image, and its number along each axis of space.
 struct Position {
     int image, at[3];

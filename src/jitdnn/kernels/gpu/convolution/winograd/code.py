@@ -240,20 +240,9 @@ def _extents(name: str, tensor: TensorDescriptor) -> dict[str, int]:
     _, c, *space = tensor.shape
     h, w = [1] * (2 - len(space)) + space
     return {
-        f"{name}_count": tensor.size, f"{name}_dense": int(_is_dense(tensor)), f"{name}_lowest": tensor.span()[0],
+        f"{name}_count": tensor.size, f"{name}_dense": int(tensor.is_dense), f"{name}_lowest": tensor.span()[0],
         f"{name}_axis_c": c, f"{name}_axis_h": h, f"{name}_axis_w": w,
     }  # fmt: skip
-
-
-def _is_dense(tensor: TensorDescriptor) -> bool:
-    """Whether its elements fill the memory from the lowest to the highest, whatever their order."""
-    step = 1
-    for stride, extent in sorted(zip(map(abs, tensor.strides), tensor.shape, strict=True)):
-        if extent > 1:
-            if stride != step:
-                return False
-            step *= extent
-    return True
 
 
 def _place(name: str, place: Place) -> dict[str, int]:

@@ -1,29 +1,25 @@
-"""How exact minimal filtering is on GPUs: growth by the transforms is what cpu/convolution/winograd/error.py found."""
+"""How exact minimal filtering is on GPUs; see formulas/minimal_filtering_error.py."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from math import prod, sqrt
 
+from jitdnn.kernels.formulas.minimal_filtering_error import LEAST, SUM_ERROR, growth_of
+from jitdnn.kernels.formulas.minimal_filtering_error import roundings as roundings_of_sums
 from jitdnn.kernels.gpu.convolution.winograd.plan import Axis, Plan
-
-# growth of the error by alpha; and by (m, r) where that differs
-_GROWTH = {1: 1.0, 3: 1.45, 4: 1.4, 5: 2.4, 6: 2.65}
-_GROWTH_OF = {(4, 3): 2.4, (3, 4): 2.4}
-_SUM_ERROR, _MARGIN, _LEAST = 0.27, 1.35, 0.45
 
 
 def growth(plan: Plan) -> float:
     """By how much errors exceed those of a plain sum with as many terms."""
-    return prod(_GROWTH_OF.get((axis.m, axis.r), _GROWTH[axis.alpha]) for axis in plan.axes) / sqrt(
+    return prod(growth_of(axis.m, axis.r) for axis in plan.axes) / sqrt(
         prod(_interior_share(axis) for axis in plan.axes)
     )
 
 
 def roundings(plan: Plan, chain: int) -> float:
     """The error of sums of `chain` terms, in unit roundoffs of the arithmetic."""
-    root = sqrt(chain)
-    return 2.0 + _MARGIN * max(_LEAST, _SUM_ERROR * growth(plan)) * (root + 1.2 + 0.8 / root)
+    return roundings_of_sums(max(LEAST, SUM_ERROR * growth(plan)), chain)
 
 
 @lru_cache(256)

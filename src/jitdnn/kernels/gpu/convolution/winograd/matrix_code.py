@@ -1,11 +1,11 @@
-"""Constant matrices times tiles of numbers as functions in C, written out; rows or columns of opposite points share."""
+"""Constant matrices times tiles of numbers as functions in C, written out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from jitdnn.kernels.formulas.minimal_filtering import Matrix, Row, opposite_columns, opposite_row
+from jitdnn.kernels.formulas.minimal_filtering import Matrix, Row, times
 
 
 def tile_function(name: str, rows: Matrix, columns: Matrix) -> str:
@@ -30,27 +30,13 @@ def tile_function(name: str, rows: Matrix, columns: Matrix) -> str:
 
 def _times(matrix: Matrix, values: Sequence[str], kept: Callable[[str], str]) -> list[str]:
     """The variables that hold matrix @ values."""
-    pairs = opposite_columns(matrix)
-    if pairs:
-        sums = {a: (kept(f"{values[a]} + {values[b]}"), kept(f"{values[a]} - {values[b]}")) for a, b in pairs}
-        left = [j for j in range(len(matrix[0])) if j not in {b for _, b in pairs}]
-        return [
-            kept(_dot([row[j] for j in left], [sums[j][i % 2] if j in sums else values[j] for j in left]))
-            for i, row in enumerate(matrix)
-        ]
-    results: dict[int, str] = {}
-    for a, row in enumerate(matrix):
-        if a in results:
-            continue
-        opposite = opposite_row(matrix, a)
-        if opposite is None:
-            results[a] = kept(_dot(row, values))
-            continue
-        b, is_even = opposite
-        even, odd = kept(_dot(row[0::2], values[0::2])), kept(_dot(row[1::2], values[1::2]))
-        results[a] = kept(f"{even} + {odd}")
-        results[b] = kept(f"{even} - {odd}" if is_even else f"{odd} - {even}")
-    return [results[a] for a in range(len(matrix))]
+    return times(
+        matrix,
+        values,
+        lambda row, terms: kept(_dot(row, terms)),
+        lambda one, other: kept(f"{one} + {other}"),
+        lambda one, other: kept(f"{one} - {other}"),
+    )
 
 
 def _dot(row: Row, values: Sequence[str]) -> str:
