@@ -71,10 +71,8 @@ class CpuAlgorithm(PlannedAlgorithm[OwnProblem, Launch, CpuDevice]):
         else:
             try:
                 library, further = _load_with_extents(plan, device)
-            except (
-                TypeError,
-                AttributeError,
-            ) as error:  # an `Extent` does not do what tracing asks of a number
+            except (TypeError, AttributeError) as error:
+                # an `Extent` does not do what tracing asks of a number
                 if extents.is_strict:
                     raise
                 log.fallback_once(

@@ -33,18 +33,8 @@ _COPY = 3.0  # cycles to copy each vector of a row
 _BEYOND_L2 = 20.0  # factor on the copies of an input tile that does not stay in the L2 cache
 _SPILL = 4.0  # cycles to write a vector of sums to memory and read it back
 _PREFETCHING_TILES = 2.0  # of a panel, which do not hide any of the time that the next one takes to arrive
-_PASSES = (
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    12,
-    16,
-    24,
-    32,
-)  # over the channels of one tap, of which the cheapest number is taken
+#: over the channels of one tap, of which the cheapest number is taken
+_PASSES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _COPY_FRACTION = 0.03  # of the products' cycles: copies that take less need no other blocking
 
 
