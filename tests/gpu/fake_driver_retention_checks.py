@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +55,20 @@ class TestCode:
         loads = calls("cuLibraryLoadData")
         jd.max_pool(x, 2, handle=handle)
         assert calls("cuLibraryLoadData") == loads + 1, "and it is loaded again"
+
+    def test_is_let_go_of_without_a_word_when_python_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The names of a module are None then, and what an object of it raises is printed."""
+        raised: list[Any] = []
+        monkeypatch.setattr(sys, "unraisablehook", raised.append)
+        x, handle = _unusual(), jd.Handle("cuda")
+        jd.max_pool(x, 2, handle=handle)
+        with monkeypatch.context() as ending:
+            for name in ("_unused", "driver", "current", "unload_unused"):
+                ending.setattr(cuda_kernel, name, None)
+            handle.forget()
+            gc.collect()
+        assert not raised
+        assert cuda_kernel._unused, "it was code that nobody has any more"
 
     def test_of_two_plans_is_loaded_once(self) -> None:
         first, second = jd.Handle("cuda"), jd.Handle("cuda")

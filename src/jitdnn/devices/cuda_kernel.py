@@ -205,6 +205,10 @@ class _Block:
         self.stream = stream
 
 
+#: code that no kernel has any more: GPU, library, and when the GPU is done with it, once that was asked
+_unused: deque[tuple[int, Any, Event | None]] = deque()
+
+
 class LoadedLibrary:
     """Machine code loaded on one GPU. It is unloaded some time after this object is gone, once the GPU is done with it.
 
@@ -212,6 +216,7 @@ class LoadedLibrary:
     """
 
     _library: Any = None  # until it is loaded
+    _left = _unused  # the module's own name of it is gone when Python ends
 
     def __init__(self, index: int, code: bytes, name: str) -> None:
         self._driver, self._index = driver(), index
@@ -266,15 +271,13 @@ class LoadedLibrary:
     def __del__(self) -> None:
         # work that the GPU was given may still run it, and this may be a collection in the middle of anything
         if self._library is not None:
-            _unused.append((self._index, self._library, None))
+            self._left.append((self._index, self._library, None))
 
 
 #: streams that nobody can capture: the default one, by both of its names
 NEVER_CAPTURED = (None, 0, 1)
 _libraries: weakref.WeakValueDictionary[tuple[int, bytes], LoadedLibrary] = weakref.WeakValueDictionary()
 _kept_for_graphs: dict[int, LoadedLibrary] = {}
-#: code that no kernel has any more: GPU, library, and when the GPU is done with it, once that was asked
-_unused: deque[tuple[int, Any, Event | None]] = deque()
 
 
 def _library(index: int, code: bytes, name: str) -> LoadedLibrary:
