@@ -6,7 +6,8 @@
 Every process compiles its side of a model and runs the first steps, in all modes, beside the others. When all are ready
 they time in turns, a sample at a time, nobody else on the GPU. A row is printed as soon as both sides of it are there.
 Milliseconds are those of `torch_inductor.py`; `host ms` those until a step is enqueued on a GPU that has nothing to do,
-`kernels ms` the sum of its kernels by PyTorch's profiler.
+`kernels ms` the sum of its kernels by PyTorch's profiler, and `bound` which of the two is more: where it is the host,
+faster kernels gain nothing.
 `--again` does all of it a second time in new processes: with what the first ones have kept, `first s` are those of warm
 caches.
 """
@@ -36,7 +37,7 @@ SIDES = ("stock", "ours")
 HEAD = (
     f"{'model':20s}{'mode':16s}{'n':>4s}{'stock ms':>9s}{'ours':>8s}{'speed':>7s}{'host ms':>10s}{'ours':>8s}"
     f"{'kernels ms':>12s}{'ours':>8s}"
-    f"{'first s':>10s}{'ours':>8s}"
+    f"{'bound':>7s}{'ours':>6s}{'first s':>10s}{'ours':>8s}"
 )
 
 
@@ -184,12 +185,20 @@ def rows(running: Sequence[subprocess.Popen[str]]) -> None:
         write(
             f"{cell['model']:20s}{cell['mode']:16s}{cell['batch']:4d}{stock['ms']:9.2f}{ours['ms']:8.2f}"
             f"{speeds[-1]:7.3f}{stock['host ms']:10.2f}{ours['host ms']:8.2f}"
-            f"{stock['kernels ms']:12.2f}{ours['kernels ms']:8.2f}{stock['first s']:10.1f}"
+            f"{stock['kernels ms']:12.2f}{ours['kernels ms']:8.2f}{bound(stock):>7s}{bound(ours):>6s}"
+            f"{stock['first s']:10.1f}"
             f"{ours['first s']:8.1f}{differ}"
         )
     if speeds:
         mean = math.exp(sum(map(math.log, speeds)) / len(speeds))
         write(f"stock / ours: geometric mean {mean:.3f}, least {min(speeds):.3f}")
+
+
+def bound(cell: dict[str, Any]) -> str:
+    """What a step waits for; nothing is known of a processor's."""
+    if math.isnan(cell["kernels ms"]):
+        return "-"
+    return "host" if cell["host ms"] > cell["kernels ms"] else "GPU"
 
 
 def write(line: str, to: Any = sys.stdout) -> None:

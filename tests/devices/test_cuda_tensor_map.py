@@ -40,10 +40,10 @@ class Driver:
         return self.status
 
 
-def addresses(tables: EncodedTables) -> list[int]:
-    maps = [ctypes.string_at(tables.address + n * MAP_BYTES, MAP_BYTES) for n in range(3)]
+def addresses(tables: int) -> list[int]:
+    maps = [ctypes.string_at(tables + n * MAP_BYTES, MAP_BYTES) for n in range(3)]
     assert all(one[8:] == b"\xab" * (MAP_BYTES - 8) for one in maps)
-    numbers = ctypes.string_at(tables.address + 3 * MAP_BYTES, 16)
+    numbers = ctypes.string_at(tables + 3 * MAP_BYTES, 16)
     assert [int.from_bytes(numbers[n : n + 8], "little", signed=True) for n in (0, 8)] == [7, -9]
     return [int.from_bytes(one[:8], "little") for one in maps]
 
@@ -59,8 +59,11 @@ def test_maps_are_those_of_the_operands(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(3):
         for pointers, workspace in places:
             for _ in range(2):
-                tables.point(pointers, workspace)
-                assert addresses(tables) == [pointers[0], pointers[1] + 256, workspace]
+                assert addresses(tables.at(pointers, workspace)) == [
+                    pointers[0],
+                    pointers[1] + 256,
+                    workspace,
+                ]
     assert (driver.encoded, driver.replaced) == (3, 6)  # once for each place
 
 
@@ -68,8 +71,7 @@ def test_ever_other_places(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch)
     tables = EncodedTables(TABLES, 0)
     for number in range(3 * cuda_tensor_map._MOST_PLACES):
-        tables.point((64 * number, 0x2000), 0x5000)
-        assert addresses(tables) == [64 * number, 0x2100, 0x5000]
+        assert addresses(tables.at((64 * number, 0x2000), 0x5000)) == [64 * number, 0x2100, 0x5000]
         assert len(tables._known) <= cuda_tensor_map._MOST_PLACES
     assert driver.encoded == 3
 
@@ -80,9 +82,8 @@ def test_what_the_driver_refuses_is_not_remembered(monkeypatch: pytest.MonkeyPat
     for before in range(2):  # encoding, and replacing addresses
         driver.status = 1
         with pytest.raises(DeviceError, match="tensor map"):
-            tables.point((0x3000, 0x2000), 0x5000)
+            tables.at((0x3000, 0x2000), 0x5000)
         driver.status = 0
         if not before:
-            tables.point((0x1000, 0x2000), 0x5000)
-    tables.point((0x3000, 0x2000), 0x5000)
-    assert addresses(tables) == [0x3000, 0x2100, 0x5000]
+            tables.at((0x1000, 0x2000), 0x5000)
+    assert addresses(tables.at((0x3000, 0x2000), 0x5000)) == [0x3000, 0x2100, 0x5000]

@@ -76,7 +76,7 @@ class CudaKernel:
             block = self._new_block()
         self._pack(block.memory, 0, *pointers, workspace, alpha, beta)
         if block.tables is not None:
-            block.tables.point(pointers, workspace)
+            block.addresses[0] = block.tables.at(pointers, workspace)
         if stream != block.stream:
             block.set_stream(stream)
         if self._is_alone or is_current(self._index):
@@ -162,10 +162,10 @@ class _Block:
     """What the driver is given for the launches of a kernel, for one caller at a time."""
 
     __slots__ = (
-        "_addresses",
         "_attribute",
         "_configs",
         "_library",
+        "addresses",
         "launches",
         "memory",
         "parameters",
@@ -182,10 +182,11 @@ class _Block:
         self.memory = ctypes.create_string_buffer(8 * count)
         start = ctypes.addressof(self.memory)
         ctypes.memmove(start + head, numbers, len(numbers))
-        addresses = [tables.address] if tables else []
+        #: of the arguments; where there are tables, theirs comes first, which is another one for other operands
+        addresses = [0] if tables else []
         addresses += [start + 8 * n for n in range(count)]
-        self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
-        self.parameters = ctypes.byref(self._addresses)
+        self.addresses = (ctypes.c_void_p * len(addresses))(*addresses)
+        self.parameters = ctypes.byref(self.addresses)
         self._configs = [LaunchConfig(*one.grid, one.threads, 1, 1, one.shared) for one in launches]
         self._attribute = CooperativeAttribute()
         for config, one in zip(self._configs, launches, strict=True):

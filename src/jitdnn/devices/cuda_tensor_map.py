@@ -24,63 +24,68 @@ _MOST_PLACES = 64  # of operands, whose maps are remembered: half a KiB each
 
 
 class EncodedTables:
-    """The tables of one caller at a time, encoded again where the operands lie elsewhere than before.
+    """The tables of one caller at a time, encoded for where the operands lie.
 
-    In a program that runs the same calls again and again allocators hand out the same addresses, so maps are
-    remembered: the driver takes as long to encode two as to launch a kernel.
+    In a program that runs the same calls again and again allocators hand out the same addresses, so tables are
+    remembered, each in memory of its own: the driver takes as long to encode two maps as to launch a kernel, and a copy
+    of them half as long.
     """
 
-    __slots__ = ("_bytes", "_index", "_is_encoded", "_known", "_memory", "_now", "_tables", "address")
+    __slots__ = ("_index", "_known", "_tables")
 
     def __init__(self, tables: Tables, index: int) -> None:
         self._tables, self._index = tables, index
-        self._memory = ctypes.create_string_buffer(tables.size + 64)
-        self.address = ctypes.addressof(self._memory) + 63 & ~63
-        numbers = tables.packed_numbers
-        ctypes.memmove(self.address + MAP_BYTES * len(tables.maps), numbers, len(numbers))
-        self._is_encoded = False
-        self._bytes = MAP_BYTES * len(tables.maps)
-        #: the maps that are encoded, by the pointers and the workspace that they were made for
-        self._known: dict[tuple[int, ...], bytes] = {}
-        self._now: tuple[int, ...] = ()
+        #: tables by the pointers and the workspace that they were made for
+        self._known: dict[tuple[int, ...], _Table] = {}
 
-    def point(self, pointers: Sequence[int], workspace: int) -> None:
-        """Have the maps describe operands at these addresses. Raises DeviceError."""
+    def at(self, pointers: Sequence[int], workspace: int) -> int:
+        """The address of tables of operands at these addresses, there until another one is asked for. Raises
+        DeviceError."""
         now = (*pointers, workspace)
-        if now == self._now:
-            return
         known = self._known.get(now)
         if known is not None:
-            ctypes.memmove(self.address, known, self._bytes)
-            self._now = now
-            return
+            return known.address
         addresses = [
             (workspace if one.operand == WORKSPACE else pointers[one.operand]) + one.offset
             for one in self._tables.maps
         ]
-        self._now = ()
+        made = _Table(self._tables)
+        before = next(iter(self._known.values()), None)
         with current(self._index):
-            self._encode(addresses)
+            made.encode(addresses, before)
         if len(self._known) >= _MOST_PLACES:
             self._known.clear()
-        self._known[now] = ctypes.string_at(self.address, self._bytes)
-        self._now = now
+        self._known[now] = made
+        return made.address
 
-    def _encode(self, addresses: list[int]) -> None:
+
+class _Table:
+    """Tables in memory of their own."""
+
+    __slots__ = ("_memory", "_tables", "address")
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._memory = ctypes.create_string_buffer(tables.size + 64)
+        self.address = ctypes.addressof(self._memory) + 63 & ~63
+        numbers = tables.packed_numbers
+        ctypes.memmove(self.address + MAP_BYTES * len(tables.maps), numbers, len(numbers))
+
+    def encode(self, addresses: Sequence[int], like: _Table | None) -> None:
+        """Have the maps describe operands at these addresses; `like`: the same for other addresses."""
         at = self.address
-        if not self._is_encoded:
+        if like is None:
             for one, address in zip(self._tables.maps, addresses, strict=True):
                 _encode(one, at, address)
                 at += MAP_BYTES
-        else:  # of any tensors of theirs: those that lie there now need not be the last that were encoded
-            replace = _replace_address()
-            for address in addresses:
-                status = replace(ctypes.c_void_p(at), ctypes.c_void_p(address))
-                if status:
-                    self._is_encoded = False
-                    raise failure(status, f"a tensor map of memory at {address:#x}")
-                at += MAP_BYTES
-        self._is_encoded = True
+            return
+        ctypes.memmove(at, like.address, MAP_BYTES * len(addresses))
+        replace = _replace_address()
+        for address in addresses:
+            status = replace(ctypes.c_void_p(at), ctypes.c_void_p(address))
+            if status:
+                raise failure(status, f"a tensor map of memory at {address:#x}")
+            at += MAP_BYTES
 
 
 @functools.cache

@@ -35,6 +35,7 @@ SECONDS = 0.2
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 _CLEAR_ROUNDS = 2  # after which all is clear
 _CLEAR = 2.0  # where each sample of one takes so many times any of the other
+_CLEAR_ON_GPU = ((2, 1.25), (4, 1.0))  # the same there, after so many rounds
 _SAMPLE_SECONDS, _MOST_CALLS = 5e-4, 200  # a shorter sample would measure the clock
 _MOST_ENQUEUED = 100  # a host that is so many calls ahead is kept waiting by the driver
 _LEAST_CYCLES, _MOST_CYCLES = 1 << 18, 1 << 28
@@ -210,15 +211,18 @@ def _measured_on_gpu(
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Seconds that the GPU needs for one call of each, samples in turns; and the host's, to enqueue one of each."""
     deadline = perf_counter() + SECONDS
-    hosts, least, calls = [math.inf, math.inf], [math.inf, math.inf], [1, 1]
+    hosts, least, most, calls = [math.inf, math.inf], [math.inf, math.inf], [0.0, 0.0], [1, 1]
     for way in (ours, stock):
         way()
     for number in range(_MOST_ROUNDS):
         for place, way in enumerate((ours, stock)):
             seconds, enqueuing = _behind_others(way, calls[place], device)
-            least[place] = min(least[place], seconds)
+            least[place], most[place] = min(least[place], seconds), max(most[place], seconds)
             calls[place] = min(_MOST_ENQUEUED, max(1, math.ceil(_SAMPLE_SECONDS / max(seconds, 1e-9))))
             hosts[place] = min(hosts[place], enqueuing)
+        apart = max(least[0] / most[1], least[1] / most[0])  # of all samples; the GPU is nobody else's
+        if any(number + 1 >= rounds and apart > clear for rounds, clear in _CLEAR_ON_GPU):
+            break
         if number + 1 >= _LEAST_ROUNDS and perf_counter() > deadline:
             break
     return (least[0], least[1]), (hosts[0], hosts[1])

@@ -4,7 +4,7 @@ those that it was prepared with."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import getitem, itemgetter
+from operator import attrgetter, getitem, is_, itemgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,10 +15,10 @@ Stamp = tuple[int, list[int]]
 def stamp(tensors: Sequence[Tensor]) -> Stamp:
     """What changes when tensors are written to, or others take their place: the sum of versions, and addresses."""
     try:
-        versions = sum([tensor._version for tensor in tensors])
+        versions = sum(map(_version, tensors))
     except RuntimeError:  # tensors made in inference mode count no versions
         versions = sum([0 if tensor.is_inference() else tensor._version for tensor in tensors])
-    return versions, [tensor.data_ptr() for tensor in tensors]
+    return versions, list(map(Tensor.data_ptr, tensors))
 
 
 def picked(places: Sequence[int], count: int) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -59,6 +59,7 @@ class Watched:
                     if tensor is not None:
                         self.names.append(f"{prefix}{'.' if prefix else ''}{name}")
         self._present, self._absent = _Places(present), _Places(absent)
+        self._last: list[Any] = []  # what was there when nothing was amiss
         self._children = _Places([(one._modules, name) for one in model.modules() for name in one._modules])
         self._expected = self._children.entries()
         self._modules = list(model.named_modules())
@@ -78,15 +79,14 @@ class Watched:
         if self._children.entries() != self._expected:
             return None
         found, empty = self._present.entries(), self._absent.entries()
-        if (
-            found is None
-            or empty is None
-            or _NOTHING in map(type, found)
-            or set(map(type, empty)) - {_NOTHING}
-        ):
+        if found is None or empty is None or set(map(type, empty)) - {_NOTHING}:
             return None
+        if len(found) != len(self._last) or not all(map(is_, found, self._last)):
+            if _NOTHING in map(type, found):
+                return None
+            self._last = found
         return found
 
 
 _NOTHING = type(None)
-_mode = itemgetter("training")
+_mode, _version = itemgetter("training"), attrgetter("_version")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from jitdnn.frameworks.torch.kernels import channels_last_strides
+from jitdnn.frameworks.torch.kernels import channels_last_strides, contiguous_strides
 from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES
 
 aten = torch.ops.aten
@@ -59,10 +59,10 @@ def hint(number: Any) -> int | None:
         return None
 
 
-def real(value: Tensor, is_last: bool = False) -> Tensor:
-    """A tensor of the form of one without data, of numbers between -1 and 1."""
+def real(value: Tensor, strides: Sequence[int] | None = None) -> Tensor:
+    """A tensor of the form of one without data, or with other strides, of numbers between -1 and 1."""
     shape = [hint(one) or 0 for one in value.shape]
-    strides = channels_last_strides(shape) if is_last else [hint(one) or 0 for one in value.stride()]
+    strides = [hint(one) or 0 for one in (value.stride() if strides is None else strides)]
     if not value.is_floating_point() or value.layout is not torch.strided:
         return torch.zeros(shape, dtype=value.dtype, device=value.device)
     single = [1 if stride == 0 else extent for extent, stride in zip(shape, strides, strict=True)]
@@ -71,6 +71,13 @@ def real(value: Tensor, is_last: bool = False) -> Tensor:
     memory = torch.empty(max(size, 1), dtype=value.dtype, device=value.device)
     memory.uniform_(-1.0, 1.0, generator=generator)
     return memory.as_strided(shape, strides)
+
+
+def lie_alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether all have their channels first in memory, or all have them last."""
+    firsts = (one.stride() == contiguous_strides(one.shape) for one in tensors)
+    lasts = (one.stride() == channels_last_strides(one.shape) for one in tensors)
+    return all(firsts) or all(lasts)
 
 
 def wants_last(graph: Graph) -> bool:

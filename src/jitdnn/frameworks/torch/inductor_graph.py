@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,15 +34,16 @@ from jitdnn.frameworks.torch.inductor_forms import (
     has_static_form,
     is_convolution,
     is_on_gpu,
-    is_packed,
     is_plain,
+    lie_alike,
     real,
     wants_last,
 )
 from jitdnn.frameworks.torch.inductor_host import left_to_torch
+from jitdnn.frameworks.torch.inductor_nodes import Call, call_of, constant_of, has_torch_the_bias, strides_of
 from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
 from jitdnn.frameworks.torch.kernels import channels_last_strides
-from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, apart, at
+from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, apart, at, words
 from jitdnn.frameworks.torch.options import Options, handle_of, parse
 from jitdnn.frameworks.torch.progress import part, parts
 from jitdnn.frameworks.torch.settled import text_of
@@ -52,33 +53,9 @@ from jitdnn.ops.ahead import compile_ahead
 from jitdnn.problems.problem import Problem
 
 aten = torch.ops.aten
-_GRAPH = "called by a compiled graph"  # of the times of calls as Inductor makes them
+_GRAPH = "called in a compiled graph"  # of the times of calls as Inductor makes them
 _FOR_THE_HOST = "left to torch, whose calls cost the host less"
 _BIAS = 2  # the place of its gradient
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A convolution of a graph: its nodes, and the arguments that are no tensors in the order of `aten::convolution`.
-
-    `weight`: the filter where it is a constant. `stock` runs torch's kernel on (x, w, bias).
-    """
-
-    x: Node
-    w: Node
-    bias: Node | None
-    geometry: tuple[Any, ...]
-    weight: Tensor | None
-    stock: Callable[..., Any]
-
-    @property
-    def is_transposed(self) -> bool:
-        return bool(self.geometry[3])
-
-    @property
-    def pointwise_geometry(self) -> tuple[Any, ...]:
-        stride, padding, dilation, _, _, groups = self.geometry
-        return stride, padding, dilation, groups
 
 
 class Rewriter:
@@ -124,7 +101,7 @@ class Rewriter:
                 with part():
                     if node.target is aten.convolution_backward.default:
                         self._backward(node)
-                    elif (call := self._call(node)) is not None:
+                    elif (call := call_of(node, self._module)) is not None:
                         self._forward(node, call)
 
     def _compile_ahead(self) -> None:
@@ -159,52 +136,14 @@ class Rewriter:
             if node in self._left
         ]
 
-    def _call(self, node: Node) -> _Call | None:
-        """A node as a convolution that ours may take; None for any other."""
-        if node.target is aten.convolution.default and len(node.args) == 9 and not node.kwargs:
-            x, w, bias, *geometry = node.args
-            weight = self._constant(w)
-            target: Any = node.target
-
-            def stock(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
-                return target(x, w, bias, *geometry)
-
-        elif is_packed(node):
-            x, w, bias, padding, stride, dilation, groups, *attributes = node.args
-            geometry = [stride, padding, dilation, False, [0] * len(stride), groups]
-            packed = self._constant(w)
-            if packed is None or attributes[0] != "none":
-                return None
-            weight = packed.to_dense() if packed.is_mkldnn else packed
-            mkldnn: Any = node.target
-
-            def stock(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
-                return mkldnn(x, packed, bias, padding, stride, dilation, groups, *attributes)
-
-        else:
-            return None
-        tensors = [one for one in (x, w, bias) if one is not None]
-        if not all(is_plain(one) for one in tensors) or not are_numbers(geometry):
-            return None
-        values = [one.meta["val"] for one in tensors]
-        is_one = len({(value.dtype, value.device) for value in values}) == 1
-        if not is_one or not 3 <= values[0].dim() <= 5 or values[0].dim() != values[1].dim():
-            return None
-        return _Call(x, w, bias, tuple(geometry), weight, stock)
-
-    def _constant(self, node: Any) -> Tensor | None:
-        if not isinstance(node, Node) or node.op != "get_attr" or self._module is None:
-            return None
-        found = getattr(self._module, str(node.target), None)
-        return found if isinstance(found, Tensor) else None
-
-    def _forward(self, node: Node, call: _Call) -> None:
+    def _forward(self, node: Node, call: Call) -> None:
         is_static = all(has_static_form(one.meta["val"]) for one in (call.x, call.w))
-        is_last = is_static and self._wants_last and call.x.meta["val"].dim() == 4
+        weight = None if call.weight is not None else call.w
+        as_torch = [one and strides_of(node, one, self._wants_last) for one in (call.x, weight)]
         try:
             operands = [
-                None if one is None else real(one.meta["val"], is_last and place < 2)
-                for place, one in enumerate((call.x, None if call.weight is not None else call.w, call.bias))
+                None if one is None else real(one.meta["val"], strides)
+                for one, strides in zip((call.x, weight, call.bias), (*as_torch, None), strict=True)
             ]
             kind, tail = self._choice(node, call, operands, is_static)
         except (torch.OutOfMemoryError, InvalidArgument, NotSupported):
@@ -214,7 +153,7 @@ class Rewriter:
             return
         options = self._settled if is_static else self._options
         if tail is None:
-            x, w = self._laid(node, call.x, is_last), self._laid(node, call.w, is_last)
+            x, w = (self._laid(node, *one) for one in zip((call.x, call.w), as_torch, strict=True))
             if is_static and not call.is_transposed:
                 text = self._text(
                     "forward", operands[0], operands[1], None, call.bias is not None, call.geometry
@@ -225,8 +164,8 @@ class Rewriter:
             self._become(node, operators.convolution.default, arguments)
             return
         last = tail.steps[-1] if tail.steps else node
-        x = self._laid(last, call.x, is_last)
-        w = self._laid(last, call.w, is_last) if call.weight is None else self._dense(last, call)
+        x = self._laid(last, call.x, as_torch[0])
+        w = self._laid(last, call.w, as_torch[1]) if call.weight is None else self._dense(last, call)
         arguments = (
             x, w, list(tail.operands), *call.pointwise_geometry, tail.text, call.weight is not None, options,
         )  # fmt: skip
@@ -236,7 +175,7 @@ class Rewriter:
                 self._graph.erase_node(inner)
 
     def _choice(
-        self, node: Node, call: _Call, operands: Sequence[Tensor | None], is_static: bool
+        self, node: Node, call: Call, operands: Sequence[Tensor | None], is_static: bool
     ) -> tuple[Kind, Tail | None]:
         """Who runs a convolution, and which operators behind it ours take with it; None for our plain operator."""
         x, w, bias = operands
@@ -249,10 +188,12 @@ class Rewriter:
                 assert w is not None
                 text = self._text("forward", x, w, None, bias is not None, call.geometry)
                 way = Way(_GRAPH, inductor_lowering.call(x, w, bias, text))
+            by_torch = bias if has_torch_the_bias(node) else None
+            way = replace(way, stock=lambda: call.stock(x, w, by_torch))
             plain = self._chosen(convolution.computation, given, way)
 
             def best() -> Any:
-                return way.ours() if plain.decision.is_ours else call.stock(x, w, bias)
+                return way.ours() if plain.decision.is_ours else call.stock(x, w, by_torch)
 
             tail = tail_of(node, call.bias) if has_tail else None
             if tail is None or not tail.steps:
@@ -277,7 +218,7 @@ class Rewriter:
         return kind, tail
 
     def _with_tail(
-        self, node: Node, call: _Call, tail: Tail, arguments: tuple[Any, ...], best: Callable[[], Any]
+        self, node: Node, call: Call, tail: Tail, arguments: tuple[Any, ...], best: Callable[[], Any]
     ) -> Kind:
         """The choice between our operator with a tail, and the best without: what Inductor does of the tail is a pass
         over the result, with one operand that is as large, where something reads it from memory."""
@@ -339,20 +280,28 @@ class Rewriter:
         if len(results) < len(node.users):
             return  # the same one is taken twice
         wanted = [place for place in range(len(convolution.GRADIENTS)) if mask[place] and place in results]
-        ours = []
         try:
             is_settled = all(map(has_static_form, values)) and not geometry[3]
             # what the graph says of a gradient's order of memory is not what Inductor makes of it for convolutions
             is_last = is_settled and values[0].dim() == 4 and (self._wants_last or _lies_last(*values[1:]))
-            operands = (*(real(one, is_last) for one in values), *geometry)
-            for place in wanted:
-                if place == _BIAS:
-                    continue
-                way = Way(_GRAPH, self._gradient(place, operands, is_settled))
-                kind = self._chosen(convolution.GRADIENTS[place], operands, way)
-                self.kinds.append((node, kind))
-                if kind.decision.is_ours:
-                    ours.append(place)
+            laid = [channels_last_strides(one.shape) if is_last else None for one in values]
+            operands = (*(real(*one) for one in zip(values, laid, strict=True)), *geometry)
+            chosen = {
+                place: self._chosen(
+                    convolution.GRADIENTS[place],
+                    operands,
+                    Way(_GRAPH, self._gradient(place, operands, is_settled)),
+                )
+                for place in wanted
+                if place != _BIAS
+            }
+            ours = [place for place, kind in chosen.items() if kind.decision.is_ours]
+            if len(chosen) > 1 and ours and not lie_alike(operands[:3]):
+                together = self._together(ours, operands, is_settled)
+                if not together.is_ours:
+                    chosen = {place: _left(kind, together) for place, kind in chosen.items()}
+                    ours = []
+            self.kinds.extend((node, kind) for kind in chosen.values())
         except torch.OutOfMemoryError:
             return
         if self._only_looks or not ours:
@@ -360,8 +309,8 @@ class Rewriter:
         left = [place for place in wanted if place not in ours]
         with self._graph.inserting_before(node):
             if is_settled:
-                laid = [self._laid(node, one, is_last) for one in (dy, x, w)]
-                self._replace_settled(ours, results, laid, operands)
+                nodes = [self._laid(node, *one) for one in zip((dy, x, w), laid, strict=True)]
+                self._replace_settled(ours, results, nodes, operands)
             else:
                 arguments = (dy, x, w, *geometry, _mask(ours), self._options)
                 self._replace(node, ours, results, arguments)
@@ -385,6 +334,29 @@ class Rewriter:
         first, second = (dy, w) if place == 0 else (x, dy)
         text = self._text(direction, x, w, dy, False, geometry)
         return inductor_lowering.call(first, second, None, text)
+
+    def _together(self, ours: Sequence[int], operands: tuple[Any, ...], is_settled: bool) -> Decision:
+        """Whether gradients chosen one by one are faster than torch's one call for both, which lays operands that do
+        not lie alike out once."""
+        dy, x, w, *geometry = operands
+        bias = [dy.shape[1]]
+
+        def by_torch(mask: list[bool]) -> Callable[[], Any]:
+            return lambda: aten.convolution_backward.default(dy, x, w, bias, *geometry, mask)
+
+        calls = [self._gradient(place, operands, is_settled) for place in ours]
+        left = [place for place in range(_BIAS) if place not in ours]
+        if left:
+            calls.append(by_torch(_mask(left)))
+        names = " and ".join(convolution.GRADIENTS[place].name for place in ours)
+        return choice.decide(
+            f"torch gradients {words(operands)} {names} {_GRAPH} {self._options}",
+            handle_of(self._options, dy.device.type),
+            dy.device,
+            parse(self._options).measure,
+            lambda: [call() for call in calls],
+            by_torch(_mask(range(_BIAS))),
+        )
 
     def _text(self, direction: str, x: Any, w: Any, dy: Any, has_bias: bool, geometry: Sequence[Any]) -> str:
         return text_of(direction, x, w, dy, has_bias, geometry, self._settled)
@@ -428,24 +400,22 @@ class Rewriter:
         result.replace_all_uses_with(made)
         self._graph.erase_node(result)
 
-    def _laid(self, before: Node, operand: Node, is_last: bool) -> Node:
-        """The operand in the order of memory that torch's own would have it in."""
-        value = operand.meta["val"]
-        strides = channels_last_strides(value.shape)
-        if not is_last or tuple(value.stride()) == strides:
+    def _laid(self, before: Node, operand: Node, strides: Sequence[int] | None) -> Node:
+        """The operand in the order of memory that torch's own would have it in, None for the graph's."""
+        if strides is None or tuple(operand.meta["val"].stride()) == tuple(strides):
             return operand
         from torch._inductor import inductor_prims  # noqa: F401  defines it
 
         forced = torch.ops.prims.inductor_force_stride_order.default
         with self._graph.inserting_before(before):
-            made = self._graph.call_function(forced, (operand, strides))
+            made = self._graph.call_function(forced, (operand, list(strides)))
         self._refresh(made)
         return made
 
-    def _dense(self, before: Node, call: _Call) -> Node:
+    def _dense(self, before: Node, call: Call) -> Node:
         """A constant filter that is packed no more."""
         assert call.weight is not None
-        if self._constant(call.w) is call.weight:
+        if constant_of(call.w, self._module) is call.weight:
             return call.w
         number = 0
         while hasattr(self._module, f"_frozen_param_jitdnn_{number}"):
@@ -475,6 +445,12 @@ class Rewriter:
 def _plan(problem: Problem, epilogue: Epilogue | None) -> object:
     """The plan of a problem by the handle in force."""
     return current_handle().plan(problem, None, epilogue)
+
+
+def _left(kind: Kind, together: Decision) -> Kind:
+    """A gradient that torch computes together with the other one."""
+    reason = f"{together.reason} than both gradients by torch's one call"
+    return replace(kind, decision=replace(kind.decision, is_ours=False, reason=reason))
 
 
 def _lies_last(x: Tensor, w: Tensor) -> bool:

@@ -106,9 +106,17 @@ def _is_operand(node: Node, result: Tensor, types: Sequence[torch.dtype]) -> boo
 
 def saves_a_pass(last: Node) -> bool:
     """Whether a result would be written to memory and read again: some reader is no operator that Inductor fuses."""
-    return any(
+    return any(map(_is_external, last.users))
+
+
+def only_external(node: Node) -> bool:
+    """Whether no reader of a result is an operator that Inductor fuses."""
+    return all(map(_is_external, node.users))
+
+
+def _is_external(user: Node) -> bool:
+    return (
         user.op == "output"
         or user.target in _EXTERNAL
         or getattr(user.target, "namespace", "") in ("mkldnn", "jitdnn")
-        for user in last.users
     )

@@ -8,12 +8,14 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from jitdnn.errors import DeviceError
 from jitdnn.frameworks.torch.kinds import DTYPES, at
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.gpu_call import stream_of_library
 from jitdnn.planner.plan import Plan
 from jitdnn.problems.problem import Problem
+from jitdnn.settings import current
 from jitdnn.tensor import TensorDescriptor
 
 
@@ -47,7 +49,7 @@ class Launch:
 class GpuLaunch:
     """A problem's plan on a GPU, on the stream that is in force in PyTorch."""
 
-    __slots__ = ("_epilogue", "_in_force", "_plan", "_problem", "_runner")
+    __slots__ = ("_epilogue", "_in_force", "_kernel", "_plan", "_problem", "_runner")
 
     def __init__(
         self, handle: Handle, problem: Problem, epilogue: Epilogue | None, device: torch.device
@@ -56,6 +58,8 @@ class GpuLaunch:
         self._runner = at(device, handle)
         self._in_force = stream_of_library(("torch",), device.index or 0)
         self._plan: Plan | None = None
+        #: what a call is nothing but a launch of
+        self._kernel: Callable[..., None] | None = None
 
     def __call__(self, *operands: Tensor) -> None:
         self.at([operand.data_ptr() for operand in operands])
@@ -66,11 +70,25 @@ class GpuLaunch:
 
     def at(self, addresses: Sequence[int]) -> None:
         """Give it to the stream, on what lies at these addresses."""
+        kernel, in_force = self._kernel, self._in_force
+        if kernel is None or in_force is None or current().log == "debug":
+            self._at(addresses)
+            return
+        try:
+            kernel(in_force(), addresses, 1.0, 0.0, 0)
+        except DeviceError as error:
+            assert self._plan is not None
+            raise self._runner.explained(error, self._plan) from None
+
+    def _at(self, addresses: Sequence[int]) -> None:
+        """The same in the long way: of plans with workspace, or whose kernel another one stands in for."""
         if self._plan is None:
             self.prepare()
         plan = self._plan
         assert plan is not None
         self._runner.run_on_gpu(self._in_force and self._in_force(), plan, addresses)
+        if plan.is_simple:
+            self._kernel = plan.launch[0]
 
 
 Direct: TypeAlias = Launch | GpuLaunch | None

@@ -21,7 +21,7 @@ from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.frameworks.torch import convolution
 from jitdnn.frameworks.torch.convolution import DIRECTIONS, Geometry, prepared, problem_of
 from jitdnn.frameworks.torch.fresh import fresh
-from jitdnn.frameworks.torch.kinds import watching
+from jitdnn.frameworks.torch.kinds import observers, threads_apart, watching
 from jitdnn.frameworks.torch.launch import Direct
 from jitdnn.frameworks.torch.options import handle_of
 from jitdnn.frameworks.torch.registry import define
@@ -107,14 +107,26 @@ class _Prepared:
     options: str
     run: Direct
 
-    def into(self, a: Tensor, b: Tensor, c: Tensor | None, y: Tensor) -> None:
-        """Run it on operands of the right forms."""
-        if self.run is None or watching():  # they are told of kinds of calls
-            _general(self.direction, a, b, c, y, self.geometry, self.options)
-        elif c is None:
-            self.run(a, b, y)
-        else:
-            self.run(a, b, y, c)
+    def into(self) -> _Into:
+        """What runs it on operands of the right forms."""
+        direction, geometry, options = self.direction, self.geometry, self.options
+
+        def general(a: Tensor, b: Tensor, c: Tensor | None, y: Tensor) -> None:
+            _general(direction, a, b, c, y, geometry, options)
+
+        if self.run is None:
+            return general
+        at = self.run.at
+
+        def into(a: Tensor, b: Tensor, c: Tensor | None, y: Tensor) -> None:
+            if (observers or threads_apart) and watching():  # they are told of kinds of calls
+                general(a, b, c, y)
+            elif c is None:
+                at((a.data_ptr(), b.data_ptr(), y.data_ptr()))
+            else:
+                at((a.data_ptr(), b.data_ptr(), y.data_ptr(), c.data_ptr()))
+
+        return into
 
 
 def _prepared(text: str, device: torch.device) -> _Prepared:
@@ -139,7 +151,7 @@ def _prepare(text: str, device: torch.device) -> _Run:
     bias, out = ready.bias, ready.out
     shape, strides, dtype = tuple(out.shape), out.stride(), out.dtype
     (a_shape, a_strides, a_dtype), (b_shape, b_strides, b_dtype) = ready.a, ready.b
-    check, has_bias, into = _check, bias is not None, ready.into
+    check, has_bias, into = _check, bias is not None, ready.into()
     made = fresh(shape, strides, dtype, device)
 
     def call(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
@@ -177,7 +189,7 @@ def launch_with_bias(a: Tensor, b: Tensor, bias: Tensor, text: str, *, out: Tens
 
 
 def _make_into(key: tuple[str, int, int], device: torch.device) -> _Into:
-    return _into.older(key) or _into.put(key, _prepared(key[0], device).into)
+    return _into.older(key) or _into.put(key, _prepared(key[0], device).into())
 
 
 def form_of_result(text: str) -> Form:

@@ -1,0 +1,128 @@
+"""Nodes of Inductor's graphs that are convolutions, and how Inductor's own code would run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from jitdnn.frameworks.torch.inductor_forms import (
+    are_numbers,
+    has_static_form,
+    is_on_gpu,
+    is_packed,
+    is_plain,
+)
+from jitdnn.frameworks.torch.inductor_tail import only_external
+from jitdnn.frameworks.torch.kernels import channels_last_strides
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Call:
+    """A convolution of a graph: its nodes, and the arguments that are no tensors in the order of `aten::convolution`.
+
+    `weight`: the filter where it is a constant. `stock` runs torch's kernel on (x, w, bias).
+    """
+
+    x: Node
+    w: Node
+    bias: Node | None
+    geometry: tuple[Any, ...]
+    weight: Tensor | None
+    stock: Callable[..., Any]
+
+    @property
+    def is_transposed(self) -> bool:
+        return bool(self.geometry[3])
+
+    @property
+    def pointwise_geometry(self) -> tuple[Any, ...]:
+        stride, padding, dilation, _, _, groups = self.geometry
+        return stride, padding, dilation, groups
+
+
+def call_of(node: Node, module: GraphModule | None) -> Call | None:
+    """A node as a convolution that ours may take; None for any other."""
+    if node.target is aten.convolution.default and len(node.args) == 9 and not node.kwargs:
+        x, w, bias, *geometry = node.args
+        weight = constant_of(w, module)
+        target: Any = node.target
+
+        def stock(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
+            return target(x, w, bias, *geometry)
+
+    elif is_packed(node):
+        x, w, bias, padding, stride, dilation, groups, *attributes = node.args
+        geometry = [stride, padding, dilation, False, [0] * len(stride), groups]
+        packed = constant_of(w, module)
+        if packed is None or attributes[0] != "none":
+            return None
+        weight = packed.to_dense() if packed.is_mkldnn else packed
+        mkldnn: Any = node.target
+
+        def stock(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
+            return mkldnn(x, packed, bias, padding, stride, dilation, groups, *attributes)
+
+    else:
+        return None
+    tensors = [one for one in (x, w, bias) if one is not None]
+    if not all(is_plain(one) for one in tensors) or not are_numbers(geometry):
+        return None
+    values = [one.meta["val"] for one in tensors]
+    is_one = len({(value.dtype, value.device) for value in values}) == 1
+    if not is_one or not 3 <= values[0].dim() <= 5 or values[0].dim() != values[1].dim():
+        return None
+    return Call(x, w, bias, tuple(geometry), weight, stock)
+
+
+def constant_of(node: Any, module: GraphModule | None) -> Tensor | None:
+    """The tensor that a node stands for in a frozen graph."""
+    if not isinstance(node, Node) or node.op != "get_attr" or module is None:
+        return None
+    found = getattr(module, str(node.target), None)
+    return found if isinstance(found, Tensor) else None
+
+
+def strides_of(node: Node, operand: Node, wants_last: bool) -> tuple[int, ...] | None:
+    """How an operand of a forward convolution lies in memory when Inductor's own code calls torch's kernel; None: as
+    the graph says.
+
+    With channels last where the graph has images so (`wants_last`); else in the order of axes of the result, as the
+    graph has it: so sequences whose channels lie innermost are laid out anew for it, by what makes them.
+    """
+    value, result = operand.meta["val"], node.meta["val"]
+    if not has_static_form(value) or not has_static_form(result):
+        return None
+    if wants_last and value.dim() == 4:
+        return channels_last_strides(value.shape)
+    if is_packed(node):
+        return None
+    from torch._inductor.ir import get_stride_order
+
+    rank = get_stride_order(result.stride())
+    order = sorted(range(result.dim()), key=lambda axis: rank[axis])
+    if _is_ordered(value, order):
+        return None
+    strides, step = [0] * value.dim(), 1
+    for axis in order:
+        strides[axis] = step
+        step *= value.shape[axis]
+    return tuple(strides)
+
+
+def _is_ordered(value: Tensor, order: list[int]) -> bool:
+    """Whether strides grow along these axes, of those that have several elements."""
+    strides = [value.stride(axis) for axis in order if value.shape[axis] > 1]
+    return strides == sorted(strides)
+
+
+def has_torch_the_bias(node: Node) -> bool:
+    """Whether a bias is a matter of torch's kernel. On a GPU Inductor adds it in what reads the result, which costs
+    nothing beside that; where only kernels of others read it, it is a pass over memory, as torch's own addition is."""
+    return not is_on_gpu(node) or only_external(node)
