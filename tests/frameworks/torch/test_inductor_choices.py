@@ -1,0 +1,95 @@
+"""What the pass over Inductor's graphs measures: torch's kernels as Inductor's own code calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch import nn  # noqa: E402
+
+from inductor_graphs import close, compiled, count, trained  # noqa: E402
+from jitdnn.frameworks.torch import choice  # noqa: E402
+from jitdnn.frameworks.torch.choice import Decision  # noqa: E402
+from jitdnn.frameworks.torch.convolution import Geometry, problem_of  # noqa: E402
+from torch_kernels import random  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"
+)
+
+
+@pytest.fixture(autouse=True)
+def no_graphs() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Pointwise(nn.Module):
+    """Sequences whose channels lie innermost, a convolution with a bias, and what reads it."""
+
+    def __init__(self, is_read_by_others: bool) -> None:
+        super().__init__()
+        self.conv, self.reads = nn.Conv1d(6, 5, 3), is_read_by_others
+
+    def forward(self, x: Any) -> Any:
+        y = self.conv(x.transpose(1, 2).sin())
+        return y if self.reads else y.exp().sum(2)
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+@pytest.mark.parametrize("is_read_by_others", [False, True])
+def test_torchs_kernel_is_called_as_inductor_calls_it(
+    is_read_by_others: bool, is_on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences lie with their channels first for it; on a GPU a bias is added by what reads the result."""
+    from jitdnn.frameworks.torch import inductor_graph, inductor_nodes
+
+    seen: list[tuple[str, float]] = []
+
+    def decide(what: str, handle: Any, device: Any, how: str, ours: Any, stock: Any, *_: Any) -> Decision:
+        if "torch forward" in what:
+            seen.append((what, (ours() - stock()).abs().max().item()))
+        return Decision(False, "stored: slower", 2e-3, 1e-3, hosts=(1e-5, 1e-5))
+
+    for module in (inductor_graph, inductor_nodes):
+        monkeypatch.setattr(module, "is_on_gpu", lambda node: is_on_gpu)
+    monkeypatch.setattr(inductor_graph, "compile_ahead", lambda *_: None)
+    monkeypatch.setattr("jitdnn.frameworks.torch.kinds.decide", decide)
+    fast, _, _ = compiled(model := Pointwise(is_read_by_others), measure="first")
+    x = random(2, 9, 6)
+    close(fast(x), model(x))
+    what, differs = seen[0]
+    form = Geometry.of(1, [1], [0], [1], False, [0], 1)
+    assert str(problem_of("forward", x.mT.contiguous(), model.conv.weight, random(2, 5, 7), form)) in what
+    assert (differs < 1e-4) is (is_read_by_others or not is_on_gpu)
+
+
+@pytest.mark.parametrize("is_together", [False, True])
+def test_gradients_of_operands_that_do_not_lie_alike_are_compared_with_torchs_one_call(
+    is_together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[str] = []
+
+    def decide(what: str, handle: Any, device: Any, how: str, ours: Any, stock: Any, *_: Any) -> Decision:
+        if "torch gradients" in what:
+            compared.append(what)
+            (dx,), (wanted, *_) = ours()[:1], stock()
+            close(dx, wanted)
+            return Decision(not is_together, "measured: slower", 2e-3, 1e-3)
+        return Decision("torch data" in what or "torch filter" in what, "measured: faster", 1e-3, 2e-3)
+
+    monkeypatch.setattr("jitdnn.frameworks.torch.kinds.decide", decide)
+    monkeypatch.setattr(choice, "decide", decide)
+    model = nn.Sequential(nn.Conv3d(2, 4, 3, bias=False), nn.Conv3d(4, 2, 3, bias=False))
+    x = random(2, 2, 6, 6, 7).contiguous(memory_format=torch.channels_last_3d).requires_grad_()
+    fast, graphs, own = compiled(model, measure="first")
+    close(trained(model, fast, x), trained(model, model, x))
+    assert len(compared) >= 1
+    reasons = {row.reason for row in own.explanation.rows if row.direction in ("data", "filter")}
+    assert any("torch's one call" in reason for reason in reasons) is is_together
+    assert count(graphs[1], "jitdnn.settled_convolution") == (0 if is_together else 2 * len(compared))

@@ -1,0 +1,46 @@
+"""Graphs as Inductor has them behind our pass, run by PyTorch operator by operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import jitdnn.torch as jt
+
+
+def compiled(model: Any, **options: Any) -> tuple[Any, list[list[str]], jt.InductorPass]:
+    """A model whose graphs our pass rewrites and torch runs, the operators of each graph, and the pass."""
+    # seconds to import, not while tests are collected
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.compile_fx import view_to_reshape
+    from torch._inductor.decomposition import select_decomp_table
+
+    graphs: list[list[str]] = []
+    dynamic = options.pop("dynamic", None)
+    own = jt.InductorPass(**{"measure": "never", **options})
+
+    def compiler(module: Any, inputs: Any) -> Any:
+        view_to_reshape(module)  # as Inductor does
+        own(module.graph)
+        module.recompile()
+        graphs.append([str(node.target) for node in module.graph.nodes if node.op == "call_function"])
+        return make_boxed_func(module.forward)
+
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, decompositions=select_decomp_table())
+    return torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic), graphs, own
+
+
+def close(got: Any, wanted: Any) -> None:
+    torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+def count(graph: list[str], name: str) -> int:
+    return sum(name in target for target in graph)
+
+
+def trained(model: Any, run: Any, x: Any) -> list[Any]:
+    x = x.clone().requires_grad_()
+    y = run(x)
+    return [y, *torch.autograd.grad(y.square().mean(), [x, *model.parameters()])]
