@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from jitdnn.frameworks.torch import fresh as module  # noqa: E402
-from jitdnn.frameworks.torch.fresh import LARGE, fresh, in_large_pages  # noqa: E402
+from jitdnn.frameworks.torch.fresh import LARGE, fresh, in_large_pages, without_data  # noqa: E402
 
 PAGE = 4096
 CPU = torch.device("cpu")
@@ -68,3 +70,30 @@ def test_the_system_knows() -> None:
             elif inside and first == "VmFlags:":
                 flags = line
     assert " hg" in flags
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_data_as_torch_makes_it(dtype: Any) -> None:
+    x = torch.empty(2, 3, 4, 5, dtype=dtype)
+    for form in (
+        x, x.contiguous(memory_format=torch.channels_last), x.permute(3, 1, 0, 2), x[:, :2], x[..., ::2], x[:1],
+        x[:, :1].expand(2, 3, 4, 5), x[:0], x.new_empty(()), x.flatten(), torch.empty_like(x, device="meta").mT,
+    ):  # fmt: skip
+        made, wanted = without_data(form), torch.empty_like(form, device="meta")
+        assert (made.shape, made.stride(), made.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+        assert made.is_meta
+
+
+def test_a_first_step_imports_nothing_of_pytorchs_compiler() -> None:
+    """Which takes longer than all else that a step does whose kernels were chosen before."""
+    program = """
+import sys, torch
+before = "sympy" in sys.modules
+import jitdnn.torch as jt
+nn = torch.nn
+layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2))
+model = jt.convert(torch.nn.Sequential(*layers), measure="never")
+model(torch.randn(2, 3, 5, 5)).sum().backward()
+assert before or "sympy" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 from jitdnn.errors import JitdnnError
 from jitdnn.frameworks.torch import batch_norm_activation, guards, kinds, normalization
 from jitdnn.frameworks.torch.convolution import memory_format
-from jitdnn.frameworks.torch.fresh import fresh, fresh_like
+from jitdnn.frameworks.torch.fresh import fresh, fresh_like, without_data
 from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.kinds import decided, watching
 from jitdnn.frameworks.torch.launch import Direct
@@ -167,9 +167,9 @@ def _made(
 ) -> Batch | None:  # fmt: skip
     handle = handle_of(options, x.device.type)
     dtype = normalization.statistics_dtype(x)
-    like = torch.empty_like(x, device="meta")
+    like = without_data(x)
     column = torch.empty(weight.shape, dtype=dtype, device="meta")
-    own = torch.empty_like(weight, device="meta")
+    own = without_data(weight)
     state = column if has_running else None
     parameters = {"weight": weight, "bias": bias}
     statistics = {"mean": column, "rstd": column}

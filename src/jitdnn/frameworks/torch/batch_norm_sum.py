@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from jitdnn.frameworks.torch import kinds, normalization
 from jitdnn.frameworks.torch.eager import is_taken
-from jitdnn.frameworks.torch.fresh import fresh, fresh_like
+from jitdnn.frameworks.torch.fresh import fresh, fresh_like, without_data
 from jitdnn.frameworks.torch.launch import Direct
 from jitdnn.frameworks.torch.normalization import batch_launch
 from jitdnn.frameworks.torch.options import handle_of
@@ -87,7 +87,7 @@ def _made(
     x: Tensor, z: Tensor, weight: Tensor, bias: Tensor, has_running: bool, momentum: float, epsilon: float, options: str
 ) -> _Launches | None:  # fmt: skip
     handle = handle_of(options, x.device.type)
-    like, column = torch.empty_like(x, device="meta"), torch.empty_like(weight, device="meta")
+    like, column = without_data(x), without_data(weight)
     state = column if has_running else None
     statistics = {"mean": column, "rstd": column}
     forward = batch_launch(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from jitdnn.errors import JitdnnError
-from jitdnn.frameworks.torch.fresh import fresh_like
+from jitdnn.frameworks.torch.fresh import fresh_like, without_data
 from jitdnn.frameworks.torch.kinds import RESULT, Computation, Launched, Ways, run_together
 from jitdnn.frameworks.torch.launch import Direct, Launch, descriptor, direct
 from jitdnn.frameworks.torch.stock import stock
@@ -235,8 +235,8 @@ def _prepare_backward(number: int, handle: Handle, dy: Tensor, x: Tensor, w: Ten
     theirs = _backward_by_torch(number, dy, x, w, *arguments)
     # gradients are dense: what an operand with gaps looks like is not what its gradient does
     dx, dw, db = (
-        torch.empty_like(x, device="meta"),
-        torch.empty_like(w, device="meta"),
+        without_data(x),
+        without_data(w),
         dy.new_empty(dy.shape[1], device="meta"),
     )
     forms = ((dx, w, dy), (x, dw, dy), (x, w, dy))[number]

@@ -74,7 +74,28 @@ def fresh(
     return on_its_device
 
 
+def without_data(form: Tensor) -> Tensor:
+    """A tensor without data as `torch.empty_like` gives it: dense, in the order of axes of another one.
+
+    PyTorch makes these in Python where they have no data, and imports SymPy for the first of them: half a second.
+    """
+    if form.numel() and _is_dense(form.shape, form.stride()):
+        return torch.empty_strided(form.shape, form.stride(), dtype=form.dtype, device="meta")
+    return torch.empty_like(form, device="meta")
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements lie side by side, each at a place of its own."""
+    step = 1
+    for stride, extent in sorted(zip(strides, shape, strict=True)):
+        if extent != 1:
+            if stride != step:
+                return False
+            step *= extent
+    return True
+
+
 def fresh_like(form: Tensor, device: torch.device) -> Callable[[], Tensor]:
     """The same of a tensor that may be without data; dense, in its order of axes, as `torch.empty_like` gives it."""
-    like = torch.empty_like(form, device="meta")
+    like = without_data(form)
     return fresh(like.shape, like.stride(), like.dtype, device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jitdnn.frameworks.torch.convolution import memory_format
 from jitdnn.frameworks.torch.double import derivatives_of_gradients
-from jitdnn.frameworks.torch.fresh import fresh_like
+from jitdnn.frameworks.torch.fresh import fresh_like, without_data
 from jitdnn.frameworks.torch.kinds import Computation, Ways
 from jitdnn.frameworks.torch.launch import Direct, descriptor, direct
 from jitdnn.frameworks.torch.registry import define
@@ -62,7 +62,7 @@ def ours_forward(
     handle: Handle, x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, activation: str = "identity"
 ) -> Callable[..., tuple[Tensor, ...]]:  # fmt: skip
     """By ours: y, the mean, 1 / sigma, and the variance without bias."""
-    y, dtype = torch.empty_like(x, device="meta"), statistics_dtype(x)
+    y, dtype = without_data(x), statistics_dtype(x)
     column = torch.empty(x.shape[1], dtype=dtype, device="meta")
     statistics = dict.fromkeys(("mean", "rstd", "running_mean", "running_var"), column)
     given = {"x": x, "weight": weight, "bias": bias, "y": y, **statistics}
@@ -87,9 +87,9 @@ def ours_backward(
     handle: Handle, dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, activation: str = "identity"
 ) -> Callable[..., tuple[Tensor, ...]]:  # fmt: skip
     """By ours: the gradients of x, weight and bias. `bias` is needed with an activation alone."""
-    dx = torch.empty_like(x, device="meta")
+    dx = without_data(x)
     column = torch.empty(x.shape[1], dtype=statistics_dtype(x), device="meta")
-    own = torch.empty_like(column if weight is None else weight, device="meta")
+    own = without_data(column if weight is None else weight)
     scale = torch.ones_like(column, device=x.device) if weight is None else weight
     given = {
         "dy": dy, "x": x, "weight": scale, "bias": bias, "mean": column, "rstd": column, "dx": dx, "dweight": own,

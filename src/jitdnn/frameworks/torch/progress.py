@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from time import monotonic
+from time import monotonic, sleep
 
 from jitdnn import log
 from jitdnn.locks import lock
@@ -42,7 +42,10 @@ class _Progress:
         self._done = 0
         self._spent, self._began, self._ended = 0.0, 0.0, -_QUIET_SECONDS
         self._next = SECONDS
-        self._ticker: threading.Event | None = None
+        #: who says it, from the first part until a moment without one; a thread for each part would cost more than
+        #: a choice by stored times
+        self._ticker: threading.Thread | None = None
+        self._is_said = self._is_shown = False
 
     def seconds(self) -> float:
         """Seconds of choosing until now."""
@@ -57,8 +60,8 @@ class _Progress:
             self._began = monotonic()
             if self._began - self._ended > _QUIET_SECONDS:
                 self._done, self._spent, self._next = 0, 0.0, SECONDS
-            is_said = current().progress and log.is_enabled(logging.WARNING)
-            if is_said:
+            self._is_said = current().progress and log.is_enabled(logging.WARNING)
+            if self._is_said and self._ticker is None:
                 self._start()
 
     def leave(self) -> None:
@@ -75,9 +78,9 @@ class _Progress:
                 return
             self._ended = monotonic()
             self._spent += self._ended - self._began
-            if self._ticker is not None:
-                self._ticker.set()
-                self._ticker = None
+            if self._is_shown:
+                self._is_shown = False
+                _write(_ERASE)
 
     @contextmanager
     def of(self, total: int) -> Iterator[None]:
@@ -105,25 +108,25 @@ class _Progress:
         return f"first calls: kernels are compiled and measured beside PyTorch's: {count}, {self.seconds():.0f} s"
 
     def _start(self) -> None:
-        ended = self._ticker = threading.Event()
         wait = max(0.0, SECONDS - self._spent)
+        self._ticker = threading.Thread(target=self._tick, args=(wait,), name="jitdnn-progress", daemon=True)
         try:
-            threading.Thread(
-                target=self._tick, args=(ended, wait), name="jitdnn-progress", daemon=True
-            ).start()
+            self._ticker.start()
         except RuntimeError:  # no thread can be had, as at the end of the process: then nothing is said
             self._ticker = None
 
-    def _tick(self, ended: threading.Event, wait: float) -> None:
-        is_shown = False
-        while not ended.wait(wait):
+    def _tick(self, wait: float) -> None:
+        while True:
+            sleep(wait)
             with self._lock:  # so that nothing is written once the part has ended
-                if ended.is_set():
-                    break
-                is_shown = self._say() or is_shown
+                if self._ticker is not threading.current_thread():
+                    return
+                if not self._depth:
+                    self._ticker = None
+                    return
+                if self._is_said:
+                    self._is_shown = self._say()
             wait = _TICK
-        if is_shown:
-            _write(_ERASE)
 
     def _say(self) -> bool:
         """Say how far it is; whether that is a line on a terminal."""

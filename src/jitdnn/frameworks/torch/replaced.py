@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from jitdnn.frameworks.torch.fresh import without_data
 from jitdnn.frameworks.torch.kernels import contiguous_strides
 from jitdnn.handle import Handle
 from jitdnn.ops.layer_norm import layer_norm
@@ -152,7 +153,7 @@ def _softmax(node: Node, tensors: Sequence[Tensor], handle: Handle) -> Replaceme
 
 
 def _like(x: Tensor) -> tuple[int, ...]:
-    return tuple(torch.empty_like(x, device="meta").stride())
+    return tuple(without_data(x).stride())
 
 
 _MAKERS: dict[Any, Callable[[Node, Sequence[Tensor], Handle], Replacement | None]] = {
