@@ -12,7 +12,7 @@ GPU's time counts (`without_host`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -33,9 +33,9 @@ from jitdnn.planner.store import Store
 SECONDS = 0.2
 """Time that measuring the two takes at most, after their first runs."""
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
-_CLEAR_ROUNDS = 2  # after which all is clear
-_CLEAR = 2.0  # where each sample of one takes so many times any of the other
-_CLEAR_ON_GPU = ((2, 1.25), (4, 1.0))  # the same there, after so many rounds
+# after so many rounds all is clear where each sample of one takes more than so many times any of the other's: whatever
+# disturbs one of them makes its longest sample longer, and another round is taken
+_CLEAR = {"cpu": ((2, 2.0), (3, 1.25), (5, 1.05)), "cuda": ((2, 1.25), (4, 1.0))}
 _SAMPLE_SECONDS, _MOST_CALLS = 5e-4, 200  # a shorter sample would measure the clock
 _MOST_ENQUEUED = 100  # a host that is so many calls ahead is kept waiting by the driver
 _LEAST_CYCLES, _MOST_CYCLES = 1 << 18, 1 << 28
@@ -198,8 +198,7 @@ def _measured(
             seconds = _seconds(way, calls[place], device, clock)
             least[place], most[place] = min(least[place], seconds), max(most[place], seconds)
             calls[place] = min(_MOST_CALLS, max(1, math.ceil(_SAMPLE_SECONDS / max(seconds, 1e-9))))
-        is_clear = _CLEAR * most[0] < least[1] or _CLEAR * most[1] < least[0]
-        if device.type == "cpu" and number + 1 >= _CLEAR_ROUNDS and is_clear:
+        if device.type == "cpu" and _is_clear(device, number + 1, least, most):
             break
         if number + 1 >= _LEAST_ROUNDS and perf_counter() > deadline:
             break
@@ -220,12 +219,17 @@ def _measured_on_gpu(
             least[place], most[place] = min(least[place], seconds), max(most[place], seconds)
             calls[place] = min(_MOST_ENQUEUED, max(1, math.ceil(_SAMPLE_SECONDS / max(seconds, 1e-9))))
             hosts[place] = min(hosts[place], enqueuing)
-        apart = max(least[0] / most[1], least[1] / most[0])  # of all samples; the GPU is nobody else's
-        if any(number + 1 >= rounds and apart > clear for rounds, clear in _CLEAR_ON_GPU):
+        if _is_clear(device, number + 1, least, most):
             break
         if number + 1 >= _LEAST_ROUNDS and perf_counter() > deadline:
             break
     return (least[0], least[1]), (hosts[0], hosts[1])
+
+
+def _is_clear(device: torch.device, rounds: int, least: Sequence[float], most: Sequence[float]) -> bool:
+    """Whether the samples of so many rounds leave no doubt."""
+    apart = max(least[0] / most[1], least[1] / most[0]) if min(most) > 0.0 else 0.0
+    return any(rounds >= enough and apart > clear for enough, clear in _CLEAR[device.type])
 
 
 def _unmeasured(what: str, ours: Callable[[], Any]) -> Decision:
