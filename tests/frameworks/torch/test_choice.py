@@ -224,6 +224,32 @@ def test_no_more_is_measured_than_tells_a_clear_winner(
 
 
 @pytest.mark.parametrize(
+    ("ratio", "disturbed", "rounds"),
+    [(1.3, 0, 3), (1 / 1.3, 0, 3), (1.1, 0, 5), (1.04, 0, 12), (1.3, 1, 12), (1.3, 2, 12), (2.1, 0, 2)],
+)
+def test_rounds_of_measuring_where_there_is_time(
+    monkeypatch: pytest.MonkeyPatch, ratio: float, disturbed: int, rounds: int
+) -> None:
+    """One of two that are nearly as fast is told by more of them; so is one whose samples others disturbed."""
+    called: list[str] = []
+    count = [0, 0]
+
+    def seconds(run: Any, calls: int, *_: Any) -> float:
+        run()
+        place = "ab".index(called[-1])
+        count[place] += 1
+        slow = 1.35 if count[0] == 4 and disturbed == 1 and ratio > 1 and not place else 1.0
+        slow = 0.7 if count[1] == 4 and disturbed == 2 and place else slow
+        return slow * (ratio if place else 1.0)
+
+    monkeypatch.setattr(choice, "_seconds", seconds)
+    monkeypatch.setattr(choice, "settle", lambda: None)
+    monkeypatch.setattr(choice, "SECONDS", 1e9)
+    choice._measured(lambda: called.append("a"), lambda: called.append("b"), torch.device("cpu"))
+    assert len(called) == 4 + 4 * rounds
+
+
+@pytest.mark.parametrize(
     ("ours", "stock", "expected"),
     [
         ((41e-6, 5e-6), (23e-6, 9e-6), (41e-6, 23e-6)),  # small: the host decides, whatever the GPU says
