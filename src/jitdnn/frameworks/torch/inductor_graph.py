@@ -290,7 +290,11 @@ class Rewriter:
                 place: self._chosen(
                     convolution.GRADIENTS[place],
                     operands,
-                    Way(_GRAPH, self._gradient(place, operands, is_settled)),
+                    Way(
+                        _GRAPH,
+                        self._gradient(place, operands, is_settled),
+                        _by_torch(operands, _mask([place])),
+                    ),
                 )
                 for place in wanted
                 if place != _BIAS
@@ -338,24 +342,18 @@ class Rewriter:
     def _together(self, ours: Sequence[int], operands: tuple[Any, ...], is_settled: bool) -> Decision:
         """Whether gradients chosen one by one are faster than torch's one call for both, which lays operands that do
         not lie alike out once."""
-        dy, x, w, *geometry = operands
-        bias = [dy.shape[1]]
-
-        def by_torch(mask: list[bool]) -> Callable[[], Any]:
-            return lambda: aten.convolution_backward.default(dy, x, w, bias, *geometry, mask)
-
         calls = [self._gradient(place, operands, is_settled) for place in ours]
         left = [place for place in range(_BIAS) if place not in ours]
         if left:
-            calls.append(by_torch(_mask(left)))
+            calls.append(_by_torch(operands, _mask(left)))
         names = " and ".join(convolution.GRADIENTS[place].name for place in ours)
         return choice.decide(
             f"torch gradients {words(operands)} {names} {_GRAPH} {self._options}",
-            handle_of(self._options, dy.device.type),
-            dy.device,
+            handle_of(self._options, operands[0].device.type),
+            operands[0].device,
             parse(self._options).measure,
             lambda: [call() for call in calls],
-            by_torch(_mask(range(_BIAS))),
+            _by_torch(operands, _mask(range(_BIAS))),
         )
 
     def _text(self, direction: str, x: Any, w: Any, dy: Any, has_bias: bool, geometry: Sequence[Any]) -> str:
@@ -445,6 +443,13 @@ class Rewriter:
 def _plan(problem: Problem, epilogue: Epilogue | None) -> object:
     """The plan of a problem by the handle in force."""
     return current_handle().plan(problem, None, epilogue)
+
+
+def _by_torch(operands: tuple[Any, ...], mask: list[bool]) -> Callable[[], Any]:
+    """Torch's call of gradients, as short as Inductor's code makes it: it is told what the host takes for it."""
+    dy, x, w, *geometry = operands
+    function, bias = aten.convolution_backward.default, [dy.shape[1]]
+    return lambda: function(dy, x, w, bias, *geometry, mask)
 
 
 def _left(kind: Kind, together: Decision) -> Kind:
