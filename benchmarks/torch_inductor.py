@@ -10,8 +10,9 @@ On a GPU a step is forward in training mode under autocast, the cross-entropy an
 of tf32); milliseconds are those of the GPU's events over some steps without waiting, the least of all turns. Every pair
 of a mode starts from the same weights, and the losses of the first steps must agree. MODEL: one of `torch_zoo.py`
 (tests/helpers: convnext_tiny, resnext50, ...), one of `torch_zoo_axes.py` (replknet, x3d, unet3d, ...), whose examples
-and batches are their own, or `timm:NAME` where timm is installed. `first s` is the time of the first step, with
-compiling and measuring; a second run of the script has what was kept of it. `torch_peak.py` tells memory.
+and batches are their own, or `timm:NAME` where timm is installed. `bound`: whether a step of either side waits for the
+host, which then takes longer to enqueue it than its kernels run, or for the GPU. `first s` is the time of the first
+step, with compiling and measuring; a second run of the script has what was kept of it. `torch_peak.py` tells memory.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import copy
 import json
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -87,6 +90,36 @@ class Peer:
         return first.elapsed_time(last) / 1e3 / STEPS
 
 
+def host_seconds(run: Callable[[], Any], count: int = 6) -> float:
+    """Until a step is enqueued on a GPU that has nothing to do, the least of some."""
+    least = math.inf
+    for _ in range(count):
+        torch.cuda.synchronize()
+        begin = perf_counter()
+        run()
+        least = min(least, perf_counter() - begin)
+    return least
+
+
+def kernel_seconds(run: Callable[[], Any], count: int = 2) -> float:
+    """Of all kernels of a step, by PyTorch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(count):
+            run()
+        torch.cuda.synchronize()
+    return sum(each.device_time_total for each in found.key_averages()) / count / 1e6
+
+
+def bound(cell: dict[str, Any]) -> str:
+    """What a step waits for; nothing is known of a processor's."""
+    if math.isnan(cell["kernels ms"]):
+        return "-"
+    return "host" if cell["host ms"] > cell["kernels ms"] else "GPU"
+
+
 def problem(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Tensor, Tensor]:
     """A network, and a batch of its examples and labels."""
     model, shape = without_dropout(network(name)), (arguments.batch, 3, arguments.side, arguments.side)
@@ -120,8 +153,8 @@ def row(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
         found[f"{peer} first s"] = perf_counter() - begin
         for _ in range(WARM_EAGER if mode == "eager" and peer == "ours" else WARM):
             one.step(x, labels)
-    bound = 2e-2 if arguments.dtype != "f32" else 1e-4
-    if not math.isclose(losses["stock"], losses["ours"], rel_tol=bound, abs_tol=bound):
+    most = 2e-2 if arguments.dtype != "f32" else 1e-4
+    if not math.isclose(losses["stock"], losses["ours"], rel_tol=most, abs_tol=most):
         raise SystemExit(f"{name}: the losses of the first step differ: {losses}")
     best = dict.fromkeys(peers, math.inf)
     end = perf_counter() + arguments.seconds
@@ -129,6 +162,14 @@ def row(name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
         for peer, one in peers.items():
             best[peer] = min(best[peer], one.seconds(x, labels))
     found.update({f"{peer} ms": 1e3 * value for peer, value in best.items()})
+    for peer, one in peers.items():
+        run = partial(one.step, x, labels)
+        is_on_gpu = arguments.device == "cuda"
+        cell = {"host ms": 1e3 * host_seconds(run) if is_on_gpu else math.nan}
+        cell["kernels ms"] = 1e3 * kernel_seconds(run) if is_on_gpu else math.nan
+        found.update(
+            {f"{peer} {what}": value for what, value in cell.items()}, **{f"{peer} bound": bound(cell)}
+        )
     found["speed"] = best["stock"] / best["ours"]
     return found
 
@@ -174,12 +215,13 @@ def main() -> None:
         for mode in arguments.mode:
             rows.append(row(name, mode, arguments))
             sys.stderr.write(json.dumps(rows[-1]) + "\n")
-    head = f"{'model':14s}{'mode':18s}{'n':>4s}{'stock ms':>10s}{'ours ms':>10s}{'speed':>7s}"
+    head = f"{'model':14s}{'mode':18s}{'n':>4s}{'stock ms':>10s}{'ours ms':>10s}{'speed':>7s}{'bound':>7s}{'ours':>6s}"
     lines = [f"{head}{'first s, stock':>16s}{'ours':>8s}"]
     for one in rows:
         lines.append(
             f"{one['model']:14s}{one['mode']:18s}{one['batch']:4d}{one['stock ms']:10.2f}{one['ours ms']:10.2f}"
-            f"{one['speed']:7.3f}{one['stock first s']:16.1f}{one['ours first s']:8.1f}"
+            f"{one['speed']:7.3f}{one['stock bound']:>7s}{one['ours bound']:>6s}"
+            f"{one['stock first s']:16.1f}{one['ours first s']:8.1f}"
         )
     mean = math.exp(sum(math.log(one["speed"]) for one in rows) / len(rows))
     lines.append(f"stock / ours: geometric mean {mean:.3f}, least {min(one['speed'] for one in rows):.3f}")

@@ -21,7 +21,7 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -104,25 +104,12 @@ def child(arguments: argparse.Namespace) -> None:
                 rest(arguments)
             sleep(0.02)
         with held(lock, fcntl.LOCK_EX):
-            kernels = (
-                kernel_seconds(partial(peer.step, x, labels)) if arguments.device == "cuda" else math.nan
-            )
+            step = partial(peer.step, x, labels)
+            kernels = torch_inductor.kernel_seconds(step) if arguments.device == "cuda" else math.nan
             rest(arguments)
         cell = {"model": name, "mode": mode, "side": arguments.only, "batch": len(x), "loss": loss}
         cell |= {"first s": first, "ms": 1e3 * best, "host ms": 1e3 * host, "kernels ms": 1e3 * kernels}
         write(json.dumps(cell))
-
-
-def kernel_seconds(run: Callable[[], Any], count: int = 2) -> float:
-    """Of all kernels of a step, by PyTorch's profiler."""
-    from torch.profiler import ProfilerActivity, profile
-
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        for _ in range(count):
-            run()
-        torch.cuda.synchronize()
-    return sum(each.device_time_total for each in found.key_averages()) / count / 1e6
 
 
 def wait(arguments: argparse.Namespace) -> None:
@@ -180,25 +167,18 @@ def rows(running: Sequence[subprocess.Popen[str]]) -> None:
         if len(both) < len(SIDES):
             continue
         stock, ours = (both[side] for side in SIDES)
+        bounds = f"{torch_inductor.bound(stock):>7s}{torch_inductor.bound(ours):>6s}"
         speeds.append(stock["ms"] / ours["ms"])
         differ = "" if math.isclose(stock["loss"], ours["loss"], rel_tol=2e-2) else "  the losses differ"
         write(
             f"{cell['model']:20s}{cell['mode']:16s}{cell['batch']:4d}{stock['ms']:9.2f}{ours['ms']:8.2f}"
             f"{speeds[-1]:7.3f}{stock['host ms']:10.2f}{ours['host ms']:8.2f}"
-            f"{stock['kernels ms']:12.2f}{ours['kernels ms']:8.2f}{bound(stock):>7s}{bound(ours):>6s}"
-            f"{stock['first s']:10.1f}"
+            f"{stock['kernels ms']:12.2f}{ours['kernels ms']:8.2f}{bounds}{stock['first s']:10.1f}"
             f"{ours['first s']:8.1f}{differ}"
         )
     if speeds:
         mean = math.exp(sum(map(math.log, speeds)) / len(speeds))
         write(f"stock / ours: geometric mean {mean:.3f}, least {min(speeds):.3f}")
-
-
-def bound(cell: dict[str, Any]) -> str:
-    """What a step waits for; nothing is known of a processor's."""
-    if math.isnan(cell["kernels ms"]):
-        return "-"
-    return "host" if cell["host ms"] > cell["kernels ms"] else "GPU"
 
 
 def write(line: str, to: Any = sys.stdout) -> None:
