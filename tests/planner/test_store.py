@@ -106,6 +106,26 @@ class TestRows:
         assert store.stats().measurements == 0
         assert store.rows() == []
 
+    @pytest.mark.parametrize("in_memory", [False, True])
+    def test_plans_depend_on_times_of_problems_alone(self, tmp_path: Path, in_memory: bool) -> None:
+        """Choices between calls of ours and PyTorch's are stored all the time while a model makes its first step."""
+        store = Store(None if in_memory else tmp_path / "tuning.sqlite")
+        states = [store.state()]
+        choice = replace(ROW, problem="torch forward conv_fwd n1")
+        for rows in (
+            [choice],
+            [ROW],
+            [choice, replace(choice, seconds=0.25, measured_at=2e9)],
+            [ROW, choice],
+        ):
+            store.add(rows)
+            states.append(store.state())
+        assert states[0] == states[1] != states[2] == states[3]
+        assert in_memory or states[3] != states[4], "it was written, if not another one"
+        assert in_memory or Store(store.path).state() == states[4]
+        store.clear()
+        assert store.state() == states[0]
+
     def test_default_follows_the_settings(self, tmp_path: Path) -> None:
         with jitdnn.settings(cache_dir=tmp_path, cache=True):
             assert Store.default() is Store.default()

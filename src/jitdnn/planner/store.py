@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     import sqlite3
 
 SCHEMA = 1
+#: how names begin of what is no problem of ours, but a choice between a call of ours and one of PyTorch's
+CHOICES = "torch "
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: JSON can say it, a database cannot keep it
 _DAY = 86400.0
 _NOTE_SECONDS = 0.1  # longer than that nobody waits to note a use
@@ -127,6 +129,11 @@ class Measurement:
         )
 
 
+def _is_of_problem(row: Measurement) -> bool:
+    """Whether a plan may depend on a row."""
+    return not row.problem.startswith(CHOICES)
+
+
 @dataclass(frozen=True, slots=True)
 class StoreStats:
     """What is in a store. `path` is None if it lives in memory only."""
@@ -183,6 +190,8 @@ class Store:
     def add(self, rows: Sequence[Measurement]) -> None:
         """Keep rows; where there is one of the same key already, the later measured stays."""
         if self.path is not None and self._write(rows):
+            if any(map(_is_of_problem, rows)):
+                self._note_change()
             return
         for row in rows:
             known = self._memory.get(row.key)
@@ -248,17 +257,25 @@ class Store:
         return len(rows)
 
     def state(self) -> tuple[Any, ...]:
-        """What differs when other times are stored: of the file its time and size, and what memory has."""
-        found: list[Any] = [
-            len(self._memory),
-            max((row.measured_at for row in tuple(self._memory.values())), default=0.0),
-        ]
-        for file in self._files()[:2]:
+        """What differs when other times are stored that plans depend on: those of choices between calls are none.
+
+        Of the file it is when such times were last written: that of a small file beside it, which SQLite leaves alone.
+        """
+        rows = [row.measured_at for row in tuple(self._memory.values()) if _is_of_problem(row)]
+        found: list[Any] = [len(rows), max(rows, default=0.0)]
+        for file in self._files()[-1:]:
             with suppress(OSError):
-                status = file.stat()
-                if status.st_size:  # SQLite makes and deletes its journal whoever reads
-                    found += [status.st_mtime_ns, status.st_size]
+                found.append(file.stat().st_mtime_ns)
         return tuple(found)
+
+    def _note_change(self) -> None:
+        """Write down that times were stored that plans depend on."""
+        with suppress(OSError):
+            file = os.open(self._files()[-1], os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+            try:
+                os.write(file, str(time.time_ns()).encode())
+            finally:
+                os.close(file)
 
     def stats(self) -> StoreStats:
         """Count what is there now."""
@@ -276,11 +293,11 @@ class Store:
                 file.unlink()
 
     def _files(self) -> list[Path]:
-        """The database, then what SQLite keeps beside it."""
+        """The database, what SQLite keeps beside it, and last what tells that plans are to be made anew."""
         return (
             []
             if self.path is None
-            else [self.path.with_name(self.path.name + end) for end in ("", "-wal", "-shm")]
+            else [self.path.with_name(self.path.name + end) for end in ("", "-wal", "-shm", "-changed")]
         )
 
     def _read(self, condition: str, values: Sequence[str]) -> list[Measurement]:
