@@ -342,16 +342,17 @@ class FusedModule(nn.Module):
                 ("fused", id(self), reason), f"{type(self.model).__name__} runs unfused: {reason}"
             )
             return self.model(*args, **kwargs)
-        first, _ = self._known(leaves, spec)
+        before, (function, result_spec) = self._functions, self._known(leaves, spec)
         with torch.no_grad():
-            ahead = first.launched(inputs)
+            ahead = function.launched(inputs)
             constants = self._constants()
-            function, result_spec = self._known(leaves, spec)  # others, where modules were replaced
+            if self._functions is not before:  # modules were replaced
+                ahead, (function, result_spec) = None, self._known(leaves, spec)
             results = function(
                 constants,
                 inputs,
                 lambda: pytree.tree_flatten(self.model(*args, **kwargs))[0],
-                ahead=ahead if function is first else None,
+                ahead=ahead,
             )
         form = result_spec[-1]
         return results[0] if form is None else pytree.tree_unflatten(results, form)
