@@ -31,7 +31,7 @@ from jitdnn.frameworks.torch.fused_gpu import GpuEngines, Unfused, kind_on_gpu
 from jitdnn.frameworks.torch.fused_memory import Budget, Footprint, Listing, checked, within
 from jitdnn.frameworks.torch.fused_watch import Stamp, Watched, picked, stamp
 from jitdnn.frameworks.torch.gpu_program import GpuProgram
-from jitdnn.frameworks.torch.graph import calling_module, capture
+from jitdnn.frameworks.torch.graph import calling_module, capture, fits, has_images, words
 from jitdnn.frameworks.torch.options import Options, handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.program import Program
 from jitdnn.handle import Handle
@@ -39,7 +39,6 @@ from jitdnn.locks import lock
 from jitdnn.ops.kept_filter import KeptFilter
 from jitdnn.retention import Recent
 
-aten = torch.ops.aten
 MOST_PROGRAMS = 16
 """Kinds of inputs for which one function keeps a program; what was not used for longest is prepared again."""
 
@@ -185,7 +184,7 @@ class FusedFunction:
                 inputs = [x.detach() for x in inputs]
                 constants = [c.detach() for c in constants]
                 traced = None if found is None else found.traced
-                if traced is None or not _fits(traced, constants):
+                if traced is None or not fits(traced, constants):
                     traced = capture(self._function, [*constants, *inputs], self._what, self._options)
                 lifted = [
                     getattr(traced, node.target) for node in traced.graph.nodes if node.op == "get_attr"
@@ -222,7 +221,7 @@ class FusedFunction:
                 f"memory_limit is {self._limit}: it bounds fused graphs on processors; on {inputs[0].device} "
                 f"{self._what} is fused without one"
             )
-        return self._gpu.program(traced, _text(traced), constants, inputs, stock)
+        return self._gpu.program(traced, words(traced), constants, inputs, stock)
 
     def _made(self, traced: GraphModule, constants: Sequence[Tensor], inputs: Sequence[Tensor]) -> Program:
         """The program of a graph, with channels first or last, whichever is faster as a whole."""
@@ -238,8 +237,8 @@ class FusedFunction:
             return once
 
         is_last = True
-        if parse(self._options).measure != "never" and _has_images(traced):
-            kind = hashlib.sha256(_text(traced).encode()).hexdigest()[:24]
+        if parse(self._options).measure != "never" and has_images(traced):
+            kind = hashlib.sha256(words(traced).encode()).hexdigest()[:24]
             limit = "" if self._limit is None else f" within {self._limit}"
             name = f"torch graph {kind} {self._options}{limit} channels last"
             decision = decide(
@@ -289,30 +288,6 @@ def _reads_of(traced: GraphModule, constants: int) -> Callable[[Sequence[Tensor]
     """What takes the constants that a graph reads: counts of batches, for one, are none of them."""
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"][:constants]
     return picked([place for place, node in enumerate(placeholders) if node.users], constants)
-
-
-def _fits(traced: GraphModule, constants: Sequence[Tensor]) -> bool:
-    """Whether a graph was captured with constants of these shapes and types."""
-    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
-    return all(
-        node.meta["val"].shape == c.shape and node.meta["val"].dtype == c.dtype
-        for node, c in zip(placeholders, constants, strict=False)
-    )
-
-
-def _has_images(traced: GraphModule) -> bool:
-    """Whether something in the graph may lie in memory with its channels first or last."""
-    return any(node.target is aten.convolution.default for node in traced.graph.nodes)
-
-
-def _text(traced: GraphModule) -> str:
-    """The graph with the shape and type of everything, the same in every process."""
-    lines = []
-    for node in traced.graph.nodes:
-        held = node.meta.get("val")
-        kind = f"{tuple(held.shape)} {held.stride()} {held.dtype}" if isinstance(held, Tensor) else ""
-        lines.append(f"{node.format_node()} {kind}")
-    return "\n".join(lines)
 
 
 class FusedModule(nn.Module):

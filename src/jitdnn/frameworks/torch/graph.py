@@ -161,3 +161,27 @@ def calling_module(model: nn.Module, running: list[str]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def fits(traced: GraphModule, constants: Sequence[Tensor]) -> bool:
+    """Whether a graph was captured with constants of these shapes and types."""
+    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    return all(
+        node.meta["val"].shape == c.shape and node.meta["val"].dtype == c.dtype
+        for node, c in zip(placeholders, constants, strict=False)
+    )
+
+
+def has_images(traced: GraphModule) -> bool:
+    """Whether something in the graph may lie in memory with its channels first or last."""
+    return any(node.target is aten.convolution.default for node in traced.graph.nodes)
+
+
+def words(traced: GraphModule) -> str:
+    """The graph with the shape and type of everything, the same in every process."""
+    lines = []
+    for node in traced.graph.nodes:
+        held = node.meta.get("val")
+        kind = f"{tuple(held.shape)} {held.stride()} {held.dtype}" if isinstance(held, Tensor) else ""
+        lines.append(f"{node.format_node()} {kind}")
+    return "\n".join(lines)
