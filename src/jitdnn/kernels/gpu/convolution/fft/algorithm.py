@@ -1,0 +1,74 @@
+"""Convolution with long filters by fast Fourier transforms: products of spectra in place of sums over the taps.
+
+All directions. A thread block has whole transforms of pieces of images, its filters' spectra and the products in
+registers and shared memory: about 50 operations a point and transform in place of two a tap. Of a depthwise convolution
+tensors are read once but for what pieces share, and the floor is their bytes from some hundred taps on. With several
+channels in a group each result transforms all of them anew, which pays from some hundred to a thousand taps on.
+"""
+
+from __future__ import annotations
+
+from math import log2, prod, sqrt
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.algorithm import (
+    UNIT_ROUNDOFF,
+    Epilogue,
+    KernelAlgorithm,
+    PlannedKernel,
+    storing_roundoff,
+    terms,
+)
+from jitdnn.kernels.gpu.convolution.fft.code import build
+from jitdnn.kernels.gpu.convolution.fft.plan import POINTS, plan_of, refuse_shape, seconds
+from jitdnn.problems.convolution import Convolution
+from jitdnn.tensor import compute_dtype
+
+FEWEST_TAPS = 32  # with fewer a sum is always faster
+FEWEST_TAPS_OF_SUMS = 128  # the same where channels meet
+
+
+class Fft(KernelAlgorithm[Convolution, GpuDevice]):
+    """All directions; see the module's text."""
+
+    name = "fft"
+    problem = Convolution
+    takes_float8 = False
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        taps, fewest = prod(problem.filter_spatial), FEWEST_TAPS
+        if problem.groups < max(problem.c, problem.k):
+            fewest = FEWEST_TAPS_OF_SUMS
+        if taps < fewest:
+            return f"a filter has {taps} taps: with fewer than {fewest} a transform is never faster"
+        reason = refuse_shape(problem)
+        if reason:
+            return reason
+        if epilogue is not None and problem.direction == "bwd_filter":
+            return "a filter's gradient takes no epilogue: apply it to the result"
+        if plan_of(problem, device.facts) is None:
+            spans = tuple(
+                (w - 1) * d + 1 for w, d in zip(problem.filter_spatial, problem.dilation, strict=True)
+            )
+            return (
+                f"the taps reach over {spans} points: with the lines between them they do not fit a transform of "
+                f"{POINTS[-1]} points, or of as many as shared memory holds"
+            )
+        return None
+
+    def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        plan = plan_of(problem, device.facts)
+        assert plan is not None
+        return PlannedKernel(
+            plan.workspace, seconds(plan, device.facts), lambda: build(plan, device, epilogue)
+        )
+
+    def error_of(self, problem: Convolution) -> float:
+        """Transforms round like sums of log2(points) terms, whatever the number of taps; then spectra are added up."""
+        stored, computing = storing_roundoff(problem), UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
+        added = max(1, terms(problem) // POINTS[0] + max(problem.c, problem.k) // problem.groups)
+        rounding = 2.0 * stored if stored > computing else 0.0
+        return rounding + computing * (8.0 + 2.0 * log2(POINTS[-1]) + sqrt(added))
+
+    def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        return "all results of the transforms that it enters, of two pieces of the images"
