@@ -68,7 +68,7 @@ class Fft(KernelAlgorithm[Convolution, GpuDevice]):
         stored, computing = storing_roundoff(problem), UNIT_ROUNDOFF[compute_dtype(problem.dtype)]
         added = max(1, terms(problem) // POINTS[0] + max(problem.c, problem.k) // problem.groups)
         rounding = 2.0 * stored if stored > computing else 0.0
-        return rounding + computing * (8.0 + 2.0 * log2(POINTS[-1]) + sqrt(added))
+        return rounding + computing * (5.0 + 0.75 * log2(POINTS[-1]) + sqrt(added))
 
     def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         return "all results of the transforms that it enters, of two pieces of the images"

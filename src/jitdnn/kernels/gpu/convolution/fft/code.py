@@ -9,7 +9,7 @@ from math import cos, pi, sin
 from jitdnn.devices.gpu import GpuDevice, Kernel, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.formulas.overlap_save import ceil_div
-from jitdnn.kernels.gpu.convolution.fft.plan import MANY_THREADS, Plan
+from jitdnn.kernels.gpu.convolution.fft.plan import Plan
 from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
 from jitdnn.kernels.gpu.prelude.images import offset_type
 from jitdnn.tensor import TensorDescriptor
@@ -54,7 +54,7 @@ def source_of(plan: Plan, epilogue: Epilogue | None, parameters: Sequence[str]) 
         ("LINES", plan.lines), ("THREADS_OF_BLOCK", plan.threads),
         ("STAGE_OF_LINE", plan.stage_of_line), ("STAGE_SIZE", plan.lines * plan.stage_of_line),
         ("AXES", axes), ("IS_WGRAD", int(plan.is_wgrad)), ("IS_DATA", int(plan.is_data)),
-        ("IS_SPECTRUM_IN_SHARED", int(plan.keeps_spectrum)), ("IS_SUM", int(plan.is_sum)),
+        ("IS_SUM", int(plan.is_sum)),
         ("IS_IN_PARTS", int(plan.parts > 1)),
         ("IS_UNSTRIDED", int(max(problem.stride) == 1)), ("IS_UNDILATED", int(max(problem.dilation) == 1)),
         ("RESULT_IS_DENSE", int(plan.is_data or max(problem.stride) == 1)),
@@ -69,8 +69,8 @@ def source_of(plan: Plan, epilogue: Epilogue | None, parameters: Sequence[str]) 
         ("EPILOGUE(sum, image, channel)", fused.apply("sum", indices)),
     )  # fmt: skip
     text = fused.functions + read_text("gpu/convolution/fft", "transform.c", "fft.c")
-    # 512 threads have 128 registers each, and spill some bytes where there are epilogues or several axes
-    return Source("fft_wgrad" if plan.is_wgrad else "fft", text, defines, spills=plan.threads >= MANY_THREADS)
+    # 128 registers a thread: some bytes are spilled where there are epilogues, strides or several axes
+    return Source("fft_wgrad" if plan.is_wgrad else "fft", text, defines, spills=True)
 
 
 _LISTS = (

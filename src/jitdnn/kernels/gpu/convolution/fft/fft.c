@@ -213,7 +213,7 @@ FUNCTION void advance(int *digits, const int *lengths, const int *ahead) {
 
 #if IS_SUM
 /* The sum over channels, and over parts of the filter, which are transformed one after the other. */
-KERNEL(THREADS_OF_BLOCK)
+KERNEL_OF_BLOCK
 void convolve(ARGUMENTS) {
   BEGIN
   const int unit = (int)BLOCK_ID(0) * LINES + line, share = unit / (int)results, number = unit - share * (int)results;
@@ -251,28 +251,15 @@ void convolve(ARGUMENTS) {
   }
 }
 #else
-/* Where the spectrum of the filter is while pieces are transformed: it is all that they meet. */
-#if IS_SPECTRUM_IN_SHARED
-#define FILTER_RE(k) kept[(k) * LINE_THREADS]
-#define FILTER_IM(k) kept[(16 + (k)) * LINE_THREADS]
-#else
-#define FILTER_RE(k) filter_re[k]
-#define FILTER_IM(k) filter_im[k]
-#endif
-
 /* Forward, and with IS_DATA the gradient of the data. */
-KERNEL(THREADS_OF_BLOCK)
+KERNEL_OF_BLOCK
 void convolve(ARGUMENTS) {
   BEGIN
   const int unit = (int)BLOCK_ID(0) * LINES + line, share = unit / (int)results, number = unit - share * (int)results;
   const int is_there = share < shares;
   MAKE_CHANNELS(number, 0)
   REAL re[16], im[16];
-#if IS_SPECTRUM_IN_SHARED
-  STAGE_POINTER kept = stage + 2 * POINTS + t;
-#else
-  REAL filter_re[16], filter_im[16];
-#endif
+  STAGE_POINTER kept = stage + 2 * POINTS + t; /* the spectrum of the filter */
   for (int n = -1; n < (int)pairs_of_share; ++n) { /* the filter, then pairs of pieces */
     const int pair = share * (int)pairs_of_share + n;
     if (n < 0) {
@@ -284,9 +271,12 @@ void convolve(ARGUMENTS) {
     if (n == 0) BARRIER(); /* nobody reads what the filter's transform left */
     forward(re, im, stage, roots, t);
     if (n < 0) {
-      UNROLL for (int k = 0; k < 16; ++k) FILTER_RE(k) = re[k], FILTER_IM(k) = im[k];
+      UNROLL for (int k = 0; k < 16; ++k) kept[k * LINE_THREADS] = re[k], kept[(16 + k) * LINE_THREADS] = im[k];
     } else {
-      UNROLL for (int k = 0; k < 16; ++k) TIMES(re[k], im[k], FILTER_RE(k), IS_DATA ? FILTER_IM(k) : -FILTER_IM(k))
+      UNROLL for (int k = 0; k < 16; ++k) {
+        const REAL by_re = kept[k * LINE_THREADS], by_im = kept[(16 + k) * LINE_THREADS] * (IS_DATA ? 1 : -1);
+        TIMES(re[k], im[k], by_re, by_im)
+      }
       inverse(re, im, stage, roots, t);
       STORE_PAIR
     }
@@ -311,7 +301,7 @@ void convolve(ARGUMENTS) {
 #define PART_OF(share, k) ((GLOBAL REAL *)workspace + (((share) * (i64)parts * results + slot) * 32 + (k)) * LINE_THREADS + t)
 
 /* The gradient of the filter; of several shares, the spectrum of each one's part. */
-KERNEL(THREADS_OF_BLOCK)
+KERNEL_OF_BLOCK
 void filter_gradient(ARGUMENTS) {
   BEGIN
   const int slots = (int)(results * parts), unit = (int)BLOCK_ID(0) * LINES + line, share = unit / slots;
@@ -352,7 +342,7 @@ void filter_gradient(ARGUMENTS) {
   }
 }
 
-KERNEL(THREADS_OF_BLOCK)
+KERNEL_OF_BLOCK
 void sum_shares(ARGUMENTS) {
   BEGIN
   const int slot = (int)BLOCK_ID(0) * LINES + line, part = slot / (int)results, number = slot - part * (int)results;

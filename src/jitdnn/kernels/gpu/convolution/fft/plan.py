@@ -28,8 +28,6 @@ NUMBERS = 16
 """Complex numbers of a thread."""
 POINTS = (256, 512, 1024, 2048, 4096, 8192)
 """Of the transforms that are tried."""
-MANY_THREADS = 512
-"""Of a thread block, that leave few registers to each."""
 _THREADS = 128
 """Of a thread block at least: several short transforms share one."""
 _TILES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -126,15 +124,10 @@ class Plan:
         return self.results * self.shares * (self.parts if self.is_wgrad else 1)
 
     @property
-    def keeps_spectrum(self) -> bool:
-        """Whether a spectrum is kept in shared memory while others are made: x's in the filter's gradient, or the
-        filter's where registers are few."""
-        return self.is_wgrad or self.is_sum or self.threads >= MANY_THREADS
-
-    @property
     def stage_of_line(self) -> int:
-        """Real numbers in shared memory for each unit: two a point, and those of a spectrum that is kept."""
-        return (4 if self.keeps_spectrum else 2) * self.points
+        """Real numbers in shared memory for each unit: two a point that change hands, and two of a spectrum that is kept,
+        x's in the filter's gradient and the filter's otherwise."""
+        return 4 * self.points
 
     @property
     def first_radix(self) -> int:
@@ -178,17 +171,31 @@ class Plan:
         return 2 * self.pairs_of_share + 1
 
     @property
-    def loaded(self) -> int:
-        """Bytes of the operands that all thread blocks read, from memory or the cache."""
+    def accesses(self) -> tuple[int, int, int]:
+        """Elements of x, w and y that all thread blocks read or write."""
         p, pairs = self.problem, self.pairs_of_share * self.shares
-        of_x = prod(min(t.length, t.axis.x) for t in self.tilings) * self.pieces
-        of_y = prod(min(t.length, t.axis.y) for t in self.tilings) * self.pieces
-        if self.is_wgrad:
-            elements = self.results * self.parts * (of_x + p.y.size // p.k)
+        of_x = self.results * self.terms * self.parts * self.pieces
+        of_y = of_x
+        if self.is_data:
+            of_y *= prod(min(t.length, t.axis.y) for t in self.tilings)
         else:
-            of_filter = prod(p.filter_spatial) * (pairs if self.is_sum else self.shares)
-            elements = self.results * self.terms * (self.parts * (of_y if self.is_data else of_x) + of_filter)
-        return DTYPES[p.x.dtype] * elements
+            of_x *= prod(min(t.length, t.axis.x) for t in self.tilings)
+        if self.is_wgrad:
+            return of_x, p.w.size, self.results * self.parts * (p.y.size // p.k)
+        of_w = self.results * self.terms * prod(p.filter_spatial) * (pairs if self.is_sum else self.shares)
+        return (p.x.size, of_w, of_y) if self.is_data else (of_x, of_w, p.y.size)
+
+    @property
+    def loaded(self) -> int:
+        """Their bytes, from memory or the cache."""
+        return DTYPES[self.problem.x.dtype] * sum(self.accesses)
+
+    @property
+    def scattered(self) -> int:
+        """Those of them whose neighbours along the last axis lie apart."""
+        p = self.problem
+        pairs = zip(self.accesses, (p.x, p.w, p.y), strict=True)
+        return sum(count for count, tensor in pairs if abs(tensor.strides[-1]) != 1 and tensor.shape[-1] > 1)
 
     @property
     def moved(self) -> int:
@@ -279,27 +286,30 @@ def _with_shares(
 
 # ---- cost, fitted to an H200
 
-_CYCLES = 1.7
-"""Of a multiprocessor, for each number of a transform and pass: instructions, and exchanges through shared memory."""
-_LATENCY = 2500
-"""Cycles of a transform that has a multiprocessor to itself, beside those."""
-_MEMORY_SHARE = 0.75
+_PASS_CYCLES, _POINT_CYCLES = 0.25, 0.3
+"""Of a multiprocessor, for each point and pass of a transform, and for each point that is loaded, multiplied or stored."""
+_PASS_LATENCY, _LATENCY = 500, 1500
+"""Cycles of a pass, and of what is around all of them, that a thread block takes though nobody else is there."""
+_RESIDENT_THREADS = 512
+"""Of a multiprocessor, by their registers."""
+_MEMORY_SHARE = 0.8
 """Of the bandwidth of copies."""
-_CACHE_RATE = 1.5
+_CACHE_RATE = 1.2
 """Times as fast do bytes come from the cache that thread blocks share."""
-_SCATTERED = 3.0
-"""Times as long do elements take whose neighbours along the last axis lie apart."""
+_SECTOR = 32
+"""Bytes of it that move for one number whose neighbours lie apart."""
 _LAUNCH_SECONDS = 3e-6
 
 
 def seconds(plan: Plan, facts: GpuFacts) -> float:
     """Of a call."""
-    resident = min(facts.resident(plan.shared + plan.root_bytes), 512 // plan.threads)
-    rounds = ceil_div(plan.blocks, facts.multiprocessors * max(1, resident))
-    at_once = min(max(1, resident), ceil_div(plan.blocks, facts.multiprocessors)) * plan.lines
-    cycles = rounds * plan.transforms * (at_once * plan.points * plan.passes * _CYCLES / 16 + _LATENCY)
-    moved = max(plan.moved, plan.loaded / _CACHE_RATE)
-    if any(abs(t.strides[-1]) != 1 for t in (plan.problem.x, plan.problem.y)):
-        moved *= _SCATTERED
-    launches = 2 if plan.workspace else 1
-    return cycles / facts.clock + moved / (_MEMORY_SHARE * facts.bandwidth) + launches * _LAUNCH_SECONDS
+    resident = min(facts.resident(plan.shared + plan.root_bytes), _RESIDENT_THREADS // plan.threads)
+    blocks = ceil_div(plan.blocks, facts.multiprocessors)
+    points = blocks * plan.lines * plan.transforms * plan.points
+    cycles = max(
+        points * (_PASS_CYCLES * plan.passes + _POINT_CYCLES),
+        ceil_div(blocks, max(1, resident)) * plan.transforms * (_PASS_LATENCY * plan.passes + _LATENCY),
+    )
+    cached = _CACHE_RATE * facts.bandwidth
+    total = max(cycles / facts.clock, plan.moved / (_MEMORY_SHARE * facts.bandwidth), plan.loaded / cached)
+    return total + plan.scattered * _SECTOR / cached + (2 if plan.workspace else 1) * _LAUNCH_SECONDS

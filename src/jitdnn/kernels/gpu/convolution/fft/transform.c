@@ -6,12 +6,14 @@
  * that there is one barrier to an exchange, none between `forward` and `inverse`, and none from `inverse` to the next `forward`.
  */
 #ifdef __CUDACC__
+#define KERNEL_OF_BLOCK extern "C" __global__ __launch_bounds__(THREADS_OF_BLOCK, 512 / THREADS_OF_BLOCK)
 #define UNROLL _Pragma("unroll")
 #define ROOT_TABLE static __device__ const
 #define STAGE_POINTER REAL *
 #define ANEW(number) asm volatile("" : "+r"(number));
 #define STAGE extern __shared__ __align__(16) REAL stage_of_block[];
 #else
+#define KERNEL_OF_BLOCK KERNEL(THREADS_OF_BLOCK)
 #define UNROLL
 #define ANEW(number)
 #define STAGE SHARED REAL stage_of_block[STAGE_SIZE];
