@@ -9,6 +9,7 @@ channels in a group each result transforms all of them anew, which pays from som
 from __future__ import annotations
 
 from math import log2, prod, sqrt
+from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import (
@@ -34,6 +35,7 @@ class Fft(KernelAlgorithm[Convolution, GpuDevice]):
     name = "fft"
     problem = Convolution
     takes_float8 = False
+    is_prepared: ClassVar[bool] = False
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         taps, fewest = prod(problem.filter_spatial), FEWEST_TAPS
@@ -46,7 +48,7 @@ class Fft(KernelAlgorithm[Convolution, GpuDevice]):
             return reason
         if epilogue is not None and problem.direction == "bwd_filter":
             return "a filter's gradient takes no epilogue: apply it to the result"
-        if plan_of(problem, device.facts) is None:
+        if plan_of(problem, device.facts, self.is_prepared) is None:
             spans = tuple(
                 (w - 1) * d + 1 for w, d in zip(problem.filter_spatial, problem.dilation, strict=True)
             )
@@ -57,7 +59,7 @@ class Fft(KernelAlgorithm[Convolution, GpuDevice]):
         return None
 
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
-        plan = plan_of(problem, device.facts)
+        plan = plan_of(problem, device.facts, self.is_prepared)
         assert plan is not None
         return PlannedKernel(
             plan.workspace, seconds(plan, device.facts), lambda: build(plan, device, epilogue)
@@ -72,3 +74,18 @@ class Fft(KernelAlgorithm[Convolution, GpuDevice]):
 
     def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         return "all results of the transforms that it enters, of two pieces of the images"
+
+
+class FftOfSpectra(Fft):
+    """Sums over channels, or over parts of long filters, whose filters are transformed once, into the workspace."""
+
+    name = "fft_spectra"
+    is_prepared = True
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if problem.direction == "bwd_filter":
+            return "the filter's gradient reads no filter"
+        reason = super().refusal(problem, device, epilogue)
+        if reason is None or plan_of(problem, device.facts) is None:
+            return reason
+        return "no result is a sum over channels or parts of its filter, whose spectrum stays in the thread block"

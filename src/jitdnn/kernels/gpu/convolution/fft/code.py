@@ -29,7 +29,11 @@ def launches_of(plan: Plan, is_cuda: bool) -> list[Launch]:
     """On other targets the text says how much shared memory there is."""
     shared = plan.shared if is_cuda else 0
     if not plan.is_wgrad:
-        return [Launch("convolve", plan.blocks, plan.threads, shared)]
+        launches = [Launch("convolve", plan.blocks, plan.threads, shared)]
+        if plan.is_prepared:
+            blocks = ceil_div(plan.filters * plan.parts, plan.lines)
+            launches.insert(0, Launch("filter_spectra", blocks, plan.threads, shared))
+        return launches
     launches = [Launch("filter_gradient", plan.blocks, plan.threads, shared)]
     if plan.shares > 1:
         launches.append(
@@ -54,7 +58,7 @@ def source_of(plan: Plan, epilogue: Epilogue | None, parameters: Sequence[str]) 
         ("LINES", plan.lines), ("THREADS_OF_BLOCK", plan.threads),
         ("STAGE_OF_LINE", plan.stage_of_line), ("STAGE_SIZE", plan.lines * plan.stage_of_line),
         ("AXES", axes), ("IS_WGRAD", int(plan.is_wgrad)), ("IS_DATA", int(plan.is_data)),
-        ("IS_SUM", int(plan.is_sum)),
+        ("IS_SUM", int(plan.is_sum)), ("IS_PREPARED", int(plan.is_prepared)),
         ("IS_IN_PARTS", int(plan.parts > 1)),
         ("IS_UNSTRIDED", int(max(problem.stride) == 1)), ("IS_UNDILATED", int(max(problem.dilation) == 1)),
         ("RESULT_IS_DENSE", int(plan.is_data or max(problem.stride) == 1)),
@@ -83,7 +87,8 @@ def numbers_of(plan: Plan) -> dict[str, int]:
     problem = plan.problem
     numbers = {
         "parts": plan.parts, "taps_of_part": plan.tilings[-1].axis.w, "taps": problem.w.shape[-1],
-        "results": plan.results, "terms": plan.terms, "shares": plan.shares, "pairs_of_share": plan.pairs_of_share,
+        "results": plan.results, "terms": plan.terms, "filters": plan.filters,
+        "shares": plan.shares, "pairs_of_share": plan.pairs_of_share,
         "pieces": plan.pieces, "pieces_of_image": plan.pieces_of_image,
         "group_c": problem.c // problem.groups, "group_k": problem.k // problem.groups,
         "x_n": problem.x.strides[0], "x_c": problem.x.strides[1],

@@ -212,6 +212,37 @@ FUNCTION void advance(int *digits, const int *lengths, const int *ahead) {
   }
 
 #if IS_SUM
+#if IS_PREPARED
+#define SPECTRUM_OF(part, k)                                                                                            \
+  ((GLOBAL REAL *)workspace + ((((part) * filters + row * group_c + column) * 32 + (k)) * LINE_THREADS + t))
+
+/* The spectra of all parts of all filters. */
+KERNEL_OF_BLOCK
+void filter_spectra(ARGUMENTS) {
+  BEGIN
+  const int unit = (int)BLOCK_ID(0) * LINES + line, part = unit / (int)filters, number = unit - part * (int)filters;
+  const int row = number / (int)group_c, column = number - row * (int)group_c, is_there = part < parts;
+  REAL re[16], im[16];
+  MAKE_FILTER_WINDOW(window, part, is_there)
+  LOAD_FILTER(window)
+  forward(re, im, stage, roots, t);
+  if (is_there) {
+    UNROLL for (int k = 0; k < 16; ++k) {
+      *SPECTRUM_OF(part, k) = re[k];
+      *SPECTRUM_OF(part, 16 + k) = im[k];
+    }
+  }
+}
+#endif
+
+/* re and im, times the spectrum of a filter or its conjugate, are added to the sum. */
+#define ADD_PRODUCT(filter_re, filter_im)                                                                               \
+  UNROLL for (int k = 0; k < 16; ++k) {                                                                                 \
+    const REAL by_re = filter_re, by_im = (filter_im) * (IS_DATA ? 1 : -1);                                             \
+    sum_re[k] += re[k] * by_re - im[k] * by_im;                                                                         \
+    sum_im[k] += re[k] * by_im + im[k] * by_re;                                                                         \
+  }
+
 /* The sum over channels, and over parts of the filter, which are transformed one after the other. */
 KERNEL_OF_BLOCK
 void convolve(ARGUMENTS) {
@@ -219,10 +250,20 @@ void convolve(ARGUMENTS) {
   const int unit = (int)BLOCK_ID(0) * LINES + line, share = unit / (int)results, number = unit - share * (int)results;
   const int is_there = share < shares;
   REAL re[16], im[16], sum_re[16], sum_im[16];
-  STAGE_POINTER kept = stage + 2 * POINTS + t;
   for (int n = 0; n < (int)pairs_of_share; ++n) {
     const int pair = share * (int)pairs_of_share + n;
     UNROLL for (int k = 0; k < 16; ++k) sum_re[k] = sum_im[k] = 0;
+#if IS_PREPARED
+    for (int step = 0; step < (int)(parts * terms); ++step) {
+      const int term = step / (int)parts, part = step - term * (int)parts;
+      MAKE_CHANNELS(number, term)
+      LOAD_PAIR(part)
+      BARRIER();
+      forward(re, im, stage, roots, t);
+      if (is_there) ADD_PRODUCT(*SPECTRUM_OF(part, k), *SPECTRUM_OF(part, 16 + k))
+    }
+#else
+    STAGE_POINTER kept = stage + 2 * POINTS + t;
     for (int step = 0; step < 2 * (int)(parts * terms); ++step) { /* of each part the filter, then what it meets */
       const int is_data = step % 2, term = step / 2 / (int)parts, part = step / 2 - term * (int)parts;
       MAKE_CHANNELS(number, term)
@@ -235,15 +276,12 @@ void convolve(ARGUMENTS) {
       BARRIER();
       forward(re, im, stage, roots, t);
       if (is_data) {
-        UNROLL for (int k = 0; k < 16; ++k) {
-          const REAL of_re = kept[k * LINE_THREADS], of_im = kept[(16 + k) * LINE_THREADS] * (IS_DATA ? 1 : -1);
-          sum_re[k] += re[k] * of_re - im[k] * of_im;
-          sum_im[k] += re[k] * of_im + im[k] * of_re;
-        }
+        ADD_PRODUCT(kept[k * LINE_THREADS], kept[(16 + k) * LINE_THREADS])
       } else {
         UNROLL for (int k = 0; k < 16; ++k) kept[k * LINE_THREADS] = re[k], kept[(16 + k) * LINE_THREADS] = im[k];
       }
     }
+#endif
     inverse(sum_re, sum_im, stage, roots, t);
     UNROLL for (int k = 0; k < 16; ++k) re[k] = sum_re[k], im[k] = sum_im[k];
     MAKE_CHANNELS(number, 0)

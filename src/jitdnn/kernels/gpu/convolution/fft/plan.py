@@ -54,7 +54,8 @@ class Tiling:
 class Plan:
     """A problem in pieces, transforms of `points`, and the units of each result: `shares` of its pieces.
 
-    The filter is in so many `parts`, whose taps the last of the tilings has.
+    The filter is in so many `parts`, whose taps the last of the tilings has. `is_prepared`: of sums, the spectra of all
+    filters are made before, and lie in the workspace.
     """
 
     problem: Convolution
@@ -62,6 +63,7 @@ class Plan:
     points: int
     shares: int
     parts: int = 1
+    is_prepared: bool = False
 
     @property
     def is_wgrad(self) -> bool:
@@ -82,6 +84,10 @@ class Plan:
         """Channels that a result is a sum over."""
         p = self.problem
         return p.k // p.groups if self.is_data else 1 if self.is_wgrad else p.w.shape[1]
+
+    @property
+    def filters(self) -> int:
+        return self.problem.k * self.problem.w.shape[1]
 
     @property
     def is_sum(self) -> bool:
@@ -125,9 +131,9 @@ class Plan:
 
     @property
     def stage_of_line(self) -> int:
-        """Real numbers in shared memory for each unit: two a point that change hands, and two of a spectrum that is kept,
-        x's in the filter's gradient and the filter's otherwise."""
-        return 4 * self.points
+        """Real numbers in shared memory for each unit: two a point that change hands, and two of a spectrum that is
+        kept, x's in the filter's gradient and the filter's otherwise."""
+        return (2 if self.is_prepared else 4) * self.points
 
     @property
     def first_radix(self) -> int:
@@ -158,7 +164,9 @@ class Plan:
 
     @property
     def workspace(self) -> int:
-        """Bytes: of several shares of a filter's gradient their spectra."""
+        """Bytes: of several shares of a filter's gradient their spectra, or those of filters."""
+        if self.is_prepared:
+            return self.filters * self.parts * 2 * self.points * _REAL_BYTES
         if not self.is_wgrad or self.shares == 1:
             return 0
         return self.units * 2 * self.points * _REAL_BYTES
@@ -166,6 +174,8 @@ class Plan:
     @property
     def transforms(self) -> int:
         """Of one unit, one after the other."""
+        if self.is_prepared:
+            return (self.parts * self.terms + 1) * self.pairs_of_share
         if self.is_sum:
             return (2 * self.parts * self.terms + 1) * self.pairs_of_share
         return 2 * self.pairs_of_share + 1
@@ -182,13 +192,20 @@ class Plan:
             of_x *= prod(min(t.length, t.axis.x) for t in self.tilings)
         if self.is_wgrad:
             return of_x, p.w.size, self.results * self.parts * (p.y.size // p.k)
+        if self.is_prepared:
+            pairs = 1  # that read taps; the others read spectra
         of_w = self.results * self.terms * prod(p.filter_spatial) * (pairs if self.is_sum else self.shares)
         return (p.x.size, of_w, of_y) if self.is_data else (of_x, of_w, p.y.size)
 
     @property
     def loaded(self) -> int:
-        """Their bytes, from memory or the cache."""
-        return DTYPES[self.problem.x.dtype] * sum(self.accesses)
+        """Their bytes, and those of spectra, from memory or the cache."""
+        loaded = DTYPES[self.problem.x.dtype] * sum(self.accesses)
+        if self.is_prepared:
+            loaded += (
+                self.workspace // self.filters * self.results * self.terms * self.pairs_of_share * self.shares
+            )
+        return loaded
 
     @property
     def scattered(self) -> int:
@@ -219,14 +236,18 @@ def refuse_shape(problem: Convolution) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def plan_of(problem: Convolution, facts: GpuFacts) -> Plan | None:
-    """The fastest plan by the estimate; None if the filter's taps do not fit a transform."""
+def plan_of(problem: Convolution, facts: GpuFacts, is_prepared: bool = False) -> Plan | None:
+    """The fastest plan by the estimate; None if the filter's taps do not fit a transform.
+
+    `is_prepared`: of those whose filters' spectra lie in the workspace, where results are sums.
+    """
     found = [
         plan
         for points in POINTS
         for parts in sorted(_counts_of_parts(problem, points))
         for tilings in _tilings(problem, points, parts)
-        for plan in _with_shares(problem, tilings, points, parts, facts)
+        for plan in _with_shares(Plan(problem, tilings, points, 1, parts, is_prepared), facts)
+        if plan.is_sum or not is_prepared
     ]
     return min(found, key=lambda plan: seconds(plan, facts), default=None)
 
@@ -272,10 +293,8 @@ def _tiling(parts: Sequence[FftAxis], is_of_x: bool, count: int) -> Tiling:
     return Tiling(axis, extent, size, length)
 
 
-def _with_shares(
-    problem: Convolution, tilings: tuple[Tiling, ...], points: int, parts: int, facts: GpuFacts
-) -> list[Plan]:
-    one = Plan(problem, tilings, points, 1, parts)
+def _with_shares(one: Plan, facts: GpuFacts) -> list[Plan]:
+    """The plan of one share, and those of several."""
     if one.threads > facts.resident_threads or one.shared + one.root_bytes > facts.shared_bytes:
         return []
     pairs = ceil_div(one.pieces, 2)
@@ -287,7 +306,7 @@ def _with_shares(
 # ---- cost, fitted to an H200
 
 _PASS_CYCLES, _POINT_CYCLES = 0.25, 0.3
-"""Of a multiprocessor, for each point and pass of a transform, and for each point that is loaded, multiplied or stored."""
+"""Of a multiprocessor, for each point and pass of a transform, and for each that is loaded, multiplied or stored."""
 _PASS_LATENCY, _LATENCY = 500, 1500
 """Cycles of a pass, and of what is around all of them, that a thread block takes though nobody else is there."""
 _RESIDENT_THREADS = 512
@@ -306,6 +325,8 @@ def seconds(plan: Plan, facts: GpuFacts) -> float:
     resident = min(facts.resident(plan.shared + plan.root_bytes), _RESIDENT_THREADS // plan.threads)
     blocks = ceil_div(plan.blocks, facts.multiprocessors)
     points = blocks * plan.lines * plan.transforms * plan.points
+    if plan.is_prepared:
+        points += ceil_div(plan.filters * plan.parts, facts.multiprocessors) * plan.points
     cycles = max(
         points * (_PASS_CYCLES * plan.passes + _POINT_CYCLES),
         ceil_div(blocks, max(1, resident)) * plan.transforms * (_PASS_LATENCY * plan.passes + _LATENCY),
