@@ -17,7 +17,7 @@ from examples import examples
 from harness import run_algorithm
 from jitdnn.kernels.formulas.overlap_save import axes_of
 from jitdnn.kernels.gpu.convolution.fft import plan as plan_module
-from jitdnn.kernels.gpu.convolution.fft.algorithm import Fft
+from jitdnn.kernels.gpu.convolution.fft.algorithm import Fft, FftOfSpectra
 from jitdnn.kernels.gpu.convolution.fft.code import build
 from jitdnn.kernels.gpu.convolution.fft.plan import POINTS, Plan, plan_of
 from paper_gpus import FACTS, PaperGpu
@@ -62,7 +62,10 @@ def test_shapes(words: str, direction: str, device: Any) -> None:
 )
 def test_channels_meet(words: str, direction: str, device: Any) -> None:
     problem = convolution(words, direction)
-    run_algorithm(Fft(), make_case(problem, None, 0, None), device)
+    case = make_case(problem, None, 0, None)
+    run_algorithm(Fft(), case, device)
+    if FftOfSpectra().refuse(problem, device) is None:
+        run_algorithm(FftOfSpectra(), case, device)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -82,7 +85,10 @@ def test_filters_in_parts(words: str, direction: str, device: Any, monkeypatch: 
     plan = plan_of(problem, device.facts)
     assert plan is not None
     assert plan.parts > 1
-    run_algorithm(Fft(), make_case(problem, None, 0, None), device, ((1.0, 0.0), (-0.75, 0.5)))
+    case = make_case(problem, None, 0, None)
+    for algorithm in (Fft(), FftOfSpectra()):
+        if algorithm.refuse(problem, device) is None:
+            run_algorithm(algorithm, case, device, ((1.0, 0.0), (-0.75, 0.5)))
     plan_of.cache_clear()
 
 
@@ -212,8 +218,8 @@ def test_it_is_as_exact_as_declared(
     plan_of.cache_clear()
 
 
-def test_memory_is_that_of_shares(device: Any) -> None:
-    """A filter's gradient needs a spectrum for each share; nothing else needs memory."""
+def test_memory_is_that_of_spectra(device: Any) -> None:
+    """One for each share of a filter's gradient, or each part of a filter; `fft` needs nothing else."""
     words = "n64 c1 w3000 k1 s500 g1 f32"
     assert Fft().workspace(convolution(words, "fwd"), device) == 0
     assert Fft().workspace(convolution(words, "bwd_data"), device) == 0
@@ -221,6 +227,11 @@ def test_memory_is_that_of_shares(device: Any) -> None:
     plan = plan_of(problem, device.facts)
     assert plan is not None
     assert Fft().workspace(problem, device) == (8 * plan.points * plan.shares if plan.shares > 1 else 0)
+    problem = convolution("n4 c8 w3000 k6 s500 g2 f32", "fwd")
+    assert Fft().workspace(problem, device) == 0
+    plan = plan_of(problem, device.facts, True)
+    assert plan is not None
+    assert FftOfSpectra().workspace(problem, device) == 8 * plan.points * plan.parts * 6 * 4
 
 
 def test_refusals(device: Any) -> None:
@@ -233,6 +244,11 @@ def test_refusals(device: Any) -> None:
     assert "i8" in reason("conv_fwd n1 c8 w50 k8 s40 g8 i8")
     assert "nothing" in reason("conv_fwd n0 c8 w50 k8 s40 g8")
     assert "kernel's indices" in reason("conv_fwd n1 c1 w300000000 k1 s40 g1")
+    gradient = convolution("conv_bwd_filter n1 c8 w200 k8 s150 g4")
+    assert "no filter" in str(FftOfSpectra().refuse(gradient, device))
+    assert "31 taps" in str(FftOfSpectra().refuse(convolution("conv_fwd n1 c8 w50 k8 s31 g8"), device))
+    depthwise = convolution("conv_fwd n1 c8 h9 w9 k8 r33 s1 pad16x0 g8")
+    assert "no result is a sum" in str(FftOfSpectra().refuse(depthwise, device))
     assert "(1, 8001, 8001) points" in reason("conv_fwd n1 c1 d1 h9000 w9000 k1 t1 r9 s9 dil1x1000x1000 g1")
 
 
@@ -247,9 +263,11 @@ def test_refusals(device: Any) -> None:
     ],
 )
 def test_compiles(words: str, direction: str, architecture: Any) -> None:
-    """Without spilling registers but for some bytes that are known."""
+    """For the first and the last architecture with kernels of its own."""
     problem = convolution(words, direction)
     Fft().build(problem, architecture)
+    if FftOfSpectra().refuse(problem, architecture) is None:
+        FftOfSpectra().build(problem, architecture)
     if direction == "fwd":
         Fft().build(problem, architecture, fused(problem, "residual"))
 

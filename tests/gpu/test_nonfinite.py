@@ -49,6 +49,8 @@ SPREADING = {
     ("fft", "fwd"): "n1 c2 h16 w16 k2 r9 s9 pad4 g2 f32 nchw",
     ("fft", "bwd_data"): "n1 c2 h16 w16 k2 r9 s9 pad4 g2 f32 nchw",
     ("fft", "bwd_filter"): "n1 c2 h16 w16 k2 r9 s9 pad4 g2 f32 nchw",
+    ("fft_spectra", "fwd"): "n1 c2 h16 w16 k2 r12 s12 pad6 f32 nchw",
+    ("fft_spectra", "bwd_data"): "n1 c2 h16 w16 k2 r12 s12 pad6 f32 nchw",
     ("grouped", "fwd"): "n1 c32 h9 w7 k32 r3 s3 g8 bf16 nhwc",
     ("grouped", "bwd_data"): "n1 c32 h9 w7 k32 r3 s3 g8 bf16 nhwc",
     ("grouped", "bwd_filter"): "n2 c32 h9 w7 k32 r3 s3 pad1 g8 bf16 nhwc",

@@ -48,15 +48,16 @@ class Fft(KernelAlgorithm[Convolution, GpuDevice]):
             return reason
         if epilogue is not None and problem.direction == "bwd_filter":
             return "a filter's gradient takes no epilogue: apply it to the result"
-        if plan_of(problem, device.facts, self.is_prepared) is None:
-            spans = tuple(
-                (w - 1) * d + 1 for w, d in zip(problem.filter_spatial, problem.dilation, strict=True)
-            )
-            return (
-                f"the taps reach over {spans} points: with the lines between them they do not fit a transform of "
-                f"{POINTS[-1]} points, or of as many as shared memory holds"
-            )
-        return None
+        if plan_of(problem, device.facts, self.is_prepared) is not None:
+            return None
+        if self.is_prepared and plan_of(problem, device.facts) is not None:
+            return "no result is a sum over channels or parts of its filter, whose spectrum stays in the thread block"
+        taps_and_gaps = zip(problem.filter_spatial, problem.dilation, strict=True)
+        spans = tuple((taps - 1) * dilation + 1 for taps, dilation in taps_and_gaps)
+        return (
+            f"the taps reach over {spans} points: with the lines between them they do not fit a transform of "
+            f"{POINTS[-1]} points, or of as many as shared memory holds"
+        )
 
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         plan = plan_of(problem, device.facts, self.is_prepared)
@@ -85,7 +86,4 @@ class FftOfSpectra(Fft):
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":
             return "the filter's gradient reads no filter"
-        reason = super().refusal(problem, device, epilogue)
-        if reason is None or plan_of(problem, device.facts) is None:
-            return reason
-        return "no result is a sum over channels or parts of its filter, whose spectrum stays in the thread block"
+        return super().refusal(problem, device, epilogue)

@@ -56,7 +56,7 @@ def source_of(plan: Plan, epilogue: Epilogue | None, parameters: Sequence[str]) 
         ("ELEMENT", problem.dtype), ("REAL", "f32"), ("NUMBER(x)", "x##f"), ("OFFSET", offset_type(tensors)),
         ("POINTS", plan.points), ("FIRST_RADIX", plan.first_radix), ("PASSES", plan.passes),
         ("LINES", plan.lines), ("THREADS_OF_BLOCK", plan.threads),
-        ("STAGE_OF_LINE", plan.stage_of_line), ("STAGE_SIZE", plan.lines * plan.stage_of_line),
+        ("STAGE_OF_LINE", plan.stage_of_line),
         ("AXES", axes), ("IS_WGRAD", int(plan.is_wgrad)), ("IS_DATA", int(plan.is_data)),
         ("IS_SUM", int(plan.is_sum)), ("IS_PREPARED", int(plan.is_prepared)),
         ("IS_IN_PARTS", int(plan.parts > 1)),

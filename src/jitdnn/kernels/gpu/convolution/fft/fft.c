@@ -60,7 +60,7 @@ FUNCTION void advance(int *digits, const int *lengths, const int *ahead) {
 #define BEGIN                                                                                           \
   STAGE                                                                                                 \
   const int line = THREAD_ID / LINE_THREADS, t = THREAD_ID % LINE_THREADS;                              \
-  STAGE_POINTER stage = stage_of_block + line * STAGE_OF_LINE;                                    \
+  NUMBER_POINTER stage = stage_of_block + line * STAGE_OF_LINE;                                    \
   const int lengths[AXES] = LENGTHS, ahead[AXES] = AHEAD, strides[AXES] = STRIDES, dilations[AXES] = DILATIONS; \
   const int extents_x[AXES] = EXTENTS_X, extents_y[AXES] = EXTENTS_Y, spans[AXES] = SPANS;              \
   const int paddings[AXES] = PADDINGS, sizes[AXES] = SIZES, tiles[AXES] = TILES;                        \
@@ -214,7 +214,7 @@ FUNCTION void advance(int *digits, const int *lengths, const int *ahead) {
 #if IS_SUM
 #if IS_PREPARED
 #define SPECTRUM_OF(part, k)                                                                                            \
-  ((GLOBAL REAL *)workspace + ((((part) * filters + row * group_c + column) * 32 + (k)) * LINE_THREADS + t))
+  ((GLOBAL Number *)workspace + ((((part) * filters + row * group_c + column) * 16 + (k)) * LINE_THREADS + t))
 
 /* The spectra of all parts of all filters. */
 KERNEL_OF_BLOCK
@@ -228,19 +228,21 @@ void filter_spectra(ARGUMENTS) {
   forward(re, im, stage, roots, t);
   if (is_there) {
     UNROLL for (int k = 0; k < 16; ++k) {
-      *SPECTRUM_OF(part, k) = re[k];
-      *SPECTRUM_OF(part, 16 + k) = im[k];
+      Number number;
+      number.re = re[k], number.im = im[k];
+      *SPECTRUM_OF(part, k) = number;
     }
   }
 }
 #endif
 
 /* re and im, times the spectrum of a filter or its conjugate, are added to the sum. */
-#define ADD_PRODUCT(filter_re, filter_im)                                                                               \
+#define ADD_PRODUCT(spectrum)                                                                                           \
   UNROLL for (int k = 0; k < 16; ++k) {                                                                                 \
-    const REAL by_re = filter_re, by_im = (filter_im) * (IS_DATA ? 1 : -1);                                             \
-    sum_re[k] += re[k] * by_re - im[k] * by_im;                                                                         \
-    sum_im[k] += re[k] * by_im + im[k] * by_re;                                                                         \
+    const Number by = spectrum;                                                                                         \
+    const REAL by_im = by.im * (IS_DATA ? 1 : -1);                                                                      \
+    sum_re[k] += re[k] * by.re - im[k] * by_im;                                                                         \
+    sum_im[k] += re[k] * by_im + im[k] * by.re;                                                                         \
   }
 
 /* The sum over channels, and over parts of the filter, which are transformed one after the other. */
@@ -260,10 +262,10 @@ void convolve(ARGUMENTS) {
       LOAD_PAIR(part)
       BARRIER();
       forward(re, im, stage, roots, t);
-      if (is_there) ADD_PRODUCT(*SPECTRUM_OF(part, k), *SPECTRUM_OF(part, 16 + k))
+      if (is_there) ADD_PRODUCT(*SPECTRUM_OF(part, k))
     }
 #else
-    STAGE_POINTER kept = stage + 2 * POINTS + t;
+    NUMBER_POINTER kept = stage + POINTS + t;
     for (int step = 0; step < 2 * (int)(parts * terms); ++step) { /* of each part the filter, then what it meets */
       const int is_data = step % 2, term = step / 2 / (int)parts, part = step / 2 - term * (int)parts;
       MAKE_CHANNELS(number, term)
@@ -276,9 +278,9 @@ void convolve(ARGUMENTS) {
       BARRIER();
       forward(re, im, stage, roots, t);
       if (is_data) {
-        ADD_PRODUCT(kept[k * LINE_THREADS], kept[(16 + k) * LINE_THREADS])
+        ADD_PRODUCT(kept[k * LINE_THREADS])
       } else {
-        UNROLL for (int k = 0; k < 16; ++k) kept[k * LINE_THREADS] = re[k], kept[(16 + k) * LINE_THREADS] = im[k];
+        KEEP(re, im)
       }
     }
 #endif
@@ -297,7 +299,7 @@ void convolve(ARGUMENTS) {
   const int is_there = share < shares;
   MAKE_CHANNELS(number, 0)
   REAL re[16], im[16];
-  STAGE_POINTER kept = stage + 2 * POINTS + t; /* the spectrum of the filter */
+  NUMBER_POINTER kept = stage + POINTS + t; /* the spectrum of the filter */
   for (int n = -1; n < (int)pairs_of_share; ++n) { /* the filter, then pairs of pieces */
     const int pair = share * (int)pairs_of_share + n;
     if (n < 0) {
@@ -309,11 +311,11 @@ void convolve(ARGUMENTS) {
     if (n == 0) BARRIER(); /* nobody reads what the filter's transform left */
     forward(re, im, stage, roots, t);
     if (n < 0) {
-      UNROLL for (int k = 0; k < 16; ++k) kept[k * LINE_THREADS] = re[k], kept[(16 + k) * LINE_THREADS] = im[k];
+      KEEP(re, im)
     } else {
       UNROLL for (int k = 0; k < 16; ++k) {
-        const REAL by_re = kept[k * LINE_THREADS], by_im = kept[(16 + k) * LINE_THREADS] * (IS_DATA ? 1 : -1);
-        TIMES(re[k], im[k], by_re, by_im)
+        const Number by = kept[k * LINE_THREADS];
+        TIMES(re[k], im[k], by.re, by.im * (IS_DATA ? 1 : -1))
       }
       inverse(re, im, stage, roots, t);
       STORE_PAIR
@@ -336,7 +338,8 @@ void convolve(ARGUMENTS) {
     }                                                                                                                   \
     advance(digits, lengths, ahead);                                                                                    \
   }
-#define PART_OF(share, k) ((GLOBAL REAL *)workspace + (((share) * (i64)parts * results + slot) * 32 + (k)) * LINE_THREADS + t)
+#define PART_OF(share, k) \
+  ((GLOBAL Number *)workspace + (((share) * (i64)parts * results + slot) * 16 + (k)) * LINE_THREADS + t)
 
 /* The gradient of the filter; of several shares, the spectrum of each one's part. */
 KERNEL_OF_BLOCK
@@ -347,7 +350,7 @@ void filter_gradient(ARGUMENTS) {
   const int is_there = share < shares;
   MAKE_CHANNELS(number, 0)
   REAL re[16], im[16], sum_re[16], sum_im[16];
-  STAGE_POINTER kept = stage + 2 * POINTS + t;
+  NUMBER_POINTER kept = stage + POINTS + t;
   UNROLL for (int k = 0; k < 16; ++k) sum_re[k] = sum_im[k] = 0;
   for (int n = 0; n < 2 * (int)pairs_of_share; ++n) { /* of each pair x, then dy */
     const int pair = share * (int)pairs_of_share + n / 2;
@@ -361,12 +364,12 @@ void filter_gradient(ARGUMENTS) {
     forward(re, im, stage, roots, t);
     if (is_dy) {
       UNROLL for (int k = 0; k < 16; ++k) {
-        const REAL of_re = kept[k * LINE_THREADS], of_im = kept[(16 + k) * LINE_THREADS];
-        sum_re[k] += re[k] * of_re + im[k] * of_im;
-        sum_im[k] += re[k] * of_im - im[k] * of_re;
+        const Number of = kept[k * LINE_THREADS];
+        sum_re[k] += re[k] * of.re + im[k] * of.im;
+        sum_im[k] += re[k] * of.im - im[k] * of.re;
       }
     } else {
-      UNROLL for (int k = 0; k < 16; ++k) kept[k * LINE_THREADS] = re[k], kept[(16 + k) * LINE_THREADS] = im[k];
+      KEEP(re, im)
     }
   }
   if (shares == 1) {
@@ -374,8 +377,9 @@ void filter_gradient(ARGUMENTS) {
     FINISH_FILTER
   } else if (is_there) {
     UNROLL for (int k = 0; k < 16; ++k) {
-      *PART_OF(share, k) = sum_re[k];
-      *PART_OF(share, 16 + k) = sum_im[k];
+      Number number;
+      number.re = sum_re[k], number.im = sum_im[k];
+      *PART_OF(share, k) = number;
     }
   }
 }
@@ -390,8 +394,8 @@ void sum_shares(ARGUMENTS) {
   UNROLL for (int k = 0; k < 16; ++k) sum_re[k] = sum_im[k] = 0;
   for (int share = 0; share < shares && is_there; ++share)
     UNROLL for (int k = 0; k < 16; ++k) {
-      sum_re[k] += *PART_OF(share, k);
-      sum_im[k] += *PART_OF(share, 16 + k);
+      const Number number = *PART_OF(share, k);
+      sum_re[k] += number.re, sum_im[k] += number.im;
     }
   MAKE_FILTER_WINDOW(window, part, is_there)
   FINISH_FILTER

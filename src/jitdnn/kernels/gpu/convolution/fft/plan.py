@@ -33,7 +33,7 @@ _THREADS = 128
 _TILES = (1, 2, 3, 4, 6, 8, 12, 16)
 """Pieces along every axis but the last that are tried."""
 _MOST = 2**28
-_REAL_BYTES = 4
+_NUMBER_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ class Plan:
 
     @property
     def stage_of_line(self) -> int:
-        """Real numbers in shared memory for each unit: two a point that change hands, and two of a spectrum that is
-        kept, x's in the filter's gradient and the filter's otherwise."""
-        return (2 if self.is_prepared else 4) * self.points
+        """Complex numbers in shared memory for each unit: those that change hands, and a spectrum that is kept, x's in
+        the filter's gradient and the filter's otherwise."""
+        return (1 if self.is_prepared else 2) * self.points
 
     @property
     def first_radix(self) -> int:
@@ -155,21 +155,21 @@ class Plan:
         """Shared memory of roots of one, as transform.c declares it."""
         steps = [self.line_threads]
         steps += [self.points // self.first_radix >> 4 * number for number in range(1, self.passes - 1)]
-        return 2 * 4 * sum(steps) * _REAL_BYTES
+        return 4 * sum(steps) * _NUMBER_BYTES
 
     @property
     def shared(self) -> int:
         """Bytes of a thread block, beside the roots."""
-        return self.lines * self.stage_of_line * _REAL_BYTES
+        return self.lines * self.stage_of_line * _NUMBER_BYTES
 
     @property
     def workspace(self) -> int:
         """Bytes: of several shares of a filter's gradient their spectra, or those of filters."""
         if self.is_prepared:
-            return self.filters * self.parts * 2 * self.points * _REAL_BYTES
+            return self.filters * self.parts * self.points * _NUMBER_BYTES
         if not self.is_wgrad or self.shares == 1:
             return 0
-        return self.units * 2 * self.points * _REAL_BYTES
+        return self.units * self.points * _NUMBER_BYTES
 
     @property
     def transforms(self) -> int:

@@ -9,25 +9,34 @@
 #define KERNEL_OF_BLOCK extern "C" __global__ __launch_bounds__(THREADS_OF_BLOCK, 512 / THREADS_OF_BLOCK)
 #define UNROLL _Pragma("unroll")
 #define ROOT_TABLE static __device__ const
-#define STAGE_POINTER REAL *
 #define ANEW(number) asm volatile("" : "+r"(number));
-#define STAGE extern __shared__ __align__(16) REAL stage_of_block[];
+#define NUMBER_POINTER Number *
+#define STAGE extern __shared__ __align__(16) Number stage_of_block[];
 #else
 #define KERNEL_OF_BLOCK KERNEL(THREADS_OF_BLOCK)
 #define UNROLL
 #define ANEW(number)
-#define STAGE SHARED REAL stage_of_block[STAGE_SIZE];
+#define STAGE SHARED Number stage_of_block[LINES * STAGE_OF_LINE];
 #ifdef __OPENCL_VERSION__
 #define ROOT_TABLE __constant
-#define STAGE_POINTER __local REAL *
+#define NUMBER_POINTER __local Number *
 #else
 #define ROOT_TABLE static const
-#define STAGE_POINTER REAL *
+#define NUMBER_POINTER Number *
 #endif
 #endif
 /* ANEW: what follows from a number is computed where it is used, and not kept in registers from before a loop: addresses of 16
  * numbers in each pass alone are more than there are. */
 #define LINE_THREADS (POINTS / 16)
+
+/* A complex number, that is read and written at once. */
+#ifdef __CUDACC__
+typedef struct __align__(8) {
+#else
+typedef struct {
+#endif
+  REAL re, im;
+} Number;
 #define ROOT_HALF NUMBER(0.70710678118654752440)
 #define COS_EIGHTH NUMBER(0.92387953251128675613)
 #define SIN_EIGHTH NUMBER(0.38268343236508977173)
@@ -35,20 +44,17 @@
 /* exp(-2 pi i n / POINTS) for the first eighth, cosine and sine, rounded from double precision */
 ROOT_TABLE REAL roots_of_one[POINTS / 8 + 1][2] = {ROOTS};
 
-/* Where a number lies in shared memory: banks are permuted so that the 32 threads of a warp never meet, whether they read
- * neighbours, every 16th number, or 16 neighbours each of two blocks of 256. It is linear: PLACE(a ^ b) = PLACE(a) ^ PLACE(b). */
-#define PLACE(n) ((n) ^ (((n) >> 5) & 15) ^ (((n) >> 4) & 16))
+/* Where a number lies in shared memory: the 16 threads that meet there at once never meet in a bank, whether they read
+ * neighbours or every 16th number. It is linear: PLACE(a ^ b) = PLACE(a) ^ PLACE(b). */
+#define PLACE(n) ((n) ^ (((n) >> 4) & 15))
 
 /* exp(-2 pi i n / POINTS), 2 n < POINTS */
-typedef struct {
-  REAL re, im;
-} Root;
-FUNCTION Root root_of(int n) {
+FUNCTION Number root_of(int n) {
   const int octant = n / (POINTS / 8), rest = n % (POINTS / 8), nearer = octant & 1 ? POINTS / 8 - rest : rest;
   const REAL one = roots_of_one[nearer][0], other = roots_of_one[nearer][1];
   const int is_across = octant == 1 || octant == 2; /* the angle is nearer to a quarter turn */
   const REAL cosine = is_across ? other : one, sine = is_across ? one : other;
-  Root made;
+  Number made;
   made.re = octant >= 2 ? -cosine : cosine;
   made.im = -sine;
   return made;
@@ -58,17 +64,16 @@ FUNCTION Root root_of(int n) {
 #define STEP_OF(pass) ((pass) == 0 ? LINE_THREADS : POINTS / FIRST_RADIX >> (4 * (pass)))
 
 /* In shared memory, of each pass but the last: powers 1, 2, 4 and 8 of the root of each of STEP_OF(pass) neighbours, of which the
- * other powers are made; first the real parts, then the imaginary ones. */
+ * other powers are made. */
 #define ROOTS_OF(pass) ((pass) == 0 ? 0 : 4 * LINE_THREADS + ((pass) == 1 ? 0 : 4 * STEP_OF(1)))
 #define ROOT_COUNT (4 * LINE_THREADS + (PASSES > 2 ? 4 * STEP_OF(1) : 0) + (PASSES > 3 ? 4 * STEP_OF(2) : 0))
 #define MAKE_ROOTS                                                                                  \
-  SHARED REAL roots[2 * ROOT_COUNT];                                                                \
+  SHARED Number roots[ROOT_COUNT];                                                                  \
   UNROLL for (int pass = 0; pass < PASSES - 1; ++pass)                                              \
     for (int n = THREAD_ID; n < 4 * STEP_OF(pass); n += THREADS_OF_BLOCK) {                         \
       const int power = n / STEP_OF(pass), of = n % STEP_OF(pass);                                  \
-      const Root root = root_of((pass == 0 ? of : of * (POINTS / 16 / STEP_OF(pass))) << power);    \
-      roots[ROOTS_OF(pass) + n] = root.re;                                                          \
-      roots[ROOT_COUNT + ROOTS_OF(pass) + n] = root.im;                                             \
+      roots[ROOTS_OF(pass) + n] =                                                                   \
+          root_of((pass == 0 ? of : of * (POINTS / 16 / STEP_OF(pass))) << power);                  \
     }                                                                                               \
   BARRIER();
 
@@ -97,12 +102,16 @@ FUNCTION Root root_of(int n) {
   }
 
 /* Powers 1 to count - 1 of a root, each a product of at most four numbers that were rounded once. */
-FUNCTION void powers_of(STAGE_POINTER roots, int step, int count, REAL *re, REAL *im) {
+FUNCTION void powers_of(NUMBER_POINTER roots, int step, int count, REAL *re, REAL *im) {
   UNROLL for (int k = 1; k < 16; ++k) {
     const int log = k < 2 ? 0 : k < 4 ? 1 : k < 8 ? 2 : 3, rest = k - (1 << log);
     if (k < count) {
-      re[k] = rest ? re[k - rest] : roots[log * step];
-      im[k] = rest ? im[k - rest] : roots[ROOT_COUNT + log * step];
+      if (rest) {
+        re[k] = re[k - rest], im[k] = im[k - rest];
+      } else {
+        const Number root = roots[log * step];
+        re[k] = root.re, im[k] = root.im;
+      }
       if (rest) TIMES(re[k], im[k], re[rest], im[rest])
     }
   }
@@ -160,7 +169,7 @@ FUNCTION void transform_16(REAL *re, REAL *im) {
   UNROLL for (int k = 0; k < 16; ++k) re[k] = made_re[k], im[k] = made_im[k];
 }
 
-FUNCTION void multiply_by_powers(REAL *re, REAL *im, STAGE_POINTER roots, int step) {
+FUNCTION void multiply_by_powers(REAL *re, REAL *im, NUMBER_POINTER roots, int step) {
   REAL power_re[16], power_im[16];
   powers_of(roots, step, 16, power_re, power_im);
   UNROLL for (int k = 1; k < 16; ++k) TIMES(re[k], im[k], power_re[k], power_im[k])
@@ -182,7 +191,7 @@ FUNCTION void transform_first(REAL *re, REAL *im) {
 #endif
 }
 
-FUNCTION void multiply_first(REAL *re, REAL *im, STAGE_POINTER roots) {
+FUNCTION void multiply_first(REAL *re, REAL *im, NUMBER_POINTER roots) {
 #if FIRST_RADIX == 16
   multiply_by_powers(re, im, roots, LINE_THREADS);
 #else
@@ -201,19 +210,28 @@ FUNCTION void multiply_first(REAL *re, REAL *im, STAGE_POINTER roots) {
 
 #define FIRST_OF(pass) PLACE(t / STEP_OF(pass) * 16 * STEP_OF(pass) + t % STEP_OF(pass))
 
-#define WRITE_STAGE(at, step)                              \
-  UNROLL for (int k = 0; k < 16; ++k) {                    \
-    stage[(at) ^ PLACE((step) * k)] = re[k];               \
-    stage[POINTS + ((at) ^ PLACE((step) * k))] = im[k];    \
+#define WRITE_STAGE(at, step)                     \
+  UNROLL for (int k = 0; k < 16; ++k) {           \
+    Number number;                                \
+    number.re = re[k], number.im = im[k];         \
+    stage[(at) ^ PLACE((step) * k)] = number;     \
   }
-#define READ_STAGE(at, step)                               \
-  UNROLL for (int k = 0; k < 16; ++k) {                    \
-    re[k] = stage[(at) ^ PLACE((step) * k)];               \
-    im[k] = stage[POINTS + ((at) ^ PLACE((step) * k))];    \
+#define READ_STAGE(at, step)                                    \
+  UNROLL for (int k = 0; k < 16; ++k) {                         \
+    const Number number = stage[(at) ^ PLACE((step) * k)];      \
+    re[k] = number.re, im[k] = number.im;                       \
+  }
+
+/* A spectrum that a thread keeps for itself. */
+#define KEEP(re, im)                              \
+  UNROLL for (int k = 0; k < 16; ++k) {           \
+    Number number;                                \
+    number.re = re[k], number.im = im[k];         \
+    kept[k * LINE_THREADS] = number;              \
   }
 
 /* Number k of thread t is point t + LINE_THREADS k. */
-FUNCTION void forward(REAL *re, REAL *im, STAGE_POINTER stage, STAGE_POINTER roots, int t) {
+FUNCTION void forward(REAL *re, REAL *im, NUMBER_POINTER stage, NUMBER_POINTER roots, int t) {
   ANEW(t)
   transform_first(re, im);
   multiply_first(re, im, roots + t);
@@ -233,7 +251,7 @@ FUNCTION void forward(REAL *re, REAL *im, STAGE_POINTER stage, STAGE_POINTER roo
 
 /* The way back, times POINTS. The transform of i times the conjugate, real and imaginary part in each other's place, is that of
  * the inverse. */
-FUNCTION void inverse_of_swapped(REAL *re, REAL *im, STAGE_POINTER stage, STAGE_POINTER roots, int t) {
+FUNCTION void inverse_of_swapped(REAL *re, REAL *im, NUMBER_POINTER stage, NUMBER_POINTER roots, int t) {
   UNROLL for (int pass = PASSES - 1; pass > 0; --pass) {
     ANEW(t)
     const int at = FIRST_OF(pass);
@@ -251,6 +269,6 @@ FUNCTION void inverse_of_swapped(REAL *re, REAL *im, STAGE_POINTER stage, STAGE_
   multiply_first(re, im, roots + t);
   transform_first(re, im);
 }
-FUNCTION void inverse(REAL *re, REAL *im, STAGE_POINTER stage, STAGE_POINTER roots, int t) {
+FUNCTION void inverse(REAL *re, REAL *im, NUMBER_POINTER stage, NUMBER_POINTER roots, int t) {
   inverse_of_swapped(im, re, stage, roots, t);
 }
