@@ -21,7 +21,7 @@ from jitdnn.kernels.algorithm import (
     terms,
 )
 from jitdnn.kernels.gpu.convolution.fft.code import build
-from jitdnn.kernels.gpu.convolution.fft.plan import POINTS, plan_of, refuse_shape, seconds
+from jitdnn.kernels.gpu.convolution.fft.plan import POINTS, Plan, plan_of, refuse_shape, seconds
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import compute_dtype
 
@@ -48,9 +48,9 @@ class Fft(KernelAlgorithm[Convolution, GpuDevice]):
             return reason
         if epilogue is not None and problem.direction == "bwd_filter":
             return "a filter's gradient takes no epilogue: apply it to the result"
-        if plan_of(problem, device.facts, self.is_prepared) is not None:
+        if self.found(problem, device) is not None:
             return None
-        if self.is_prepared and plan_of(problem, device.facts) is not None:
+        if self.is_prepared and Fft().found(problem, device) is not None:
             return "no result is a sum over channels or parts of its filter, whose spectrum stays in the thread block"
         taps_and_gaps = zip(problem.filter_spatial, problem.dilation, strict=True)
         spans = tuple((taps - 1) * dilation + 1 for taps, dilation in taps_and_gaps)
@@ -59,8 +59,12 @@ class Fft(KernelAlgorithm[Convolution, GpuDevice]):
             f"{POINTS[-1]} points, or of as many as shared memory holds"
         )
 
+    def found(self, problem: Convolution, device: GpuDevice) -> Plan | None:
+        """The sizes, if there are any."""
+        return plan_of(problem, device.facts, self.is_prepared, device.max_threads)
+
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
-        plan = plan_of(problem, device.facts, self.is_prepared)
+        plan = self.found(problem, device)
         assert plan is not None
         return PlannedKernel(
             plan.workspace, seconds(plan, device.facts), lambda: build(plan, device, epilogue)

@@ -236,10 +236,13 @@ def refuse_shape(problem: Convolution) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def plan_of(problem: Convolution, facts: GpuFacts, is_prepared: bool = False) -> Plan | None:
+def plan_of(
+    problem: Convolution, facts: GpuFacts, is_prepared: bool = False, most_threads: int = 1024
+) -> Plan | None:
     """The fastest plan by the estimate; None if the filter's taps do not fit a transform.
 
-    `is_prepared`: of those whose filters' spectra lie in the workspace, where results are sums.
+    `is_prepared`: of those whose filters' spectra lie in the workspace, where results are sums. `most_threads`: of a
+    thread block.
     """
     found = [
         plan
@@ -247,7 +250,7 @@ def plan_of(problem: Convolution, facts: GpuFacts, is_prepared: bool = False) ->
         for parts in sorted(_counts_of_parts(problem, points))
         for tilings in _tilings(problem, points, parts)
         for plan in _with_shares(Plan(problem, tilings, points, 1, parts, is_prepared), facts)
-        if plan.is_sum or not is_prepared
+        if plan.threads <= most_threads and (plan.is_sum or not is_prepared)
     ]
     return min(found, key=lambda plan: seconds(plan, facts), default=None)
 
@@ -295,7 +298,7 @@ def _tiling(parts: Sequence[FftAxis], is_of_x: bool, count: int) -> Tiling:
 
 def _with_shares(one: Plan, facts: GpuFacts) -> list[Plan]:
     """The plan of one share, and those of several."""
-    if one.threads > facts.resident_threads or one.shared + one.root_bytes > facts.shared_bytes:
+    if one.shared + one.root_bytes > facts.shared_bytes:
         return []
     pairs = ceil_div(one.pieces, 2)
     most = min(pairs, max(1, 16 * facts.multiprocessors * one.lines // one.units))
