@@ -15,6 +15,8 @@ from jitdnn.kernels.gpu.prelude.images import offset_type
 from jitdnn.tensor import TensorDescriptor
 
 _POINTERS = 3
+_REAL_OF = {"f32": "(bits)", "f16": "f32_of_f16(bits)", "bf16": "f32_of_bits((u32)(bits) << 16)"}
+"""Of an element as it is stored."""
 
 
 def build(plan: Plan, device: GpuDevice, epilogue: Epilogue | None) -> Kernel:
@@ -54,6 +56,7 @@ def source_of(plan: Plan, epilogue: Epilogue | None, parameters: Sequence[str]) 
     indices = ["image", "channel", *(f"indices[{axis}]" for axis in range(axes))]
     defines = (
         ("ELEMENT", problem.dtype), ("REAL", "f32"), ("NUMBER(x)", "x##f"), ("OFFSET", offset_type(tensors)),
+        ("REAL_OF(bits)", _REAL_OF[problem.dtype]),
         ("POINTS", plan.points), ("FIRST_RADIX", plan.first_radix), ("PASSES", plan.passes),
         ("LINES", plan.lines), ("THREADS_OF_BLOCK", plan.threads),
         ("STAGE_OF_LINE", plan.stage_of_line),

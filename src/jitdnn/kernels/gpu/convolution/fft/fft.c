@@ -148,16 +148,9 @@ FUNCTION void advance(int *digits, const int *lengths, const int *ahead) {
 /* The filter's taps as real parts of the numbers. */
 #define LOAD_FILTER(window)                                                                             \
   {                                                                                                     \
-    START_AT_FIRST                                                                                      \
-    UNROLL for (int k = 0; k < 16; ++k) {                                                               \
-      OFFSET at;                                                                                        \
-      int indices[AXES];                                                                                \
-      re[k] = has_element(&window, digits, strides_w, dilations, IS_UNDILATED, &at, indices)            \
-                  ? LOAD(ELEMENT, second, window.at + at) * (REAL)(1.0 / POINTS)                        \
-                  : 0;                                                                                  \
-      im[k] = 0;                                                                                        \
-      advance(digits, lengths, ahead);                                                                  \
-    }                                                                                                   \
+    ELEMENT loaded[16];                                                                                 \
+    LOAD_NUMBERS(loaded, second, window, strides_w, dilations, IS_UNDILATED)                            \
+    UNROLL for (int k = 0; k < 16; ++k) re[k] = REAL_OF(loaded[k]) * (REAL)(1.0 / POINTS), im[k] = 0;   \
   }
 
 #define START_AT_FIRST                                                      \
@@ -167,23 +160,28 @@ FUNCTION void advance(int *digits, const int *lengths, const int *ahead) {
     ANEW(digits[a])                                                         \
   }
 
-/* Two pieces of a tensor, 2 * pair and the next one: one as the real and one as the imaginary part. */
+/* Two pieces of a tensor, 2 * pair and the next one: one as the real and one as the imaginary part. Numbers of 16 bits become
+ * others behind all loads: each of them would wait for its own. */
 #define LOAD_PIECES(from, is_of_y, part, strides_of_it, is_dense)                                       \
   {                                                                                                     \
-    MAKE_WINDOW(one, is_of_y, 2 * pair, part, is_there && 2 * pair < pieces)                            \
-    LOAD_NUMBERS(re, from, one, strides_of_it, is_dense)                                                \
-  }                                                                                                     \
-  {                                                                                                     \
-    MAKE_WINDOW(other, is_of_y, 2 * pair + 1, part, is_there && 2 * pair + 1 < pieces)                  \
-    LOAD_NUMBERS(im, from, other, strides_of_it, is_dense)                                              \
+    ELEMENT loaded_re[16], loaded_im[16];                                                               \
+    {                                                                                                   \
+      MAKE_WINDOW(one, is_of_y, 2 * pair, part, is_there && 2 * pair < pieces)                          \
+      LOAD_NUMBERS(loaded_re, from, one, strides_of_it, strides, is_dense)                              \
+    }                                                                                                   \
+    {                                                                                                   \
+      MAKE_WINDOW(other, is_of_y, 2 * pair + 1, part, is_there && 2 * pair + 1 < pieces)                \
+      LOAD_NUMBERS(loaded_im, from, other, strides_of_it, strides, is_dense)                            \
+    }                                                                                                   \
+    UNROLL for (int k = 0; k < 16; ++k) re[k] = REAL_OF(loaded_re[k]), im[k] = REAL_OF(loaded_im[k]);   \
   }
-#define LOAD_NUMBERS(numbers, from, window, strides_of_it, is_dense)                                    \
+#define LOAD_NUMBERS(loaded, from, window, strides_of_it, steps, is_dense)                              \
   START_AT_FIRST                                                                                        \
   UNROLL for (int k = 0; k < 16; ++k) {                                                                 \
     OFFSET at;                                                                                          \
     int indices[AXES];                                                                                  \
-    const int is_in = has_element(&window, digits, strides_of_it, strides, is_dense, &at, indices);     \
-    numbers[k] = is_in ? LOAD(ELEMENT, from, window.at + at) : 0;                                       \
+    const int is_in = has_element(&window, digits, strides_of_it, steps, is_dense, &at, indices);       \
+    loaded[k] = is_in ? (from)[window.at + at] : (ELEMENT)0;                                            \
     advance(digits, lengths, ahead);                                                                    \
   }
 

@@ -310,8 +310,10 @@ def _with_shares(one: Plan, facts: GpuFacts) -> list[Plan]:
 
 _PASS_CYCLES, _POINT_CYCLES = 0.25, 0.3
 """Of a multiprocessor, for each point and pass of a transform, and for each that is loaded, multiplied or stored."""
-_PASS_LATENCY, _LATENCY = 500, 1500
+_PASS_LATENCY, _LATENCY = 900, 1800
 """Cycles of a pass, and of what is around all of them, that a thread block takes though nobody else is there."""
+_SPECTRUM_CYCLES, _SPECTRUM_LATENCY = 0.2, 2400
+"""The same for a point of a spectrum that comes from the workspace, and for all of them."""
 _RESIDENT_THREADS = 512
 """Of a multiprocessor, by their registers."""
 _MEMORY_SHARE = 0.8
@@ -330,10 +332,9 @@ def seconds(plan: Plan, facts: GpuFacts) -> float:
     points = blocks * plan.lines * plan.transforms * plan.points
     if plan.is_prepared:
         points += ceil_div(plan.filters * plan.parts, facts.multiprocessors) * plan.points
-    cycles = max(
-        points * (_PASS_CYCLES * plan.passes + _POINT_CYCLES),
-        ceil_div(blocks, max(1, resident)) * plan.transforms * (_PASS_LATENCY * plan.passes + _LATENCY),
-    )
+    for_point = _PASS_CYCLES * plan.passes + _POINT_CYCLES + plan.is_prepared * _SPECTRUM_CYCLES
+    latency = _PASS_LATENCY * plan.passes + _LATENCY + plan.is_prepared * _SPECTRUM_LATENCY
+    cycles = max(points * for_point, ceil_div(blocks, max(1, resident)) * plan.transforms * latency)
     cached = _CACHE_RATE * facts.bandwidth
     total = max(cycles / facts.clock, plan.moved / (_MEMORY_SHARE * facts.bandwidth), plan.loaded / cached)
     return total + plan.scattered * _SECTOR / cached + (2 if plan.workspace else 1) * _LAUNCH_SECONDS
