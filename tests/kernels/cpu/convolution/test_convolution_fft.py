@@ -16,8 +16,8 @@ from jitdnn.devices.cpu import host
 from jitdnn.kernels.algorithm import UNIT_ROUNDOFF, Epilogue
 from jitdnn.kernels.cpu.convolution.fft.algorithm import FEWEST_TAPS, Fft
 from jitdnn.kernels.cpu.convolution.fft.cost import choose_plan
-from jitdnn.kernels.cpu.convolution.fft.overlap_save import FftAxis, Run, smooth_length
 from jitdnn.kernels.cpu.convolution.fft.product import ProductShape, product_kernel, product_library
+from jitdnn.kernels.formulas.overlap_save import FftAxis, Run, smooth_length
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Convolution
 from jitdnn.rtcg.expression import trace

@@ -6,15 +6,15 @@ import math
 
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.kernels.cpu import cost
-from jitdnn.kernels.cpu.convolution.fft.overlap_save import (
+from jitdnn.kernels.cpu.convolution.fft.plan import SHARED_POINTS, FftPlan
+from jitdnn.kernels.cpu.schedule.offsets import ceil_div
+from jitdnn.kernels.formulas.overlap_save import (
     Block,
     FftAxis,
     Transforms,
     axes_of,
     smooth_length,
 )
-from jitdnn.kernels.cpu.convolution.fft.plan import SHARED_POINTS, FftPlan
-from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.rtcg.processor import Processor

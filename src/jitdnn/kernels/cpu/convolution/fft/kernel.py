@@ -15,9 +15,9 @@ import numpy as np
 from jitdnn.devices.cpu import CpuDevice
 from jitdnn.devices.cpu_kernel import CpuKernel
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cpu.convolution.fft.overlap_save import Run, axes_of
 from jitdnn.kernels.cpu.convolution.fft.plan import SHARED_POINTS, FftPlan
 from jitdnn.kernels.cpu.convolution.fft.product import ProductShape, product_kernel, product_library
+from jitdnn.kernels.formulas.overlap_save import Run, axes_of
 from jitdnn.tensor import numpy_dtype, strided_view, view
 
 AnyArray = np.ndarray[Any, Any]

@@ -19,8 +19,8 @@ import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
-from jitdnn.kernels.cpu.convolution.fft.overlap_save import Transforms
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
+from jitdnn.kernels.formulas.overlap_save import Transforms
 from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.isa import ITEM_BYTES
 from jitdnn.tensor import compute_dtype

@@ -16,8 +16,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jitdnn.kernels.cpu.schedule.offsets import ceil_div
 from jitdnn.problems.convolution import Convolution
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
 
 
 @dataclass(frozen=True)

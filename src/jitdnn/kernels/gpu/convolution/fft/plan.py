@@ -1,0 +1,340 @@
+"""Frozen sizes of convolutions by fast Fourier transforms on GPUs: pieces of images, and how they lie in a transform.
+
+x[u], y[q] and w[v] meet where u = q + v, along each axis with stride, padding and dilation as formulas/overlap_save.py
+has them. A piece has `size` results along each axis and what they read; `length` points hold it modulo their number. A
+piece of several axes is one row of points, the last axis first: point (i, j) lies at i * length of the last axis + j.
+Differences of positions are less than the lengths, so those of points are less than their product, and the row is
+convolved modulo any number of points from that product on. Zeros between lines are shared: padding behind one is before
+the next.
+
+A filter that is too long for a transform is cut along the last axis. Part n of t taps reads as a filter of t taps does
+where the padding is n * t * dilation less.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+from jitdnn.devices.gpu_facts import GpuFacts
+from jitdnn.kernels.formulas.overlap_save import FftAxis, axes_of, ceil_div
+from jitdnn.problems.convolution import Convolution
+from jitdnn.tensor import DTYPES, compute_dtype
+
+NUMBERS = 16
+"""Complex numbers of a thread."""
+POINTS = (256, 512, 1024, 2048, 4096, 8192)
+"""Of the transforms that are tried."""
+_THREADS = 128
+"""Of a thread block at least: several short transforms share one."""
+_TILES = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Pieces along every axis but the last that are tried."""
+_MOST = 2**28
+_NUMBER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """An axis in pieces: `size` results each (of x for the data's gradient, of y otherwise), `length` points."""
+
+    axis: FftAxis
+    extent: int
+    size: int
+    length: int
+
+    @property
+    def tiles(self) -> int:
+        return ceil_div(self.extent, self.size)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A problem in pieces, transforms of `points`, and the units of each result: `shares` of its pieces.
+
+    The filter is in so many `parts`, whose taps the last of the tilings has. `is_prepared`: of sums, the spectra of all
+    filters are made before, and lie in the workspace.
+    """
+
+    problem: Convolution
+    tilings: tuple[Tiling, ...]
+    points: int
+    shares: int
+    parts: int = 1
+    is_prepared: bool = False
+
+    @property
+    def is_wgrad(self) -> bool:
+        return self.problem.direction == "bwd_filter"
+
+    @property
+    def is_data(self) -> bool:
+        return self.problem.direction == "bwd_data"
+
+    @property
+    def results(self) -> int:
+        """Channels of the result, or pairs of a channel of x and one of dy, which have a filter."""
+        p = self.problem
+        return p.c if self.is_data else p.k * p.w.shape[1] if self.is_wgrad else p.k
+
+    @property
+    def terms(self) -> int:
+        """Channels that a result is a sum over."""
+        p = self.problem
+        return p.k // p.groups if self.is_data else 1 if self.is_wgrad else p.w.shape[1]
+
+    @property
+    def filters(self) -> int:
+        return self.problem.k * self.problem.w.shape[1]
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether spectra are added up before they are transformed back: of channels, or of parts of the filter."""
+        return not self.is_wgrad and self.terms * self.parts > 1
+
+    @property
+    def pieces_of_image(self) -> int:
+        return prod(tiling.tiles for tiling in self.tilings)
+
+    @property
+    def pieces(self) -> int:
+        """Of one channel."""
+        return self.problem.n * self.pieces_of_image
+
+    @property
+    def pairs_of_share(self) -> int:
+        return ceil_div(ceil_div(self.pieces, 2), self.shares)
+
+    @property
+    def line_threads(self) -> int:
+        """Of one transform."""
+        return self.points // NUMBERS
+
+    @property
+    def threads(self) -> int:
+        return max(_THREADS, self.line_threads)
+
+    @property
+    def lines(self) -> int:
+        """Units of a thread block."""
+        return self.threads // self.line_threads
+
+    @property
+    def blocks(self) -> int:
+        return ceil_div(self.units, self.lines)
+
+    @property
+    def units(self) -> int:
+        return self.results * self.shares * (self.parts if self.is_wgrad else 1)
+
+    @property
+    def stage_of_line(self) -> int:
+        """Complex numbers in shared memory for each unit: those that change hands, and a spectrum that is kept, x's in
+        the filter's gradient and the filter's otherwise."""
+        return (1 if self.is_prepared else 2) * self.points
+
+    @property
+    def first_radix(self) -> int:
+        """The points without powers of 16: 2 to 16."""
+        radix: int = self.points
+        while radix > 16:
+            radix //= 16
+        return radix
+
+    @property
+    def passes(self) -> int:
+        passes = 1
+        while self.first_radix * 16 ** (passes - 1) < self.points:
+            passes += 1
+        return passes
+
+    @property
+    def root_bytes(self) -> int:
+        """Shared memory of roots of one, as transform.c declares it."""
+        steps = [self.line_threads]
+        steps += [self.points // self.first_radix >> 4 * number for number in range(1, self.passes - 1)]
+        return 4 * sum(steps) * _NUMBER_BYTES
+
+    @property
+    def shared(self) -> int:
+        """Bytes of a thread block, beside the roots."""
+        return self.lines * self.stage_of_line * _NUMBER_BYTES
+
+    @property
+    def workspace(self) -> int:
+        """Bytes: of several shares of a filter's gradient their spectra, or those of filters."""
+        if self.is_prepared:
+            return self.filters * self.parts * self.points * _NUMBER_BYTES
+        if not self.is_wgrad or self.shares == 1:
+            return 0
+        return self.units * self.points * _NUMBER_BYTES
+
+    @property
+    def transforms(self) -> int:
+        """Of one unit, one after the other."""
+        if self.is_prepared:
+            return (self.parts * self.terms + 1) * self.pairs_of_share
+        if self.is_sum:
+            return (2 * self.parts * self.terms + 1) * self.pairs_of_share
+        return 2 * self.pairs_of_share + 1
+
+    @property
+    def accesses(self) -> tuple[int, int, int]:
+        """Elements of x, w and y that all thread blocks read or write."""
+        p, pairs = self.problem, self.pairs_of_share * self.shares
+        of_x = self.results * self.terms * self.parts * self.pieces
+        of_y = of_x
+        if self.is_data:
+            of_y *= prod(min(t.length, t.axis.y) for t in self.tilings)
+        else:
+            of_x *= prod(min(t.length, t.axis.x) for t in self.tilings)
+        if self.is_wgrad:
+            return of_x, p.w.size, self.results * self.parts * (p.y.size // p.k)
+        if self.is_prepared:
+            pairs = 1  # that read taps; the others read spectra
+        of_w = self.results * self.terms * prod(p.filter_spatial) * (pairs if self.is_sum else self.shares)
+        return (p.x.size, of_w, of_y) if self.is_data else (of_x, of_w, p.y.size)
+
+    @property
+    def loaded(self) -> int:
+        """Their bytes, and those of spectra, from memory or the cache."""
+        loaded = DTYPES[self.problem.x.dtype] * sum(self.accesses)
+        if self.is_prepared:
+            loaded += (
+                self.workspace // self.filters * self.results * self.terms * self.pairs_of_share * self.shares
+            )
+        return loaded
+
+    @property
+    def scattered(self) -> int:
+        """Those of them whose neighbours along the last axis lie apart."""
+        p = self.problem
+        pairs = zip(self.accesses, (p.x, p.w, p.y), strict=True)
+        return sum(count for count, tensor in pairs if abs(tensor.strides[-1]) != 1 and tensor.shape[-1] > 1)
+
+    @property
+    def moved(self) -> int:
+        """Bytes of memory that are read and written once at least."""
+        p = self.problem
+        return p.x.nbytes + p.w.nbytes + p.y.nbytes + 2 * self.workspace
+
+
+def refuse_shape(problem: Convolution) -> str | None:
+    """Why there are no pieces at all; None if there may be."""
+    if problem.is_integer or problem.has_float8 or compute_dtype(problem.dtype) != "f32":
+        return f"its transforms are of reals of 16 or 32 bits, not {problem.x.dtype}"
+    if 0 in problem.x.shape or 0 in problem.y.shape or 0 in problem.w.shape:
+        return "there is nothing to compute"
+    for axis in axes_of(problem):
+        if max(axis.x, axis.y * axis.stride, axis.span) + axis.padding + axis.span >= _MOST:
+            return f"extents {problem.spatial} and {problem.output_spatial} do not fit the kernel's indices"
+    if problem.n * max(prod(problem.spatial), prod(problem.output_spatial)) * problem.k >= 2**42:
+        return f"{problem.n} images of {problem.spatial} with {problem.k} channels do not fit the kernel's indices"
+    return None
+
+
+@lru_cache(maxsize=1024)
+def plan_of(
+    problem: Convolution, facts: GpuFacts, is_prepared: bool = False, most_threads: int = 1024
+) -> Plan | None:
+    """The fastest plan by the estimate; None if the filter's taps do not fit a transform.
+
+    `is_prepared`: of those whose filters' spectra lie in the workspace, where results are sums. `most_threads`: of a
+    thread block.
+    """
+    found = [
+        plan
+        for points in POINTS
+        for parts in sorted(_counts_of_parts(problem, points))
+        for tilings in _tilings(problem, points, parts)
+        for plan in _with_shares(Plan(problem, tilings, points, 1, parts, is_prepared), facts)
+        if plan.threads <= most_threads and (plan.is_sum or not is_prepared)
+    ]
+    return min(found, key=lambda plan: seconds(plan, facts), default=None)
+
+
+def _counts_of_parts(problem: Convolution, points: int) -> set[int]:
+    """The filter at once, or in parts that take a half or three quarters of a transform."""
+    reach = axes_of(problem)[-1].span + 1
+    counts = {1, ceil_div(2 * reach, points), ceil_div(4 * reach, 3 * points)}
+    taps = problem.w.shape[-1]
+    return {ceil_div(taps, ceil_div(taps, count)) for count in counts if count <= taps}
+
+
+def _tilings(problem: Convolution, points: int, parts: int) -> list[tuple[Tiling, ...]]:
+    is_of_x = problem.direction == "bwd_data"
+    *outer, last = axes_of(problem)
+    taps = ceil_div(last.w, parts)
+    cut = [replace(last, w=taps, padding=last.padding - n * taps * last.dilation) for n in range(parts)]
+    found = []
+    for counts in itertools.product(_TILES, repeat=len(outer)):
+        chosen = [_tiling([axis], is_of_x, count) for axis, count in zip(outer, counts, strict=True)]
+        if any(tiling.tiles != count for tiling, count in zip(chosen, counts, strict=True)):
+            continue  # the same as with fewer
+        room = points // prod(tiling.length for tiling in chosen)
+        if room <= cut[0].span:
+            continue
+        whole = _tiling(cut, is_of_x, 1)
+        if whole.length > room:
+            step = 1 if is_of_x else last.stride
+            whole = _tiling(cut, is_of_x, ceil_div(whole.extent, (room - cut[0].span - 1) // step + 1))
+        found.append((*chosen, whole))
+    return found
+
+
+def _tiling(parts: Sequence[FftAxis], is_of_x: bool, count: int) -> Tiling:
+    """An axis in about so many pieces, for all parts of the filter."""
+    axis = parts[0]
+    extent, step = (axis.x, 1) if is_of_x else (axis.y, axis.stride)
+    size = ceil_div(extent, count)
+    if size == extent and not (is_of_x and len(parts) > 1):  # whose results lie at the same points
+        length = max(part.shortest(is_of_x) for part in parts)
+    else:
+        length = (size - 1) * step + axis.span + 1
+    return Tiling(axis, extent, size, length)
+
+
+def _with_shares(one: Plan, facts: GpuFacts) -> list[Plan]:
+    """The plan of one share, and those of several."""
+    if one.shared + one.root_bytes > facts.shared_bytes:
+        return []
+    pairs = ceil_div(one.pieces, 2)
+    most = min(pairs, max(1, 16 * facts.multiprocessors * one.lines // one.units))
+    counts = {ceil_div(pairs, ceil_div(pairs, shares)) for shares in range(1, min(most, 64) + 1)}
+    return [replace(one, shares=shares) for shares in sorted(counts | {most})]
+
+
+# ---- cost, fitted to an H200
+
+_PASS_CYCLES, _POINT_CYCLES = 0.25, 0.3
+"""Of a multiprocessor, for each point and pass of a transform, and for each that is loaded, multiplied or stored."""
+_PASS_LATENCY, _LATENCY = 900, 1800
+"""Cycles of a pass, and of what is around all of them, that a thread block takes though nobody else is there."""
+_SPECTRUM_CYCLES, _SPECTRUM_LATENCY = 0.2, 2400
+"""The same for a point of a spectrum that comes from the workspace, and for all of them."""
+_RESIDENT_THREADS = 512
+"""Of a multiprocessor, by their registers."""
+_MEMORY_SHARE = 0.8
+"""Of the bandwidth of copies."""
+_CACHE_RATE = 1.2
+"""Times as fast do bytes come from the cache that thread blocks share."""
+_SECTOR = 32
+"""Bytes of it that move for one number whose neighbours lie apart."""
+_LAUNCH_SECONDS = 3e-6
+
+
+def seconds(plan: Plan, facts: GpuFacts) -> float:
+    """Of a call."""
+    resident = min(facts.resident(plan.shared + plan.root_bytes), _RESIDENT_THREADS // plan.threads)
+    blocks = ceil_div(plan.blocks, facts.multiprocessors)
+    points = blocks * plan.lines * plan.transforms * plan.points
+    if plan.is_prepared:
+        points += ceil_div(plan.filters * plan.parts, facts.multiprocessors) * plan.points
+    for_point = _PASS_CYCLES * plan.passes + _POINT_CYCLES + plan.is_prepared * _SPECTRUM_CYCLES
+    latency = _PASS_LATENCY * plan.passes + _LATENCY + plan.is_prepared * _SPECTRUM_LATENCY
+    cycles = max(points * for_point, ceil_div(blocks, max(1, resident)) * plan.transforms * latency)
+    cached = _CACHE_RATE * facts.bandwidth
+    total = max(cycles / facts.clock, plan.moved / (_MEMORY_SHARE * facts.bandwidth), plan.loaded / cached)
+    return total + plan.scattered * _SECTOR / cached + (2 if plan.workspace else 1) * _LAUNCH_SECONDS
