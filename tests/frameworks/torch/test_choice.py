@@ -301,12 +301,12 @@ def test_one_thread_is_timed_by_its_own_time_and_several_by_the_clock() -> None:
         torch.set_num_threads(1)
         has_fine_clock = time.get_clock_info("thread_time").resolution <= 1e-6
         alone = time.thread_time if has_fine_clock else time.perf_counter
-        assert choice._clock(handle_of(""), cpu) is alone
-        assert choice._clock(handle_of("threads=2"), cpu) is time.perf_counter
-        assert choice._clock(handle_of(""), torch.device("cuda", 0)) is time.perf_counter
+        assert choice.clock_of(handle_of(""), cpu) is alone
+        assert choice.clock_of(handle_of("threads=2"), cpu) is time.perf_counter
+        assert choice.clock_of(handle_of(""), torch.device("cuda", 0)) is time.perf_counter
         torch.set_num_threads(2)
-        assert choice._clock(handle_of(""), cpu) is time.perf_counter
-        assert choice._clock(handle_of("threads=1"), cpu) is time.perf_counter
+        assert choice.clock_of(handle_of(""), cpu) is time.perf_counter
+        assert choice.clock_of(handle_of("threads=1"), cpu) is time.perf_counter
     finally:
         torch.set_num_threads(before)
     ticks = iter(range(100))

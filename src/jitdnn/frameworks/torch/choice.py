@@ -12,7 +12,7 @@ GPU's time counts (`without_host`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -143,7 +143,7 @@ def measured(
         (seconds, stock_seconds), hosts = _measured_on_gpu(ours, stock, device)
     else:
         with torch._C.DisableTorchFunction():  # a mode that watches the model is none of theirs
-            seconds, stock_seconds = _measured(ours, stock, device, _clock(handle, device))
+            seconds, stock_seconds = _measured(ours, stock, device, clock_of(handle, device))
     global _made
     _made += 1
     times = [(OURS, version, seconds, 0), (STOCK, version, stock_seconds, 0)]
@@ -166,7 +166,7 @@ def made() -> int:
     return _made
 
 
-def _clock(handle: Handle, device: torch.device) -> Callable[[], float]:
+def clock_of(handle: Handle, device: torch.device) -> Callable[[], float]:
     """Seconds of calls on a processor: by the calling thread's own time where it does all the work."""
     if device.type != "cpu":
         return perf_counter
@@ -180,13 +180,20 @@ def _measured(
     device: torch.device,
     clock: Callable[[], float] = perf_counter,
 ) -> tuple[float, float]:
+    """Seconds of one call of each."""
+    seconds, stock_seconds = least_seconds((ours, stock), device, clock)
+    return seconds, stock_seconds
+
+
+def least_seconds(
+    ways: Sequence[Callable[[], Any]], device: torch.device, clock: Callable[[], float]
+) -> list[float]:
     """Seconds of one call of each: the least of samples taken in turns, so that a busy machine decides nothing.
 
     On a processor no more are taken than it needs where one is far ahead in all of them.
     """
-    ways = (ours, stock)
     deadline = perf_counter() + SECONDS
-    calls, least, most = [1, 1], [math.inf, math.inf], [0.0, 0.0]
+    calls, least, most = [1] * len(ways), [math.inf] * len(ways), [0.0] * len(ways)
     for way in (*ways, *ways):  # the first runs also start threads and fault pages in
         _seconds(way, 1, device, clock)
     for number in range(_MOST_ROUNDS):
@@ -197,12 +204,13 @@ def _measured(
             seconds = _seconds(way, calls[place], device, clock)
             least[place], most[place] = min(least[place], seconds), max(most[place], seconds)
             calls[place] = min(_MOST_CALLS, max(1, math.ceil(_SAMPLE_SECONDS / max(seconds, 1e-9))))
-        is_clear = _CLEAR * most[0] < least[1] or _CLEAR * most[1] < least[0]
+        first = min(range(len(ways)), key=least.__getitem__)
+        is_clear = all(_CLEAR * most[first] < one for place, one in enumerate(least) if place != first)
         if device.type == "cpu" and number + 1 >= _CLEAR_ROUNDS and is_clear:
             break
         if number + 1 >= _LEAST_ROUNDS and perf_counter() > deadline:
             break
-    return least[0], least[1]
+    return least
 
 
 def _measured_on_gpu(
