@@ -199,6 +199,16 @@ def test_measuring_takes_both_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order[4:] == ["a", "a", "b", "b"] * choice._LEAST_ROUNDS
 
 
+def test_time_that_others_have_the_core_takes_no_samples_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_seconds", lambda run, *_: run() or 1.0)
+    monkeypatch.setattr(choice, "settle", lambda: None)
+    monkeypatch.setattr(choice, "SECONDS", 0.0)
+    called: list[int] = []
+    ways = [lambda: called.append(0), lambda: called.append(1)]
+    choice.least_seconds(ways, torch.device("cpu"), lambda: 0.0)  # the thread's own time stands still
+    assert len(called) == 4 + 4 * choice._MOST_ROUNDS
+
+
 @pytest.mark.parametrize(
     ("ours", "stock", "rounds"),
     [

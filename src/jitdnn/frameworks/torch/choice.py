@@ -31,7 +31,7 @@ from jitdnn.planner.plan import Pending, noting_stand_ins
 from jitdnn.planner.store import Store
 
 SECONDS = 0.2
-"""Time that measuring the two takes at most, after their first runs."""
+"""Time that measuring the two takes at most, after their first runs, by the clock that they are measured with."""
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 _CLEAR_ROUNDS = 2  # after which all is clear
 _CLEAR = 2.0  # where each sample of one takes so many times any of the other
@@ -192,7 +192,7 @@ def least_seconds(
 
     On a processor no more are taken than it needs where one is far ahead in all of them.
     """
-    deadline = perf_counter() + SECONDS
+    deadline = clock() + SECONDS  # others that have the core meanwhile leave as many samples
     calls, least, most = [1] * len(ways), [math.inf] * len(ways), [0.0] * len(ways)
     for way in (*ways, *ways):  # the first runs also start threads and fault pages in
         _seconds(way, 1, device, clock)
@@ -208,7 +208,7 @@ def least_seconds(
         is_clear = all(_CLEAR * most[first] < one for place, one in enumerate(least) if place != first)
         if device.type == "cpu" and number + 1 >= _CLEAR_ROUNDS and is_clear:
             break
-        if number + 1 >= _LEAST_ROUNDS and perf_counter() > deadline:
+        if number + 1 >= _LEAST_ROUNDS and clock() > deadline:
             break
     return least
 
