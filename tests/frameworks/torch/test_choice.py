@@ -199,6 +199,16 @@ def test_measuring_takes_both_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order[4:] == ["a", "a", "b", "b"] * choice._LEAST_ROUNDS
 
 
+def test_time_that_others_have_the_core_takes_no_samples_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_seconds", lambda run, *_: run() or 1.0)
+    monkeypatch.setattr(choice, "settle", lambda: None)
+    monkeypatch.setattr(choice, "SECONDS", 0.0)
+    called: list[int] = []
+    ways = [lambda: called.append(0), lambda: called.append(1)]
+    choice.least_seconds(ways, torch.device("cpu"), lambda: 0.0)  # the thread's own time stands still
+    assert len(called) == 4 + 4 * choice._MOST_ROUNDS
+
+
 @pytest.mark.parametrize(
     ("ours", "stock", "rounds"),
     [
@@ -327,12 +337,12 @@ def test_one_thread_is_timed_by_its_own_time_and_several_by_the_clock() -> None:
         torch.set_num_threads(1)
         has_fine_clock = time.get_clock_info("thread_time").resolution <= 1e-6
         alone = time.thread_time if has_fine_clock else time.perf_counter
-        assert choice._clock(handle_of(""), cpu) is alone
-        assert choice._clock(handle_of("threads=2"), cpu) is time.perf_counter
-        assert choice._clock(handle_of(""), torch.device("cuda", 0)) is time.perf_counter
+        assert choice.clock_of(handle_of(""), cpu) is alone
+        assert choice.clock_of(handle_of("threads=2"), cpu) is time.perf_counter
+        assert choice.clock_of(handle_of(""), torch.device("cuda", 0)) is time.perf_counter
         torch.set_num_threads(2)
-        assert choice._clock(handle_of(""), cpu) is time.perf_counter
-        assert choice._clock(handle_of("threads=1"), cpu) is time.perf_counter
+        assert choice.clock_of(handle_of(""), cpu) is time.perf_counter
+        assert choice.clock_of(handle_of("threads=1"), cpu) is time.perf_counter
     finally:
         torch.set_num_threads(before)
     ticks = iter(range(100))

@@ -31,7 +31,7 @@ from jitdnn.planner.plan import Pending, noting_stand_ins
 from jitdnn.planner.store import Store
 
 SECONDS = 0.2
-"""Time that measuring the two takes at most, after their first runs."""
+"""Time that measuring the two takes at most, after their first runs, by the clock that they are measured with."""
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 # after so many rounds all is clear where each sample of one takes more than so many times any of the other's: whatever
 # disturbs one of them makes its longest sample longer, and another round is taken
@@ -144,7 +144,7 @@ def measured(
         (seconds, stock_seconds), hosts = _measured_on_gpu(ours, stock, device)
     else:
         with torch._C.DisableTorchFunction():  # a mode that watches the model is none of theirs
-            seconds, stock_seconds = _measured(ours, stock, device, _clock(handle, device))
+            seconds, stock_seconds = _measured(ours, stock, device, clock_of(handle, device))
     global _made
     _made += 1
     times = [(OURS, version, seconds, 0), (STOCK, version, stock_seconds, 0)]
@@ -167,7 +167,7 @@ def made() -> int:
     return _made
 
 
-def _clock(handle: Handle, device: torch.device) -> Callable[[], float]:
+def clock_of(handle: Handle, device: torch.device) -> Callable[[], float]:
     """Seconds of calls on a processor: by the calling thread's own time where it does all the work."""
     if device.type != "cpu":
         return perf_counter
@@ -181,13 +181,20 @@ def _measured(
     device: torch.device,
     clock: Callable[[], float] = perf_counter,
 ) -> tuple[float, float]:
+    """Seconds of one call of each."""
+    seconds, stock_seconds = least_seconds((ours, stock), device, clock)
+    return seconds, stock_seconds
+
+
+def least_seconds(
+    ways: Sequence[Callable[[], Any]], device: torch.device, clock: Callable[[], float]
+) -> list[float]:
     """Seconds of one call of each: the least of samples taken in turns, so that a busy machine decides nothing.
 
     On a processor no more are taken than it needs where one is far ahead in all of them.
     """
-    ways = (ours, stock)
-    deadline = perf_counter() + SECONDS
-    calls, least, most = [1, 1], [math.inf, math.inf], [0.0, 0.0]
+    deadline = clock() + SECONDS  # others that have the core meanwhile leave as many samples
+    calls, least, most = [1] * len(ways), [math.inf] * len(ways), [0.0] * len(ways)
     for way in (*ways, *ways):  # the first runs also start threads and fault pages in
         _seconds(way, 1, device, clock)
     for number in range(_MOST_ROUNDS):
@@ -200,9 +207,9 @@ def _measured(
             calls[place] = min(_MOST_CALLS, max(1, math.ceil(_SAMPLE_SECONDS / max(seconds, 1e-9))))
         if device.type == "cpu" and _is_clear(device, number + 1, least, most):
             break
-        if number + 1 >= _LEAST_ROUNDS and perf_counter() > deadline:
+        if number + 1 >= _LEAST_ROUNDS and clock() > deadline:
             break
-    return least[0], least[1]
+    return least
 
 
 def _measured_on_gpu(
@@ -227,8 +234,10 @@ def _measured_on_gpu(
 
 
 def _is_clear(device: torch.device, rounds: int, least: Sequence[float], most: Sequence[float]) -> bool:
-    """Whether the samples of so many rounds leave no doubt."""
-    apart = max(least[0] / most[1], least[1] / most[0]) if min(most) > 0.0 else 0.0
+    """Whether the samples of so many rounds leave no doubt: all of one's are below all of the others'."""
+    first = min(range(len(least)), key=least.__getitem__)
+    others = min((one for place, one in enumerate(least) if place != first), default=math.inf)
+    apart = others / most[first] if most[first] > 0.0 else 0.0
     return any(rounds >= enough and apart > clear for enough, clear in _CLEAR[device.type])
 
 

@@ -152,7 +152,9 @@ def launched(
     """How a kernel of ours is launched, if that is all that a call does, but for a bias that is added."""
     if run is None:
         return None
-    return Launched(run.at, run.handle if isinstance(run, Launch) else None, roles, made, add)
+    if isinstance(run, Launch):
+        return Launched(run.at, run.handle, roles, made, add, run.settle)
+    return Launched(run.at, None, roles, made, add)
 
 
 def _forward_by_torch(x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Callable[..., Tensor]:

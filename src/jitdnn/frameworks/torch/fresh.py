@@ -2,7 +2,8 @@
 
 On Linux a tensor of more than 32 MiB is memory that no process has had, each time: the kernel clears it page by page
 when it is first written to, which takes as long as writing it twice. So large ones ask for pages of 2 MiB, where the
-system gives these to who asks.
+system gives these to who asks. Smaller ones come from the heap, which has its pages already, or faults them in at its
+end: there large pages cost more than small ones (docs/gotchas.md).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from torch import Tensor
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
-LARGE = 4 << 20
-"""Bytes from which on a tensor asks for large pages."""
+LARGE = 32 << 20
+"""Bytes from which on a tensor asks for large pages: glibc never grows its heap for such blocks."""
 _PAGE, _MADV_HUGEPAGE = 4096, 14
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jitdnn.errors import DeviceError
+from jitdnn.frameworks.torch import rivals
 from jitdnn.frameworks.torch.kinds import DTYPES, at
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
@@ -34,6 +35,10 @@ class Launch:
     def prepare(self) -> None:
         """Make the plan now. Raises what the planner does where nothing runs the problem."""
         self.handle.plan(self._problem, None, self._epilogue)
+
+    def settle(self, addresses: Sequence[int]) -> None:
+        """Choose between algorithms whose estimates are close by running them on what lies at these addresses."""
+        rivals.settle(self.handle, self._problem, self._epilogue, addresses)
 
     def at(self, addresses: Sequence[int]) -> None:
         """Run it on what lies at these addresses, which may be those of a recording."""
