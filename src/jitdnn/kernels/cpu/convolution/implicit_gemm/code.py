@@ -181,9 +181,10 @@ def trace_tiles(
         panels = part * each, (part * each + each).min(plan.panels.count)
         _zero_results_without_taps(plan, k, memory + plan.input_tile_elements)
         w = arguments.pointer(order[1], c.w.dtype) if plan.packs_in_task else panels_of_part(plan, arguments)
-        next_block, next_part = split_index(
-            task + plan.threads, (plan.block_count + plan.threads, plan.tasks_per_block)
-        )
+        # threads of even numbers take the first tasks that are left, the others the last
+        up, down = ceil_div(plan.threads, 2), plan.threads // 2
+        next_task = task + up if not down else k.select(thread % 2 == 0, task + up, (task - down).max(0))
+        next_block, next_part = split_index(next_task, (plan.block_count + up, plan.tasks_per_block))
         alpha_beta = scale(k, args, pointers)
         following = next_block, next_part * each
         _Task(k, functions, memory, x, w, tensors, alpha_beta, panels, following).trace(block)

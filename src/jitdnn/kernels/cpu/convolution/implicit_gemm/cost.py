@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.implicit_gemm.blocking import choose_blocking, single_block
+from jitdnn.kernels.cpu.convolution.implicit_gemm.division import divided
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import (
     Block,
     Blocking,
@@ -37,7 +38,14 @@ _PACKED_IN_TASK = 0.6  # factor on packing a panel that stays in the cache until
 
 
 def make_plan(geometry: Geometry, threads: int = 1, prepacks: bool = False) -> ImplicitGemmPlan:
-    """The plan of the least cost."""
+    """The plan of the least cost, its work divided among so many threads."""
+    plan = _cheapest(geometry, threads, prepacks)
+    copies = plan.blocking.copy_cycles / plan.blocking.min_tasks_per_block
+    own = replace(plan, blocking=replace(plan.blocking, copy_cycles=0.0))
+    return divided(plan, cycles(own), copies * geometry.c.group_count, threads)
+
+
+def _cheapest(geometry: Geometry, threads: int, prepacks: bool) -> ImplicitGemmPlan:
     vectorizes_pixels, tile = _choose_form(geometry)
     box = pixels_of(tile, vectorizes_pixels, geometry.lanes)
 
