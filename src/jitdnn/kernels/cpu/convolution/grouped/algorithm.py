@@ -28,6 +28,7 @@ class Grouped(CpuAlgorithm[Convolution]):
 
     name = "grouped"
     problem = Convolution
+    may_overwrite_operands = True
 
     def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":
