@@ -71,13 +71,18 @@ def _choose_form(geometry: Geometry) -> tuple[bool, RegisterTile]:
     """(whether to vectorize over pixels, register tile): the cheaper of the two forms."""
     c, steps, results = geometry.c, max(1, geometry.steps), geometry.results
     phases = math.prod(geometry.interleaved.strides)
-    panel_bytes = steps // len(geometry.stride_phases or [c]) * 2 * geometry.isa.vector_bytes
+    vector_steps = steps // len(geometry.stride_phases or [c])
     filter_bytes, input_bytes = (n * steps * ITEM_BYTES[c.dtype] for n in (c.width, math.prod(results)))
     processor = geometry.isa.processor
     # panels of one tap stay in the L2 cache while the tiles of a block read them
     is_far = c.taps > 1 and min(filter_bytes, input_bytes) > processor.l2(cost.GEMM_REREAD_OPERAND_L2)
     rate = cost.GEMM_L3_RATE * processor.l3_rate if is_far else cost.GEMM_L2_RATE * processor.l2_rate
-    load = 0.0 if panel_bytes < processor.l1(cost.GEMM_PANEL_L1) else geometry.isa.vector_bytes / rate
+    vector_bytes = geometry.isa.vector_bytes
+
+    def load_of(vectors: int) -> float:
+        """A vector of a panel of so many: one that the L1 cache holds is there."""
+        is_near = vector_steps * vectors * vector_bytes < processor.l1(cost.GEMM_PANEL_L1)
+        return 0.0 if is_near else vector_bytes / rate
 
     def store_of(box: tuple[int, ...]) -> float:
         return _store_cycles(geometry, box) * phases / steps
@@ -94,8 +99,8 @@ def _choose_form(geometry: Geometry) -> tuple[bool, RegisterTile]:
         return _steps_fraction(geometry, box) * (1 + _PIXEL_STREAM * streams)
 
     tile = choose_tile(
-        results, c.width, geometry.isa, c.dtype, store_of, steps_in, copy_of, load,
-        load * _PANEL_STREAM if c.taps == 1 else 0.0,
+        results, c.width, geometry.isa, c.dtype, store_of, steps_in, copy_of, load_of,
+        _PANEL_STREAM if c.taps == 1 else 0.0,
     )  # fmt: skip
     over_channels = _steps_fraction(geometry, tile.box) * cost_per_step(
         results, c.width, tile, geometry.lanes
