@@ -181,17 +181,17 @@ class Preparer:
         handle, budget = self._handle, self._budget
         read = (x, weight, None, *tail.operands)
         name = f"{problem} {epilogue}"
+        over = _over(tail.operands, operands, problem.y)
         if isinstance(budget, Listing):
             budget.add(node, problem, handle, epilogue)
-            return Kernel(read, allocate, lambda addresses: None, name)
+            return Kernel(read, allocate, lambda addresses: None, name, over=over)
         request = replace(Request.of(handle.settings), keeps_filter=True)
         if budget is not None:
             request = budget.request(node, problem, handle, epilogue)
             name += f" {request}"
         plan = handle.plan(problem, request, epilogue)
-        over: tuple[Node, ...] = ()
-        if len(plan.parts) == 1 and plan.parts[0].algorithm.may_overwrite_operands:
-            over = _over(tail.operands, operands, problem.y)
+        if len(plan.parts) != 1 or not plan.parts[0].algorithm.may_overwrite_operands:
+            over = ()
         if not request.keeps_filter:
             return Kernel(read, allocate, handle.runner(plan), name, over=over)
         filter = self._filter(weight)
