@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitdnn.devices.cpu import host
+from jitdnn.kernels.cpu.convolution.direct.algorithm import Direct
 from jitdnn.kernels.cpu.convolution.implicit_gemm.algorithm import ImplicitGemm, make_plans
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import ImplicitGemmPlan
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
@@ -101,3 +102,11 @@ def test_results_are_the_same_with_any_threads(layout: str) -> None:
         results.append(y)
     assert np.isfinite(results[0]).all()
     assert all((y == results[0]).all() for y in results)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_images_that_are_read_again_for_each_block_of_a_filter_are_counted(threads: int) -> None:
+    """Direct convolution reads 6 MiB of pixels for every few results' channels; a product's blocks stay in a cache."""
+    problem: Any = parse("conv_fwd n8 c1024 h14 w14 k512 r1 s1 stride1 pad0 f32 nhwc")
+    device = host(threads, "avx512")
+    assert Direct().estimate(problem, device) > 1.5 * ImplicitGemm().estimate(problem, device)

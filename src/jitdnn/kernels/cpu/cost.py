@@ -114,6 +114,7 @@ DIRECT_TILE_L1 = (
 )
 DIRECT_L2_RATE = 0.8  # at which larger ones arrive from the L2 cache
 DIRECT_FILTER_L2 = 0.5  # a filter whose vectors cost no waiting
+DIRECT_REREAD_L3_RATE = 1.0  # of l3_rate, for images that are read again for each block of a large filter
 DIRECT_NEAR_FILTER_L3 = 0.125  # a filter that makes vectors wait little
 DIRECT_FILTER_L3 = 0.375  # a larger one comes from memory: L3 also holds the images
 # over pixels
