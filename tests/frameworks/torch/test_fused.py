@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 from jitdnn.errors import InvalidArgument, InvalidType, NotSupported  # noqa: E402
+from jitdnn.frameworks.torch import writer  # noqa: E402
 from jitdnn.frameworks.torch.fused import FusedModule, fuse  # noqa: E402
 from torch_zoo import SMALL, settled  # noqa: E402
 
@@ -420,8 +421,11 @@ class Residuals(nn.Module):
 
 
 @pytest.mark.parametrize("is_read_again", [False, True])
-def test_results_lie_over_what_nobody_reads_any_more(is_read_again: bool) -> None:
+def test_results_lie_over_what_nobody_reads_any_more(
+    is_read_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A convolution reads all of its input for each result: only other operands are overwritten."""
+    monkeypatch.setattr(writer, "LEAST_OVER", 0)
     model = Residuals(is_read_again)
     x = torch.randn(2, 8, 9, 11)
     with torch.no_grad():
@@ -446,7 +450,8 @@ class Parallel(nn.Module):
         return self.last(torch.relu(self.other(x) + self.one(x)))
 
 
-def test_a_sum_lies_over_its_term() -> None:
+def test_a_sum_lies_over_its_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "LEAST_OVER", 0)
     model, x = Parallel(), torch.randn(2, 8, 12, 12)
     with torch.no_grad():
         wanted = model.double()(x.double()).float()

@@ -16,6 +16,9 @@ from torch.fx import Node
 from jitdnn.graph.arena import Need, place
 
 _MOST_IDLE = 2  # arenas that wait for a call
+LEAST_OVER = (
+    2 << 20
+)  # bytes of a result that lies over an operand: a cache holds smaller ones, wherever they lie
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ class Written:
             need = Need(bytes_of(item), step, max(step, last.get(item.node, step)))
             taken = _taken_over(item, step, bases, last)
             home = homes.get(taken, taken) if taken in own else None
-            if home is not None and needs[home].bytes == need.bytes:
+            if home is not None and needs[home].bytes == need.bytes >= LEAST_OVER:
                 need = Need(need.bytes, needs[home].first, need.last)
             else:
                 home = item.node
