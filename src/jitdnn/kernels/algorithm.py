@@ -95,6 +95,9 @@ class Algorithm(ABC):
     """Whether it reads 8-bit reals (`Problem.has_float8`)."""
     only_by_name: ClassVar[str | None] = None
     """Why the planner does not choose it unless it is asked for by name; None if it may."""
+    may_overwrite_operands: ClassVar[bool] = False
+    """Whether an operand of the epilogue may be the result's own memory, where both lie alike: each element of the
+    result is written once, after all that is read of the operands for it. No element is read for another one."""
     has_exact_products: ClassVar[bool] = True
     """Whether products are those of the numbers as they are, which "strict" accuracy asks for in `fp32` and `fp64`."""
 

@@ -6,7 +6,7 @@ import math
 
 from jitdnn.rtcg.builder import Builder, Value
 from jitdnn.rtcg.normal_series import FARTHEST, tail_centre, tail_polynomial
-from jitdnn.rtcg.vector_math import absolute, at_most, element_of, exp_below, lost_product
+from jitdnn.rtcg.vector_math import absolute, at_most, element_of, exp_below, lost_product, reciprocal
 
 
 def normal_tail(k: Builder, x: Value) -> Value:
@@ -14,7 +14,7 @@ def normal_tail(k: Builder, x: Value) -> Value:
     dtype = element_of(x)
     centre = tail_centre(dtype)
     a = at_most(k, x, FARTHEST)
-    w = 1.0 / (a + centre)
+    w = reciprocal(k, a + centre)
     t = k.fma(w, k.constant(-2.0 * centre, dtype, x.lanes), k.constant(1.0, dtype, x.lanes))
     coefficients = tail_polynomial(dtype)
     smooth = k.constant(coefficients[-1], dtype, x.lanes)

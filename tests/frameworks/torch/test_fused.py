@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 from jitdnn.errors import InvalidArgument, InvalidType, NotSupported  # noqa: E402
+from jitdnn.frameworks.torch import writer  # noqa: E402
 from jitdnn.frameworks.torch.fused import FusedModule, fuse  # noqa: E402
 from torch_zoo import SMALL, settled  # noqa: E402
 
@@ -400,3 +401,60 @@ def test_operators_that_write_to_their_own_results() -> None:
     fused = ours(model)
     for x in (torch.randn(3, 7), torch.randn(7)):
         agrees(fused(x), model(x))
+
+
+class Residuals(nn.Module):
+    """Sums whose first terms nobody reads afterwards, but for one that is read again at the end."""
+
+    def __init__(self, is_read_again: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(8, 24, 1)
+        self.inner = nn.ModuleList(nn.Conv2d(24, 24, taps, padding=taps // 2) for taps in (1, 3, 1))
+        self.last = nn.Conv2d(24, 8, 1)
+        self.is_read_again = is_read_again
+
+    def forward(self, x: Any) -> Any:
+        y = first = torch.relu(self.first(x))
+        for layer in self.inner:
+            y = torch.relu(layer(y) + y) if layer.kernel_size == (3, 3) else y * torch.sigmoid(layer(y) + y)
+        return self.last(y + first if self.is_read_again else y)
+
+
+@pytest.mark.parametrize("is_read_again", [False, True])
+def test_results_lie_over_what_nobody_reads_any_more(
+    is_read_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A convolution reads all of its input for each result: only other operands are overwritten."""
+    monkeypatch.setattr(writer, "LEAST_OVER", 0)
+    model = Residuals(is_read_again)
+    x = torch.randn(2, 8, 9, 11)
+    with torch.no_grad():
+        wanted = model.double()(x.double()).float()
+        fused = ours(model.float())
+        for _ in range(2):
+            agrees(fused(x), wanted)
+
+
+class Parallel(nn.Module):
+    """Two convolutions of one input; the sum of their results lies over the first one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.last = (
+            nn.Conv2d(8, 32, 1),
+            nn.Conv2d(8, 32, 3, padding=1),
+            nn.Conv2d(32, 8, 1),
+        )
+
+    def forward(self, x: Any) -> Any:
+        return self.last(torch.relu(self.other(x) + self.one(x)))
+
+
+def test_a_sum_lies_over_its_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "LEAST_OVER", 0)
+    model, x = Parallel(), torch.randn(2, 8, 12, 12)
+    with torch.no_grad():
+        wanted = model.double()(x.double()).float()
+        fused = ours(model.float())
+        agrees(fused(x), wanted)
+    assert program(fused).nbytes == 2 * 32 * 12 * 12 * 4  # of one result, where each with its own took two

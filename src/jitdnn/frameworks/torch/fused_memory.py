@@ -171,7 +171,7 @@ def within(
 ) -> Made:
     """What `make` gives for a budget by which it takes no more than `limit` bytes, or "least".
 
-    `listed` gives what the kernels can do, and the bytes that no budget changes. Raises InvalidArgument, with what
+    `listed` gives what the kernels can do, and the least bytes of all else. Raises InvalidArgument, with what
     would do, for a limit that is too small; `what` names the graph.
     """
     listing, fixed = listed()
@@ -179,7 +179,7 @@ def within(
         return make(listing.budget(0))
     most = parse_bytes(limit)
     assert most is not None
-    over, least = 0, fixed + listing.least
+    over = 0
     for _ in range(_TRIES):
         room = most - fixed - over
         if room < listing.least:
@@ -190,11 +190,11 @@ def within(
             return made
         over += taken - most
         del made
-    if most >= least:  # torch's operators in the place of ours have results of their own
-        smallest = make(listing.budget(0))
-        least = smallest.footprint.bytes
-        if least <= most:
-            return smallest
+    # torch's operators in the place of ours have results of their own, and not every kernel may overwrite an operand
+    smallest = make(listing.budget(0))
+    least = smallest.footprint.bytes
+    if least <= most:
+        return smallest
     raise InvalidArgument(
         f"{what} takes at least {format_bytes(least)} ({least} bytes) above its weights and inputs for inputs of this "
         f'kind, and memory_limit is {format_bytes(most)}: give it more, "least", or smaller batches'

@@ -35,7 +35,7 @@ class Kernel:
     `operands` are those whose addresses it takes, in order, with None in the place of the result. `allocate` makes the
     result's tensor as the group's last node shows it, of memory that `empty(shape, strides)` gives. `name` tells it
     from every other. `filter`: the operand whose values it does not read, but what is prepared of them, which `kept`
-    names, with its bytes.
+    names, with its bytes. `over`: operands in whose memory the result may lie, if nobody reads them afterwards.
     """
 
     operands: tuple[Operand | None, ...]
@@ -44,6 +44,7 @@ class Kernel:
     name: str
     filter: Operand | None = None
     kept: tuple[tuple[int, str], int] | None = None
+    over: tuple[Node, ...] = ()
 
 
 def channels_last_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -180,24 +181,28 @@ class Preparer:
         handle, budget = self._handle, self._budget
         read = (x, weight, None, *tail.operands)
         name = f"{problem} {epilogue}"
+        over = _over(tail.operands, operands, problem.y)
         if isinstance(budget, Listing):
             budget.add(node, problem, handle, epilogue)
-            return Kernel(read, allocate, lambda addresses: None, name)
+            return Kernel(read, allocate, lambda addresses: None, name, over=over)
         request = replace(Request.of(handle.settings), keeps_filter=True)
         if budget is not None:
             request = budget.request(node, problem, handle, epilogue)
             name += f" {request}"
         plan = handle.plan(problem, request, epilogue)
+        if len(plan.parts) != 1 or not plan.parts[0].algorithm.may_overwrite_operands:
+            over = ()
         if not request.keeps_filter:
-            return Kernel(read, allocate, handle.runner(plan), name)
+            return Kernel(read, allocate, handle.runner(plan), name, over=over)
         filter = self._filter(weight)
 
         def run(addresses: Sequence[int]) -> None:
             filter.run(handle, plan, addresses)  # type: ignore[arg-type]
 
         if plan.kept is None:
-            return Kernel(read, allocate, run, name)
-        return Kernel(read, allocate, run, name, weight, ((id(filter), plan.kept_key), plan.kept.bytes))
+            return Kernel(read, allocate, run, name, over=over)
+        kept = (id(filter), plan.kept_key), plan.kept.bytes
+        return Kernel(read, allocate, run, name, weight, kept, over)
 
     def _pointwise(self, group: Group, strides: Sequence[int] | None) -> Kernel:
         tail = tail_of(group, None)
@@ -220,7 +225,28 @@ class Preparer:
 
         steps = tuple(strides)
         name = f"elementwise {tail.expression.key} {', '.join(map(str, tensors))}"
-        return Kernel((*tail.operands, None), lambda empty: empty(shape, steps), run, name)
+        # the loops compute vectors of all results before they store one; those that transpose go through squares
+        are_alike = all(_lies_as(t, out) or t.strides[-1] == 0 or t.size == 1 for t in tensors)
+        over = _over(tail.operands, tensors[:-1], out) if are_alike else ()
+        return Kernel((*tail.operands, None), lambda empty: empty(shape, steps), run, name, over=over)
+
+
+def _over(
+    operands: Sequence[Operand], tensors: Sequence[TensorDescriptor], out: TensorDescriptor
+) -> tuple[Node, ...]:
+    """The operands that lie in memory as the result does, and are read in that order alone."""
+    return tuple(
+        operand
+        for operand, tensor in zip(operands, tensors, strict=True)
+        if isinstance(operand, Node) and _lies_as(tensor, out) and operands.count(operand) == 1
+    )
+
+
+def _lies_as(tensor: TensorDescriptor, other: TensorDescriptor) -> bool:
+    """Whether two tensors of one shape and type have every element at the same place."""
+    return (tensor.shape, tensor.dtype) == (other.shape, other.dtype) and all(
+        a == b for a, b, n in zip(tensor.strides, other.strides, tensor.shape, strict=True) if n > 1
+    )
 
 
 def _each(numbers: Sequence[int], space: int) -> list[int]:

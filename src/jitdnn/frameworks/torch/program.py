@@ -191,7 +191,7 @@ class _Steps:
         self._add(
             Item(
                 group.last, kernel.operands, kernel.run, frozenset([group.last]), kernel.allocate, True,
-                strides=tuple(out.stride()), dtype=dtype, filter=kernel.filter,
+                strides=tuple(out.stride()), dtype=dtype, filter=kernel.filter, over=kernel.over,
             ),
             out,
         )  # fmt: skip

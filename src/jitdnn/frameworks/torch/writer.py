@@ -16,6 +16,9 @@ from torch.fx import Node
 from jitdnn.graph.arena import Need, place
 
 _MOST_IDLE = 2  # arenas that wait for a call
+LEAST_OVER = (
+    2 << 20
+)  # bytes of a result that lies over an operand: a cache holds smaller ones, wherever they lie
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class Item:
     `reads`: the operands in order, nodes or constant tensors; None stands for the step's own result. `run` takes their
     addresses where `is_addressed`, else the tensors themselves. `bases`: the nodes in whose memory the result lies.
     `is_view`: the result lies in memory of what it reads, and nothing is computed. `strides`: of the result, where it
-    is one tensor. `filter`: the one of `reads` whose values it does not read, but what is prepared of them.
+    is one tensor. `filter`: the one of `reads` whose values it does not read, but what is prepared of them. `over`:
+    those of `reads` in whose memory the result may lie.
     """
 
     node: Node
@@ -38,6 +42,7 @@ class Item:
     strides: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
     filter: Node | Tensor | None = None
+    over: tuple[Node, ...] = ()
 
     @property
     def nodes(self) -> list[Node]:
@@ -57,6 +62,22 @@ def bytes_of(item: Item) -> int:
     assert item.allocate is not None
     item.allocate(empty)
     return sizes[0]
+
+
+def _taken_over(
+    item: Item, step: int, bases: Mapping[Node, frozenset[Node]], last: Mapping[Node, int]
+) -> Node | None:
+    """The node whose memory the result of a step may take: nobody reads it later, and the step only in that order."""
+    for read in item.over:
+        nodes = list(item.nodes)
+        nodes.remove(read)  # once: what is also read in another order is among the rest
+        others = {base for other in nodes for base in bases.get(other, ())}
+        found = bases.get(read, frozenset())
+        if len(found) == 1 and not found & others:
+            (base,) = found
+            if last[base] == step:
+                return base
+    return None
 
 
 class Written:
@@ -103,12 +124,23 @@ class Written:
             for base in bases[results[number]]:
                 last[base] = len(items)
         ours = [(step, item) for step, item in enumerate(items) if item.node in own]
-        needs = [Need(bytes_of(item), step, max(step, last.get(item.node, step))) for step, item in ours]
-        offsets, self.nbytes = place(needs)
+        needs: dict[Node, Need] = {}
+        homes: dict[Node, Node] = {}  # in whose place a result lies
+        for step, item in ours:
+            need = Need(bytes_of(item), step, max(step, last.get(item.node, step)))
+            taken = _taken_over(item, step, bases, last)
+            home = homes.get(taken, taken) if taken in own else None
+            if home is not None and needs[home].bytes == need.bytes >= LEAST_OVER:
+                need = Need(need.bytes, needs[home].first, need.last)
+            else:
+                home = item.node
+            needs[home], homes[item.node] = need, home
+        offsets, self.nbytes = place(list(needs.values()))
         self.result_bytes = _outside(items, own, leaving, last)
         copies = (wanted[number] for number in self._copied)
         self.result_bytes += sum(one.numel() * one.element_size() for one in copies)
-        self._offsets = {item.node: offset for (_, item), offset in zip(ours, offsets, strict=True)}
+        offset_of = dict(zip(needs, offsets, strict=True))
+        self._offsets = {node: offset_of[home] for node, home in homes.items()}
         self.text = ""
         self._function = self._write(items, inputs, static, results, strides)
 

@@ -41,6 +41,7 @@ class Launch:
     threads: int | None = None  # if not as many as the cycles are worth
     code: Any = None  # plans and all else that tracing reads, where its extents are arguments
     further_cycles: float = 0.0  # that the time has beside these; negative where the filter is prepacked
+    imbalance: float | None = None  # of the device's threads, where tasks differ: see `seconds_of`
 
 
 class CpuAlgorithm(PlannedAlgorithm[OwnProblem, Launch, CpuDevice]):
@@ -59,7 +60,8 @@ class CpuAlgorithm(PlannedAlgorithm[OwnProblem, Launch, CpuDevice]):
         return plan.workspace
 
     def seconds_of(self, plan: Launch, device: CpuDevice) -> float:
-        return seconds_of(plan.problem, device, plan.cycles + plan.further_cycles, plan.tasks)
+        cycles = plan.cycles + plan.further_cycles
+        return seconds_of(plan.problem, device, cycles, plan.tasks, plan.imbalance)
 
     def error_of(self, problem: OwnProblem) -> float:
         return summation_bound(problem)

@@ -114,6 +114,7 @@ DIRECT_TILE_L1 = (
 )
 DIRECT_L2_RATE = 0.8  # at which larger ones arrive from the L2 cache
 DIRECT_FILTER_L2 = 0.5  # a filter whose vectors cost no waiting
+DIRECT_REREAD_L3_RATE = 1.0  # of l3_rate, for images that are read again for each block of a large filter
 DIRECT_NEAR_FILTER_L3 = 0.125  # a filter that makes vectors wait little
 DIRECT_FILTER_L3 = 0.375  # a larger one comes from memory: L3 also holds the images
 # over pixels
@@ -197,6 +198,7 @@ GEMM_BLOCK_RESULTS_L2 = (
 )
 GEMM_NEAR_FILTER_L2 = 1.0  # a filter up to this size may be read again by every small block
 GEMM_CACHED_RESULT_L2 = 0.5  # a result up to this size stays: its lines need no prefetch
+GEMM_CACHED_INPUT_L2 = 0.5  # an image up to this size is there still from the layer before
 # the part of a packed filter that leaves the caches before it is read is beyond this
 GEMM_PACKED_FILTER = 0.5
 GEMM_L2_RATE = 0.625  # at which panels arrive without delaying the products

@@ -81,4 +81,5 @@ class PackedGemm(CpuAlgorithm[MatMul]):
             problem, self.name, code_key(epilogue),
             lambda module, code: trace(code, module, "", pointers, (0, 1, 2), epilogue), phases, pointers,
             cycles(plan), plan.tasks, plan.workspace(device.threads), kept=kept, further_cycles=further, code=plan,
+            imbalance=plan.blocking.imbalance,
         )  # fmt: skip

@@ -45,6 +45,12 @@ def prefetches_panels(plan: ImplicitGemmPlan) -> bool:
     return lines is not None and lines.is_panel and plan.blocks[3] > 1
 
 
+def prefetches_pixels(plan: ImplicitGemmPlan) -> bool:
+    """True if tiles prefetch the pixels of the next block's tile in the same place."""
+    lines = plan_prefetch(plan)
+    return lines is not None and lines.is_place and plan.blocks[3] > 1
+
+
 # what each shape tests, as a property of the plan for 16 lanes
 SHAPES: dict[str, Callable[[ImplicitGemmPlan], bool]] = {
     # the stride phases of a strided backward data
@@ -104,6 +110,8 @@ SHAPES: dict[str, Callable[[ImplicitGemmPlan], bool]] = {
     "conv_fwd n1 c40 h60 w61 k20 r3 s3 pad1": lambda p: not p.packs_in_task,
     # packed panels that tiles prefetch, since the L2 cache does not hold all of them
     "conv_fwd n1 c500 h13 w41 k420 r1 s1 nhwc": prefetches_panels,
+    # pixels of an image that the L2 cache does not hold
+    "conv_fwd n3 c130 h37 w29 k70 r1 s1 nhwc": prefetches_pixels,
     "conv_fwd n1 c1301 h13 w11 k420 r1 s1 nhwc": lambda p: p.spills and p.is_input_unpacked,
 }
 

@@ -17,6 +17,7 @@ from conformance import AnyArray, check
 from jitdnn.devices.cpu import host
 from jitdnn.devices.cpu_kernel import Arguments, CpuKernel, Kept
 from jitdnn.kernels.algorithm import keeping_filter
+from jitdnn.kernels.cpu.convolution.grouped.algorithm import Grouped
 from jitdnn.kernels.cpu.convolution.implicit_gemm.algorithm import ImplicitGemm
 from jitdnn.kernels.cpu.convolution.winograd.algorithm import Winograd2, Winograd4
 from jitdnn.planner.choose import get
@@ -277,6 +278,33 @@ def test_measured_times_of_kept_filters_are_their_own() -> None:
     again = get(problem, device, Request(keeps_filter=True), store=store)
     kept = {row.algorithm: row.seconds for row in store.rows() if row.epilogue}
     assert {c.name: c.seconds for c in again.candidates if c.source == "stored"} == kept
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_fwd n1 c48 h9 w7 k24 r3 s3 pad1 g6 nhwc",
+        "conv_bwd_data n2 c40 h9 w9 k80 r3 s3 pad1 stride2 g2 nhwc",
+    ],
+)
+def test_a_grouped_filter_is_read_once(words: str) -> None:
+    problem: Any = parse(words)
+    device, algorithm = host(2), Grouped()
+    generator = np.random.default_rng(3)
+    sizes = [operand.descriptor.size for operand in problem.operands]
+    tensors = [generator.standard_normal(size, np.float32) for size in sizes]
+    pointers = [tensor.ctypes.data for tensor in tensors]
+    room = np.empty(algorithm.workspace(problem, device) // 4 + 16, np.float32)
+    start = room.ctypes.data + -room.ctypes.data % 64
+    algorithm.build(problem, device)(None, pointers, 1.0, 0.0, start)
+    wanted = tensors[2].copy()
+    kernel: Any = algorithm.with_kept_filter().build(problem, device)
+    memory = np.empty(kernel.kept.bytes // 4 + 16, np.float32)
+    kept = memory.ctypes.data + -memory.ctypes.data % 64
+    kernel.keep(None, [0, pointers[1], 0], kept)
+    room[:] = tensors[2][:] = np.nan
+    kernel.run_kept(None, [pointers[0], 0, pointers[2]], 1.0, 0.0, start, kept)
+    assert (tensors[2] == wanted).all()
 
 
 # ---- whether keeping pays

@@ -37,6 +37,7 @@ def step_cycles(rows: int, vectors: int) -> float:
 
 
 Cost = Callable[[tuple[int, ...]], float]
+LoadCost = Callable[[int], float]
 
 
 def _one(box: tuple[int, ...]) -> float:
@@ -50,16 +51,16 @@ def nothing(box: tuple[int, ...]) -> float:
 
 def choose_tile(
     extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float | Cost = 0.0,
-    steps_of: Cost = _one, other: Cost = nothing, load: float = 0.0, beside: float = 0.0,
+    steps_of: Cost = _one, other: Cost = nothing, load: float | LoadCost = 0.0, beside: float = 0.0,
 ) -> RegisterTile:  # fmt: skip
     """The tile that covers ``extents`` rows by ``width`` lanes in the fewest cycles.
 
     All costs are cycles per step of the reduction: ``store`` that of finishing one vector of a tile, ``other`` that of
-    everything else for the whole index space, ``load`` that of loading a vector from the cache it is in, ``beside`` the
-    part of it that products do not hide.
+    everything else for the whole index space, ``load`` that of loading a vector from the cache it is in, which may
+    depend on how many vectors a tile has, and ``beside`` the part of it that products do not hide.
     ``steps_of`` is the part of the steps that is left for tiles of a box.
     """
-    if isinstance(store, float) and steps_of is _one and other is nothing:
+    if isinstance(store, float) and isinstance(load, float) and steps_of is _one and other is nothing:
         return _plain_tile(tuple(extents), width, isa, dtype, store, load)
     return _cheapest_tile(extents, width, isa, dtype, store, steps_of, other, load, beside)
 
@@ -74,7 +75,7 @@ def _plain_tile(
 
 def _cheapest_tile(
     extents: Sequence[int], width: int, isa: Isa, dtype: str, store: float | Cost,
-    steps_of: Cost, other: Cost, load: float, beside: float = 0.0,
+    steps_of: Cost, other: Cost, load: float | LoadCost, beside: float = 0.0,
 ) -> RegisterTile:  # fmt: skip
     lanes = isa.lanes(dtype)
     best, best_cost = RegisterTile((1,) * len(extents), 1), math.inf
@@ -82,12 +83,13 @@ def _cheapest_tile(
         # a register for each sum, one for each vector loaded, one for the broadcast
         most = (isa.registers - 1 - vectors) // vectors
         columns = ceil_div(max(width, 1), vectors * lanes)
+        waiting = vectors * (load if isinstance(load, float) else load(vectors))
         for box in _boxes(tuple(max(1, e) for e in extents), most):
             rows = math.prod(box)
             tiles = columns * math.prod(ceil_div(max(1, e), t) for e, t in zip(extents, box, strict=True))
             finish = store if isinstance(store, float) else store(box)
-            step = max(step_cycles(rows, vectors), load * vectors, _LOAD * (rows + vectors) + _STEP_OVERHEAD)
-            step += beside * vectors
+            step = max(step_cycles(rows, vectors), waiting, _LOAD * (rows + vectors) + _STEP_OVERHEAD)
+            step += beside * waiting
             cost = tiles * (steps_of(box) * step + finish * rows * vectors)
             cost *= 1 + _OUTER_AXIS * sum(axis for axis, side in enumerate(reversed(box)) if side > 1)
             if cost < best_cost * (1 - 1e-9):

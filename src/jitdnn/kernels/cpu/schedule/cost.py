@@ -16,16 +16,23 @@ _CYCLES_WORTH_A_THREAD = 20_000  # some 7 microseconds: threads are awake in the
 _FLOPS_PER_CYCLE_PER_LANE = 4.0  # two multiply-adds: counted cycles assume them on any processor
 
 
-def seconds_of(problem: Problem, device: CpuDevice, cycles: float, tasks: int) -> float:
+def seconds_of(
+    problem: Problem, device: CpuDevice, cycles: float, tasks: int, imbalance: float | None = None
+) -> float:
     """Seconds for ``cycles`` of one thread divided into tasks, but no less than the memory traffic takes.
 
-    The clock follows from the peak, which is two vector multiply-adds a cycle.
+    ``imbalance``: the time until the device's last thread ends, by that of threads which end together; None where it
+    follows from the number of tasks, all of them alike. The clock follows from the peak, which is two vector
+    multiply-adds a cycle.
     """
     dtype = compute_dtype(problem.dtype)
     lanes = device.isa.lanes(dtype)
     threads = max(1, min(useful_threads(device, cycles), tasks))
     rate = device.peak_flops(dtype) / device.threads / (_FLOPS_PER_CYCLE_PER_LANE * lanes)
-    imbalance = ceil_div(tasks, threads) * threads / max(1, tasks)  # the last round may leave threads idle
+    if imbalance is None or threads < device.threads:
+        imbalance = (
+            ceil_div(tasks, threads) * threads / max(1, tasks)
+        )  # the last round may leave threads idle
     work, traffic = cycles * min(imbalance, 2.0) / threads / rate, problem.bytes / device.bandwidth
     # tensors that are in a cache arrive sooner: of two that wait for memory alike, what has less to do is faster
     return LAUNCH_SECONDS + max(work, traffic) + _HIDDEN * min(work, traffic)

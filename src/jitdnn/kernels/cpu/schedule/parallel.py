@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
 
 from jitdnn.devices.cpu_kernel import Arguments
 from jitdnn.kernels.algorithm import Device
@@ -14,6 +15,7 @@ from jitdnn.rtcg.builder import Builder, Value
 TASK_SECONDS = 8e-6
 _TASKS_PER_THREAD = 4  # so that other threads can take over tasks of one that was delayed
 WANTED_TASKS = 24  # enough to keep the threads of a large processor busy to the end
+_NEARLY = 1.01  # times the least time: not worth more tasks
 
 
 def task_count(device: Device, seconds: float) -> int:
@@ -33,9 +35,36 @@ def wanted_tasks(threads: int) -> int:
 
 
 def split_units(units: int, device: Device, seconds: float) -> tuple[int, int]:
-    """Units of equal work as (tasks, units of a task); there is no task without a unit."""
-    per_task = max(1, ceil_div(units, task_count(device, seconds)))
+    """Units of equal work as (tasks, units of a task); there is no task without a unit.
+
+    Up to twice as many tasks as `task_count` wants are made where threads then end together: 50 units are ten tasks of
+    5 for two threads, since seven of 7 and one of 1 would take them as long as 28 units.
+    """
+    wanted = task_count(device, seconds)
+    sizes = sorted({max(1, ceil_div(units, tasks)) for tasks in range(wanted, 2 * wanted + 1)}, reverse=True)
+    if wanted == 1:
+        sizes = sizes[:1]
+    lasting = [_lasting(units, each, device.threads) for each in sizes]
+    per_task = next(each for each, one in zip(sizes, lasting, strict=True) if one <= _NEARLY * min(lasting))
     return ceil_div(units, per_task), per_task
+
+
+def _lasting(units: int, each: int, threads: int) -> int:
+    """Units that the thread computes which ends last, where tasks have ``each``, but for the last one."""
+    tasks, rest = divmod(units, each)
+    rounds, left = divmod(tasks, threads)
+    return (rounds + 1) * each if left else rounds * each + rest
+
+
+def makespan(lengths: Iterable[float], threads: int) -> float:
+    """When the last of some tasks ends, which threads take in order, each one as soon as it has ended the one before.
+
+    In the unit of the ``lengths``.
+    """
+    ends = [0.0] * threads
+    for length in lengths:
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
 
 
 class Slots:

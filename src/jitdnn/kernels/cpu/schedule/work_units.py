@@ -50,7 +50,11 @@ def is_filter_loop_outer(c: Correlation, processor: Processor) -> bool:
 
     The inner operand is read once for each block of the outer one: it should be the one that stays in the cache.
     """
-    item = ITEM_BYTES[c.dtype]
-    weights = c.width * c.depth * c.taps * item
-    image = c.depth * math.prod(min(axis.positions, axis.results * axis.step) for axis in c.axes) * item
-    return weights > processor.l2(cost.REPEATED_OPERAND_L2) and image < 4 * weights
+    weights = c.width * c.depth * c.taps * ITEM_BYTES[c.dtype]
+    return weights > processor.l2(cost.REPEATED_OPERAND_L2) and image_bytes(c) < 4 * weights
+
+
+def image_bytes(c: Correlation) -> int:
+    """Bytes that one image of one group has for its results."""
+    pixels = math.prod(min(axis.positions, axis.results * axis.step) for axis in c.axes)
+    return c.depth * pixels * ITEM_BYTES[c.dtype]

@@ -21,6 +21,7 @@ class _Skinny(CpuAlgorithm[OwnProblem]):
     """What products and convolutions share; see plan.py."""
 
     name = "skinny_gemm"
+    may_overwrite_operands = True
 
     def launch(self, problem: OwnProblem, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
         plan = _plan_of(problem, device.isa, epilogue)

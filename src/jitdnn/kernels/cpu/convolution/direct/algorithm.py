@@ -70,6 +70,7 @@ class Direct(CpuAlgorithm[Convolution]):
 
     name = "direct"
     problem = Convolution
+    may_overwrite_operands = True
     takes_workspace: ClassVar[bool] = False
 
     def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:

@@ -13,14 +13,16 @@ import math
 from functools import lru_cache
 
 from jitdnn.devices.cpu import CpuDevice
+from jitdnn.devices.cpu_kernel import Kept
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cpu.algorithm import CpuAlgorithm, Launch, code_key, pointer_count
 from jitdnn.kernels.cpu.convolution.grouped.code import trace
-from jitdnn.kernels.cpu.convolution.grouped.cost import choose_plan, cycles
+from jitdnn.kernels.cpu.convolution.grouped.cost import choose_plan, cycles, pack_cycles
 from jitdnn.kernels.cpu.convolution.grouped.packing import has_contiguous_channels
 from jitdnn.kernels.cpu.correlation import InterleavedPhases
 from jitdnn.kernels.cpu.lowering import lower_convolution, lower_stride_phases
 from jitdnn.problems.convolution import Convolution
+from jitdnn.rtcg.isa import ITEM_BYTES
 
 
 class Grouped(CpuAlgorithm[Convolution]):
@@ -28,6 +30,13 @@ class Grouped(CpuAlgorithm[Convolution]):
 
     name = "grouped"
     problem = Convolution
+    may_overwrite_operands = True
+
+    def __init__(self, is_kept: bool = False) -> None:
+        self._is_kept = is_kept
+
+    def with_kept_filter(self) -> Grouped:
+        return Grouped(is_kept=True)
 
     def refusal(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":
@@ -44,9 +53,13 @@ class Grouped(CpuAlgorithm[Convolution]):
     def launch(self, problem: Convolution, device: CpuDevice, epilogue: Epilogue | None) -> Launch:
         plan = choose_plan(_lowered(problem, epilogue), device.isa)
         pointers = pointer_count(problem, epilogue)
+        kept, further = None, 0.0
+        if self._is_kept:
+            kept, further = Kept(plan.weight_elements * ITEM_BYTES[plan.c.dtype], 1), -pack_cycles(plan)
         return Launch(
             problem, self.name, code_key(epilogue), lambda module, code: trace(module, code, pointers, epilogue),
-            plan.phases(), pointers, cycles(plan), plan.tasks, plan.workspace(device.threads), code=plan,
+            plan.phases(), pointers, cycles(plan), plan.tasks, plan.workspace(device.threads), code=plan, kept=kept,
+            further_cycles=further,
         )  # fmt: skip
 
 

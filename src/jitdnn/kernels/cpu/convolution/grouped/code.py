@@ -188,8 +188,9 @@ class _Task:
         self.h, self.w = i * plan.block[0], j * plan.block_columns
         self.first_unit = unit_task * plan.units_per_task
         self.units = (k.integer(plan.units) - self.first_unit).min(plan.units_per_task)
-        self.weights = arguments.workspace(self.c.dtype)
-        self.packed = self.weights + (plan.weight_elements + thread * plan.thread_elements)
+        self.weights = arguments.kept(self.c.dtype)
+        room = arguments.workspace(self.c.dtype)
+        self.packed = room + (plan.weight_elements + thread * plan.thread_elements)
         self.sums = self.packed + plan.packed_elements
         self.scale = alpha_beta
         views = (self.c.y, *self.c.operands)

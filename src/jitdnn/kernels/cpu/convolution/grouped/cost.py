@@ -44,7 +44,10 @@ def choose_plan(interleaved: InterleavedPhases, isa: Isa) -> GroupedPlan:
     tiled = min((replace(smallest, tile=tile) for tile in _tiles(smallest)), key=_unit_row)
     blocked = replace(tiled, block=_choose_block(tiled))
     unit_bytes = blocked.packing.elements * blocked.slices * ITEM_BYTES[blocked.c.dtype]
-    return replace(blocked, units_per_task=units_per_task(blocked.units, unit_bytes, isa.processor))
+    together = units_per_task(blocked.units, unit_bytes, isa.processor)
+    blocks = max(1, math.prod(blocked.task_extents[:-1]))
+    apart = ceil_div(blocked.units, min(blocked.units, ceil_div(_WANTED_TASKS, blocks)))
+    return replace(blocked, units_per_task=min(together, apart))
 
 
 def cycles(plan: GroupedPlan) -> float:
@@ -57,12 +60,17 @@ def cycles(plan: GroupedPlan) -> float:
         c.depth * math.prod(axis.positions for axis in c.axes)
         + c.width * math.prod(plan.interleaved.extents)
     )  # fmt: skip
-    unit = rows * _unit_row(plan) + packed_vectors * _PACK_VECTOR + plan.unit_weights * _PACK_WEIGHT
+    unit = rows * _unit_row(plan) + packed_vectors * _PACK_VECTOR
     l3_cycles = moved / (cost.GROUPED_L3_RATE * processor.l3_rate)
     memory_cycles = 0.0
     if moved > processor.l3(cost.GROUPED_TENSORS_L3):
         memory_cycles = moved / (cost.GROUPED_MEMORY_RATE * processor.memory_rate)
-    return plan.units * unit + l3_cycles + memory_cycles
+    return plan.units * unit + pack_cycles(plan) + l3_cycles + memory_cycles
+
+
+def pack_cycles(plan: GroupedPlan) -> float:
+    """The part of ``cycles`` that packing the filter takes."""
+    return plan.units * plan.unit_weights * _PACK_WEIGHT
 
 
 def _unit_row(plan: GroupedPlan) -> float:
@@ -103,7 +111,7 @@ def _tiles(plan: GroupedPlan) -> Iterator[GroupedTile]:
 
 
 def _choose_block(plan: GroupedPlan) -> tuple[int, int]:
-    """Rows and tiles of the largest block, of fewer rows if there were too few tasks."""
+    """Rows and tiles of the largest block, of fewer rows if there were too few tasks even with one unit in each."""
     _, axis_h, axis_w = plan.c.axes
     vectors = ceil_div(plan.groups_per_unit * plan.c.depth, plan.lanes) * plan.slices
     block_bytes = plan.isa.processor.l1(cost.GROUPED_BLOCK_L1)
@@ -113,7 +121,7 @@ def _choose_block(plan: GroupedPlan) -> tuple[int, int]:
         return pixels * vectors * plan.isa.vector_bytes <= block_bytes
 
     rows, tiles = largest_block(axis_h.results, ceil_div(axis_w.results, plan.tile.columns), fits)
-    while rows > 1 and plan.c.batch * ceil_div(axis_h.results, rows) < _WANTED_TASKS:
+    while rows > 1 and plan.c.batch * ceil_div(axis_h.results, rows) * plan.units < _WANTED_TASKS:
         rows = ceil_div(rows, 2)
     return rows, tiles
 

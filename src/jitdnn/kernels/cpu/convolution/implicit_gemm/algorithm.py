@@ -36,6 +36,7 @@ class ImplicitGemm(CpuAlgorithm[Convolution]):
 
     name = "implicit_gemm"
     problem = Convolution
+    may_overwrite_operands = True
 
     def __init__(self, is_kept: bool = False) -> None:
         self._is_kept = is_kept
@@ -77,8 +78,15 @@ class ImplicitGemm(CpuAlgorithm[Convolution]):
         return Launch(
             problem, self.name, code_key(epilogue), generate, phases, pointers, sum(map(cycles, parts)),
             sum(p.tasks for p in parts), max(part.workspace(device.threads) for part in parts), kept=kept,
-            further_cycles=further, code=(parts, boxes),
+            further_cycles=further, code=(parts, boxes), imbalance=_imbalance(parts),
         )  # fmt: skip
+
+
+def _imbalance(parts: Sequence[ImplicitGemmPlan]) -> float:
+    """Until the last thread ends, by the mean of all, of parts one after the other."""
+    each = [cycles(part) for part in parts]
+    uneven = sum(own * part.blocking.imbalance for own, part in zip(each, parts, strict=True))
+    return uneven / sum(each) if sum(each) else 1.0
 
 
 @lru_cache(256)

@@ -181,9 +181,10 @@ def trace_tiles(
         panels = part * each, (part * each + each).min(plan.panels.count)
         _zero_results_without_taps(plan, k, memory + plan.input_tile_elements)
         w = arguments.pointer(order[1], c.w.dtype) if plan.packs_in_task else panels_of_part(plan, arguments)
-        next_block, next_part = split_index(
-            task + plan.threads, (plan.block_count + plan.threads, plan.tasks_per_block)
-        )
+        # threads of even numbers take the first tasks that are left, the others the last
+        up, down = ceil_div(plan.threads, 2), plan.threads // 2
+        next_task = task + up if not down else k.select(thread % 2 == 0, task + up, (task - down).max(0))
+        next_block, next_part = split_index(next_task, (plan.block_count + up, plan.tasks_per_block))
         alpha_beta = scale(k, args, pointers)
         following = next_block, next_part * each
         _Task(k, functions, memory, x, w, tensors, alpha_beta, panels, following).trace(block)
@@ -213,11 +214,13 @@ class _Task:
         self.k, self.functions, self.plan, self.c = k, functions, functions.plan, functions.c
         self.memory, self.x, self.w, self.tensors = memory, x, w, tensors
         self.alpha_beta, self.panels, self.following = alpha_beta, panels, following
+        self.number = k.integer(0)  # of the block
         self.input_tile = self.plan.input_tile
 
     def trace(self, number: Value) -> None:
         """Block ``number``."""
         k, plan, functions, panels = self.k, self.plan, self.functions, self.panels
+        self.number = number
         group, starts = self._start_of_block(number)
         valid = [
             (k.integer(of) - start).min(extent)
@@ -315,7 +318,12 @@ class _Task:
         """
         k, plan, c = self.k, self.plan, self.c
         if not self.prefetches_filter:
-            return self.x, self._offset_in_x(*self._start_of_block(self.following[0]))
+            there = self._offset_in_x(*self._start_of_block(self.following[0]))
+            lines = self.functions.prefetch_plan
+            if lines is None or not lines.is_place:
+                return self.x, there
+            here = self._offset_in_x(*self._start_of_block(self.number))
+            return self.x + here, there - here
         first, is_last, following = channel, panel + 1 >= self.panels[1], self.following[1]
         if plan.spills:
             is_over = channel + plan.kc >= c.depth
@@ -343,6 +351,10 @@ class _Task:
         k, plan = self.k, self.functions.prefetch_plan
         if plan is None:
             return []
+        if plan.is_place:
+            # once for each place, at the last panel
+            here = base + position[3] * self.c.x.space[2]
+            return [here + k.select(self.panels[0] + panel + 1 >= self.panels[1], distance, 0)]
         # the input of the next block is divided among all tiles of a block, the next filter among those of a panel
         tile = self._tile_number(panel * 0 if self.prefetches_filter else panel, position)
         first, end = (n * plan.total // plan.calls for n in (tile, tile + 1))

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from jitdnn.kernels.cpu import cost
 from jitdnn.kernels.cpu.convolution.implicit_gemm.blocking import choose_blocking, single_block
+from jitdnn.kernels.cpu.convolution.implicit_gemm.division import divided
 from jitdnn.kernels.cpu.convolution.implicit_gemm.plan import (
     Block,
     Blocking,
@@ -37,7 +38,14 @@ _PACKED_IN_TASK = 0.6  # factor on packing a panel that stays in the cache until
 
 
 def make_plan(geometry: Geometry, threads: int = 1, prepacks: bool = False) -> ImplicitGemmPlan:
-    """The plan of the least cost."""
+    """The plan of the least cost, its work divided among so many threads."""
+    plan = _cheapest(geometry, threads, prepacks)
+    copies = plan.blocking.copy_cycles / plan.blocking.min_tasks_per_block
+    own = replace(plan, blocking=replace(plan.blocking, copy_cycles=0.0))
+    return divided(plan, cycles(own), copies * geometry.c.group_count, threads)
+
+
+def _cheapest(geometry: Geometry, threads: int, prepacks: bool) -> ImplicitGemmPlan:
     vectorizes_pixels, tile = _choose_form(geometry)
     box = pixels_of(tile, vectorizes_pixels, geometry.lanes)
 
@@ -63,13 +71,18 @@ def _choose_form(geometry: Geometry) -> tuple[bool, RegisterTile]:
     """(whether to vectorize over pixels, register tile): the cheaper of the two forms."""
     c, steps, results = geometry.c, max(1, geometry.steps), geometry.results
     phases = math.prod(geometry.interleaved.strides)
-    panel_bytes = steps // len(geometry.stride_phases or [c]) * 2 * geometry.isa.vector_bytes
+    vector_steps = steps // len(geometry.stride_phases or [c])
     filter_bytes, input_bytes = (n * steps * ITEM_BYTES[c.dtype] for n in (c.width, math.prod(results)))
     processor = geometry.isa.processor
     # panels of one tap stay in the L2 cache while the tiles of a block read them
     is_far = c.taps > 1 and min(filter_bytes, input_bytes) > processor.l2(cost.GEMM_REREAD_OPERAND_L2)
     rate = cost.GEMM_L3_RATE * processor.l3_rate if is_far else cost.GEMM_L2_RATE * processor.l2_rate
-    load = 0.0 if panel_bytes < processor.l1(cost.GEMM_PANEL_L1) else geometry.isa.vector_bytes / rate
+    vector_bytes = geometry.isa.vector_bytes
+
+    def load_of(vectors: int) -> float:
+        """A vector of a panel of so many: one that the L1 cache holds is there."""
+        is_near = vector_steps * vectors * vector_bytes < processor.l1(cost.GEMM_PANEL_L1)
+        return 0.0 if is_near else vector_bytes / rate
 
     def store_of(box: tuple[int, ...]) -> float:
         return _store_cycles(geometry, box) * phases / steps
@@ -86,8 +99,8 @@ def _choose_form(geometry: Geometry) -> tuple[bool, RegisterTile]:
         return _steps_fraction(geometry, box) * (1 + _PIXEL_STREAM * streams)
 
     tile = choose_tile(
-        results, c.width, geometry.isa, c.dtype, store_of, steps_in, copy_of, load,
-        load * _PANEL_STREAM if c.taps == 1 else 0.0,
+        results, c.width, geometry.isa, c.dtype, store_of, steps_in, copy_of, load_of,
+        _PANEL_STREAM if c.taps == 1 else 0.0,
     )  # fmt: skip
     over_channels = _steps_fraction(geometry, tile.box) * cost_per_step(
         results, c.width, tile, geometry.lanes

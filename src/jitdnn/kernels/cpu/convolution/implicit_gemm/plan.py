@@ -134,6 +134,9 @@ class Blocking:
     # of the code
     copy_cycles: float = field(repr=False)
     further_cycles: float = field(repr=False, default=0.0)
+    imbalance: float = field(
+        repr=False, default=1.0
+    )  # until the last thread ends, by the mean of all threads
 
     @property
     def cycles(self) -> float:
@@ -152,7 +155,7 @@ class ImplicitGemmPlan(Geometry):
     panels_before: int = 0  # elements of packed filters of other parts that lie before this one's
     panels_after: int = 0  # and behind it: all of them together begin the workspace
     prepacks: bool = False  # phases of their own pack the filter, even where tasks could pack their panels
-    threads: int = 1  # a thread's next task is so many tasks later
+    threads: int = 1  # that share the tasks, from both ends
 
     @property
     def takes_pixels(self) -> bool:

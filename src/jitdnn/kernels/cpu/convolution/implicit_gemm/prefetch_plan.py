@@ -1,10 +1,12 @@
 """Which cache lines register tiles prefetch while they compute, for the thread's next block or next panel.
 
 From channel to channel the addresses of an image jump too far for the hardware prefetcher, and so do those of a filter
-from one result to the next. So each tile prefetches a few lines with every step of its outermost loop, the channels:
-all tiles of a block together the input of the thread's next block, or the filter of the panel that is packed next. And
-where panels were packed before, too many of them for the L2 cache, all tiles of a panel together prefetch the next one:
-else only the first of them waits for it, at the rate of what is beyond.
+from one result to the next. Where channels are neighbours, and tiles read the image itself, a tile reads a dozen rows
+side by side, each to its end before the hardware prefetcher has found it. So each tile prefetches a few lines with
+every step of its outermost loop, the channels: all tiles of a block together the input of the thread's next block, or
+the filter of the panel that is packed next. And where panels were packed before, too many of them for the L2 cache, all
+tiles of a panel together prefetch the next one: else only the first of them waits for it, at the rate of what is
+beyond.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class PrefetchPlan:
     channel: int
     calls: int
     is_panel: bool = False  # the lines are those of the next panel that was packed before
+    is_place: bool = False  # they follow each other from where the next block's tile in the same place begins
 
     @property
     def total(self) -> int:
@@ -73,8 +76,12 @@ def plan_prefetch(plan: ImplicitGemmPlan) -> PrefetchPlan | None:
         if plan.panels.count <= 1:
             return None
         return _filter_lines(plan.c, plan.panels.lanes, plan.tiles_per_block, line)
-    found = None
-    if plan.tasks > plan.threads:
+    found = _panel_lines(plan) if plan.c.x.channels == 1 else None
+    if found is None and plan.tasks > plan.threads and _reads_neighbours(plan):
+        # as many lines as there are channels: those of 16 pixels of f32
+        pitch = line // plan.item
+        return PrefetchPlan(plan.c.x.dtype, (), (), 1, 0, pitch, pitch, 1, is_place=True)
+    if found is None and plan.tasks > plan.threads:
         found = _input_lines(plan.c, plan.input_tile, plan.tiles_per_block * plan.panels_per_task, line)
     if found is None:
         return _panel_lines(plan)
@@ -84,6 +91,21 @@ def plan_prefetch(plan: ImplicitGemmPlan) -> PrefetchPlan | None:
     are_few = found.total <= _MOST_LINES_OF_A_TILE * found.calls
     are_resident = found.total * line * plan.c.depth <= processor.l2(cost.GEMM_PREFETCHED_INPUT_L2)
     return found if are_few and are_resident else None
+
+
+def _reads_neighbours(plan: ImplicitGemmPlan) -> bool:
+    """Whether tiles read pixels that follow each other, with all their channels, from an image that is not cached."""
+    c, processor = plan.c, plan.isa.processor
+    size = math.prod(plan.results) * c.group_count * c.depth * plan.item
+    return (
+        plan.is_input_unpacked
+        and not plan.vectorizes_pixels
+        and c.depth > 1
+        and c.x.channels == 1
+        and c.x.space[2] == c.depth
+        and math.prod(plan.box[:3]) == 1
+        and size > processor.l2(cost.GEMM_CACHED_INPUT_L2)
+    )
 
 
 def _input_lines(c: Correlation, input_tile: InputTile, calls: int, line_bytes: int) -> PrefetchPlan | None:

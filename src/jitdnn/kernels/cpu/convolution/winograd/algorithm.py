@@ -37,6 +37,7 @@ class WinogradAlgorithm(CpuAlgorithm[Convolution]):
 
     problem = Convolution
     takes_float8 = False
+    may_overwrite_operands = True
     max_m: ClassVar[int]
 
     def __init__(self, is_prepacked: bool = False) -> None:

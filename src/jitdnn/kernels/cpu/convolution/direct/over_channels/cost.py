@@ -9,6 +9,7 @@ from jitdnn.kernels.cpu.convolution.direct.over_channels.plan import ChannelTile
 from jitdnn.kernels.cpu.convolution.direct.plan import merges_row_taps
 from jitdnn.kernels.cpu.correlation import Correlation
 from jitdnn.kernels.cpu.schedule.offsets import ceil_div
+from jitdnn.kernels.cpu.schedule.work_units import image_bytes, is_filter_loop_outer
 from jitdnn.rtcg.isa import Isa, item_bytes
 
 _STORE = 3.0  # cycles to finish one vector of results
@@ -37,7 +38,18 @@ def cycles(plan: OverChannels) -> float:
     """Cycles of one thread for the whole."""
     c = plan.c
     rows = c.batch * c.group_count * c.axes[0].results * c.axes[1].results
-    return rows * _row_cycles(plan)
+    return rows * _row_cycles(plan) + _reread_cycles(plan)
+
+
+def _reread_cycles(plan: OverChannels) -> float:
+    """Cycles to read images again for each block of the filter, where that is the outer loop and the L2 cache holds no
+    image."""
+    c, processor = plan.c, plan.processor
+    image = image_bytes(c)
+    if image <= processor.l2(cost.REPEATED_OPERAND_L2) or not is_filter_loop_outer(c, processor):
+        return 0.0
+    blocks = c.batch * c.group_count * (ceil_div(c.width, plan.tile_width) - 1)
+    return blocks * image / (cost.DIRECT_REREAD_L3_RATE * processor.l3_rate)
 
 
 def _candidates(c: Correlation, isa: Isa) -> Iterator[OverChannels]:
