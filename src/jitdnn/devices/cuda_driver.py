@@ -85,6 +85,20 @@ class CooperativeAttribute(ctypes.Structure):
         super().__init__(2, b"", 1)  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 
 
+class ClusterAttribute(ctypes.Structure):
+    """CUlaunchAttribute that says how many thread blocks a cluster has, of a kernel that does not."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_char * 4),
+        ("blocks", ctypes.c_uint * 3),
+        ("rest", ctypes.c_char * 52),
+    )
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(4, b"", (blocks, 1, 1))  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+
+
 @functools.cache
 def launcher() -> Any:
     """cuLaunchKernelEx(a LaunchConfig by reference, function, addresses of the arguments, None)."""
