@@ -435,7 +435,8 @@ class TestTasks:
         assert len(depth) == 2
 
     def test_the_longest_texts_are_compiled_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        alone, begun = Pool(1), []
+        alone = Pool(1)
+        begun: list[int] = []
         monkeypatch.setattr(compiling, "pool", alone)
         gate = Gate()
         alone.submit(Task(gate.pass_through))  # until all stand in line
@@ -452,7 +453,8 @@ class TestTasks:
         assert begun == [9, 5, 3, 0]
 
     def test_what_comes_later_and_is_longer_goes_first(self) -> None:
-        alone, gate, begun = Pool(1), Gate(), []
+        alone, gate = Pool(1), Gate()
+        begun: list[int] = []
         alone.submit(Task(gate.pass_through))
         gate.wait_until_reached()
         tasks = [alone.submit(Task(partial(begun.append, n)), n) for n in (1, 0, 7)]
@@ -463,7 +465,8 @@ class TestTasks:
         assert begun == [7, 1, 0]
 
     def test_calls_ahead_are_compiled_while_others_are_planned(self) -> None:
-        gpu, gate, came = Gpu(), Gate(), []
+        gpu, gate = Gpu(), Gate()
+        came: list[bool] = []
         best = Compiled("best", seconds=1e-5, gates={"best": gate})
 
         def another() -> None:
