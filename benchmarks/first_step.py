@@ -11,6 +11,7 @@ one on paper, each time by a process of its own:
     wait        with an empty cache and `compile="wait"`: the seconds until every convolution can run
     background  the same with `compile="background"`, where some stand in for others, and until those are there
     threads     by as many threads as `--workers` says, as `jitdnn warm` does it
+    ahead       all planned first, then compiled by as many threads as there are cores, as nets do it that are compiled
 
 `--count` compiles nothing, and says only how many modules there are.
 """
@@ -36,6 +37,8 @@ from jitdnn import targets
 from jitdnn.bench.suites import load, towards_each
 from jitdnn.devices import cuda_compile
 from jitdnn.devices.gpu import Source
+from jitdnn.handle import current_handle
+from jitdnn.ops.ahead import compile_ahead
 from jitdnn.planner.plan import Plan
 from jitdnn.problems import Problem
 
@@ -123,6 +126,10 @@ def step(problems: list[Problem], given: argparse.Namespace) -> None:
             thread.start()
         for thread in threads:
             thread.join()
+    if given.process == "ahead":
+        handle = jd.Handle(targets.on_paper(given.device))  # type: ignore[arg-type]
+        compile_ahead(handle, [lambda one=one: current_handle().plan(one) for one in problems])  # type: ignore[misc]
+        print(f"ahead: {perf_counter() - start:.1f} s until all is compiled")
     plans = plans_of(problems, given)
     first, waiting = perf_counter() - start, sum(plan.pending is not None for plan in plans)
     before = sum(plan.seconds for plan in plans)
@@ -159,7 +166,7 @@ def main() -> None:
     print(f"{len(problems)} problems of {given.suite} on {given.device}", flush=True)
     with tempfile.TemporaryDirectory() as kept:
         for process in (
-            ("families",) if given.count else ("families", "again", "wait", "background", "threads")
+            ("families",) if given.count else ("families", "again", "wait", "background", "threads", "ahead")
         ):
             with tempfile.TemporaryDirectory() as empty:
                 folder = kept if process in ("families", "again") else empty

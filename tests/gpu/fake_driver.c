@@ -152,9 +152,15 @@ R cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsign
     for (int n = 0; n < 4; n++) last_launch[4 + n] = *(uint64_t *)arguments[n];
     return 0;
 }
+static uint64_t last_cluster;
+uint64_t fake_cluster(void) { return last_cluster; }
 struct config { unsigned x, y, z, a, b, c, m; void *stream, *attributes; unsigned count; };
 R cuLaunchKernelEx(const struct config *l, void *f, void **arguments, void **extra) {
-    if (l->count > 1 || (l->count && *(const int *)l->attributes != 2)) return 1;  // a cooperative launch alone
+    const int which = l->count ? *(const int *)l->attributes : 0;
+    const unsigned *value = (const unsigned *)l->attributes + 2;
+    if (l->count > 1 || (which && which != 2 && which != 4)) return 1;  // a cooperative launch, or one of clusters
+    last_cluster = which == 4 ? value[0] : 1;
+    if (which == 4 && (!value[0] || value[1] != 1 || value[2] != 1 || l->x % value[0])) return 1;
     return cuLaunchKernel(f, l->x, l->y, l->z, l->a, l->b, l->c, l->m, l->stream, arguments, extra);
 }
 R cuTensorMapEncodeTiled(void *map) { ENTER; memset(map, 0, 128); return 0; }

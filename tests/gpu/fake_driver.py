@@ -19,6 +19,7 @@ FAKE = ctypes.CDLL("libcuda.so.1")
 FAKE.fake_calls.restype = ctypes.c_long
 FAKE.fake_bytes.restype = ctypes.c_long
 FAKE.fake_launched.restype = ctypes.c_uint64
+FAKE.fake_cluster.restype = ctypes.c_uint64
 FAKE.fake_context.restype = ctypes.c_void_p
 FAKE.fake_set_capturing.argtypes = (ctypes.c_void_p,)
 

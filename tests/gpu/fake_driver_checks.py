@@ -20,6 +20,7 @@ import pytest
 import jitdnn as jd
 from fake_driver import FAKE, Interface, calls, fail, fresh, launched, on_gpu, stand_in_for_cupy
 from jitdnn.devices import cuda, cuda_compile, cuda_driver, cuda_kernel
+from jitdnn.devices.gpu import Launch, Source
 from jitdnn.devices.gpu_facts import on_paper
 from jitdnn.tensor import DeviceArray, borrow
 from jitdnn.tensor.dlpack import open_capsule
@@ -331,6 +332,20 @@ def test_find_goes_on_without_what_cannot_be_launched() -> None:
         plan = jd.plan("pool_fwd max n1 c2 h18 w18 window3 stride1 pad0 f32 nchw")
     refused = [c.refused for c in plan.candidates if c.refused is not None]
     assert any(reason.startswith("it cannot be launched: launch of") for reason in refused)
+
+
+def test_a_launch_says_how_large_its_clusters_are() -> None:
+    text = 'extern "C" __global__ void f(float *to, unsigned char *workspace, double alpha, double beta) {}'
+    source = Source("f", text, dialect="hopper")
+    for blocks, sets_cluster in ((3, True), (1, False)):
+        launch = Launch("f", 6, 32, cluster=blocks, sets_cluster=sets_cluster)
+        cuda.device(0).kernel(source, [launch], 1)(None, [256], 1.0, 0.0, 0)
+        assert launched()[:3] == (0, 6, 32)
+        assert FAKE.fake_cluster() == blocks
+    with pytest.raises(jd.DeviceError, match="launch of f"):  # 6 blocks are no clusters of 4
+        cuda.device(0).kernel(source, [Launch("f", 6, 32, cluster=4, sets_cluster=True)], 1)(
+            None, [256], 1.0, 0.0, 0
+        )
 
 
 def test_numbers_of_own_kernels_are_on_the_device() -> None:

@@ -10,8 +10,10 @@ import pytest
 import cases
 import harness
 from convolution_cases import convolution, fused
+from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.convolution.depthwise import banded_cost, geometry, sliding_cost
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
+from jitdnn.kernels.cuda.convolution.depthwise.sliding_code import launch
 from jitdnn.problems import Convolution
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
@@ -170,3 +172,16 @@ def test_layers_of_networks_compile(words: str, architecture: Any) -> None:
     for algorithm in (DepthwiseSliding(), DepthwiseBanded()):
         if algorithm.refuse(problem, architecture) is None:
             algorithm.build(problem, architecture)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16 nhwc"])
+def test_directions_share_code(dtype: str) -> None:
+    """Backward to the data of stride 1 is forward with mirrored taps, which are a number of the launch."""
+    device, texts, mirrored = cuda.offline("sm_90a"), set(), set()
+    for direction in ("fwd", "bwd_data"):
+        problem = convolution(f"n32 c96 h28 w28 k96 r3 s3 pad1 g96 {dtype}", direction)
+        source, _, (is_mirrored,) = launch(DepthwiseSliding().sizes(problem, device))
+        texts.add(source)
+        mirrored.add(is_mirrored)
+    assert len(texts) == 1
+    assert mirrored == {0, 1}

@@ -16,6 +16,7 @@ from cases import make_case
 from convolution_cases import convolution, fused
 from examples import examples
 from harness import run, run_algorithm
+from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmDivided,
@@ -396,3 +397,15 @@ def test_shapes_share_code(architecture: Any) -> None:
     texts = {source_of(plan, p.output, None) for plan, p in zip(plans, (one, other), strict=True)}
     assert len(texts) == 1
     assert launches_of(plans[0], 132) != launches_of(plans[1], 132) or plans[0].tables != plans[1].tables
+
+
+def test_numbers_of_stride_phases_share_code() -> None:
+    device, texts, phases = cuda.offline("sm_90a"), set(), set()
+    for stride in ("2x1", "2", "1x4"):
+        problem = convolution(f"conv_bwd_data n64 c128 h28 w28 k256 r4 s4 pad1 stride{stride} bf16 nhwc")
+        plan = WarpgroupGemm(TILES[:1]).sizes(problem, device)
+        assert isinstance(plan, Plan), plan
+        phases.add(plan.phases)
+        texts.add(source_of(plan, problem.output, None))
+    assert phases == {2, 4}
+    assert len(texts) == 1

@@ -21,6 +21,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradDivided,
     WarpgroupWgradHalves,
 )
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, Blocking, Tile
 from warpgroup_cases import aligned, blocked_by, check_not_finite, on_hopper  # noqa: F401
@@ -85,6 +86,20 @@ def test_every_tile(tile: Tile, cuda_device: Any) -> None:
                 run_algorithm(
                     family((tile,)), make_case(convolution(words)), cuda_device, scales=((-0.75, 0.5),)
                 )
+
+
+def test_clusters_of_all_sizes_share_code() -> None:
+    problem = convolution("conv_bwd_filter n32 c1024 h14 w14 k512 r1 s1 bf16 nhwc")
+    device, texts, launched = cuda.offline("sm_90a"), set(), set()
+    for blocks in (2, 4, 8):
+        tile = Tile(1, 1, 1, 64, blocks)
+        with in_clusters(tile):
+            plan = WarpgroupWgrad((tile,)).sizes(problem, device)
+            assert isinstance(plan, Plan), plan
+            texts.add(source_of(plan, problem.output, None))
+            launched |= {one.cluster for one in launches_of(plan, 132) if one.sets_cluster}
+    assert len(texts) == 1
+    assert launched == {2, 4, 8}
 
 
 def test_few_tiles_are_shared_by_clusters() -> None:

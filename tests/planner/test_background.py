@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,8 +19,11 @@ import jitdnn as jd
 from fake_compiler import SECONDS, Compiled, Gate, Gpu, gpu_target
 from jitdnn import log
 from jitdnn.errors import CompileError, DeviceError
+from jitdnn.handle import current_handle
+from jitdnn.ops.ahead import compile_ahead
 from jitdnn.planner import background, compiling
 from jitdnn.planner.compiling import Pool, Task
+from jitdnn.rtcg.missing import Missing
 from planner_fakes import PROBLEM
 
 POINTERS = (64, 128, 192)
@@ -429,6 +433,51 @@ class TestTasks:
         task = Task(work)
         task.wait()
         assert len(depth) == 2
+
+    def test_the_longest_texts_are_compiled_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        alone = Pool(1)
+        begun: list[int] = []
+        monkeypatch.setattr(compiling, "pool", alone)
+        gate = Gate()
+        alone.submit(Task(gate.pass_through))  # until all stand in line
+        tasks = compiling.begin(
+            [
+                Missing("m", f"key {length}", False, partial(begun.append, length), length)
+                for length in (3, 9, 0, 5, 3)
+            ]
+        )
+        gate.open()
+        for task in reversed(tasks):
+            assert task._done.wait(SECONDS)
+        alone.close(SECONDS)
+        assert begun == [9, 5, 3, 0]
+
+    def test_what_comes_later_and_is_longer_goes_first(self) -> None:
+        alone, gate = Pool(1), Gate()
+        begun: list[int] = []
+        alone.submit(Task(gate.pass_through))
+        gate.wait_until_reached()
+        tasks = [alone.submit(Task(partial(begun.append, n)), n) for n in (1, 0, 7)]
+        gate.open()
+        for task in tasks:
+            assert task._done.wait(SECONDS)
+        alone.close(SECONDS)
+        assert begun == [7, 1, 0]
+
+    def test_calls_ahead_are_compiled_while_others_are_planned(self) -> None:
+        gpu, gate = Gpu(), Gate()
+        came: list[bool] = []
+        best = Compiled("best", seconds=1e-5, gates={"best": gate})
+
+        def another() -> None:
+            gate.wait_until_reached()
+            came.append(True)
+            gate.open()
+
+        with gpu_target(gpu, best):
+            compile_ahead(jd.Handle(gpu, compile="wait"), [lambda: current_handle().plan(PROBLEM), another])
+        assert came == [True]
+        assert best.compilations == ["best"]
 
     def test_a_closed_pool_takes_nothing(self, pool: Pool) -> None:
         pool.close()

@@ -63,7 +63,8 @@ def compiled(source: Source, arch: str) -> bytes:
     missing = gathered()
     if code is None and missing is not None:
         is_generic = source.dialect == "plain"
-        missing.append(Missing(source.name, key, is_generic, functools.partial(compiled, source, arch)))
+        compiling = functools.partial(compiled, source, arch)
+        missing.append(Missing(source.name, key, is_generic, compiling, len(text)))
         return b""
     if code is None:
         code = _kept(source.name, key, arch, version, lambda: _compile(source, text, arch))

@@ -71,18 +71,21 @@ class LaunchConfig(ctypes.Structure):
     )
 
 
-class CooperativeAttribute(ctypes.Structure):
-    """CUlaunchAttribute that asks for all thread blocks of a launch to be resident at once."""
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: which one, and its value, of up to three unsigned integers."""
+
+    COOPERATIVE = 2  # all thread blocks are to be resident at once
+    CLUSTER = 4  # how many thread blocks a cluster has along three axes, of a kernel that does not say so
 
     _fields_ = (
         ("id", ctypes.c_int),
         ("pad", ctypes.c_char * 4),
-        ("value", ctypes.c_int),
-        ("rest", ctypes.c_char * 60),
+        ("value", ctypes.c_uint * 3),
+        ("rest", ctypes.c_char * 52),
     )
 
-    def __init__(self) -> None:
-        super().__init__(2, b"", 1)  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    def __init__(self, which: int, *value: int) -> None:
+        super().__init__(which, b"", value)
 
 
 @functools.cache

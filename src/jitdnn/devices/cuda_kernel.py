@@ -14,7 +14,7 @@ from typing import Any
 from jitdnn import retention
 from jitdnn.devices.cuda_compile import code_key
 from jitdnn.devices.cuda_driver import (
-    CooperativeAttribute,
+    LaunchAttribute,
     LaunchConfig,
     check,
     current,
@@ -162,7 +162,7 @@ class _Block:
     """What the driver is given for the launches of a kernel, for one caller at a time."""
 
     __slots__ = (
-        "_attribute",
+        "_attributes",
         "_configs",
         "_library",
         "addresses",
@@ -188,10 +188,9 @@ class _Block:
         self.addresses = (ctypes.c_void_p * len(addresses))(*addresses)
         self.parameters = ctypes.byref(self.addresses)
         self._configs = [LaunchConfig(*one.grid, one.threads, 1, 1, one.shared) for one in launches]
-        self._attribute = CooperativeAttribute()
-        for config, one in zip(self._configs, launches, strict=True):
-            if one.is_cooperative:
-                config.attributes, config.attribute_count = ctypes.addressof(self._attribute), 1
+        self._attributes = [_attributes(one) for one in launches]
+        for config, attributes in zip(self._configs, self._attributes, strict=True):
+            config.attributes, config.attribute_count = ctypes.addressof(attributes), len(attributes)
         self.launches = [
             (ctypes.byref(config), ctypes.c_void_p(function))
             for config, function in zip(self._configs, functions, strict=True)
@@ -204,6 +203,16 @@ class _Block:
         for config in self._configs:
             config.stream = stream
         self.stream = stream
+
+
+def _attributes(launch: Launch) -> Any:
+    """An array of what the driver is told of a launch besides its sizes."""
+    found = []
+    if launch.is_cooperative:
+        found.append(LaunchAttribute(LaunchAttribute.COOPERATIVE, 1))
+    if launch.sets_cluster:
+        found.append(LaunchAttribute(LaunchAttribute.CLUSTER, launch.cluster, 1, 1))
+    return (LaunchAttribute * len(found))(*found)
 
 
 #: code that no kernel has any more: GPU, library, and when the GPU is done with it, once that was asked

@@ -92,7 +92,8 @@ class Launch:
     `shared`: bytes of shared memory requested at launch (CUDA only), beside what the text declares. `is_cooperative`:
     thread blocks wait for each other, so that all must be resident at once; a device that has no room for them
     refuses the launch (CUDA only; `GpuDevice.cooperates`). `cluster`: blocks of a cluster, as the text declares it
-    (sm_90a only): more than 8 need the driver's leave, and enough multiprocessors next to each other.
+    or, with `sets_cluster`, leaves to the launch (sm_90a only): more than 8 need the driver's leave, and enough
+    multiprocessors next to each other.
     """
 
     function: str
@@ -101,6 +102,7 @@ class Launch:
     shared: int = 0
     is_cooperative: bool = False
     cluster: int = 1
+    sets_cluster: bool = False
 
     @property
     def grid(self) -> tuple[int, int, int]:

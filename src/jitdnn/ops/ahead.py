@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any
 
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.planner.compiling import begin
+from jitdnn.planner.compiling import Task, begin
 from jitdnn.planner.plan import Request
 from jitdnn.problems import Problem
 from jitdnn.rtcg.missing import Missing, gathering
@@ -51,6 +52,10 @@ def compile_ahead(handle: Handle, calls: Iterable[Callable[[], object]]) -> None
     values = handle.settings
     if values.choice == "find" or values.compile != "wait":
         return
+    outside = copy_context()
+    begun: set[str] = set()
+    tasks: list[Task] = []
+    seen = 0
     # the calls themselves tell what they choose
     with settings(log="off"), gathering() as missing, _Planner(handle, missing), suppress(_Complete):
         for call in calls:
@@ -59,6 +64,11 @@ def compile_ahead(handle: Handle, calls: Iterable[Callable[[], object]]) -> None
             except _Complete:
                 raise
             except Exception:
-                continue
-    for task in begin(missing):
+                pass
+            found = [each for each in missing[seen:] if each.key not in begun]
+            seen = len(missing)
+            if found:  # compiled while the other calls are planned
+                begun.update(each.key for each in found)
+                tasks += outside.run(begin, found)
+    for task in tasks:
         task.wait()

@@ -9,6 +9,8 @@ not survive that the interpreter goes while they work.
 from __future__ import annotations
 
 import atexit
+import heapq
+import itertools
 import os
 import threading
 import weakref
@@ -83,11 +85,12 @@ class Task:
 
 
 class Pool:
-    """Threads that do tasks in the order in which they came, at most `most` at a time."""
+    """At most `most` threads that do the longest tasks first, and those alike in the order in which they came."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._left: deque[Task] = deque()
+        self._left: list[tuple[int, int, Task]] = []  # a heap
+        self._numbers = itertools.count()
         self._threads: set[threading.Thread] = set()
         self._lock = locks.lock()
         self._is_closed = False
@@ -101,12 +104,12 @@ class Pool:
     def is_closed(self) -> bool:
         return self._is_closed
 
-    def submit(self, task: Task) -> Task:
+    def submit(self, task: Task, length: int = 0) -> Task:
         """Have a task done some time; not if the pool is full: whoever waits for it does it."""
         with self._lock:
             if self.is_full:
                 return task
-            self._left.append(task)
+            heapq.heappush(self._left, (-length, next(self._numbers), task))
             if len(self._threads) < self._most:
                 thread = threading.Thread(target=self._work, name="jitdnn-compile", daemon=True)
                 self._threads.add(thread)
@@ -122,7 +125,7 @@ class Pool:
                 if not self._left:
                     self._threads.discard(threading.current_thread())
                     return
-                task = self._left.popleft()
+                _, _, task = heapq.heappop(self._left)
             task.run()
             del task  # what it refers to is not kept until the next one comes
 
@@ -157,11 +160,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def begin(missing: Sequence[Missing]) -> list[Task]:
-    """Have code compiled by the pool, each module once."""
+    """Have code compiled by the pool, each module once, the longest first: so none is left to one core at the end."""
     tasks = []
-    for each in {each.key: each for each in missing}.values():
+    different = {each.key: each for each in missing}.values()
+    for each in sorted(different, key=lambda each: -each.length):
         # settings in force belong to the thread: each task takes them along
-        tasks.append(pool.submit(Task(_in_context(each.compile))))
+        tasks.append(pool.submit(Task(_in_context(each.compile)), each.length))
     return tasks
 
 

@@ -21,13 +21,15 @@ class Missing:
     """Code that no cache has, by its name and its key in the cache.
 
     `is_generic`: in the C of all targets, with sizes as arguments, so that other problems need the same. `compile` puts
-    it into the cache; it may raise CompileError.
+    it into the cache; it may raise CompileError. `length`: of its text, in characters, by which the longest are begun
+    first: of kernels of one library the longer ones take a compiler longer.
     """
 
     name: str
     key: str
     is_generic: bool
     compile: Callable[[], object]
+    length: int = 0
 
 
 _gathered: ContextVar[list[Missing] | None] = ContextVar("jitdnn_missing", default=None)

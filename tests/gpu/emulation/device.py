@@ -131,12 +131,16 @@ class EmulatedKernel:
         if declared not in (0, launch.threads):
             raise DeviceError(f"{name} is declared for {declared} threads and launched with {launch.threads}")
         cluster = getattr(self._library, f"emulation_cluster_{name}")()
-        if cluster != launch.cluster:
+        if launch.sets_cluster != (cluster == 0):
+            raise DeviceError(f"{name} declares how large its clusters are, or its launch does, and not both")
+        if cluster not in (0, launch.cluster):
             raise DeviceError(
                 f"{name} is declared for clusters of {cluster} blocks and launched in those of {launch.cluster}"
             )
-        if launch.grid[0] % cluster:
-            raise DeviceError(f"{name} is launched with {launch.grid[0]} blocks, in clusters of {cluster}")
+        if launch.grid[0] % launch.cluster:
+            raise DeviceError(
+                f"{name} is launched with {launch.grid[0]} blocks, in clusters of {launch.cluster}"
+            )
         if not 1 <= launch.threads <= device.max_threads:
             raise DeviceError(f"{name} is launched with {launch.threads} threads of a group")
         if not 0 <= launch.shared <= device.shared_bytes:

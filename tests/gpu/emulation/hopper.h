@@ -218,6 +218,7 @@ static inline void shared_store_i64(u32 address, i64 value, EMULATION_LINE) {
 // ---- Clusters ----------------------------------------------------------------------------------------------------
 
 #define KERNEL_OF_CLUSTERS(threads, blocks) extern "C" __global__ __launch_bounds__(threads, 1, blocks)
+#define KERNEL_OF_ANY_CLUSTERS(threads) extern "C" __global__ __launch_bounds__(threads, 1, 0)
 static inline u32 cluster_address(u32 shared, int block, EMULATION_LINE) {
     return emulation::emulation_cluster_address(shared, block, line);
 }

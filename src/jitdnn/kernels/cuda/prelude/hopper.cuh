@@ -99,6 +99,8 @@ FUNCTION void tma_prefetch_map(const TensorMap &map) {
 
 #define KERNEL_OF_CLUSTERS(threads, blocks)                                                                       \
     extern "C" __global__ __cluster_dims__(blocks, 1, 1) __launch_bounds__(threads, 1)
+// The same for as many blocks as a launch says (`Launch.sets_cluster`).
+#define KERNEL_OF_ANY_CLUSTERS(threads) extern "C" __global__ __launch_bounds__(threads, 1)
 // The address, for cluster_load and cluster_store, of what lies at `shared` in the shared memory of the cluster's block `rank`.
 FUNCTION u32 cluster_address(u32 shared, int rank) {
     u32 there;

@@ -7,6 +7,7 @@
 // A share is some of the UNITS of 16 columns of a slab, of each warpgroup.
 
 constexpr int UNITS = ROWS * WN / 16;
+constexpr int MOST_BLOCKS_OF_CLUSTER = 8;  // how many there are says the launch, and Tables::splits
 static_assert(WN % 16 == 0, "units are whole");
 static_assert(BM * BN * 4 <= STAGES * STAGE_BYTES, "the sums have room where the stages were");
 static_assert(!HAS_SUMS && !HAS_PROLOGUE && PHASES == 1, "one tile for each cluster, as it is");
@@ -51,31 +52,50 @@ struct Exchange {
 #endif
 };
 
+// What the blocks from BLOCK on have left of 16 columns. Where there are no more, one branch leaves out all the rest.
+template <int BLOCK>
+FUNCTION void load_shares(uint4 (&fours)[MOST_BLOCKS_OF_CLUSTER][2], const u32 (&from)[MOST_BLOCKS_OF_CLUSTER],
+                          int offset, int blocks) {
+    if constexpr (BLOCK < MOST_BLOCKS_OF_CLUSTER) {
+        if (BLOCK >= blocks) return;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) fours[BLOCK][j] = cluster_load16(from[BLOCK] + offset + j * 2048);
+        load_shares<BLOCK + 1>(fours, from, offset, blocks);
+    }
+}
+
+// Adds them up, in order.
+template <int BLOCK>
+FUNCTION void add_shares(SUM (&sums)[2][4], const uint4 (&fours)[MOST_BLOCKS_OF_CLUSTER][2], int blocks) {
+    if constexpr (BLOCK < MOST_BLOCKS_OF_CLUSTER) {
+        if (BLOCK >= blocks) return;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) add_four(sums[j], fours[BLOCK][j]);
+        add_shares<BLOCK + 1>(sums, fours, blocks);
+    }
+}
+
 // Adds up this block's share of what all blocks of the cluster have left, and stores the results.
 FUNCTION void store_share(const Exchange &exchange, const Tables &tables, const Work &work, int warpgroup,
                           RESULT *result, const u8 *workspace, SCALE alpha, SCALE beta EPILOGUE_PARAMETERS) {
-    const int rank = blockIdx.x % CLUSTER;
-    u32 from[CLUSTER];
+    const int blocks = (int)tables.splits, rank = blockIdx.x % blocks;
+    u32 from[MOST_BLOCKS_OF_CLUSTER];
 #pragma unroll
-    for (int block = 0; block < CLUSTER; ++block) from[block] = cluster_address(exchange.own(warpgroup), block);
+    for (int block = 0; block < MOST_BLOCKS_OF_CLUSTER; ++block)
+        from[block] = cluster_address(exchange.own(warpgroup), min(block, blocks - 1));
 #if IS_SCALED
     const Scales scales(tables, workspace);
 #endif
+    const int end = UNITS * (rank + 1) / blocks;
 #pragma unroll 1
-    for (int unit = UNITS * rank / CLUSTER; unit < UNITS * (rank + 1) / CLUSTER; ++unit) {
-        uint4 fours[CLUSTER][2];
-#pragma unroll
-        for (int block = 0; block < CLUSTER; ++block)
-#pragma unroll
-            for (int j = 0; j < 2; ++j) fours[block][j] = cluster_load16(from[block] + unit * 4096 + j * 2048);
+    for (int unit = UNITS * rank / blocks; unit < end; ++unit) {
+        uint4 fours[MOST_BLOCKS_OF_CLUSTER][2];
+        load_shares<0>(fours, from, unit * 4096, blocks);
         const int slab = unit / (WN / 16), pair = unit % (WN / 16);
         const int first_row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, 0);
         const ColumnsPlace place(tables, work, first_row, warpgroup % WARPGROUPS_N * WN + 16 * pair);
         SUM sums[2][4] = {};
-#pragma unroll
-        for (int block = 0; block < CLUSTER; ++block)
-#pragma unroll
-            for (int j = 0; j < 2; ++j) add_four(sums[j], fours[block][j]);
+        add_shares<0>(sums, fours, blocks);
 #if IS_SCALED
 #pragma unroll
         for (int n = 0; n < 8; ++n) sums[n / 4][n % 4] = scales.power.times(sums[n / 4][n % 4]);

@@ -74,11 +74,37 @@ FUNCTION u32 four_bytes(const i32 (&sums)[4], f64 alpha) {
     return word;
 }
 
-// Makes the results of a tile of its sums: f(sum), times alpha, plus beta times what is in memory. `rows`: address of
-// the places of the tile's rows in the result, NO_PLACE for rows that it does not have.
+// Adds beta times what is in memory to the results of a tile. `rows`: address of the places of the tile's rows in the
+// result, NO_PLACE for rows that it does not have.
+FUNCTION void add_before(Sums &sums, const Tables &tables, const Work &work, u32 rows, int first_column,
+                         const RESULT *result, REAL beta) {
+    first_column += threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int slab = 0; slab < ROWS; ++slab)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const i64 place = shared_load_i64(rows + row_of(slab, half) * 8);
+            if (place == NO_PLACE) continue;
+            int count = 0;
+            const RESULT *before = result;
+#pragma unroll
+            for (int n = 0; n < WN / 4; ++n) {
+                if (n % 16 == 0) {  // 64 columns are of one tap, at most
+                    count = work.columns.from(tables, first_column + 4 * n);
+                    before = result + place + work.columns.place(tables, first_column + 4 * n);
+                }
+                const int column = 8 * (n % 16 / 2) + n % 2;
+                if (column < count)
+                    sums[slab][4 * (n / 2) + 2 * half + n % 2] +=
+                        beta * (f32)LOAD(RESULT, before, column * tables.result_column);
+            }
+        }
+}
+
+// Makes the results of a tile of its sums: f(sum), times alpha, plus beta times what is in memory. `rows`: see add_before.
 FUNCTION void finish(Sums &sums, const Tables &tables, const Work &work, u32 rows, int first_row, int first_column,
                      const RESULT *result, REAL alpha, REAL beta EPILOGUE_PARAMETERS) {
-    first_column += threadIdx.x % 4 * 2;
+    const int of_thread = first_column + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int slab = 0; slab < ROWS; ++slab)
 #pragma unroll
@@ -88,14 +114,14 @@ FUNCTION void finish(Sums &sums, const Tables &tables, const Work &work, u32 row
             const Pixel pixel(tables, work, first_row + row);
 #pragma unroll
             for (int j = 0; j < WN / 4; ++j) {
-                const int column = 8 * (j / 2) + first_column + j % 2;
+                const int column = 8 * (j / 2) + of_thread + j % 2;
                 SUM &sum = sums[slab][4 * (j / 2) + 2 * half + j % 2];
                 REAL value = (REAL)sum;
                 const bool is_there = place != NO_PLACE && work.columns.from(tables, column) > 0;
                 if constexpr (HAS_EPILOGUE) {
                     if (is_there) value = FINISH(value, pixel, work.channel(column, tables));
                 }
-                if (beta != 0 && is_there)
+                if (IS_INTEGER && beta != 0 && is_there)
                     value = blended(value, alpha, beta,
                                     (REAL)LOAD(RESULT, result, place + work.columns.place(tables, column)));
                 else
@@ -103,6 +129,9 @@ FUNCTION void finish(Sums &sums, const Tables &tables, const Work &work, u32 row
                 sum = kept(value);
             }
         }
+    if constexpr (!IS_INTEGER) {
+        if (beta != 0) add_before(sums, tables, work, rows, first_column, result, beta);
+    }
 }
 
 // The results, `factor` times the sums, as they are stored: a thread's words of a slab. The product, though often by 1,

@@ -94,21 +94,3 @@ FUNCTION void finish_wide(Sums &sums, const Tables &tables, const Work &work, in
         if (group + GROUPS_AHEAD < FINISH_GROUPS) bring(group + GROUPS_AHEAD);
     }
 }
-
-// Adds beta times what is in memory.
-FUNCTION void add_before(Sums &sums, const Tables &tables, const Work &work, u32 rows, int first_column,
-                         const RESULT *result, REAL beta) {
-    first_column += threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int r = 0; r < THREAD_ROWS; ++r) {
-        const i64 place = shared_load_i64(rows + row_of(r / 2, r % 2) * 8);
-        if (place == NO_PLACE) continue;
-#pragma unroll
-        for (int j = 0; j < WN / 4; ++j) {
-            const int column = 8 * (j / 2) + first_column + j % 2;
-            if (work.columns.from(tables, column) > 0)
-                sums[r / 2][4 * (j / 2) + 2 * (r % 2) + j % 2] +=
-                    beta * (f32)LOAD(RESULT, result, place + work.columns.place(tables, column));
-        }
-    }
-}

@@ -50,7 +50,7 @@ struct Header {
             shifts[operand] = most ? 13 - exponent : 0;
         }
     }
-    METHOD int shift(int operand) const { return shifts[operand]; }
+    METHOD int shift(int operand) const { return operand ? shifts[1] : shifts[0]; }
     METHOD void publish(const Tables &tables, u8 *workspace) const {
         i32 *to = (i32 *)(workspace + tables.header);
         to[0] = shifts[0], to[1] = shifts[1], to[2] = is_finite;

@@ -22,8 +22,8 @@ FUNCTION void store_zeros(const Tables &tables, const Work &work, int first_row,
     }
 }
 
-#if CLUSTER > 1
-KERNEL_OF_CLUSTERS(BLOCK_THREADS, CLUSTER)
+#if IS_CLUSTERED
+KERNEL_OF_ANY_CLUSTERS(BLOCK_THREADS)
 #else
 KERNEL2(BLOCK_THREADS, 1)
 #endif
@@ -40,7 +40,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #endif
 #endif
     const Ring ring = {smem_address(shared_memory)};
-#if CLUSTER > 1
+#if IS_CLUSTERED
     const Exchange exchange = {ring.shared};
     if (threadIdx.x == 0) exchange.initialize();
 #endif
@@ -57,7 +57,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
     if (warpgroup == WARPGROUPS) {
         registers_release<PRODUCER_REGISTERS>();
         if (threadIdx.x == 128 * WARPGROUPS) produce(ring, tables);
-#if CLUSTER > 1
+#if IS_CLUSTERED
         __syncwarp();
         cluster_arrive_relaxed();
         cluster_wait();
@@ -94,7 +94,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #endif
                 store_partial(sums, partials, tables, number, warpgroup);
         }
-#elif CLUSTER > 1
+#elif IS_CLUSTERED
         const Work work(tables, blockIdx.x);
         consumer.multiply<1>(sums, work.last_block - work.first_block, false, [](int) {});
         exchange.wait_for_products();

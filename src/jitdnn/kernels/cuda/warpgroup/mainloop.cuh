@@ -116,24 +116,22 @@ FUNCTION void clear(Sums &sums) {
 }
 
 // Takes the steps of a tile from `block` on, which each step counts: with `is_sending` it sends a chunk of the tile before
-// in each of the first ones.
+// in each of the first ones, or where these are too few all chunks in the first. Every text stands here once, but the
+// chunks' twice: unrolled, steps with and without them are half of what the compiler has to do.
 template <int CHUNKS, class Send, class Step>
 FUNCTION void for_stages(const int &block, int blocks, bool is_sending, Send &send, Step &step) {
-    if (is_sending) {
-        if (blocks >= CHUNKS) {
+    int next = is_sending ? 0 : CHUNKS;
+    const int at_once = blocks < CHUNKS ? CHUNKS : 1;
+    auto during = [&] {
+        if (next >= CHUNKS) return;
 #pragma unroll
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) step([&] { send(chunk); });
-        } else if (blocks) {  // all of them behind the products of the first stage
-            step([&] {
-#pragma unroll
-                for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
-            });
-        } else {
-#pragma unroll
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
-        }
-    }
-    while (block < blocks) step([] {});
+        for (int chunk = 0; chunk < CHUNKS; ++chunk)
+            if (chunk >= next && chunk < next + at_once) send(chunk);
+        next += at_once;
+    };
+    if (!blocks) during();
+#pragma unroll 1
+    while (block < blocks) step(during);
 }
 
 // The loop over K of a consumer. `send(chunk)` sends a chunk of the tile before, while products are in flight.

@@ -62,6 +62,20 @@ FUNCTION u16 widened(u8 value, int number) {
 }
 #endif
 
+// One of two: number by number, since an index that is known only now would have all of them read through memory.
+FUNCTION Pack chosen(bool is_second, const Pack &first, const Pack &second) {
+    Pack one;
+    auto choose = [&](i64 Pack::*number) { one.*number = is_second ? second.*number : first.*number; };
+    choose(&Pack::at), choose(&Pack::between), choose(&Pack::is_flat), choose(&Pack::images), choose(&Pack::channels);
+    choose(&Pack::packed_channels), choose(&Pack::image), choose(&Pack::channel);
+#pragma unroll
+    for (int n = 0; n < 3; ++n) {
+        one.extents[n] = is_second ? second.extents[n] : first.extents[n];
+        one.space[n] = is_second ? second.space[n] : first.space[n];
+    }
+    return one;
+}
+
 // Thread blocks that copy a tensor; 0 of one that is not copied.
 FUNCTION int blocks_of(const Pack &form) {
     const i64 pixels = form.images * form.extents[0] * form.extents[1] * form.extents[2];
@@ -70,7 +84,7 @@ FUNCTION int blocks_of(const Pack &form) {
 
 // What thread block `block` of those of a tensor does.
 FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *workspace, int block) {
-    const Pack &form = tables.packs[number];
+    const Pack form = chosen(number, tables.packs[0], tables.packs[1]);
     PACKED *const copy = (PACKED *)(workspace + form.at);
 #if IS_SCALED
     const Header header(tables, workspace);
@@ -104,7 +118,7 @@ FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *wo
     if (form.channel == 1) {
         // both have their channels innermost: threads follow these, however few there are
         __shared__ i64 places[64];
-        if (thread < here) places[thread] = form.pixel(first_pixel + thread);
+        if (thread < here) places[thread] = form.pixel((u32)(first_pixel + thread));
         __syncthreads();
 #pragma unroll 4
         for (int item = thread; item < here * channels; item += 256) {
@@ -116,7 +130,7 @@ FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *wo
     }
     __shared__ DTYPE tile[64][64 + 4 / sizeof(DTYPE)];
     const bool is_pixel = thread % 64 < here;
-    const DTYPE *from = tensor + (is_pixel ? form.pixel(first_pixel + thread % 64) : 0);
+    const DTYPE *from = tensor + (is_pixel ? form.pixel((u32)(first_pixel + thread % 64)) : 0);
 #pragma unroll 4
     for (int channel = thread / 64; channel < 64; channel += 4) {
         const bool is_there = is_pixel && first_channel + channel < form.channels;
@@ -133,10 +147,8 @@ KERNEL(256)
 void pack_operands(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
                    RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
     const int of_first = DIVIDES_ROWS && !A_MN_MAJOR ? 0 : blocks_of(tables.packs[0]), block = blockIdx.x;
-    if (block < of_first)
-        pack(tables, 0, first, workspace, block);
-    else
-        pack(tables, 1, second, workspace, block - of_first);
+    const bool is_second = block >= of_first;
+    pack(tables, is_second, is_second ? second : first, workspace, is_second ? block - of_first : block);
 }
 
 #if IS_SCALED
@@ -175,7 +187,7 @@ void find_maxima(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second
     } else {
         for (; at < count; at += step) {
             const i64 pixel = at / form.channels;
-            take(__float_as_uint(tensor[form.pixel(pixel) + (at - pixel * form.channels) * form.channel]));
+            take(__float_as_uint(tensor[form.pixel((u32)pixel) + (at - pixel * form.channels) * form.channel]));
         }
     }
     most = warp_max(most) | (warp_any(!is_finite) ? 0x80000000u : 0u);

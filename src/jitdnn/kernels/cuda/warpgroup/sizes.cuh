@@ -1,7 +1,7 @@
 // Sizes that follow from the macros of a blocking (warpgroup/plan.py) and of the types; see mainloop.cuh.
 
 // Whether a piece of work is a part of a tile's K: of partial sums in memory, or of a cluster of thread blocks.
-constexpr bool IS_PART = IS_SPLIT || CLUSTER > 1;
+constexpr bool IS_PART = IS_SPLIT || IS_CLUSTERED;
 constexpr int WARPGROUPS = WARPGROUPS_M * WARPGROUPS_N;
 constexpr int BM = 64 * ROWS * WARPGROUPS_M, BN = WN * WARPGROUPS_N;
 constexpr int BK = 128 / ELEMENT_BYTES;  // of a stage, in SUBS pieces, each of which a row of shared memory holds

@@ -131,7 +131,8 @@ def _kernel(plan: Plan, device: GpuDevice, epilogue: Epilogue | None) -> GpuKern
         if isinstance(plan, SlidingWgrad):
             return device.kernel(*sliding_code.wgrad_launch(plan, is_aligned), pointers)
         if isinstance(plan, Sliding):
-            return device.kernel(*sliding_code.launch(plan, epilogue, is_aligned), pointers)
+            source, launches, numbers = sliding_code.launch(plan, epilogue, is_aligned)
+            return device.kernel(source, launches, pointers, numbers)
         if isinstance(plan, BandedWgrad):
             return device.kernel(*banded_code.wgrad_launch(plan), pointers)
         return device.kernel(*banded_code.launch(plan, epilogue), pointers)

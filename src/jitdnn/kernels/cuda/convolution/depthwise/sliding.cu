@@ -17,6 +17,7 @@
 //     IMAGES, CHANNELS            of y; MULTIPLIER: channels of y of each channel of x
 //     INDEX            type       of a thread's number
 //     X_N, X_C, Y_N, Y_C, W_C, W_BASE  elements: strides, and the offset of the first tap
+//     W_SPAN                      from the first tap in memory to the last: with `is_mirrored` they are taken from there
 //     W_DENSE          0 or 1     whether the filters of all channels are contiguous
 //     HAS_EPILOGUE     0 or 1     EPILOGUE(sum, n, c, d, h, w) and EPILOGUE_*PARAMETERS, _ARGUMENTS apply it
 
@@ -39,8 +40,8 @@ static constexpr __device__ i64 offset_of(int i) {
     return W_BASE + i / (H_TAPS * W_TAPS) * D_TAP_STEP + i / W_TAPS % H_TAPS * H_TAP_STEP + i % W_TAPS * W_TAP_STEP;
 }
 
-FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w, element *y, f32 alpha,
-                    f32 beta EPILOGUE_PARAMETERS) {
+FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w, element *y, f32 alpha, f32 beta,
+                    bool is_mirrored EPILOGUE_PARAMETERS) {
     INDEX t = (INDEX)blockIdx.x * THREAD_COUNT + threadIdx.x;
     int group = t % BLOCK_PACKS;
     t /= BLOCK_PACKS;
@@ -75,14 +76,17 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
     for (int i = 0; i < TAPS; i++)
 #pragma unroll
         for (int k = 0; k < THREAD_CHANNELS; k++) {
-            int location = k * TAPS + (int)offset_of(i);
-            taps[i][k] = run[location / THREAD_CHANNELS][location % THREAD_CHANNELS];
+            int one = k * TAPS + (int)offset_of(i), other = k * TAPS + (int)(W_SPAN - offset_of(i));
+            taps[i][k] = is_mirrored ? run[other / THREAD_CHANNELS][other % THREAD_CHANNELS]
+                                     : run[one / THREAD_CHANNELS][one % THREAD_CHANNELS];
         }
 #else
+    const element *from = w + (is_mirrored ? W_SPAN : 0);
+    const int sign = is_mirrored ? -1 : 1;
 #pragma unroll
     for (int i = 0; i < TAPS; i++)
 #pragma unroll
-        for (int k = 0; k < THREAD_CHANNELS; k++) taps[i][k] = widen(w[(i64)(c + k) * W_C + offset_of(i)]);
+        for (int k = 0; k < THREAD_CHANNELS; k++) taps[i][k] = widen(from[(i64)(c + k) * W_C + sign * offset_of(i)]);
 #endif
 
     const element *source = x + n * (i64)X_N + c / MULTIPLIER * (i64)X_C;
@@ -225,6 +229,6 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
 
 KERNEL2(THREAD_COUNT, MIN_BLOCKS)
 void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_KERNEL_PARAMETERS,
-               u8 *workspace, f64 alpha, f64 beta) {
-    slide(x, w, y, (f32)alpha, (f32)beta EPILOGUE_ARGUMENTS);
+               u8 *workspace, f64 alpha, f64 beta, i64 is_mirrored) {
+    slide(x, w, y, (f32)alpha, (f32)beta, is_mirrored EPILOGUE_ARGUMENTS);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from jitdnn.devices.gpu import Launch, Source, read_text
 from jitdnn.kernels.algorithm import Epilogue
@@ -22,13 +23,16 @@ SLIDING_TEXTS = "common.cuh", "sliding_rows.cuh"
 
 def launch(
     plan: Sliding, epilogue: Epilogue | None = None, is_aligned: bool = True
-) -> tuple[Source, list[Launch]]:
-    """The text and its launch, for tensors at multiples of `alignments` or, if not `is_aligned`, anywhere."""
+) -> tuple[Source, list[Launch], tuple[int, ...]]:
+    """The text, its launch and its number, for tensors at multiples of `alignments` or, if not `is_aligned`, anywhere.
+
+    The number says whether taps are mirrored: forward and backward to the data of stride 1 share their code.
+    """
     functions, defines = epilogue_text(plan.window, plan.axes, epilogue)
     text = functions + read_text("cuda/convolution/depthwise", *SLIDING_TEXTS, "sliding.cu")
     defines = (*_defines(plan), ("IS_ALIGNED", int(is_aligned)), *defines)
     source = Source("depthwise_sliding", text, defines, "cuda", spills=True)
-    return source, [Launch("depthwise", plan.grid_blocks, plan.tile.threads)]
+    return source, [Launch("depthwise", plan.grid_blocks, plan.tile.threads)], (int(is_mirrored(plan.axes)),)
 
 
 def wgrad_launch(plan: SlidingWgrad, is_aligned: bool = True) -> tuple[Source, list[Launch]]:
@@ -39,6 +43,24 @@ def wgrad_launch(plan: SlidingWgrad, is_aligned: bool = True) -> tuple[Source, l
     source = Source("depthwise_sliding_filter", text, defines, "cuda", spills=True)
     grid = (plan.strips, plan.tile.splits)
     return source, [Launch("depthwise_wgrad", grid, plan.tile.threads), reduce_launch(plan.window)]
+
+
+def is_mirrored(axes: Sequence[Axis]) -> bool:
+    """Whether taps are taken from the last to the first along all axes that have several."""
+    several = [axis for axis in axes if axis.taps > 1]
+    return bool(several) and all(axis.tap_base and axis.tap_base == _span(axis) for axis in several)
+
+
+def _span(axis: Axis) -> int:
+    """Elements from the tap that is first in memory to the last, of an axis whose taps are mirrored."""
+    return (1 - axis.taps) * axis.tap_step
+
+
+def _in_order(axes: Sequence[Axis]) -> list[Axis]:
+    """The axes with their taps as they follow each other in memory."""
+    if not is_mirrored(axes):
+        return list(axes)
+    return [replace(axis, tap_step=-axis.tap_step, tap_base=0) for axis in axes]
 
 
 def alignments(plan: Sliding | SlidingWgrad) -> tuple[int, int, int]:
@@ -59,8 +81,10 @@ def reduce_launch(window: Window) -> Launch:
 def _defines(plan: Sliding) -> Defines:
     tile = plan.tile
     packs = column_packs(plan.window, plan.axes[2], tile.columns)
+    axes = _in_order(plan.axes)
     return (
-        *defines_of_window(plan.window, plan.axes),
+        *defines_of_window(plan.window, axes),
+        ("W_SPAN", f"({sum((axis.taps - 1) * axis.tap_step for axis in axes)}LL)"),
         ("THREAD_CHANNELS", tile.channels),
         ("TILE_COLUMNS", tile.columns),
         ("TILE_DEPTHS", tile.depths),

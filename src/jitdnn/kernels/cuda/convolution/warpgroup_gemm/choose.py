@@ -38,7 +38,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     rank_of,
     three_of,
 )
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import MAX_PHASES, Plan, phases_of_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import plan_in_lines, wgrad_plan
 from jitdnn.kernels.cuda.cost import narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.plan import linear_step
@@ -47,7 +47,8 @@ from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Products, Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 
-MAX_PHASES = 8
+MAX_PACKED = 2**32
+_NEVER = 2**30  # behind all tiles
 _MAX_SPLITS = 16
 _ROW_COST = {128: 1.0, 64: 0.66, 32: 0.62}
 """Of a row of so many bytes: to the copy engine they are alike, and products of short ones take less."""
@@ -153,6 +154,8 @@ def _correlation_plan(
         return "numbers are divided where the copy engine reads them: the data have their channels innermost"
     if any(packs) and not uses_workspace:
         return NEEDS_WORKSPACE
+    if any(pack and pack.source.pixels >= MAX_PACKED for pack in packs):
+        return f"a copy of {max(data.pixels, weights.pixels)} pixels: at most {MAX_PACKED} are counted by its kernel"
     a, b = parts_of(data, packs[0]), parts_of(weights, packs[1])
     if divides_rows:
         a = a * parts  # rows of half as many channels of each
@@ -207,6 +210,9 @@ def _correlation_plan(
             if one is None:
                 return "windows begin farther outside of the image than the copy engine takes"
             maps.append(one)
+    # one module serves several numbers of stride phases: those that there are not begin behind the last tile
+    absent = phases_of_code(len(phases)) - len(phases)
+    maps += maps[-parts:] * absent
     inner = row_bytes // size
     maps += [filter_map(part, 64, inner) if is_mn_major else filter_map(part, inner, tile.wn) for part in b]
     strides = geometry.result
@@ -236,6 +242,7 @@ def _correlation_plan(
     for n, axes in zip(rows, phases, strict=True):
         phase_numbers += [tiles_before, n, *(number for axis in axes for number in axis.numbers)]
         tiles_before += -(-n // tile.m)
+    phase_numbers += [_NEVER, *([0] * 28)] * absent
     numbers = (
         *phase_numbers,
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,

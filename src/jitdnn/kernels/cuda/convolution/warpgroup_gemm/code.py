@@ -14,7 +14,7 @@ from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import fusion_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import MAXIMA
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan, phases_of_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wide import wide_epilogue
 from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.kernels.gpu.prelude.epilogue import EpilogueCode, epilogue_source
@@ -151,11 +151,11 @@ def source_of(
         ("STAGES", blocking.stages),
         ("PARTS", blocking.parts),
         ("IS_SPLIT", int(blocking.is_split)),
-        ("CLUSTER", tile.cluster),
+        ("IS_CLUSTERED", int(tile.cluster > 1)),
         ("A_MN_MAJOR", int(plan.is_wgrad)),
         ("B_MN_MAJOR", int(plan.is_b_mn_major)),
-        ("PHASES", plan.phases),
-        ("A_MAPS", plan.phases * parts),
+        ("PHASES", phases_of_code(plan.phases)),
+        ("A_MAPS", phases_of_code(plan.phases) * parts),
         ("B_MAPS", blocking.parts),
         ("IS_RESULT_VECTOR", int(plan.is_vector)),
         ("ROWS_FIRST", int(plan.rows_first)),
@@ -192,7 +192,16 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     if packs:
         launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256))
     groups = plan.works if tile.cluster > 1 else min(multiprocessors, plan.works)
-    launches.append(Launch("multiply", groups, tile.threads, plan.shared, cluster=tile.cluster))
+    launches.append(
+        Launch(
+            "multiply",
+            groups,
+            tile.threads,
+            plan.shared,
+            cluster=tile.cluster,
+            sets_cluster=tile.cluster > 1,
+        )
+    )
     if plan.blocking.is_split:
         sums = plan.works // plan.blocking.splits * tile.m * tile.n
         sharing = reduction_sharing(plan.blocking.splits)

@@ -4,7 +4,7 @@ FUNCTION void compute_exactly(const Tables &tables, const DTYPE *first, const DT
                               RESULT *result EPILOGUE_PARAMETERS, SCALE alpha, SCALE beta) {
     const Pack &one = tables.packs[0], &other = tables.packs[1];
     for (i64 tile = blockIdx.x; tile < tables.works / tables.splits; tile += gridDim.x) {
-        const Work work(tables, (int)tile * CLUSTER);
+        const Work work(tables, IS_CLUSTERED ? (int)(tile * tables.splits) : (int)tile);
         for (int at = threadIdx.x; at < BM * BN; at += BLOCK_THREADS) {
             const int row = work.first_row + at / BN, column = at % BN;
             const i64 place = row_place(tables, work, row);

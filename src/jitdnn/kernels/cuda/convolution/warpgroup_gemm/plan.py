@@ -23,6 +23,17 @@ DIVISION_BYTES = 8 * (16 + 8 * 3 * 4)
 """Shared memory of what divides numbers into halves: barriers and maxima of each stage; as in divide.cuh."""
 
 
+MAX_PHASES = 8
+
+
+def phases_of_code(phases: int) -> int:
+    """For how many stride phases the code is that takes so many: of images, of volumes, or for none.
+
+    Eight in place of four cost images 1 to 3 %.
+    """
+    return phases if phases == 1 else 4 if phases <= 4 else MAX_PHASES
+
+
 @dataclass(frozen=True)
 class Plan:
     """A product that is ready to be launched.

@@ -20,9 +20,9 @@ struct Phase {
 struct Pack {
     i64 at, between, is_dense, is_flat, images, channels, packed_channels, extents[3], image, channel, space[3];
 
-    // Where the first channel of a pixel is, counted through all images.
-    METHOD i64 pixel(i64 number) const {
-        const i64 line = number / extents[2], plane = line / extents[1], of = plane / extents[0];
+    // Where the first channel of a pixel is, counted through all images: fewer than 2^32.
+    METHOD i64 pixel(u32 number) const {
+        const u32 line = number / (u32)extents[2], plane = line / (u32)extents[1], of = plane / (u32)extents[0];
         return of * image + (plane - of * extents[0]) * space[0] + (line - plane * extents[1]) * space[1] +
                (number - line * extents[2]) * space[2];
     }
@@ -67,8 +67,9 @@ FUNCTION int quotient(int number, int divisor) { return divisor == 1 ? number : 
 // Which part of K a piece of work has, of a split or of a cluster; `number` becomes that of the tile, of all groups.
 FUNCTION int split_of(const Tables &tables, int &number, int tiles) {
     int split = 0;
-    if constexpr (CLUSTER > 1) {
-        split = number % CLUSTER, number /= CLUSTER;
+    if constexpr (IS_CLUSTERED) {
+        const int tile = number / (int)tables.splits;
+        split = number - tile * (int)tables.splits, number = tile;
     } else if constexpr (IS_SPLIT) {
         split = number / (tiles * (int)tables.groups);
         number -= split * tiles * (int)tables.groups;
