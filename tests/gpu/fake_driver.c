@@ -21,6 +21,7 @@ static __thread int capture_mode;
 static int pointer_device;
 static uint64_t last_launch[8];
 static void *launched_in;
+static int last_attribute;
 
 static int enter(const char *name) {
     int n = 0;
@@ -45,6 +46,7 @@ void fake_fail(const char *name, int status) {
 void fake_set_capturing(void *stream) { capturing = stream; }
 long fake_bytes(void) { return bytes_in_use; }
 uint64_t fake_launched(int n) { return last_launch[n]; } /* stream, groups, threads, group memory, 4 arguments */
+int fake_attribute(void) { return last_attribute; } /* the id of the last launch's, 0 of none */
 void *fake_context(void) { return launched_in; }
 
 R cuInit(unsigned flags) { ENTER; return 0; }
@@ -154,7 +156,9 @@ R cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsign
 }
 struct config { unsigned x, y, z, a, b, c, m; void *stream, *attributes; unsigned count; };
 R cuLaunchKernelEx(const struct config *l, void *f, void **arguments, void **extra) {
-    if (l->count > 1 || (l->count && *(const int *)l->attributes != 2)) return 1;  // a cooperative launch alone
+    const int *attribute = l->attributes; // id, nothing, value
+    if (l->count > 1 || (l->count && (attribute[2] != 1 || (attribute[0] != 2 && attribute[0] != 6)))) return 1;
+    last_attribute = l->count ? attribute[0] : 0;
     return cuLaunchKernel(f, l->x, l->y, l->z, l->a, l->b, l->c, l->m, l->stream, arguments, extra);
 }
 R cuTensorMapEncodeTiled(void *map) { ENTER; memset(map, 0, 128); return 0; }

@@ -71,9 +71,10 @@ class LaunchConfig(ctypes.Structure):
     )
 
 
-class CooperativeAttribute(ctypes.Structure):
-    """CUlaunchAttribute that asks for all thread blocks of a launch to be resident at once."""
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute of the value 1: all thread blocks are to be resident at once, or the launch may begin early."""
 
+    COOPERATIVE, EARLY = 2, 6  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .._PROGRAMMATIC_STREAM_SERIALIZATION
     _fields_ = (
         ("id", ctypes.c_int),
         ("pad", ctypes.c_char * 4),
@@ -81,8 +82,15 @@ class CooperativeAttribute(ctypes.Structure):
         ("rest", ctypes.c_char * 60),
     )
 
-    def __init__(self) -> None:
-        super().__init__(2, b"", 1)  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    def __init__(self, which: int) -> None:
+        super().__init__(which, b"", 1)
+
+
+@functools.cache
+def has_early_launches() -> bool:
+    """Whether launches may begin early, those that are captured into a graph too: since CUDA 12.3."""
+    (version,) = check(driver().cuDriverGetVersion(), "the driver's version")
+    return int(version) >= 12030
 
 
 @functools.cache

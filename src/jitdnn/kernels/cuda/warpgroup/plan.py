@@ -60,9 +60,9 @@ class Tile:
         """Registers of a consumer's thread for the sums."""
         return self.rows * self.wn // 2
 
-    def stage_bytes(self, parts: int) -> int:
+    def stage_bytes(self, parts: int, row: int = STAGE_ROW) -> int:
         columns = -(-self.n // 64) * 64  # of an MN-major operand
-        return parts * (self.m + columns) * STAGE_ROW
+        return parts * (self.m + columns) * row
 
     def chunk_bytes(self, result_bytes: int) -> int:
         """Of a row of the chunks in which results leave."""
@@ -74,13 +74,18 @@ class Tile:
         staging = 0 if is_part else self.warpgroups * 2 * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
         return 8 * 64 * self.rows * self.warpgroups + staging + _EXCHANGE_BARRIER_BYTES
 
-    def stages(self, shared_bytes: int, parts: int, is_split: bool, result_bytes: int) -> int:
-        """Stages that fit into a multiprocessor's shared memory."""
+    def stages(
+        self, shared_bytes: int, parts: int, is_split: bool, result_bytes: int, row: int = STAGE_ROW
+    ) -> int:
+        """Stages of `row` bytes of K that fit into a multiprocessor's shared memory."""
         room = shared_bytes - self.other_bytes(is_split, result_bytes)
-        return min(_MAX_STAGES, room // (self.stage_bytes(parts) + _BARRIER_BYTES))
+        most = _MAX_STAGES if row >= STAGE_ROW else 2 * _MAX_STAGES
+        return min(most, room // (self.stage_bytes(parts, row) + _BARRIER_BYTES))
 
-    def shared(self, stages: int, parts: int, is_split: bool, result_bytes: int) -> int:
-        return stages * (self.stage_bytes(parts) + _BARRIER_BYTES) + self.other_bytes(is_split, result_bytes)
+    def shared(self, stages: int, parts: int, is_split: bool, result_bytes: int, row: int = STAGE_ROW) -> int:
+        return stages * (self.stage_bytes(parts, row) + _BARRIER_BYTES) + self.other_bytes(
+            is_split, result_bytes
+        )
 
     def has_registers(
         self, is_promoted: bool, result_bytes: int, is_split: bool, divides_rows: bool = False
@@ -178,7 +183,8 @@ class Blocking:
     """A tile, its stages, and the splits of K, of `blocks_of_split` stages each.
 
     `parts`: 2 with halves. `result_bytes`: of an element of the result. `divides_rows`: those of A, in registers.
-    `is_rough`: of the halves only the first ones are multiplied, which have the bits of tf32.
+    `is_rough`: of the halves only the first ones are multiplied, which have the bits of tf32. `row`: bytes of K of a
+    stage. `keeps_b`: a thread block brings B once for all of its tiles.
     """
 
     tile: Tile
@@ -189,6 +195,8 @@ class Blocking:
     result_bytes: int
     divides_rows: bool = False
     is_rough: bool = False
+    row: int = STAGE_ROW
+    keeps_b: bool = False
 
     @property
     def is_split(self) -> bool:
@@ -202,7 +210,7 @@ class Blocking:
 
     @property
     def shared(self) -> int:
-        return self.tile.shared(self.stages, self.parts, self.is_split, self.result_bytes)
+        return self.tile.shared(self.stages, self.parts, self.is_split, self.result_bytes, self.row)
 
     def works(self, products: Products) -> int:
         return products.tiles(self.tile) * self.splits
@@ -215,7 +223,7 @@ class Blocking:
 def blockings(
     products: Products, tiles: Sequence[Tile], shared_bytes: int, multiprocessors: int, parts: int,
     result_bytes: int, max_splits: int, is_promoted: bool, min_splits: int = 1, divides_rows: bool = False,
-    is_rough: bool = False,
+    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False,
 ) -> list[Blocking]:  # fmt: skip
     """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves."""
     found = []
@@ -224,6 +232,8 @@ def blockings(
             continue
         count, longest = products.tiles(tile), products.longest
         if tile.cluster > 1:
+            if row != STAGE_ROW:
+                continue
             found += _in_clusters(
                 products, tile, shared_bytes, multiprocessors, parts, result_bytes, is_promoted
             )
@@ -241,11 +251,24 @@ def blockings(
             is_split = splits > 1
             if splits < min_splits:
                 continue
-            stages = tile.stages(shared_bytes, parts, is_split, result_bytes)
+            stages = tile.stages(shared_bytes, parts, is_split, result_bytes, row)
             if stages < 2 or not tile.has_registers(is_promoted, result_bytes, is_split, divides_rows):
                 continue
-            found.append(Blocking(tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough))
+            keeps_b = may_keep_b and splits == 1 and _keeps_b(products, tile, stages)
+            if keeps_b:
+                stages -= stages % longest
+            found.append(
+                Blocking(
+                    tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough, row, keeps_b
+                )
+            )
     return found
+
+
+def _keeps_b(products: Products, tile: Tile, stages: int) -> bool:
+    """Whether a ring of nearly so many stages holds all of K, of columns that are the same in all tiles."""
+    is_same = products.tiles_n(tile) == products.groups == len(products.rows) == 1
+    return is_same and products.longest <= stages and stages - stages % products.longest >= min(stages, 4)
 
 
 def _in_clusters(

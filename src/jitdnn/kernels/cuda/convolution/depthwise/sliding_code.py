@@ -28,7 +28,7 @@ def launch(
     text = functions + read_text("cuda/convolution/depthwise", *SLIDING_TEXTS, "sliding.cu")
     defines = (*_defines(plan), ("IS_ALIGNED", int(is_aligned)), *defines)
     source = Source("depthwise_sliding", text, defines, "cuda", spills=True)
-    return source, [Launch("depthwise", plan.grid_blocks, plan.tile.threads)]
+    return source, [Launch("depthwise", plan.grid_blocks, plan.tile.threads, is_early=True)]
 
 
 def wgrad_launch(plan: SlidingWgrad, is_aligned: bool = True) -> tuple[Source, list[Launch]]:

@@ -44,7 +44,11 @@ def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
     if problem.direction != "bwd_filter":
         return (
             Launch(
-                "grouped_shared_memory" if plan.shared else "grouped", plan.blocks, plan.threads, plan.shared
+                "grouped_shared_memory" if plan.shared else "grouped",
+                plan.blocks,
+                plan.threads,
+                plan.shared,
+                is_early=True,
             ),
         )
     first = Launch("grouped_wgrad", plan.blocks, plan.threads, plan.shared)
