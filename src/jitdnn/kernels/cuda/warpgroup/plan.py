@@ -268,7 +268,7 @@ def blockings(
 def _keeps_b(products: Products, tile: Tile, stages: int) -> bool:
     """Whether a ring of nearly so many stages holds all of K, of columns that are the same in all tiles."""
     is_same = products.tiles_n(tile) == products.groups == len(products.rows) == 1
-    return is_same and products.longest <= stages and stages - stages % products.longest >= min(stages, 4)
+    return is_same and products.longest <= stages and stages - stages % products.longest >= min(stages, 3)
 
 
 def _in_clusters(

@@ -49,7 +49,7 @@ from jitdnn.tensor import DTYPES
 
 MAX_PHASES = 8
 _MAX_SPLITS = 16
-_ROW_COST = {128: 1.0, 64: 0.66, 32: 0.62}
+_ROW_COST = {128: 1.0, 64: 0.75, 32: 0.7}
 """Of a row of so many bytes: to the copy engine they are alike, and products of short ones take less."""
 _EMPTY_COST = 1.0
 """Of one behind the last tap, of zeros that fill up a stage, which take the copy engine no less time."""
