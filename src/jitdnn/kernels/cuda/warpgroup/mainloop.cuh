@@ -2,7 +2,7 @@
 //
 //     tile of a thread block   BM rows x BN columns of the product, sums in registers
 //
-//              BK  = 128 bytes along K                       a ring of STAGES stages in shared memory:
+//              BK: 128 bytes along K, mostly                 a ring of STAGES stages in shared memory:
 //            +-----+                                         full[stage]   the operands of a stage have arrived
 //            |  B  | BN columns                              empty[stage]  all warps have read them
 //            +-----+

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 STAGE_ROW = 128
-"""Bytes of K in a stage: what a row of shared memory has under the swizzle that all operands use."""
+"""Bytes of K in a stage, but where few channels want more or less: what a row of shared memory has under the swizzle
+that all operands use."""
 _MAX_STAGES = 8
 _BARRIER_BYTES = 16  # of a stage
 _AT_ONCE = {2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
