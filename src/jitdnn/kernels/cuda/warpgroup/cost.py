@@ -139,7 +139,7 @@ def seconds(
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, clock = blocking.tile, gemm_clock(device.facts)
-    outside = blocking.parts * (products.tiles_n(tile) * tile.n - products.n) / products.tiles_n(tile)
+    outside = blocking.parts * products.outside(tile)
     stage = stage_cycles(blocking, device, row_bytes, is_wgrad, is_rewritten, is_divided, shared_rows)
     if is_wgrad:
         if tile.across > 1 and not shared_rows:
@@ -208,7 +208,7 @@ def best_blocking(
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
     that are for something else. `is_rewritten`, `is_divided`, `shared_rows`: see `stage_cycles`; `divides_rows`,
-    `is_rough`: see `Blocking`. What is divided is split.
+    `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. What is divided is split.
     """
     found = [
         (

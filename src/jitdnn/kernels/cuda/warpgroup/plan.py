@@ -154,18 +154,27 @@ NO_FINISH = Finish()
 
 @dataclass(frozen=True)
 class Products:
-    """What a launch computes, `groups` times: `n` columns of products of `rows` by `blocks` stages of K."""
+    """What a launch computes, `groups` times: `n` columns of products of `rows` by `blocks` stages of K.
+
+    `is_across`: B is MN-major, and comes in blocks of 64 columns.
+    """
 
     rows: tuple[int, ...]
     blocks: tuple[int, ...]
     n: int
     groups: int
+    is_across: bool = False
 
     def tiles_m(self, tile: Tile) -> int:
         return sum(-(-rows // tile.m) for rows in self.rows)
 
     def tiles_n(self, tile: Tile) -> int:
         return -(-self.n // tile.n)
+
+    def outside(self, tile: Tile) -> float:
+        """Columns of B that a tile's copies bring and that are not there."""
+        brought = -(-tile.n // 64) * 64 if self.is_across else tile.n
+        return brought - self.n / self.tiles_n(tile)
 
     def filled(self, tile: Tile) -> float:
         """The share of the tiles' columns that are there."""

@@ -188,7 +188,7 @@ def _correlation_plan(
     pieces = [channel_blocks * math.prod(axis.taps for axis in axes) for axes in phases]
     blocks = [-(-count * row_bytes // row) for count in pieces]
     groups = batch.count if batch else geometry.groups
-    products = Products(tuple(rows), tuple(blocks), geometry.out_channels, groups)
+    products = Products(tuple(rows), tuple(blocks), geometry.out_channels, groups, is_mn_major)
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 else 1
     if is_mn_major:  # columns come in blocks of 64, and a part of one takes as long
