@@ -21,6 +21,7 @@ static __thread int capture_mode;
 static int pointer_device;
 static uint64_t last_launch[8];
 static void *launched_in;
+static int last_attribute;
 
 static int enter(const char *name) {
     int n = 0;
@@ -45,6 +46,7 @@ void fake_fail(const char *name, int status) {
 void fake_set_capturing(void *stream) { capturing = stream; }
 long fake_bytes(void) { return bytes_in_use; }
 uint64_t fake_launched(int n) { return last_launch[n]; } /* stream, groups, threads, group memory, 4 arguments */
+int fake_attribute(void) { return last_attribute; } /* the id of the last launch's, 0 of none */
 void *fake_context(void) { return launched_in; }
 
 R cuInit(unsigned flags) { ENTER; return 0; }
@@ -156,11 +158,17 @@ static uint64_t last_cluster;
 uint64_t fake_cluster(void) { return last_cluster; }
 struct config { unsigned x, y, z, a, b, c, m; void *stream, *attributes; unsigned count; };
 R cuLaunchKernelEx(const struct config *l, void *f, void **arguments, void **extra) {
-    const int which = l->count ? *(const int *)l->attributes : 0;
-    const unsigned *value = (const unsigned *)l->attributes + 2;
-    if (l->count > 1 || (which && which != 2 && which != 4)) return 1;  // a cooperative launch, or one of clusters
-    last_cluster = which == 4 ? value[0] : 1;
-    if (which == 4 && (!value[0] || value[1] != 1 || value[2] != 1 || l->x % value[0])) return 1;
+    last_cluster = 1, last_attribute = 0;
+    for (unsigned n = 0; n < l->count; n++) {
+        const unsigned *attribute = (const unsigned *)l->attributes + 18 * n; // id, nothing, three values
+        const unsigned *value = attribute + 2;
+        if (*attribute == 4) { // clusters
+            last_cluster = value[0];
+            if (!value[0] || value[1] != 1 || value[2] != 1 || l->x % value[0]) return 1;
+        } else if ((*attribute == 2 || *attribute == 6) && *value == 1) { // a cooperative launch, or one that begins early
+            last_attribute = *attribute;
+        } else return 1;
+    }
     return cuLaunchKernel(f, l->x, l->y, l->z, l->a, l->b, l->c, l->m, l->stream, arguments, extra);
 }
 R cuTensorMapEncodeTiled(void *map) { ENTER; memset(map, 0, 128); return 0; }

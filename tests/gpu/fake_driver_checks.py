@@ -438,6 +438,18 @@ def test_functions_of_a_text_are_launched_on_the_stream_of_the_handle() -> None:
     assert calls("cuLaunchKernel") == before + 1
 
 
+@pytest.mark.parametrize(("kind", "attribute"), [("is_early", 6), ("is_cooperative", 2), (None, 0)])
+def test_what_a_launch_asks_the_driver_for(kind: str | None, attribute: int) -> None:
+    text = "__global__ void nothing(u64 x, u64 workspace, f64 alpha, f64 beta) {}"
+    launches = [Launch("nothing", 1, 32, **({kind: True} if kind else {})), Launch("nothing", 1, 32)]
+    for count, expected in ((1, attribute), (2, 0)):  # the second asks for nothing
+        kernel = cuda.device().kernel(
+            Source("nothing", f'extern "C" {text}', dialect="cuda"), launches[:count], 1
+        )
+        kernel(0, [0x100], 1.0, 0.0, 0)
+        assert FAKE.fake_attribute() == expected
+
+
 def test_large_shared_memory_of_a_text_is_asked_for_once() -> None:
     module: Any = jd.module(WEIGHTED, "mine", device="cuda")
     x, y = on_gpu(), on_gpu()

@@ -24,7 +24,7 @@ BEGIN = """
 def run(
     device: Any, body: str, x: np.ndarray, w: np.ndarray, y: np.ndarray, maps: tuple[TensorMap, ...],
     threads: int = 128, shared: int = 65536, numbers: tuple[int, ...] = (1,), alignment: int = 1024,
-    blocks: int = 1, cluster: int = 1,
+    blocks: int = 1, cluster: int = 1, is_early: bool = False,
 ) -> None:  # fmt: skip
     """Run `body`, whose lines count from 1, over three arrays: y is copied back. `blocks` are in clusters."""
     begin = BEGIN.replace("\n", " ").replace("ALIGNMENT", str(alignment))
@@ -32,7 +32,7 @@ def run(
     kind = "KERNEL_OF_CLUSTERS" if cluster > 1 else "KERNEL2"
     text = f"{tables}{kind}({threads}, {cluster}) void body{HEAD} {{ {begin} {body} }}"
     source = Source("body", text, dialect="hopper")
-    launch = Launch("body", blocks, threads, shared, cluster=cluster)
+    launch = Launch("body", blocks, threads, shared, cluster=cluster, is_early=is_early)
     kernel = device.kernel(source, [launch], 3, tables=Tables(maps, numbers))
     memories = [device.allocate(array.nbytes) for array in (x, w, y)]
     for memory, array in zip(memories, (x, w, y), strict=True):

@@ -19,6 +19,7 @@ from jitdnn.devices.cuda_driver import (
     current,
     driver,
     ended_streams,
+    has_early_launches,
     is_capturing,
     pointer_device,
     stream_number,
@@ -37,6 +38,7 @@ from jitdnn.tensor import DeviceId
 __all__ = ["CudaDevice", "Graph", "device", "device_count", "missing", "offline", "pointer_device"]
 
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_EARLY_LAUNCHES = 90  # the compute capability from which on launches may begin early
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class CudaDevice(FromFacts):
         floats: Sequence[float] = (),
         tables: Tables | None = None,
     ) -> Kernel:
+        if self.facts.capability < _EARLY_LAUNCHES or (self.index >= 0 and not has_early_launches()):
+            launches = [replace(launch, is_early=False) for launch in launches]
         return CudaKernel(
             self.index, self.compile(source), source, launches, pointers, extras, floats, tables
         )

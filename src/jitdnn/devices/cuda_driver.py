@@ -76,6 +76,7 @@ class LaunchAttribute(ctypes.Structure):
 
     COOPERATIVE = 2  # all thread blocks are to be resident at once
     CLUSTER = 4  # how many thread blocks a cluster has along three axes, of a kernel that does not say so
+    EARLY = 6  # the launch may begin early: programmatic stream serialization
 
     _fields_ = (
         ("id", ctypes.c_int),
@@ -86,6 +87,13 @@ class LaunchAttribute(ctypes.Structure):
 
     def __init__(self, which: int, *value: int) -> None:
         super().__init__(which, b"", value)
+
+
+@functools.cache
+def has_early_launches() -> bool:
+    """Whether launches may begin early, those that are captured into a graph too: since CUDA 12.3."""
+    (version,) = check(driver().cuDriverGetVersion(), "the driver's version")
+    return int(version) >= 12030
 
 
 @functools.cache

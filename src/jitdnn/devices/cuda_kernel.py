@@ -212,6 +212,8 @@ def _attributes(launch: Launch) -> Any:
         found.append(LaunchAttribute(LaunchAttribute.COOPERATIVE, 1))
     if launch.sets_cluster:
         found.append(LaunchAttribute(LaunchAttribute.CLUSTER, launch.cluster, 1, 1))
+    if launch.is_early:
+        found.append(LaunchAttribute(LaunchAttribute.EARLY, 1))
     return (LaunchAttribute * len(found))(*found)
 
 

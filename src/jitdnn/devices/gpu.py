@@ -93,7 +93,8 @@ class Launch:
     thread blocks wait for each other, so that all must be resident at once; a device that has no room for them
     refuses the launch (CUDA only; `GpuDevice.cooperates`). `cluster`: blocks of a cluster, as the text declares it
     or, with `sets_cluster`, leaves to the launch (sm_90a only): more than 8 need the driver's leave, and enough
-    multiprocessors next to each other.
+    multiprocessors next to each other. `is_early`: it may begin before the launch in front of it is done, for which its
+    text waits itself (sm_90 and later; see instructions.cuh).
     """
 
     function: str
@@ -103,6 +104,7 @@ class Launch:
     is_cooperative: bool = False
     cluster: int = 1
     sets_cluster: bool = False
+    is_early: bool = False
 
     @property
     def grid(self) -> tuple[int, int, int]:

@@ -56,6 +56,13 @@ static inline u32 smem_address(const void *shared, EMULATION_LINE) {
     return emulation::emulation_shared_address(shared, line);
 }
 
+static inline void wait_for_launch_before() {
+    emulation::fence();
+    emulation::emulation_wait_for_launch_before();
+}
+static inline void let_next_begin() {}
+static inline void begin_launch() { wait_for_launch_before(); }
+
 #define EMULATION_COPY(bytes)                                                                                          \
     static inline void cp_async##bytes(void *shared, const void *global, bool valid = true, EMULATION_LINE) {          \
         emulation::emulation_copy(shared, global, bytes, valid, line);                                                 \

@@ -177,7 +177,7 @@ class EmulatedKernel:
                 getattr(library, f"emulation_entry_{launch.function}"), slots, (ctypes.c_uint * 3)(*launch.grid),
                 launch.threads, launch.cluster, launch.shared, library.emulation_alignment(),
                 library.emulation_shared_begin(), library.emulation_shared_end(), self._device.seconds,
-                self._source.dialect == "plain", message, len(message), ctypes.byref(fault),
+                self._source.dialect == "plain", launch.is_early, message, len(message), ctypes.byref(fault),
             )  # fmt: skip
         if failed:
             place = _place(library, fault.value) if fault.value else ""
@@ -192,7 +192,7 @@ def _runtime() -> ctypes.CDLL:
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     runtime.emulation_launch.argtypes = [
         pointer, ctypes.c_char_p, pointer, ctypes.c_int, ctypes.c_int, size, size, pointer, pointer,
-        ctypes.c_double, ctypes.c_int, pointer, ctypes.c_int, pointer,
+        ctypes.c_double, ctypes.c_int, ctypes.c_int, pointer, ctypes.c_int, pointer,
     ]  # fmt: skip
     return runtime
 

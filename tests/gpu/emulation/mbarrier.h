@@ -286,6 +286,7 @@ void emulation_warpgroup_barrier(int number, int line) {
 }
 
 void emulation_tma_load(Word address, Word barrier_address, const Box *box, int line) {
+    check_waited("tma_load", line);
     const char *const what = "tma_load";
     const Map map = checked_map(*box, address, what, line);
     const Mbarrier &barrier = mbarrier_at(barrier_address, what, line);

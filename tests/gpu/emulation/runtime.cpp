@@ -50,6 +50,8 @@ Warp warps[MOST_WARPS];
 int threads, warp_count, current, live_threads, arrived_threads, barrier_line, cluster;
 bool is_last_round;  // no block of the cluster has come further than the last time
 bool is_strict;  // ended threads may not miss a barrier
+bool is_early;   // the launch before may not be done yet: every thread is to wait for it
+bool has_waited[MOST_THREADS];
 unsigned char *arena;  // dynamic shared memory ends where its last page does
 size_t dynamic_bytes, dynamic_alignment;
 unsigned char *static_begin, *static_end;
@@ -79,6 +81,13 @@ void begin_block();
 void end_block();
 void begin_in_cluster();
 extern bool is_interrupted;
+
+// Of what reads or writes memory.
+void check_waited(const char *what, int line) {
+    if (is_early && !has_waited[current])
+        emulation_fail(line, "%s: thread %d has not called wait_for_launch_before, and its launch may begin early", what,
+                       current);
+}
 
 // Nobody can run: say who waits where.
 [[noreturn]] void report_deadlock() {
@@ -217,6 +226,7 @@ void complete(int index) {
 
 void fiber_main() {
     kernel(arguments);
+    check_waited("the end", 0);
     end_of_thread();
     Fiber &own = fibers[current];
     own.state = ENDED;
@@ -251,6 +261,7 @@ void run_block() {
     memset(emulation_dynamic_shared - MARGIN, POISON, end - emulation_dynamic_shared + MARGIN);
     memset(static_begin, POISON, static_end - static_begin);
     memset(warps, 0, sizeof warps);
+    memset(has_waited, 0, sizeof has_waited);
     arrived_threads = 0;
     live_threads = threads;
     begin_block();
@@ -357,6 +368,7 @@ void emulation_collective(Kind kind, int line, void *operands) {
 
 // A copy happens when it is waited for; until then its destination holds no number.
 void emulation_copy(void *shared, const void *global, int bytes, bool is_valid, int line) {
+    check_waited("cp_async", line);
     check_shared(shared, bytes, current, line, "cp_async");
     if (is_valid && reinterpret_cast<uintptr_t>(global) % bytes)
         emulation_fail(line, "cp_async: misaligned address %p in global memory: it must be a multiple of %d", global,
@@ -419,12 +431,14 @@ void *emulation_shared_access(Word address, int bytes, const char *what, int lin
     return pointer;
 }
 
+void emulation_wait_for_launch_before() { has_waited[current] = true; }
+
 // ---- What Python calls -------------------------------------------------------------------------------------------
 
 // Runs a launch. Returns 0, or 1 with what went wrong in `text` and, if an instruction failed, where it is in `fault`.
 int emulation_launch(void (*entry)(const void *), const void *slots, const unsigned *grid, int group, int blocks, size_t shared,
-                     size_t alignment, void *shared_begin, void *shared_end, double seconds, int strict, char *text,
-                     int room, uintptr_t *fault) {
+                     size_t alignment, void *shared_begin, void *shared_end, double seconds, int strict, int early,
+                     char *text, int room, uintptr_t *fault) {
     kernel = entry;
     arguments = slots;
     threads = group;
@@ -432,6 +446,7 @@ int emulation_launch(void (*entry)(const void *), const void *slots, const unsig
     is_last_round = false;
     warp_count = (group + WARP - 1) / WARP;
     is_strict = strict;
+    is_early = early;
     static_begin = static_cast<unsigned char *>(shared_begin);
     static_end = static_cast<unsigned char *>(shared_end);
     dynamic_bytes = shared;

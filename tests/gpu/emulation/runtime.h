@@ -62,6 +62,7 @@ extern unsigned char *emulation_dynamic_shared;
 void emulation_barrier(int line);
 void emulation_collective(Kind kind, int line, void *operands);
 void emulation_copy(void *shared, const void *global, int bytes, bool is_valid, int line);
+void emulation_wait_for_launch_before();
 void emulation_commit();
 void emulation_wait(int pending);
 Word emulation_shared_address(const void *shared, int line);

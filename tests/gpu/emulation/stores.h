@@ -146,6 +146,7 @@ void *emulation_shared_write(Word address, int bytes, const char *what, int line
 }
 
 void emulation_tma_store(Word address, const Box *box, int line) {
+    check_waited("tma_store", line);
     const Map map = checked_map(*box, address, "tma_store", line);
     const int bytes = bytes_of(map);
     for (int axis = 1; axis < map.rank; ++axis)

@@ -72,6 +72,7 @@ struct {function}_form {{
 
 KERNEL(256)
 void {function}(const DTYPE *first, const DTYPE *second, RESULT * EPILOGUE_PARAMETERS, u8 *workspace, SCALE, SCALE) {{
+    begin_launch();
     pack<{function}_form>({operand}, workspace);
 }}
 """

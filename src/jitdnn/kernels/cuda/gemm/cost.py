@@ -72,6 +72,7 @@ def seconds(
     ) / clock
     prologue = _PROLOGUE_CYCLES / clock
     unsplit_blocks = split_blocks = stages = 0
+    of_length: dict[int, int] = {}  # thread blocks of so many stages
     for gemm in gemms:
         count, length = blocking.tiles(gemm) * gemm.groups, -(-gemm.k // bk)
         unsplit = count if blocking.splits == 1 else blocking.unsplit
@@ -80,6 +81,7 @@ def seconds(
             split_blocks + (count - unsplit) * blocking.splits,
         )
         stages += count * length
+        of_length[length] = of_length.get(length, 0) + count
     mean = stages / max(1, unsplit_blocks + split_blocks / blocking.splits)  # stages of a tile
     hidden = 0.35 + 0.65 / resident**1.5
 
@@ -95,6 +97,8 @@ def seconds(
         )
 
     time = waves(unsplit_blocks, mean) + waves(split_blocks, math.ceil(mean / blocking.splits))
+    if len(of_length) > 1:  # stride phases: the longest ones take no less than alone
+        time = max(time, waves(of_length[max(of_length)], max(of_length)))
     if unsplit_blocks + split_blocks > device.multiprocessors and resident > 1:
         time += prologue + epilogue  # of the first and the last blocks, which nothing hides
     time = max(time, bytes_moved / device.bandwidth)

@@ -39,6 +39,27 @@ FUNCTION T *in_register(T *pointer) {
     return pointer;
 }
 
+// ---- Launches that begin early (programmatic dependent launches, of sm_90 and later) --------------------------------
+// A launch that asks for it (`Launch.is_early`) may begin once all thread blocks of the launch before it in the stream
+// have called let_next_begin or are done. A thread neither reads nor writes memory before its wait_for_launch_before;
+// behind it everything that was launched before is done, and seen. Of other launches both do nothing.
+
+FUNCTION void wait_for_launch_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+FUNCTION void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// The first statement of a kernel that prepares nothing before.
+FUNCTION void begin_launch() {
+    wait_for_launch_before();
+    let_next_begin();
+}
+
 // ---- Asynchronous copies from global to shared memory ------------------------------------------------------------
 // Both addresses are aligned to the size. Where `valid` is false the destination is filled with zeros and `global` is
 // not read, though it must still be a pointer. A copy has arrived when the thread that started it has waited for its

@@ -34,6 +34,7 @@ _PRODUCT_CYCLES = (
 )
 _STEPS = 4  # products along K of a stage
 _MIXED_FACTOR = 1.32  # of a stage of which one operand is divided in registers and the other in shared memory
+_STORE_ROW_CYCLES = 4.0  # of the copy engine for a row of results, of 128 bytes or 64
 _OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
 _ACROSS_FACTOR = 1.35  # of a wgrad's stage that two warpgroups share across
 _ROWS_ACROSS_FACTOR = 1.15  # the same where each of them divides its rows in registers
@@ -48,6 +49,8 @@ _MEMORY_SHARE = 0.86  # of the bandwidth of copies
 _UNHIDDEN = 0.05
 """Of the shorter of work and memory: where memory is the limit, of two tiles the one that wastes less is faster."""
 LAUNCH_SECONDS = 1.95e-6
+_EARLY_LAUNCH_SECONDS = 1.45e-6  # of one that begins before the one in front of it is done
+_EARLY_STAGES = 36
 _REDUCTION_SECONDS = 1.9e-6  # of the sum of the splits, its launch included, without their bytes
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 _AS_FAST = 1.005
@@ -67,6 +70,20 @@ class SharedRows:
         return self.boxes * self.rows
 
 
+def begins_early(blocking: Blocking) -> bool:
+    """Whether the product may begin before the launch in front of it is done.
+
+    Then its thread blocks have the multiprocessors in the order in which these become free, and share less of what L2
+    brings: with many stages of K, or splits of it, that costs more than there is to gain.
+    """
+    return not blocking.is_split and blocking.blocks_of_split <= _EARLY_STAGES
+
+
+def copy_cycles(blocking: Blocking, row_bytes: int, rows: int, is_wgrad: bool) -> float:
+    """Cycles of the copy engine for the rows of a stage."""
+    return rows * (blocking.row // row_bytes) * (_WGRAD_ROW_CYCLES if is_wgrad else _ROW_CYCLES)
+
+
 def stage_cycles(
     blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, is_rewritten: bool = False,
     is_divided: bool = False, shared_rows: SharedRows | None = None,
@@ -79,23 +96,23 @@ def stage_cycles(
     """
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
-    flops = 2.0 * tile.m * tile.n * STAGE_ROW / 2
+    flops = 2.0 * tile.m * tile.n * blocking.row / 2
     products = 3 if parts == 2 and not blocking.is_rough else 1
     mma = products * flops / (_OPERATIONS_OF_BYTE * facts.shared_bytes_per_cycle)
-    of_b = tile.across * shared_rows.count if shared_rows else tile.n
+    of_b = tile.across * shared_rows.count if shared_rows else 0 if blocking.keeps_b else tile.n
     brought = parts * (tile.m + of_b)  # rows of 128 bytes
     of_a = 64 * (2 if blocking.divides_rows else products)
     read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (2 * tile.n if is_rewritten else 0)
-    shared = (brought + read) * STAGE_ROW / (_SHARED_SHARE * facts.shared_bytes_per_cycle)
+    shared = (brought + read) * blocking.row / (_SHARED_SHARE * facts.shared_bytes_per_cycle)
     if is_divided:
         divided = parts * of_b if blocking.divides_rows else brought
         shared += (
             (_ROUGH_DIVISION if blocking.is_rough else _DIVISION)
             * divided
-            * STAGE_ROW
+            * blocking.row
             / facts.shared_bytes_per_cycle
         )
-    copies = brought * (STAGE_ROW // row_bytes) * (_WGRAD_ROW_CYCLES if is_wgrad else _ROW_CYCLES)
+    copies = copy_cycles(blocking, row_bytes, brought, is_wgrad)
     if shared_rows:
         copies = max(copies, _BOX_CYCLES * parts * shared_rows.boxes * (tile.m // 64 + tile.across))
     if blocking.divides_rows:
@@ -122,20 +139,30 @@ def seconds(
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, clock = blocking.tile, gemm_clock(device.facts)
-    outside = blocking.parts * (products.tiles_n(tile) * tile.n - products.n) / products.tiles_n(tile)
+    outside = blocking.parts * products.outside(tile)
     stage = stage_cycles(blocking, device, row_bytes, is_wgrad, is_rewritten, is_divided, shared_rows)
     if is_wgrad:
         if tile.across > 1 and not shared_rows:
             stage *= _ROWS_ACROSS_FACTOR if blocking.divides_rows else _ACROSS_FACTOR
     else:
-        stage = (stage + _OUTSIDE_CYCLES * outside) * (_CLUSTER_FACTOR if tile.cluster > 1 else 1.0)
+        stage = (stage + _OUTSIDE_CYCLES * outside * (not blocking.keeps_b)) * (
+            _CLUSTER_FACTOR if tile.cluster > 1 else 1.0
+        )
     works = blocking.works(products)
     length = products.longest if blocking.is_whole else blocking.blocks_of_split
     out = tile.m * tile.n * 4 / l2_bytes_per_cycle(device.facts) if blocking.is_split else 0.0
     finished = finish.instructions * tile.m * tile.n / _LANES
     # the results of a tile leave behind the products of the next
     chunks = tile.m * tile.n * result_bytes / l2_bytes_per_cycle(device.facts)
-    one = length * stage + _TILE_CYCLES + (out + _PARTIAL_CYCLES if blocking.is_split else finished)
+    loop = length * stage
+    if not is_wgrad and blocking.is_whole:
+        # the engine that brings the operands takes the results away, too
+        brought = blocking.parts * (tile.m + (0 if blocking.keeps_b else tile.n))
+        chunk = tile.chunk_bytes(result_bytes)
+        stored = tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
+        moved = length * copy_cycles(blocking, row_bytes, brought, False) + _STORE_ROW_CYCLES * stored
+        loop = max(loop, moved)
+    one = loop + _TILE_CYCLES + (out + _PARTIAL_CYCLES if blocking.is_split else finished)
     if tile.cluster > 1:
         one += _EXCHANGE_CYCLES + tile.m * tile.n * 4 / _EXCHANGE_BYTES + finished * (1 / tile.cluster - 1)
         chunks = chunks / tile.cluster
@@ -149,7 +176,8 @@ def seconds(
         busy = -(-works // device.multiprocessors) * max(one, chunks)
     cycles = busy + _START_CYCLES + (0.0 if blocking.is_split else chunks)
     works_for, waits_for = cycles / clock, (bytes_moved + finish.nbytes) / (_MEMORY_SHARE * device.bandwidth)
-    time = max(works_for, waits_for) + _UNHIDDEN * min(works_for, waits_for) + LAUNCH_SECONDS
+    time = max(works_for, waits_for) + _UNHIDDEN * min(works_for, waits_for)
+    time += _EARLY_LAUNCH_SECONDS if begins_early(blocking) else LAUNCH_SECONDS
     if blocking.is_split:
         time += _REDUCTION_SECONDS + finished * products.tiles(tile) / device.multiprocessors / clock
         time += blocking.partial_bytes(products) / (_REDUCTION_SHARE * device.bandwidth)
@@ -174,13 +202,13 @@ def best_blocking(
     max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
     finish: Finish = NO_FINISH,
     is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
-    is_rough: bool = False,
+    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
     that are for something else. `is_rewritten`, `is_divided`, `shared_rows`: see `stage_cycles`; `divides_rows`,
-    `is_rough`: see `Blocking`. What is divided is split.
+    `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. What is divided is split.
     """
     found = [
         (
@@ -211,6 +239,8 @@ def best_blocking(
             2 if is_divided else 1,
             divides_rows,
             is_rough,
+            row,
+            may_keep_b,
         )
     ]
     if not found:

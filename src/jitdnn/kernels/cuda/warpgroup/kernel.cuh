@@ -30,6 +30,13 @@ KERNEL2(BLOCK_THREADS, 1)
 void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS,
               u8 *workspace, SCALE alpha, SCALE beta) {
     extern __shared__ __attribute__((aligned(1024))) u8 shared_memory[];
+    const Ring ring = {smem_address(shared_memory)};
+#if IS_CLUSTERED
+    const Exchange exchange = {ring.shared};
+    if (threadIdx.x == 0) exchange.initialize();
+#endif
+    if (threadIdx.x == 0) ring.initialize();
+    begin_launch();
 #if IS_SCALED
     const Scales scales(tables, workspace);
 #if PARTS == 2
@@ -39,12 +46,6 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
     }
 #endif
 #endif
-    const Ring ring = {smem_address(shared_memory)};
-#if IS_CLUSTERED
-    const Exchange exchange = {ring.shared};
-    if (threadIdx.x == 0) exchange.initialize();
-#endif
-    if (threadIdx.x == 0) ring.initialize();
 #if HAS_PROLOGUE
     begin_prologue(ring, tables, scale, shift);
 #endif
@@ -208,6 +209,7 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
                      RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
     constexpr int eights = BM * BN / 8;  // of a tile
     static_assert(WN % 16 == 0, "threads have pairs of 8 columns");
+    begin_launch();
     const int sharing = tables.splits >= 16 ? 4 : tables.splits >= 8 ? 2 : 1;  // as in code.py
     const int thread = threadIdx.x % 128, warpgroup_of_all = blockIdx.x * 4 + threadIdx.x / 128;
     const int sharer = warpgroup_of_all % sharing;

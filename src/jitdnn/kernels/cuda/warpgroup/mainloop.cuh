@@ -2,7 +2,7 @@
 //
 //     tile of a thread block   BM rows x BN columns of the product, sums in registers
 //
-//              BK  = 128 bytes along K                       a ring of STAGES stages in shared memory:
+//              BK: 128 bytes along K, mostly                 a ring of STAGES stages in shared memory:
 //            +-----+                                         full[stage]   the operands of a stage have arrived
 //            |  B  | BN columns                              empty[stage]  all warps have read them
 //            +-----+
@@ -47,15 +47,33 @@ struct Ring {
     }
 };
 
+#define MAY_KEEP_B (!A_MN_MAJOR && PHASES == 1 && !IS_SPLIT && CLUSTER == 1 && !HAS_PROLOGUE)
+
+// Where a thread block has the same columns in all of its tiles, and a ring holds the stages of K once or several times,
+// a stage of the ring has the same part of B in each of its turns: it is brought once.
 FUNCTION void produce(const Ring &ring, const Tables &tables) {
     RingPlace place;
+#if MAY_KEEP_B
+    bool keeps_b = false;
+    int fresh = STAGES;  // stages that B is still to be brought to
+#endif
     for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
         const Work work(tables, number);
         Loader loader(tables, work);
+#if MAY_KEEP_B
+        if (number == (int)blockIdx.x && tables.tiles_n == 1 && tables.groups == 1)
+            keeps_b = STAGES % max(1, work.last_block - work.first_block) == 0;
+#endif
         for (int block = work.first_block; block < work.last_block; ++block) {
             mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
+#if MAY_KEEP_B
+            const bool has_b = !keeps_b || fresh-- > 0;
+            mbarrier_arrive_expect(ring.full(place.stage), has_b ? COPIED_BYTES : PARTS * A_BYTES);
+            loader.load(tables, ring.a(place.stage), ring.b(place.stage), ring.full(place.stage), has_b);
+#else
             mbarrier_arrive_expect(ring.full(place.stage), COPIED_BYTES);
             loader.load(tables, ring.a(place.stage), ring.b(place.stage), ring.full(place.stage));
+#endif
             place.advance();
         }
     }

@@ -146,6 +146,7 @@ FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *wo
 KERNEL(256)
 void pack_operands(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
                    RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
+    begin_launch();
     const int of_first = DIVIDES_ROWS && !A_MN_MAJOR ? 0 : blocks_of(tables.packs[0]), block = blockIdx.x;
     const bool is_second = block >= of_first;
     pack(tables, is_second, is_second ? second : first, workspace, is_second ? block - of_first : block);
@@ -157,6 +158,7 @@ void pack_operands(TABLES(Tables, tables), const DTYPE *first, const DTYPE *seco
 KERNEL(512)
 void find_maxima(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
                  RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha, SCALE beta) {
+    begin_launch();
     __shared__ u32 found[16];
     const int operand = DIVIDES_ROWS ? 1 - A_MN_MAJOR : blockIdx.y;
     const Pack &form = tables.packs[operand];

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 STAGE_ROW = 128
-"""Bytes of K in a stage: what a row of shared memory has under the swizzle that all operands use."""
+"""Bytes of K in a stage, but where few channels want more or less: what a row of shared memory has under the swizzle
+that all operands use."""
 _MAX_STAGES = 8
 _BARRIER_BYTES = 16  # of a stage
 _AT_ONCE = {2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
@@ -60,9 +61,9 @@ class Tile:
         """Registers of a consumer's thread for the sums."""
         return self.rows * self.wn // 2
 
-    def stage_bytes(self, parts: int) -> int:
+    def stage_bytes(self, parts: int, row: int = STAGE_ROW) -> int:
         columns = -(-self.n // 64) * 64  # of an MN-major operand
-        return parts * (self.m + columns) * STAGE_ROW
+        return parts * (self.m + columns) * row
 
     def chunk_bytes(self, result_bytes: int) -> int:
         """Of a row of the chunks in which results leave."""
@@ -74,13 +75,18 @@ class Tile:
         staging = 0 if is_part else self.warpgroups * 2 * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
         return 8 * 64 * self.rows * self.warpgroups + staging + _EXCHANGE_BARRIER_BYTES
 
-    def stages(self, shared_bytes: int, parts: int, is_split: bool, result_bytes: int) -> int:
-        """Stages that fit into a multiprocessor's shared memory."""
+    def stages(
+        self, shared_bytes: int, parts: int, is_split: bool, result_bytes: int, row: int = STAGE_ROW
+    ) -> int:
+        """Stages of `row` bytes of K that fit into a multiprocessor's shared memory."""
         room = shared_bytes - self.other_bytes(is_split, result_bytes)
-        return min(_MAX_STAGES, room // (self.stage_bytes(parts) + _BARRIER_BYTES))
+        most = _MAX_STAGES if row >= STAGE_ROW else 2 * _MAX_STAGES
+        return min(most, room // (self.stage_bytes(parts, row) + _BARRIER_BYTES))
 
-    def shared(self, stages: int, parts: int, is_split: bool, result_bytes: int) -> int:
-        return stages * (self.stage_bytes(parts) + _BARRIER_BYTES) + self.other_bytes(is_split, result_bytes)
+    def shared(self, stages: int, parts: int, is_split: bool, result_bytes: int, row: int = STAGE_ROW) -> int:
+        return stages * (self.stage_bytes(parts, row) + _BARRIER_BYTES) + self.other_bytes(
+            is_split, result_bytes
+        )
 
     def has_registers(
         self, is_promoted: bool, result_bytes: int, is_split: bool, divides_rows: bool = False
@@ -148,18 +154,27 @@ NO_FINISH = Finish()
 
 @dataclass(frozen=True)
 class Products:
-    """What a launch computes, `groups` times: `n` columns of products of `rows` by `blocks` stages of K."""
+    """What a launch computes, `groups` times: `n` columns of products of `rows` by `blocks` stages of K.
+
+    `is_across`: B is MN-major, and comes in blocks of 64 columns.
+    """
 
     rows: tuple[int, ...]
     blocks: tuple[int, ...]
     n: int
     groups: int
+    is_across: bool = False
 
     def tiles_m(self, tile: Tile) -> int:
         return sum(-(-rows // tile.m) for rows in self.rows)
 
     def tiles_n(self, tile: Tile) -> int:
         return -(-self.n // tile.n)
+
+    def outside(self, tile: Tile) -> float:
+        """Columns of B that a tile's copies bring and that are not there."""
+        brought = -(-tile.n // 64) * 64 if self.is_across else tile.n
+        return brought - self.n / self.tiles_n(tile)
 
     def filled(self, tile: Tile) -> float:
         """The share of the tiles' columns that are there."""
@@ -178,7 +193,8 @@ class Blocking:
     """A tile, its stages, and the splits of K, of `blocks_of_split` stages each.
 
     `parts`: 2 with halves. `result_bytes`: of an element of the result. `divides_rows`: those of A, in registers.
-    `is_rough`: of the halves only the first ones are multiplied, which have the bits of tf32.
+    `is_rough`: of the halves only the first ones are multiplied, which have the bits of tf32. `row`: bytes of K of a
+    stage. `keeps_b`: a thread block brings B once for all of its tiles.
     """
 
     tile: Tile
@@ -189,6 +205,8 @@ class Blocking:
     result_bytes: int
     divides_rows: bool = False
     is_rough: bool = False
+    row: int = STAGE_ROW
+    keeps_b: bool = False
 
     @property
     def is_split(self) -> bool:
@@ -202,7 +220,7 @@ class Blocking:
 
     @property
     def shared(self) -> int:
-        return self.tile.shared(self.stages, self.parts, self.is_split, self.result_bytes)
+        return self.tile.shared(self.stages, self.parts, self.is_split, self.result_bytes, self.row)
 
     def works(self, products: Products) -> int:
         return products.tiles(self.tile) * self.splits
@@ -215,7 +233,7 @@ class Blocking:
 def blockings(
     products: Products, tiles: Sequence[Tile], shared_bytes: int, multiprocessors: int, parts: int,
     result_bytes: int, max_splits: int, is_promoted: bool, min_splits: int = 1, divides_rows: bool = False,
-    is_rough: bool = False,
+    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False,
 ) -> list[Blocking]:  # fmt: skip
     """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves."""
     found = []
@@ -224,6 +242,8 @@ def blockings(
             continue
         count, longest = products.tiles(tile), products.longest
         if tile.cluster > 1:
+            if row != STAGE_ROW:
+                continue
             found += _in_clusters(
                 products, tile, shared_bytes, multiprocessors, parts, result_bytes, is_promoted
             )
@@ -241,11 +261,24 @@ def blockings(
             is_split = splits > 1
             if splits < min_splits:
                 continue
-            stages = tile.stages(shared_bytes, parts, is_split, result_bytes)
+            stages = tile.stages(shared_bytes, parts, is_split, result_bytes, row)
             if stages < 2 or not tile.has_registers(is_promoted, result_bytes, is_split, divides_rows):
                 continue
-            found.append(Blocking(tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough))
+            keeps_b = may_keep_b and splits == 1 and _keeps_b(products, tile, stages)
+            if keeps_b:
+                stages -= stages % longest
+            found.append(
+                Blocking(
+                    tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough, row, keeps_b
+                )
+            )
     return found
+
+
+def _keeps_b(products: Products, tile: Tile, stages: int) -> bool:
+    """Whether a ring of nearly so many stages holds all of K, of columns that are the same in all tiles."""
+    is_same = products.tiles_n(tile) == products.groups == len(products.rows) == 1
+    return is_same and products.longest <= stages and stages - stages % products.longest >= min(stages, 3)
 
 
 def _in_clusters(

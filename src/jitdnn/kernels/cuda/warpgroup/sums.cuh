@@ -102,6 +102,7 @@ FUNCTION void sum_block(const f32 (&results)[4], const Tables &tables, const Wor
 KERNEL(256)
 void reduce_sums(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS,
                  u8 *workspace, SCALE alpha, SCALE beta) {
+    begin_launch();
     __shared__ f64 of_threads[32][8];
     const i64 channels = tables.groups * tables.columns, number = (i64)blockIdx.x * 8 + threadIdx.x % 8;
     const f32 *from = (const f32 *)(workspace + tables.channel_sums) + number;

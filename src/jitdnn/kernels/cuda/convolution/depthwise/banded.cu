@@ -63,6 +63,7 @@ FUNCTION void blend(Pack<VECTOR> &pack, const element *location, bool is_there, 
 KERNEL2(32 * WARPS, MIN_BLOCKS)
 void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_KERNEL_PARAMETERS,
                u8 *workspace, f64 alpha_given, f64 beta_given) {
+    begin_launch();
     extern __shared__ uint4 shared_memory[];
     __shared__ LineStart lines[LINES];
     u32 *shared = (u32 *)shared_memory;

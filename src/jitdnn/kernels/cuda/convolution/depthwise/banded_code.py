@@ -25,7 +25,7 @@ def launch(plan: Banded, epilogue: Epilogue | None = None) -> tuple[Source, list
     )
     text = functions + read_text("cuda/convolution/depthwise", *files)
     source = Source("depthwise_banded", text, (*_defines(plan), *defines), "cuda", spills=True)
-    return source, [Launch("depthwise", plan.grid_blocks, plan.threads, plan.shared)]
+    return source, [Launch("depthwise", plan.grid_blocks, plan.threads, plan.shared, is_early=True)]
 
 
 def wgrad_launch(plan: BandedWgrad) -> tuple[Source, list[Launch]]:

@@ -230,5 +230,6 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
 KERNEL2(THREAD_COUNT, MIN_BLOCKS)
 void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_KERNEL_PARAMETERS,
                u8 *workspace, f64 alpha, f64 beta, i64 is_mirrored) {
+    begin_launch();
     slide(x, w, y, (f32)alpha, (f32)beta, is_mirrored EPILOGUE_ARGUMENTS);
 }

@@ -32,7 +32,8 @@ def launch(
     text = functions + read_text("cuda/convolution/depthwise", *SLIDING_TEXTS, "sliding.cu")
     defines = (*_defines(plan), ("IS_ALIGNED", int(is_aligned)), *defines)
     source = Source("depthwise_sliding", text, defines, "cuda", spills=True)
-    return source, [Launch("depthwise", plan.grid_blocks, plan.tile.threads)], (int(is_mirrored(plan.axes)),)
+    main = Launch("depthwise", plan.grid_blocks, plan.tile.threads, is_early=True)
+    return source, [main], (int(is_mirrored(plan.axes)),)
 
 
 def wgrad_launch(plan: SlidingWgrad, is_aligned: bool = True) -> tuple[Source, list[Launch]]:

@@ -37,5 +37,6 @@ def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -
 
 def launches(problem: Convolution, plan: Plan) -> tuple[Launch, ...]:
     """What one call runs."""
-    main = Launch(_KERNELS[problem.direction], plan.grid, plan.threads, plan.shared)
+    is_early = problem.direction != "bwd_filter"
+    main = Launch(_KERNELS[problem.direction], plan.grid, plan.threads, plan.shared, is_early=is_early)
     return tuple(launch for launch in (plan.pack, main, plan.reduction) if launch is not None)

@@ -98,7 +98,9 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
                 neighbours = min(resident, -(-blocks * channel_blocks // multiprocessors))
                 setup, is_packed = filter_setup(facts, fragments, 16, warps * 32, neighbours, 2, 160)
                 setup += 5 * m * n  # the last tiles, which nothing hides
-                pack = Launch("few_channels_fprop_pack", -(-channel_blocks * fragments // 256), 256)
+                pack = Launch(
+                    "few_channels_fprop_pack", -(-channel_blocks * fragments // 256), 256, is_early=True
+                )
                 defines = shape.defines() | rows.defines() | {
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
                     "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,

@@ -205,6 +205,7 @@ FUNCTION void add(Sums &sums, const ELEMENT *stage, const uint2 *filter, Lane at
 KERNEL(256)
 void few_channels_dgrad_pack(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, ELEMENT *dx EPILOGUE_PARAMETERS,
                              u8 *workspace, f64 alpha, f64 beta) {
+    begin_launch();
     const int i = (int)(blockIdx.x * 256 + threadIdx.x);
     if (i < FRAGMENTS) ((uint2 *)workspace)[i] = filter_fragment(w, i);
 }
@@ -213,6 +214,7 @@ void few_channels_dgrad_pack(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT
 KERNEL2(BLOCK_THREADS, RESIDENT)
 void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, ELEMENT *dx EPILOGUE_PARAMETERS,
                         u8 *workspace, f64 alpha64, f64 beta64) {
+    begin_launch();
     extern __shared__ uint4 memory[];
     u8 *stages = (u8 *)memory;
     uint2 *filter = (uint2 *)(stages + STAGES * STAGE_BYTES);  // as filter_fragment says

@@ -103,7 +103,7 @@ def dgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
                 110,
             )
             is_packed = is_packed or is_streamed
-            pack = Launch("few_channels_dgrad_pack", -(-parts * part_bytes // 2048), 256)
+            pack = Launch("few_channels_dgrad_pack", -(-parts * part_bytes // 2048), 256, is_early=True)
             defines = shape.defines() | _axis_defines(tiling.axes) | tiling.defines() | {
                 "RESIDENT": resident, "STAGES": stages, "CHANNEL_CHUNKS": parts, "Y_VECTOR": piece if is_wide else 1,
                 "X_PAIRS": int(_has_pairs(shape, w)), "IS_PACKED": int(is_packed), "IS_STREAMED": int(is_streamed),

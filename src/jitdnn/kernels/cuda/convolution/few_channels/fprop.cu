@@ -51,6 +51,7 @@ FUNCTION uint4 filter_fragment(const ELEMENT *w, int first_channel, int i) {
 KERNEL(256)
 void few_channels_fprop_pack(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, ELEMENT *y EPILOGUE_PARAMETERS,
                              u8 *workspace, f64 alpha, f64 beta) {
+    begin_launch();
     const int i = (int)(blockIdx.x * 256 + threadIdx.x);
     if (i < CHANNEL_BLOCKS * FRAGMENTS)
         ((uint4 *)workspace)[i] = filter_fragment(w, i / FRAGMENTS * BLOCK_COLUMNS, i % FRAGMENTS);
@@ -60,6 +61,7 @@ void few_channels_fprop_pack(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT 
 KERNEL2(BLOCK_THREADS, RESIDENT)
 void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, ELEMENT *y EPILOGUE_PARAMETERS,
                         u8 *workspace, f64 alpha64, f64 beta64) {
+    begin_launch();
     extern __shared__ uint4 memory[];
     u32 *stages = (u32 *)memory;
     uint4 *filter = memory + STAGES * STAGE_WORDS / 4;             // [phase][step][column group][pair of tiles][lane]

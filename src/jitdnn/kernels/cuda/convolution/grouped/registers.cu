@@ -53,6 +53,7 @@ FUNCTION Piece load_piece(const u16 *source, INDEX at, int channel, int limit, b
 KERNEL2(BLOCK_THREADS, RESIDENT)
 void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPILOGUE_PARAMETERS, u8 *workspace,
              f64 alpha64, f64 beta64) {
+    begin_launch();
     const int warp = (int)(blockIdx.x * (BLOCK_THREADS / 32) + threadIdx.x / 32), lane = threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4;
     const int part = warp % PARTS, slice = warp / PARTS % SLICES, worker = warp / (PARTS * SLICES);

@@ -76,6 +76,7 @@ FUNCTION void stage_filter(u16 *shared, const u16 *w, int first_group) {
 KERNEL2(BLOCK_THREADS, RESIDENT)
 void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPILOGUE_PARAMETERS,
                            u8 *workspace, f64 alpha64, f64 beta64) {
+    begin_launch();
     extern __shared__ uint4 shared[];
     const int block = blockIdx.x % BLOCKS, worker = blockIdx.x / BLOCKS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

@@ -157,14 +157,14 @@ def launches_of(plan: Plan) -> list[Launch]:
     tile, phases = blocking.tile, len(geometry.phases)
     launches: list[Launch] = []
     if plan.data_pack:
-        launches.append(Launch("pack_data", plan.data_pack.blocks, 256))
+        launches.append(Launch("pack_data", plan.data_pack.blocks, 256, is_early=True))
     if plan.filter_pack:
-        launches.append(Launch("pack_filter", plan.filter_pack.blocks, 256))
+        launches.append(Launch("pack_filter", plan.filter_pack.blocks, 256, is_early=True))
     tap_bytes = 16 if plan.index == "i32" and geometry.has_mask else 32
     stages = tile.stages * (tile.m + tile.n) * tile.k_bytes + (geometry.max_taps + 1) * tap_bytes
     staged = tile.m * (tile.n + 8) * 4
     grid = blocking.blocks(geometry.gemms), geometry.groups, phases
-    launches.append(Launch("implicit_gemm", grid, tile.threads, max(stages, staged)))
+    launches.append(Launch("implicit_gemm", grid, tile.threads, max(stages, staged), is_early=True))
     if blocking.splits > 1:
         pieces = tile.m * (tile.n // 8) * blocking.reduction_threads(geometry.gemms) // 256
         launches.append(
@@ -172,6 +172,7 @@ def launches_of(plan: Plan) -> list[Launch]:
                 "reduce_partials",
                 (blocking.split_tiles(geometry.gemms), geometry.groups, phases * pieces),
                 256,
+                is_early=True,
             )
         )
     return launches

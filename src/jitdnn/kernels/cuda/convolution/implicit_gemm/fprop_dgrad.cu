@@ -426,6 +426,7 @@ FUNCTION void finish_run(const Phase &c, const Tile &tile, INDEX m, int column, 
 KERNEL2(BLOCK_THREADS, RESIDENT)
 void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace,
                    SCALE alpha, SCALE beta) {
+    begin_launch();
     extern __shared__ __align__(128) u8 shared[];
     const Phase c = phase_of(blockIdx.z);
     const INDEX pixels = (INDEX)IMAGES * c.results[0] * c.results[1] * c.results[2];
@@ -473,6 +474,7 @@ void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILO
 KERNEL(REDUCTION_BLOCK)
 void reduce_partials(const DTYPE *, const DTYPE *, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha,
                SCALE beta) {
+    begin_launch();
     constexpr int pieces = BM * RUNS / REDUCTION_RUNS;
     const int number = blockIdx.z / pieces;
     const PartialRun run((int)(blockIdx.z % pieces) * REDUCTION_RUNS + (int)threadIdx.x % REDUCTION_RUNS);

@@ -50,10 +50,12 @@ from jitdnn.tensor import DTYPES
 MAX_PACKED = 2**32
 _NEVER = 2**30  # behind all tiles
 _MAX_SPLITS = 16
-_ROW_COST = {128: 1.0, 64: 0.66, 32: 0.62}
+_ROW_COST = {128: 1.0, 64: 0.75, 32: 0.7}
 """Of a row of so many bytes: to the copy engine they are alike, and products of short ones take less."""
 _EMPTY_COST = 1.0
 """Of one behind the last tap, of zeros that fill up a stage, which take the copy engine no less time."""
+_COUNTS = {128: (), 64: (3,), 32: (5, 3)}
+"""Of rows in a stage, where whole ones would end in zeros: more than `STAGE_ROW` bytes, or little less."""
 
 
 def unplannable(problem: Convolution, is_scaled: bool = False) -> str | None:
@@ -115,14 +117,29 @@ def plan_of(
     )
 
 
-def _row_bytes(channels: int, size: int, taps: int, is_exact: bool) -> int:
-    """Of the rows in which a tap's channels are brought. `is_exact`: behind them there are those of another group."""
+def _rows(channels: int, size: int, taps: int, is_exact: bool, is_whole: bool) -> tuple[int, int]:
+    """Bytes of the rows in which a tap's channels are brought, and those of K in a stage, which are some rows.
 
-    def cost(row: int) -> float:
+    `is_exact`: behind the channels there are those of another group. `is_whole`: a stage has `STAGE_ROW` bytes.
+    """
+
+    def cost(rows: tuple[int, int]) -> float:
+        row, stage = rows
         pieces = taps * -(-channels * size // row)
-        return pieces * _ROW_COST[row] + -pieces % (STAGE_ROW // row) * _EMPTY_COST
+        return pieces * _ROW_COST[row] + -pieces % (stage // row) * _EMPTY_COST
 
-    return min((row for row in ROWS if not is_exact or channels * size % row == 0), key=cost)
+    found = []
+    for row in ROWS:
+        if is_exact and channels * size % row:
+            continue
+        found.append((row, STAGE_ROW))
+        pieces = taps * -(-channels * size // row)
+        if not is_whole and -pieces % (STAGE_ROW // row):
+            # stages without rows of zeros, or the one that there is
+            found += [(row, row * count) for count in _COUNTS[row] if pieces % count == 0][:1]
+            if pieces < STAGE_ROW // row:
+                found.append((row, row * pieces))
+    return min(found, key=cost)
 
 
 def _correlation_plan(
@@ -167,17 +184,18 @@ def _correlation_plan(
     if not all(fits_offsets(rank, [axis.reach for axis in axes]) for axes in phases):
         return "taps are farther apart than the copy engine takes"
     most_taps = max(math.prod(axis.taps for axis in axes) for axes in phases)
-    row_bytes = _row_bytes(geometry.in_channels, size, most_taps, geometry.groups > 1)
+    is_whole = divides_rows or fusion.has_prologue
+    row_bytes, row = _rows(geometry.in_channels, size, most_taps, geometry.groups > 1, is_whole)
     channel_blocks = -(-geometry.in_channels * size // row_bytes)
     rows = [geometry.images * math.prod(axis.results for axis in axes) for axes in phases]
     pieces = [channel_blocks * math.prod(axis.taps for axis in axes) for axes in phases]
-    blocks = [-(-count * row_bytes // STAGE_ROW) for count in pieces]
+    blocks = [-(-count * row_bytes // row) for count in pieces]
     groups = batch.count if batch else geometry.groups
-    products = Products(tuple(rows), tuple(blocks), geometry.out_channels, groups)
+    products = Products(tuple(rows), tuple(blocks), geometry.out_channels, groups, is_mn_major)
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 else 1
     if is_mn_major:  # columns come in blocks of 64, and a part of one takes as long
-        tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0)
+        tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0 or products.n <= tile.n)
     tiles = fusion.tiles(tiles, result_bytes, False)
     if divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
@@ -195,6 +213,8 @@ def _correlation_plan(
         fusion.shared,
         finish=fusion.finish,
         divides_rows=divides_rows,
+        row=row,
+        may_keep_b=not fusion.has_prologue,
     )
     if not found:
         return "no tile fits into the shared memory of the device"

@@ -17,12 +17,15 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import MAXIMA
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan, phases_of_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wide import wide_epilogue
 from jitdnn.kernels.cuda.gemm.code import ByAddress
+from jitdnn.kernels.cuda.warpgroup.cost import begins_early
 from jitdnn.kernels.gpu.prelude.epilogue import EpilogueCode, epilogue_source
 from jitdnn.tensor import DTYPES, FLOAT8_DTYPES, TensorDescriptor
 
 WGMMA_FUNCTIONS = {"bf16": "wgmma_bf16", "f16": "wgmma_f16", "f32": "wgmma_tf32", "i8": "wgmma_s8"}
 """The instruction that multiplies elements of each type; 8-bit reals of two types have one each."""
 _POINTERS = 3
+_ALONE = 114 << 10
+"""Bytes of shared memory of which no two thread blocks have room on a multiprocessor."""
 _SUMMED_COLUMNS = 8
 """Of sums by channel, that a thread block of the last reduction adds up."""
 
@@ -145,6 +148,7 @@ def source_of(
         ("WARPGROUPS_N", tile.across),
         ("ROWS", tile.rows),
         ("ROW_BYTES", plan.row_bytes),
+        ("SUBS", blocking.row // plan.row_bytes),
         ("CHUNK_BYTES", tile.chunk_bytes(DTYPES[plan.result])),
         ("IS_RESULT_BOXES", int(plan.is_in_boxes)),
         ("WN", tile.wn),
@@ -188,18 +192,22 @@ def _multiply(first: str, second: str) -> str:
 def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     """Packing, the product, and the sum of the splits."""
     tile, packs = plan.blocking.tile, [pack for pack in plan.packs if pack]
-    launches = [Launch("find_maxima", (MAXIMA, 1 if plan.divides_rows else 2), 512)] if plan.is_scaled else []
+    launches = []
+    if plan.is_scaled:
+        launches.append(Launch("find_maxima", (MAXIMA, 1 if plan.divides_rows else 2), 512, is_early=True))
     if packs:
-        launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256))
+        launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256, is_early=True))
     groups = plan.works if tile.cluster > 1 else min(multiprocessors, plan.works)
+    is_early = begins_early(plan.blocking)
     launches.append(
         Launch(
             "multiply",
             groups,
             tile.threads,
-            plan.shared,
+            max(plan.shared, _ALONE) if is_early else plan.shared,
             cluster=tile.cluster,
             sets_cluster=tile.cluster > 1,
+            is_early=is_early,
         )
     )
     if plan.blocking.is_split:
@@ -207,5 +215,5 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
         sharing = reduction_sharing(plan.blocking.splits)
         launches.append(Launch("reduce_partials", -(-sums * sharing // (8 * 512)), 512))
     if plan.fusion.has_sums:
-        launches.append(Launch("reduce_sums", -(-2 * plan.channels // _SUMMED_COLUMNS), 256))
+        launches.append(Launch("reduce_sums", -(-2 * plan.channels // _SUMMED_COLUMNS), 256, is_early=True))
     return launches

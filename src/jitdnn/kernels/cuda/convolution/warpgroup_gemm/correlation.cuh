@@ -117,7 +117,7 @@ struct Loader {
         t = 0, filter_t = filter_at[0], a_channel = b_channel = NO_CHANNEL;
     }
 
-    METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier) {
+    METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier, bool has_b = true) {
 #pragma unroll
         for (int sub = 0; sub < SUBS; ++sub) {
             const int a = a_channel + channel, b = b_channel + channel;
@@ -126,11 +126,12 @@ struct Loader {
             for (int part = 0; part < PARTS; ++part) {
                 load_pixels(tables, to_a + part * A_BYTES + sub * BM * ROW_BYTES, tables.a(phase, part), barrier,
                             a + part * further, w, h, d, image, s, r, t);
+                if (!has_b) continue;
                 const u32 to = to_b + part * B_BYTES;
                 if constexpr (B_MN_MAJOR) {
 #pragma unroll
                     for (int n = 0; n < B_COLUMNS; n += 64)
-                        tma_load_5d(to + n * 128 + sub * SUB_K * 128, tables.b(part), barrier, column + n, filter_s,
+                        tma_load_5d(to + n / 64 * SLAB_BYTES + sub * SUB_K * 128, tables.b(part), barrier, column + n, filter_s,
                                     filter_r, filter_t, b);
                 } else {
 #pragma unroll

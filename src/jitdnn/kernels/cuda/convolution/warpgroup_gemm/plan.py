@@ -4,7 +4,7 @@ A is the data and B the filter, or dy and x of a wgrad. The loops, with the name
 
     for each thread block of the device            (persistent)
         for each of its works                      a tile, `Blocking.splits` of its K: tile.m x tile.n
-            for each stage                         a tap and 128 bytes of channels; of wgrad, of pixels
+            for each stage                         a tap and 128 bytes of channels, mostly; of wgrad, of pixels
                 for each consumer                  64 * tile.rows rows, sums in registers
                     for each wgmma                 64 x tile.n x 32 bytes of K
 """
