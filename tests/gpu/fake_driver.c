@@ -154,7 +154,8 @@ R cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsign
 }
 struct config { unsigned x, y, z, a, b, c, m; void *stream, *attributes; unsigned count; };
 R cuLaunchKernelEx(const struct config *l, void *f, void **arguments, void **extra) {
-    if (l->count > 1 || (l->count && *(const int *)l->attributes != 2)) return 1;  // a cooperative launch alone
+    const int attribute = l->count ? *(const int *)l->attributes : 2;
+    if (l->count > 1 || (attribute != 2 && attribute != 6)) return 1;  // a cooperative launch, or one that overlaps
     return cuLaunchKernel(f, l->x, l->y, l->z, l->a, l->b, l->c, l->m, l->stream, arguments, extra);
 }
 R cuTensorMapEncodeTiled(void *map) { ENTER; memset(map, 0, 128); return 0; }

@@ -71,8 +71,13 @@ class LaunchConfig(ctypes.Structure):
     )
 
 
-class CooperativeAttribute(ctypes.Structure):
-    """CUlaunchAttribute that asks for all thread blocks of a launch to be resident at once."""
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute that is on: one of `COOPERATIVE` and `OVERLAPPING`."""
+
+    COOPERATIVE = 2
+    """All thread blocks of the launch are to be resident at once."""
+    OVERLAPPING = 6
+    """The launch may begin before the one before it in the stream has ended (programmatic stream serialization)."""
 
     _fields_ = (
         ("id", ctypes.c_int),
@@ -81,8 +86,8 @@ class CooperativeAttribute(ctypes.Structure):
         ("rest", ctypes.c_char * 60),
     )
 
-    def __init__(self) -> None:
-        super().__init__(2, b"", 1)  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    def __init__(self, number: int) -> None:
+        super().__init__(number, b"", 1)
 
 
 @functools.cache

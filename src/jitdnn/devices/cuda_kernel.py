@@ -14,7 +14,7 @@ from typing import Any
 from jitdnn import retention
 from jitdnn.devices.cuda_compile import code_key
 from jitdnn.devices.cuda_driver import (
-    CooperativeAttribute,
+    LaunchAttribute,
     LaunchConfig,
     check,
     current,
@@ -163,7 +163,7 @@ class _Block:
 
     __slots__ = (
         "_addresses",
-        "_attribute",
+        "_attributes",
         "_configs",
         "_library",
         "launches",
@@ -187,10 +187,12 @@ class _Block:
         self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
         self.parameters = ctypes.byref(self._addresses)
         self._configs = [LaunchConfig(*one.grid, one.threads, 1, 1, one.shared) for one in launches]
-        self._attribute = CooperativeAttribute()
+        self._attributes = []
         for config, one in zip(self._configs, launches, strict=True):
-            if one.is_cooperative:
-                config.attributes, config.attribute_count = ctypes.addressof(self._attribute), 1
+            if one.is_cooperative or one.is_overlapping:
+                kind = LaunchAttribute.COOPERATIVE if one.is_cooperative else LaunchAttribute.OVERLAPPING
+                self._attributes.append(LaunchAttribute(kind))
+                config.attributes, config.attribute_count = ctypes.addressof(self._attributes[-1]), 1
         self.launches = [
             (ctypes.byref(config), ctypes.c_void_p(function))
             for config, function in zip(self._configs, functions, strict=True)

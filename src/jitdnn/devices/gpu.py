@@ -92,7 +92,9 @@ class Launch:
     `shared`: bytes of shared memory requested at launch (CUDA only), beside what the text declares. `is_cooperative`:
     thread blocks wait for each other, so that all must be resident at once; a device that has no room for them
     refuses the launch (CUDA only; `GpuDevice.cooperates`). `cluster`: blocks of a cluster, as the text declares it
-    (sm_90a only): more than 8 need the driver's leave, and enough multiprocessors next to each other.
+    (sm_90a only): more than 8 need the driver's leave, and enough multiprocessors next to each other. `is_overlapping`:
+    thread blocks may begin while what is before them in the stream ends: all threads that touch memory wait for that
+    themselves (`wait_for_launch_before` of hopper.cuh).
     """
 
     function: str
@@ -101,6 +103,7 @@ class Launch:
     shared: int = 0
     is_cooperative: bool = False
     cluster: int = 1
+    is_overlapping: bool = False
 
     @property
     def grid(self) -> tuple[int, int, int]:

@@ -47,6 +47,10 @@ static inline int tap(int value) { return (short)value; }
 static inline void tma_load_3d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c, EMULATION_LINE) {
     emulation::load(shared, barrier, {&map, false, 3, {a, b, c}, {}}, line);
 }
+static inline void tma_load_4d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c, int d,
+                               EMULATION_LINE) {
+    emulation::load(shared, barrier, {&map, false, 4, {a, b, c, d}, {}}, line);
+}
 static inline void tma_load_5d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c, int d, int e,
                                EMULATION_LINE) {
     emulation::load(shared, barrier, {&map, false, 5, {a, b, c, d, e}, {}}, line);
@@ -231,6 +235,8 @@ static inline uint4 cluster_load16(u32 there, EMULATION_LINE) {
     emulation::fence();
     return *(const uint4 *)emulation::emulation_cluster_access(there, 16, "cluster_load16", line);
 }
+static inline void wait_for_launch_before() {}
+static inline void let_next_launch_begin() {}
 static inline void cluster_arrive_relaxed(EMULATION_LINE) {
     emulation::fence();
     emulation::emulation_cluster_arrive(true, line);

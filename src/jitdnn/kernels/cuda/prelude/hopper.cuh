@@ -54,6 +54,11 @@ FUNCTION void tma_load_3d(u32 shared, const TensorMap &map, u32 barrier, int a, 
                  " [%0], [%1, {%3, %4, %5}], [%2];"
                  ::"r"(shared), "l"(&map), "r"(barrier), "r"(a), "r"(b), "r"(c) : "memory");
 }
+FUNCTION void tma_load_4d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c, int d) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+                 ::"r"(shared), "l"(&map), "r"(barrier), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 FUNCTION void tma_load_5d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c, int d, int e) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
@@ -92,6 +97,12 @@ FUNCTION void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;
 FUNCTION void tma_prefetch_map(const TensorMap &map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
+
+// ---- Launches that overlap (`Launch.is_overlapping`) ---------------------------------------------------------------
+// Until all of the launch before has ended, and what it wrote is seen. Others return at once.
+FUNCTION void wait_for_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// From each thread block: the launch behind may begin, if it is one that overlaps.
+FUNCTION void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // ---- Clusters: `blocks` thread blocks next to each other, which are resident together ------------------------------
 // They read and write each other's shared memory. cluster_wait lets a thread go on when all threads of the cluster have

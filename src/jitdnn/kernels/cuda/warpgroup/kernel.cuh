@@ -75,6 +75,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #else
         Consumer consumer(ring, warpgroup);
 #endif
+        if (IS_OVERLAPPING) wait_for_launch_before();
         Sums sums;
 #if IS_SPLIT
         SUM *partials = (SUM *)(workspace + tables.partials);

@@ -18,6 +18,9 @@
 // Where IS_PROMOTED (of halves, and of 8-bit reals) the sums of each stage are moved to f32 registers, since the tensor
 // cores truncate as they add.
 //
+// Where IS_OVERLAPPING the launch may have begun while the one before it in the stream ends, and nothing of memory is touched
+// before that has.
+//
 // What the kernel is for says the text behind this (convolution/warpgroup_gemm): `Work`, `Loader`, and where results lie.
 
 // The place in the ring: of the producer, or of a consumer.
@@ -49,9 +52,11 @@ struct Ring {
 
 FUNCTION void produce(const Ring &ring, const Tables &tables) {
     RingPlace place;
+    if (IS_OVERLAPPING) tma_prefetch_map(tables.a(0, 0)), tma_prefetch_map(tables.b(0));
     for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
         const Work work(tables, number);
         Loader loader(tables, work);
+        if (IS_OVERLAPPING) wait_for_launch_before();  // all before this is of the tables alone
         for (int block = work.first_block; block < work.last_block; ++block) {
             mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
             mbarrier_arrive_expect(ring.full(place.stage), COPIED_BYTES);
@@ -59,6 +64,7 @@ FUNCTION void produce(const Ring &ring, const Tables &tables) {
             place.advance();
         }
     }
+    if (IS_OVERLAPPING) let_next_launch_begin();
 }
 
 typedef SUM Sums[ROWS][WN / 2];  // of a thread; see wgmma
@@ -86,7 +92,8 @@ FUNCTION constexpr u32 line_offset(int step) {
 // Begins the products of a stage for the slabs of one warpgroup. `is_added`: to the sums that there are.
 FUNCTION void multiply_stage(const Ring &ring, int stage, int warpgroup, Sums &sums, bool is_added) {
     constexpr int a_row = A_MN_MAJOR ? 128 : ROW_BYTES, b_row = B_MN_MAJOR ? 128 : ROW_BYTES;
-    const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup / WARPGROUPS_N * ROWS * 64 * a_row, SLAB_BYTES, a_row);
+    constexpr int of_slab = 64 * DEPTH * a_row;
+    const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup / WARPGROUPS_N * ROWS * of_slab, SLAB_BYTES, a_row);
     const u64 b = wgmma_descriptor(ring.b(stage) + warpgroup % WARPGROUPS_N * WARPGROUP_B_BYTES,
                                    SEGMENT ? 128 : SLAB_BYTES, b_row);
     wgmma_fence();
@@ -99,7 +106,7 @@ FUNCTION void multiply_stage(const Ring &ring, int stage, int warpgroup, Sums &s
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
                 MULTIPLY<A_MN_MAJOR, B_MN_MAJOR>(sums[row],
-                                                 a_part + step_offset<A_MN_MAJOR, BM>(step) + row * (64 * a_row / 16),
+                                                 a_part + step_offset<A_MN_MAJOR, BM>(step) + row * (of_slab / 16),
                                                  b_part + (SEGMENT ? line_offset(step) : step_offset<B_MN_MAJOR, BN>(step)),
                                                  is_added);
             is_added = true;

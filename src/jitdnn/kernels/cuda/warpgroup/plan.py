@@ -60,9 +60,9 @@ class Tile:
         """Registers of a consumer's thread for the sums."""
         return self.rows * self.wn // 2
 
-    def stage_bytes(self, parts: int) -> int:
+    def stage_bytes(self, parts: int, depth: int = 1) -> int:
         columns = -(-self.n // 64) * 64  # of an MN-major operand
-        return parts * (self.m + columns) * STAGE_ROW
+        return parts * depth * (self.m + columns) * STAGE_ROW
 
     def chunk_bytes(self, result_bytes: int) -> int:
         """Of a row of the chunks in which results leave."""
@@ -74,13 +74,14 @@ class Tile:
         staging = 0 if is_part else self.warpgroups * 2 * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
         return 8 * 64 * self.rows * self.warpgroups + staging + _EXCHANGE_BARRIER_BYTES
 
-    def stages(self, shared_bytes: int, parts: int, is_split: bool, result_bytes: int) -> int:
+    def stages(self, shared_bytes: int, parts: int, is_split: bool, result_bytes: int, depth: int = 1) -> int:
         """Stages that fit into a multiprocessor's shared memory."""
         room = shared_bytes - self.other_bytes(is_split, result_bytes)
-        return min(_MAX_STAGES, room // (self.stage_bytes(parts) + _BARRIER_BYTES))
+        return min(_MAX_STAGES, room // (self.stage_bytes(parts, depth) + _BARRIER_BYTES))
 
-    def shared(self, stages: int, parts: int, is_split: bool, result_bytes: int) -> int:
-        return stages * (self.stage_bytes(parts) + _BARRIER_BYTES) + self.other_bytes(is_split, result_bytes)
+    def shared(self, stages: int, parts: int, is_split: bool, result_bytes: int, depth: int = 1) -> int:
+        one = self.stage_bytes(parts, depth) + _BARRIER_BYTES
+        return stages * one + self.other_bytes(is_split, result_bytes)
 
     def has_registers(
         self, is_promoted: bool, result_bytes: int, is_split: bool, divides_rows: bool = False
@@ -155,6 +156,10 @@ class Products:
     n: int
     groups: int
 
+    def in_stages(self, depth: int) -> Products:
+        """The same in stages of `depth` times as much of K."""
+        return replace(self, blocks=tuple(-(-blocks // depth) for blocks in self.blocks))
+
     def tiles_m(self, tile: Tile) -> int:
         return sum(-(-rows // tile.m) for rows in self.rows)
 
@@ -178,7 +183,8 @@ class Blocking:
     """A tile, its stages, and the splits of K, of `blocks_of_split` stages each.
 
     `parts`: 2 with halves. `result_bytes`: of an element of the result. `divides_rows`: those of A, in registers.
-    `is_rough`: of the halves only the first ones are multiplied, which have the bits of tf32.
+    `is_rough`: of the halves only the first ones are multiplied, which have the bits of tf32. `depth`: a stage has so
+    many times `STAGE_ROW` bytes of K.
     """
 
     tile: Tile
@@ -189,6 +195,7 @@ class Blocking:
     result_bytes: int
     divides_rows: bool = False
     is_rough: bool = False
+    depth: int = 1
 
     @property
     def is_split(self) -> bool:
@@ -202,7 +209,7 @@ class Blocking:
 
     @property
     def shared(self) -> int:
-        return self.tile.shared(self.stages, self.parts, self.is_split, self.result_bytes)
+        return self.tile.shared(self.stages, self.parts, self.is_split, self.result_bytes, self.depth)
 
     def works(self, products: Products) -> int:
         return products.tiles(self.tile) * self.splits
@@ -215,9 +222,10 @@ class Blocking:
 def blockings(
     products: Products, tiles: Sequence[Tile], shared_bytes: int, multiprocessors: int, parts: int,
     result_bytes: int, max_splits: int, is_promoted: bool, min_splits: int = 1, divides_rows: bool = False,
-    is_rough: bool = False,
+    is_rough: bool = False, depth: int = 1,
 ) -> list[Blocking]:  # fmt: skip
     """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves."""
+    products = products.in_stages(depth)
     found = []
     for tile in tiles:
         if not tile.has_chunks(result_bytes):
@@ -225,7 +233,7 @@ def blockings(
         count, longest = products.tiles(tile), products.longest
         if tile.cluster > 1:
             found += _in_clusters(
-                products, tile, shared_bytes, multiprocessors, parts, result_bytes, is_promoted
+                products, tile, shared_bytes, multiprocessors, parts, result_bytes, is_promoted, depth
             )
             continue
         wanted = {min_splits}
@@ -241,16 +249,18 @@ def blockings(
             is_split = splits > 1
             if splits < min_splits:
                 continue
-            stages = tile.stages(shared_bytes, parts, is_split, result_bytes)
+            stages = tile.stages(shared_bytes, parts, is_split, result_bytes, depth)
             if stages < 2 or not tile.has_registers(is_promoted, result_bytes, is_split, divides_rows):
                 continue
-            found.append(Blocking(tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough))
+            found.append(
+                Blocking(tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough, depth)
+            )
     return found
 
 
 def _in_clusters(
     products: Products, tile: Tile, shared_bytes: int, multiprocessors: int, parts: int, result_bytes: int,
-    is_promoted: bool,
+    is_promoted: bool, depth: int,
 ) -> list[Blocking]:  # fmt: skip
     """The blocking of a tile whose K a cluster shares, if all clusters run at once and every block has a part."""
     cluster, longest = tile.cluster, products.longest
@@ -258,8 +268,8 @@ def _in_clusters(
     at_once = multiprocessors * _AT_ONCE[cluster] // _OF_MULTIPROCESSORS
     if len(products.rows) > 1 or products.tiles(tile) > at_once or (cluster - 1) * length >= longest:
         return []
-    stages = tile.stages(shared_bytes, parts, False, result_bytes)
-    has_room = stages * tile.stage_bytes(parts) >= 4 * tile.m * tile.n  # for the sums
+    stages = tile.stages(shared_bytes, parts, False, result_bytes, depth)
+    has_room = stages * tile.stage_bytes(parts, depth) >= 4 * tile.m * tile.n  # for the sums
     if stages < 2 or not has_room or not tile.has_registers(is_promoted, result_bytes, False):
         return []
-    return [Blocking(tile, stages, cluster, length, parts, result_bytes)]
+    return [Blocking(tile, stages, cluster, length, parts, result_bytes, depth=depth)]

@@ -4,24 +4,27 @@
 constexpr bool IS_PART = IS_SPLIT || CLUSTER > 1;
 constexpr int WARPGROUPS = WARPGROUPS_M * WARPGROUPS_N;
 constexpr int BM = 64 * ROWS * WARPGROUPS_M, BN = WN * WARPGROUPS_N;
-constexpr int BK = 128 / ELEMENT_BYTES;  // of a stage, in SUBS pieces, each of which a row of shared memory holds
+// Of a stage, in SUBS pieces, each of which a row of shared memory holds; of a wgrad in DEPTH times as many rows.
+constexpr int BK = 128 / ELEMENT_BYTES * DEPTH;
 constexpr int SUBS = 128 / ROW_BYTES, SUB_K = ROW_BYTES / ELEMENT_BYTES;
-constexpr int SLAB_BYTES = 64 * 128;  // of an MN-major operand: 64 of K by 64 rows
+constexpr int SLAB_BYTES = 64 * DEPTH * 128;  // of an MN-major operand: BK by 64 rows
 constexpr int B_COLUMNS = B_MN_MAJOR ? (BN + 63) / 64 * 64 : BN;
 // Of a wgrad in lines (SEGMENT pixels of a line at a time, 0 of others) the taps of a line of the filter, 64 columns each,
 // read the same rows of B, each one row further: of every segment as many more are copied, and there is room for 8.
 constexpr int SEGMENTS = SEGMENT ? BK / (SEGMENT ? SEGMENT : BK) : 1, SEGMENT_ROWS = SEGMENT + 8, TAPS_AT_ONCE = WN / 64;
-constexpr int WARPGROUP_B_BYTES = SEGMENT ? SEGMENTS * SEGMENT_ROWS * 128 : WN * (B_MN_MAJOR ? 128 : ROW_BYTES);
-constexpr int A_BYTES = BM * 128, B_BYTES = SEGMENT ? WARPGROUPS_N * WARPGROUP_B_BYTES : B_COLUMNS * 128;
+constexpr int WARPGROUP_B_BYTES = SEGMENT ? SEGMENTS * SEGMENT_ROWS * 128 : WN * DEPTH * (B_MN_MAJOR ? 128 : ROW_BYTES);
+constexpr int A_BYTES = BM * DEPTH * 128;
+constexpr int B_BYTES = SEGMENT ? WARPGROUPS_N * WARPGROUP_B_BYTES : B_COLUMNS * DEPTH * 128;
 constexpr int STAGE_BYTES = PARTS * (A_BYTES + B_BYTES);
 constexpr int COPIED_BYTES =  // of a stage
     SEGMENT ? PARTS * (A_BYTES + WARPGROUPS_N * SEGMENTS * (SEGMENT + TAPS_AT_ONCE - 1) * 128) : STAGE_BYTES;
 constexpr int BLOCK_THREADS = 128 * (WARPGROUPS + 1);
-constexpr int STEPS = 4;  // products along K of a stage: 32 bytes each
+constexpr int STEPS = 4 * DEPTH;  // products along K of a stage: 32 bytes each
 // Whether the sums are integers, which become results in f64.
 constexpr bool IS_INTEGER = sizeof(REAL) == 8;
 static_assert((!A_MN_MAJOR && !B_MN_MAJOR) || ELEMENT_BYTES == 2, "only elements of two bytes are read across");
 static_assert(!A_MN_MAJOR || ROW_BYTES == 128, "pixels are not divided");
+static_assert(DEPTH == 1 || (A_MN_MAJOR && B_MN_MAJOR && PARTS == 1 && !SEGMENT), "of filter gradients alone");
 static_assert(!B_MN_MAJOR || WARPGROUPS_N == 1 || WN % 64 == 0, "columns come in blocks of 64");
 
 // Registers of a thread: those that the producer does not need go to the consumers.

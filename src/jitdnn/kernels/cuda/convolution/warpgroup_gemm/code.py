@@ -149,9 +149,11 @@ def source_of(
         ("IS_RESULT_BOXES", int(plan.is_in_boxes)),
         ("WN", tile.wn),
         ("STAGES", blocking.stages),
+        ("DEPTH", blocking.depth),
         ("PARTS", blocking.parts),
         ("IS_SPLIT", int(blocking.is_split)),
         ("CLUSTER", tile.cluster),
+        ("IS_OVERLAPPING", int(plan.is_overlapping)),
         ("A_MN_MAJOR", int(plan.is_wgrad)),
         ("B_MN_MAJOR", int(plan.is_b_mn_major)),
         ("PHASES", plan.phases),
@@ -192,7 +194,16 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     if packs:
         launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256))
     groups = plan.works if tile.cluster > 1 else min(multiprocessors, plan.works)
-    launches.append(Launch("multiply", groups, tile.threads, plan.shared, cluster=tile.cluster))
+    launches.append(
+        Launch(
+            "multiply",
+            groups,
+            tile.threads,
+            plan.shared,
+            cluster=tile.cluster,
+            is_overlapping=plan.is_overlapping,
+        )
+    )
     if plan.blocking.is_split:
         sums = plan.works // plan.blocking.splits * tile.m * tile.n
         sharing = reduction_sharing(plan.blocking.splits)

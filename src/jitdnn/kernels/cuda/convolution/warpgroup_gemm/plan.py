@@ -64,6 +64,14 @@ class Plan:
         return self.blocking.shared + self.fusion.shared + (DIVISION_BYTES if self.is_divided else 0)
 
     @property
+    def is_overlapping(self) -> bool:
+        """Whether the product may begin while the launch before it ends: it is the only one, of a filter's gradient."""
+        has_others = (
+            any(self.packs) or self.blocking.is_split or self.fusion.has_sums or self.fusion.has_prologue
+        )
+        return self.is_wgrad and not has_others
+
+    @property
     def divides_rows(self) -> bool:
         """Whether f32 of A is divided into halves in registers."""
         return self.blocking.divides_rows
