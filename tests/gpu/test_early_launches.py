@@ -115,7 +115,7 @@ def test_only_gpus_that_can_begin_early(arch: str, is_early: bool) -> None:
     text = "KERNEL(32) void nothing(const u8 *x, u8 *workspace, f64 alpha, f64 beta) { begin_launch(); }"
     launch = Launch("nothing", 1, 32, is_early=True)
     kernel: Any = cuda.offline(arch).kernel(Source("nothing", text, dialect="cuda"), [launch], 1)
-    assert kernel.record(arch)["launches"] == [("nothing", 1, 32, 0, False, 1, is_early)]
+    assert kernel.record(arch)["launches"] == [("nothing", 1, 32, 0, False, 1, False, is_early)]
 
 
 TOUCHES = re.compile(r"\b(?:ld|st|atom|red|cp)\.(?:[\w:]+\.)*(?:global|async)")

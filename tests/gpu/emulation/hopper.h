@@ -47,6 +47,10 @@ static inline int tap(int value) { return (short)value; }
 static inline void tma_load_3d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c, EMULATION_LINE) {
     emulation::load(shared, barrier, {&map, false, 3, {a, b, c}, {}}, line);
 }
+static inline void tma_load_4d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c, int d,
+                               EMULATION_LINE) {
+    emulation::load(shared, barrier, {&map, false, 4, {a, b, c, d}, {}}, line);
+}
 static inline void tma_load_5d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c, int d, int e,
                                EMULATION_LINE) {
     emulation::load(shared, barrier, {&map, false, 5, {a, b, c, d, e}, {}}, line);

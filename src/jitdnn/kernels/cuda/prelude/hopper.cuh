@@ -54,6 +54,11 @@ FUNCTION void tma_load_3d(u32 shared, const TensorMap &map, u32 barrier, int a, 
                  " [%0], [%1, {%3, %4, %5}], [%2];"
                  ::"r"(shared), "l"(&map), "r"(barrier), "r"(a), "r"(b), "r"(c) : "memory");
 }
+FUNCTION void tma_load_4d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c, int d) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+                 ::"r"(shared), "l"(&map), "r"(barrier), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 FUNCTION void tma_load_5d(u32 shared, const TensorMap &map, u32 barrier, int a, int b, int c, int d, int e) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"

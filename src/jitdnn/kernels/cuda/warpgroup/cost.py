@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jitdnn.devices.gpu import GpuDevice
@@ -21,8 +21,10 @@ _OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
 _EFFICIENCY = 0.96  # of the mainloop, where nothing else is the limit
 _SHARED_SHARE = 1.08  # of the path to shared memory, as `shared_bytes_per_cycle` of facts counts it
+_WGRAD_SHARED_SHARE = 1.5  # the same where all operands are read across
 _ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it is
-_WGRAD_ROW_CYCLES = 2.3  # the same where all operands are read across
+_WGRAD_ROW_CYCLES = 1.7  # the same where all operands are read across
+_WGRAD_SHORT_CYCLES = 2.3  # the same in boxes of 64 rows
 _LANES = 128  # of a multiprocessor: numbers of which it computes one instruction in a cycle
 _BOX_CYCLES = 110.0  # of the copy engine for a box of few rows
 _DIVISION = 4.5
@@ -45,6 +47,7 @@ _PARTIAL_CYCLES = 890.0  # of partial sums on their way to the workspace, withou
 _EXCHANGE_CYCLES = 800.0  # of a cluster, beside those of its sums
 _EXCHANGE_BYTES = 22.0  # of sums that a thread block of a cluster writes for others and reads, in a cycle
 _CLUSTER_FACTOR = 1.25  # of a stage of clusters, forward and for data gradients
+_WGRAD_CLUSTER_FACTOR = 1.1  # the same of filter gradients
 _MEMORY_SHARE = 0.86  # of the bandwidth of copies
 _UNHIDDEN = 0.05
 """Of the shorter of work and memory: where memory is the limit, of two tiles the one that wastes less is faster."""
@@ -56,6 +59,10 @@ _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 _AS_FAST = 1.005
 """The factor on a time within which it counts as the same."""
 _OUTSIDE = 0.2  # of the columns of tiles, that may lie outside beside those of another tile
+
+
+Whole = tuple[bool, bool]
+NOT_WHOLE: Whole = (False, False)
 
 
 @dataclass(frozen=True)
@@ -79,20 +86,20 @@ def begins_early(blocking: Blocking) -> bool:
     return not blocking.is_split and blocking.blocks_of_split <= _EARLY_STAGES
 
 
-def copy_cycles(blocking: Blocking, row_bytes: int, rows: int, is_wgrad: bool) -> float:
-    """Cycles of the copy engine for the rows of a stage."""
-    return rows * (blocking.row // row_bytes) * (_WGRAD_ROW_CYCLES if is_wgrad else _ROW_CYCLES)
+def copy_cycles(blocking: Blocking, row_bytes: int, rows: int) -> float:
+    """Cycles of the copy engine for the rows of a stage, of operands that are read along K."""
+    return rows * (blocking.row // row_bytes) * _ROW_CYCLES
 
 
 def stage_cycles(
     blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, is_rewritten: bool = False,
-    is_divided: bool = False, shared_rows: SharedRows | None = None,
+    is_divided: bool = False, shared_rows: SharedRows | None = None, is_whole: Whole = NOT_WHOLE,
 ) -> float:  # fmt: skip
     """Cycles of a stage of a tile: products, the path to shared memory, or the copy engine, whichever takes longest.
 
     `row_bytes`: of the rows that are copied. `is_rewritten`: B is read and written by threads before it is multiplied.
     `is_divided`: threads divide numbers into halves first, in shared memory. `shared_rows`: of B, which the
-    columns of a warpgroup share.
+    columns of a warpgroup share. `is_whole`: of A and of B, whether one copy brings all blocks of 64 rows, of a wgrad.
     """
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
@@ -103,7 +110,8 @@ def stage_cycles(
     brought = parts * (tile.m + of_b)  # rows of 128 bytes
     of_a = 64 * (2 if blocking.divides_rows else products)
     read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (2 * tile.n if is_rewritten else 0)
-    shared = (brought + read) * blocking.row / (_SHARED_SHARE * facts.shared_bytes_per_cycle)
+    share = _WGRAD_SHARED_SHARE if is_wgrad and parts == 1 and not shared_rows else _SHARED_SHARE
+    shared = (brought + read) * blocking.row / (share * facts.shared_bytes_per_cycle)
     if is_divided:
         divided = parts * of_b if blocking.divides_rows else brought
         shared += (
@@ -112,7 +120,16 @@ def stage_cycles(
             * blocking.row
             / facts.shared_bytes_per_cycle
         )
-    copies = copy_cycles(blocking, row_bytes, brought, is_wgrad)
+    if is_wgrad:
+        # boxes of 64 rows are slower than those of all rows of a tile, or of a stage that is deeper
+        depth = blocking.row // STAGE_ROW
+        a, b = (
+            _WGRAD_ROW_CYCLES if (one and rows > 64) or depth > 1 else _WGRAD_SHORT_CYCLES
+            for one, rows in zip(is_whole, (tile.m, tile.n), strict=True)
+        )
+        copies = parts * (tile.m * a + of_b * b) * depth
+    else:
+        copies = copy_cycles(blocking, row_bytes, brought)
     if shared_rows:
         copies = max(copies, _BOX_CYCLES * parts * shared_rows.boxes * (tile.m // 64 + tile.across))
     if blocking.divides_rows:
@@ -136,14 +153,19 @@ def seconds(
     finish: Finish = NO_FINISH,
     is_divided: bool = False,
     shared_rows: SharedRows | None = None,
+    is_whole: Whole = NOT_WHOLE,
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, clock = blocking.tile, gemm_clock(device.facts)
     outside = blocking.parts * products.outside(tile)
-    stage = stage_cycles(blocking, device, row_bytes, is_wgrad, is_rewritten, is_divided, shared_rows)
+    stage = stage_cycles(
+        blocking, device, row_bytes, is_wgrad, is_rewritten, is_divided, shared_rows, is_whole
+    )
     if is_wgrad:
         if tile.across > 1 and not shared_rows:
             stage *= _ROWS_ACROSS_FACTOR if blocking.divides_rows else _ACROSS_FACTOR
+        if tile.cluster > 1:
+            stage *= _WGRAD_CLUSTER_FACTOR
     else:
         stage = (stage + _OUTSIDE_CYCLES * outside * (not blocking.keeps_b)) * (
             _CLUSTER_FACTOR if tile.cluster > 1 else 1.0
@@ -160,7 +182,7 @@ def seconds(
         brought = blocking.parts * (tile.m + (0 if blocking.keeps_b else tile.n))
         chunk = tile.chunk_bytes(result_bytes)
         stored = tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
-        moved = length * copy_cycles(blocking, row_bytes, brought, False) + _STORE_ROW_CYCLES * stored
+        moved = length * copy_cycles(blocking, row_bytes, brought) + _STORE_ROW_CYCLES * stored
         loop = max(loop, moved)
     one = loop + _TILE_CYCLES + (out + _PARTIAL_CYCLES if blocking.is_split else finished)
     if tile.cluster > 1:
@@ -202,19 +224,21 @@ def best_blocking(
     max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
     finish: Finish = NO_FINISH,
     is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
-    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False,
+    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, is_whole: Whole = NOT_WHOLE,
+    depths: Callable[[Tile], Sequence[int]] = lambda _: (1,),
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
     that are for something else. `is_rewritten`, `is_divided`, `shared_rows`: see `stage_cycles`; `divides_rows`,
-    `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. What is divided is split.
+    `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many times `row`
+    stages of a tile may have. What is divided is split.
     """
     found = [
         (
             one,
             seconds(
-                products,
+                staged,
                 one,
                 device,
                 bytes_moved,
@@ -225,11 +249,15 @@ def best_blocking(
                 finish,
                 is_divided,
                 shared_rows,
+                is_whole,
             ),
         )
+        for tile in tiles
+        for depth in depths(tile)
+        for staged in (products.in_stages(depth),)
         for one in blockings(
-            products,
-            tiles,
+            staged,
+            (tile,),
             device.shared_bytes - taken,
             device.multiprocessors,
             parts,
@@ -239,7 +267,7 @@ def best_blocking(
             2 if is_divided else 1,
             divides_rows,
             is_rough,
-            row,
+            row * depth,
             may_keep_b,
         )
     ]

@@ -47,7 +47,7 @@ struct Ring {
     }
 };
 
-#define MAY_KEEP_B (!A_MN_MAJOR && PHASES == 1 && !IS_SPLIT && CLUSTER == 1 && !HAS_PROLOGUE)
+#define MAY_KEEP_B (!A_MN_MAJOR && PHASES == 1 && !IS_SPLIT && !IS_CLUSTERED && !HAS_PROLOGUE)
 
 // Where a thread block has the same columns in all of its tiles, and a ring holds the stages of K once or several times,
 // a stage of the ring has the same part of B in each of its turns: it is brought once.
@@ -104,7 +104,8 @@ FUNCTION constexpr u32 line_offset(int step) {
 // Begins the products of a stage for the slabs of one warpgroup. `is_added`: to the sums that there are.
 FUNCTION void multiply_stage(const Ring &ring, int stage, int warpgroup, Sums &sums, bool is_added) {
     constexpr int a_row = A_MN_MAJOR ? 128 : ROW_BYTES, b_row = B_MN_MAJOR ? 128 : ROW_BYTES;
-    const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup / WARPGROUPS_N * ROWS * 64 * a_row, SLAB_BYTES, a_row);
+    constexpr int of_slab = A_MN_MAJOR ? SLAB_BYTES : 64 * a_row;
+    const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup / WARPGROUPS_N * ROWS * of_slab, SLAB_BYTES, a_row);
     const u64 b = wgmma_descriptor(ring.b(stage) + warpgroup % WARPGROUPS_N * WARPGROUP_B_BYTES,
                                    SEGMENT ? 128 : SLAB_BYTES, b_row);
     wgmma_fence();
@@ -117,7 +118,7 @@ FUNCTION void multiply_stage(const Ring &ring, int stage, int warpgroup, Sums &s
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
                 MULTIPLY<A_MN_MAJOR, B_MN_MAJOR>(sums[row],
-                                                 a_part + step_offset<A_MN_MAJOR, BM>(step) + row * (64 * a_row / 16),
+                                                 a_part + step_offset<A_MN_MAJOR, BM>(step) + row * (of_slab / 16),
                                                  b_part + (SEGMENT ? line_offset(step) : step_offset<B_MN_MAJOR, BN>(step)),
                                                  is_added);
             is_added = true;

@@ -165,6 +165,10 @@ class Products:
     groups: int
     is_across: bool = False
 
+    def in_stages(self, depth: int) -> Products:
+        """The same in stages of `depth` times as much of K."""
+        return replace(self, blocks=tuple(-(-blocks // depth) for blocks in self.blocks))
+
     def tiles_m(self, tile: Tile) -> int:
         return sum(-(-rows // tile.m) for rows in self.rows)
 
@@ -242,10 +246,10 @@ def blockings(
             continue
         count, longest = products.tiles(tile), products.longest
         if tile.cluster > 1:
-            if row != STAGE_ROW:
+            if row % STAGE_ROW:
                 continue
             found += _in_clusters(
-                products, tile, shared_bytes, multiprocessors, parts, result_bytes, is_promoted
+                products, tile, shared_bytes, multiprocessors, parts, result_bytes, is_promoted, row
             )
             continue
         wanted = {min_splits}
@@ -283,7 +287,7 @@ def _keeps_b(products: Products, tile: Tile, stages: int) -> bool:
 
 def _in_clusters(
     products: Products, tile: Tile, shared_bytes: int, multiprocessors: int, parts: int, result_bytes: int,
-    is_promoted: bool,
+    is_promoted: bool, row: int,
 ) -> list[Blocking]:  # fmt: skip
     """The blocking of a tile whose K a cluster shares, if all clusters run at once and every block has a part."""
     cluster, longest = tile.cluster, products.longest
@@ -291,8 +295,8 @@ def _in_clusters(
     at_once = multiprocessors * _AT_ONCE[cluster] // _OF_MULTIPROCESSORS
     if len(products.rows) > 1 or products.tiles(tile) > at_once or (cluster - 1) * length >= longest:
         return []
-    stages = tile.stages(shared_bytes, parts, False, result_bytes)
-    has_room = stages * tile.stage_bytes(parts) >= 4 * tile.m * tile.n  # for the sums
+    stages = tile.stages(shared_bytes, parts, False, result_bytes, row)
+    has_room = stages * tile.stage_bytes(parts, row) >= 4 * tile.m * tile.n  # for the sums
     if stages < 2 or not has_room or not tile.has_registers(is_promoted, result_bytes, False):
         return []
-    return [Blocking(tile, stages, cluster, length, parts, result_bytes)]
+    return [Blocking(tile, stages, cluster, length, parts, result_bytes, row=row)]

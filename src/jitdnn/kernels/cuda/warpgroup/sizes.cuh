@@ -22,6 +22,7 @@ constexpr int STEPS = STAGE_ROW / 32;  // products along K of a stage
 constexpr bool IS_INTEGER = sizeof(REAL) == 8;
 static_assert((!A_MN_MAJOR && !B_MN_MAJOR) || ELEMENT_BYTES == 2, "only elements of two bytes are read across");
 static_assert(!A_MN_MAJOR || ROW_BYTES == 128, "pixels are not divided");
+static_assert(!(A_MN_MAJOR && B_MN_MAJOR) || STAGE_ROW == 128 || (PARTS == 1 && !SEGMENT), "deep stages of filter gradients");
 static_assert(!B_MN_MAJOR || WARPGROUPS_N == 1 || WN % 64 == 0, "columns come in blocks of 64");
 
 // Registers of a thread: those that the producer does not need go to the consumers.

@@ -266,9 +266,9 @@ def _correlation_plan(
     numbers = (
         *phase_numbers,
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
-        max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
+        products.tiles_n(tile), max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
         0 if batch else geometry.in_channels, 1 if batch else 0, *_filter_steps(geometry, is_forward, batch),
-        rank == 5, 0, 0,
+        rank == 5, 0, 0, 0, 0,
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
         *pack_numbers((Pack(data, 0) if divides_rows else packs[0], packs[1])), 0, 0, 0, 0, *data.extents,
         fusion.channels, room, sum_rows,

@@ -16,12 +16,13 @@ struct Work {
     Columns columns;
 
     METHOD Work(const Tables &tables, int number) {
-        const int tiles_n = (int)tables.tiles_n, tiles = (int)tables.tiles_m * tiles_n;
+        const int tiles = (int)(tables.tiles_m * tables.tiles_n);
         const int split = split_of(tables, number, tiles);
         group = tables.groups == 1 ? 0 : number / tiles;
         number -= group * tiles;
-        const int row_tile = quotient(number, tiles_n);
-        columns.first = (number - row_tile * tiles_n) * BN;
+        int row_tile, column_tile;
+        place_tile(tables, number, row_tile, column_tile);
+        columns.first = column_tile * BN;
         phase = 0;
 #pragma unroll
         for (int next = 1; next < PHASES; ++next) phase += row_tile >= (int)tables.phases[next].first_tile;

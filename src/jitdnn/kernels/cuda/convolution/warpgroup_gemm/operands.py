@@ -21,6 +21,10 @@ _PACK_TILE = 64
 """Pixels, and channels, that a thread block of pack.cu copies."""
 MAX_STEP = 8
 """Elements from one pixel to the next that an im2col map can take."""
+BLOCK = 64
+"""Channels of a wgrad's operands that lie side by side in shared memory."""
+_MOST_BLOCKS = 4
+"""That one copy brings."""
 ROWS = (128, 64, 32)
 """Bytes of a row of shared memory that copies can fill."""
 _LIMITS = {4: (-128, 127, 255), 5: (-16, 15, 31)}
@@ -208,6 +212,21 @@ def rows_map(
     return TensorMap(
         operand.number, operand.offset, operand.dtype, (operand.channels, count, images), strides,
         (row_bytes // operand.size, pixels, 1), (1, 1, 1), None, is_rounded and operand.dtype == "f32",
+    )  # fmt: skip
+
+
+def whole_map(
+    operand: Operand, row_bytes: int, pixels: int, blocks: int, is_batch: bool, is_rounded: bool = True
+) -> TensorMap | None:
+    """The same for `blocks` blocks of 64 channels at once, one behind the other; None where channels are no blocks."""
+    one = rows_map(operand, row_bytes, pixels, is_batch, is_rounded)
+    if one is None or operand.channels % BLOCK or blocks > _MOST_BLOCKS:
+        return None
+    channels, count, images = one.extents
+    inner, *_ = one.box
+    return replace(
+        one, extents=(BLOCK, count, channels // BLOCK, images),
+        strides=(one.strides[0], BLOCK * operand.size, one.strides[1]), box=(inner, pixels, blocks, 1), steps=(1,) * 4,
     )  # fmt: skip
 
 

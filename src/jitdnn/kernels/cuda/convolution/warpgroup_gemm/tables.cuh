@@ -34,11 +34,13 @@ struct Tables {
     TensorMap maps[A_MAPS + B_MAPS + IS_RESULT_BOXES];  // of the phases of A, for each of its parts; of B; of the result
     Phase phases[PHASES];
     i64 works, splits, groups, tiles_m, tiles_n, blocks_of_split;
+    i64 strip;  // tiles are numbered across as many, then down
     i64 rows, columns, channels, channel_blocks;  // of a group: of the product; of the data or, of wgrad, of x
     // from one group to the next in the coordinates of A, and of B: its columns, what is summed, its outermost axis
     i64 a_channel_step, a_image_step, b_column_step, b_channel_step, b_outer_step;
     i64 is_volume;                 // maps of windows have three axes of space, not two
     i64 is_a_linear, is_b_linear;  // of a wgrad: pixels are copied by their number, not as windows
+    i64 is_a_whole, is_b_whole;    // of those: one copy brings all channels of a tile, which come in blocks of 64
     i64 partials, header;  // bytes of the workspace
     i64 result_image, result_group, result_row, result_column, result_space[3];
     Pack packs[2];                // of the first and the second operand
@@ -75,6 +77,19 @@ FUNCTION int split_of(const Tables &tables, int &number, int tiles) {
         number -= split * tiles * (int)tables.groups;
     }
     return split;
+}
+
+// Which tile of a group has a number.
+FUNCTION void place_tile(const Tables &tables, int number, int &row_tile, int &column_tile) {
+    const int tiles_n = (int)tables.tiles_n, tiles_m = (int)tables.tiles_m;
+    int width = (int)tables.strip, before = 0;
+    if (width < tiles_n) {
+        before = number / (tiles_m * width) * width;
+        number -= before * tiles_m;
+        width = min(width, tiles_n - before);
+    }
+    row_tile = quotient(number, width);
+    column_tile = before + number - row_tile * width;
 }
 
 // The position of a pixel of a phase: its image, and its number along each axis of space.

@@ -52,13 +52,13 @@ struct Work {
     Columns columns;
 
     METHOD Work(const Tables &tables, int number) {
-        const int tiles_n = (int)tables.tiles_n, tiles = (int)tables.tiles_m * tiles_n;
+        const int tiles = (int)(tables.tiles_m * tables.tiles_n);
         const int split = split_of(tables, number, tiles);
         group = tables.groups == 1 ? 0 : number / tiles;
         number -= group * tiles;
-        const int row_tile = quotient(number, tiles_n);
-        first_row = row_tile * BM;
-        columns.first = (number - row_tile * tiles_n) * BN;
+        int row_tile, column_tile;
+        place_tile(tables, number, row_tile, column_tile);
+        first_row = row_tile * BM, columns.first = column_tile * BN;
         columns.count = min(BN, (int)tables.columns - columns.first);
         const int blocks = ((int)tables.phases[0].rows + BK - 1) / BK;
         first_block = split * (int)tables.blocks_of_split;
@@ -84,8 +84,9 @@ FUNCTION void store_box(u32 from, const Tables &tables, const Columns &columns, 
         const Column one(tables, columns.first + column);
         if (!one.is_there(tables)) return;
         const int taps_s = (int)tables.phases[0].axes[2].taps, taps_r = (int)tables.phases[0].axes[1].taps;
+        // the products of a batch have one tap each, in whose place they are numbered
         tma_store_3d(from, tables.result(), one.channel + column % 64, (one.tap[0] * taps_r + one.tap[1]) * taps_s +
-                     one.tap[2], row + group * (int)tables.rows);
+                     one.tap[2] + group * (int)tables.a_image_step, row + group * (int)tables.a_channel_step);
     }
 }
 
@@ -174,7 +175,11 @@ struct Loader {
             const int of_b = IS_DIVIDED ? 32 * part : 0, of_a = IS_DIVIDED || DIVIDES_ROWS ? 32 * part : 0;
 #pragma unroll
             for (int m = 0; m < BM; m += 64) {
-                const u32 to = to_a + part * A_BYTES + m * 128;
+                const u32 to = to_a + part * A_BYTES + m / 64 * SLAB_BYTES;
+                if (tables.is_a_whole) {
+                    tma_load_4d(to, tables.a(0, part), barrier, of_a, pixel, row / 64, a_image);
+                    break;
+                }
                 if (tables.is_a_linear)
                     tma_load_3d(to, tables.a(0, part), barrier, row + m + of_a, pixel, a_image);
                 else
@@ -184,6 +189,10 @@ struct Loader {
 #pragma unroll
             for (int n = 0; n < BOXES; ++n) {
                 const u32 to = to_b + part * B_BYTES + n * SLAB_BYTES;
+                if (tables.is_b_whole) {
+                    tma_load_4d(to, tables.b(part), barrier, of_b, pixel, channels[0] / 64, b_image);
+                    break;
+                }
                 if (tables.is_b_linear)
                     tma_load_3d(to, tables.b(part), barrier, channels[n] + of_b, pixel, b_image);
                 else

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jitdnn.devices.gpu import GpuDevice
@@ -19,6 +20,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     pixel_map,
     result_map,
     rows_map,
+    whole_map,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     NEEDS_WORKSPACE,
@@ -128,6 +130,35 @@ def wgrad_plan(
     tiles = fusion.tiles(tiles, result_bytes, True)
     if divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
+    ones = (1, 1, 1)
+    base = (-before[0], -before[1], -before[2])
+    is_plain = taps == ones and strides == ones and base == (0, 0, 0) and x.extents == outputs
+    is_f32 = is_divided or divides_rows  # what is copied of dy
+
+    def maps_in_rows(
+        parts: Sequence[Operand], pixels: int, blocks: int, is_f32: bool
+    ) -> list[TensorMap | None]:
+        return [
+            whole_map(part, STAGE_ROW, pixels, blocks, batch is not None, not is_f32) if blocks else
+            rows_map(part, STAGE_ROW, pixels, batch is not None, not is_f32)
+            for part in parts
+        ]  # fmt: skip
+
+    is_whole = (  # of dy, and of x
+        not segment and out_channels % 64 == 0 and all(maps_in_rows(a, block, 1, is_f32)),
+        not segment
+        and is_plain
+        and in_channels % 64 == 0
+        and (groups == 1 or not is_divided)
+        and all(maps_in_rows(b, block, 1, is_divided)),
+    )
+    is_deep = parts == 1 and not segment and not fusion.has_prologue
+
+    def depths(tile: Tile) -> tuple[int, ...]:
+        # where copies of more pixels make up for fewer stages
+        is_small = tile.m * tile.n == 64 * 64 if is_whole[1] else tile.m * tile.n <= 128 * 128
+        return (1, 2) if is_deep and is_small else (1,)
+
     found = best_blocking(
         products,
         tiles,
@@ -145,19 +176,18 @@ def wgrad_plan(
         shared_rows=SharedRows(block // segment, segment + at_once - 1) if segment else None,
         divides_rows=divides_rows,
         is_rough=is_rough,
+        is_whole=is_whole,
+        depths=depths,
     )
     if not found:
         return "no tile fits into the shared memory of the device"
     blocking, seconds = found
     tile = blocking.tile
-    ones = (1, 1, 1)
-    base = (-before[0], -before[1], -before[2])
-    is_plain = taps == ones and strides == ones and base == (0, 0, 0) and x.extents == outputs
-    is_f32 = is_divided or divides_rows  # what is copied of dy
-    maps_of_a = [rows_map(part, STAGE_ROW, block, batch is not None, not is_f32) for part in a]
+    block *= blocking.row // STAGE_ROW
+    maps_of_a = maps_in_rows(a, block, tile.m // 64 if is_whole[0] else 0, is_f32)
     maps_of_b: list[TensorMap | None] = [None]
     if is_plain:
-        maps_of_b = [rows_map(part, STAGE_ROW, block, batch is not None, not is_divided) for part in b]
+        maps_of_b = maps_in_rows(b, block, tile.n // 64 if is_whole[1] else 0, is_divided)
     is_a_linear, is_b_linear = all(maps_of_a), all(maps_of_b)
     if not is_a_linear:
         maps_of_a = [
@@ -184,10 +214,12 @@ def wgrad_plan(
     multiples = [in_channels, row, group, first, *used]
     is_vector = column == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
     boxes = None
-    if is_vector and blocking.is_whole and not batch and (groups == 1 or out_channels % 64 == 0) and sign > 0:
+    if is_vector and blocking.is_whole and (batch or groups == 1 or out_channels % 64 == 0) and sign > 0:
         tap_step = linear_step(problem.filter_spatial, space)
         box_columns = tile.chunk_bytes(result_bytes) // result_bytes
-        if tap_step is not None:
+        if batch:  # in the place of taps
+            boxes = result_map(dw.dtype, in_channels, groups, batch.result, out_channels, row, box_columns)
+        elif tap_step is not None:
             boxes = result_map(
                 dw.dtype, in_channels, math.prod(taps), tap_step, groups * out_channels, row, box_columns
             )
@@ -197,9 +229,9 @@ def wgrad_plan(
     numbers = (
         0, pixels, *(number for axis in axes for number in axis.numbers),
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
-        out_channels, columns, in_channels, channel_blocks,
+        _strip(products, tile), out_channels, columns, in_channels, channel_blocks,
         0 if batch else out_channels, 1 if batch else 0, 0 if batch else in_channels, 0, 1 if batch else 0,
-        rank == 5, is_a_linear, is_b_linear,
+        rank == 5, is_a_linear, is_b_linear, *is_whole,
         at, 0, 0, group, row, column, 0, 0, 0,
         *pack_numbers((Pack(x, 0) if is_divided else packs[0], Pack(dy, 0) if is_f32 else packs[1])),
         first, *tap_space, *x.extents, fusion.channels, 0, 0,
@@ -210,3 +242,15 @@ def wgrad_plan(
         at + blocking.partial_bytes(products),
         fusion.seconds(seconds, True) + pack_seconds(packs, device), fusion, is_divided=is_divided, segment=segment,
     )  # fmt: skip
+
+
+def _strip(products: Products, tile: Tile) -> int:
+    """How many tiles are numbered across before those below them.
+
+    Thread blocks that run next to each other ask for the same lines at the same time, which then come once: where the
+    shorter axis of the grid of tiles comes first, those of a few of them have few different rows and columns. Blocks of
+    clusters that share K have different pixels, and the longer one is as seen.
+    """
+    down, across = products.tiles_m(tile), products.tiles_n(tile)
+    is_down_first = down > across if tile.cluster > 1 else down <= across
+    return 1 if is_down_first else across

@@ -29,8 +29,6 @@ _PACKING = ("find_maxima", "pack_operands")
 _MAX_BATCH = 2**20
 _SHORT = 1.2
 """How much longer batches of products take than one with as many terms, as seen on an H200."""
-_STORE_SHARE = 0.62
-"""Of the bandwidth of copies, at which a gradient of a filter stores a batch of results: not by the copy engine."""
 _ROUNDINGS = 6.0
 """Of products of halves without transforms, in unit roundoffs of f32."""
 
@@ -93,7 +91,9 @@ def product_of(plan: Plan, device: GpuDevice) -> Product | str:
     size = products.at + 4 * count * rows * step
     seconds = _SHORT * (gemm.seconds - pack_seconds(gemm.packs, device))
     if plan.is_wgrad:
-        seconds += 4 * count * rows * step / (_STORE_SHARE * device.bandwidth)
+        seconds += (
+            4 * count * rows * step / device.bandwidth
+        )  # storing, which products of few terms do not hide
     return Product(places, (0, 0, products.at), 0, size, seconds, lambda: _kernel(gemm, result, device))
 
 

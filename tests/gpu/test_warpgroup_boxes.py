@@ -1,0 +1,80 @@
+"""Filter gradients by warpgroups: blocks of channels that one copy brings, deeper stages, how tiles are numbered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cases import make_case
+from convolution_cases import convolution
+from harness import run_algorithm
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm import wgrad
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
+    WarpgroupGemm,
+    WarpgroupWgrad,
+    WarpgroupWgradDivided,
+    WarpgroupWgradDividedRows,
+    WarpgroupWgradHalves,
+    WarpgroupWgradRows,
+    WarpgroupWgradScaled,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Blocking, Products, Tile
+from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401
+
+CASES = {
+    # both operands in blocks; tiles end outside; pixels end within a stage
+    "conv_bwd_filter n3 c192 h7 w9 k192 r1 s1 bf16 nhwc": (Tile(2, 1, 1, 128), 2, 3, WarpgroupWgrad),
+    "conv_bwd_filter n2 c192 h7 w9 k128 r1 s1 f16 nhwc": (Tile(1, 1, 1, 64), 2, 1, WarpgroupWgrad),
+    "conv_bwd_filter n3 c128 h7 w9 k192 r1 s1 bf16": (Tile(1, 2, 1, 64), 1, 2, WarpgroupWgrad),
+    # blocks of dy alone, x in windows
+    "conv_bwd_filter n3 c72 h7 w9 k128 r3 s3 pad1 bf16 nhwc": (Tile(2, 1, 1, 64), 2, 2, WarpgroupWgrad),
+    "conv_bwd_filter n2 c64 h9 w11 k64 r2 s1 stride2 f16 nhwc": (Tile(1, 1, 1, 192), 2, 1, WarpgroupWgrad),
+    # groups, whose blocks follow each other, and such that are no blocks
+    "conv_bwd_filter n2 c256 h7 w9 k256 r1 s1 g2 bf16 nhwc": (Tile(1, 1, 2, 64), 2, 2, WarpgroupWgrad),
+    "conv_bwd_filter n2 c64 h7 w9 k64 r1 s1 g2 bf16 nhwc": (Tile(1, 1, 1, 64), 2, 1, WarpgroupWgrad),
+    # a cluster
+    "conv_bwd_filter n5 c128 h7 w9 k192 r1 s1 bf16 nhwc": (Tile(1, 1, 1, 64, 2), 2, 2, WarpgroupWgrad),
+    # f32, packed and divided
+    "conv_bwd_filter n3 c128 h7 w9 k128 r1 s1 f32 nhwc": (Tile(2, 1, 1, 64), 1, 2, WarpgroupWgradHalves),
+    "conv_bwd_filter n2 c64 h7 w9 k192 r1 s1 f32": (Tile(1, 1, 1, 64), 2, 1, WarpgroupWgradScaled),
+    "conv_bwd_filter n4 c128 h7 w9 k128 r1 s1 f32 nhwc": (Tile(2, 1, 1, 64), 1, 3, WarpgroupWgradDivided),
+    "conv_bwd_filter n4 c192 h7 w9 k64 r1 s1 f32 nhwc": (Tile(1, 1, 1, 128), 1, 3, WarpgroupWgradDividedRows),
+    "conv_bwd_filter n4 c64 h7 w9 k128 r1 s1 f32 nhwc": (Tile(2, 1, 1, 64), 1, 2, WarpgroupWgradRows),
+}
+
+
+@pytest.mark.parametrize("strip", [1, 2, 9])
+@pytest.mark.parametrize("words", CASES)
+def test_boxes_of_blocks(words: str, strip: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tile, depth, splits, algorithm = CASES[words]
+
+    def blocking(products: Any, *_: Any, **__: Any) -> tuple[Blocking, float]:
+        one: WarpgroupGemm = algorithm()
+        count = tile.cluster if tile.cluster > 1 else splits
+        length = -(-products.in_stages(depth).longest // count)
+        splits_there = -(-products.in_stages(depth).longest // length) if tile.cluster == 1 else count
+        rows = algorithm in (WarpgroupWgradRows, WarpgroupWgradDividedRows)
+        size = 4 if "f32" in words else 2
+        return Blocking(tile, 3, splits_there, length, one.parts, size, rows, False, STAGE_ROW * depth), 1e-5
+
+    monkeypatch.setattr(wgrad, "_strip", lambda products, tile: min(strip, products.tiles_n(tile)))
+    problem = convolution(words)
+    with blocked_by(blocking):
+        plan = algorithm().sizes(problem, cuda_device)
+        assert isinstance(plan, Plan)
+        if "g2" not in words or "c256" in words:
+            assert len(plan.tables.maps[0].extents) == 4
+        run_algorithm(algorithm(), make_case(problem), cuda_device)
+
+
+def test_tiles_are_numbered_along_the_shorter_axis() -> None:
+    products = Products((512,), (98,), 1024, 1)
+    tall, wide = Tile(1, 1, 1, 128), Tile(2, 1, 2, 64)
+    assert wgrad._strip(products, tall) == 1  # 8 tiles down, 8 across
+    assert wgrad._strip(replace(products, n=128), tall) == 1
+    assert wgrad._strip(replace(products, n=256), tall) == 2
+    assert wgrad._strip(products, wide) == 1
+    assert wgrad._strip(products, replace(wide, cluster=2)) == 16
