@@ -15,7 +15,7 @@ from convolution_cases import convolution, fused
 from examples import examples
 from harness import run_algorithm
 from jitdnn.kernels.algorithm import Algorithm
-from jitdnn.kernels.cuda.convolution.implicit_gemm import cost
+from jitdnn.kernels.cuda.convolution.implicit_gemm import code, cost
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemm,
     ImplicitGemmInPlace,
@@ -23,7 +23,8 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmWgradInPlace,
 )
 from jitdnn.kernels.cuda.convolution.implicit_gemm.code import source_of, wgrad_source_of
-from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import Plan, WgradPlan
+from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import Plan, WgradPlan, is_masked
+from jitdnn.kernels.cuda.convolution.implicit_gemm.tables import axis_phases, tables_of
 from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.kernels.cuda.gemm.plan import TILES, Blocking, Tile
 from jitdnn.problems import Convolution
@@ -75,6 +76,12 @@ PRODUCTS: dict[str, Callable[[Plan], bool]] = {
     "conv_bwd_data n2 c5 h9 w9 k9 r2 s4 pad1 stride3x2 dil2x3 f16": lambda p: len(p.geometry.phases) == 6,
     "conv_bwd_data n1 c8 h9 w9 k8 r1 s1 stride2 bf16 nhwc flip": lambda p: p.geometry.phases[-1][1].taps == 0,
     "conv_bwd_data n1 c12 h6 w5 k8 r3 s3 pad1 f32 nhwc": lambda p: p.is_mn_major,
+    "conv_bwd_data n1 c8 h7 w45 k8 r2 s3 stride3x20 bf16 nhwc": lambda p: (
+        axis_phases(p.geometry, False)[1] == 32
+    ),
+    "conv_bwd_data n1 c8 h7 w90 k8 r2 s3 stride3x40 bf16 nhwc": lambda p: (
+        axis_phases(p.geometry, False)[1] == 0
+    ),
 }
 
 WGRADS: dict[str, Callable[[WgradPlan], bool]] = {
@@ -84,6 +91,10 @@ WGRADS: dict[str, Callable[[WgradPlan], bool]] = {
     "conv_bwd_filter n1 c8 h9 w7 k16 r3 s3 pad1:0x0:2 bf16": lambda p: p.x_pack is not None,
     "conv_bwd_filter n1 c6 h9 w7 k6 r3 s2 dil1x2 g2 f32 nhwc": lambda p: p.problem.groups == 2,
     "conv_bwd_filter n1 c8 d3 h5 w4 k8 t2 r3 s3 pad1 f16 nhwc": lambda p: True,
+    "conv_bwd_filter n2 c8 h12 w11 k8 r4 s3 pad2:5x3 stride2x1 dil3x2 bf16 nhwc": lambda p: is_masked(
+        p.problem
+    ),
+    "conv_bwd_filter n1 c8 h9 w47 k8 r1 s31 pad0x15 bf16 nhwc": lambda p: not is_masked(p.problem),
 }
 
 
@@ -245,3 +256,44 @@ def test_compiles_for_every_architecture(any_architecture: Any) -> None:
         kernel: Any = algorithms_of(problem, TILES[:1])[0].build(problem, any_architecture)
         assert isinstance(kernel, ByAddress)
         kernel.make_other()  # which a call at another address would wait for
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            "conv_fwd n64 c128 h28 w28 k256 r3 s3 pad1 bf16 nhwc",
+            "conv_fwd n7 c64 h31 w90 k512 r5 s1 stride2 bf16 nhwc",
+        ),
+        ("conv_fwd n64 c12 h28 w28 k200 r3 s3 f16 nhwc", "conv_fwd n3 c36 h17 w5 k40 r2 s1 f16 nhwc"),
+    ],
+)
+def test_shapes_share_code(one: str, other: str, architecture: Any) -> None:
+    """What is compiled knows no shape but what it tests, and the shapes differ in their arguments."""
+    texts, arguments = set(), set()
+    for problem in (convolution(one), convolution(other)):
+        plan: Any = algorithms_of(problem, TILES[2:3])[1].sizes(problem, architecture)  # type: ignore[attr-defined]
+        texts.add(source_of(plan, problem.output, None))
+        arguments.add(tables_of(plan, False))
+    assert len(texts) == 1
+    assert len(arguments) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_fwd n2 c20 h9 w7 k24 r3 s3 pad1 bf16 nhwc",
+        "conv_fwd n1 c8 h9 w7 k12 r1 s1 bf16",
+        "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 bf16 nhwc",
+        "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 stride2 bf16 nhwc",
+        "conv_bwd_data n1 c8 h7 w45 k8 r2 s3 stride3x20 bf16 nhwc",
+        "conv_bwd_data n1 c8 h7 w90 k8 r2 s3 stride3x40 bf16 nhwc",
+        "conv_bwd_filter n2 c20 h9 w7 k12 r3 s3 pad1 stride2 f16 nhwc",
+        "conv_bwd_filter n2 c16 h9 w7 k24 r1 s1 bf16 nhwc",
+    ],
+)
+def test_shapes_known_and_as_arguments(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a shape is compiled in, it can be an argument, and the other way round."""
+    knows = code.knows_shape
+    monkeypatch.setattr(code, "knows_shape", lambda plan, epilogue: not knows(plan, epilogue))
+    check(convolution(words), cuda_device)

@@ -16,6 +16,7 @@ from jitdnn.devices import cuda_compile
 from jitdnn.devices.cuda_kernel import CudaKernel
 from jitdnn.handle import Handle
 from jitdnn.kernels.cuda.gemm.code import ByAddress, Reordered
+from jitdnn.kernels.cuda.gemm.packing import Packed
 from jitdnn.planner import choose, kept_plans
 from jitdnn.planner.gpu_kernel_records import record_of
 from jitdnn.planner.plan import Request
@@ -44,8 +45,8 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def handle() -> Handle:
-    return Handle(targets.on_paper("sm_90a"))  # type: ignore[arg-type]
+def handle(arch: str = "sm_90a") -> Handle:
+    return Handle(targets.on_paper(arch))  # type: ignore[arg-type]
 
 
 def forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +62,9 @@ def state(kernel: Any) -> dict[str, Any]:
         return {"alignments": kernel.alignments, "mask": kernel._mask, **state(kernel.aligned)}
     if isinstance(kernel, Reordered):
         return {"order": kernel.order, **state(kernel.kernel)}
+    if isinstance(kernel, Packed):
+        packs = [(state(pack), operand) for pack, operand in kernel.packs]
+        return {"packs": packs, **state(kernel.kernel)}
     assert type(kernel) is CudaKernel
     names = ("_index", "_code", "_launches", "_numbers", "_count", "_tables")
     return {"head": kernel._head.format, "name": kernel._source.name} | {n: getattr(kernel, n) for n in names}
@@ -82,6 +86,26 @@ def test_the_same_launches_without_asking(words: str, monkeypatch: pytest.Monkey
     assert again.device_id == first.device_id
     # a kept plan is kept again as it was
     assert record_of(again.run, again.device) == record_of(first.run, first.device)  # type: ignore[arg-type]
+
+
+def test_operands_packed_by_kernels_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = parse("conv_fwd n8 c64 h20 w20 k64 r3 s3 pad1 f32 nchw")
+    first = handle("sm_80").plan(problem)
+    assert isinstance(first.run, Packed)
+    with monkeypatch.context() as patch:
+        forbidden(patch)
+        again = handle("sm_80").plan(problem)
+    assert state(again.run) == state(first.run)
+    assert len(state(again.run)["packs"]) == 2
+    # where the code of one of them is gone, the algorithm makes all of them again
+    key = first.run.packs[0][0].record("sm_80")["key"]  # type: ignore[attr-defined]
+    monkeypatch.setattr(CudaKernel, "from_record", _without(key, CudaKernel.from_record))
+    assert state(handle("sm_80").plan(problem).run) == state(first.run)
+
+
+def _without(key: str, from_record: Any) -> Any:
+    """`from_record` where there is no code of this key."""
+    return lambda index, record: None if record["key"] == key else from_record(index, record)
 
 
 def test_other_addresses_are_for_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:

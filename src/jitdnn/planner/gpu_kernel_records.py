@@ -2,7 +2,8 @@
 
 A launch is the key of its code, its functions with their grids, its integers and tensor maps. A kernel for aligned
 addresses has a record of its own; that for others is built by the algorithm when it is needed. Of a product that takes
-its operands in another order the order is kept, too. Other kernels are made of Python of their own, and have none.
+its operands in another order the order is kept, too, and of one that packs operands the kernels that do it. Other
+kernels are made of Python of their own, and have none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from jitdnn.devices.cuda import CudaDevice
 from jitdnn.devices.cuda_kernel import CudaKernel
 from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.cuda.gemm.code import ByAddress, Reordered
+from jitdnn.kernels.cuda.gemm.packing import Packed
 
 Record = dict[str, Any]
 
@@ -25,6 +27,10 @@ def record_of(kernel: Kernel, device: CudaDevice) -> Record | None:
     if type(kernel) is ByAddress:
         aligned = record_of(kernel.aligned, device)
         return aligned and {"kind": "by address", "kernel": aligned, "alignments": kernel.alignments}
+    if type(kernel) is Packed:
+        kernels = [record_of(one, device) for one in (kernel.kernel, *(pack for pack, _ in kernel.packs))]
+        operands = [operand for _, operand in kernel.packs]
+        return {"kind": "packed", "kernels": kernels, "operands": operands} if all(kernels) else None
     if type(kernel) is Reordered:
         inner = record_of(kernel.kernel, device)
         return inner and {"kind": "reordered", "kernel": inner, "order": kernel.order}
@@ -33,13 +39,19 @@ def record_of(kernel: Kernel, device: CudaDevice) -> Record | None:
 
 def restored(
     record: Mapping[str, Any], device: CudaDevice, whole: Callable[[], Kernel]
-) -> CudaKernel | ByAddress | Reordered | None:
+) -> CudaKernel | ByAddress | Reordered | Packed | None:
     """The kernel of a record; None if its code is there no more. `whole` has the algorithm build it.
 
     Raises ValueError, TypeError and KeyError for what is no record.
     """
     if record["kind"] == "launches":
         return CudaKernel.from_record(device.index, record)
+    if record["kind"] == "packed":
+        kernels = [restored(one, device, whole) for one in record["kernels"]]
+        if None in kernels:  # their code is there no more
+            return None
+        product, *packs = [one for one in kernels if one is not None]
+        return Packed(tuple(zip(packs, record["operands"], strict=True)), product)
     if record["kind"] == "reordered":
         inner = restored(record["kernel"], device, lambda: _inner(whole()))
         return inner and Reordered(inner, tuple(record["order"]))

@@ -19,6 +19,7 @@ typedef double f64;
 #define JITDNN_INSTRUCTIONS
 #define KERNEL(threads) extern "C" __global__ __launch_bounds__(threads)
 #define KERNEL2(threads, min_blocks) extern "C" __global__ __launch_bounds__(threads, min_blocks)
+#define TABLES(type, name) const __grid_constant__ type name
 #define FUNCTION static inline
 #define GLOBAL
 #define RESTRICT __restrict__

@@ -5,7 +5,6 @@
 struct __align__(64) TensorMap {
     char opaque[128];
 };
-#define TABLES(type, name) const __grid_constant__ type name
 
 // ---- Barriers ----------------------------------------------------------------------------------------------------
 

@@ -2,13 +2,15 @@
 
 The files, in the order in which they make a kernel's text:
 
+    shape.cuh           extents, strides and the like, which kernels take as an argument
     mainloop.cuh        fragments, and the loop over K through a ring of stages in shared memory
     tile_scheduler.cuh  which tile, and which split of K, a thread block has
     copy.cuh            asynchronous copies into a stage
     epilogue.cuh        sums from registers to the function that finishes them
     split_k.cuh         partial sums in the workspace, and their reduction
     store.cuh           alpha, beta and wide stores
-    pack.cu             behind the kernel: an operand into the workspace, channels innermost
+
+pack.cu, which brings an operand into the workspace, is a module of its own (packing.py).
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jitdnn.devices.gpu import Kernel as GpuKernel
-from jitdnn.devices.gpu import read_text
 from jitdnn.kernels.algorithm import Kernel
-from jitdnn.kernels.cuda.gemm.plan import Blocking, GemmSize, Pack, Tile, three
+from jitdnn.kernels.cuda.gemm.plan import Blocking, Tile
 from jitdnn.locks import lock
 
 MMA_FUNCTIONS = {"bf16": "mma_bf16", "f16": "mma_f16", "f32": "mma_tf32", "i8": "mma_s8"}
 """The instruction that multiplies elements of each type."""
 
-GEMM_TEXTS = "mainloop.cuh", "tile_scheduler.cuh", "copy.cuh", "epilogue.cuh", "split_k.cuh", "store.cuh"
+GEMM_TEXTS = (
+    "shape.cuh", "mainloop.cuh", "tile_scheduler.cuh", "copy.cuh", "epilogue.cuh", "split_k.cuh", "store.cuh",
+)  # fmt: skip
 """What comes before the text of a kernel, in this order."""
 
 
@@ -37,52 +40,14 @@ def _tile_defines(tile: Tile) -> tuple[tuple[str, object], ...]:
     )  # fmt: skip
 
 
-def blocking_defines(
-    blocking: Blocking, gemms: Sequence[GemmSize], partials_offset: int
-) -> tuple[tuple[str, object], ...]:
-    """Macros of the blocking, and of where the partial sums begin in the workspace, in bytes."""
-    return (
-        *_tile_defines(blocking.tile),
-        ("GRID_TILES", f"{max(blocking.tiles(gemm) for gemm in gemms)}u"),
-        ("UNSPLIT", f"{blocking.unsplit}u"),
-        ("SPLITS", blocking.splits),
-        ("PARTIALS_OFFSET", f"{partials_offset}ll"),
-        ("REDUCTION_THREADS", blocking.reduction_threads(gemms)),
-    )
+def blocking_defines(blocking: Blocking) -> tuple[tuple[str, object], ...]:
+    """Macros of the blocking."""
+    return (*_tile_defines(blocking.tile), ("IS_SPLIT", int(blocking.splits > 1)))
 
 
 def initializer(numbers: Sequence[object]) -> str:
     """Numbers as the inside of a C initializer."""
     return ", ".join(str(number).lower() if isinstance(number, bool) else str(number) for number in numbers)
-
-
-def _pack_text(pack: Pack, function: str, operand: str) -> str:
-    """The kernel of that name, which packs the `first` or the `second` operand; behind pack.cu."""
-    n, c, *space = pack.tensor.strides
-    is_along_channels = abs(c) == 1 or pack.channels == pack.padded_channels == 1
-    return f"""
-struct {function}_form {{
-    static constexpr i64 image = {n}, channel = {c}, at = {pack.offset};
-    static constexpr int images = {pack.tensor.shape[0]}, groups = {pack.groups};
-    static constexpr int channels = {pack.channels}, group_channels = {pack.padded_channels};
-    static constexpr i64 strides[3] = {{{initializer(three(space, 0))}}};
-    static constexpr int extents[3] = {{{initializer(three(pack.tensor.shape[2:], 1))}}};
-    static constexpr bool is_along_channels = {str(is_along_channels).lower()};
-}};
-
-KERNEL(256)
-void {function}(const DTYPE *first, const DTYPE *second, RESULT * EPILOGUE_PARAMETERS, u8 *workspace, SCALE, SCALE) {{
-    begin_launch();
-    pack<{function}_form>({operand}, workspace);
-}}
-"""
-
-
-def packing_text(data: Pack | None, other: Pack | None, other_name: str) -> str:
-    """The kernel `pack_data` and that of the other operand, for those operands that are packed."""
-    texts = [_pack_text(data, "pack_data", "first")] if data else []
-    texts += [_pack_text(other, other_name, "second")] if other else []
-    return "".join([read_text("cuda/gemm", "pack.cu"), *texts]) if texts else ""
 
 
 @dataclass

@@ -18,7 +18,7 @@
 // element of K, for all rows or columns of the tile). Rows consist of chunks of 16 bytes, stored at `chunk ^
 // xor_swizzle(row)`: so the eight rows that ldmatrix reads at once are in different banks.
 //
-// The text of a kernel: mainloop.cuh, tile_scheduler.cuh, copy.cuh, epilogue.cuh, split_k.cuh, store.cuh, the
+// The text of a kernel: shape.cuh, mainloop.cuh, tile_scheduler.cuh, copy.cuh, epilogue.cuh, split_k.cuh, store.cuh, the
 // functions of its epilogue, and then fprop_dgrad.cu or wgrad.cu, with a Loader and the kernels. Macros that
 // gemm/code.py defines:
 //
@@ -34,11 +34,8 @@
 //     STAGES             buffers     of the ring
 //     FRAGMENT_BUFFERS   buffers     2: fragments of the next step are read while this one's are multiplied
 //     RESIDENT           blocks      that a multiprocessor shall hold at a time
-//     GRID_TILES         tiles       of the (largest) product of a group
-//     UNSPLIT            tiles       the first ones, which are not split along K
-//     SPLITS             blocks      of each other tile; 1: none is split
-//     PARTIALS_OFFSET    bytes       where the partial sums begin in the workspace
-//     REDUCTION_THREADS  threads     that add the partial sums of a run
+//     IS_SPLIT           0 or 1      whether tiles are split along K
+//     INDEX              type        of offsets into tensors
 
 #define METHOD __device__ __forceinline__
 
@@ -166,7 +163,7 @@ FUNCTION void multiply(SUM (&sums)[MMAS_M][MMAS_N][4], const Fragments &f) {
 constexpr int LOAD_SLICES = MMA_STEPS > 2 ? MMA_STEPS - 1 : 1;
 
 // Issues all slices of the copies of block `number` of K (BK elements) into a stage. `loader.load<slice>(stage,
-// number)` issues one; it fills the stage with zeros where the operands have nothing, as in block `loader.blocks`,
+// number)` issues one; it fills the stage with zeros where the operands have nothing, as in block `loader.blocks()`,
 // the one behind the last. If IS_PREPARED, `loader.prepare(number)` comes before the first slice, with a barrier
 // between them.
 template <int SLICE, class Loader>
@@ -211,7 +208,7 @@ FUNCTION void accumulate(SUM (&sums)[MMAS_M][MMAS_N][4], Loader &loader, u8 *sta
         }
     };
 
-    auto number = [&](int block_number) { return block_number < count ? first + block_number : (int)loader.blocks; };
+    auto number = [&](int block_number) { return block_number < count ? first + block_number : loader.blocks(); };
 #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s) {
         if constexpr (Loader::IS_PREPARED) {

@@ -173,10 +173,13 @@ class Pack:
     @property
     def blocks(self) -> int:
         """Thread blocks of 256 threads that copy it, 4096 elements each."""
-        packed = self.groups * self.padded_channels
-        lanes = 64 if packed >= 64 else 16
         pixels = self.tensor.shape[0] * math.prod(self.tensor.shape[2:])
-        return -(-packed // lanes) * -(-pixels // (4096 // lanes))
+        return -(-self.groups * self.padded_channels // self.lanes) * -(-pixels // (4096 // self.lanes))
+
+    @property
+    def lanes(self) -> int:
+        """Packed channels that a thread block copies."""
+        return 64 if self.groups * self.padded_channels >= 64 else 16
 
 
 def copy_bytes(dtype: str, step: int, multiples: Sequence[int]) -> int:

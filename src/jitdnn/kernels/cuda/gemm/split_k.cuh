@@ -1,12 +1,12 @@
 // Split-K: partial sums in the workspace, and their reduction.
 //
-//     workspace    PARTIALS_OFFSET
+//     workspace    partials
 //                  |
 //                  v  split 0                                   split 1
 //                  +-----------------+-----------------+-------+-----------------+----
 //                  | plane 0         | plane 1         |  ...  | plane 0         | ...     plane: (stride phase, group)
 //                  +-----------------+-----------------+-------+-----------------+----
-//     of a plane   | tile UNSPLIT | tile UNSPLIT + 1 | ...                                 BM * BN sums each
+//     of a plane   | tile unsplit | tile unsplit + 1 | ...                                 BM * BN sums each
 //     of a tile    | warp 0: fragment 0, fragment 1, ... | warp 1: ...
 //     of a fragment   | sums 0 ... 3 of lanes 0 ... 31 | sums 4 ... 7 of lanes 0 ... 31 |
 //
@@ -15,10 +15,8 @@
 // are in rows of BN. The partial sums of a tile are added in a fixed order, so results are always the same.
 
 constexpr int REDUCTION_BLOCK = 256;                                // threads of a block of the reduction
-constexpr int REDUCTION_RUNS = REDUCTION_BLOCK / REDUCTION_THREADS;  // runs that it adds
 constexpr int HALF_RUN_STRIDE = HAS_RUNS ? 32 * RUN / 2 : RUN / 2;  // sums from one half of a run to the other
-static_assert(BM * RUNS % REDUCTION_BLOCK == 0 && REDUCTION_RUNS % 4 == 0,
-              "groups are full, and those who exchange are in one");
+static_assert(BM * RUNS % REDUCTION_BLOCK == 0, "groups are full");
 
 FUNCTION void store_partial(const SUM (&sums)[MMAS_M][MMAS_N][4], SUM *to) {
     if constexpr (HAS_RUNS) {
@@ -53,38 +51,41 @@ struct PartialRun {
     }
 };
 
-// The sum of a run over all splits, for the first of the REDUCTION_THREADS threads that add it. `first` points to the
-// run in split 0. Each thread adds every REDUCTION_THREADS-th split; then the upper half of the threads gives its
-// sums to the lower, until one is left. All threads of the block call it, neighbours with neighbouring runs.
-FUNCTION void sum_partials(SUM (&values)[RUN], const SUM *first, i64 partial_step, bool is_needed) {
-    __shared__ SUM exchanged[REDUCTION_THREADS > 1 ? REDUCTION_THREADS / 2 : 1][REDUCTION_RUNS][RUN];
-    const int position = threadIdx.x % REDUCTION_RUNS, reducer = threadIdx.x / REDUCTION_RUNS;
+// Runs that a block of the reduction adds: a multiple of four, so that those who exchange are in one.
+FUNCTION int reduction_runs(const Work &work) { return REDUCTION_BLOCK / (int)work.reducers; }
+
+// The sum of a run over all splits, for the first of the `reducers` threads that add it. `first` points to the run in
+// split 0. Each thread adds every `reducers`-th split; then the upper half of the threads gives its sums to the lower,
+// until one is left. All threads of the block call it, neighbours with neighbouring runs.
+FUNCTION void sum_partials(SUM (&values)[RUN], const Work &work, const SUM *first, i64 partial_step, bool is_needed) {
+    __shared__ SUM exchanged[REDUCTION_BLOCK / 2][RUN];
+    const int reducers = (int)work.reducers, splits = (int)work.splits, runs = REDUCTION_BLOCK / reducers;
+    const int position = threadIdx.x & (runs - 1), reducer = threadIdx.x / runs;
     if (is_needed) {
 #pragma unroll 8
-        for (int round = 0; round < (SPLITS + REDUCTION_THREADS - 1) / REDUCTION_THREADS; ++round) {
-            const int split = round * REDUCTION_THREADS + reducer;
+        for (int base = 0; base < splits; base += reducers) {
+            const int split = base + reducer;
             SUM more[RUN];  // read without a branch, so that the reads of several rounds are in flight at once
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const uint4 four = *(const uint4 *)(first + partial_step * min(split, SPLITS - 1) +
+                const uint4 four = *(const uint4 *)(first + partial_step * min(split, splits - 1) +
                                                      half * HALF_RUN_STRIDE);
                 more[half * 4] = sum_of_bits(four.x), more[half * 4 + 1] = sum_of_bits(four.y);
                 more[half * 4 + 2] = sum_of_bits(four.z), more[half * 4 + 3] = sum_of_bits(four.w);
             }
 #pragma unroll
-            for (int e = 0; e < RUN; ++e) values[e] += split < SPLITS ? more[e] : (SUM)0;
+            for (int e = 0; e < RUN; ++e) values[e] += split < splits ? more[e] : (SUM)0;
         }
     }
-#pragma unroll
-    for (int left = REDUCTION_THREADS / 2; left > 0; left /= 2) {
+    for (int left = reducers / 2; left > 0; left /= 2) {
         if (reducer >= left && reducer < 2 * left) {
 #pragma unroll
-            for (int e = 0; e < RUN; ++e) exchanged[reducer - left][position][e] = values[e];
+            for (int e = 0; e < RUN; ++e) exchanged[(reducer - left) * runs + position][e] = values[e];
         }
         __syncthreads();
         if (reducer < left) {
 #pragma unroll
-            for (int e = 0; e < RUN; ++e) values[e] += exchanged[reducer][position][e];
+            for (int e = 0; e < RUN; ++e) values[e] += exchanged[reducer * runs + position][e];
         }
         __syncthreads();
     }

@@ -45,7 +45,7 @@ FUNCTION void store_results(RESULT *p, Where step, const REAL (&results)[RUN], i
             if (e < count) store_neighbours<WIDTH>(p + e, values + e);
     } else {
 #pragma unroll
-        for (int e = 0; e < RUN; ++e)
-            if (e < count) STORE(RESULT, p, (i64)e * step, values[e]);
+        for (int e = 0; e < RUN; ++e, p += step)
+            if (e < count) STORE(RESULT, p, 0, values[e]);
     }
 }

@@ -1,7 +1,7 @@
 // Which tile a thread block computes, and which split of K.
 //
-//     blockIdx.x    0 ... UNSPLIT - 1        tiles 0 ... UNSPLIT - 1, all of K
-//                   the next tiles           tiles UNSPLIT ... GRID_TILES - 1, split 0 of SPLITS
+//     blockIdx.x    0 ... unsplit - 1        tiles 0 ... unsplit - 1, all of K
+//                   the next tiles           tiles unsplit ... tiles - 1, split 0 of splits
 //                   as many again            the same tiles, split 1, and so on
 //     blockIdx.y    group
 //     blockIdx.z    stride phase of a dgrad
@@ -13,16 +13,18 @@ struct WorkTile {
     int split, splits;
 };
 
-FUNCTION WorkTile work_tile_of_block(u32 tiles) {
-    if (SPLITS == 1 || blockIdx.x < UNSPLIT) return {blockIdx.x, 0, 1};
-    const u32 rest = tiles - UNSPLIT, block = blockIdx.x - UNSPLIT;
-    return {UNSPLIT + block % rest, (int)(block / rest), SPLITS};
+FUNCTION WorkTile work_tile_of_block(const Work &work) {
+    const u32 unsplit = (u32)work.unsplit;
+    if (!IS_SPLIT || blockIdx.x < unsplit) return {blockIdx.x, 0, 1};
+    const u32 block = blockIdx.x - unsplit, split = quotient(block, work.split_tiles);
+    return {unsplit + block - split * (u32)work.split_tiles.number, (int)split, (int)work.splits};
 }
 
 // The partial sums of a split of a tile in the workspace. `plane` is the block's number along axes 1 and 2 of the
 // grid, of `planes`; see the drawing in split_k.cuh.
-FUNCTION SUM *partial_tile(u8 *workspace, u32 tiles, int plane, int planes, u32 tile, int split) {
-    const i64 own = (i64)plane * (tiles - UNSPLIT) + (tile - UNSPLIT);
-    return (SUM *)(workspace + PARTIALS_OFFSET) + ((i64)planes * (tiles - UNSPLIT) * split + own) * (BM * BN);
+FUNCTION SUM *partial_tile(u8 *workspace, const Work &work, int plane, int planes, u32 tile, int split) {
+    const u32 tiles = (u32)work.split_tiles.number;
+    const i64 own = (i64)plane * tiles + (tile - (u32)work.unsplit);
+    return (SUM *)(workspace + work.partials) + ((i64)planes * tiles * split + own) * (BM * BN);
 }
 

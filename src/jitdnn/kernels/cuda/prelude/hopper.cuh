@@ -8,9 +8,6 @@ struct __align__(64) TensorMap {
     char opaque[128];
 };
 
-// The first argument of every kernel of this dialect: one block of bytes that is the same in each of its calls.
-#define TABLES(type, name) const __grid_constant__ type name
-
 // ---- Barriers in shared memory -----------------------------------------------------------------------------------
 // A barrier counts arrivals, and the bytes that copies bring; its phase ends, and the next begins, when both are
 // complete. A thread waits for the end of the phase of a parity: 0 for the first, 1 for the second, 0 for the third.

@@ -24,6 +24,8 @@ typedef double f64;
 // KERNEL(threads) void name(...): `threads` must be Launch.threads.
 #define KERNEL(threads) extern "C" __global__ __launch_bounds__(threads)
 #define KERNEL2(threads, min_blocks) extern "C" __global__ __launch_bounds__(threads, min_blocks)
+// What kernels can have as their first argument: one block of bytes that is the same in each of their calls.
+#define TABLES(type, name) const __grid_constant__ type name
 #define FUNCTION static __device__ __forceinline__
 #define GLOBAL
 #define RESTRICT __restrict__

@@ -24,36 +24,26 @@
 // (NO_TAP) is set in every row, and in the tap behind the last: such a tap has nothing in any row. Without IS_MASKED
 // the position is compared with the extents at each copy.
 //
-// Macros, beside those of gemm/mainloop.cuh (three numbers: one for each axis of space):
+// Macros, beside those of gemm/mainloop.cuh; what depends on the shape alone is in `Tables` (phases.cuh):
 //
 //     macro                unit        meaning
-//     INDEX                type        of offsets into tensors
-//     IMAGES               images
-//     IN_CHANNELS          channels    of the data in a group; FILTER_IN_CHANNELS of them the filter has
-//     OUT_CHANNELS         channels    of the result in a group; FILTER_OUT_CHANNELS of the filter may be read
-//     PHASES, PHASE_TABLE  phases      their number, and the initializers of Phase
-//     SAME_RESULTS         positions   of all phases, three numbers; defined if they are the same
-//     DILATION             positions   of the data from tap to tap of a phase, three numbers, of either sign
-//     FILTER_STEPS         taps        of the filter from tap to tap of a phase, three numbers, of either sign
-//     INPUT_STRIDE         positions   of the data from result to result of a phase, three numbers
-//     OUTPUT_STRIDE        positions   of the result from result to result of a phase, three numbers
-//     EXTENTS              positions   of the data, three numbers
-//     MASK_AXES            booleans    whether taps along the axis may lie outside, three
-//     IS_MASKED            0 or 1      whether the taps of these axes fit into 30 bits
-//     DATA_*, RESULT_*     elements    strides: IMAGE, GROUP, CHANNEL (of results COLUMN), STRIDES (three numbers)
-//     FILTER_*             elements    strides: GROUP, COLUMN, CHANNEL, STRIDES (three numbers)
-//     RESULT_STEP          elements    from pixel to pixel, if IS_RESULT_LINEAR
+//     IS_STRIDED           0 or 1      whether there are several stride phases
+//     AXIS_PHASES          axes        of stride phases for which the tables have room: 3, or more if IS_STRIDED
+//     AXIS_PHASE_TABLE     text        the initializers of more than these, or of a known shape; then AXIS_PHASES is 0
+//     SAME_RESULTS         positions   of all stride phases of a known shape, three numbers, if they are the same
+//     IS_MASKED            0 or 1      whether the taps of masked axes fit into 30 bits
+//     IS_OF_ONE_TAP        0 or 1      whether BK divides the channels, so that every block of K has one tap
+//     HAS_FULL_COLUMNS     0 or 1      whether BN divides the columns of the filter that may be read
+//     HAS_ALL_CHANNELS     0 or 1      whether the filter has all channels of the data
 //     COPY_A, COPY_B       bytes       of an asynchronous copy; 0: element by element
 //     FILTER_MN_MAJOR      0 or 1      whether B is MN-major
-//     GROUPS_INNER         groups      of a run; DATA_OUTER, FILTER_OUTER, RESULT_OUTER elements from run to run
 //     RESULT_WIDTH         1 to 8      channels that are stored at once
+//     HAS_SECTORS          0 or 1      whether four runs of results are whole sectors of memory
+//     RESULT_FORM          0 to 2      pixels of the result are result_step apart: 2, all; 1, those of an image; 0, or not
+//     HAS_WHOLE_RUNS       0 or 1      whether 8 divides the channels of the result
+//     IS_DATA_LINEAR       0 or 1      whether pixels of the data are data_step apart: one tap, which every pixel meets
 //     ROWS_FIRST           0 or 1      whether neighbouring threads store neighbouring pixels
-//     IS_DATA_PACKED, IS_FILTER_PACKED 0 or 1; DATA_AT, FILTER_AT: bytes into the workspace, where the packed ones are
 //     HAS_EPILOGUE         0 or 1      EPILOGUE(sum, image, channel, a, b, c), EPILOGUE_PARAMETERS and _ARGUMENTS
-
-struct Phase {
-    int results[3], first_result[3], taps[3], data_offset[3], start[3];  // see PhaseAxis; start is its first_tap
-};
 
 struct __align__(16) Tap {
     INDEX data, filter;  // elements from the pixel's first, and from the column's first
@@ -66,38 +56,8 @@ struct __align__(16) Tap {
 
 constexpr int PIECE_A = COPY_A > 0 ? COPY_A / ELEMENT_BYTES : 1, PIECE_B = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1;
 constexpr u32 NO_ROW = 1u << 30, NO_TAP = 1u << 31;
-constexpr INDEX GRID_TILES_N = (OUT_CHANNELS + BN - 1) / BN;
 
-FUNCTION Phase phase_of(int number) {
-#if PHASES == 1
-    constexpr Phase only = PHASE_TABLE;  // so that divisions by its extents are by constants
-    return only;
-#else
-    static CONSTANT_TABLE Phase all[PHASES] = {PHASE_TABLE};
-    Phase one = all[number];
-#ifdef SAME_RESULTS  // of all phases: divisions by them are by constants
-    constexpr int results[3] = {SAME_RESULTS};
-#pragma unroll
-    for (int axis = 0; axis < 3; ++axis) one.results[axis] = results[axis];
-#endif
-    return one;
-#endif
-}
-
-// Pixel m of a phase: its image, and its position along the axes.
-FUNCTION INDEX pixel_position(const Phase &c, INDEX m, int (&position)[3]) {
-    position[2] = (int)(m % c.results[2]);
-    m /= c.results[2];
-    position[1] = (int)(m % c.results[1]);
-    m /= c.results[1];
-    position[0] = (int)(m % c.results[0]);
-    return m / c.results[0];
-}
-
-FUNCTION void fill_taps(const Phase &c, Tap *taps, int count) {
-    constexpr int dilation[3] = {DILATION}, steps[3] = {FILTER_STEPS};
-    constexpr i64 data_strides[3] = {DATA_STRIDES}, filter_strides[3] = {FILTER_STRIDES};
-    constexpr bool is_masked[3] = {MASK_AXES};
+FUNCTION void fill_taps(const Tables &tables, const Phase &c, Tap *taps, int count) {
     for (int t = threadIdx.x; t <= count; t += BLOCK_THREADS) {
         Tap tap = {};
         int rest = t;
@@ -108,14 +68,16 @@ FUNCTION void fill_taps(const Phase &c, Tap *taps, int count) {
         if (t < count) {
 #pragma unroll
             for (int axis = 2; axis >= 0; --axis) {
-                const int i = rest % c.taps[axis], moved = c.data_offset[axis] + i * dilation[axis];
-                rest /= c.taps[axis];
-                tap.data += (INDEX)(moved * data_strides[axis]);
-                tap.filter += (INDEX)((c.start[axis] + i * steps[axis]) * filter_strides[axis]);
+                const int outer = quotient(rest, c[axis].taps), i = rest - outer * (int)c[axis].taps.number;
+                const int moved = (int)c[axis].data_offset + i * (int)tables.dilation[axis];
+                rest = outer;
+                tap.data += (INDEX)moved * (INDEX)tables.data_strides[axis];
+                tap.filter += (INDEX)((int)c[axis].first_tap + i * (int)tables.filter_steps[axis]) *
+                              (INDEX)tables.filter_strides[axis];
 #if IS_MASKED
-                if (is_masked[axis]) {
+                if (tables.is_masked[axis]) {
                     tap.bits |= 1u << (bit + i);
-                    bit += c.taps[axis];
+                    bit += (int)c[axis].taps.number;
                 }
 #else
                 tap.moved[axis] = moved;
@@ -141,63 +103,82 @@ struct Rows {
     int position[A_LINES][3];
 #endif
 
-    METHOD void set(const Phase &c, INDEX first, INDEX pixels) {
-        constexpr int dilation[3] = {DILATION}, input_stride[3] = {INPUT_STRIDE}, extents[3] = {EXTENTS};
-        constexpr i64 data_strides[3] = {DATA_STRIDES};
-        constexpr bool is_masked[3] = {MASK_AXES};
+    METHOD void set(const Tables &tables, const Phase &c, INDEX first, INDEX pixels) {
+#if IS_MASKED
+        int position[A_LINES][3];
+#endif
 #pragma unroll
         for (int line = 0; line < A_LINES; ++line) {
             const INDEX m = first + threadIdx.x / CHUNKS_K + line * A_STEP;
-            int at[3];
-            start[line] = pixel_position(c, m, at) * (INDEX)DATA_IMAGE;
+            if constexpr (IS_DATA_LINEAR) {
+                start[line] = m * (INDEX)tables.data_step;
 #if IS_MASKED
-            outside[line] = m < pixels ? NO_TAP : NO_TAP | NO_ROW;
-            int bit = 0;
+                outside[line] = m < pixels ? 0 : NO_ROW;
 #endif
+                continue;
+            }
+            int at[3];
+            start[line] = pixel_position(c, m, at) * (INDEX)tables.data_image;
 #pragma unroll
             for (int axis = 2; axis >= 0; --axis) {
-                at[axis] *= input_stride[axis];
-                start[line] += (INDEX)(at[axis] * data_strides[axis]);
+                at[axis] *= (int)tables.input_stride[axis];
+                start[line] += (INDEX)at[axis] * (INDEX)tables.data_strides[axis];
 #if IS_MASKED
-                if (is_masked[axis]) {
-                    for (int i = 0; i < c.taps[axis]; ++i)
-                        if ((u32)(at[axis] + c.data_offset[axis] + i * dilation[axis]) >= (u32)extents[axis])
-                            outside[line] |= 1u << (bit + i);
-                    bit += c.taps[axis];
-                }
+                position[line][axis] = at[axis];
 #else
                 position[line][axis] = m < pixels ? at[axis] : 1 << 29;
 #endif
             }
+#if IS_MASKED
+            outside[line] = m < pixels ? NO_TAP : NO_TAP | NO_ROW;
+#endif
         }
+#if IS_MASKED
+        if constexpr (IS_DATA_LINEAR) return;
+        u32 bit = 1;
+#pragma unroll
+        for (int axis = 2; axis >= 0; --axis) {
+            if (!tables.is_masked[axis]) continue;
+            int moved = (int)c[axis].data_offset;
+#pragma unroll 1
+            for (int i = 0; i < (int)c[axis].taps.number; ++i, bit <<= 1, moved += (int)tables.dilation[axis])
+#pragma unroll
+                for (int line = 0; line < A_LINES; ++line)
+                    if ((u32)(position[line][axis] + moved) >= (u32)tables.extents[axis]) outside[line] |= bit;
+        }
+#endif
     }
 
-    METHOD bool is_inside(int line, const Tap &tap) const {
+    METHOD bool is_inside(const Tables &tables, int line, const Tap &tap) const {
 #if IS_MASKED
+        if constexpr (IS_DATA_LINEAR) return outside[line] == 0 && tap.bits == 0;
         return (outside[line] & tap.bits) == 0;
 #else
-        constexpr int extents[3] = {EXTENTS};
         bool inside = true;
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis)
-            inside = inside && (u32)(position[line][axis] + tap.moved[axis]) < (u32)extents[axis];
+            inside = inside && (u32)(position[line][axis] + tap.moved[axis]) < (u32)tables.extents[axis];
         return inside;
 #endif
     }
 };
 
 // Every chunk of a stage is one copy, and has one tap: a thread finds the tap once for all its rows.
-constexpr bool IS_WIDE = COPY_A == 16 && COPY_B == 16 && (!FILTER_MN_MAJOR || IN_CHANNELS % BK == 0);
+constexpr bool IS_WIDE = COPY_A == 16 && COPY_B == 16 && (!FILTER_MN_MAJOR || IS_OF_ONE_TAP);
 
 struct Loader {
     static constexpr bool IS_PREPARED = false;
 
+    const Tables &tables;
     Rows rows;
     const DTYPE *data;
-    const DTYPE *filter;  // at the first column of the tile
+    const DTYPE *filter;  // at the first column that this thread copies
     const Tap *taps;
     int tap_count, columns;  // columns that the tile has
-    int blocks;              // of K
+    int block_count;         // of K
+
+    // The tap and the first channel of the next block, if IS_WIDE and IS_OF_ONE_TAP.
+    int next_tap, next_channel;
 
     // Of the block that is being copied, what this thread needs, if IS_WIDE.
     Tap tap;
@@ -206,21 +187,35 @@ struct Loader {
     int first_channel;     // of that row, if FILTER_MN_MAJOR
     bool has_weights;      // if not
 
-    // The tap and the channel of element k of K. Behind the last: the tap that no pixel has.
-    METHOD Tap tap_at(int k, int &channel) const {
-        const int tap = k / IN_CHANNELS;
-        channel = k - tap * IN_CHANNELS;
+    METHOD int blocks() const { return block_count; }
+
+    // The tap and the channel of element k of K, and whether the filter has them. Behind the last: the tap that no pixel
+    // has.
+    METHOD Tap tap_at(int k, int &channel, bool &is_inside) const {
+        if constexpr (IS_DATA_LINEAR) {
+            channel = k;
+            is_inside = k < (int)tables.in_channels.number && has_channel(k);
+            Tap only = {};
+#if IS_MASKED
+            only.bits = k < (int)tables.in_channels.number ? 0 : NO_TAP;
+#endif
+            return only;
+        }
+        const int tap = quotient(k, tables.in_channels);
+        channel = k - tap * (int)tables.in_channels.number;
+        is_inside = tap < tap_count && has_channel(channel);
         return taps[min(tap, tap_count)];
     }
 
-    METHOD bool is_inside(int k, int channel) const { return k < tap_count * IN_CHANNELS && has_channel(channel); }
-
-    METHOD bool has_channel(int channel) const {
-        return FILTER_IN_CHANNELS >= IN_CHANNELS || channel < FILTER_IN_CHANNELS;
-    }
+    METHOD bool has_channel(int channel) const { return HAS_ALL_CHANNELS || channel < (int)tables.filter_in_channels; }
 
     // True if the tile has this column; known to the compiler where all tiles are full.
-    METHOD bool has(int column) const { return FILTER_OUT_CHANNELS % BN == 0 || column < columns; }
+    METHOD bool has(int column) const { return HAS_FULL_COLUMNS || column < columns; }
+
+    // Elements from neighbour to neighbour: 1 where asynchronous copies take several.
+    METHOD INDEX data_channel() const { return COPY_A > 0 ? 1 : (INDEX)tables.data_channel; }
+    METHOD INDEX filter_column() const { return COPY_B > 0 && FILTER_MN_MAJOR ? 1 : (INDEX)tables.filter_column; }
+    METHOD INDEX filter_channel() const { return COPY_B > 0 && !FILTER_MN_MAJOR ? 1 : (INDEX)tables.filter_channel; }
 
     template <int SLICE>
     METHOD void load(u8 *stage, int number) {
@@ -234,7 +229,8 @@ struct Loader {
 #pragma unroll COPY_UNROLL(COPY_A)
         for (int e = 0; e < CHUNK; e += PIECE_A) {
             int channel;
-            const Tap tap = tap_at(own + e, channel);
+            bool is_tap;
+            const Tap tap = tap_at(own + e, channel, is_tap);
             load_data<SLICE>(stage, e, tap, channel);
         }
         if constexpr (FILTER_MN_MAJOR) {
@@ -243,8 +239,9 @@ struct Loader {
 #pragma unroll COPY_UNROLL(COPY_B)
             for (int e = 0; e < CHUNK; e += PIECE_B) {
                 int channel;
-                const Tap tap = tap_at(own + e, channel);
-                load_filter<SLICE>(stage, e, tap, channel, is_inside(own + e, channel));
+                bool is_tap;
+                const Tap tap = tap_at(own + e, channel, is_tap);
+                load_filter<SLICE>(stage, e, tap, channel, is_tap);
             }
         }
     }
@@ -258,23 +255,21 @@ struct Loader {
     METHOD void seek(int number) {
         const int own = (int)threadIdx.x % CHUNKS_K * CHUNK;
         int channel;
-        if constexpr (IN_CHANNELS % BK == 0) {  // all threads have the same tap
-            const u32 block_number = (u32)number / (IN_CHANNELS / BK);
-            tap = taps[block_number];
-            channel = (number - (int)block_number * (IN_CHANNELS / BK)) * BK + own;
+        if constexpr (IS_OF_ONE_TAP && !IS_DATA_LINEAR) {  // all threads have the same
+            tap = taps[min(next_tap, tap_count)];
+            channel = next_channel + own;
             has_weights = has_channel(channel);
+            next_channel += BK;  // blocks come one after the other
+            if (next_channel == (int)tables.in_channels.number) next_channel = 0, ++next_tap;
         } else {
-            tap = tap_at(number * BK + own, channel);
-            has_weights = is_inside(number * BK + own, channel);
+            tap = tap_at(number * BK + own, channel, has_weights);
         }
         moved = tap.data + channel;
-        const int line = threadIdx.x / B_CHUNKS;
         if constexpr (FILTER_MN_MAJOR) {
-            first_channel = channel - own + line;
-            const int column = (int)threadIdx.x % B_CHUNKS * CHUNK;
-            weights = filter + (tap.filter + (INDEX)(first_channel * (i64)FILTER_CHANNEL + column));
+            first_channel = channel - own + (int)threadIdx.x / B_CHUNKS;
+            weights = filter + (tap.filter + (INDEX)first_channel * (INDEX)tables.filter_channel);
         } else {
-            weights = filter + (tap.filter + (INDEX)(channel + line * (i64)FILTER_COLUMN));
+            weights = filter + (tap.filter + channel);
         }
     }
 
@@ -284,20 +279,21 @@ struct Loader {
 #pragma unroll
         for (int line = LINES_OF(SLICE, A_LINES); line < LINES_OF(SLICE + 1, A_LINES); ++line)
             cp_async16(to + position_of_line<CHUNKS_K, A_STEP>(first, chunk, line), data + (rows.start[line] + moved),
-                       rows.is_inside(line, tap));
+                       rows.is_inside(tables, line, tap));
     }
 
     template <int SLICE>
-    METHOD void copy_filter(u32 to) const {
-        constexpr i64 step = B_STEP * (FILTER_MN_MAJOR ? FILTER_CHANNEL : FILTER_COLUMN);
+    METHOD void copy_filter(u32 to) {
         const int chunk = threadIdx.x % B_CHUNKS, first = threadIdx.x / B_CHUNKS;
 #pragma unroll
         for (int line = LINES_OF(SLICE, B_LINES); line < LINES_OF(SLICE + 1, B_LINES); ++line) {
             const int row = first + line * B_STEP;
             if (B_ROWS % B_STEP != 0 && row >= B_ROWS) break;
-            const bool is_valid = FILTER_MN_MAJOR ? has(chunk * CHUNK) && has_channel(first_channel + line * B_STEP)
+            const bool is_valid = FILTER_MN_MAJOR ? (!IS_DATA_LINEAR || has_weights) && has(chunk * CHUNK) &&
+                                                    has_channel(first_channel + line * B_STEP)
                                                 : has_weights && has(row);
-            cp_async16(to + position_of_line<B_CHUNKS, B_STEP>(first, chunk, line), weights + line * step, is_valid);
+            cp_async16(to + position_of_line<B_CHUNKS, B_STEP>(first, chunk, line), weights, is_valid);
+            weights = (const DTYPE *)((const u8 *)weights + tables.filter_line);
         }
     }
 
@@ -308,12 +304,12 @@ struct Loader {
     METHOD void load_data(u8 *stage, int e, const Tap &tap, int channel) {
         const int chunk = threadIdx.x % CHUNKS_K, row = threadIdx.x / CHUNKS_K;
         const u32 to = smem_address(stage);
-        const INDEX from = tap.data + (INDEX)(channel * (i64)DATA_CHANNEL);
+        const INDEX from = tap.data + (INDEX)channel * data_channel();
 #pragma unroll
         for (int line = LINES_OF(SLICE, A_LINES); line < LINES_OF(SLICE + 1, A_LINES); ++line) {
             const int at = position_of_line<CHUNKS_K, A_STEP>(row, chunk, line) + e * ELEMENT_BYTES;
             const DTYPE *p = data + (rows.start[line] + from);
-            const bool is_valid = rows.is_inside(line, tap);
+            const bool is_valid = rows.is_inside(tables, line, tap);
             if constexpr (COPY_A > 0)
                 copy_async<COPY_A>(to + at, p, is_valid);
             else
@@ -328,13 +324,14 @@ struct Loader {
         constexpr int lines = (BN + A_STEP - 1) / A_STEP;
         const int chunk = threadIdx.x % CHUNKS_K, row = threadIdx.x / CHUNKS_K;
         const u32 to = smem_address(stage) + A_BYTES;
-        const DTYPE *from = filter + tap.filter + (INDEX)(channel * (i64)FILTER_CHANNEL + row * (i64)FILTER_COLUMN);
+        const INDEX from = tap.filter + (INDEX)channel * filter_channel();
+        const INDEX step = A_STEP * filter_column();
 #pragma unroll
         for (int line = LINES_OF(SLICE, lines); line < LINES_OF(SLICE + 1, lines); ++line) {
             const int column = row + line * A_STEP;
             if (BN % A_STEP != 0 && column >= BN) break;
             const bool is_valid = is_tap && has(column);
-            const DTYPE *p = from + line * (A_STEP * (i64)FILTER_COLUMN);
+            const DTYPE *p = filter + (from + line * step);
             const int at = position<CHUNKS_K>(column, chunk) + e * ELEMENT_BYTES;
             if constexpr (COPY_B > 0)
                 copy_async<COPY_B>(to + at, p, is_valid);
@@ -347,29 +344,29 @@ struct Loader {
     template <int SLICE>
     METHOD void load_filter_mn_major(u8 *stage, int k) {
         constexpr int step = BLOCK_THREADS / CHUNKS_N, lines = (BK + step - 1) / step;
-        constexpr bool is_of_one_tap = IN_CHANNELS % BK == 0;  // every block of K
         const int chunk = threadIdx.x % CHUNKS_N, row = threadIdx.x / CHUNKS_N;
         const u32 to = smem_address(stage);
-        const DTYPE *own = filter + (INDEX)(chunk * CHUNK * (i64)FILTER_COLUMN);
         int first;
-        const Tap only = tap_at(k, first);
-        const DTYPE *linear = own + (only.filter + (INDEX)((first + row) * (i64)FILTER_CHANNEL));
+        bool is_first;
+        const Tap only = tap_at(k, first, is_first);
+        const DTYPE *linear = filter + (only.filter + (INDEX)(first + row) * filter_channel());
+        const INDEX line_step = step * filter_channel();
 #pragma unroll
         for (int line = LINES_OF(SLICE, lines); line < LINES_OF(SLICE + 1, lines); ++line) {
             const int depth = row + line * step;
             if (BK % step != 0 && depth >= BK) break;
             int channel = first + depth;
-            const DTYPE *from = linear + line * (step * (i64)FILTER_CHANNEL);
-            if constexpr (!is_of_one_tap) {
-                const Tap tap = tap_at(k + depth, channel);
-                from = own + (tap.filter + (INDEX)(channel * (i64)FILTER_CHANNEL));
+            const DTYPE *from = linear + (i64)line * line_step;
+            bool is_tap = is_first && has_channel(channel);
+            if constexpr (!IS_OF_ONE_TAP) {
+                const Tap tap = tap_at(k + depth, channel, is_tap);
+                from = filter + (tap.filter + (INDEX)channel * filter_channel());
             }
-            const bool is_tap = is_inside(k + depth, channel);
 #pragma unroll COPY_UNROLL(COPY_B)
             for (int e = 0; e < CHUNK; e += PIECE_B) {
                 const int column = chunk * CHUNK + e, at = position<CHUNKS_N>(depth, chunk) + e * ELEMENT_BYTES;
                 const bool is_valid = is_tap && has(column);
-                const DTYPE *p = from + e * (i64)FILTER_COLUMN;
+                const DTYPE *p = from + e * (i64)filter_column();
                 if constexpr (COPY_B > 0)
                     copy_async<COPY_B>(to + at, p, is_valid);
                 else
@@ -385,109 +382,128 @@ struct Tile {
     int group;
 };
 
-FUNCTION Tile tile_at(u32 number) {
-    return {(INDEX)(number / GRID_TILES_N) * BM, (INDEX)(number % GRID_TILES_N) * BN, (int)blockIdx.y};
+FUNCTION Tile tile_at(const Work &work, u32 number) {
+    const u32 row = quotient(number, work.tiles_n);
+    return {(INDEX)row * BM, (INDEX)(number - row * (u32)work.tiles_n.number) * BN, (int)blockIdx.y};
 }
 
-// Where a group begins: STEP elements behind the one before, in runs of which the next begins OUTER behind the last.
-template <i64 STEP, i64 OUTER>
-FUNCTION i64 place_of_group(int group) {
-    if constexpr (OUTER == 0) return group * STEP;
-    return group % GROUPS_INNER * STEP + group / GROUPS_INNER * OUTER;
+// Where a group begins: `step` elements behind the one before, in runs of which the next begins `outer` behind the last.
+FUNCTION i64 place_of_group(const Tables &tables, int group, i64 step, i64 outer) {
+    if (outer == 0) return group * step;
+    const int run = quotient(group, tables.groups_inner);
+    return (group - run * tables.groups_inner.number) * step + run * outer;
 }
 
-// Applies the epilogue to eight columns of a row of a tile, and stores them.
-FUNCTION void finish_run(const Phase &c, const Tile &tile, INDEX m, int column, const SUM (&sums)[RUN],
-                         RESULT *result EPILOGUE_PARAMETERS, REAL alpha, REAL beta) {
-    constexpr int output_stride[3] = {OUTPUT_STRIDE};
-    constexpr i64 strides[3] = {RESULT_STRIDES};
-    int at[3];
-    const INDEX image = pixel_position(c, m, at);
-    INDEX start = image * (INDEX)RESULT_IMAGE;
+// Applies the epilogue to eight columns of a row of a tile, and stores them. `result` is the group's.
+FUNCTION void finish_run(const Tables &tables, const Phase &c, const Tile &tile, INDEX m, int column,
+                         const SUM (&sums)[RUN], RESULT *result EPILOGUE_PARAMETERS, REAL alpha, REAL beta) {
+    int at[3] = {};
+    INDEX image = 0, start;
+    if constexpr (RESULT_FORM == 2) {
+        start = m * (INDEX)tables.result_step;
+    } else if constexpr (RESULT_FORM == 1) {
+        image = quotient(m, tables.plane);
+        start = image * (INDEX)tables.result_image +
+                (m - image * (INDEX)tables.plane.number) * (INDEX)tables.result_step;
+    } else {
+        image = pixel_position(c, m, at);
+        start = image * (INDEX)tables.result_image;
 #pragma unroll
-    for (int axis = 0; axis < 3; ++axis) {
-        at[axis] = at[axis] * output_stride[axis] + c.first_result[axis];
-        start += (INDEX)(at[axis] * strides[axis]);
+        for (int axis = 0; axis < 3; ++axis) {
+            at[axis] = at[axis] * (int)tables.output_stride[axis] + (int)c[axis].first_result;
+            start += (INDEX)at[axis] * (INDEX)tables.result_strides[axis];
+        }
     }
-    if constexpr (IS_RESULT_LINEAR) start = m * (INDEX)RESULT_STEP;
-    const int count = OUT_CHANNELS % RUN == 0 ? RUN : min(RUN, (int)(OUT_CHANNELS - column));
-    const INDEX channel = (INDEX)tile.group * OUT_CHANNELS + column;
-    start += (INDEX)(place_of_group<RESULT_GROUP, RESULT_OUTER>(tile.group) + column * (i64)RESULT_COLUMN);
+    const INDEX step = RESULT_WIDTH > 1 ? 1 : (INDEX)tables.result_column;
+    const int count = HAS_WHOLE_RUNS ? RUN : min(RUN, (int)tables.out_channels - column);
+    start += (INDEX)column * step;
     REAL results[RUN];
 #pragma unroll
     for (int e = 0; e < RUN; ++e) {
         results[e] = (REAL)sums[e];
-        if (HAS_EPILOGUE && e < count)
-            results[e] = EPILOGUE(results[e], image, channel + e, at[0], at[1], at[2]);
+        if (HAS_EPILOGUE && e < count) {
+            const INDEX channel = (INDEX)tile.group * (INDEX)tables.out_channels + column + e;
+            results[e] = EPILOGUE(results[e], image, channel, at[0], at[1], at[2]);
+        }
     }
-    store_results<RESULT_WIDTH>(result + start, (INDEX)RESULT_COLUMN, results, count, alpha, beta);
+    store_results<RESULT_WIDTH>(result + start, step, results, count, alpha, beta);
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void implicit_gemm(const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace,
-                   SCALE alpha, SCALE beta) {
+void implicit_gemm(SHAPE_PARAMETER const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS,
+                   u8 *workspace, SCALE alpha, SCALE beta) {
     begin_launch();
     extern __shared__ __align__(128) u8 shared[];
-    const Phase c = phase_of(blockIdx.z);
-    const INDEX pixels = (INDEX)IMAGES * c.results[0] * c.results[1] * c.results[2];
-    const WorkTile slice = work_tile_of_block(GRID_TILES);
-    const Tile tile = tile_at(slice.tile);
+    KNOWN_TABLES
+    const Phase c(tables, blockIdx.z);
+    const INDEX pixels = pixels_of(tables, c);
+    const WorkTile slice = work_tile_of_block(tables.work);
+    const Tile tile = tile_at(tables.work, slice.tile);
     if (tile.row >= pixels) return;
 
     Tap *taps = (Tap *)(shared + STAGES * STAGE_BYTES);
-    Loader loader;
-    loader.tap_count = c.taps[0] * c.taps[1] * c.taps[2];
+    Loader loader = {tables};
+    loader.tap_count = (int)(c[0].taps.number * c[1].taps.number * c[2].taps.number);
     loader.taps = taps;
-    fill_taps(c, taps, loader.tap_count);
-    loader.rows.set(c, tile.row, pixels);
-    loader.data = in_register((IS_DATA_PACKED ? (const DTYPE *)(workspace + DATA_AT) : first) +
-                              place_of_group<DATA_GROUP, DATA_OUTER>(tile.group));
-    loader.filter = in_register((IS_FILTER_PACKED ? (const DTYPE *)(workspace + FILTER_AT) : second) +
-                                place_of_group<FILTER_GROUP, FILTER_OUTER>(tile.group) +
-                                tile.column * (i64)FILTER_COLUMN);
-    loader.columns = (int)(FILTER_OUT_CHANNELS - tile.column);
-    __syncthreads();
+    if constexpr (!IS_DATA_LINEAR) fill_taps(tables, c, taps, loader.tap_count);
+    loader.rows.set(tables, c, tile.row, pixels);
+    const int first_column = FILTER_MN_MAJOR ? (int)threadIdx.x % CHUNKS_N * CHUNK : (int)threadIdx.x / CHUNKS_K;
+    loader.data = in_register((tables.data_at >= 0 ? (const DTYPE *)(workspace + tables.data_at) : first) +
+                              place_of_group(tables, tile.group, tables.data_group, tables.data_outer));
+    loader.filter = in_register((tables.filter_at >= 0 ? (const DTYPE *)(workspace + tables.filter_at) : second) +
+                                place_of_group(tables, tile.group, tables.filter_group, tables.filter_outer) +
+                                (tile.column + first_column) * (i64)loader.filter_column());
+    loader.columns = (int)(tables.filter_out_channels - tile.column);
+    if constexpr (!IS_DATA_LINEAR) __syncthreads();
 
     SUM sums[MMAS_M][MMAS_N][4] = {};
-    loader.blocks = (loader.tap_count * IN_CHANNELS + BK - 1) / BK;
-    const int begin = (int)((i64)loader.blocks * slice.split / slice.splits);
-    const int end = (int)((i64)loader.blocks * (slice.split + 1) / slice.splits);
+    loader.block_count = (loader.tap_count * (int)tables.in_channels.number + BK - 1) / BK;
+    const int begin = (int)((i64)loader.block_count * slice.split / slice.splits);
+    const int end = (int)((i64)loader.block_count * (slice.split + 1) / slice.splits);
+    if constexpr (IS_OF_ONE_TAP && !IS_DATA_LINEAR) {
+        loader.next_tap = quotient(begin, tables.blocks_of_tap);
+        loader.next_channel = (begin - loader.next_tap * (int)tables.blocks_of_tap.number) * BK;
+    }
     accumulate<false, FILTER_MN_MAJOR>(sums, loader, shared, begin, end - begin);
 
-    if (SPLITS > 1 && slice.splits > 1) {
-        const int plane = blockIdx.z * gridDim.y + blockIdx.y;
-        store_partial(sums, partial_tile(workspace, GRID_TILES, plane, gridDim.y * PHASES, slice.tile, slice.split));
+    if (IS_SPLIT && slice.splits > 1) {
+        const int plane = blockIdx.z * gridDim.y + blockIdx.y, planes = gridDim.y * (int)tables.phase_count;
+        store_partial(sums, partial_tile(workspace, tables.work, plane, planes, slice.tile, slice.split));
     } else {
+        result += place_of_group(tables, tile.group, tables.result_group, tables.result_outer);
+        const int columns = (int)tables.out_channels;
+        const Phase again(tables, (int)blockIdx.z);  // not kept in registers behind the loop
         auto finish = [&](int row, int column, const SUM(&values)[RUN]) {
-            if (tile.row + row >= pixels || tile.column + column >= OUT_CHANNELS) return;
-            finish_run(c, tile, tile.row + row, (int)tile.column + column, values, result EPILOGUE_ARGUMENTS,
-                       (REAL)alpha, (REAL)beta);
+            if (tile.row + row >= pixels || tile.column + column >= columns) return;
+            finish_run(tables, again, tile, tile.row + row, (int)tile.column + column, values,
+                       result EPILOGUE_ARGUMENTS, (REAL)alpha, (REAL)beta);
         };
-        constexpr i64 strides[3] = {RESULT_STRIDES};
-        constexpr bool is_in_sectors = RESULT_WIDTH == RUN && RESULT_IMAGE % 32 == 0 && RESULT_GROUP % 32 == 0 && RESULT_OUTER % 32 == 0 &&
-                                       strides[0] % 32 == 0 && strides[1] % 32 == 0 && strides[2] % 32 == 0;
-        finish_tile<is_in_sectors, ROWS_FIRST>(sums, (SUM *)shared, finish);
+        finish_tile<HAS_SECTORS, ROWS_FIRST>(sums, (SUM *)shared, finish);
     }
 }
 
+#if IS_SPLIT
 // The reduction of split tiles. Grid: axis 0 such tiles; axis 1 groups; axis 2 pieces of a tile, in stride phases.
 KERNEL(REDUCTION_BLOCK)
-void reduce_partials(const DTYPE *, const DTYPE *, RESULT *result EPILOGUE_PARAMETERS, u8 *workspace, SCALE alpha,
-               SCALE beta) {
+void reduce_partials(SHAPE_PARAMETER const DTYPE *, const DTYPE *, RESULT *result EPILOGUE_PARAMETERS,
+                     u8 *workspace, SCALE alpha, SCALE beta) {
     begin_launch();
-    constexpr int pieces = BM * RUNS / REDUCTION_RUNS;
+    KNOWN_TABLES
+    const int runs = reduction_runs(tables.work), pieces = BM * RUNS / runs;
     const int number = blockIdx.z / pieces;
-    const PartialRun run((int)(blockIdx.z % pieces) * REDUCTION_RUNS + (int)threadIdx.x % REDUCTION_RUNS);
-    const Phase c = phase_of(number);
-    const INDEX pixels = (INDEX)IMAGES * c.results[0] * c.results[1] * c.results[2];
-    const u32 divided = UNSPLIT + blockIdx.x;
-    const Tile tile = tile_at(divided);
+    const PartialRun run((int)(blockIdx.z - number * pieces) * runs + (int)threadIdx.x % runs);
+    const Phase c(tables, number);
+    const INDEX pixels = pixels_of(tables, c);
+    const u32 divided = (u32)tables.work.unsplit + blockIdx.x;
+    const Tile tile = tile_at(tables.work, divided);
     const INDEX row = tile.row + run.row, column = tile.column + run.column;
-    const int plane = number * gridDim.y + blockIdx.y, planes = gridDim.y * PHASES;
-    const SUM *first = partial_tile(workspace, GRID_TILES, plane, planes, divided, 0);
-    const SUM *second = partial_tile(workspace, GRID_TILES, plane, planes, divided, 1);
+    const int plane = number * gridDim.y + blockIdx.y, planes = gridDim.y * (int)tables.phase_count;
+    const SUM *first = partial_tile(workspace, tables.work, plane, planes, divided, 0);
+    const SUM *second = partial_tile(workspace, tables.work, plane, planes, divided, 1);
     SUM values[RUN] = {};
-    sum_partials(values, first + run.at, second - first, row < pixels);
-    if (threadIdx.x < REDUCTION_RUNS && row < pixels && column < OUT_CHANNELS)
-        finish_run(c, tile, row, (int)column, values, result EPILOGUE_ARGUMENTS, (REAL)alpha, (REAL)beta);
+    sum_partials(values, tables.work, first + run.at, second - first, row < pixels);
+    result += place_of_group(tables, tile.group, tables.result_group, tables.result_outer);
+    if (threadIdx.x < runs && row < pixels && column < tables.out_channels)
+        finish_run(tables, c, tile, row, (int)column, values, result EPILOGUE_ARGUMENTS, (REAL)alpha, (REAL)beta);
 }
+#endif

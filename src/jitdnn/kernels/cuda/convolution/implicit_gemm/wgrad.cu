@@ -13,36 +13,46 @@
 // for a pixel behind the last, bit 31 (NO_COLUMN) always; a column has the bits of its tap, bit 30 always, and bit 31
 // if it is behind the last. x is there if no bit is in both words.
 //
-// Macros, beside those of gemm/mainloop.cuh (three numbers: one for each axis of space):
+// Macros, beside those of gemm/mainloop.cuh; what depends on the shape alone is in `Tables`. The filter is compiled in,
+// and what each pixel is tested for, since one thread does it for a block of K (three numbers: one for each axis of
+// space):
 //
 //     macro                 unit        meaning
-//     INDEX                 type        of offsets into tensors
-//     IMAGES                images
-//     PIXELS_PER_IMAGE      pixels      of dy
-//     OUT_CHANNELS          channels    of dy in a group; PACKED_OUT_CHANNELS with the zeros of packing
-//     IN_CHANNELS           channels    of x in a group; PACKED_IN_CHANNELS with the zeros of packing
 //     TAPS_0, _1, _2        taps        along the axes
-//     RESULTS, EXTENTS      positions   of dy, and of x, three numbers
+//     AXES                  axes        of space, the last ones, along which dy is more than one pixel or taps lie outside
 //     INPUT_STRIDE          positions   of x from pixel to pixel of dy, three numbers
 //     DILATION              positions   of x from tap to tap, three numbers
 //     OFFSETS               positions   of x from the pixel to the first tap: minus the padding, three numbers
 //     MASK_AXES             booleans    whether taps along the axis may lie outside, three
 //     IS_MASKED             0 or 1      whether the taps of these axes fit into 30 bits
-//     DATA_*, OUTER_*       elements    strides of x and dy: IMAGE, GROUP, CHANNEL, STRIDES (three numbers)
-//     OUTER_STEP            elements    from pixel to pixel of dy, if IS_OUTER_LINEAR
-//     DATA_STEP             elements    from pixel to pixel of x, if IS_DATA_LINEAR: one tap, which every pixel meets
-//     RESULT_*              elements    of dw: BASE (of the first tap), strides GROUP, ROW, CHANNEL, STRIDES
+//     IS_OUTER_LINEAR       0 or 1      whether pixels of dy are outer_step apart
+//     IS_DATA_LINEAR        0 or 1      whether those of x are data_step apart: one tap, which every pixel meets
+//     HAS_FULL_ROWS         0 or 1      whether BM divides the channels of dy
+//     HAS_WHOLE_BLOCKS      0 or 1      whether BK divides the pixels of dy
 //     COPY_A, COPY_B        bytes       of an asynchronous copy; 0: element by element
 //     IS_RESULT_VECTOR      0 or 1      whether eight columns are stored at once
-//     IS_DATA_PACKED, IS_OUTER_PACKED 0 or 1; DATA_AT, OUTER_AT: bytes into the workspace, where the packed ones are
+//     HAS_SECTORS           0 or 1      whether four runs of results are whole sectors of memory
 
-constexpr int COLUMNS = TAPS_0 * TAPS_1 * TAPS_2 * PACKED_IN_CHANNELS;
-constexpr INDEX GRID_TILES_N = (COLUMNS + BN - 1) / BN;
+struct __align__(64) Tables {
+    Work work;
+    i64 pixels, blocks;             // of dy; of K
+    i64 out_channels, outer_rows;   // of dy in a group, without and with the zeros of packing
+    i64 in_channels;                // of x in a group
+    Divisor packed_channels;        // with the zeros of packing
+    i64 columns;                    // taps by packed channels
+    Divisor results[3];             // positions of dy
+    i64 extents[3];                 // positions of x
+    // strides of x and dy in elements
+    i64 data_image, data_group, data_channel, data_strides[3], data_step;
+    i64 outer_image, outer_group, outer_channel, outer_strides[3], outer_step;
+    i64 result_base, result_group, result_row, result_channel, result_strides[3];  // of dw; base: of the first tap
+    i64 data_at, outer_at;          // bytes into the workspace, where packed ones are; -1: they are not packed
+};
+
 constexpr int PIECE_A = COPY_A > 0 ? COPY_A / ELEMENT_BYTES : 1, PIECE_B = COPY_B > 0 ? COPY_B / ELEMENT_BYTES : 1;
 constexpr int STEP_A = BLOCK_THREADS / CHUNKS_M,
               STEP_B = BLOCK_THREADS / CHUNKS_N;  // pixels of a stage from one that a thread copies to its next
 
-constexpr INDEX PIXELS = (INDEX)IMAGES * PIXELS_PER_IMAGE;
 constexpr u32 NO_PIXEL = 1u << 30, NO_COLUMN = 1u << 31;
 
 // What all columns need of a pixel of dy.
@@ -55,38 +65,42 @@ struct __align__(16) Pixel {
 #endif
     INDEX outer;  // elements of dy
 
-    METHOD void set(INDEX m) {
-        constexpr int results[3] = {RESULTS}, input_stride[3] = {INPUT_STRIDE};
-        constexpr i64 data_strides[3] = {DATA_STRIDES}, outer_strides[3] = {OUTER_STRIDES};
+    METHOD void set(const Tables &tables, INDEX m) {
+        constexpr int input_stride[3] = {INPUT_STRIDE};
+        const INDEX pixels = (INDEX)tables.pixels;
         INDEX rest = m, from = 0, from_dy = 0;
 #if IS_MASKED
         constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2}, dilation[3] = {DILATION}, offsets[3] = {OFFSETS};
-        constexpr int extents[3] = {EXTENTS};
         constexpr bool is_masked[3] = {MASK_AXES};
-        u32 bits = m < PIXELS ? NO_COLUMN : NO_COLUMN | NO_PIXEL;
+        u32 bits = m < pixels ? NO_COLUMN : NO_COLUMN | NO_PIXEL;
         int bit = 0;
 #endif
 #pragma unroll
-        for (int axis = 2; axis >= 0; --axis) {
-            const INDEX outer = rest / results[axis];
-            const int at = (int)(rest - outer * results[axis]), moved = at * input_stride[axis];
+        for (int axis = 2; axis >= 3 - AXES; --axis) {
+            const INDEX outer = quotient(rest, tables.results[axis]);
+            const int at = (int)(rest - outer * (INDEX)tables.results[axis].number);
+            const int moved = at * input_stride[axis];
             rest = outer;
-            from += (INDEX)(moved * data_strides[axis]);
-            from_dy += (INDEX)(at * outer_strides[axis]);
+            from += (INDEX)moved * (INDEX)tables.data_strides[axis];
+            if constexpr (!IS_OUTER_LINEAR) from_dy += (INDEX)at * (INDEX)tables.outer_strides[axis];
 #if IS_MASKED
             if (is_masked[axis]) {
 #pragma unroll
                 for (int tap = 0; tap < taps[axis]; ++tap, ++bit)
-                    if ((u32)(moved + offsets[axis] + tap * dilation[axis]) >= (u32)extents[axis]) bits |= 1u << bit;
+                    if ((u32)(moved + offsets[axis] + tap * dilation[axis]) >= (u32)tables.extents[axis])
+                        bits |= 1u << bit;
             }
 #else
-            position[axis] = m < PIXELS ? moved : 1 << 30;
+            position[axis] = m < pixels ? moved : 1 << 30;
 #endif
         }
-        data = from + rest * (INDEX)DATA_IMAGE;
-        outer = from_dy + rest * (INDEX)OUTER_IMAGE;
+        data = from + rest * (INDEX)tables.data_image;
+        if constexpr (!IS_OUTER_LINEAR) outer = from_dy + rest * (INDEX)tables.outer_image;
 #if IS_MASKED
         outside = bits;
+#else
+#pragma unroll
+        for (int axis = 0; axis < 3 - AXES; ++axis) position[axis] = m < pixels ? 0 : 1 << 30;
 #endif
     }
 };
@@ -101,12 +115,11 @@ struct Column {
     bool has_number;
 #endif
 
-    METHOD void set(int number) {
+    METHOD void set(const Tables &tables, int number) {
         constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2}, dilation[3] = {DILATION}, offsets[3] = {OFFSETS};
-        constexpr i64 strides[3] = {DATA_STRIDES};
-        int rest = number / PACKED_IN_CHANNELS;
-        from = (INDEX)((number - rest * PACKED_IN_CHANNELS) * (i64)DATA_CHANNEL);
-        const bool is_one = COLUMNS % BN == 0 || number < COLUMNS;
+        int rest = quotient(number, tables.packed_channels);
+        from = (INDEX)(number - rest * (int)tables.packed_channels.number) * (INDEX)tables.data_channel;
+        const bool is_one = number < (int)tables.columns;
 #if IS_MASKED
         constexpr bool is_masked[3] = {MASK_AXES};
         bits = is_one ? NO_PIXEL : NO_PIXEL | NO_COLUMN;
@@ -118,7 +131,7 @@ struct Column {
         for (int axis = 2; axis >= 0; --axis) {
             const int tap = rest % taps[axis], tap_offset = offsets[axis] + tap * dilation[axis];
             rest /= taps[axis];
-            from += (INDEX)(tap_offset * strides[axis]);
+            from += (INDEX)tap_offset * (INDEX)tables.data_strides[axis];
 #if IS_MASKED
             if (is_masked[axis]) {
                 bits |= 1u << (bit + tap);
@@ -138,15 +151,14 @@ struct Column {
 #endif
     }
 
-    METHOD bool meets(const Pixel &pixel) const {
+    METHOD bool meets(const Tables &tables, const Pixel &pixel) const {
 #if IS_MASKED
         return (pixel.outside & bits) == 0;
 #else
-        constexpr int extents[3] = {EXTENTS};
         bool is_met = has_number;
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis)
-            is_met = is_met && (u32)(pixel.position[axis] + moved[axis]) < (u32)extents[axis];
+            is_met = is_met && (u32)(pixel.position[axis] + moved[axis]) < (u32)tables.extents[axis];
         return is_met;
 #endif
     }
@@ -154,8 +166,7 @@ struct Column {
 
 struct Loader {
     static constexpr bool IS_PREPARED = !IS_OUTER_LINEAR || !IS_DATA_LINEAR;
-    static constexpr int blocks = (int)((PIXELS + BK - 1) / BK);  // of K
-
+    const Tables &tables;
     Column columns[COPY_B > 0 ? CHUNK / PIECE_B : 1];
     int first_column;  // of this thread's chunk
     const DTYPE *outer;  // dy at the first row of the tile
@@ -164,18 +175,20 @@ struct Loader {
     Pixel *pixels;         // two tables of BK each, in turn
     int prepared, loading;  // the table of the next block of K, and that of the block that is being copied
 
+    METHOD int blocks() const { return (int)tables.blocks; }  // of K
+
     METHOD void set_columns(int first) {
         first_column = first + (int)threadIdx.x % CHUNKS_N * CHUNK;
         if constexpr (COPY_B > 0) {
 #pragma unroll
-            for (int piece = 0; piece < CHUNK / PIECE_B; ++piece) columns[piece].set(first_column + piece * PIECE_B);
+            for (int piece = 0; piece < CHUNK / PIECE_B; ++piece) columns[piece].set(tables, first_column + piece * PIECE_B);
         }
     }
 
     METHOD Column column_of(int piece) const {
         if constexpr (COPY_B > 0) return columns[piece];
         Column column;
-        column.set(first_column + piece);
+        column.set(tables, first_column + piece);
         return column;
     }
 
@@ -185,7 +198,7 @@ struct Loader {
         static_assert(BLOCK_THREADS >= BK, "a thread has one pixel of a block, or none");
         if (threadIdx.x < BK) {
             Pixel pixel;
-            pixel.set((INDEX)number * BK + threadIdx.x);
+            pixel.set(tables, (INDEX)number * BK + threadIdx.x);
             pixels[prepared + threadIdx.x] = pixel;
         }
     }
@@ -202,21 +215,23 @@ struct Loader {
         constexpr int lines = (BK + STEP_A - 1) / STEP_A;
         const int chunk = threadIdx.x % CHUNKS_M, row = threadIdx.x / CHUNKS_M;
         const u32 to = smem_address(stage);
-        const DTYPE *own = outer + chunk * (CHUNK * (i64)OUTER_CHANNEL);
-        const DTYPE *linear = own + (first + row) * (INDEX)OUTER_STEP;
+        const INDEX channel_step = COPY_A > 0 ? 1 : (INDEX)tables.outer_channel, all = (INDEX)tables.pixels;
+        const DTYPE *own = outer + (INDEX)(chunk * CHUNK) * channel_step;
+        const INDEX line_step = STEP_A * (INDEX)tables.outer_step;
+        const DTYPE *linear = own + (first + row) * (INDEX)tables.outer_step;
 #pragma unroll
         for (int line = LINES_OF(SLICE, lines); line < LINES_OF(SLICE + 1, lines); ++line) {
             const int depth = row + line * STEP_A;
             if (BK % STEP_A != 0 && depth >= BK) break;
-            const DTYPE *from = linear + line * (STEP_A * (i64)OUTER_STEP);
+            const DTYPE *from = linear + (i64)line * line_step;
             if constexpr (!IS_OUTER_LINEAR) from = own + pixels[loading + depth].outer;
-            const bool is_pixel = PIXELS % BK == 0 ? first < PIXELS : first + depth < PIXELS;
+            const bool is_pixel = HAS_WHOLE_BLOCKS ? first < all : first + depth < all;
 #pragma unroll COPY_UNROLL(COPY_A)
             for (int e = 0; e < CHUNK; e += PIECE_A) {
                 const int channel = chunk * CHUNK + e;
                 const int at = position_of_line<CHUNKS_M, STEP_A>(row, chunk, line) + e * ELEMENT_BYTES;
-                const DTYPE *p = from + e * (i64)OUTER_CHANNEL;
-                const bool is_valid = is_pixel && (PACKED_OUT_CHANNELS % BM == 0 || channel < rows);
+                const DTYPE *p = from + e * (i64)channel_step;
+                const bool is_valid = is_pixel && (HAS_FULL_ROWS || channel < rows);
                 if constexpr (COPY_A > 0)
                     copy_async<COPY_A>(to + at, p, is_valid);
                 else
@@ -237,7 +252,8 @@ struct Loader {
             for (int line = begin; line < end; ++line)
                 near[line - begin] = pixels[loading + min(row + line * STEP_B, BK - 1)];
         }
-        const DTYPE *linear = data + (first + row) * (INDEX)DATA_STEP;
+        const INDEX all = (INDEX)tables.pixels, line_step = STEP_B * (INDEX)tables.data_step;
+        const DTYPE *linear = data + (first + row) * (INDEX)tables.data_step;
 #pragma unroll
         for (int line = begin; line < end; ++line) {
             if (BK % STEP_B != 0 && row + line * STEP_B >= BK) break;
@@ -249,10 +265,10 @@ struct Loader {
                 bool is_valid;
                 const DTYPE *p;
                 if constexpr (IS_DATA_LINEAR) {  // one tap, which every pixel of dy meets
-                    is_valid = (PIXELS % BK == 0 ? first : first + row + line * STEP_B) < PIXELS && column.is_there();
-                    p = linear + (line * (STEP_B * (i64)DATA_STEP) + column.from);
+                    is_valid = (HAS_WHOLE_BLOCKS ? first : first + row + line * STEP_B) < all && column.is_there();
+                    p = linear + column.from + (i64)line * line_step;
                 } else {
-                    is_valid = column.meets(pixel);
+                    is_valid = column.meets(tables, pixel);
                     p = data + (pixel.data + column.from);
                 }
                 if constexpr (COPY_B > 0)
@@ -270,17 +286,17 @@ struct Tile {
     int group;
 };
 
-FUNCTION Tile tile_at(u32 number) {
-    return {(int)(number / GRID_TILES_N) * BM, (int)(number % GRID_TILES_N) * BN, (int)blockIdx.y};
+FUNCTION Tile tile_at(const Work &work, u32 number) {
+    const u32 row = quotient(number, work.tiles_n);
+    return {(int)row * BM, (int)(number - row * (u32)work.tiles_n.number) * BN, (int)blockIdx.y};
 }
 
 // Stores eight columns of a row of a tile.
-FUNCTION void finish_run(const Tile &tile, int row, int column, const SUM (&sums)[RUN], RESULT *result, REAL alpha,
-                         REAL beta) {
+FUNCTION void finish_run(const Tables &tables, const Tile &tile, int row, int column, const SUM (&sums)[RUN],
+                         RESULT *result, REAL alpha, REAL beta) {
     constexpr int taps[3] = {TAPS_0, TAPS_1, TAPS_2};
-    constexpr i64 strides[3] = {RESULT_STRIDES};
-    result += RESULT_BASE + (INDEX)(tile.group * (i64)RESULT_GROUP + row * (i64)RESULT_ROW);
-    const int count = COLUMNS % RUN == 0 ? RUN : min(RUN, COLUMNS - column);
+    result += tables.result_base + (INDEX)(tile.group * tables.result_group + row * tables.result_row);
+    const int count = IS_RESULT_VECTOR ? RUN : min(RUN, (int)tables.columns - column);
     REAL results[RUN];
 #pragma unroll
     for (int e = 0; e < RUN; ++e) results[e] = (REAL)sums[e];
@@ -290,13 +306,13 @@ FUNCTION void finish_run(const Tile &tile, int row, int column, const SUM (&sums
 #pragma unroll
         for (int e = 0; e < RUN; ++e) {
             if (e >= count) break;
-            int tap = (column + e) / PACKED_IN_CHANNELS;
-            const int channel = column + e - tap * PACKED_IN_CHANNELS;
-            if (channel >= IN_CHANNELS) continue;  // a zero of packing
-            RESULT *p = result + (INDEX)(channel * (i64)RESULT_CHANNEL);
+            int tap = quotient(column + e, tables.packed_channels);
+            const int channel = column + e - tap * (int)tables.packed_channels.number;
+            if (channel >= (int)tables.in_channels) continue;  // a zero of packing
+            RESULT *p = result + (INDEX)channel * (INDEX)tables.result_channel;
 #pragma unroll
             for (int axis = 2; axis >= 0; --axis) {
-                p += (INDEX)(tap % taps[axis] * strides[axis]);
+                p += (INDEX)(tap % taps[axis]) * (INDEX)tables.result_strides[axis];
                 tap /= taps[axis];
             }
             REAL value = alpha * results[e];
@@ -307,48 +323,55 @@ FUNCTION void finish_run(const Tile &tile, int row, int column, const SUM (&sums
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void implicit_gemm_wgrad(const DTYPE *first, const DTYPE *second, RESULT *result, u8 *workspace, SCALE alpha,
-                          SCALE beta) {
+void implicit_gemm_wgrad(SHAPE_PARAMETER const DTYPE *first, const DTYPE *second, RESULT *result,
+                         u8 *workspace, SCALE alpha, SCALE beta) {
     extern __shared__ __align__(128) u8 shared[];
-    const WorkTile slice = work_tile_of_block(GRID_TILES);
-    const Tile tile = tile_at(slice.tile);
-    Loader loader;
-    loader.data = in_register((IS_DATA_PACKED ? (const DTYPE *)(workspace + DATA_AT) : first) +
-                              tile.group * (i64)DATA_GROUP);
-    loader.outer = in_register((IS_OUTER_PACKED ? (const DTYPE *)(workspace + OUTER_AT) : second) +
-                               tile.group * (i64)OUTER_GROUP + tile.row * (i64)OUTER_CHANNEL);
-    loader.rows = PACKED_OUT_CHANNELS - tile.row;
+    KNOWN_TABLES
+    const WorkTile slice = work_tile_of_block(tables.work);
+    const Tile tile = tile_at(tables.work, slice.tile);
+    Loader loader = {tables};
+    loader.data = in_register((tables.data_at >= 0 ? (const DTYPE *)(workspace + tables.data_at) : first) +
+                              tile.group * tables.data_group);
+    loader.outer = in_register((tables.outer_at >= 0 ? (const DTYPE *)(workspace + tables.outer_at) : second) +
+                               tile.group * tables.outer_group + tile.row * tables.outer_channel);
+    loader.rows = (int)tables.outer_rows - tile.row;
     loader.pixels = (Pixel *)(shared + STAGES * STAGE_BYTES);
     loader.prepared = loader.loading = 0;
     loader.set_columns(tile.column);
 
     SUM sums[MMAS_M][MMAS_N][4] = {};
-    const int begin = (int)((i64)Loader::blocks * slice.split / slice.splits);
-    const int end = (int)((i64)Loader::blocks * (slice.split + 1) / slice.splits);
+    const int begin = (int)(tables.blocks * slice.split / slice.splits);
+    const int end = (int)(tables.blocks * (slice.split + 1) / slice.splits);
     accumulate<true, true>(sums, loader, shared, begin, end - begin);
 
-    if (SPLITS > 1 && slice.splits > 1) {
-        store_partial(sums, partial_tile(workspace, GRID_TILES, blockIdx.y, gridDim.y, slice.tile, slice.split));
+    if (IS_SPLIT && slice.splits > 1) {
+        store_partial(sums, partial_tile(workspace, tables.work, blockIdx.y, gridDim.y, slice.tile, slice.split));
     } else {
+        const int rows = (int)tables.out_channels, columns = (int)tables.columns;
         auto finish = [&](int row, int column, const SUM(&values)[RUN]) {
-            if (tile.row + row >= OUT_CHANNELS || tile.column + column >= COLUMNS) return;
-            finish_run(tile, tile.row + row, tile.column + column, values, result, (REAL)alpha, (REAL)beta);
+            if (tile.row + row >= rows || tile.column + column >= columns) return;
+            finish_run(tables, tile, tile.row + row, tile.column + column, values, result, (REAL)alpha, (REAL)beta);
         };
-        finish_tile<IS_RESULT_VECTOR && RESULT_ROW % 32 == 0, false>(sums, (SUM *)shared, finish);
+        finish_tile<HAS_SECTORS, false>(sums, (SUM *)shared, finish);
     }
 }
 
+#if IS_SPLIT
 // The reduction of split tiles. Grid: axis 0 such tiles; axis 1 groups; axis 2 pieces of a tile.
 KERNEL(REDUCTION_BLOCK)
-void reduce_partials(const DTYPE *, const DTYPE *, RESULT *result, u8 *workspace, SCALE alpha, SCALE beta) {
-    const PartialRun run((int)blockIdx.z * REDUCTION_RUNS + (int)threadIdx.x % REDUCTION_RUNS);
-    const u32 divided = UNSPLIT + blockIdx.x;
-    const Tile tile = tile_at(divided);
+void reduce_partials(SHAPE_PARAMETER const DTYPE *, const DTYPE *, RESULT *result, u8 *workspace, SCALE alpha,
+                     SCALE beta) {
+    KNOWN_TABLES
+    const int runs = reduction_runs(tables.work);
+    const PartialRun run((int)blockIdx.z * runs + (int)threadIdx.x % runs);
+    const u32 divided = (u32)tables.work.unsplit + blockIdx.x;
+    const Tile tile = tile_at(tables.work, divided);
     const int row = tile.row + run.row, column = tile.column + run.column;
-    const SUM *first = partial_tile(workspace, GRID_TILES, blockIdx.y, gridDim.y, divided, 0);
-    const SUM *second = partial_tile(workspace, GRID_TILES, blockIdx.y, gridDim.y, divided, 1);
+    const SUM *first = partial_tile(workspace, tables.work, blockIdx.y, gridDim.y, divided, 0);
+    const SUM *second = partial_tile(workspace, tables.work, blockIdx.y, gridDim.y, divided, 1);
     SUM values[RUN] = {};
-    sum_partials(values, first + run.at, second - first, row < OUT_CHANNELS);
-    if (threadIdx.x < REDUCTION_RUNS && row < OUT_CHANNELS && column < COLUMNS)
-        finish_run(tile, row, column, values, result, (REAL)alpha, (REAL)beta);
+    sum_partials(values, tables.work, first + run.at, second - first, row < (int)tables.out_channels);
+    if (threadIdx.x < runs && row < (int)tables.out_channels && column < (int)tables.columns)
+        finish_run(tables, tile, row, column, values, result, (REAL)alpha, (REAL)beta);
 }
+#endif

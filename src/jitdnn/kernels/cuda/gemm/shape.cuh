@@ -1,0 +1,40 @@
+// What the host says of a product: structures of i64, filled by gemm/shape.py in the same order. A kernel's first
+// argument is a `Tables` of them (TABLES), so that one module serves every shape that its macros allow; or, with
+// KNOWN_SHAPE, the numbers of one shape are compiled in, and divisions are by constants.
+#ifdef KNOWN_SHAPE
+#define SHAPE_PARAMETER
+#define KNOWN_TABLES constexpr Tables tables = {KNOWN_SHAPE};
+#else
+#define SHAPE_PARAMETER TABLES(Tables, tables),
+#define KNOWN_TABLES
+#endif
+
+// A number that others are divided by: where INDEX is i32 by a multiplication with `magic` (`magic_of`).
+struct Divisor {
+    i64 number, magic, shift;
+};
+
+// n / d, n not negative.
+FUNCTION u32 quotient(u32 n, const Divisor &d) {
+#ifdef KNOWN_SHAPE
+    return n / (u32)d.number;
+#endif
+    return ((u32)((u64)n * (u32)d.magic >> 32) + n) >> (u32)d.shift;
+}
+FUNCTION int quotient(int n, const Divisor &d) {
+#ifdef KNOWN_SHAPE
+    return n / (int)d.number;
+#endif
+    return (int)quotient((u32)n, d);
+}
+FUNCTION i64 quotient(i64 n, const Divisor &d) { return d.number == 1 ? n : n / d.number; }
+
+// Tiles and splits of a product; see tile_scheduler.cuh and split_k.cuh.
+struct Work {
+    i64 tiles;     // of the (largest) product of a group
+    i64 unsplit;   // the first ones, which are not split along K
+    i64 splits;    // thread blocks of each other tile
+    i64 partials;  // byte of the workspace where the partial sums begin
+    i64 reducers;  // threads that add the partial sums of a run
+    Divisor tiles_n, split_tiles;
+};
