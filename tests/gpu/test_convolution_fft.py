@@ -219,14 +219,16 @@ def test_it_is_as_exact_as_declared(
 
 
 def test_memory_is_that_of_spectra(device: Any) -> None:
-    """One for each share of a filter's gradient, or each part of a filter; `fft` needs nothing else."""
+    """One for each share of a filter's gradient and part of the filter, or each part; `fft` needs nothing else."""
     words = "n64 c1 w3000 k1 s500 g1 f32"
     assert Fft().workspace(convolution(words, "fwd"), device) == 0
     assert Fft().workspace(convolution(words, "bwd_data"), device) == 0
     problem = convolution(words, "bwd_filter")
     plan = plan_of(problem, device.facts)
     assert plan is not None
-    assert Fft().workspace(problem, device) == (8 * plan.points * plan.shares if plan.shares > 1 else 0)
+    assert Fft().workspace(problem, device) == (
+        8 * plan.points * plan.shares * plan.parts if plan.shares > 1 else 0
+    )
     problem = convolution("n4 c8 w3000 k6 s500 g2 f32", "fwd")
     assert Fft().workspace(problem, device) == 0
     plan = plan_of(problem, device.facts, True)

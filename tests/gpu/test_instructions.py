@@ -323,6 +323,7 @@ def test_a_tiled_product_of_matrices(cuda_device: Any) -> None:
 EVERY = """
 KERNEL2(128, 2) void every(const u8 *x, u8 *y, u8 *workspace, SCALE alpha, SCALE beta, i64 n) {
     extern __shared__ __align__(16) u8 memory[];
+    wait_for_launch_before(), let_next_begin(), begin_launch();
     const u8 *row = memory + threadIdx.x % 32 * 16;
     cp_async16(memory, x, n > 3), cp_async8(memory + 16, x), cp_async4(smem_address(memory) + 32, x);
     cp_async_commit();
