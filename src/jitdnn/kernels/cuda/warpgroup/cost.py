@@ -234,6 +234,7 @@ def best_blocking(
     `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many times `row`
     stages of a tile may have. What is divided is split.
     """
+    candidates = [(tile, depth, products.in_stages(depth)) for tile in tiles for depth in depths(tile)]
     found = [
         (
             one,
@@ -252,9 +253,7 @@ def best_blocking(
                 is_whole,
             ),
         )
-        for tile in tiles
-        for depth in depths(tile)
-        for staged in (products.in_stages(depth),)
+        for tile, depth, staged in candidates
         for one in blockings(
             staged,
             (tile,),
