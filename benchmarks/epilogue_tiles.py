@@ -1,18 +1,21 @@
 """Layers of nets with what a graph has behind them, beside PyTorch's kernels, on an H100 or H200.
 
-    python benchmarks/epilogue_tiles.py [NET ...] [--batch 1 32] [--dtype f16] [--tiles 5] [--no-mma] [--compile]
+    python benchmarks/epilogue_tiles.py [NET ...] [--batch 1 32] [--dtype f16] [--tiles 5] [--no-mma] [--inductor]
+        [--compile]
 
 For each different convolution and product of a net: the floor (bytes at 4.3 TB/s or operations at 800 TFLOP/s,
 whichever takes longer), what is chosen without measuring, with its epilogue and without, the best of the tiles that the
 model expects to be fastest and of `mma.sync`, PyTorch's product or convolution with nothing behind it, and with: all
 captured in CUDA graphs that take turns, microseconds, and the relative error against float64. The last line of a net
-counts each layer as often as the net has it.
+counts each layer as often as the net has it. With `--inductor` "peer" is what torch.compile makes of the layer and what
+stands behind it, and the last line of all has its times over those of what is chosen: geometric mean, and the least.
 """
 
 # ruff: noqa: T201
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -173,12 +176,17 @@ class Case:
         pad = self.problem.padding[0][0]
         return functional.conv2d(x, w, None, self.layer.stride, pad)
 
-    def peer(self) -> torch.Tensor:
+    def _with_epilogue(self, x: torch.Tensor, w: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
         if self.layer.is_product and self.layer.epilogue in ("bias", "gelu"):
-            rows = self.x.permute(0, 2, 3, 1).reshape(-1, self.x.shape[1])
-            found = functional.linear(rows, self.w.reshape(self.w.shape[0], -1), self.operands[0].reshape(-1))
+            rows = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+            found = functional.linear(rows, w.reshape(w.shape[0], -1), operands[0].reshape(-1))
             return functional.gelu(found) if self.layer.epilogue == "gelu" else found
-        return self.by_torch(self.plain(), *self.operands)
+        return self.by_torch(self._product(x, w), *operands)
+
+    def peer(self, is_compiled: bool) -> Callable[[], torch.Tensor]:
+        """PyTorch's operators one by one, or what torch.compile makes of them."""
+        run = torch.compile(self._with_epilogue, dynamic=False) if is_compiled else self._with_epilogue
+        return lambda: run(self.x, self.w, *self.operands)
 
     def expected(self, has_epilogue: bool) -> torch.Tensor:
         with torch.backends.cudnn.flags(enabled=True, benchmark=False):
@@ -204,15 +212,16 @@ class Rows:
     def __init__(self, net: str, batch: int, dtype: str) -> None:
         self.head, self._largest = f"{net} b{batch} {dtype}", LARGEST_ERROR[dtype]
         self._totals = [0.0] * len(self.NAMES)
+        self.ratios: list[float] = []
 
-    def measure(self, case: Case, runs: dict[str, Run], device: Any) -> None:
+    def measure(self, case: Case, runs: dict[str, Run], device: Any, is_compiled: bool) -> None:
         expected = {has: case.expected(has) for has in (True, False)}
         errors = {name: case.error(run, expected[name != "bare"]) for name, run in runs.items()}
         del expected
         for name in [name for name, error in errors.items() if not error < self._largest]:
             print(f"  {name} is not right: {errors[name]:.1e}")
             del runs[name]
-        plain, peer, *times = seconds([case.plain, case.peer, *runs.values()])
+        plain, peer, *times = seconds([case.plain, case.peer(is_compiled), *runs.values()])
         found = dict(zip(runs, times, strict=True))
         best, name = min((time, name) for name, time in found.items() if name != "bare")
         never = float("nan")
@@ -220,6 +229,8 @@ class Rows:
         layer, plan = case.layer, WarpgroupGemm().sizes(case.problem, device)
         chosen = plan if isinstance(plan, str) else f"{plan.blocking.tile}, {plan.blocking.splits} splits"
         self._say(f"{layer}", row)
+        if "chosen" in found:
+            self.ratios.append(peer / found["chosen"])
         print(
             f"    chosen {chosen}; best {name}; mma.sync {found.get('mma.sync', never) * 1e6:.1f}; "
             f"error {errors.get('chosen', never):.1e}",
@@ -244,11 +255,15 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bf16", "f16"], default="f16")
     parser.add_argument("--tiles", type=int, default=5)
     parser.add_argument("--no-mma", action="store_true")
+    parser.add_argument(
+        "--inductor", action="store_true", help="the peer is what torch.compile makes of a layer"
+    )
     parser.add_argument("--compile", action="store_true", help="only fill the cache of compiled kernels")
     options = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     device = cuda.device(0)
-    pool = ThreadPoolExecutor(16)
+    torch._dynamo.config.cache_size_limit = 1 << 10
+    pool, ratios = ThreadPoolExecutor(16), []
     for net in options.nets:
         for batch in options.batch:
             made = []
@@ -265,9 +280,15 @@ def main() -> None:
             for case, futures in made:
                 runs = {name: run for name, one in futures.items() if (run := one.result())}
                 if not options.compile:
-                    rows.measure(case, runs, device)
+                    rows.measure(case, runs, device, options.inductor)
             if not options.compile:
                 rows.total()
+            ratios += rows.ratios
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        print(
+            f"{len(ratios)} layers: the peer's time over that of what is chosen: {mean:.2f}, {min(ratios):.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 from jitdnn import locks, log, retention, targets
 from jitdnn.arguments import shown
 from jitdnn.devices.gpu import GpuDevice, Graph
-from jitdnn.devices.host_scratch import HostBlock, HostScratch
+from jitdnn.devices.host_scratch import HostScratch, Workspace
 from jitdnn.devices.scratch import Block, Scratch
 from jitdnn.errors import DeviceError, InvalidArgument, InvalidType
 from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
@@ -80,33 +80,6 @@ def find_device(name: str) -> Device:
         )
     device: Device = target.device(int(number or 0), current())
     return device
-
-
-class Workspace:
-    """A piece of a handle's scratch memory for the time of a `with` block, which gives its address.
-
-    The address is 64-byte aligned; it is 0 for 0 bytes. The content is whatever the last user left.
-    """
-
-    __slots__ = ("_block", "_bytes", "_free")
-
-    def __init__(self, free: HostScratch, bytes: int) -> None:
-        self._free = free
-        self._bytes = bytes
-        self._block: HostBlock | None = None
-
-    def __enter__(self) -> int:
-        if self._bytes == 0:
-            return 0
-        self._block = self._free.take(self._bytes)
-        return self._block.pointer
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._block is not None:
-            self._free.give_back(self._block)
-            self._block = None
 
 
 class Handle:

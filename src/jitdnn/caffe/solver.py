@@ -43,6 +43,7 @@ from jitdnn.caffe.solver_checks import (
     check,
     check_meta,
     check_same_arrays,
+    layer_states,
     outputs_of,
     prefix_of,
     restore_layers,
@@ -459,17 +460,18 @@ class Solver:
             "method": self.parameter.type,
             "solver": to_text(self.parameter),
             "net": to_text(self.net.parameter),
-            "layers": [
-                [{"name": layer.name, "state": layer.state()} for layer in net.layers]
-                for net in (self.net, *self.test_nets)
-            ],
+            "layers": layer_states((self.net, *self.test_nets)),
         }
 
-    def _arrays(self, history: Mapping[str, Array]) -> dict[str, Array]:
-        arrays = {f"weights/{name}": array for name, array in weight_arrays(self.net).items()}
-        arrays |= {f"history/{name}": array for name, array in history.items()}
+    def _resumed(self, history: Mapping[str, Array]) -> dict[str, Array]:
+        """The arrays that a snapshot gives back, by their names in it."""
+        parts = {"weights": weight_arrays(self.net), "history": history}
         if self.average is not None:
-            arrays |= {f"average/{name}": array for name, array in self.average.arrays.items()}
+            parts["average"] = self.average.arrays
+        return {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
+
+    def _arrays(self, history: Mapping[str, Array]) -> dict[str, Array]:
+        arrays = self._resumed(history)
         if self.parameter.snapshot_diff:
             arrays |= {f"diff/{each.name}": each.blob.diff for each in self.net.parameters}
         return arrays
@@ -496,10 +498,7 @@ class Solver:
             meta, arrays = self._parallel.read_once(lambda: snapshot.read(path))
         check_meta(path, meta, self.parameter.type)
         history = self.method.history
-        parts = {"weights": weight_arrays(self.net), "history": history}
-        if self.average is not None:
-            parts["average"] = self.average.arrays
-        wanted = {f"{part}/{name}": array for part, named in parts.items() for name, array in named.items()}
+        wanted = self._resumed(history)
         # what snapshot_diff adds is for others to read
         check_same_arrays(path, {n: a for n, a in arrays.items() if not n.startswith("diff/")}, wanted)
         restore_layers(path, (self.net, *self.test_nets), meta["layers"])

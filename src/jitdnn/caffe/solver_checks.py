@@ -116,6 +116,11 @@ def check_meta(path: Path, meta: Mapping[str, Any], method: str) -> None:
         raise SnapshotError(f"{path} is of a solver of type {meta['method']}, this one is {method}")
 
 
+def layer_states(nets: Sequence[Net]) -> list[list[dict[str, Any]]]:
+    """What `restore_layers` takes up: the name and the state of each layer, net by net."""
+    return [[{"name": layer.name, "state": layer.state()} for layer in net.layers] for net in nets]
+
+
 def restore_layers(path: Path, nets: Sequence[Net], saved: Sequence[list[dict[str, Any]]]) -> None:
     """Have all layers of the nets go on from what they saved, or none: SnapshotError for those of other nets."""
     if len(saved) != len(nets):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import TracebackType
 
 import numpy as np
 
@@ -76,3 +77,30 @@ class HostScratch(list[HostBlock]):
         if self._account.bytes + size > limit:
             self.clear()
         return HostBlock(size, self._account, self._account.bytes + size <= limit)
+
+
+class Workspace:
+    """A piece of a handle's scratch memory for the time of a `with` block, which gives its address.
+
+    The address is 64-byte aligned; it is 0 for 0 bytes. The content is whatever the last user left.
+    """
+
+    __slots__ = ("_block", "_bytes", "_free")
+
+    def __init__(self, free: HostScratch, bytes: int) -> None:
+        self._free = free
+        self._bytes = bytes
+        self._block: HostBlock | None = None
+
+    def __enter__(self) -> int:
+        if self._bytes == 0:
+            return 0
+        self._block = self._free.take(self._bytes)
+        return self._block.pointer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._block is not None:
+            self._free.give_back(self._block)
+            self._block = None
