@@ -59,7 +59,8 @@ _BIAS = 2  # the place of its gradient
 
 
 class Rewriter:
-    """Rewrites one graph in place; `kinds` then says of every convolution who runs it.
+    """Rewrites one graph in place; `kinds` then says of every convolution who runs it, `wants_last` whether Inductor
+    lays images out with channels last in it.
 
     `options`: the text of options.py. On a GPU the kernels' time decides. `is_captured`: whether the graph runs as a
     CUDA graph; where not, the calls that it makes for its convolutions never cost the host more than torch's did.
@@ -71,7 +72,7 @@ class Rewriter:
         own = parse(options)
         self._settled = str(Options("never", own.settings))  # of what is chosen now, not at run time
         self._module = graph.owning_module
-        self._wants_last = wants_last(graph)
+        self.wants_last = wants_last(graph)
         self._only_looks = False
         #: nodes that stay torch's, for the sake of the host
         self._left: set[Node] = set()
@@ -139,7 +140,7 @@ class Rewriter:
     def _forward(self, node: Node, call: Call) -> None:
         is_static = all(has_static_form(one.meta["val"]) for one in (call.x, call.w))
         weight = None if call.weight is not None else call.w
-        as_torch = [one and strides_of(node, one, self._wants_last) for one in (call.x, weight)]
+        as_torch = [one and strides_of(node, one, self.wants_last) for one in (call.x, weight)]
         try:
             operands = [
                 None if one is None else real(one.meta["val"], strides)
@@ -283,7 +284,7 @@ class Rewriter:
         try:
             is_settled = all(map(has_static_form, values)) and not geometry[3]
             # what the graph says of a gradient's order of memory is not what Inductor makes of it for convolutions
-            is_last = is_settled and values[0].dim() == 4 and (self._wants_last or _lies_last(*values[1:]))
+            is_last = is_settled and values[0].dim() == 4 and (self.wants_last or _lies_last(*values[1:]))
             laid = [channels_last_strides(one.shape) if is_last else None for one in values]
             operands = (*(real(*one) for one in zip(values, laid, strict=True)), *geometry)
             chosen = {
