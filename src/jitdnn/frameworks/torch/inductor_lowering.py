@@ -25,6 +25,16 @@ _FUNCTIONS = {
     "jitdnn_convolution_with_bias": settled.launch_with_bias,
     "jitdnn_convolution_pointwise": settled_pointwise.launch,
 }
+
+
+class _Expression(str):
+    """An argument of a call in Inductor's code, which writes the representations of constants."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+_NAMES = _Expression("globals()")
 #: whether Inductor's code calls these functions; None while that is not known
 _is_known: bool | None = None
 #: whether Inductor makes one kernel of `cast_each`
@@ -147,7 +157,7 @@ def pointwise_call(
 
     def run() -> Tensor:
         y = made()
-        settled_pointwise.launch(x, w, *operands, text, out=y)
+        settled_pointwise.launch(x, w, *operands, text, None, out=y)
         return y
 
     return run
@@ -179,5 +189,5 @@ def _called(name: str, operands: Sequence[Any], text: str, result: settled.Form)
     shape, strides, dtype = result
     layout = ir.FixedLayout(operands[0].get_device(), dtype, list(shape), list(strides))
     real = [ir.ExternKernel.realize_input(one) for one in operands]
-    node = ir.ExternKernelOut(layout, real, (text,), python_kernel_name=f"extern_kernels.{name}")
+    node = ir.ExternKernelOut(layout, real, (text, _NAMES), python_kernel_name=f"extern_kernels.{name}")
     return ir.TensorBox.create(node)
