@@ -18,7 +18,8 @@ from torch.fx import Graph, Node
 
 from jitdnn.frameworks.torch import operators
 from jitdnn.frameworks.torch.inductor_forms import has_static_form, is_on_gpu
-from jitdnn.frameworks.torch.kernels import channels_last_strides, contiguous_strides
+from jitdnn.frameworks.torch.inductor_nodes import strides_of
+from jitdnn.frameworks.torch.kernels import channels_last_strides
 from jitdnn.frameworks.torch.registry import define
 
 aten = torch.ops.aten
@@ -74,7 +75,7 @@ def put_together(graph: Graph, wants_last: bool) -> None:
             if _counts(node):
                 counters[kind].append(node)
         elif given.op == "placeholder":
-            if all(_calls(user, node) for user in node.users) and _lies_as_called(node, wants_last):
+            if all(_calls(user, node, wants_last) for user in node.users):
                 first[kind].append(node)
         elif _is_called(given) and all(user.op == "output" for user in node.users):
             last[kind].append(node)
@@ -124,25 +125,27 @@ def _counts(node: Node) -> bool:
     )
 
 
-def _calls(user: Node, node: Node) -> bool:
-    """Whether a user of a node reads it from memory, whatever else becomes of it."""
+def _calls(user: Node, node: Node, wants_last: bool) -> bool:
+    """Whether a user of a node reads it from memory as it lies there, whatever else becomes of it."""
     if user.op == "output":
         return True
     if user.target in _VIEWS:
-        return all(_calls(one, user) for one in user.users)
+        return all(_calls(one, user, wants_last) for one in user.users)
     fused = _CALLS.get(user.target)
-    return fused is not None and all(user.args[place] is not node for place in fused)
-
-
-def _lies_as_called(node: Node, wants_last: bool) -> bool:
-    """Whether calls read it as it lies: where Inductor lays it out anew, its cast is part of that."""
+    if fused is None or any(user.args[place] is node for place in fused):
+        return False
     value = node.meta["val"]
-    if value.dim() < 3:
-        return True
-    is_last = wants_last and value.dim() == 4
-    wanted = (channels_last_strides if is_last else contiguous_strides)(value.shape)
-    forms = zip(value.shape, value.stride(), wanted, strict=True)
-    return all(extent == 1 or one == other for extent, one, other in forms)
+    if user.target is aten.convolution.default:
+        wanted = strides_of(user, node, wants_last)
+    elif user.target is aten.convolution_backward.default and wants_last and value.dim() == 4:
+        wanted = channels_last_strides(value.shape)
+    else:
+        wanted = None
+    # where Inductor lays it out anew its cast is part of that
+    return wanted is None or all(
+        extent == 1 or one == other
+        for extent, one, other in zip(value.shape, value.stride(), wanted, strict=True)
+    )
 
 
 def _is_called(node: Node) -> bool:
