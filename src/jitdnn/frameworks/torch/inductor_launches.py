@@ -62,11 +62,14 @@ def _short(kernel: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         static = launcher.__globals__["runner"].__self__
         function, warps, shared, types = static.function, static.num_warps, static.shared, static.arg_tys
         launch = torch._C._StaticCudaLauncher._launch_kernel
-        scratch = bool(static.has_global_scratch) + bool(static.has_profile_scratch)
+        # addresses of memory that nothing uses
+        scratch = bool(static.has_global_scratch) + bool(getattr(static, "has_profile_scratch", False))
         is_tuned = getattr(launcher.config, "found_by_coordesc", False) or not kernel.inductor_meta.get(
             "coordinate_descent_tuning", False
         )
-        is_watched = kernel.dump_launch_params or kernel.triton_interpret or launcher.store_cubin
+        is_watched = launcher.store_cubin or any(
+            getattr(kernel, what, False) for what in ("dump_launch_params", "triton_interpret")
+        )
     except (ValueError, KeyError, AttributeError):
         return None
     count = sum(isinstance(one, Tensor) for one in args)
