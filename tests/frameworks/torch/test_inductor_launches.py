@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -46,17 +47,32 @@ class Tuner:
         self.launchers[0](*args, stream=stream)
 
 
+class Addressed(torch.Tensor):
+    """A tensor of this processor taken for a GPU's."""
+
+    is_cuda = True
+
+
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What PyTorch's launcher in C++ was called with."""
+    """What the driver was called with: sizes and stream, the function, and its arguments, of 8 bytes each."""
     found: list[Any] = []
-    launcher = SimpleNamespace(_launch_kernel=lambda *given: found.append(given))
-    monkeypatch.setattr(torch._C, "_StaticCudaLauncher", launcher, raising=False)
+
+    def launch(config: Any, function: Any, parameters: Any, nothing: None) -> int:
+        config, addresses = config._obj, list(parameters._obj)
+        sizes = [getattr(config, name) for name in ("x", "y", "z", "threads_x", "shared", "stream")]
+        arguments = [int.from_bytes(ctypes.string_at(one, 8), sys.byteorder) for one in addresses]
+        found.append((sizes, function.value, arguments))
+        return direct_status[0]
+
+    direct_status[0] = 0
+    monkeypatch.setattr(inductor_launches, "launcher", lambda: launch)
     monkeypatch.setitem(sys.modules, inductor_launches._HEURISTICS, SimpleNamespace(CachingAutotuner=Tuner))
     return found
 
 
-A, B, C = (torch.zeros(n) for n in (1, 2, 3))
+direct_status = [0]
+A, B, C = (torch.zeros(n).as_subclass(Addressed) for n in (1, 2, 3))
 
 
 def test_later_launches_have_other_tensors(direct: list[Any]) -> None:
@@ -68,15 +84,36 @@ def test_later_launches_have_other_tensors(direct: list[Any]) -> None:
     kernel: Any = names["triton_0"]
     kernel.run(A, B, 40, 2, stream=7)
     assert (tuner.runs, len(tuner.static.launches), direct) == (1, 1, [])
-    kernel.run(B, C, 40, 2, stream=8)
+    for one, other, stream in ((B, C, 8), (C, A, 9)):
+        kernel.run(one, other, 40, 2, stream=stream)
+        sizes, function, arguments = direct.pop()
+        assert sizes == [3, 2, 1, 4 * 32, 16, stream]
+        assert function == 4711
+        assert arguments == [one.data_ptr(), other.data_ptr(), 40, 0]
     assert tuner.runs == 1
-    ((*numbers, tensors, stream),) = direct
-    assert numbers == [4711, 3, 2, 1, 4, 16, "OOiO"]
-    assert stream == 8
-    assert tensors[0] is B
-    assert tensors[1] is C
-    assert tensors[2:] == (40, None)
     assert kernel.inductor_meta is tuner.inductor_meta
+
+
+def test_what_the_driver_refuses_is_launched_as_before(direct: list[Any]) -> None:
+    tuner = Tuner()
+    names: dict[str, Any] = {"triton_0": tuner}
+    shorten(names)
+    direct_status[0] = 1
+    for _ in range(2):
+        names["triton_0"].run(A, B, 40, 2, stream=7)
+    assert (tuner.runs, len(direct)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("types", "numbers", "packed"),
+    [
+        ("il", (-2, 1 << 40), b"\xfe\xff\xff\xff\0\0\0\0" + (1 << 40).to_bytes(8, "little")),
+        ("fd", (0.5, 2.0), b"\0\0\0\x3f\0\0\0\0" + b"\0" * 7 + b"\x40"),
+        ("", (), b""),
+    ],
+)
+def test_numbers_as_kernels_take_them(types: str, numbers: Any, packed: bytes) -> None:
+    assert inductor_launches._packed(types, numbers) == packed
 
 
 def test_other_numbers_and_who_profiles_take_the_long_way(
@@ -122,6 +159,16 @@ def of_another_class() -> Tuner:
     return tuner
 
 
+def of_no_number() -> Tuner:
+    return Tuner("a, b, None")
+
+
+def of_another_type() -> Tuner:
+    tuner = Tuner()
+    tuner.static.arg_tys = "OOx"  # type: ignore[misc]
+    return tuner
+
+
 def not_loaded() -> Tuner:
     tuner = Tuner()
     tuner.static.function = None  # type: ignore[assignment]
@@ -129,7 +176,17 @@ def not_loaded() -> Tuner:
 
 
 @pytest.mark.parametrize(
-    "made", [several, without_the_first, traced, searching, of_another_class, not_loaded]
+    "made",
+    [
+        several,
+        without_the_first,
+        traced,
+        searching,
+        of_another_class,
+        of_no_number,
+        of_another_type,
+        not_loaded,
+    ],
 )
 def test_what_is_not_as_expected_is_launched_as_before(direct: list[Any], made: Any) -> None:
     tuner = made()

@@ -1,22 +1,25 @@
 """Inductor's own kernels in the code of a graph that calls ours, launched by a shorter way.
 
 Where a step waits for the host, most of what the host does are launches of Triton's kernels. Up to PyTorch 2.12 each
-goes through what compiles, tunes, traces and profiles kernels, and works out its grid and the types of its arguments
-anew. Where a graph's sizes are fixed all that is known once a kernel was launched: while nothing but its tensors has
-changed, PyTorch's launcher in C++ is called with it at once. All this is private to PyTorch: a kernel of which
-something is not as expected is launched as before.
+goes through what compiles, tunes, traces and profiles kernels, works out its grid and the types of its arguments anew,
+and asks the driver about every address. Where a graph's sizes are fixed all that is known once a kernel was launched:
+while nothing but its tensors has changed, the driver is called with it at once. All this is private to PyTorch: a
+kernel of which something is not as expected is launched as before.
 """
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import profiler
+
+from jitdnn.devices.cuda_driver import LaunchConfig, launcher
 
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 #: global names of a graph's code, if it is code that calls
@@ -58,49 +61,89 @@ class _Kernel:
 def _short(kernel: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
     """A kernel's launch with the numbers that it has just had, other tensors in front of them; None if it has none."""
     try:
-        (launcher,) = kernel.launchers
-        static = launcher.__globals__["runner"].__self__
-        function, warps, shared, types = static.function, static.num_warps, static.shared, static.arg_tys
-        launch = torch._C._StaticCudaLauncher._launch_kernel
+        (found,) = kernel.launchers
+        static = found.__globals__["runner"].__self__
+        function, types = static.function, static.arg_tys
         # addresses of memory that nothing uses
         scratch = bool(static.has_global_scratch) + bool(getattr(static, "has_profile_scratch", False))
-        is_tuned = getattr(launcher.config, "found_by_coordesc", False) or not kernel.inductor_meta.get(
+        is_tuned = getattr(found.config, "found_by_coordesc", False) or not kernel.inductor_meta.get(
             "coordinate_descent_tuning", False
         )
-        is_watched = launcher.store_cubin or any(
+        is_watched = found.store_cubin or any(
             getattr(kernel, what, False) for what in ("dump_launch_params", "triton_interpret")
         )
-    except (ValueError, KeyError, AttributeError):
+        grid, passed = _given(found, args)
+        count = sum(isinstance(one, Tensor) for one in args)
+        packed = _packed(types[count:], passed[count:]) + bytes(8 * scratch)
+    except (ValueError, KeyError, AttributeError, struct.error):
         return None
-    count = sum(isinstance(one, Tensor) for one in args)
-    given = _given(launcher, args)
-    if function is None or not is_tuned or is_watched or given is None or len(given[1]) != len(types):
+    if not function or not is_tuned or is_watched or types[:count] != "O" * count:
         return None
-    (x, y, z), passed = given
-    numbers, tail = args[count:], (*passed[count:], *(None,) * scratch)
-    if any(one is not other for one, other in zip(args[:count], passed, strict=False)):
+    if not all(one is other and one.is_cuda for one, other in zip(args[:count], passed, strict=False)):
         return None
-    if not all(isinstance(one, (int, float)) for one in (*numbers, *passed[count:])):
-        return None
-    types, slow = types + "O" * scratch, kernel.run
+    numbers, slow, launch = args[count:], kernel.run, launcher()
+    code, pack = ctypes.c_void_p(function), struct.Struct(f"{count}Q").pack_into
+    data_ptr, free = Tensor.data_ptr, list[_Block]()
 
     def run(*args: Any, stream: int, **named: Any) -> Any:
         if args[count:] != numbers or named or profiler._is_profiler_enabled:
             return slow(*args, stream=stream, **named)
-        launch(function, x, y, z, warps, shared, types, args[:count] + tail, stream)
-        return None
+        try:
+            # list.pop is atomic: threads never share a block
+            block = free.pop()
+        except IndexError:
+            block = _Block((*grid, 32 * static.num_warps, 1, 1, static.shared), count, packed)
+        pack(block.memory, 0, *map(data_ptr, args[:count]))
+        if stream != block.stream:
+            block.stream = block.config.stream = stream
+        status = launch(block.by_reference, code, block.parameters, None)
+        free.append(block)
+        return slow(*args, stream=stream) if status else None  # which says what is wrong
 
     return run
 
 
-def _given(launcher: Any, args: tuple[Any, ...]) -> tuple[tuple[int, int, int], tuple[Any, ...]] | None:
-    """The grid and the arguments that a launcher gives the kernel, which is not launched."""
+class _Block:
+    """What the driver is given for a launch, for one caller at a time."""
+
+    __slots__ = ("_addresses", "by_reference", "config", "memory", "parameters", "stream")
+
+    def __init__(self, sizes: Sequence[int], pointers: int, packed: bytes) -> None:
+        self.memory = ctypes.create_string_buffer(bytes(8 * pointers) + packed, 8 * pointers + len(packed))
+        start = ctypes.addressof(self.memory)
+        places = range(start, start + len(self.memory), 8)
+        self._addresses = (ctypes.c_void_p * len(places))(*places)
+        self.parameters, self.config = ctypes.byref(self._addresses), LaunchConfig(*sizes)
+        self.by_reference, self.stream = ctypes.byref(self.config), -1
+
+
+#: of Triton's types as PyTorch's launcher abbreviates them, those of `struct`
+_FORMATS = {
+    "i": "i",
+    "l": "q",
+    "b": "b",
+    "h": "h",
+    "B": "B",
+    "H": "H",
+    "I": "I",
+    "K": "Q",
+    "f": "f",
+    "d": "d",
+}
+
+
+def _packed(types: str, numbers: Sequence[Any]) -> bytes:
+    """Numbers as a kernel takes them, 8 bytes each. Raises ValueError and KeyError for what is none."""
+    each = (struct.pack(_FORMATS[one], number) for one, number in zip(types, numbers, strict=True))
+    return b"".join(one.ljust(8, b"\0") for one in each)
+
+
+def _given(found: Any, args: tuple[Any, ...]) -> tuple[tuple[int, int, int], tuple[Any, ...]]:
+    """The grid and the arguments that a launcher gives the kernel, which is not launched. Raises ValueError."""
     noted: list[Any] = []
-    names = {**launcher.__globals__, "runner": lambda *given: noted.append(given)}
-    FunctionType(launcher.__code__, names, launcher.__name__, launcher.__defaults__, launcher.__closure__)(
+    names = {**found.__globals__, "runner": lambda *given: noted.append(given)}
+    FunctionType(found.__code__, names, found.__name__, found.__defaults__, found.__closure__)(
         *args, stream=0
     )
-    if len(noted) != 1 or len(noted[0]) < 4:
-        return None
-    x, y, z, _, *passed = noted[0]
+    ((x, y, z, _, *passed),) = noted
     return (x, y, z), tuple(passed)
