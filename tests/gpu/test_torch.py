@@ -239,6 +239,30 @@ def test_half_precision_with_parameters_of_float32() -> None:
             )
 
 
+@pytest.mark.parametrize("form", [torch.channels_last, torch.contiguous_format])
+def test_operands_elsewhere(form: Any) -> None:
+    """Later calls of a kind find their operands at other addresses, those of earlier ones still being there."""
+    model = jt.convert(
+        nn.Conv2d(64, 64, 3, padding=1, bias=False).to(ON, torch.bfloat16, memory_format=form),
+        measure="never",
+    )
+    wide, tolerance = model.weight.detach().double(), TOLERANCE[torch.bfloat16]
+    kept = []
+    for _ in range(4):
+        x = random(4, 64, 14, 14).to(ON, torch.bfloat16, memory_format=form).requires_grad_()
+        dy = random(4, 64, 14, 14).to(ON, torch.bfloat16, memory_format=form)
+        y = model(x)
+        kept.append((x, dy, y, *torch.autograd.grad(y, [x, model.weight], dy)))
+    for x, dy, y, *grads in kept:
+        inputs = [x.detach().double().requires_grad_(), wide.clone().requires_grad_()]
+        wanted = F.conv2d(*inputs, padding=1)
+        for one, other in zip(
+            (y, *grads), (wanted, *torch.autograd.grad(wanted, inputs, dy.double())), strict=True
+        ):
+            scale = float(other.abs().max())
+            torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance * scale)
+
+
 def test_compiled_whole() -> None:
     model = jt.convert(network().eval(), measure="never")
     x = random(4, 3, 12, 10).to(ON)
