@@ -248,9 +248,12 @@ def test_operands_elsewhere(form: Any) -> None:
     )
     wide, tolerance = model.weight.detach().double(), TOLERANCE[torch.bfloat16]
     kept = []
-    for _ in range(4):
-        x = random(4, 64, 14, 14).to(ON, torch.bfloat16, memory_format=form).requires_grad_()
-        dy = random(4, 64, 14, 14).to(ON, torch.bfloat16, memory_format=form)
+    for seed in range(4):
+        x, dy = (
+            random(4, 64, 14, 14, seed=one).to(ON, torch.bfloat16, memory_format=form)
+            for one in (seed, 9 - seed)
+        )
+        x.requires_grad_()
         y = model(x)
         kept.append((x, dy, y, *torch.autograd.grad(y, [x, model.weight], dy)))
     for x, dy, y, *grads in kept:
