@@ -50,7 +50,9 @@ class Peer:
 
     def __init__(self, model: nn.Module, is_ours: bool, mode: str, arguments: argparse.Namespace) -> None:
         self.model = copy.deepcopy(model)
-        self._parameters = list(self.model.parameters())  # as optimizers have them: to find them takes a millisecond
+        self._parameters = list(
+            self.model.parameters()
+        )  # as optimizers have them: to find them takes a millisecond
         self._arguments = arguments
         if mode == "eager":
             self._run = jt.convert(self.model, measure=arguments.measure) if is_ours else self.model
