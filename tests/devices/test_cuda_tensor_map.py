@@ -48,42 +48,60 @@ def addresses(tables: int) -> list[int]:
     return [int.from_bytes(one[:8], "little") for one in maps]
 
 
+PLACES = [
+    ((0x1000, 0x2000, 0x9000), 0x5000),
+    ((0x1000, 0x2400, 0x9000), 0x5000),
+    ((0xFFFF_3000, 0x2000, 0x9000), 0),
+]
+_TRIED = 6  # two other addresses for each map
+
+
 def test_maps_are_those_of_the_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver encodes them once, and is asked once whether the first word is the address."""
     driver = Driver(monkeypatch)
     tables = EncodedTables(TABLES, 0)
-    places = [
-        ((0x1000, 0x2000, 0x9000), 0x5000),
-        ((0x1000, 0x2400, 0x9000), 0x5000),
-        ((0x3000, 0x2000, 0x9000), 0),
-    ]
-    for _ in range(3):
-        for pointers, workspace in places:
-            for _ in range(2):
-                assert addresses(tables.at(pointers, workspace)) == [
-                    pointers[0],
-                    pointers[1] + 256,
-                    workspace,
-                ]
-    assert (driver.encoded, driver.replaced) == (3, 6)  # once for each place
+    for _ in range(2):
+        for pointers, workspace in PLACES:
+            found = addresses(tables.at(pointers, workspace))
+            assert found == [pointers[0], pointers[1] + 256, workspace]
+    assert (driver.encoded, driver.replaced) == (3, _TRIED)
 
 
-def test_ever_other_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(monkeypatch)
+class OtherDriver(Driver):
+    """Of whose maps more than the first word depends on the address; of the last one, where all are to be seen."""
+
+    def replace(self, at: Any, address: Any) -> int:
+        status = super().replace(at, address)
+        if self.replaced > 4:
+            ctypes.memmove(at.value + 64, ctypes.byref(address), 8)
+        return status
+
+
+def test_maps_of_another_kind_are_the_drivers_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = OtherDriver(monkeypatch)
     tables = EncodedTables(TABLES, 0)
-    for number in range(3 * cuda_tensor_map._MOST_PLACES):
-        assert addresses(tables.at((64 * number, 0x2000), 0x5000)) == [64 * number, 0x2100, 0x5000]
-        assert len(tables._known) <= cuda_tensor_map._MOST_PLACES
+    tables.at(*PLACES[-1])
+    tried = driver.replaced
+    for count, (pointers, workspace) in enumerate(PLACES, 1):
+        for _ in range(2):
+            at = tables.at(pointers, workspace)
+        for number, address in enumerate((pointers[0], pointers[1] + 256, workspace)):
+            one = ctypes.string_at(at + number * MAP_BYTES, MAP_BYTES)
+            assert [int.from_bytes(one[n : n + 8], "little") for n in (0, 64)] == [address] * 2
+        assert driver.replaced == tried + 3 * count
     assert driver.encoded == 3
 
 
-def test_what_the_driver_refuses_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_driver_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first addresses, of which nothing is kept, and later ones that are not aligned."""
     driver = Driver(monkeypatch)
     tables = EncodedTables(TABLES, 0)
-    for before in range(2):  # encoding, and replacing addresses
-        driver.status = 1
-        with pytest.raises(DeviceError, match="tensor map"):
-            tables.at((0x3000, 0x2000), 0x5000)
-        driver.status = 0
-        if not before:
-            tables.at((0x1000, 0x2000), 0x5000)
+    driver.status = 1
+    with pytest.raises(DeviceError, match="tensor map"):
+        tables.at((0x3000, 0x2000), 0x5000)
+    driver.status = 0
+    assert addresses(tables.at((0x1000, 0x2000), 0x5000)) == [0x1000, 0x2100, 0x5000]
+    driver.status = 1
+    with pytest.raises(DeviceError, match="a tensor map of memory at 0x3008"):
+        tables.at((0x3008, 0x2000), 0x5000)
     assert addresses(tables.at((0x3000, 0x2000), 0x5000)) == [0x3000, 0x2100, 0x5000]

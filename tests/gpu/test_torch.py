@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import jitdnn.torch as jt  # noqa: E402
-from jitdnn.frameworks.torch import kinds, steps, together  # noqa: E402
+from jitdnn.frameworks.torch import inductor_groups, inductor_launches, kinds, steps, together  # noqa: E402
 from jitdnn.frameworks.torch.backend import register  # noqa: E402
 from jitdnn.frameworks.torch.calls import CALLS  # noqa: E402
 from torch_kernels import TOLERANCE, random, watched  # noqa: E402
@@ -239,6 +239,32 @@ def test_half_precision_with_parameters_of_float32() -> None:
             )
 
 
+@pytest.mark.parametrize("form", [torch.channels_last, torch.contiguous_format])
+def test_operands_elsewhere(form: Any) -> None:
+    """Later calls of a kind find their operands at other addresses, those of earlier ones still being there."""
+    model = jt.convert(
+        nn.Conv2d(64, 64, 3, padding=1, bias=False).to(ON, torch.bfloat16, memory_format=form),
+        measure="never",
+    )
+    wide, tolerance = model.weight.detach().double(), TOLERANCE[torch.bfloat16]
+    kept = []
+    for seed in range(4):
+        x, dy = (
+            random(4, 64, 14, 14, seed=one).to(ON, torch.bfloat16, memory_format=form)
+            for one in (seed, 9 - seed)
+        )
+        x.requires_grad_()
+        y = model(x)
+        kept.append((x, dy, y, *torch.autograd.grad(y, [x, model.weight], dy)))
+    for x, dy, y, *grads in kept:
+        inputs = [x.detach().double().requires_grad_(), wide.clone().requires_grad_()]
+        wanted = F.conv2d(*inputs, padding=1)
+        exact = (wanted.detach(), *torch.autograd.grad(wanted, inputs, dy.double()))
+        for one, other in zip((y.detach(), *grads), exact, strict=True):
+            scale = float(other.abs().max())
+            torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance * scale)
+
+
 def test_compiled_whole() -> None:
     model = jt.convert(network().eval(), measure="never")
     x = random(4, 3, 12, 10).to(ON)
@@ -287,3 +313,53 @@ def test_graphs_of_inductors(mode: str, monkeypatch: pytest.MonkeyPatch) -> None
             wanted = torch.autograd.grad(y.square().sum(), list(twin.parameters())) if run is step else [y]
             for one, other in zip(found, wanted, strict=True):
                 torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
+)
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_small_kernels_of_inductors(mode: str) -> None:
+    """Steps under autocast: casts and counters in few kernels, launched by the short way, results as without them."""
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from torch._inductor.utils import run_and_get_code
+
+    register()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    convolutions = [
+        nn.Conv2d(3, 72, 3, padding=1),
+        *(nn.Conv2d(72, 72, 3, padding=1, bias=False) for _ in "ab"),
+    ]
+    layers = [layer for one in convolutions for layer in (one, nn.BatchNorm2d(72), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(72, 5))
+    model = model.to(ON, memory_format=torch.channels_last)
+    twin = copy.deepcopy(model)
+    options = {"measure": "never", "mode": mode, "fx_graph_cache": False}
+
+    def step(run: Any, own: Any, x: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.autocast("cuda", torch.bfloat16):
+            y = run(x)
+        return [one.clone() for one in torch.autograd.grad(y.float().square().sum(), list(own.parameters()))]
+
+    images = [random(8, 3, 16, 16).to(ON).contiguous(memory_format=torch.channels_last) for _ in range(4)]
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(inductor_groups, "MOST", 1)
+            alone = torch.compile(twin, backend="jitdnn_inductor", options=options)
+            wanted = [step(alone, twin, x) for x in images]
+        fast = torch.compile(model, backend="jitdnn_inductor", options=options)
+        first, codes = run_and_get_code(step, fast, model, images[0])
+    # casts of weights, counters, and casts of the weights' gradients
+    assert sum(len(re.findall(r"triton_for_\w+\.run\(", code)) for code in codes) == 3
+    for found, others in zip([first, *(step(fast, model, x) for x in images[1:])], wanted, strict=True):
+        for one, other in zip(found, others, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
+    counters = [layer.num_batches_tracked.item() for layer in model if isinstance(layer, nn.BatchNorm2d)]
+    assert counters == [4] * 3
+    if mode == "default" and not hasattr(CachingAutotuner, "_build_fast_launcher"):
+        names = [name for code in PyCodeCache.modules for name in vars(code).values()]
+        kernels = [one.run for one in names if isinstance(one, inductor_launches._Kernel)]
+        assert sum(run.__qualname__.startswith("_short") for run in kernels) >= 3

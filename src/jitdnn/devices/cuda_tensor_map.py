@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from jitdnn.devices.cuda_driver import current, failure, fast_function
-from jitdnn.devices.tensor_map import MAP_BYTES, WORKSPACE, Tables, TensorMap
+from jitdnn.devices.tensor_map import ALIGNMENT, MAP_BYTES, WORKSPACE, Tables, TensorMap
 from jitdnn.errors import DeviceError
 
 # CUtensorMapDataType
@@ -20,72 +21,90 @@ _PROMOTE_TO_256_BYTES = 3  # what L2 fetches around what is read
 _ZEROS = 0  # outside of the tensor
 
 
-_MOST_PLACES = 64  # of operands, whose maps are remembered: half a KiB each
+_WORDS = MAP_BYTES // 8  # of a map
 
 
 class EncodedTables:
     """The tables of one caller at a time, encoded for where the operands lie.
 
-    In a program that runs the same calls again and again allocators hand out the same addresses, so tables are
-    remembered, each in memory of its own: the driver takes as long to encode two maps as to launch a kernel, and a copy
-    of them half as long.
+    Operands lie elsewhere in most calls of a program that allocates them, and the driver takes as long to give two maps
+    another address as to launch a kernel. A map holds it as its first word: where it does, as is seen with the first
+    addresses, the word alone is written.
     """
 
-    __slots__ = ("_index", "_known", "_tables")
+    __slots__ = (
+        "_address", "_has_words", "_index", "_is_made", "_memory", "_now", "_places", "_tables", "_words",
+    )  # fmt: skip
 
     def __init__(self, tables: Tables, index: int) -> None:
         self._tables, self._index = tables, index
-        #: tables by the pointers and the workspace that they were made for
-        self._known: dict[tuple[int, ...], _Table] = {}
+        self._memory = ctypes.create_string_buffer(tables.size + 64)
+        self._address = ctypes.addressof(self._memory) + 63 & ~63
+        numbers = tables.packed_numbers
+        ctypes.memmove(self._address + MAP_BYTES * len(tables.maps), numbers, len(numbers))
+        self._words = (ctypes.c_uint64 * (_WORDS * len(tables.maps))).from_address(self._address)
+        #: of each map its first word, its operand and the offset there
+        self._places = [(_WORDS * n, one.operand, one.offset) for n, one in enumerate(tables.maps)]
+        self._is_made = self._has_words = False
+        #: what the driver was asked for last
+        self._now: tuple[int, ...] | None = None
 
     def at(self, pointers: Sequence[int], workspace: int) -> int:
-        """The address of tables of operands at these addresses, there until another one is asked for. Raises
+        """The address of tables of operands at these addresses, there until other ones are asked for. Raises
         DeviceError."""
-        now = (*pointers, workspace)
-        known = self._known.get(now)
-        if known is not None:
-            return known.address
+        if not self._has_words:
+            now = (*pointers, workspace)
+            if now != self._now:
+                self._now = None
+                self._encode(pointers, workspace)
+                self._now = now
+            return self._address
+        words = self._words
+        for word, operand, offset in self._places:
+            address = (workspace if operand == WORKSPACE else pointers[operand]) + offset
+            if address % ALIGNMENT:
+                self._replace(self._address + 8 * word, address)  # which the driver refuses
+            words[word] = address
+        return self._address
+
+    def _encode(self, pointers: Sequence[int], workspace: int) -> None:
+        """The same by the driver."""
         addresses = [
-            (workspace if one.operand == WORKSPACE else pointers[one.operand]) + one.offset
-            for one in self._tables.maps
+            (workspace if operand == WORKSPACE else pointers[operand]) + offset
+            for _, operand, offset in self._places
         ]
-        made = _Table(self._tables)
-        before = next(iter(self._known.values()), None)
+        places = range(self._address, self._address + MAP_BYTES * len(addresses), MAP_BYTES)
         with current(self._index):
-            made.encode(addresses, before)
-        if len(self._known) >= _MOST_PLACES:
-            self._known.clear()
-        self._known[now] = made
-        return made.address
-
-
-class _Table:
-    """Tables in memory of their own."""
-
-    __slots__ = ("_memory", "_tables", "address")
-
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-        self._memory = ctypes.create_string_buffer(tables.size + 64)
-        self.address = ctypes.addressof(self._memory) + 63 & ~63
-        numbers = tables.packed_numbers
-        ctypes.memmove(self.address + MAP_BYTES * len(tables.maps), numbers, len(numbers))
-
-    def encode(self, addresses: Sequence[int], like: _Table | None) -> None:
-        """Have the maps describe operands at these addresses; `like`: the same for other addresses."""
-        at = self.address
-        if like is None:
-            for one, address in zip(self._tables.maps, addresses, strict=True):
+            if self._is_made:
+                for at, address in zip(places, addresses, strict=True):
+                    self._replace(at, address)
+                return
+            for one, at, address in zip(self._tables.maps, places, addresses, strict=True):
                 _encode(one, at, address)
-                at += MAP_BYTES
-            return
-        ctypes.memmove(at, like.address, MAP_BYTES * len(addresses))
-        replace = _replace_address()
-        for address in addresses:
-            status = replace(ctypes.c_void_p(at), ctypes.c_void_p(address))
-            if status:
-                raise failure(status, f"a tensor map of memory at {address:#x}")
-            at += MAP_BYTES
+            self._is_made = True
+            self._has_words = all(map(_holds_as_word, places, addresses))
+
+    def _replace(self, at: int, address: int) -> None:
+        with current(self._index):
+            status = _replace_address()(ctypes.c_void_p(at), ctypes.c_void_p(address))
+        if status:
+            raise failure(status, f"a tensor map of memory at {address:#x}")
+
+
+def _holds_as_word(at: int, address: int) -> bool:
+    """Whether of a map at `at` of memory at `address` nothing but the first word depends on that, which is it."""
+    memory = ctypes.create_string_buffer(MAP_BYTES + 64)
+    copy = ctypes.addressof(memory) + 63 & ~63
+    given = ctypes.string_at(at, MAP_BYTES)
+    if int.from_bytes(given[:8], sys.byteorder) != address:
+        return False
+    for other in (address ^ 1 << 32, address + ALIGNMENT):
+        ctypes.memmove(copy, given, MAP_BYTES)
+        if _replace_address()(ctypes.c_void_p(copy), ctypes.c_void_p(other)):
+            return False
+        if ctypes.string_at(copy, MAP_BYTES) != other.to_bytes(8, sys.byteorder) + given[8:]:
+            return False
+    return True
 
 
 @functools.cache

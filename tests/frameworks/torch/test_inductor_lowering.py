@@ -136,10 +136,10 @@ def test_what_follows_where_somebody_observes_or_no_plan_runs_by_addresses(optio
     what = settled_pointwise.text_of((x, w, bias, residual), end)
     y = torch.full(settled_pointwise.form_of_result(what)[0], torch.nan)
     with watched() as seen:
-        settled_pointwise.launch(x, w, bias, residual, what, out=y)
+        settled_pointwise.launch(x, w, bias, residual, what, None, out=y)
     assert [kind.name for kind in seen] == ["forward"]
     again = torch.full_like(y, torch.nan)
-    settled_pointwise.launch(x, w, bias, residual, what, out=again)
+    settled_pointwise.launch(x, w, bias, residual, what, None, out=again)
     for one in (y, again):
         torch.testing.assert_close(
             one, torch.ops.jitdnn.convolution_pointwise(x, w, [bias, residual], *end), rtol=1e-5, atol=1e-5

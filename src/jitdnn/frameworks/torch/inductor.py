@@ -28,7 +28,7 @@ except ImportError:  # said when it is asked for
     CustomGraphPass = object
 
 HOOK = "post_grad_custom_pre_pass"
-_VERSION = 5  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
+_VERSION = 6  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
 
 
 class InductorPass(CustomGraphPass):
@@ -63,11 +63,15 @@ class InductorPass(CustomGraphPass):
             return
         from torch._inductor import config
 
+        from jitdnn.frameworks.torch import inductor_lowering
         from jitdnn.frameworks.torch.inductor_graph import Rewriter
+        from jitdnn.frameworks.torch.inductor_groups import put_together
 
         _make_known()
         rewriter = Rewriter(graph, self._text, bool(config.triton.cudagraphs))
         rewriter.run()
+        if inductor_lowering.can_group:
+            put_together(graph, rewriter.wants_last)
         graph.lint()
         self._rows = [*self._rows[-10_000:], *(row(_layer(node), kind) for node, kind in rewriter.kinds)]
 

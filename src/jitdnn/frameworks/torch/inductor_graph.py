@@ -39,7 +39,7 @@ from jitdnn.frameworks.torch.inductor_forms import (
     real,
     wants_last,
 )
-from jitdnn.frameworks.torch.inductor_host import left_to_torch
+from jitdnn.frameworks.torch.inductor_host import left_to_torch, taken_from_torch
 from jitdnn.frameworks.torch.inductor_nodes import Call, call_of, constant_of, has_torch_the_bias, strides_of
 from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
 from jitdnn.frameworks.torch.kernels import channels_last_strides
@@ -55,11 +55,13 @@ from jitdnn.problems.problem import Problem
 aten = torch.ops.aten
 _GRAPH = "called in a compiled graph"  # of the times of calls as Inductor makes them
 _FOR_THE_HOST = "left to torch, whose calls cost the host less"
+_TAKEN = "nearly as fast, and costs the host less"
 _BIAS = 2  # the place of its gradient
 
 
 class Rewriter:
-    """Rewrites one graph in place; `kinds` then says of every convolution who runs it.
+    """Rewrites one graph in place; `kinds` then says of every convolution who runs it, `wants_last` whether Inductor
+    lays images out with channels last in it.
 
     `options`: the text of options.py. On a GPU the kernels' time decides. `is_captured`: whether the graph runs as a
     CUDA graph; where not, the calls that it makes for its convolutions never cost the host more than torch's did.
@@ -71,10 +73,12 @@ class Rewriter:
         own = parse(options)
         self._settled = str(Options("never", own.settings))  # of what is chosen now, not at run time
         self._module = graph.owning_module
-        self._wants_last = wants_last(graph)
+        self.wants_last = wants_last(graph)
         self._only_looks = False
         #: nodes that stay torch's, for the sake of the host
         self._left: set[Node] = set()
+        #: nodes that are ours altogether, for its sake
+        self._taken: set[Node] = set()
         #: while it is only asked what ours would need: what makes the plans on each device
         self._plans: dict[torch.device, list[Callable[[], object]]] | None = None
 
@@ -122,24 +126,31 @@ class Rewriter:
                 compile_ahead(at(device, handle_of(self._options, device.type)), calls)
 
     def _leave(self) -> None:
-        """Choose by the GPU's time alone, and leave to torch what would cost the host more."""
+        """Choose by the GPU's time; take what costs it little and the host less, leave what costs the host more."""
         self._only_looks = True
         try:
             with _apart(True):
                 self._visit()
         finally:
             self._only_looks = False
-        self._left = left_to_torch([(node, kind.decision) for node, kind in self.kinds])
+        self._taken = taken_from_torch([(node, kind.decision) for node, kind in self.kinds])
+        self._left = left_to_torch([(node, self._as_taken(node, kind).decision) for node, kind in self.kinds])
         self.kinds = [
             (node, replace(kind, decision=replace(kind.decision, is_ours=False, reason=_FOR_THE_HOST)))
             for node, kind in self.kinds
             if node in self._left
         ]
 
+    def _as_taken(self, node: Node, kind: Kind) -> Kind:
+        """A choice, which is ours where all of the node is."""
+        if node not in self._taken or kind.decision.is_ours:
+            return kind
+        return replace(kind, decision=replace(kind.decision, is_ours=True, reason=_TAKEN))
+
     def _forward(self, node: Node, call: Call) -> None:
         is_static = all(has_static_form(one.meta["val"]) for one in (call.x, call.w))
         weight = None if call.weight is not None else call.w
-        as_torch = [one and strides_of(node, one, self._wants_last) for one in (call.x, weight)]
+        as_torch = [one and strides_of(node, one, self.wants_last) for one in (call.x, weight)]
         try:
             operands = [
                 None if one is None else real(one.meta["val"], strides)
@@ -190,7 +201,7 @@ class Rewriter:
                 way = Way(_GRAPH, inductor_lowering.call(x, w, bias, text))
             by_torch = bias if has_torch_the_bias(node) else None
             way = replace(way, stock=lambda: call.stock(x, w, by_torch))
-            plain = self._chosen(convolution.computation, given, way)
+            plain = self._as_taken(node, self._chosen(convolution.computation, given, way))
 
             def best() -> Any:
                 return way.ours() if plain.decision.is_ours else call.stock(x, w, by_torch)
@@ -283,7 +294,7 @@ class Rewriter:
         try:
             is_settled = all(map(has_static_form, values)) and not geometry[3]
             # what the graph says of a gradient's order of memory is not what Inductor makes of it for convolutions
-            is_last = is_settled and values[0].dim() == 4 and (self._wants_last or _lies_last(*values[1:]))
+            is_last = is_settled and values[0].dim() == 4 and (self.wants_last or _lies_last(*values[1:]))
             laid = [channels_last_strides(one.shape) if is_last else None for one in values]
             operands = (*(real(*one) for one in zip(values, laid, strict=True)), *geometry)
             chosen = {
@@ -299,6 +310,7 @@ class Rewriter:
                 for place in wanted
                 if place != _BIAS
             }
+            chosen = {place: self._as_taken(node, kind) for place, kind in chosen.items()}
             ours = [place for place, kind in chosen.items() if kind.decision.is_ours]
             if len(chosen) > 1 and ours and not lie_alike(operands[:3]):
                 together = self._together(ours, operands, is_settled)

@@ -17,6 +17,7 @@ from jitdnn.frameworks.torch import settled, settled_pointwise
 from jitdnn.frameworks.torch.convolution_pointwise import convolution_pointwise
 from jitdnn.frameworks.torch.fresh import fresh
 from jitdnn.frameworks.torch.inductor_forms import has_static_form
+from jitdnn.frameworks.torch.inductor_groups import cast_each
 from jitdnn.frameworks.torch.settled import settled_convolution
 
 _FUNCTIONS = {
@@ -24,8 +25,20 @@ _FUNCTIONS = {
     "jitdnn_convolution_with_bias": settled.launch_with_bias,
     "jitdnn_convolution_pointwise": settled_pointwise.launch,
 }
+
+
+class _Expression(str):
+    """An argument of a call in Inductor's code, which writes the representations of constants."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+_NAMES = _Expression("globals()")
 #: whether Inductor's code calls these functions; None while that is not known
 _is_known: bool | None = None
+#: whether Inductor makes one kernel of `cast_each`
+can_group = False
 
 
 def register() -> None:
@@ -83,6 +96,32 @@ def register() -> None:
         return _called("jitdnn_convolution_pointwise", laid, text, settled_pointwise.form_of_result(text))
 
     _is_known = True
+    _register_groups()
+
+
+def _register_groups() -> None:
+    """Lower casts of a list to a horizontal fusion, as Inductor lowers `torch._foreach_add`."""
+    global can_group
+    try:
+        from torch._inductor.codegen.common import BackendFeature
+        from torch._inductor.graph import GraphLowering
+        from torch._inductor.lowering import register_lowering, to_dtype
+
+        needed = (BackendFeature.FOREACH, GraphLowering.has_feature, GraphLowering.register_operation_list)
+    except (ImportError, AttributeError):
+        return
+    assert needed
+
+    @register_lowering(cast_each.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower(xs: Sequence[Any], dtype: Any) -> list[Any]:
+        made, graph = [to_dtype(x, dtype) for x in xs], _graph()
+        if graph.has_feature(xs[0].get_device(), BackendFeature.FOREACH):
+            for one in made:
+                one.realize()
+            graph.register_operation_list([one.get_operation_name() for one in made])
+        return made
+
+    can_group = True
 
 
 def call(a: Tensor, b: Tensor, bias: Tensor | None, text: str) -> Callable[[], Tensor]:
@@ -118,7 +157,7 @@ def pointwise_call(
 
     def run() -> Tensor:
         y = made()
-        settled_pointwise.launch(x, w, *operands, text, out=y)
+        settled_pointwise.launch(x, w, *operands, text, None, out=y)
         return y
 
     return run
@@ -150,5 +189,5 @@ def _called(name: str, operands: Sequence[Any], text: str, result: settled.Form)
     shape, strides, dtype = result
     layout = ir.FixedLayout(operands[0].get_device(), dtype, list(shape), list(strides))
     real = [ir.ExternKernel.realize_input(one) for one in operands]
-    node = ir.ExternKernelOut(layout, real, (text,), python_kernel_name=f"extern_kernels.{name}")
+    node = ir.ExternKernelOut(layout, real, (text, _NAMES), python_kernel_name=f"extern_kernels.{name}")
     return ir.TensorBox.create(node)

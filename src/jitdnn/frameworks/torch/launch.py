@@ -54,7 +54,7 @@ class Launch:
 class GpuLaunch:
     """A problem's plan on a GPU, on the stream that is in force in PyTorch."""
 
-    __slots__ = ("_epilogue", "_in_force", "_kernel", "_plan", "_problem", "_runner")
+    __slots__ = ("_bytes", "_epilogue", "_in_force", "_kernel", "_plan", "_problem", "_runner")
 
     def __init__(
         self, handle: Handle, problem: Problem, epilogue: Epilogue | None, device: torch.device
@@ -63,8 +63,9 @@ class GpuLaunch:
         self._runner = at(device, handle)
         self._in_force = stream_of_library(("torch",), device.index or 0)
         self._plan: Plan | None = None
-        #: what a call is nothing but a launch of
+        #: what a call is nothing but a launch of, and the workspace that it is given
         self._kernel: Callable[..., None] | None = None
+        self._bytes = 0
 
     def __call__(self, *operands: Tensor) -> None:
         self.at([operand.data_ptr() for operand in operands])
@@ -80,20 +81,24 @@ class GpuLaunch:
             self._at(addresses)
             return
         try:
-            kernel(in_force(), addresses, 1.0, 0.0, 0)
+            if self._bytes:
+                self._runner.launch(in_force(), kernel, addresses, 1.0, 0.0, self._bytes)
+            else:
+                kernel(in_force(), addresses, 1.0, 0.0, 0)
         except DeviceError as error:
             assert self._plan is not None
             raise self._runner.explained(error, self._plan) from None
 
     def _at(self, addresses: Sequence[int]) -> None:
-        """The same in the long way: of plans with workspace, or whose kernel another one stands in for."""
+        """The same in the long way: of plans that are to be made, or whose kernel another one stands in for."""
         if self._plan is None:
             self.prepare()
         plan = self._plan
         assert plan is not None
         self._runner.run_on_gpu(self._in_force and self._in_force(), plan, addresses)
-        if plan.is_simple:
-            self._kernel = plan.launch[0]
+        if plan.pending is None:
+            kernel, self._bytes = plan.launch
+            self._kernel = kernel  # last, for other threads
 
 
 Direct: TypeAlias = Launch | GpuLaunch | None

@@ -21,6 +21,7 @@ from jitdnn.errors import InvalidArgument, InvalidShape
 from jitdnn.frameworks.torch import convolution
 from jitdnn.frameworks.torch.convolution import DIRECTIONS, Geometry, prepared, problem_of
 from jitdnn.frameworks.torch.fresh import fresh
+from jitdnn.frameworks.torch.inductor_launches import SEEN, Names, shorten
 from jitdnn.frameworks.torch.kinds import observers, threads_apart, watching
 from jitdnn.frameworks.torch.launch import Direct
 from jitdnn.frameworks.torch.options import handle_of
@@ -176,14 +177,23 @@ def _prepare(text: str, device: torch.device) -> _Run:
     return call
 
 
-def launch(a: Tensor, b: Tensor, text: str, *, out: Tensor) -> None:
-    """Run what `text` says on tensors of its forms, into `out`, which has that of the result: nothing is checked."""
+def launch(a: Tensor, b: Tensor, text: str, names: Names = None, *, out: Tensor) -> None:
+    """Run what `text` says on tensors of its forms, into `out`, which has that of the result: nothing is checked.
+
+    `names`: the global names of the code of a graph that calls it, whose other kernels are launched faster then.
+    """
+    if names is not None and SEEN not in names:
+        shorten(names)
     key = (text, get_num_threads(), out.get_device())
     (_into.get(key) or _make_into(key, out.device))(a, b, None, out)
 
 
-def launch_with_bias(a: Tensor, b: Tensor, bias: Tensor, text: str, *, out: Tensor) -> None:
+def launch_with_bias(
+    a: Tensor, b: Tensor, bias: Tensor, text: str, names: Names = None, *, out: Tensor
+) -> None:
     """The same with a bias."""
+    if names is not None and SEEN not in names:
+        shorten(names)
     key = (text, get_num_threads(), out.get_device())
     (_into.get(key) or _make_into(key, out.device))(a, b, bias, out)
 

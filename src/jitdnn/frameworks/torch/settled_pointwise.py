@@ -14,6 +14,7 @@ from torch import Tensor, get_num_threads
 
 from jitdnn.errors import NotSupported
 from jitdnn.frameworks.torch import convolution_pointwise
+from jitdnn.frameworks.torch.inductor_launches import SEEN, shorten
 from jitdnn.frameworks.torch.kinds import observers, threads_apart, watching
 from jitdnn.frameworks.torch.launch import descriptor, direct
 from jitdnn.frameworks.torch.options import handle_of
@@ -41,8 +42,11 @@ def form_of_result(text: str) -> Form:
 
 
 def launch(x: Tensor, w: Tensor, *rest: Any, out: Tensor) -> None:
-    """Run what `text`, the last of `rest`, says on tensors of its forms, into `out`: nothing is checked."""
-    *operands, text = rest
+    """Run what `text` says on tensors of its forms, into `out`: nothing is checked. The last of `rest` are `text` and
+    the `names` of settled.py."""
+    *operands, text, names = rest
+    if names is not None and SEEN not in names:
+        shorten(names)
     key = (text, get_num_threads(), out.get_device())
     run = _into.get(key) or _into.older(key) or _into.put(key, _prepared(text, out.device))
     run(x, w, operands, out)
