@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jitdnn.frameworks.torch.arena import SMALLEST, in_arena
+
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 LARGE = 32 << 20
@@ -64,9 +66,15 @@ def fresh(
     if quick is None:
         return made
     if device.type == "cpu":
-        allocate = partial(quick, shape, strides, dtype)
-        is_large = _madvise is not None and prod(shape) * dtype.itemsize >= LARGE
-        return (lambda: in_large_pages(allocate())) if is_large else allocate
+        allocate, size = partial(quick, shape, strides, dtype), prod(shape) * dtype.itemsize
+        if size < SMALLEST or not _is_dense(shape, strides):
+            return allocate
+
+        def of_the_arena() -> Tensor:
+            found = in_arena(shape, strides, dtype, size)
+            return in_large_pages(allocate()) if found is None else found
+
+        return of_the_arena
 
     def on_its_device() -> Tensor:
         found: Tensor = quick(shape, strides, dtype)  # of the current GPU
