@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import mmap
 import pickle
 import random
+import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,18 +19,18 @@ from jitdnn.frameworks.torch import arena as module  # noqa: E402
 from jitdnn.frameworks.torch.arena import SMALLEST, Arena, in_arena  # noqa: E402
 from jitdnn.frameworks.torch.fresh import fresh  # noqa: E402
 
-pytestmark = pytest.mark.skipif(module.sys.platform != "linux", reason="other systems have none")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have none")
 MIB = 1 << 20
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
+def own(monkeypatch: pytest.MonkeyPatch) -> Arena:
     """One of the test alone, of 64 MiB, in the place of the process's."""
     made = Arena(64 * MIB)
     monkeypatch.setattr(module, "_arena", made)
     monkeypatch.setattr(module, "_is_asked", True)
-    yield made
+    return made
 
 
 def address(view: memoryview) -> int:
@@ -81,6 +82,21 @@ def test_where_there_is_no_place_torch_allocates(own: Arena) -> None:
     assert made.untyped_storage().resizable()
     del kept
     assert own.take(5 * MIB) is not None
+
+
+def test_memory_that_is_not_in_use_is_given_back(own: Arena) -> None:
+    parts: list[Any] = [own.take(2 * MIB) for _ in range(3)]
+    for part in parts:
+        torch.frombuffer(part, dtype=torch.uint8).fill_(7)
+    begin = address(parts[1])
+    parts[1] = None
+    own.give_back()
+    parts[1] = own.take(2 * MIB)
+    assert address(parts[1]) == begin
+    sums = [int((torch.frombuffer(part, dtype=torch.uint8) == 7).sum()) for part in parts]
+    assert sums[0] == sums[2] == 2 * MIB
+    assert sums[1] <= 2 * mmap.PAGESIZE  # fresh pages are zeros; those at the ends are shared with the others
+    parts[1][0] = 1
 
 
 def test_random_parts_never_overlap(own: Arena) -> None:
@@ -164,7 +180,7 @@ def test_small_ones_and_those_with_gaps_are_torchs(own: Arena) -> None:
 def test_modes_and_transforms_see_nothing(own: Arena) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Watching(TorchDispatchMode):
+    class Watching(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             raise AssertionError(function)
 
@@ -218,7 +234,9 @@ def test_steps_of_a_training_need_no_more_than_the_first(own: Arena) -> None:
         y.square().sum().backward()
         extents.append(own.extent)
     assert extents[0]
-    assert extents[1:] == extents[1:2] * 3  # from the second step on normalization and rectifier are one operation
+    assert (
+        extents[1:] == extents[1:2] * 3
+    )  # from the second step on normalization and rectifier are one operation
     wanted = reference(x.double())
     wanted.square().sum().backward()
     own_grads, grads = (

@@ -13,6 +13,7 @@ tensor is gone, in whatever thread. Such storages cannot be resized, as those of
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 from bisect import bisect_left, insort
@@ -31,7 +32,9 @@ SMALLEST = 1 << 20
 """Bytes from which on results lie here: smaller ones the heap has its pages for."""
 MOST_OF_HOST = 2
 """The range is one part in so many of the memory of the machine; what does not fit into it is PyTorch's."""
-_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux: addresses alone, which count as memory when they are written to
+_NO_RESERVE = (
+    0x4000  # MAP_NORESERVE of Linux: addresses alone, which count as memory when they are written to
+)
 _ALIGNMENT = 64
 #: behind each part: tensors of one size would all begin at the same place of a page, and loads from one wait for
 #: stores to another whose addresses have the last 12 bits in common
@@ -55,10 +58,8 @@ class Arena:
     def __init__(self, capacity: int) -> None:
         self._map = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
+            with contextlib.suppress(OSError):  # a kernel without them
                 self._map.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel without them
         self._whole = memoryview(self._map)
         self.capacity, self._end = capacity, 0
         self._free: list[tuple[int, int]] = []  # (begin, size), by where they begin
@@ -87,10 +88,21 @@ class Arena:
             if begin is None:
                 return None
             view = self._whole[begin : begin + size]
-            lease = _Lease(view, self._ended.append)  # type: ignore[arg-type]
+            lease = _Lease(view, self._ended.append)
             lease.begin, lease.size = begin, whole
             self._leases[begin] = lease
         return view
+
+    def give_back(self) -> None:
+        """Give the memory of parts that are not in use back to the system; they are there again when they are used."""
+        with self._lock:
+            self._collect()
+            for begin, size in self._free:
+                first, last = -(-begin // mmap.PAGESIZE), (begin + size) // mmap.PAGESIZE
+                if last > first:
+                    self._map.madvise(
+                        mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE
+                    )
 
     def _place(self, size: int) -> int | None:
         """Where a part begins that is in use from now on."""
@@ -140,11 +152,19 @@ def _own() -> Arena | None:
         with _lock:
             if not _is_asked and sys.platform == "linux":
                 try:
-                    _arena = Arena(min(host_memory() // MOST_OF_HOST, 1 << 44) // mmap.PAGESIZE * mmap.PAGESIZE)
+                    _arena = Arena(
+                        min(host_memory() // MOST_OF_HOST, 1 << 44) // mmap.PAGESIZE * mmap.PAGESIZE
+                    )
                 except (OSError, ValueError, OverflowError):
                     _arena = None
             _is_asked = True
     return _arena
+
+
+def give_back() -> None:
+    """Give memory that no result is in back to the system."""
+    if _arena is not None:
+        _arena.give_back()
 
 
 def in_arena(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, size: int) -> Tensor | None:
@@ -157,4 +177,4 @@ def in_arena(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, s
     if view is None:
         return None
     storage = torch.frombuffer(view, dtype=dtype).untyped_storage()
-    return torch.empty((0,), dtype=dtype).set_(storage, 0, shape, strides)  # type: ignore[call-overload]
+    return torch.empty((0,), dtype=dtype).set_(storage, 0, shape, strides)
