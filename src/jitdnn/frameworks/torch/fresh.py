@@ -104,6 +104,12 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
+def is_kept(form: Tensor, device: torch.device) -> bool:
+    """Whether memory of results of this form stays with the process, so that PyTorch's kernels, too, should write
+    there: what they allocate themselves they fault in anew."""
+    return device.type == "cpu" and form.numel() * form.element_size() >= SMALLEST
+
+
 def fresh_like(form: Tensor, device: torch.device) -> Callable[[], Tensor]:
     """The same of a tensor that may be without data; dense, in its order of axes, as `torch.empty_like` gives it."""
     like = without_data(form)
