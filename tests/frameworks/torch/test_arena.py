@@ -142,6 +142,26 @@ def test_a_part_is_in_use_as_long_as_any_view_of_its_tensor(own: Arena) -> None:
     assert own.used == 0
 
 
+def test_autograd_adds_gradients_up_in_place(own: Arena) -> None:
+    """As it does where nobody else holds the memory of a gradient."""
+
+    class Twice(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            return torch.mul(dy, 2, out=fresh((MIB,), (1,), torch.float32, CPU)())
+
+    x = torch.ones(MIB, requires_grad=True)
+    y, found = x * 1, []
+    y.register_hook(lambda dy: found.append(dy.untyped_storage().resizable()))
+    (Twice.apply(y) + Twice.apply(y)).sum().backward()
+    assert found == [False]
+    assert bool((x.grad == 4).all())
+
+
 def test_copies_have_memory_of_their_own(own: Arena) -> None:
     made = fresh((MIB,), (1,), torch.float32, CPU)()
     made.copy_(torch.arange(MIB))

@@ -176,5 +176,7 @@ def in_arena(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, s
     view = arena.take(size)
     if view is None:
         return None
-    storage = torch.frombuffer(view, dtype=dtype).untyped_storage()
-    return torch.empty((0,), dtype=dtype).set_(storage, 0, shape, strides)
+    # no view of another tensor, which autograd would treat as one; nor by a storage in Python, which counts as one that
+    # holds it: autograd then adds gradients up in fresh memory
+    made = torch.empty((0,), dtype=dtype)
+    return made.set_(torch.frombuffer(view, dtype=dtype), 0, shape, strides)
