@@ -145,7 +145,7 @@ def test_a_part_is_in_use_as_long_as_any_view_of_its_tensor(own: Arena) -> None:
 def test_autograd_adds_gradients_up_in_place(own: Arena) -> None:
     """As it does where nobody else holds the memory of a gradient."""
 
-    class Twice(torch.autograd.Function):  # type: ignore[misc]
+    class Twice(torch.autograd.Function):  # type: ignore[misc, name-defined]
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
             return 2 * x
