@@ -1,9 +1,10 @@
 """Tensors for results in the shortest way that PyTorch has: its compiled graphs allocate by the same functions.
 
 On Linux a tensor of more than 32 MiB is memory that no process has had, each time: the kernel clears it page by page
-when it is first written to, which takes as long as writing it twice. So large ones ask for pages of 2 MiB, where the
-system gives these to who asks. Smaller ones come from the heap, which has its pages already, or faults them in at its
-end: there large pages cost more than small ones (docs/gotchas.md).
+when it is first written to, which takes as long as writing it twice. So large results of a processor lie in memory that
+stays with the process (arena.py). Where that has no place, or may not be seen, those of more than 32 MiB ask for pages
+of 2 MiB, where the system gives these to who asks. Smaller ones come from the heap, which has its pages already, or
+faults them in at its end: there large pages cost more than small ones (docs/gotchas.md).
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def is_kept(form: Tensor, device: torch.device) -> bool:
     """Whether memory of results of this form stays with the process, so that PyTorch's kernels, too, should write
     there: what they allocate themselves they fault in anew."""
-    return device.type == "cpu" and form.numel() * form.element_size() >= SMALLEST
+    return bool(device.type == "cpu" and form.numel() * form.element_size() >= SMALLEST)
 
 
 def fresh_like(form: Tensor, device: torch.device) -> Callable[[], Tensor]:
