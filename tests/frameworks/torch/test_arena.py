@@ -7,6 +7,7 @@ import gc
 import mmap
 import pickle
 import random
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -195,6 +196,19 @@ def test_small_ones_and_those_with_gaps_are_torchs(own: Arena) -> None:
     fresh((SMALLEST // 4 - 1,), (1,), torch.float32, CPU)()
     fresh((SMALLEST,), (2,), torch.float32, CPU)()
     assert own.extent == 0
+
+
+def test_where_addresses_are_limited_torch_allocates() -> None:
+    """The range would take what the rest of the process needs."""
+    program = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (64 << 30, resource.RLIM_INFINITY))
+import torch
+from jitdnn.frameworks.torch.fresh import fresh
+made = fresh((1 << 20,), (1,), torch.float32, torch.device("cpu"))()
+assert made.untyped_storage().resizable()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_modes_and_transforms_see_nothing(own: Arena) -> None:

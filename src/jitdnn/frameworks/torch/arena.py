@@ -19,6 +19,7 @@ import sys
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from weakref import ref
 
 import torch
@@ -145,12 +146,24 @@ _is_asked = False
 _lock = lock()
 
 
+def _are_addresses_free() -> bool:
+    """Whether addresses that nothing is written to cost a process nothing: no limit on them (`ulimit -v`), and a system
+    that does not count them as memory."""
+    import resource
+
+    try:
+        counts = Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+    except OSError:
+        counts = False
+    return not counts and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+
+
 def _own() -> Arena | None:
     """The process's one; None where the system has none to give."""
     global _arena, _is_asked
     if not _is_asked:
         with _lock:
-            if not _is_asked and sys.platform == "linux":
+            if not _is_asked and sys.platform == "linux" and _are_addresses_free():
                 try:
                     _arena = Arena(
                         min(host_memory() // MOST_OF_HOST, 1 << 44) // mmap.PAGESIZE * mmap.PAGESIZE
