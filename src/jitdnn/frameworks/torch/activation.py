@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from jitdnn.frameworks.torch.double import alone, derivatives_of_gradients
-from jitdnn.frameworks.torch.fresh import fresh_like
+from jitdnn.frameworks.torch.fresh import fresh_like, is_kept
 from jitdnn.frameworks.torch.kinds import Computation, Ways
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.handle import Handle
@@ -20,13 +20,16 @@ aten = torch.ops.aten
 
 
 class _Function(NamedTuple):
-    """An activation: ours, its gradient from (dy, x) or (dy, y), torch's, and torch's gradient of the same operands."""
+    """An activation: ours, its gradient from (dy, x) or (dy, y), torch's, and torch's gradient of the same operands;
+    torch's kernels that write into memory which is given, where it has them: (x, y) and (dy, x or y, dx)."""
 
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     stock: Callable[..., Any]
     stock_backward: Callable[..., Any]
     keeps_result: bool = False
+    into: Callable[..., Any] | None = None
+    backward_into: Callable[..., Any] | None = None
 
 
 def _by_result(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,32 +37,56 @@ def _by_result(backward: Callable[..., Any]) -> Callable[..., Any]:
     return lambda dy, y, **named: backward(dy, y=y, **named)
 
 
+def _into(operator: Any, **named: Any) -> Callable[..., Any]:
+    """An operator's kernel whose last argument is the result."""
+    return lambda *given: operator.out(*given[:-1], out=given[-1], **named)
+
+
+def _gradient_into(operator: Any, *more: Any, **named: Any) -> Callable[..., Any]:
+    return lambda dy, kept, dx: operator.grad_input(dy, *more, kept, grad_input=dx, **named)
+
+
 FUNCTIONS: dict[str, _Function] = {
-    "gelu": _Function(ours.gelu, ours.gelu_backward, F.gelu, aten.gelu_backward.default),
+    "gelu": _Function(
+        ours.gelu, ours.gelu_backward, F.gelu, aten.gelu_backward.default,
+        into=_into(aten.gelu), backward_into=_gradient_into(aten.gelu_backward),
+    ),
     "gelu_tanh": _Function(
         lambda x, **named: ours.gelu(x, "tanh", **named),
         lambda dy, x, **named: ours.gelu_backward(dy, x, "tanh", **named),
         lambda x: F.gelu(x, approximate="tanh"),
         lambda dy, x: aten.gelu_backward.default(dy, x, approximate="tanh"),
+        into=_into(aten.gelu, approximate="tanh"),
+        backward_into=_gradient_into(aten.gelu_backward, approximate="tanh"),
     ),
-    "silu": _Function(ours.swish, ours.swish_backward, F.silu, aten.silu_backward.default),
-    "mish": _Function(ours.mish, ours.mish_backward, F.mish, aten.mish_backward.default),
+    "silu": _Function(
+        ours.swish, ours.swish_backward, F.silu, aten.silu_backward.default,
+        into=_into(aten.silu), backward_into=_gradient_into(aten.silu_backward),
+    ),
+    "mish": _Function(
+        ours.mish, ours.mish_backward, F.mish, aten.mish_backward.default, into=_into(aten.mish)
+    ),
     "hardswish": _Function(
-        ours.hard_swish, ours.hard_swish_backward, F.hardswish, aten.hardswish_backward.default
+        ours.hard_swish, ours.hard_swish_backward, F.hardswish, aten.hardswish_backward.default,
+        into=_into(aten.hardswish),
     ),
     "elu": _Function(
         ours.elu,
         ours.elu_backward,
         F.elu,
         lambda dy, x: aten.elu_backward.default(dy, 1.0, 1.0, 1.0, False, x),
+        into=_into(aten.elu),
+        backward_into=_gradient_into(aten.elu_backward, 1.0, 1.0, 1.0, False),
     ),
     "tanh": _Function(
-        ours.tanh, _by_result(ours.tanh_backward), torch.tanh, aten.tanh_backward.default, True
+        ours.tanh, _by_result(ours.tanh_backward), torch.tanh, aten.tanh_backward.default, True,
+        _into(aten.tanh), _gradient_into(aten.tanh_backward),
     ),
     "sigmoid": _Function(
-        ours.sigmoid, _by_result(ours.sigmoid_backward), torch.sigmoid, aten.sigmoid_backward.default, True
+        ours.sigmoid, _by_result(ours.sigmoid_backward), torch.sigmoid, aten.sigmoid_backward.default, True,
+        _into(aten.sigmoid), _gradient_into(aten.sigmoid_backward),
     ),
-}
+}  # fmt: skip
 """Activations without parameters that ours compute faster than torch on some machine, by name."""
 
 
@@ -74,7 +101,10 @@ def _forward_ways(handle: Handle, x: Tensor, name: str) -> Ways:
         y: Tensor = function.stock(x)
         return y
 
-    return Ways(mine, theirs, what="of", refusal=_refusal(x))
+    refusal, into = _refusal(x), function.into
+    if refusal is None and into is not None and is_kept(x, x.device):
+        return Ways(mine, lambda x, _: into(x, made()), what="of")
+    return Ways(mine, theirs, what="of", refusal=refusal)
 
 
 def _backward_ways(handle: Handle, dy: Tensor, kept: Tensor, name: str) -> Ways:
@@ -88,7 +118,10 @@ def _backward_ways(handle: Handle, dy: Tensor, kept: Tensor, name: str) -> Ways:
         dx: Tensor = function.stock_backward(dy, kept)
         return dx
 
-    return Ways(mine, theirs, what="of", refusal=_refusal(dy) or _refusal(kept))
+    refusal, into = _refusal(dy) or _refusal(kept), function.backward_into
+    if refusal is None and into is not None and is_kept(kept, dy.device):
+        return Ways(mine, lambda dy, kept, _: into(dy, kept, made()), what="of")
+    return Ways(mine, theirs, what="of", refusal=refusal)
 
 
 def _refusal(x: Tensor) -> str | None:

@@ -215,10 +215,10 @@ class Entry:
         return tuple(grad if is_wanted else None for grad, is_wanted in zip(grads, mask, strict=True))
 
     def _decide(self, found: list[Kind | None]) -> None:
-        """Torch's own function, from the next call on, where none of ours runs forward or backward."""
-        if not self.kind.decision.is_ours and not any(
-            one is not None and one.decision.is_ours for one in found
-        ):
+        """Torch's own function, from the next call on, where neither ours runs forward or backward, nor torch's kernels
+        in our memory."""
+        all_kinds = [self.kind, *(one for one in found if one is not None)]
+        if not any(one.decision.is_ours or one.is_stock_kept for one in all_kinds):
             self.run = self._as_torch
 
     def _as_torch(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

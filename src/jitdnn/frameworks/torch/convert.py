@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from jitdnn import log
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, InvalidType
-from jitdnn.frameworks.torch import memory_option, steps, together
+from jitdnn.frameworks.torch import arena, memory_option, steps, together
 from jitdnn.frameworks.torch.batch_norm_modules import CONVERTED, REVERTED, Sequential, is_block
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.memory import unlimit_memory
@@ -103,7 +103,8 @@ def convert(
 
 def revert(model: Model) -> Model:
     """Give the modules of a converted model torch's classes back, and take the limit on memory away that
-    `convert` was given; returns the same model."""
+    `convert` was given; returns the same model. Memory that was kept for results, and has none in it, goes back to the
+    system (arena.py)."""
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
     if memory_option.forget(model):
@@ -116,6 +117,7 @@ def revert(model: Model) -> Model:
             module.__class__ = stock
             for name in OWN:
                 module.__dict__.pop(name, None)
+    arena.give_back()
     return model
 
 

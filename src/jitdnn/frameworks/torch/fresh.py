@@ -1,9 +1,10 @@
 """Tensors for results in the shortest way that PyTorch has: its compiled graphs allocate by the same functions.
 
 On Linux a tensor of more than 32 MiB is memory that no process has had, each time: the kernel clears it page by page
-when it is first written to, which takes as long as writing it twice. So large ones ask for pages of 2 MiB, where the
-system gives these to who asks. Smaller ones come from the heap, which has its pages already, or faults them in at its
-end: there large pages cost more than small ones (docs/gotchas.md).
+when it is first written to, which takes as long as writing it twice. So large results of a processor lie in memory that
+stays with the process (arena.py). Where that has no place, or may not be seen, those of more than 32 MiB ask for pages
+of 2 MiB, where the system gives these to who asks. Smaller ones come from the heap, which has its pages already, or
+faults them in at its end: there large pages cost more than small ones (docs/gotchas.md).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from jitdnn.frameworks.torch.arena import SMALLEST, in_arena
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
@@ -64,9 +67,15 @@ def fresh(
     if quick is None:
         return made
     if device.type == "cpu":
-        allocate = partial(quick, shape, strides, dtype)
-        is_large = _madvise is not None and prod(shape) * dtype.itemsize >= LARGE
-        return (lambda: in_large_pages(allocate())) if is_large else allocate
+        allocate, size = partial(quick, shape, strides, dtype), prod(shape) * dtype.itemsize
+        if size < SMALLEST or not _is_dense(shape, strides):
+            return allocate
+
+        def of_the_arena() -> Tensor:
+            found = in_arena(shape, strides, dtype, size)
+            return in_large_pages(allocate()) if found is None else found
+
+        return of_the_arena
 
     def on_its_device() -> Tensor:
         found: Tensor = quick(shape, strides, dtype)  # of the current GPU
@@ -94,6 +103,12 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
                 return False
             step *= extent
     return True
+
+
+def is_kept(form: Tensor, device: torch.device) -> bool:
+    """Whether memory of results of this form stays with the process, so that PyTorch's kernels, too, should write
+    there: what they allocate themselves they fault in anew."""
+    return bool(device.type == "cpu" and form.numel() * form.element_size() >= SMALLEST)
 
 
 def fresh_like(form: Tensor, device: torch.device) -> Callable[[], Tensor]:

@@ -54,6 +54,7 @@ class Ways:
     `problem`: what ours is as a problem of the library, where it is one; `has_bias` whether a bias is added by the same
     kernel. `refusal`: why ours cannot run, in words. `what`: the kind in words where the problem does not tell it.
     `has_several_types`: whether ours take operands of several types. `launched`: ours, where it is one launch alone.
+    `is_stock_kept`: whether torch's kernel, too, writes into memory that stays with the process (arena.py).
     """
 
     ours: Callable[..., Any]
@@ -64,6 +65,7 @@ class Ways:
     what: str = ""
     has_several_types: bool = False
     launched: Launched | None = None
+    is_stock_kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Kind:
     handle: Handle | None = None
     has_bias: bool = False
     launched: Launched | None = None
+    is_stock_kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,8 @@ class Computation:
         run = ways.ours if decision.is_ours else ways.stock
         launched = ways.launched if decision.is_ours else None
         own = at(tensors[0].device, handle)
-        return Kind(self.name, decision, run, ways.problem, own, ways.has_bias, launched)
+        kept = ways.is_stock_kept
+        return Kind(self.name, decision, run, ways.problem, own, ways.has_bias, launched, kept)
 
 
 def at(device: torch.device, handle: Handle) -> Handle:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jitdnn.frameworks.torch.calls import Layer
 from jitdnn.frameworks.torch.convolution import FORWARD, Geometry, launched, prepared, problem_of
-from jitdnn.frameworks.torch.fresh import fresh_like
+from jitdnn.frameworks.torch.fresh import fresh_like, is_kept
 from jitdnn.frameworks.torch.kinds import RESULT, Computation, Ways, run_together
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.handle import Handle
@@ -53,7 +53,11 @@ def _forward_by_torch(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _forward_ways(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None) -> Ways:
-    theirs = _forward_by_torch
+    def theirs(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        y: Tensor = (
+            aten.mm.out(x, w.t(), out=made()) if bias is None else aten.addmm.out(bias, x, w.t(), out=made())
+        )
+        return y
 
     def ours(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         y = made()
@@ -71,9 +75,11 @@ def _forward_ways(handle: Handle, x: Tensor, w: Tensor, bias: Tensor | None) -> 
         operands = (_image(x), _filter(w), _image(form), *(() if bias is None else (bias,)))
         run = prepared(handle, problem, operands, x.device)
     kernel = launched(run, FORWARD[bias is not None], made)
+    into = is_kept(form, x.device)
     return Ways(
-        ours, theirs, problem, bias is not None, what="of linear", refusal=_dense(x, w), launched=kernel
-    )
+        ours, theirs if into else _forward_by_torch, problem, bias is not None, what="of linear",
+        refusal=_dense(x, w), launched=kernel, is_stock_kept=into,
+    )  # fmt: skip
 
 
 def _data_by_torch(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
@@ -82,7 +88,9 @@ def _data_by_torch(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
 
 
 def _data_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
-    theirs = _data_by_torch
+    def theirs(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        dx: Tensor = aten.mm.out(dy, w, out=made())
+        return dx
 
     def ours(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
         dx = made()
@@ -98,7 +106,11 @@ def _data_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
     if problem is not None:
         run = prepared(handle, problem, (_image(dy), _filter(w), _image(form)), dy.device)
     kernel = launched(run, (0, 2, RESULT), made)
-    return Ways(ours, theirs, problem, what="of linear", refusal=_dense(dy, w), launched=kernel)
+    into = is_kept(form, dy.device)
+    return Ways(
+        ours, theirs if into else _data_by_torch, problem, what="of linear", refusal=_dense(dy, w),
+        launched=kernel, is_stock_kept=into,
+    )  # fmt: skip
 
 
 def _filter_by_torch(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
@@ -107,7 +119,9 @@ def _filter_by_torch(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
 
 
 def _filter_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
-    theirs = _filter_by_torch
+    def theirs(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        dw: Tensor = aten.mm.out(dy.t(), x, out=made())
+        return dw
 
     def ours(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
         dw = made()
@@ -122,7 +136,11 @@ def _filter_ways(handle: Handle, dy: Tensor, x: Tensor, w: Tensor) -> Ways:
     if problem is not None:
         run = prepared(handle, problem, (_image(x), _image(dy), _filter(form)), dy.device)
     kernel = launched(run, (1, 0, RESULT), made)
-    return Ways(ours, theirs, problem, what="of linear", refusal=_dense(dy, x), launched=kernel)
+    into = is_kept(form, dy.device)
+    return Ways(
+        ours, theirs if into else _filter_by_torch, problem, what="of linear", refusal=_dense(dy, x),
+        launched=kernel, is_stock_kept=into,
+    )  # fmt: skip
 
 
 def _bias_by_torch(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
