@@ -28,6 +28,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.cost import (
 )
 from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan, dgrad_plans
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
+from jitdnn.kernels.cuda.convolution.few_channels.swapped import swapped
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
 from jitdnn.problems import Convolution
 from strategies import convolutions
@@ -88,6 +89,48 @@ def test_directions(words: str, direction: str, alignment: str, cuda_device: Any
     run_algorithm(FewChannels(), make_case(problem, None, 0, None), cuda_device)
 
 
+# last layers, of many channels to a few: x and y swapped they are first ones
+LAST = [
+    "n2 c20 h9 w14 k3 r3 s3 pad1 bf16 nhwc",
+    "n1 c33 h8 w10 k4 r3 s5 pad0x2:1 f16",
+    "n1 c16 d4 h5 w6 k2 t3 r3 s3 pad1 flip bf16 nhwc",
+    "n2 c40 w95 k1 s7 pad3 f16 nhwc",
+    "n3 c12 h7 w9 k8 r1 s1 bf16 nhwc",
+    "n1 c10 h12 w11 k5 r2 s3 pad1x2 f16",
+]
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("words", LAST)
+def test_swapped_is_the_same(words: str, direction: str) -> None:
+    problem, rng = convolution(words, direction), np.random.default_rng(7)
+    other = swapped(problem)
+    assert other is not None
+    assert swapped(other) == problem
+    data, w = (rng.standard_normal(one.descriptor.shape) for one in problem.inputs)
+    actual, expected = other.reference(data, w.swapaxes(0, 1)), problem.reference(data, w)
+    np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["n1 c20 h9 w9 k3 r3 s3 stride2 pad1", "n1 c20 h9 w9 k3 r3 s1 pad1", "n1 c20 h9 w9 k4 r3 s3 pad1 g2"],
+)
+def test_what_is_not_swapped(words: str, cuda_device: Any) -> None:
+    problem = convolution(f"{words} bf16 nhwc", "fwd")
+    assert swapped(problem) is None
+    assert FewChannels().refuse(problem, cuda_device) is not None
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("words", LAST)
+def test_few_output_channels(words: str, direction: str, alignment: str, cuda_device: Any) -> None:
+    problem, of_f32 = convolution(words, direction), convolution(f32_of(words), direction)
+    for own, algorithm in ((problem, FewChannels()), (of_f32, FewChannelsF32()), (of_f32, FewChannelsTf32())):
+        assert algorithm.refuse(own, cuda_device) is None
+        run_algorithm(algorithm, make_case(own, None, 0, None), cuda_device)
+
+
 def f32_of(words: str) -> str:
     """The same convolution of f32."""
     return words.replace("bf16", "f32").replace("f16", "f32")
@@ -105,7 +148,11 @@ def test_directions_of_f32(words: str, direction: str, alignment: str, cuda_devi
         run_algorithm(algorithm, make_case(problem, None, 0, None), cuda_device)
 
 
-F32 = ["n2 c3 h11 w9 k12 r3 s3 stride2 pad1 f32 nhwc", "n1 c2 h9 w12 k8 r3 s5 pad1x2 f32 flip"]
+F32 = [
+    "n2 c3 h11 w9 k12 r3 s3 stride2 pad1 f32 nhwc",
+    "n1 c2 h9 w12 k8 r3 s5 pad1x2 f32 flip",
+    "n1 c12 h9 w16 k3 r3 s3 pad1 f32 nhwc",
+]
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
@@ -219,7 +266,7 @@ def test_other_plans(words: str, direction: str, cuda_device: Any) -> None:
 
 REFUSED = {
     "n1 c3 h8 w8 k8 r3 s3 stride1 pad1 f32 nhwc": "bf16 and f16",
-    "n1 c9 h8 w8 k8 r3 s3 stride1 pad1 bf16 nhwc": "at most 8",
+    "n1 c9 h8 w8 k9 r3 s3 stride1 pad1 bf16 nhwc": "at most 8",
     "n1 c4 h8 w8 k8 r3 s3 stride1 pad1 g2 bf16 nhwc": "one group",
     "n0 c3 h8 w8 k8 r3 s3 stride1 pad1 bf16 nhwc": "empty",
     "n1 c3 h8 w8 k8 r3 s3 stride1 pad2 dil2 bf16 nhwc": "dilation",
@@ -241,7 +288,7 @@ EPILOGUES = ("activation", "bias", "residual")
 @pytest.mark.parametrize("expression", EPILOGUES)
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 def test_epilogues(direction: str, expression: str, cuda_device: Any) -> None:
-    for words in list(PROBLEMS)[:3]:
+    for words in (*list(PROBLEMS)[:3], *LAST[:2]):
         problem = convolution(words, direction)
         epilogue = fused(problem, expression)
         assert FewChannels().refuse(problem, cuda_device, epilogue) is None
