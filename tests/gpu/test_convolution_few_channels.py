@@ -100,15 +100,19 @@ LAST = [
 ]
 
 
-@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
 @pytest.mark.parametrize("words", LAST)
 def test_swapped_is_the_same(words: str, direction: str) -> None:
     problem, rng = convolution(words, direction), np.random.default_rng(7)
     other = swapped(problem)
     assert other is not None
     assert swapped(other) == problem
-    data, w = (rng.standard_normal(one.descriptor.shape) for one in problem.inputs)
-    actual, expected = other.reference(data, w.swapaxes(0, 1)), problem.reference(data, w)
+    first, second = (rng.standard_normal(one.descriptor.shape) for one in problem.inputs)
+    expected = problem.reference(first, second)
+    if direction == "bwd_filter":
+        actual = other.reference(second, first).swapaxes(0, 1)
+    else:
+        actual = other.reference(first, second.swapaxes(0, 1))
     np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -122,7 +126,7 @@ def test_what_is_not_swapped(words: str, cuda_device: Any) -> None:
     assert FewChannels().refuse(problem, cuda_device) is not None
 
 
-@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
 @pytest.mark.parametrize("words", LAST)
 def test_few_output_channels(words: str, direction: str, alignment: str, cuda_device: Any) -> None:
     problem, of_f32 = convolution(words, direction), convolution(f32_of(words), direction)

@@ -85,9 +85,11 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
         return _PLANS[problem.direction](problem, device, self.products)
 
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
-        problem = with_few_inputs(problem)
+        own, problem = problem, with_few_inputs(problem)
         plan = self.sizes(problem, device)
         assert plan is not None
+        if problem is not own and problem.direction == "bwd_filter":
+            plan = plan.with_x_second
         build = partial(by_alignment, problem, device, epilogue, plan, plan.unaligned, source, launches)
         return PlannedKernel(plan.workspace, plan.seconds, build)
 

@@ -167,7 +167,7 @@ def wgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_M": m,
                     "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
                     "Y_VECTOR": piece if is_wide else 1, "PRODUCTS": count, "PARTIALS": blocks,
-                    "CHANNEL_BLOCKS": channel_blocks,
+                    "CHANNEL_BLOCKS": channel_blocks, "X_IS_SECOND": 0,
                 }  # fmt: skip
                 seconds = (cycles + finish) / clock(facts) + _WGRAD_START_SECONDS
                 second = Launch(

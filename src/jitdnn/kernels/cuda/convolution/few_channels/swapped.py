@@ -6,8 +6,9 @@ Without a stride the gradient of the data is a convolution, too, and the other w
     dx[n, c, i] = sum over k, t of w[k, c, t] * dy[n, k, i + before - dilation * t]
 
 so that a layer forward is the data's gradient of the layer that has its y for x, its x for y, the filter's two axes of
-channels swapped, its taps flipped, and as much padding as is missing to `dilation * (taps - 1)`. Nothing is copied, and
-the operands keep their order. A last layer, of many channels to a few, becomes a first one.
+channels swapped, its taps flipped, and as much padding as is missing to `dilation * (taps - 1)`. The filter's gradient
+is the other layer's. Nothing is copied; operands keep their order, but for x and dy of the filter's gradient. A last
+layer, of many channels to a few, becomes a first one.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from dataclasses import replace
 from jitdnn.problems.convolution import MODES, Convolution
 from jitdnn.tensor import TensorDescriptor
 
-_OTHER = {"fwd": "bwd_data", "bwd_data": "fwd"}
+_OTHER = {"fwd": "bwd_data", "bwd_data": "fwd", "bwd_filter": "bwd_filter"}
 
 
 def swapped(problem: Convolution) -> Convolution | None:
     """The same products with x and y in each other's places; None with a stride, groups, or more padding than taps."""
-    if problem.direction not in _OTHER or problem.groups != 1 or max(problem.stride) > 1:
+    if problem.groups != 1 or max(problem.stride) > 1:
         return None
     padding = []
     for taps, dilation, pair in zip(problem.filter_spatial, problem.dilation, problem.padding, strict=True):
