@@ -209,8 +209,8 @@ FUNCTION void advance(int *digits, const int *lengths, const int *ahead) {
     }                                                                                                \
   }
 
-#if IS_SUM
-#if IS_PREPARED
+#if IS_SUM || IS_PRODUCT
+#if IS_PREPARED || IS_PRODUCT
 #define SPECTRUM_OF(part, k)                                                                                            \
   ((GLOBAL Number *)workspace + ((((part) * filters + row * group_c + column) * 16 + (k)) * LINE_THREADS + t))
 
@@ -234,6 +234,7 @@ void filter_spectra(ARGUMENTS) {
 }
 #endif
 
+#if !IS_PRODUCT
 /* re and im, times the spectrum of a filter or its conjugate, are added to the sum. */
 #define ADD_PRODUCT(spectrum)                                                                                           \
   UNROLL for (int k = 0; k < 16; ++k) {                                                                                 \
@@ -288,6 +289,7 @@ void convolve(ARGUMENTS) {
     STORE_PAIR
   }
 }
+#endif
 #else
 /* Forward, and with IS_DATA the gradient of the data. */
 KERNEL_OF_BLOCK
@@ -336,6 +338,7 @@ void convolve(ARGUMENTS) {
     }                                                                                                                   \
     advance(digits, lengths, ahead);                                                                                    \
   }
+#if !IS_PRODUCT
 #define PART_OF(share, k) \
   ((GLOBAL Number *)workspace + (((share) * (i64)parts * results + slot) * 16 + (k)) * LINE_THREADS + t)
 
@@ -398,4 +401,5 @@ void sum_shares(ARGUMENTS) {
   MAKE_FILTER_WINDOW(window, part, is_there)
   FINISH_FILTER
 }
+#endif
 #endif
