@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.attention.algorithm import Flash, FlashInThree
-from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
+from jitdnn.kernels.cuda.convolution.depthwise.algorithm import (
+    DepthwiseBanded,
+    DepthwisePlanar,
+    DepthwiseSliding,
+)
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannels,
     FewChannelsF32,
@@ -70,6 +74,7 @@ __all__ = ["ALGORITHMS", "ELEMENTWISE", "IMAGE_TRANSFORM", "MULTI_TENSOR", "REDU
 
 _CORRELATION: tuple[Algorithm, ...] = (
     DepthwiseSliding(),
+    DepthwisePlanar(),
     DepthwiseBanded(),
     WarpgroupGemm(),
     WarpgroupGemmInPlace(),

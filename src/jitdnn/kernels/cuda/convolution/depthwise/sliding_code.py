@@ -8,6 +8,7 @@ from dataclasses import replace
 from jitdnn.devices.gpu import Launch, Source, read_text
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
+from jitdnn.kernels.cuda.convolution.depthwise.planar_plan import Planar
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
     Sliding,
     SlidingWgrad,
@@ -33,6 +34,27 @@ def launch(
     defines = (*_defines(plan), ("IS_ALIGNED", int(is_aligned)), *defines)
     source = Source("depthwise_sliding", text, defines, "cuda", spills=True)
     main = Launch("depthwise", plan.grid_blocks, plan.tile.threads, is_early=True)
+    return source, [main], (int(is_mirrored(plan.axes)),)
+
+
+def planar_launch(
+    plan: Planar, epilogue: Epilogue | None = None, is_aligned: bool = True
+) -> tuple[Source, list[Launch], tuple[int, ...]]:
+    """The same of planes that lie one behind the other."""
+    functions, defines = epilogue_text(plan.window, plan.axes, epilogue)
+    text = functions + read_text("cuda/convolution/depthwise", "common.cuh", "planar.cu")
+    axes = _in_order(plan.axes)
+    sizes = (
+        *defines_of_window(plan.window, axes),
+        ("W_SPAN", _tap_span(axes)),
+        ("PLANES", plan.planes),
+        ("STRIP", plan.strip),
+        ("THREAD_COUNT", plan.threads),
+        ("MIN_BLOCKS", min(plan.resident, max(1, 1024 // plan.threads))),
+        ("IS_ALIGNED", int(is_aligned and plan.is_aligned)),
+    )
+    source = Source("depthwise_planar", text, (*sizes, *defines), "cuda", spills=True)
+    main = Launch("depthwise_planar", plan.grid_blocks, plan.threads, plan.shared, is_early=True)
     return source, [main], (int(is_mirrored(plan.axes)),)
 
 
@@ -64,8 +86,14 @@ def _in_order(axes: Sequence[Axis]) -> list[Axis]:
     return [replace(axis, tap_step=-axis.tap_step, tap_base=0) for axis in axes]
 
 
-def alignments(plan: Sliding | SlidingWgrad) -> tuple[int, int, int]:
+def _tap_span(axes: Sequence[Axis]) -> str:
+    return f"({sum((axis.taps - 1) * axis.tap_step for axis in axes)}LL)"
+
+
+def alignments(plan: Sliding | SlidingWgrad | Planar) -> tuple[int, int, int]:
     """What the addresses of the operands must be multiples of, in bytes, to be read and stored in whole packs."""
+    if isinstance(plan, Planar):
+        return 16 if plan.is_aligned else plan.element, plan.element, plan.element
     packs = column_packs(plan.window, plan.axes[2], plan.tile.columns)
     if isinstance(plan, SlidingWgrad):
         tensors = plan.element * max(plan.tile.channels, packs[0])
@@ -85,7 +113,7 @@ def _defines(plan: Sliding) -> Defines:
     axes = _in_order(plan.axes)
     return (
         *defines_of_window(plan.window, axes),
-        ("W_SPAN", f"({sum((axis.taps - 1) * axis.tap_step for axis in axes)}LL)"),
+        ("W_SPAN", _tap_span(axes)),
         ("THREAD_CHANNELS", tile.channels),
         ("TILE_COLUMNS", tile.columns),
         ("TILE_DEPTHS", tile.depths),
