@@ -11,12 +11,8 @@ import cases
 import harness
 from convolution_cases import convolution, fused
 from jitdnn.devices import cuda
-from jitdnn.kernels.cuda.convolution.depthwise import banded_cost, geometry, planar_plan, sliding_cost
-from jitdnn.kernels.cuda.convolution.depthwise.algorithm import (
-    DepthwiseBanded,
-    DepthwisePlanar,
-    DepthwiseSliding,
-)
+from jitdnn.kernels.cuda.convolution.depthwise import banded_cost, geometry, sliding_cost
+from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_code import launch
 from jitdnn.problems import Convolution
 
@@ -49,16 +45,6 @@ BANDED = (
     "n1 c8 w150 k8 s4 pad3:0 g8 bf16 nhwc",
     "n2 c8 h40 w3 k8 r31 s3 pad15x1 g8 bf16 nhwc",
     "n1 c16 h8 w8 k16 r5 s5 pad2 g16 bf16 x=s2000,1,200,20 y=s2100,1,200,24",
-)
-PLANAR = (
-    "n3 c5 h9 w11 k5 r3 s3 pad1 g5 f32",
-    "n2 c4 h14 w14 k4 r3 s3 pad1 g4 bf16",
-    "n2 c3 h12 w24 k3 r5 s5 pad2 stride2 g3 f32",
-    "n1 c4 h13 w17 k4 r3 s2 pad1:0x2:5 stride2x1 g4 flip f16",
-    "n2 c7 h7 w7 k7 r7 s7 pad3 g7 bf16",
-    "n2 c3 w40 k3 s4 pad3:0 g3 f32",
-    "n1 c3 h8 w9 k3 r2 s3 stride3 pad0 g3 f16 w=s20,1,-3,1 y=nhwc",
-    "n1 c2 h1 w5 k2 r3 s3 pad3 g2 f32",
 )
 
 
@@ -95,20 +81,6 @@ def test_sliding(words: str, direction: str, cuda_device: Any, monkeypatch: pyte
     check_plans(problem, cuda_device, plans, monkeypatch)
 
 
-@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
-@pytest.mark.parametrize("words", PLANAR)
-def test_planar(words: str, direction: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = convolution(words, direction)
-    reason = DepthwisePlanar().refuse(problem, cuda_device)
-    if direction == "bwd_data" and (max(problem.stride) > 1 or " y=nhwc" in words):
-        assert reason is not None
-        return
-    assert reason is None
-    plans: list[Any] = list(planar_plan.candidates(geometry.lower(problem), cuda_device))
-    check_plans(problem, cuda_device, plans, monkeypatch)
-    harness.run_algorithm(DepthwisePlanar(), cases.make_case(problem), cuda_device)
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("words", BANDED)
 def test_banded(words: str, direction: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,13 +110,12 @@ def test_the_table_has_them(direction: str, cuda_device: Any) -> None:
         "conv_bwd_data n1 c8 h9 w19 k8 r3 s3 pad1 stride2 g8 f32 nhwc",
         "conv_fwd n1 c8 w150 k8 s31 pad15 g8 bf16 nhwc",
         "conv_fwd n1 c4 d4 h5 w6 k4 t3 r3 s3 pad1 g4 f32",
-        "conv_fwd n2 c4 h9 w10 k4 r3 s3 pad1 g4 bf16",
     ],
 )
 def test_epilogues(words: str, expression: str, cuda_device: Any) -> None:
     problem = convolution(words)
     case = cases.make_case(problem, fused(problem, expression))
-    for algorithm in (DepthwiseSliding(), DepthwiseBanded(), DepthwisePlanar()):
+    for algorithm in (DepthwiseSliding(), DepthwiseBanded()):
         if algorithm.refuse(problem, cuda_device, case.epilogue) is None:
             harness.run_algorithm(algorithm, case, cuda_device)
 
@@ -185,27 +156,9 @@ def test_what_banded_refuses(words: str, reason: str, cuda_device: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ("conv_bwd_data n1 c4 h9 w9 k4 r3 s3 stride2 g4", "stride 1"),
-        ("conv_bwd_filter n1 c4 h9 w9 k4 r3 s3 g4", "filter's gradient"),
-        ("conv_fwd n1 c4 h9 w9 k4 r3 s3 dil2 g4", "dilation"),
-        ("conv_fwd n1 c4 h9 w9 k8 r3 s3 g4", "one result"),
-        ("conv_fwd n1 c4 h9 w9 k4 r3 s3 g4 nhwc", "one behind the other"),
-        ("conv_fwd n1 c4 d5 h9 w9 k4 t3 r3 s3 g4", "two axes"),
-        ("conv_fwd n1 c4 h300 w300 k4 r3 s3 g4", "too many"),
-    ],
-)
-def test_what_planar_refuses(words: str, reason: str, cuda_device: Any) -> None:
-    assert reason in (DepthwisePlanar().refuse(convolution(words), cuda_device) or "")
-
-
-@pytest.mark.parametrize(
     "words",
     [
         "conv_fwd n64 c144 h56 w56 k144 r3 s3 pad1 g144 bf16 nhwc",
-        "conv_fwd n64 c576 h14 w14 k576 r3 s3 pad1 g576 f32",
-        "conv_bwd_data n64 c96 h56 w56 k96 r7 s7 pad3 g96 bf16",
         "conv_bwd_data n64 c144 h56 w56 k144 r3 s3 stride2 pad1 g144 bf16 nhwc",
         "conv_bwd_filter n64 c96 h56 w56 k96 r7 s7 pad3 g96 bf16 nhwc",
         "conv_fwd n8 c54 d16 h56 w56 k54 t3 r3 s3 pad1 g54 bf16 nhwc",
@@ -216,7 +169,7 @@ def test_what_planar_refuses(words: str, reason: str, cuda_device: Any) -> None:
 )
 def test_layers_of_networks_compile(words: str, architecture: Any) -> None:
     problem = convolution(words)
-    for algorithm in (DepthwiseSliding(), DepthwiseBanded(), DepthwisePlanar()):
+    for algorithm in (DepthwiseSliding(), DepthwiseBanded()):
         if algorithm.refuse(problem, architecture) is None:
             algorithm.build(problem, architecture)
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.attention.algorithm import Flash, FlashInThree
-from jitdnn.kernels.cuda.convolution.depthwise.algorithm import (
-    DepthwiseBanded,
-    DepthwisePlanar,
-    DepthwiseSliding,
-)
+from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannels,
     FewChannelsF32,
@@ -22,6 +18,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmWgradInPlace,
 )
 from jitdnn.kernels.cuda.convolution.patch import Patch
+from jitdnn.kernels.cuda.convolution.planar.algorithm import Planar
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmDivided,
@@ -74,7 +71,6 @@ __all__ = ["ALGORITHMS", "ELEMENTWISE", "IMAGE_TRANSFORM", "MULTI_TENSOR", "REDU
 
 _CORRELATION: tuple[Algorithm, ...] = (
     DepthwiseSliding(),
-    DepthwisePlanar(),
     DepthwiseBanded(),
     WarpgroupGemm(),
     WarpgroupGemmInPlace(),
@@ -89,6 +85,7 @@ _CORRELATION: tuple[Algorithm, ...] = (
     FewChannelsF32(),
     FewChannelsTf32(),
     Grouped(),
+    Planar(),
 )
 _WGRAD: tuple[Algorithm, ...] = (
     DepthwiseSliding(),

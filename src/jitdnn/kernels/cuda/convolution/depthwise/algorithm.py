@@ -1,9 +1,8 @@
 """Depthwise convolutions on CUDA: each channel is filtered alone, in all three directions.
 
 `depthwise_sliding` lets rows slide through registers and multiplies on the CUDA cores: few taps, any stride,
-dilation and layout. `depthwise_planar` has whole planes of channels first in shared memory, without dilation.
-`depthwise_banded` multiplies by banded matrices on the tensor cores: half precision, channels last, stride 1, filters
-of any width.
+dilation and layout. `depthwise_banded` multiplies by banded matrices on the tensor cores: half precision, channels
+last, stride 1, filters of any width.
 """
 
 from __future__ import annotations
@@ -20,18 +19,16 @@ from jitdnn.kernels.cuda.convolution.depthwise import (
     banded_code,
     banded_cost,
     geometry,
-    planar_plan,
     sliding_code,
     sliding_cost,
 )
 from jitdnn.kernels.cuda.convolution.depthwise.banded_plan import Banded, BandedWgrad
-from jitdnn.kernels.cuda.convolution.depthwise.planar_plan import Planar
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import Sliding, SlidingWgrad
 from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.problems.convolution import Convolution
 
-Plan = Sliding | SlidingWgrad | Banded | Planar
-_AnyPlan = TypeVar("_AnyPlan", Sliding, SlidingWgrad, Banded, BandedWgrad, Planar)
+Plan = Sliding | SlidingWgrad | Banded
+_AnyPlan = TypeVar("_AnyPlan", Sliding, SlidingWgrad, Banded, BandedWgrad)
 
 
 class _Depthwise(KernelAlgorithm[Convolution, GpuDevice]):
@@ -101,26 +98,6 @@ class DepthwiseBanded(_Depthwise):
         return _banded(problem, device)
 
 
-class DepthwisePlanar(_Depthwise):
-    """See the module's text."""
-
-    name = "depthwise_planar"
-    too_large = "planes, or the products of {taps} taps, are too many for a thread block: depthwise_sliding takes them"
-
-    def _refuse(self, problem: Convolution) -> str | None:
-        if problem.direction == "bwd_filter":
-            return "a filter's gradient is for depthwise_sliding"
-        return planar_plan.refuse(geometry.lower(problem))
-
-    def sizes(self, problem: Convolution, device: GpuDevice) -> Any:
-        return _planar(problem, device)
-
-
-@functools.lru_cache(4096)
-def _planar(problem: Convolution, device: GpuDevice) -> Planar | None:
-    return _cheapest(list(planar_plan.candidates(geometry.lower(problem), device)), device)
-
-
 @functools.lru_cache(4096)
 def _banded(problem: Convolution, device: GpuDevice) -> Banded | None:
     window = geometry.lower(problem)
@@ -144,8 +121,6 @@ def _cheapest(found: Sequence[_AnyPlan], device: GpuDevice) -> _AnyPlan | None:
 def _seconds(plan: Plan, device: GpuDevice) -> float:
     if isinstance(plan, Banded):
         return banded_cost.seconds(plan, device)
-    if isinstance(plan, Planar):
-        return planar_plan.seconds(plan, device)
     return sliding_cost.seconds(plan, device)
 
 
@@ -155,9 +130,8 @@ def _kernel(plan: Plan, device: GpuDevice, epilogue: Epilogue | None) -> GpuKern
     def kernel(is_aligned: bool) -> GpuKernel:
         if isinstance(plan, SlidingWgrad):
             return device.kernel(*sliding_code.wgrad_launch(plan, is_aligned), pointers)
-        if isinstance(plan, Sliding | Planar):
-            make = sliding_code.planar_launch if isinstance(plan, Planar) else sliding_code.launch
-            source, launches, numbers = make(plan, epilogue, is_aligned)
+        if isinstance(plan, Sliding):
+            source, launches, numbers = sliding_code.launch(plan, epilogue, is_aligned)
             return device.kernel(source, launches, pointers, numbers)
         if isinstance(plan, BandedWgrad):
             return device.kernel(*banded_code.wgrad_launch(plan), pointers)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from jitdnn.devices.gpu import Launch, Source, read_text
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
-from jitdnn.kernels.cuda.convolution.depthwise.planar_plan import Planar
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
     Sliding,
     SlidingWgrad,
@@ -37,27 +36,6 @@ def launch(
     return source, [main], (int(is_mirrored(plan.axes)),)
 
 
-def planar_launch(
-    plan: Planar, epilogue: Epilogue | None = None, is_aligned: bool = True
-) -> tuple[Source, list[Launch], tuple[int, ...]]:
-    """The same of planes that lie one behind the other."""
-    functions, defines = epilogue_text(plan.window, plan.axes, epilogue)
-    text = functions + read_text("cuda/convolution/depthwise", "common.cuh", "planar.cu")
-    axes = _in_order(plan.axes)
-    sizes = (
-        *defines_of_window(plan.window, axes),
-        ("W_SPAN", _tap_span(axes)),
-        ("PLANES", plan.planes),
-        ("STRIP", plan.strip),
-        ("THREAD_COUNT", plan.threads),
-        ("MIN_BLOCKS", min(plan.resident, max(1, 1024 // plan.threads))),
-        ("IS_ALIGNED", int(is_aligned and plan.is_aligned)),
-    )
-    source = Source("depthwise_planar", text, (*sizes, *defines), "cuda", spills=True)
-    main = Launch("depthwise_planar", plan.grid_blocks, plan.threads, plan.shared, is_early=True)
-    return source, [main], (int(is_mirrored(plan.axes)),)
-
-
 def wgrad_launch(plan: SlidingWgrad, is_aligned: bool = True) -> tuple[Source, list[Launch]]:
     """The same of a filter's gradient."""
     files = ("sliding_wgrad.cu", "wgrad_reduce.cu")
@@ -79,21 +57,20 @@ def _span(axis: Axis) -> int:
     return (1 - axis.taps) * axis.tap_step
 
 
-def _in_order(axes: Sequence[Axis]) -> list[Axis]:
+def in_order(axes: Sequence[Axis]) -> list[Axis]:
     """The axes with their taps as they follow each other in memory."""
     if not is_mirrored(axes):
         return list(axes)
     return [replace(axis, tap_step=-axis.tap_step, tap_base=0) for axis in axes]
 
 
-def _tap_span(axes: Sequence[Axis]) -> str:
+def tap_span(axes: Sequence[Axis]) -> str:
+    """Elements from the first tap in memory to the last, as a macro."""
     return f"({sum((axis.taps - 1) * axis.tap_step for axis in axes)}LL)"
 
 
-def alignments(plan: Sliding | SlidingWgrad | Planar) -> tuple[int, int, int]:
+def alignments(plan: Sliding | SlidingWgrad) -> tuple[int, int, int]:
     """What the addresses of the operands must be multiples of, in bytes, to be read and stored in whole packs."""
-    if isinstance(plan, Planar):
-        return 16 if plan.is_aligned else plan.element, plan.element, plan.element
     packs = column_packs(plan.window, plan.axes[2], plan.tile.columns)
     if isinstance(plan, SlidingWgrad):
         tensors = plan.element * max(plan.tile.channels, packs[0])
@@ -110,10 +87,10 @@ def reduce_launch(window: Window) -> Launch:
 def _defines(plan: Sliding) -> Defines:
     tile = plan.tile
     packs = column_packs(plan.window, plan.axes[2], tile.columns)
-    axes = _in_order(plan.axes)
+    axes = in_order(plan.axes)
     return (
         *defines_of_window(plan.window, axes),
-        ("W_SPAN", _tap_span(axes)),
+        ("W_SPAN", tap_span(axes)),
         ("THREAD_CHANNELS", tile.channels),
         ("TILE_COLUMNS", tile.columns),
         ("TILE_DEPTHS", tile.depths),
