@@ -50,7 +50,7 @@ def launches_of(plan: Plan, is_cuda: bool) -> list[Launch]:
 def _launches_of_products(plan: Plan, shared: int) -> list[Launch]:
     names = ("spectra_of_dy", "spectra_of_x") if plan.is_wgrad else ("filter_spectra", "spectra_of_data")
     first, second, last = (
-        Launch(name, ceil_div(count, plan.lines), plan.threads, shared)
+        Launch(name, ceil_div(count, plan.lines * plan.rounds), plan.threads, shared)
         for name, count in zip((*names, "finish"), plan.spectra, strict=True)
     )
     rows, columns, _ = plan.matrices
@@ -106,7 +106,7 @@ def numbers_of(plan: Plan) -> dict[str, int]:
     numbers = {
         "parts": plan.parts, "taps_of_part": plan.tilings[-1].axis.w, "taps": problem.w.shape[-1],
         "results": plan.results, "terms": plan.terms, "filters": plan.filters,
-        "shares": plan.shares, "pairs_of_share": plan.pairs_of_share,
+        "rounds": plan.rounds, "shares": plan.shares, "pairs_of_share": plan.pairs_of_share,
         "pieces": plan.pieces, "pieces_of_image": plan.pieces_of_image,
         "group_c": problem.c // problem.groups, "group_k": problem.k // problem.groups,
         "x_n": problem.x.strides[0], "x_c": problem.x.strides[1],

@@ -214,21 +214,26 @@ FUNCTION void advance(int *digits, const int *lengths, const int *ahead) {
 #define SPECTRUM_OF(part, k)                                                                                            \
   ((GLOBAL Number *)workspace + ((((part) * filters + row * group_c + column) * 16 + (k)) * LINE_THREADS + t))
 
-/* The spectra of all parts of all filters. */
+/* The spectra of all parts of all filters, `rounds` of them by a line of a thread block. */
 KERNEL_OF_BLOCK
 void filter_spectra(ARGUMENTS) {
   BEGIN
-  const int unit = (int)BLOCK_ID(0) * LINES + line, part = unit / (int)filters, number = unit - part * (int)filters;
-  const int row = number / (int)group_c, column = number - row * (int)group_c, is_there = part < parts;
-  REAL re[16], im[16];
-  MAKE_FILTER_WINDOW(window, part, is_there)
-  LOAD_FILTER(window)
-  forward(re, im, stage, roots, t);
-  if (is_there) {
-    UNROLL for (int k = 0; k < 16; ++k) {
-      Number number;
-      number.re = re[k], number.im = im[k];
-      *SPECTRUM_OF(part, k) = number;
+  for (int round = 0; round < (int)rounds; ++round) {
+    int unit = ((int)BLOCK_ID(0) * (int)rounds + round) * LINES + line;
+    ANEW(unit)
+    const int part = unit / (int)filters, number = unit - part * (int)filters;
+    const int row = number / (int)group_c, column = number - row * (int)group_c, is_there = part < parts;
+    REAL re[16], im[16];
+    MAKE_FILTER_WINDOW(window, part, is_there)
+    LOAD_FILTER(window)
+    BARRIER(); /* nobody reads what the one before left */
+    forward(re, im, stage, roots, t);
+    if (is_there) {
+      UNROLL for (int k = 0; k < 16; ++k) {
+        Number number;
+        number.re = re[k], number.im = im[k];
+        *SPECTRUM_OF(part, k) = number;
+      }
     }
   }
 }

@@ -57,7 +57,8 @@ class Plan:
     """A problem in pieces, transforms of `points`, and the units of each result: `shares` of its pieces.
 
     The filter is in so many `parts`, whose taps the last of the tilings has. `is_prepared`: of sums, the spectra of all
-    filters are made before, and lie in the workspace. `is_product`: those of both operands and of the result do.
+    filters are made before, and lie in the workspace. `is_product`: those of both operands and of the result do, and a
+    line of a thread block makes `rounds` spectra one after the other.
     """
 
     problem: Convolution
@@ -67,6 +68,7 @@ class Plan:
     parts: int = 1
     is_prepared: bool = False
     is_product: bool = False
+    rounds: int = 1
 
     @property
     def is_wgrad(self) -> bool:
@@ -288,10 +290,16 @@ def product_plan_of(problem: Convolution, facts: GpuFacts, most_threads: int = 1
         plan
         for points in POINTS
         for tilings in _tilings(problem, points, 1)
-        for plan in [Plan(problem, tilings, points, 1, is_product=True)]
+        for plan in [_in_rounds(Plan(problem, tilings, points, 1, is_product=True), facts)]
         if plan.threads <= most_threads and plan.shared + plan.root_bytes <= facts.shared_bytes
     ]
     return min(found, key=lambda plan: product_seconds(plan, facts), default=None)
+
+
+def _in_rounds(plan: Plan, facts: GpuFacts) -> Plan:
+    """The plan with as many spectra for each line as keep all multiprocessors busy: roots of one are made once."""
+    at_once = 2 * facts.multiprocessors * max(1, _RESIDENT_THREADS // plan.threads) * plan.lines
+    return replace(plan, rounds=max(1, min(8, max(plan.spectra) // at_once)))
 
 
 def _counts_of_parts(problem: Convolution, points: int) -> set[int]:

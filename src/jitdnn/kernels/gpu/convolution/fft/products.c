@@ -21,18 +21,26 @@
     to_re[k] = number.re, to_im[k] = number.im;      \
   }
 
+/* A line of a thread block has one transform after the other, `rounds` of them. */
+#define FOR_UNITS for (int round = 0; round < (int)rounds; ++round)
+#define MAKE_UNIT                                                                                       \
+  i64 unit = ((i64)BLOCK_ID(0) * rounds + round) * LINES + line;                                        \
+  BARRIER(); /* nobody reads what the one before left */
+
 /* Of all pairs of pieces of a tensor with `channels`: spectrum pair * channels + channel, behind `begin` others. */
 #define PIECES_KERNEL(name, from, is_of_y, strides_of_it, is_dense, channels, begin)                    \
   KERNEL_OF_BLOCK                                                                                       \
   void name(ARGUMENTS) {                                                                                \
     BEGIN                                                                                               \
-    const i64 unit = (i64)BLOCK_ID(0) * LINES + line;                                                   \
-    const int pair = (int)(unit / (channels)), is_there = pair < pairs;                                 \
-    const int channel_x = (int)(unit - pair * (channels)), channel_y = channel_x;                       \
-    REAL re[16], im[16];                                                                                \
-    LOAD_PIECES(from, is_of_y, 0, strides_of_it, is_dense)                                              \
-    forward(re, im, stage, roots, t);                                                                   \
-    if (is_there) STORE_SPECTRUM(begin, unit)                                                           \
+    FOR_UNITS {                                                                                         \
+      MAKE_UNIT                                                                                         \
+      const int pair = (int)(unit / (channels)), is_there = pair < pairs;                               \
+      const int channel_x = (int)(unit - pair * (channels)), channel_y = channel_x;                     \
+      REAL re[16], im[16];                                                                              \
+      LOAD_PIECES(from, is_of_y, 0, strides_of_it, is_dense)                                            \
+      forward(re, im, stage, roots, t);                                                                 \
+      if (is_there) STORE_SPECTRUM(begin, unit)                                                         \
+    }                                                                                                   \
   }
 #if IS_WGRAD
 PIECES_KERNEL(spectra_of_dy, second, 1, strides_y, IS_UNSTRIDED, channels_y, (i64)0)
@@ -92,21 +100,23 @@ void multiply_spectra(ARGUMENTS) {
 KERNEL_OF_BLOCK
 void finish(ARGUMENTS) {
   BEGIN
-  const i64 unit = (i64)BLOCK_ID(0) * LINES + line;
   const i64 spectra = spectra_of_a + spectra_of_b;
+  FOR_UNITS {
+    MAKE_UNIT
 #if IS_WGRAD
-  const int is_there = unit < filters, part = 0;
-  const int row = is_there ? (int)(unit / group_c) : 0, column = (int)(unit - row * group_c);
-  REAL sum_re[16], sum_im[16];
-  LOAD_SPECTRUM(sum_re, sum_im, spectra, is_there ? unit : 0)
-  MAKE_FILTER_WINDOW(window, part, is_there)
-  FINISH_FILTER
+    const int is_there = unit < filters, part = 0;
+    const int row = is_there ? (int)(unit / group_c) : 0, column = is_there ? (int)(unit - row * group_c) : 0;
+    REAL sum_re[16], sum_im[16];
+    LOAD_SPECTRUM(sum_re, sum_im, spectra, is_there ? unit : 0)
+    MAKE_FILTER_WINDOW(window, part, is_there)
+    FINISH_FILTER
 #else
-  const int pair = (int)(unit / results), is_there = pair < pairs;
-  const int channel_x = (int)(unit - pair * results), channel_y = channel_x;
-  REAL re[16], im[16];
-  LOAD_SPECTRUM(re, im, spectra, is_there ? unit : 0)
-  inverse(re, im, stage, roots, t);
-  STORE_PAIR
+    const int pair = (int)(unit / results), is_there = pair < pairs;
+    const int channel_x = (int)(unit - pair * results), channel_y = channel_x;
+    REAL re[16], im[16];
+    LOAD_SPECTRUM(re, im, spectra, is_there ? unit : 0)
+    inverse(re, im, stage, roots, t);
+    STORE_PAIR
 #endif
+  }
 }
