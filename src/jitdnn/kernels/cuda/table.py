@@ -18,6 +18,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmWgradInPlace,
 )
 from jitdnn.kernels.cuda.convolution.patch import Patch
+from jitdnn.kernels.cuda.convolution.patch_copied import PatchCopied
 from jitdnn.kernels.cuda.convolution.planar.algorithm import Planar
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
@@ -50,6 +51,7 @@ from jitdnn.kernels.cuda.warpgroup_matmul import (
     WarpgroupMatmulHalves,
     WarpgroupMatmulInPlace,
 )
+from jitdnn.kernels.gpu.elementwise.generator import ElementwiseLoops
 from jitdnn.kernels.gpu.table import (
     ELEMENTWISE,
     IMAGE_TRANSFORM,
@@ -112,7 +114,9 @@ _WGRAD: tuple[Algorithm, ...] = (
 
 def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
     plain = PLAIN[Convolution, direction]
-    return (*own, Patch(*own, *(other for other in plain if other is not REFERENCE)), *plain)
+    others = (*own, *(other for other in plain if other is not REFERENCE))
+    products = [one for one in own if one.name.startswith("implicit_gemm") and "in_place" not in one.name]
+    return (*own, Patch(*others), PatchCopied(ElementwiseLoops(), *products), *plain)
 
 
 _FORWARD, _FILTER = _with_patch("fwd", _CORRELATION), _with_patch("bwd_filter", _WGRAD)
