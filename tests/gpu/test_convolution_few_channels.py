@@ -30,6 +30,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan, 
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
 from jitdnn.kernels.cuda.convolution.few_channels.swapped import swapped
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
+from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Convolution
 from strategies import convolutions
 from warpgroup_cases import DATA, normal
@@ -124,6 +125,45 @@ def test_what_is_not_swapped(words: str, cuda_device: Any) -> None:
     problem = convolution(f"{words} bf16 nhwc", "fwd")
     assert swapped(problem) is None
     assert FewChannels().refuse(problem, cuda_device) is not None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_bwd_data n2 c3 h23 w21 k7 r4 s4 stride2 pad1 bf16 nchw",
+        "conv_bwd_data n1 c2 d4 h5 w6 k9 t3 r3 s3 pad1 f16 nchw",
+        "conv_fwd n2 c20 h9 w14 k3 r3 s3 pad1 bf16 nchw",
+        "conv_fwd n1 c10 w30 k5 s3 pad2 f16 nchw",
+    ],
+)
+def test_copied_to_channels_last(words: str, cuda_device: Any) -> None:
+    """In front of the kernel, with all that it takes."""
+    for own, inner in (
+        (words, FewChannels()),
+        (f32_of(words), FewChannelsF32()),
+        (f32_of(words), FewChannelsTf32()),
+    ):
+        problem = convolution(own)
+        algorithm = next(one for one in algorithms(problem, "cuda") if one.name == f"{inner.name}_copied")
+        assert algorithm.error_bound(problem) == inner.error_bound(problem)
+        assert algorithm.arithmetic(problem) == inner.arithmetic(problem)
+        epilogue = fused(problem, "bias")
+        for case in (make_case(problem, None, 0, None), make_case(problem, epilogue, 0, None)):
+            assert algorithm.refuse(problem, cuda_device, case.epilogue) is None
+            run_algorithm(algorithm, case, cuda_device)
+
+
+def test_what_is_not_copied(cuda_device: Any) -> None:
+    for words, reason in (
+        ("conv_fwd n2 c3 h9 w9 k20 r3 s3 pad1 bf16 nchw", "data gradients"),
+        ("conv_bwd_data n2 c3 h9 w9 k20 r3 s3 pad1 bf16 nhwc", "neighbours already"),
+        ("conv_bwd_data n2 c9 h9 w9 k20 r3 s3 pad1 bf16 nchw", "data gradients"),
+    ):
+        problem = convolution(words)
+        algorithm = next(one for one in algorithms(problem, "cuda") if one.name == "stem_copied")
+        refused = algorithm.refuse(problem, cuda_device)
+        assert refused is not None
+        assert reason in refused or "at most 8" in refused
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])

@@ -10,6 +10,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannelsF32,
     FewChannelsTf32,
 )
+from jitdnn.kernels.cuda.convolution.few_channels.copied import FewChannelsCopied
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemm,
@@ -71,6 +72,7 @@ from jitdnn.problems.rnn import DIRECTIONS, Recurrent
 
 __all__ = ["ALGORITHMS", "ELEMENTWISE", "IMAGE_TRANSFORM", "MULTI_TENSOR", "REDUCTION", "SCAN"]
 
+_ELEMENTWISE = ElementwiseLoops()
 _CORRELATION: tuple[Algorithm, ...] = (
     DepthwiseSliding(),
     DepthwiseBanded(),
@@ -115,8 +117,16 @@ _WGRAD: tuple[Algorithm, ...] = (
 def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
     plain = PLAIN[Convolution, direction]
     others = (*own, *(other for other in plain if other is not REFERENCE))
+    if direction != "bwd_filter":
+        own = (
+            *own,
+            *(
+                FewChannelsCopied(_ELEMENTWISE, one())
+                for one in (FewChannels, FewChannelsF32, FewChannelsTf32)
+            ),
+        )
     products = [one for one in own if one.name.startswith("implicit_gemm") and "in_place" not in one.name]
-    return (*own, Patch(*others), PatchCopied(ElementwiseLoops(), *products), *plain)
+    return (*own, Patch(*others), PatchCopied(_ELEMENTWISE, *products), *plain)
 
 
 _FORWARD, _FILTER = _with_patch("fwd", _CORRELATION), _with_patch("bwd_filter", _WGRAD)

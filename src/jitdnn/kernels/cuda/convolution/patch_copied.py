@@ -19,14 +19,12 @@ from typing import Any, NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.cuda.convolution.half_precision.copied import SAME, Copied, room_of
 from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
 from jitdnn.problems.convolution import Convolution
-from jitdnn.rtcg.expression import trace
 from jitdnn.tensor import TensorDescriptor, compute_dtype, packed_strides
 
-_ALIGNMENT = 256
 _MOST_AXES = 8
-_SAME = trace(lambda x: x)
 
 
 class _Steps(NamedTuple):
@@ -37,25 +35,18 @@ class _Steps(NamedTuple):
     product: Convolution
 
 
-class _Kernels:
-    """The copy, and the product before or behind it."""
+class _Scattered:
+    """The product, whose result is copied from the workspace to where patches are."""
 
-    def __init__(self, direction: str, copy: Kernel, product: Kernel, room: int) -> None:
-        self.copy, self.product = copy, product
-        self._is_data, self._room = direction == "bwd_data", room
+    def __init__(self, product: Kernel, copy: Kernel, room: int) -> None:
+        self.product, self.copy, self.room = product, copy, room
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
-        inner = workspace + self._room
-        if self._is_data:
-            dy, w, dx = pointers
-            self.product(stream, (dy, w, workspace), 1.0, 0.0, inner)
-            self.copy(stream, (workspace, dx), alpha, beta, 0)
-            return
-        x, *others = pointers
-        self.copy(stream, (x, workspace), 1.0, 0.0, 0)
-        self.product(stream, (workspace, *others), alpha, beta, inner)
+        dy, w, dx = pointers
+        self.product(stream, (dy, w, workspace), 1.0, 0.0, workspace + self.room)
+        self.copy(stream, (workspace, dx), alpha, beta, 0)
 
 
 class PatchCopied(KernelAlgorithm[Convolution, GpuDevice]):
@@ -90,13 +81,14 @@ class PatchCopied(KernelAlgorithm[Convolution, GpuDevice]):
         assert inner is not None
         is_data = problem.direction == "bwd_data"
         tensors = [steps.rows, steps.patches] if is_data else [steps.patches, steps.rows]
-        room = -(-steps.rows.nbytes // _ALIGNMENT) * _ALIGNMENT
+        room = room_of(steps.rows)
         seconds = inner.estimate(steps.product, device, epilogue)
-        seconds += self._elementwise.estimate(_SAME, tensors, device)
+        seconds += self._elementwise.estimate(SAME, tensors, device)
 
         def build() -> Kernel:
-            copy = self._elementwise.build(_SAME, tensors, device, computing=compute_dtype(problem.dtype))
-            return _Kernels(problem.direction, copy, inner.build(steps.product, device, epilogue), room)
+            copy = self._elementwise.build(SAME, tensors, device, computing=compute_dtype(problem.dtype))
+            product = inner.build(steps.product, device, epilogue)
+            return _Scattered(product, copy, room) if is_data else Copied(copy, product, room)
 
         return PlannedKernel(room + inner.workspace(steps.product, device, epilogue), seconds, build)
 
