@@ -49,6 +49,13 @@ PIECES_KERNEL(spectra_of_x, first, 0, strides_x, 1, channels_x, spectra_of_a)
 PIECES_KERNEL(spectra_of_data, first, IS_DATA, STRIDES_OF_DATA, DATA_ARE_DENSE, IS_DATA ? channels_y : channels_x, spectra_of_a)
 #endif
 
+/* So that the numbers of several terms are on their way at once. */
+#ifdef __CUDACC__
+#define UNROLL_TERMS _Pragma("unroll 4")
+#else
+#define UNROLL_TERMS
+#endif
+
 /* The products of matrices: 32 neighbouring points by the lanes of a warp, 4 x 4 numbers of the result to a thread, 2 x 2 such
  * tiles to a thread block. Blocks that are neighbours have the same points, and share what they read in the cache. */
 KERNEL(128)
@@ -72,7 +79,7 @@ void multiply_spectra(ARGUMENTS) {
   REAL re[4][4], im[4][4];
   UNROLL for (int i = 0; i < 4; ++i)
     UNROLL for (int j = 0; j < 4; ++j) re[i][j] = im[i][j] = 0;
-  for (i64 term = 0; term < sums; ++term) {
+  UNROLL_TERMS for (i64 term = 0; term < sums; ++term) {
     Number one[4], other[4];
     UNROLL for (int n = 0; n < 4; ++n) {
       one[n] = *a[n], other[n] = *b[n];
