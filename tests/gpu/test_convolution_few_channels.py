@@ -90,6 +90,41 @@ def test_directions(words: str, direction: str, alignment: str, cuda_device: Any
     run_algorithm(FewChannels(), make_case(problem, None, 0, None), cuda_device)
 
 
+def chosen(family: type[FewChannels], plan: Plan) -> FewChannels:
+    """An algorithm with a plan of our choice."""
+
+    class WithPlan(family):  # type: ignore[misc, valid-type]
+        def sizes(self, problem: Convolution, device: Any) -> Plan:
+            return plan
+
+    return WithPlan()
+
+
+# results whose rows begin inside of sectors of memory: tiles of all sizes, channels and columns that end inside of one
+STAGED = [
+    "n2 c1 w700 k24 s10 stride5 f32 nchw",
+    "n1 c3 h9 w11 k33 r3 s3 pad1 bf16 nchw",
+    "n2 c2 d3 h6 w9 k72 t1 r3 s3 pad1 f16 nchw",
+    "n1 c1 h20 w75 k12 r3 s3 f32 nchw",
+]
+
+
+@pytest.mark.parametrize("words", STAGED)
+def test_staged_results(words: str, cuda_device: Any) -> None:
+    problem = convolution(words, "fwd")
+    plans = sorted(
+        fprop_plans(problem, cuda_device.facts, 3 if " f32" in words else 1), key=lambda plan: plan.seconds
+    )
+    assert all(dict(plan.defines)["STAGES_RESULTS"] for plan in plans)
+    algorithm = FewChannelsF32() if " f32" in words else FewChannels()
+    for case in (make_case(problem, None, 0, None), make_case(problem, fused(problem, "bias"), 0, None)):
+        run_algorithm(algorithm, case, cuda_device)
+    for tile in {(dict(p.defines)["TILE_M"], dict(p.defines)["TILE_N"]): p for p in plans[:40]}.values():
+        run_algorithm(
+            chosen(type(algorithm), tile), make_case(problem, None, 0, None), cuda_device, ((1.0, 0.0),)
+        )
+
+
 # last layers, of many channels to a few: x and y swapped they are first ones
 LAST = [
     "n2 c20 h9 w14 k3 r3 s3 pad1 bf16 nhwc",
@@ -261,16 +296,6 @@ def test_any(problem: Convolution, cuda_device: Any) -> None:
     run_algorithm(FewChannels(), make_case(problem, None, 0, None), cuda_device)
 
 
-class Chosen(FewChannels):
-    """With a plan of our choice."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._chosen = plan
-
-    def sizes(self, problem: Convolution, device: Any) -> Plan:
-        return self._chosen
-
-
 # what the cheapest plans of small problems never have
 FEATURES = {
     "fwd": [
@@ -303,7 +328,7 @@ def test_other_plans(words: str, direction: str, cuda_device: Any) -> None:
     for feature in FEATURES[direction]:
         found = [plan for plan in plans if feature.items() <= dict(plan.defines).items()]
         for plan in found[:1]:
-            run_algorithm(Chosen(plan), case, cuda_device, ((1.0, 0.0),))
+            run_algorithm(chosen(FewChannels, plan), case, cuda_device, ((1.0, 0.0),))
             ran += 1
     assert ran >= 2
 
