@@ -49,12 +49,18 @@ PIECES_KERNEL(spectra_of_x, first, 0, strides_x, 1, channels_x, spectra_of_a)
 PIECES_KERNEL(spectra_of_data, first, IS_DATA, STRIDES_OF_DATA, DATA_ARE_DENSE, IS_DATA ? channels_y : channels_x, spectra_of_a)
 #endif
 
-/* So that the numbers of several terms are on their way at once. */
+/* Terms whose numbers are on their way at once. */
 #ifdef __CUDACC__
-#define UNROLL_TERMS _Pragma("unroll 4")
+#define TERMS_AHEAD 4
 #else
-#define UNROLL_TERMS
+#define TERMS_AHEAD 1
 #endif
+
+#define LOAD_TERM(d)                                   \
+  UNROLL for (int n = 0; n < 4; ++n) {                 \
+    one[d][n] = *a[n], other[d][n] = *b[n];            \
+    a[n] += a_term * POINTS, b[n] += b_term * POINTS;  \
+  }
 
 /* The products of matrices: 32 neighbouring points by the lanes of a warp, 4 x 4 numbers of the result to a thread, 2 x 2 such
  * tiles to a thread block. Blocks that are neighbours have the same points, and share what they read in the cache. */
@@ -79,18 +85,22 @@ void multiply_spectra(ARGUMENTS) {
   REAL re[4][4], im[4][4];
   UNROLL for (int i = 0; i < 4; ++i)
     UNROLL for (int j = 0; j < 4; ++j) re[i][j] = im[i][j] = 0;
-  UNROLL_TERMS for (i64 term = 0; term < sums; ++term) {
-    Number one[4], other[4];
-    UNROLL for (int n = 0; n < 4; ++n) {
-      one[n] = *a[n], other[n] = *b[n];
-      a[n] += a_term * POINTS, b[n] += b_term * POINTS;
-    }
-    UNROLL for (int i = 0; i < 4; ++i) {
-      const REAL a_im = one[i].im * (IS_DATA ? 1 : -1);
-      UNROLL for (int j = 0; j < 4; ++j) {
-        re[i][j] += one[i].re * other[j].re - a_im * other[j].im;
-        im[i][j] += one[i].re * other[j].im + a_im * other[j].re;
+  Number one[TERMS_AHEAD][4], other[TERMS_AHEAD][4];
+  UNROLL for (int d = 0; d < TERMS_AHEAD; ++d)
+    if (d < sums) LOAD_TERM(d)
+  for (i64 term = 0; term < sums; term += TERMS_AHEAD) {
+    UNROLL for (int d = 0; d < TERMS_AHEAD; ++d) {
+      if (term + d >= sums) break;
+      UNROLL for (int i = 0; i < 4; ++i) {
+        const REAL a_im = one[d][i].im * (IS_DATA ? 1 : -1), minus = -a_im;
+        UNROLL for (int j = 0; j < 4; ++j) {
+          re[i][j] += one[d][i].re * other[d][j].re;
+          im[i][j] += one[d][i].re * other[d][j].im;
+          re[i][j] += minus * other[d][j].im;
+          im[i][j] += a_im * other[d][j].re;
+        }
       }
+      if (term + d + TERMS_AHEAD < sums) LOAD_TERM(d) /* into the same registers, as nothing is to wait for them */
     }
   }
   UNROLL for (int i = 0; i < 4; ++i)
