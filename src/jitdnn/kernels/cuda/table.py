@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.attention.algorithm import Flash, FlashInThree
+from jitdnn.kernels.cuda.convolution.channels_last import ChannelsLast, FewChannelsLast
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannels,
     FewChannelsF32,
     FewChannelsTf32,
 )
-from jitdnn.kernels.cuda.convolution.few_channels.copied import FewChannelsCopied
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemm,
@@ -117,15 +117,12 @@ _WGRAD: tuple[Algorithm, ...] = (
 def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
     plain = PLAIN[Convolution, direction]
     others = (*own, *(other for other in plain if other is not REFERENCE))
-    if direction != "bwd_filter":
-        own = (
-            *own,
-            *(
-                FewChannelsCopied(_ELEMENTWISE, one())
-                for one in (FewChannels, FewChannelsF32, FewChannelsTf32)
-            ),
-        )
     products = [one for one in own if one.name.startswith("implicit_gemm") and "in_place" not in one.name]
+    if direction != "bwd_filter":
+        own += tuple(ChannelsLast(_ELEMENTWISE, one) for one in (Grouped(), DepthwiseBanded()))
+        own += tuple(
+            FewChannelsLast(_ELEMENTWISE, one) for one in (FewChannels(), FewChannelsF32(), FewChannelsTf32())
+        )
     return (*own, Patch(*others), PatchCopied(_ELEMENTWISE, *products), *plain)
 
 

@@ -11,11 +11,10 @@ to 60 us of products of halves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel
@@ -33,20 +32,6 @@ class _Steps(NamedTuple):
     patches: TensorDescriptor
     rows: TensorDescriptor
     product: Convolution
-
-
-class _Scattered:
-    """The product, whose result is copied from the workspace to where patches are."""
-
-    def __init__(self, product: Kernel, copy: Kernel, room: int) -> None:
-        self.product, self.copy, self.room = product, copy, room
-
-    def __call__(
-        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
-    ) -> None:
-        dy, w, dx = pointers
-        self.product(stream, (dy, w, workspace), 1.0, 0.0, workspace + self.room)
-        self.copy(stream, (workspace, dx), alpha, beta, 0)
 
 
 class PatchCopied(KernelAlgorithm[Convolution, GpuDevice]):
@@ -88,7 +73,9 @@ class PatchCopied(KernelAlgorithm[Convolution, GpuDevice]):
         def build() -> Kernel:
             copy = self._elementwise.build(SAME, tensors, device, computing=compute_dtype(problem.dtype))
             product = inner.build(steps.product, device, epilogue)
-            return _Scattered(product, copy, room) if is_data else Copied(copy, product, room)
+            if is_data:
+                return Copied(None, product, copy, (0, room))
+            return Copied(copy, product, None, (room, 0))
 
         return PlannedKernel(room + inner.workspace(steps.product, device, epilogue), seconds, build)
 

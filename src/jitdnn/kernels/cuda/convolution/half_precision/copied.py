@@ -1,4 +1,4 @@
-"""A kernel whose first operand is copied into the workspace, in another order, by a kernel in front of it."""
+"""A kernel whose first operand, result, or both are in the workspace, in another order, with copies around it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,28 @@ def room_of(tensor: TensorDescriptor) -> int:
 
 
 class Copied:
-    """The copy, and what reads it; the workspace holds the copy, and behind it what the latter needs."""
+    """Copies before and behind a kernel of three operands, where there are any.
 
-    def __init__(self, copy: Kernel, inner: Kernel, room: int) -> None:
-        self.copy, self.inner, self.room = copy, inner, room
+    The workspace holds the first operand, the result, and what the kernel needs for itself: `rooms` are the bytes of
+    the first two.
+    """
+
+    def __init__(
+        self, before: Kernel | None, inner: Kernel, behind: Kernel | None, rooms: Sequence[int]
+    ) -> None:
+        self.before, self.inner, self.behind = before, inner, behind
+        self.first_room, self.result_room = rooms
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
-        first, *others = pointers
-        self.copy(stream, (first, workspace), 1.0, 0.0, 0)
-        self.inner(stream, (workspace, *others), alpha, beta, workspace + self.room)
+        first, second, result, *others = pointers
+        made = workspace + self.first_room
+        if self.before is not None:
+            self.before(stream, (first, workspace), 1.0, 0.0, 0)
+            first = workspace
+        if self.behind is None:
+            self.inner(stream, (first, second, result, *others), alpha, beta, made + self.result_room)
+            return
+        self.inner(stream, (first, second, made, *others), 1.0, 0.0, made + self.result_room)
+        self.behind(stream, (made, result), alpha, beta, 0)
