@@ -294,7 +294,7 @@ def test_refusals(device: Any) -> None:
     assert "31 taps" in str(FftOfSpectra().refuse(convolution("conv_fwd n1 c8 w50 k8 s31 g8"), device))
     depthwise = convolution("conv_fwd n1 c8 h9 w9 k8 r33 s1 pad16x0 g8")
     assert "one channel" in str(FftOfProducts().refuse(depthwise, device))
-    assert "24 taps" in str(FftOfProducts().refuse(convolution("conv_fwd n1 c8 w50 k8 s24"), device))
+    assert "48 taps" in str(FftOfProducts().refuse(convolution("conv_fwd n1 c8 w90 k8 s48"), device))
     assert "no result is a sum" in str(FftOfSpectra().refuse(depthwise, device))
     assert "(1, 8001, 8001) points" in reason("conv_fwd n1 c1 d1 h9000 w9000 k1 t1 r9 s9 dil1x1000x1000 g1")
 

@@ -77,6 +77,7 @@ def test_epilogues(direction: str, expression: str, cuda_device: Any) -> None:
         ("conv_fwd n0 c4 h9 w9 k4 r3 s3 g4", "empty"),
         ("conv_fwd n1 c4 h9 w9 k4 r3 s3 g4 f64", "f32"),
         ("conv_fwd n1 c4 h9 w9 k4 r3 s3 g4 nhwc", "one behind the other"),
+        ("conv_fwd n1 c130 h9 w9 k4 r3 s3 g2", "65 channels"),
         ("conv_fwd n1 c4 d5 h9 w9 k4 t3 r3 s3 g4", "two axes"),
         ("conv_fwd n1 c4 h300 w300 k4 r3 s3 g4", "shared memory"),
         ("conv_fwd n1 c4 h40 w40 k4 r31 s31 g4", "registers"),

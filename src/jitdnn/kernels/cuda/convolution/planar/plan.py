@@ -17,6 +17,8 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import TensorDescriptor
 from jitdnn.tensor.dtypes import DTYPES
 
+MAX_CHANNELS = 32
+"""Of a group, on either side."""
 _COPY_BYTES = 16
 _MOST_STAGE = 200 << 10  # bytes of a thread block
 _MOST_PRODUCTS = 1200  # of a thread and channel of the input, all of them unrolled
@@ -120,6 +122,9 @@ def refuse(problem: Convolution) -> str | None:
     taps_and_dilation = zip(problem.filter_spatial, problem.dilation, strict=True)
     if any(dilation > 1 for taps, dilation in taps_and_dilation if taps > 1):
         return "it takes no dilation: direct does"
+    most = max(problem.c, problem.k) // problem.groups
+    if most > MAX_CHANNELS:
+        return f"a group has {most} channels, more than {MAX_CHANNELS} are for tensor cores: implicit_gemm takes any"
     if not _is_packed(problem.x if problem.direction == "fwd" else problem.y):
         return "planes must lie one behind the other, as in nchw without gaps: direct takes any order"
     return None

@@ -108,7 +108,7 @@ class FftOfProducts(Fft):
     """Spectra of both operands in the workspace, channels by products of matrices: each number is transformed once."""
 
     name = "fft_products"
-    fewest_of_sums = 25
+    fewest_of_sums = 49
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.groups == problem.c == problem.k:
