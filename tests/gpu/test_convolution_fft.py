@@ -142,9 +142,12 @@ def test_products_of_pieces_of_images(words: str, direction: str, device: Any) -
         plan_module._tiling([axis], direction == "bwd_data", count)
         for axis, count in zip(axes_of(problem), (1, 3), strict=True)
     )
-    plan = Plan(problem, tilings, 1024, 1, is_product=True)
-    assert plan.pieces == 9
-    run_algorithm(_Planned(plan), make_case(problem, None, 0, None), device, ((1.0, 0.0), (-0.75, 0.5)))
+    for columns in (4, 8):
+        plan = Plan(
+            problem, tilings, 1024, 1, is_product=True, rounds=6 - columns // 2, thread_columns=columns
+        )
+        assert plan.pieces == 9
+        run_algorithm(_Planned(plan), make_case(problem, None, 0, None), device, ((1.0, 0.0), (-0.75, 0.5)))
 
 
 class _Planned(Fft):

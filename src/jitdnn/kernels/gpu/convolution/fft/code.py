@@ -9,7 +9,7 @@ from math import cos, pi, sin
 from jitdnn.devices.gpu import GpuDevice, Kernel, Launch, Source, read_text
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.formulas.overlap_save import ceil_div
-from jitdnn.kernels.gpu.convolution.fft.plan import TILE, Plan
+from jitdnn.kernels.gpu.convolution.fft.plan import Plan
 from jitdnn.kernels.gpu.prelude.epilogue import epilogue_source
 from jitdnn.kernels.gpu.prelude.images import offset_type
 from jitdnn.tensor import TensorDescriptor
@@ -53,8 +53,7 @@ def _launches_of_products(plan: Plan, shared: int) -> list[Launch]:
         Launch(name, ceil_div(count, plan.lines * plan.rounds), plan.threads, shared)
         for name, count in zip((*names, "finish"), plan.spectra, strict=True)
     )
-    rows, columns, _ = plan.matrices
-    blocks = ceil_div(rows, TILE) * ceil_div(columns, TILE) * plan.problem.groups * plan.points // _LANES
+    blocks = plan.tiles * plan.problem.groups * plan.points // _LANES
     return [first, second, Launch("multiply_spectra", blocks, 128), last]
 
 
@@ -76,6 +75,7 @@ def source_of(plan: Plan, epilogue: Epilogue | None, parameters: Sequence[str]) 
         ("STAGE_OF_LINE", plan.stage_of_line),
         ("AXES", axes), ("IS_WGRAD", int(plan.is_wgrad)), ("IS_DATA", int(plan.is_data)),
         ("IS_SUM", int(plan.is_sum)), ("IS_PREPARED", int(plan.is_prepared)), ("IS_PRODUCT", int(plan.is_product)),
+        ("THREAD_COLUMNS", plan.thread_columns),
         ("IS_IN_PARTS", int(plan.parts > 1)),
         ("IS_UNSTRIDED", int(max(problem.stride) == 1)), ("IS_UNDILATED", int(max(problem.dilation) == 1)),
         ("RESULT_IS_DENSE", int(plan.is_data or max(problem.stride) == 1)),

@@ -32,8 +32,8 @@ _THREADS = 128
 """Of a thread block at least: several short transforms share one."""
 _TILES = (1, 2, 3, 4, 6, 8, 12, 16)
 """Pieces along every axis but the last that are tried."""
-TILE = 8
-"""Rows and columns of a product of matrices that a thread block has."""
+TILE_ROWS = 8
+"""Of a product of matrices, of a thread block."""
 _MOST = 2**28
 _NUMBER_BYTES = 8
 
@@ -58,7 +58,8 @@ class Plan:
 
     The filter is in so many `parts`, whose taps the last of the tilings has. `is_prepared`: of sums, the spectra of all
     filters are made before, and lie in the workspace. `is_product`: those of both operands and of the result do, and a
-    line of a thread block makes `rounds` spectra one after the other.
+    line of a thread block makes `rounds` spectra one after the other; a thread has 4 x `thread_columns` numbers of a
+    product of matrices.
     """
 
     problem: Convolution
@@ -69,6 +70,7 @@ class Plan:
     is_prepared: bool = False
     is_product: bool = False
     rounds: int = 1
+    thread_columns: int = 4
 
     @property
     def is_wgrad(self) -> bool:
@@ -128,6 +130,12 @@ class Plan:
         if self.is_wgrad:
             return group_k, group_c, self.pairs
         return (group_c, self.pairs, group_k) if self.is_data else (group_k, self.pairs, group_c)
+
+    @property
+    def tiles(self) -> int:
+        """Thread blocks that share the product of a group at one point, with its neighbours."""
+        rows, columns, _ = self.matrices
+        return ceil_div(rows, TILE_ROWS) * ceil_div(columns, 2 * self.thread_columns)
 
     @property
     def pairs_of_share(self) -> int:
@@ -409,9 +417,14 @@ def product_seconds(plan: Plan, facts: GpuFacts) -> float:
         )
         cycles = max(cycles, _PASS_LATENCY * plan.passes + _LATENCY)
         total += max(cycles / facts.clock, (moved + count * number_bytes) / rate) + _LAUNCH_SECONDS
-    rows, columns, terms = plan.matrices
-    padded = TILE**2 * ceil_div(rows, TILE) * ceil_div(columns, TILE) * problem.groups
-    multiplied = 4 * padded * terms * plan.points / (facts.f32_rate / 2 * facts.multiprocessors * facts.clock)
+    padded = TILE_ROWS * 2 * plan.thread_columns * plan.tiles * problem.groups
+    multiplied = (
+        4
+        * padded
+        * plan.matrices[2]
+        * plan.points
+        / (facts.f32_rate / 2 * facts.multiprocessors * facts.clock)
+    )
     total += max(multiplied / _SPECTRUM_SHARE, sum(plan.spectra) * number_bytes / rate) + _LAUNCH_SECONDS
     scattered = [t for t in (problem.x, problem.w, problem.y) if abs(t.strides[-1]) != 1 and t.shape[-1] > 1]
     return total + sum(t.size for t in scattered) * _SECTOR / (_CACHE_RATE * facts.bandwidth)
