@@ -142,10 +142,8 @@ def test_products_of_pieces_of_images(words: str, direction: str, device: Any) -
         plan_module._tiling([axis], direction == "bwd_data", count)
         for axis, count in zip(axes_of(problem), (1, 3), strict=True)
     )
-    for columns in (4, 8):
-        plan = Plan(
-            problem, tilings, 1024, 1, is_product=True, rounds=6 - columns // 2, thread_columns=columns
-        )
+    for rounds in (1, 4):
+        plan = Plan(problem, tilings, 1024, 1, is_product=True, rounds=rounds)
         assert plan.pieces == 9
         run_algorithm(_Planned(plan), make_case(problem, None, 0, None), device, ((1.0, 0.0), (-0.75, 0.5)))
 

@@ -75,7 +75,6 @@ def source_of(plan: Plan, epilogue: Epilogue | None, parameters: Sequence[str]) 
         ("STAGE_OF_LINE", plan.stage_of_line),
         ("AXES", axes), ("IS_WGRAD", int(plan.is_wgrad)), ("IS_DATA", int(plan.is_data)),
         ("IS_SUM", int(plan.is_sum)), ("IS_PREPARED", int(plan.is_prepared)), ("IS_PRODUCT", int(plan.is_product)),
-        ("THREAD_COLUMNS", plan.thread_columns),
         ("IS_IN_PARTS", int(plan.parts > 1)),
         ("IS_UNSTRIDED", int(max(problem.stride) == 1)), ("IS_UNDILATED", int(max(problem.dilation) == 1)),
         ("RESULT_IS_DENSE", int(plan.is_data or max(problem.stride) == 1)),

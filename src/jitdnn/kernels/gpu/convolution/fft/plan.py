@@ -32,8 +32,8 @@ _THREADS = 128
 """Of a thread block at least: several short transforms share one."""
 _TILES = (1, 2, 3, 4, 6, 8, 12, 16)
 """Pieces along every axis but the last that are tried."""
-TILE_ROWS = 8
-"""Of a product of matrices, of a thread block."""
+TILE = 8
+"""Rows and columns of a product of matrices that a thread block has."""
 _MOST = 2**28
 _NUMBER_BYTES = 8
 
@@ -58,8 +58,7 @@ class Plan:
 
     The filter is in so many `parts`, whose taps the last of the tilings has. `is_prepared`: of sums, the spectra of all
     filters are made before, and lie in the workspace. `is_product`: those of both operands and of the result do, and a
-    line of a thread block makes `rounds` spectra one after the other; a thread has 4 x `thread_columns` numbers of a
-    product of matrices.
+    line of a thread block makes `rounds` spectra one after the other.
     """
 
     problem: Convolution
@@ -70,7 +69,6 @@ class Plan:
     is_prepared: bool = False
     is_product: bool = False
     rounds: int = 1
-    thread_columns: int = 4
 
     @property
     def is_wgrad(self) -> bool:
@@ -135,7 +133,7 @@ class Plan:
     def tiles(self) -> int:
         """Thread blocks that share the product of a group at one point, with its neighbours."""
         rows, columns, _ = self.matrices
-        return ceil_div(rows, TILE_ROWS) * ceil_div(columns, 2 * self.thread_columns)
+        return ceil_div(rows, TILE) * ceil_div(columns, TILE)
 
     @property
     def pairs_of_share(self) -> int:
@@ -396,7 +394,7 @@ def seconds(plan: Plan, facts: GpuFacts) -> float:
 
 
 _SPECTRUM_SHARE = 0.3
-"""Of a multiprocessor's rate, of products of matrices of spectra: a guess."""
+"""Of a multiprocessor's rate, of products of matrices of spectra."""
 
 
 def product_seconds(plan: Plan, facts: GpuFacts) -> float:
@@ -417,7 +415,7 @@ def product_seconds(plan: Plan, facts: GpuFacts) -> float:
         )
         cycles = max(cycles, _PASS_LATENCY * plan.passes + _LATENCY)
         total += max(cycles / facts.clock, (moved + count * number_bytes) / rate) + _LAUNCH_SECONDS
-    padded = TILE_ROWS * 2 * plan.thread_columns * plan.tiles * problem.groups
+    padded = TILE**2 * plan.tiles * problem.groups
     multiplied = (
         4
         * padded

@@ -51,48 +51,41 @@ PIECES_KERNEL(spectra_of_data, first, IS_DATA, STRIDES_OF_DATA, DATA_ARE_DENSE, 
 
 /* Terms whose numbers are on their way at once. */
 #ifdef __CUDACC__
-#define TERMS_AHEAD (16 / THREAD_COLUMNS)
+#define TERMS_AHEAD 4
 #else
 #define TERMS_AHEAD 1
 #endif
 
 #define LOAD_TERM(d)                                   \
   UNROLL for (int n = 0; n < 4; ++n) {                 \
-    one[d][n] = *a[n];                                 \
-    a[n] += a_term * POINTS;                           \
-  }                                                    \
-  UNROLL for (int n = 0; n < THREAD_COLUMNS; ++n) {    \
-    other[d][n] = *b[n];                               \
-    b[n] += b_term * POINTS;                           \
+    one[d][n] = *a[n], other[d][n] = *b[n];            \
+    a[n] += a_term * POINTS, b[n] += b_term * POINTS;  \
   }
 
-/* The products of matrices: 32 neighbouring points by the lanes of a warp, 4 x THREAD_COLUMNS numbers of the result to a
- * thread, 2 x 2 such tiles to a thread block. Blocks that are neighbours have the same points, and share what they read in the cache. */
+/* The products of matrices: 32 neighbouring points by the lanes of a warp, 4 x 4 numbers of the result to a thread, 2 x 2 such
+ * tiles to a thread block. Blocks that are neighbours have the same points, and share what they read in the cache. */
 KERNEL(128)
 void multiply_spectra(ARGUMENTS) {
   const int warp = THREAD_ID / 32;
-  const i64 tiles_i = (rows + 7) / 8, tiles_j = (columns + 2 * THREAD_COLUMNS - 1) / (2 * THREAD_COLUMNS);
+  const i64 tiles_i = (rows + 7) / 8, tiles_j = (columns + 7) / 8;
   i64 rest = BLOCK_ID(0);
   const i64 i0 = rest % tiles_i * 8 + warp % 2 * 4;
   rest /= tiles_i;
-  const i64 j0 = (rest % tiles_j * 2 + warp / 2) * THREAD_COLUMNS;
+  const i64 j0 = rest % tiles_j * 8 + warp / 2 * 4;
   rest /= tiles_j;
   const i64 group = rest % groups, point = rest / groups * 32 + THREAD_ID % 32;
   if (i0 >= rows || j0 >= columns) return;
   GLOBAL const Number *a[4];
-  GLOBAL const Number *b[THREAD_COLUMNS];
+  GLOBAL const Number *b[4];
   UNROLL for (int n = 0; n < 4; ++n) { /* what is outside is read elsewhere, and not stored */
-    const i64 i = i0 + n < rows ? i0 + n : i0;
+    const i64 i = i0 + n < rows ? i0 + n : i0, j = j0 + n < columns ? j0 + n : j0;
     a[n] = (GLOBAL const Number *)workspace + (group * a_group + i * a_row) * POINTS + point;
-  }
-  UNROLL for (int n = 0; n < THREAD_COLUMNS; ++n) {
-    const i64 j = j0 + n < columns ? j0 + n : j0;
     b[n] = (GLOBAL const Number *)workspace + (spectra_of_a + group * b_group + j * b_column) * POINTS + point;
   }
-  REAL re[4][THREAD_COLUMNS], im[4][THREAD_COLUMNS];
+  REAL re[4][4], im[4][4];
   UNROLL for (int i = 0; i < 4; ++i)
-    UNROLL for (int j = 0; j < THREAD_COLUMNS; ++j) re[i][j] = im[i][j] = 0;
-  Number one[TERMS_AHEAD][4], other[TERMS_AHEAD][THREAD_COLUMNS];
+    UNROLL for (int j = 0; j < 4; ++j) re[i][j] = im[i][j] = 0;
+  Number one[TERMS_AHEAD][4], other[TERMS_AHEAD][4];
   UNROLL for (int d = 0; d < TERMS_AHEAD; ++d)
     if (d < sums) {
       LOAD_TERM(d)
@@ -102,7 +95,7 @@ void multiply_spectra(ARGUMENTS) {
       if (term + d >= sums) break;
       UNROLL for (int i = 0; i < 4; ++i) {
         const REAL a_im = one[d][i].im * (IS_DATA ? 1 : -1), minus = -a_im;
-        UNROLL for (int j = 0; j < THREAD_COLUMNS; ++j) {
+        UNROLL for (int j = 0; j < 4; ++j) {
           re[i][j] += one[d][i].re * other[d][j].re;
           im[i][j] += one[d][i].re * other[d][j].im;
           re[i][j] += minus * other[d][j].im;
@@ -115,7 +108,7 @@ void multiply_spectra(ARGUMENTS) {
     }
   }
   UNROLL for (int i = 0; i < 4; ++i)
-    UNROLL for (int j = 0; j < THREAD_COLUMNS; ++j) {
+    UNROLL for (int j = 0; j < 4; ++j) {
       if (i0 + i >= rows || j0 + j >= columns) continue;
       Number number;
       number.re = re[i][j], number.im = im[i][j];
