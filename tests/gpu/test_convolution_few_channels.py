@@ -28,7 +28,9 @@ from jitdnn.kernels.cuda.convolution.few_channels.cost import (
 )
 from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan, dgrad_plans
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
+from jitdnn.kernels.cuda.convolution.few_channels.swapped import swapped
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
+from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Convolution
 from strategies import convolutions
 from warpgroup_cases import DATA, normal
@@ -88,6 +90,126 @@ def test_directions(words: str, direction: str, alignment: str, cuda_device: Any
     run_algorithm(FewChannels(), make_case(problem, None, 0, None), cuda_device)
 
 
+def chosen(family: type[FewChannels], plan: Plan) -> FewChannels:
+    """An algorithm with a plan of our choice."""
+
+    class WithPlan(family):  # type: ignore[misc, valid-type]
+        def sizes(self, problem: Convolution, device: Any) -> Plan:
+            return plan
+
+    return WithPlan()
+
+
+# results whose rows begin inside of sectors of memory: tiles of all sizes, channels and columns that end inside of one
+STAGED = [
+    "n2 c1 w700 k24 s10 stride5 f32 nchw",
+    "n1 c3 h9 w11 k33 r3 s3 pad1 bf16 nchw",
+    "n2 c2 d3 h6 w9 k72 t1 r3 s3 pad1 f16 nchw",
+    "n1 c1 h20 w75 k12 r3 s3 f32 nchw",
+]
+
+
+@pytest.mark.parametrize("words", STAGED)
+def test_staged_results(words: str, cuda_device: Any) -> None:
+    problem = convolution(words, "fwd")
+    plans = sorted(
+        fprop_plans(problem, cuda_device.facts, 3 if " f32" in words else 1), key=lambda plan: plan.seconds
+    )
+    assert all(dict(plan.defines)["STAGES_RESULTS"] for plan in plans)
+    algorithm = FewChannelsF32() if " f32" in words else FewChannels()
+    for case in (make_case(problem, None, 0, None), make_case(problem, fused(problem, "bias"), 0, None)):
+        run_algorithm(algorithm, case, cuda_device)
+    for tile in {(dict(p.defines)["TILE_M"], dict(p.defines)["TILE_N"]): p for p in plans[:40]}.values():
+        run_algorithm(
+            chosen(type(algorithm), tile), make_case(problem, None, 0, None), cuda_device, ((1.0, 0.0),)
+        )
+
+
+# last layers, of many channels to a few: x and y swapped they are first ones
+LAST = [
+    "n2 c20 h9 w14 k3 r3 s3 pad1 bf16 nhwc",
+    "n1 c33 h8 w10 k4 r3 s5 pad0x2:1 f16",
+    "n1 c16 d4 h5 w6 k2 t3 r3 s3 pad1 flip bf16 nhwc",
+    "n2 c40 w95 k1 s7 pad3 f16 nhwc",
+    "n3 c12 h7 w9 k8 r1 s1 bf16 nhwc",
+    "n1 c10 h12 w11 k5 r2 s3 pad1x2 f16",
+]
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("words", LAST)
+def test_swapped_is_the_same(words: str, direction: str) -> None:
+    problem, rng = convolution(words, direction), np.random.default_rng(7)
+    other = swapped(problem)
+    assert other is not None
+    assert swapped(other) == problem
+    first, second = (rng.standard_normal(one.descriptor.shape) for one in problem.inputs)
+    expected = problem.reference(first, second)
+    if direction == "bwd_filter":
+        actual = other.reference(second, first).swapaxes(0, 1)
+    else:
+        actual = other.reference(first, second.swapaxes(0, 1))
+    np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["n1 c20 h9 w9 k3 r3 s3 stride2 pad1", "n1 c20 h9 w9 k3 r3 s1 pad1", "n1 c20 h9 w9 k4 r3 s3 pad1 g2"],
+)
+def test_what_is_not_swapped(words: str, cuda_device: Any) -> None:
+    problem = convolution(f"{words} bf16 nhwc", "fwd")
+    assert swapped(problem) is None
+    assert FewChannels().refuse(problem, cuda_device) is not None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_bwd_data n2 c3 h23 w21 k7 r4 s4 stride2 pad1 bf16 nchw",
+        "conv_bwd_data n1 c2 d4 h5 w6 k9 t3 r3 s3 pad1 f16 nchw",
+        "conv_fwd n2 c20 h9 w14 k3 r3 s3 pad1 bf16 nchw",
+        "conv_fwd n1 c10 w30 k5 s3 pad2 f16 nchw",
+    ],
+)
+def test_copied_to_channels_last(words: str, cuda_device: Any) -> None:
+    """In front of the kernel, with all that it takes."""
+    for own, inner in (
+        (words, FewChannels()),
+        (f32_of(words), FewChannelsF32()),
+        (f32_of(words), FewChannelsTf32()),
+    ):
+        problem = convolution(own)
+        algorithm = next(one for one in algorithms(problem, "cuda") if one.name == f"{inner.name}_copied")
+        assert algorithm.error_bound(problem) == inner.error_bound(problem)
+        assert algorithm.arithmetic(problem) == inner.arithmetic(problem)
+        epilogue = fused(problem, "bias")
+        for case in (make_case(problem, None, 0, None), make_case(problem, epilogue, 0, None)):
+            assert algorithm.refuse(problem, cuda_device, case.epilogue) is None
+            run_algorithm(algorithm, case, cuda_device)
+
+
+def test_what_is_not_copied(cuda_device: Any) -> None:
+    for words, reason in (
+        ("conv_fwd n2 c3 h9 w9 k20 r3 s3 pad1 bf16 nchw", "data gradients"),
+        ("conv_bwd_data n2 c3 h9 w9 k20 r3 s3 pad1 bf16 nhwc", "neighbours already"),
+        ("conv_bwd_data n2 c9 h9 w9 k20 r3 s3 pad1 bf16 nchw", "data gradients"),
+    ):
+        problem = convolution(words)
+        algorithm = next(one for one in algorithms(problem, "cuda") if one.name == "stem_copied")
+        refused = algorithm.refuse(problem, cuda_device)
+        assert refused is not None
+        assert reason in refused or "at most 8" in refused
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("words", LAST)
+def test_few_output_channels(words: str, direction: str, alignment: str, cuda_device: Any) -> None:
+    problem, of_f32 = convolution(words, direction), convolution(f32_of(words), direction)
+    for own, algorithm in ((problem, FewChannels()), (of_f32, FewChannelsF32()), (of_f32, FewChannelsTf32())):
+        assert algorithm.refuse(own, cuda_device) is None
+        run_algorithm(algorithm, make_case(own, None, 0, None), cuda_device)
+
+
 def f32_of(words: str) -> str:
     """The same convolution of f32."""
     return words.replace("bf16", "f32").replace("f16", "f32")
@@ -105,7 +227,11 @@ def test_directions_of_f32(words: str, direction: str, alignment: str, cuda_devi
         run_algorithm(algorithm, make_case(problem, None, 0, None), cuda_device)
 
 
-F32 = ["n2 c3 h11 w9 k12 r3 s3 stride2 pad1 f32 nhwc", "n1 c2 h9 w12 k8 r3 s5 pad1x2 f32 flip"]
+F32 = [
+    "n2 c3 h11 w9 k12 r3 s3 stride2 pad1 f32 nhwc",
+    "n1 c2 h9 w12 k8 r3 s5 pad1x2 f32 flip",
+    "n1 c12 h9 w16 k3 r3 s3 pad1 f32 nhwc",
+]
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
@@ -170,16 +296,6 @@ def test_any(problem: Convolution, cuda_device: Any) -> None:
     run_algorithm(FewChannels(), make_case(problem, None, 0, None), cuda_device)
 
 
-class Chosen(FewChannels):
-    """With a plan of our choice."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._chosen = plan
-
-    def sizes(self, problem: Convolution, device: Any) -> Plan:
-        return self._chosen
-
-
 # what the cheapest plans of small problems never have
 FEATURES = {
     "fwd": [
@@ -212,14 +328,14 @@ def test_other_plans(words: str, direction: str, cuda_device: Any) -> None:
     for feature in FEATURES[direction]:
         found = [plan for plan in plans if feature.items() <= dict(plan.defines).items()]
         for plan in found[:1]:
-            run_algorithm(Chosen(plan), case, cuda_device, ((1.0, 0.0),))
+            run_algorithm(chosen(FewChannels, plan), case, cuda_device, ((1.0, 0.0),))
             ran += 1
     assert ran >= 2
 
 
 REFUSED = {
     "n1 c3 h8 w8 k8 r3 s3 stride1 pad1 f32 nhwc": "bf16 and f16",
-    "n1 c9 h8 w8 k8 r3 s3 stride1 pad1 bf16 nhwc": "at most 8",
+    "n1 c9 h8 w8 k9 r3 s3 stride1 pad1 bf16 nhwc": "at most 8",
     "n1 c4 h8 w8 k8 r3 s3 stride1 pad1 g2 bf16 nhwc": "one group",
     "n0 c3 h8 w8 k8 r3 s3 stride1 pad1 bf16 nhwc": "empty",
     "n1 c3 h8 w8 k8 r3 s3 stride1 pad2 dil2 bf16 nhwc": "dilation",
@@ -241,7 +357,7 @@ EPILOGUES = ("activation", "bias", "residual")
 @pytest.mark.parametrize("expression", EPILOGUES)
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 def test_epilogues(direction: str, expression: str, cuda_device: Any) -> None:
-    for words in list(PROBLEMS)[:3]:
+    for words in (*list(PROBLEMS)[:3], *LAST[:2]):
         problem = convolution(words, direction)
         epilogue = fused(problem, expression)
         assert FewChannels().refuse(problem, cuda_device, epilogue) is None

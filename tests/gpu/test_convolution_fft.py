@@ -17,9 +17,9 @@ from examples import examples
 from harness import run_algorithm
 from jitdnn.kernels.formulas.overlap_save import axes_of
 from jitdnn.kernels.gpu.convolution.fft import plan as plan_module
-from jitdnn.kernels.gpu.convolution.fft.algorithm import Fft, FftOfSpectra
+from jitdnn.kernels.gpu.convolution.fft.algorithm import Fft, FftOfProducts, FftOfSpectra
 from jitdnn.kernels.gpu.convolution.fft.code import build
-from jitdnn.kernels.gpu.convolution.fft.plan import POINTS, Plan, plan_of
+from jitdnn.kernels.gpu.convolution.fft.plan import POINTS, Plan, plan_of, product_plan_of
 from paper_gpus import FACTS, PaperGpu
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
@@ -64,6 +64,7 @@ def test_channels_meet(words: str, direction: str, device: Any) -> None:
     problem = convolution(words, direction)
     case = make_case(problem, None, 0, None)
     run_algorithm(Fft(), case, device)
+    run_algorithm(FftOfProducts(), case, device, ((1.0, 0.0), (-0.75, 0.5)))
     if FftOfSpectra().refuse(problem, device) is None:
         run_algorithm(FftOfSpectra(), case, device)
 
@@ -130,6 +131,23 @@ def test_pieces_of_images(counts: tuple[int, int], direction: str, device: Any) 
         run_algorithm(algorithm, make_case(problem, None, 0, None), device, ((1.0, 0.0), (-0.75, 0.5)))
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("words", ["c9 k10", "c18 k4 g2", "c3 k17"])
+def test_products_of_pieces_of_images(words: str, direction: str, device: Any) -> None:
+    """Tiles of the products that end beyond channels and pieces, of which there is an odd number."""
+    channels, *rest = words.split(maxsplit=1)
+    k, *groups = rest[0].split()
+    problem = convolution(f"n3 {channels} h19 w29 {k} r5 s7 pad2x3 {' '.join(groups)} f32", direction)
+    tilings = tuple(
+        plan_module._tiling([axis], direction == "bwd_data", count)
+        for axis, count in zip(axes_of(problem), (1, 3), strict=True)
+    )
+    for rounds in (1, 4):
+        plan = Plan(problem, tilings, 1024, 1, is_product=True, rounds=rounds)
+        assert plan.pieces == 9
+        run_algorithm(_Planned(plan), make_case(problem, None, 0, None), device, ((1.0, 0.0), (-0.75, 0.5)))
+
+
 class _Planned(Fft):
     """With a plan that is given."""
 
@@ -156,7 +174,7 @@ def test_a_filter_takes_no_epilogue(device: Any) -> None:
 
 
 @st.composite
-def depthwise(draw: st.DrawFn) -> Any:
+def long_filters(draw: st.DrawFn, *, are_channels_apart: bool) -> Any:
     rank = draw(st.integers(1, 2))
     taps = [draw(st.integers(6, 12)) for _ in range(2)] if rank == 2 else [draw(st.integers(32, 90))]
     extents = [draw(st.integers(1, 30)) for _ in range(2)] if rank == 2 else [draw(st.integers(1, 200))]
@@ -169,12 +187,13 @@ def depthwise(draw: st.DrawFn) -> Any:
         padding.append((before, max(0, missing - before) + draw(st.integers(0, 9))))
     names = ("h", "w") if rank == 2 else ("w",)
     filters = ("r", "s") if rank == 2 else ("s",)
-    words = [f"n{n} c{c}", *(f"{a}{e}" for a, e in zip(names, extents, strict=True)), f"k{c}"]
+    k, groups = (c, c) if are_channels_apart else (draw(st.integers(1, 9)), 1)
+    words = [f"n{n} c{c}", *(f"{a}{e}" for a, e in zip(names, extents, strict=True)), f"k{k}"]
     words += [f"{a}{e}" for a, e in zip(filters, taps, strict=True)]
     words.append("stride" + "x".join(str(draw(st.integers(1, 3))) for _ in taps))
     words.append("pad" + "x".join(f"{b}:{a}" for b, a in padding))
     words.append("dil" + "x".join(map(str, dilation)))
-    words += [f"g{c}", draw(st.sampled_from(["f32", "bf16"])), draw(st.sampled_from(["nchw", "nhwc"]))]
+    words += [f"g{groups}", draw(st.sampled_from(["f32", "bf16"])), draw(st.sampled_from(["nchw", "nhwc"]))]
     if draw(st.booleans()):
         words.append("flip")
     return convolution(" ".join(words), draw(st.sampled_from(DIRECTIONS)))
@@ -185,10 +204,21 @@ def depthwise(draw: st.DrawFn) -> Any:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(problem=depthwise())
+@given(problem=long_filters(are_channels_apart=True))
 def test_any_problem(problem: Any, device: Any) -> None:
     if Fft().refuse(problem, device) is None:
         run_algorithm(Fft(), make_case(problem, None, 0, None), device, ((-0.75, 0.5),))
+
+
+@settings(
+    max_examples=examples(3),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(problem=long_filters(are_channels_apart=False))
+def test_any_problem_by_products(problem: Any, device: Any) -> None:
+    if FftOfProducts().refuse(problem, device) is None:
+        run_algorithm(FftOfProducts(), make_case(problem, None, 0, None), device, ((-0.75, 0.5),))
 
 
 DATA: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Any]] = {
@@ -218,6 +248,16 @@ def test_it_is_as_exact_as_declared(
     plan_of.cache_clear()
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("kind", DATA)
+def test_products_are_as_exact_as_declared(kind: str, direction: str, device: Any) -> None:
+    # taps that read most products of two numbers: a filter's gradient of few taps is small beside what is transformed
+    problem = convolution("n3 c12 h14 w16 k9 r12 s12 pad6 f32", direction)
+    rng = np.random.default_rng(5)
+    inputs = [DATA[kind](rng, operand.descriptor.shape).astype(np.float32) for operand in problem.inputs]
+    run_algorithm(FftOfProducts(), make_case(problem, None, 0, inputs), device, ((1.0, 0.0),))
+
+
 def test_memory_is_that_of_spectra(device: Any) -> None:
     """One for each share of a filter's gradient and part of the filter, or each part; `fft` needs nothing else."""
     words = "n64 c1 w3000 k1 s500 g1 f32"
@@ -234,6 +274,10 @@ def test_memory_is_that_of_spectra(device: Any) -> None:
     plan = plan_of(problem, device.facts, True)
     assert plan is not None
     assert FftOfSpectra().workspace(problem, device) == 8 * plan.points * plan.parts * 6 * 4
+    plan = product_plan_of(problem, device.facts)
+    assert plan is not None
+    pairs = -(-4 * plan.pieces_of_image // 2)
+    assert FftOfProducts().workspace(problem, device) == 8 * plan.points * (6 * 4 + pairs * 8 + pairs * 6)
 
 
 def test_refusals(device: Any) -> None:
@@ -250,6 +294,8 @@ def test_refusals(device: Any) -> None:
     assert "no filter" in str(FftOfSpectra().refuse(gradient, device))
     assert "31 taps" in str(FftOfSpectra().refuse(convolution("conv_fwd n1 c8 w50 k8 s31 g8"), device))
     depthwise = convolution("conv_fwd n1 c8 h9 w9 k8 r33 s1 pad16x0 g8")
+    assert "one channel" in str(FftOfProducts().refuse(depthwise, device))
+    assert "48 taps" in str(FftOfProducts().refuse(convolution("conv_fwd n1 c8 w90 k8 s48"), device))
     assert "no result is a sum" in str(FftOfSpectra().refuse(depthwise, device))
     assert "(1, 8001, 8001) points" in reason("conv_fwd n1 c1 d1 h9000 w9000 k1 t1 r9 s9 dil1x1000x1000 g1")
 
@@ -270,6 +316,8 @@ def test_compiles(words: str, direction: str, architecture: Any) -> None:
     Fft().build(problem, architecture)
     if FftOfSpectra().refuse(problem, architecture) is None:
         FftOfSpectra().build(problem, architecture)
+    if FftOfProducts().refuse(problem, architecture) is None:
+        FftOfProducts().build(problem, architecture)
     if direction == "fwd":
         Fft().build(problem, architecture, fused(problem, "residual"))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cases import make_case
-from convolution_cases import convolution
+from convolution_cases import convolution, fused
 from harness import run_algorithm
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.convolution.patch import fold
@@ -32,8 +32,52 @@ PROBLEMS = {
 }
 
 
-def patch(direction: str) -> Algorithm:
-    return next(algorithm for algorithm in ALGORITHMS[Convolution, direction] if algorithm.name == "patch")
+# patches that are copied, and why others are not
+COPIED = {
+    "n2 c3 h9 w14 k12 r4 s4 stride4 pad0 bf16 nhwc": None,
+    "n3 c3 h8 w8 k16 r4 s4 stride4 pad0 f16 nchw": None,
+    "n2 c3 d4 h6 w6 k8 t2 r3 s3 stride2x3x3 pad0 bf16 nchw": None,
+    "n2 c8 w24 k24 s2 stride2 pad0 bf16 nchw w=nhwc": None,
+    "n2 c5 h6 w4 k9 r3 s2 stride3x2 pad0 f32 nchw": None,
+    "n1 c4 h8 w6 k8 r2 s2 stride2 pad0 f32 nhwc y=nchw": None,
+    "n2 c3 h8 w8 k8 r2 s2 stride2 pad1 bf16 nhwc": "without padding",
+    "n2 c3 h8 w8 k8 r2 s2 stride1 pad0 bf16 nhwc": "must be equal",
+    "n2 c3 h8 w8 k8 r2 s2 stride2 pad0 flip bf16 nhwc": "flipped",
+    "n2 c4 h8 w8 k8 r2 s2 stride2 pad0 g2 bf16 nhwc": "one group",
+    "n2 c3 h8 w8 k8 r2 s2 stride2 pad0 f64": "16 and 32 bits",
+    "n2 c3 h8 w8 k8 r2 s2 stride2 pad0 bf16 w=s40,12,4,1": "one run",
+}
+
+
+def patch(direction: str, name: str = "patch") -> Algorithm:
+    return next(algorithm for algorithm in ALGORITHMS[Convolution, direction] if algorithm.name == name)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("words", COPIED)
+def test_copied(words: str, direction: str, cuda_device: Any) -> None:
+    problem, algorithm = convolution(words, direction), patch(direction, "patch_copied")
+    reason = algorithm.refuse(problem, cuda_device)
+    if COPIED[words]:
+        assert COPIED[words] in str(reason)
+        return
+    if direction == "bwd_data" and any(
+        extent % taps for extent, taps in zip(problem.spatial, problem.filter_spatial, strict=True)
+    ):
+        assert "become zero" in str(reason)
+        return
+    if problem.dtype == "f32" and cuda_device.facts.capability < 90:
+        assert "no algorithm" in str(reason)
+        return
+    assert reason is None
+    run_algorithm(algorithm, make_case(problem, None, 0, None), cuda_device)
+
+
+@pytest.mark.parametrize("expression", ["activation", "bias", "residual"])
+def test_epilogues_of_copied(expression: str, cuda_device: Any) -> None:
+    problem = convolution("n3 c3 h8 w8 k16 r4 s4 stride4 pad0 f16 nchw", "fwd")
+    case = make_case(problem, fused(problem, expression), 0, None)
+    run_algorithm(patch("fwd", "patch_copied"), case, cuda_device)
 
 
 @pytest.mark.parametrize("words", PROBLEMS)

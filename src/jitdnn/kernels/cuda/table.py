@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.attention.algorithm import Flash, FlashInThree
+from jitdnn.kernels.cuda.convolution.channels_last import ChannelsLast, FewChannelsLast
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannels,
@@ -18,6 +19,8 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmWgradInPlace,
 )
 from jitdnn.kernels.cuda.convolution.patch import Patch
+from jitdnn.kernels.cuda.convolution.patch_copied import PatchCopied
+from jitdnn.kernels.cuda.convolution.planar.algorithm import Planar
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmDivided,
@@ -49,6 +52,7 @@ from jitdnn.kernels.cuda.warpgroup_matmul import (
     WarpgroupMatmulHalves,
     WarpgroupMatmulInPlace,
 )
+from jitdnn.kernels.gpu.elementwise.generator import ElementwiseLoops
 from jitdnn.kernels.gpu.table import (
     ELEMENTWISE,
     IMAGE_TRANSFORM,
@@ -68,6 +72,7 @@ from jitdnn.problems.rnn import DIRECTIONS, Recurrent
 
 __all__ = ["ALGORITHMS", "ELEMENTWISE", "IMAGE_TRANSFORM", "MULTI_TENSOR", "REDUCTION", "SCAN"]
 
+_ELEMENTWISE = ElementwiseLoops()
 _CORRELATION: tuple[Algorithm, ...] = (
     DepthwiseSliding(),
     DepthwiseBanded(),
@@ -84,6 +89,7 @@ _CORRELATION: tuple[Algorithm, ...] = (
     FewChannelsF32(),
     FewChannelsTf32(),
     Grouped(),
+    Planar(),
 )
 _WGRAD: tuple[Algorithm, ...] = (
     DepthwiseSliding(),
@@ -110,7 +116,14 @@ _WGRAD: tuple[Algorithm, ...] = (
 
 def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
     plain = PLAIN[Convolution, direction]
-    return (*own, Patch(*own, *(other for other in plain if other is not REFERENCE)), *plain)
+    others = (*own, *(other for other in plain if other is not REFERENCE))
+    products = [one for one in own if one.name.startswith("implicit_gemm") and "in_place" not in one.name]
+    if direction != "bwd_filter":
+        own += tuple(ChannelsLast(_ELEMENTWISE, one) for one in (Grouped(), DepthwiseBanded()))
+        own += tuple(
+            FewChannelsLast(_ELEMENTWISE, one) for one in (FewChannels(), FewChannelsF32(), FewChannelsTf32())
+        )
+    return (*own, Patch(*others), PatchCopied(_ELEMENTWISE, *products), *plain)
 
 
 _FORWARD, _FILTER = _with_patch("fwd", _CORRELATION), _with_patch("bwd_filter", _WGRAD)

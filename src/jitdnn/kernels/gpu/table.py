@@ -19,7 +19,7 @@ from jitdnn.kernels.formulas.transform import CopyConcatenate, CopyTransform
 from jitdnn.kernels.gpu.attention.algorithm import TiledAttention
 from jitdnn.kernels.gpu.convolution.bias import RowBias
 from jitdnn.kernels.gpu.convolution.direct import Direct
-from jitdnn.kernels.gpu.convolution.fft.algorithm import Fft, FftOfSpectra
+from jitdnn.kernels.gpu.convolution.fft.algorithm import Fft, FftOfProducts, FftOfSpectra
 from jitdnn.kernels.gpu.convolution.winograd.algorithm import (
     Winograd2,
     Winograd4,
@@ -99,9 +99,9 @@ def separate_kernels(
 
 
 _CONVOLUTION: dict[str, tuple[Algorithm, ...]] = {
-    "fwd": (Winograd4(), Winograd2(), Fft(), FftOfSpectra(), Direct()),
-    "bwd_data": (Winograd4(), Winograd2(), Fft(), FftOfSpectra(), Direct()),
-    "bwd_filter": (WinogradWgrad4(), WinogradWgrad2(), Fft(), Direct()),
+    "fwd": (Winograd4(), Winograd2(), Fft(), FftOfSpectra(), FftOfProducts(), Direct()),
+    "bwd_data": (Winograd4(), Winograd2(), Fft(), FftOfSpectra(), FftOfProducts(), Direct()),
+    "bwd_filter": (WinogradWgrad4(), WinogradWgrad2(), Fft(), FftOfProducts(), Direct()),
 }
 _FUSED = separate_kernels(_CONVOLUTION)
 _NORMALIZATION = (RowNormalization(_ROWS, plan_of_normalization),)

@@ -57,11 +57,16 @@ def _span(axis: Axis) -> int:
     return (1 - axis.taps) * axis.tap_step
 
 
-def _in_order(axes: Sequence[Axis]) -> list[Axis]:
+def in_order(axes: Sequence[Axis]) -> list[Axis]:
     """The axes with their taps as they follow each other in memory."""
     if not is_mirrored(axes):
         return list(axes)
     return [replace(axis, tap_step=-axis.tap_step, tap_base=0) for axis in axes]
+
+
+def tap_span(axes: Sequence[Axis]) -> str:
+    """Elements from the first tap in memory to the last, as a macro."""
+    return f"({sum((axis.taps - 1) * axis.tap_step for axis in axes)}LL)"
 
 
 def alignments(plan: Sliding | SlidingWgrad) -> tuple[int, int, int]:
@@ -82,10 +87,10 @@ def reduce_launch(window: Window) -> Launch:
 def _defines(plan: Sliding) -> Defines:
     tile = plan.tile
     packs = column_packs(plan.window, plan.axes[2], tile.columns)
-    axes = _in_order(plan.axes)
+    axes = in_order(plan.axes)
     return (
         *defines_of_window(plan.window, axes),
-        ("W_SPAN", f"({sum((axis.taps - 1) * axis.tap_step for axis in axes)}LL)"),
+        ("W_SPAN", tap_span(axes)),
         ("THREAD_CHANNELS", tile.channels),
         ("TILE_COLUMNS", tile.columns),
         ("TILE_DEPTHS", tile.depths),

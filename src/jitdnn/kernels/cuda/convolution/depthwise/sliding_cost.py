@@ -38,6 +38,9 @@ _CYCLES_PER_INSTRUCTION = 1 / 4  # of a warp: four schedulers
 _GAPS, _GAPS_OF_WARPS, _LEAST_WARPS = 0.6, 1.7, 0.75
 _WGRAD_GAPS, _WGRAD_GAPS_OF_WARPS = 1.0, 0.95
 _SCATTERED_READS = 1.1  # on memory, where rows slide along w: what a thread reads is not contiguous
+_PLANAR, _WHOLE_ROW, _SHORT, _APART = 1.1, 14, 0.75, 0.14
+"""Of channels first, as seen on an H200: the factor of long rows, threads of a row that are enough, the power of fewer
+of them, and a part for each column of a tile whose results are stored alone."""
 _WAVE_SECONDS = 2.4e-6  # of more than one wave
 _UNHIDDEN, _WGRAD_UNHIDDEN = 0.2, 0.08  # of the shorter of computation and memory
 _REDUCTION_SECONDS = 2.2e-6
@@ -196,7 +199,22 @@ def _fprop_dgrad_seconds(plan: Sliding, device: GpuDevice) -> float:
     chain = waves * MEMORY_LATENCY * (1.5 + steps / tile.prefetch)
     more_waves = _WAVE_SECONDS * (1 - 1 / waves)
     overlapped = (busy**4 + transfer**4) ** 0.25
-    return float(LAUNCH_SECONDS + more_waves + max(chain, overlapped + _UNHIDDEN * min(busy, transfer)))
+    work = max(chain, overlapped + _UNHIDDEN * min(busy, transfer))
+    if not plan.window.has_channel_lanes:
+        work *= _short_rows(plan, write_packs)
+    return float(LAUNCH_SECONDS + more_waves + work)
+
+
+def _short_rows(plan: Sliding, write_packs: int) -> float:
+    """The factor on the time where channels are first.
+
+    Neighbouring threads have neighbouring tiles of a row, then another plane. Where a row is a few tiles, memory is
+    asked for as many short pieces as planes are under way. Results that are stored alone, a tile apart, cost more, too.
+    """
+    columns = plan.tile.columns
+    strips = plan.axes[2].count / columns
+    apart = 1 + _APART * (columns - 1) if write_packs == 1 else 1.0
+    return apart * float(max(_PLANAR, (_WHOLE_ROW / strips) ** _SHORT))
 
 
 def _wgrad_seconds(plan: SlidingWgrad, device: GpuDevice) -> float:

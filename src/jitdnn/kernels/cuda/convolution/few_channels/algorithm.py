@@ -2,7 +2,8 @@
 
 With three channels an ordinary product over channels would be mostly padding. But a row of a filter covers
 taps * channels neighbouring numbers of an interleaved row of the image: read as 32-bit words they are an operand of the
-tensor cores as they stand, without im2col. Rows are staged in shared memory, whatever the layout of x.
+tensor cores as they stand, without im2col. Rows are staged in shared memory, whatever the layout of x. Layers with few
+output channels are taken as such with few input channels where they have no stride (`swapped.py`).
 
 Floors on an H100 (3.0 TB/s; products at 400 to 500 TFLOP/s), bf16, forward: 256x3x224x224 -> 64, 7x7/2: 163 us by
 bytes, 66 GFLOP with the padded words 130 to 165 us; 128x3x224x224 -> 64, 11x11/4: 30 us by bytes, 36 to 45 us by
@@ -21,6 +22,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.code import launches, source
 from jitdnn.kernels.cuda.convolution.few_channels.cost import fprop_plan, wgrad_plan
 from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
+from jitdnn.kernels.cuda.convolution.few_channels.swapped import swapped
 from jitdnn.kernels.cuda.convolution.half_precision.code import by_alignment
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES, Shape, farthest
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
@@ -31,8 +33,15 @@ MAX_CHANNELS = 8
 _PLANS = {"fwd": fprop_plan, "bwd_data": dgrad_plan, "bwd_filter": wgrad_plan}
 
 
+def with_few_inputs(problem: Convolution) -> Convolution:
+    """The problem, or where it has few output channels alone the same with x and y swapped."""
+    if problem.c <= MAX_CHANNELS or problem.k > MAX_CHANNELS:
+        return problem
+    return swapped(problem) or problem
+
+
 class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
-    """First layers of networks, of up to 8 channels of half precision, by `mma` on rows as they lie."""
+    """First and last layers of networks, of up to 8 channels of half precision, by `mma` on rows as they lie."""
 
     name = "stem"
     problem = Convolution
@@ -47,8 +56,13 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
             )
         if problem.groups != 1:
             return f"it takes one group of channels, there are {problem.groups}: grouped or depthwise takes several"
+        own = problem
+        problem = with_few_inputs(problem)
         if problem.c > MAX_CHANNELS:
-            return f"it is for at most {MAX_CHANNELS} input channels, there are {problem.c}: implicit_gemm takes more"
+            return (
+                f"it is for at most {MAX_CHANNELS} input channels, or output channels where a layer has no stride "
+                f"and its filter reaches over the padding, there are {own.c} and {own.k}: implicit_gemm takes more"
+            )
         if 0 in problem.x.shape or 0 in problem.y.shape:
             return "a tensor is empty: direct takes those"
         if epilogue is not None and problem.direction == "bwd_filter":
@@ -67,16 +81,20 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
         return None
 
     def sizes(self, problem: Convolution, device: GpuDevice) -> Plan | None:
-        """The cheapest plan on this device; None if nothing fits."""
+        """The cheapest plan on this device for a problem with few input channels; None if nothing fits."""
         return _PLANS[problem.direction](problem, device, self.products)
 
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        own, problem = problem, with_few_inputs(problem)
         plan = self.sizes(problem, device)
         assert plan is not None
+        if problem is not own and problem.direction == "bwd_filter":
+            plan = plan.with_x_second
         build = partial(by_alignment, problem, device, epilogue, plan, plan.unaligned, source, launches)
         return PlannedKernel(plan.workspace, plan.seconds, build)
 
     def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        problem = with_few_inputs(problem)
         if problem.direction == "bwd_filter":
             return "other taps, where the tiles of dy end beyond it and are filled with zeros"
         if problem.direction == "bwd_data" and max(problem.stride) > 1:

@@ -27,6 +27,9 @@ def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -
     if direction == "fwd":
         functions, hooks = in_store(problem, epilogue, ("at.n", "at.o", "p", "q"))
         store = read_text(_SHARED, "store.cuh")
+    elif direction == "bwd_filter":
+        x_and_dy = ["const ELEMENT *RESTRICT x", "const ELEMENT *RESTRICT dy"]
+        hooks = {"X_AND_DY": ", ".join(x_and_dy[:: -1 if dict(plan.defines)["X_IS_SECOND"] else 1])}
     elif direction == "bwd_data":
         functions, hooks = in_kernel(problem, epilogue)
     text = [read_text(_SHARED, "half_mma.cuh"), functions, store, read_text(_FOLDER, *_FILES[direction])]

@@ -13,8 +13,8 @@ from functools import lru_cache
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Products, Rows
-from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
-from jitdnn.kernels.cuda.cost import clock, l2_bytes_per_cycle, most_registers
+from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, strides_of
+from jitdnn.kernels.cuda.cost import SECTOR_BYTES, clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
 
 START_SECONDS = 3.5e-6
@@ -56,6 +56,7 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
     products = Products.of(shape, count, facts.mma_cycles)
     most = 24 if products.is_f32 else 32  # tiles of sums in the registers of a warp
     most_registers_of_f32 = 124  # of a lane, for sums and the factors of rows
+    stages_results = _begins_inside_sectors(shape)
     for rows in _strips(shape):
         steps = -(-rows.words // 8)
         for warps, (n, groups, channel_blocks) in [
@@ -70,6 +71,8 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
                 if m * n > most or (m > 1 and output_warps * 16 * (m - 1) >= rows.phase_outputs):
                     continue
                 shared = stages * rows.bytes + filter_bytes
+                if stages_results:
+                    shared += warps * 4 * 4 * (-(-16 * m // 32) * 32 + 8)
                 is_small = 2 * m * n <= most and (m <= 2 or not products.is_f32)
                 resident = min(2 if is_small else 1, facts.resident(shared))
                 if not resident:
@@ -105,6 +108,7 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
                     "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
                     "RESULT_C": "Y_C", "CHANNEL_BLOCKS": channel_blocks, "IS_PACKED": int(is_packed),
+                    "STAGES_RESULTS": int(stages_results),
                     "UNROLL_STEPS": 2 if (m, n) == (2, 8) and rows.phases == 1 and steps <= 24 and count == 1 else 1,
                     "PRODUCTS": count,
                 }  # fmt: skip
@@ -167,7 +171,7 @@ def wgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_M": m,
                     "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
                     "Y_VECTOR": piece if is_wide else 1, "PRODUCTS": count, "PARTIALS": blocks,
-                    "CHANNEL_BLOCKS": channel_blocks,
+                    "CHANNEL_BLOCKS": channel_blocks, "X_IS_SECOND": 0,
                 }  # fmt: skip
                 seconds = (cycles + finish) / clock(facts) + _WGRAD_START_SECONDS
                 second = Launch(
@@ -305,6 +309,12 @@ def filter_setup(
     gathered = rounds * _LATENCY_CYCLES + fragments / 32 * instructions / 4 * resident
     copied = _LAUNCH_CYCLES + _LATENCY_CYCLES + fragments * size * resident / l2_bytes_per_cycle(facts)
     return min(gathered, copied), copied < gathered
+
+
+def _begins_inside_sectors(shape: Shape) -> bool:
+    """Whether rows of a channel of y are neighbours in memory, and begin anywhere in its sectors."""
+    n, c, d, h, w = strides_of(shape.problem.y)
+    return w == 1 < abs(c) and any(step * shape.size % SECTOR_BYTES for step in (n, c, d, h))
 
 
 def _fprop_step(m: int, n: int, products: Products) -> float:

@@ -22,6 +22,10 @@ from jitdnn.kernels.cuda.cost import clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
 
 _MMA_LATENCY_CYCLES = 33.0  # cycles from one product to the next that adds to its sums
+_APART, _APART_OF_F32 = (
+    13.5,
+    23.0,
+)  # cycles to stage a number whose neighbouring channels lie apart, for each lane
 _AXES = "DHW"
 # warps of a block, down and across, and those that share the channels
 _WARPS = (
@@ -154,8 +158,9 @@ def _tile_cycles(tiling: Tiling, steps: int, is_wide: bool, products: Products) 
     cycles = w.reach * steps * tiling.down * tiling.across * step
     cycles += tiling.down * tiling.across * tiling.planes * tiling.rows * tiling.tiles * 2 * 24 / 4
     cycles += (tiling.warps * 2 * tiling.sums_bytes / 128 + 200) * (tiling.split_k_warps > 1)
+    apart = _APART_OF_F32 if tiling.size == 4 else _APART
     return cycles + tiling.staged_planes * tiling.reads(steps) / 16 / 32 * (
-        3 if is_wide else 10 * 16 // tiling.size
+        3 if is_wide else apart * 16 / tiling.size
     )
 
 

@@ -7,7 +7,8 @@
 //
 // Macros: BLOCK_THREADS, RESIDENT (blocks of a multiprocessor), STAGES, STEPS (of 8 words), TILE_M and TILE_N (mma
 // tiles of a warp: of 16 outputs, of 8 channels), COLUMN_GROUPS (of warps with other channels), CHANNEL_BLOCKS
-// (thread blocks that share the channels: gridDim.y), IS_PACKED (the fragments of the filter are made once by a
+// (thread blocks that share the channels: gridDim.y), STAGES_RESULTS (results whose rows begin inside of sectors of memory
+// go through shared memory, so that a warp stores runs of a channel and not 8 neighbours of each of four), IS_PACKED (the fragments of the filter are made once by a
 // kernel of their own).
 
 constexpr int WARPS = BLOCK_THREADS / 32;
@@ -16,6 +17,7 @@ constexpr int TILE = 16 * TILE_M;                             // outputs of a wa
 constexpr int BLOCK_COLUMNS = COLUMN_GROUPS * TILE_N * 8;     // output channels of a block
 constexpr int FRAGMENTS = PHASES * STEPS * BLOCK_COLUMNS * 2;  // of a block, 16 bytes each
 constexpr bool is_full = FILTERS % BLOCK_COLUMNS == 0;
+constexpr int RESULT_PITCH = (TILE + 31) / 32 * 32 + 8;  // numbers of a channel, where lanes of four meet no bank twice
 
 // The output channel of column n of tile j, relative to the first one of the warp: a lane (columns 2t, 2t + 1 of each
 // tile) owns 8 neighbours of four tiles, or 4 of the last two.
@@ -66,6 +68,7 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
     u32 *stages = (u32 *)memory;
     uint4 *filter = memory + STAGES * STAGE_WORDS / 4;             // [phase][step][column group][pair of tiles][lane]
     u32 *word_offsets = (u32 *)(filter + FRAGMENTS);  // [phase][step][8]
+    f32 *staged = (f32 *)(word_offsets + PHASES * STEPS * 8);  // [warp][4 channels][RESULT_PITCH], of STAGES_RESULTS
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int column_group = warp % COLUMN_GROUPS, phase = warp / COLUMN_GROUPS % PHASES;
     const int output_warp = warp / (COLUMN_GROUPS * PHASES), first_channel = (int)blockIdx.y * BLOCK_COLUMNS;
@@ -149,6 +152,37 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
                     }
                 }
             }
+#if STAGES_RESULTS
+            f32 *results = staged + warp * (4 * RESULT_PITCH);
+#pragma unroll
+            for (int j = 0; j < TILE_N; j += 4) {
+                constexpr int whole = TILE_N / 4 * 4;
+                const int count = j < whole ? 8 : 4;  // channels of a lane
+#pragma unroll
+                for (int e = 0; e < 8; e++) {
+                    if (e >= count) break;
+                    __syncwarp();
+#pragma unroll
+                    for (int i = 0; i < TILE_M; i++)
+#pragma unroll
+                        for (int h = 0; h < 2; h++)
+                            results[t * RESULT_PITCH + i * 16 + h * 8 + g] = sums[i][j + e / 2][2 * h + e % 2];
+                    __syncwarp();
+#pragma unroll
+                    for (int at_once = 0; at_once < 4 * TILE; at_once += 32) {
+                        const int owner = (at_once + lane) / TILE, output = (at_once + lane) % TILE;
+                        const int phase_output = first + output;
+                        const int p = at.p + phase_output / PHASE_COLUMNS,
+                                  q = at.q + phase_output % PHASE_COLUMNS * PHASES + phase;
+                        if (phase_output >= PHASE_OUTPUTS || p >= OUT_P || q >= OUT_Q) continue;
+                        const INDEX to = (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W;
+                        const int channel = first_channel + column_group * (TILE_N * 8) + j * 8 + owner * count + e;
+                        const f32 mine[1] = {results[owner * RESULT_PITCH + output]};
+                        store_channels<1, is_full>(y, to, channel, FILTERS, mine, alpha, beta COORDINATE_ARGUMENTS);
+                    }
+                }
+            }
+#else
 #pragma unroll
             for (int i = 0; i < TILE_M; i++)
 #pragma unroll
@@ -175,6 +209,7 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
                                                    beta COORDINATE_ARGUMENTS);
                     }
                 }
+#endif
         }
         __syncthreads();
         if (STAGES == 2) buffer ^= 1;

@@ -41,6 +41,11 @@ class Plan:
         """What the addresses of the operands must be multiples of, in bytes."""
         return alignments_of(dict(self.defines))
 
+    @property
+    def with_x_second(self) -> Plan:
+        """The same of a filter's gradient whose operands are dy and x, in this order."""
+        return replace(self, defines=tuple((n, 1 if n == "X_IS_SECOND" else v) for n, v in self.defines))
+
     @cached_property
     def unaligned(self) -> Plan:
         """The same for operands at any address."""

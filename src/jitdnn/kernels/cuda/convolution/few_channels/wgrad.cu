@@ -68,8 +68,7 @@ FUNCTION void fetch_gradient(ELEMENT *stage, const ELEMENT *dy, Strip at) {
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void few_channels_wgrad(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT dy, ELEMENT *dw, u8 *workspace, f64 alpha,
-                        f64 beta) {
+void few_channels_wgrad(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 beta) {
     extern __shared__ uint4 memory[];
     constexpr int stage_words = STAGE_WORDS + (DY_WORDS + 3) / 4 * 4;
     u32 *stages = (u32 *)memory;
@@ -199,7 +198,7 @@ void few_channels_wgrad(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT dy, E
 // each. Where there are two phases, their sums of a tap are added here, too; their element numbers differ by the
 // lead.
 KERNEL(256)
-void few_channels_wgrad_reduce(const ELEMENT *x, const ELEMENT *dy, ELEMENT *dw, u8 *workspace, f64 alpha, f64 beta) {
+void few_channels_wgrad_reduce(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 beta) {
     __shared__ f32 some[8][32];
     const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
     const int j = (int)blockIdx.x % SUMS, group = (int)blockIdx.x / SUMS % PHASE_GROUPS;

@@ -134,6 +134,8 @@ def alignments_of(names: Defines) -> tuple[int, int, int]:
         found[operand] = max(found[operand], width * int(str(names.get(name, 0))))
     if names.get("Y_VECTOR") == 16 // size:  # dy is the first operand of dgrad, the second of wgrad
         found[0 if "STEP_W" in names else 1] = 16
+    if names.get("X_IS_SECOND"):
+        found[:2] = found[1], found[0]
     return found[0], found[1], found[2]
 
 

@@ -21,12 +21,19 @@ from jitdnn.kernels.algorithm import (
     terms,
 )
 from jitdnn.kernels.gpu.convolution.fft.code import build
-from jitdnn.kernels.gpu.convolution.fft.plan import POINTS, Plan, plan_of, refuse_shape, seconds
+from jitdnn.kernels.gpu.convolution.fft.plan import (
+    POINTS,
+    Plan,
+    plan_of,
+    product_plan_of,
+    product_seconds,
+    refuse_shape,
+    seconds,
+)
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import compute_dtype
 
 FEWEST_TAPS = 32  # with fewer a sum is always faster
-FEWEST_TAPS_OF_SUMS = 128  # the same where channels meet
 
 
 class Fft(KernelAlgorithm[Convolution, GpuDevice]):
@@ -36,11 +43,13 @@ class Fft(KernelAlgorithm[Convolution, GpuDevice]):
     problem = Convolution
     takes_float8 = False
     is_prepared: ClassVar[bool] = False
+    fewest_of_sums: ClassVar[int] = 128
+    """Taps where channels meet, with fewer of which a sum is always faster."""
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         taps, fewest = prod(problem.filter_spatial), FEWEST_TAPS
         if problem.groups < max(problem.c, problem.k):
-            fewest = FEWEST_TAPS_OF_SUMS
+            fewest = self.fewest_of_sums
         if taps < fewest:
             return f"a filter has {taps} taps: with fewer than {fewest} a transform is never faster"
         reason = refuse_shape(problem)
@@ -66,9 +75,11 @@ class Fft(KernelAlgorithm[Convolution, GpuDevice]):
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         plan = self.found(problem, device)
         assert plan is not None
-        return PlannedKernel(
-            plan.workspace, seconds(plan, device.facts), lambda: build(plan, device, epilogue)
-        )
+        return PlannedKernel(plan.workspace, self.time(plan, device), lambda: build(plan, device, epilogue))
+
+    def time(self, plan: Plan, device: GpuDevice) -> float:
+        """Seconds that a call should take."""
+        return seconds(plan, device.facts)
 
     def error_of(self, problem: Convolution) -> float:
         """Transforms round like sums of log2(points) terms, whatever the number of taps; then spectra are added up."""
@@ -91,3 +102,24 @@ class FftOfSpectra(Fft):
         if problem.direction == "bwd_filter":
             return "the filter's gradient reads no filter"
         return super().refusal(problem, device, epilogue)
+
+
+class FftOfProducts(Fft):
+    """Spectra of both operands in the workspace, channels by products of matrices: each number is transformed once."""
+
+    name = "fft_products"
+    fewest_of_sums = 49
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if problem.groups == problem.c == problem.k:
+            return "each filter meets one channel: fft transforms nothing twice"
+        return super().refusal(problem, device, epilogue)
+
+    def found(self, problem: Convolution, device: GpuDevice) -> Plan | None:
+        return product_plan_of(problem, device.facts, device.max_threads)
+
+    def time(self, plan: Plan, device: GpuDevice) -> float:
+        return product_seconds(plan, device.facts)
+
+    def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        return "all results of two pieces of the images, in all channels that meet it"

@@ -15,6 +15,7 @@ from jitdnn.kernels.gpu.prelude.images import offset_type
 from jitdnn.tensor import TensorDescriptor
 
 _POINTERS = 3
+_LANES = 32  # points of a warp, of products of matrices
 _REAL_OF = {"f32": "(bits)", "f16": "f32_of_f16(bits)", "bf16": "f32_of_bits((u32)(bits) << 16)"}
 """Of an element as it is stored."""
 
@@ -30,6 +31,8 @@ def build(plan: Plan, device: GpuDevice, epilogue: Epilogue | None) -> Kernel:
 def launches_of(plan: Plan, is_cuda: bool) -> list[Launch]:
     """On other targets the text says how much shared memory there is."""
     shared = plan.shared if is_cuda else 0
+    if plan.is_product:
+        return _launches_of_products(plan, shared)
     if not plan.is_wgrad:
         launches = [Launch("convolve", plan.blocks, plan.threads, shared)]
         if plan.is_prepared:
@@ -42,6 +45,16 @@ def launches_of(plan: Plan, is_cuda: bool) -> list[Launch]:
             Launch("sum_shares", ceil_div(plan.results * plan.parts, plan.lines), plan.threads, shared)
         )
     return launches
+
+
+def _launches_of_products(plan: Plan, shared: int) -> list[Launch]:
+    names = ("spectra_of_dy", "spectra_of_x") if plan.is_wgrad else ("filter_spectra", "spectra_of_data")
+    first, second, last = (
+        Launch(name, ceil_div(count, plan.lines * plan.rounds), plan.threads, shared)
+        for name, count in zip((*names, "finish"), plan.spectra, strict=True)
+    )
+    blocks = plan.tiles * plan.problem.groups * plan.points // _LANES
+    return [first, second, Launch("multiply_spectra", blocks, 128), last]
 
 
 def source_of(plan: Plan, epilogue: Epilogue | None, parameters: Sequence[str]) -> Source:
@@ -61,7 +74,7 @@ def source_of(plan: Plan, epilogue: Epilogue | None, parameters: Sequence[str]) 
         ("LINES", plan.lines), ("THREADS_OF_BLOCK", plan.threads),
         ("STAGE_OF_LINE", plan.stage_of_line),
         ("AXES", axes), ("IS_WGRAD", int(plan.is_wgrad)), ("IS_DATA", int(plan.is_data)),
-        ("IS_SUM", int(plan.is_sum)), ("IS_PREPARED", int(plan.is_prepared)),
+        ("IS_SUM", int(plan.is_sum)), ("IS_PREPARED", int(plan.is_prepared)), ("IS_PRODUCT", int(plan.is_product)),
         ("IS_IN_PARTS", int(plan.parts > 1)),
         ("IS_UNSTRIDED", int(max(problem.stride) == 1)), ("IS_UNDILATED", int(max(problem.dilation) == 1)),
         ("RESULT_IS_DENSE", int(plan.is_data or max(problem.stride) == 1)),
@@ -75,7 +88,8 @@ def source_of(plan: Plan, epilogue: Epilogue | None, parameters: Sequence[str]) 
         ("EPILOGUE_PARAMETERS", fused.parameters),
         ("EPILOGUE(sum, image, channel)", fused.apply("sum", indices)),
     )  # fmt: skip
-    text = fused.functions + read_text("gpu/convolution/fft", "transform.c", "fft.c")
+    files = ["transform.c", "fft.c", *(["products.c"] if plan.is_product else [])]
+    text = fused.functions + read_text("gpu/convolution/fft", *files)
     # 128 registers a thread: some bytes are spilled where there are epilogues, strides or several axes
     return Source("fft_wgrad" if plan.is_wgrad else "fft", text, defines, spills=True)
 
@@ -91,12 +105,14 @@ def numbers_of(plan: Plan) -> dict[str, int]:
     numbers = {
         "parts": plan.parts, "taps_of_part": plan.tilings[-1].axis.w, "taps": problem.w.shape[-1],
         "results": plan.results, "terms": plan.terms, "filters": plan.filters,
-        "shares": plan.shares, "pairs_of_share": plan.pairs_of_share,
+        "rounds": plan.rounds, "shares": plan.shares, "pairs_of_share": plan.pairs_of_share,
         "pieces": plan.pieces, "pieces_of_image": plan.pieces_of_image,
         "group_c": problem.c // problem.groups, "group_k": problem.k // problem.groups,
         "x_n": problem.x.strides[0], "x_c": problem.x.strides[1],
         "y_n": problem.y.strides[0], "y_c": problem.y.strides[1],
     }  # fmt: skip
+    if plan.is_product:
+        numbers |= _numbers_of_products(plan)
     ahead = plan.line_threads
     for number, tiling in reversed(list(enumerate(plan.tilings))):
         axis = tiling.axis
@@ -115,6 +131,29 @@ def numbers_of(plan: Plan) -> dict[str, int]:
         "filter_k": problem.w.strides[0],
         "filter_c": problem.w.strides[1],
     }
+
+
+def _numbers_of_products(plan: Plan) -> dict[str, int]:
+    """Counts of spectra, and where those of a group, row, column and term are: see products.c."""
+    problem = plan.problem
+    c, k, groups = problem.c, problem.k, problem.groups
+    group_c, group_k = c // groups, k // groups
+    in_filter = (group_k * group_c, group_c, 1)  # of a group, a channel of y and one of x
+    if plan.is_wgrad:
+        steps = ((group_k, 1, k), (group_c, 1, c), in_filter)
+    elif plan.is_data:
+        steps = ((in_filter[0], 1, group_c), (group_k, k, 1), (group_c, 1, c))
+    else:
+        steps = (in_filter, (group_c, c, 1), (group_k, 1, k))
+    axes = (("group", "row", "term"), ("group", "column", "term"), ("group", "row", "column"))
+    numbers = {
+        f"{matrix}_{axis}": step
+        for matrix, of_axes, of_steps in zip("abc", axes, steps, strict=True)
+        for axis, step in zip(of_axes, of_steps, strict=True)
+    }
+    numbers |= dict(zip(("rows", "columns", "sums"), plan.matrices, strict=True))
+    numbers |= {"spectra_of_a": plan.spectra[0], "spectra_of_b": plan.spectra[1], "pairs": plan.pairs}
+    return numbers | {"channels_x": c, "channels_y": k, "groups": groups}
 
 
 def _filter_steps(w: TensorDescriptor, is_flipped: bool) -> tuple[int, list[int]]:

@@ -209,31 +209,37 @@ FUNCTION void advance(int *digits, const int *lengths, const int *ahead) {
     }                                                                                                \
   }
 
-#if IS_SUM
-#if IS_PREPARED
+#if IS_SUM || IS_PRODUCT
+#if IS_PREPARED || IS_PRODUCT
 #define SPECTRUM_OF(part, k)                                                                                            \
   ((GLOBAL Number *)workspace + ((((part) * filters + row * group_c + column) * 16 + (k)) * LINE_THREADS + t))
 
-/* The spectra of all parts of all filters. */
+/* The spectra of all parts of all filters, `rounds` of them by a line of a thread block. */
 KERNEL_OF_BLOCK
 void filter_spectra(ARGUMENTS) {
   BEGIN
-  const int unit = (int)BLOCK_ID(0) * LINES + line, part = unit / (int)filters, number = unit - part * (int)filters;
-  const int row = number / (int)group_c, column = number - row * (int)group_c, is_there = part < parts;
-  REAL re[16], im[16];
-  MAKE_FILTER_WINDOW(window, part, is_there)
-  LOAD_FILTER(window)
-  forward(re, im, stage, roots, t);
-  if (is_there) {
-    UNROLL for (int k = 0; k < 16; ++k) {
-      Number number;
-      number.re = re[k], number.im = im[k];
-      *SPECTRUM_OF(part, k) = number;
+  for (int round = 0; round < (int)rounds; ++round) {
+    int unit = ((int)BLOCK_ID(0) * (int)rounds + round) * LINES + line;
+    ANEW(unit)
+    const int part = unit / (int)filters, number = unit - part * (int)filters;
+    const int row = number / (int)group_c, column = number - row * (int)group_c, is_there = part < parts;
+    REAL re[16], im[16];
+    MAKE_FILTER_WINDOW(window, part, is_there)
+    LOAD_FILTER(window)
+    BARRIER(); /* nobody reads what the one before left */
+    forward(re, im, stage, roots, t);
+    if (is_there) {
+      UNROLL for (int k = 0; k < 16; ++k) {
+        Number number;
+        number.re = re[k], number.im = im[k];
+        *SPECTRUM_OF(part, k) = number;
+      }
     }
   }
 }
 #endif
 
+#if !IS_PRODUCT
 /* re and im, times the spectrum of a filter or its conjugate, are added to the sum. */
 #define ADD_PRODUCT(spectrum)                                                                                           \
   UNROLL for (int k = 0; k < 16; ++k) {                                                                                 \
@@ -288,6 +294,7 @@ void convolve(ARGUMENTS) {
     STORE_PAIR
   }
 }
+#endif
 #else
 /* Forward, and with IS_DATA the gradient of the data. */
 KERNEL_OF_BLOCK
@@ -336,6 +343,7 @@ void convolve(ARGUMENTS) {
     }                                                                                                                   \
     advance(digits, lengths, ahead);                                                                                    \
   }
+#if !IS_PRODUCT
 #define PART_OF(share, k) \
   ((GLOBAL Number *)workspace + (((share) * (i64)parts * results + slot) * 16 + (k)) * LINE_THREADS + t)
 
@@ -398,4 +406,5 @@ void sum_shares(ARGUMENTS) {
   MAKE_FILTER_WINDOW(window, part, is_there)
   FINISH_FILTER
 }
+#endif
 #endif

@@ -32,6 +32,8 @@ _THREADS = 128
 """Of a thread block at least: several short transforms share one."""
 _TILES = (1, 2, 3, 4, 6, 8, 12, 16)
 """Pieces along every axis but the last that are tried."""
+TILE = 8
+"""Rows and columns of a product of matrices that a thread block has."""
 _MOST = 2**28
 _NUMBER_BYTES = 8
 
@@ -55,7 +57,8 @@ class Plan:
     """A problem in pieces, transforms of `points`, and the units of each result: `shares` of its pieces.
 
     The filter is in so many `parts`, whose taps the last of the tilings has. `is_prepared`: of sums, the spectra of all
-    filters are made before, and lie in the workspace.
+    filters are made before, and lie in the workspace. `is_product`: those of both operands and of the result do, and a
+    line of a thread block makes `rounds` spectra one after the other.
     """
 
     problem: Convolution
@@ -64,6 +67,8 @@ class Plan:
     shares: int
     parts: int = 1
     is_prepared: bool = False
+    is_product: bool = False
+    rounds: int = 1
 
     @property
     def is_wgrad(self) -> bool:
@@ -104,8 +109,35 @@ class Plan:
         return self.problem.n * self.pieces_of_image
 
     @property
+    def pairs(self) -> int:
+        """Pairs of pieces of one channel, which are transformed at once."""
+        return ceil_div(self.pieces, 2)
+
+    @property
+    def spectra(self) -> tuple[int, int, int]:
+        """Of both operands and of the result, where channels meet by products of matrices: see products.c."""
+        p, pairs = self.problem, self.pairs
+        if self.is_wgrad:
+            return pairs * p.k, pairs * p.c, self.filters
+        return self.filters, pairs * (p.k if self.is_data else p.c), pairs * (p.c if self.is_data else p.k)
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """Rows, columns and terms of the products of a group at each point."""
+        group_c, group_k = self.problem.w.shape[1], self.problem.k // self.problem.groups
+        if self.is_wgrad:
+            return group_k, group_c, self.pairs
+        return (group_c, self.pairs, group_k) if self.is_data else (group_k, self.pairs, group_c)
+
+    @property
+    def tiles(self) -> int:
+        """Thread blocks that share the product of a group at one point, with its neighbours."""
+        rows, columns, _ = self.matrices
+        return ceil_div(rows, TILE) * ceil_div(columns, TILE)
+
+    @property
     def pairs_of_share(self) -> int:
-        return ceil_div(ceil_div(self.pieces, 2), self.shares)
+        return ceil_div(self.pairs, self.shares)
 
     @property
     def line_threads(self) -> int:
@@ -133,7 +165,7 @@ class Plan:
     def stage_of_line(self) -> int:
         """Complex numbers in shared memory for each unit: those that change hands, and a spectrum that is kept, x's in
         the filter's gradient and the filter's otherwise."""
-        return (1 if self.is_prepared else 2) * self.points
+        return (1 if self.is_prepared or self.is_product else 2) * self.points
 
     @property
     def first_radix(self) -> int:
@@ -164,7 +196,9 @@ class Plan:
 
     @property
     def workspace(self) -> int:
-        """Bytes: of several shares of a filter's gradient their spectra, or those of filters."""
+        """Bytes: of several shares of a filter's gradient their spectra, or those of filters, or of all."""
+        if self.is_product:
+            return sum(self.spectra) * self.points * _NUMBER_BYTES
         if self.is_prepared:
             return self.filters * self.parts * self.points * _NUMBER_BYTES
         if not self.is_wgrad or self.shares == 1:
@@ -255,6 +289,25 @@ def plan_of(
     return min(found, key=lambda plan: seconds(plan, facts), default=None)
 
 
+@lru_cache(maxsize=1024)
+def product_plan_of(problem: Convolution, facts: GpuFacts, most_threads: int = 1024) -> Plan | None:
+    """The fastest plan of products of matrices; None if the taps do not fit a transform, or there is one term each."""
+    found = [
+        plan
+        for points in POINTS
+        for tilings in _tilings(problem, points, 1)
+        for plan in [_in_rounds(Plan(problem, tilings, points, 1, is_product=True), facts)]
+        if plan.threads <= most_threads and plan.shared + plan.root_bytes <= facts.shared_bytes
+    ]
+    return min(found, key=lambda plan: product_seconds(plan, facts), default=None)
+
+
+def _in_rounds(plan: Plan, facts: GpuFacts) -> Plan:
+    """The plan with as many spectra for each line as keep all multiprocessors busy: roots of one are made once."""
+    at_once = 2 * facts.multiprocessors * max(1, _RESIDENT_THREADS // plan.threads) * plan.lines
+    return replace(plan, rounds=max(1, min(8, max(plan.spectra) // at_once)))
+
+
 def _counts_of_parts(problem: Convolution, points: int) -> set[int]:
     """The filter at once, or in parts that take a half or three quarters of a transform."""
     reach = axes_of(problem)[-1].span + 1
@@ -338,3 +391,38 @@ def seconds(plan: Plan, facts: GpuFacts) -> float:
     cached = _CACHE_RATE * facts.bandwidth
     total = max(cycles / facts.clock, plan.moved / (_MEMORY_SHARE * facts.bandwidth), plan.loaded / cached)
     return total + plan.scattered * _SECTOR / cached + (2 if plan.workspace else 1) * _LAUNCH_SECONDS
+
+
+_SPECTRUM_SHARE = 0.3
+"""Of a multiprocessor's rate, of products of matrices of spectra."""
+
+
+def product_seconds(plan: Plan, facts: GpuFacts) -> float:
+    """The same where channels meet by products of matrices: of transforms, products, and transforms back."""
+    problem, rate = plan.problem, _MEMORY_SHARE * facts.bandwidth
+    number_bytes, result = plan.points * _NUMBER_BYTES, problem.output.nbytes
+    given = problem.x.nbytes + problem.w.nbytes + problem.y.nbytes - result
+    *operands, products = plan.spectra
+    launches = [(count, given if n == 0 else 0) for n, count in enumerate(operands)] + [(products, result)]
+    total = 0.0
+    for count, moved in launches:
+        blocks = ceil_div(ceil_div(count, plan.lines), facts.multiprocessors)
+        cycles = (
+            blocks
+            * plan.lines
+            * plan.points
+            * (_PASS_CYCLES * plan.passes + _POINT_CYCLES + _SPECTRUM_CYCLES)
+        )
+        cycles = max(cycles, _PASS_LATENCY * plan.passes + _LATENCY)
+        total += max(cycles / facts.clock, (moved + count * number_bytes) / rate) + _LAUNCH_SECONDS
+    padded = TILE**2 * plan.tiles * problem.groups
+    multiplied = (
+        4
+        * padded
+        * plan.matrices[2]
+        * plan.points
+        / (facts.f32_rate / 2 * facts.multiprocessors * facts.clock)
+    )
+    total += max(multiplied / _SPECTRUM_SHARE, sum(plan.spectra) * number_bytes / rate) + _LAUNCH_SECONDS
+    scattered = [t for t in (problem.x, problem.w, problem.y) if abs(t.strides[-1]) != 1 and t.shape[-1] > 1]
+    return total + sum(t.size for t in scattered) * _SECTOR / (_CACHE_RATE * facts.bandwidth)

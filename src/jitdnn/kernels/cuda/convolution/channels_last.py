@@ -1,0 +1,105 @@
+"""Convolutions of channels first by algorithms of channels last: operands are copied before, the result behind.
+
+A copy moves a tensor twice at the speed of memory, whatever the two orders are. An algorithm that reads 16 bytes of
+neighbouring channels at a time takes 4 to 8 times as many instructions for channels that lie apart, or does not take
+them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.cuda.convolution.few_channels.algorithm import FewChannels, with_few_inputs
+from jitdnn.kernels.cuda.convolution.half_precision.copied import SAME, Copied, room_of
+from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
+from jitdnn.problems.convolution import OPERANDS, Convolution
+from jitdnn.problems.problem import Problem
+from jitdnn.tensor import TensorDescriptor, compute_dtype, packed_strides
+
+
+class ChannelsLast(KernelAlgorithm[Convolution, GpuDevice]):
+    """Another algorithm behind a copy to channels last, and before one back: forward and data."""
+
+    problem = Convolution
+    takes_float8 = False
+
+    def __init__(self, elementwise: ElementwiseGenerator, inner: Algorithm) -> None:
+        self._elementwise, self._inner = elementwise, inner
+        self.name = f"{inner.name}_copied"  # type: ignore[misc]
+        self.has_exact_products = inner.has_exact_products  # type: ignore[misc]
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if problem.direction == "bwd_filter":
+            return f"a filter's gradient reads two tensors: {self._inner.name} takes them as they are"
+        if problem.is_integer:
+            return f"it copies reals, not {problem.x.dtype}"
+        if not self._copied(problem):
+            return f"channels are neighbours already: {self._inner.name} reads them"
+        return self._inner.refuse(self._lasting(problem), device, epilogue)
+
+    def _copied(self, problem: Convolution) -> tuple[str, ...]:
+        """The tensors that are copied, of x and y: those whose channels lie apart."""
+        return tuple(name for name in "xy" if not _is_last(getattr(problem, name)))
+
+    def _lasting(self, problem: Convolution) -> Convolution:
+        """The problem with these tensors in channels last."""
+        copied = self._copied(problem)
+        return replace(
+            problem,
+            x=_last(problem.x) if "x" in copied else problem.x,
+            y=_last(problem.y) if "y" in copied else problem.y,
+        )
+
+    def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        own, copied = self._lasting(problem), self._copied(problem)
+        order = OPERANDS[problem.direction]
+        before = [problem.inputs[0].descriptor, own.inputs[0].descriptor] if order[0] in copied else None
+        behind = [own.output, problem.output] if order[-1] in copied else None
+        rooms = [room_of(tensors[end]) if tensors else 0 for tensors, end in ((before, 1), (behind, 0))]
+        seconds = self._inner.estimate(own, device, epilogue)
+        seconds += sum(self._elementwise.estimate(SAME, ends, device) for ends in (before, behind) if ends)
+
+        def copy(tensors: list[TensorDescriptor] | None) -> Kernel | None:
+            if tensors is None:
+                return None
+            return self._elementwise.build(SAME, tensors, device, computing=compute_dtype(problem.dtype))
+
+        def build() -> Kernel:
+            return Copied(copy(before), self._inner.build(own, device, epilogue), copy(behind), rooms)
+
+        return PlannedKernel(sum(rooms) + self._inner.workspace(own, device, epilogue), seconds, build)
+
+    def arithmetic(self, problem: Problem) -> str:
+        return self._inner.arithmetic(problem)
+
+    def error_of(self, problem: Convolution) -> float:
+        return self._inner.error_bound(problem)
+
+    def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        return self._inner.spreads(self._lasting(problem), device, epilogue)
+
+
+class FewChannelsLast(ChannelsLast):
+    """The same of data gradients of layers with few input channels, and the like: dy, which has many, is copied."""
+
+    def __init__(self, elementwise: ElementwiseGenerator, inner: FewChannels) -> None:
+        super().__init__(elementwise, inner)
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if with_few_inputs(problem).direction != "bwd_data":
+            return "it is for data gradients of layers with few input channels, and the like"
+        return super().refusal(problem, device, epilogue)
+
+    def _copied(self, problem: Convolution) -> tuple[str, ...]:
+        return tuple(name for name in super()._copied(problem) if name == OPERANDS[problem.direction][0])
+
+
+def _is_last(tensor: TensorDescriptor) -> bool:
+    return tensor.strides[1] == 1 or tensor.shape[1] == 1
+
+
+def _last(tensor: TensorDescriptor) -> TensorDescriptor:
+    order = (0, *range(2, len(tensor.shape)), 1)
+    return TensorDescriptor(tensor.shape, packed_strides(tensor.shape, order), tensor.dtype)

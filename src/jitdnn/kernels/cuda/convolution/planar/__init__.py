@@ -1,0 +1,1 @@
+"""Depthwise and grouped convolutions of channels first on CUDA cores."""

@@ -1,0 +1,200 @@
+"""Planes one behind the other, copied to shared memory as one run: the sizes of a thread block, and its time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.devices.gpu_facts import GpuFacts
+from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window, lower
+from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import resident_blocks
+from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, MEMORY_LATENCY, depthwise_clock
+from jitdnn.problems.convolution import Convolution
+from jitdnn.tensor import TensorDescriptor
+from jitdnn.tensor.dtypes import DTYPES
+
+MAX_CHANNELS = 32
+"""Of a group, on either side."""
+_COPY_BYTES = 16
+_MOST_STAGE = 200 << 10  # bytes of a thread block
+_MOST_PRODUCTS = 1200  # of a thread and channel of the input, all of them unrolled
+_MOST_REGISTERS = 200
+_EXTRA_REGISTERS = 28
+_GROUPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_TILES_OUT = (1, 2, 3, 4, 6, 8)
+_STRIPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+_THREADS = (64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A problem whose planes lie one behind the other.
+
+    A thread block of `threads` has `groups` groups of channels, a thread columns of `strip` results in `tile_out`
+    channels.
+    """
+
+    problem: Convolution
+    window: Window
+    groups: int
+    tile_out: int
+    strip: int
+    threads: int
+    facts: GpuFacts
+
+    @property
+    def axes(self) -> tuple[Axis, Axis, Axis]:
+        return self.window.axes
+
+    @cached_property
+    def element(self) -> int:
+        return DTYPES[self.window.dtype]
+
+    @property
+    def group_in(self) -> int:
+        """Channels of the input in a group."""
+        return self.window.input.shape[1] // self.problem.groups
+
+    @property
+    def group_out(self) -> int:
+        """Channels of the result in a group."""
+        return self.window.output.shape[1] // self.problem.groups
+
+    @cached_property
+    def run(self) -> int:
+        """Bytes that a thread block copies."""
+        _, height, width = self.axes
+        return self.groups * self.group_in * height.input.extent * width.input.extent * self.element
+
+    @cached_property
+    def shared(self) -> int:
+        return math.ceil(self.run / _COPY_BYTES) * _COPY_BYTES
+
+    @cached_property
+    def is_aligned(self) -> bool:
+        """Whether the run of each thread block begins at a multiple of 16 bytes where x does."""
+        return self.run % _COPY_BYTES == 0
+
+    @cached_property
+    def grid_blocks(self) -> int:
+        return math.ceil(self.window.n * self.problem.groups / self.groups)
+
+    @cached_property
+    def items(self) -> int:
+        """Columns of results of a thread block, of which a thread has one after the other."""
+        _, height, width = self.axes
+        tiles = math.ceil(self.group_out / self.tile_out)
+        return self.groups * tiles * math.ceil(height.count / self.strip) * width.count
+
+    @cached_property
+    def reads(self) -> int:
+        """Elements of a channel of the input that a thread reads."""
+        return ((self.strip - 1) * self.axes[1].stride + self.axes[1].taps) * self.axes[2].taps
+
+    @cached_property
+    def registers(self) -> int:
+        numbers = self.tile_out * (self.window.taps + self.strip)
+        return numbers + 2 * self.axes[2].taps + _EXTRA_REGISTERS
+
+    @cached_property
+    def resident(self) -> int:
+        """Thread blocks that a multiprocessor has at a time."""
+        by_registers = resident_blocks(self.facts, self.registers, self.threads)
+        return max(1, min(by_registers, self.facts.resident(self.shared)))
+
+
+def refuse(problem: Convolution) -> str | None:
+    """Why a problem has no planes one behind the other; None if it has."""
+    if problem.is_integer or problem.dtype == "f64":
+        return f"it computes in f32: {problem.x.dtype} is for another algorithm"
+    if problem.direction == "bwd_filter":
+        return "a filter's gradient is for depthwise_sliding, grouped or implicit_gemm"
+    if 0 in problem.x.shape or 0 in problem.y.shape or 0 in problem.w.shape:
+        return "a tensor is empty: use an algorithm without tiles"
+    if len(problem.spatial) > 2:
+        return "it takes one or two axes of space: direct takes three"
+    if problem.direction == "bwd_data" and max(problem.stride) > 1:
+        return "backward to the data it takes stride 1: direct takes any"
+    taps_and_dilation = zip(problem.filter_spatial, problem.dilation, strict=True)
+    if any(dilation > 1 for taps, dilation in taps_and_dilation if taps > 1):
+        return "it takes no dilation: direct does"
+    most = max(problem.c, problem.k) // problem.groups
+    if most > MAX_CHANNELS:
+        return f"a group has {most} channels, more than {MAX_CHANNELS} are for tensor cores: implicit_gemm takes any"
+    if not _is_packed(problem.x if problem.direction == "fwd" else problem.y):
+        return "planes must lie one behind the other, as in nchw without gaps: direct takes any order"
+    return None
+
+
+def _is_packed(tensor: TensorDescriptor) -> bool:
+    """Whether the elements of a tensor, axis after axis, follow each other in memory."""
+    step = 1
+    for extent, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
+        if extent > 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+def candidates(problem: Convolution, device: GpuDevice) -> Iterator[Plan]:
+    """Every sensible plan; none if the planes of a group, or the filter, are too large."""
+    window = lower(problem)
+    _, height, _ = window.axes
+    least = Plan(problem, window, 1, 1, 1, min(_THREADS), device.facts)
+    limit = min(_MOST_STAGE, device.shared_bytes)
+    if least.shared > limit or least.registers > _MOST_REGISTERS:
+        return
+    for groups, tile_out, strip in itertools.product(_GROUPS, _TILES_OUT, _STRIPS):
+        plan = Plan(problem, window, groups, tile_out, strip, min(_THREADS), device.facts)
+        if plan.shared > limit or plan.registers > _MOST_REGISTERS:
+            continue
+        if tile_out > plan.group_out or strip > height.count or groups > window.n * problem.groups:
+            continue
+        if tile_out * strip * window.taps > _MOST_PRODUCTS:
+            continue
+        for threads in _THREADS:
+            if threads > min(_THREADS) and 2 * plan.items < threads:
+                continue
+            yield Plan(problem, window, groups, tile_out, strip, threads, device.facts)
+
+
+# ---- cost, fitted to 177 plans of 41 layers on an H200
+
+_ISSUE = 1 / 4  # cycles of an instruction of a warp: four schedulers
+_COPY, _READ, _WEIGHT, _STORE, _ITEM = 2.1, 5.0, 1.9, 7.2, 47.0
+"""Instructions of a copy of 16 bytes, an element that is read, one of the filter, a result, and of an item."""
+_WIDEN = 4.0  # more for an element of 16 bits
+_GAPS, _GAPS_OF_WARPS, _LEAST_WARPS = 0.85, 1.07, 0.23
+"""Cycles lost between dependent instructions, as a factor: a constant, and a part for each of few warps."""
+_UNHIDDEN = 0.19
+_LONE = 0.24  # of a transfer, where one thread block is alone on its multiprocessor
+
+
+def seconds(plan: Plan, device: GpuDevice) -> float:
+    """Expected time."""
+    taps, stride = plan.window.taps, min(plan.axes[2].stride, 2)
+    rounds = math.ceil(plan.items / plan.threads) * plan.threads / 32  # of warps
+    read = _READ + (_WIDEN if plan.element < 4 else 0.0)
+    of_channel = plan.tile_out * taps * (plan.strip + _WEIGHT) + read * plan.reads
+    issued = rounds * (plan.group_in * of_channel + plan.tile_out * plan.strip * _STORE + _ITEM)
+    copies = plan.run / _COPY_BYTES / 32 * (1 if plan.is_aligned else _COPY_BYTES / plan.element)
+    issued += _COPY * copies
+    accesses = plan.group_in * (stride * plan.reads + plan.tile_out * taps)
+    shared = rounds * (accesses + plan.tile_out * plan.strip) + 4 * copies
+    waves = math.ceil(plan.grid_blocks / (device.multiprocessors * plan.resident))
+    blocks = plan.grid_blocks / device.multiprocessors
+    filled = math.ceil(blocks) / blocks if waves < 4 else 1 + 0.5 * plan.resident / blocks
+    here = min(plan.resident, math.ceil(blocks))
+    # of a scheduler, that compute while others wait for what they copy
+    warps = max(_LEAST_WARPS, here * plan.threads / 128)
+    gaps = _GAPS + _GAPS_OF_WARPS / warps
+    block_seconds = max(issued * _ISSUE * gaps, shared) / depthwise_clock(device.facts)
+    busy = block_seconds * blocks * filled
+    transfer = plan.window.bytes_moved / device.bandwidth * (1 + _LONE / here) * filled**0.5
+    overlapped = (busy**4 + transfer**4) ** 0.25 + _UNHIDDEN * min(busy, transfer)
+    alone = waves * (2 * MEMORY_LATENCY + block_seconds)
+    return float(LAUNCH_SECONDS + max(overlapped, alone))
