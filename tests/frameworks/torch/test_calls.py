@@ -277,7 +277,7 @@ def test_copies_and_pickles_remember_nothing(long_ways: list[Any]) -> None:
 def test_where_torchs_kernels_win_in_both_directions_its_function_runs(
     wins: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measured(what: str, handle: Any, device: Any, ours: Any, stock: Any) -> Any:
+    def measured(what: str, handle: Any, device: Any, ours: Any, stock: Any, *how: Any) -> Any:
         return choice.Decision("filter" in what.split()[:2] and wins, "measured, as this test says", 1.0, 1.0)
 
     monkeypatch.setattr(choice, "measured", measured)
