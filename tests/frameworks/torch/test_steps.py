@@ -121,6 +121,8 @@ def test_layers_are_chosen_by_one_time_alone_where_steps_are_faster_so(
     assert f"{who}'s time alone" in decision.reason
     assert 3 * steps._BLOCK <= ways.count(True) < MEASURED
     assert ways[-3:] == [True] * 3
+    assert "alone" in jt.explain(model, X).rows[0].reason
+    assert measure(model) == which  # layers as they run are told
     with torch.no_grad():
         clock.step(model, X)  # steps of another kind
     assert measure(model) == "first"

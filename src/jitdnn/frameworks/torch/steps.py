@@ -187,7 +187,7 @@ class Steps:
         x = next((one for one in args if isinstance(one, Tensor)), None)
         if x is None or not is_measured(x) or kinds.observers or kinds.threads_apart or not is_eager():
             self._begun = None
-            self._put(model, CHOSEN)
+            self._put(model, CHOSEN if self.trial is None else self.trial.layers)
             return
         key = _key(model, args, x.device.type)
         trial = self._trials.get(key)
@@ -266,6 +266,11 @@ class Trial:
         if self.decision is not None:
             return self._winner
         return self._to_learn[0] if self._to_learn else _ORDER[self._number // _BLOCK]
+
+    @property
+    def layers(self) -> str:
+        """How layers are chosen, for who asks them."""
+        return CHOSEN if self.decision is None or self._winner == STOCK else self._winner
 
     @property
     def bypassed(self) -> Collection[nn.Module]:
