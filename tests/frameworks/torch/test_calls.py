@@ -308,6 +308,32 @@ def test_where_torchs_kernels_win_in_both_directions_its_function_runs(
     assert len(model._jitdnn_calls.entries) == 1
 
 
+@pytest.mark.parametrize("name", ["convolution", "transposed", "of volumes"])
+def test_gradients_that_are_torchs_are_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(what: str, handle: Any, device: Any, ours: Any, stock: Any, *how: Any) -> Any:
+        return choice.Decision("filter" in what.split()[:2], "measured, as this test says", 1.0, 1.0)
+
+    masks: list[Any] = []
+    real = convolution.stock
+
+    def call(function: Any, *operands: Any) -> Any:
+        if function is torch.ops.aten.convolution_backward.default:
+            masks.append(operands[-1])
+        return real(function, *operands)
+
+    monkeypatch.setattr(choice, "measured", measured)
+    monkeypatch.setattr(choice, "stored", lambda *_: None)
+    monkeypatch.setattr(convolution, "stock", call)
+    stock, shape = LAYERS[name][0](), LAYERS[name][1]
+    model = jt.convert(copy.deepcopy(stock))
+    check(model, stock, random(*shape))
+    masks.clear()
+    for _ in range(2):
+        check(model, stock, random(*shape))
+    assert masks[-1:] == [[True, False, True]]
+    assert len(masks) <= 3  # one for each where the call is not remembered yet
+
+
 @pytest.mark.parametrize("name", ["convolution", "linear", "transposed"])
 def test_derivatives_taken_forward_are_torchs(name: str) -> None:
     model, stock, shape = pair(name)
