@@ -154,15 +154,21 @@ def _before(model: nn.Module, args: tuple[Any, ...]) -> None:
 
 def decision(model: nn.Module) -> Decision | None:
     """What was decided for the kind of steps that came last, None while it is not."""
+    trial = of(model)
+    return None if trial is None else trial.decision
+
+
+def of(model: nn.Module) -> Trial | None:
+    """What is known of the kind of steps that came last."""
     steps: Steps | None = model.__dict__.get(STEPS)
-    return None if steps is None or steps.trial is None else steps.trial.decision
+    return None if steps is None else steps.trial
 
 
 def force(model: nn.Module, way: str) -> None:
     """Let steps of the kind that came last run a way from now on, whatever is known of them: for benchmarks."""
-    steps: Steps | None = model.__dict__.get(STEPS)
-    if steps is not None and steps.trial is not None:
-        steps.trial.force(way)
+    trial = of(model)
+    if trial is not None:
+        trial.force(way)
 
 
 class Steps:
