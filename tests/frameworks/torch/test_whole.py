@@ -115,6 +115,11 @@ def test_where_no_kernel_is_faster_nothing_is_measured(times: Times) -> None:
             trained(model, x)
         assert [kind.name for kind in seen] == ["whole"] * LAYERS
     assert not times.asked
+    kinds.forget()  # another process runs none of ours to know
+    with watched() as seen:
+        trained(jt.convert(network()), x)
+    assert [kind.name for kind in seen] == ["whole"] * LAYERS
+    assert {kind.decision.reason for kind in seen} == {"stored: torch's kernels are faster, each of them"}
 
 
 def test_on_processors_convolutions_and_products_are_chosen_by_their_kernels() -> None:

@@ -59,6 +59,8 @@ def without_host() -> Iterator[None]:
         _is_host_free.reset(token)
 
 
+_NONE = "jitdnn's kernels: none"
+"""In place of times of calls as a whole for whose parts torch's kernels were chosen, each of them."""
 PARTS = "parts"
 """The option `measure` of kernels that are parts of a call which is chosen as a whole besides."""
 _SHARE = 0.25  # of the host's time that counts of parts: whether it counts at all is not known
@@ -137,6 +139,8 @@ def decide(
 def stored(what: str, handle: Handle, device: torch.device, how: str = "first") -> Decision | None:
     """The choice by times of an earlier process, None if there are none."""
     times = recorded(what, handle, device)
+    if _NONE in times:
+        return Decision(False, "stored: torch's kernels are faster, each of them")
     if OURS not in times or STOCK not in times:
         return None
     hosts = tuple(times[who] for who in _HOSTS if who in times)
@@ -159,6 +163,13 @@ def measured(
     times = dict(zip((OURS, STOCK, *_HOSTS), (*seconds, *hosts), strict=False))
     record(what, handle, device, times)
     return _compared(seconds, "measured", hosts, how)
+
+
+def none_is_ours(what: str, handle: Handle, device: torch.device) -> Decision:
+    """The choice of torch's function for a call of whose parts none is ours, which is stored: that is no time, but
+    later processes need not run the call to know."""
+    record(what, handle, device, {_NONE: 1.0})
+    return Decision(False, "torch's kernels are faster, each of them")
 
 
 def recorded(what: str, handle: Handle, device: torch.device) -> dict[str, float]:

@@ -217,7 +217,7 @@ def _decided(
         if waits_for:
             return Decision(False, "ours is being compiled", waits_for=waits_for)
         if not is_one and not any(kind.decision.is_ours for kind in seen):
-            return Decision(False, "torch's kernels are faster, each of them")
+            return choice.none_is_ours(what, handle, device)
         told.clear()
         stock()
         if module is not None and function in SHORT:  # other calls are not remembered
