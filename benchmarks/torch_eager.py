@@ -5,12 +5,12 @@
 
 Before anything is timed, `--processes` many processes at once compile and measure what the models need (a step of
 each), and one after another the models are timed by what was kept: `first s` are those of warm caches, in a process
-that has run the models above. Milliseconds are those of `torch_inductor.py`: `ours` as a program has them, `chosen`
-with layers as they were chosen, also where steps as a whole turned out to be faster by PyTorch's functions
-(`bypassed`).
-`host ms` is the time until a step is enqueued on a GPU that has nothing to do, `kernels ms` the sum of its kernels by
-PyTorch's profiler, `MiB` what a step takes at most of PyTorch's allocator beyond what was there before, each PyTorch's
-and with layers as chosen. `--kernels N` lists the N kernels of both that take longest.
+that has run the models above. Milliseconds are those of `torch_inductor.py`: `ours` by the way that the converted model
+came to run its steps (see `jt.explain`), which is one of those behind it: layers as they were chosen, as the GPU's time
+alone chooses them, as the host's does, and all of them bypassed. `host ms` is the processor's time until a step is
+enqueued on a GPU that has nothing to do, `GPU ms` the sum of its kernels by PyTorch's profiler, `MiB` what a step takes
+at most of PyTorch's allocator beyond what was there before, each PyTorch's and that of the fastest way that bypasses
+not all. `--kernels N` lists the N kernels of both that take longest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -36,10 +36,13 @@ MODELS = (
     "wav2vec_conformer", "causal_conv1d", "timm:efficientnet_b0", "timm:mobilenetv2_100", "unet3d", "resnet50",
     "resnext50", "timm:regnety_032", "convnext_tiny", "timm:convnext_base", "x3d", "replknet",
 )  # fmt: skip
-WAYS = {"chosen": steps.CHOSEN, "kernels": steps.KERNELS, "host": steps.HOST}
+OWN = {"chosen": steps.CHOSEN, "kernels": steps.KERNELS, "host": steps.HOST}
+WAYS = {**OWN, "bypassed": steps.STOCK}
+LEARNING = 6  # steps in which modules come to remember their calls
 HEAD = (
     f"{'model':22s}{'n':>4s}{'stock ms':>10s}{'ours':>8s}{'speed':>7s}{'chosen':>8s}{'kernels':>9s}{'host':>8s}"
-    f"{'host ms':>9s}{'ours':>8s}{'GPU ms':>9s}{'ours':>8s}{'MiB':>8s}{'ours':>8s}{'first s':>9s}{'ours':>8s}"
+    f"{'bypassed':>10s}{'host ms':>9s}{'ours':>8s}{'GPU ms':>9s}{'ours':>8s}{'MiB':>8s}{'ours':>8s}"
+    f"{'first s':>9s}{'ours':>8s}"
 )
 
 
@@ -92,20 +95,19 @@ def row(name: str, arguments: argparse.Namespace) -> None:
             run()
     most = 2e-2 if arguments.dtype != "f32" else 1e-4
     is_near = math.isclose(losses["stock"], losses["ours"], rel_tol=most, abs_tol=most)
-    decided = steps.decision(peers["ours"].model)
-    found.update(least(peers, x, labels, arguments.seconds))
-    # as the program would run by each way: layers' choices are known, and modules remember their calls
-    for what, way in WAYS.items():
+    trial = steps.of(peers["ours"].model)
+    assert trial is not None
+    decided, taken = trial.decision, trial.way
+    for way in WAYS.values():  # modules remember their calls
         steps.force(peers["ours"].model, way)
-        for _ in range(WARM_EAGER // 6):
+        for _ in range(LEARNING):
             runs["ours"]()
-        found.update(least({what: peers["ours"]}, x, labels, arguments.seconds / 4))
-    steps.force(peers["ours"].model, WAYS[min(WAYS, key=lambda what: found[f"{what} ms"])])
-    for _ in range(WARM_EAGER // 6):
-        runs["ours"]()
+    found.update(least(peers, x, labels, arguments.seconds))
+    found["ours ms"] = next(found[f"{what} ms"] for what, way in WAYS.items() if way == taken)
+    steps.force(peers["ours"].model, WAYS[min(OWN, key=lambda what: found[f"{what} ms"])])
     tables = {}
     for who, run in runs.items():
-        found[f"{who} host ms"] = 1e3 * host_seconds(run)
+        found[f"{who} host ms"] = 1e3 * host_seconds(run, clock=process_time)
         found[f"{who} MiB"] = peak(run)
         tables[who] = kernels(run)
         found[f"{who} GPU ms"] = sum(ms for _, ms in tables[who].values())
@@ -121,19 +123,22 @@ def row(name: str, arguments: argparse.Namespace) -> None:
 
 
 def least(peers: dict[str, Peer], x: torch.Tensor, labels: torch.Tensor, seconds: float) -> dict[str, float]:
-    """Milliseconds of a step of each, samples in turns."""
-    best = dict.fromkeys(peers, math.inf)
+    """Milliseconds of a step of PyTorch's and of the converted model by each way, samples in turns."""
+    best = dict.fromkeys(("stock", *WAYS), math.inf)
     end = perf_counter() + seconds
     while perf_counter() < end:
-        for who, peer in peers.items():
-            best[who] = min(best[who], peer.seconds(x, labels))
-    return {f"{who} ms": 1e3 * value for who, value in best.items()}
+        for what in best:
+            if what in WAYS:
+                steps.force(peers["ours"].model, WAYS[what])
+            best[what] = min(best[what], peers["ours" if what in WAYS else what].seconds(x, labels))
+    return {f"{what} ms": 1e3 * value for what, value in best.items()}
 
 
 def line(found: dict[str, Any]) -> str:
     """A row of the table."""
     text = f"{found['model']:22s}{found['batch']:4d}{found['stock ms']:10.2f}{found['ours ms']:8.2f}"
     text += f"{found['speed']:7.3f}{found['chosen ms']:8.2f}{found['kernels ms']:9.2f}{found['host ms']:8.2f}"
+    text += f"{found['bypassed ms']:10.2f}"
     for what, width, digits in (("host ms", 9, 2), ("GPU ms", 9, 2), ("MiB", 8, 0), ("first s", 9, 2)):
         text += f"{found[f'stock {what}']:{width}.{digits}f}{found[f'ours {what}']:8.{digits}f}"
     return f"{text}  {found['decided']}"
