@@ -39,6 +39,8 @@ from jitdnn.settings import current
 CALLS = "_jitdnn_calls"
 """The attribute of a module that remembers its calls."""
 _EPOCH = 3  # its place in what tells calls apart
+GRADIENTS, TEXT = 0, 4
+"""And those of whether gradients are recorded and of the options, of normalizations' calls, too."""
 #: where operands lie while launches are recorded: nobody reads or writes there
 _PLACE, _PLACE_BITS = 1 << 55, 48
 _is_grad_enabled, _get_num_threads = torch.is_grad_enabled, torch.get_num_threads

@@ -21,18 +21,18 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_compiling
 
 from jitdnn.frameworks.torch import choice, kinds, whole
 from jitdnn.frameworks.torch.batch_norm_modules import APART, CONVERTED, REVERTED, SUM_APART, Sequential
-from jitdnn.frameworks.torch.calls import CALLS
+from jitdnn.frameworks.torch.calls import CALLS, GRADIENTS, TEXT
 from jitdnn.frameworks.torch.choice import Decision
 from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.modules import OPTIONS
 from jitdnn.frameworks.torch.options import canonical, counting, handle_of
 from jitdnn.frameworks.torch.registry import is_eager
-from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS
+from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, StockCalls
 
 STEPS = "_jitdnn_steps"
 """The attribute of a model that remembers its steps."""
@@ -63,8 +63,6 @@ _MOST_KINDS = 8  # of inputs, for which steps are measured
 BYPASSED: dict[type[nn.Module], type[nn.Module]] = {}
 #: and back
 ACTIVE: dict[type[nn.Module], type[nn.Module]] = {}
-MEMORY = (CALLS, STOCK_CALLS, APART, SUM_APART)
-"""The attributes of modules that remember calls."""
 _ELSEWHERE = (nn.SyncBatchNorm,)  # which all processes must run the same way
 
 
@@ -114,21 +112,15 @@ def _set(model: nn.Module, way: str, bypassed: Collection[nn.Module] = ()) -> No
             own = counting(options, _MEASURES[way])
             if own != options:
                 module.__dict__[OPTIONS] = own
-                _forget_calls(module)
-
-
-def _forget_calls(module: nn.Module) -> None:
-    for name in MEMORY:
-        module.__dict__.pop(name, None)
+                for name in (STOCK_CALLS, APART, SUM_APART):
+                    calls: StockCalls | None = module.__dict__.get(name)
+                    if calls is not None:
+                        calls.doubt()
 
 
 def _torchs(model: nn.Module) -> set[nn.Module]:
-    """The modules of whose calls torch's functions ran all that are remembered."""
-    found = set()
-    for module in model.modules():
-        own = module.__dict__
-        if type(module) in BYPASSED and own.get(STOCK_CALLS) is not None and not _runs_ours(module):
-            found.add(module)
+    """The modules whose last calls torch's functions ran."""
+    found = {one for one in model.modules() if type(one) in BYPASSED and _is_torchs(one)}
     for module in model.modules():
         if type(module) is Sequential and found.issuperset(
             one for one in module if isinstance(one, nn.modules.batchnorm._BatchNorm)
@@ -137,9 +129,14 @@ def _torchs(model: nn.Module) -> set[nn.Module]:
     return found
 
 
-def _runs_ours(module: nn.Module) -> bool:
-    calls: Remembered | None = module.__dict__.get(CALLS)
-    return calls is not None and bool(calls.entries)
+def _is_torchs(module: nn.Module) -> bool:
+    own = module.__dict__
+    stock: StockCalls | None = own.get(STOCK_CALLS)
+    ours: Remembered | None = own.get(CALLS)
+    if stock is None or stock.last is None:
+        return False
+    now = is_grad_enabled(), own[OPTIONS]
+    return ours is None or all((one.state[GRADIENTS], one.state[TEXT]) != now for one in ours.entries)
 
 
 def _before(model: nn.Module, args: tuple[Any, ...]) -> None:
@@ -245,9 +242,6 @@ class Trial:
         times = choice.recorded(self._what, self._handle, device)
         if times.keys() >= self._taken.keys():
             self._decide(times, "stored")
-        if self._to_learn:
-            for module in model.modules():
-                _forget_calls(module)
 
     def _decide(self, times: Mapping[str, float], how: str) -> None:
         self._winner = min((*_MEASURES, STOCK), key=times.__getitem__)
