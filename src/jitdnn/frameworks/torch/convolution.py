@@ -191,13 +191,11 @@ def gradients_by_torch(
 
     def theirs(dy: Tensor, x: Tensor, w: Tensor) -> list[Tensor | None]:
         # the number of channels stands for the shape of the bias
-        grads = stock(aten.convolution_backward.default, dy, x, w, [dy.shape[1]], *g.arguments, wanted)
-        return [
-            found
-            if found is None or like is None or found.stride() == like.stride()
-            else torch.empty_like(like).copy_(found)
-            for found, like in zip(grads, (x, w, None), strict=True)
-        ]
+        grads = [*stock(aten.convolution_backward.default, dy, x, w, [dy.shape[1]], *g.arguments, wanted)]
+        for place, like in enumerate((x, w)):
+            if wanted[place] and grads[place].stride() != like.stride():
+                grads[place] = torch.empty_like(like).copy_(grads[place])
+        return [grad if is_wanted else None for grad, is_wanted in zip(grads, wanted, strict=True)]
 
     return theirs
 
