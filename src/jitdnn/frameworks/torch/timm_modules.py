@@ -1,15 +1,14 @@
 """timm's batch normalization with an activation inside, converted as one of torch's with an activation behind it.
 
 A subclass of torch's modules may compute anything, so that none is converted; of this one it is known what it computes:
-`act(drop(batch_norm(x)))`, and most of timm's convolutional networks consist of it. Nothing here imports timm: where a
-program has, its class is there.
+`act(drop(batch_norm(x)))`, and most of timm's convolutional networks consist of it. `convert` does not import timm:
+where a program has, its class is there.
 """
 
 from __future__ import annotations
 
 import sys
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -36,9 +35,10 @@ def register() -> None:
 def __getattr__(name: str) -> Any:
     """The converted class and that of bypassed modules, for who unpickles one."""
     if name in (_NAME, f"Bypassed{_NAME}"):
-        stock = getattr(import_module(_PLACE), _NAME)
+        from timm.layers.norm_act import BatchNormAct2d
+
         register()
-        ours = CONVERTED[stock]
+        ours = CONVERTED[BatchNormAct2d]
         return ours if name == _NAME else BYPASSED[ours]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
