@@ -277,7 +277,7 @@ def test_copies_and_pickles_remember_nothing(long_ways: list[Any]) -> None:
 def test_where_torchs_kernels_win_in_both_directions_its_function_runs(
     wins: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measured(what: str, handle: Any, device: Any, ours: Any, stock: Any) -> Any:
+    def measured(what: str, handle: Any, device: Any, ours: Any, stock: Any, *how: Any) -> Any:
         return choice.Decision("filter" in what.split()[:2] and wins, "measured, as this test says", 1.0, 1.0)
 
     monkeypatch.setattr(choice, "measured", measured)
@@ -306,6 +306,32 @@ def test_where_torchs_kernels_win_in_both_directions_its_function_runs(
     kinds.forget()
     check(model, stock, random(2, 4, 7, 5))  # decided anew
     assert len(model._jitdnn_calls.entries) == 1
+
+
+@pytest.mark.parametrize("name", ["convolution", "transposed", "of volumes"])
+def test_gradients_that_are_torchs_are_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(what: str, handle: Any, device: Any, ours: Any, stock: Any, *how: Any) -> Any:
+        return choice.Decision("filter" in what.split()[:2], "measured, as this test says", 1.0, 1.0)
+
+    masks: list[Any] = []
+    real = convolution.stock
+
+    def call(function: Any, *operands: Any) -> Any:
+        if function is torch.ops.aten.convolution_backward.default:
+            masks.append(operands[-1])
+        return real(function, *operands)
+
+    monkeypatch.setattr(choice, "measured", measured)
+    monkeypatch.setattr(choice, "stored", lambda *_: None)
+    monkeypatch.setattr(convolution, "stock", call)
+    stock, shape = LAYERS[name][0](), LAYERS[name][1]
+    model = jt.convert(copy.deepcopy(stock))
+    check(model, stock, random(*shape))
+    masks.clear()
+    for _ in range(2):
+        check(model, stock, random(*shape))
+    assert masks[-1:] == [[True, False, True]]
+    assert len(masks) <= 3  # one for each where the call is not remembered yet
 
 
 @pytest.mark.parametrize("name", ["convolution", "linear", "transposed"])

@@ -15,7 +15,7 @@ import jitdnn.torch as jt  # noqa: E402
 from fake_gpu import Gpu  # noqa: E402
 from jitdnn.errors import DeviceError, InvalidArgument, NotSupported  # noqa: E402
 from jitdnn.frameworks.torch import choice, functional, kinds  # noqa: E402
-from jitdnn.frameworks.torch.options import Options, handle_of, parse  # noqa: E402
+from jitdnn.frameworks.torch.options import Options, canonical, counting, handle_of, parse  # noqa: E402
 from jitdnn.handle import Handle  # noqa: E402
 from jitdnn.planner.plan import note_stand_in  # noqa: E402
 from jitdnn.planner.store import Store  # noqa: E402
@@ -265,15 +265,29 @@ def test_rounds_of_measuring_where_there_is_time(
         ((41e-6, 5e-6), (23e-6, 9e-6), (41e-6, 23e-6)),  # small: the host decides, whatever the GPU says
         ((41e-6, 400e-6), (23e-6, 600e-6), (400e-6, 600e-6)),  # large: the host is through before the GPU
         ((41e-6, 30e-6), (23e-6, 50e-6), (41e-6, 50e-6)),  # between
-        ((60e-6, 5e-3), (20e-6, 5.01e-3), (5e-3, 5.01e-3)),  # one call a sample, and no host in it
+        ((60e-6, 5e-3), (20e-6, 5.02e-3), (5e-3, 5.02e-3)),  # one call a sample, and no host in it
     ],
 )
 def test_on_a_gpu_the_larger_of_host_and_device_counts(
-    monkeypatch: pytest.MonkeyPatch, ours: Any, stock: Any, expected: tuple[float, float]
+    store: Store, monkeypatch: pytest.MonkeyPatch, ours: Any, stock: Any, expected: tuple[float, float]
 ) -> None:
     gpu = Gpu(monkeypatch)
-    found = choice._measured(gpu.call(*ours), gpu.call(*stock), torch.device("cuda", 0))
-    assert found == pytest.approx(expected)
+    monkeypatch.setattr(choice, "_device_name", lambda handle, device: "a GPU")
+    ways = gpu.call(*ours), gpu.call(*stock)
+    for how in ("measured", "stored"):
+        found = choice.decide("a layer", handle_of(""), torch.device("cuda", 0), "first", *ways)
+        assert (found.seconds, found.stock_seconds) == pytest.approx(expected)
+        assert found.reason.startswith(how)
+        assert found.is_ours is (expected[0] <= expected[1])
+        alone = choice.decide("a layer", handle_of(""), torch.device("cuda", 0), "kernels", *ways)
+        assert (alone.seconds, alone.stock_seconds) == pytest.approx((ours[1], stock[1]))
+        assert alone.reason == f"stored: {'faster' if ours[1] <= stock[1] else 'slower'}"
+        host = choice.decide("a layer", handle_of(""), torch.device("cuda", 0), "host", *ways)
+        assert (host.is_ours, host.seconds) == (ours[0] <= stock[0], pytest.approx(ours[0]))
+        # a quarter of the host's
+        part = choice.decide("a layer", handle_of(""), torch.device("cuda", 0), choice.PARTS, *ways)
+        assert part.is_ours is (ours[1] + ours[0] / 4 <= stock[1] + stock[0] / 4)
+        assert (part.seconds, part.stock_seconds) == pytest.approx((ours[1], stock[1]))
 
 
 @pytest.mark.parametrize("host", [1e-6, 60e-6, 900e-6])
@@ -303,10 +317,10 @@ def test_without_the_host_the_kernels_decide(store: Store, monkeypatch: pytest.M
     monkeypatch.setattr(choice, "_device_name", lambda handle, device: "a GPU")
     ways = gpu.call(60e-6, 5e-6), gpu.call(23e-6, 9e-6)
     for how in ("measured", "stored"):
-        assert not choice.decide("a layer", handle, torch.device("cuda", 0), "first", *ways).is_ours
         with choice.without_host():
             decision = choice.decide("a layer", handle, torch.device("cuda", 0), "first", *ways)
         assert (decision.is_ours, decision.reason) == (True, f"{how}: faster")
+        assert not choice.decide("a layer", handle, torch.device("cuda", 0), "first", *ways).is_ours
         assert decision.hosts == pytest.approx((60e-6, 23e-6))
 
 
@@ -346,7 +360,7 @@ def test_one_thread_is_timed_by_its_own_time_and_several_by_the_clock() -> None:
     finally:
         torch.set_num_threads(before)
     ticks = iter(range(100))
-    assert choice._seconds(lambda: next(ticks), 4, cpu, lambda: float(next(ticks))) == 5 / 4
+    assert choice._seconds(lambda: next(ticks), 4, lambda: float(next(ticks))) == 5 / 4
 
 
 def test_options() -> None:
@@ -357,6 +371,10 @@ def test_options() -> None:
             parse(wrong)
     assert handle_of("") is handle_of("")
     assert handle_of("threads=1") is not handle_of("")
+    assert handle_of("measure=kernels") is handle_of("")  # with the plans of the other one
+    assert counting("threads=1", "kernels") == "measure=kernels;threads=1"
+    assert counting("measure=kernels;threads=1") == canonical("measure=calls;threads=1") == "threads=1"
+    assert counting("measure=never", "host") == "measure=never"
     one = handle_of("")
     torch.set_num_threads(2)
     assert handle_of("") is not one

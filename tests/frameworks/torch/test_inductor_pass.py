@@ -224,15 +224,6 @@ def test_no_memory_for_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(count(graph, "jitdnn.") for graph in graphs)
 
 
-def test_the_host_does_not_count_in_a_captured_graph() -> None:
-    device = torch.device("cuda")
-    counted = choice._version(device)
-    with choice.without_host():
-        assert choice._version(device) != counted
-        assert choice._version(torch.device("cpu")) == choice._VERSIONS["cpu"]
-    assert choice._version(device) == counted
-
-
 def test_only_one_gradient_is_ours_where_the_host_can_afford_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from jitdnn.frameworks.torch import inductor_graph
 

@@ -16,22 +16,27 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import jitdnn.torch as jt  # noqa: E402
 from jitdnn.frameworks.torch import choice, steps, whole  # noqa: E402
+from jitdnn.frameworks.torch.batch_norm_modules import REVERTED  # noqa: E402
+from jitdnn.frameworks.torch.modules import OPTIONS  # noqa: E402
+from jitdnn.frameworks.torch.options import parse  # noqa: E402
+from jitdnn.frameworks.torch.registry import OWN  # noqa: E402
 from jitdnn.planner.store import Store  # noqa: E402
 from torch_kernels import random, watched  # noqa: E402
 
 nn = torch.nn
-MEASURED = steps._BLOCK * len(steps._ORDER)
+MEASURED = steps._BLOCK * len(steps._ORDER) + 3 * steps._QUIET
 
 
 class Clock:
-    """Seconds that steps take, by whether their model rests; `now` goes on with each."""
+    """Seconds that steps take, by the way that their model runs; `now` goes on with each."""
 
     def __init__(self) -> None:
-        self.now, self.ours, self.stock = 0.0, 1.0, 2.0
+        self.now, self.ours, self.kernels, self.host, self.stock = 0.0, 1.0, 3.0, 4.0, 2.0
 
     def step(self, model: Any, x: Any) -> Any:
         y = model(x)
-        self.now += self.stock if is_bypassed(model) else self.ours
+        by_layers = {"first": self.ours, "kernels": self.kernels, "host": self.host}
+        self.now += self.stock if is_bypassed(model) else by_layers[measure(model)]
         return y
 
 
@@ -60,13 +65,16 @@ def network() -> Any:
 
 
 def is_bypassed(model: Any) -> bool:
-    kinds = {type(one) in steps.ACTIVE for one in model.modules() if type(one) in jt_classes()}
-    assert len(kinds) == 1
-    return kinds.pop()
+    """Whether layers with weights are, of which each has its own choice."""
+    (found,) = {
+        type(one) in steps.ACTIVE for one in model.modules() if isinstance(one, (nn.Conv2d, nn.Linear))
+    }
+    return found
 
 
-def jt_classes() -> set[Any]:
-    return {*steps.ACTIVE, *steps.BYPASSED}
+def measure(model: Any) -> str:
+    (text,) = {one.__dict__[OPTIONS] for one in model.modules() if OPTIONS in one.__dict__}
+    return parse(text).measure
 
 
 X = random(2, 3, 6, 6)
@@ -89,12 +97,81 @@ def test_the_faster_way_stays(clock: Clock) -> None:
         assert decision is not None
         assert decision.is_ours is (clock.ours < clock.stock)
         assert (decision.seconds, decision.stock_seconds) == (clock.ours, clock.stock)
-        assert found.count(True) >= MEASURED // 2  # both were tried
+        assert found.count(True) >= 3 * steps._BLOCK  # all were tried
         assert found[-3:] == [not decision.is_ours] * 3
         assert jt.explain(model, X).rows[0].direction == "step"
         assert not is_bypassed(model)  # who asks is told of the layers
         clock.step(model, X)
         assert is_bypassed(model) is not decision.is_ours
+
+
+@pytest.mark.parametrize(("which", "who"), [("kernels", "GPU"), ("host", "host")])
+def test_layers_are_chosen_by_one_time_alone_where_steps_are_faster_so(
+    clock: Clock, which: str, who: str
+) -> None:
+    setattr(clock, which, 0.5)
+    model = jt.convert(network(), threads=1)
+    ways = []
+    for _ in range(MEASURED + 10):
+        clock.step(model, X)
+        ways.append(measure(model) == which and not is_bypassed(model))
+    decision = steps.decision(model)
+    assert decision is not None
+    assert (decision.is_ours, decision.seconds, decision.stock_seconds) == (True, 0.5, 2.0)
+    assert f"{who}'s time alone" in decision.reason
+    assert 3 * steps._BLOCK <= ways.count(True) < MEASURED
+    assert ways[-3:] == [True] * 3
+    assert "alone" in jt.explain(model, X).rows[0].reason
+    assert measure(model) == which  # layers as they run are told
+    with torch.no_grad():
+        clock.step(model, X)  # steps of another kind
+    assert measure(model) == "first"
+    clock.step(model, X)
+    assert measure(model) == which
+    # another process knows, whose model tells its kinds of steps apart as before
+    again = jt.convert(network(), threads=1)
+    clock.step(again, X)
+    assert measure(again) == which
+    assert steps.decision(again).reason.startswith("stored")
+    for one in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(one(X), model(X))
+    jt.convert(model, threads=1)
+    assert measure(model) == "first"
+
+
+def test_modules_whose_calls_are_torchs_are_bypassed_by_themselves(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block's normalization and activation are torch's, its convolution and the linear layer ours."""
+    monkeypatch.setattr(whole, "is_chosen", lambda function, x: type(x) in OWN)
+
+    def measured(what: str, *_: Any) -> choice.Decision:
+        return choice.Decision("batch_norm" not in what, "of the test", 1.0, 1.0)
+
+    monkeypatch.setattr(choice, "measured", measured)
+    stock = network()
+    for kept in (steps.CHOSEN, steps.KERNELS):
+        seconds = {"first": 3.0, "kernels": 3.0, "host": 4.0} | {steps._MEASURES[kept]: 1.0}
+        model = jt.convert(copy.deepcopy(stock), workspace_limit=1 + (kept == steps.KERNELS))
+        for _ in range(MEASURED + 10):
+            model(X)
+            clock.now += 2.0 if type(model[3]) in steps.ACTIVE else seconds[measure(model)]
+        assert steps.decision(model).is_ours
+        assert measure(model) == steps._MEASURES[kept]
+        block = model[0]
+        for one in (block, block[1]):
+            assert type(one) in steps.ACTIVE
+            assert type(one).forward is REVERTED[type(one)].forward
+        for one in (block[0], model[3]):
+            assert type(one) in steps.BYPASSED
+        torch.testing.assert_close(model(X), copy.deepcopy(stock)(X), rtol=1e-4, atol=1e-4)
+        with torch.no_grad():  # another kind, of which nothing is known
+            model(X)
+            assert type(block[1]) in steps.BYPASSED
+        model(X)
+        assert type(block[1]) in steps.ACTIVE
+        jt.revert(model)
+        assert [type(one) for one in model.modules()] == [type(one) for one in stock.modules()]
 
 
 def test_what_rests_is_torchs(clock: Clock) -> None:

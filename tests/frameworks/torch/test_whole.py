@@ -35,13 +35,13 @@ class Times:
         self.asked: list[str] = []
         real = choice.measured
 
-        def measured(what: str, handle: Any, device: Any, ours: Any, stock: Any) -> Any:
+        def measured(what: str, handle: Any, device: Any, ours: Any, stock: Any, *how: Any) -> Any:
             is_whole = what.startswith("torch whole ")
             if is_whole:
                 self.asked.append(what)
             monkeypatch.setattr(choice, "_measured", lambda *_: self.whole if is_whole else self.kernels)
             ours(), stock()
-            return real(what, handle, device, ours, stock)
+            return real(what, handle, device, ours, stock, *how)
 
         monkeypatch.setattr(choice, "measured", measured)
 
@@ -115,6 +115,11 @@ def test_where_no_kernel_is_faster_nothing_is_measured(times: Times) -> None:
             trained(model, x)
         assert [kind.name for kind in seen] == ["whole"] * LAYERS
     assert not times.asked
+    kinds.forget()  # another process runs none of ours to know
+    with watched() as seen:
+        trained(jt.convert(network()), x)
+    assert [kind.name for kind in seen] == ["whole"] * LAYERS
+    assert {kind.decision.reason for kind in seen} == {"stored: torch's kernels are faster, each of them"}
 
 
 def test_on_processors_convolutions_and_products_are_chosen_by_their_kernels() -> None:
@@ -226,10 +231,11 @@ def test_by_host_and_device_with_the_backward_pass(
     monkeypatch: pytest.MonkeyPatch, costs: dict[str, tuple[Cost, Cost]], has_gradients: bool, is_ours: bool
 ) -> None:
     gpu, called = Gpu(monkeypatch), []
-    real = choice._measured
-    monkeypatch.setattr(
-        choice, "_measured", lambda ours, stock, *_: real(ours, stock, torch.device("cuda", 0))
-    )
+
+    def measured(ours: Any, stock: Any, *_: Any) -> tuple[float, ...]:
+        return tuple(map(max, *choice._measured_on_gpu(ours, stock, torch.device("cuda", 0))))
+
+    monkeypatch.setattr(choice, "_measured", measured)
 
     def layer(name: str) -> Callable[..., Any]:
         forward, backward = (gpu.call(*cost) for cost in costs[name])

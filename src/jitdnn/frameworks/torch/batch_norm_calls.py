@@ -74,8 +74,7 @@ class Batch:
             self._forward(addresses)
         else:
             self._forward((*addresses, mean.data_ptr(), var.data_ptr()))
-            increment_version(mean)
-            increment_version(var)
+            increment_version((mean, var))
         return y, statistics
 
     def backward(

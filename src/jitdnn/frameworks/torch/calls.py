@@ -39,6 +39,8 @@ from jitdnn.settings import current
 CALLS = "_jitdnn_calls"
 """The attribute of a module that remembers its calls."""
 _EPOCH = 3  # its place in what tells calls apart
+GRADIENTS, TEXT = 0, 4
+"""And those of whether gradients are recorded and of the options, of normalizations' calls, too."""
 #: where operands lie while launches are recorded: nobody reads or writes there
 _PLACE, _PLACE_BITS = 1 << 55, 48
 _is_grad_enabled, _get_num_threads = torch.is_grad_enabled, torch.get_num_threads
@@ -47,11 +49,16 @@ _is_grad_enabled, _get_num_threads = torch.is_grad_enabled, torch.get_num_thread
 @dataclass(frozen=True)
 class Layer:
     """What converted modules of a kind compute: forward, the gradients of x, w and the bias, and the operator of all
-    three, which has gradients itself."""
+    three, which has gradients itself.
+
+    `by_torch(mask, dy, x, w, ...)` gives torch's function of dy, x and w for those gradients that the mask says, where
+    one call for several costs less than one for each.
+    """
 
     forward: Computation
     gradients: tuple[Computation, ...]
     backward: Operator
+    by_torch: Callable[..., Callable[[Tensor, Tensor, Tensor], Sequence[Tensor | None]]] | None = None
 
 
 def recalled(
@@ -208,8 +215,13 @@ class Entry:
             )
             found = decided(wanted, self._options, (dy, x, w, *self._arguments))
             if found is not None:
-                threads = _get_num_threads()
-                self.backwards = (*self.backwards, _Backward(found, needs, threads, guards.guard(dy, x, w)))
+                threads, by_torch = _get_num_threads(), self._layer.by_torch
+                torchs = [one is not None and not one.decision.is_ours for one in found]
+                both = None
+                if by_torch is not None and sum(torchs) > 1:
+                    both = by_torch(torchs, dy, x, w, *self._arguments)
+                known = _Backward(found, both, needs, threads, guards.guard(dy, x, w))
+                self.backwards = (*self.backwards, known)
                 if needs[1:] == self._wanted:
                     self._decide(found)
         return tuple(grad if is_wanted else None for grad, is_wanted in zip(grads, mask, strict=True))
@@ -229,18 +241,42 @@ class Entry:
 
 class _Backward:
     """The gradients of calls that were asked for before: `run(dy, x, w)` gives what a node of autograd hands back, by
-    one list of launches where all are ours."""
+    one list of launches where all are ours. `by_torch`: torch's one call for those that are torch's, if any."""
 
     __slots__ = ("check", "needs", "run", "threads")
 
     def __init__(
-        self, found: list[Kind | None], needs: tuple[bool, ...], threads: int, check: Callable[..., bool]
+        self,
+        found: list[Kind | None],
+        by_torch: Callable[[Tensor, Tensor, Tensor], Sequence[Tensor | None]] | None,
+        needs: tuple[bool, ...],
+        threads: int,
+        check: Callable[..., bool],
     ) -> None:
         self.needs, self.threads, self.check = needs, threads, check
+        self.run: Callable[[Tensor, Tensor, Tensor], tuple[Tensor | None, ...]]
+        self.run = _together(found) or _one_by_one(found, by_torch)
+
+
+def _one_by_one(
+    found: list[Kind | None],
+    by_torch: Callable[[Tensor, Tensor, Tensor], Sequence[Tensor | None]] | None,
+) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor | None, ...]]:
+    """The gradients of dy, x and w by a call each, or those that are torch's by one."""
+    if by_torch is None:
         runs = [None if one is None else one.run for one in found]
-        self.run: Callable[[Tensor, Tensor, Tensor], tuple[Tensor | None, ...]] = _together(found) or (
-            lambda dy, x, w: (None, *[None if run is None else run(dy, x, w) for run in runs])
-        )
+        return lambda dy, x, w: (None, *[None if run is None else run(dy, x, w) for run in runs])
+    ours = [
+        (place, one.run) for place, one in enumerate(found, 1) if one is not None and one.decision.is_ours
+    ]
+
+    def run(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor | None, ...]:
+        grads = [None, *by_torch(dy, x, w)]
+        for place, own in ours:
+            grads[place] = own(dy, x, w)
+        return tuple(grads)
+
+    return run
 
 
 def _together(

@@ -4,15 +4,16 @@ A decision holds for one operator on operands of one kind (shapes, strides, type
 in the tuning store beside those of our algorithms, so that the next process does not measure again.
 
 On a processor and one thread that thread's own time is taken, in which others that have the core meanwhile do not
-count; on several threads the clock's. On a GPU a call by itself costs a model what its host needs to enqueue it or what
-the GPU needs to run it, whichever is more. In a graph whose host is ahead of the GPU, or that is captured, only the
-GPU's time counts (`without_host`).
+count; on several threads the clock's. On a GPU two times are taken: what the GPU, kept waiting until all calls are
+enqueued, needs to run one, and what the host needs to enqueue it. A call by itself costs a model whichever is more.
+Where the host is ahead of the GPU, as in graphs that are captured, only the GPU's time counts (`measure="kernels"`,
+`without_host`), and where the GPU is, the host's (`measure="host"`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -41,12 +42,11 @@ _MOST_ENQUEUED = 100  # a host that is so many calls ahead is kept waiting by th
 _LEAST_CYCLES, _MOST_CYCLES = 1 << 18, 1 << 28
 OURS, STOCK = "jitdnn", "torch"
 _HOSTS = ("jitdnn's host", "torch's host")
-_VERSIONS = {"cpu": 6, "cuda": 5}  # of the way of measuring: times of another one are not used
+_VERSIONS = {"cpu": 6, "cuda": 6}  # of the way of measuring: times of another one are not used
 
 _made = 0
 _lock = lock()
 _is_host_free: ContextVar[bool] = ContextVar("jitdnn_torch_host_free", default=False)
-_HOST_FREE = 2000  # added to the version of times that do not count the host
 
 
 @contextmanager
@@ -59,16 +59,29 @@ def without_host() -> Iterator[None]:
         _is_host_free.reset(token)
 
 
-def _version(device: torch.device) -> int:
-    return _VERSIONS[device.type] + (_HOST_FREE if _is_host_free.get() and device.type != "cpu" else 0)
+_NONE = "jitdnn's kernels: none"
+"""In place of times of calls as a whole for whose parts torch's kernels were chosen, each of them."""
+PARTS = "parts"
+"""The option `measure` of kernels that are parts of a call which is chosen as a whole besides."""
+_SHARE = 0.25  # of the host's time that counts of parts: whether it counts at all is not known
+
+
+def _counted(kernels: float, host: float, how: str) -> float:
+    """What counts of a call on a GPU, by the option `measure`."""
+    if _is_host_free.get() or how == "kernels":
+        return kernels
+    if how == "host":
+        return host
+    return kernels + _SHARE * host if how == PARTS else max(kernels, host)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether ours runs, and why. `seconds` and `stock_seconds` are those of one call where both were measured.
+    """Whether ours runs, and why. `seconds` and `stock_seconds` are those of one call that count, where both were
+    measured.
 
     `waits_for`: kernels of ours that are being compiled, without which there is nothing to measure: torch's runs until
-    then, and it is decided anew. `hosts`: what the host needs to enqueue ours and torch's, of choices `without_host`.
+    then, and it is decided anew. `hosts`: what the host needs to enqueue ours and torch's, of calls on a GPU.
     """
 
     is_ours: bool
@@ -107,7 +120,7 @@ def decide(
     """
     if how == "never":
         return _unmeasured(what, ours)
-    known = stored(what, handle, device)
+    known = stored(what, handle, device, how)
     if known is not None:
         return known
     if layer is not None and not may_try(layer):
@@ -120,46 +133,55 @@ def decide(
             return _refused(what, error)
         if waits_for:
             return Decision(False, "ours is being compiled", waits_for=tuple(waits_for))
-        return measured(what, handle, device, ours, stock)
+        return measured(what, handle, device, ours, stock, how)
 
 
-def stored(what: str, handle: Handle, device: torch.device) -> Decision | None:
+def stored(what: str, handle: Handle, device: torch.device, how: str = "first") -> Decision | None:
     """The choice by times of an earlier process, None if there are none."""
-    times = Store.default().look_up(what, "", _device_name(handle, device))
-    version = _version(device)
-    ours, stock, *hosts = (times.get((who, version)) for who in (OURS, STOCK, *_HOSTS))
-    if ours is None or stock is None:
+    times = recorded(what, handle, device)
+    if _NONE in times:
+        return Decision(False, "stored: torch's kernels are faster, each of them")
+    if OURS not in times or STOCK not in times:
         return None
-    known = [host.seconds for host in hosts if host is not None]
-    return _compared(ours.seconds, stock.seconds, "stored", (known[0], known[1]) if len(known) == 2 else None)
+    hosts = tuple(times[who] for who in _HOSTS if who in times)
+    return _compared((times[OURS], times[STOCK]), "stored", hosts, how)
 
 
 def measured(
-    what: str, handle: Handle, device: torch.device, ours: Callable[[], Any], stock: Callable[[], Any]
-) -> Decision:
+    what: str, handle: Handle, device: torch.device, ours: Callable[[], Any], stock: Callable[[], Any],
+    how: str = "first",
+) -> Decision:  # fmt: skip
     """The choice by times taken now, which are stored; both callables have run before."""
-    version = _version(device)
-    hosts: tuple[float, float] | None = None
-    if version >= _HOST_FREE:
-        (seconds, stock_seconds), hosts = _measured_on_gpu(ours, stock, device)
-    else:
-        with torch._C.DisableTorchFunction():  # a mode that watches the model is none of theirs
-            seconds, stock_seconds = _measured(ours, stock, device, clock_of(handle, device))
+    hosts: tuple[float, ...] = ()
+    with torch._C.DisableTorchFunction():  # a mode that watches the model is none of theirs
+        if device.type == "cpu":
+            seconds = _measured(ours, stock, device, clock_of(handle, device))
+        else:
+            seconds, hosts = _measured_on_gpu(ours, stock, device)
     global _made
     _made += 1
-    times = [(OURS, version, seconds, 0), (STOCK, version, stock_seconds, 0)]
-    times += [(who, version, host, 0) for who, host in zip(_HOSTS, hosts or (), strict=False)]
-    Store.default().record(what, "", _device_name(handle, device), times)
-    return _compared(seconds, stock_seconds, "measured", hosts)
+    times = dict(zip((OURS, STOCK, *_HOSTS), (*seconds, *hosts), strict=False))
+    record(what, handle, device, times)
+    return _compared(seconds, "measured", hosts, how)
 
 
-def compared(
-    what: str, handle: Handle, device: torch.device, seconds: float, stock_seconds: float
-) -> Decision:
-    """The choice by times that were taken elsewhere, which are stored."""
-    times = [(who, _version(device), one, 0) for who, one in ((OURS, seconds), (STOCK, stock_seconds))]
-    Store.default().record(what, "", _device_name(handle, device), times)
-    return _compared(seconds, stock_seconds, "measured")
+def none_is_ours(what: str, handle: Handle, device: torch.device) -> Decision:
+    """The choice of torch's function for a call of whose parts none is ours, which is stored: that is no time, but
+    later processes need not run the call to know."""
+    record(what, handle, device, {_NONE: 1.0})
+    return Decision(False, "torch's kernels are faster, each of them")
+
+
+def recorded(what: str, handle: Handle, device: torch.device) -> dict[str, float]:
+    """The times that are stored, by whose they are."""
+    times, version = Store.default().look_up(what, "", _device_name(handle, device)), _VERSIONS[device.type]
+    return {who: one.seconds for (who, of), one in times.items() if of == version}
+
+
+def record(what: str, handle: Handle, device: torch.device, times: Mapping[str, float]) -> None:
+    """Store times."""
+    rows = [(who, _VERSIONS[device.type], seconds, 0) for who, seconds in times.items()]
+    Store.default().record(what, "", _device_name(handle, device), rows)
 
 
 def made() -> int:
@@ -181,7 +203,7 @@ def _measured(
     device: torch.device,
     clock: Callable[[], float] = perf_counter,
 ) -> tuple[float, float]:
-    """Seconds of one call of each."""
+    """Seconds of one call of each on a processor."""
     seconds, stock_seconds = least_seconds((ours, stock), device, clock)
     return seconds, stock_seconds
 
@@ -189,23 +211,21 @@ def _measured(
 def least_seconds(
     ways: Sequence[Callable[[], Any]], device: torch.device, clock: Callable[[], float]
 ) -> list[float]:
-    """Seconds of one call of each: the least of samples taken in turns, so that a busy machine decides nothing.
-
-    On a processor no more are taken than it needs where one is far ahead in all of them.
+    """Seconds of one call of each on a processor: the least of samples taken in turns, so that a busy machine decides
+    nothing; no more of them than it needs where one is far ahead in all.
     """
     deadline = clock() + SECONDS  # others that have the core meanwhile leave as many samples
     calls, least, most = [1] * len(ways), [math.inf] * len(ways), [0.0] * len(ways)
     for way in (*ways, *ways):  # the first runs also start threads and fault pages in
-        _seconds(way, 1, device, clock)
+        _seconds(way, 1, clock)
     for number in range(_MOST_ROUNDS):
         for place, way in enumerate(ways):
-            if device.type == "cpu":
-                settle()  # threads of the other one go to sleep
-                way()  # its own wake up
-            seconds = _seconds(way, calls[place], device, clock)
+            settle()  # threads of the other one go to sleep
+            way()  # its own wake up
+            seconds = _seconds(way, calls[place], clock)
             least[place], most[place] = min(least[place], seconds), max(most[place], seconds)
             calls[place] = min(_MOST_CALLS, max(1, math.ceil(_SAMPLE_SECONDS / max(seconds, 1e-9))))
-        if device.type == "cpu" and _is_clear(device, number + 1, least, most):
+        if _is_clear(device, number + 1, least, most):
             break
         if number + 1 >= _LEAST_ROUNDS and clock() > deadline:
             break
@@ -217,20 +237,23 @@ def _measured_on_gpu(
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Seconds that the GPU needs for one call of each, samples in turns; and the host's, to enqueue one of each."""
     deadline = perf_counter() + SECONDS
-    hosts, least, most, calls = [math.inf, math.inf], [math.inf, math.inf], [0.0, 0.0], [1, 1]
+    calls = [1, 1]
+    # the least and the most of the GPU, the host, and whichever takes longer
+    least, most = ([[start] * 2 for _ in range(3)] for start in (math.inf, 0.0))
     for way in (ours, stock):
         way()
     for number in range(_MOST_ROUNDS):
         for place, way in enumerate((ours, stock)):
-            seconds, enqueuing = _behind_others(way, calls[place], device)
-            least[place], most[place] = min(least[place], seconds), max(most[place], seconds)
+            seconds, host = _behind_others(way, calls[place], device)
+            for which, one in enumerate((seconds, host, max(seconds, host))):
+                least[which][place] = min(least[which][place], one)
+                most[which][place] = max(most[which][place], one)
             calls[place] = min(_MOST_ENQUEUED, max(1, math.ceil(_SAMPLE_SECONDS / max(seconds, 1e-9))))
-            hosts[place] = min(hosts[place], enqueuing)
-        if _is_clear(device, number + 1, least, most):
+        if all(_is_clear(device, number + 1, least[which], most[which]) for which in range(3)):
             break
         if number + 1 >= _LEAST_ROUNDS and perf_counter() > deadline:
             break
-    return (least[0], least[1]), (hosts[0], hosts[1])
+    return (least[0][0], least[0][1]), (least[1][0], least[1][1])
 
 
 def _is_clear(device: torch.device, rounds: int, least: Sequence[float], most: Sequence[float]) -> bool:
@@ -257,11 +280,16 @@ def _refused(what: str, error: JitdnnError) -> Decision:
 
 
 def _compared(
-    seconds: float, stock_seconds: float, how: str, hosts: tuple[float, float] | None = None
+    seconds: tuple[float, float], how: str, hosts: tuple[float, ...] = (), measure: str = "first"
 ) -> Decision:
-    is_ours = seconds <= stock_seconds
-    reason = f"{how}: {'faster' if is_ours else 'slower'}"
-    return Decision(is_ours, reason, seconds, stock_seconds, hosts=hosts)
+    """The choice by two times, and with those of the hosts where these count."""
+    both = (hosts[0], hosts[1]) if len(hosts) == 2 else None
+    counted = seconds
+    if both is not None:
+        counted = _counted(seconds[0], both[0], measure), _counted(seconds[1], both[1], measure)
+    is_ours = counted[0] <= counted[1]
+    ours, stock = seconds if measure == PARTS else counted
+    return Decision(is_ours, f"{how}: {'faster' if is_ours else 'slower'}", ours, stock, hosts=both)
 
 
 def _device_name(handle: Handle, device: torch.device) -> str:
@@ -269,29 +297,12 @@ def _device_name(handle: Handle, device: torch.device) -> str:
     return f"{own.device.name} torch {torch.__version__}"
 
 
-def _seconds(run: Callable[[], Any], calls: int, device: torch.device, clock: Callable[[], float]) -> float:
-    """Seconds that one call costs a model, which makes it among others.
-
-    On a processor those of `clock`. On a GPU the host enqueues while the GPU runs what came before: the larger of
-    the two times, each over several calls without waiting for them.
-    """
-    if device.type == "cpu":
-        begin = clock()
-        for _ in range(calls):
-            run()
-        return (clock() - begin) / calls
-    stream = torch.cuda.current_stream(device)
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    stream.synchronize()
-    begin = perf_counter()
-    run()  # keeps the GPU at work while the first of those that count is enqueued
-    first.record(stream)
+def _seconds(run: Callable[[], Any], calls: int, clock: Callable[[], float]) -> float:
+    """Seconds of one call on a processor."""
+    begin = clock()
     for _ in range(calls):
         run()
-    last.record(stream)
-    host = (perf_counter() - begin) / (calls + 1)
-    last.synchronize()
-    return max(host, float(first.elapsed_time(last)) / 1e3 / calls)
+    return (clock() - begin) / calls
 
 
 _cycles: dict[torch.device, int] = {}

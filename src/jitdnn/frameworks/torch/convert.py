@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from jitdnn import log
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, InvalidType
-from jitdnn.frameworks.torch import arena, memory_option, steps, together
+from jitdnn.frameworks.torch import arena, memory_option, steps, timm_modules, together
 from jitdnn.frameworks.torch.batch_norm_modules import CONVERTED, REVERTED, Sequential, is_block
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.memory import unlimit_memory
@@ -43,7 +43,7 @@ def convert(
     Only the classes of its modules change: parameters, buffers, `state_dict`, hooks and the optimizer's references stay
     what they are, and `revert` undoes it. Converted are the classes of `modules.CONVERTED`: convolutions, linear
     layers, normalizations, pools and activations; a module of a subclass of these is left alone, since it may compute
-    something else.
+    something else, but for timm's `BatchNormAct2d`.
 
     `include`, `exclude`: names of modules as `named_modules` gives them, classes of modules, both with all modules
     inside of them (but "", the model, which is alone), or a function of (name, module), which is asked for each by
@@ -63,6 +63,7 @@ def convert(
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
     text = str(Options.of(**options))
+    timm_modules.register()
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
@@ -90,7 +91,9 @@ def convert(
                 )
         elif is_included(name, module) and not is_excluded(name, module):
             module.__class__ = ours
-            module.__dict__.update({OPTIONS: text, PLACE: nn.__name__})
+            module.__dict__[OPTIONS] = text
+            if REVERTED[ours].__module__.startswith("torch."):
+                module.__dict__[PLACE] = nn.__name__
             converted.append(module)
     if len(converted) > 1 and memory_limit is _UNCHANGED:
         if parse(text).measure == "first":

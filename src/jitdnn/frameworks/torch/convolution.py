@@ -172,17 +172,30 @@ def _backward_by_torch(
     number: int, dy: Tensor, x: Tensor, w: Tensor, *arguments: Any
 ) -> Callable[..., Tensor]:
     """Torch's kernel for calls of a kind, of one gradient."""
-    g = Geometry.of(x.dim() - 2, *arguments)
-    mask = [place == number for place in range(3)]
+    run = gradients_by_torch([place == number for place in range(3)], dy, x, w, *arguments)
 
     def theirs(dy: Tensor, x: Tensor, w: Tensor, *_: Any) -> Tensor:
+        found = run(dy, x, w)[number]
+        assert found is not None
+        return found
+
+    return theirs
+
+
+def gradients_by_torch(
+    mask: Sequence[bool], dy: Tensor, x: Tensor, w: Tensor, *arguments: Any
+) -> Callable[[Tensor, Tensor, Tensor], list[Tensor | None]]:
+    """Torch's one call for several gradients of calls of a kind, those that the mask says of the data, the filter and
+    the bias."""
+    g, wanted = Geometry.of(x.dim() - 2, *arguments), [*mask]
+
+    def theirs(dy: Tensor, x: Tensor, w: Tensor) -> list[Tensor | None]:
         # the number of channels stands for the shape of the bias
-        grads = stock(aten.convolution_backward.default, dy, x, w, [dy.shape[1]], *g.arguments, mask)
-        found: Tensor = grads[number]
-        like = (x, w, None)[number]
-        return (
-            found if like is None or found.stride() == like.stride() else torch.empty_like(like).copy_(found)
-        )
+        grads = [*stock(aten.convolution_backward.default, dy, x, w, [dy.shape[1]], *g.arguments, wanted)]
+        for place, like in enumerate((x, w)):
+            if wanted[place] and grads[place].stride() != like.stride():
+                grads[place] = torch.empty_like(like).copy_(grads[place])
+        return [grad if is_wanted else None for grad, is_wanted in zip(grads, wanted, strict=True)]
 
     return theirs
 

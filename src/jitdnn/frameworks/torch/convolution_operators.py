@@ -97,7 +97,7 @@ convolution_backward = define(
     has_batching=True,
 )
 
-CONVOLUTION = Layer(kernels.computation, kernels.GRADIENTS, convolution_backward)
+CONVOLUTION = Layer(kernels.computation, kernels.GRADIENTS, convolution_backward, kernels.gradients_by_torch)
 
 
 _COUNT = len(_ARGUMENTS.split(","))

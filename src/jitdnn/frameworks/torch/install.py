@@ -9,13 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from jitdnn.errors import NotSupported
 from jitdnn.frameworks.torch import convolution as kernels
-from jitdnn.frameworks.torch.options import Options
+from jitdnn.frameworks.torch.options import CALLS, Options
 from jitdnn.frameworks.torch.stock import KEYS, originals
 from jitdnn.locks import lock
 
@@ -35,7 +36,8 @@ def install(**options: Any) -> None:
     does not hand out its own kernels (`torch.library.get_kernel`, since 2.9), InvalidArgument for unknown options.
     """
     global _library
-    text = str(Options.of(**options))
+    own = Options.of(**options)
+    text = str(replace(own, measure=CALLS) if own.measure == "first" else own)
     if not hasattr(torch.library, "get_kernel"):
         raise NotSupported(
             f"PyTorch {torch.__version__} has no torch.library.get_kernel, by which its own kernels stay within reach: "

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from jitdnn.errors import JitdnnError
-from jitdnn.frameworks.torch import variety
+from jitdnn.frameworks.torch import choice, variety
 from jitdnn.frameworks.torch.choice import Decision, decide
-from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
+from jitdnn.frameworks.torch.options import canonical, handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.progress import part
 from jitdnn.handle import Handle
 from jitdnn.problems.problem import Problem
@@ -131,7 +131,15 @@ class Computation:
         rest = tuple(
             tuple(one) if isinstance(one, list) else one for one in others if not isinstance(one, Tensor)
         )
-        return self, options, torch.get_num_threads(), weight.shape, weight.dtype, weight.device, rest
+        return (
+            self,
+            canonical(options),
+            torch.get_num_threads(),
+            weight.shape,
+            weight.dtype,
+            weight.device,
+            rest,
+        )
 
     def kernel(self, *operands: Any) -> Any:
         """The kernel of an operator whose last argument is the options, which are left out where they are empty."""
@@ -176,14 +184,17 @@ class Computation:
         )
         bias = " with a bias" if ways.has_bias else ""
         where = "" if way is None else f" {way.name}"
-        what = f"torch {self.name} {shown}{bias}{where}{' ' if options else ''}{options}"
+        text = canonical(options)
+        what = f"torch {self.name} {shown}{bias}{where}{' ' if text else ''}{text}"
 
         def call(function: Callable[..., Any]) -> Callable[[], Any]:
             return lambda: function(*operands)
 
         ours, stock, how = call(ways.ours), call(ways.stock), parse(options).measure
-        if how == "first" and ways.launched is not None and ways.launched.settle is not None:
+        if how != "never" and ways.launched is not None and ways.launched.settle is not None:
             ours = _first_then(partial(_settled, ways.launched, operands, ours), ours)
+        if way is None and how in ("first", "kernels", "host"):
+            how = choice.PARTS  # what the host pays for them whole.py counts, and the program's own steps
         if way is not None:
             ours, stock = _first_then(ours, way.ours), way.stock or stock
         decision = decide(what, handle, tensors[0].device, how, ours, stock, layer)

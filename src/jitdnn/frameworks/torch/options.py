@@ -7,7 +7,7 @@ and are parsed once for each text.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,9 @@ from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.handle import Handle
 from jitdnn.retention import Recent
 
-MEASURE = ("first", "never")
+MEASURE = ("first", "kernels", "host", "never")
+CALLS = "calls"
+"""In the place of "first" where kernels of single calls are all that is chosen (install.py)."""
 SETTINGS = (
     "workspace_limit",
     "total_workspace",
@@ -38,8 +40,9 @@ class Options:
     """The options of converted calls.
 
     `measure`: "first" measures ours beside torch's own at the first call of each kind, unless a stored time decides,
-    and uses the faster; "never" takes ours wherever it does not refuse. `settings`: settings of this library by name,
-    as text; `threads` is torch's number where it is not given.
+    and uses the faster; so do "kernels" and "host", of calls on a GPU by the GPU's time alone, whatever the host needs
+    to enqueue them, and by the host's alone; "never" takes ours wherever it does not refuse. `settings`: settings of
+    this library by name, as text; `threads` is torch's number where it is not given.
     """
 
     measure: str = "first"
@@ -49,7 +52,7 @@ class Options:
     def of(measure: str = "first", **settings: Any) -> Options:
         """Check and keep options. Raises InvalidArgument for an unknown name, or a value that does not fit;
         NotSupported for `memory_limit`, which is for models."""
-        if measure not in MEASURE:
+        if measure not in (*MEASURE, CALLS):
             raise InvalidArgument(f"measure is {shown(measure)}: it must be one of {', '.join(MEASURE)}")
         if "memory_limit" in settings:
             raise NotSupported(
@@ -84,16 +87,29 @@ def parse(text: str) -> Options:
     return Options.of(words.pop("measure", "first"), **words)
 
 
-_handles: Recent[tuple[str, str, int], Handle] = Recent(256)
+@lru_cache(1024)
+def counting(text: str, measure: str = "first") -> str:
+    """Options that measure, by another of the times that are taken; others as they are."""
+    own = parse(text)
+    return text if own.measure == "never" else str(replace(own, measure=measure))
+
+
+def canonical(text: str) -> str:
+    """What options tell of calls whose times are stored: which of these count is none of it."""
+    return counting(text)
+
+
+_handles: Recent[tuple[Any, str, int], Handle] = Recent(256)
 
 
 def handle_of(text: str, device: str = "cpu") -> Handle:
     """The handle of calls with these options on as many threads as torch uses now: one for the whole process."""
-    key = (text, device, torch.get_num_threads())
+    own = parse(text).settings
+    key = (own, device, torch.get_num_threads())
     found = _handles.get(key)
     if found is None:
         settings: dict[str, Any] = {"threads": key[2]}
-        settings.update(parse(text).settings)
+        settings.update(own)
         found = _handles.put(key, Handle(**settings))
     return found
 

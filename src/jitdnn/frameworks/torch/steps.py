@@ -1,14 +1,15 @@
-"""Whole steps of a model on a GPU: by layers as they were chosen, or by torch's own functions, whichever is faster.
+"""Whole steps of a model on a GPU: by layers as they were chosen, in several ways, or by torch's own functions.
 
 Layers are chosen one by one (whole.py), each by what it costs the host or the GPU, whichever is more. That is right for
 a layer among others like it. In a step whose host is behind the GPU, time that a kernel saves is worth nothing and a
-microsecond of the host is one of the step; where it is ahead it is the other way round. Nothing that is known of a
-layer tells which it is: optimizers, losses, loaders of data and layers of torch's take part. So the steps themselves
-are measured: the program makes them anyway. Once all layers are chosen, some steps run by torch's own functions, in
-turns with those as chosen, from one call of the model to the next; the faster way stays, for inputs of this kind.
+microsecond of the host is one of the step; where it is ahead the GPU's time is all that counts. Nothing that is known
+of a layer tells which it is: optimizers, losses, loaders of data and layers of torch's take part. So the steps
+themselves are measured: the program makes them anyway. Once all layers are chosen, steps by layers as they were chosen,
+by layers as the GPU's time alone or the host's chooses them (both are known of each), and by torch's own functions take
+turns, from one call of the model to the next; the fastest way stays, for inputs of this kind.
 
-In the meantime, and where torch's functions win, modules are bypassed: they are of classes whose forward is torch's own
-function, so that a call costs what it did before `convert`.
+Modules that torch's functions were chosen for are bypassed, all of them or some: they are of classes whose forward is
+torch's own function, so that a call costs what it did before `convert`.
 """
 
 from __future__ import annotations
@@ -16,26 +17,45 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
-from collections.abc import Iterator
-from statistics import median
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_compiling
 
 from jitdnn.frameworks.torch import choice, kinds, whole
-from jitdnn.frameworks.torch.batch_norm_modules import CONVERTED, REVERTED, Sequential
+from jitdnn.frameworks.torch.batch_norm_modules import APART, CONVERTED, REVERTED, SUM_APART, Sequential
+from jitdnn.frameworks.torch.calls import CALLS, GRADIENTS, TEXT
 from jitdnn.frameworks.torch.choice import Decision
+from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.modules import OPTIONS
-from jitdnn.frameworks.torch.options import handle_of
+from jitdnn.frameworks.torch.options import canonical, counting, handle_of
 from jitdnn.frameworks.torch.registry import is_eager
+from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, StockCalls
 
 STEPS = "_jitdnn_steps"
 """The attribute of a model that remembers its steps."""
 _BLOCK = 4  # steps of one way in a row, of which the first, in whose place another way was, does not count
-_ORDER = (False, True, True, False, True, False, False, True)  # of blocks: whether modules are bypassed
-_QUIET = 3  # steps without a layer that is chosen for the first time, before any counts
+CHOSEN, KERNELS, HOST, STOCK = choice.OURS, "jitdnn by kernels", "jitdnn by hosts", choice.STOCK
+"""The ways of a step, as their times are stored: layers as they were chosen, as the GPU's time alone or the host's
+chooses them, and torch's functions."""
+_MEASURES = {CHOSEN: "first", KERNELS: "kernels", HOST: "host"}
+_ORDER = (
+    CHOSEN,
+    STOCK,
+    KERNELS,
+    HOST,
+    HOST,
+    KERNELS,
+    STOCK,
+    CHOSEN,
+    KERNELS,
+    CHOSEN,
+    HOST,
+    STOCK,
+)  # of blocks
+_QUIET = 4  # steps without a layer that is chosen for the first time, in which modules remember their calls
 _MOST_WAITING = 200  # steps that are waited for those
 _MOST_KINDS = 8  # of inputs, for which steps are measured
 
@@ -46,22 +66,22 @@ ACTIVE: dict[type[nn.Module], type[nn.Module]] = {}
 _ELSEWHERE = (nn.SyncBatchNorm,)  # which all processes must run the same way
 
 
-def _bypass(stock: type[Any], ours: type[Any]) -> None:
-    """Make the class of a bypassed module: a call that another thread is in the middle of goes on, since it is one of
-    ours, too."""
+def bypass(stock: type[Any], ours: type[Any], place: str = __name__) -> None:
+    """Make the class of a bypassed module, in the module of this name: a call that another thread is in the middle of
+    goes on, since it is one of ours, too."""
     name = f"Bypassed{ours.__name__}"
     own = {one for base in ours.__mro__ if base.__module__.startswith("jitdnn.") for one in vars(base)}
     back = {one: getattr(stock, one) for one in own if not one.startswith("__") and hasattr(stock, one)}
-    back |= {"__module__": __name__, "__doc__": f"`torch.nn.{stock.__name__}` as it is."}
+    back |= {"__module__": place, "__doc__": f"`{stock.__name__}` as it is."}
     made = type(name, (ours,), {**back, "_get_name": lambda self: stock.__name__})
-    setattr(sys.modules[__name__], name, made)
+    setattr(sys.modules[place], name, made)
     BYPASSED[ours], ACTIVE[made], REVERTED[made] = made, ours, stock
 
 
 _PAIRS: list[tuple[type[Any], type[Any]]] = [*CONVERTED.items(), (nn.Sequential, Sequential)]
 for _stock, _ours in _PAIRS:
     if not issubclass(_stock, (*_ELSEWHERE, nn.modules.lazy.LazyModuleMixin)):
-        _bypass(_stock, _ours)
+        bypass(_stock, _ours)
 
 
 def watch(model: nn.Module) -> None:
@@ -77,16 +97,46 @@ def forget(model: nn.Module) -> None:
         for number, hook in [*model._forward_pre_hooks.items()]:
             if hook is _before:
                 del model._forward_pre_hooks[number]
-    _set(model, False)
+    _set(model, CHOSEN)
 
 
-def _set(model: nn.Module, bypass: bool) -> None:
-    """Bypass all modules of a model, or none. What wrappers have made another class of stays as it is."""
-    into = BYPASSED if bypass else ACTIVE
+def _set(model: nn.Module, way: str, bypassed: Collection[nn.Module] = ()) -> None:
+    """Let all modules of a model run a way; those that are to be `bypassed` run torch's functions. What wrappers have
+    made another class of stays as it is."""
     for module in model.modules():
-        other = into.get(type(module))
+        other = (BYPASSED if way == STOCK or module in bypassed else ACTIVE).get(type(module))
         if other is not None:
             module.__class__ = other
+        options = module.__dict__.get(OPTIONS)
+        if options is not None and way != STOCK:
+            own = counting(options, _MEASURES[way])
+            if own != options:
+                module.__dict__[OPTIONS] = own
+                for name in (STOCK_CALLS, APART, SUM_APART):
+                    calls: StockCalls | None = module.__dict__.get(name)
+                    if calls is not None:
+                        calls.doubt()
+
+
+def _torchs(model: nn.Module) -> set[nn.Module]:
+    """The modules whose last calls torch's functions ran."""
+    found = {one for one in model.modules() if type(one) in BYPASSED and _is_torchs(one)}
+    for module in model.modules():
+        if type(module) is Sequential and found.issuperset(
+            one for one in module if isinstance(one, nn.modules.batchnorm._BatchNorm)
+        ):
+            found.add(module)
+    return found
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    own = module.__dict__
+    stock: StockCalls | None = own.get(STOCK_CALLS)
+    ours: Remembered | None = own.get(CALLS)
+    if stock is None or stock.last is None:
+        return False
+    now = is_grad_enabled(), own[OPTIONS]
+    return ours is None or all((one.state[GRADIENTS], one.state[TEXT]) != now for one in ours.entries)
 
 
 def _before(model: nn.Module, args: tuple[Any, ...]) -> None:
@@ -100,18 +150,31 @@ def _before(model: nn.Module, args: tuple[Any, ...]) -> None:
 
 def decision(model: nn.Module) -> Decision | None:
     """What was decided for the kind of steps that came last, None while it is not."""
+    trial = of(model)
+    return None if trial is None else trial.decision
+
+
+def of(model: nn.Module) -> Trial | None:
+    """What is known of the kind of steps that came last."""
     steps: Steps | None = model.__dict__.get(STEPS)
-    return None if steps is None or steps.trial is None else steps.trial.decision
+    return None if steps is None else steps.trial
+
+
+def force(model: nn.Module, way: str) -> None:
+    """Let steps of the kind that came last run a way from now on, whatever is known of them: for benchmarks."""
+    trial = of(model)
+    if trial is not None:
+        trial.force(way)
 
 
 class Steps:
     """The steps of one model. Copies and pickled models know nothing."""
 
-    __slots__ = ("_begun", "_is_bypassed", "_thread", "_trials", "trial")
+    __slots__ = ("_begun", "_thread", "_trials", "_way", "trial")
 
     def __init__(self) -> None:
         self._trials: dict[tuple[Any, ...], Trial] = {}
-        self._is_bypassed: bool | None = None
+        self._way: tuple[str, Collection[nn.Module]] | None = None
         self._thread = threading.get_ident()
         #: of the step that runs: how it runs, its beginning and the choices that were made before
         self._begun: tuple[Trial, Any, int] | None = None
@@ -126,7 +189,7 @@ class Steps:
         x = next((one for one in args if isinstance(one, Tensor)), None)
         if x is None or not is_measured(x) or kinds.observers or kinds.threads_apart or not is_eager():
             self._begun = None
-            self._put(model, False)
+            self._put(model, CHOSEN if self.trial is None else self.trial.layers)
             return
         key = _key(model, args, x.device.type)
         trial = self._trials.get(key)
@@ -136,62 +199,125 @@ class Steps:
             trial = self._trials[key] = Trial(model, key, x.device)
         self.trial = trial
         begun, now = self._begun, None
-        if threading.get_ident() != self._thread and trial.decision is None:
-            trial.decision = Decision(True, "not measured: several threads call the model")
-        if trial.decision is None:
+        if threading.get_ident() != self._thread and not trial.is_settled:
+            trial.stop("several threads call the model")
+        if not trial.is_settled:
             now = mark(x.device)
             if begun is not None and begun[0] is trial:
-                trial.note(begun[1], now, begun[2], self._is_bypassed is True)
-        self._put(model, trial.bypasses)
-        self._begun = None if trial.decision is not None else (trial, now, choice.made())
+                trial.note(model, begun[1], now, begun[2])
+        self._put(model, trial.way, trial.bypassed)
+        self._begun = None if trial.is_settled else (trial, now, choice.made())
 
-    def _put(self, model: nn.Module, bypass: bool) -> None:
-        if self._is_bypassed is not bypass:
-            _set(model, bypass)
-            self._is_bypassed = bypass
+    def _put(self, model: nn.Module, way: str, bypassed: Collection[nn.Module] = ()) -> None:
+        now = self._way
+        if now is None or now[0] != way or now[1] is not bypassed:
+            _set(model, way, bypassed)
+            self._way = way, bypassed
 
 
 class Trial:
-    """Steps of one kind, until it is decided which way is faster."""
+    """Steps of one kind, until it is decided which way is faster.
 
-    __slots__ = ("_device", "_handle", "_number", "_quiet", "_taken", "_waited", "_what", "decision")
+    Before steps of a way are timed, some run in which layers are chosen and modules remember their calls; that tells
+    which of them are bypassed.
+    """
+
+    __slots__ = (
+        "_bypassed", "_device", "_handle", "_number", "_quiet", "_taken", "_to_learn", "_waited", "_what", "_winner",
+        "decision",
+    )  # fmt: skip
 
     def __init__(self, model: nn.Module, key: tuple[Any, ...], device: torch.device) -> None:
         options = next(iter(_options(model)), "")
         self._handle, self._device = handle_of(options, device.type), device
         self._what = f"torch step {_fingerprint(model, key)}"
         #: steps of each way: their beginning and end
-        self._taken: dict[bool, list[tuple[Any, Any]]] = {False: [], True: []}
+        self._taken: dict[str, list[tuple[Any, Any]]] = {way: [] for way in (*_MEASURES, STOCK)}
+        #: the modules that each way bypasses, and the ways of which that is not known yet
+        self._bypassed: dict[str, Collection[nn.Module]] = {}
+        self._to_learn = [*_MEASURES]
         self._number = self._quiet = self._waited = 0
-        self.decision: Decision | None = choice.stored(self._what, self._handle, device)
+        self._winner = CHOSEN
+        self.decision: Decision | None = None
+        times = choice.recorded(self._what, self._handle, device)
+        if times.keys() >= self._taken.keys():
+            self._decide(times, "stored")
+
+    def _decide(self, times: Mapping[str, float], how: str) -> None:
+        self._winner = min((*_MEASURES, STOCK), key=times.__getitem__)
+        is_ours = self._winner != STOCK
+        reason = f"{how}: {'faster' if is_ours else 'slower'}"
+        if self._winner in (KERNELS, HOST):
+            who = "GPU" if self._winner == KERNELS else "host"
+            reason += f", with layers chosen by the {who}'s time alone"
+        ours = min(times[way] for way in _MEASURES)
+        self.decision = Decision(is_ours, reason, ours, times[STOCK])
+        self._to_learn = [way for way in self._to_learn if way == self._winner]
 
     @property
-    def bypasses(self) -> bool:
-        """Whether modules are bypassed in the next step."""
-        if self.decision is not None:
-            return not self.decision.is_ours
-        return self._quiet >= _QUIET and _ORDER[self._number // _BLOCK]
+    def is_settled(self) -> bool:
+        """Whether nothing is to be learnt from steps any more."""
+        return self.decision is not None and not self._to_learn
 
-    def note(self, begun: Any, ended: Any, made: int, was_bypassed: bool) -> None:
+    @property
+    def way(self) -> str:
+        """What the next step runs by."""
+        if self.decision is not None:
+            return self._winner
+        return self._to_learn[0] if self._to_learn else _ORDER[self._number // _BLOCK]
+
+    @property
+    def layers(self) -> str:
+        """How layers are chosen, for who asks them."""
+        return CHOSEN if self.decision is None or self._winner == STOCK else self._winner
+
+    @property
+    def bypassed(self) -> Collection[nn.Module]:
+        """Modules that run torch's functions in the next step, besides."""
+        return self._bypassed.get(self.way, ())
+
+    def note(self, model: nn.Module, begun: Any, ended: Any, made: int) -> None:
         """A step has ended that began then, when so many choices had been made."""
         if whole.has_seen_hooks():
-            self.decision = Decision(True, "not measured: checkpoints recompute what was chosen before")
+            self.stop("checkpoints recompute what was chosen before")
             return
         if choice.made() != made:  # it compiled and measured
             self._quiet = 0
-        if self._quiet < _QUIET:
+        if self._to_learn:
             self._quiet += 1
             self._waited += 1
-            if self._waited > _MOST_WAITING:
-                self.decision = Decision(True, "not measured: there are ever new layers")
+            if self._quiet >= _QUIET:
+                self._bypassed[self._to_learn.pop(0)] = _torchs(model)
+                self._quiet = 0
+            elif self._waited > _MOST_WAITING:
+                self.stop("there are ever new layers")
             return
+        way = self.way
         if self._number % _BLOCK:
-            self._taken[was_bypassed].append((begun, ended))
+            self._taken[way].append((begun, ended))
         self._number += 1
         if self._number == _BLOCK * len(_ORDER):
-            ours, stock = (median(seconds(*one) for one in self._taken[bypass]) for bypass in (False, True))
+            times = {way: _quartile([seconds(*one) for one in taken]) for way, taken in self._taken.items()}
             self._taken.clear()
-            self.decision = choice.compared(self._what, self._handle, self._device, ours, stock)
+            choice.record(self._what, self._handle, self._device, times)
+            self._decide(times, "measured")
+
+    def force(self, way: str) -> None:
+        """Run one way, for which is learnt what is bypassed."""
+        seconds = (0.0, 1.0) if way != STOCK else (1.0, 0.0)
+        self.decision, self._winner = Decision(way != STOCK, "forced", *seconds), way
+        self._to_learn = [] if way == STOCK or way in self._bypassed else [way]
+
+    def stop(self, why: str) -> None:
+        """Measure and learn nothing any more."""
+        self._to_learn.clear()
+        if self.decision is None:
+            self.decision = Decision(True, f"not measured: {why}")
+
+
+def _quartile(times: list[float]) -> float:
+    """The lower quartile: others on the host make steps longer, not shorter, and a few may be short by chance."""
+    return sorted(times)[len(times) // 4]
 
 
 def is_measured(x: Tensor) -> bool:
@@ -216,7 +342,7 @@ def _options(model: nn.Module) -> Iterator[str]:
     for module in model.modules():
         options = module.__dict__.get(OPTIONS)
         if options is not None:
-            yield options
+            yield canonical(options)
 
 
 def _key(model: nn.Module, args: tuple[Any, ...], device: str) -> tuple[Any, ...]:
@@ -236,5 +362,7 @@ def _fingerprint(model: nn.Module, key: tuple[Any, ...]) -> str:
     for name, module in model.named_modules():
         kind = ACTIVE.get(type(module), type(module)).__qualname__
         shapes = [tuple(one.shape) for one in module.parameters(recurse=False)]
-        digest.update(f"{name} {kind} {shapes} {module.__dict__.get(OPTIONS)}\n".encode())
+        options = module.__dict__.get(OPTIONS)
+        own = None if options is None else canonical(options)
+        digest.update(f"{name} {kind} {shapes} {own}\n".encode())
     return digest.hexdigest()

@@ -80,6 +80,10 @@ class StockCalls(Remembered):
         self.last, self.left = None, 0
         return False
 
+    def doubt(self) -> None:
+        """Look at the next call: what is in force is another thing now."""
+        self.last, self.left = None, 0
+
 
 def remembering(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable[..., Any]:
     """The forward of a converted class: `ours`, or `stock` for inputs that torch's function is faster for."""

@@ -26,7 +26,7 @@ from jitdnn.errors import DeviceError, JitdnnError
 from jitdnn.frameworks.torch import batch_norm_activation, batch_norm_sum, choice, variety
 from jitdnn.frameworks.torch.choice import Decision
 from jitdnn.frameworks.torch.kinds import Kind, Observer, apart, known, tell, words
-from jitdnn.frameworks.torch.options import handle_of, is_disabled, parse
+from jitdnn.frameworks.torch.options import canonical, handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.progress import part
 from jitdnn.frameworks.torch.registry import OWN, hooks_of_saved, is_eager
 from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, StockCalls, remember
@@ -186,13 +186,12 @@ def _decided(
     )
     gradients = f" gradients {wanted}" if has_gradients and "1" in wanted else ""
     told_by = tuple(tree_leaves((_telling(function, args), named)))
-    what = (
-        f"torch whole {function.__name__} {words(told_by)}{gradients}{cast}{' ' if options else ''}{options}"
-    )
-    stored = choice.stored(what, handle, device)
+    text, how = canonical(options), parse(options).measure
+    what = f"torch whole {function.__name__} {words(told_by)}{gradients}{cast}{' ' if text else ''}{text}"
+    stored = choice.stored(what, handle, device, how)
     if stored is not None:
         return stored
-    if not variety.may_try(*_layer(function, args, options, module)):
+    if not variety.may_try(*_layer(function, args, text, module)):
         return Decision(False, variety.REASON)
     seen: list[Kind] = []
     is_one = function in ALONE or (function in _AS_ONE and device.type != "cpu")
@@ -218,13 +217,13 @@ def _decided(
         if waits_for:
             return Decision(False, "ours is being compiled", waits_for=waits_for)
         if not is_one and not any(kind.decision.is_ours for kind in seen):
-            return Decision(False, "torch's kernels are faster, each of them")
+            return choice.none_is_ours(what, handle, device)
         told.clear()
         stock()
         if module is not None and function in SHORT:  # other calls are not remembered
             ours = _way(ours_of, args, named, SHORT[function], options)
             ours()  # remembers how its gradients are taken
-        return choice.measured(what, handle, device, ours, stock)
+        return choice.measured(what, handle, device, ours, stock, how)
 
 
 def _layer(

@@ -1,0 +1,194 @@
+"""Training steps of networks on a GPU in eager PyTorch, stock and converted, in turns in one process.
+
+    python benchmarks/torch_eager.py [MODEL ...] [--processes 4] [--kernels 8]
+        [what torch_inductor.py takes: --batch, --dtype, --seconds, ...]
+
+Before anything is timed, `--processes` many processes at once compile and measure what the models need (a step of
+each), and one after another the models are timed by what was kept: `first s` are those of warm caches, in a process
+that has run the models above. Milliseconds are those of `torch_inductor.py`: `ours` by the way that the converted model
+came to run its steps (see `jt.explain`), which is one of those behind it: layers as they were chosen, as the GPU's time
+alone chooses them, as the host's does, and all of them bypassed. `host ms` is the processor's time until a step is
+enqueued on a GPU that has nothing to do, `GPU ms` the sum of its kernels by PyTorch's profiler, `MiB` what a step takes
+at most of PyTorch's allocator beyond what was there before, each PyTorch's and that of the fastest way that bypasses
+not all. `--kernels N` lists the N kernels of both that take longest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+import torch_inductor
+from torch_inductor import WARM, WARM_EAGER, Peer, host_seconds
+
+from jitdnn.frameworks.torch import steps
+
+MODELS = (
+    "wav2vec_conformer", "causal_conv1d", "timm:efficientnet_b0", "timm:mobilenetv2_100", "unet3d", "resnet50",
+    "resnext50", "timm:regnety_032", "convnext_tiny", "timm:convnext_base", "x3d", "replknet",
+)  # fmt: skip
+OWN = {"chosen": steps.CHOSEN, "kernels": steps.KERNELS, "host": steps.HOST}
+WAYS = {**OWN, "bypassed": steps.STOCK}
+LEARNING = 6  # steps in which modules come to remember their calls
+HEAD = (
+    f"{'model':22s}{'n':>4s}{'stock ms':>10s}{'ours':>8s}{'speed':>7s}{'chosen':>8s}{'kernels':>9s}{'host':>8s}"
+    f"{'bypassed':>10s}{'host ms':>9s}{'ours':>8s}{'GPU ms':>9s}{'ours':>8s}{'MiB':>8s}{'ours':>8s}"
+    f"{'first s':>9s}{'ours':>8s}"
+)
+
+
+def kernels(run: Callable[[], Any], count: int = 2) -> dict[str, tuple[int, float]]:
+    """How often each kernel of a step runs, and its milliseconds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(count):
+            run()
+        torch.cuda.synchronize()
+    return {
+        one.key: (one.count // count, one.device_time_total / count / 1e3)
+        for one in found.key_averages()
+        if one.device_time_total
+    }
+
+
+def peak(run: Callable[[], Any]) -> float:
+    """MiB that a step takes at most, beyond what is there before."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def row(name: str, arguments: argparse.Namespace) -> None:
+    """Measure a model, and print its row."""
+    begin = perf_counter()
+    model, x, labels = torch_inductor.problem(name, arguments)
+    peers = {who: Peer(model, who == "ours", "eager", arguments) for who in ("stock", "ours")}
+    del model
+    found: dict[str, Any] = {"model": name, "batch": len(x), "dtype": arguments.dtype}
+    losses = {}
+    runs = {who: partial(peer.step, x, labels) for who, peer in peers.items()}
+    for who, run in runs.items():
+        torch.cuda.synchronize()
+        begin = perf_counter()
+        losses[who] = float(run())
+        found[f"{who} first s"] = perf_counter() - begin
+    if arguments.compile:
+        took = f"{found['stock first s']:.1f} and {found['ours first s']:.1f}"
+        write(f"  {name}: first steps {took} s", sys.stderr)
+        return
+    for who, run in runs.items():
+        for _ in range(WARM_EAGER if who == "ours" else WARM):
+            run()
+    most = 2e-2 if arguments.dtype != "f32" else 1e-4
+    is_near = math.isclose(losses["stock"], losses["ours"], rel_tol=most, abs_tol=most)
+    trial = steps.of(peers["ours"].model)
+    assert trial is not None
+    decided, taken = trial.decision, trial.way
+    for way in WAYS.values():  # modules remember their calls
+        steps.force(peers["ours"].model, way)
+        for _ in range(LEARNING):
+            runs["ours"]()
+    found.update(least(peers, x, labels, arguments.seconds))
+    found["ours ms"] = next(found[f"{what} ms"] for what, way in WAYS.items() if way == taken)
+    steps.force(peers["ours"].model, WAYS[min(OWN, key=lambda what: found[f"{what} ms"])])
+    tables = {}
+    for who, run in runs.items():
+        found[f"{who} host ms"] = 1e3 * host_seconds(run, clock=process_time)
+        found[f"{who} MiB"] = peak(run)
+        tables[who] = kernels(run)
+        found[f"{who} GPU ms"] = sum(ms for _, ms in tables[who].values())
+    found["speed"] = found["stock ms"] / found["ours ms"]
+    found["decided"] = "" if decided is None else decided.reason
+    write(line(found) + ("" if is_near else f"  the losses differ: {losses}"))
+    for who, table in tables.items():
+        for key, (count, ms) in sorted(table.items(), key=lambda one: -one[1][1])[: arguments.kernels]:
+            write(f"    {who:6s}{count:5d} x {ms / max(1, count):8.4f} = {ms:8.3f} ms  {key[:90]}")
+    if arguments.json is not None:
+        with arguments.json.open("a") as kept:
+            kept.write(json.dumps(found) + "\n")
+
+
+def least(peers: dict[str, Peer], x: torch.Tensor, labels: torch.Tensor, seconds: float) -> dict[str, float]:
+    """Milliseconds of a step of PyTorch's and of the converted model by each way, samples in turns."""
+    best = dict.fromkeys(("stock", *WAYS), math.inf)
+    end = perf_counter() + seconds
+    while perf_counter() < end:
+        for what in best:
+            if what in WAYS:
+                steps.force(peers["ours"].model, WAYS[what])
+            best[what] = min(best[what], peers["ours" if what in WAYS else what].seconds(x, labels))
+    return {f"{what} ms": 1e3 * value for what, value in best.items()}
+
+
+def line(found: dict[str, Any]) -> str:
+    """A row of the table."""
+    text = f"{found['model']:22s}{found['batch']:4d}{found['stock ms']:10.2f}{found['ours ms']:8.2f}"
+    text += f"{found['speed']:7.3f}{found['chosen ms']:8.2f}{found['kernels ms']:9.2f}{found['host ms']:8.2f}"
+    text += f"{found['bypassed ms']:10.2f}"
+    for what, width, digits in (("host ms", 9, 2), ("GPU ms", 9, 2), ("MiB", 8, 0), ("first s", 9, 2)):
+        text += f"{found[f'stock {what}']:{width}.{digits}f}{found[f'ours {what}']:8.{digits}f}"
+    return f"{text}  {found['decided']}"
+
+
+def write(text: str, to: Any = sys.stdout) -> None:
+    to.write(text + "\n")
+    to.flush()
+
+
+def compiled(names: list[str], processes: int, limit: float) -> None:
+    """Let processes side by side compile and measure what the models need, for so many seconds at most."""
+    end = perf_counter() + limit
+    words = sys.argv[1:]
+    own = [word for word in words if word not in names]
+    running = [
+        subprocess.Popen([sys.executable, __file__, *names[first::processes], *own, "--compile"])
+        for first in range(min(processes, len(names)))
+    ]
+    for one in running:
+        try:
+            one.wait(max(0.0, end - perf_counter()))
+        except subprocess.TimeoutExpired:
+            one.kill()
+            one.wait()
+
+
+def main() -> None:
+    made = torch_inductor.parser(__doc__)
+    made.add_argument("--processes", type=int, default=4, help="that compile before; 0: none")
+    made.add_argument("--limit", type=float, default=600.0, help="seconds for that")
+    made.add_argument("--kernels", type=int, default=0)
+    made.add_argument("--compile", action="store_true", help=argparse.SUPPRESS)
+    arguments = torch_inductor.parsed(made)
+    arguments.mode_has_graphs = False
+    if arguments.dtype == "f32":
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    names = arguments.models or list(MODELS)
+    if not arguments.compile:
+        if arguments.processes:
+            compiled(names, arguments.processes, arguments.limit)
+        write(f"{arguments.dtype}, {torch.cuda.get_device_name()}, PyTorch {torch.__version__}\n{HEAD}")
+    for name in names:
+        try:
+            row(name, arguments)
+        except Exception as problem:  # the other models are measured
+            write(f"{name}: {type(problem).__name__}: {str(problem)[:300]}")
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
