@@ -29,6 +29,8 @@ from jitdnn.planner.store import Store
 def work(factor, size):
     x = np.arange(-50, 50, dtype=np.float32).reshape(1, 1, size, -1)
     formula = f"x: {factor} * x + 1"
+    for shift in range(4):  # code of its own for each: more than the smallest disk holds
+        np.testing.assert_array_equal(jd.elementwise(f"x: {factor} * x + {shift + 2}")(x), factor * x + shift + 2)
     for _ in range(2):
         np.testing.assert_array_equal(jd.elementwise(formula)(x), factor * x + 1)
         with jd.settings(choice="find"):
