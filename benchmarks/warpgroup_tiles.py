@@ -28,6 +28,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmDivided,
     WarpgroupGemmHalves,
+    WarpgroupGemmInLines,
     WarpgroupGemmScaled,
     WarpgroupWgrad,
     WarpgroupWgradDivided,
@@ -140,8 +141,8 @@ def measure(words: str, device: Any, math: str) -> None:
             "divided, mixed": WarpgroupWgradDividedRows,
             "dy divided": WarpgroupWgradRows,
         }
-    elif is_wgrad:
-        others = {"in lines": WarpgroupWgradInLines}
+    elif not is_f32:
+        others = {"in lines": WarpgroupWgradInLines if is_wgrad else WarpgroupGemmInLines}
     elif is_f32 and not is_tf32:
         others = {"divided": WarpgroupGemmDivided}
     for way, other_family in others.items():

@@ -21,6 +21,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmDivided,
     WarpgroupGemmHalves,
+    WarpgroupGemmInLines,
     WarpgroupGemmInPlace,
     WarpgroupGemmScaled,
     WarpgroupWgrad,
@@ -62,7 +63,7 @@ def algorithms_of(problem: Convolution, tiles: tuple[Tile, ...] = TILES) -> tupl
         )  # fmt: skip
     return (
         WarpgroupGemm(tiles), WarpgroupGemmInPlace(tiles), WarpgroupGemmHalves(tiles),
-        WarpgroupGemmScaled(tiles), WarpgroupGemmDivided(tiles),
+        WarpgroupGemmScaled(tiles), WarpgroupGemmDivided(tiles), WarpgroupGemmInLines(tiles),
     )  # fmt: skip
 
 

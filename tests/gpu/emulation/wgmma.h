@@ -58,16 +58,19 @@ constexpr Word row_of(unsigned long long descriptor) { return 256u >> (descripto
 
 // Whether an operand has elements in a range of shared memory, by pieces of 8 rows.
 bool is_in(unsigned long long descriptor, bool is_mn_major, int extent, Word address, int bytes) {
-    const Word tile = 8 * row_of(descriptor), start = ((descriptor & 0x3fff) << 4) & ~(tile - 1);
+    const Word tile = 8 * row_of(descriptor), address_of = (descriptor & 0x3fff) << 4, start = address_of & ~(tile - 1);
     const Word leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
     const auto overlaps = [&](Word at) { return at < address + bytes && address < at + tile; };
     if (!is_mn_major) {
-        for (int m = 0; m < extent; m += 8)
+        // rows of an operand that begins further on end in the pieces behind
+        const int further = address_of - start < row_of(descriptor) ? 0 : 8;
+        for (int m = 0; m < extent + further; m += 8)
             if (overlaps(start + m / 8 * stride)) return true;
         return false;
     }
-    for (int m = 0; m < extent; m += 64)
-        if (overlaps(start + m / 64 * leading) || overlaps(start + m / 64 * leading + stride)) return true;
+    const int block = row_of(descriptor) / 2;  // elements
+    for (int m = 0; m < extent; m += block)
+        if (overlaps(start + m / block * leading) || overlaps(start + m / block * leading + stride)) return true;
     return false;
 }
 
@@ -80,7 +83,8 @@ bool reads(const Product &product, Word address, int bytes) {
 void check_fenced(unsigned long long descriptor, bool is_mn_major, int extent, int line) {
     const Word tile = 8 * row_of(descriptor), start = ((descriptor & 0x3fff) << 4) & ~(tile - 1);
     const Word leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
-    const Word size = is_mn_major ? (extent - 1) / 64 * leading + stride : (extent - 8) / 8 * stride;
+    const int block = row_of(descriptor) / 2;
+    const Word size = is_mn_major ? (extent - 1) / block * leading + stride : extent / 8 * stride;
     for (Word at = start; at < start + size + tile && at < dynamic_bytes; at += 4) {
         const Write &write = writes[at / 4];
         if (write.thread && storing[write.thread - 1].fences <= write.fences &&
@@ -128,13 +132,12 @@ void load_operand(unsigned long long descriptor, const Begun &begun, Element typ
     if (row > MOST_ROW || (descriptor & ~0xc0003fff3fff3fffull))
         emulation_fail(line, "wgmma: the descriptor %#llx of %s does not say a swizzle of 128, 64 or 32 bytes alone",
                        descriptor, name);
-    if (is_mn_major && row != 128)
-        emulation_fail(line, "wgmma: %s is MN-major in rows of %u bytes: they must be of 128", name, row);
-    if (is_mn_major && start % 1024)
-        emulation_fail(line, "wgmma: %s begins at %u: it must be a multiple of 1024", name, start);
-    if (start % 32 || start % (8 * row) >= row)
-        emulation_fail(line, "wgmma: %s begins at %u: that must be a multiple of 32 in the first %u bytes behind a "
-                       "multiple of %u", name, start, row, 8 * row);
+    if (is_mn_major && row < 64)
+        emulation_fail(line, "wgmma: %s is MN-major in rows of %u bytes: they must be of 128 or 64", name, row);
+    if (is_mn_major && start % (8 * row))
+        emulation_fail(line, "wgmma: %s begins at %u: it must be a multiple of %u", name, start, 8 * row);
+    if (start % 32)
+        emulation_fail(line, "wgmma: %s begins at %u: that must be a multiple of 32", name, start);
     const int size = size_of(type), each = 16 / size;
     const auto piece = [&](Word address, float *to, int step) {
         address = swizzled(address, row);
@@ -147,7 +150,7 @@ void load_operand(unsigned long long descriptor, const Begun &begun, Element typ
     if (is_mn_major) {
         for (int k = 0; k < 2 * each; ++k)
             for (int m = 0; m < extent; m += each)
-                piece(start + m / 64 * leading + m % 64 * size + k / 8 * stride + k % 8 * row,
+                piece(start + m / (row / size) * leading + m % (row / size) * size + k / 8 * stride + k % 8 * row,
                       out + m * m_step + k * k_step, m_step);
     } else {
         for (int m = 0; m < extent; ++m)

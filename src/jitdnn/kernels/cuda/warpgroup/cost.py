@@ -9,9 +9,11 @@ from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
 from jitdnn.kernels.cuda.warpgroup.plan import (
     NO_FINISH,
+    NO_LINES,
     STAGE_ROW,
     Blocking,
     Finish,
+    Lines,
     Products,
     Tile,
     blockings,
@@ -21,8 +23,12 @@ _OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
 _EFFICIENCY = 0.96  # of the mainloop, where nothing else is the limit
 _SHARED_SHARE = 1.08  # of the path to shared memory, as `shared_bytes_per_cycle` of facts counts it
+_LINES_SHARED_SHARE = 1.12  # the same where taps share rows
 _WGRAD_SHARED_SHARE = 1.5  # the same where all operands are read across
 _ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it is
+_STRIDED_FACTOR = 1.1  # of such a row, of less than 128 bytes, that is some rows from the next in memory
+_COPY_LATENCY = 1500.0
+"""Until such rows have arrived, while all stages but one are under way: few short stages are not enough."""
 _WGRAD_ROW_CYCLES = 1.7  # the same where all operands are read across
 _WGRAD_SHORT_CYCLES = 2.3  # the same in boxes of 64 rows
 _LANES = 128  # of a multiprocessor: numbers of which it computes one instruction in a cycle
@@ -41,6 +47,11 @@ _OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
 _ACROSS_FACTOR = 1.35  # of a wgrad's stage that two warpgroups share across
 _ROWS_ACROSS_FACTOR = 1.15  # the same where each of them divides its rows in registers
 _TILE_CYCLES = 900.0  # from one tile of a thread block to the next
+_WIDE_LINES_FACTOR = 1.15
+"""Of a stage in lines of more than 64 columns, in rows of 128 bytes: there are few of them, and those of tiles without
+lines take less than they are held to."""
+_LINES_RESULT_CYCLES = {1: 0.1, 2: 0.1, 3: 0.025}
+"""Beside these, of a result in lines, which threads store, by consumers: of three two multiply meanwhile."""
 _EMPTY_CYCLES = 1300.0  # of a tile of zeros, beside storing them
 _START_CYCLES = 2100.0  # until a thread block's first products
 _PARTIAL_CYCLES = 890.0  # of partial sums on their way to the workspace, without their bytes
@@ -86,31 +97,37 @@ def begins_early(blocking: Blocking) -> bool:
     return not blocking.is_split and blocking.blocks_of_split <= _EARLY_STAGES
 
 
-def copy_cycles(blocking: Blocking, row_bytes: int, rows: int) -> float:
-    """Cycles of the copy engine for the rows of a stage, of operands that are read along K."""
+def copy_cycles(blocking: Blocking, row_bytes: int, is_strided: bool) -> float:
+    """Cycles of the copy engine for a stage of operands that are read along K; `is_strided`: rows of A."""
+    factor = _STRIDED_FACTOR if is_strided and row_bytes < STAGE_ROW else 1.0
+    rows = blocking.parts * (factor * (blocking.tile.m + blocking.lines.further) + blocking.rows_of_b)
     return rows * (blocking.row // row_bytes) * _ROW_CYCLES
 
 
 def stage_cycles(
     blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, is_rewritten: bool = False,
     is_divided: bool = False, shared_rows: SharedRows | None = None, is_whole: Whole = NOT_WHOLE,
+    is_strided: bool = False,
 ) -> float:  # fmt: skip
     """Cycles of a stage of a tile: products, the path to shared memory, or the copy engine, whichever takes longest.
 
     `row_bytes`: of the rows that are copied. `is_rewritten`: B is read and written by threads before it is multiplied.
     `is_divided`: threads divide numbers into halves first, in shared memory. `shared_rows`: of B, which the
     columns of a warpgroup share. `is_whole`: of A and of B, whether one copy brings all blocks of 64 rows, of a wgrad.
+    `is_strided`: see `Products`.
     """
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
     flops = 2.0 * tile.m * tile.n * blocking.row / 2
-    products = 3 if parts == 2 and not blocking.is_rough else 1
+    products = 3 if parts == 2 and not blocking.is_rough else blocking.lines.mean_taps
     mma = products * flops / (_OPERATIONS_OF_BYTE * facts.shared_bytes_per_cycle)
-    of_b = tile.across * shared_rows.count if shared_rows else 0 if blocking.keeps_b else tile.n
-    brought = parts * (tile.m + of_b)  # rows of 128 bytes
+    of_b = tile.across * shared_rows.count if shared_rows else blocking.rows_of_b
+    brought = parts * (tile.m + blocking.lines.further + of_b)  # rows of 128 bytes
     of_a = 64 * (2 if blocking.divides_rows else products)
     read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (2 * tile.n if is_rewritten else 0)
-    share = _WGRAD_SHARED_SHARE if is_wgrad and parts == 1 and not shared_rows else _SHARED_SHARE
+    share = _LINES_SHARED_SHARE if blocking.lines.taps > 1 else _SHARED_SHARE
+    if is_wgrad and parts == 1 and not shared_rows:
+        share = _WGRAD_SHARED_SHARE
     shared = (brought + read) * blocking.row / (share * facts.shared_bytes_per_cycle)
     if is_divided:
         divided = parts * of_b if blocking.divides_rows else brought
@@ -129,7 +146,7 @@ def stage_cycles(
         )
         copies = parts * (tile.m * a + of_b * b) * depth
     else:
-        copies = copy_cycles(blocking, row_bytes, brought)
+        copies = copy_cycles(blocking, row_bytes, is_strided)
     if shared_rows:
         copies = max(copies, _BOX_CYCLES * parts * shared_rows.boxes * (tile.m // 64 + tile.across))
     if blocking.divides_rows:
@@ -138,7 +155,8 @@ def stage_cycles(
             return _MIXED_FACTOR * max(mma / _EFFICIENCY, shared, copies)
         own = mma / tile.warpgroups + _PRODUCT_CYCLES * products * _STEPS * tile.rows
         return max(tile.warpgroups * own, own + _ROWS_CYCLES, shared, copies)
-    return max(mma / _EFFICIENCY, shared, copies)
+    latency = _COPY_LATENCY / (blocking.stages - 1) if is_strided and row_bytes < STAGE_ROW else 0.0
+    return max(mma / _EFFICIENCY, shared, copies, latency)
 
 
 def seconds(
@@ -157,9 +175,17 @@ def seconds(
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, clock = blocking.tile, gemm_clock(device.facts)
-    outside = blocking.parts * products.outside(tile)
+    outside = blocking.parts * blocking.lines.mean_taps * products.outside(tile)
     stage = stage_cycles(
-        blocking, device, row_bytes, is_wgrad, is_rewritten, is_divided, shared_rows, is_whole
+        blocking,
+        device,
+        row_bytes,
+        is_wgrad,
+        is_rewritten,
+        is_divided,
+        shared_rows,
+        is_whole,
+        products.is_strided,
     )
     if is_wgrad:
         if tile.across > 1 and not shared_rows:
@@ -170,6 +196,8 @@ def seconds(
         stage = (stage + _OUTSIDE_CYCLES * outside * (not blocking.keeps_b)) * (
             _CLUSTER_FACTOR if tile.cluster > 1 else 1.0
         )
+    if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW:
+        stage *= _WIDE_LINES_FACTOR
     works = blocking.works(products)
     length = products.longest if blocking.is_whole else blocking.blocks_of_split
     out = tile.m * tile.n * 4 / l2_bytes_per_cycle(device.facts) if blocking.is_split else 0.0
@@ -179,18 +207,20 @@ def seconds(
     loop = length * stage
     if not is_wgrad and blocking.is_whole:
         # the engine that brings the operands takes the results away, too
-        brought = blocking.parts * (tile.m + (0 if blocking.keeps_b else tile.n))
         chunk = tile.chunk_bytes(result_bytes)
         stored = tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
-        moved = length * copy_cycles(blocking, row_bytes, brought) + _STORE_ROW_CYCLES * stored
+        moved = length * copy_cycles(blocking, row_bytes, products.is_strided) + _STORE_ROW_CYCLES * stored
         loop = max(loop, moved)
-    one = loop + _TILE_CYCLES + (out + _PARTIAL_CYCLES if blocking.is_split else finished)
+    between = _TILE_CYCLES
+    if blocking.lines.taps > 1:
+        between += _LINES_RESULT_CYCLES[tile.warpgroups] * tile.m * tile.n
+    one = loop + between + (out + _PARTIAL_CYCLES if blocking.is_split else finished)
     if tile.cluster > 1:
         one += _EXCHANGE_CYCLES + tile.m * tile.n * 4 / _EXCHANGE_BYTES + finished * (1 / tile.cluster - 1)
         chunks = chunks / tile.cluster
     if len(products.rows) > 1:
         busy = longest_load(products, tile, device.multiprocessors, [
-            max(blocks * stage + _TILE_CYCLES + finished, chunks) if blocks
+            max(blocks * stage + between + finished, chunks) if blocks
             else products.filled(tile) * chunks + _EMPTY_CYCLES
             for blocks in products.blocks
         ])  # fmt: skip
@@ -225,14 +255,14 @@ def best_blocking(
     finish: Finish = NO_FINISH,
     is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
     is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, is_whole: Whole = NOT_WHOLE,
-    depths: Callable[[Tile], Sequence[int]] = lambda _: (1,),
+    lines: Lines = NO_LINES, depths: Callable[[Tile], Sequence[int]] = lambda _: (1,),
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
     that are for something else. `is_rewritten`, `is_divided`, `shared_rows`: see `stage_cycles`; `divides_rows`,
     `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many times `row`
-    stages of a tile may have. What is divided is split.
+    stages of a tile may have. `lines`: taps that share rows of A. What is divided is split.
     """
     candidates = [(tile, depth, products.in_stages(depth)) for tile in tiles for depth in depths(tile)]
     found = [
@@ -268,6 +298,7 @@ def best_blocking(
             is_rough,
             row * depth,
             may_keep_b,
+            lines,
         )
     ]
     if not found:

@@ -41,7 +41,7 @@ struct DividingConsumer : BeforeDividing {
     // Where 64 channels of a stage lie, and from their first half to the second.
     METHOD u32 channels_at(int stage, int group) const {
         return group < GROUPS_OF_A ? ring.a(stage) + group * SLAB_BYTES
-                                   : ring.b(stage) + (group - GROUPS_OF_A) * SLAB_BYTES;
+                                   : ring.b(stage, 0) + (group - GROUPS_OF_A) * SLAB_BYTES;
     }
     METHOD static u32 between(int group) { return group < GROUPS_OF_A ? A_BYTES : B_BYTES; }
     METHOD u32 piece_at(u32 channels, u32 between, int pixel) const {
@@ -156,7 +156,7 @@ struct DividingConsumer : BeforeDividing {
             divide(place.stage, halves);
             const int shift = shifts;  // of B
             mbarrier_wait(ready(place.stage), place.parity);
-            multiply_halves(halves, place.stage, stage_sums);
+            multiply_halves(halves, place.stage, 0, stage_sums);
             if (block + 1 < blocks) divide_ahead();
             wgmma_wait<0>();
             release(place.stage);
@@ -164,7 +164,7 @@ struct DividingConsumer : BeforeDividing {
             add(sums, stage_sums, halves.shifts, shift);
 #else
             mbarrier_wait(ready(place.stage), place.parity);
-            multiply_stage(ring, place.stage, warpgroup, stage_sums, false);
+            multiply_stage(ring, place.stage, 0, warpgroup, stage_sums, false);
             const Power back(-shifts);
             if (block + 1 < blocks) divide_ahead();
             wgmma_wait<0>();

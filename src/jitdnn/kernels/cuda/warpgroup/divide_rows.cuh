@@ -111,9 +111,8 @@ struct RowDividingConsumer : Consumer {
     }
 
     // Begins the products of a stage: the small ones first, lo * hi, hi * lo, then hi * hi.
-    METHOD void multiply_halves(const Halves &halves, int stage, Sums &stage_sums) const {
-        constexpr int b_row = B_MN_MAJOR ? 128 : ROW_BYTES;
-        const u64 b = wgmma_descriptor(ring.b(stage) + warpgroup % WARPGROUPS_N * WN * b_row, SLAB_BYTES, b_row);
+    METHOD void multiply_halves(const Halves &halves, int stage, int block, Sums &stage_sums) const {
+        const u64 b = wgmma_descriptor(ring.b(stage, block) + warpgroup % WARPGROUPS_N * WN * B_ROW_BYTES, B_SLAB_BYTES, B_ROW_BYTES);
         wgmma_fence();
 #pragma unroll
         for (int product = IS_ROUGH ? 2 : 0; product < 3; ++product)
@@ -122,7 +121,7 @@ struct RowDividingConsumer : Consumer {
 #pragma unroll
                 for (int slab = 0; slab < ROWS; ++slab)
                     MULTIPLY_A<B_MN_MAJOR>(stage_sums[slab], product == 0 ? halves.low[slab][step] : halves.high[slab][step],
-                                           b + (product == 1 ? B_BYTES / 16 : 0) + step_offset<B_MN_MAJOR, BN>(step),
+                                           b + (product == 1 ? B_BYTES / 16 : 0) + b_offset(step),
                                            (IS_ROUGH ? 0 : product) + step > 0);
         wgmma_commit();
     }
@@ -162,7 +161,7 @@ struct RowDividingConsumer : Consumer {
             Halves halves;
             mbarrier_wait(ring.full(place.stage), place.parity);
             divide(place.stage, halves);
-            multiply_halves(halves, place.stage, stage_sums);
+            multiply_halves(halves, place.stage, block, stage_sums);
             wgmma_wait<0>();
             release(place.stage);
             place.advance();

@@ -37,8 +37,8 @@ FUNCTION void finish_wide(Sums &sums, const Tables &tables, const Work &work, in
 #pragma unroll
     for (int r = 0; r < THREAD_ROWS; ++r) {
         const int row = first_row + row_of(r / 2, r % 2);
-        is_row[r] = row < tables.phases[work.phase].rows;
         const Pixel pixel(tables, work, row);
+        is_row[r] = is_result(tables, work, row, pixel);
 #pragma unroll
         for (int n = 0; n < VECTORS; ++n) vector_at[r][n] = VECTOR_ROW(n) + channel + 8 * lane;
 #pragma unroll

@@ -34,7 +34,10 @@ struct Ring {
     u32 shared;  // address of the first stage
 
     METHOD u32 a(int stage) const { return shared + stage * STAGE_BYTES; }
-    METHOD u32 b(int stage) const { return shared + stage * STAGE_BYTES + PARTS * A_BYTES; }
+    // Of a stage or, if all of B is kept, of a step of K.
+    METHOD u32 b(int stage, int block) const {
+        return KEEPS_B ? shared + KEPT_AT + block * (PARTS * B_BYTES) : shared + stage * STAGE_BYTES + PARTS * A_BYTES;
+    }
     METHOD u32 full(int stage) const { return shared + BARRIERS_AT + 16 * stage; }
     METHOD u32 empty(int stage) const { return shared + BARRIERS_AT + 16 * stage + 8; }
 
@@ -47,32 +50,27 @@ struct Ring {
     }
 };
 
-#define MAY_KEEP_B (!A_MN_MAJOR && PHASES == 1 && !IS_SPLIT && !IS_CLUSTERED && !HAS_PROLOGUE)
+// Whether the stage of a step of K, of all of K, has one tap less than LINE_TAPS.
+FUNCTION bool is_short_line(int block) { return HAS_SHORT_LINES && block % LINE_CLASSES >= LINE_LONG; }
 
-// Where a thread block has the same columns in all of its tiles, and a ring holds the stages of K once or several times,
-// a stage of the ring has the same part of B in each of its turns: it is brought once.
+// Where all tiles have the same columns, and there is room for all of B (KEEPS_B), it comes with the stages of the first
+// tile, and stays.
 FUNCTION void produce(const Ring &ring, const Tables &tables) {
     RingPlace place;
-#if MAY_KEEP_B
-    bool keeps_b = false;
-    int fresh = STAGES;  // stages that B is still to be brought to
-#endif
     for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
         const Work work(tables, number);
         Loader loader(tables, work);
-#if MAY_KEEP_B
-        if (number == (int)blockIdx.x && tables.tiles_n == 1 && tables.groups == 1)
-            keeps_b = STAGES % max(1, work.last_block - work.first_block) == 0;
-#endif
         for (int block = work.first_block; block < work.last_block; ++block) {
             mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
-#if MAY_KEEP_B
-            const bool has_b = !keeps_b || fresh-- > 0;
-            mbarrier_arrive_expect(ring.full(place.stage), has_b ? COPIED_BYTES : PARTS * A_BYTES);
-            loader.load(tables, ring.a(place.stage), ring.b(place.stage), ring.full(place.stage), has_b);
+            const u32 to_b = ring.b(place.stage, block);
+            const int copied = COPIED_BYTES - (is_short_line(block) ? TAP_B_BYTES : 0);
+#if KEEPS_B
+            const bool has_b = number == (int)blockIdx.x;
+            mbarrier_arrive_expect(ring.full(place.stage), has_b ? copied : PARTS * COPIED_A_BYTES);
+            loader.load(tables, ring.a(place.stage), to_b, ring.full(place.stage), has_b);
 #else
-            mbarrier_arrive_expect(ring.full(place.stage), COPIED_BYTES);
-            loader.load(tables, ring.a(place.stage), ring.b(place.stage), ring.full(place.stage));
+            mbarrier_arrive_expect(ring.full(place.stage), copied);
+            loader.load(tables, ring.a(place.stage), to_b, ring.full(place.stage));
 #endif
             place.advance();
         }
@@ -88,39 +86,46 @@ FUNCTION int row_of(int slab, int half) {
     return slab * 64 + thread / 32 * 16 + half * 8 + (DIVIDES_ROWS && !A_MN_MAJOR ? number % 4 * 2 + number / 4 : number);
 }
 
-// From the beginning of an operand's stage to that of a product along K, in units of a descriptor's address.
-template <bool IS_MN_MAJOR, int OPERAND_ROWS>
-FUNCTION constexpr u32 step_offset(int step) {
+// From the beginning of an operand's stage to that of a product along K, in units of a descriptor's address: of an operand
+// that lies along K, `rows` of it, and of one that lies across, in rows of `row` bytes.
+FUNCTION constexpr u32 offset_along(int step, int rows) {
     constexpr int steps = ROW_BYTES / 32;  // of a row
-    return (IS_MN_MAJOR ? step * 16 * 128 : step / steps * OPERAND_ROWS * ROW_BYTES + step % steps * 32) / 16;
+    return (step / steps * rows * ROW_BYTES + step % steps * 32) / 16;
+}
+FUNCTION constexpr u32 offset_across(int step, int row) { return step * row; }
+
+FUNCTION constexpr u32 a_offset(int step) { return A_MN_MAJOR ? offset_across(step, 128) : offset_along(step, BM); }
+
+FUNCTION constexpr u32 b_offset(int step) {
+    if (SEGMENT) {  // in lines
+        const int pixel = step * 16, segment = pixel / (SEGMENT ? SEGMENT : 1);
+        return (segment * SEGMENT_ROWS + pixel - segment * SEGMENT) * 128 / 16;
+    }
+    return B_MN_MAJOR ? offset_across(step, B_ROW_BYTES) : offset_along(step, BN);
 }
 
-// The same of B in lines.
-FUNCTION constexpr u32 line_offset(int step) {
-    const int pixel = step * 16, segment = SEGMENT ? pixel / (SEGMENT ? SEGMENT : 1) : 0;
-    return (segment * SEGMENT_ROWS + pixel - segment * SEGMENT) * 128 / 16;
-}
-
-// Begins the products of a stage for the slabs of one warpgroup. `is_added`: to the sums that there are.
-FUNCTION void multiply_stage(const Ring &ring, int stage, int warpgroup, Sums &sums, bool is_added) {
-    constexpr int a_row = A_MN_MAJOR ? 128 : ROW_BYTES, b_row = B_MN_MAJOR ? 128 : ROW_BYTES;
+// Begins the products of a stage for the slabs of one warpgroup. `block`: the step of K; `is_added`: to the sums that
+// there are.
+FUNCTION void multiply_stage(const Ring &ring, int stage, int block, int warpgroup, Sums &sums, bool is_added) {
+    constexpr int a_row = A_MN_MAJOR ? 128 : ROW_BYTES;
     constexpr int of_slab = A_MN_MAJOR ? SLAB_BYTES : 64 * a_row;
     const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup / WARPGROUPS_N * ROWS * of_slab, SLAB_BYTES, a_row);
-    const u64 b = wgmma_descriptor(ring.b(stage) + warpgroup % WARPGROUPS_N * WARPGROUP_B_BYTES,
-                                   SEGMENT ? 128 : SLAB_BYTES, b_row);
+    const u64 b = wgmma_descriptor(ring.b(stage, block) + warpgroup % WARPGROUPS_N * WARPGROUP_B_BYTES,
+                                   SEGMENT ? 128 : B_SLAB_BYTES, B_ROW_BYTES);
     wgmma_fence();
     // the small products first: lo * hi, hi * lo, then hi * hi
 #pragma unroll
     for (int product = PARTS == 1 || IS_ROUGH ? 2 : 0; product < 3; ++product) {
         const u64 a_part = a + (product == 0 ? A_BYTES / 16 : 0), b_part = b + (product == 1 ? B_BYTES / 16 : 0);
 #pragma unroll
-        for (int step = 0; step < STEPS; ++step) {
+        for (int number = 0; number < LINE_TAPS * STEPS; ++number) {
+            const int tap = number / STEPS, step = number % STEPS;
+            if (HAS_SHORT_LINES && tap == LINE_TAPS - 1 && is_short_line(block)) continue;
+            const u32 of_a = tap * LINE_STEP * ROW_BYTES / 16, of_b = tap * TAP_B_BYTES / 16;
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
-                MULTIPLY<A_MN_MAJOR, B_MN_MAJOR>(sums[row],
-                                                 a_part + step_offset<A_MN_MAJOR, BM>(step) + row * (of_slab / 16),
-                                                 b_part + (SEGMENT ? line_offset(step) : step_offset<B_MN_MAJOR, BN>(step)),
-                                                 is_added);
+                MULTIPLY<A_MN_MAJOR, B_MN_MAJOR>(sums[row], a_part + of_a + a_offset(step) + row * (of_slab / 16),
+                                                 b_part + of_b + b_offset(step), is_added);
             is_added = true;
         }
     }
@@ -173,7 +178,7 @@ struct Consumer {
         int previous = -1;
         auto step = [&](auto during) {
             mbarrier_wait(ring.full(place.stage), place.parity);
-            multiply_stage(ring, place.stage, warpgroup, sums, block > 0);
+            multiply_stage(ring, place.stage, block, warpgroup, sums, block > 0);
             during();
             wgmma_wait<1>();
             if (previous >= 0) release(previous);
@@ -186,7 +191,7 @@ struct Consumer {
         clear(sums);
         auto step = [&](auto during) {
             mbarrier_wait(ring.full(place.stage), place.parity);
-            multiply_stage(ring, place.stage, warpgroup, stage_sums, false);
+            multiply_stage(ring, place.stage, block, warpgroup, stage_sums, false);
             during();
             wgmma_wait<0>();
             release(place.stage);

@@ -17,10 +17,51 @@ _OF_MULTIPROCESSORS = 132
 and some are left over."""
 _EXCHANGE_BARRIER_BYTES = 16
 _CHUNK_ROWS = 64
+_STAGES_BESIDE_KEPT = 4
+"""Of A, that there is to be room for beside all of B."""
+_STAGES_OF_LINES = 3
+"""The same where taps share rows, with B or without: fewer, though they are long, do not hide how long copies take."""
 _CONSUMER_REGISTERS = {1: 232, 2: 232, 3: 160}
 """Of a thread, by consumers; as in sizes.cuh."""
 _HALVES = 32
 """Of a thread, of 64 rows that are divided in registers."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Taps of a line of the filter that read the same rows of A, `step` rows apart.
+
+    `classes`: where windows begin so many pixels apart, every so manyth tap reads the same rows; of as many stages the
+    first `long` have all taps, the others one less.
+    """
+
+    taps: int = 1
+    step: int = 0
+    classes: int = 1
+    long: int = 1
+
+    @property
+    def reach(self) -> int:
+        """Rows of the product behind the results of each line."""
+        return (self.taps - 1) * self.step
+
+    @property
+    def mean_taps(self) -> float:
+        """Of a stage."""
+        return self.taps - (self.classes - self.long) / self.classes
+
+    @property
+    def further(self) -> int:
+        """Rows of A that are copied beside those of a tile."""
+        return -(-self.reach // 8) * 8
+
+
+NO_LINES = Lines()
+
+
+def _whole_kilobytes(kept_bytes: int) -> int:
+    """With what lies in front of it, where all of B stays in shared memory: it begins at a multiple of 1024."""
+    return 1024 + kept_bytes if kept_bytes else 0
 
 
 @dataclass(frozen=True)
@@ -49,6 +90,11 @@ class Tile:
         return self.wn * self.across
 
     @property
+    def block(self) -> int:
+        """Columns of a block of B where it is MN-major."""
+        return 32 if self.n == 32 else 64
+
+    @property
     def warpgroups(self) -> int:
         return self.down * self.across
 
@@ -61,9 +107,17 @@ class Tile:
         """Registers of a consumer's thread for the sums."""
         return self.rows * self.wn // 2
 
-    def stage_bytes(self, parts: int, row: int = STAGE_ROW) -> int:
-        columns = -(-self.n // 64) * 64  # of an MN-major operand
-        return parts * (self.m + columns) * row
+    def stage_bytes(self, parts: int, row: int = STAGE_ROW, lines: Lines = NO_LINES) -> int:
+        return self.a_bytes(parts, row, lines) + self.b_bytes(parts, row, lines)
+
+    def a_bytes(self, parts: int, row: int, lines: Lines) -> int:
+        """Of a stage."""
+        return parts * -(-(self.m + lines.further) * row // 1024) * 1024
+
+    def b_bytes(self, parts: int, row: int, lines: Lines, is_across: bool = True) -> int:
+        """Of a stage; `is_across`: an MN-major operand comes in whole blocks of columns."""
+        columns = -(-self.n // self.block) * self.block if is_across else self.n
+        return parts * lines.taps * columns * row
 
     def chunk_bytes(self, result_bytes: int) -> int:
         """Of a row of the chunks in which results leave."""
@@ -76,17 +130,27 @@ class Tile:
         return 8 * 64 * self.rows * self.warpgroups + staging + _EXCHANGE_BARRIER_BYTES
 
     def stages(
-        self, shared_bytes: int, parts: int, is_split: bool, result_bytes: int, row: int = STAGE_ROW
-    ) -> int:
-        """Stages of `row` bytes of K that fit into a multiprocessor's shared memory."""
-        room = shared_bytes - self.other_bytes(is_split, result_bytes)
+        self, shared_bytes: int, parts: int, is_split: bool, result_bytes: int, row: int = STAGE_ROW,
+        lines: Lines = NO_LINES, kept_bytes: int = 0,
+    ) -> int:  # fmt: skip
+        """Stages of `row` bytes of K that fit into a multiprocessor's shared memory, beside `kept_bytes` of B if all of
+        it stays there."""
+        room = shared_bytes - self.other_bytes(is_split, result_bytes) - _whole_kilobytes(kept_bytes)
         most = _MAX_STAGES if row >= STAGE_ROW else 2 * _MAX_STAGES
-        return min(most, room // (self.stage_bytes(parts, row) + _BARRIER_BYTES))
+        return min(most, room // self._of_stage(parts, row, lines, kept_bytes))
 
-    def shared(self, stages: int, parts: int, is_split: bool, result_bytes: int, row: int = STAGE_ROW) -> int:
-        return stages * (self.stage_bytes(parts, row) + _BARRIER_BYTES) + self.other_bytes(
+    def shared(
+        self, stages: int, parts: int, is_split: bool, result_bytes: int, row: int = STAGE_ROW,
+        lines: Lines = NO_LINES, kept_bytes: int = 0,
+    ) -> int:  # fmt: skip
+        own = stages * self._of_stage(parts, row, lines, kept_bytes) + self.other_bytes(
             is_split, result_bytes
         )
+        return own + _whole_kilobytes(kept_bytes)
+
+    def _of_stage(self, parts: int, row: int, lines: Lines, kept_bytes: int) -> int:
+        b_bytes = 0 if kept_bytes else self.b_bytes(parts, row, lines)
+        return self.a_bytes(parts, row, lines) + b_bytes + _BARRIER_BYTES
 
     def has_registers(
         self, is_promoted: bool, result_bytes: int, is_split: bool, divides_rows: bool = False
@@ -156,7 +220,7 @@ NO_FINISH = Finish()
 class Products:
     """What a launch computes, `groups` times: `n` columns of products of `rows` by `blocks` stages of K.
 
-    `is_across`: B is MN-major, and comes in blocks of 64 columns.
+    `is_across`: B is MN-major, and comes in whole blocks of columns. `is_strided`: rows of A lie some rows apart.
     """
 
     rows: tuple[int, ...]
@@ -164,6 +228,7 @@ class Products:
     n: int
     groups: int
     is_across: bool = False
+    is_strided: bool = False
 
     def in_stages(self, depth: int) -> Products:
         """The same in stages of `depth` times as much of K."""
@@ -177,7 +242,7 @@ class Products:
 
     def outside(self, tile: Tile) -> float:
         """Columns of B that a tile's copies bring and that are not there."""
-        brought = -(-tile.n // 64) * 64 if self.is_across else tile.n
+        brought = -(-tile.n // tile.block) * tile.block if self.is_across else tile.n
         return brought - self.n / self.tiles_n(tile)
 
     def filled(self, tile: Tile) -> float:
@@ -198,7 +263,8 @@ class Blocking:
 
     `parts`: 2 with halves. `result_bytes`: of an element of the result. `divides_rows`: those of A, in registers.
     `is_rough`: of the halves only the first ones are multiplied, which have the bits of tf32. `row`: bytes of K of a
-    stage. `keeps_b`: a thread block brings B once for all of its tiles.
+    stage. `kept_bytes`: of all of B, which a thread block brings once for all of its tiles, or 0. `lines`: taps that
+    share rows of A.
     """
 
     tile: Tile
@@ -210,7 +276,13 @@ class Blocking:
     divides_rows: bool = False
     is_rough: bool = False
     row: int = STAGE_ROW
-    keeps_b: bool = False
+    kept_bytes: int = 0
+    lines: Lines = NO_LINES
+
+    @property
+    def keeps_b(self) -> bool:
+        """Whether a thread block brings B once."""
+        return self.kept_bytes > 0
 
     @property
     def is_split(self) -> bool:
@@ -224,7 +296,14 @@ class Blocking:
 
     @property
     def shared(self) -> int:
-        return self.tile.shared(self.stages, self.parts, self.is_split, self.result_bytes, self.row)
+        return self.tile.shared(
+            self.stages, self.parts, self.is_split, self.result_bytes, self.row, self.lines, self.kept_bytes
+        )
+
+    @property
+    def rows_of_b(self) -> float:
+        """Rows of B that are brought for a stage, on average."""
+        return 0 if self.keeps_b else self.lines.mean_taps * self.tile.n
 
     def works(self, products: Products) -> int:
         return products.tiles(self.tile) * self.splits
@@ -237,7 +316,7 @@ class Blocking:
 def blockings(
     products: Products, tiles: Sequence[Tile], shared_bytes: int, multiprocessors: int, parts: int,
     result_bytes: int, max_splits: int, is_promoted: bool, min_splits: int = 1, divides_rows: bool = False,
-    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False,
+    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, lines: Lines = NO_LINES,
 ) -> list[Blocking]:  # fmt: skip
     """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves."""
     found = []
@@ -265,24 +344,36 @@ def blockings(
             is_split = splits > 1
             if splits < min_splits:
                 continue
-            stages = tile.stages(shared_bytes, parts, is_split, result_bytes, row)
-            if stages < 2 or not tile.has_registers(is_promoted, result_bytes, is_split, divides_rows):
+            kept = 0
+            if may_keep_b and splits == 1 and _has_same_columns(products, tile):
+                kept = longest * tile.b_bytes(parts, row, lines, products.is_across)
+            stages = tile.stages(shared_bytes, parts, is_split, result_bytes, row, lines, kept)
+            least, least_beside = (_STAGES_OF_LINES,) * 2 if lines.taps > 1 else (2, _STAGES_BESIDE_KEPT)
+            if kept and stages < least_beside:
+                kept, stages = 0, tile.stages(shared_bytes, parts, is_split, result_bytes, row, lines)
+            if stages < least or not tile.has_registers(is_promoted, result_bytes, is_split, divides_rows):
                 continue
-            keeps_b = may_keep_b and splits == 1 and _keeps_b(products, tile, stages)
-            if keeps_b:
-                stages -= stages % longest
             found.append(
                 Blocking(
-                    tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough, row, keeps_b
+                    tile,
+                    stages,
+                    splits,
+                    length,
+                    parts,
+                    result_bytes,
+                    divides_rows,
+                    is_rough,
+                    row,
+                    kept,
+                    lines,
                 )
             )
     return found
 
 
-def _keeps_b(products: Products, tile: Tile, stages: int) -> bool:
-    """Whether a ring of nearly so many stages holds all of K, of columns that are the same in all tiles."""
-    is_same = products.tiles_n(tile) == products.groups == len(products.rows) == 1
-    return is_same and products.longest <= stages and stages - stages % products.longest >= min(stages, 3)
+def _has_same_columns(products: Products, tile: Tile) -> bool:
+    """Whether all tiles have the same columns and K."""
+    return products.tiles_n(tile) == products.groups == len(products.rows) == 1
 
 
 def _in_clusters(

@@ -46,7 +46,7 @@ struct PrologueConsumer : Consumer {
                 for (int axis = 0; axis < 3; ++axis)
                     window[axis] = (int)phase.axes[axis].base + at[turn].at[axis] * (int)phase.axes[axis].input_stride;
                 if (row >= BK || pixel + row >= (int)phase.rows || !is_inside(tables, window, one.tap)) continue;
-                const u32 place = ring.b(ahead.stage) + n * 128 + row * 128 + (piece ^ row % 8) * 16;
+                const u32 place = ring.b(ahead.stage, 0) + n * 128 + row * 128 + (piece ^ row % 8) * 16;
                 const uint4 x = shared_load16(place);
                 shared_store16(place, uint4{transformed(x.x, of_channels[0]), transformed(x.y, of_channels[1]),
                                             transformed(x.z, of_channels[2]), transformed(x.w, of_channels[3])});
@@ -73,7 +73,7 @@ struct PrologueConsumer : Consumer {
         int block = 0;
         auto step = [&](auto during) {
             mbarrier_wait(ready_barrier(ring, place.stage), place.parity);
-            multiply_stage(ring, place.stage, warpgroup, sums, block > 0);
+            multiply_stage(ring, place.stage, block, warpgroup, sums, block > 0);
             during();
             if (block + 1 < blocks) prepare();
             wgmma_wait<0>();

@@ -88,10 +88,9 @@ struct PrologueConsumer : Consumer {
         int block = 0, previous = -1;
         Fragments a[2];  // of this product, and of the one before, which is in flight
         auto step = [&](auto during) {
-            constexpr int b_row = B_MN_MAJOR ? 128 : ROW_BYTES;
             mbarrier_wait(ring.full(place.stage), place.parity);
             const u64 b =
-                wgmma_descriptor(ring.b(place.stage) + warpgroup % WARPGROUPS_N * WN * b_row, SLAB_BYTES, b_row);
+                wgmma_descriptor(ring.b(place.stage, 0) + warpgroup % WARPGROUPS_N * WN * B_ROW_BYTES, B_SLAB_BYTES, B_ROW_BYTES);
             u32 inside[ROWS][2];
 #pragma unroll
             for (int number = 0; number < STEPS; ++number) {
@@ -101,7 +100,7 @@ struct PrologueConsumer : Consumer {
                 wgmma_fence();
 #pragma unroll
                 for (int slab = 0; slab < ROWS; ++slab)
-                    MULTIPLY_A<B_MN_MAJOR>(sums[slab], a[number % 2][slab], b + step_offset<B_MN_MAJOR, BN>(number),
+                    MULTIPLY_A<B_MN_MAJOR>(sums[slab], a[number % 2][slab], b + b_offset(number),
                                            block > 0 || number > 0);
                 wgmma_commit();
                 if (number == 0) during();

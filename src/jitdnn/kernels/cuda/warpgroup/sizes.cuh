@@ -7,21 +7,32 @@ constexpr int BM = 64 * ROWS * WARPGROUPS_M, BN = WN * WARPGROUPS_N;
 constexpr int STAGE_ROW = SUBS * ROW_BYTES;  // of a stage, in SUBS pieces, each of which a row of shared memory holds
 constexpr int BK = STAGE_ROW / ELEMENT_BYTES, SUB_K = ROW_BYTES / ELEMENT_BYTES;
 constexpr int SLAB_BYTES = BK * 128;  // of an MN-major operand: K of a stage by 64 rows
-constexpr int B_COLUMNS = B_MN_MAJOR ? (BN + 63) / 64 * 64 : BN;
+// Columns of B that are neighbours in a row of shared memory, where it is MN-major; they come in whole blocks of as many.
+constexpr int B_BLOCK = BN == 32 ? 32 : 64, B_COLUMNS = B_MN_MAJOR ? (BN + B_BLOCK - 1) / B_BLOCK * B_BLOCK : BN;
+constexpr int B_ROW_BYTES = B_MN_MAJOR ? 2 * B_BLOCK : ROW_BYTES, B_SLAB_BYTES = BK * B_ROW_BYTES;
 // Of a wgrad in lines (SEGMENT pixels of a line at a time, 0 of others) the taps of a line of the filter, 64 columns each,
 // read the same rows of B, each one row further: of every segment as many more are copied, and there is room for 8.
 constexpr int SEGMENTS = SEGMENT ? BK / (SEGMENT ? SEGMENT : BK) : 1, SEGMENT_ROWS = SEGMENT + 8, TAPS_AT_ONCE = WN / 64;
 constexpr int WARPGROUP_B_BYTES = SEGMENT ? SEGMENTS * SEGMENT_ROWS * 128 : WN * (B_MN_MAJOR ? STAGE_ROW : ROW_BYTES);
-constexpr int A_BYTES = BM * STAGE_ROW, B_BYTES = SEGMENT ? WARPGROUPS_N * WARPGROUP_B_BYTES : B_COLUMNS * STAGE_ROW;
-constexpr int STAGE_BYTES = PARTS * (A_BYTES + B_BYTES);
+// Of a correlation in lines LINE_TAPS taps of a line of the filter (1 of others), LINE_CLASSES taps apart, read the same rows
+// of A, each LINE_STEP rows further: as many more are copied. A stage has B of each of them. Of LINE_CLASSES such stages the
+// first LINE_LONG have all of these taps, the others one less.
+constexpr int LINE_REACH = (LINE_TAPS - 1) * LINE_STEP, A_ROWS = BM + (LINE_REACH + 7) / 8 * 8;
+constexpr int TAP_B_BYTES = SEGMENT ? WARPGROUPS_N * WARPGROUP_B_BYTES : B_COLUMNS * STAGE_ROW;
+constexpr int COPIED_A_BYTES = A_ROWS * STAGE_ROW, A_BYTES = (COPIED_A_BYTES + 1023) / 1024 * 1024;
+constexpr int B_BYTES = LINE_TAPS * TAP_B_BYTES;
+constexpr int STAGE_BYTES = PARTS * (A_BYTES + (KEEPS_B ? 0 : B_BYTES));
 constexpr int COPIED_BYTES =  // of a stage
-    SEGMENT ? PARTS * (A_BYTES + WARPGROUPS_N * SEGMENTS * (SEGMENT + TAPS_AT_ONCE - 1) * 128) : STAGE_BYTES;
+    SEGMENT ? PARTS * (A_BYTES + WARPGROUPS_N * SEGMENTS * (SEGMENT + TAPS_AT_ONCE - 1) * 128)
+            : PARTS * (COPIED_A_BYTES + B_BYTES);  // with B
 constexpr int BLOCK_THREADS = 128 * (WARPGROUPS + 1);
 constexpr int STEPS = STAGE_ROW / 32;  // products along K of a stage
 // Whether the sums are integers, which become results in f64.
 constexpr bool IS_INTEGER = sizeof(REAL) == 8;
 static_assert((!A_MN_MAJOR && !B_MN_MAJOR) || ELEMENT_BYTES == 2, "only elements of two bytes are read across");
 static_assert(!A_MN_MAJOR || ROW_BYTES == 128, "pixels are not divided");
+constexpr bool HAS_SHORT_LINES = LINE_LONG < LINE_CLASSES;
+static_assert(LINE_TAPS == 1 || (PARTS == 1 && SUBS == 1 && !A_MN_MAJOR), "lines are of rows of pixels");
 static_assert(!(A_MN_MAJOR && B_MN_MAJOR) || STAGE_ROW == 128 || (PARTS == 1 && !SEGMENT), "deep stages of filter gradients");
 static_assert(!B_MN_MAJOR || WARPGROUPS_N == 1 || WN % 64 == 0, "columns come in blocks of 64");
 
@@ -31,9 +42,12 @@ constexpr int PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 40;
 constexpr int MOST_REGISTERS = (ALL_REGISTERS - 128 * PRODUCER_REGISTERS) / (128 * WARPGROUPS) / 8 * 8;
 constexpr int CONSUMER_REGISTERS = MOST_REGISTERS < 232 ? MOST_REGISTERS : 232;
 
-// Shared memory, in this order: stages, staging buffers of the consumers, rows of their tiles, barriers.
+// Shared memory, in this order: stages, staging buffers of the consumers, rows of their tiles, barriers; then, where a
+// thread block brings B once (KEEPS_B), all of that.
 constexpr int CHUNK = CHUNK_BYTES / RESULT_BYTES;  // columns of a chunk of results: 64 rows of CHUNK_BYTES
 constexpr int BUFFER_BYTES = 64 * CHUNK_BYTES;
 constexpr int STAGING_AT = STAGES * STAGE_BYTES;
 constexpr int ROWS_AT = STAGING_AT + (IS_PART ? 0 : WARPGROUPS * 2 * BUFFER_BYTES);
 constexpr int EXCHANGE_BARRIER_AT = ROWS_AT + WARPGROUPS * ROWS * 64 * 8, BARRIERS_AT = EXCHANGE_BARRIER_AT + 16;
+constexpr int KEPT_AT = (BARRIERS_AT + 16 * STAGES + 1023) / 1024 * 1024;
+static_assert(!KEEPS_B || !(A_MN_MAJOR || IS_PART || HAS_PROLOGUE), "tiles with the same columns and all of K");

@@ -147,6 +147,25 @@ class WarpgroupGemmInPlace(WarpgroupGemm):
     uses_workspace = False
 
 
+class WarpgroupGemmInLines(WarpgroupGemm):
+    """The same with the taps of a line of the filter sharing what is copied of the data, each some pixels further on.
+
+    Lines go on behind their last window, so a few of each line's results are none. Products of few columns are limited
+    by the copies of pixels.
+    """
+
+    name = "implicit_gemm_wgmma_in_lines"
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if problem.has_float8:
+            return "products of 8-bit reals are moved to f32 behind each 128, and several taps have more"
+        return super().refusal(problem, device, epilogue)
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        fusion = Fusion(finish=finish_of(epilogue, problem.output.dtype)) if epilogue else NOTHING
+        return plan_of(problem, device, self._tiles, True, fusion=fusion, is_in_lines=True)
+
+
 class WarpgroupWgrad(WarpgroupGemm):
     """Channels of dy by taps and channels of x; K runs over pixels."""
 

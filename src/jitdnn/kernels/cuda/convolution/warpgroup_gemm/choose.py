@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -43,7 +44,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import plan_in_lines, 
 from jitdnn.kernels.cuda.cost import narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.plan import linear_step
 from jitdnn.kernels.cuda.warpgroup.cost import best_blocking
-from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Products, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import NO_LINES, STAGE_ROW, Lines, Products, Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 
@@ -113,7 +114,7 @@ def plan_of(
             divides_rows=divides_rows, is_rough=is_rough,
         )  # fmt: skip
     return _correlation_plan(
-        problem, device, tiles, uses_workspace, parts, is_scaled, batch, fusion, divides_rows
+        problem, device, tiles, uses_workspace, parts, is_scaled, batch, fusion, divides_rows, is_in_lines
     )
 
 
@@ -142,6 +143,22 @@ def _rows(channels: int, size: int, taps: int, is_exact: bool, is_whole: bool) -
     return min(found, key=cost)
 
 
+def _lines_of(phases: Sequence[Sequence[Axis]]) -> Lines | None:
+    """The taps along the last axis that may share rows, the same of all stride phases; None if none do."""
+    lasts = {(axes[2].input_stride, axes[2].taps, axes[2].dilation) for axes in phases}
+    step, taps, dilation = next(iter(lasts))
+    if len(lasts) > 1 or taps <= step or (step > 1 and dilation > 1):
+        return None
+    return Lines(-(-taps // step), dilation, step, taps % step or step)
+
+
+def _row_of_lines(channels: int, size: int, is_exact: bool) -> tuple[int, int]:
+    """The same as `_rows` where taps share rows: a stage is one."""
+    fitting = [row for row in ROWS if not is_exact or channels * size % row == 0]
+    row = min(fitting, key=lambda row: -(-channels * size // row) * _ROW_COST[row])
+    return row, row
+
+
 def _correlation_plan(
     problem: Convolution,
     device: GpuDevice,
@@ -152,6 +169,7 @@ def _correlation_plan(
     batch: Batch | None,
     fusion: Fusion,
     divides_rows: bool = False,
+    is_in_lines: bool = False,
 ) -> Plan | str:
     geometry = geometry_of(problem)
     is_forward = problem.direction == "fwd"
@@ -180,22 +198,45 @@ def _correlation_plan(
         tuple(Axis.of(axis, one) for axis, one in zip(geometry.axes, phase, strict=True))
         for phase in geometry.phases
     ]
+    lines = NO_LINES
+    if is_in_lines:
+        found_lines = _lines_of(phases)
+        if not found_lines:
+            return (
+                f"{problem.filter_spatial[-1]} taps along the last axis, stride {problem.stride[-1]}, dilation"
+                f" {problem.dilation[-1]}: no two taps of all results read the same pixels, or not as many of each"
+            )
+        lines = found_lines
+        # one tap stands for those that share pixels, and windows go on behind the end of a line
+        phases = [
+            (*axes[:2], replace(axes[2], taps=lines.classes, results=axes[2].results + lines.reach))
+            for axes in phases
+        ]
     rank = rank_of(data.extents[0], [axes[0] for axes in phases])
     if not all(fits_offsets(rank, [axis.reach for axis in axes]) for axes in phases):
         return "taps are farther apart than the copy engine takes"
     most_taps = max(math.prod(axis.taps for axis in axes) for axes in phases)
     is_whole = divides_rows or fusion.has_prologue
-    row_bytes, row = _rows(geometry.in_channels, size, most_taps, geometry.groups > 1, is_whole)
+    row_bytes, row = (
+        _row_of_lines(geometry.in_channels, size, geometry.groups > 1)
+        if is_in_lines
+        else _rows(geometry.in_channels, size, most_taps, geometry.groups > 1, is_whole)
+    )
     channel_blocks = -(-geometry.in_channels * size // row_bytes)
+    if lines.long < lines.classes and channel_blocks > 1:
+        return f"{geometry.in_channels} channels are several stages, and taps that share pixels are not always as many"
     rows = [geometry.images * math.prod(axis.results for axis in axes) for axes in phases]
     pieces = [channel_blocks * math.prod(axis.taps for axis in axes) for axes in phases]
     blocks = [-(-count * row_bytes // row) for count in pieces]
     groups = batch.count if batch else geometry.groups
-    products = Products(tuple(rows), tuple(blocks), geometry.out_channels, groups, is_mn_major)
+    is_strided = any(axes[2].input_stride > 1 for axes in phases)
+    products = Products(tuple(rows), tuple(blocks), geometry.out_channels, groups, is_mn_major, is_strided)
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
-    max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 else 1
-    if is_mn_major:  # columns come in blocks of 64, and a part of one takes as long
-        tiles = tuple(tile for tile in tiles if tile.wn % 64 == 0 or products.n <= tile.n)
+    max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 and not is_in_lines else 1
+    if is_mn_major:  # columns come in blocks, and a part of one takes as long
+        tiles = tuple(tile for tile in tiles if tile.wn % tile.block == 0 or products.n <= tile.n)
+    if is_in_lines:
+        tiles = tuple(tile for tile in tiles if tile.cluster == 1)
     tiles = fusion.tiles(tiles, result_bytes, False)
     if divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
@@ -215,6 +256,7 @@ def _correlation_plan(
         divides_rows=divides_rows,
         row=row,
         may_keep_b=not fusion.has_prologue,
+        lines=lines,
     )
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -226,7 +268,8 @@ def _correlation_plan(
             three_of(getattr(axis, name) for axis in axes) for name in ("base", "results", "input_stride")
         )
         for part in a:
-            one = pixel_map(part, rank, base, results, steps, row_bytes, tile.m, not divides_rows)
+            rows_of_tile = tile.m + lines.further
+            one = pixel_map(part, rank, base, results, steps, row_bytes, rows_of_tile, not divides_rows)
             if one is None:
                 return "windows begin farther outside of the image than the copy engine takes"
             maps.append(one)
@@ -234,7 +277,9 @@ def _correlation_plan(
     absent = phases_of_code(len(phases)) - len(phases)
     maps += maps[-parts:] * absent
     inner = row_bytes // size
-    maps += [filter_map(part, 64, inner) if is_mn_major else filter_map(part, inner, tile.wn) for part in b]
+    maps += [
+        filter_map(part, tile.block, inner) if is_mn_major else filter_map(part, inner, tile.wn) for part in b
+    ]
     strides = geometry.result
     multiples = [geometry.out_channels, strides.image, strides.group, *strides.space]
     is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
@@ -243,7 +288,7 @@ def _correlation_plan(
     if strides.channel == 1 and not is_vector and blocking.is_whole:
         seconds += narrow_store_seconds(device.facts, sum(rows) * geometry.out_channels * groups)
     boxes = None
-    if is_vector and len(phases) == 1 and blocking.is_whole:
+    if is_vector and len(phases) == 1 and blocking.is_whole and not is_in_lines:
         extents_of_result = (geometry.images, *(axis.results for axis in phases[0]))
         row_step = linear_step(extents_of_result, (strides.image, *strides.space))
         group_step = batch.result if batch else strides.group

@@ -1,5 +1,6 @@
 // fprop, and dgrad by stride phases: rows are pixels of the result, columns its channels; K runs over taps, with the
-// channels of the data inside.
+// channels of the data inside. In lines (LINE_TAPS, sizes.cuh) rows are windows of a line and of as many pixels behind its
+// last window as the taps reach, whose results are thrown away: so each tap reads the same pixels, some rows further on.
 
 // The columns of a tile.
 struct Columns {
@@ -44,7 +45,7 @@ struct Work {
 
 // The coordinates of a row in the result.
 struct Pixel {
-    int image, a, b, c;
+    int image, a, b, c, of_line;  // the last one counts the results of a line, of its stride phase
 
     METHOD Pixel(const Tables &tables, const Work &work, int row) {
         const Phase &phase = tables.phases[work.phase];
@@ -52,14 +53,20 @@ struct Pixel {
         auto along = [&](int n) {
             return (int)(phase.axes[n].first_result + position.at[n] * phase.axes[n].result_stride);
         };
-        image = position.image, a = along(0), b = along(1), c = along(2);
+        image = position.image, a = along(0), b = along(1), c = along(2), of_line = position.at[2];
     }
 };
 
+// Whether a row is one of the result: in lines there are windows behind the last of each that reach into the next.
+FUNCTION bool is_result(const Tables &tables, const Work &work, int row, const Pixel &pixel) {
+    const Phase &phase = tables.phases[work.phase];
+    return row < phase.rows && (LINE_TAPS == 1 || pixel.of_line < (int)phase.axes[2].results - LINE_REACH);
+}
+
 // Where a row begins in the result; NO_PLACE if there is none.
 FUNCTION i64 row_place(const Tables &tables, const Work &work, int row) {
-    if (row >= tables.phases[work.phase].rows) return NO_PLACE;
     const Pixel pixel(tables, work, row);
+    if (!is_result(tables, work, row, pixel)) return NO_PLACE;
     return pixel.image * tables.result_image + work.group * tables.result_group + pixel.a * tables.result_space[0] +
            pixel.b * tables.result_space[1] + pixel.c * tables.result_space[2];
 }
@@ -128,17 +135,22 @@ struct Loader {
                 load_pixels(tables, to_a + part * A_BYTES + sub * BM * ROW_BYTES, tables.a(phase, part), barrier,
                             a + part * further, w, h, d, image, s, r, t);
                 if (!has_b) continue;
-                const u32 to = to_b + part * B_BYTES;
-                if constexpr (B_MN_MAJOR) {
 #pragma unroll
-                    for (int n = 0; n < B_COLUMNS; n += 64)
-                        tma_load_5d(to + n / 64 * SLAB_BYTES + sub * SUB_K * 128, tables.b(part), barrier, column + n, filter_s,
-                                    filter_r, filter_t, b);
-                } else {
+                for (int tap = 0; tap < LINE_TAPS; ++tap) {
+                    if (HAS_SHORT_LINES && tap == LINE_TAPS - 1 && s >= LINE_LONG) continue;
+                    const u32 to = to_b + part * B_BYTES + tap * TAP_B_BYTES;
+                    const int tap_s = filter_s + tap * (LINE_CLASSES * (int)x.tap_step);
+                    if constexpr (B_MN_MAJOR) {
 #pragma unroll
-                    for (int n = 0; n < BN; n += WN)
-                        tma_load_5d(to + (sub * BN + n) * ROW_BYTES, tables.b(part), barrier, b, filter_s, filter_r,
-                                    filter_t, column + n);
+                        for (int n = 0; n < B_COLUMNS; n += B_BLOCK)
+                            tma_load_5d(to + n / B_BLOCK * B_SLAB_BYTES + sub * SUB_K * B_ROW_BYTES, tables.b(part),
+                                        barrier, column + n, tap_s, filter_r, filter_t, b);
+                    } else {
+#pragma unroll
+                        for (int n = 0; n < BN; n += WN)
+                            tma_load_5d(to + (sub * BN + n) * ROW_BYTES, tables.b(part), barrier, b, tap_s, filter_r,
+                                        filter_t, column + n);
+                    }
                 }
             }
             channel += SUB_K;
