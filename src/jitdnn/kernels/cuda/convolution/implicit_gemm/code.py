@@ -208,6 +208,7 @@ def wgrad_source_of(plan: WgradPlan) -> Source:
         ("COPY_A", plan.copy_a),
         ("COPY_B", plan.copy_b),
         ("IS_RESULT_VECTOR", int(is_vector)),
+        ("HAS_RUNS_OF_ONE_TAP", int(plan.in_channels % 8 == 0)),
         ("HAS_SECTORS", int(is_vector and problem.w.strides[0] % 32 == 0)),
         ("EPILOGUE_PARAMETERS", ""),
         *([known_shape(wgrad_tables_of(plan))] if knows_shape(plan, None) else []),
