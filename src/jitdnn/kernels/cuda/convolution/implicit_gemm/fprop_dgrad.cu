@@ -465,7 +465,7 @@ void implicit_gemm(SHAPE_PARAMETER const DTYPE *first, const DTYPE *second, RESU
     }
     accumulate<false, FILTER_MN_MAJOR>(sums, loader, shared, own.begin, own.end - own.begin);
 
-    if (IS_SPLIT && slice.splits > 1) {
+    if (!HAS_WHOLE_TILES || (IS_SPLIT && slice.splits > 1)) {
         const int plane = blockIdx.z * gridDim.y + blockIdx.y, planes = gridDim.y * (int)tables.phase_count;
         store_partial(sums, partial_tile(workspace, tables.work, plane, planes, slice.tile, slice.split));
     } else {

@@ -349,7 +349,7 @@ void implicit_gemm_wgrad(SHAPE_PARAMETER const DTYPE *first, const DTYPE *second
     const BlocksOfSplit own(tables.work, slice, (int)tables.blocks);
     accumulate<true, true>(sums, loader, shared, own.begin, own.end - own.begin);
 
-    if (IS_SPLIT && slice.splits > 1) {
+    if (!HAS_WHOLE_TILES || (IS_SPLIT && slice.splits > 1)) {
         store_partial(sums, partial_tile(workspace, tables.work, blockIdx.y, gridDim.y, slice.tile, slice.split));
     } else {
         const int rows = (int)tables.out_channels, columns = (int)tables.columns;
