@@ -8,12 +8,14 @@ one on paper, each time by a process of its own:
 
     families    by one thread: modules and processor seconds of each family of kernels, and of planning beside them
     again       the same from the disk cache
+    shapes      other numbers of images of them, with the code of the first: modules that these compile, and processor
+                time of each plan whose modules are all there
     wait        with an empty cache and `compile="wait"`: the seconds until every convolution can run
     background  the same with `compile="background"`, where some stand in for others, and until those are there
     threads     by as many threads as `--workers` says, as `jitdnn warm` does it
     ahead       all planned first, then compiled by as many threads as there are cores, as nets do it that are compiled
 
-`--count` compiles nothing, and says only how many modules there are.
+`--count` compiles nothing, and says only how many modules there are, and what planning takes.
 """
 
 # ruff: noqa: T201
@@ -41,6 +43,8 @@ from jitdnn.handle import current_handle
 from jitdnn.ops.ahead import compile_ahead
 from jitdnn.planner.plan import Plan
 from jitdnn.problems import Problem
+
+_OTHER_IMAGES = 24, 40
 
 
 class Count:
@@ -114,6 +118,26 @@ def again(problems: list[Problem], given: argparse.Namespace) -> None:
     )
 
 
+def shapes(problems: list[Problem], given: argparse.Namespace) -> None:
+    """Print what other shapes of the same layers cost, behind the first ones."""
+    plans_of([problems[0]], given)  # imports
+    for images in _OTHER_IMAGES:
+        count, milliseconds = Count(), []
+        others = problems_of(argparse.Namespace(**{**vars(given), "batch": images}))
+        with count.counting(not given.count):
+            for problem in others:
+                before, start = count.modules.total(), thread_time()
+                plans_of([problem], given)
+                if count.modules.total() == before:
+                    milliseconds.append(1e3 * (thread_time() - start))
+        milliseconds.sort()
+        middle, most = (milliseconds[int(share * (len(milliseconds) - 1))] for share in (0.5, 0.9))
+        print(
+            f"{images} images: {count.modules.total()} modules more; {len(milliseconds)} of {len(others)} plans needed "
+            f"none: {middle:.1f} ms of processor each by the median, nine of ten {most:.1f} at most"
+        )
+
+
 def step(problems: list[Problem], given: argparse.Namespace) -> None:
     """Print how long it takes until all run."""
     start, used = perf_counter(), process_time()
@@ -161,15 +185,17 @@ def main() -> None:
     if given.process:
         mode = "background" if given.process == "background" else "wait"
         with jd.settings(cache_dir=given.folder, compile=mode, math=given.math, log="off"):
-            {"families": families, "again": again}.get(given.process, step)(problems, given)
+            {"families": families, "again": again, "shapes": shapes}.get(given.process, step)(problems, given)
         return
     print(f"{len(problems)} problems of {given.suite} on {given.device}", flush=True)
     with tempfile.TemporaryDirectory() as kept:
         for process in (
-            ("families",) if given.count else ("families", "again", "wait", "background", "threads", "ahead")
+            ("families", "shapes")
+            if given.count
+            else ("families", "again", "shapes", "wait", "background", "threads", "ahead")
         ):
             with tempfile.TemporaryDirectory() as empty:
-                folder = kept if process in ("families", "again") else empty
+                folder = kept if process in ("families", "again", "shapes") else empty
                 subprocess.run(
                     [sys.executable, *sys.argv, "--process", process, "--folder", folder], check=True
                 )

@@ -8,7 +8,6 @@ import struct
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
 from typing import Any
 
 from jitdnn import retention
@@ -97,11 +96,11 @@ class CudaKernel:
         return {
             "name": self._source.name,
             "key": self._key or code_key(self._source, arch),
-            "launches": [astuple(one) for one in self._launches],
+            "launches": [tuple(vars(one).values()) for one in self._launches],
             "pointers": self._pointers,
             "extras": self._extras,
             "floats": self._floats,
-            "tables": None if self._tables is None else asdict(self._tables),
+            "tables": None if self._tables is None else self._tables.record,
         }
 
     @staticmethod

@@ -77,13 +77,18 @@ class Tables:
         return -(-(MAP_BYTES * len(self.maps) + 8 * len(self.numbers)) // 64) * 64
 
     @property
+    def record(self) -> dict[str, Any]:
+        """What `tables_of` makes them of again, and JSON can hold."""
+        return {"maps": [vars(one) for one in self.maps], "numbers": self.numbers}
+
+    @property
     def packed_numbers(self) -> bytes:
         """The integers, as they lie behind the maps."""
         return struct.pack(f"{len(self.numbers)}q", *self.numbers)
 
 
 def tables_of(record: Mapping[str, Any]) -> Tables:
-    """Tables of what `dataclasses.asdict` makes of them, with lists for tuples, as JSON has them."""
+    """Tables of their `record`, with lists for tuples, as JSON has them."""
     return Tables(tuple(_map_of(one) for one in record["maps"]), tuple(record["numbers"]))
 
 

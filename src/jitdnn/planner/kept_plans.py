@@ -92,7 +92,7 @@ def keep(plan: Plan) -> None:
     kept = {
         "algorithms": algorithms,
         "parts": _part_records(plan, algorithms),
-        "candidates": [asdict(candidate) for candidate in plan.candidates],
+        "candidates": [vars(candidate) for candidate in plan.candidates],
         "kernel": record,
     }
     CodeCache.default().put(key, json.dumps(kept).encode())

@@ -42,7 +42,11 @@ def _tile_defines(tile: Tile) -> tuple[tuple[str, object], ...]:
 
 def blocking_defines(blocking: Blocking) -> tuple[tuple[str, object], ...]:
     """Macros of the blocking."""
-    return (*_tile_defines(blocking.tile), ("IS_SPLIT", int(blocking.splits > 1)))
+    return (
+        *_tile_defines(blocking.tile),
+        ("IS_SPLIT", int(blocking.splits > 1)),
+        ("HAS_WHOLE_TILES", int(blocking.splits == 1 or blocking.unsplit > 0)),
+    )
 
 
 def initializer(numbers: Sequence[object]) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from jitdnn.devices.gpu import GpuDevice
+from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.cost import (
     LAUNCH_SECONDS,
     LINE_BYTES,
@@ -46,30 +49,24 @@ def seconds(
     path to L2, and hide each other's prologues and epilogues. The time is that of all waves, or that of moving
     `bytes_moved` from and to device memory, whichever is longer.
 
-    `stage_time` is what a stage takes where resident blocks share the multiprocessor; `single_block_time` what it takes
-    a block that is alone and waits for its own results.
     """
-    tile, size = blocking.tile, DTYPES[dtype]
-    efficiency = tile.efficiency * (tile.mn_major_efficiency if is_mn_major else 1.0)
-    bk, warps = tile.k_bytes // size, tile.threads // 32
-    resident = resident_blocks(tile, device)
-    clock, l2_bytes = gemm_clock(device.facts), l2_bytes_per_cycle(device.facts)
-    shared_bytes = shared_bytes_per_cycle(device.facts)
-    stage = (tile.m + tile.n) * tile.k_bytes
-    fragments = warps * (tile.wm + tile.wn) * tile.k_bytes
-    stage_time = max(
-        2.0 * tile.m * tile.n * bk * device.multiprocessors / (device.tensor_flops(dtype) * efficiency),
-        (stage + fragments) / (shared_bytes * clock),
-        stage / (l2_bytes * clock),
-    )
-    latency = max(tile.k_bytes / 32 * _STEP_CYCLES * max(1.0, warps / 8), _LATENCY_CYCLES / (tile.stages - 1))
-    single_block_time = max(stage_time, latency / clock)
+    of_tile = _times_of(blocking.tile, dtype, device.facts, is_mn_major)
+    return _seconds(gemms, blocking, dtype, device, bytes_moved, of_tile)
+
+
+def _seconds(
+    gemms: Sequence[GemmSize],
+    blocking: Blocking,
+    dtype: str,
+    device: GpuDevice,
+    bytes_moved: int,
+    of_tile: _TileTimes,
+) -> float:
+    tile, multiprocessors, bandwidth = blocking.tile, device.multiprocessors, device.bandwidth
+    resident, bk, clock, l2_bytes = of_tile.resident, of_tile.bk, of_tile.clock, of_tile.l2_bytes
+    stage_time, single_block_time = of_tile.stage, of_tile.single_stage
     sums = tile.m * tile.n * 4
-    epilogue = (
-        _EPILOGUE_CYCLES
-        + 2 * sums / shared_bytes
-        + sums / (l2_bytes if blocking.splits > 1 else 1.5 * l2_bytes)
-    ) / clock
+    epilogue = of_tile.epilogue + sums / (l2_bytes if blocking.splits > 1 else 1.5 * l2_bytes) / clock
     prologue = _PROLOGUE_CYCLES / clock
     unsplit_blocks = split_blocks = stages = 0
     of_length: dict[int, int] = {}  # thread blocks of so many stages
@@ -91,22 +88,57 @@ def seconds(
         return count * mainloop + (prologue + epilogue * count) * (1.0 if count == 1 else hidden)
 
     def waves(blocks: int, length: float) -> float:
-        full, rest = divmod(blocks, device.multiprocessors * resident)
-        return full * wave(resident, length) + (
-            wave(-(-rest // device.multiprocessors), length) if rest else 0.0
-        )
+        full, rest = divmod(blocks, multiprocessors * resident)
+        return full * wave(resident, length) + (wave(-(-rest // multiprocessors), length) if rest else 0.0)
 
     time = waves(unsplit_blocks, mean) + waves(split_blocks, math.ceil(mean / blocking.splits))
     if len(of_length) > 1:  # stride phases: the longest ones take no less than alone
         time = max(time, waves(of_length[max(of_length)], max(of_length)))
-    if unsplit_blocks + split_blocks > device.multiprocessors and resident > 1:
+    if unsplit_blocks + split_blocks > multiprocessors and resident > 1:
         time += prologue + epilogue  # of the first and the last blocks, which nothing hides
-    time = max(time, bytes_moved / device.bandwidth)
+    time = max(time, bytes_moved / bandwidth)
     if blocking.splits > 1:
-        rate = min(0.75 * l2_bytes * clock * device.multiprocessors, 2.1 * device.bandwidth)
+        rate = min(0.75 * l2_bytes * clock * multiprocessors, 2.1 * bandwidth)
         # what was just written is read from L2
         time += _REDUCTION_SECONDS + blocking.partial_bytes(gemms) / rate
     return time * (_OF_F32 if dtype == "f32" else 1.0) + LAUNCH_SECONDS
+
+
+@dataclass(frozen=True)
+class _TileTimes:
+    """What `seconds` needs of a tile, whatever it is a tile of.
+
+    Seconds of a stage where `resident` thread blocks share the multiprocessor, of one of a block that is alone and
+    waits for its own results, and of the epilogue without what it writes.
+    """
+
+    resident: int
+    bk: int
+    clock: float
+    l2_bytes: float
+    stage: float
+    single_stage: float
+    epilogue: float
+
+
+@lru_cache(256)
+def _times_of(tile: Tile, dtype: str, facts: GpuFacts, is_mn_major: bool) -> _TileTimes:
+    efficiency = tile.efficiency * (tile.mn_major_efficiency if is_mn_major else 1.0)
+    bk, warps = tile.k_bytes // DTYPES[dtype], tile.threads // 32
+    clock, l2_bytes = gemm_clock(facts), l2_bytes_per_cycle(facts)
+    shared_bytes = shared_bytes_per_cycle(facts)
+    stage = (tile.m + tile.n) * tile.k_bytes
+    fragments = warps * (tile.wm + tile.wn) * tile.k_bytes
+    stage_time = max(
+        2.0 * tile.m * tile.n * bk * facts.multiprocessors / (facts.tensor_flops(dtype) * efficiency),
+        (stage + fragments) / (shared_bytes * clock),
+        stage / (l2_bytes * clock),
+    )
+    latency = max(tile.k_bytes / 32 * _STEP_CYCLES * max(1.0, warps / 8), _LATENCY_CYCLES / (tile.stages - 1))
+    epilogue = (_EPILOGUE_CYCLES + 2 * tile.m * tile.n * 4 / shared_bytes) / clock
+    return _TileTimes(
+        _resident(tile, facts), bk, clock, l2_bytes, stage_time, max(stage_time, latency / clock), epilogue
+    )  # fmt: skip
 
 
 def pack_seconds(pack: Pack, device: GpuDevice) -> float:
@@ -116,7 +148,10 @@ def pack_seconds(pack: Pack, device: GpuDevice) -> float:
 
 def resident_blocks(tile: Tile, device: GpuDevice) -> int:
     """Thread blocks that a multiprocessor runs at a time."""
-    facts = device.facts
+    return _resident(tile, device.facts)
+
+
+def _resident(tile: Tile, facts: GpuFacts) -> int:
     # what the kernel takes beside the tile counts as no more than what the system reserves
     by_shared = facts.resident(tile.shared + facts.reserved_shared_bytes)
     return max(1, min(tile.resident, by_shared, facts.resident_threads // tile.threads))
@@ -136,32 +171,48 @@ def best_blocking(
 
     `other_shared`: bytes of shared memory that the kernel takes beside the tile's.
     """
-    size = DTYPES[dtype]
+    return _best_blocking(
+        tuple(gemms), tuple(tiles), dtype, device, bytes_moved, max_splits, other_shared, is_mn_major
+    )
+
+
+@lru_cache(64)  # operands that are packed mostly leave the products as they are
+def _best_blocking(
+    gemms: tuple[GemmSize, ...],
+    tiles: tuple[Tile, ...],
+    dtype: str,
+    device: GpuDevice,
+    bytes_moved: int,
+    max_splits: int,
+    other_shared: int,
+    is_mn_major: bool,
+) -> Blocking:
     best, least = None, math.inf
     for tile in tiles:
         if tile.shared + other_shared > device.shared_bytes:
             continue
-        for blocking in _blockings(gemms, tile, tile.k_bytes // size, device, max_splits):
-            time = seconds(gemms, blocking, dtype, device, bytes_moved, is_mn_major)
+        of_tile = _times_of(tile, dtype, device.facts, is_mn_major)
+        for blocking in _blockings(gemms, tile, device.multiprocessors, of_tile, max_splits):
+            time = _seconds(gemms, blocking, dtype, device, bytes_moved, of_tile)
             if time < least:
                 best, least = blocking, time
     return best or Blocking(min(tiles, key=lambda tile: tile.shared))
 
 
 def _blockings(
-    gemms: Sequence[GemmSize], tile: Tile, bk: int, device: GpuDevice, max_splits: int
+    gemms: Sequence[GemmSize], tile: Tile, multiprocessors: int, of_tile: _TileTimes, max_splits: int
 ) -> Iterator[Blocking]:
     """Blockings by a tile: no tile split, all tiles, or only those of the last wave, which does not fill the device."""
     yield Blocking(tile)
     if max_splits == 1:
         return
-    longest = max(-(-gemm.k // bk) for gemm in gemms) // 3  # splits of at least three stages
+    longest = max(-(-gemm.k // of_tile.bk) for gemm in gemms) // 3  # splits of at least three stages
     one = sum(Blocking(tile).tiles(gemm) * gemm.groups for gemm in gemms)
-    slots = device.multiprocessors * resident_blocks(tile, device)
+    slots = multiprocessors * of_tile.resident
     if not one:
         return
     # less than a full wave: fewer resident blocks, but fewer partial sums to add
-    partial_waves = range(device.multiprocessors, slots, device.multiprocessors)
+    partial_waves = range(multiprocessors, slots, multiprocessors)
     blocks = {*partial_waves, *(slots * waves for waves in (1, 2, 3, 4, 6))}
     for splits in sorted({min(count // one, longest, max_splits) for count in blocks}):
         if splits > 1:

@@ -31,10 +31,10 @@ FUNCTION i64 quotient(i64 n, const Divisor &d) { return d.number == 1 ? n : n / 
 
 // Tiles and splits of a product; see tile_scheduler.cuh and split_k.cuh.
 struct Work {
-    i64 tiles;     // of the (largest) product of a group
-    i64 unsplit;   // the first ones, which are not split along K
-    i64 splits;    // thread blocks of each other tile
-    i64 partials;  // byte of the workspace where the partial sums begin
-    i64 reducers;  // threads that add the partial sums of a run
+    i64 tiles;       // of the (largest) product of a group
+    i64 unsplit;     // the first ones, which are not split along K
+    Divisor splits;  // thread blocks of each other tile
+    i64 partials;    // byte of the workspace where the partial sums begin
+    i64 reducer_bits;  // threads that add the partial sums of a run are 2 to this
     Divisor tiles_n, split_tiles;
 };

@@ -27,9 +27,9 @@ def work(blocking: Blocking, gemms: Sequence[GemmSize], partials_offset: int) ->
     return (
         max(blocking.tiles(gemm) for gemm in gemms),
         blocking.unsplit,
-        blocking.splits,
+        *divisor(blocking.splits),
         partials_offset,
-        blocking.reduction_threads(gemms),
+        blocking.reduction_threads(gemms).bit_length() - 1,
         *divisor(-(-gemms[0].n // blocking.tile.n)),
         *divisor(blocking.split_tiles(gemms)),
     )

@@ -52,15 +52,15 @@ struct PartialRun {
 };
 
 // Runs that a block of the reduction adds: a multiple of four, so that those who exchange are in one.
-FUNCTION int reduction_runs(const Work &work) { return REDUCTION_BLOCK / (int)work.reducers; }
+FUNCTION int reduction_runs(const Work &work) { return REDUCTION_BLOCK >> (int)work.reducer_bits; }
 
 // The sum of a run over all splits, for the first of the `reducers` threads that add it. `first` points to the run in
 // split 0. Each thread adds every `reducers`-th split; then the upper half of the threads gives its sums to the lower,
 // until one is left. All threads of the block call it, neighbours with neighbouring runs.
 FUNCTION void sum_partials(SUM (&values)[RUN], const Work &work, const SUM *first, i64 partial_step, bool is_needed) {
     __shared__ SUM exchanged[REDUCTION_BLOCK / 2][RUN];
-    const int reducers = (int)work.reducers, splits = (int)work.splits, runs = REDUCTION_BLOCK / reducers;
-    const int position = threadIdx.x & (runs - 1), reducer = threadIdx.x / runs;
+    const int reducers = 1 << (int)work.reducer_bits, splits = (int)work.splits.number, runs = reduction_runs(work);
+    const int position = threadIdx.x & (runs - 1), reducer = (int)(threadIdx.x * reducers) / REDUCTION_BLOCK;
     if (is_needed) {
 #pragma unroll 8
         for (int base = 0; base < splits; base += reducers) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 STAGE_ROW = 128
 """Bytes of K in a stage, but where few channels want more or less: what a row of shared memory has under the swizzle
@@ -81,11 +82,11 @@ class Tile:
         blocks = f", clusters of {self.cluster}" if self.cluster > 1 else ""
         return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups{blocks}"
 
-    @property
+    @cached_property  # asked for many times by every plan
     def m(self) -> int:
         return 64 * self.rows * self.down
 
-    @property
+    @cached_property
     def n(self) -> int:
         return self.wn * self.across
 
@@ -232,7 +233,9 @@ class Products:
 
     def in_stages(self, depth: int) -> Products:
         """The same in stages of `depth` times as much of K."""
-        return replace(self, blocks=tuple(-(-blocks // depth) for blocks in self.blocks))
+        return (
+            self if depth == 1 else replace(self, blocks=tuple(-(-blocks // depth) for blocks in self.blocks))
+        )
 
     def tiles_m(self, tile: Tile) -> int:
         return sum(-(-rows // tile.m) for rows in self.rows)
@@ -252,7 +255,7 @@ class Products:
     def tiles(self, tile: Tile) -> int:
         return self.groups * self.tiles_m(tile) * self.tiles_n(tile)
 
-    @property
+    @cached_property
     def longest(self) -> int:
         return max(self.blocks)
 

@@ -126,6 +126,7 @@ def shared_memory_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]
     if 2 * taps * steps * tiles > most:
         return
     h, w = (axis_of(shape, axis, is_forward) for axis in (1, 2))
+    of_shape = shape.defines() | roles(problem, source, result) | axis_defines(h, w)
     least_rows = 4 if steps > 2 else steps
     # whether tiles of one row leave registers for two resident blocks of 256 threads
     has_room = (4 * h.unit * w.unit + 2 * taps * steps) * tiles + _OTHER_REGISTERS <= 128
@@ -180,7 +181,7 @@ def shared_memory_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]
                 seconds *= _correction(
                     tile, resident == 1 and (has_room or steps > 1), 3 if stages == rounds else stages
                 )
-                defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
+                defines = of_shape | {
                     "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out,
                     "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices, "CHANNEL_STEPS": steps,
                     "TILE_N": tiles, "TILE_ROWS": tile.tile_rows, "TILE_DOWN": tile.down, "TILE_ACROSS": tile.across,
@@ -295,6 +296,7 @@ def register_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
     if 2 * taps * steps * tiles > _MAX_FILTER_REGISTERS:
         return
     h, w = (axis_of(shape, axis, is_forward) for axis in (1, 2))
+    of_shape = shape.defines() | roles(problem, source, result) | axis_defines(h, w)
     parts = -(-slice_out // (8 * tiles))
     slices = -(-problem.groups // slice_groups)
     _, s_c, *space = strides_of(source)
@@ -343,7 +345,7 @@ def register_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
         compute /= clock(facts)
         seconds = max(memory, compute) + _UNHIDDEN * min(memory, compute)
         seconds += _REGISTER_START_SECONDS
-        defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
+        defines = of_shape | {
             "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups,
             "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers,
             "BLOCK_THREADS": _REGISTER_THREADS,

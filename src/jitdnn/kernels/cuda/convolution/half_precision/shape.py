@@ -75,6 +75,10 @@ class Shape:
 
     def defines(self) -> Defines:
         """The macros of the shape and of all strides."""
+        return dict(self._defines)
+
+    @cached_property
+    def _defines(self) -> Defines:
         problem = self.problem
         dtype = problem.x.dtype
         names: Defines = {"IS_BF16": int(dtype == "bf16"), "IS_F32": int(dtype == "f32")}

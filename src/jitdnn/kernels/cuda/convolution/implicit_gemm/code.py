@@ -68,8 +68,9 @@ def knows_shape(plan: Plan | WgradPlan, epilogue: Epilogue | None) -> bool:
     A filter read across its rows is that of a data gradient. An epilogue has its operands' strides in its text anyway.
     """
     if isinstance(plan, WgradPlan):
-        is_packed = plan.x_pack is not None and plan.dy_pack is not None
-        return not (is_packed and DTYPES[plan.problem.x.dtype] == 2)  # packing takes its share of the time
+        if DTYPES[plan.problem.x.dtype] == 4:
+            return max(plan.problem.stride) > 1
+        return plan.x_pack is None or plan.dy_pack is None  # packing takes its share of the time
     if epilogue is not None:
         return True
     return plan.is_mn_major or len(plan.geometry.phases) > 1
@@ -208,6 +209,7 @@ def wgrad_source_of(plan: WgradPlan) -> Source:
         ("COPY_A", plan.copy_a),
         ("COPY_B", plan.copy_b),
         ("IS_RESULT_VECTOR", int(is_vector)),
+        ("HAS_RUNS_OF_ONE_TAP", int(plan.in_channels % 8 == 0)),
         ("HAS_SECTORS", int(is_vector and problem.w.strides[0] % 32 == 0)),
         ("EPILOGUE_PARAMETERS", ""),
         *([known_shape(wgrad_tables_of(plan))] if knows_shape(plan, None) else []),

@@ -458,15 +458,14 @@ void implicit_gemm(SHAPE_PARAMETER const DTYPE *first, const DTYPE *second, RESU
 
     SUM sums[MMAS_M][MMAS_N][4] = {};
     loader.block_count = (loader.tap_count * (int)tables.in_channels.number + BK - 1) / BK;
-    const int begin = (int)((i64)loader.block_count * slice.split / slice.splits);
-    const int end = (int)((i64)loader.block_count * (slice.split + 1) / slice.splits);
+    const BlocksOfSplit own(tables.work, slice, loader.block_count);
     if constexpr (IS_OF_ONE_TAP && !IS_DATA_LINEAR) {
-        loader.next_tap = quotient(begin, tables.blocks_of_tap);
-        loader.next_channel = (begin - loader.next_tap * (int)tables.blocks_of_tap.number) * BK;
+        loader.next_tap = quotient(own.begin, tables.blocks_of_tap);
+        loader.next_channel = (own.begin - loader.next_tap * (int)tables.blocks_of_tap.number) * BK;
     }
-    accumulate<false, FILTER_MN_MAJOR>(sums, loader, shared, begin, end - begin);
+    accumulate<false, FILTER_MN_MAJOR>(sums, loader, shared, own.begin, own.end - own.begin);
 
-    if (IS_SPLIT && slice.splits > 1) {
+    if (!HAS_WHOLE_TILES || (IS_SPLIT && slice.splits > 1)) {
         const int plane = blockIdx.z * gridDim.y + blockIdx.y, planes = gridDim.y * (int)tables.phase_count;
         store_partial(sums, partial_tile(workspace, tables.work, plane, planes, slice.tile, slice.split));
     } else {
@@ -490,8 +489,8 @@ void reduce_partials(SHAPE_PARAMETER const DTYPE *, const DTYPE *, RESULT *resul
     begin_launch();
     KNOWN_TABLES
     const int runs = reduction_runs(tables.work), pieces = BM * RUNS / runs;
-    const int number = blockIdx.z / pieces;
-    const PartialRun run((int)(blockIdx.z - number * pieces) * runs + (int)threadIdx.x % runs);
+    const int number = IS_STRIDED ? blockIdx.z / pieces : 0;
+    const PartialRun run((int)(blockIdx.z - number * pieces) * runs + ((int)threadIdx.x & (runs - 1)));
     const Phase c(tables, number);
     const INDEX pixels = pixels_of(tables, c);
     const u32 divided = (u32)tables.work.unsplit + blockIdx.x;

@@ -31,6 +31,7 @@
 //     HAS_WHOLE_BLOCKS      0 or 1      whether BK divides the pixels of dy
 //     COPY_A, COPY_B        bytes       of an asynchronous copy; 0: element by element
 //     IS_RESULT_VECTOR      0 or 1      whether eight columns are stored at once
+//     HAS_RUNS_OF_ONE_TAP   0 or 1      if not, whether they have the same tap
 //     HAS_SECTORS           0 or 1      whether four runs of results are whole sectors of memory
 
 struct __align__(64) Tables {
@@ -303,18 +304,23 @@ FUNCTION void finish_run(const Tables &tables, const Tile &tile, int row, int co
     if constexpr (IS_RESULT_VECTOR) {
         store_results<RUN>(result + column, 1, results, count, alpha, beta);
     } else {
+        int channel = 0;
+        RESULT *of_tap = result;
 #pragma unroll
         for (int e = 0; e < RUN; ++e) {
             if (e >= count) break;
-            int tap = quotient(column + e, tables.packed_channels);
-            const int channel = column + e - tap * (int)tables.packed_channels.number;
-            if (channel >= (int)tables.in_channels) continue;  // a zero of packing
-            RESULT *p = result + (INDEX)channel * (INDEX)tables.result_channel;
+            if (e == 0 || !HAS_RUNS_OF_ONE_TAP) {
+                int tap = quotient(column + e, tables.packed_channels);
+                channel = column - tap * (int)tables.packed_channels.number;
+                of_tap = result;
 #pragma unroll
-            for (int axis = 2; axis >= 0; --axis) {
-                p += (INDEX)(tap % taps[axis]) * (INDEX)tables.result_strides[axis];
-                tap /= taps[axis];
+                for (int axis = 2; axis >= 0; --axis) {
+                    of_tap += (INDEX)(tap % taps[axis]) * (INDEX)tables.result_strides[axis];
+                    tap /= taps[axis];
+                }
             }
+            if (channel + e >= (int)tables.in_channels) continue;  // a zero of packing
+            RESULT *p = of_tap + (INDEX)(channel + e) * (INDEX)tables.result_channel;
             REAL value = alpha * results[e];
             if (beta != 0) value += beta * (REAL)LOAD(RESULT, p, 0);
             STORE(RESULT, p, 0, value);
@@ -340,11 +346,10 @@ void implicit_gemm_wgrad(SHAPE_PARAMETER const DTYPE *first, const DTYPE *second
     loader.set_columns(tile.column);
 
     SUM sums[MMAS_M][MMAS_N][4] = {};
-    const int begin = (int)(tables.blocks * slice.split / slice.splits);
-    const int end = (int)(tables.blocks * (slice.split + 1) / slice.splits);
-    accumulate<true, true>(sums, loader, shared, begin, end - begin);
+    const BlocksOfSplit own(tables.work, slice, (int)tables.blocks);
+    accumulate<true, true>(sums, loader, shared, own.begin, own.end - own.begin);
 
-    if (IS_SPLIT && slice.splits > 1) {
+    if (!HAS_WHOLE_TILES || (IS_SPLIT && slice.splits > 1)) {
         store_partial(sums, partial_tile(workspace, tables.work, blockIdx.y, gridDim.y, slice.tile, slice.split));
     } else {
         const int rows = (int)tables.out_channels, columns = (int)tables.columns;
@@ -363,7 +368,7 @@ void reduce_partials(SHAPE_PARAMETER const DTYPE *, const DTYPE *, RESULT *resul
                      SCALE beta) {
     KNOWN_TABLES
     const int runs = reduction_runs(tables.work);
-    const PartialRun run((int)blockIdx.z * runs + (int)threadIdx.x % runs);
+    const PartialRun run((int)blockIdx.z * runs + ((int)threadIdx.x & (runs - 1)));
     const u32 divided = (u32)tables.work.unsplit + blockIdx.x;
     const Tile tile = tile_at(tables.work, divided);
     const int row = tile.row + run.row, column = tile.column + run.column;
