@@ -47,27 +47,58 @@ struct Ring {
     }
 };
 
+// Threads that copy, in turns, each of a warp of its own: what a stage of little work takes one thread, 290 cycles, is longer
+// than the stage. All threads find the first tile, before they wait for the launch before: the compiler then knows that it
+// is the same for all, and keeps what copies want in uniform registers. Other kernels have no registers for it.
+#if A_MN_MAJOR || PHASES > 1
+#define COPIERS 1
+#define COPIER_PARAMETERS
+#else
+#define COPIERS 2
+#define COPIER_PARAMETERS , const Work &first_work, const Loader &first_loader, int copier
+#endif
+
 #define MAY_KEEP_B (!A_MN_MAJOR && PHASES == 1 && !IS_SPLIT && !IS_CLUSTERED && !HAS_PROLOGUE)
 
 // Where a thread block has the same columns in all of its tiles, and a ring holds the stages of K once or several times,
 // a stage of the ring has the same part of B in each of its turns: it is brought once.
-FUNCTION void produce(const Ring &ring, const Tables &tables) {
+FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) {
     RingPlace place;
+#if COPIERS > 1
+    bool is_own = copier == 0;  // the next stage
+#endif
 #if MAY_KEEP_B
     bool keeps_b = false;
     int fresh = STAGES;  // stages that B is still to be brought to
 #endif
     for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
+#if COPIERS > 1
+        const bool is_first = number == (int)blockIdx.x;
+        const Work work = is_first ? first_work : Work(tables, number);
+        Loader loader = is_first ? first_loader : Loader(tables, work);
+#else
         const Work work(tables, number);
         Loader loader(tables, work);
+#endif
 #if MAY_KEEP_B
         if (number == (int)blockIdx.x && tables.tiles_n == 1 && tables.groups == 1)
             keeps_b = STAGES % max(1, work.last_block - work.first_block) == 0;
 #endif
         for (int block = work.first_block; block < work.last_block; ++block) {
-            mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
 #if MAY_KEEP_B
             const bool has_b = !keeps_b || fresh-- > 0;
+#endif
+#if COPIERS > 1
+            if (!is_own) {
+                is_own = true;
+                loader.skip();
+                place.advance();
+                continue;
+            }
+            is_own = false;
+#endif
+            mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
+#if MAY_KEEP_B
             mbarrier_arrive_expect(ring.full(place.stage), has_b ? COPIED_BYTES : PARTS * A_BYTES);
             loader.load(tables, ring.a(place.stage), ring.b(place.stage), ring.full(place.stage), has_b);
 #else

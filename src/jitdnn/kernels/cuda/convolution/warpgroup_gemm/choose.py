@@ -54,6 +54,8 @@ _ROW_COST = {128: 1.0, 64: 0.75, 32: 0.7}
 """Of a row of so many bytes: to the copy engine they are alike, and products of short ones take less."""
 _EMPTY_COST = 1.0
 """Of one behind the last tap, of zeros that fill up a stage, which take the copy engine no less time."""
+_BOX_ROWS = 64
+"""Of the result, where these are neighbours in memory: a box has 128 bytes of them of each of its columns."""
 _COUNTS = {128: (), 64: (3,), 32: (5, 3)}
 """Of rows in a stage, where whole ones would end in zeros: more than `STAGE_ROW` bytes, or little less."""
 
@@ -191,7 +193,25 @@ def _correlation_plan(
     pieces = [channel_blocks * math.prod(axis.taps for axis in axes) for axes in phases]
     blocks = [-(-count * row_bytes // row) for count in pieces]
     groups = batch.count if batch else geometry.groups
-    products = Products(tuple(rows), tuple(blocks), geometry.out_channels, groups, is_mn_major)
+    strides = geometry.result
+    group_step = batch.result if batch else strides.group
+    row_step = None
+    if len(phases) == 1:
+        extents_of_result = (geometry.images, *(axis.results for axis in phases[0]))
+        row_step = linear_step(extents_of_result, (strides.image, *strides.space))
+    row_boxes = None
+    if (
+        row_step == 1
+        and strides.channel > 1
+        and result_bytes == 2
+        and not (fusion.has_prologue or fusion.has_sums)
+    ):
+        row_boxes = result_map(
+            result.dtype, rows[0], groups, group_step, geometry.out_channels, strides.channel, _BOX_ROWS
+        )
+    products = Products(
+        tuple(rows), tuple(blocks), geometry.out_channels, groups, is_mn_major, row_boxes is not None
+    )
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 else 1
     if is_mn_major:  # columns come in blocks of 64, and a part of one takes as long
@@ -215,6 +235,7 @@ def _correlation_plan(
         divides_rows=divides_rows,
         row=row,
         may_keep_b=not fusion.has_prologue,
+        depths=_depths if row == row_bytes == STAGE_ROW and parts == 1 and not is_whole else _one_depth,
     )
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -235,7 +256,6 @@ def _correlation_plan(
     maps += maps[-parts:] * absent
     inner = row_bytes // size
     maps += [filter_map(part, 64, inner) if is_mn_major else filter_map(part, inner, tile.wn) for part in b]
-    strides = geometry.result
     multiples = [geometry.out_channels, strides.image, strides.group, *strides.space]
     is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
     if batch:
@@ -243,14 +263,14 @@ def _correlation_plan(
     if strides.channel == 1 and not is_vector and blocking.is_whole:
         seconds += narrow_store_seconds(device.facts, sum(rows) * geometry.out_channels * groups)
     boxes = None
-    if is_vector and len(phases) == 1 and blocking.is_whole:
-        extents_of_result = (geometry.images, *(axis.results for axis in phases[0]))
-        row_step = linear_step(extents_of_result, (strides.image, *strides.space))
-        group_step = batch.result if batch else strides.group
+    if blocking.is_whole:
         columns = tile.chunk_bytes(result_bytes) // result_bytes
-        boxes = result_map(
-            result.dtype, geometry.out_channels, groups, group_step, rows[0], row_step, columns
-        )
+        if row_boxes:
+            boxes = replace(row_boxes, box=(_BOX_ROWS, 1, columns))
+        elif is_vector and len(phases) == 1:
+            boxes = result_map(
+                result.dtype, geometry.out_channels, groups, group_step, rows[0], row_step, columns
+            )
     if boxes:
         maps.append(boxes)
     works = blocking.works(products)
@@ -266,7 +286,7 @@ def _correlation_plan(
     numbers = (
         *phase_numbers,
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
-        products.tiles_n(tile), max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
+        products.strip(tile), max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
         0 if batch else geometry.in_channels, 1 if batch else 0, *_filter_steps(geometry, is_forward, batch),
         rank == 5, 0, 0, 0, 0,
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
@@ -280,6 +300,15 @@ def _correlation_plan(
         (room + 8 * sum_rows * channels) if sum_rows else at + blocking.partial_bytes(products),
         fusion.seconds(seconds, False) + pack_seconds(packs, device), fusion, channels,
     )  # fmt: skip
+
+
+def _depths(tile: Tile) -> tuple[int, ...]:
+    """How many times `STAGE_ROW` bytes of K stages of a tile may have: of larger ones too few stages would be left."""
+    return (1, 2) if tile.m + tile.n <= 128 and tile.cluster == 1 else (1,)
+
+
+def _one_depth(_: Tile) -> tuple[int, ...]:
+    return (1,)
 
 
 def _filter_of(problem: Convolution, batch: Batch | None) -> tuple[Operand, Operand]:
