@@ -410,3 +410,21 @@ def test_registers_to_shared_memory_and_on(hopper: Any) -> None:
     assert np.array_equal(y[:, :8], expected)
     sums = expected[:, :3].astype(np.int64) @ [1, 1 << 16, 1 << 32] + 3
     assert np.array_equal(y[:, 8:12].copy().view(np.int64)[:, 0], sums)
+
+
+def test_matrices_are_transposed_on_the_way(hopper: Any) -> None:
+    """Each warp writes four 8 x 8 matrices, of which a lane has two neighbours of a column."""
+    body = """
+        const u32 t = threadIdx.x, lane = t % 32, own = shared + t / 32 * 512;
+        u32 pair[4];
+        for (u32 m = 0; m < 4; ++m) {
+            const u32 at = t / 32 * 256 + m * 64 + 2 * (lane % 4) * 8 + lane / 4;
+            pair[m] = at | (at + 8) << 16;
+        }
+        stmatrix_x4_transposed(own + lane * 16, pair[0], pair[1], pair[2], pair[3]);
+        warpgroup_barrier(1 + t / 128);
+        store16(y + t * 16, shared_load16(shared + t * 16));"""
+    y = np.zeros((256, 8), np.uint16)
+    x = np.zeros((1, 8, 64), np.float16)
+    run(hopper, body, x, x, y, (row_major(0, x, (64, 8, 1)),), threads=256)
+    assert np.array_equal(y, np.arange(2048, dtype=np.uint16).reshape(256, 8))

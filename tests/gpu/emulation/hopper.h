@@ -108,8 +108,8 @@ static inline void wgmma_wait(EMULATION_LINE) {
 #define EMULATION_WGMMA(name, sum, element, element_b)                                                                              \
     template <bool is_a_mn_major, bool is_b_mn_major, int count>                                                    \
     static inline void name(sum (&d)[count], u64 a, u64 b, bool is_added, EMULATION_LINE) {                         \
-        static_assert(count == 16 || count == 32 || (count >= 48 && count <= 128 && count % 16 == 0),               \
-                      "there are instructions for n = 32, 64, 96, 128, 160, 192, 224 and 256");                     \
+        static_assert(count == 16 || count == 32 || count == 72 || (count >= 48 && count <= 128 && count % 16 == 0), \
+                      "there are instructions for n = 32, 64, 96, 128, 144, 160, 192, 224 and 256");                \
         static_assert(emulation::element < emulation::TF32 || (!is_a_mn_major && !is_b_mn_major),                   \
                       "elements of one and of four bytes are K-major");                                             \
         const emulation::Product product = {d, a, b, emulation::element, emulation::element_b, 2 * count,           \
@@ -132,7 +132,7 @@ EMULATION_WGMMA(wgmma_e5m2_e5m2, f32, E5M2, E5M2)
     template <bool is_b_mn_major, int count>                                                                        \
     static inline void name(f32 (&d)[count], const u32 (&a)[4], u64 b, bool is_added, EMULATION_LINE) {             \
         static_assert(count == 16 || count == 32 || (count >= 48 && count <= 128 && count % 16 == 0),               \
-                      "there are instructions for n = 32, 64, 96, 128, 160, 192, 224 and 256");                     \
+                      "there are instructions for n = 32, 64, 96, 128, 144, 160, 192, 224 and 256");                     \
         static_assert(emulation::element != emulation::TF32 || !is_b_mn_major, "tf32 is K-major");                  \
         const emulation::Product product = {d, 0, b, emulation::element, emulation::element, 2 * count, false,      \
                                             is_b_mn_major, is_added, a};                                            \
@@ -160,7 +160,11 @@ static inline u32 pack_relu_bf16(f32 low, f32 high) { return pack_bf16(low < 0 ?
 static inline u32 pack_relu_f16(f32 low, f32 high) { return pack_f16(low < 0 ? 0 : low, high < 0 ? 0 : high); }
 
 static inline void stmatrix_x4(u32 row, u32 a, u32 b, u32 c, u32 d, EMULATION_LINE) {
-    emulation::Stmatrix operands = {emulation::emulation_shared_pointer(row), {a, b, c, d}};
+    emulation::Stmatrix operands = {emulation::emulation_shared_pointer(row), {a, b, c, d}, false};
+    emulation::collective(emulation::STMATRIX, line, &operands);
+}
+static inline void stmatrix_x4_transposed(u32 row, u32 a, u32 b, u32 c, u32 d, EMULATION_LINE) {
+    emulation::Stmatrix operands = {emulation::emulation_shared_pointer(row), {a, b, c, d}, true};
     emulation::collective(emulation::STMATRIX, line, &operands);
 }
 

@@ -29,6 +29,7 @@ struct Ldmatrix {
 struct Stmatrix {
     void *row;
     Word values[4];
+    bool is_transposed;
 };
 struct Mma {
     void *d;  // 4 sums, 2 of f64

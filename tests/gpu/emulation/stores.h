@@ -131,8 +131,14 @@ void check_stmatrix(const Warp &warp, int index) {
     for (int lane = 0; lane < WARP; ++lane) check_shared(row(lane), 16, index * WARP + lane, warp.line, what);
     for (int lane = 0; lane < WARP; ++lane)
         for (int matrix = 0; matrix < 4; ++matrix)
-            note_write(index * WARP + lane, static_cast<Word *>(row(8 * matrix + lane / 4)) + lane % 4, 4, what,
-                       warp.line);
+            if (!static_cast<Stmatrix *>(warp.operands[lane])->is_transposed)
+                note_write(index * WARP + lane, static_cast<Word *>(row(8 * matrix + lane / 4)) + lane % 4, 4, what,
+                           warp.line);
+            else
+                for (int half = 0; half < 2; ++half)
+                    note_write(index * WARP + lane,
+                               static_cast<unsigned short *>(row(8 * matrix + 2 * (lane % 4) + half)) + lane / 4, 2,
+                               what, warp.line);
 }
 
 }  // namespace

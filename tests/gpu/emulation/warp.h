@@ -63,8 +63,15 @@ inline void stmatrix(Warp &warp) {
     for (int lane = 0; lane < WARP; ++lane) {
         const auto &own = *static_cast<Stmatrix *>(warp.operands[lane]);
         for (int matrix = 0; matrix < 4; ++matrix) {
-            auto *row = static_cast<Word *>(static_cast<Stmatrix *>(warp.operands[8 * matrix + lane / 4])->row);
-            row[lane % 4] = own.values[matrix];
+            const auto row = [&](int n) { return static_cast<Stmatrix *>(warp.operands[8 * matrix + n])->row; };
+            const Word value = own.values[matrix];
+            if (!own.is_transposed) {
+                static_cast<Word *>(row(lane / 4))[lane % 4] = value;
+                continue;
+            }
+            for (int half = 0; half < 2; ++half)
+                static_cast<unsigned short *>(row(2 * (lane % 4) + half))[lane / 4] =
+                    static_cast<unsigned short>(value >> 16 * half);
         }
     }
 }

@@ -39,12 +39,16 @@ from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 
 _MAX_BATCH = 2**20
+_FASTER, _FASTER_FINISHED = 0.99, 0.9
+"""Of the time with rows as they are, below which transposed matrices are worth a kernel of their own: an epilogue reads
+its operands by whole sectors where rows are as they are."""
 
 
 class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
     """Products as convolutions; few tiles are split along k."""
 
     name = "matrix_units_wgmma"
+    version: ClassVar[int] = 2
     problem = MatMul
     uses_workspace: ClassVar[bool] = True
     parts: ClassVar[int] = 1
@@ -168,4 +172,7 @@ def _plan(
             reason = reason or plan
         else:
             found.append((orientation, plan))
-    return min(found, key=lambda one: one[1].seconds) if found else reason
+    if not found:
+        return reason
+    rows_cost = _FASTER_FINISHED if has_epilogue else _FASTER
+    return min(found, key=lambda one: one[1].seconds * (rows_cost if one[0].name == "rows" else 1.0))

@@ -154,6 +154,7 @@ FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::
     WREGS_32 "," W8(32, 33, 34, 35, 36, 37, 38, 39) "," W8(40, 41, 42, 43, 44, 45, 46, 47)
 #define WREGS_64                                                                                                  \
     WREGS_48 "," W8(48, 49, 50, 51, 52, 53, 54, 55) "," W8(56, 57, 58, 59, 60, 61, 62, 63)
+#define WREGS_72 WREGS_64 "," W8(64, 65, 66, 67, 68, 69, 70, 71)
 #define WREGS_80                                                                                                  \
     WREGS_64 "," W8(64, 65, 66, 67, 68, 69, 70, 71) "," W8(72, 73, 74, 75, 76, 77, 78, 79)
 #define WREGS_112                                                                                                 \
@@ -171,6 +172,7 @@ FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::
 #define WSUMS_32(kind) WSUMS_16(kind), WSUMS_8(kind, 16), WSUMS_8(kind, 24)
 #define WSUMS_48(kind) WSUMS_32(kind), WSUMS_8(kind, 32), WSUMS_8(kind, 40)
 #define WSUMS_64(kind) WSUMS_48(kind), WSUMS_8(kind, 48), WSUMS_8(kind, 56)
+#define WSUMS_72(kind) WSUMS_64(kind), WSUMS_8(kind, 64)
 #define WSUMS_80(kind) WSUMS_64(kind), WSUMS_8(kind, 64), WSUMS_8(kind, 72)
 #define WSUMS_112(kind) WSUMS_96(kind), WSUMS_8(kind, 96), WSUMS_8(kind, 104)
 #define WSUMS_96(kind) WSUMS_64(kind), WSUMS_8(kind, 64), WSUMS_8(kind, 72), WSUMS_8(kind, 80), WSUMS_8(kind, 88)
@@ -220,6 +222,7 @@ WGMMA(32, 16, 16, 17, 18, 19, 20)
 WGMMA(64, 32, 32, 33, 34, 35, 36)
 WGMMA(96, 48, 48, 49, 50, 51, 52)
 WGMMA(128, 64, 64, 65, 66, 67, 68)
+WGMMA(144, 72, 72, 73, 74, 75, 76)
 WGMMA(160, 80, 80, 81, 82, 83, 84)
 WGMMA(192, 96, 96, 97, 98, 99, 100)
 WGMMA(224, 112, 112, 113, 114, 115, 116)
@@ -305,6 +308,11 @@ FUNCTION u32 pack_relu_f16(f32 low, f32 high) {
 // each, the two elements at row l / 4, columns 2 * (l % 4) and + 1.
 FUNCTION void stmatrix_x4(u32 row, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+// The same, of each the two elements at rows 2 * (l % 4) and + 1, column l / 4.
+FUNCTION void stmatrix_x4_transposed(u32 row, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  ::"r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 // Two numbers as 8-bit reals, rounded to nearest, ties to even; what is beyond their range becomes their largest finite

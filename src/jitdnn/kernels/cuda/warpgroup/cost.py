@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,12 +22,10 @@ from jitdnn.kernels.cuda.warpgroup.plan import (
 
 _OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
-_EFFICIENCY = 0.96  # of the mainloop, where nothing else is the limit
-_SHARED_SHARE = 1.08  # of the path to shared memory, as `shared_bytes_per_cycle` of facts counts it
-_LINES_SHARED_SHARE = 1.12  # the same where taps share rows
 _WGRAD_SHARED_SHARE = 1.5  # the same where all operands are read across
-_ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it is
-_STRIDED_FACTOR = 1.1  # of such a row, of less than 128 bytes, that is some rows from the next in memory
+_STRIDED_FACTOR = (
+    1.1  # of a row of less than 128 bytes that the copy engine brings, some rows from the next in memory
+)
 _COPY_LATENCY = 1500.0
 """Until such rows have arrived, while all stages but one are under way: few short stages are not enough."""
 _WGRAD_ROW_CYCLES = 1.7  # the same where all operands are read across
@@ -42,30 +41,15 @@ _PRODUCT_CYCLES = (
 )
 _STEPS = 4  # products along K of a stage
 _MIXED_FACTOR = 1.32  # of a stage of which one operand is divided in registers and the other in shared memory
-_STORE_ROW_CYCLES = 4.0  # of the copy engine for a row of results, of 128 bytes or 64
-_OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
 _ACROSS_FACTOR = 1.35  # of a wgrad's stage that two warpgroups share across
 _ROWS_ACROSS_FACTOR = 1.15  # the same where each of them divides its rows in registers
-_TILE_CYCLES = 900.0  # from one tile of a thread block to the next
 _WIDE_LINES_FACTOR = 1.15
 """Of a stage in lines of more than 64 columns, in rows of 128 bytes: there are few of them, and those of tiles without
 lines take less than they are held to."""
 _LINES_RESULT_CYCLES = {1: 0.1, 2: 0.1, 3: 0.025}
 """Beside these, of a result in lines, which threads store, by consumers: of three two multiply meanwhile."""
 _EMPTY_CYCLES = 1300.0  # of a tile of zeros, beside storing them
-_START_CYCLES = 2100.0  # until a thread block's first products
-_PARTIAL_CYCLES = 890.0  # of partial sums on their way to the workspace, without their bytes
-_EXCHANGE_CYCLES = 800.0  # of a cluster, beside those of its sums
-_EXCHANGE_BYTES = 22.0  # of sums that a thread block of a cluster writes for others and reads, in a cycle
-_CLUSTER_FACTOR = 1.25  # of a stage of clusters, forward and for data gradients
-_WGRAD_CLUSTER_FACTOR = 1.1  # the same of filter gradients
-_MEMORY_SHARE = 0.86  # of the bandwidth of copies
-_UNHIDDEN = 0.05
-"""Of the shorter of work and memory: where memory is the limit, of two tiles the one that wastes less is faster."""
-LAUNCH_SECONDS = 1.95e-6
-_EARLY_LAUNCH_SECONDS = 1.45e-6  # of one that begins before the one in front of it is done
 _EARLY_STAGES = 36
-_REDUCTION_SECONDS = 1.9e-6  # of the sum of the splits, its launch included, without their bytes
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 _AS_FAST = 1.005
 """The factor on a time within which it counts as the same."""
@@ -74,6 +58,88 @@ _OUTSIDE = 0.2  # of the columns of tiles, that may lie outside beside those of 
 
 Whole = tuple[bool, bool]
 NOT_WHOLE: Whole = (False, False)
+
+
+@dataclass(frozen=True)
+class _Constants:
+    """What the model was fitted to, of a family of products; bytes are those of a cycle.
+
+    `clock`: of `gemm_clock`. `efficiency`: of the mainloop, where nothing else is the limit. `shared`: share of the
+    path to shared memory, as `shared_bytes_per_cycle` of facts counts it. `row`, `outside`: cycles of the copy
+    engine for a row of a stage, however long it is, and more for one that lies outside of the tensor;
+    `outside_last`: for one of the last of several tiles down. `stage`, `piece`: cycles that a stage takes at least,
+    and each of its rows of shared memory. `tile`: from one tile of a thread block to the next. `start`: until its
+    first products. `results`: bytes of results on their way out. `stored_row`: cycles of the copy engine for a row
+    of them, of 128 bytes or 64. `partial`: cycles of partial sums on their way to the workspace, without their
+    bytes. `cluster`: factor on a stage of clusters. `exchange`: their cycles beside those of their sums, of which a
+    thread block writes and reads `exchanged` bytes. `memory`: share of the bandwidth of copies. `unhidden`: of the
+    shorter of work and memory; where memory is the limit, of two tiles the one that wastes less is faster.
+    `launch`, `early_launch`: seconds, the latter where it begins before the one in front of it is done. `reduction`:
+    seconds of the sum of the splits, its launch included, without their bytes.
+    """
+
+    clock: float = 1.0
+    efficiency: float = 0.96
+    shared: float = 1.08
+    row: float = 1.73
+    outside: float = 6.0
+    outside_last: float = 0.0
+    stage: float = 0.0
+    piece: float = 0.0
+    tile: float = 900.0
+    start: float = 2100.0
+    results: float | None = None
+    stored_row: float = 4.0
+    partial: float = 890.0
+    cluster: float = 1.25
+    exchange: float = 800.0
+    exchanged: float = 22.0
+    memory: float = 0.86
+    unhidden: float = 0.05
+    launch: float = 1.95e-6
+    early_launch: float = 1.45e-6
+    reduction: float = 1.9e-6
+
+
+_OTHERS = _Constants()
+_IN_LINES = _Constants(shared=1.12)
+_WGRAD = _Constants(cluster=1.1)
+_ALONG = _Constants(
+    clock=1.11, efficiency=1.0, shared=1.17, row=1.2, outside=5.5, outside_last=1.0, stage=136.0, piece=115.0,
+    tile=2090.0, start=415.0, results=15.1, stored_row=2.56, partial=0.0, cluster=1.3, exchange=1960.0, exchanged=8.5,
+    memory=0.965, unhidden=0.17, launch=0.66e-6, early_launch=0.78e-6, reduction=5.3e-6,
+)  # fmt: skip
+"""Forward and of the data, undivided, of whole rows of channels: fitted to 1900 tiles on an H200."""
+_THROTTLED = (15e3, 74e3)
+"""Cycles of the tensor cores from which on a product is long enough for the power limit to lower the clock, and from
+which on it is lowest."""
+_THROTTLE = 0.127
+LAUNCH_SECONDS = _OTHERS.launch
+
+
+def _constants(blocking: Blocking, row_bytes: int, is_wgrad: bool) -> _Constants:
+    if is_wgrad:
+        return _WGRAD
+    if blocking.lines.taps > 1:
+        return _IN_LINES
+    return _ALONG if blocking.parts == 1 and row_bytes == STAGE_ROW else _OTHERS
+
+
+def _clock(constants: _Constants, products: Products, blocking: Blocking, device: GpuDevice) -> float:
+    """Cycles a second while a product runs."""
+    clock = constants.clock * gemm_clock(device.facts)
+    if constants is not _ALONG:
+        return clock
+    flops = (
+        products.n
+        * products.groups
+        * blocking.row
+        * sum(rows * blocks for rows, blocks in zip(products.rows, products.blocks, strict=True))
+    )  # as in `stage_cycles`
+    cycles = flops / (_OPERATIONS_OF_BYTE * device.facts.shared_bytes_per_cycle * device.multiprocessors)
+    least, most = _THROTTLED
+    share = math.log(max(least, min(most, cycles)) / least) / math.log(most / least)
+    return clock * (1.0 - _THROTTLE * share)
 
 
 @dataclass(frozen=True)
@@ -88,20 +154,20 @@ class SharedRows:
         return self.boxes * self.rows
 
 
-def begins_early(blocking: Blocking) -> bool:
+def begins_early(blocking: Blocking, is_wgrad: bool = False) -> bool:
     """Whether the product may begin before the launch in front of it is done.
 
     Then its thread blocks have the multiprocessors in the order in which these become free, and share less of what L2
-    brings: with many stages of K, or splits of it, that costs more than there is to gain.
+    brings: with splits of K, or many stages of a filter's gradient, that costs more than there is to gain.
     """
-    return not blocking.is_split and blocking.blocks_of_split <= _EARLY_STAGES
+    return not blocking.is_split and (not is_wgrad or blocking.blocks_of_split <= _EARLY_STAGES)
 
 
 def copy_cycles(blocking: Blocking, row_bytes: int, is_strided: bool) -> float:
     """Cycles of the copy engine for a stage of operands that are read along K; `is_strided`: rows of A."""
     factor = _STRIDED_FACTOR if is_strided and row_bytes < STAGE_ROW else 1.0
     rows = blocking.parts * (factor * (blocking.tile.m + blocking.lines.further) + blocking.rows_of_b)
-    return rows * (blocking.row // row_bytes) * _ROW_CYCLES
+    return rows * (blocking.row // row_bytes) * _constants(blocking, row_bytes, False).row
 
 
 def stage_cycles(
@@ -117,6 +183,7 @@ def stage_cycles(
     `is_strided`: see `Products`.
     """
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
+    constants = _constants(blocking, row_bytes, is_wgrad)
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
     flops = 2.0 * tile.m * tile.n * blocking.row / 2
     products = 3 if parts == 2 and not blocking.is_rough else blocking.lines.mean_taps
@@ -125,9 +192,7 @@ def stage_cycles(
     brought = parts * (tile.m + blocking.lines.further + of_b)  # rows of 128 bytes
     of_a = 64 * (2 if blocking.divides_rows else products)
     read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (2 * tile.n if is_rewritten else 0)
-    share = _LINES_SHARED_SHARE if blocking.lines.taps > 1 else _SHARED_SHARE
-    if is_wgrad and parts == 1 and not shared_rows:
-        share = _WGRAD_SHARED_SHARE
+    share = _WGRAD_SHARED_SHARE if is_wgrad and parts == 1 and not shared_rows else constants.shared
     shared = (brought + read) * blocking.row / (share * facts.shared_bytes_per_cycle)
     if is_divided:
         divided = parts * of_b if blocking.divides_rows else brought
@@ -152,11 +217,13 @@ def stage_cycles(
     if blocking.divides_rows:
         # operands in registers take the tensor cores longer; each warpgroup divides, multiplies and adds in turn
         if is_divided:
-            return _MIXED_FACTOR * max(mma / _EFFICIENCY, shared, copies)
+            return _MIXED_FACTOR * max(mma / constants.efficiency, shared, copies)
         own = mma / tile.warpgroups + _PRODUCT_CYCLES * products * _STEPS * tile.rows
         return max(tile.warpgroups * own, own + _ROWS_CYCLES, shared, copies)
-    latency = _COPY_LATENCY / (blocking.stages - 1) if is_strided and row_bytes < STAGE_ROW else 0.0
-    return max(mma / _EFFICIENCY, shared, copies, latency)
+    least = constants.stage + constants.piece * (blocking.row // row_bytes)
+    if is_strided and row_bytes < STAGE_ROW:
+        least = max(least, _COPY_LATENCY / (blocking.stages - 1))
+    return max(mma / constants.efficiency, shared, copies, least)
 
 
 def seconds(
@@ -174,8 +241,9 @@ def seconds(
     is_whole: Whole = NOT_WHOLE,
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
-    tile, clock = blocking.tile, gemm_clock(device.facts)
-    outside = blocking.parts * blocking.lines.mean_taps * products.outside(tile)
+    tile, constants = blocking.tile, _constants(blocking, row_bytes, is_wgrad)
+    clock = _clock(constants, products, blocking, device)
+    outside = blocking.parts * blocking.lines.mean_taps * products.outside(tile) * (not blocking.keeps_b)
     stage = stage_cycles(
         blocking,
         device,
@@ -190,33 +258,42 @@ def seconds(
     if is_wgrad:
         if tile.across > 1 and not shared_rows:
             stage *= _ROWS_ACROSS_FACTOR if blocking.divides_rows else _ACROSS_FACTOR
-        if tile.cluster > 1:
-            stage *= _WGRAD_CLUSTER_FACTOR
     else:
-        stage = (stage + _OUTSIDE_CYCLES * outside * (not blocking.keeps_b)) * (
-            _CLUSTER_FACTOR if tile.cluster > 1 else 1.0
-        )
+        stage += constants.outside * outside
     if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW:
         stage *= _WIDE_LINES_FACTOR
+    if constants is _ALONG and len(products.rows) == 1:
+        rows = products.outside_rows(tile)
+        if products.tiles_m(tile) == 1:
+            stage += constants.outside * rows
+        elif (
+            blocking.works(products) <= device.multiprocessors
+        ):  # the thread blocks that have them are the last
+            stage += constants.outside_last * rows
+    if tile.cluster > 1:
+        stage *= constants.cluster
     works = blocking.works(products)
     length = products.longest if blocking.is_whole else blocking.blocks_of_split
-    out = tile.m * tile.n * 4 / l2_bytes_per_cycle(device.facts) if blocking.is_split else 0.0
+    leaving = constants.results or l2_bytes_per_cycle(device.facts)
+    out = tile.m * tile.n * 4 / leaving if blocking.is_split else 0.0
     finished = finish.instructions * tile.m * tile.n / _LANES
     # the results of a tile leave behind the products of the next
-    chunks = tile.m * tile.n * result_bytes / l2_bytes_per_cycle(device.facts)
+    chunks = tile.m * tile.n * result_bytes / leaving
     loop = length * stage
     if not is_wgrad and blocking.is_whole:
         # the engine that brings the operands takes the results away, too
         chunk = tile.chunk_bytes(result_bytes)
         stored = tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
-        moved = length * copy_cycles(blocking, row_bytes, products.is_strided) + _STORE_ROW_CYCLES * stored
+        moved = length * copy_cycles(blocking, row_bytes, products.is_strided) + constants.stored_row * stored
         loop = max(loop, moved)
-    between = _TILE_CYCLES
+    between = constants.tile
     if blocking.lines.taps > 1:
         between += _LINES_RESULT_CYCLES[tile.warpgroups] * tile.m * tile.n
-    one = loop + between + (out + _PARTIAL_CYCLES if blocking.is_split else finished)
+    one = loop + between + (out + constants.partial if blocking.is_split else finished)
     if tile.cluster > 1:
-        one += _EXCHANGE_CYCLES + tile.m * tile.n * 4 / _EXCHANGE_BYTES + finished * (1 / tile.cluster - 1)
+        one += (
+            constants.exchange + tile.m * tile.n * 4 / constants.exchanged + finished * (1 / tile.cluster - 1)
+        )
         chunks = chunks / tile.cluster
     if len(products.rows) > 1:
         busy = longest_load(products, tile, device.multiprocessors, [
@@ -226,12 +303,15 @@ def seconds(
         ])  # fmt: skip
     else:
         busy = -(-works // device.multiprocessors) * max(one, chunks)
-    cycles = busy + _START_CYCLES + (0.0 if blocking.is_split else chunks)
-    works_for, waits_for = cycles / clock, (bytes_moved + finish.nbytes) / (_MEMORY_SHARE * device.bandwidth)
-    time = max(works_for, waits_for) + _UNHIDDEN * min(works_for, waits_for)
-    time += _EARLY_LAUNCH_SECONDS if begins_early(blocking) else LAUNCH_SECONDS
+    cycles = busy + constants.start + (0.0 if blocking.is_split else chunks)
+    works_for, waits_for = (
+        cycles / clock,
+        (bytes_moved + finish.nbytes) / (constants.memory * device.bandwidth),
+    )
+    time = max(works_for, waits_for) + constants.unhidden * min(works_for, waits_for)
+    time += constants.early_launch if begins_early(blocking, is_wgrad) else constants.launch
     if blocking.is_split:
-        time += _REDUCTION_SECONDS + finished * products.tiles(tile) / device.multiprocessors / clock
+        time += constants.reduction + finished * products.tiles(tile) / device.multiprocessors / clock
         time += blocking.partial_bytes(products) / (_REDUCTION_SHARE * device.bandwidth)
     return time
 

@@ -167,14 +167,23 @@ FUNCTION void round_results(const Sums &sums, bool is_plain, REAL alpha, u32 (&w
 }
 
 // Where a 16-byte piece of a row lies in a staging buffer: permuted as copies do it.
+template <int ROW_OF_BUFFER = CHUNK_BYTES>
 FUNCTION u32 piece_place(int row, int piece) {
-    return row * CHUNK_BYTES + (CHUNK_BYTES == 128 ? piece ^ (row & 7) : piece ^ (row >> 1 & 3)) * 16;
+    return row * ROW_OF_BUFFER + (ROW_OF_BUFFER == 128  ? piece ^ (row & 7)
+                                  : ROW_OF_BUFFER == 64 ? piece ^ (row >> 1 & 3)
+                                                        : piece) * 16;
 }
 
 // Writes a chunk, of which each thread holds WORDS_OF_CHUNK words.
 FUNCTION void stage_chunk(u32 buffer, const u32 *words) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-    if constexpr (RESULT_BYTES == 2) {
+    if constexpr (IS_RESULT_BOXES && ROWS_FIRST) {  // a row of the buffer has the 64 rows of a column
+        static_assert(!IS_RESULT_BOXES || !ROWS_FIRST || RESULT_BYTES == 2, "matrices of two bytes are transposed");
+#pragma unroll
+        for (int j = 0; j < CHUNK / 8; j += 2)
+            stmatrix_x4_transposed(buffer + piece_place<128>(8 * (j + lane / 16) + lane % 8, 2 * warp + lane / 8 % 2),
+                                   words[2 * j], words[2 * j + 1], words[2 * j + 2], words[2 * j + 3]);
+    } else if constexpr (RESULT_BYTES == 2) {
         const int row = warp * 16 + lane % 16;
 #pragma unroll
         for (int j = 0; j < CHUNK / 8; j += 2)

@@ -36,6 +36,10 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
     if (threadIdx.x == 0) exchange.initialize();
 #endif
     if (threadIdx.x == 0) ring.initialize();
+#if COPIERS > 1
+    const Work first_work(tables, blockIdx.x);
+    const Loader first_loader(tables, first_work);
+#endif
     begin_launch();
 #if IS_SCALED
     const Scales scales(tables, workspace);
@@ -57,7 +61,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
     const int warpgroup = shuffle((int)threadIdx.x / 128, 0);
     if (warpgroup == WARPGROUPS) {
         registers_release<PRODUCER_REGISTERS>();
+#if COPIERS > 1
+        const int copier = shuffle((int)threadIdx.x / 32 % 4, 0);
+        if (threadIdx.x % 32 == 0 && copier < COPIERS) produce(ring, tables, first_work, first_loader, copier);
+#else
         if (threadIdx.x == 128 * WARPGROUPS) produce(ring, tables);
+#endif
 #if IS_CLUSTERED
         __syncwarp();
         cluster_arrive_relaxed();

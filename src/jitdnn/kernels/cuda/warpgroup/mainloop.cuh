@@ -53,21 +53,49 @@ struct Ring {
 // Whether the stage of a step of K, of all of K, has one tap less than LINE_TAPS.
 FUNCTION bool is_short_line(int block) { return HAS_SHORT_LINES && block % LINE_CLASSES >= LINE_LONG; }
 
+// Threads that copy, in turns, each of a warp of its own: what a stage of little work takes one thread, 290 cycles, is longer
+// than the stage. All threads find the first tile, before they wait for the launch before: the compiler then knows that it
+// is the same for all, and keeps what copies want in uniform registers. Other kernels have no registers for it.
+#if A_MN_MAJOR || PHASES > 1 || LINE_TAPS > 1
+#define COPIERS 1
+#define COPIER_PARAMETERS
+#else
+#define COPIERS 2
+#define COPIER_PARAMETERS , const Work &first_work, const Loader &first_loader, int copier
+#endif
+
 // Where all tiles have the same columns, and there is room for all of B (KEEPS_B), it comes with the stages of the first
 // tile, and stays.
-FUNCTION void produce(const Ring &ring, const Tables &tables) {
+FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) {
     RingPlace place;
+#if COPIERS > 1
+    bool is_own = copier == 0;  // the next stage
+#endif
     for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
+        const bool is_first = number == (int)blockIdx.x;
+#if COPIERS > 1
+        const Work work = is_first ? first_work : Work(tables, number);
+        Loader loader = is_first ? first_loader : Loader(tables, work);
+#else
         const Work work(tables, number);
         Loader loader(tables, work);
+#endif
         for (int block = work.first_block; block < work.last_block; ++block) {
+#if COPIERS > 1
+            if (!is_own) {
+                is_own = true;
+                loader.skip();
+                place.advance();
+                continue;
+            }
+            is_own = false;
+#endif
             mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
             const u32 to_b = ring.b(place.stage, block);
             const int copied = COPIED_BYTES - (is_short_line(block) ? TAP_B_BYTES : 0);
 #if KEEPS_B
-            const bool has_b = number == (int)blockIdx.x;
-            mbarrier_arrive_expect(ring.full(place.stage), has_b ? copied : PARTS * COPIED_A_BYTES);
-            loader.load(tables, ring.a(place.stage), to_b, ring.full(place.stage), has_b);
+            mbarrier_arrive_expect(ring.full(place.stage), is_first ? copied : PARTS * COPIED_A_BYTES);
+            loader.load(tables, ring.a(place.stage), to_b, ring.full(place.stage), is_first);
 #else
             mbarrier_arrive_expect(ring.full(place.stage), copied);
             loader.load(tables, ring.a(place.stage), to_b, ring.full(place.stage));

@@ -16,12 +16,16 @@ _AT_ONCE = {2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 _OF_MULTIPROCESSORS = 132
 """Clusters of so many thread blocks that run at once, by the driver's word of an H200: multiprocessors stand in groups,
 and some are left over."""
+_NEIGHBOURS = 16
+"""Thread blocks that run next to each other, of which L2 takes requests for the same lines together."""
 _EXCHANGE_BARRIER_BYTES = 16
 _CHUNK_ROWS = 64
 _STAGES_BESIDE_KEPT = 4
 """Of A, that there is to be room for beside all of B."""
 _STAGES_OF_LINES = 3
 """The same where taps share rows, with B or without: fewer, though they are long, do not hide how long copies take."""
+_CHUNKS = (128, 64, 96, 32)
+"""Bytes of a row of a chunk; 96 and 32 where results leave column by column."""
 _CONSUMER_REGISTERS = {1: 232, 2: 232, 3: 160}
 """Of a thread, by consumers; as in sizes.cuh."""
 _HALVES = 32
@@ -122,7 +126,7 @@ class Tile:
 
     def chunk_bytes(self, result_bytes: int) -> int:
         """Of a row of the chunks in which results leave."""
-        return 128 if self.wn * result_bytes % 128 == 0 else 64
+        return next(size for size in _CHUNKS if self.wn * result_bytes % size == 0)
 
     def other_bytes(self, is_split: bool, result_bytes: int) -> int:
         """Shared memory beside the stages, without their barriers: rows, and two chunks of results of each consumer."""
@@ -164,9 +168,9 @@ class Tile:
         most = _CONSUMER_REGISTERS[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
         return self.sums * (2 if is_promoted else 1) + words <= most
 
-    def has_chunks(self, result_bytes: int) -> bool:
-        """Whether results leave in whole chunks."""
-        return self.wn * result_bytes % 64 == 0
+    def has_chunks(self, result_bytes: int, has_row_boxes: bool = False) -> bool:
+        """Whether results leave in whole chunks; `has_row_boxes`: see `Products`."""
+        return self.wn % 16 == 0 if has_row_boxes else self.wn * result_bytes % 64 == 0
 
 
 TILES = (
@@ -188,6 +192,11 @@ TILES = (
     Tile(2, 1, 2, 32),
     Tile(1, 1, 1, 64),
     Tile(1, 1, 1, 32),
+    Tile(2, 1, 1, 144),
+    Tile(2, 1, 1, 224),
+    Tile(1, 1, 1, 96),
+    Tile(1, 1, 1, 160),
+    Tile(1, 1, 1, 144),
 )
 """Tiles worth trying, those first that are best for many problems."""
 CLUSTERS = tuple(
@@ -199,6 +208,7 @@ CLUSTERS = tuple(
         ((1, 1, 1, 64), (2, 3, 4, 5, 6, 8)),
         ((2, 1, 1, 192), (4,)),
         ((1, 1, 1, 192), (3,)),
+        ((1, 1, 1, 32), (2, 3)),
     )
     for cluster in clusters
 )
@@ -222,6 +232,8 @@ class Products:
     """What a launch computes, `groups` times: `n` columns of products of `rows` by `blocks` stages of K.
 
     `is_across`: B is MN-major, and comes in whole blocks of columns. `is_strided`: rows of A lie some rows apart.
+    `has_row_boxes`: neighbours in memory are rows of the result, 64 of which the copy engine stores of some columns at
+    once.
     """
 
     rows: tuple[int, ...]
@@ -230,6 +242,7 @@ class Products:
     groups: int
     is_across: bool = False
     is_strided: bool = False
+    has_row_boxes: bool = False
 
     def in_stages(self, depth: int) -> Products:
         """The same in stages of `depth` times as much of K."""
@@ -248,6 +261,10 @@ class Products:
         brought = -(-tile.n // tile.block) * tile.block if self.is_across else tile.n
         return brought - self.n / self.tiles_n(tile)
 
+    def outside_rows(self, tile: Tile) -> int:
+        """Rows of A that the copies of the last tile down bring and that are not there."""
+        return self.tiles_m(tile) * tile.m - self.rows[0]
+
     def filled(self, tile: Tile) -> float:
         """The share of the tiles' columns that are there."""
         return self.n / (self.tiles_n(tile) * tile.n)
@@ -258,6 +275,25 @@ class Products:
     @cached_property
     def longest(self) -> int:
         return max(self.blocks)
+
+    def strip(self, tile: Tile) -> int:
+        """How many tiles are numbered across before those below them: all, or one.
+
+        Thread blocks that run next to each other ask for the same lines at the same time, which then come once: so
+        those of few different rows and columns follow each other, and where these are as many either way, along the
+        shorter operand. Stride phases follow each other down.
+        """
+        down, across = self.tiles_m(tile), self.tiles_n(tile)
+        if len(self.rows) > 1:
+            return across
+
+        def asked(length: int, size: int, other: int, size_of_other: int) -> tuple[int, int]:
+            rows_and_columns = (
+                min(length, _NEIGHBOURS) * size + min(other, -(-_NEIGHBOURS // length)) * size_of_other
+            )
+            return rows_and_columns, length * size
+
+        return 1 if asked(down, tile.m, across, tile.n) <= asked(across, tile.n, down, tile.m) else across
 
 
 @dataclass(frozen=True)
@@ -324,7 +360,7 @@ def blockings(
     """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves."""
     found = []
     for tile in tiles:
-        if not tile.has_chunks(result_bytes):
+        if not tile.has_chunks(result_bytes, products.has_row_boxes):
             continue
         count, longest = products.tiles(tile), products.longest
         if tile.cluster > 1:

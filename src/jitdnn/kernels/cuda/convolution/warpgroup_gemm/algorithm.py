@@ -22,6 +22,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import WGMMA_FUNCTIONS,
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.finish import finish_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, transposed
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import SEGMENTS
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing
@@ -38,6 +39,8 @@ HALVES_ERROR = 2.0**-20
 """Of products of halves, which have 22 bits, and of sums that are moved to f32 after each stage."""
 
 
+_FASTER = 0.99
+"""Of the time of a convolution of one tap, below which that of its pixels as columns is worth a kernel of its own."""
 BYTES_ERROR = 2.0**-9
 """Of sums of products of 8-bit reals, each addition of which keeps about 14 bits within a stage: behind its 128
 products they are moved to f32."""
@@ -78,6 +81,7 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
     """fprop and dgrad: K runs over taps, with channels inside."""
 
     name = "implicit_gemm_wgmma"
+    version: ClassVar[int] = 2
     problem = Convolution
     uses_workspace: ClassVar[bool] = True
     parts: ClassVar[int] = 1
@@ -106,9 +110,16 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         """The plan that is expected to be fastest on this device, or why there is none."""
         fusion = Fusion(finish=finish_of(epilogue, problem.output.dtype)) if epilogue else NOTHING
-        return plan_of(
+        plan = plan_of(
             problem, device, self._tiles, self.uses_workspace, self.parts, None, fusion, self.is_scaled
         )
+        other = None if epilogue else transposed(problem)
+        if other is None or unplannable(other) or not isinstance(plan, Plan):
+            return plan
+        across = plan_of(other, device, self._tiles, False)
+        if isinstance(across, Plan) and across.seconds < _FASTER * plan.seconds:
+            return of_pixels(across)
+        return plan
 
     def arithmetic(self, problem: Problem) -> str:
         return tensor_core_arithmetic(problem)

@@ -55,6 +55,8 @@ _ROW_COST = {128: 1.0, 64: 0.75, 32: 0.7}
 """Of a row of so many bytes: to the copy engine they are alike, and products of short ones take less."""
 _EMPTY_COST = 1.0
 """Of one behind the last tap, of zeros that fill up a stage, which take the copy engine no less time."""
+_BOX_ROWS = 64
+"""Of the result, where these are neighbours in memory: a box has 128 bytes of them of each of its columns."""
 _COUNTS = {128: (), 64: (3,), 32: (5, 3)}
 """Of rows in a stage, where whole ones would end in zeros: more than `STAGE_ROW` bytes, or little less."""
 
@@ -229,8 +231,32 @@ def _correlation_plan(
     pieces = [channel_blocks * math.prod(axis.taps for axis in axes) for axes in phases]
     blocks = [-(-count * row_bytes // row) for count in pieces]
     groups = batch.count if batch else geometry.groups
+    strides = geometry.result
+    group_step = batch.result if batch else strides.group
+    row_step = None
+    if len(phases) == 1 and not is_in_lines:
+        extents_of_result = (geometry.images, *(axis.results for axis in phases[0]))
+        row_step = linear_step(extents_of_result, (strides.image, *strides.space))
+    row_boxes = None
+    if (
+        row_step == 1
+        and strides.channel > 1
+        and result_bytes == 2
+        and not (fusion.has_prologue or fusion.has_sums)
+    ):
+        row_boxes = result_map(
+            result.dtype, rows[0], groups, group_step, geometry.out_channels, strides.channel, _BOX_ROWS
+        )
     is_strided = any(axes[2].input_stride > 1 for axes in phases)
-    products = Products(tuple(rows), tuple(blocks), geometry.out_channels, groups, is_mn_major, is_strided)
+    products = Products(
+        tuple(rows),
+        tuple(blocks),
+        geometry.out_channels,
+        groups,
+        is_mn_major,
+        is_strided,
+        row_boxes is not None,
+    )
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 and not is_in_lines else 1
     if is_mn_major:  # columns come in blocks, and a part of one takes as long
@@ -240,6 +266,7 @@ def _correlation_plan(
     tiles = fusion.tiles(tiles, result_bytes, False)
     if divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
+    has_depths = row == row_bytes == STAGE_ROW and parts == 1 and not (is_whole or is_in_lines)
     found = best_blocking(
         products,
         tiles,
@@ -257,6 +284,7 @@ def _correlation_plan(
         row=row,
         may_keep_b=not fusion.has_prologue,
         lines=lines,
+        depths=_depths if has_depths else _one_depth,
     )
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -280,7 +308,6 @@ def _correlation_plan(
     maps += [
         filter_map(part, tile.block, inner) if is_mn_major else filter_map(part, inner, tile.wn) for part in b
     ]
-    strides = geometry.result
     multiples = [geometry.out_channels, strides.image, strides.group, *strides.space]
     is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
     if batch:
@@ -288,14 +315,14 @@ def _correlation_plan(
     if strides.channel == 1 and not is_vector and blocking.is_whole:
         seconds += narrow_store_seconds(device.facts, sum(rows) * geometry.out_channels * groups)
     boxes = None
-    if is_vector and len(phases) == 1 and blocking.is_whole and not is_in_lines:
-        extents_of_result = (geometry.images, *(axis.results for axis in phases[0]))
-        row_step = linear_step(extents_of_result, (strides.image, *strides.space))
-        group_step = batch.result if batch else strides.group
+    if blocking.is_whole and not is_in_lines:
         columns = tile.chunk_bytes(result_bytes) // result_bytes
-        boxes = result_map(
-            result.dtype, geometry.out_channels, groups, group_step, rows[0], row_step, columns
-        )
+        if row_boxes:
+            boxes = replace(row_boxes, box=(_BOX_ROWS, 1, columns))
+        elif is_vector and len(phases) == 1:
+            boxes = result_map(
+                result.dtype, geometry.out_channels, groups, group_step, rows[0], row_step, columns
+            )
     if boxes:
         maps.append(boxes)
     works = blocking.works(products)
@@ -311,7 +338,7 @@ def _correlation_plan(
     numbers = (
         *phase_numbers,
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
-        products.tiles_n(tile), max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
+        products.strip(tile), max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
         0 if batch else geometry.in_channels, 1 if batch else 0, *_filter_steps(geometry, is_forward, batch),
         rank == 5, 0, 0, 0, 0,
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
@@ -325,6 +352,15 @@ def _correlation_plan(
         (room + 8 * sum_rows * channels) if sum_rows else at + blocking.partial_bytes(products),
         fusion.seconds(seconds, False) + pack_seconds(packs, device), fusion, channels,
     )  # fmt: skip
+
+
+def _depths(tile: Tile) -> tuple[int, ...]:
+    """How many times `STAGE_ROW` bytes of K stages of a tile may have: of larger ones too few stages would be left."""
+    return (1, 2) if tile.m + tile.n <= 128 and tile.cluster == 1 else (1,)
+
+
+def _one_depth(_: Tile) -> tuple[int, ...]:
+    return (1,)
 
 
 def _filter_of(problem: Convolution, batch: Batch | None) -> tuple[Operand, Operand]:

@@ -203,7 +203,7 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     if packs:
         launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256, is_early=True))
     groups = plan.works if tile.cluster > 1 else min(multiprocessors, plan.works)
-    is_early = begins_early(plan.blocking)
+    is_early = begins_early(plan.blocking, plan.is_wgrad)
     launches.append(
         Launch(
             "multiply",

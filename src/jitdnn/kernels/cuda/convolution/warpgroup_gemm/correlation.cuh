@@ -73,7 +73,10 @@ FUNCTION i64 row_place(const Tables &tables, const Work &work, int row) {
 
 // Stores a chunk whose first column, of the tile, and row are given.
 FUNCTION void store_box(u32 from, const Tables &tables, const Columns &columns, int column, int group, int row) {
-    if constexpr (IS_RESULT_BOXES) tma_store_3d(from, tables.result(), columns.first + column, group, row);
+    if constexpr (IS_RESULT_BOXES) {
+        const int first = columns.first + column;
+        tma_store_3d(from, tables.result(), ROWS_FIRST ? row : first, group, ROWS_FIRST ? first : row);
+    }
 }
 
 // Brings the stages of a piece of work, one after the other: SUBS times a tap and SUB_K channels. One thread does this
@@ -123,6 +126,15 @@ struct Loader {
         if (SUBS == 1 || t < (int)(z.taps * z.dilation)) return;
         // behind the last tap there are zeros
         t = 0, filter_t = filter_at[0], a_channel = b_channel = NO_CHANNEL;
+    }
+
+    // Leaves the next stage to the other thread.
+    METHOD void skip() {
+#pragma unroll
+        for (int sub = 0; sub < SUBS; ++sub) {
+            channel += SUB_K;
+            if (channel >= channels) next_tap();
+        }
     }
 
     METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier, bool has_b = true) {

@@ -107,7 +107,7 @@ class Plan:
     def alignments(self) -> tuple[int, int, int]:
         """What the operands' addresses must be multiples of, in bytes."""
         first, second = (1 if pack else ALIGNMENT for pack in self.packs)
-        return first, second, ALIGNMENT if self.is_vector else 1
+        return first, second, ALIGNMENT if self.is_vector or self.is_in_boxes else 1
 
     @property
     def with_any_result(self) -> Plan:
