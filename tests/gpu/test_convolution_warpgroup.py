@@ -24,6 +24,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemmInPlace,
     WarpgroupGemmScaled,
     WarpgroupWgrad,
+    WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
     WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,
@@ -31,6 +32,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradInPlace,
     WarpgroupWgradRows,
     WarpgroupWgradScaled,
+    WarpgroupWgradScaledBlockwise,
     WarpgroupWgradScaledDivided,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, reduction_sharing, source_of
@@ -53,12 +55,14 @@ from warpgroup_cases import (  # noqa: F401
 
 
 def algorithms_of(problem: Convolution, tiles: tuple[Tile, ...] = TILES) -> tuple[WarpgroupGemm, ...]:
-    """With workspace, without, in halves, scaled to half precision, in halves that the kernel makes, and in lines."""
+    """With workspace, without, in halves, scaled to half precision, in halves that the kernel makes, in lines, and
+    scaled by blocks."""
     if problem.direction == "bwd_filter":
         return (
             WarpgroupWgrad(tiles), WarpgroupWgradInPlace(tiles), WarpgroupWgradHalves(tiles),
             WarpgroupWgradScaled(tiles), WarpgroupWgradDivided(tiles), WarpgroupWgradInLines(tiles),
             WarpgroupWgradRows(tiles), WarpgroupWgradDividedRows(tiles), WarpgroupWgradScaledDivided(tiles),
+            WarpgroupWgradBlockwise(tiles), WarpgroupWgradScaledBlockwise(tiles),
         )  # fmt: skip
     return (
         WarpgroupGemm(tiles), WarpgroupGemmInPlace(tiles), WarpgroupGemmHalves(tiles),
@@ -73,6 +77,8 @@ HALF_PRECISION = {
     "dy divided": 6,
     "divided mixed": 7,
     "scaled and divided": 8,
+    "blockwise": 9,
+    "scaled blockwise": 10,
 }
 """Those that multiply f32 as f16, by their numbers among the algorithms."""
 
@@ -234,6 +240,11 @@ DIVIDED = [
     "conv_bwd_filter n3 c136 h7 w7 k72 r1 s1 f32 nhwc",
     "conv_bwd_filter n3 c16 d4 h9 w6 k32 t2 r2 s1 stride2x2x1 g2 f32 nhwc flip",
 ]
+BLOCKWISE = [
+    "conv_bwd_filter n3 c136 h7 w7 k72 r1 s1 f32 nhwc",
+    "conv_bwd_filter n2 c70 h17 w9 k66 r1 s1 stride2x1 f32",
+    "conv_bwd_filter n2 c72 d3 h7 w9 k40 t1 r1 s1 stride1x3x1 f32 nhwc flip",
+]
 MULTIPLIED = [
     *(("halves", one) for one in HALVED),
     *(("scaled", one) for one in HALVED[::2]),
@@ -244,6 +255,7 @@ MULTIPLIED = [
         for one in DIVIDED
         if "bwd_filter" in one
     ),
+    *((way, one) for way in ("blockwise", "scaled blockwise") for one in BLOCKWISE),
 ]
 
 

@@ -25,6 +25,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemmInPlace,
     WarpgroupGemmScaled,
     WarpgroupWgrad,
+    WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
     WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,
@@ -32,6 +33,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradInPlace,
     WarpgroupWgradRows,
     WarpgroupWgradScaled,
+    WarpgroupWgradScaledBlockwise,
     WarpgroupWgradScaledDivided,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
@@ -92,8 +94,10 @@ _WGRAD: tuple[Algorithm, ...] = (
     WarpgroupWgradInLines(),
     WarpgroupWgradInPlace(),
     WarpgroupWgradScaled(),
+    WarpgroupWgradScaledBlockwise(),
     WarpgroupWgradScaledDivided(),
     WarpgroupWgradHalves(),
+    WarpgroupWgradBlockwise(),
     WarpgroupWgradDivided(),
     WarpgroupWgradDividedRows(),
     WarpgroupWgradRows(),

@@ -71,6 +71,8 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         PrologueConsumer consumer(ring, tables, warpgroup);
 #elif IS_DIVIDED
         DividingConsumer consumer(ring, warpgroup);
+#elif IS_BLOCKWISE
+        BlockwiseConsumer consumer(ring, warpgroup);
 #elif DIVIDES_ROWS
         RowDividingConsumer consumer(ring, warpgroup, scales.exponent);
 #else
@@ -83,10 +85,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             const Work work(tables, number);
 #if HAS_PROLOGUE
             consumer.begin(work);
+#elif IS_BLOCKWISE
+            consumer.begin(tables, work, workspace);
 #endif
             consumer.multiply<1>(sums, work.last_block - work.first_block, false, [](int) {});
-#if DIVIDES_ROWS && !IS_DIVIDED
-            if (!consumer.is_finite) consumer.multiply_exactly(sums, tables, work, first, second);
+#if (DIVIDES_ROWS && !IS_DIVIDED) || (IS_BLOCKWISE && PARTS == 2)
+            if (!consumer.is_finite) sum_exactly(sums, tables, work, warpgroup, first, second);
 #endif
 #if IS_DIVIDED
             if (!consumer.is_finite)
@@ -97,7 +101,13 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         }
 #elif IS_CLUSTERED
         const Work work(tables, blockIdx.x);
+#if IS_BLOCKWISE
+        consumer.begin(tables, work, workspace);
+#endif
         consumer.multiply<1>(sums, work.last_block - work.first_block, false, [](int) {});
+#if IS_BLOCKWISE && PARTS == 2
+        if (!consumer.is_finite) sum_exactly(sums, tables, work, warpgroup, first, second);
+#endif
         exchange.wait_for_products();
 #if IS_DIVIDED
         if (!consumer.is_finite)
@@ -154,10 +164,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             }
 #if HAS_PROLOGUE
             consumer.begin(work);
+#elif IS_BLOCKWISE
+            consumer.begin(tables, work, workspace);
 #endif
             consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, is_leaving, send);
-#if DIVIDES_ROWS && !IS_DIVIDED
-            if (!consumer.is_finite) consumer.multiply_exactly(sums, tables, work, first, second);
+#if (DIVIDES_ROWS && !IS_DIVIDED) || (IS_BLOCKWISE && PARTS == 2)
+            if (!consumer.is_finite) sum_exactly(sums, tables, work, warpgroup, first, second);
 #endif
             const int first_row = work.first_row + rows_before, row = threadIdx.x % 128;
             if (!IS_RESULT_BOXES || (IS_WIDE ? beta != 0 : !is_plain)) {

@@ -249,6 +249,18 @@ class WarpgroupWgradDividedRows(_Halves, WarpgroupWgrad):
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True, divides_rows=True)
 
 
+class WarpgroupWgradBlockwise(_Halves, WarpgroupWgrad):
+    """wgrad of f32 with one tap, packed as halves in blocks of 64 pixels by 64 channels that are scaled by themselves.
+
+    So one pass packs both operands, without another before it that looks for their largest numbers.
+    """
+
+    name = "implicit_gemm_3xf16_blockwise"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        return plan_of(problem, device, self._tiles, True, 2, is_blockwise=True)
+
+
 class WarpgroupWgradRows(_Halves, WarpgroupWgrad):
     """wgrad of f32 whose dy is divided in registers, of each channel 64 pixels at a time; x is packed."""
 
@@ -297,3 +309,15 @@ class WarpgroupWgradScaledDivided(_Scaled, WarpgroupWgrad):
         return plan_of(
             problem, device, self._tiles, True, 2, is_divided=True, divides_rows=True, is_rough=True
         )
+
+
+class WarpgroupWgradScaledBlockwise(_Scaled, WarpgroupWgrad):
+    """wgrad of f32 with one tap, as exact as tf32 that is rounded, packed in blocks of pixels by channels.
+
+    Each has a power of two of its own that brings its largest number to 2^13.
+    """
+
+    name = "implicit_gemm_scaled_f16_blockwise"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        return plan_of(problem, device, self._tiles, True, is_scaled=True, is_blockwise=True)

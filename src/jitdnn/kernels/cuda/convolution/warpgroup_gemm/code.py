@@ -117,12 +117,16 @@ def source_of(
             read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", *fused.files),
             read_text("cuda/warpgroup", "finish_wide.cuh") if wide else "",
             read_text("cuda/convolution/warpgroup_gemm", "exact.cuh")
-            if parts == 2 and plan.is_scaled
+            if parts == 2 and plan.is_scaled and not plan.is_blockwise
+            else "",
+            read_text("cuda/warpgroup", "exact_sums.cuh")
+            if parts == 2 and (plan.divides_rows or plan.is_blockwise)
             else "",
             read_text("cuda/warpgroup", "divide_rows.cuh") if plan.divides_rows else "",
+            read_text("cuda/warpgroup", "blockwise.cuh") if plan.is_blockwise else "",
             read_text("cuda/warpgroup", "divide.cuh") if plan.is_divided else "",
             read_text("cuda/warpgroup", "cluster.cuh") if tile.cluster > 1 else "",
-            read_text("cuda/warpgroup", "kernel.cuh", *(("pack.cu",) if any(plan.packs) else ())),
+            read_text("cuda/warpgroup", "kernel.cuh", *_packing(plan)),
         )
     )
     defines = (
@@ -130,7 +134,8 @@ def source_of(
         ("IS_WIDENED", int(plan.is_widened)),
         *((("FIRST", plan.dtypes[0]), ("SECOND", plan.dtypes[1])) if plan.is_widened else ()),
         ("RESULT", plan.result),
-        ("IS_SCALED", int(plan.is_scaled)),
+        ("IS_SCALED", int(plan.is_scaled and not plan.is_blockwise)),
+        ("IS_BLOCKWISE", int(plan.is_blockwise)),
         ("IS_DIVIDED", int(plan.is_divided)),
         ("DIVIDES_ROWS", int(plan.divides_rows)),
         *((("MULTIPLY_A", "wgmma_a_f16"),) if plan.divides_rows else ()),
@@ -177,6 +182,13 @@ def source_of(
     return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, "hopper", spills)
 
 
+def _packing(plan: Plan) -> tuple[str, ...]:
+    """The files of what packs operands."""
+    if not any(plan.packs):
+        return ()
+    return "packs.cuh", "pack_blocks.cu" if plan.is_blockwise else "pack.cu"
+
+
 def reduction_sharing(splits: int) -> int:
     """How many warpgroups of the reduction share the splits of the sums that each of them has; as in kernel.cuh."""
     return 4 if splits >= 16 else 2 if splits >= 8 else 1
@@ -193,7 +205,7 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     """Packing, the product, and the sum of the splits."""
     tile, packs = plan.blocking.tile, [pack for pack in plan.packs if pack]
     launches = []
-    if plan.is_scaled:
+    if plan.is_scaled and not plan.is_blockwise:
         launches.append(Launch("find_maxima", (MAXIMA, 1 if plan.divides_rows else 2), 512, is_early=True))
     if packs:
         launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256, is_early=True))
