@@ -38,6 +38,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, reduction_sharing, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.cost import longest_load
+from jitdnn.kernels.cuda.warpgroup.plan import DIVIDED as WITH_DIVIDERS
 from jitdnn.kernels.cuda.warpgroup.plan import TILES, Products, Tile
 from jitdnn.planner.plan import Request
 from jitdnn.planner.survey import _refuse_request
@@ -275,6 +276,25 @@ def test_halves_are_as_exact_as_declared(algorithm: str, words: str, kind: str, 
     run_algorithm(algorithms_of(problem)[HALF_PRECISION[algorithm]], case, cuda_device, scales=((1.0, 0.0),))
 
 
+DIVIDING = ("divided", "divided mixed", "scaled and divided")
+
+
+@pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
+@pytest.mark.parametrize("tile", WITH_DIVIDERS, ids=str)
+@pytest.mark.parametrize("name", DIVIDING)
+def test_warpgroups_that_divide(name: str, tile: Tile, value: float, cuda_device: Any) -> None:
+    """As exact as halves that consumers make, more than one piece of work for a thread block, and what is not finite."""
+    problem = convolution("conv_bwd_filter n3 c136 h17 w19 k72 r2 s1 f32 nhwc")
+    algorithm = algorithms_of(problem, (tile,))[HALF_PRECISION[name]]
+    if algorithm.refuse(problem, cuda_device):
+        pytest.skip("shared memory")
+    if value == 0.0:
+        run_algorithm(algorithm, make_case(problem), cuda_device, scales=((-0.75, 0.5),))
+    else:
+        tolerance = 5e-2 if name.startswith("scaled") else 1e-4  # of sums of 900 products
+        check_not_finite(problem, algorithm, cuda_device, value, tolerance)
+
+
 def test_products_of_halves_may_vanish(cuda_device: Any) -> None:
     """What is too small for f32 is zero, as it is there."""
     problem, rng = convolution(HALVED[0]), np.random.default_rng(7)
@@ -292,6 +312,16 @@ def test_halves_of_what_is_not_finite(name: str, words: str, value: float, cuda_
     problem = convolution(words)
     tolerance = 2e-2 if name.startswith("scaled") else 1e-5  # of sums of some hundred products with 11 bits
     check_not_finite(problem, algorithms_of(problem)[HALF_PRECISION[name]], cuda_device, value, tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_what_one_tap_does_not_meet_is_not_packed(dtype: str, cuda_device: Any) -> None:
+    problem = convolution(f"conv_bwd_filter n2 c12 d3 h9 w8 k20 t1 r2 s1 stride2x1x3 {dtype}")
+    plan = algorithms_of(problem)[2 if dtype == "f32" else 0].sizes(problem, cuda_device)
+    assert isinstance(plan, Plan)
+    assert plan.packs[0]
+    assert plan.packs[0].source.extents == (2, 9, 3)
+    assert check(problem, cuda_device)
 
 
 def test_strict_accuracy_keeps_to_products_of_f32() -> None:

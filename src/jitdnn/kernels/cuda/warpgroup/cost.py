@@ -35,6 +35,7 @@ _PRODUCT_CYCLES = (
     30.0  # of a product whose first operand comes from registers, beside those of one from shared memory
 )
 _STEPS = 4  # products along K of a stage
+_DIVIDERS_FACTOR = 0.7  # of a stage that other warpgroups divide
 _MIXED_FACTOR = 1.32  # of a stage of which one operand is divided in registers and the other in shared memory
 _STORE_ROW_CYCLES = 4.0  # of the copy engine for a row of results, of 128 bytes or 64
 _OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
@@ -135,7 +136,8 @@ def stage_cycles(
     if blocking.divides_rows:
         # operands in registers take the tensor cores longer; each warpgroup divides, multiplies and adds in turn
         if is_divided:
-            return _MIXED_FACTOR * max(mma / _EFFICIENCY, shared, copies)
+            factor = _MIXED_FACTOR * (_DIVIDERS_FACTOR if tile.dividers else 1.0)
+            return max(copies, factor * max(mma / _EFFICIENCY, shared))
         own = mma / tile.warpgroups + _PRODUCT_CYCLES * products * _STEPS * tile.rows
         return max(tile.warpgroups * own, own + _ROWS_CYCLES, shared, copies)
     return max(mma / _EFFICIENCY, shared, copies)

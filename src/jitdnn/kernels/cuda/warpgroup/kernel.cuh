@@ -55,15 +55,20 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
     __syncthreads();
     // the same in all lanes of a warp, which the compiler cannot know
     const int warpgroup = shuffle((int)threadIdx.x / 128, 0);
-    if (warpgroup == WARPGROUPS) {
+    if (warpgroup == WARPGROUPS + DIVIDERS) {
         registers_release<PRODUCER_REGISTERS>();
-        if (threadIdx.x == 128 * WARPGROUPS) produce(ring, tables);
+        if (threadIdx.x == 128 * (WARPGROUPS + DIVIDERS)) produce(ring, tables);
 #if IS_CLUSTERED
         __syncwarp();
         cluster_arrive_relaxed();
         cluster_wait();
         cluster_arrive_relaxed();
         cluster_wait();
+#endif
+#if DIVIDERS
+    } else if (warpgroup >= WARPGROUPS) {
+        registers_release<DIVIDER_REGISTERS>();
+        divide_all(ring, tables);
 #endif
     } else {
         registers_acquire<CONSUMER_REGISTERS>();

@@ -19,6 +19,8 @@ _EXCHANGE_BARRIER_BYTES = 16
 _CHUNK_ROWS = 64
 _CONSUMER_REGISTERS = {1: 232, 2: 232, 3: 160}
 """Of a thread, by consumers; as in sizes.cuh."""
+_REGISTERS_BESIDE_DIVIDERS = {1: 232, 2: 200}
+"""The same where one warpgroup divides, or two beside one consumer."""
 _HALVES = 32
 """Of a thread, of 64 rows that are divided in registers."""
 
@@ -27,7 +29,8 @@ _HALVES = 32
 class Tile:
     """Of a thread block: `down` by `across` consumers, each with `rows` slabs of 64 rows by `wn` columns.
 
-    `cluster`: thread blocks that share the K of a tile, and add their sums in shared memory.
+    `cluster`: thread blocks that share the K of a tile, and add their sums in shared memory. `dividers`: warpgroups that
+    divide f32 into halves and multiply nothing.
     """
 
     down: int
@@ -35,10 +38,12 @@ class Tile:
     rows: int
     wn: int
     cluster: int = 1
+    dividers: int = 0
 
     def __str__(self) -> str:
         blocks = f", clusters of {self.cluster}" if self.cluster > 1 else ""
-        return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups{blocks}"
+        dividers = f", {self.dividers} that divide" if self.dividers else ""
+        return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups{dividers}{blocks}"
 
     @property
     def m(self) -> int:
@@ -54,7 +59,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        return 128 * (self.warpgroups + 1)
+        return 128 * (self.warpgroups + self.dividers + 1)
 
     @property
     def sums(self) -> int:
@@ -96,7 +101,8 @@ class Tile:
         words = 0 if is_split or self.cluster > 1 else self.sums * result_bytes // 4
         if divides_rows:
             words = _HALVES * self.rows
-        most = _CONSUMER_REGISTERS[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
+        of_consumer = _REGISTERS_BESIDE_DIVIDERS if self.dividers else _CONSUMER_REGISTERS
+        most = of_consumer[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
         return self.sums * (2 if is_promoted else 1) + words <= most
 
     def has_chunks(self, result_bytes: int) -> bool:
@@ -125,6 +131,19 @@ TILES = (
     Tile(1, 1, 1, 32),
 )
 """Tiles worth trying, those first that are best for many problems."""
+DIVIDED = tuple(
+    replace(Tile(*shape), dividers=dividers)
+    for shape, counts in (
+        ((2, 1, 1, 128), (1,)),
+        ((2, 1, 1, 64), (1,)),
+        ((1, 1, 1, 128), (1, 2)),
+        ((1, 1, 1, 64), (1, 2)),
+        ((1, 2, 1, 128), (1,)),
+        ((1, 1, 1, 192), (2,)),
+    )
+    for dividers in counts
+)
+"""Those of gradients whose f32 is divided where it is multiplied, with warpgroups that do nothing else."""
 CLUSTERS = tuple(
     replace(Tile(*shape), cluster=cluster)
     for shape, clusters in (

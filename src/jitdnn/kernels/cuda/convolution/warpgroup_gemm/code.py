@@ -138,6 +138,7 @@ def source_of(
         ("IS_BLOCKWISE", int(plan.is_blockwise)),
         ("IS_DIVIDED", int(plan.is_divided)),
         ("DIVIDES_ROWS", int(plan.divides_rows)),
+        ("DIVIDERS", tile.dividers),
         *((("MULTIPLY_A", "wgmma_a_f16"),) if plan.divides_rows else ()),
         ("IS_ROUGH", int(plan.blocking.is_rough)),
         ("SEGMENT", plan.segment),

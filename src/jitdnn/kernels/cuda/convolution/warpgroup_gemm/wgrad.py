@@ -138,6 +138,8 @@ def wgrad_plan(
         if tile.wn % 64 == 0 and (tile.cluster > 1 or tile.chunk_bytes(result_bytes) // result_bytes <= 64)
     )
     tiles = fusion.tiles(tiles, result_bytes, True)
+    if not is_divided:
+        tiles = tuple(tile for tile in tiles if not tile.dividers)
     if divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
     is_f32 = is_divided or divides_rows  # what is copied of dy
