@@ -200,14 +200,13 @@ def test_split_tiles(words: str, splits: int, cuda_device: Any) -> None:
         run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
 
 
-@pytest.mark.parametrize("splits", [10, 20])
-def test_warpgroups_share_many_splits(splits: int, cuda_device: Any) -> None:
-    """Two of them, and four."""
-    problem = convolution("conv_bwd_filter n5 c24 h16 w16 k40 r1 s1 bf16 nhwc")
+@pytest.mark.parametrize(("splits", "sharing"), [(10, 2), (20, 4), (40, 16)])
+def test_warps_share_many_splits(splits: int, sharing: int, cuda_device: Any) -> None:
+    problem = convolution("conv_bwd_filter n10 c24 h16 w16 k40 r1 s1 bf16 nhwc")
     with split_into(splits):
         plan = algorithms_of(problem)[0].sizes(problem, cuda_device)
         assert isinstance(plan, Plan)
-        assert reduction_sharing(plan.blocking.splits) == (2 if splits == 10 else 4)
+        assert reduction_sharing(plan.blocking.splits) == sharing
         run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
 
 

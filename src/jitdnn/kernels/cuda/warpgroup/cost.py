@@ -22,9 +22,16 @@ _OPERATIONS_OF_BYTE = 32.0
 _EFFICIENCY = 0.96  # of the mainloop, where nothing else is the limit
 _SHARED_SHARE = 1.08  # of the path to shared memory, as `shared_bytes_per_cycle` of facts counts it
 _WGRAD_SHARED_SHARE = 1.5  # the same where all operands are read across
+_WGRAD_HALVES_SHARE = 1.25  # the same of halves
+_SERIAL_CYCLES = 100.0  # of a stage whose sums the only consumer of a wgrad adds to others, while no product runs
 _ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it is
-_WGRAD_ROW_CYCLES = 1.7  # the same where all operands are read across
-_WGRAD_SHORT_CYCLES = 2.3  # the same in boxes of 64 rows
+_WGRAD_ROW_CYCLES = 1.55  # the same where all operands are read across
+_WGRAD_SHORT_CYCLES = 2.2  # the same in boxes of 64 rows
+_WINDOW_CYCLES, _DEEP_WINDOW_CYCLES = 3.4, 2.5  # the same of windows, 64 pixels at a time and more
+_ARRIVAL_CYCLES = 1100.0  # until the rows of a wgrad's stage begin to come
+_RESULT_BYTES = 13.0
+"""Of a wgrad's results that leave in a cycle while the next tile's operands come: the copy engine has these to bring
+first."""
 _LANES = 128  # of a multiprocessor: numbers of which it computes one instruction in a cycle
 _BOX_CYCLES = 110.0  # of the copy engine for a box of few rows
 _DIVISION = 4.5
@@ -39,7 +46,7 @@ _DIVIDERS_FACTOR = 0.7  # of a stage that other warpgroups divide
 _MIXED_FACTOR = 1.32  # of a stage of which one operand is divided in registers and the other in shared memory
 _STORE_ROW_CYCLES = 4.0  # of the copy engine for a row of results, of 128 bytes or 64
 _OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
-_ACROSS_FACTOR = 1.35  # of a wgrad's stage that two warpgroups share across
+_ACROSS_FACTOR = 1.0  # of a wgrad's stage that two warpgroups share across
 _ROWS_ACROSS_FACTOR = 1.15  # the same where each of them divides its rows in registers
 _TILE_CYCLES = 900.0  # from one tile of a thread block to the next
 _EMPTY_CYCLES = 1300.0  # of a tile of zeros, beside storing them
@@ -48,7 +55,7 @@ _PARTIAL_CYCLES = 890.0  # of partial sums on their way to the workspace, withou
 _EXCHANGE_CYCLES = 800.0  # of a cluster, beside those of its sums
 _EXCHANGE_BYTES = 22.0  # of sums that a thread block of a cluster writes for others and reads, in a cycle
 _CLUSTER_FACTOR = 1.25  # of a stage of clusters, forward and for data gradients
-_WGRAD_CLUSTER_FACTOR = 1.1  # the same of filter gradients
+_WGRAD_CLUSTER_FACTOR = 1.25  # the same of filter gradients
 _MEMORY_SHARE = 0.86  # of the bandwidth of copies
 _UNHIDDEN = 0.05
 """Of the shorter of work and memory: where memory is the limit, of two tiles the one that wastes less is faster."""
@@ -78,13 +85,14 @@ class SharedRows:
         return self.boxes * self.rows
 
 
-def begins_early(blocking: Blocking) -> bool:
+def begins_early(blocking: Blocking, is_divided: bool = False) -> bool:
     """Whether the product may begin before the launch in front of it is done.
 
     Then its thread blocks have the multiprocessors in the order in which these become free, and share less of what L2
-    brings: with many stages of K, or splits of it, that costs more than there is to gain.
+    brings: with many stages of K, or splits of it, that costs more than there is to gain. Not where L2 is far from its
+    limit, `is_divided`: since f32 is divided into halves, or sums are scaled stage by stage.
     """
-    return not blocking.is_split and blocking.blocks_of_split <= _EARLY_STAGES
+    return is_divided or not blocking.is_split and blocking.blocks_of_split <= _EARLY_STAGES
 
 
 def copy_cycles(blocking: Blocking, row_bytes: int, rows: int) -> float:
@@ -95,12 +103,14 @@ def copy_cycles(blocking: Blocking, row_bytes: int, rows: int) -> float:
 def stage_cycles(
     blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, is_rewritten: bool = False,
     is_divided: bool = False, shared_rows: SharedRows | None = None, is_whole: Whole = NOT_WHOLE,
+    has_windows: bool = False,
 ) -> float:  # fmt: skip
     """Cycles of a stage of a tile: products, the path to shared memory, or the copy engine, whichever takes longest.
 
     `row_bytes`: of the rows that are copied. `is_rewritten`: B is read and written by threads before it is multiplied.
     `is_divided`: threads divide numbers into halves first, in shared memory. `shared_rows`: of B, which the
     columns of a warpgroup share. `is_whole`: of A and of B, whether one copy brings all blocks of 64 rows, of a wgrad.
+    `has_windows`: its B comes as windows of pixels.
     """
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
@@ -111,7 +121,9 @@ def stage_cycles(
     brought = parts * (tile.m + of_b)  # rows of 128 bytes
     of_a = 64 * (2 if blocking.divides_rows else products)
     read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (2 * tile.n if is_rewritten else 0)
-    share = _WGRAD_SHARED_SHARE if is_wgrad and parts == 1 and not shared_rows else _SHARED_SHARE
+    share = _SHARED_SHARE
+    if is_wgrad and not (shared_rows or is_divided or blocking.divides_rows):
+        share = _WGRAD_SHARED_SHARE if parts == 1 else _WGRAD_HALVES_SHARE
     shared = (brought + read) * blocking.row / (share * facts.shared_bytes_per_cycle)
     if is_divided:
         divided = parts * of_b if blocking.divides_rows else brought
@@ -128,7 +140,14 @@ def stage_cycles(
             _WGRAD_ROW_CYCLES if (one and rows > 64) or depth > 1 else _WGRAD_SHORT_CYCLES
             for one, rows in zip(is_whole, (tile.m, tile.n), strict=True)
         )
+        if has_windows:
+            b = _DEEP_WINDOW_CYCLES if depth > 1 else _WINDOW_CYCLES
         copies = parts * (tile.m * a + of_b * b) * depth
+        arrival = copies + _ARRIVAL_CYCLES
+        if parts == 2:  # of few stages the next ones are asked for late
+            copies = max(copies, (arrival + max(mma, shared)) / blocking.stages)
+        elif not shared_rows:  # and, of one number, when the products behind are on their way
+            copies = max(copies, arrival / (blocking.stages - 1))
     else:
         copies = copy_cycles(blocking, row_bytes, brought)
     if shared_rows:
@@ -140,7 +159,8 @@ def stage_cycles(
             return max(copies, factor * max(mma / _EFFICIENCY, shared))
         own = mma / tile.warpgroups + _PRODUCT_CYCLES * products * _STEPS * tile.rows
         return max(tile.warpgroups * own, own + _ROWS_CYCLES, shared, copies)
-    return max(mma / _EFFICIENCY, shared, copies)
+    is_serial = is_wgrad and parts == 2 and not is_divided and tile.warpgroups == 1
+    return max(mma / _EFFICIENCY, shared, copies) + (_SERIAL_CYCLES if is_serial else 0.0)
 
 
 def seconds(
@@ -156,12 +176,13 @@ def seconds(
     is_divided: bool = False,
     shared_rows: SharedRows | None = None,
     is_whole: Whole = NOT_WHOLE,
+    has_windows: bool = False,
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, clock = blocking.tile, gemm_clock(device.facts)
     outside = blocking.parts * products.outside(tile)
     stage = stage_cycles(
-        blocking, device, row_bytes, is_wgrad, is_rewritten, is_divided, shared_rows, is_whole
+        blocking, device, row_bytes, is_wgrad, is_rewritten, is_divided, shared_rows, is_whole, has_windows
     )
     if is_wgrad:
         if tile.across > 1 and not shared_rows:
@@ -197,11 +218,14 @@ def seconds(
             for blocks in products.blocks
         ])  # fmt: skip
     else:
-        busy = -(-works // device.multiprocessors) * max(one, chunks)
+        turns = -(-works // device.multiprocessors)
+        busy = turns * max(one, chunks)
+        if is_wgrad and blocking.is_whole:
+            busy += (turns - 1) * tile.m * tile.n * result_bytes / _RESULT_BYTES
     cycles = busy + _START_CYCLES + (0.0 if blocking.is_split else chunks)
     works_for, waits_for = cycles / clock, (bytes_moved + finish.nbytes) / (_MEMORY_SHARE * device.bandwidth)
     time = max(works_for, waits_for) + _UNHIDDEN * min(works_for, waits_for)
-    time += _EARLY_LAUNCH_SECONDS if begins_early(blocking) else LAUNCH_SECONDS
+    time += _EARLY_LAUNCH_SECONDS if begins_early(blocking, is_divided) else LAUNCH_SECONDS
     if blocking.is_split:
         time += _REDUCTION_SECONDS + finished * products.tiles(tile) / device.multiprocessors / clock
         time += blocking.partial_bytes(products) / (_REDUCTION_SHARE * device.bandwidth)
@@ -227,13 +251,13 @@ def best_blocking(
     finish: Finish = NO_FINISH,
     is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
     is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, is_whole: Whole = NOT_WHOLE,
-    depths: Callable[[Tile], Sequence[int]] = lambda _: (1,),
+    depths: Callable[[Tile], Sequence[int]] = lambda _: (1,), has_windows: bool = False,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
-    that are for something else. `is_rewritten`, `is_divided`, `shared_rows`: see `stage_cycles`; `divides_rows`,
-    `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many times `row`
+    that are for something else. `is_rewritten`, `is_divided`, `shared_rows`, `has_windows`: see `stage_cycles`;
+    `divides_rows`, `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many times `row`
     stages of a tile may have. What is divided is split.
     """
     candidates = [(tile, depth, products.in_stages(depth)) for tile in tiles for depth in depths(tile)]
@@ -253,6 +277,7 @@ def best_blocking(
                 is_divided,
                 shared_rows,
                 is_whole,
+                has_windows,
             ),
         )
         for tile, depth, staged in candidates

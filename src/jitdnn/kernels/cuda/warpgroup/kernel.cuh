@@ -218,8 +218,10 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 }
 
 #if IS_SPLIT
+constexpr int SHARERS = HAS_SUMS ? 4 : 16, SHARER_THREADS = 512 / SHARERS;  // sums by channel are those of warpgroups
+
 // A thread has the sums that a thread of a consumer had of 16 columns, 2 x 4 of them, of all splits or, where these are
-// many, of a run of them: `sharing` warpgroups have the same sums, and the first of them adds theirs, in order. Where
+// many, of a run of them: `sharing` warps have the same sums, and the first of them adds theirs, in order. Where
 // results may be stored as vectors, four lanes exchange theirs of half precision, and each stores 8 columns of a row.
 KERNEL2(512, 2)
 void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
@@ -227,11 +229,12 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     constexpr int eights = BM * BN / 8;  // of a tile
     static_assert(WN % 16 == 0, "threads have pairs of 8 columns");
     begin_launch();
-    const int sharing = tables.splits >= 16 ? 4 : tables.splits >= 8 ? 2 : 1;  // as in code.py
-    const int thread = threadIdx.x % 128, warpgroup_of_all = blockIdx.x * 4 + threadIdx.x / 128;
-    const int sharer = warpgroup_of_all % sharing;
-    const i64 tiles = tables.works / tables.splits, index = (i64)(warpgroup_of_all / sharing) * 128 + thread;
-    const int tile = (int)(index / eights), in_tile = (int)(index % eights);
+    // as in code.py
+    const int sharing = tables.splits >= 32 ? SHARERS : tables.splits >= 16 ? 4 : tables.splits >= 8 ? 2 : 1;
+    const int number = blockIdx.x * SHARERS + threadIdx.x / SHARER_THREADS, sharer = number % sharing;
+    const i64 tiles = tables.works / tables.splits;
+    const i64 index = (i64)(number / sharing) * SHARER_THREADS + threadIdx.x % SHARER_THREADS;
+    const int tile = (int)(index / eights), in_tile = (int)(index % eights), thread = in_tile % 128;
     const bool is_there = tile < tiles;
     const int pair = in_tile / 128 % (WN / 16), slab = in_tile / (8 * WN) % ROWS;
     const int warpgroup = in_tile / (8 * WN * ROWS);
@@ -249,7 +252,7 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     for (int n = 0; n < AHEAD; ++n)
         if (begin + n < end) ahead[n][0] = load(begin + n, 0), ahead[n][1] = load(begin + n, 1);
     const Work work(tables, tile);
-    const int first_row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, 0);
+    const int first_row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, 0, thread);
     const int first_column = warpgroup % WARPGROUPS_N * WN + 16 * pair;
     const ColumnsPlace place(tables, work, first_row, first_column);
 #pragma unroll
@@ -266,11 +269,11 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
         for (int other = 1; other < sharing; ++other)
 #pragma unroll
             for (int n = 0; n < 8; ++n)
-                if (!sharer) sums[n / 4][n % 4] += of_sharers[n][threadIdx.x + 128 * other];
+                if (!sharer) sums[n / 4][n % 4] += of_sharers[n][threadIdx.x + SHARER_THREADS * other];
     }
     const bool leads = is_there && !sharer;
 #if !HAS_SUMS
-    if (!leads) return;  // whole warpgroups
+    if (!leads) return;  // whole warps
 #endif
 #if IS_SCALED
     const Scales scales(tables, workspace);

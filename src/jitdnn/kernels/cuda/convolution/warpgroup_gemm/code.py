@@ -190,8 +190,13 @@ def _packing(plan: Plan) -> tuple[str, ...]:
     return "packs.cuh", "pack_blocks.cu" if plan.is_blockwise else "pack.cu"
 
 
-def reduction_sharing(splits: int) -> int:
-    """How many warpgroups of the reduction share the splits of the sums that each of them has; as in kernel.cuh."""
+def reduction_sharing(splits: int, has_sums: bool = False) -> int:
+    """How many warps of the reduction share the splits of the sums that each of them has; as in kernel.cuh.
+
+    `has_sums`: by channel, too, for which warpgroups do.
+    """
+    if splits >= 32 and not has_sums:
+        return 16
     return 4 if splits >= 16 else 2 if splits >= 8 else 1
 
 
@@ -211,7 +216,7 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     if packs:
         launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256, is_early=True))
     groups = plan.works if tile.cluster > 1 else min(multiprocessors, plan.works)
-    is_early = begins_early(plan.blocking)
+    is_early = begins_early(plan.blocking, plan.is_divided or plan.is_blockwise)
     launches.append(
         Launch(
             "multiply",
@@ -225,7 +230,7 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     )
     if plan.blocking.is_split:
         sums = plan.works // plan.blocking.splits * tile.m * tile.n
-        sharing = reduction_sharing(plan.blocking.splits)
+        sharing = reduction_sharing(plan.blocking.splits, plan.fusion.has_sums)
         launches.append(Launch("reduce_partials", -(-sums * sharing // (8 * 512)), 512))
     if plan.fusion.has_sums:
         launches.append(Launch("reduce_sums", -(-2 * plan.channels // _SUMMED_COLUMNS), 256, is_early=True))

@@ -187,6 +187,7 @@ def wgrad_plan(
         is_rough=is_rough,
         is_whole=is_whole,
         depths=depths,
+        has_windows=not is_plain and not segment,
     )
     if not found:
         return "no tile fits into the shared memory of the device"
