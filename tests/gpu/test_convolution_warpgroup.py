@@ -282,7 +282,7 @@ DIVIDING = ("divided", "divided mixed", "scaled and divided")
 @pytest.mark.parametrize("tile", WITH_DIVIDERS, ids=str)
 @pytest.mark.parametrize("name", DIVIDING)
 def test_warpgroups_that_divide(name: str, tile: Tile, value: float, cuda_device: Any) -> None:
-    """As exact as halves that consumers make, more than one piece of work for a thread block, and what is not finite."""
+    """As exact as halves that consumers make, several pieces of work for a thread block, and what is not finite."""
     problem = convolution("conv_bwd_filter n3 c136 h17 w19 k72 r2 s1 f32 nhwc")
     algorithm = algorithms_of(problem, (tile,))[HALF_PRECISION[name]]
     if algorithm.refuse(problem, cuda_device):

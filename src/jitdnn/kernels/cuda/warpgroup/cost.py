@@ -23,7 +23,9 @@ _EFFICIENCY = 0.96  # of the mainloop, where nothing else is the limit
 _SHARED_SHARE = 1.08  # of the path to shared memory, as `shared_bytes_per_cycle` of facts counts it
 _WGRAD_SHARED_SHARE = 1.5  # the same where all operands are read across
 _WGRAD_HALVES_SHARE = 1.25  # the same of halves
-_SERIAL_CYCLES = 100.0  # of a stage whose sums the only consumer of a wgrad adds to others, while no product runs
+_SERIAL_CYCLES = (
+    100.0  # of a stage whose sums the only consumer of a wgrad adds to others, while no product runs
+)
 _ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it is
 _WGRAD_ROW_CYCLES = 1.55  # the same where all operands are read across
 _WGRAD_SHORT_CYCLES = 2.2  # the same in boxes of 64 rows
@@ -92,7 +94,7 @@ def begins_early(blocking: Blocking, is_divided: bool = False) -> bool:
     brings: with many stages of K, or splits of it, that costs more than there is to gain. Not where L2 is far from its
     limit, `is_divided`: since f32 is divided into halves, or sums are scaled stage by stage.
     """
-    return is_divided or not blocking.is_split and blocking.blocks_of_split <= _EARLY_STAGES
+    return is_divided or (not blocking.is_split and blocking.blocks_of_split <= _EARLY_STAGES)
 
 
 def copy_cycles(blocking: Blocking, row_bytes: int, rows: int) -> float:
@@ -257,8 +259,8 @@ def best_blocking(
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
     that are for something else. `is_rewritten`, `is_divided`, `shared_rows`, `has_windows`: see `stage_cycles`;
-    `divides_rows`, `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many times `row`
-    stages of a tile may have. What is divided is split.
+    `divides_rows`, `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many
+    times `row` stages of a tile may have. What is divided is split.
     """
     candidates = [(tile, depth, products.in_stages(depth)) for tile in tiles for depth in depths(tile)]
     found = [

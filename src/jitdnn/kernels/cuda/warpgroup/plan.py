@@ -29,8 +29,8 @@ _HALVES = 32
 class Tile:
     """Of a thread block: `down` by `across` consumers, each with `rows` slabs of 64 rows by `wn` columns.
 
-    `cluster`: thread blocks that share the K of a tile, and add their sums in shared memory. `dividers`: warpgroups that
-    divide f32 into halves and multiply nothing.
+    `cluster`: thread blocks that share the K of a tile, and add their sums in shared memory. `dividers`: warpgroups
+    that divide f32 into halves and multiply nothing.
     """
 
     down: int

@@ -103,8 +103,8 @@ class Pack:
     """A copy of an operand in the workspace, from byte `at` on, or two: its halves. See pack.cu.
 
     `is_widened`: 8-bit reals are copied as f16, which holds them. `is_scaled`: f32 numbers are copied as f16, times a
-    power of two, as halves always are. `shifts`: of blocks of 64 pixels by 64 channels, each times a power of two of its
-    own, the byte of the workspace from which on its exponents are, by blocks of channels, then of pixels; -1 without.
+    power of two, as halves always are. `shifts`: of blocks of 64 pixels by 64 channels, each times a power of two of
+    its own, the byte of the workspace where the exponents begin, by blocks of channels, then of pixels; -1 without.
     """
 
     source: Operand

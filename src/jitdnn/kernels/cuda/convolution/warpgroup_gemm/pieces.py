@@ -115,7 +115,9 @@ def pack_seconds(packs: Packs, device: GpuDevice) -> float:
             one = pack.source
             read = one.pixels * one.channels * one.size
             moved = read + pack.bytes
-            if pack.is_scaled and pack.shifts < 0:  # the largest number is looked for first, and what fits stays in L2
+            if (
+                pack.is_scaled and pack.shifts < 0
+            ):  # the largest number is looked for first, and what fits stays in L2
                 moved += read
             time += 1.3 * moved / device.bandwidth
             if not pack.is_flat and (pack.shifts < 0 or one.channel != 1):

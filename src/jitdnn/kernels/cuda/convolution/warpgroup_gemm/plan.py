@@ -101,7 +101,11 @@ class Plan:
     @property
     def is_promoted(self) -> bool:
         """Whether the sums of each stage are moved to other registers."""
-        return self.blocking.parts == 2 or self.is_blockwise or (self.dtypes[0] in FLOAT8_DTYPES and not self.is_widened)
+        return (
+            self.blocking.parts == 2
+            or self.is_blockwise
+            or (self.dtypes[0] in FLOAT8_DTYPES and not self.is_widened)
+        )
 
     @property
     def multiplied(self) -> tuple[str, str]:

@@ -97,7 +97,9 @@ def wgrad_plan(
     base = (-before[0], -before[1], -before[2])
     is_plain = taps == ones and strides == ones and base == (0, 0, 0) and x.extents == outputs
     if is_blockwise and (not is_plain or groups > 1 or batch):
-        return "blocks of pixels are scaled where both operands have the same: one tap, no padding and no groups"
+        return (
+            "blocks of pixels are scaled where both operands have the same: one tap, no padding and no groups"
+        )
     packs, at = packed(
         x, dy, parts, is_scaled, problem.has_float8, dy if divides_rows else None, is_blockwise
     )
