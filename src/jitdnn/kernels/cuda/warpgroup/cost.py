@@ -23,13 +23,14 @@ _EFFICIENCY = 0.96  # of the mainloop, where nothing else is the limit
 _SHARED_SHARE = 1.08  # of the path to shared memory, as `shared_bytes_per_cycle` of facts counts it
 _WGRAD_SHARED_SHARE = 1.5  # the same where all operands are read across
 _WGRAD_HALVES_SHARE = 1.25  # the same of halves
-_SERIAL_CYCLES = (
-    100.0  # of a stage whose sums the only consumer of a wgrad adds to others, while no product runs
-)
+_SERIAL_CYCLES = 200.0
+"""Of a stage whose sums the only consumer of a wgrad adds to others, while no product runs."""
 _ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it is
 _WGRAD_ROW_CYCLES = 1.55  # the same where all operands are read across
 _WGRAD_SHORT_CYCLES = 2.2  # the same in boxes of 64 rows
-_WINDOW_CYCLES, _DEEP_WINDOW_CYCLES = 3.4, 2.5  # the same of windows, 64 pixels at a time and more
+_WINDOW_CYCLES = {1: 3.4, 2: 2.7}  # the same of windows, 64 pixels at a time: of numbers, of halves
+_DEEP_WINDOW_CYCLES = 2.5  # the same of more pixels
+_UNEVEN_CYCLES = 6.0  # the same beside these, of pixels that begin inside of a sector
 _ARRIVAL_CYCLES = 1100.0  # until the rows of a wgrad's stage begin to come
 _RESULT_BYTES = 13.0
 """Of a wgrad's results that leave in a cycle while the next tile's operands come: the copy engine has these to bring
@@ -44,8 +45,9 @@ _PRODUCT_CYCLES = (
     30.0  # of a product whose first operand comes from registers, beside those of one from shared memory
 )
 _STEPS = 4  # products along K of a stage
-_DIVIDERS_FACTOR = 0.7  # of a stage that other warpgroups divide
-_MIXED_FACTOR = 1.32  # of a stage of which one operand is divided in registers and the other in shared memory
+_ALONE_FACTOR = 1.15  # of a stage that the only consumer divides in shared memory
+_DIVIDERS_FACTOR = 0.71  # of a stage that other warpgroups divide
+_MIXED_FACTOR = 1.45  # of a stage of which one operand is divided in registers and the other in shared memory
 _STORE_ROW_CYCLES = 4.0  # of the copy engine for a row of results, of 128 bytes or 64
 _OUTSIDE_CYCLES = 6.0  # of a row of B that lies outside of the tensor
 _ACROSS_FACTOR = 1.0  # of a wgrad's stage that two warpgroups share across
@@ -71,8 +73,18 @@ _AS_FAST = 1.005
 _OUTSIDE = 0.2  # of the columns of tiles, that may lie outside beside those of another tile
 
 
-Whole = tuple[bool, bool]
-NOT_WHOLE: Whole = (False, False)
+@dataclass(frozen=True)
+class Boxes:
+    """What a wgrad's copies of A and of B bring. `is_whole`: all blocks of 64 channels of a tile at once. `is_uneven`:
+    pixels begin inside of a sector. `has_windows`: B comes as windows of pixels.
+    """
+
+    is_whole: tuple[bool, bool] = (False, False)
+    is_uneven: tuple[bool, bool] = (False, False)
+    has_windows: bool = False
+
+
+NO_BOXES = Boxes()
 
 
 @dataclass(frozen=True)
@@ -104,15 +116,13 @@ def copy_cycles(blocking: Blocking, row_bytes: int, rows: int) -> float:
 
 def stage_cycles(
     blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, is_rewritten: bool = False,
-    is_divided: bool = False, shared_rows: SharedRows | None = None, is_whole: Whole = NOT_WHOLE,
-    has_windows: bool = False,
+    is_divided: bool = False, shared_rows: SharedRows | None = None, boxes: Boxes = NO_BOXES,
 ) -> float:  # fmt: skip
     """Cycles of a stage of a tile: products, the path to shared memory, or the copy engine, whichever takes longest.
 
     `row_bytes`: of the rows that are copied. `is_rewritten`: B is read and written by threads before it is multiplied.
     `is_divided`: threads divide numbers into halves first, in shared memory. `shared_rows`: of B, which the
-    columns of a warpgroup share. `is_whole`: of A and of B, whether one copy brings all blocks of 64 rows, of a wgrad.
-    `has_windows`: its B comes as windows of pixels.
+    columns of a warpgroup share. `boxes`: of a wgrad.
     """
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
@@ -140,10 +150,11 @@ def stage_cycles(
         depth = blocking.row // STAGE_ROW
         a, b = (
             _WGRAD_ROW_CYCLES if (one and rows > 64) or depth > 1 else _WGRAD_SHORT_CYCLES
-            for one, rows in zip(is_whole, (tile.m, tile.n), strict=True)
+            for one, rows in zip(boxes.is_whole, (tile.m, tile.n), strict=True)
         )
-        if has_windows:
-            b = _DEEP_WINDOW_CYCLES if depth > 1 else _WINDOW_CYCLES
+        if boxes.has_windows:
+            b = _DEEP_WINDOW_CYCLES if depth > 1 else _WINDOW_CYCLES[parts]
+        a, b = (one + _UNEVEN_CYCLES * is_so for one, is_so in zip((a, b), boxes.is_uneven, strict=True))
         copies = parts * (tile.m * a + of_b * b) * depth
         arrival = copies + _ARRIVAL_CYCLES
         if parts == 2:  # of few stages the next ones are asked for late
@@ -161,8 +172,10 @@ def stage_cycles(
             return max(copies, factor * max(mma / _EFFICIENCY, shared))
         own = mma / tile.warpgroups + _PRODUCT_CYCLES * products * _STEPS * tile.rows
         return max(tile.warpgroups * own, own + _ROWS_CYCLES, shared, copies)
-    is_serial = is_wgrad and parts == 2 and not is_divided and tile.warpgroups == 1
-    return max(mma / _EFFICIENCY, shared, copies) + (_SERIAL_CYCLES if is_serial else 0.0)
+    stage = max(mma / _EFFICIENCY, shared, copies)
+    if is_wgrad and parts == 2 and tile.warpgroups == 1 and not tile.dividers:
+        return _ALONE_FACTOR * stage if is_divided else stage + _SERIAL_CYCLES
+    return stage
 
 
 def seconds(
@@ -177,15 +190,12 @@ def seconds(
     finish: Finish = NO_FINISH,
     is_divided: bool = False,
     shared_rows: SharedRows | None = None,
-    is_whole: Whole = NOT_WHOLE,
-    has_windows: bool = False,
+    boxes: Boxes = NO_BOXES,
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, clock = blocking.tile, gemm_clock(device.facts)
     outside = blocking.parts * products.outside(tile)
-    stage = stage_cycles(
-        blocking, device, row_bytes, is_wgrad, is_rewritten, is_divided, shared_rows, is_whole, has_windows
-    )
+    stage = stage_cycles(blocking, device, row_bytes, is_wgrad, is_rewritten, is_divided, shared_rows, boxes)
     if is_wgrad:
         if tile.across > 1 and not shared_rows:
             stage *= _ROWS_ACROSS_FACTOR if blocking.divides_rows else _ACROSS_FACTOR
@@ -252,13 +262,13 @@ def best_blocking(
     max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
     finish: Finish = NO_FINISH,
     is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
-    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, is_whole: Whole = NOT_WHOLE,
-    depths: Callable[[Tile], Sequence[int]] = lambda _: (1,), has_windows: bool = False,
+    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, boxes: Boxes = NO_BOXES,
+    depths: Callable[[Tile], Sequence[int]] = lambda _: (1,),
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
-    that are for something else. `is_rewritten`, `is_divided`, `shared_rows`, `has_windows`: see `stage_cycles`;
+    that are for something else. `is_rewritten`, `is_divided`, `shared_rows`, `boxes`: see `stage_cycles`;
     `divides_rows`, `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many
     times `row` stages of a tile may have. What is divided is split.
     """
@@ -278,8 +288,7 @@ def best_blocking(
                 finish,
                 is_divided,
                 shared_rows,
-                is_whole,
-                has_windows,
+                boxes,
             ),
         )
         for tile, depth, staged in candidates

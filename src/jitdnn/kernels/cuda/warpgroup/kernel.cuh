@@ -126,7 +126,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         cluster_arrive_relaxed();
         cluster_wait();  // a block stays as long as others read what it left
 #else
-        const u32 staging = ring.shared + STAGING_AT + warpgroup * 2 * BUFFER_BYTES;
+        const u32 staging = ring.shared + STAGING_AT + warpgroup * BUFFERS * BUFFER_BYTES;
         const u32 rows = ring.shared + ROWS_AT + warpgroup * ROWS * 64 * 8;
         const int rows_before = warpgroup / WARPGROUPS_N * ROWS * 64, first_column = warpgroup % WARPGROUPS_N * WN;
         const bool is_plain = !HAS_EPILOGUE && beta == 0;
@@ -135,20 +135,23 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         bool is_leaving = false;
         Columns columns = {0, 0};  // of the tile whose results are in `words`, as are its first row and its group
         int leaving_row = 0, leaving_group = 0, buffer = 0;
+        BoxPlace boxes;
         auto send = [&](int chunk) {
             const u32 to = staging + buffer * BUFFER_BYTES;
             const int slab = chunk / CHUNKS_OF_SLAB, column = first_column + chunk % CHUNKS_OF_SLAB * CHUNK;
-            buffer ^= 1;
+            buffer = (buffer + 1) % BUFFERS;
             if constexpr (IS_RESULT_BOXES) {
-                if (is_leader) tma_store_wait_read<1>();  // the store that had this buffer
+                if (is_leader) tma_store_wait_read<BUFFERS - 1>();  // the store that had this buffer
                 warpgroup_barrier(warpgroup + 1);
             }
             stage_chunk(to, words[slab] + chunk % CHUNKS_OF_SLAB * WORDS_OF_CHUNK);
             if constexpr (IS_RESULT_BOXES) {
+                if (chunk == 0) boxes.find(tables, columns, first_column, threadIdx.x % 32 % CHUNKS_OF_SLAB);
+                const BoxPlace place = boxes.of_chunk(chunk % CHUNKS_OF_SLAB);
                 async_proxy_fence();
                 warpgroup_barrier(warpgroup + 1);
                 if (is_leader) {
-                    store_box(to, tables, columns, column, leaving_group, leaving_row + slab * 64);
+                    store_box(to, tables, place, leaving_group, leaving_row + slab * 64);
                     tma_store_commit();
                 }
             } else {

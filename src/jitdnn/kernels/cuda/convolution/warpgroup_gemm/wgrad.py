@@ -38,8 +38,9 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     three_of,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import DIVISION_BYTES, Plan
+from jitdnn.kernels.cuda.cost import SECTOR_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
-from jitdnn.kernels.cuda.warpgroup.cost import SharedRows, best_blocking
+from jitdnn.kernels.cuda.warpgroup.cost import Boxes, SharedRows, best_blocking
 from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Products, Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
@@ -187,9 +188,8 @@ def wgrad_plan(
         shared_rows=SharedRows(block // segment, segment + at_once - 1) if segment else None,
         divides_rows=divides_rows,
         is_rough=is_rough,
-        is_whole=is_whole,
+        boxes=Boxes(is_whole, (_is_uneven(a[0]), _is_uneven(b[0])), not is_plain and not segment),
         depths=depths,
-        has_windows=not is_plain and not segment,
     )
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -255,6 +255,11 @@ def wgrad_plan(
         at + blocking.partial_bytes(products),
         fusion.seconds(seconds, True) + pack_seconds(packs, device), fusion, is_divided=is_divided, segment=segment,
     )  # fmt: skip
+
+
+def _is_uneven(operand: Operand) -> bool:
+    """Whether pixels begin inside of a sector."""
+    return operand.space[2] * operand.size % SECTOR_BYTES != 0
 
 
 def _met(x: Operand, outputs: Three, taps: Three, strides: Three, before: Three) -> tuple[Operand, Three]:
