@@ -33,6 +33,7 @@ _MAX_SPLITS = 64
 _MAX_WGRAD_SPLITS = 512
 _PIXEL_TABLE_BYTES = 2 * 64 * PIXEL_BYTES  # offset most
 _ELEMENTWISE_PENALTY = 3.0  # how much longer a stage takes whose elements are copied one by one, a guess
+_WGRAD_OF_HALVES = 1.12  # how much longer memory takes of 16 bits, where gradients read two tensors
 _WGRAD_COPY_PENALTY = {
     16: 1.0,
     8: 1.15,
@@ -224,7 +225,9 @@ def _wgrad_candidate(
     )
     gemm = wgrad_gemm(problem, in_channels, batch.count if batch else groups)
     tensors = batch.tensors if batch else (problem.x, problem.y, dw)
-    bytes_moved = sum(tensor.nbytes for tensor in tensors)
+    bytes_moved = int(
+        sum(tensor.nbytes for tensor in tensors) * (1.0 if dtype == "f32" else _WGRAD_OF_HALVES)
+    )
     blocking = best_blocking(
         [gemm],
         tiles,

@@ -4,7 +4,7 @@ arguments."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
@@ -71,7 +71,7 @@ def kernels(
 
 
 def launches_of(plan: Plan, is_scaled: bool) -> tuple[list[Launch], list[Launch]]:
-    """Those before the product, and behind it."""
+    """Those before the product, and behind it. Those of halves, which only sm_90a has, begin early."""
     problem = plan.problem
     first, second, result = plan.tensors
     rows = min(problem.n * plan.axes[0].tiles, _MOST_ROWS)
@@ -82,27 +82,30 @@ def launches_of(plan: Plan, is_scaled: bool) -> tuple[list[Launch], list[Launch]
             blocks = -(-along // STAGED_TILES) * -(-count // STAGED_CHANNELS)
         else:
             blocks = -(-along * count // lanes // _THREADS)
-        return Launch(function, (blocks, rows), _THREADS)
+        return Launch(function, (blocks, rows), _THREADS, is_early=is_scaled)
 
     elements = -(-problem.k * problem.c // problem.groups // _THREADS)
     data = tiles("transform_data", first)
     if plan.is_wgrad:
-        other, behind = tiles("transform_dy", second), Launch("finish_filter", elements, _THREADS)
+        other = tiles("transform_dy", second)
+        behind = Launch("finish_filter", elements, _THREADS, is_early=is_scaled)
     else:
         _, down, across = plan.product
         blocks = problem.groups * -(-down // 8) * -(-across // (32 * plan.lanes))
-        other, behind = Launch("transform_filter", blocks, _THREADS), tiles("finish_tiles", result, 1)
+        other = Launch("transform_filter", blocks, _THREADS, is_early=is_scaled)
+        behind = tiles("finish_tiles", result, 1)
     if not is_scaled:
         return [data, other], [behind]
-    return [Launch("guess_scales", 2, _THREADS), data, other, _again(data), _again(other)], [behind]
+    guess = Launch("guess_scales", 2, _THREADS, is_early=True)
+    return [guess, data, other, _again(data), _again(other)], [behind]
 
 
 def _again(launch: Launch) -> Launch:
     """The same for what was guessed wrong: two along the last axis of the grid say so."""
     blocks, rows, _ = launch.grid
     if launch.function == "transform_filter":
-        return Launch(launch.function, (-(-blocks // 2), 1, 2), _THREADS)
-    return Launch(launch.function, (blocks, max(1, min(-(-rows // 2), _FEW_BLOCKS // blocks)), 2), _THREADS)
+        return replace(launch, groups=(-(-blocks // 2), 1, 2))
+    return replace(launch, groups=(blocks, max(1, min(-(-rows // 2), _FEW_BLOCKS // blocks)), 2))
 
 
 def source_of(plan: Plan, is_scaled: bool, epilogue: Epilogue | None, parameters: Sequence[str]) -> Source:

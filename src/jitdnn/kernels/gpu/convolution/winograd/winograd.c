@@ -20,6 +20,15 @@
   GLOBAL const ELEMENT *first, GLOBAL const ELEMENT *second, GLOBAL ELEMENT *result EPILOGUE_PARAMETERS,  \
       GLOBAL u8 *workspace, SCALE alpha, SCALE beta, PARAMETERS
 
+/* The first statement of each kernel, which may begin before the launch in front of it is done (`Launch.is_early`). */
+#ifdef JITDNN_INSTRUCTIONS
+#define BEGIN_LAUNCH() begin_launch()
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define BEGIN_LAUNCH() asm volatile("griddepcontrol.wait; griddepcontrol.launch_dependents;" ::: "memory")
+#else
+#define BEGIN_LAUNCH()
+#endif
+
 #if IS_SCALED
 /* In front of the workspace: what the operands were multiplied by, as exponents, and that nothing is infinite, which
  * halves.cuh reads; then, of each operand, the largest finite magnitude as bits, and the exponent that was guessed.
@@ -101,6 +110,7 @@ FUNCTION i64 sample(u32 number, i64 count) {
 
 KERNEL(256)
 void guess_scales(ARGUMENTS) {
+  BEGIN_LAUNCH();
   SHARED u32 found[256];
   const int side = (int)BLOCK_ID(0);
   GLOBAL const float *const tensor = side ? second : first;
@@ -167,6 +177,7 @@ void guess_scales(ARGUMENTS) {
  * whichever of the two are neighbours in memory. */
 KERNEL(256)
 void transform_filter(ARGUMENTS) {
+  BEGIN_LAUNCH();
 #if IS_SCALED
   BEGIN_SCALED(1, BLOCK_ID(0) == 0 && BLOCK_ID(2) == 0 && THREAD_ID == 0)
 #endif
@@ -199,6 +210,7 @@ void transform_filter(ARGUMENTS) {
 /* The filter's gradient: a thread takes all taps of one row and one column. */
 KERNEL(256)
 void finish_filter(ARGUMENTS) {
+  BEGIN_LAUNCH();
   const i64 unit = BLOCK_ID(0) * 256 + THREAD_ID, of_group = filter_rows * filter_columns;
   if (unit >= of_group * groups) return;
   const i64 group = unit / of_group, rest = unit - group * of_group, row = rest / filter_columns;
