@@ -17,6 +17,7 @@ from convolution_cases import convolution, fused
 from examples import examples
 from harness import run, run_algorithm
 from jitdnn.devices import cuda
+from jitdnn.devices.cuda import offline
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmDivided,
@@ -321,6 +322,20 @@ def test_what_one_tap_does_not_meet_is_not_packed(dtype: str, cuda_device: Any) 
     assert plan.packs[0]
     assert plan.packs[0].source.extents == (2, 9, 3)
     assert check(problem, cuda_device)
+
+
+def test_where_f32_with_one_tap_is_divided() -> None:
+    """In blocks before the product where many tiles read each number, by the product itself where few do."""
+
+    def seconds(words: str, algorithm: WarpgroupGemm) -> float:
+        plan = algorithm.sizes(convolution(f"conv_bwd_filter {words} r1 s1 f32 nhwc"), offline("sm_90a"))
+        assert isinstance(plan, Plan)
+        return plan.seconds
+
+    in_blocks, itself = WarpgroupWgradScaledBlockwise(), WarpgroupWgradScaledDivided()
+    for words in ("n32 c512 h7 w7 k2048", "n32 c1024 h14 w14 k2048 stride2"):
+        assert seconds(words, in_blocks) < seconds(words, itself)
+    assert seconds("n32 c256 h56 w56 k64", in_blocks) > seconds("n32 c256 h56 w56 k64", itself)
 
 
 def test_strict_accuracy_keeps_to_products_of_f32() -> None:
