@@ -29,10 +29,10 @@ _ROW_CYCLES = 1.73  # of the copy engine for a row of a stage, however long it i
 _WGRAD_ROW_CYCLES = 1.55  # the same where all operands are read across
 _WGRAD_SHORT_CYCLES = 2.2  # the same in boxes of 64 rows
 _WINDOW_CYCLES = {1: 3.4, 2: 2.7}  # the same of windows, 64 pixels at a time: of numbers, of halves
-_DEEP_WINDOW_CYCLES = 2.5  # the same of more pixels
+_DEEP_WINDOW_CYCLES = 2.2  # the same of more pixels
 _UNEVEN_CYCLES = 6.0  # the same beside these, of pixels that begin inside of a sector
-_ARRIVAL_CYCLES = 1100.0  # until the rows of a wgrad's stage begin to come
-_RESULT_BYTES = 13.0
+_ARRIVAL_CYCLES = 1450.0  # until the rows of a wgrad's stage begin to come
+_RESULT_BYTES = 18.0
 """Of a wgrad's results that leave in a cycle while the next tile's operands come: the copy engine has these to bring
 first."""
 _LANES = 128  # of a multiprocessor: numbers of which it computes one instruction in a cycle
@@ -59,7 +59,7 @@ _PARTIAL_CYCLES = 890.0  # of partial sums on their way to the workspace, withou
 _EXCHANGE_CYCLES = 800.0  # of a cluster, beside those of its sums
 _EXCHANGE_BYTES = 22.0  # of sums that a thread block of a cluster writes for others and reads, in a cycle
 _CLUSTER_FACTOR = 1.25  # of a stage of clusters, forward and for data gradients
-_WGRAD_CLUSTER_FACTOR = 1.25  # the same of filter gradients
+_WGRAD_CLUSTER_FACTOR = 1.3  # the same of filter gradients
 _MEMORY_SHARE = 0.86  # of the bandwidth of copies
 _UNHIDDEN = 0.05
 """Of the shorter of work and memory: where memory is the limit, of two tiles the one that wastes less is faster."""

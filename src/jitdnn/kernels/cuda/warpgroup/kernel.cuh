@@ -126,7 +126,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         cluster_arrive_relaxed();
         cluster_wait();  // a block stays as long as others read what it left
 #else
-        const u32 staging = ring.shared + STAGING_AT + warpgroup * BUFFERS * BUFFER_BYTES;
+        const u32 staging = ring.shared + STAGING_AT + warpgroup * 2 * BUFFER_BYTES;
         const u32 rows = ring.shared + ROWS_AT + warpgroup * ROWS * 64 * 8;
         const int rows_before = warpgroup / WARPGROUPS_N * ROWS * 64, first_column = warpgroup % WARPGROUPS_N * WN;
         const bool is_plain = !HAS_EPILOGUE && beta == 0;
@@ -139,9 +139,9 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         auto send = [&](int chunk) {
             const u32 to = staging + buffer * BUFFER_BYTES;
             const int slab = chunk / CHUNKS_OF_SLAB, column = first_column + chunk % CHUNKS_OF_SLAB * CHUNK;
-            buffer = (buffer + 1) % BUFFERS;
+            buffer ^= 1;
             if constexpr (IS_RESULT_BOXES) {
-                if (is_leader) tma_store_wait_read<BUFFERS - 1>();  // the store that had this buffer
+                if (is_leader) tma_store_wait_read<1>();  // the store that had this buffer
                 warpgroup_barrier(warpgroup + 1);
             }
             stage_chunk(to, words[slab] + chunk % CHUNKS_OF_SLAB * WORDS_OF_CHUNK);

@@ -30,7 +30,7 @@ class Tile:
     """Of a thread block: `down` by `across` consumers, each with `rows` slabs of 64 rows by `wn` columns.
 
     `cluster`: thread blocks that share the K of a tile, and add their sums in shared memory. `dividers`: warpgroups
-    that divide f32 into halves and multiply nothing. `buffers`: of each consumer, for chunks of results that leave.
+    that divide f32 into halves and multiply nothing.
     """
 
     down: int
@@ -39,13 +39,11 @@ class Tile:
     wn: int
     cluster: int = 1
     dividers: int = 0
-    buffers: int = 2
 
     def __str__(self) -> str:
         blocks = f", clusters of {self.cluster}" if self.cluster > 1 else ""
         dividers = f", {self.dividers} that divide" if self.dividers else ""
-        buffers = f", {self.buffers} buffers" if self.buffers > 2 else ""
-        return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups{dividers}{blocks}{buffers}"
+        return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups{dividers}{blocks}"
 
     @property
     def m(self) -> int:
@@ -79,8 +77,7 @@ class Tile:
     def other_bytes(self, is_split: bool, result_bytes: int) -> int:
         """Shared memory beside the stages, without their barriers: rows, and two chunks of results of each consumer."""
         is_part = is_split or self.cluster > 1
-        buffers = 0 if is_part else self.warpgroups * self.buffers
-        staging = buffers * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
+        staging = 0 if is_part else self.warpgroups * 2 * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
         return 8 * 64 * self.rows * self.warpgroups + staging + _EXCHANGE_BARRIER_BYTES
 
     def stages(
@@ -134,10 +131,6 @@ TILES = (
     Tile(1, 1, 1, 32),
 )
 """Tiles worth trying, those first that are best for many problems."""
-BUFFERED = tuple(
-    replace(Tile(*shape), buffers=4) for shape in ((2, 1, 1, 256), (2, 1, 2, 128), (2, 1, 1, 192))
-)
-"""Those of gradients whose results, of few pixels each, take longer to leave than the copy engine has time for."""
 DIVIDED = tuple(
     replace(Tile(*shape), dividers=dividers)
     for shape, dividers in (
@@ -277,7 +270,7 @@ def blockings(
             )
             continue
         wanted = {min_splits}
-        if len(products.rows) == 1 and tile.buffers == 2:
+        if len(products.rows) == 1:
             for waves in (1, 2, 3, 4):
                 splits = multiprocessors * waves // max(1, count)
                 wanted.add(min(max_splits, splits, longest))

@@ -225,9 +225,7 @@ def _wgrad_candidate(
     )
     gemm = wgrad_gemm(problem, in_channels, batch.count if batch else groups)
     tensors = batch.tensors if batch else (problem.x, problem.y, dw)
-    bytes_moved = int(
-        sum(tensor.nbytes for tensor in tensors) * (1.0 if dtype == "f32" else _WGRAD_OF_HALVES)
-    )
+    bytes_moved = sum(tensor.nbytes for tensor in tensors)
     blocking = best_blocking(
         [gemm],
         tiles,
@@ -239,8 +237,9 @@ def _wgrad_candidate(
         True,
     )
     penalty = small_group_penalty(dtype, groups, in_channels)
+    slowness = 1.0 if dtype == "f32" else _WGRAD_OF_HALVES  # not for the choice of a tile
     time += (
-        seconds([gemm], blocking, dtype, device, bytes_moved, True)
+        seconds([gemm], blocking, dtype, device, int(slowness * bytes_moved), True)
         * max(_WGRAD_COPY_PENALTY[copy_a], _WGRAD_COPY_PENALTY[copy_b])
         * penalty
     )

@@ -139,7 +139,6 @@ def source_of(
         ("IS_DIVIDED", int(plan.is_divided)),
         ("DIVIDES_ROWS", int(plan.divides_rows)),
         ("DIVIDERS", tile.dividers),
-        ("BUFFERS", tile.buffers),
         *((("MULTIPLY_A", "wgmma_a_f16"),) if plan.divides_rows else ()),
         ("IS_ROUGH", int(plan.blocking.is_rough)),
         ("SEGMENT", plan.segment),

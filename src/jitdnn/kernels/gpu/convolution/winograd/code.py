@@ -59,19 +59,23 @@ class Composite:
 
 
 def kernels(
-    plan: Plan, places: Places, device: GpuDevice, epilogue: Epilogue | None
+    plan: Plan, places: Places, device: GpuDevice, epilogue: Epilogue | None, workspace: int
 ) -> tuple[GpuKernel, GpuKernel]:
-    """What runs before the product, and behind it."""
+    """What runs before the product, and behind it.
+
+    Filter gradients in halves, which only sm_90a has, begin early where their workspace stays in the cache.
+    """
     numbers = numbers_of(plan, places)
     source = source_of(plan, places.is_scaled, epilogue, tuple(numbers))
     pointers = _POINTERS + (len(epilogue.operands) if epilogue else 0)
-    before, behind = launches_of(plan, places.is_scaled)
+    is_early = plan.is_wgrad and places.is_scaled and workspace <= device.cache_bytes
+    before, behind = launches_of(plan, places.is_scaled, is_early)
     values = list(numbers.values())
     return device.kernel(source, before, pointers, values), device.kernel(source, behind, pointers, values)
 
 
-def launches_of(plan: Plan, is_scaled: bool) -> tuple[list[Launch], list[Launch]]:
-    """Those before the product, and behind it. Those of halves, which only sm_90a has, begin early."""
+def launches_of(plan: Plan, is_scaled: bool, is_early: bool = False) -> tuple[list[Launch], list[Launch]]:
+    """Those before the product, and behind it."""
     problem = plan.problem
     first, second, result = plan.tensors
     rows = min(problem.n * plan.axes[0].tiles, _MOST_ROWS)
@@ -82,21 +86,21 @@ def launches_of(plan: Plan, is_scaled: bool) -> tuple[list[Launch], list[Launch]
             blocks = -(-along // STAGED_TILES) * -(-count // STAGED_CHANNELS)
         else:
             blocks = -(-along * count // lanes // _THREADS)
-        return Launch(function, (blocks, rows), _THREADS, is_early=is_scaled)
+        return Launch(function, (blocks, rows), _THREADS, is_early=is_early)
 
     elements = -(-problem.k * problem.c // problem.groups // _THREADS)
     data = tiles("transform_data", first)
     if plan.is_wgrad:
         other = tiles("transform_dy", second)
-        behind = Launch("finish_filter", elements, _THREADS, is_early=is_scaled)
+        behind = Launch("finish_filter", elements, _THREADS, is_early=is_early)
     else:
         _, down, across = plan.product
         blocks = problem.groups * -(-down // 8) * -(-across // (32 * plan.lanes))
-        other = Launch("transform_filter", blocks, _THREADS, is_early=is_scaled)
+        other = Launch("transform_filter", blocks, _THREADS, is_early=is_early)
         behind = tiles("finish_tiles", result, 1)
     if not is_scaled:
         return [data, other], [behind]
-    guess = Launch("guess_scales", 2, _THREADS, is_early=True)
+    guess = Launch("guess_scales", 2, _THREADS, is_early=is_early)
     return [guess, data, other, _again(data), _again(other)], [behind]
 
 
