@@ -31,15 +31,17 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemmInLines,
     WarpgroupGemmScaled,
     WarpgroupWgrad,
+    WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
     WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,
     WarpgroupWgradInLines,
     WarpgroupWgradRows,
     WarpgroupWgradScaled,
+    WarpgroupWgradScaledBlockwise,
     WarpgroupWgradScaledDivided,
 )
-from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, TILES
+from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, DIVIDED, TILES
 from jitdnn.problems.convolution import Convolution
 
 Run = Callable[[], Any]
@@ -134,19 +136,20 @@ def measure(words: str, device: Any, math: str) -> None:
     algorithms: dict[str, Any] = {str(tile): family((tile,)) for tile in (*TILES, *CLUSTERS)}
     others: dict[str, Any] = {}  # what else takes such tiles
     if is_wgrad and is_tf32:
-        others = {"divided": WarpgroupWgradScaledDivided}
+        others = {"divided": WarpgroupWgradScaledDivided, "blockwise": WarpgroupWgradScaledBlockwise}
     elif is_wgrad and is_f32:
         others = {
             "divided": WarpgroupWgradDivided,
             "divided, mixed": WarpgroupWgradDividedRows,
             "dy divided": WarpgroupWgradRows,
+            "blockwise": WarpgroupWgradBlockwise,
         }
     elif not is_f32:
         others = {"in lines": WarpgroupWgradInLines if is_wgrad else WarpgroupGemmInLines}
     elif is_f32 and not is_tf32:
         others = {"divided": WarpgroupGemmDivided}
     for way, other_family in others.items():
-        algorithms |= {f"{tile} {way}": other_family((tile,)) for tile in (*TILES, *CLUSTERS)}
+        algorithms |= {f"{tile} {way}": other_family((tile,)) for tile in (*TILES, *CLUSTERS, *DIVIDED)}
     if is_tf32:
         algorithms["wgmma of tf32"] = plain()
     if is_tf32 or not is_f32:

@@ -17,6 +17,7 @@ from convolution_cases import convolution, fused
 from examples import examples
 from harness import run, run_algorithm
 from jitdnn.devices import cuda
+from jitdnn.devices.cuda import offline
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupGemmDivided,
@@ -25,6 +26,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemmInPlace,
     WarpgroupGemmScaled,
     WarpgroupWgrad,
+    WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
     WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,
@@ -32,11 +34,13 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradInPlace,
     WarpgroupWgradRows,
     WarpgroupWgradScaled,
+    WarpgroupWgradScaledBlockwise,
     WarpgroupWgradScaledDivided,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, reduction_sharing, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.cost import longest_load
+from jitdnn.kernels.cuda.warpgroup.plan import DIVIDED as WITH_DIVIDERS
 from jitdnn.kernels.cuda.warpgroup.plan import TILES, Products, Tile
 from jitdnn.planner.plan import Request
 from jitdnn.planner.survey import _refuse_request
@@ -54,12 +58,14 @@ from warpgroup_cases import (  # noqa: F401
 
 
 def algorithms_of(problem: Convolution, tiles: tuple[Tile, ...] = TILES) -> tuple[WarpgroupGemm, ...]:
-    """With workspace, without, in halves, scaled to half precision, in halves that the kernel makes, and in lines."""
+    """With workspace, without, in halves, scaled to half precision, in halves that the kernel makes, in lines, and
+    scaled by blocks."""
     if problem.direction == "bwd_filter":
         return (
             WarpgroupWgrad(tiles), WarpgroupWgradInPlace(tiles), WarpgroupWgradHalves(tiles),
             WarpgroupWgradScaled(tiles), WarpgroupWgradDivided(tiles), WarpgroupWgradInLines(tiles),
             WarpgroupWgradRows(tiles), WarpgroupWgradDividedRows(tiles), WarpgroupWgradScaledDivided(tiles),
+            WarpgroupWgradBlockwise(tiles), WarpgroupWgradScaledBlockwise(tiles),
         )  # fmt: skip
     return (
         WarpgroupGemm(tiles), WarpgroupGemmInPlace(tiles), WarpgroupGemmHalves(tiles),
@@ -74,6 +80,8 @@ HALF_PRECISION = {
     "dy divided": 6,
     "divided mixed": 7,
     "scaled and divided": 8,
+    "blockwise": 9,
+    "scaled blockwise": 10,
 }
 """Those that multiply f32 as f16, by their numbers among the algorithms."""
 
@@ -194,14 +202,13 @@ def test_split_tiles(words: str, splits: int, cuda_device: Any) -> None:
         run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
 
 
-@pytest.mark.parametrize("splits", [10, 20])
-def test_warpgroups_share_many_splits(splits: int, cuda_device: Any) -> None:
-    """Two of them, and four."""
-    problem = convolution("conv_bwd_filter n5 c24 h16 w16 k40 r1 s1 bf16 nhwc")
+@pytest.mark.parametrize(("splits", "sharing"), [(10, 2), (20, 4), (40, 16)])
+def test_warps_share_many_splits(splits: int, sharing: int, cuda_device: Any) -> None:
+    problem = convolution("conv_bwd_filter n10 c24 h16 w16 k40 r1 s1 bf16 nhwc")
     with split_into(splits):
         plan = algorithms_of(problem)[0].sizes(problem, cuda_device)
         assert isinstance(plan, Plan)
-        assert reduction_sharing(plan.blocking.splits) == (2 if splits == 10 else 4)
+        assert reduction_sharing(plan.blocking.splits) == sharing
         run_algorithm(algorithms_of(problem)[0], make_case(problem), cuda_device)
 
 
@@ -235,6 +242,11 @@ DIVIDED = [
     "conv_bwd_filter n3 c136 h7 w7 k72 r1 s1 f32 nhwc",
     "conv_bwd_filter n3 c16 d4 h9 w6 k32 t2 r2 s1 stride2x2x1 g2 f32 nhwc flip",
 ]
+BLOCKWISE = [
+    "conv_bwd_filter n3 c136 h7 w7 k72 r1 s1 f32 nhwc",
+    "conv_bwd_filter n2 c70 h17 w9 k66 r1 s1 stride2x1 f32",
+    "conv_bwd_filter n2 c72 d3 h7 w9 k40 t1 r1 s1 stride1x3x1 f32 nhwc flip",
+]
 MULTIPLIED = [
     *(("halves", one) for one in HALVED),
     *(("scaled", one) for one in HALVED[::2]),
@@ -245,6 +257,7 @@ MULTIPLIED = [
         for one in DIVIDED
         if "bwd_filter" in one
     ),
+    *((way, one) for way in ("blockwise", "scaled blockwise") for one in BLOCKWISE),
 ]
 
 
@@ -264,6 +277,25 @@ def test_halves_are_as_exact_as_declared(algorithm: str, words: str, kind: str, 
     run_algorithm(algorithms_of(problem)[HALF_PRECISION[algorithm]], case, cuda_device, scales=((1.0, 0.0),))
 
 
+DIVIDING = ("divided", "divided mixed", "scaled and divided")
+
+
+@pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
+@pytest.mark.parametrize("tile", WITH_DIVIDERS, ids=str)
+@pytest.mark.parametrize("name", DIVIDING)
+def test_warpgroups_that_divide(name: str, tile: Tile, value: float, cuda_device: Any) -> None:
+    """As exact as halves that consumers make, several pieces of work for a thread block, and what is not finite."""
+    problem = convolution("conv_bwd_filter n3 c136 h17 w19 k72 r2 s1 f32 nhwc")
+    algorithm = algorithms_of(problem, (tile,))[HALF_PRECISION[name]]
+    if algorithm.refuse(problem, cuda_device):
+        pytest.skip("shared memory")
+    if value == 0.0:
+        run_algorithm(algorithm, make_case(problem), cuda_device, scales=((-0.75, 0.5),))
+    else:
+        tolerance = 5e-2 if name.startswith("scaled") else 1e-4  # of sums of 900 products
+        check_not_finite(problem, algorithm, cuda_device, value, tolerance)
+
+
 def test_products_of_halves_may_vanish(cuda_device: Any) -> None:
     """What is too small for f32 is zero, as it is there."""
     problem, rng = convolution(HALVED[0]), np.random.default_rng(7)
@@ -281,6 +313,30 @@ def test_halves_of_what_is_not_finite(name: str, words: str, value: float, cuda_
     problem = convolution(words)
     tolerance = 2e-2 if name.startswith("scaled") else 1e-5  # of sums of some hundred products with 11 bits
     check_not_finite(problem, algorithms_of(problem)[HALF_PRECISION[name]], cuda_device, value, tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_what_one_tap_does_not_meet_is_not_packed(dtype: str, cuda_device: Any) -> None:
+    problem = convolution(f"conv_bwd_filter n2 c12 d3 h9 w8 k20 t1 r2 s1 stride2x1x3 {dtype}")
+    plan = algorithms_of(problem)[2 if dtype == "f32" else 0].sizes(problem, cuda_device)
+    assert isinstance(plan, Plan)
+    assert plan.packs[0]
+    assert plan.packs[0].source.extents == (2, 9, 3)
+    assert check(problem, cuda_device)
+
+
+def test_where_f32_with_one_tap_is_divided() -> None:
+    """In blocks before the product where many tiles read each number, by the product itself where few do."""
+
+    def seconds(words: str, algorithm: WarpgroupGemm) -> float:
+        plan = algorithm.sizes(convolution(f"conv_bwd_filter {words} r1 s1 f32 nhwc"), offline("sm_90a"))
+        assert isinstance(plan, Plan)
+        return plan.seconds
+
+    in_blocks, itself = WarpgroupWgradScaledBlockwise(), WarpgroupWgradScaledDivided()
+    for words in ("n32 c512 h7 w7 k2048", "n32 c1024 h14 w14 k2048 stride2"):
+        assert seconds(words, in_blocks) < seconds(words, itself)
+    assert seconds("n32 c256 h56 w56 k64", in_blocks) > seconds("n32 c256 h56 w56 k64", itself)
 
 
 def test_strict_accuracy_keeps_to_products_of_f32() -> None:

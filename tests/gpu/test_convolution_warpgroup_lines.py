@@ -68,9 +68,13 @@ def test_refusals(cuda_device: Any) -> None:
     assert "read along K alone" in reason("n1 c64 h9 w16 k64 r3 s3 f32")
 
 
-def test_few_channels_are_expected_to_gain() -> None:
+@pytest.mark.parametrize(
+    "words",
+    ["n2 c64 d64 h64 w64 k64 t3 r3 s3", "n16 c64 d16 h56 w56 k64 t3 r3 s3", "n64 c64 h224 w224 k64 r3 s3"],
+)
+def test_few_channels_are_expected_to_gain(words: str) -> None:
     """What limits them is the copy engine, which has fewer rows of x to copy; deeper stages do not make up for that."""
-    problem = convolution("conv_bwd_filter n2 c64 d64 h64 w64 k64 t3 r3 s3 pad1 bf16 nhwc")
+    problem = convolution(f"conv_bwd_filter {words} pad1 bf16 nhwc")
     device = offline("sm_90a")
     plain, lines = WarpgroupWgrad().sizes(problem, device), WarpgroupWgradInLines().sizes(problem, device)
     assert isinstance(plain, Plan)

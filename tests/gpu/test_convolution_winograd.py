@@ -221,9 +221,11 @@ def test_compiles(direction: str, architecture: Any) -> None:
             plan = plan_of(problem, algorithm.max_m)
             product = algorithm.product(plan, architecture)
             assert isinstance(product, Product)
-            kernels(plan, product.places, architecture, None)  # products: test_convolution_warpgroup.py
+            kernels(
+                plan, product.places, architecture, None, product.workspace
+            )  # products: test_convolution_warpgroup.py
             if algorithm.name.startswith("winograd_4") and direction == "fwd":
-                kernels(plan, product.places, architecture, fused(problem, "residual"))
+                kernels(plan, product.places, architecture, fused(problem, "residual"), product.workspace)
 
 
 def test_shapes_share_code() -> None:

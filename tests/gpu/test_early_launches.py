@@ -127,6 +127,9 @@ WORDS = {
     "grouped": "conv_fwd n8 c128 h14 w14 k128 r3 s3 pad1 g32 bf16 nhwc",
     "depthwise_sliding": "conv_fwd n8 c128 h14 w14 k128 r3 s3 pad1 g128 bf16 nhwc",
     "depthwise_banded": "conv_bwd_data n8 c128 h14 w14 k128 r3 s3 pad1 g128 bf16",
+    "implicit_gemm_3xf16_blockwise": "conv_bwd_filter n8 c128 h14 w14 k128 r1 s1 f32 nhwc",
+    "implicit_gemm_3xf16_divided_mixed": "conv_bwd_filter n8 c128 h14 w14 k128 r3 s3 pad1 f32 nhwc",
+    "winograd_filter_4_3xf16": "conv_bwd_filter n2 c64 h16 w16 k64 r3 s3 pad1 f32",
 }
 
 

@@ -18,6 +18,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemmHalves,
     WarpgroupGemmScaled,
     WarpgroupWgrad,
+    WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
     WarpgroupWgradHalves,
 )
@@ -57,6 +58,7 @@ CASES = {
     "conv_bwd_filter n3 c20 h17 w15 k12 r3 s1 pad1x0 bf16": (Tile(1, 1, 1, 64, 2), WarpgroupWgrad),
     "conv_bwd_filter n1 c20 h9 w7 k12 r3 s3 f32 nhwc": (Tile(1, 1, 1, 64, 2), WarpgroupWgradHalves),
     "conv_bwd_filter n2 c40 h9 w16 k72 r1 s1 f32 nhwc": (Tile(2, 1, 1, 64, 4), WarpgroupWgradDivided),
+    "conv_bwd_filter n2 c72 h9 w17 k72 r1 s1 f32 nhwc": (Tile(1, 1, 1, 128, 3), WarpgroupWgradBlockwise),
 }
 
 

@@ -29,6 +29,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemmInPlace,
     WarpgroupGemmScaled,
     WarpgroupWgrad,
+    WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
     WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,
@@ -36,6 +37,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradInPlace,
     WarpgroupWgradRows,
     WarpgroupWgradScaled,
+    WarpgroupWgradScaledBlockwise,
     WarpgroupWgradScaledDivided,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
@@ -100,8 +102,10 @@ _WGRAD: tuple[Algorithm, ...] = (
     WarpgroupWgradInLines(),
     WarpgroupWgradInPlace(),
     WarpgroupWgradScaled(),
+    WarpgroupWgradScaledBlockwise(),
     WarpgroupWgradScaledDivided(),
     WarpgroupWgradHalves(),
+    WarpgroupWgradBlockwise(),
     WarpgroupWgradDivided(),
     WarpgroupWgradDividedRows(),
     WarpgroupWgradRows(),

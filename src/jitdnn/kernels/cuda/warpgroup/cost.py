@@ -23,13 +23,21 @@ from jitdnn.kernels.cuda.warpgroup.plan import (
 _OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
 _WGRAD_SHARED_SHARE = 1.5  # the same where all operands are read across
-_STRIDED_FACTOR = (
-    1.1  # of a row of less than 128 bytes that the copy engine brings, some rows from the next in memory
-)
+_STRIDED_FACTOR = 1.1  # of a row of less than 128 bytes that is copied, some rows from the next in memory
 _COPY_LATENCY = 1500.0
 """Until such rows have arrived, while all stages but one are under way: few short stages are not enough."""
-_WGRAD_ROW_CYCLES = 1.7  # the same where all operands are read across
-_WGRAD_SHORT_CYCLES = 2.3  # the same in boxes of 64 rows
+_WGRAD_HALVES_SHARE = 1.25  # the same of halves
+_SERIAL_CYCLES = 200.0
+"""Of a stage whose sums the only consumer of a wgrad adds to others, while no product runs."""
+_WGRAD_ROW_CYCLES = 1.55  # of the copy engine for a row of a stage, where all operands are read across
+_WGRAD_SHORT_CYCLES = 2.2  # the same in boxes of 64 rows
+_WINDOW_CYCLES = {1: 3.4, 2: 2.7}  # the same of windows, 64 pixels at a time: of numbers, of halves
+_DEEP_WINDOW_CYCLES = 2.2  # the same of more pixels
+_UNEVEN_CYCLES = 6.0  # the same beside these, of pixels that begin inside of a sector
+_ARRIVAL_CYCLES = 1450.0  # until the rows of a wgrad's stage begin to come
+_RESULT_BYTES = 18.0
+"""Of a wgrad's results that leave in a cycle while the next tile's operands come: the copy engine has these to bring
+first."""
 _LANES = 128  # of a multiprocessor: numbers of which it computes one instruction in a cycle
 _BOX_CYCLES = 110.0  # of the copy engine for a box of few rows
 _DIVISION = 4.5
@@ -40,8 +48,10 @@ _PRODUCT_CYCLES = (
     30.0  # of a product whose first operand comes from registers, beside those of one from shared memory
 )
 _STEPS = 4  # products along K of a stage
-_MIXED_FACTOR = 1.32  # of a stage of which one operand is divided in registers and the other in shared memory
-_ACROSS_FACTOR = 1.35  # of a wgrad's stage that two warpgroups share across
+_ALONE_FACTOR = 1.15  # of a stage that the only consumer divides in shared memory
+_DIVIDERS_FACTOR = 0.71  # of a stage that other warpgroups divide
+_MIXED_FACTOR = 1.45  # of a stage of which one operand is divided in registers and the other in shared memory
+_ACROSS_FACTOR = 1.0  # of a wgrad's stage that two warpgroups share across
 _ROWS_ACROSS_FACTOR = 1.15  # the same where each of them divides its rows in registers
 _WIDE_LINES_FACTOR = 1.15
 """Of a stage in lines of more than 64 columns, in rows of 128 bytes: there are few of them, and those of tiles without
@@ -56,8 +66,18 @@ _AS_FAST = 1.005
 _OUTSIDE = 0.2  # of the columns of tiles, that may lie outside beside those of another tile
 
 
-Whole = tuple[bool, bool]
-NOT_WHOLE: Whole = (False, False)
+@dataclass(frozen=True)
+class Boxes:
+    """What a wgrad's copies of A and of B bring. `is_whole`: all blocks of 64 channels of a tile at once. `is_uneven`:
+    pixels begin inside of a sector. `has_windows`: B comes as windows of pixels.
+    """
+
+    is_whole: tuple[bool, bool] = (False, False)
+    is_uneven: tuple[bool, bool] = (False, False)
+    has_windows: bool = False
+
+
+NO_BOXES = Boxes()
 
 
 @dataclass(frozen=True)
@@ -103,7 +123,7 @@ class _Constants:
 
 _OTHERS = _Constants()
 _IN_LINES = _Constants(shared=1.12)
-_WGRAD = _Constants(cluster=1.1)
+_WGRAD = _Constants(cluster=1.3)
 _ALONG = _Constants(
     clock=1.11, efficiency=1.0, shared=1.17, row=1.2, outside=5.5, outside_last=1.0, stage=136.0, piece=115.0,
     tile=2090.0, start=415.0, results=15.1, stored_row=2.56, partial=0.0, cluster=1.3, exchange=1960.0, exchanged=8.5,
@@ -154,12 +174,15 @@ class SharedRows:
         return self.boxes * self.rows
 
 
-def begins_early(blocking: Blocking, is_wgrad: bool = False) -> bool:
+def begins_early(blocking: Blocking, is_wgrad: bool = False, is_divided: bool = False) -> bool:
     """Whether the product may begin before the launch in front of it is done.
 
     Then its thread blocks have the multiprocessors in the order in which these become free, and share less of what L2
-    brings: with splits of K, or many stages of a filter's gradient, that costs more than there is to gain.
+    brings: with splits of K, or many stages of a filter's gradient, that costs more than there is to gain. Not where
+    L2 is far from its limit, `is_divided`: since f32 is divided into halves, or sums are scaled stage by stage.
     """
+    if is_divided:
+        return True
     return not blocking.is_split and (not is_wgrad or blocking.blocks_of_split <= _EARLY_STAGES)
 
 
@@ -172,15 +195,14 @@ def copy_cycles(blocking: Blocking, row_bytes: int, is_strided: bool) -> float:
 
 def stage_cycles(
     blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, is_rewritten: bool = False,
-    is_divided: bool = False, shared_rows: SharedRows | None = None, is_whole: Whole = NOT_WHOLE,
+    is_divided: bool = False, shared_rows: SharedRows | None = None, boxes: Boxes = NO_BOXES,
     is_strided: bool = False,
 ) -> float:  # fmt: skip
     """Cycles of a stage of a tile: products, the path to shared memory, or the copy engine, whichever takes longest.
 
     `row_bytes`: of the rows that are copied. `is_rewritten`: B is read and written by threads before it is multiplied.
     `is_divided`: threads divide numbers into halves first, in shared memory. `shared_rows`: of B, which the
-    columns of a warpgroup share. `is_whole`: of A and of B, whether one copy brings all blocks of 64 rows, of a wgrad.
-    `is_strided`: see `Products`.
+    columns of a warpgroup share. `boxes`: of a wgrad. `is_strided`: see `Products`.
     """
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
     constants = _constants(blocking, row_bytes, is_wgrad)
@@ -192,7 +214,9 @@ def stage_cycles(
     brought = parts * (tile.m + blocking.lines.further + of_b)  # rows of 128 bytes
     of_a = 64 * (2 if blocking.divides_rows else products)
     read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (2 * tile.n if is_rewritten else 0)
-    share = _WGRAD_SHARED_SHARE if is_wgrad and parts == 1 and not shared_rows else constants.shared
+    share = constants.shared
+    if is_wgrad and not (shared_rows or is_divided or blocking.divides_rows):
+        share = _WGRAD_SHARED_SHARE if parts == 1 else _WGRAD_HALVES_SHARE
     shared = (brought + read) * blocking.row / (share * facts.shared_bytes_per_cycle)
     if is_divided:
         divided = parts * of_b if blocking.divides_rows else brought
@@ -207,9 +231,17 @@ def stage_cycles(
         depth = blocking.row // STAGE_ROW
         a, b = (
             _WGRAD_ROW_CYCLES if (one and rows > 64) or depth > 1 else _WGRAD_SHORT_CYCLES
-            for one, rows in zip(is_whole, (tile.m, tile.n), strict=True)
+            for one, rows in zip(boxes.is_whole, (tile.m, tile.n), strict=True)
         )
+        if boxes.has_windows:
+            b = _DEEP_WINDOW_CYCLES if depth > 1 else _WINDOW_CYCLES[parts]
+        a, b = (one + _UNEVEN_CYCLES * is_so for one, is_so in zip((a, b), boxes.is_uneven, strict=True))
         copies = parts * (tile.m * a + of_b * b) * depth
+        arrival = copies + _ARRIVAL_CYCLES
+        if parts == 2:  # of few stages the next ones are asked for late
+            copies = max(copies, (arrival + max(mma, shared)) / blocking.stages)
+        elif not shared_rows:  # and, of one number, when the products behind are on their way
+            copies = max(copies, arrival / (blocking.stages - 1))
     else:
         copies = copy_cycles(blocking, row_bytes, is_strided)
     if shared_rows:
@@ -217,13 +249,17 @@ def stage_cycles(
     if blocking.divides_rows:
         # operands in registers take the tensor cores longer; each warpgroup divides, multiplies and adds in turn
         if is_divided:
-            return _MIXED_FACTOR * max(mma / constants.efficiency, shared, copies)
+            factor = _MIXED_FACTOR * (_DIVIDERS_FACTOR if tile.dividers else 1.0)
+            return max(copies, factor * max(mma / constants.efficiency, shared))
         own = mma / tile.warpgroups + _PRODUCT_CYCLES * products * _STEPS * tile.rows
         return max(tile.warpgroups * own, own + _ROWS_CYCLES, shared, copies)
     least = constants.stage + constants.piece * (blocking.row // row_bytes)
     if is_strided and row_bytes < STAGE_ROW:
         least = max(least, _COPY_LATENCY / (blocking.stages - 1))
-    return max(mma / constants.efficiency, shared, copies, least)
+    stage = max(mma / constants.efficiency, shared, copies, least)
+    if is_wgrad and parts == 2 and tile.warpgroups == 1 and not tile.dividers:
+        return _ALONE_FACTOR * stage if is_divided else stage + _SERIAL_CYCLES
+    return stage
 
 
 def seconds(
@@ -238,7 +274,7 @@ def seconds(
     finish: Finish = NO_FINISH,
     is_divided: bool = False,
     shared_rows: SharedRows | None = None,
-    is_whole: Whole = NOT_WHOLE,
+    boxes: Boxes = NO_BOXES,
 ) -> float:
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, constants = blocking.tile, _constants(blocking, row_bytes, is_wgrad)
@@ -252,7 +288,7 @@ def seconds(
         is_rewritten,
         is_divided,
         shared_rows,
-        is_whole,
+        boxes,
         products.is_strided,
     )
     if is_wgrad:
@@ -302,14 +338,17 @@ def seconds(
             for blocks in products.blocks
         ])  # fmt: skip
     else:
-        busy = -(-works // device.multiprocessors) * max(one, chunks)
+        turns = -(-works // device.multiprocessors)
+        busy = turns * max(one, chunks)
+        if is_wgrad and blocking.is_whole:
+            busy += (turns - 1) * tile.m * tile.n * result_bytes / _RESULT_BYTES
     cycles = busy + constants.start + (0.0 if blocking.is_split else chunks)
     works_for, waits_for = (
         cycles / clock,
         (bytes_moved + finish.nbytes) / (constants.memory * device.bandwidth),
     )
     time = max(works_for, waits_for) + constants.unhidden * min(works_for, waits_for)
-    time += constants.early_launch if begins_early(blocking, is_wgrad) else constants.launch
+    time += constants.early_launch if begins_early(blocking, is_wgrad, is_divided) else constants.launch
     if blocking.is_split:
         time += constants.reduction + finished * products.tiles(tile) / device.multiprocessors / clock
         time += blocking.partial_bytes(products) / (_REDUCTION_SHARE * device.bandwidth)
@@ -334,15 +373,15 @@ def best_blocking(
     max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
     finish: Finish = NO_FINISH,
     is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
-    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, is_whole: Whole = NOT_WHOLE,
+    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, boxes: Boxes = NO_BOXES,
     lines: Lines = NO_LINES, depths: Callable[[Tile], Sequence[int]] = lambda _: (1,),
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
-    that are for something else. `is_rewritten`, `is_divided`, `shared_rows`: see `stage_cycles`; `divides_rows`,
-    `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many times `row`
-    stages of a tile may have. `lines`: taps that share rows of A. What is divided is split.
+    that are for something else. `is_rewritten`, `is_divided`, `shared_rows`, `boxes`: see `stage_cycles`;
+    `divides_rows`, `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many
+    times `row` stages of a tile may have. `lines`: taps that share rows of A. What is divided is split.
     """
     candidates = [(tile, depth, products.in_stages(depth)) for tile in tiles for depth in depths(tile)]
     found = [
@@ -360,7 +399,7 @@ def best_blocking(
                 finish,
                 is_divided,
                 shared_rows,
-                is_whole,
+                boxes,
             ),
         )
         for tile, depth, staged in candidates

@@ -1,5 +1,6 @@
-// f32 that the copy engine brings as it is, and that consumers divide into halves where it lies: all of them together a
-// stage ahead, while the tensor cores multiply those of this one. So no pass over the operands comes before.
+// f32 that the copy engine brings as it is, and that is divided into halves where it lies: by all consumers together a
+// stage ahead, while the tensor cores multiply those of this one, or by DIVIDERS warpgroups that do nothing else. So no
+// pass over the operands comes before.
 //
 //     f32, as it comes     64 pixels of 32 channels | 64 pixels of the next 32
 //     halves               high, 64 channels        | low, 64 channels              16 lanes have a pixel of both
@@ -7,34 +8,30 @@
 // The largest number of a stage, of each operand, becomes 2^13; the sums of a stage are multiplied by what undoes that when
 // they are moved to other registers. Of what is not finite the sums are computed by multiply-adds (store_exact_partial).
 
+constexpr int DIVIDING = DIVIDERS ? DIVIDERS : WARPGROUPS;  // warpgroups
+constexpr int FIRST_DIVIDING = DIVIDERS ? 4 * WARPGROUPS : 0;  // warp
 constexpr int KNOWN_AT = BARRIERS_AT + 16 * STAGES;            // barriers of each stage: maxima are known, halves ready
 constexpr int FOUND_AT = KNOWN_AT + 16 * STAGES;               // maxima, of both operands, by each warp
-constexpr int FOUND_WORDS = 8 * WARPGROUPS;
+constexpr int FOUND_WORDS = 8 * DIVIDING;
 constexpr int GROUPS_OF_A = DIVIDES_ROWS ? 0 : BM / 64, GROUPS = GROUPS_OF_A + B_COLUMNS / 64;  // of 64 channels
-constexpr int PIXELS_AT_ONCE = 8 * WARPGROUPS;
+constexpr int PIXELS_AT_ONCE = 8 * DIVIDING;
 constexpr int TURNS = (64 + PIXELS_AT_ONCE - 1) / PIXELS_AT_ONCE;  // until all pixels are divided
 // Whether a thread keeps what it has looked at until it is divided, beside its sums.
-constexpr bool KEEPS = ROWS * WN + GROUPS * TURNS * 4 <= (WARPGROUPS == 3 ? 96 : 176) - (DIVIDES_ROWS ? 32 * ROWS : 0);
+constexpr bool KEEPS = DIVIDERS ? GROUPS * TURNS * 4 <= DIVIDER_REGISTERS - 40
+                                : ROWS * WN + GROUPS * TURNS * 4 <=
+                                      (WARPGROUPS == 3 ? 96 : 176) - (DIVIDES_ROWS ? 32 * ROWS : 0);
 static_assert(PARTS == 2 && A_MN_MAJOR && B_MN_MAJOR, "of filter gradients alone");
 
-#if DIVIDES_ROWS
-typedef RowDividingConsumer BeforeDividing;
-#else
-typedef Consumer BeforeDividing;
-#endif
+// Divides the stages of the ring, one after the other.
+struct Divider {
+    const Ring ring;
+    const int lane, warp;   // the latter among those that divide
+    RingPlace ahead;        // of what is divided next
+    int shifts;             // what that was multiplied by is 2 to this
+    bool is_finite = true;  // all that was divided for this work
 
-struct DividingConsumer : BeforeDividing {
-    RingPlace ahead;       // of what is divided next
-    int shifts;            // what that was multiplied by is 2 to this
-#if !DIVIDES_ROWS
-    bool is_finite = true; // all that was divided for this work
-#endif
-
-#if DIVIDES_ROWS
-    METHOD DividingConsumer(const Ring &ring, int warpgroup) : RowDividingConsumer(ring, warpgroup, 0) {}
-#else
-    METHOD DividingConsumer(const Ring &ring, int warpgroup) : Consumer(ring, warpgroup) {}
-#endif
+    METHOD explicit Divider(const Ring &ring)
+        : ring(ring), lane(threadIdx.x % 32), warp(threadIdx.x / 32 - FIRST_DIVIDING) {}
 
     METHOD u32 known(int stage) const { return ring.shared + KNOWN_AT + 16 * stage; }
     METHOD u32 ready(int stage) const { return known(stage) + 8; }
@@ -58,7 +55,7 @@ struct DividingConsumer : BeforeDividing {
     METHOD uint4 load_piece(int stage, int group, int turn) const {
         return shared_load16(piece_at(channels_at(stage, group), between(group), pixel_of(turn)));
     }
-    METHOD int pixel_of(int turn) const { return threadIdx.x / 32 * 2 + lane / 16 + turn * PIXELS_AT_ONCE; }
+    METHOD int pixel_of(int turn) const { return warp * 2 + lane / 16 + turn * PIXELS_AT_ONCE; }
     METHOD static bool has(int pixel) { return 64 % PIXELS_AT_ONCE == 0 || pixel < 64; }
 
     // Makes halves of a piece, where those of all lanes are read.
@@ -78,10 +75,29 @@ struct DividingConsumer : BeforeDividing {
         if (!IS_ROUGH) shared_store8(to + between(group), low[0], low[1]);
     }
 
+    // What the numbers of a stage are multiplied by is 2 to `own`, of each operand, once the largest of all are known.
+    METHOD void look_up(int stage, int (&own)[2]) {
+#pragma unroll
+        for (int operand = 0; operand < 2; ++operand) own[operand] = 0;
+#pragma unroll
+        for (int operand = DIVIDES_ROWS; operand < 2; ++operand) {
+            u32 found = 0;
+#pragma unroll
+            for (int four = 0; four < DIVIDING; ++four) {
+                const uint4 of_warps = shared_load16(slots(stage) + (operand * 4 * DIVIDING + four * 4) * 4);
+                found = max(max(found, max(of_warps.x, of_warps.y)), max(of_warps.z, of_warps.w));
+            }
+            is_finite = is_finite && found < 0x7f800000u;
+            own[operand] = shift_of(found);
+        }
+        shifts = own[0] + own[1];
+    }
+    METHOD u32 slots(int stage) const { return ring.shared + FOUND_AT + stage * FOUND_WORDS * 4; }
+
     METHOD void divide_ahead() {
-        const int stage = ahead.stage, warp = threadIdx.x / 32;
+        const int stage = ahead.stage;
         mbarrier_wait(ring.full(stage), ahead.parity);
-        u32 most[2] = {0, 0};
+        f32 most[2] = {0, 0};  // of what is a number: NaN stays NaN
         uint4 kept[KEEPS ? GROUPS : 1][KEEPS ? TURNS : 1];
 #pragma unroll
         for (int group = 0; group < GROUPS; ++group)
@@ -90,31 +106,19 @@ struct DividingConsumer : BeforeDividing {
                 if (!has(pixel_of(turn))) break;
                 const uint4 four = load_piece(stage, group, turn);
                 if constexpr (KEEPS) kept[group][turn] = four;
-                u32 &found = most[group >= GROUPS_OF_A];
-                found = max(max(found, max(four.x & 0x7fffffffu, four.y & 0x7fffffffu)),
-                            max(four.z & 0x7fffffffu, four.w & 0x7fffffffu));
+                f32 &found = most[group >= GROUPS_OF_A];
+                auto size = [](u32 bits) { return fabsf(__uint_as_float(bits)); };
+                found = fmaxf(fmaxf(found, fmaxf(size(four.x), size(four.y))), fmaxf(size(four.z), size(four.w)));
             }
-        const u32 slots = ring.shared + FOUND_AT + stage * FOUND_WORDS * 4;
 #pragma unroll
         for (int operand = DIVIDES_ROWS; operand < 2; ++operand) {
-            const u32 found = warp_max(most[operand]);
-            if (lane == 0) shared_store4(slots + (operand * 4 * WARPGROUPS + warp) * 4, found);
+            const u32 found = warp_max(__float_as_uint(most[operand]));
+            if (lane == 0) shared_store4(slots(stage) + (operand * 4 * DIVIDING + warp) * 4, found);
         }
         if (lane == 0) mbarrier_arrive(known(stage));
         mbarrier_wait(known(stage), ahead.parity);
-        int own[2] = {};
-#pragma unroll
-        for (int operand = DIVIDES_ROWS; operand < 2; ++operand) {
-            u32 found = 0;
-#pragma unroll
-            for (int four = 0; four < WARPGROUPS; ++four) {
-                const uint4 of_warps = shared_load16(slots + (operand * 4 * WARPGROUPS + four * 4) * 4);
-                found = max(max(found, max(of_warps.x, of_warps.y)), max(of_warps.z, of_warps.w));
-            }
-            is_finite = is_finite && found < 0x7f800000u;
-            own[operand] = shift_of(found);
-        }
-        shifts = own[0] + own[1];
+        int own[2];
+        look_up(stage, own);
         const f32 scales[2] = {power(own[0]), power(own[1])};
 #pragma unroll
         for (int group = 0; group < GROUPS; ++group) {
@@ -143,30 +147,74 @@ struct DividingConsumer : BeforeDividing {
         if (lane == 0) mbarrier_arrive(ready(stage));
         ahead.advance();
     }
+};
+
+#if DIVIDERS
+// All stages of a thread block.
+FUNCTION void divide_all(const Ring &ring, const Tables &tables) {
+    Divider divider(ring);
+    for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
+        const Work work(tables, number);
+        for (int block = work.first_block; block < work.last_block; ++block) divider.divide_ahead();
+    }
+}
+#endif
+
+#if DIVIDES_ROWS
+typedef RowDividingConsumer BeforeDividing;
+#else
+typedef Consumer BeforeDividing;
+#endif
+
+struct DividingConsumer : BeforeDividing {
+    Divider divider;
+#if !DIVIDES_ROWS
+    bool is_finite = true;  // all that was divided for this work
+#endif
+
+#if DIVIDES_ROWS
+    METHOD DividingConsumer(const Ring &ring, int warpgroup) : RowDividingConsumer(ring, warpgroup, 0), divider(ring) {}
+#else
+    METHOD DividingConsumer(const Ring &ring, int warpgroup) : Consumer(ring, warpgroup), divider(ring) {}
+#endif
+
+    // Divides the next stage, unless others do.
+    METHOD void divide_ahead(bool is_there) {
+        if (!DIVIDERS && is_there) divider.divide_ahead();
+    }
+    // What a stage was multiplied by, that is divided now.
+    METHOD int shifts_of(int stage) {
+        if (DIVIDERS) {
+            int own[2];
+            divider.look_up(stage, own);
+        }
+        return divider.shifts;
+    }
 
     template <int CHUNKS, class Send>
     METHOD void multiply(Sums &sums, int blocks, bool is_sending, Send send) {
         Sums stage_sums;
         clear(sums);
-        is_finite = true;
-        if (blocks) divide_ahead();
+        is_finite = divider.is_finite = true;
+        divide_ahead(blocks > 0);
         for (int block = 0; block < blocks; ++block) {
 #if DIVIDES_ROWS
             Halves halves;
+            if (DIVIDERS) mbarrier_wait(ring.full(place.stage), place.parity);
             divide(place.stage, halves);
-            const int shift = shifts;  // of B
-            mbarrier_wait(ready(place.stage), place.parity);
+            mbarrier_wait(divider.ready(place.stage), place.parity);
+            const int shift = shifts_of(place.stage);  // of B
             multiply_halves(halves, place.stage, 0, stage_sums);
-            if (block + 1 < blocks) divide_ahead();
+            divide_ahead(block + 1 < blocks);
             wgmma_wait<0>();
             release(place.stage);
             place.advance();
             add(sums, stage_sums, halves.shifts, shift);
 #else
-            mbarrier_wait(ready(place.stage), place.parity);
+            mbarrier_wait(divider.ready(place.stage), place.parity);
             multiply_stage(ring, place.stage, 0, warpgroup, stage_sums, false);
-            const Power back(-shifts);
-            if (block + 1 < blocks) divide_ahead();
+            const Power back(-shifts_of(place.stage));
+            divide_ahead(block + 1 < blocks);
             wgmma_wait<0>();
             release(place.stage);
             place.advance();
@@ -177,6 +225,7 @@ struct DividingConsumer : BeforeDividing {
                     sums[row][i] = fmaf(stage_sums[row][i] * back.first, back.second, sums[row][i]);
 #endif
         }
+        is_finite = is_finite && divider.is_finite;
 #if DIVIDES_ROWS
         is_finite = !warp_any(!is_finite);
 #endif
@@ -185,7 +234,7 @@ struct DividingConsumer : BeforeDividing {
 
 FUNCTION void begin_dividing(const Ring &ring) {
     if (threadIdx.x != 0) return;
-    for (int n = 0; n < 2 * STAGES; ++n) mbarrier_init(ring.shared + KNOWN_AT + 8 * n, 4 * WARPGROUPS);
+    for (int n = 0; n < 2 * STAGES; ++n) mbarrier_init(ring.shared + KNOWN_AT + 8 * n, 4 * DIVIDING);
     mbarrier_init_fence();
 }
 

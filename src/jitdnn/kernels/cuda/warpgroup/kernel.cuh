@@ -59,13 +59,13 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
     __syncthreads();
     // the same in all lanes of a warp, which the compiler cannot know
     const int warpgroup = shuffle((int)threadIdx.x / 128, 0);
-    if (warpgroup == WARPGROUPS) {
+    if (warpgroup == WARPGROUPS + DIVIDERS) {
         registers_release<PRODUCER_REGISTERS>();
 #if COPIERS > 1
         const int copier = shuffle((int)threadIdx.x / 32 % 4, 0);
         if (threadIdx.x % 32 == 0 && copier < COPIERS) produce(ring, tables, first_work, first_loader, copier);
 #else
-        if (threadIdx.x == 128 * WARPGROUPS) produce(ring, tables);
+        if (threadIdx.x == 128 * (WARPGROUPS + DIVIDERS)) produce(ring, tables);
 #endif
 #if IS_CLUSTERED
         __syncwarp();
@@ -74,12 +74,19 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         cluster_arrive_relaxed();
         cluster_wait();
 #endif
+#if DIVIDERS
+    } else if (warpgroup >= WARPGROUPS) {
+        registers_release<DIVIDER_REGISTERS>();
+        divide_all(ring, tables);
+#endif
     } else {
         registers_acquire<CONSUMER_REGISTERS>();
 #if HAS_PROLOGUE
         PrologueConsumer consumer(ring, tables, warpgroup);
 #elif IS_DIVIDED
         DividingConsumer consumer(ring, warpgroup);
+#elif IS_BLOCKWISE
+        BlockwiseConsumer consumer(ring, warpgroup);
 #elif DIVIDES_ROWS
         RowDividingConsumer consumer(ring, warpgroup, scales.exponent);
 #else
@@ -92,10 +99,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             const Work work(tables, number);
 #if HAS_PROLOGUE
             consumer.begin(work);
+#elif IS_BLOCKWISE
+            consumer.begin(tables, work, workspace);
 #endif
             consumer.multiply<1>(sums, work.last_block - work.first_block, false, [](int) {});
-#if DIVIDES_ROWS && !IS_DIVIDED
-            if (!consumer.is_finite) consumer.multiply_exactly(sums, tables, work, first, second);
+#if (DIVIDES_ROWS && !IS_DIVIDED) || (IS_BLOCKWISE && PARTS == 2)
+            if (!consumer.is_finite) sum_exactly(sums, tables, work, warpgroup, first, second);
 #endif
 #if IS_DIVIDED
             if (!consumer.is_finite)
@@ -106,7 +115,13 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         }
 #elif IS_CLUSTERED
         const Work work(tables, blockIdx.x);
+#if IS_BLOCKWISE
+        consumer.begin(tables, work, workspace);
+#endif
         consumer.multiply<1>(sums, work.last_block - work.first_block, false, [](int) {});
+#if IS_BLOCKWISE && PARTS == 2
+        if (!consumer.is_finite) sum_exactly(sums, tables, work, warpgroup, first, second);
+#endif
         exchange.wait_for_products();
 #if IS_DIVIDED
         if (!consumer.is_finite)
@@ -129,6 +144,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         bool is_leaving = false;
         Columns columns = {0, 0};  // of the tile whose results are in `words`, as are its first row and its group
         int leaving_row = 0, leaving_group = 0, buffer = 0;
+        BoxPlace boxes;
         auto send = [&](int chunk) {
             const u32 to = staging + buffer * BUFFER_BYTES;
             const int slab = chunk / CHUNKS_OF_SLAB, column = first_column + chunk % CHUNKS_OF_SLAB * CHUNK;
@@ -140,10 +156,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             }
             stage_chunk(to, words[slab] + chunk % CHUNKS_OF_SLAB * WORDS_OF_CHUNK);
             if constexpr (IS_RESULT_BOXES) {
+                if (chunk == 0) boxes.find(tables, columns, first_column, threadIdx.x % 32 % CHUNKS_OF_SLAB);
+                const BoxPlace place = boxes.of_chunk(chunk % CHUNKS_OF_SLAB);
                 async_proxy_fence();
                 warpgroup_barrier(warpgroup + 1);
                 if (is_leader) {
-                    store_box(to, tables, columns, column, leaving_group, leaving_row + slab * 64);
+                    store_box(to, tables, place, leaving_group, leaving_row + slab * 64);
                     tma_store_commit();
                 }
             } else {
@@ -164,10 +182,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             }
 #if HAS_PROLOGUE
             consumer.begin(work);
+#elif IS_BLOCKWISE
+            consumer.begin(tables, work, workspace);
 #endif
             consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, is_leaving, send);
-#if DIVIDES_ROWS && !IS_DIVIDED
-            if (!consumer.is_finite) consumer.multiply_exactly(sums, tables, work, first, second);
+#if (DIVIDES_ROWS && !IS_DIVIDED) || (IS_BLOCKWISE && PARTS == 2)
+            if (!consumer.is_finite) sum_exactly(sums, tables, work, warpgroup, first, second);
 #endif
             const int first_row = work.first_row + rows_before, row = threadIdx.x % 128;
             if (!IS_RESULT_BOXES || (IS_WIDE ? beta != 0 : !is_plain)) {
@@ -211,8 +231,10 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 }
 
 #if IS_SPLIT
+constexpr int SHARERS = HAS_SUMS ? 4 : 16, SHARER_THREADS = 512 / SHARERS;  // sums by channel are those of warpgroups
+
 // A thread has the sums that a thread of a consumer had of 16 columns, 2 x 4 of them, of all splits or, where these are
-// many, of a run of them: `sharing` warpgroups have the same sums, and the first of them adds theirs, in order. Where
+// many, of a run of them: `sharing` warps have the same sums, and the first of them adds theirs, in order. Where
 // results may be stored as vectors, four lanes exchange theirs of half precision, and each stores 8 columns of a row.
 KERNEL2(512, 2)
 void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second,
@@ -220,11 +242,12 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     constexpr int eights = BM * BN / 8;  // of a tile
     static_assert(WN % 16 == 0, "threads have pairs of 8 columns");
     begin_launch();
-    const int sharing = tables.splits >= 16 ? 4 : tables.splits >= 8 ? 2 : 1;  // as in code.py
-    const int thread = threadIdx.x % 128, warpgroup_of_all = blockIdx.x * 4 + threadIdx.x / 128;
-    const int sharer = warpgroup_of_all % sharing;
-    const i64 tiles = tables.works / tables.splits, index = (i64)(warpgroup_of_all / sharing) * 128 + thread;
-    const int tile = (int)(index / eights), in_tile = (int)(index % eights);
+    // as in code.py
+    const int sharing = tables.splits >= 32 ? SHARERS : tables.splits >= 16 ? 4 : tables.splits >= 8 ? 2 : 1;
+    const int number = blockIdx.x * SHARERS + threadIdx.x / SHARER_THREADS, sharer = number % sharing;
+    const i64 tiles = tables.works / tables.splits;
+    const i64 index = (i64)(number / sharing) * SHARER_THREADS + threadIdx.x % SHARER_THREADS;
+    const int tile = (int)(index / eights), in_tile = (int)(index % eights), thread = in_tile % 128;
     const bool is_there = tile < tiles;
     const int pair = in_tile / 128 % (WN / 16), slab = in_tile / (8 * WN) % ROWS;
     const int warpgroup = in_tile / (8 * WN * ROWS);
@@ -242,7 +265,7 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     for (int n = 0; n < AHEAD; ++n)
         if (begin + n < end) ahead[n][0] = load(begin + n, 0), ahead[n][1] = load(begin + n, 1);
     const Work work(tables, tile);
-    const int first_row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, 0);
+    const int first_row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, 0, thread);
     const int first_column = warpgroup % WARPGROUPS_N * WN + 16 * pair;
     const ColumnsPlace place(tables, work, first_row, first_column);
 #pragma unroll
@@ -259,11 +282,11 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
         for (int other = 1; other < sharing; ++other)
 #pragma unroll
             for (int n = 0; n < 8; ++n)
-                if (!sharer) sums[n / 4][n % 4] += of_sharers[n][threadIdx.x + 128 * other];
+                if (!sharer) sums[n / 4][n % 4] += of_sharers[n][threadIdx.x + SHARER_THREADS * other];
     }
     const bool leads = is_there && !sharer;
 #if !HAS_SUMS
-    if (!leads) return;  // whole warpgroups
+    if (!leads) return;  // whole warps
 #endif
 #if IS_SCALED
     const Scales scales(tables, workspace);

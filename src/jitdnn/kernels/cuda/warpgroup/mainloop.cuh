@@ -109,8 +109,8 @@ typedef SUM Sums[ROWS][WN / 2];  // of a thread; see wgmma
 
 // Row of a tile that a thread of a warpgroup holds, in a slab: `half` 0, and 8 rows below it 1. Where threads divide
 // pixels (divide_rows.cuh) every second of eight comes first.
-FUNCTION int row_of(int slab, int half) {
-    const int thread = threadIdx.x % 128, number = thread % 32 / 4;
+FUNCTION int row_of(int slab, int half, int thread) {
+    const int number = thread % 32 / 4;
     return slab * 64 + thread / 32 * 16 + half * 8 + (DIVIDES_ROWS && !A_MN_MAJOR ? number % 4 * 2 + number / 4 : number);
 }
 
@@ -131,6 +131,8 @@ FUNCTION constexpr u32 b_offset(int step) {
     }
     return B_MN_MAJOR ? offset_across(step, B_ROW_BYTES) : offset_along(step, BN);
 }
+
+FUNCTION int row_of(int slab, int half) { return row_of(slab, half, threadIdx.x % 128); }
 
 // Begins the products of a stage for the slabs of one warpgroup. `block`: the step of K; `is_added`: to the sums that
 // there are.

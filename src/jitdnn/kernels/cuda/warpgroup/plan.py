@@ -28,6 +28,8 @@ _CHUNKS = (128, 64, 96, 32)
 """Bytes of a row of a chunk; 96 and 32 where results leave column by column."""
 _CONSUMER_REGISTERS = {1: 232, 2: 232, 3: 160}
 """Of a thread, by consumers; as in sizes.cuh."""
+_REGISTERS_BESIDE_DIVIDERS = {1: 232, 2: 200}
+"""The same where one warpgroup divides, or two beside one consumer."""
 _HALVES = 32
 """Of a thread, of 64 rows that are divided in registers."""
 
@@ -73,7 +75,8 @@ def _whole_kilobytes(kept_bytes: int) -> int:
 class Tile:
     """Of a thread block: `down` by `across` consumers, each with `rows` slabs of 64 rows by `wn` columns.
 
-    `cluster`: thread blocks that share the K of a tile, and add their sums in shared memory.
+    `cluster`: thread blocks that share the K of a tile, and add their sums in shared memory. `dividers`: warpgroups
+    that divide f32 into halves and multiply nothing.
     """
 
     down: int
@@ -81,10 +84,12 @@ class Tile:
     rows: int
     wn: int
     cluster: int = 1
+    dividers: int = 0
 
     def __str__(self) -> str:
         blocks = f", clusters of {self.cluster}" if self.cluster > 1 else ""
-        return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups{blocks}"
+        dividers = f", {self.dividers} that divide" if self.dividers else ""
+        return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups{dividers}{blocks}"
 
     @cached_property  # asked for many times by every plan
     def m(self) -> int:
@@ -105,7 +110,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        return 128 * (self.warpgroups + 1)
+        return 128 * (self.warpgroups + self.dividers + 1)
 
     @property
     def sums(self) -> int:
@@ -165,7 +170,8 @@ class Tile:
         words = 0 if is_split or self.cluster > 1 else self.sums * result_bytes // 4
         if divides_rows:
             words = _HALVES * self.rows
-        most = _CONSUMER_REGISTERS[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
+        of_consumer = _REGISTERS_BESIDE_DIVIDERS if self.dividers else _CONSUMER_REGISTERS
+        most = of_consumer[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
         return self.sums * (2 if is_promoted else 1) + words <= most
 
     def has_chunks(self, result_bytes: int, has_row_boxes: bool = False) -> bool:
@@ -199,6 +205,17 @@ TILES = (
     Tile(1, 1, 1, 144),
 )
 """Tiles worth trying, those first that are best for many problems."""
+DIVIDED = tuple(
+    replace(Tile(*shape), dividers=dividers)
+    for shape, dividers in (
+        ((2, 1, 1, 128), 1),
+        ((2, 1, 1, 64), 1),
+        ((1, 1, 1, 128), 1),
+        ((1, 1, 1, 64), 1),
+        ((1, 1, 1, 192), 2),
+    )
+)
+"""Those of gradients whose f32 is divided where it is multiplied, with warpgroups that do nothing else."""
 CLUSTERS = tuple(
     replace(Tile(*shape), cluster=cluster)
     for shape, clusters in (

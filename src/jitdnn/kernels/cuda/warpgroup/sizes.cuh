@@ -25,7 +25,7 @@ constexpr int STAGE_BYTES = PARTS * (A_BYTES + (KEEPS_B ? 0 : B_BYTES));
 constexpr int COPIED_BYTES =  // of a stage
     SEGMENT ? PARTS * (A_BYTES + WARPGROUPS_N * SEGMENTS * (SEGMENT + TAPS_AT_ONCE - 1) * 128)
             : PARTS * (COPIED_A_BYTES + B_BYTES);  // with B
-constexpr int BLOCK_THREADS = 128 * (WARPGROUPS + 1);
+constexpr int BLOCK_THREADS = 128 * (WARPGROUPS + DIVIDERS + 1);  // consumers, those that divide, the producer
 constexpr int STEPS = STAGE_ROW / 32;  // products along K of a stage
 // Whether the sums are integers, which become results in f64.
 constexpr bool IS_INTEGER = sizeof(REAL) == 8;
@@ -39,7 +39,10 @@ static_assert(!B_MN_MAJOR || WARPGROUPS_N == 1 || WN % 64 == 0, "columns come in
 // Registers of a thread: those that the producer does not need go to the consumers.
 constexpr int ALL_REGISTERS = 65536 / BLOCK_THREADS / 8 * 8 * BLOCK_THREADS;  // of a thread block
 constexpr int PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 40;
-constexpr int MOST_REGISTERS = (ALL_REGISTERS - 128 * PRODUCER_REGISTERS) / (128 * WARPGROUPS) / 8 * 8;
+constexpr int DIVIDER_REGISTERS = WARPGROUPS == 2 ? 72 : 112;
+constexpr int MOST_REGISTERS =
+    (ALL_REGISTERS - 128 * (PRODUCER_REGISTERS + DIVIDERS * DIVIDER_REGISTERS)) / (128 * WARPGROUPS) / 8 * 8;
+static_assert(WARPGROUPS * DIVIDERS <= 2, "registers of those that divide");
 constexpr int CONSUMER_REGISTERS = MOST_REGISTERS < 232 ? MOST_REGISTERS : 232;
 
 // Shared memory, in this order: stages, staging buffers of the consumers, rows of their tiles, barriers; then, where a

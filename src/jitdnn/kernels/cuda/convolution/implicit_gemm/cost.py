@@ -33,6 +33,7 @@ _MAX_SPLITS = 64
 _MAX_WGRAD_SPLITS = 512
 _PIXEL_TABLE_BYTES = 2 * 64 * PIXEL_BYTES  # offset most
 _ELEMENTWISE_PENALTY = 3.0  # how much longer a stage takes whose elements are copied one by one, a guess
+_WGRAD_OF_HALVES = 1.12  # how much longer memory takes of 16 bits, where gradients read two tensors
 _WGRAD_COPY_PENALTY = {
     16: 1.0,
     8: 1.15,
@@ -236,8 +237,9 @@ def _wgrad_candidate(
         True,
     )
     penalty = small_group_penalty(dtype, groups, in_channels)
+    slowness = 1.0 if dtype == "f32" else _WGRAD_OF_HALVES  # not for the choice of a tile
     time += (
-        seconds([gemm], blocking, dtype, device, bytes_moved, True)
+        seconds([gemm], blocking, dtype, device, int(slowness * bytes_moved), True)
         * max(_WGRAD_COPY_PENALTY[copy_a], _WGRAD_COPY_PENALTY[copy_b])
         * penalty
     )

@@ -26,7 +26,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, 
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import SEGMENTS
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing
-from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, DIVIDED, TILES, Tile
 from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem, byte_dtypes
@@ -257,7 +257,14 @@ class WarpgroupWgradHalves(_Halves, WarpgroupWgrad):
     """wgrad of f32."""
 
 
-class WarpgroupWgradDivided(_Halves, WarpgroupWgrad):
+class _Divided(WarpgroupGemm):
+    """Of products that divide their operands themselves, some tiles have warpgroups that do nothing else."""
+
+    def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS, *DIVIDED)) -> None:
+        super().__init__(tiles)
+
+
+class WarpgroupWgradDivided(_Divided, _Halves, WarpgroupWgrad):
     """wgrad of f32 whose halves are made in shared memory: nothing is read but by the product itself.
 
     The numbers of 64 pixels at a time are scaled, so those of 2^-37 of their largest are not lost. Where each is read
@@ -270,13 +277,25 @@ class WarpgroupWgradDivided(_Halves, WarpgroupWgrad):
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True)
 
 
-class WarpgroupWgradDividedRows(_Halves, WarpgroupWgrad):
+class WarpgroupWgradDividedRows(_Divided, _Halves, WarpgroupWgrad):
     """wgrad of f32 whose halves the product itself makes: of x in shared memory, of dy in registers."""
 
     name = "implicit_gemm_3xf16_divided_mixed"
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True, divides_rows=True)
+
+
+class WarpgroupWgradBlockwise(_Halves, WarpgroupWgrad):
+    """wgrad of f32 with one tap, packed as halves in blocks of 64 pixels by 64 channels that are scaled by themselves.
+
+    So one pass packs both operands, without another before it that looks for their largest numbers.
+    """
+
+    name = "implicit_gemm_3xf16_blockwise"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        return plan_of(problem, device, self._tiles, True, 2, is_blockwise=True)
 
 
 class WarpgroupWgradRows(_Halves, WarpgroupWgrad):
@@ -314,7 +333,7 @@ class WarpgroupWgradScaled(_Scaled, WarpgroupWgrad):
     """wgrad of f32, as exact as tf32 that is rounded."""
 
 
-class WarpgroupWgradScaledDivided(_Scaled, WarpgroupWgrad):
+class WarpgroupWgradScaledDivided(_Divided, _Scaled, WarpgroupWgrad):
     """wgrad of f32, as exact as tf32 that is rounded, of operands that the product itself rounds.
 
     They are those of 64 pixels at a time, x in shared memory and dy in registers. What is not finite is computed by
@@ -327,3 +346,15 @@ class WarpgroupWgradScaledDivided(_Scaled, WarpgroupWgrad):
         return plan_of(
             problem, device, self._tiles, True, 2, is_divided=True, divides_rows=True, is_rough=True
         )
+
+
+class WarpgroupWgradScaledBlockwise(_Scaled, WarpgroupWgrad):
+    """wgrad of f32 with one tap, as exact as tf32 that is rounded, packed in blocks of pixels by channels.
+
+    Each has a power of two of its own that brings its largest number to 2^13.
+    """
+
+    name = "implicit_gemm_scaled_f16_blockwise"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        return plan_of(problem, device, self._tiles, True, is_scaled=True, is_blockwise=True)

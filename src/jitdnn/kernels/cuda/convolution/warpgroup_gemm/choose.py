@@ -98,6 +98,7 @@ def plan_of(
     is_in_lines: bool = False,
     divides_rows: bool = False,
     is_rough: bool = False,
+    is_blockwise: bool = False,
 ) -> Plan | str:
     """The plan that is expected to be fastest, of the problem or of a batch of such; or why there is none.
 
@@ -105,7 +106,8 @@ def plan_of(
     packed for it, but those that are divided where they are multiplied: both of a filter's gradient (`is_divided`), in
     shared memory, and with `divides_rows` dy of them in registers; without `is_divided` dy alone, or the data of other
     directions. `is_rough`: only the first of these halves are multiplied. `is_in_lines`: of a filter's gradient, whose
-    taps along the last axis share what is copied of x.
+    taps along the last axis share what is copied of x. `is_blockwise`: of a filter's gradient with one tap, of which
+    blocks of 64 pixels by 64 channels are packed as halves, each scaled by itself.
     """
     is_scaled = (is_scaled or parts == 2) and not is_divided
     if problem.direction == "bwd_filter":
@@ -113,7 +115,7 @@ def plan_of(
             return plan_in_lines(problem, device, tiles)
         return wgrad_plan(
             problem, device, tiles, uses_workspace, parts, is_scaled, is_divided, batch, fusion,
-            divides_rows=divides_rows, is_rough=is_rough,
+            divides_rows=divides_rows, is_rough=is_rough, is_blockwise=is_blockwise,
         )  # fmt: skip
     return _correlation_plan(
         problem, device, tiles, uses_workspace, parts, is_scaled, batch, fusion, divides_rows, is_in_lines

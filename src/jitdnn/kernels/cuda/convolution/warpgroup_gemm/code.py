@@ -117,12 +117,16 @@ def source_of(
             read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", *fused.files),
             read_text("cuda/warpgroup", "finish_wide.cuh") if wide else "",
             read_text("cuda/convolution/warpgroup_gemm", "exact.cuh")
-            if parts == 2 and plan.is_scaled
+            if parts == 2 and plan.is_scaled and not plan.is_blockwise
+            else "",
+            read_text("cuda/warpgroup", "exact_sums.cuh")
+            if parts == 2 and (plan.divides_rows or plan.is_blockwise)
             else "",
             read_text("cuda/warpgroup", "divide_rows.cuh") if plan.divides_rows else "",
+            read_text("cuda/warpgroup", "blockwise.cuh") if plan.is_blockwise else "",
             read_text("cuda/warpgroup", "divide.cuh") if plan.is_divided else "",
             read_text("cuda/warpgroup", "cluster.cuh") if tile.cluster > 1 else "",
-            read_text("cuda/warpgroup", "kernel.cuh", *(("pack.cu",) if any(plan.packs) else ())),
+            read_text("cuda/warpgroup", "kernel.cuh", *_packing(plan)),
         )
     )
     defines = (
@@ -130,9 +134,11 @@ def source_of(
         ("IS_WIDENED", int(plan.is_widened)),
         *((("FIRST", plan.dtypes[0]), ("SECOND", plan.dtypes[1])) if plan.is_widened else ()),
         ("RESULT", plan.result),
-        ("IS_SCALED", int(plan.is_scaled)),
+        ("IS_SCALED", int(plan.is_scaled and not plan.is_blockwise)),
+        ("IS_BLOCKWISE", int(plan.is_blockwise)),
         ("IS_DIVIDED", int(plan.is_divided)),
         ("DIVIDES_ROWS", int(plan.divides_rows)),
+        ("DIVIDERS", tile.dividers),
         *((("MULTIPLY_A", "wgmma_a_f16"),) if plan.divides_rows else ()),
         ("IS_ROUGH", int(plan.blocking.is_rough)),
         ("SEGMENT", plan.segment),
@@ -179,11 +185,25 @@ def source_of(
     # an epilogue takes registers between two tiles, as what becomes of integers does, a prologue everywhere: where sums
     # leave few, some are spilled, and so they may be beside the exact products of what is not finite
     spills = epilogue is not None or plan.fusion.has_prologue or plan.is_integer or parts == 2
+    # where the chunks of a wgrad's results go, of which 3 consumers with 160 registers keep 4 bytes in memory
+    spills = spills or (plan.is_wgrad and plan.is_in_boxes and tile.warpgroups == 3)
     return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, "hopper", spills)
 
 
-def reduction_sharing(splits: int) -> int:
-    """How many warpgroups of the reduction share the splits of the sums that each of them has; as in kernel.cuh."""
+def _packing(plan: Plan) -> tuple[str, ...]:
+    """The files of what packs operands."""
+    if not any(plan.packs):
+        return ()
+    return "packs.cuh", "pack_blocks.cu" if plan.is_blockwise else "pack.cu"
+
+
+def reduction_sharing(splits: int, has_sums: bool = False) -> int:
+    """How many warps of the reduction share the splits of the sums that each of them has; as in kernel.cuh.
+
+    `has_sums`: by channel, too, for which warpgroups do.
+    """
+    if splits >= 32 and not has_sums:
+        return 16
     return 4 if splits >= 16 else 2 if splits >= 8 else 1
 
 
@@ -198,12 +218,12 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     """Packing, the product, and the sum of the splits."""
     tile, packs = plan.blocking.tile, [pack for pack in plan.packs if pack]
     launches = []
-    if plan.is_scaled:
+    if plan.is_scaled and not plan.is_blockwise:
         launches.append(Launch("find_maxima", (MAXIMA, 1 if plan.divides_rows else 2), 512, is_early=True))
     if packs:
         launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256, is_early=True))
     groups = plan.works if tile.cluster > 1 else min(multiprocessors, plan.works)
-    is_early = begins_early(plan.blocking, plan.is_wgrad)
+    is_early = begins_early(plan.blocking, plan.is_wgrad, plan.is_divided or plan.is_blockwise)
     launches.append(
         Launch(
             "multiply",
@@ -217,7 +237,7 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
     )
     if plan.blocking.is_split:
         sums = plan.works // plan.blocking.splits * tile.m * tile.n
-        sharing = reduction_sharing(plan.blocking.splits)
+        sharing = reduction_sharing(plan.blocking.splits, plan.fusion.has_sums)
         launches.append(Launch("reduce_partials", -(-sums * sharing // (8 * 512)), 512))
     if plan.fusion.has_sums:
         launches.append(Launch("reduce_sums", -(-2 * plan.channels // _SUMMED_COLUMNS), 256, is_early=True))

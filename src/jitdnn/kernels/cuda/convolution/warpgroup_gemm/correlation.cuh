@@ -71,12 +71,18 @@ FUNCTION i64 row_place(const Tables &tables, const Work &work, int row) {
            pixel.b * tables.result_space[1] + pixel.c * tables.result_space[2];
 }
 
-// Stores a chunk whose first column, of the tile, and row are given.
-FUNCTION void store_box(u32 from, const Tables &tables, const Columns &columns, int column, int group, int row) {
-    if constexpr (IS_RESULT_BOXES) {
-        const int first = columns.first + column;
-        tma_store_3d(from, tables.result(), ROWS_FIRST ? row : first, group, ROWS_FIRST ? first : row);
-    }
+// Where the columns of a chunk lie.
+struct BoxPlace {
+    int column;
+
+    METHOD void find(const Tables &, const Columns &columns, int first_column, int) { column = columns.first + first_column; }
+    METHOD BoxPlace of_chunk(int chunk) const { return {column + chunk * CHUNK}; }
+};
+
+// Stores a chunk of the rows from this one on.
+FUNCTION void store_box(u32 from, const Tables &tables, const BoxPlace &place, int group, int row) {
+    if constexpr (IS_RESULT_BOXES)
+        tma_store_3d(from, tables.result(), ROWS_FIRST ? row : place.column, group, ROWS_FIRST ? place.column : row);
 }
 
 // Brings the stages of a piece of work, one after the other: SUBS times a tap and SUB_K channels. One thread does this

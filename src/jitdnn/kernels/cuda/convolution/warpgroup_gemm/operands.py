@@ -86,6 +86,11 @@ class Operand:
             stride > 0 and stride * self.size % ALIGNMENT == 0 for extent, stride in steps if extent > 1
         )
 
+    def every(self, steps: _Three, counts: _Three) -> Operand:
+        """`counts` of its pixels along the axes of space, from the first on, `steps` apart."""
+        a, b, c = (stride * step for stride, step in zip(self.space, steps, strict=True))
+        return replace(self, extents=counts, space=(a, b, c))
+
     def byte_strides(self) -> list[int]:
         """Of the axes of space, innermost first, and of the images; where there is one element, any that will do."""
         nearest = -(-self.channels * self.size // ALIGNMENT) * ALIGNMENT
@@ -98,7 +103,8 @@ class Pack:
     """A copy of an operand in the workspace, from byte `at` on, or two: its halves. See pack.cu.
 
     `is_widened`: 8-bit reals are copied as f16, which holds them. `is_scaled`: f32 numbers are copied as f16, times a
-    power of two, as halves always are.
+    power of two, as halves always are. `shifts`: of blocks of 64 pixels by 64 channels, each times a power of two of
+    its own, the byte of the workspace where the exponents begin, by blocks of channels, then of pixels; -1 without.
     """
 
     source: Operand
@@ -106,6 +112,7 @@ class Pack:
     parts: int = 1
     is_widened: bool = False
     is_scaled: bool = False
+    shifts: int = -1
 
     @property
     def dtype(self) -> str:

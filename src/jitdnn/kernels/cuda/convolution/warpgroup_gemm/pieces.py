@@ -78,16 +78,21 @@ def packed(
     is_scaled: bool,
     is_widened: bool = False,
     as_it_is: Operand | None = None,
+    is_blockwise: bool = False,
 ) -> tuple[Packs, int]:
     """The packs of operands that are not read directly, and the bytes of the workspace up to their end.
 
-    `is_widened`: both are copied as f16. `as_it_is`: one of them, which is read so if it can be.
+    `is_widened`: both are copied as f16. `as_it_is`: one of them, which is read so if it can be. `is_blockwise`: each
+    block of 64 pixels by 64 channels is scaled by itself.
     """
     packs: list[Pack | None] = []
-    at = HEADER_BYTES if is_scaled else 0
+    at = HEADER_BYTES if is_scaled and not is_blockwise else 0
     for operand in (first, second):
         is_read = operand.is_direct and not is_widened and (not is_scaled or operand is as_it_is)
         pack = None if is_read else Pack(operand, at, parts, is_widened, is_scaled)
+        if pack and is_blockwise:
+            pack = replace(pack, at=at + -(-4 * pack.blocks // 256) * 256, shifts=at)
+            at = pack.at
         packs.append(pack)
         at += pack.bytes if pack else 0
     return (packs[0], packs[1]), at
@@ -110,13 +115,16 @@ def pack_seconds(packs: Packs, device: GpuDevice) -> float:
             one = pack.source
             read = one.pixels * one.channels * one.size
             moved = read + pack.bytes
-            if pack.is_scaled:  # the largest number is looked for first, and what fits stays in L2
+            if (
+                pack.is_scaled and pack.shifts < 0
+            ):  # the largest number is looked for first, and what fits stays in L2
                 moved += read
             time += 1.3 * moved / device.bandwidth
-            if not pack.is_flat:
+            if not pack.is_flat and (pack.shifts < 0 or one.channel != 1):
                 time += pack.blocks * _PACK_BLOCK_SECONDS / device.multiprocessors
     if any(packs):
-        time += (2 if any(pack and pack.is_scaled for pack in packs) else 1) * LAUNCH_SECONDS
+        looks_first = any(pack and pack.is_scaled and pack.shifts < 0 for pack in packs)
+        time += (2 if looks_first else 1) * LAUNCH_SECONDS
     return time
 
 

@@ -94,9 +94,18 @@ class Plan:
         return any(pack and pack.is_scaled for pack in self.packs)
 
     @property
+    def is_blockwise(self) -> bool:
+        """Whether they are, in blocks of pixels and channels that are scaled by themselves."""
+        return any(pack and pack.shifts >= 0 for pack in self.packs)
+
+    @property
     def is_promoted(self) -> bool:
         """Whether the sums of each stage are moved to other registers."""
-        return self.blocking.parts == 2 or (self.dtypes[0] in FLOAT8_DTYPES and not self.is_widened)
+        return (
+            self.blocking.parts == 2
+            or self.is_blockwise
+            or (self.dtypes[0] in FLOAT8_DTYPES and not self.is_widened)
+        )
 
     @property
     def multiplied(self) -> tuple[str, str]:

@@ -47,6 +47,9 @@ struct Tables {
     i64 tap_place, tap_space[3];  // of the result of a wgrad: the place of tap 0, and from tap to tap
     i64 x_extents[3], x_channels;  // of the tensor that a prologue transforms, over all groups
     i64 channel_sums, sum_rows;    // of the sums by channel: a byte of the workspace, and how many rows there are
+#if IS_BLOCKWISE
+    i64 shifts[2];  // of the operands' blocks: bytes of the workspace
+#endif
 
     METHOD const TensorMap &a(int phase, int part) const { return maps[phase * PARTS + part]; }
     METHOD const TensorMap &b(int part) const { return maps[A_MAPS + part]; }

@@ -76,17 +76,29 @@ FUNCTION i64 row_place(const Tables &tables, const Work &work, int row) {
     return row < tables.rows ? work.group * tables.result_group + row * tables.result_row : NO_PLACE;
 }
 
-// Stores a chunk whose first column, of the tile, and row are given: the columns are channels of one tap.
-FUNCTION void store_box(u32 from, const Tables &tables, const Columns &columns, int column, int group, int row) {
+// Where the columns of a chunk lie, which are channels of one tap: three divisions, for which lanes have one chunk each.
+struct BoxPlace {
+    int channel, tap;  // -1 where there are no such columns
+
+    METHOD void find(const Tables &tables, const Columns &columns, int first_column, int chunk) {
+        const int column = first_column + chunk * CHUNK;
+        const Column one(tables, columns.first + column);
+        const int taps_s = (int)tables.phases[0].axes[2].taps, taps_r = (int)tables.phases[0].axes[1].taps;
+        channel = one.channel + column % 64;
+        tap = column < columns.count && one.is_there(tables)
+                  ? (one.tap[0] * taps_r + one.tap[1]) * taps_s + one.tap[2] : -1;
+    }
+    METHOD BoxPlace of_chunk(int chunk) const { return {shuffle(channel, chunk), shuffle(tap, chunk)}; }
+};
+
+// Stores a chunk of the rows from this one on.
+FUNCTION void store_box(u32 from, const Tables &tables, const BoxPlace &place, int group, int row) {
     if constexpr (IS_RESULT_BOXES) {
         // rows behind the last are those of the next group
-        if (column >= columns.count || row >= (int)tables.rows) return;
-        const Column one(tables, columns.first + column);
-        if (!one.is_there(tables)) return;
-        const int taps_s = (int)tables.phases[0].axes[2].taps, taps_r = (int)tables.phases[0].axes[1].taps;
+        if (place.tap < 0 || row >= (int)tables.rows) return;
         // the products of a batch have one tap each, in whose place they are numbered
-        tma_store_3d(from, tables.result(), one.channel + column % 64, (one.tap[0] * taps_r + one.tap[1]) * taps_s +
-                     one.tap[2] + group * (int)tables.a_image_step, row + group * (int)tables.a_channel_step);
+        tma_store_3d(from, tables.result(), place.channel, place.tap + group * (int)tables.a_image_step,
+                     row + group * (int)tables.a_channel_step);
     }
 }
 

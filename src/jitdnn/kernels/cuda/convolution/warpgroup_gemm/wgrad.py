@@ -25,6 +25,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     NEEDS_WORKSPACE,
     Axis,
+    Three,
     batched,
     dtypes,
     element_bytes,
@@ -34,10 +35,12 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     packed,
     parts_of,
     rank_of,
+    three_of,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import DIVISION_BYTES, Plan
+from jitdnn.kernels.cuda.cost import SECTOR_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
-from jitdnn.kernels.cuda.warpgroup.cost import SharedRows, best_blocking
+from jitdnn.kernels.cuda.warpgroup.cost import Boxes, SharedRows, best_blocking
 from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Products, Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
@@ -80,6 +83,7 @@ def wgrad_plan(
     segment: int = 0,
     divides_rows: bool = False,
     is_rough: bool = False,
+    is_blockwise: bool = False,
 ) -> Plan | str:
     groups = batch.count if batch else problem.groups
     size, result_bytes = element_bytes(problem, is_scaled or is_divided), DTYPES[problem.w.dtype]
@@ -87,7 +91,19 @@ def wgrad_plan(
         return f"products of {problem.x.dtype} tensors are read along K alone, and K runs over pixels here"
     x = batched(Operand.of(problem.x, 0), batch, batch.data if batch else 0)
     dy = batched(Operand.of(problem.y, 1), batch, batch.filter if batch else 0)
-    packs, at = packed(x, dy, parts, is_scaled, problem.has_float8, dy if divides_rows else None)
+    outputs, taps = three(problem.output_spatial, 1), three(problem.filter_spatial, 1)
+    dilation, before = three(problem.dilation, 1), three([n for n, _ in problem.padding], 0)
+    x, strides = _met(x, outputs, taps, three(problem.stride, 1), before)
+    ones = (1, 1, 1)
+    base = (-before[0], -before[1], -before[2])
+    is_plain = taps == ones and strides == ones and base == (0, 0, 0) and x.extents == outputs
+    if is_blockwise and (not is_plain or groups > 1 or batch):
+        return (
+            "blocks of pixels are scaled where both operands have the same: one tap, no padding and no groups"
+        )
+    packs, at = packed(
+        x, dy, parts, is_scaled, problem.has_float8, dy if divides_rows else None, is_blockwise
+    )
     if divides_rows and packs[1] and not is_divided:
         return "numbers are divided where the copy engine reads them: dy has its channels innermost"
     if is_divided and (any(packs) or not uses_workspace):
@@ -99,9 +115,6 @@ def wgrad_plan(
         a, b = a * parts, b * parts  # rows of 32 channels of each
     elif divides_rows:
         a = a * parts
-    outputs, taps = three(problem.output_spatial, 1), three(problem.filter_spatial, 1)
-    strides, dilation = three(problem.stride, 1), three(problem.dilation, 1)
-    before = three([n for n, _ in problem.padding], 0)
     axes = tuple(Axis(outputs[n], -before[n], strides[n], taps[n], dilation[n], 0, 1, 0, 1) for n in range(3))
     rank = rank_of(x.extents[0], axes[:1])
     if not fits_offsets(rank, [axis.reach for axis in axes]):
@@ -128,11 +141,10 @@ def wgrad_plan(
         if tile.wn % 64 == 0 and (tile.cluster > 1 or tile.chunk_bytes(result_bytes) // result_bytes <= 64)
     )
     tiles = fusion.tiles(tiles, result_bytes, True)
+    if not is_divided:
+        tiles = tuple(tile for tile in tiles if not tile.dividers)
     if divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
-    ones = (1, 1, 1)
-    base = (-before[0], -before[1], -before[2])
-    is_plain = taps == ones and strides == ones and base == (0, 0, 0) and x.extents == outputs
     is_f32 = is_divided or divides_rows  # what is copied of dy
 
     def maps_in_rows(
@@ -152,7 +164,7 @@ def wgrad_plan(
         and (groups == 1 or not is_divided)
         and all(maps_in_rows(b, block, 1, is_divided)),
     )
-    is_deep = parts == 1 and not segment and not fusion.has_prologue
+    is_deep = parts == 1 and not segment and not fusion.has_prologue and not is_blockwise
 
     def depths(tile: Tile) -> tuple[int, ...]:
         # where copies of more pixels make up for fewer stages
@@ -169,14 +181,14 @@ def wgrad_plan(
         max_splits,
         STAGE_ROW,
         True,
-        parts == 2,
+        parts == 2 or is_blockwise,
         fusion.shared + (DIVISION_BYTES if is_divided else 0),
         fusion.has_prologue,
         is_divided=is_divided,
         shared_rows=SharedRows(block // segment, segment + at_once - 1) if segment else None,
         divides_rows=divides_rows,
         is_rough=is_rough,
-        is_whole=is_whole,
+        boxes=Boxes(is_whole, (_is_uneven(a[0]), _is_uneven(b[0])), not is_plain and not segment),
         depths=depths,
     )
     if not found:
@@ -235,6 +247,7 @@ def wgrad_plan(
         at, 0, 0, group, row, column, 0, 0, 0,
         *pack_numbers((Pack(x, 0) if is_divided else packs[0], Pack(dy, 0) if is_f32 else packs[1])),
         first, *tap_space, *x.extents, fusion.channels, 0, 0,
+        *(pack.shifts for pack in packs if pack and is_blockwise),
     )  # fmt: skip
     return Plan(
         True, dtypes(problem), dw.dtype, rank, 1, True, is_vector, column != 1 and blocking.is_whole,
@@ -242,6 +255,25 @@ def wgrad_plan(
         at + blocking.partial_bytes(products),
         fusion.seconds(seconds, True) + pack_seconds(packs, device), fusion, is_divided=is_divided, segment=segment,
     )  # fmt: skip
+
+
+def _is_uneven(operand: Operand) -> bool:
+    """Whether pixels begin inside of a sector."""
+    return operand.space[2] * operand.size % SECTOR_BYTES != 0
+
+
+def _met(x: Operand, outputs: Three, taps: Three, strides: Three, before: Three) -> tuple[Operand, Three]:
+    """What the taps meet of x, and their strides over that: along an axis with one tap, every `strides`-th position.
+
+    So these are read as neighbours, and the others are not packed.
+    """
+    is_single = [
+        taps[n] == 1 and not before[n] and (outputs[n] - 1) * strides[n] < x.extents[n] for n in range(3)
+    ]
+    steps = three_of(s if one else 1 for s, one in zip(strides, is_single, strict=True))
+    counts = three_of(n if one else e for n, e, one in zip(outputs, x.extents, is_single, strict=True))
+    left = three_of(1 if one else s for s, one in zip(strides, is_single, strict=True))
+    return x.every(steps, counts), left
 
 
 def _strip(products: Products, tile: Tile) -> int:

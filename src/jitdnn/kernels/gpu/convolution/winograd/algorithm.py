@@ -84,7 +84,7 @@ class WinogradAlgorithm(KernelAlgorithm[Convolution, GpuDevice]):
         seconds += plan.finished / (_FINISH_SHARE * staged[1] * device.bandwidth)
 
         def make() -> Kernel:
-            before, behind = kernels(plan, product.places, device, epilogue)
+            before, behind = kernels(plan, product.places, device, epilogue, product.workspace)
             return Composite(before, product.build(), behind, product.operands, product.inner)
 
         return PlannedKernel(product.workspace, seconds, make)

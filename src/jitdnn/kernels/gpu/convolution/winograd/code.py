@@ -4,7 +4,7 @@ arguments."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
@@ -59,18 +59,22 @@ class Composite:
 
 
 def kernels(
-    plan: Plan, places: Places, device: GpuDevice, epilogue: Epilogue | None
+    plan: Plan, places: Places, device: GpuDevice, epilogue: Epilogue | None, workspace: int
 ) -> tuple[GpuKernel, GpuKernel]:
-    """What runs before the product, and behind it."""
+    """What runs before the product, and behind it.
+
+    Filter gradients in halves, which only sm_90a has, begin early where their workspace stays in the cache.
+    """
     numbers = numbers_of(plan, places)
     source = source_of(plan, places.is_scaled, epilogue, tuple(numbers))
     pointers = _POINTERS + (len(epilogue.operands) if epilogue else 0)
-    before, behind = launches_of(plan, places.is_scaled)
+    is_early = plan.is_wgrad and places.is_scaled and workspace <= device.cache_bytes
+    before, behind = launches_of(plan, places.is_scaled, is_early)
     values = list(numbers.values())
     return device.kernel(source, before, pointers, values), device.kernel(source, behind, pointers, values)
 
 
-def launches_of(plan: Plan, is_scaled: bool) -> tuple[list[Launch], list[Launch]]:
+def launches_of(plan: Plan, is_scaled: bool, is_early: bool = False) -> tuple[list[Launch], list[Launch]]:
     """Those before the product, and behind it."""
     problem = plan.problem
     first, second, result = plan.tensors
@@ -82,27 +86,30 @@ def launches_of(plan: Plan, is_scaled: bool) -> tuple[list[Launch], list[Launch]
             blocks = -(-along // STAGED_TILES) * -(-count // STAGED_CHANNELS)
         else:
             blocks = -(-along * count // lanes // _THREADS)
-        return Launch(function, (blocks, rows), _THREADS)
+        return Launch(function, (blocks, rows), _THREADS, is_early=is_early)
 
     elements = -(-problem.k * problem.c // problem.groups // _THREADS)
     data = tiles("transform_data", first)
     if plan.is_wgrad:
-        other, behind = tiles("transform_dy", second), Launch("finish_filter", elements, _THREADS)
+        other = tiles("transform_dy", second)
+        behind = Launch("finish_filter", elements, _THREADS, is_early=is_early)
     else:
         _, down, across = plan.product
         blocks = problem.groups * -(-down // 8) * -(-across // (32 * plan.lanes))
-        other, behind = Launch("transform_filter", blocks, _THREADS), tiles("finish_tiles", result, 1)
+        other = Launch("transform_filter", blocks, _THREADS, is_early=is_early)
+        behind = tiles("finish_tiles", result, 1)
     if not is_scaled:
         return [data, other], [behind]
-    return [Launch("guess_scales", 2, _THREADS), data, other, _again(data), _again(other)], [behind]
+    guess = Launch("guess_scales", 2, _THREADS, is_early=is_early)
+    return [guess, data, other, _again(data), _again(other)], [behind]
 
 
 def _again(launch: Launch) -> Launch:
     """The same for what was guessed wrong: two along the last axis of the grid say so."""
     blocks, rows, _ = launch.grid
     if launch.function == "transform_filter":
-        return Launch(launch.function, (-(-blocks // 2), 1, 2), _THREADS)
-    return Launch(launch.function, (blocks, max(1, min(-(-rows // 2), _FEW_BLOCKS // blocks)), 2), _THREADS)
+        return replace(launch, groups=(-(-blocks // 2), 1, 2))
+    return replace(launch, groups=(blocks, max(1, min(-(-rows // 2), _FEW_BLOCKS // blocks)), 2))
 
 
 def source_of(plan: Plan, is_scaled: bool, epilogue: Epilogue | None, parameters: Sequence[str]) -> Source:

@@ -1,6 +1,7 @@
 /* The results of a tile, of one channel. */
 KERNEL(256)
 void finish_tiles(ARGUMENTS) {
+  BEGIN_LAUNCH();
   const u32 unit = (u32)BLOCK_ID(0) * 256u + (u32)THREAD_ID;
   if (unit >= (u32)tiles_b * (u32)result_channels) return;
   const u32 tile_b = unit / (u32)result_channels, channel = unit - tile_b * (u32)result_channels;

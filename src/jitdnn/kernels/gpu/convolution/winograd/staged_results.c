@@ -4,6 +4,7 @@
 #define STAGED_ITEMS (STAGED_CHANNELS * M_A * STAGED_COLUMNS)
 KERNEL(256)
 void finish_tiles(ARGUMENTS) {
+  BEGIN_LAUNCH();
   SHARED REAL stage[M_A * STAGED_COLUMNS * STAGED_PITCH];
   const int blocks_b = ((int)tiles_b + STAGED_TILES - 1) / STAGED_TILES, block = (int)BLOCK_ID(0);
   const int first_channel = block / blocks_b * STAGED_CHANNELS, first_tile = block % blocks_b * STAGED_TILES;

@@ -3,6 +3,7 @@
  * TRANSFORM, OF(name) for the numbers of the tensor, and PUT. */
 KERNEL(256)
 void NAME(ARGUMENTS) {
+  BEGIN_LAUNCH();
 #if IS_SCALED
   BEGIN_SCALED(SIDE, BLOCK_ID(0) == 0 && BLOCK_ID(1) == 0 && BLOCK_ID(2) == 0 && THREAD_ID == 0)
 #endif

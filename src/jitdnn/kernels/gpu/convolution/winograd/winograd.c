@@ -20,6 +20,15 @@
   GLOBAL const ELEMENT *first, GLOBAL const ELEMENT *second, GLOBAL ELEMENT *result EPILOGUE_PARAMETERS,  \
       GLOBAL u8 *workspace, SCALE alpha, SCALE beta, PARAMETERS
 
+/* The first statement of each kernel, which may begin before the launch in front of it is done (`Launch.is_early`). */
+#ifdef JITDNN_INSTRUCTIONS
+#define BEGIN_LAUNCH() begin_launch()
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define BEGIN_LAUNCH() asm volatile("griddepcontrol.wait; griddepcontrol.launch_dependents;" ::: "memory")
+#else
+#define BEGIN_LAUNCH()
+#endif
+
 #if IS_SCALED
 /* In front of the workspace: what the operands were multiplied by, as exponents, and that nothing is infinite, which
  * halves.cuh reads; then, of each operand, the largest finite magnitude as bits, and the exponent that was guessed.
@@ -89,8 +98,19 @@ FUNCTION int is_wrong(u32 largest, int guessed) {
     high_to[between] = bits_of_f16((number) - f32_of_f16(high));              \
   }
 
+/* Of `count` numbers one: all of few; of many some without a pattern. */
+FUNCTION i64 sample(u32 number, i64 count) {
+  i64 at = number;
+  if (count > SAMPLES) {
+    const u64 hash = number * 2654435769u; /* of 32 bits */
+    at = count >> 31 ? (i64)(hash * (u64)(count >> 16) >> 16) : (i64)(hash * (u64)count >> 32);
+  }
+  return at < count ? at : count - 1;
+}
+
 KERNEL(256)
 void guess_scales(ARGUMENTS) {
+  BEGIN_LAUNCH();
   SHARED u32 found[256];
   const int side = (int)BLOCK_ID(0);
   GLOBAL const float *const tensor = side ? second : first;
@@ -98,20 +118,16 @@ void guess_scales(ARGUMENTS) {
   const int is_dense = (int)(side ? second_dense : first_dense);
   GLOBAL const float *const from = is_dense ? tensor + (side ? second_lowest : first_lowest) : tensor;
   u32 most = 0;
-  UNROLL for (int n = 0; n < SAMPLES / 256; ++n) {
-    const u32 number = (u32)(n * 256 + THREAD_ID);
-    /* all of few numbers; of many some without a pattern */
-    i64 at = number;
-    if (count > SAMPLES) {
-      const u64 hash = number * 2654435769u; /* of 32 bits */
-      at = count >> 31 ? (i64)(hash * (u64)(count >> 16) >> 16) : (i64)(hash * (u64)count >> 32);
-    }
-    at = at < count ? at : count - 1;
-    if (is_dense) {
-      most = larger(most, from[at]);
-    } else {
-      const i64 of_c = side ? second_axis_c : first_axis_c, of_h = side ? second_axis_h : first_axis_h;
-      const i64 of_w = side ? second_axis_w : first_axis_w;
+  if (is_dense) {
+    /* all are asked for before the first is looked at: one behind the other they would take 20 microseconds */
+    float samples[SAMPLES / 256];
+    UNROLL for (int n = 0; n < SAMPLES / 256; ++n) samples[n] = from[sample((u32)(n * 256 + THREAD_ID), count)];
+    UNROLL for (int n = 0; n < SAMPLES / 256; ++n) most = larger(most, samples[n]);
+  } else {
+    const i64 of_c = side ? second_axis_c : first_axis_c, of_h = side ? second_axis_h : first_axis_h;
+    const i64 of_w = side ? second_axis_w : first_axis_w;
+    for (int n = 0; n < SAMPLES / 256; ++n) {
+      const i64 at = sample((u32)(n * 256 + THREAD_ID), count);
       const i64 a = at / of_w, b = a / of_h, c = b / of_c;
       const i64 place =
           side ? c * second_n + (b - c * of_c) * second_c + (a - b * of_h) * second_h + (at - a * of_w) * second_w
@@ -161,6 +177,7 @@ void guess_scales(ARGUMENTS) {
  * whichever of the two are neighbours in memory. */
 KERNEL(256)
 void transform_filter(ARGUMENTS) {
+  BEGIN_LAUNCH();
 #if IS_SCALED
   BEGIN_SCALED(1, BLOCK_ID(0) == 0 && BLOCK_ID(2) == 0 && THREAD_ID == 0)
 #endif
@@ -193,6 +210,7 @@ void transform_filter(ARGUMENTS) {
 /* The filter's gradient: a thread takes all taps of one row and one column. */
 KERNEL(256)
 void finish_filter(ARGUMENTS) {
+  BEGIN_LAUNCH();
   const i64 unit = BLOCK_ID(0) * 256 + THREAD_ID, of_group = filter_rows * filter_columns;
   if (unit >= of_group * groups) return;
   const i64 group = unit / of_group, rest = unit - group * of_group, row = rest / filter_columns;
