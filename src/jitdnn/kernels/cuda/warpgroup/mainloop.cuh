@@ -1,4 +1,4 @@
-// Matrix products on the tensor cores of sm_90a: one thread copies, warpgroups multiply.
+// Matrix products on the tensor cores of sm_90a: one thread copies, or two in turns, and warpgroups multiply.
 //
 //     tile of a thread block   BM rows x BN columns of the product, sums in registers
 //

@@ -85,8 +85,9 @@ FUNCTION void store_box(u32 from, const Tables &tables, const BoxPlace &place, i
         tma_store_3d(from, tables.result(), ROWS_FIRST ? row : place.column, group, ROWS_FIRST ? place.column : row);
 }
 
-// Brings the stages of a piece of work, one after the other: SUBS times a tap and SUB_K channels. One thread does this
-// while the tensor cores work, so a step is a few additions; all else is in the constructor, or done once for a tap.
+// Brings the stages of a piece of work, one after the other: SUBS times a tap and SUB_K channels. One thread does this,
+// or two in turns, while the tensor cores work, so a step is a few additions; all else is in the constructor, or done once
+// for a tap.
 struct Loader {
     int image, w, h, d;           // where the window of the tile's first pixel begins
     int phase, column;            // of the tile's first result
