@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from jitdnn.bench.gpu_timing import interleaved
 from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import kernel_of
@@ -42,7 +43,7 @@ from jitdnn.rtcg.missing import gathering
 
 Call = Callable[[], Any]
 BYTES = 150_000_000  # of all sets of tensors, more than L2 has
-MOST_SETS, LEAST_CALLS, ROUNDS = 256, 16, 5
+MOST_SETS, ROUNDS = 256, 7
 LARGEST_ERROR = 6e-3  # beside the peer's result, relative
 FACTOR = 1.4  # on the least estimate, within which blockings are measured
 
@@ -148,32 +149,6 @@ def peer(problem: Any, first: torch.Tensor, second: torch.Tensor, result: torch.
     )[0]  # fmt: skip
 
 
-def captured(calls: Sequence[Call]) -> tuple[Any, int]:
-    """A graph of the calls, or of all of them as often as makes `LEAST_CALLS`."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        calls[0]()
-    torch.cuda.synchronize()
-    repeats = math.ceil(LEAST_CALLS / len(calls))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        for _ in range(repeats):
-            for call in calls:
-                call()
-    return graph, repeats * len(calls)
-
-
-def replayed(graph: Any, count: int) -> float:
-    """Microseconds of a call."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) * 1e3 / count
-
-
 def measure(
     words: str, problem: Any, found: list[tuple[str, Plan, Any]], device: Any, memory: torch.Tensor
 ) -> None:
@@ -198,17 +173,12 @@ def measure(
             runs[f"{name}|{plan.seconds * 1e6:.2f}"] = own
         else:
             print(f"{words}: {name} is not right, by {error:.1e}")
-    graphs = {name: (captured(own[:1]), captured(own)) for name, own in runs.items()}
-    times: dict[str, list[tuple[float, ...]]] = {name: [] for name in graphs}
-    for number in range(ROUNDS + 1):
-        for name, both in graphs.items():
-            taken = tuple(replayed(*one) for one in both)
-            if number:
-                times[name].append(taken)
-    medians = {
-        name: tuple(statistics.median(column) for column in zip(*own, strict=True))
-        for name, own in times.items()
-    }
+    calls = [lambda number, own=own: own[number]() for own in runs.values()]
+    both = [
+        [statistics.median(taken) * 1e6 for taken in interleaved(torch, calls, count, ROUNDS)]
+        for count in (1, len(sets))
+    ]
+    medians = dict(zip(runs, zip(*both, strict=True), strict=True))
     in_cache, in_turns = medians.pop("peer")
     print(f"= {words} | {in_cache:.2f} {in_turns:.2f} | {len(sets)}")
     for name, (first, second) in sorted(medians.items(), key=lambda item: item[1][1]):

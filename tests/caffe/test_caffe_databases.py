@@ -14,17 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caffe_databases import Array, datum, write_leveldb, write_lmdb
+from caffe_databases import IMAGES, Array, datum, records, write_leveldb, write_lmdb
 from jitdnn.caffe import Net, load_net
 from jitdnn.caffe.datum import image_datum, read_datum
 from jitdnn.caffe.images import resize_image
 from jitdnn.errors import InvalidArgument, InvalidShape, JitdnnError, NotSupported
-
-IMAGES = np.random.default_rng(7).integers(0, 256, (11, 3, 9, 12), np.uint8)
-
-
-def records(form: str = "raw", images: Array = IMAGES) -> list[tuple[bytes, bytes]]:
-    return [(b"%08d_x" % index, datum(image, 100 + index, form)) for index, image in enumerate(images)]
 
 
 def data_net(source: Path, fields: str = "", transform: str = "", phase: str = "TEST", batch: int = 4) -> Net:

@@ -7,17 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from caffe_databases import datum, write_lmdb
-
-IMAGES = np.random.default_rng(7).integers(0, 256, (11, 3, 9, 12), np.uint8)
-
-
-def records(form: str = "raw") -> list[tuple[bytes, bytes]]:
-    return [(b"%08d_x" % index, datum(image, 100 + index, form)) for index, image in enumerate(IMAGES)]
-
+from caffe_databases import records, write_lmdb
 
 HELD = """
 import faulthandler, os, sys, threading

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import caffe_protobuf
 
 Array = NDArray[Any]
+IMAGES = np.random.default_rng(7).integers(0, 256, (11, 3, 9, 12), np.uint8)
 
 
 def datum(image: Array, label: int = 0, form: str = "raw") -> bytes:
@@ -30,6 +31,11 @@ def datum(image: Array, label: int = 0, form: str = "raw") -> bytes:
     else:
         made.float_data.extend(image.reshape(-1).tolist())
     return bytes(made.SerializeToString())
+
+
+def records(form: str = "raw", images: Array = IMAGES) -> list[tuple[bytes, bytes]]:
+    """Keys and records of images, labelled from 100 on."""
+    return [(b"%08d_x" % index, datum(image, 100 + index, form)) for index, image in enumerate(images)]
 
 
 def write_lmdb(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> Path:

@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from jitdnn import targets
 from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel
+from jitdnn.planner import background, compiling
+from jitdnn.planner.compiling import Pool
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.cache import CodeCache, Origin
@@ -21,6 +25,16 @@ from planner_fakes import Fake
 
 _ORIGIN = Origin("fake", "arch1", "compiler 1")
 SECONDS = 20.0  # that no test waits for unless something hangs
+
+
+def own_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """For a fixture: a pool of the test's own, of two threads, which end with it."""
+    made = Pool(2)
+    monkeypatch.setattr(compiling, "pool", made)
+    monkeypatch.setattr(background, "pool", made)
+    yield made
+    made.close(SECONDS)
+    assert not any(thread.is_alive() for thread in made._threads), "a thread was left"
 
 
 class Gate:

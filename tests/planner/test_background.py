@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import jitdnn as jd
-from fake_compiler import SECONDS, Compiled, Gate, Gpu, gpu_target
+from fake_compiler import SECONDS, Compiled, Gate, Gpu, gpu_target, own_pool
 from jitdnn import log
 from jitdnn.errors import CompileError, DeviceError
-from jitdnn.planner import background, compiling
+from jitdnn.planner import compiling
 from jitdnn.planner.compiling import Pool, Task
 from planner_fakes import PROBLEM
 
@@ -33,13 +33,7 @@ _numbers = iter(range(1, 1 << 20))
 
 @pytest.fixture(autouse=True)
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    """A pool of the test's own, of two threads."""
-    made = Pool(2)
-    monkeypatch.setattr(compiling, "pool", made)
-    monkeypatch.setattr(background, "pool", made)
-    yield made
-    made.close(SECONDS)
-    assert not any(thread.is_alive() for thread in made._threads), "a thread was left"
+    yield from own_pool(monkeypatch)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 import jitdnn as jd
-from fake_compiler import SECONDS, Compiled, Gate, Gpu, gpu_target
+from fake_compiler import SECONDS, Compiled, Gate, Gpu, gpu_target, own_pool
 from jitdnn.handle import current_handle
 from jitdnn.ops.ahead import compile_ahead
 from jitdnn.planner import compiling
@@ -23,12 +23,7 @@ from planner_fakes import PROBLEM
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    """A pool of the test's own, of two threads."""
-    made = Pool(2)
-    monkeypatch.setattr(compiling, "pool", made)
-    yield made
-    made.close(SECONDS)
-    assert not any(thread.is_alive() for thread in made._threads), "a thread was left"
+    yield from own_pool(monkeypatch)
 
 
 class TestTasks:
