@@ -10,7 +10,7 @@ import pytest
 from cases import make_case
 from convolution_cases import convolution
 from harness import run_algorithm
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm import wgrad
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose, wgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupWgrad,
@@ -78,3 +78,38 @@ def test_tiles_are_numbered_along_the_shorter_axis() -> None:
     assert wgrad._strip(replace(products, n=256), tall) == 2
     assert wgrad._strip(products, wide) == 1
     assert wgrad._strip(products, replace(wide, cluster=2)) == 16
+
+
+# words: the tile, splits
+INSIDE = {
+    "conv_bwd_filter n3 c200 h7 w9 k200 r1 s1 bf16 nhwc": (Tile(3, 1, 1, 96), 1),
+    "conv_bwd_filter n3 c192 h7 w9 k72 r1 s1 f16 nhwc": (Tile(2, 1, 1, 96), 3),
+    "conv_bwd_filter n2 c208 h7 w9 k144 r1 s1 g2 bf16 nhwc": (Tile(1, 1, 1, 96), 1),
+    "conv_bwd_filter n2 c104 d3 h7 w9 k72 t1 r1 s1 stride2 bf16 nhwc": (Tile(1, 1, 1, 96), 1),
+    "conv_bwd_filter n2 c100 h7 w9 k70 r1 s1 bf16": (Tile(2, 1, 1, 96), 1),
+}
+
+
+@pytest.mark.parametrize("words", INSIDE)
+def test_tiles_end_inside_of_a_block(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a filter with one tap, whose columns are channels without gaps."""
+    tile, splits = INSIDE[words]
+
+    monkeypatch.setattr(wgrad, "INSIDE", (tile,))
+
+    def blocking(products: Products, tiles: Any, *_: Any, **__: Any) -> tuple[Blocking, float]:
+        assert tile in tiles
+        length = -(-products.longest // splits)
+        return Blocking(tile, 3, -(-products.longest // length), length, 1, 2), 1e-5
+
+    problem = convolution(words)
+    with blocked_by(blocking):
+        plan = WarpgroupWgrad((tile,)).sizes(problem, cuda_device)
+        assert isinstance(plan, Plan)
+        run_algorithm(
+            WarpgroupWgrad((tile,)), make_case(problem), cuda_device, scales=((1.0, 0.0), (-0.75, 0.5))
+        )
+        choose.plan_of.cache_clear()
+        windows = convolution(words.replace("r1 s1", "r1 s2"))
+        with pytest.raises(AssertionError):
+            WarpgroupWgrad((tile,)).sizes(windows, cuda_device)

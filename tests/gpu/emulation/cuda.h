@@ -180,14 +180,18 @@ static inline bool warp_any(bool value, EMULATION_LINE) { return warp_ballot(val
 static inline bool warp_all(bool value, EMULATION_LINE) { return warp_ballot(!value, line) == 0; }
 
 // Blocks run one after the other: one that waits for a later one would wait for ever.
-static inline void arrive_among_blocks(u32 *arrived, EMULATION_LINE) {
-    __syncthreads(line);
-    if (threadIdx.x == 0) ++*arrived;
-}
-static inline void wait_among_blocks(u32 *arrived, u32 target, EMULATION_LINE) {
-    if (threadIdx.x == 0 && (i32)(*arrived - target) < 0)
+static inline void signal_blocks(u32 *arrived) { ++*arrived; }
+static inline void wait_for_signals(const u32 *arrived, u32 target, EMULATION_LINE) {
+    if ((i32)(*arrived - target) < 0)
         emulation::emulation_fail(line, "wait_among_blocks: %u arrived of %u, and later blocks run later", *arrived,
                                   target);
+}
+static inline void arrive_among_blocks(u32 *arrived, EMULATION_LINE) {
+    __syncthreads(line);
+    if (threadIdx.x == 0) signal_blocks(arrived);
+}
+static inline void wait_among_blocks(u32 *arrived, u32 target, EMULATION_LINE) {
+    if (threadIdx.x == 0) wait_for_signals(arrived, target, line);
     __syncthreads(line);
 }
 

@@ -203,24 +203,30 @@ FUNCTION bool warp_all(bool value) { return __all_sync(0xffffffffu, value); }
 // to the next. What a block wrote before it arrived is seen by the others when they have waited. A block that waits for ten
 // seconds ends the kernel with an error: nothing hangs.
 
-FUNCTION void arrive_among_blocks(u32 *arrived) {
-    __syncthreads();
-    if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
+// Of one thread: what threads wrote that it has waited for is seen by whoever waits until `arrived` has counted this.
+FUNCTION void signal_blocks(u32 *arrived) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
 }
-FUNCTION void wait_among_blocks(u32 *arrived, u32 target) {
-    if (threadIdx.x == 0) {
-        u32 seen;
-        u64 begin = 0, now;
-        for (u32 turn = 1;; ++turn) {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrived) : "memory");
-            if ((i32)(seen - target) >= 0) break;
-            if (turn % 1024u == 0) {
-                asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-                if (!begin) begin = now;
-                if (now - begin > 10000000000ull) __trap();
-            }
+FUNCTION void wait_for_signals(const u32 *arrived, u32 target) {
+    u32 seen;
+    u64 begin = 0, now;
+    for (u32 turn = 1;; ++turn) {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrived) : "memory");
+        if ((i32)(seen - target) >= 0) break;
+        if (turn % 1024u == 0) {
+            asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+            if (!begin) begin = now;
+            if (now - begin > 10000000000ull) __trap();
         }
     }
+}
+
+FUNCTION void arrive_among_blocks(u32 *arrived) {
+    __syncthreads();
+    if (threadIdx.x == 0) signal_blocks(arrived);
+}
+FUNCTION void wait_among_blocks(u32 *arrived, u32 target) {
+    if (threadIdx.x == 0) wait_for_signals(arrived, target);
     __syncthreads();
 }
 

@@ -60,6 +60,17 @@ _LINES_RESULT_CYCLES = {1: 0.1, 2: 0.1, 3: 0.025}
 """Beside these, of a result in lines, which threads store, by consumers: of three two multiply meanwhile."""
 _EMPTY_CYCLES = 1300.0  # of a tile of zeros, beside storing them
 _EARLY_STAGES = 36
+_WAITED, _ADDED_BYTES = 900.0, 30.0
+"""Cycles until the sums that another thread block has left begin to come, and bytes of them in a cycle."""
+_WHOLE_BESIDE_PARTS = (
+    8000.0  # of a tile that a thread block has whole, beside its stages, between parts of others
+)
+_INSIDE_FACTOR = 1.15  # of a stage of a tile that ends inside of a block of 64 columns, where K is split
+_ROWS_CLUSTER_FACTOR = 1.15  # of a stage of a cluster whose x comes as rows, not as windows
+_OUT_OF_STEP_FACTOR = 1.04  # of a stage of 256 x 128, or in lines, where few thread blocks are in step
+_WINDOWS_FACTOR = {(256, 128): 0.93, (256, 64): 0.95, (192, 128): 1.02, (128, 256): 1.04, (64, 192): 1.1}
+"""Of a stage of such a tile, of which x comes as windows: rows of dy are copied faster."""
+_CLEARED = 0.8e-6  # seconds of the launch that clears what thread blocks signal
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 _AS_FAST = 1.005
 """The factor on a time within which it counts as the same."""
@@ -183,6 +194,8 @@ def begins_early(blocking: Blocking, is_wgrad: bool = False, is_divided: bool = 
     """
     if is_divided:
         return True
+    if blocking.sharers:
+        return True  # behind a launch of one thread block, which waits for the launch before
     return not blocking.is_split and (not is_wgrad or blocking.blocks_of_split <= _EARLY_STAGES)
 
 
@@ -211,6 +224,8 @@ def stage_cycles(
     products = 3 if parts == 2 and not blocking.is_rough else blocking.lines.mean_taps
     mma = products * flops / (_OPERATIONS_OF_BYTE * facts.shared_bytes_per_cycle)
     of_b = tile.across * shared_rows.count if shared_rows else blocking.rows_of_b
+    if is_wgrad and tile.n % 64:
+        of_b = -(-tile.n // 64) * 64
     brought = parts * (tile.m + blocking.lines.further + of_b)  # rows of 128 bytes
     of_a = 64 * (2 if blocking.divides_rows else products)
     read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (2 * tile.n if is_rewritten else 0)
@@ -292,6 +307,12 @@ def seconds(
         products.is_strided,
     )
     if is_wgrad:
+        if boxes.has_windows and blocking.parts == 1:
+            stage *= _WINDOWS_FACTOR.get((tile.m, tile.n), 1.0)
+        if blocking.sharers and (tile.rows > 1 or shared_rows):
+            stage *= _OUT_OF_STEP_FACTOR
+        if tile.n % 64 and blocking.is_split:
+            stage *= _INSIDE_FACTOR
         if tile.across > 1 and not shared_rows:
             stage *= _ROWS_ACROSS_FACTOR if blocking.divides_rows else _ACROSS_FACTOR
     else:
@@ -308,6 +329,8 @@ def seconds(
             stage += constants.outside_last * rows
     if tile.cluster > 1:
         stage *= constants.cluster
+        if is_wgrad and blocking.parts == 1 and not boxes.has_windows:
+            stage *= _ROWS_CLUSTER_FACTOR
     works = blocking.works(products)
     length = products.longest if blocking.is_whole else blocking.blocks_of_split
     leaving = constants.results or l2_bytes_per_cycle(device.facts)
@@ -337,6 +360,12 @@ def seconds(
             else products.filled(tile) * chunks + _EMPTY_CYCLES
             for blocks in products.blocks
         ])  # fmt: skip
+    elif blocking.sharers:
+        sums = tile.m * tile.n * 4
+        stages = -(-products.tiles(tile) * products.longest // blocking.sharers)
+        busy = stages * stage + 2 * between + constants.partial + sums / leaving
+        busy += max(0, blocking.pieces(products) - 2) * _WHOLE_BESIDE_PARTS
+        busy += blocking.others(products) * (_WAITED + sums / _ADDED_BYTES)
     else:
         turns = -(-works // device.multiprocessors)
         busy = turns * max(one, chunks)
@@ -349,6 +378,8 @@ def seconds(
     )
     time = max(works_for, waits_for) + constants.unhidden * min(works_for, waits_for)
     time += constants.early_launch if begins_early(blocking, is_wgrad, is_divided) else constants.launch
+    if blocking.sharers:
+        time += _CLEARED
     if blocking.is_split:
         time += constants.reduction + finished * products.tiles(tile) / device.multiprocessors / clock
         time += blocking.partial_bytes(products) / (_REDUCTION_SHARE * device.bandwidth)
@@ -374,14 +405,15 @@ def best_blocking(
     finish: Finish = NO_FINISH,
     is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
     is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, boxes: Boxes = NO_BOXES,
-    lines: Lines = NO_LINES, depths: Callable[[Tile], Sequence[int]] = lambda _: (1,),
+    lines: Lines = NO_LINES, depths: Callable[[Tile], Sequence[int]] = lambda _: (1,), shared: Sequence[Tile] = (),
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
     that are for something else. `is_rewritten`, `is_divided`, `shared_rows`, `boxes`: see `stage_cycles`;
     `divides_rows`, `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many
-    times `row` stages of a tile may have. `lines`: taps that share rows of A. What is divided is split.
+    times `row` stages of a tile may have. `lines`: taps that share rows of A. `shared`: tiles of which thread blocks
+    may have equal parts of the K of all. What is divided is split.
     """
     candidates = [(tile, depth, products.in_stages(depth)) for tile in tiles for depth in depths(tile)]
     found = [
@@ -418,6 +450,7 @@ def best_blocking(
             row * depth,
             may_keep_b,
             lines,
+            shared,
         )
     ]
     if not found:

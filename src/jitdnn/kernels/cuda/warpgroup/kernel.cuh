@@ -35,6 +35,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
     const Exchange exchange = {ring.shared};
     if (threadIdx.x == 0) exchange.initialize();
 #endif
+#if IS_STREAMED
+    if (threadIdx.x == 0) {
+        mbarrier_init(ring.shared + LEFT_AT, 128 * WARPGROUPS);
+        mbarrier_init(ring.shared + ALL_LEFT_AT, 1);
+    }
+#endif
     if (threadIdx.x == 0) ring.initialize();
 #if COPIERS > 1
     const Work first_work(tables, blockIdx.x);
@@ -66,6 +72,9 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         if (threadIdx.x % 32 == 0 && copier < COPIERS) produce(ring, tables, first_work, first_loader, copier);
 #else
         if (threadIdx.x == 128 * (WARPGROUPS + DIVIDERS)) produce(ring, tables);
+#endif
+#if IS_STREAMED
+        if (threadIdx.x == 128 * WARPGROUPS + 96) exchange_signals(ring, tables, workspace);
 #endif
 #if IS_CLUSTERED
         __syncwarp();
@@ -172,8 +181,21 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #if HAS_SUMS
         clear_sums(tables, workspace, warpgroup);
 #endif
-        for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
+        int number = blockIdx.x;
+#if IS_STREAMED
+        const Work first_work(tables, number);
+        if (!first_work.is_end) {
+            consumer.multiply<1>(sums, first_work.last_block - first_work.first_block, false, [](int) {});
+            store_partial(sums, (SUM *)(workspace + tables.partials), tables, number, warpgroup);
+            mbarrier_arrive(ring.shared + LEFT_AT);
+            number += gridDim.x;
+        }
+#endif
+        for (; number < (int)tables.works; number += gridDim.x) {
             const Work work(tables, number);
+#if IS_STREAMED
+            if (work.first_block == work.last_block) break;
+#endif
             if constexpr (MAY_BE_EMPTY) {
                 if (is_plain && work.first_block == work.last_block && alpha - alpha == 0) {
                     store_zeros(tables, work, work.first_row + rows_before, first_column, result);
@@ -186,6 +208,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             consumer.begin(tables, work, workspace);
 #endif
             consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, is_leaving, send);
+#if IS_STREAMED
+            if (work.first_block > 0) {
+                mbarrier_wait(ring.shared + ALL_LEFT_AT, 0);
+                add_partials(sums, Streamed(tables, number).before(tables), tables, warpgroup, workspace);
+            }
+#endif
 #if (DIVIDES_ROWS && !IS_DIVIDED) || (IS_BLOCKWISE && PARTS == 2)
             if (!consumer.is_finite) sum_exactly(sums, tables, work, warpgroup, first, second);
 #endif

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 STAGE_ROW = 128
 """Bytes of K in a stage, but where few channels want more or less: what a row of shared memory has under the swizzle
@@ -20,6 +21,14 @@ _NEIGHBOURS = 16
 """Thread blocks that run next to each other, of which L2 takes requests for the same lines together."""
 _EXCHANGE_BARRIER_BYTES = 16
 _CHUNK_ROWS = 64
+_LEFT_OVER = 32  # of how many multiprocessors one may be left idle for parts that are in step
+_LEAST_PART = 8
+"""Stages of a thread block, where all have equal parts of the K of all tiles: fewer are no more than what the sums of
+parts take."""
+_MOST_PIECES = 3
+"""Of the tiles of a thread block, and of thread blocks beside the one that stores a tile: with more of them, who is at
+the same place of K shares little of what is read, and sums of parts take longer than idle multiprocessors."""
+_MAX_INT = 2**31
 _STAGES_BESIDE_KEPT = 4
 """Of A, that there is to be room for beside all of B."""
 _STAGES_OF_LINES = 3
@@ -205,6 +214,9 @@ TILES = (
     Tile(1, 1, 1, 144),
 )
 """Tiles worth trying, those first that are best for many problems."""
+SHARED = (Tile(2, 1, 2, 128), Tile(2, 1, 1, 128), Tile(1, 1, 1, 64))
+SHARED_IN_LINES = (Tile(1, 1, 1, 192), Tile(2, 1, 1, 192))
+"""Those of filter gradients, and of such in lines, of which thread blocks may have equal parts of the K of all."""
 DIVIDED = tuple(
     replace(Tile(*shape), dividers=dividers)
     for shape, dividers in (
@@ -320,7 +332,8 @@ class Blocking:
     `parts`: 2 with halves. `result_bytes`: of an element of the result. `divides_rows`: those of A, in registers.
     `is_rough`: of the halves only the first ones are multiplied, which have the bits of tf32. `row`: bytes of K of a
     stage. `kept_bytes`: of all of B, which a thread block brings once for all of its tiles, or 0. `lines`: taps that
-    share rows of A.
+    share rows of A. `sharers`: thread blocks that have equal parts of the K of all tiles, one behind the other, or 0;
+    `in_step`: how many of them are at the same place of K at the same time, of different tiles. See stream_k.cuh.
     """
 
     tile: Tile
@@ -334,6 +347,8 @@ class Blocking:
     row: int = STAGE_ROW
     kept_bytes: int = 0
     lines: Lines = NO_LINES
+    sharers: int = 0
+    in_step: int = 1
 
     @property
     def keeps_b(self) -> bool:
@@ -362,10 +377,34 @@ class Blocking:
         return 0 if self.keeps_b else self.lines.mean_taps * self.tile.n
 
     def works(self, products: Products) -> int:
+        if self.sharers:
+            return self.sharers * self.pieces(products)
         return products.tiles(self.tile) * self.splits
 
+    def pieces(self, products: Products) -> int:
+        """Tiles of which a thread block has a part, at most, where all have equal parts of K."""
+        parts, stages = self._parts(products)
+        bounds = [part * stages // parts for part in range(parts + 1)]
+        length = products.longest
+        return max(-(-end // length) - begin // length for begin, end in pairwise(bounds))
+
+    def others(self, products: Products) -> int:
+        """Thread blocks that leave sums of a tile to the one that stores its results, at most."""
+        parts, stages = self._parts(products)
+        length = products.longest
+
+        def part_of(stage: int) -> int:
+            return ((stage + 1) * parts - 1) // stages
+
+        return max(part_of(first + length - 1) - part_of(first) for first in range(0, stages, length))
+
+    def _parts(self, products: Products) -> tuple[int, int]:
+        return self.sharers // self.in_step, products.tiles(self.tile) // self.in_step * products.longest
+
     def partial_bytes(self, products: Products) -> int:
-        """Of the partial sums."""
+        """Of the partial sums and, where thread blocks wait for those of others, of what these signal."""
+        if self.sharers:
+            return self.sharers * (4 * self.tile.m * self.tile.n + 4)
         return 4 * self.works(products) * self.tile.m * self.tile.n if self.is_split else 0
 
 
@@ -373,6 +412,7 @@ def blockings(
     products: Products, tiles: Sequence[Tile], shared_bytes: int, multiprocessors: int, parts: int,
     result_bytes: int, max_splits: int, is_promoted: bool, min_splits: int = 1, divides_rows: bool = False,
     is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, lines: Lines = NO_LINES,
+    shared: Sequence[Tile] = (),
 ) -> list[Blocking]:  # fmt: skip
     """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves."""
     found = []
@@ -424,7 +464,25 @@ def blockings(
                     lines,
                 )
             )
+            if splits == 1 and tile in shared:
+                found += _shared_evenly(found[-1], products, multiprocessors)
     return found
+
+
+def _shared_evenly(whole: Blocking, products: Products, multiprocessors: int) -> list[Blocking]:
+    """The blocking with equal parts of the K of all tiles for (nearly) all multiprocessors, if whole tiles leave some
+    idle, and parts are long enough."""
+    tiles = products.tiles(whole.tile)
+    least = multiprocessors - multiprocessors // _LEFT_OVER
+    sharers = max(range(least, multiprocessors + 1), key=lambda count: (math.gcd(count, tiles), count))
+    in_step = math.gcd(sharers, tiles)
+    stages = tiles * products.longest
+    if tiles % sharers == 0 or stages < _LEAST_PART * sharers or stages // in_step * sharers >= _MAX_INT:
+        return []
+    if not sharers <= (_MOST_PIECES + 1) * tiles <= (_MOST_PIECES + 1) * _MOST_PIECES * sharers:
+        return []
+    found = replace(whole, sharers=sharers, in_step=in_step)
+    return [found] if max(found.others(products), found.pieces(products)) <= _MOST_PIECES else []
 
 
 def _has_same_columns(products: Products, tile: Tile) -> bool:

@@ -52,5 +52,8 @@ constexpr int BUFFER_BYTES = 64 * CHUNK_BYTES;
 constexpr int STAGING_AT = STAGES * STAGE_BYTES;
 constexpr int ROWS_AT = STAGING_AT + (IS_PART ? 0 : WARPGROUPS * 2 * BUFFER_BYTES);
 constexpr int EXCHANGE_BARRIER_AT = ROWS_AT + WARPGROUPS * ROWS * 64 * 8, BARRIERS_AT = EXCHANGE_BARRIER_AT + 16;
+// Where thread blocks have equal parts of K (stream_k.cuh): barriers of sums that this block has left, and that others have
+// left.
+constexpr int LEFT_AT = EXCHANGE_BARRIER_AT, ALL_LEFT_AT = LEFT_AT + 8;
 constexpr int KEPT_AT = (BARRIERS_AT + 16 * STAGES + 1023) / 1024 * 1024;
 static_assert(!KEEPS_B || !(A_MN_MAJOR || IS_PART || HAS_PROLOGUE), "tiles with the same columns and all of K");

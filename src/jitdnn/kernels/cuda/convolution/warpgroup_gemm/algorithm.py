@@ -180,6 +180,7 @@ class WarpgroupGemmInLines(WarpgroupGemm):
 class WarpgroupWgrad(WarpgroupGemm):
     """Channels of dy by taps and channels of x; K runs over pixels."""
 
+    version: ClassVar[int] = 3
     takes_no_epilogue = "a filter's gradient takes no epilogue here"
 
     def error_of(self, problem: Convolution) -> float:

@@ -113,6 +113,7 @@ def source_of(
             read_text(
                 "cuda/warpgroup", "sizes.cuh", *(("halves.cuh",) if plan.is_scaled or plan.is_divided else ())
             ),
+            read_text("cuda/warpgroup", "stream_k.cuh") if blocking.sharers else "",
             read_text("cuda/convolution/warpgroup_gemm", body),
             read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", *fused.files),
             read_text("cuda/warpgroup", "finish_wide.cuh") if wide else "",
@@ -126,6 +127,7 @@ def source_of(
             read_text("cuda/warpgroup", "blockwise.cuh") if plan.is_blockwise else "",
             read_text("cuda/warpgroup", "divide.cuh") if plan.is_divided else "",
             read_text("cuda/warpgroup", "cluster.cuh") if tile.cluster > 1 else "",
+            read_text("cuda/warpgroup", "stream_k_sums.cuh") if blocking.sharers else "",
             read_text("cuda/warpgroup", "kernel.cuh", *_packing(plan)),
         )
     )
@@ -167,6 +169,7 @@ def source_of(
         ("PARTS", blocking.parts),
         ("IS_SPLIT", int(blocking.is_split)),
         ("IS_CLUSTERED", int(tile.cluster > 1)),
+        ("IS_STREAMED", int(blocking.sharers > 0)),
         ("A_MN_MAJOR", int(plan.is_wgrad)),
         ("B_MN_MAJOR", int(plan.is_b_mn_major)),
         ("PHASES", phases_of_code(plan.phases)),
@@ -187,6 +190,8 @@ def source_of(
     spills = epilogue is not None or plan.fusion.has_prologue or plan.is_integer or parts == 2
     # where the chunks of a wgrad's results go, of which 3 consumers with 160 registers keep 4 bytes in memory
     spills = spills or (plan.is_wgrad and plan.is_in_boxes and tile.warpgroups == 3)
+    # around the loop over K, where sums of other thread blocks are added
+    spills = spills or blocking.sharers > 0
     return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, "hopper", spills)
 
 
@@ -222,7 +227,9 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
         launches.append(Launch("find_maxima", (MAXIMA, 1 if plan.divides_rows else 2), 512, is_early=True))
     if packs:
         launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256, is_early=True))
-    groups = plan.works if tile.cluster > 1 else min(multiprocessors, plan.works)
+    groups = plan.works if tile.cluster > 1 else plan.blocking.sharers or min(multiprocessors, plan.works)
+    if plan.blocking.sharers:
+        launches.append(Launch("clear_signals", 1, 512, is_early=True))
     is_early = begins_early(plan.blocking, plan.is_wgrad, plan.is_divided or plan.is_blockwise)
     launches.append(
         Launch(

@@ -50,6 +50,9 @@ struct Tables {
 #if IS_BLOCKWISE
     i64 shifts[2];  // of the operands' blocks: bytes of the workspace
 #endif
+#if IS_STREAMED
+    i64 in_step, sharers, signals;  // thread blocks at the same place of K, and all; a byte of the workspace: see stream_k.cuh
+#endif
 
     METHOD const TensorMap &a(int phase, int part) const { return maps[phase * PARTS + part]; }
     METHOD const TensorMap &b(int part) const { return maps[A_MAPS + part]; }

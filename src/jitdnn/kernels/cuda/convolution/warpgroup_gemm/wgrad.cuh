@@ -37,32 +37,44 @@ struct Columns {
     METHOD i64 place(const Tables &tables, int column) const {
         const Column one(tables, first + column);
         return tables.tap_place + one.tap[0] * tables.tap_space[0] + one.tap[1] * tables.tap_space[1] +
-               one.tap[2] * tables.tap_space[2] + (one.channel + column % 64) * tables.result_column;
+               one.tap[2] * tables.tap_space[2] + (one.channel + (first + column) % 64) * tables.result_column;
     }
     // Columns of the same tap that there are from this one on.
     METHOD int from(const Tables &tables, int column) const {
         if (column >= count) return 0;
         const Column one(tables, first + column);
-        return one.is_there(tables) ? (int)tables.channels - one.channel - column % 64 : 0;
+        return one.is_there(tables) ? (int)tables.channels - one.channel - (first + column) % 64 : 0;
     }
 };
 
 struct Work {
     int group, first_row, first_block, last_block;
     Columns columns;
+#if IS_STREAMED
+    bool is_end;  // it has the last stage of a tile
+#endif
 
     METHOD Work(const Tables &tables, int number) {
         const int tiles = (int)(tables.tiles_m * tables.tiles_n);
+#if IS_STREAMED
+        const Streamed streamed(tables, number);
+        number = streamed.tile, is_end = streamed.last == stages_of(tables);
+#else
         const int split = split_of(tables, number, tiles);
+#endif
         group = tables.groups == 1 ? 0 : number / tiles;
         number -= group * tiles;
         int row_tile, column_tile;
         place_tile(tables, number, row_tile, column_tile);
         first_row = row_tile * BM, columns.first = column_tile * BN;
         columns.count = min(BN, (int)tables.columns - columns.first);
+#if IS_STREAMED
+        first_block = streamed.first, last_block = streamed.last;
+#else
         const int blocks = ((int)tables.phases[0].rows + BK - 1) / BK;
         first_block = split * (int)tables.blocks_of_split;
         last_block = max(first_block, min(blocks, first_block + (int)tables.blocks_of_split));
+#endif
     }
     METHOD int channel(int column, const Tables &) const { return column; }  // for no epilogue
 };
@@ -84,7 +96,7 @@ struct BoxPlace {
         const int column = first_column + chunk * CHUNK;
         const Column one(tables, columns.first + column);
         const int taps_s = (int)tables.phases[0].axes[2].taps, taps_r = (int)tables.phases[0].axes[1].taps;
-        channel = one.channel + column % 64;
+        channel = one.channel + (columns.first + column) % 64;
         tap = column < columns.count && one.is_there(tables)
                   ? (one.tap[0] * taps_r + one.tap[1]) * taps_s + one.tap[2] : -1;
     }
@@ -152,7 +164,7 @@ struct Loader {
 // Brings the stages of a piece of work, one after the other: BK pixels each. One thread does this while the tensor cores
 // work, so a step is a few additions; all else is in the constructor.
 struct Loader {
-    static constexpr int BOXES = BN / 64;
+    static constexpr int BOXES = (BN + 63) / 64;  // of 64 columns: of one tap, tiles may end inside of one
     int pixel, row, a_image, b_image;
     bool is_linear;                      // pixels are copied by their number alone
     Position at, step;                   // else of the first pixel of the next stage; of BK pixels
@@ -171,6 +183,7 @@ struct Loader {
             const bool is_there = 64 * n < work.columns.count;
             const Column one(tables, is_there ? work.columns.first + 64 * n : 0);
             channels[n] = is_there ? one.channel + work.group * (int)tables.b_column_step : NO_CHANNEL;
+            if (BN % 64 && is_there) channels[n] += work.columns.first % 64;
             taps[n] = one.tap[2] * (int)x.dilation | one.tap[1] * (int)y.dilation << 8 |
                       one.tap[0] * (int)z.dilation << 16;
         }

@@ -41,11 +41,16 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import DIVISION_BYTES, 
 from jitdnn.kernels.cuda.cost import SECTOR_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.kernels.cuda.warpgroup.cost import Boxes, SharedRows, best_blocking
-from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Products, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import SHARED, SHARED_IN_LINES, STAGE_ROW, Products, Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 
 _MAX_SPLITS = 256
+_CACHED = 0.6
+"""Of L2, that operands in lines may have of which thread blocks take parts: these are out of step, and ask memory again
+for what others have had."""
+INSIDE = (Tile(3, 1, 1, 96),)
+"""Tiles that end inside of a block of 64 columns, for filters with one tap."""
 SEGMENTS = (64, 32, 16)
 """Pixels of a line that a wgrad in lines takes at a time."""
 
@@ -135,10 +140,12 @@ def wgrad_plan(
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     max_splits = _MAX_SPLITS if uses_workspace else 1
     # columns come in blocks of 64, behind each of which another tap may begin: no chunk of results is longer
+    may_end_inside = is_plain and parts == 1 and not (is_scaled or is_blockwise or fusion.has_prologue)
     tiles = tuple(
         tile
         for tile in tiles
-        if tile.wn % 64 == 0 and (tile.cluster > 1 or tile.chunk_bytes(result_bytes) // result_bytes <= 64)
+        if (tile.wn % 64 == 0 or (may_end_inside and tile in INSIDE))
+        and (tile.cluster > 1 or tile.chunk_bytes(result_bytes) // result_bytes <= 64)
     )
     tiles = fusion.tiles(tiles, result_bytes, True)
     if not is_divided:
@@ -166,6 +173,10 @@ def wgrad_plan(
     )
     is_deep = parts == 1 and not segment and not fusion.has_prologue and not is_blockwise
 
+    may_share = uses_workspace and parts == 1 and groups == 1 and not (any(packs) or fusion.has_prologue)
+    if segment:
+        may_share = may_share and bytes_moved < _CACHED * device.cache_bytes
+
     def depths(tile: Tile) -> tuple[int, ...]:
         # where copies of more pixels make up for fewer stages
         is_small = tile.m * tile.n == 64 * 64 if is_whole[1] else tile.m * tile.n <= 128 * 128
@@ -190,12 +201,14 @@ def wgrad_plan(
         is_rough=is_rough,
         boxes=Boxes(is_whole, (_is_uneven(a[0]), _is_uneven(b[0])), not is_plain and not segment),
         depths=depths,
+        shared=(SHARED_IN_LINES if segment else SHARED) if may_share else (),
     )
     if not found:
         return "no tile fits into the shared memory of the device"
     blocking, seconds = found
-    tile = blocking.tile
+    tile, sharers = blocking.tile, blocking.sharers
     block *= blocking.row // STAGE_ROW
+    is_whole = (is_whole[0], is_whole[1] and tile.n % 64 == 0)
     maps_of_a = maps_in_rows(a, block, tile.m // 64 if is_whole[0] else 0, is_f32)
     maps_of_b: list[TensorMap | None] = [None]
     if is_plain:
@@ -248,6 +261,7 @@ def wgrad_plan(
         *pack_numbers((Pack(x, 0) if is_divided else packs[0], Pack(dy, 0) if is_f32 else packs[1])),
         first, *tap_space, *x.extents, fusion.channels, 0, 0,
         *(pack.shifts for pack in packs if pack and is_blockwise),
+        *((blocking.in_step, sharers, at + 4 * sharers * tile.m * tile.n) if sharers else ()),
     )  # fmt: skip
     return Plan(
         True, dtypes(problem), dw.dtype, rank, 1, True, is_vector, column != 1 and blocking.is_whole,
