@@ -47,6 +47,7 @@ from jitdnn.kernels.cuda.convolution.winograd.algorithm import (
     WinogradWgrad2Halves,
     WinogradWgrad4Halves,
 )
+from jitdnn.kernels.cuda.convolution.zero_filled import ZeroFilled
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
 from jitdnn.kernels.cuda.rnn.algorithm import PersistentSteps, PersistentStepsTensorCores, PersistentStepsTf32
 from jitdnn.kernels.cuda.warpgroup_matmul import (
@@ -129,6 +130,8 @@ def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, 
         own += tuple(
             FewChannelsLast(_ELEMENTWISE, one) for one in (FewChannels(), FewChannelsF32(), FewChannelsTf32())
         )
+    if direction == "bwd_data":
+        own += (ZeroFilled(_ELEMENTWISE, *(one for one in own if one.name.startswith("implicit_gemm"))),)
     return (*own, Patch(*others), PatchCopied(_ELEMENTWISE, *products), *plain)
 
 
