@@ -100,12 +100,17 @@ def chosen(family: type[FewChannels], plan: Plan) -> FewChannels:
     return WithPlan()
 
 
-# results whose rows begin inside of sectors of memory: tiles of all sizes, channels and columns that end inside of one
+# results whose rows, or the channels of whose outputs, begin inside of sectors of memory: tiles of all sizes, channels
+# and columns that end inside of one
 STAGED = [
     "n2 c1 w700 k24 s10 stride5 f32 nchw",
     "n1 c3 h9 w11 k33 r3 s3 pad1 bf16 nchw",
     "n2 c2 d3 h6 w9 k72 t1 r3 s3 pad1 f16 nchw",
     "n1 c1 h20 w75 k12 r3 s3 f32 nchw",
+    "n1 c2 d4 h5 w9 k89 t2 r2 s2 bf16 nhwc",
+    "n2 c3 h9 w11 k46 r3 s3 stride2 pad1 f16 nhwc",
+    "n1 c1 h20 w19 k13 r3 s3 f32 nhwc",
+    "n1 c4 h7 w9 k17 r3 s3 pad1 bf16 nhwc y=s1339,1,175,19",  # outputs that do not follow each other
 ]
 
 
