@@ -108,6 +108,18 @@ def test_directions(words: str, direction: str, cuda_device: Any) -> None:
     run_algorithm(patch(direction), make_case(problem, None, 0, None), cuda_device)
 
 
+@pytest.mark.parametrize("name", ["patch_f32", "patch_tf32"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize(
+    "words", ["n2 c3 h8 w12 k12 r4 s4 stride4 pad0 f32 nhwc", "n1 c4 h7 w12 k8 r3 s6 stride1x2 pad1x2 f32 nhwc"]
+)
+def test_f32(words: str, direction: str, name: str, cuda_device: Any) -> None:
+    problem, algorithm = convolution(words, direction), patch(direction, name)
+    assert algorithm.arithmetic(problem) == ("tf32" if name == "patch_tf32" else "fp32")
+    assert algorithm.refuse(problem, cuda_device) is None
+    run_algorithm(algorithm, make_case(problem, None, 0, None), cuda_device)
+
+
 def test_other_types(cuda_device: Any) -> None:
     reason = patch("fwd").refuse(
         convolution("n2 c3 h8 w8 k8 r2 s2 stride2 pad0 f32 nhwc", "fwd"), cuda_device

@@ -25,6 +25,7 @@ from jitdnn.kernels.algorithm import Algorithm, Epilogue, KernelAlgorithm, Plann
 from jitdnn.kernels.cuda.convolution.half_precision.shape import HALVES
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor
 
 
@@ -35,6 +36,7 @@ class Patch(KernelAlgorithm[Convolution, GpuDevice]):
     version: ClassVar[int] = 2
     problem = Convolution
     takes_float8 = False
+    dtypes: ClassVar[tuple[str, ...]] = HALVES
 
     def __init__(self, *others: Algorithm) -> None:
         """`others`: what may run the convolution of fewer taps."""
@@ -42,8 +44,10 @@ class Patch(KernelAlgorithm[Convolution, GpuDevice]):
         self._inner = lru_cache(512)(self._fastest)
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        if problem.is_integer or problem.dtype not in HALVES:
-            return f"it multiplies bf16 and f16, not {problem.x.dtype}: direct takes every type"
+        if problem.is_integer or problem.dtype not in self.dtypes:
+            return (
+                f"it multiplies {' and '.join(self.dtypes)}, not {problem.x.dtype}: direct takes every type"
+            )
         folded = fold(problem)
         if folded is None:
             return (
@@ -80,8 +84,35 @@ class Patch(KernelAlgorithm[Convolution, GpuDevice]):
 
     def _fastest(self, folded: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> Algorithm | None:
         """The algorithm that should be fastest on the folded convolution."""
-        takers = [other for other in self._others if other.refuse(folded, device, epilogue) is None]
+        takers = [other for other in self._of_math(folded) if other.refuse(folded, device, epilogue) is None]
         return min(takers, key=lambda other: other.estimate(folded, device, epilogue), default=None)
+
+    def _of_math(self, folded: Convolution) -> list[Algorithm]:
+        """Those that compute in the math mode of this one."""
+        return [other for other in self._others if other.arithmetic(folded) == self.arithmetic(folded)]
+
+
+class PatchF32(Patch):
+    """The same of f32, by products that are nearly as exact as f32 products."""
+
+    name = "patch_f32"
+    version: ClassVar[int] = 1
+    dtypes = ("f32",)
+    has_exact_products = False
+
+    def error_of(self, problem: Convolution) -> float:
+        folded = fold(problem)
+        assert folded is not None
+        return max(other.error_bound(folded) for other in self._of_math(folded))
+
+
+class PatchTf32(PatchF32):
+    """The same of f32 that is rounded to tf32."""
+
+    name = "patch_tf32"
+
+    def arithmetic(self, problem: Problem) -> str:
+        return "tf32"
 
 
 def fold(problem: Convolution) -> Convolution | None:
