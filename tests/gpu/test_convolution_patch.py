@@ -111,7 +111,8 @@ def test_directions(words: str, direction: str, cuda_device: Any) -> None:
 @pytest.mark.parametrize("name", ["patch_f32", "patch_tf32"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
 @pytest.mark.parametrize(
-    "words", ["n2 c3 h8 w12 k12 r4 s4 stride4 pad0 f32 nhwc", "n1 c4 h7 w12 k8 r3 s6 stride1x2 pad1x2 f32 nhwc"]
+    "words",
+    ["n2 c3 h8 w12 k12 r4 s4 stride4 pad0 f32 nhwc", "n1 c4 h7 w12 k8 r3 s6 stride1x2 pad1x2 f32 nhwc"],
 )
 def test_f32(words: str, direction: str, name: str, cuda_device: Any) -> None:
     problem, algorithm = convolution(words, direction), patch(direction, name)

@@ -181,9 +181,7 @@ def _merged(
     return None
 
 
-def _with(
-    tensor: TensorDescriptor, at: int, extent: int, step: int, channel_stride: int
-) -> TensorDescriptor:
+def _with(tensor: TensorDescriptor, at: int, extent: int, step: int, channel_stride: int) -> TensorDescriptor:
     """The tensor with `step` times the channels, and `extent` positions along an axis."""
     shape, strides = list(tensor.shape), list(tensor.strides)
     shape[1], shape[at] = shape[1] * step, extent

@@ -118,9 +118,7 @@ class _Filled:
 
 
 def _is_narrowed(problem: Convolution, axis: int) -> bool:
-    return (
-        problem.filter_spatial[axis] == 1 and problem.stride[axis] > 1 and problem.padding[axis] == (0, 0)
-    )
+    return problem.filter_spatial[axis] == 1 and problem.stride[axis] > 1 and problem.padding[axis] == (0, 0)
 
 
 def without_strides(problem: Convolution) -> Convolution | None:
