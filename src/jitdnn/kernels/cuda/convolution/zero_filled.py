@@ -1,4 +1,4 @@
-"""Data gradients of strided convolutions with one tap along an axis, whose results are zero between those that it meets.
+"""Data gradients with one tap along strided axes, whose results are zero between those that it meets.
 
 Of n results along such an axis n / stride are sums, the others zero. Zeros are stored first, all of the result as it
 lies in memory, at the speed of memory; behind that stands the gradient of stride 1 whose result is every so manyth
