@@ -47,7 +47,6 @@ from jitdnn.kernels.cuda.convolution.winograd.algorithm import (
     WinogradWgrad2Halves,
     WinogradWgrad4Halves,
 )
-from jitdnn.kernels.cuda.convolution.zero_filled import ZeroFilled
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
 from jitdnn.kernels.cuda.rnn.algorithm import PersistentSteps, PersistentStepsTensorCores, PersistentStepsTf32
 from jitdnn.kernels.cuda.warpgroup_matmul import (
@@ -130,8 +129,6 @@ def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, 
         own += tuple(
             FewChannelsLast(_ELEMENTWISE, one) for one in (FewChannels(), FewChannelsF32(), FewChannelsTf32())
         )
-    if direction == "bwd_data":
-        own += (ZeroFilled(_ELEMENTWISE, *(one for one in own if one.name.startswith("implicit_gemm"))),)
     # an error bound holds for all that may run, and those of transforms would have others refused
     sums = [one for one in others if not one.name.startswith(("fft", "winograd"))]
     patches = (Patch(*others), PatchF32(*sums), PatchTf32(*sums))

@@ -16,7 +16,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
     strides_of,
 )
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import PIXEL_BYTES, Plan, WgradPlan, wgrad_gemm
-from jitdnn.kernels.cuda.cost import narrow_store_seconds
+from jitdnn.kernels.cuda.cost import gemm_clock, narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.cost import (
     best_blocking,
     misalignment,
@@ -33,6 +33,7 @@ _MAX_SPLITS = 64
 _MAX_WGRAD_SPLITS = 512
 _PIXEL_TABLE_BYTES = 2 * 64 * PIXEL_BYTES  # offset most
 _ELEMENTWISE_PENALTY = 3.0  # how much longer a stage takes whose elements are copied one by one, a guess
+_EMPTY_CYCLES = 500.0  # of a tile of zeros, of stride phases without taps, beside its bytes
 _WGRAD_OF_HALVES = 1.12  # how much longer memory takes of 16 bits, where gradients read two tensors
 _WGRAD_COPY_PENALTY = {
     16: 1.0,
@@ -155,6 +156,8 @@ def _candidate(
         * max(copy_penalty[copy_a], copy_penalty[copy_b])
         * penalty
     )
+    empty = sum(blocking.tiles(gemm) * gemm.groups for gemm in geometry.gemms if gemm.k == 0)
+    time += _EMPTY_CYCLES * empty / (device.multiprocessors * gemm_clock(device.facts))
     if width < _WIDEST_STORE and geometry.result.channel == 1:
         results = sum(gemm.m * gemm.n * gemm.groups for gemm in geometry.gemms)
         time += narrow_store_seconds(device.facts, results // width)
