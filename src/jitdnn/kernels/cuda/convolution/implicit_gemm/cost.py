@@ -33,7 +33,7 @@ _MAX_SPLITS = 64
 _MAX_WGRAD_SPLITS = 512
 _PIXEL_TABLE_BYTES = 2 * 64 * PIXEL_BYTES  # offset most
 _ELEMENTWISE_PENALTY = 3.0  # how much longer a stage takes whose elements are copied one by one, a guess
-_EMPTY_CYCLES = 500.0  # of a tile of zeros, of stride phases without taps, beside its bytes
+_EMPTY_CYCLES = 900.0  # of a tile of zeros, of stride phases without taps, beside its bytes
 _WGRAD_OF_HALVES = 1.12  # how much longer memory takes of 16 bits, where gradients read two tensors
 _WGRAD_COPY_PENALTY = {
     16: 1.0,
