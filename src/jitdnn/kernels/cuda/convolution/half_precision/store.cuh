@@ -67,18 +67,34 @@ FUNCTION void stage_channels(ELEMENT *run, const ELEMENT *result, int k, int lim
 }
 
 // Stores a run of `count` results that begins `shift` elements behind a multiple of 64 bytes, in memory as in shared
-// memory: four threads, of which this is number t, store 64 bytes at a time.
+// memory: four threads, of which this is number t, store 64 bytes at a time, and of pieces of 16 bytes that the run has
+// in part 2, 4 and 8 bytes.
 FUNCTION void store_run(const ELEMENT *staged, ELEMENT *run, int shift, int count, int t) {
     constexpr int piece = 16 / (int)sizeof(ELEMENT);
 #pragma unroll 1
     for (int at = t * piece; at < shift + count; at += 4 * piece) {
-        const int first = at - shift;
-        if (first >= 0 && first + piece <= count) {
-            store16(run + first, *(const uint4 *)(staged + at));
+        const ELEMENT *from = staged + at;
+        ELEMENT *to = run + (at - shift);
+        int low = shift - at > 0 ? shift - at : 0;  // the first of the piece's elements that is of the run
+        int high = shift + count - at;
+        if (high > piece) high = piece;
+        if (low == 0 && high == piece) {
+            store16(to, *(const uint4 *)from);
             continue;
         }
-#pragma unroll
-        for (int i = 0; i < piece; i++)
-            if (first + i >= 0 && first + i < count) run[first + i] = staged[at + i];
+        if (low & 1 && low < high) to[low] = from[low], low++;
+#if !IS_F32
+        if (low & 2 && low + 2 <= high) store4(to + low, *(const u32 *)(from + low)), low += 2;
+        if (low + 4 <= high) store8(to + low, *(const uint2 *)(from + low)), low += 4;
+#endif
+        if (low + 2 <= high) {
+#if IS_F32
+            store8(to + low, *(const uint2 *)(from + low));
+#else
+            store4(to + low, *(const u32 *)(from + low));
+#endif
+            low += 2;
+        }
+        if (low < high) to[low] = from[low];
     }
 }
