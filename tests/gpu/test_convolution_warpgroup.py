@@ -325,16 +325,6 @@ def test_what_one_tap_does_not_meet_is_not_packed(dtype: str, cuda_device: Any) 
     assert check(problem, cuda_device)
 
 
-@pytest.mark.parametrize(("channels", "packed"), [(3, 8), (8, 8), (9, 16), (21, 32), (24, 32), (48, 48)])
-def test_packed_pixels_begin_with_a_sector(channels: int, packed: int) -> None:
-    """Where they have more than the 16 bytes that a copy begins at."""
-    problem = convolution(f"n1 c{channels} h8 w8 k16 r3 s3 pad1 bf16 nchw", "fwd")
-    plan = WarpgroupGemm().sizes(problem, offline("sm_90a"))
-    assert isinstance(plan, Plan)
-    assert plan.packs[0] is not None
-    assert plan.packs[0].channels == packed
-
-
 def test_where_f32_with_one_tap_is_divided() -> None:
     """In blocks before the product where many tiles read each number, by the product itself where few do."""
 

@@ -32,6 +32,8 @@ from jitdnn.problems.problem import Problem
 MAX_CHANNELS = 8
 MAX_NEIGHBOURS = 16
 """Channels of half precision that are neighbours in memory."""
+_OF_NEIGHBOURS = {"fwd": 1.0, "bwd_data": 1.05, "bwd_filter": 1.15}
+"""How much longer more than `MAX_CHANNELS` take than the models, which were fitted to few, say."""
 _PLANS = {"fwd": fprop_plan, "bwd_data": dgrad_plan, "bwd_filter": wgrad_plan}
 
 
@@ -101,7 +103,8 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
         if problem is not own and problem.direction == "bwd_filter":
             plan = plan.with_x_second
         build = partial(by_alignment, problem, device, epilogue, plan, plan.unaligned, source, launches)
-        return PlannedKernel(plan.workspace, plan.seconds, build)
+        slowness = _OF_NEIGHBOURS[problem.direction] if problem.c > MAX_CHANNELS else 1.0
+        return PlannedKernel(plan.workspace, slowness * plan.seconds, build)
 
     def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         problem = with_few_inputs(problem)

@@ -29,6 +29,7 @@ _LAUNCH_CYCLES = 4000.0  # of one more launch
 _UNHIDDEN = 0.15  # of the shorter of computation and memory
 _SINGLE_STAGE = 1.15  # with one stage, on the longer of them
 _OVERLAP = 0.8  # of what runs at the same time: the share that hides behind the longest
+_UNEVEN_WRITES = 2.2  # how much longer writes take where outputs begin inside of a sector
 _BY_ROWS, _BY_CHANNELS = 1, 2
 _STAGED_CYCLES = 16.0  # of a tile of 16 outputs by 8 channels that goes to shared memory number by number
 _FROM_MEMORY = 0.7  # of a strip's rows: the others were read by the strip above, and come from L2
@@ -59,6 +60,8 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
     most = 24 if products.is_f32 else 32  # tiles of sums in the registers of a warp
     most_registers_of_f32 = 124  # of a lane, for sums and the factors of rows
     staging = _staging(shape)
+    is_uneven = strides_of(problem.y)[1] == 1 and problem.k * shape.size % SECTOR_BYTES
+    slowness = _UNEVEN_WRITES if is_uneven else 1.0
     for rows in _strips(shape):
         steps = -(-rows.words // 8)
         for warps, (n, groups, channel_blocks) in [
@@ -91,7 +94,7 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
                     store += _STAGED_CYCLES * m * n
                 compute = rounds * (steps * step + warps * store) + fetch_cycles(rows)
                 outputs = rows.down * rows.across
-                writes = shape.size * outputs * min(problem.k, n * groups * 8) / bandwidth
+                writes = slowness * shape.size * outputs * min(problem.k, n * groups * 8) / bandwidth
                 reads = _FROM_MEMORY * rows.bytes / bandwidth
                 cycles = total_cycles(
                     rows.strips * channel_blocks,

@@ -34,6 +34,8 @@ _MAX_WGRAD_SPLITS = 512
 _PIXEL_TABLE_BYTES = 2 * 64 * PIXEL_BYTES  # offset most
 _ELEMENTWISE_PENALTY = 3.0  # how much longer a stage takes whose elements are copied one by one, a guess
 _EMPTY_CYCLES = 900.0  # of a tile of zeros, of stride phases without taps, beside its bytes
+_OF_HALVES = 1.2  # how much longer memory takes of 16 bits than copies
+_LONG_ROW = 128  # bytes of a pixel, of which narrow copies are many
 _WGRAD_OF_HALVES = 1.12  # how much longer memory takes of 16 bits, where gradients read two tensors
 _WGRAD_COPY_PENALTY = {
     16: 1.0,
@@ -144,15 +146,17 @@ def _candidate(
     blocking = best_blocking(
         geometry.gemms, tiles, dtype, device, bytes_moved, max_splits, (geometry.max_taps + 1) * 32
     )
-    copy_penalty = {16: 1.0, 8: 1.15, 4: 1.4, 0: _ELEMENTWISE_PENALTY}
+    is_long = geometry.in_channels * DTYPES[dtype] > _LONG_ROW
+    copy_penalty = {16: 1.0, 8: 1.5 if is_long else 1.15, 4: 1.8 if is_long else 1.4, 0: _ELEMENTWISE_PENALTY}
     penalty = misalignment(
         dtype, geometry.in_channels, pixel_strides(geometry.data, geometry.images, extents)
     )
     penalty *= small_group_penalty(dtype, problem.groups, geometry.in_channels)
     if not is_mn_major:
         penalty = max(penalty, misalignment(dtype, geometry.in_channels, [geometry.filter.column]))
+    slowness = _OF_HALVES if dtype in ("bf16", "f16") else 1.0  # not for the choice of a tile
     time += (
-        seconds(geometry.gemms, blocking, dtype, device, bytes_moved)
+        seconds(geometry.gemms, blocking, dtype, device, int(slowness * bytes_moved))
         * max(copy_penalty[copy_a], copy_penalty[copy_b])
         * penalty
     )

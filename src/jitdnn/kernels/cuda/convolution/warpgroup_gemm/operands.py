@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jitdnn.devices.tensor_map import ALIGNMENT, WORKSPACE, TensorMap
-from jitdnn.kernels.cuda.cost import SECTOR_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
@@ -121,10 +120,8 @@ class Pack:
 
     @property
     def channels(self) -> int:
-        """Those of the copy: whole pieces of 16 bytes, and of more than one whole sectors, since pixels that begin
-        inside of a sector take the copy engine three times as long."""
-        size = DTYPES[self.dtype]
-        run = (ALIGNMENT if self.source.channels * size <= ALIGNMENT else SECTOR_BYTES) // size
+        """Those of the copy: whole pieces of 16 bytes."""
+        run = ALIGNMENT // DTYPES[self.dtype]
         return -(-self.source.channels // run) * run
 
     def operand(self, part: int = 0) -> Operand:
