@@ -1,4 +1,4 @@
-"""Filter gradients of small groups of channels in f32: several groups as one, of which the blocks on the diagonal count.
+"""Filter gradients of small groups in f32: several groups as one, of which the blocks on the diagonal count.
 
 A product by warpgroups of a few channels by a few is mostly padding. With as many groups as have 64 channels taken for
 one, its tiles are full: what meets channels of another group is computed, and left in the workspace. A copy takes the

@@ -58,7 +58,7 @@ _EMPTY_COST = 1.0
 _BOX_ROWS = 64
 """Of the result, where these are neighbours in memory: a box has 128 bytes of them of each of its columns."""
 _FEW_COLUMNS, _OF_SMALL_GROUPS = 64, 1.2
-"""How much longer than the model says a product of groups takes that have no more columns: 1.24 to 1.28 were measured."""
+"""How much longer than the model says products of groups of no more columns take: 1.24 to 1.28 were measured."""
 _COUNTS = {128: (), 64: (3,), 32: (5, 3)}
 """Of rows in a stage, where whole ones would end in zeros: more than `STAGE_ROW` bytes, or little less."""
 
