@@ -91,7 +91,7 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
                     step *= 0.87
                 store = m * (60 + 10 * n) / 4
                 if staging == _BY_CHANNELS:
-                    store += _STAGED_CYCLES * m * n / shape.y_vector
+                    store += _STAGED_CYCLES * m * n
                 compute = rounds * (steps * step + warps * store) + fetch_cycles(rows)
                 outputs = rows.down * rows.across
                 writes = slowness * shape.size * outputs * min(problem.k, n * groups * 8) / bandwidth
@@ -327,9 +327,9 @@ def _staging(shape: Shape) -> int:
     # rows of a channel are neighbours in memory, and begin anywhere in its sectors
     if w == 1 < abs(c) and any(step * shape.size % SECTOR_BYTES for step in (n, c, d, h)):
         return _BY_ROWS
-    # channels are, and begin there
-    row = shape.problem.k * shape.size
-    return _BY_CHANNELS if c == 1 and row > SECTOR_BYTES and row % SECTOR_BYTES else 0
+    # channels are, but are stored a word at a time or less
+    is_narrow = c == 1 and shape.problem.k * shape.size > SECTOR_BYTES and shape.y_vector * shape.size <= 4
+    return _BY_CHANNELS if is_narrow else 0
 
 
 def _fprop_step(m: int, n: int, products: Products) -> float:

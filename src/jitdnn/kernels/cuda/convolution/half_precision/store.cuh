@@ -57,37 +57,12 @@ FUNCTION void store_channels(ELEMENT *result, INDEX to, int k, int limit, const 
 template <int count, bool is_full>
 FUNCTION void stage_channels(ELEMENT *run, const ELEMENT *result, int k, int limit, const f32 (&sums)[count], f32 alpha,
                              f32 beta COORDINATE_PARAMETERS) {
-    constexpr int width = count < RESULT_VECTOR ? count : RESULT_VECTOR;
-    f32 value[count];
 #pragma unroll
     for (int i = 0; i < count; i++) {
-        value[i] = 0.0f;
-        if (is_full || k + i < limit) {
-            value[i] = alpha * FINISH(sums[i], k + i);
-            if (beta != 0.0f) value[i] += beta * FROM_HALF(result[k + i]);
-        }
-    }
-    // behind the last channel there is room, and nothing is read
-    if (width == 1) {
-#pragma unroll
-        for (int i = 0; i < count; i++) run[i] = TO_HALF(value[i]);
-        return;
-    }
-    constexpr int words = width * (int)sizeof(ELEMENT) / 4, per_word = 4 / (int)sizeof(ELEMENT);
-    u32 word[words * (count / width) + 1];
-#pragma unroll
-    for (int i = 0; i < count; i += per_word)
-#if IS_F32
-        word[i] = __float_as_uint(value[i]);
-#else
-        word[i / 2] = PACK(value[i], value[i + 1]);
-#endif
-#pragma unroll
-    for (int i = 0; i < count / per_word; i += words) {
-        u32 *to = (u32 *)run + i;
-        if (words == 1) *to = word[i];
-        if (words == 2) store8(to, make_uint2(word[i], word[i + words - 1]));
-        if (words == 4) store16(to, make_uint4(word[i], word[i + words / 4], word[i + words / 2], word[i + words - 1]));
+        if (!is_full && k + i >= limit) break;
+        f32 value = alpha * FINISH(sums[i], k + i);
+        if (beta != 0.0f) value += beta * FROM_HALF(result[k + i]);
+        run[i] = TO_HALF(value);
     }
 }
 
