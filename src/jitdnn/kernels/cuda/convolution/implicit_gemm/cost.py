@@ -35,8 +35,9 @@ _PIXEL_TABLE_BYTES = 2 * 64 * PIXEL_BYTES  # offset most
 _ELEMENTWISE_PENALTY = 3.0  # how much longer a stage takes whose elements are copied one by one, a guess
 _EMPTY_CYCLES = 900.0  # of a tile of zeros, of stride phases without taps, beside its bytes
 _OF_HALVES = 1.2  # how much longer memory takes of 16 bits than copies
-_LONG_ROW = 128  # bytes of a pixel, of which narrow copies are many
+_LONG_ROW = 64  # bytes of a pixel, of which narrow copies are many
 _WGRAD_OF_HALVES = 1.12  # how much longer memory takes of 16 bits, where gradients read two tensors
+_FEW_CHANNELS, _WGRAD_OF_LARGE = 64, 1.2  # the same of more channels, or with strides
 _WGRAD_COPY_PENALTY = {
     16: 1.0,
     8: 1.15,
@@ -147,7 +148,7 @@ def _candidate(
         geometry.gemms, tiles, dtype, device, bytes_moved, max_splits, (geometry.max_taps + 1) * 32
     )
     is_long = geometry.in_channels * DTYPES[dtype] > _LONG_ROW
-    copy_penalty = {16: 1.0, 8: 1.5 if is_long else 1.15, 4: 1.8 if is_long else 1.4, 0: _ELEMENTWISE_PENALTY}
+    copy_penalty = {16: 1.0, 8: 1.8 if is_long else 1.15, 4: 2.1 if is_long else 1.4, 0: _ELEMENTWISE_PENALTY}
     penalty = misalignment(
         dtype, geometry.in_channels, pixel_strides(geometry.data, geometry.images, extents)
     )
@@ -244,7 +245,10 @@ def _wgrad_candidate(
         True,
     )
     penalty = small_group_penalty(dtype, groups, in_channels)
-    slowness = 1.0 if dtype == "f32" else _WGRAD_OF_HALVES  # not for the choice of a tile
+    # not for the choice of a tile
+    is_large = max(problem.stride) > 1 or min(problem.c, problem.k) > _FEW_CHANNELS
+    of_halves = _WGRAD_OF_LARGE if is_large else _WGRAD_OF_HALVES
+    slowness = 1.0 if dtype == "f32" else of_halves
     time += (
         seconds([gemm], blocking, dtype, device, int(slowness * bytes_moved), True)
         * max(_WGRAD_COPY_PENALTY[copy_a], _WGRAD_COPY_PENALTY[copy_b])
