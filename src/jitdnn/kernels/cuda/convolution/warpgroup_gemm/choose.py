@@ -324,7 +324,7 @@ def _correlation_plan(
         is_vector = is_vector and batch.result * result_bytes % ALIGNMENT == 0
     if strides.channel == 1 and not is_vector and blocking.is_whole:
         seconds += narrow_store_seconds(device.facts, sum(rows) * geometry.out_channels * groups)
-    is_narrow = size == 2 and most_taps > 1 and geometry.out_channels <= _FEW_COLUMNS
+    is_narrow = DTYPES[data_tensor.dtype] == 2 and most_taps > 1 and geometry.out_channels <= _FEW_COLUMNS
     if is_narrow and not (batch or is_in_lines or is_strided):
         seconds *= _OF_FEW_COLUMNS
     boxes = None
