@@ -1,4 +1,4 @@
-"""Patches without overlap: which taps become channels, and that the results are those of the convolution as given."""
+"""Filters of whole strides: which taps become channels, and that the results are those of the convolution as given."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ PROBLEMS = {
     "n2 c1 h6 w6 k8 r2 s3 stride2x3 pad0 bf16 nchw": (3, (2, 1)),
     "n2 c8 h6 w6 k8 r3 s2 stride1x2 pad1x0 bf16 nhwc": (16, (3, 1)),  # the other axis may be anything
     "n2 c8 w24 k24 s2 stride2 pad0 bf16 nhwc": (16, (1,)),
+    # filters of several strides, padding of whole strides, what no window reaches, and a window that ends in padding
+    "n2 c3 h16 w12 k5 r8 s8 stride4 pad0 bf16 nhwc": (12, (8, 2)),
+    "n2 c5 h7 w12 k8 r3 s6 stride1x2 pad1x0 f16 nhwc": (10, (3, 3)),
+    "n1 c3 h5 w15 k9 r2 s6 stride2x3 pad0x3 bf16 nhwc": (9, (2, 2)),
+    "n2 c3 h6 w19 k8 r3 s4 stride3x2 pad0x2 bf16 nhwc": None,  # the last window has one element of a stride
+    "n2 c3 h6 w17 k8 r3 s6 stride3 pad0 bf16 nhwc": (9, (3, 2)),
+    "n2 c4 d3 h4 w4 k16 t1 r4 s4 stride1x4x4 pad0 bf16 nhwc": (64, (1, 1, 1)),
+    "n2 c1 w26 k8 s10 stride5 pad0 f16 nhwc": (5, (2,)),
+    "n2 c8 h8 w8 k8 r4 s4 stride2 pad1 bf16 nhwc": None,  # padding of half a stride
+    "n2 c8 h8 w8 k8 r4 s4 stride2 pad0 dil2 bf16 nhwc": None,
     "n2 c8 h8 w8 k8 r2 s1 stride2x1 pad0 f16 nhwc": None,  # rows do not follow each other
     "n2 c3 h8 w8 k8 r2 s2 stride2 pad1 bf16 nhwc": None,
     "n2 c3 h8 w8 k8 r2 s2 stride2 pad0 flip bf16 nhwc": None,
@@ -96,6 +106,19 @@ def test_directions(words: str, direction: str, cuda_device: Any) -> None:
         return
     assert reason is None
     run_algorithm(patch(direction), make_case(problem, None, 0, None), cuda_device)
+
+
+@pytest.mark.parametrize("name", ["patch_f32", "patch_tf32"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize(
+    "words",
+    ["n2 c3 h8 w12 k12 r4 s4 stride4 pad0 f32 nhwc", "n1 c4 h7 w12 k8 r3 s6 stride1x2 pad1x2 f32 nhwc"],
+)
+def test_f32(words: str, direction: str, name: str, cuda_device: Any) -> None:
+    problem, algorithm = convolution(words, direction), patch(direction, name)
+    assert algorithm.arithmetic(problem) == ("tf32" if name == "patch_tf32" else "fp32")
+    assert algorithm.refuse(problem, cuda_device) is None
+    run_algorithm(algorithm, make_case(problem, None, 0, None), cuda_device)
 
 
 def test_other_types(cuda_device: Any) -> None:

@@ -130,8 +130,10 @@ def test_all_that_spread_are_listed(direction: str, cuda_device: Any) -> None:
         for algorithm in takers(algorithms(problem, "cuda"), problem, cuda_device)
         if algorithm.spreads(problem, cuda_device)
     }
-    # patch, and what stands between copies, run another algorithm, and spread as that does
-    others = {name for name in found if name == "patch" or name.endswith("_copied")}
+    # patches, merged groups, and what stands between copies run another algorithm, and spread as that does
+    others = {
+        name for name in found if name.startswith(("patch", "groups_merged")) or name.endswith("_copied")
+    }
     assert found - others == {name for name, d in SPREADING if d == direction}
 
 

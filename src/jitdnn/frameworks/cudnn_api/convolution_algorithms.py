@@ -66,7 +66,7 @@ class Family:
 
 
 _PRODUCTS = (
-    "implicit_gemm", "vnni", "grouped", "depthwise", "stem", "patch", "direct", "cudnn_",
+    "implicit_gemm", "vnni", "grouped", "groups_merged", "depthwise", "stem", "patch", "direct", "cudnn_",
 )  # fmt: skip
 _NONE = Family(())
 

@@ -18,7 +18,8 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmWgrad,
     ImplicitGemmWgradInPlace,
 )
-from jitdnn.kernels.cuda.convolution.patch import Patch
+from jitdnn.kernels.cuda.convolution.merged_groups import MergedGroups, MergedGroupsTf32
+from jitdnn.kernels.cuda.convolution.patch import Patch, PatchF32, PatchTf32
 from jitdnn.kernels.cuda.convolution.patch_copied import PatchCopied
 from jitdnn.kernels.cuda.convolution.planar.algorithm import Planar
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
@@ -129,7 +130,13 @@ def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, 
         own += tuple(
             FewChannelsLast(_ELEMENTWISE, one) for one in (FewChannels(), FewChannelsF32(), FewChannelsTf32())
         )
-    return (*own, Patch(*others), PatchCopied(_ELEMENTWISE, *products), *plain)
+    else:
+        wide = [one for one in own if one.name.startswith("implicit_gemm")]
+        own += (MergedGroups(_ELEMENTWISE, *wide), MergedGroupsTf32(_ELEMENTWISE, *wide))
+    # an error bound holds for all that may run, and those of transforms would have others refused
+    sums = [one for one in others if not one.name.startswith(("fft", "winograd"))]
+    patches = (Patch(*others), PatchF32(*sums), PatchTf32(*sums))
+    return (*own, *patches, PatchCopied(_ELEMENTWISE, *products), *plain)
 
 
 _FORWARD, _FILTER = _with_patch("fwd", _CORRELATION), _with_patch("bwd_filter", _WGRAD)

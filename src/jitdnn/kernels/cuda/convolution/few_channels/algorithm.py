@@ -30,20 +30,31 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 
 MAX_CHANNELS = 8
+MAX_NEIGHBOURS = 16
+"""Channels of half precision that are neighbours in memory."""
+_OF_NEIGHBOURS = {"fwd": 1.0, "bwd_data": 1.05, "bwd_filter": 1.15}
+"""How much longer more than `MAX_CHANNELS` take than the models, which were fitted to few, say."""
 _PLANS = {"fwd": fprop_plan, "bwd_data": dgrad_plan, "bwd_filter": wgrad_plan}
 
 
+def most_channels(problem: Convolution) -> int:
+    """Of x that the kernels take."""
+    return MAX_NEIGHBOURS if problem.dtype in HALVES and problem.x.strides[1] == 1 else MAX_CHANNELS
+
+
 def with_few_inputs(problem: Convolution) -> Convolution:
-    """The problem, or where it has few output channels alone the same with x and y swapped."""
-    if problem.c <= MAX_CHANNELS or problem.k > MAX_CHANNELS:
+    """The problem, or where its output channels are the few ones the same with x and y swapped."""
+    if problem.c <= max(MAX_CHANNELS, min(problem.k, MAX_NEIGHBOURS)) or problem.k > MAX_NEIGHBOURS:
         return problem
-    return swapped(problem) or problem
+    other = swapped(problem)
+    return problem if other is None or other.c > most_channels(other) else other
 
 
 class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
-    """First and last layers of networks, of up to 8 channels of half precision, by `mma` on rows as they lie."""
+    """First and last layers of networks, of up to 16 channels of half precision, by `mma` on rows as they lie."""
 
     name = "stem"
+    version: ClassVar[int] = 2
     problem = Convolution
     dtypes: ClassVar[tuple[str, ...]] = HALVES
     products: ClassVar[int] = 1
@@ -58,10 +69,11 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
             return f"it takes one group of channels, there are {problem.groups}: grouped or depthwise takes several"
         own = problem
         problem = with_few_inputs(problem)
-        if problem.c > MAX_CHANNELS:
+        most = most_channels(problem)
+        if problem.c > most:
             return (
-                f"it is for at most {MAX_CHANNELS} input channels, or output channels where a layer has no stride "
-                f"and its filter reaches over the padding, there are {own.c} and {own.k}: implicit_gemm takes more"
+                f"it is for at most {most} input channels, or output channels where a layer has no stride and its "
+                f"filter reaches over the padding, there are {own.c} and {own.k}: implicit_gemm takes more"
             )
         if 0 in problem.x.shape or 0 in problem.y.shape:
             return "a tensor is empty: direct takes those"
@@ -91,7 +103,8 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
         if problem is not own and problem.direction == "bwd_filter":
             plan = plan.with_x_second
         build = partial(by_alignment, problem, device, epilogue, plan, plan.unaligned, source, launches)
-        return PlannedKernel(plan.workspace, plan.seconds, build)
+        slowness = _OF_NEIGHBOURS[problem.direction] if problem.c > MAX_CHANNELS else 1.0
+        return PlannedKernel(plan.workspace, slowness * plan.seconds, build)
 
     def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         problem = with_few_inputs(problem)

@@ -29,6 +29,9 @@ _LAUNCH_CYCLES = 4000.0  # of one more launch
 _UNHIDDEN = 0.15  # of the shorter of computation and memory
 _SINGLE_STAGE = 1.15  # with one stage, on the longer of them
 _OVERLAP = 0.8  # of what runs at the same time: the share that hides behind the longest
+_UNEVEN_WRITES = 2.2  # how much longer writes take where outputs begin inside of a sector
+_BY_ROWS, _BY_CHANNELS = 1, 2
+_STAGED_CYCLES = 16.0  # of a tile of 16 outputs by 8 channels that goes to shared memory number by number
 _FROM_MEMORY = 0.7  # of a strip's rows: the others were read by the strip above, and come from L2
 # the factor on computation by resident warps, which hide each other's latency
 _WARP_PENALTIES = ((16, 1.0), (12, 1.12), (8, 1.25), (0, 2.0))
@@ -56,7 +59,9 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
     products = Products.of(shape, count, facts.mma_cycles)
     most = 24 if products.is_f32 else 32  # tiles of sums in the registers of a warp
     most_registers_of_f32 = 124  # of a lane, for sums and the factors of rows
-    stages_results = _begins_inside_sectors(shape)
+    staging = _staging(shape)
+    is_uneven = strides_of(problem.y)[1] == 1 and problem.k * shape.size % SECTOR_BYTES
+    slowness = _UNEVEN_WRITES if is_uneven else 1.0
     for rows in _strips(shape):
         steps = -(-rows.words // 8)
         for warps, (n, groups, channel_blocks) in [
@@ -71,8 +76,10 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
                 if m * n > most or (m > 1 and output_warps * 16 * (m - 1) >= rows.phase_outputs):
                     continue
                 shared = stages * rows.bytes + filter_bytes
-                if stages_results:
+                if staging == _BY_ROWS:
                     shared += warps * 4 * 4 * (-(-16 * m // 32) * 32 + 8)
+                elif staging == _BY_CHANNELS:
+                    shared += warps * 8 * (8 * n * shape.size + 64)
                 is_small = 2 * m * n <= most and (m <= 2 or not products.is_f32)
                 resident = min(2 if is_small else 1, facts.resident(shared))
                 if not resident:
@@ -82,9 +89,12 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
                 # many independent products hide each other's latency
                 if m * n >= 24 and steps >= 16 and not products.is_f32:
                     step *= 0.87
-                compute = rounds * (steps * step + warps * m * (60 + 10 * n) / 4) + fetch_cycles(rows)
+                store = m * (60 + 10 * n) / 4
+                if staging == _BY_CHANNELS:
+                    store += _STAGED_CYCLES * m * n
+                compute = rounds * (steps * step + warps * store) + fetch_cycles(rows)
                 outputs = rows.down * rows.across
-                writes = shape.size * outputs * min(problem.k, n * groups * 8) / bandwidth
+                writes = slowness * shape.size * outputs * min(problem.k, n * groups * 8) / bandwidth
                 reads = _FROM_MEMORY * rows.bytes / bandwidth
                 cycles = total_cycles(
                     rows.strips * channel_blocks,
@@ -108,7 +118,7 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
                     "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
                     "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
                     "RESULT_C": "Y_C", "CHANNEL_BLOCKS": channel_blocks, "IS_PACKED": int(is_packed),
-                    "STAGES_RESULTS": int(stages_results),
+                    "STAGES_RESULTS": staging,
                     "UNROLL_STEPS": 2 if (m, n) == (2, 8) and rows.phases == 1 and steps <= 24 and count == 1 else 1,
                     "PRODUCTS": count,
                 }  # fmt: skip
@@ -311,10 +321,15 @@ def filter_setup(
     return min(gathered, copied), copied < gathered
 
 
-def _begins_inside_sectors(shape: Shape) -> bool:
-    """Whether rows of a channel of y are neighbours in memory, and begin anywhere in its sectors."""
+def _staging(shape: Shape) -> int:
+    """How results go through shared memory, as in fprop.cu; 0 where they do not."""
     n, c, d, h, w = strides_of(shape.problem.y)
-    return w == 1 < abs(c) and any(step * shape.size % SECTOR_BYTES for step in (n, c, d, h))
+    # rows of a channel are neighbours in memory, and begin anywhere in its sectors
+    if w == 1 < abs(c) and any(step * shape.size % SECTOR_BYTES for step in (n, c, d, h)):
+        return _BY_ROWS
+    # channels are, but are stored a word at a time or less
+    is_narrow = c == 1 and shape.problem.k * shape.size > SECTOR_BYTES and shape.y_vector * shape.size <= 4
+    return _BY_CHANNELS if is_narrow else 0
 
 
 def _fprop_step(m: int, n: int, products: Products) -> float:

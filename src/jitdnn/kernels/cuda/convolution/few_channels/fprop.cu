@@ -7,9 +7,13 @@
 //
 // Macros: BLOCK_THREADS, RESIDENT (blocks of a multiprocessor), STAGES, STEPS (of 8 words), TILE_M and TILE_N (mma
 // tiles of a warp: of 16 outputs, of 8 channels), COLUMN_GROUPS (of warps with other channels), CHANNEL_BLOCKS
-// (thread blocks that share the channels: gridDim.y), STAGES_RESULTS (results whose rows begin inside of sectors of memory
-// go through shared memory, so that a warp stores runs of a channel and not 8 neighbours of each of four), IS_PACKED (the fragments of the filter are made once by a
-// kernel of their own).
+// (thread blocks that share the channels: gridDim.y), STAGES_RESULTS (results that go through shared memory: BY_ROWS
+// where rows of a channel begin inside of sectors, so that a warp stores runs of a channel and not 8 neighbours of each
+// of four; BY_CHANNELS where the channels of an output do, so that it stores 16 bytes at a time and not each number by
+// itself), IS_PACKED (the fragments of the filter are made once by a kernel of their own).
+
+#define BY_ROWS 1
+#define BY_CHANNELS 2
 
 constexpr int WARPS = BLOCK_THREADS / 32;
 constexpr int OUTPUT_WARPS = WARPS / (COLUMN_GROUPS * PHASES);  // warps that share the outputs of a phase
@@ -18,6 +22,7 @@ constexpr int BLOCK_COLUMNS = COLUMN_GROUPS * TILE_N * 8;     // output channels
 constexpr int FRAGMENTS = PHASES * STEPS * BLOCK_COLUMNS * 2;  // of a block, 16 bytes each
 constexpr bool is_full = FILTERS % BLOCK_COLUMNS == 0;
 constexpr int RESULT_PITCH = (TILE + 31) / 32 * 32 + 8;  // numbers of a channel, where lanes of four meet no bank twice
+constexpr int CHANNEL_PITCH = TILE_N * 8 + 64 / (int)sizeof(ELEMENT);  // of an output, which begins anywhere in 64 bytes
 
 // The output channel of column n of tile j, relative to the first one of the warp: a lane (columns 2t, 2t + 1 of each
 // tile) owns 8 neighbours of four tiles, or 4 of the last two.
@@ -68,7 +73,8 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
     u32 *stages = (u32 *)memory;
     uint4 *filter = memory + STAGES * STAGE_WORDS / 4;             // [phase][step][column group][pair of tiles][lane]
     u32 *word_offsets = (u32 *)(filter + FRAGMENTS);  // [phase][step][8]
-    f32 *staged = (f32 *)(word_offsets + PHASES * STEPS * 8);  // [warp][4 channels][RESULT_PITCH], of STAGES_RESULTS
+    // of STAGES_RESULTS: [warp][4 channels][RESULT_PITCH] sums, or [warp][8 outputs][CHANNEL_PITCH] results
+    f32 *staged = (f32 *)(word_offsets + PHASES * STEPS * 8);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int column_group = warp % COLUMN_GROUPS, phase = warp / COLUMN_GROUPS % PHASES;
     const int output_warp = warp / (COLUMN_GROUPS * PHASES), first_channel = (int)blockIdx.y * BLOCK_COLUMNS;
@@ -152,7 +158,7 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
                     }
                 }
             }
-#if STAGES_RESULTS
+#if STAGES_RESULTS == BY_ROWS
             f32 *results = staged + warp * (4 * RESULT_PITCH);
 #pragma unroll
             for (int j = 0; j < TILE_N; j += 4) {
@@ -182,6 +188,43 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
                     }
                 }
             }
+#elif STAGES_RESULTS == BY_CHANNELS
+            ELEMENT *results = (ELEMENT *)staged + (warp * 8 + g) * CHANNEL_PITCH;
+            const int channel = first_channel + column_group * (TILE_N * 8);
+            const int there = FILTERS - channel < TILE_N * 8 ? FILTERS - channel : TILE_N * 8;
+#pragma unroll
+            for (int i = 0; i < TILE_M; i++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const int phase_output = first + i * 16 + h * 8 + g;
+                    const int p = at.p + phase_output / PHASE_COLUMNS,
+                              q = at.q + phase_output % PHASE_COLUMNS * PHASES + phase;
+                    const bool is_output = phase_output < PHASE_OUTPUTS && p < OUT_P && q < OUT_Q && there > 0;
+                    ELEMENT *to = y + ((INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W);
+                    const int shift = (int)((u64)(to + channel) % 64 / sizeof(ELEMENT));  // of the run's beginning
+                    __syncwarp();
+                    if (is_output) {
+                        ELEMENT *run = results + shift;
+#pragma unroll
+                        for (int j = 0; j + 4 <= TILE_N; j += 4) {
+                            f32 mine[8];
+#pragma unroll
+                            for (int e = 0; e < 8; e++) mine[e] = sums[i][j + e / 2][2 * h + e % 2];
+                            stage_channels<8, is_full>(run + j * 8 + t * 8, to, channel + j * 8 + t * 8, FILTERS, mine,
+                                                       alpha, beta COORDINATE_ARGUMENTS);
+                        }
+                        if (TILE_N % 4) {
+                            f32 mine[4];
+#pragma unroll
+                            for (int e = 0; e < 4; e++) mine[e] = sums[i][TILE_N - 2 + e / 2][2 * h + e % 2];
+                            const int further = (TILE_N - 2) * 8 + t * 4;
+                            stage_channels<4, is_full>(run + further, to, channel + further, FILTERS, mine, alpha,
+                                                       beta COORDINATE_ARGUMENTS);
+                        }
+                    }
+                    __syncwarp();
+                    if (is_output) store_run(results, to + channel, shift, there, t);
+                }
 #else
 #pragma unroll
             for (int i = 0; i < TILE_M; i++)

@@ -14,6 +14,7 @@ sixteen channels. See wgrad_cost.py for wgrad.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel
@@ -29,6 +30,7 @@ class Grouped(KernelAlgorithm[Convolution, GpuDevice]):
     """All directions; see the module's text."""
 
     name = "grouped"
+    version: ClassVar[int] = 2
     problem = Convolution
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:

@@ -37,6 +37,7 @@ _EXPOSED = 0.5  # of the shorter of memory and computation, in the first tile
 _PARTIAL_BYTES = 9.6  # of a partial sum, written and read, with what that costs beyond L2's bandwidth
 _REDUCTION_SECONDS, _START_SECONDS = 1e-6, 4.2e-6
 _SCALE = 0.86
+_MANY_WARPS = 1.08  # of a thread block with the most warps, on all of its time
 
 # ---- The model of the register kernel. Cycles of a multiprocessor:
 _REGISTER_THREADS = 128  # of a thread block
@@ -124,6 +125,7 @@ def wgrad_shared_memory_plans(problem: Convolution, facts: GpuFacts) -> Iterator
                     "STAGES": stages, "RESIDENT": resident, **_reduction_defines(workers, group_in),
                 }  # fmt: skip
                 seconds = _SCALE * (together + reduction + _START_SECONDS)
+                seconds *= _MANY_WARPS if warps == max(_WARPS) else 1.0
                 yield Plan(tuple(defines.items()), 32 * warps, total, seconds, workers, shared)
 
 

@@ -32,10 +32,18 @@ KERNEL(256) void grouped_wgrad_reduce(const u16 *x, const u16 *dy, u16 *dw, u8 *
     constexpr int ALL = GROUPS_OF_CHANNELS * GROUP_OUT;
     const int c = element % GROUP_IN, k = element / GROUP_IN % ALL, tap = element / (GROUP_IN * ALL);
     u16 *to = dw + W_BASE + (INDEX)k * W_K + (INDEX)c * W_C + (INDEX)(tap / TAPS_S) * W_R + (INDEX)(tap % TAPS_S) * W_S;
+    f32 value[REDUCTION_VECTOR];
 #pragma unroll
     for (int e = 0; e < REDUCTION_VECTOR; e++) {
-        f32 value = (f32)alpha * sums[e];
-        if (beta != 0.0) value += (f32)beta * FROM_HALF(to[(INDEX)e * W_C]);
-        to[(INDEX)e * W_C] = TO_HALF(value);
+        value[e] = (f32)alpha * sums[e];
+        if (beta != 0.0) value[e] += (f32)beta * FROM_HALF(to[(INDEX)e * W_C]);
     }
+#if REDUCTION_VECTOR == 4
+    if (W_C == 1 && is_aligned_to(to, 8)) {
+        store8(to, make_uint2(PACK(value[0], value[1]), PACK(value[2], value[3])));
+        return;
+    }
+#endif
+#pragma unroll
+    for (int e = 0; e < REDUCTION_VECTOR; e++) to[(INDEX)e * W_C] = TO_HALF(value[e]);
 }

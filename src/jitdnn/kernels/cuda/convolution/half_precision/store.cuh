@@ -1,4 +1,4 @@
-// The store of neighbouring channels of one output, as wide as strides and addresses allow.
+// The store of neighbouring channels of one output, as wide as strides and addresses allow, or through shared memory.
 // RESULT_VECTOR: channels that may be stored at once; RESULT_C: the stride from one channel to the next.
 
 // Stores `count` sums of the channels from `k` on, of those below `limit`: of all of them, if is_full. `to` is the
@@ -50,5 +50,51 @@ FUNCTION void store_channels(ELEMENT *result, INDEX to, int k, int limit, const 
             if (beta != 0.0f) value[i] += beta * FROM_HALF(*at);
             *at = TO_HALF(value[i]);
         }
+    }
+}
+
+// The same into shared memory: `run` is the place of channel k, `result` the output's channel 0.
+template <int count, bool is_full>
+FUNCTION void stage_channels(ELEMENT *run, const ELEMENT *result, int k, int limit, const f32 (&sums)[count], f32 alpha,
+                             f32 beta COORDINATE_PARAMETERS) {
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+        if (!is_full && k + i >= limit) break;
+        f32 value = alpha * FINISH(sums[i], k + i);
+        if (beta != 0.0f) value += beta * FROM_HALF(result[k + i]);
+        run[i] = TO_HALF(value);
+    }
+}
+
+// Stores a run of `count` results that begins `shift` elements behind a multiple of 64 bytes, in memory as in shared
+// memory: four threads, of which this is number t, store 64 bytes at a time, and of pieces of 16 bytes that the run has
+// in part 2, 4 and 8 bytes.
+FUNCTION void store_run(const ELEMENT *staged, ELEMENT *run, int shift, int count, int t) {
+    constexpr int piece = 16 / (int)sizeof(ELEMENT);
+#pragma unroll 1
+    for (int at = t * piece; at < shift + count; at += 4 * piece) {
+        const ELEMENT *from = staged + at;
+        ELEMENT *to = run + (at - shift);
+        int low = shift - at > 0 ? shift - at : 0;  // the first of the piece's elements that is of the run
+        int high = shift + count - at;
+        if (high > piece) high = piece;
+        if (low == 0 && high == piece) {
+            store16(to, *(const uint4 *)from);
+            continue;
+        }
+        if (low & 1 && low < high) to[low] = from[low], low++;
+#if !IS_F32
+        if (low & 2 && low + 2 <= high) store4(to + low, *(const u32 *)(from + low)), low += 2;
+        if (low + 4 <= high) store8(to + low, *(const uint2 *)(from + low)), low += 4;
+#endif
+        if (low + 2 <= high) {
+#if IS_F32
+            store8(to + low, *(const uint2 *)(from + low));
+#else
+            store4(to + low, *(const u32 *)(from + low));
+#endif
+            low += 2;
+        }
+        if (low < high) to[low] = from[low];
     }
 }

@@ -16,7 +16,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
     strides_of,
 )
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import PIXEL_BYTES, Plan, WgradPlan, wgrad_gemm
-from jitdnn.kernels.cuda.cost import narrow_store_seconds
+from jitdnn.kernels.cuda.cost import gemm_clock, narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.cost import (
     best_blocking,
     misalignment,
@@ -33,7 +33,11 @@ _MAX_SPLITS = 64
 _MAX_WGRAD_SPLITS = 512
 _PIXEL_TABLE_BYTES = 2 * 64 * PIXEL_BYTES  # offset most
 _ELEMENTWISE_PENALTY = 3.0  # how much longer a stage takes whose elements are copied one by one, a guess
+_EMPTY_CYCLES = 900.0  # of a tile of zeros, of stride phases without taps, beside its bytes
+_OF_HALVES = 1.2  # how much longer memory takes of 16 bits than copies
+_LONG_ROW = 64  # bytes of a pixel, of which narrow copies are many
 _WGRAD_OF_HALVES = 1.12  # how much longer memory takes of 16 bits, where gradients read two tensors
+_FEW_CHANNELS, _WGRAD_OF_LARGE = 64, 1.2  # the same of more channels, or with strides
 _WGRAD_COPY_PENALTY = {
     16: 1.0,
     8: 1.15,
@@ -143,18 +147,22 @@ def _candidate(
     blocking = best_blocking(
         geometry.gemms, tiles, dtype, device, bytes_moved, max_splits, (geometry.max_taps + 1) * 32
     )
-    copy_penalty = {16: 1.0, 8: 1.15, 4: 1.4, 0: _ELEMENTWISE_PENALTY}
+    is_long = geometry.in_channels * DTYPES[dtype] > _LONG_ROW
+    copy_penalty = {16: 1.0, 8: 1.8 if is_long else 1.15, 4: 2.1 if is_long else 1.4, 0: _ELEMENTWISE_PENALTY}
     penalty = misalignment(
         dtype, geometry.in_channels, pixel_strides(geometry.data, geometry.images, extents)
     )
     penalty *= small_group_penalty(dtype, problem.groups, geometry.in_channels)
     if not is_mn_major:
         penalty = max(penalty, misalignment(dtype, geometry.in_channels, [geometry.filter.column]))
+    slowness = _OF_HALVES if dtype in ("bf16", "f16") else 1.0  # not for the choice of a tile
     time += (
-        seconds(geometry.gemms, blocking, dtype, device, bytes_moved)
+        seconds(geometry.gemms, blocking, dtype, device, int(slowness * bytes_moved))
         * max(copy_penalty[copy_a], copy_penalty[copy_b])
         * penalty
     )
+    empty = sum(blocking.tiles(gemm) * gemm.groups for gemm in geometry.gemms if gemm.k == 0)
+    time += _EMPTY_CYCLES * empty / (device.multiprocessors * gemm_clock(device.facts))
     if width < _WIDEST_STORE and geometry.result.channel == 1:
         results = sum(gemm.m * gemm.n * gemm.groups for gemm in geometry.gemms)
         time += narrow_store_seconds(device.facts, results // width)
@@ -237,7 +245,10 @@ def _wgrad_candidate(
         True,
     )
     penalty = small_group_penalty(dtype, groups, in_channels)
-    slowness = 1.0 if dtype == "f32" else _WGRAD_OF_HALVES  # not for the choice of a tile
+    # not for the choice of a tile
+    is_large = max(problem.stride) > 1 or min(problem.c, problem.k) > _FEW_CHANNELS
+    of_halves = _WGRAD_OF_LARGE if is_large else _WGRAD_OF_HALVES
+    slowness = 1.0 if dtype == "f32" else of_halves
     time += (
         seconds([gemm], blocking, dtype, device, int(slowness * bytes_moved), True)
         * max(_WGRAD_COPY_PENALTY[copy_a], _WGRAD_COPY_PENALTY[copy_b])

@@ -57,6 +57,10 @@ _EMPTY_COST = 1.0
 """Of one behind the last tap, of zeros that fill up a stage, which take the copy engine no less time."""
 _BOX_ROWS = 64
 """Of the result, where these are neighbours in memory: a box has 128 bytes of them of each of its columns."""
+_ROWS_OF_TILE, _L2_SHARE = 128, 0.75
+"""Of a usual tile; of the L2 cache, that stays from one tap to the next."""
+_FEW_COLUMNS, _OF_FEW_COLUMNS = 64, 1.2
+"""How much longer than the model says products of 16 bits, several taps and no more columns take: 1.24 to 1.68."""
 _COUNTS = {128: (), 64: (3,), 32: (5, 3)}
 """Of rows in a stage, where whole ones would end in zeros: more than `STAGE_ROW` bytes, or little less."""
 
@@ -260,6 +264,10 @@ def _correlation_plan(
         row_boxes is not None,
     )
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
+    # what all tiles read for a tap is gone from L2 when they read it for the next
+    of_tap = device.multiprocessors * _ROWS_OF_TILE * geometry.in_channels * size
+    if not (batch or is_in_lines) and min(of_tap, data_tensor.nbytes) > _L2_SHARE * device.facts.l2_bytes:
+        bytes_moved += (most_taps - 1) * data_tensor.nbytes
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 and not is_in_lines else 1
     if is_mn_major:  # columns come in blocks, and a part of one takes as long
         tiles = tuple(tile for tile in tiles if tile.wn % tile.block == 0 or products.n <= tile.n)
@@ -316,6 +324,9 @@ def _correlation_plan(
         is_vector = is_vector and batch.result * result_bytes % ALIGNMENT == 0
     if strides.channel == 1 and not is_vector and blocking.is_whole:
         seconds += narrow_store_seconds(device.facts, sum(rows) * geometry.out_channels * groups)
+    is_narrow = DTYPES[data_tensor.dtype] == 2 and most_taps > 1 and geometry.out_channels <= _FEW_COLUMNS
+    if is_narrow and not (batch or is_in_lines or is_strided):
+        seconds *= _OF_FEW_COLUMNS
     boxes = None
     if blocking.is_whole and not is_in_lines:
         columns = tile.chunk_bytes(result_bytes) // result_bytes
