@@ -30,7 +30,7 @@ constexpr int STEPS = STAGE_ROW / 32;  // products along K of a stage
 // Whether the sums are integers, which become results in f64.
 constexpr bool IS_INTEGER = sizeof(REAL) == 8;
 static_assert((!A_MN_MAJOR && !B_MN_MAJOR) || ELEMENT_BYTES == 2, "only elements of two bytes are read across");
-static_assert(!A_MN_MAJOR || ROW_BYTES == 128, "pixels are not divided");
+static_assert(!(A_MN_MAJOR && B_MN_MAJOR) || ROW_BYTES == 128, "pixels are not divided");
 constexpr bool HAS_SHORT_LINES = LINE_LONG < LINE_CLASSES;
 static_assert(LINE_TAPS == 1 || (PARTS == 1 && SUBS == 1 && !A_MN_MAJOR), "lines are of rows of pixels");
 static_assert(!(A_MN_MAJOR && B_MN_MAJOR) || STAGE_ROW == 128 || (PARTS == 1 && !SEGMENT), "deep stages of filter gradients");
@@ -53,4 +53,4 @@ constexpr int STAGING_AT = STAGES * STAGE_BYTES;
 constexpr int ROWS_AT = STAGING_AT + (IS_PART ? 0 : WARPGROUPS * 2 * BUFFER_BYTES);
 constexpr int EXCHANGE_BARRIER_AT = ROWS_AT + WARPGROUPS * ROWS * 64 * 8, BARRIERS_AT = EXCHANGE_BARRIER_AT + 16;
 constexpr int KEPT_AT = (BARRIERS_AT + 16 * STAGES + 1023) / 1024 * 1024;
-static_assert(!KEEPS_B || !(A_MN_MAJOR || IS_PART || HAS_PROLOGUE), "tiles with the same columns and all of K");
+static_assert(!KEEPS_B || !((A_MN_MAJOR && B_MN_MAJOR) || IS_PART || HAS_PROLOGUE), "tiles with the same columns and all of K");

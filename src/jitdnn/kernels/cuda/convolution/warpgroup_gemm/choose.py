@@ -16,6 +16,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
+    BLOCK,
     MAX_STEP,
     ROWS,
     Operand,
@@ -24,6 +25,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     fits_offsets,
     pixel_map,
     result_map,
+    rows_map,
+    whole_map,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     NEEDS_WORKSPACE,
@@ -187,15 +190,18 @@ def _correlation_plan(
     is_mn_major = is_mn_major and _filter_steps(geometry, is_forward, batch)[0] * size % ALIGNMENT == 0
     if is_mn_major:
         weights = along_columns
+    across = None
+    if not (is_scaled or divides_rows or is_in_lines or fusion.has_prologue) and weights.is_direct and not is_mn_major:
+        across = _across(problem, data, batch)
     # a packed filter has the channels that are summed innermost
-    packs, at = packed(data, weights, parts, is_scaled, as_it_is=data if divides_rows else None)
+    packs, at = packed(across or data, weights, parts, is_scaled, as_it_is=data if divides_rows else None)
     if divides_rows and packs[0]:
         return "numbers are divided where the copy engine reads them: the data have their channels innermost"
     if any(packs) and not uses_workspace:
         return NEEDS_WORKSPACE
     if any(pack and pack.source.pixels >= MAX_PACKED for pack in packs):
         return f"a copy of {max(data.pixels, weights.pixels)} pixels: at most {MAX_PACKED} are counted by its kernel"
-    a, b = parts_of(data, packs[0]), parts_of(weights, packs[1])
+    a, b = parts_of(across or data, packs[0]), parts_of(weights, packs[1])
     if divides_rows:
         a = a * parts  # rows of half as many channels of each
     phases = [
@@ -261,8 +267,8 @@ def _correlation_plan(
     )
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 and not is_in_lines else 1
-    if is_mn_major:  # columns come in blocks, and a part of one takes as long
-        tiles = tuple(tile for tile in tiles if tile.wn % tile.block == 0 or products.n <= tile.n)
+    if is_mn_major:  # columns come in blocks: those of a warpgroup begin with one
+        tiles = tuple(tile for tile in tiles if tile.across == 1 or tile.wn % tile.block == 0)
     if is_in_lines:
         tiles = tuple(tile for tile in tiles if tile.cluster == 1)
     tiles = fusion.tiles(tiles, result_bytes, False)
@@ -293,7 +299,15 @@ def _correlation_plan(
     blocking, seconds = found
     tile = blocking.tile
     maps: list[TensorMap] = []
-    for axes in phases:
+    is_a_whole = False
+    if across:
+        given = across, STAGE_ROW, blocking.row // size
+        one = whole_map(*given, tile.m // BLOCK, batch is not None)
+        is_a_whole = one is not None
+        one = one or rows_map(*given, batch is not None)
+        assert one
+        maps.append(one)
+    for axes in () if across else phases:
         base, results, steps = (
             three_of(getattr(axis, name) for axis in axes) for name in ("base", "results", "input_stride")
         )
@@ -342,7 +356,7 @@ def _correlation_plan(
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
         products.strip(tile), max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
         0 if batch else geometry.in_channels, 1 if batch else 0, *_filter_steps(geometry, is_forward, batch),
-        rank == 5, 0, 0, 0, 0,
+        rank == 5, 0, 0, is_a_whole, 0,
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
         *pack_numbers((Pack(data, 0) if divides_rows else packs[0], packs[1])), 0, 0, 0, 0, *data.extents,
         fusion.channels, room, sum_rows,
@@ -353,7 +367,25 @@ def _correlation_plan(
         works, packs, Tables(tuple(maps), numbers),
         (room + 8 * sum_rows * channels) if sum_rows else at + blocking.partial_bytes(products),
         fusion.seconds(seconds, False) + pack_seconds(packs, device), fusion, channels,
+        is_a_mn_major=across is not None,
     )  # fmt: skip
+
+
+def _across(problem: Convolution, data: Operand, batch: Batch | None) -> Operand | None:
+    """The data with their pixels as channels, where products of one tap read them so; None elsewhere."""
+    step = linear_step(data.extents, data.space)
+    is_plain = (
+        problem.direction == "fwd"
+        and problem.groups == 1
+        and {1} == {*problem.filter_spatial, *problem.stride}
+        and {0} == {side for sides in problem.padding for side in sides}
+        and data.size == 2
+    )
+    pixels = math.prod(data.extents)
+    if not is_plain or data.is_direct or step != 1 or (problem.n > 1 and not batch) or pixels == 1:
+        return None
+    across = replace(data, channels=pixels, channel=1, extents=(1, 1, data.channels), space=(0, 0, data.channel))
+    return across if across.is_direct else None
 
 
 def _depths(tile: Tile) -> tuple[int, ...]:

@@ -167,7 +167,7 @@ def source_of(
         ("PARTS", blocking.parts),
         ("IS_SPLIT", int(blocking.is_split)),
         ("IS_CLUSTERED", int(tile.cluster > 1)),
-        ("A_MN_MAJOR", int(plan.is_wgrad)),
+        ("A_MN_MAJOR", int(plan.is_wgrad or plan.is_a_mn_major)),
         ("B_MN_MAJOR", int(plan.is_b_mn_major)),
         ("PHASES", phases_of_code(plan.phases)),
         ("A_MAPS", phases_of_code(plan.phases) * parts),
