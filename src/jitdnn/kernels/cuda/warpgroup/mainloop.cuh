@@ -134,14 +134,19 @@ FUNCTION constexpr u32 b_offset(int step) {
 
 FUNCTION int row_of(int slab, int half) { return row_of(slab, half, threadIdx.x % 128); }
 
+// The columns of a warpgroup in a stage; `block`: the step of K.
+FUNCTION u64 b_descriptor(const Ring &ring, int stage, int block, int warpgroup) {
+    return wgmma_descriptor(ring.b(stage, block) + warpgroup % WARPGROUPS_N * WARPGROUP_B_BYTES,
+                            SEGMENT ? 128 : B_SLAB_BYTES, B_ROW_BYTES);
+}
+
 // Begins the products of a stage for the slabs of one warpgroup. `block`: the step of K; `is_added`: to the sums that
 // there are.
 FUNCTION void multiply_stage(const Ring &ring, int stage, int block, int warpgroup, Sums &sums, bool is_added) {
     constexpr int a_row = A_MN_MAJOR ? 128 : ROW_BYTES;
     constexpr int of_slab = A_MN_MAJOR ? SLAB_BYTES : 64 * a_row;
     const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup / WARPGROUPS_N * ROWS * of_slab, SLAB_BYTES, a_row);
-    const u64 b = wgmma_descriptor(ring.b(stage, block) + warpgroup % WARPGROUPS_N * WARPGROUP_B_BYTES,
-                                   SEGMENT ? 128 : B_SLAB_BYTES, B_ROW_BYTES);
+    const u64 b = b_descriptor(ring, stage, block, warpgroup);
     wgmma_fence();
     // the small products first: lo * hi, hi * lo, then hi * hi
 #pragma unroll
@@ -199,6 +204,13 @@ struct Consumer {
     METHOD void release(int stage) const {
         if (lane == 0) mbarrier_arrive(ring.empty(stage));
     }
+    METHOD void wait_for_stage() const { mbarrier_wait(ring.full(place.stage), place.parity); }
+    // Waits for all products in flight, which are of this stage, and gives it back.
+    METHOD void finish_stage() {
+        wgmma_wait<0>();
+        release(place.stage);
+        place.advance();
+    }
 
     template <int CHUNKS, class Send>
     METHOD void multiply(Sums &sums, int blocks, bool is_sending, Send send) {
@@ -207,7 +219,7 @@ struct Consumer {
         // a stage is given back one step late, when the next products are in flight already
         int previous = -1;
         auto step = [&](auto during) {
-            mbarrier_wait(ring.full(place.stage), place.parity);
+            wait_for_stage();
             multiply_stage(ring, place.stage, block, warpgroup, sums, block > 0);
             during();
             wgmma_wait<1>();
@@ -220,12 +232,10 @@ struct Consumer {
         Sums stage_sums;
         clear(sums);
         auto step = [&](auto during) {
-            mbarrier_wait(ring.full(place.stage), place.parity);
+            wait_for_stage();
             multiply_stage(ring, place.stage, block, warpgroup, stage_sums, false);
             during();
-            wgmma_wait<0>();
-            release(place.stage);
-            place.advance();
+            finish_stage();
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
 #pragma unroll
