@@ -9,9 +9,11 @@ import pytest
 from cases import make_case
 from convolution_cases import convolution
 from harness import run_algorithm
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupGemmInLines
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Blocking, Tile
+from jitdnn.kernels.cuda.matmul import orientation_of
+from jitdnn.kernels.cuda.warpgroup.plan import NO_LINES, STAGE_ROW, Blocking, Tile
 from jitdnn.kernels.cuda.warpgroup_matmul import WarpgroupMatmul
 from jitdnn.problems.matmul import MatMul
 from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401
@@ -26,8 +28,8 @@ TILES = (
 )
 
 
-def planned(tile: Tile, splits: int = 1, depth: int = 1) -> Any:
-    """A blocking of such a tile, whatever the product."""
+def planned(tile: Tile, splits: int = 1, depth: int = 1, prefers_across: bool = False) -> Any:
+    """A blocking of such a tile, whatever the product; of two orientations that with rows across, or columns."""
 
     def blocking(products: Any, *_: Any, **words: Any) -> tuple[Blocking, float]:
         longest = products.in_stages(depth).longest
@@ -35,9 +37,11 @@ def planned(tile: Tile, splits: int = 1, depth: int = 1) -> Any:
         length = -(-longest // parts)
         row = depth * words.get("row", STAGE_ROW)
         is_wgrad = _[7]
-        seconds = 1e-4 if products.is_across or is_wgrad else 1e-6
-        count = -(-longest // length)
-        return Blocking(tile, 3, count, length, 1, 2, row=row, is_across=products.is_across), seconds
+        seconds = 1e-4 if products.is_across != prefers_across or is_wgrad else 1e-6
+        count, lines = -(-longest // length), words.get("lines", NO_LINES)
+        return Blocking(
+            tile, 3, count, length, 1, 2, row=row, lines=lines, is_across=products.is_across
+        ), seconds
 
     return blocked_by(blocking)
 
@@ -116,12 +120,46 @@ def test_planes_of_an_image(cuda_device: Any) -> None:
         run_algorithm(WarpgroupGemm(), make_case(problem), cuda_device)
 
 
-@pytest.mark.parametrize("tile", [Tile(2, 1, 1, 96), Tile(1, 1, 1, 160)], ids=str)
-def test_columns_within_a_block(tile: Tile, cuda_device: Any) -> None:
-    """B across, of tiles whose last block of 64 columns is another tile's, too."""
-    problem = convolution("conv_bwd_data n2 c328 h5 w7 k72 r3 s3 pad1 bf16 nhwc")
-    with planned(tile):
+WHOLE = {
+    # taps of images and of volumes, in stride phases, mirrored, in groups; columns that end within a tile
+    "conv_bwd_data n2 c192 h9 w11 k72 r3 s3 pad1 bf16 nhwc": Tile(2, 1, 1, 128),
+    "conv_bwd_data n1 c192 d3 h5 w4 k40 t2 r3 s2 stride2 f16 nhwc": Tile(1, 1, 1, 192),
+    "conv_bwd_data n1 c128 h6 w5 k72 r2 s3 pad1 flip bf16 nhwc": Tile(1, 2, 1, 64),
+    "conv_bwd_data n2 c256 h6 w5 k128 r3 s1 g2 bf16 nhwc": Tile(1, 1, 1, 128),
+}
+
+
+@pytest.mark.parametrize("words", WHOLE)
+def test_columns_in_one_copy(words: str, cuda_device: Any) -> None:
+    """B across, of which one copy brings all blocks of 64 columns."""
+    problem = convolution(words)
+    with planned(WHOLE[words]):
         plan = WarpgroupGemm().sizes(problem, cuda_device)
         assert isinstance(plan, Plan)
         assert plan.is_b_mn_major
+        assert any(one.extents[0] == 64 and one.rank == 4 for one in plan.tables.maps)
         run_algorithm(WarpgroupGemm(), make_case(problem), cuda_device)
+
+
+def test_columns_of_taps_in_lines(cuda_device: Any) -> None:
+    """Each tap of a line has a copy of its own of all columns."""
+    problem = convolution("conv_bwd_data n2 c128 h6 w9 k64 r3 s3 pad1 bf16 nhwc")
+    with planned(Tile(1, 1, 1, 128)):
+        plan = plan_of(problem, cuda_device, (Tile(1, 1, 1, 128),), True, is_in_lines=True)
+        assert isinstance(plan, Plan)
+        assert plan.blocking.lines.taps == 3
+        run_algorithm(WarpgroupGemmInLines(), make_case(problem), cuda_device)
+
+
+def test_columns_of_a_batch(cuda_device: Any) -> None:
+    """The products of a batch are in the place of taps."""
+    problem = MatMul.make((3, 72, 200), (3, 200, 128), "bf16")
+    plan = None
+    with planned(Tile(2, 1, 1, 128)):
+        orientation = orientation_of(problem, "rows")
+        plan = plan_of(orientation.problem, cuda_device, TILES, True, 1, orientation.batch)
+        assert isinstance(plan, Plan)
+        assert plan.is_b_mn_major
+        assert any(one.extents == (64, 3, 200, 2) for one in plan.tables.maps)
+    with planned(Tile(2, 1, 1, 128), prefers_across=True):
+        run_algorithm(WarpgroupMatmul(), make_case(problem), cuda_device)

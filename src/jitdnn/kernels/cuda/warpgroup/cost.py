@@ -86,8 +86,7 @@ class _Constants:
 
     `clock`: of `gemm_clock`. `efficiency`: of the mainloop, where nothing else is the limit. `shared`: share of the
     path to shared memory, as `shared_bytes_per_cycle` of facts counts it. `row`, `outside`: cycles of the copy
-    engine for a row of a stage, however long it is, and more for one that lies outside of the tensor;
-    `outside_last`: for one of the last of several tiles down. `stage`, `piece`: cycles that a stage takes at least,
+    engine for a row of a stage, however long it is, and more for one that lies outside of the tensor. `stage`, `piece`: cycles that a stage takes at least,
     and each of its rows of shared memory. `tile`: from one tile of a thread block to the next. `start`: until its
     first products. `results`: bytes of results on their way out. `stored_row`: cycles of the copy engine for a row
     of them, of 128 bytes or 64. `partial`: cycles of partial sums on their way to the workspace, without their
@@ -103,7 +102,6 @@ class _Constants:
     shared: float = 1.08
     row: float = 1.73
     outside: float = 6.0
-    outside_last: float = 0.0
     stage: float = 0.0
     piece: float = 0.0
     tile: float = 900.0
@@ -125,7 +123,7 @@ _OTHERS = _Constants()
 _IN_LINES = _Constants(shared=1.12)
 _WGRAD = _Constants(cluster=1.3)
 _ALONG = _Constants(
-    clock=1.11, efficiency=1.0, shared=1.17, row=1.2, outside=5.5, outside_last=1.0, stage=136.0, piece=115.0,
+    clock=1.11, efficiency=1.0, shared=1.17, row=1.2, outside=5.5, stage=136.0, piece=115.0,
     tile=2090.0, start=415.0, results=15.1, stored_row=2.56, partial=0.0, cluster=1.3, exchange=1960.0, exchanged=8.5,
     memory=0.965, unhidden=0.17, launch=0.66e-6, early_launch=0.78e-6, reduction=5.3e-6,
 )  # fmt: skip
@@ -196,13 +194,14 @@ def copy_cycles(blocking: Blocking, row_bytes: int, is_strided: bool) -> float:
 def stage_cycles(
     blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, is_rewritten: bool = False,
     is_divided: bool = False, shared_rows: SharedRows | None = None, boxes: Boxes = NO_BOXES,
-    is_strided: bool = False,
+    is_strided: bool = False, outside: float = 0.0,
 ) -> float:  # fmt: skip
     """Cycles of a stage of a tile: products, the path to shared memory, or the copy engine, whichever takes longest.
 
     `row_bytes`: of the rows that are copied. `is_rewritten`: B is read and written by threads before it is multiplied.
     `is_divided`: threads divide numbers into halves first, in shared memory. `shared_rows`: of B, which the
-    columns of a warpgroup share. `boxes`: of a wgrad. `is_strided`: see `Products`.
+    columns of a warpgroup share. `boxes`: of a wgrad. `is_strided`: see `Products`. `outside`: rows that lie outside of
+    the tensors, of a forward product or of the data.
     """
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
     constants = _constants(blocking, row_bytes, is_wgrad)
@@ -243,7 +242,7 @@ def stage_cycles(
         elif not shared_rows:  # and, of one number, when the products behind are on their way
             copies = max(copies, arrival / (blocking.stages - 1))
     else:
-        copies = copy_cycles(blocking, row_bytes, is_strided)
+        copies = copy_cycles(blocking, row_bytes, is_strided) + constants.outside * outside
     if shared_rows:
         copies = max(copies, _BOX_CYCLES * parts * shared_rows.boxes * (tile.m // 64 + tile.across))
     if blocking.divides_rows:
@@ -260,6 +259,17 @@ def stage_cycles(
     if is_wgrad and parts == 2 and tile.warpgroups == 1 and not tile.dividers:
         return _ALONE_FACTOR * stage if is_divided else stage + _SERIAL_CYCLES
     return stage
+
+
+def _outside(products: Products, blocking: Blocking, multiprocessors: int) -> float:
+    """Rows of a stage that are copied and lie outside of the tensors: on average or, where each thread block has one
+    tile, of that which has most of them."""
+    tile, is_one_wave = blocking.tile, blocking.works(products) <= multiprocessors
+    columns = 0.0
+    if not blocking.keeps_b:
+        columns = products.outside(tile) * (products.tiles_n(tile) if is_one_wave else 1)
+    has_rows = len(products.rows) == 1 and (is_one_wave or products.tiles_m(tile) == 1)
+    return columns + (products.outside_rows(tile) if has_rows else 0)
 
 
 def seconds(
@@ -279,7 +289,8 @@ def seconds(
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, constants = blocking.tile, _constants(blocking, row_bytes, is_wgrad)
     clock = _clock(constants, products, blocking, device)
-    outside = blocking.parts * blocking.lines.mean_taps * products.outside(tile) * (not blocking.keeps_b)
+    works = blocking.works(products)
+    is_along = constants is _ALONG
     stage = stage_cycles(
         blocking,
         device,
@@ -290,25 +301,17 @@ def seconds(
         shared_rows,
         boxes,
         products.is_strided,
+        _outside(products, blocking, device.multiprocessors) if is_along else 0.0,
     )
     if is_wgrad:
         if tile.across > 1 and not shared_rows:
             stage *= _ROWS_ACROSS_FACTOR if blocking.divides_rows else _ACROSS_FACTOR
-    else:
-        stage += constants.outside * outside
+    elif not (is_along or blocking.keeps_b):
+        stage += constants.outside * blocking.parts * blocking.lines.mean_taps * products.outside(tile)
     if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW:
         stage *= _WIDE_LINES_FACTOR
-    if constants is _ALONG and len(products.rows) == 1:
-        rows = products.outside_rows(tile)
-        if products.tiles_m(tile) == 1:
-            stage += constants.outside * rows
-        elif (
-            blocking.works(products) <= device.multiprocessors
-        ):  # the thread blocks that have them are the last
-            stage += constants.outside_last * rows
     if tile.cluster > 1:
         stage *= constants.cluster
-    works = blocking.works(products)
     length = products.longest if blocking.is_whole else blocking.blocks_of_split
     leaving = constants.results or l2_bytes_per_cycle(device.facts)
     out = tile.m * tile.n * 4 / leaving if blocking.is_split else 0.0

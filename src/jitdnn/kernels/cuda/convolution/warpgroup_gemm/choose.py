@@ -26,6 +26,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     pixel_map,
     result_map,
     rows_map,
+    whole_filter_map,
     whole_map,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
@@ -267,8 +268,8 @@ def _correlation_plan(
     )
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 and not is_in_lines else 1
-    if is_mn_major:  # columns come in blocks: those of a warpgroup begin with one
-        tiles = tuple(tile for tile in tiles if tile.across == 1 or tile.wn % tile.block == 0)
+    if is_mn_major:  # columns come in blocks, and those that begin within a line of memory take longer than whole ones
+        tiles = tuple(tile for tile in tiles if tile.wn % tile.block == 0 or products.n <= tile.n)
     if is_in_lines:
         tiles = tuple(tile for tile in tiles if tile.cluster == 1)
     tiles = fusion.tiles(tiles, result_bytes, False)
@@ -321,9 +322,18 @@ def _correlation_plan(
     absent = phases_of_code(len(phases)) - len(phases)
     maps += maps[-parts:] * absent
     inner = row_bytes // size
-    maps += [
-        filter_map(part, tile.block, inner) if is_mn_major else filter_map(part, inner, tile.wn) for part in b
-    ]
+    filter_steps = _filter_steps(geometry, is_forward, batch)
+    whole: list[TensorMap | None] = []
+    # a box has one block of columns behind the other, which is how a stage of one row has them
+    if is_mn_major and tile.n > BLOCK and blocking.row == row_bytes and filter_steps[0] % BLOCK == 0:
+        whole = [whole_filter_map(part, inner, -(-tile.n // BLOCK)) for part in b]
+    is_b_whole = bool(whole) and all(whole)
+    if is_b_whole:
+        maps += [one for one in whole if one]
+    else:
+        maps += [
+            filter_map(part, tile.block, inner) if is_mn_major else filter_map(part, inner, tile.wn) for part in b
+        ]
     multiples = [geometry.out_channels, strides.image, strides.group, *strides.space]
     is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
     if batch:
@@ -355,10 +365,11 @@ def _correlation_plan(
         *phase_numbers,
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
         products.strip(tile), max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
-        0 if batch else geometry.in_channels, 1 if batch else 0, *_filter_steps(geometry, is_forward, batch),
-        rank == 5, 0, 0, is_a_whole, 0,
+        0 if batch else geometry.in_channels, 1 if batch else 0, *filter_steps,
+        rank == 5, 0, 0, is_a_whole, is_b_whole,
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
-        *pack_numbers((Pack(data, 0) if divides_rows else packs[0], packs[1])), 0, 0, 0, 0, *data.extents,
+        *pack_numbers((Pack(data, 0) if divides_rows else packs[0], packs[1])), 0,
+        math.prod(weights.extents[1:]), weights.extents[2], 1, *data.extents,
         fusion.channels, room, sum_rows,
     )  # fmt: skip
     return Plan(

@@ -173,7 +173,10 @@ struct Loader {
                     if (HAS_SHORT_LINES && tap == LINE_TAPS - 1 && s >= LINE_LONG) continue;
                     const u32 to = to_b + part * B_BYTES + tap * TAP_B_BYTES;
                     const int tap_s = filter_s + tap * (LINE_CLASSES * (int)x.tap_step);
-                    if constexpr (B_MN_MAJOR) {
+                    if (B_MN_MAJOR && B_COLUMNS > B_BLOCK && SUBS == 1 && tables.is_b_whole) {
+                        const int number = filter_t * (int)tables.tap_space[0] + filter_r * (int)tables.tap_space[1] + tap_s;
+                        tma_load_4d(to, tables.b(part), barrier, 0, number, b, column / B_BLOCK);
+                    } else if constexpr (B_MN_MAJOR) {
 #pragma unroll
                         for (int n = 0; n < B_COLUMNS; n += B_BLOCK)
                             tma_load_5d(to + n / B_BLOCK * B_SLAB_BYTES + sub * SUB_K * B_ROW_BYTES, tables.b(part),
