@@ -124,6 +124,13 @@ FUNCTION constexpr u32 offset_across(int step, int row) { return step * row; }
 
 FUNCTION constexpr u32 a_offset(int step) { return A_MN_MAJOR ? offset_across(step, 128) : offset_along(step, BM); }
 
+// The same from the pixels of the first tap of a line to those of another.
+FUNCTION constexpr u32 tap_offset(int tap) {
+    const int pixel = LINE_FIRST + tap, row = pixel / LINE_PIXELS;
+    return LINE_PIXELS > 1 ? (row * A_ROW_BYTES + (pixel - row * LINE_PIXELS) * ROW_BYTES) / 16
+                           : tap * LINE_STEP * ROW_BYTES / 16;
+}
+
 FUNCTION constexpr u32 b_offset(int step) {
     if (SEGMENT) {  // in lines
         const int pixel = step * 16, segment = pixel / (SEGMENT ? SEGMENT : 1);
@@ -143,7 +150,7 @@ FUNCTION u64 b_descriptor(const Ring &ring, int stage, int block, int warpgroup)
 // Begins the products of a stage for the slabs of one warpgroup. `block`: the step of K; `is_added`: to the sums that
 // there are.
 FUNCTION void multiply_stage(const Ring &ring, int stage, int block, int warpgroup, Sums &sums, bool is_added) {
-    constexpr int a_row = A_MN_MAJOR ? 128 : ROW_BYTES;
+    constexpr int a_row = A_MN_MAJOR ? 128 : A_ROW_BYTES;
     constexpr int of_slab = A_MN_MAJOR ? SLAB_BYTES : 64 * a_row;
     const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup / WARPGROUPS_N * ROWS * of_slab, SLAB_BYTES, a_row);
     const u64 b = b_descriptor(ring, stage, block, warpgroup);
@@ -156,7 +163,7 @@ FUNCTION void multiply_stage(const Ring &ring, int stage, int block, int warpgro
         for (int number = 0; number < LINE_TAPS * STEPS; ++number) {
             const int tap = number / STEPS, step = number % STEPS;
             if (HAS_SHORT_LINES && tap == LINE_TAPS - 1 && is_short_line(block)) continue;
-            const u32 of_a = tap * LINE_STEP * ROW_BYTES / 16, of_b = tap * TAP_B_BYTES / 16;
+            const u32 of_a = tap_offset(tap), of_b = tap * TAP_B_BYTES / 16;
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
                 MULTIPLY<A_MN_MAJOR, B_MN_MAJOR>(sums[row], a_part + of_a + a_offset(step) + row * (of_slab / 16),

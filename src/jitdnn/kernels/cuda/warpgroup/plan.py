@@ -39,17 +39,22 @@ class Lines:
     """Taps of a line of the filter that read the same rows of A, `step` rows apart.
 
     `classes`: where windows begin so many pixels apart, every so manyth tap reads the same rows; of as many stages the
-    first `long` have all taps, the others one less.
+    first `long` have all taps, the others one less. Or `pixels`, as many, that are neighbours are one row of A, and the
+    first tap reads the `first` of them.
     """
 
     taps: int = 1
     step: int = 0
     classes: int = 1
     long: int = 1
+    pixels: int = 1
+    first: int = 0
 
     @property
     def reach(self) -> int:
         """Rows of the product behind the results of each line."""
+        if self.pixels > 1:
+            return (self.first + self.taps - 1) // self.pixels
         return (self.taps - 1) * self.step
 
     @property
@@ -128,7 +133,7 @@ class Tile:
 
     def a_bytes(self, parts: int, row: int, lines: Lines) -> int:
         """Of a stage."""
-        return parts * -(-(self.m + lines.further) * row // 1024) * 1024
+        return parts * -(-(self.m + lines.further) * lines.pixels * row // 1024) * 1024
 
     def b_bytes(self, parts: int, row: int, lines: Lines, is_across: bool) -> int:
         """Of a stage; `is_across`: an MN-major operand comes in whole blocks of columns."""

@@ -160,6 +160,31 @@ def _lines_of(phases: Sequence[Sequence[Axis]]) -> Lines | None:
     return Lines(-(-taps // step), dilation, step, taps % step or step)
 
 
+def _neighbours_of(problem: Convolution, data: Operand, weights: Operand) -> Lines | None:
+    """Lines whose windows are as many pixels apart as are a row of A, of few channels; None if there are none."""
+    step, taps, dilation = problem.stride[-1], problem.filter_spatial[-1], problem.dilation[-1]
+    row = step * data.channels * data.size
+    if (
+        problem.direction != "fwd"
+        or problem.groups > 1
+        or problem.mode != "cross_correlation"
+        or not data.is_direct
+        or step == 1
+        or taps == 1
+        or dilation > 1
+        or row not in ROWS
+        or row // step not in ROWS
+        or data.space[2] != data.channels
+    ):
+        return None
+    before = problem.padding[-1][0]
+    last = (problem.output_spatial[-1] - 1) * step - before + taps - 1  # pixel that a result needs
+    extent = data.extents[2]
+    if extent < step or (extent % step and last >= extent // step * step):
+        return None  # pixels of a row that is not whole are read
+    return Lines(taps, 1, pixels=step, first=-before % step)
+
+
 def _row_of_lines(channels: int, size: int, is_exact: bool) -> tuple[int, int]:
     """The same as `_rows` where taps share rows: a stage is one."""
     fitting = [row for row in ROWS if not is_exact or channels * size % row == 0]
@@ -211,7 +236,8 @@ def _correlation_plan(
     ]
     lines = NO_LINES
     if is_in_lines:
-        found_lines = _lines_of(phases)
+        found_lines = None if fusion.has_prologue else _neighbours_of(problem, data, weights)
+        found_lines = found_lines or _lines_of(phases)
         if not found_lines:
             return (
                 f"{problem.filter_spatial[-1]} taps along the last axis, stride {problem.stride[-1]}, dilation"
@@ -223,6 +249,9 @@ def _correlation_plan(
             (*axes[:2], replace(axes[2], taps=lines.classes, results=axes[2].results + lines.reach))
             for axes in phases
         ]
+    if lines.pixels > 1:  # all positions along the line are those of rows
+        a = tuple(_in_rows(part, lines.pixels) for part in a)
+        phases = [(*axes[:2], replace(axes[2], base=axes[2].base // lines.pixels, input_stride=1)) for axes in phases]
     rank = rank_of(data.extents[0], [axes[0] for axes in phases])
     if not all(fits_offsets(rank, [axis.reach for axis in axes]) for axes in phases):
         return "taps are farther apart than the copy engine takes"
@@ -314,7 +343,7 @@ def _correlation_plan(
         )
         for part in a:
             rows_of_tile = tile.m + lines.further
-            one = pixel_map(part, rank, base, results, steps, row_bytes, rows_of_tile, not divides_rows)
+            one = pixel_map(part, rank, base, results, steps, row_bytes * lines.pixels, rows_of_tile, not divides_rows)
             if one is None:
                 return "windows begin farther outside of the image than the copy engine takes"
             maps.append(one)
@@ -379,6 +408,16 @@ def _correlation_plan(
         (room + 8 * sum_rows * channels) if sum_rows else at + blocking.partial_bytes(products),
         fusion.seconds(seconds, False) + pack_seconds(packs, device), fusion, channels,
         is_a_mn_major=across is not None,
+    )  # fmt: skip
+
+
+def _in_rows(data: Operand, pixels: int) -> Operand:
+    """The data with `pixels` neighbours along the last axis as one of as many times the channels."""
+    *outer, extent = data.extents
+    *steps, step = data.space
+    return replace(
+        data, channels=data.channels * pixels, extents=three_of((*outer, extent // pixels)),
+        space=three_of((*steps, step * pixels)),
     )  # fmt: skip
 
 

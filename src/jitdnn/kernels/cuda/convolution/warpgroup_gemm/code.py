@@ -147,6 +147,8 @@ def source_of(
         ("LINE_STEP", blocking.lines.step),
         ("LINE_CLASSES", blocking.lines.classes),
         ("LINE_LONG", blocking.lines.long),
+        ("LINE_PIXELS", blocking.lines.pixels),
+        ("LINE_FIRST", blocking.lines.first),
         ("PACKED", "u16" if plan.is_scaled or plan.is_widened else "DTYPE"),
         ("ELEMENT_BYTES", DTYPES[plan.multiplied[0]]),
         ("SUM", "i32" if plan.is_integer else "f32"),
