@@ -6,10 +6,10 @@
 A problem is a convolution in bf16, channels last, or a product M x N x K of bf16: with `t` behind it B has its columns
 in one piece, with `n` its rows. For each: microseconds of cuDNN's search in that memory order or of cuBLAS, with all
 operands in L2 and with sets of tensors larger than L2 in turns; then of the blockings that are expected to be fastest,
-which are captured in CUDA graphs that take turns: orientation (rows or columns of a product, v of a convolution, s with
-its pixels as columns, l in lines), `down,across,rows,columns,cluster` of the tile / parts of K (k: B is kept) / stages, tiles
-numbered across of tiles down x across, expected, measured in L2, measured in turns. What differs from the peer's result
-is named and left out.
+which are captured in CUDA graphs that take turns: orientation (rows or columns of a product, v of a convolution, s
+with its pixels as columns, l in lines), `down,across,rows,columns,cluster` of the tile / parts of K (k: B is kept) /
+stages, tiles numbered across of tiles down x across, expected, measured in L2, measured in turns. What differs from
+the peer's result is named and left out.
 """
 
 # ruff: noqa: T201
@@ -55,9 +55,7 @@ def problem_of(words: str) -> Any:
     return MatMul.make((m, k), (k, n), "bf16", b_strides=(1, k) if words[-1] == "t" else (n, 1))
 
 
-def plans(
-    one: Convolution, device: Any, tiles: Sequence[Tile], is_in_lines: bool = False
-) -> Iterator[Plan]:
+def plans(one: Convolution, device: Any, tiles: Sequence[Tile], is_in_lines: bool = False) -> Iterator[Plan]:
     """A plan for each blocking of each tile, of those that need no copy of an operand."""
     number = 0
 

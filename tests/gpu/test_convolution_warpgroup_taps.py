@@ -74,7 +74,7 @@ NEIGHBOURS: dict[str, tuple[Tile, int, int]] = {
 
 @pytest.mark.parametrize("words", NEIGHBOURS)
 def test_neighbours_in_one_row(words: str, cuda_device: Any) -> None:
-    """Windows some pixels apart, of few channels: as many pixels are a row of the data, of which each tap reads a part."""
+    """Windows some pixels apart, of few channels: as many pixels are a row of the data, of which a tap reads a part."""
     tile, *expected = NEIGHBOURS[words]
     problem, algorithm, plan = planned(f"conv_fwd {words}", cuda_device, tile)
     lines = plan.blocking.lines

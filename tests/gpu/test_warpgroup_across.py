@@ -1,4 +1,4 @@
-"""Products by warpgroups of one operand that lies across, along the rows or the columns of the product, and one along K."""
+"""Products by warpgroups of one operand that lies across, along their rows or their columns, and one along K."""
 
 from __future__ import annotations
 

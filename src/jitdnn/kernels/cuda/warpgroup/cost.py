@@ -86,7 +86,8 @@ class _Constants:
 
     `clock`: of `gemm_clock`. `efficiency`: of the mainloop, where nothing else is the limit. `shared`: share of the
     path to shared memory, as `shared_bytes_per_cycle` of facts counts it. `row`, `outside`: cycles of the copy
-    engine for a row of a stage, however long it is, and more for one that lies outside of the tensor. `stage`, `piece`: cycles that a stage takes at least,
+    engine for a row of a stage, however long it is, and more for one that lies outside of the tensor.
+    `stage`, `piece`: cycles that a stage takes at least,
     and each of its rows of shared memory. `tile`: from one tile of a thread block to the next. `start`: until its
     first products. `results`: bytes of results on their way out. `stored_row`: cycles of the copy engine for a row
     of them, of 128 bytes or 64. `partial`: cycles of partial sums on their way to the workspace, without their

@@ -455,7 +455,8 @@ def _in_clusters(
     if len(products.rows) > 1 or products.tiles(tile) > at_once or (cluster - 1) * length >= longest:
         return []
     stages = tile.stages(shared_bytes, parts, False, result_bytes, row, is_across=products.is_across)
-    has_room = stages * tile.stage_bytes(parts, row, is_across=products.is_across) >= 4 * tile.m * tile.n  # for the sums
+    of_stage = tile.stage_bytes(parts, row, is_across=products.is_across)
+    has_room = stages * of_stage >= 4 * tile.m * tile.n  # for the sums
     if stages < 2 or not has_room or not tile.has_registers(is_promoted, result_bytes, False):
         return []
     return [

@@ -217,7 +217,11 @@ def _correlation_plan(
     if is_mn_major:
         weights = along_columns
     across = None
-    if not (is_scaled or divides_rows or is_in_lines or fusion.has_prologue) and weights.is_direct and not is_mn_major:
+    if (
+        not (is_scaled or divides_rows or is_in_lines or fusion.has_prologue)
+        and weights.is_direct
+        and not is_mn_major
+    ):
         across = _across(problem, data, batch)
     # a packed filter has the channels that are summed innermost
     packs, at = packed(across or data, weights, parts, is_scaled, as_it_is=data if divides_rows else None)
@@ -251,7 +255,10 @@ def _correlation_plan(
         ]
     if lines.pixels > 1:  # all positions along the line are those of rows
         a = tuple(_in_rows(part, lines.pixels) for part in a)
-        phases = [(*axes[:2], replace(axes[2], base=axes[2].base // lines.pixels, input_stride=1)) for axes in phases]
+        phases = [
+            (*axes[:2], replace(axes[2], base=axes[2].base // lines.pixels, input_stride=1))
+            for axes in phases
+        ]
     rank = rank_of(data.extents[0], [axes[0] for axes in phases])
     if not all(fits_offsets(rank, [axis.reach for axis in axes]) for axes in phases):
         return "taps are farther apart than the copy engine takes"
@@ -297,7 +304,9 @@ def _correlation_plan(
     )
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 and not is_in_lines else 1
-    if is_mn_major:  # columns come in blocks, and those that begin within a line of memory take longer than whole ones
+    if (
+        is_mn_major
+    ):  # columns come in blocks, and those that begin within a line of memory take longer than whole ones
         tiles = tuple(tile for tile in tiles if tile.wn % tile.block == 0 or products.n <= tile.n)
     if is_in_lines:
         tiles = tuple(tile for tile in tiles if tile.cluster == 1)
@@ -343,7 +352,9 @@ def _correlation_plan(
         )
         for part in a:
             rows_of_tile = tile.m + lines.further
-            one = pixel_map(part, rank, base, results, steps, row_bytes * lines.pixels, rows_of_tile, not divides_rows)
+            one = pixel_map(
+                part, rank, base, results, steps, row_bytes * lines.pixels, rows_of_tile, not divides_rows
+            )
             if one is None:
                 return "windows begin farther outside of the image than the copy engine takes"
             maps.append(one)
@@ -361,7 +372,8 @@ def _correlation_plan(
         maps += [one for one in whole if one]
     else:
         maps += [
-            filter_map(part, tile.block, inner) if is_mn_major else filter_map(part, inner, tile.wn) for part in b
+            filter_map(part, tile.block, inner) if is_mn_major else filter_map(part, inner, tile.wn)
+            for part in b
         ]
     multiples = [geometry.out_channels, strides.image, strides.group, *strides.space]
     is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
@@ -434,7 +446,9 @@ def _across(problem: Convolution, data: Operand, batch: Batch | None) -> Operand
     pixels = math.prod(data.extents)
     if not is_plain or data.is_direct or step != 1 or (problem.n > 1 and not batch) or pixels == 1:
         return None
-    across = replace(data, channels=pixels, channel=1, extents=(1, 1, data.channels), space=(0, 0, data.channel))
+    across = replace(
+        data, channels=pixels, channel=1, extents=(1, 1, data.channels), space=(0, 0, data.channel)
+    )
     return across if across.is_direct else None
 
 

@@ -273,8 +273,8 @@ def whole_filter_map(operand: Operand, box_rows: int, blocks: int) -> TensorMap 
     line = BLOCK * size
     strides = (step * size if taps > 1 else line, operand.image * size if operand.images > 1 else line, line)
     return TensorMap(
-        operand.number, operand.offset, operand.dtype, (BLOCK, taps, operand.images, operand.channels // BLOCK), strides,
-        (BLOCK, 1, box_rows, blocks), (1,) * 4,
+        operand.number, operand.offset, operand.dtype, (BLOCK, taps, operand.images, operand.channels // BLOCK),
+        strides, (BLOCK, 1, box_rows, blocks), (1,) * 4,
     )  # fmt: skip
 
 
