@@ -244,7 +244,8 @@ def stage_cycles(
         elif not shared_rows:  # and, of one number, when the products behind are on their way
             copies = max(copies, arrival / (blocking.stages - 1))
     else:
-        copies = copy_cycles(blocking, row_bytes, is_strided) + constants.outside * outside
+        copies = copy_cycles(blocking, row_bytes, is_strided)
+        copies += constants.outside * outside * (blocking.row // row_bytes)
     if shared_rows:
         copies = max(copies, _BOX_CYCLES * parts * shared_rows.boxes * (tile.m // 64 + tile.across))
     if blocking.divides_rows:
@@ -271,7 +272,8 @@ def _outside(products: Products, blocking: Blocking, multiprocessors: int) -> fl
     if not blocking.keeps_b:
         columns = products.outside(tile) * (products.tiles_n(tile) if is_one_wave else 1)
     has_rows = len(products.rows) == 1 and (is_one_wave or products.tiles_m(tile) == 1)
-    return columns + (products.outside_rows(tile) if has_rows else 0)
+    rows = products.outside_rows(tile) if has_rows else 0
+    return columns + max(rows, products.padding * tile.m)
 
 
 def seconds(

@@ -258,7 +258,7 @@ class Products:
 
     `is_across`: B is MN-major, and comes in whole blocks of columns. `is_strided`: rows of A lie some rows apart.
     `has_row_boxes`: neighbours in memory are rows of the result, 64 of which the copy engine stores of some columns at
-    once.
+    once. `padding`: share of the rows of A, of all stages, that lie outside of the data.
     """
 
     rows: tuple[int, ...]
@@ -268,6 +268,7 @@ class Products:
     is_across: bool = False
     is_strided: bool = False
     has_row_boxes: bool = False
+    padding: float = 0.0
 
     def in_stages(self, depth: int) -> Products:
         """The same in stages of `depth` times as much of K."""

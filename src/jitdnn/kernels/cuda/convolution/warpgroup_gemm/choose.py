@@ -160,6 +160,15 @@ def _lines_of(phases: Sequence[Sequence[Axis]]) -> Lines | None:
     return Lines(-(-taps // step), dilation, step, taps % step or step)
 
 
+def _padding(phases: Sequence[Sequence[Axis]], extents: Sequence[int]) -> float:
+    """Of the pixels that all taps read, the share that lies outside of the data."""
+    inside = of_all = 0
+    for axes in phases:
+        inside += math.prod(axis.inside(extent) for axis, extent in zip(axes, extents, strict=True))
+        of_all += math.prod(axis.taps * axis.results for axis in axes)
+    return 1.0 - inside / of_all if of_all else 0.0
+
+
 def _neighbours_of(problem: Convolution, data: Operand, weights: Operand) -> Lines | None:
     """Lines whose windows are as many pixels apart as are a row of A, of few channels; None if there are none."""
     step, taps, dilation = problem.stride[-1], problem.filter_spatial[-1], problem.dilation[-1]
@@ -301,6 +310,7 @@ def _correlation_plan(
         is_mn_major,
         is_strided,
         row_boxes is not None,
+        _padding(phases, data.extents),
     )
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 and not is_in_lines else 1
