@@ -155,6 +155,7 @@ def peer(problem: Any, first: torch.Tensor, second: torch.Tensor, result: torch.
 def measure(
     words: str, problem: Any, found: list[tuple[str, Plan, Any]], device: Any, memory: torch.Tensor
 ) -> None:
+    memory.normal_()  # results of those before are operands of this one
     sets = Tensors(problem, memory).sets
     runs: dict[str, list[Call]] = {"peer": [peer(problem, *one) for one in sets]}
     expected = runs["peer"][0]().clone().float()

@@ -121,14 +121,16 @@ class _Constants:
 
 
 _OTHERS = _Constants()
-_IN_LINES = _Constants(shared=1.12)
+_IN_LINES = _Constants(shared=1.3)
 _WGRAD = _Constants(cluster=1.3)
 _ALONG = _Constants(
     clock=1.11, efficiency=1.0, shared=1.17, row=1.2, outside=5.5, stage=136.0, piece=115.0,
-    tile=2090.0, start=415.0, results=15.1, stored_row=2.56, partial=0.0, cluster=1.3, exchange=1960.0, exchanged=8.5,
-    memory=0.965, unhidden=0.17, launch=0.66e-6, early_launch=0.78e-6, reduction=5.3e-6,
+    tile=2090.0, start=415.0, results=12.0, stored_row=2.56, partial=0.0, cluster=1.17, exchange=1960.0, exchanged=8.5,
+    memory=0.965, unhidden=0.17, launch=0.66e-6, early_launch=0.78e-6, reduction=3.4e-6,
 )  # fmt: skip
 """Forward and of the data, undivided, of whole rows of channels: fitted to 1900 tiles on an H200."""
+_ACROSS_BYTES = 62.0
+"""Of operands, that L2 brings each multiprocessor in a cycle where the filter lies across."""
 _THROTTLED = (15e3, 74e3)
 """Cycles of the tensor cores from which on a product is long enough for the power limit to lower the clock, and from
 which on it is lowest."""
@@ -246,6 +248,8 @@ def stage_cycles(
     else:
         copies = copy_cycles(blocking, row_bytes, is_strided)
         copies += constants.outside * outside * (blocking.row // row_bytes)
+        if constants is _ALONG and blocking.is_across and not blocking.keeps_b:
+            copies = max(copies, tile.stage_bytes(parts, blocking.row, is_across=True) / _ACROSS_BYTES)
     if shared_rows:
         copies = max(copies, _BOX_CYCLES * parts * shared_rows.boxes * (tile.m // 64 + tile.across))
     if blocking.divides_rows:
