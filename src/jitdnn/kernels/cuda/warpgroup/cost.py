@@ -121,15 +121,19 @@ class _Constants:
 
 
 _OTHERS = _Constants()
-_IN_LINES = _Constants(shared=1.3)
+_IN_LINES = _Constants(shared=1.2)
 _WGRAD = _Constants(cluster=1.3)
 _ALONG = _Constants(
     clock=1.11, efficiency=1.0, shared=1.17, row=1.2, outside=5.5, stage=136.0, piece=115.0,
-    tile=2090.0, start=415.0, results=12.0, stored_row=2.56, partial=0.0, cluster=1.17, exchange=1960.0, exchanged=8.5,
-    memory=0.965, unhidden=0.17, launch=0.66e-6, early_launch=0.78e-6, reduction=3.4e-6,
+    tile=2090.0, start=415.0, results=14.6, stored_row=2.56, partial=0.0, cluster=1.17, exchange=1960.0, exchanged=8.5,
+    memory=0.965, unhidden=0.17, launch=0.66e-6, early_launch=0.78e-6, reduction=3.0e-6,
 )  # fmt: skip
 """Forward and of the data, undivided, of whole rows of channels: fitted to 1900 tiles on an H200."""
-_ACROSS_BYTES = 62.0
+_PADDED = 0.4
+"""Of the cycles of a row outside of the tensor, that a row of pixels inside takes where some lie outside."""
+_LAST_ROWS = 0.7
+"""The same of rows outside of the last of several tiles down."""
+_ACROSS_BYTES = 69.0
 """Of operands, that L2 brings each multiprocessor in a cycle where the filter lies across."""
 _THROTTLED = (15e3, 74e3)
 """Cycles of the tensor cores from which on a product is long enough for the power limit to lower the clock, and from
@@ -275,9 +279,12 @@ def _outside(products: Products, blocking: Blocking, multiprocessors: int) -> fl
     columns = 0.0
     if not blocking.keeps_b:
         columns = products.outside(tile) * (products.tiles_n(tile) if is_one_wave else 1)
-    has_rows = len(products.rows) == 1 and (is_one_wave or products.tiles_m(tile) == 1)
-    rows = products.outside_rows(tile) if has_rows else 0
-    return columns + max(rows, products.padding * tile.m)
+    rows = 0.0
+    if len(products.rows) == 1 and (is_one_wave or products.tiles_m(tile) == 1):
+        rows = products.outside_rows(tile) * (1.0 if products.tiles_m(tile) == 1 else _LAST_ROWS)
+    if products.padding:
+        rows = max(rows, (products.padding + _PADDED * (1.0 - products.padding)) * tile.m)
+    return columns + rows
 
 
 def seconds(
