@@ -6,10 +6,10 @@
 A problem is a convolution in bf16, channels last, or a product M x N x K of bf16: with `t` behind it B has its columns
 in one piece, with `n` its rows. For each: microseconds of cuDNN's search in that memory order or of cuBLAS, with all
 operands in L2 and with sets of tensors larger than L2 in turns; then of the blockings that are expected to be fastest,
-which are captured in CUDA graphs that take turns: orientation (rows or columns of a product, v of a convolution, s with
-its pixels as columns), `down,across,rows,columns,cluster` of the tile / parts of K (k: B is kept) / stages, tiles
-numbered across of tiles down x across, expected, measured in L2, measured in turns. What differs from the peer's result
-is named and left out.
+which are captured in CUDA graphs that take turns: orientation (rows or columns of a product, v of a convolution, s
+with its pixels as columns, l in lines), `down,across,rows,columns,cluster` of the tile / parts of K (k: B is kept) /
+stages, tiles numbered across of tiles down x across, expected, measured in L2, measured in turns. What differs from
+the peer's result is named and left out.
 """
 
 # ruff: noqa: T201
@@ -55,7 +55,7 @@ def problem_of(words: str) -> Any:
     return MatMul.make((m, k), (k, n), "bf16", b_strides=(1, k) if words[-1] == "t" else (n, 1))
 
 
-def plans(one: Convolution, device: Any, tiles: Sequence[Tile]) -> Iterator[Plan]:
+def plans(one: Convolution, device: Any, tiles: Sequence[Tile], is_in_lines: bool = False) -> Iterator[Plan]:
     """A plan for each blocking of each tile, of those that need no copy of an operand."""
     number = 0
 
@@ -65,7 +65,9 @@ def plans(one: Convolution, device: Any, tiles: Sequence[Tile]) -> Iterator[Plan
     cost.blockings = only  # type: ignore[attr-defined]
     for tile in tiles:
         for number in range(8):  # noqa: B007
-            plan = choose.plan_of.__wrapped__(one, device, (tile,), True, 1, None, NOTHING)
+            plan = choose.plan_of.__wrapped__(
+                one, device, (tile,), True, 1, None, NOTHING, is_in_lines=is_in_lines
+            )
             if not isinstance(plan, Plan):
                 break
             if not any(plan.packs):
@@ -93,6 +95,7 @@ def candidates(problem: Any, device: Any, most: int) -> list[tuple[str, Plan, An
             found += [(name[0], plan, orientation) for plan in plans(orientation.problem, device, tiles)]
     else:
         found += [("v", plan, None) for plan in plans(problem, device, tiles)]
+        found += [("l", plan, None) for plan in plans(problem, device, tiles, is_in_lines=True)]
         if other := transposed(problem):
             found += [("s", of_pixels(plan), None) for plan in plans(other, device, tiles)]
     found.sort(key=lambda one: one[1].seconds)
@@ -152,6 +155,7 @@ def peer(problem: Any, first: torch.Tensor, second: torch.Tensor, result: torch.
 def measure(
     words: str, problem: Any, found: list[tuple[str, Plan, Any]], device: Any, memory: torch.Tensor
 ) -> None:
+    memory.normal_()  # results of those before are operands of this one
     sets = Tensors(problem, memory).sets
     runs: dict[str, list[Call]] = {"peer": [peer(problem, *one) for one in sets]}
     expected = runs["peer"][0]().clone().float()

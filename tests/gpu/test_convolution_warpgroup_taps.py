@@ -57,8 +57,37 @@ def test_every_kind_of_line(words: str, cuda_device: Any) -> None:
     tile, *expected = LAYERS[words]
     problem, algorithm, plan = planned(words, cuda_device, tile)
     assert [plan.row_bytes, plan.blocking.keeps_b, plan.is_b_mn_major] == expected
+    assert plan.blocking.lines.pixels == 1
     assert plan.blocking.lines.taps == -(-problem.filter_spatial[-1] // problem.stride[-1])
     run_algorithm(algorithm, make_case(problem), cuda_device)
+
+
+NEIGHBOURS: dict[str, tuple[Tile, int, int]] = {
+    # with the pixels of a row of the data, and which of them the first tap reads
+    "n2 c32 h9 w22 k32 r3 s3 pad1 stride2 bf16": (NARROW, 2, 1),
+    "n1 c16 h5 w24 k40 r2 s6 pad0x1 stride1x4 f16": (WIDE, 4, 3),
+    "n2 c16 h7 w11 k24 r1 s4 stride1x2 bf16": (Tile(3, 1, 1, 64), 2, 0),
+    "n2 c32 d3 h5 w8 k72 t2 r3 s3 pad1 stride2 f16": (Tile(2, 1, 1, 96), 2, 1),
+    "n1 c32 h5 w6 k40 r3 s5 pad2 stride1x2 bf16": (Tile(1, 1, 1, 64), 2, 0),
+}
+
+
+@pytest.mark.parametrize("words", NEIGHBOURS)
+def test_neighbours_in_one_row(words: str, cuda_device: Any) -> None:
+    """Windows some pixels apart, of few channels: as many pixels are a row of the data, of which a tap reads a part."""
+    tile, *expected = NEIGHBOURS[words]
+    problem, algorithm, plan = planned(f"conv_fwd {words}", cuda_device, tile)
+    lines = plan.blocking.lines
+    assert [lines.pixels, lines.first] == expected
+    assert lines.taps == problem.filter_spatial[-1]
+    run_algorithm(algorithm, make_case(problem), cuda_device)
+
+
+def test_a_row_that_is_not_whole_is_not_read(cuda_device: Any) -> None:
+    """Behind the last pixel of a line there is the next line: where a window ends there, taps are of two classes."""
+    words = "conv_fwd n1 c32 h5 w21 k32 r3 s3 pad1 stride2 bf16"
+    assert planned(words, cuda_device, NARROW)[2].blocking.lines.pixels == 1
+    assert planned(words.replace("w21", "w22"), cuda_device, NARROW)[2].blocking.lines.pixels == 2
 
 
 def test_channels_first_are_packed(cuda_device: Any) -> None:

@@ -112,7 +112,7 @@ def test_few_tiles_are_shared_by_clusters() -> None:
     for words, is_shared in {
         "conv_bwd_filter n32 c256 h14 w14 k256 r3 s3 pad1 bf16 nhwc": True,
         "conv_bwd_filter n32 c1024 h14 w14 k512 r1 s1 bf16 nhwc": False,
-        "conv_fwd n1 c512 h14 w14 k512 r3 s3 pad1 bf16 nhwc": True,
+        "conv_fwd n1 c512 h7 w7 k512 r3 s3 pad1 bf16 nhwc": True,
         "conv_bwd_filter n32 c512 h7 w7 k2048 r1 s1 bf16 nhwc": False,
         "conv_fwd n64 c256 h56 w56 k256 r3 s3 pad1 bf16 nhwc": False,
         "conv_bwd_data n32 c1024 h14 w14 k2048 r1 s1 stride2 bf16 nhwc": False,

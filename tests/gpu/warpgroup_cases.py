@@ -15,6 +15,7 @@ import pytest
 import cases
 from cases import make_case
 from harness import run
+from jitdnn.kernels.cuda import warpgroup_matmul
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose, wgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Tile
@@ -54,9 +55,14 @@ def blocked_by(blocking: Callable[..., tuple[Blocking, float]]) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         for module in (choose, wgrad):
             patch.setattr(module, "best_blocking", blocking)
-        choose.plan_of.cache_clear()
+        _forget_plans()
         yield
-    choose.plan_of.cache_clear()
+    _forget_plans()
+
+
+def _forget_plans() -> None:
+    for one in (choose.plan_of, warpgroup_matmul._plan):
+        one.cache_clear()
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:

@@ -48,7 +48,7 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
     """Products as convolutions; few tiles are split along k."""
 
     name = "matrix_units_wgmma"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     problem = MatMul
     uses_workspace: ClassVar[bool] = True
     parts: ClassVar[int] = 1

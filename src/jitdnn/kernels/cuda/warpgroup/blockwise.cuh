@@ -62,7 +62,7 @@ struct BlockwiseConsumer : Consumer {
         auto step = [&](auto during) {
             const int lane_of_stage = block % 32;
             if (lane_of_stage == 0) look_up(first + block);
-            mbarrier_wait(ring.full(place.stage), place.parity);
+            wait_for_stage();
             multiply_stage(ring, place.stage, 0, warpgroup, stage_sums, false);
             during();
             int exponents[BLOCKS];
@@ -71,9 +71,7 @@ struct BlockwiseConsumer : Consumer {
                 if (PARTS == 2 && lane_of_stage == 0) is_finite = is_finite && !warp_any(own[n] >= NOT_FINITE);
                 exponents[n] = shuffle(own[n], lane_of_stage);
             }
-            wgmma_wait<0>();
-            release(place.stage);
-            place.advance();
+            finish_stage();
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
 #pragma unroll

@@ -97,8 +97,8 @@ class _Constants:
 
     `clock`: of `gemm_clock`. `efficiency`: of the mainloop, where nothing else is the limit. `shared`: share of the
     path to shared memory, as `shared_bytes_per_cycle` of facts counts it. `row`, `outside`: cycles of the copy
-    engine for a row of a stage, however long it is, and more for one that lies outside of the tensor;
-    `outside_last`: for one of the last of several tiles down. `stage`, `piece`: cycles that a stage takes at least,
+    engine for a row of a stage, however long it is, and more for one that lies outside of the tensor.
+    `stage`, `piece`: cycles that a stage takes at least,
     and each of its rows of shared memory. `tile`: from one tile of a thread block to the next. `start`: until its
     first products. `results`: bytes of results on their way out. `stored_row`: cycles of the copy engine for a row
     of them, of 128 bytes or 64. `partial`: cycles of partial sums on their way to the workspace, without their
@@ -114,7 +114,6 @@ class _Constants:
     shared: float = 1.08
     row: float = 1.73
     outside: float = 6.0
-    outside_last: float = 0.0
     stage: float = 0.0
     piece: float = 0.0
     tile: float = 900.0
@@ -133,14 +132,20 @@ class _Constants:
 
 
 _OTHERS = _Constants()
-_IN_LINES = _Constants(shared=1.12)
+_IN_LINES = _Constants(shared=1.2)
 _WGRAD = _Constants(cluster=1.3)
 _ALONG = _Constants(
-    clock=1.11, efficiency=1.0, shared=1.17, row=1.2, outside=5.5, outside_last=1.0, stage=136.0, piece=115.0,
-    tile=2090.0, start=415.0, results=15.1, stored_row=2.56, partial=0.0, cluster=1.3, exchange=1960.0, exchanged=8.5,
-    memory=0.965, unhidden=0.17, launch=0.66e-6, early_launch=0.78e-6, reduction=5.3e-6,
+    clock=1.11, efficiency=1.0, shared=1.17, row=1.2, outside=5.5, stage=136.0, piece=115.0,
+    tile=2090.0, start=415.0, results=14.6, stored_row=2.56, partial=0.0, cluster=1.17, exchange=1960.0, exchanged=8.5,
+    memory=0.965, unhidden=0.17, launch=0.66e-6, early_launch=0.78e-6, reduction=3.0e-6,
 )  # fmt: skip
 """Forward and of the data, undivided, of whole rows of channels: fitted to 1900 tiles on an H200."""
+_PADDED = 0.4
+"""Of the cycles of a row outside of the tensor, that a row of pixels inside takes where some lie outside."""
+_LAST_ROWS = 0.7
+"""The same of rows outside of the last of several tiles down."""
+_ACROSS_BYTES = 69.0
+"""Of operands, that L2 brings each multiprocessor in a cycle where the filter lies across."""
 _THROTTLED = (15e3, 74e3)
 """Cycles of the tensor cores from which on a product is long enough for the power limit to lower the clock, and from
 which on it is lowest."""
@@ -209,13 +214,14 @@ def copy_cycles(blocking: Blocking, row_bytes: int, is_strided: bool) -> float:
 def stage_cycles(
     blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, is_rewritten: bool = False,
     is_divided: bool = False, shared_rows: SharedRows | None = None, boxes: Boxes = NO_BOXES,
-    is_strided: bool = False,
+    is_strided: bool = False, outside: float = 0.0,
 ) -> float:  # fmt: skip
     """Cycles of a stage of a tile: products, the path to shared memory, or the copy engine, whichever takes longest.
 
     `row_bytes`: of the rows that are copied. `is_rewritten`: B is read and written by threads before it is multiplied.
     `is_divided`: threads divide numbers into halves first, in shared memory. `shared_rows`: of B, which the
-    columns of a warpgroup share. `boxes`: of a wgrad. `is_strided`: see `Products`.
+    columns of a warpgroup share. `boxes`: of a wgrad. `is_strided`: see `Products`. `outside`: rows that lie outside of
+    the tensors, of a forward product or of the data.
     """
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
     constants = _constants(blocking, row_bytes, is_wgrad)
@@ -226,7 +232,8 @@ def stage_cycles(
     of_b = tile.across * shared_rows.count if shared_rows else blocking.rows_of_b
     if is_wgrad and tile.n % 64:
         of_b = -(-tile.n // 64) * 64
-    brought = parts * (tile.m + blocking.lines.further + of_b)  # rows of 128 bytes
+    lines = blocking.lines
+    brought = parts * ((tile.m + lines.further) * lines.pixels + of_b)  # rows of 128 bytes
     of_a = 64 * (2 if blocking.divides_rows else products)
     read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (2 * tile.n if is_rewritten else 0)
     share = constants.shared
@@ -259,6 +266,9 @@ def stage_cycles(
             copies = max(copies, arrival / (blocking.stages - 1))
     else:
         copies = copy_cycles(blocking, row_bytes, is_strided)
+        copies += constants.outside * outside * (blocking.row // row_bytes)
+        if constants is _ALONG and blocking.is_across and not blocking.keeps_b:
+            copies = max(copies, tile.stage_bytes(parts, blocking.row, is_across=True) / _ACROSS_BYTES)
     if shared_rows:
         copies = max(copies, _BOX_CYCLES * parts * shared_rows.boxes * (tile.m // 64 + tile.across))
     if blocking.divides_rows:
@@ -275,6 +285,21 @@ def stage_cycles(
     if is_wgrad and parts == 2 and tile.warpgroups == 1 and not tile.dividers:
         return _ALONE_FACTOR * stage if is_divided else stage + _SERIAL_CYCLES
     return stage
+
+
+def _outside(products: Products, blocking: Blocking, multiprocessors: int) -> float:
+    """Rows of a stage that are copied and lie outside of the tensors: on average or, where each thread block has one
+    tile, of that which has most of them."""
+    tile, is_one_wave = blocking.tile, blocking.works(products) <= multiprocessors
+    columns = 0.0
+    if not blocking.keeps_b:
+        columns = products.outside(tile) * (products.tiles_n(tile) if is_one_wave else 1)
+    rows = 0.0
+    if len(products.rows) == 1 and (is_one_wave or products.tiles_m(tile) == 1):
+        rows = products.outside_rows(tile) * (1.0 if products.tiles_m(tile) == 1 else _LAST_ROWS)
+    if products.padding:
+        rows = max(rows, (products.padding + _PADDED * (1.0 - products.padding)) * tile.m)
+    return columns + rows
 
 
 def seconds(
@@ -294,7 +319,8 @@ def seconds(
     """Expected time of the launch and, where K is split, of the sum of the splits."""
     tile, constants = blocking.tile, _constants(blocking, row_bytes, is_wgrad)
     clock = _clock(constants, products, blocking, device)
-    outside = blocking.parts * blocking.lines.mean_taps * products.outside(tile) * (not blocking.keeps_b)
+    works = blocking.works(products)
+    is_along = constants is _ALONG
     stage = stage_cycles(
         blocking,
         device,
@@ -305,6 +331,7 @@ def seconds(
         shared_rows,
         boxes,
         products.is_strided,
+        _outside(products, blocking, device.multiprocessors) if is_along else 0.0,
     )
     if is_wgrad:
         if boxes.has_windows and blocking.parts == 1:
@@ -315,23 +342,14 @@ def seconds(
             stage *= _INSIDE_FACTOR
         if tile.across > 1 and not shared_rows:
             stage *= _ROWS_ACROSS_FACTOR if blocking.divides_rows else _ACROSS_FACTOR
-    else:
-        stage += constants.outside * outside
+    elif not (is_along or blocking.keeps_b):
+        stage += constants.outside * blocking.parts * blocking.lines.mean_taps * products.outside(tile)
     if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW:
         stage *= _WIDE_LINES_FACTOR
-    if constants is _ALONG and len(products.rows) == 1:
-        rows = products.outside_rows(tile)
-        if products.tiles_m(tile) == 1:
-            stage += constants.outside * rows
-        elif (
-            blocking.works(products) <= device.multiprocessors
-        ):  # the thread blocks that have them are the last
-            stage += constants.outside_last * rows
     if tile.cluster > 1:
         stage *= constants.cluster
         if is_wgrad and blocking.parts == 1 and not boxes.has_windows:
             stage *= _ROWS_CLUSTER_FACTOR
-    works = blocking.works(products)
     length = products.longest if blocking.is_whole else blocking.blocks_of_split
     leaving = constants.results or l2_bytes_per_cycle(device.facts)
     out = tile.m * tile.n * 4 / leaving if blocking.is_split else 0.0

@@ -200,24 +200,20 @@ struct DividingConsumer : BeforeDividing {
         for (int block = 0; block < blocks; ++block) {
 #if DIVIDES_ROWS
             Halves halves;
-            if (DIVIDERS) mbarrier_wait(ring.full(place.stage), place.parity);
+            if (DIVIDERS) wait_for_stage();
             divide(place.stage, halves);
             mbarrier_wait(divider.ready(place.stage), place.parity);
             const int shift = shifts_of(place.stage);  // of B
             multiply_halves(halves, place.stage, 0, stage_sums);
             divide_ahead(block + 1 < blocks);
-            wgmma_wait<0>();
-            release(place.stage);
-            place.advance();
+            finish_stage();
             add(sums, stage_sums, halves.shifts, shift);
 #else
             mbarrier_wait(divider.ready(place.stage), place.parity);
             multiply_stage(ring, place.stage, 0, warpgroup, stage_sums, false);
             const Power back(-shifts_of(place.stage));
             divide_ahead(block + 1 < blocks);
-            wgmma_wait<0>();
-            release(place.stage);
-            place.advance();
+            finish_stage();
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
 #pragma unroll

@@ -112,7 +112,7 @@ struct RowDividingConsumer : Consumer {
 
     // Begins the products of a stage: the small ones first, lo * hi, hi * lo, then hi * hi.
     METHOD void multiply_halves(const Halves &halves, int stage, int block, Sums &stage_sums) const {
-        const u64 b = wgmma_descriptor(ring.b(stage, block) + warpgroup % WARPGROUPS_N * WN * B_ROW_BYTES, B_SLAB_BYTES, B_ROW_BYTES);
+        const u64 b = b_descriptor(ring, stage, block, warpgroup);
         wgmma_fence();
 #pragma unroll
         for (int product = IS_ROUGH ? 2 : 0; product < 3; ++product)
@@ -159,12 +159,10 @@ struct RowDividingConsumer : Consumer {
         is_finite = true;
         for (int block = 0; block < blocks; ++block) {
             Halves halves;
-            mbarrier_wait(ring.full(place.stage), place.parity);
+            wait_for_stage();
             divide(place.stage, halves);
             multiply_halves(halves, place.stage, block, stage_sums);
-            wgmma_wait<0>();
-            release(place.stage);
-            place.advance();
+            finish_stage();
             add(sums, stage_sums, halves.shifts, shift_of_b);
         }
         is_finite = !warp_any(!is_finite);

@@ -157,7 +157,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         auto send = [&](int chunk) {
             const u32 to = staging + buffer * BUFFER_BYTES;
             const int slab = chunk / CHUNKS_OF_SLAB, column = first_column + chunk % CHUNKS_OF_SLAB * CHUNK;
-            if (IS_RESULT_BOXES && !A_MN_MAJOR && column >= columns.count) return;  // it lies outside
+            if (IS_RESULT_BOXES && !(A_MN_MAJOR && B_MN_MAJOR) && column >= columns.count) return;  // it lies outside
             buffer ^= 1;
             if constexpr (IS_RESULT_BOXES) {
                 if (is_leader) tma_store_wait_read<1>();  // the store that had this buffer

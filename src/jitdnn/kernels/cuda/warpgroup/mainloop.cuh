@@ -56,7 +56,7 @@ FUNCTION bool is_short_line(int block) { return HAS_SHORT_LINES && block % LINE_
 // Threads that copy, in turns, each of a warp of its own: what a stage of little work takes one thread, 290 cycles, is longer
 // than the stage. All threads find the first tile, before they wait for the launch before: the compiler then knows that it
 // is the same for all, and keeps what copies want in uniform registers. Other kernels have no registers for it.
-#if A_MN_MAJOR || PHASES > 1 || LINE_TAPS > 1
+#if (A_MN_MAJOR && B_MN_MAJOR) || PHASES > 1 || LINE_TAPS > 1
 #define COPIERS 1
 #define COPIER_PARAMETERS
 #else
@@ -124,6 +124,13 @@ FUNCTION constexpr u32 offset_across(int step, int row) { return step * row; }
 
 FUNCTION constexpr u32 a_offset(int step) { return A_MN_MAJOR ? offset_across(step, 128) : offset_along(step, BM); }
 
+// The same from the pixels of the first tap of a line to those of another.
+FUNCTION constexpr u32 tap_offset(int tap) {
+    const int pixel = LINE_FIRST + tap, row = pixel / LINE_PIXELS;
+    return LINE_PIXELS > 1 ? (row * A_ROW_BYTES + (pixel - row * LINE_PIXELS) * ROW_BYTES) / 16
+                           : tap * LINE_STEP * ROW_BYTES / 16;
+}
+
 FUNCTION constexpr u32 b_offset(int step) {
     if (SEGMENT) {  // in lines
         const int pixel = step * 16, segment = pixel / (SEGMENT ? SEGMENT : 1);
@@ -134,14 +141,19 @@ FUNCTION constexpr u32 b_offset(int step) {
 
 FUNCTION int row_of(int slab, int half) { return row_of(slab, half, threadIdx.x % 128); }
 
+// The columns of a warpgroup in a stage; `block`: the step of K.
+FUNCTION u64 b_descriptor(const Ring &ring, int stage, int block, int warpgroup) {
+    return wgmma_descriptor(ring.b(stage, block) + warpgroup % WARPGROUPS_N * WARPGROUP_B_BYTES,
+                            SEGMENT ? 128 : B_SLAB_BYTES, B_ROW_BYTES);
+}
+
 // Begins the products of a stage for the slabs of one warpgroup. `block`: the step of K; `is_added`: to the sums that
 // there are.
 FUNCTION void multiply_stage(const Ring &ring, int stage, int block, int warpgroup, Sums &sums, bool is_added) {
-    constexpr int a_row = A_MN_MAJOR ? 128 : ROW_BYTES;
+    constexpr int a_row = A_MN_MAJOR ? 128 : A_ROW_BYTES;
     constexpr int of_slab = A_MN_MAJOR ? SLAB_BYTES : 64 * a_row;
     const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup / WARPGROUPS_N * ROWS * of_slab, SLAB_BYTES, a_row);
-    const u64 b = wgmma_descriptor(ring.b(stage, block) + warpgroup % WARPGROUPS_N * WARPGROUP_B_BYTES,
-                                   SEGMENT ? 128 : B_SLAB_BYTES, B_ROW_BYTES);
+    const u64 b = b_descriptor(ring, stage, block, warpgroup);
     wgmma_fence();
     // the small products first: lo * hi, hi * lo, then hi * hi
 #pragma unroll
@@ -151,7 +163,7 @@ FUNCTION void multiply_stage(const Ring &ring, int stage, int block, int warpgro
         for (int number = 0; number < LINE_TAPS * STEPS; ++number) {
             const int tap = number / STEPS, step = number % STEPS;
             if (HAS_SHORT_LINES && tap == LINE_TAPS - 1 && is_short_line(block)) continue;
-            const u32 of_a = tap * LINE_STEP * ROW_BYTES / 16, of_b = tap * TAP_B_BYTES / 16;
+            const u32 of_a = tap_offset(tap), of_b = tap * TAP_B_BYTES / 16;
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
                 MULTIPLY<A_MN_MAJOR, B_MN_MAJOR>(sums[row], a_part + of_a + a_offset(step) + row * (of_slab / 16),
@@ -199,6 +211,13 @@ struct Consumer {
     METHOD void release(int stage) const {
         if (lane == 0) mbarrier_arrive(ring.empty(stage));
     }
+    METHOD void wait_for_stage() const { mbarrier_wait(ring.full(place.stage), place.parity); }
+    // Waits for all products in flight, which are of this stage, and gives it back.
+    METHOD void finish_stage() {
+        wgmma_wait<0>();
+        release(place.stage);
+        place.advance();
+    }
 
     template <int CHUNKS, class Send>
     METHOD void multiply(Sums &sums, int blocks, bool is_sending, Send send) {
@@ -207,7 +226,7 @@ struct Consumer {
         // a stage is given back one step late, when the next products are in flight already
         int previous = -1;
         auto step = [&](auto during) {
-            mbarrier_wait(ring.full(place.stage), place.parity);
+            wait_for_stage();
             multiply_stage(ring, place.stage, block, warpgroup, sums, block > 0);
             during();
             wgmma_wait<1>();
@@ -220,12 +239,10 @@ struct Consumer {
         Sums stage_sums;
         clear(sums);
         auto step = [&](auto during) {
-            mbarrier_wait(ring.full(place.stage), place.parity);
+            wait_for_stage();
             multiply_stage(ring, place.stage, block, warpgroup, stage_sums, false);
             during();
-            wgmma_wait<0>();
-            release(place.stage);
-            place.advance();
+            finish_stage();
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
 #pragma unroll

@@ -48,17 +48,22 @@ class Lines:
     """Taps of a line of the filter that read the same rows of A, `step` rows apart.
 
     `classes`: where windows begin so many pixels apart, every so manyth tap reads the same rows; of as many stages the
-    first `long` have all taps, the others one less.
+    first `long` have all taps, the others one less. Or `pixels`, as many, that are neighbours are one row of A, and the
+    first tap reads the `first` of them.
     """
 
     taps: int = 1
     step: int = 0
     classes: int = 1
     long: int = 1
+    pixels: int = 1
+    first: int = 0
 
     @property
     def reach(self) -> int:
         """Rows of the product behind the results of each line."""
+        if self.pixels > 1:
+            return (self.first + self.taps - 1) // self.pixels
         return (self.taps - 1) * self.step
 
     @property
@@ -113,6 +118,10 @@ class Tile:
         """Columns of a block of B where it is MN-major."""
         return 32 if self.n == 32 else 64
 
+    def brought(self, is_across: bool) -> int:
+        """Columns of B that are copied: whole blocks where they lie across."""
+        return -(-self.n // self.block) * self.block if is_across else self.n
+
     @property
     def warpgroups(self) -> int:
         return self.down * self.across
@@ -126,17 +135,18 @@ class Tile:
         """Registers of a consumer's thread for the sums."""
         return self.rows * self.wn // 2
 
-    def stage_bytes(self, parts: int, row: int = STAGE_ROW, lines: Lines = NO_LINES) -> int:
-        return self.a_bytes(parts, row, lines) + self.b_bytes(parts, row, lines)
+    def stage_bytes(
+        self, parts: int, row: int = STAGE_ROW, lines: Lines = NO_LINES, is_across: bool = False
+    ) -> int:
+        return self.a_bytes(parts, row, lines) + self.b_bytes(parts, row, lines, is_across)
 
     def a_bytes(self, parts: int, row: int, lines: Lines) -> int:
         """Of a stage."""
-        return parts * -(-(self.m + lines.further) * row // 1024) * 1024
+        return parts * -(-(self.m + lines.further) * lines.pixels * row // 1024) * 1024
 
-    def b_bytes(self, parts: int, row: int, lines: Lines, is_across: bool = True) -> int:
+    def b_bytes(self, parts: int, row: int, lines: Lines, is_across: bool) -> int:
         """Of a stage; `is_across`: an MN-major operand comes in whole blocks of columns."""
-        columns = -(-self.n // self.block) * self.block if is_across else self.n
-        return parts * lines.taps * columns * row
+        return parts * lines.taps * self.brought(is_across) * row
 
     def chunk_bytes(self, result_bytes: int) -> int:
         """Of a row of the chunks in which results leave."""
@@ -150,25 +160,23 @@ class Tile:
 
     def stages(
         self, shared_bytes: int, parts: int, is_split: bool, result_bytes: int, row: int = STAGE_ROW,
-        lines: Lines = NO_LINES, kept_bytes: int = 0,
+        lines: Lines = NO_LINES, kept_bytes: int = 0, is_across: bool = False,
     ) -> int:  # fmt: skip
         """Stages of `row` bytes of K that fit into a multiprocessor's shared memory, beside `kept_bytes` of B if all of
         it stays there."""
         room = shared_bytes - self.other_bytes(is_split, result_bytes) - _whole_kilobytes(kept_bytes)
         most = _MAX_STAGES if row >= STAGE_ROW else 2 * _MAX_STAGES
-        return min(most, room // self._of_stage(parts, row, lines, kept_bytes))
+        return min(most, room // self._of_stage(parts, row, lines, kept_bytes, is_across))
 
     def shared(
         self, stages: int, parts: int, is_split: bool, result_bytes: int, row: int = STAGE_ROW,
-        lines: Lines = NO_LINES, kept_bytes: int = 0,
+        lines: Lines = NO_LINES, kept_bytes: int = 0, is_across: bool = False,
     ) -> int:  # fmt: skip
-        own = stages * self._of_stage(parts, row, lines, kept_bytes) + self.other_bytes(
-            is_split, result_bytes
-        )
-        return own + _whole_kilobytes(kept_bytes)
+        own = stages * self._of_stage(parts, row, lines, kept_bytes, is_across)
+        return own + self.other_bytes(is_split, result_bytes) + _whole_kilobytes(kept_bytes)
 
-    def _of_stage(self, parts: int, row: int, lines: Lines, kept_bytes: int) -> int:
-        b_bytes = 0 if kept_bytes else self.b_bytes(parts, row, lines)
+    def _of_stage(self, parts: int, row: int, lines: Lines, kept_bytes: int, is_across: bool) -> int:
+        b_bytes = 0 if kept_bytes else self.b_bytes(parts, row, lines, is_across)
         return self.a_bytes(parts, row, lines) + b_bytes + _BARRIER_BYTES
 
     def has_registers(
@@ -262,7 +270,7 @@ class Products:
 
     `is_across`: B is MN-major, and comes in whole blocks of columns. `is_strided`: rows of A lie some rows apart.
     `has_row_boxes`: neighbours in memory are rows of the result, 64 of which the copy engine stores of some columns at
-    once.
+    once. `padding`: share of the rows of A, of all stages, that lie outside of the data.
     """
 
     rows: tuple[int, ...]
@@ -272,6 +280,7 @@ class Products:
     is_across: bool = False
     is_strided: bool = False
     has_row_boxes: bool = False
+    padding: float = 0.0
 
     def in_stages(self, depth: int) -> Products:
         """The same in stages of `depth` times as much of K."""
@@ -286,9 +295,9 @@ class Products:
         return -(-self.n // tile.n)
 
     def outside(self, tile: Tile) -> float:
-        """Columns of B that a tile's copies bring and that are not there."""
-        brought = -(-tile.n // tile.block) * tile.block if self.is_across else tile.n
-        return brought - self.n / self.tiles_n(tile)
+        """Columns that a tile's copies bring of B and that are not there, on average."""
+        last = (self.tiles_n(tile) - 1) * tile.n
+        return max(0, last + tile.brought(self.is_across) - self.n) / self.tiles_n(tile)
 
     def outside_rows(self, tile: Tile) -> int:
         """Rows of A that the copies of the last tile down bring and that are not there."""
@@ -332,8 +341,9 @@ class Blocking:
     `parts`: 2 with halves. `result_bytes`: of an element of the result. `divides_rows`: those of A, in registers.
     `is_rough`: of the halves only the first ones are multiplied, which have the bits of tf32. `row`: bytes of K of a
     stage. `kept_bytes`: of all of B, which a thread block brings once for all of its tiles, or 0. `lines`: taps that
-    share rows of A. `sharers`: thread blocks that have equal parts of the K of all tiles, one behind the other, or 0;
-    `in_step`: how many of them are at the same place of K at the same time, of different tiles. See stream_k.cuh.
+    share rows of A. `is_across`: see `Products`. `sharers`: thread blocks that have equal parts of the K of all tiles,
+    one behind the other, or 0; `in_step`: how many of them are at the same place of K at the same time, of different
+    tiles. See stream_k.cuh.
     """
 
     tile: Tile
@@ -347,6 +357,7 @@ class Blocking:
     row: int = STAGE_ROW
     kept_bytes: int = 0
     lines: Lines = NO_LINES
+    is_across: bool = False
     sharers: int = 0
     in_step: int = 1
 
@@ -368,13 +379,14 @@ class Blocking:
     @property
     def shared(self) -> int:
         return self.tile.shared(
-            self.stages, self.parts, self.is_split, self.result_bytes, self.row, self.lines, self.kept_bytes
-        )
+            self.stages, self.parts, self.is_split, self.result_bytes, self.row, self.lines, self.kept_bytes,
+            self.is_across,
+        )  # fmt: skip
 
     @property
     def rows_of_b(self) -> float:
         """Rows of B that are brought for a stage, on average."""
-        return 0 if self.keeps_b else self.lines.mean_taps * self.tile.n
+        return 0 if self.keeps_b else self.lines.mean_taps * self.tile.brought(self.is_across)
 
     def works(self, products: Products) -> int:
         if self.sharers:
@@ -443,10 +455,11 @@ def blockings(
             kept = 0
             if may_keep_b and splits == 1 and _has_same_columns(products, tile):
                 kept = longest * tile.b_bytes(parts, row, lines, products.is_across)
-            stages = tile.stages(shared_bytes, parts, is_split, result_bytes, row, lines, kept)
+            of_stages = shared_bytes, parts, is_split, result_bytes, row, lines
+            stages = tile.stages(*of_stages, kept, products.is_across)
             least, least_beside = (_STAGES_OF_LINES,) * 2 if lines.taps > 1 else (2, _STAGES_BESIDE_KEPT)
             if kept and stages < least_beside:
-                kept, stages = 0, tile.stages(shared_bytes, parts, is_split, result_bytes, row, lines)
+                kept, stages = 0, tile.stages(*of_stages, 0, products.is_across)
             if stages < least or not tile.has_registers(is_promoted, result_bytes, is_split, divides_rows):
                 continue
             found.append(
@@ -462,6 +475,7 @@ def blockings(
                     row,
                     kept,
                     lines,
+                    products.is_across,
                 )
             )
             if splits == 1 and tile in shared:
@@ -500,8 +514,11 @@ def _in_clusters(
     at_once = multiprocessors * _AT_ONCE[cluster] // _OF_MULTIPROCESSORS
     if len(products.rows) > 1 or products.tiles(tile) > at_once or (cluster - 1) * length >= longest:
         return []
-    stages = tile.stages(shared_bytes, parts, False, result_bytes, row)
-    has_room = stages * tile.stage_bytes(parts, row) >= 4 * tile.m * tile.n  # for the sums
+    stages = tile.stages(shared_bytes, parts, False, result_bytes, row, is_across=products.is_across)
+    of_stage = tile.stage_bytes(parts, row, is_across=products.is_across)
+    has_room = stages * of_stage >= 4 * tile.m * tile.n  # for the sums
     if stages < 2 or not has_room or not tile.has_registers(is_promoted, result_bytes, False):
         return []
-    return [Blocking(tile, stages, cluster, length, parts, result_bytes, row=row)]
+    return [
+        Blocking(tile, stages, cluster, length, parts, result_bytes, row=row, is_across=products.is_across)
+    ]

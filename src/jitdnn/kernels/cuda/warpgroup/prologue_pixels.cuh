@@ -76,9 +76,7 @@ struct PrologueConsumer : Consumer {
             multiply_stage(ring, place.stage, block, warpgroup, sums, block > 0);
             during();
             if (block + 1 < blocks) prepare();
-            wgmma_wait<0>();
-            release(place.stage);
-            place.advance();
+            finish_stage();
             ++block;
         };
         if (blocks) prepare();

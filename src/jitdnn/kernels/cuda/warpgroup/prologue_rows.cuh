@@ -88,9 +88,8 @@ struct PrologueConsumer : Consumer {
         int block = 0, previous = -1;
         Fragments a[2];  // of this product, and of the one before, which is in flight
         auto step = [&](auto during) {
-            mbarrier_wait(ring.full(place.stage), place.parity);
-            const u64 b =
-                wgmma_descriptor(ring.b(place.stage, 0) + warpgroup % WARPGROUPS_N * WN * B_ROW_BYTES, B_SLAB_BYTES, B_ROW_BYTES);
+            wait_for_stage();
+            const u64 b = b_descriptor(ring, place.stage, 0, warpgroup);
             u32 inside[ROWS][2];
 #pragma unroll
             for (int number = 0; number < STEPS; ++number) {

@@ -17,9 +17,13 @@ constexpr int WARPGROUP_B_BYTES = SEGMENT ? SEGMENTS * SEGMENT_ROWS * 128 : WN *
 // Of a correlation in lines LINE_TAPS taps of a line of the filter (1 of others), LINE_CLASSES taps apart, read the same rows
 // of A, each LINE_STEP rows further: as many more are copied. A stage has B of each of them. Of LINE_CLASSES such stages the
 // first LINE_LONG have all of these taps, the others one less.
-constexpr int LINE_REACH = (LINE_TAPS - 1) * LINE_STEP, A_ROWS = BM + (LINE_REACH + 7) / 8 * 8;
+//
+// With LINE_PIXELS above 1 a row of A has as many neighbouring pixels, as many as windows are apart, of which each tap reads
+// one: the first tap the LINE_FIRST-th of the first row. Then there are no classes.
+constexpr int LINE_REACH = LINE_PIXELS > 1 ? (LINE_FIRST + LINE_TAPS - 1) / LINE_PIXELS : (LINE_TAPS - 1) * LINE_STEP;
+constexpr int A_ROW_BYTES = LINE_PIXELS * ROW_BYTES, A_ROWS = BM + (LINE_REACH + 7) / 8 * 8;
 constexpr int TAP_B_BYTES = SEGMENT ? WARPGROUPS_N * WARPGROUP_B_BYTES : B_COLUMNS * STAGE_ROW;
-constexpr int COPIED_A_BYTES = A_ROWS * STAGE_ROW, A_BYTES = (COPIED_A_BYTES + 1023) / 1024 * 1024;
+constexpr int COPIED_A_BYTES = A_ROWS * LINE_PIXELS * STAGE_ROW, A_BYTES = (COPIED_A_BYTES + 1023) / 1024 * 1024;
 constexpr int B_BYTES = LINE_TAPS * TAP_B_BYTES;
 constexpr int STAGE_BYTES = PARTS * (A_BYTES + (KEEPS_B ? 0 : B_BYTES));
 constexpr int COPIED_BYTES =  // of a stage
@@ -30,7 +34,7 @@ constexpr int STEPS = STAGE_ROW / 32;  // products along K of a stage
 // Whether the sums are integers, which become results in f64.
 constexpr bool IS_INTEGER = sizeof(REAL) == 8;
 static_assert((!A_MN_MAJOR && !B_MN_MAJOR) || ELEMENT_BYTES == 2, "only elements of two bytes are read across");
-static_assert(!A_MN_MAJOR || ROW_BYTES == 128, "pixels are not divided");
+static_assert(!(A_MN_MAJOR && B_MN_MAJOR) || ROW_BYTES == 128, "pixels are not divided");
 constexpr bool HAS_SHORT_LINES = LINE_LONG < LINE_CLASSES;
 static_assert(LINE_TAPS == 1 || (PARTS == 1 && SUBS == 1 && !A_MN_MAJOR), "lines are of rows of pixels");
 static_assert(!(A_MN_MAJOR && B_MN_MAJOR) || STAGE_ROW == 128 || (PARTS == 1 && !SEGMENT), "deep stages of filter gradients");
@@ -56,4 +60,4 @@ constexpr int EXCHANGE_BARRIER_AT = ROWS_AT + WARPGROUPS * ROWS * 64 * 8, BARRIE
 // left.
 constexpr int LEFT_AT = EXCHANGE_BARRIER_AT, ALL_LEFT_AT = LEFT_AT + 8;
 constexpr int KEPT_AT = (BARRIERS_AT + 16 * STAGES + 1023) / 1024 * 1024;
-static_assert(!KEEPS_B || !(A_MN_MAJOR || IS_PART || HAS_PROLOGUE), "tiles with the same columns and all of K");
+static_assert(!KEEPS_B || !((A_MN_MAJOR && B_MN_MAJOR) || IS_PART || HAS_PROLOGUE), "tiles with the same columns and all of K");

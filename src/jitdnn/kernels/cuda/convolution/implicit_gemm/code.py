@@ -90,7 +90,7 @@ def source_of(
     if indices is None:
         indices = ["image", "channel", *("a", "b", "c")[5 - len(output.shape) :]]
     text = read_text("cuda/gemm", *GEMM_TEXTS) + code.functions
-    text += read_text("cuda/convolution/implicit_gemm", "phases.cuh", "fprop_dgrad.cu")
+    text += read_text("cuda/convolution/implicit_gemm", "phases.cuh", "taps.cuh", "fprop_dgrad.cu")
     is_known = knows_shape(plan, epilogue)
     (_, room), result = axis_phases(geometry, is_known), geometry.result
     axes = [] if room else axis_phase_defines(geometry, is_known)

@@ -20,7 +20,7 @@ from jitdnn.tensor import TensorDescriptor
 
 _Three = tuple[int, int, int]
 MASK_BITS = 30
-"""Of a pixel's mask, for the taps of all axes together; see fprop_dgrad.cu."""
+"""Of a pixel's mask, for the taps of all axes together; see taps.cuh."""
 
 
 @dataclass(frozen=True)

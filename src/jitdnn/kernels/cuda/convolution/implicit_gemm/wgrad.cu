@@ -9,7 +9,7 @@
 // Grid: axis 0 tiles, columns inside, and their splits (tile_scheduler.cuh); axis 1 groups.
 //
 // Which columns of a pixel lie outside of x is found once for each pixel, by one thread for all. With IS_MASKED it is
-// kept in a word as in fprop_dgrad.cu: bits 29 ... 0 of a pixel are set for taps that lie outside, bit 30 (NO_PIXEL)
+// kept in a word as in taps.cuh: bits 29 ... 0 of a pixel are set for taps that lie outside, bit 30 (NO_PIXEL)
 // for a pixel behind the last, bit 31 (NO_COLUMN) always; a column has the bits of its tap, bit 30 always, and bit 31
 // if it is behind the last. x is there if no bit is in both words.
 //

@@ -16,6 +16,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
+    BLOCK,
     MAX_STEP,
     ROWS,
     Operand,
@@ -24,6 +25,9 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     fits_offsets,
     pixel_map,
     result_map,
+    rows_map,
+    whole_filter_map,
+    whole_map,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     NEEDS_WORKSPACE,
@@ -160,6 +164,40 @@ def _lines_of(phases: Sequence[Sequence[Axis]]) -> Lines | None:
     return Lines(-(-taps // step), dilation, step, taps % step or step)
 
 
+def _padding(phases: Sequence[Sequence[Axis]], extents: Sequence[int]) -> float:
+    """Of the pixels that all taps read, the share that lies outside of the data."""
+    inside = of_all = 0
+    for axes in phases:
+        inside += math.prod(axis.inside(extent) for axis, extent in zip(axes, extents, strict=True))
+        of_all += math.prod(axis.taps * axis.results for axis in axes)
+    return 1.0 - inside / of_all if of_all else 0.0
+
+
+def _neighbours_of(problem: Convolution, data: Operand, weights: Operand) -> Lines | None:
+    """Lines whose windows are as many pixels apart as are a row of A, of few channels; None if there are none."""
+    step, taps, dilation = problem.stride[-1], problem.filter_spatial[-1], problem.dilation[-1]
+    row = step * data.channels * data.size
+    if (
+        problem.direction != "fwd"
+        or problem.groups > 1
+        or problem.mode != "cross_correlation"
+        or not data.is_direct
+        or step == 1
+        or taps == 1
+        or dilation > 1
+        or row not in ROWS
+        or row // step not in ROWS
+        or data.space[2] != data.channels
+    ):
+        return None
+    before = problem.padding[-1][0]
+    last = (problem.output_spatial[-1] - 1) * step - before + taps - 1  # pixel that a result needs
+    extent = data.extents[2]
+    if extent < step or (extent % step and last >= extent // step * step):
+        return None  # pixels of a row that is not whole are read
+    return Lines(taps, 1, pixels=step, first=-before % step)
+
+
 def _row_of_lines(channels: int, size: int, is_exact: bool) -> tuple[int, int]:
     """The same as `_rows` where taps share rows: a stage is one."""
     fitting = [row for row in ROWS if not is_exact or channels * size % row == 0]
@@ -191,15 +229,22 @@ def _correlation_plan(
     is_mn_major = is_mn_major and _filter_steps(geometry, is_forward, batch)[0] * size % ALIGNMENT == 0
     if is_mn_major:
         weights = along_columns
+    across = None
+    if (
+        not (is_scaled or divides_rows or is_in_lines or fusion.has_prologue)
+        and weights.is_direct
+        and not is_mn_major
+    ):
+        across = _across(problem, data, batch)
     # a packed filter has the channels that are summed innermost
-    packs, at = packed(data, weights, parts, is_scaled, as_it_is=data if divides_rows else None)
+    packs, at = packed(across or data, weights, parts, is_scaled, as_it_is=data if divides_rows else None)
     if divides_rows and packs[0]:
         return "numbers are divided where the copy engine reads them: the data have their channels innermost"
     if any(packs) and not uses_workspace:
         return NEEDS_WORKSPACE
     if any(pack and pack.source.pixels >= MAX_PACKED for pack in packs):
         return f"a copy of {max(data.pixels, weights.pixels)} pixels: at most {MAX_PACKED} are counted by its kernel"
-    a, b = parts_of(data, packs[0]), parts_of(weights, packs[1])
+    a, b = parts_of(across or data, packs[0]), parts_of(weights, packs[1])
     if divides_rows:
         a = a * parts  # rows of half as many channels of each
     phases = [
@@ -208,7 +253,8 @@ def _correlation_plan(
     ]
     lines = NO_LINES
     if is_in_lines:
-        found_lines = _lines_of(phases)
+        found_lines = None if fusion.has_prologue else _neighbours_of(problem, data, weights)
+        found_lines = found_lines or _lines_of(phases)
         if not found_lines:
             return (
                 f"{problem.filter_spatial[-1]} taps along the last axis, stride {problem.stride[-1]}, dilation"
@@ -218,6 +264,12 @@ def _correlation_plan(
         # one tap stands for those that share pixels, and windows go on behind the end of a line
         phases = [
             (*axes[:2], replace(axes[2], taps=lines.classes, results=axes[2].results + lines.reach))
+            for axes in phases
+        ]
+    if lines.pixels > 1:  # all positions along the line are those of rows
+        a = tuple(_in_rows(part, lines.pixels) for part in a)
+        phases = [
+            (*axes[:2], replace(axes[2], base=axes[2].base // lines.pixels, input_stride=1))
             for axes in phases
         ]
     rank = rank_of(data.extents[0], [axes[0] for axes in phases])
@@ -262,6 +314,7 @@ def _correlation_plan(
         is_mn_major,
         is_strided,
         row_boxes is not None,
+        _padding(phases, data.extents),
     )
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     # what all tiles read for a tap is gone from L2 when they read it for the next
@@ -269,7 +322,9 @@ def _correlation_plan(
     if not (batch or is_in_lines) and min(of_tap, data_tensor.nbytes) > _L2_SHARE * device.facts.l2_bytes:
         bytes_moved += (most_taps - 1) * data_tensor.nbytes
     max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 and not is_in_lines else 1
-    if is_mn_major:  # columns come in blocks, and a part of one takes as long
+    if (
+        is_mn_major
+    ):  # columns come in blocks, and those that begin within a line of memory take longer than whole ones
         tiles = tuple(tile for tile in tiles if tile.wn % tile.block == 0 or products.n <= tile.n)
     if is_in_lines:
         tiles = tuple(tile for tile in tiles if tile.cluster == 1)
@@ -301,13 +356,23 @@ def _correlation_plan(
     blocking, seconds = found
     tile = blocking.tile
     maps: list[TensorMap] = []
-    for axes in phases:
+    is_a_whole = False
+    if across:
+        given = across, STAGE_ROW, blocking.row // size
+        one = whole_map(*given, tile.m // BLOCK, batch is not None)
+        is_a_whole = one is not None
+        one = one or rows_map(*given, batch is not None)
+        assert one
+        maps.append(one)
+    for axes in () if across else phases:
         base, results, steps = (
             three_of(getattr(axis, name) for axis in axes) for name in ("base", "results", "input_stride")
         )
         for part in a:
             rows_of_tile = tile.m + lines.further
-            one = pixel_map(part, rank, base, results, steps, row_bytes, rows_of_tile, not divides_rows)
+            one = pixel_map(
+                part, rank, base, results, steps, row_bytes * lines.pixels, rows_of_tile, not divides_rows
+            )
             if one is None:
                 return "windows begin farther outside of the image than the copy engine takes"
             maps.append(one)
@@ -315,9 +380,19 @@ def _correlation_plan(
     absent = phases_of_code(len(phases)) - len(phases)
     maps += maps[-parts:] * absent
     inner = row_bytes // size
-    maps += [
-        filter_map(part, tile.block, inner) if is_mn_major else filter_map(part, inner, tile.wn) for part in b
-    ]
+    filter_steps = _filter_steps(geometry, is_forward, batch)
+    whole: list[TensorMap | None] = []
+    # a box has one block of columns behind the other, which is how a stage of one row has them
+    if is_mn_major and tile.n > BLOCK and blocking.row == row_bytes and filter_steps[0] % BLOCK == 0:
+        whole = [whole_filter_map(part, inner, -(-tile.n // BLOCK)) for part in b]
+    is_b_whole = bool(whole) and all(whole)
+    if is_b_whole:
+        maps += [one for one in whole if one]
+    else:
+        maps += [
+            filter_map(part, tile.block, inner) if is_mn_major else filter_map(part, inner, tile.wn)
+            for part in b
+        ]
     multiples = [geometry.out_channels, strides.image, strides.group, *strides.space]
     is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
     if batch:
@@ -352,10 +427,11 @@ def _correlation_plan(
         *phase_numbers,
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
         products.strip(tile), max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
-        0 if batch else geometry.in_channels, 1 if batch else 0, *_filter_steps(geometry, is_forward, batch),
-        rank == 5, 0, 0, 0, 0,
+        0 if batch else geometry.in_channels, 1 if batch else 0, *filter_steps,
+        rank == 5, 0, 0, is_a_whole, is_b_whole,
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
-        *pack_numbers((Pack(data, 0) if divides_rows else packs[0], packs[1])), 0, 0, 0, 0, *data.extents,
+        *pack_numbers((Pack(data, 0) if divides_rows else packs[0], packs[1])), 0,
+        math.prod(weights.extents[1:]), weights.extents[2], 1, *data.extents,
         fusion.channels, room, sum_rows,
     )  # fmt: skip
     return Plan(
@@ -364,7 +440,37 @@ def _correlation_plan(
         works, packs, Tables(tuple(maps), numbers),
         (room + 8 * sum_rows * channels) if sum_rows else at + blocking.partial_bytes(products),
         fusion.seconds(seconds, False) + pack_seconds(packs, device), fusion, channels,
+        is_a_mn_major=across is not None,
     )  # fmt: skip
+
+
+def _in_rows(data: Operand, pixels: int) -> Operand:
+    """The data with `pixels` neighbours along the last axis as one of as many times the channels."""
+    *outer, extent = data.extents
+    *steps, step = data.space
+    return replace(
+        data, channels=data.channels * pixels, extents=three_of((*outer, extent // pixels)),
+        space=three_of((*steps, step * pixels)),
+    )  # fmt: skip
+
+
+def _across(problem: Convolution, data: Operand, batch: Batch | None) -> Operand | None:
+    """The data with their pixels as channels, where products of one tap read them so; None elsewhere."""
+    step = linear_step(data.extents, data.space)
+    is_plain = (
+        problem.direction == "fwd"
+        and problem.groups == 1
+        and {1} == {*problem.filter_spatial, *problem.stride}
+        and {0} == {side for sides in problem.padding for side in sides}
+        and data.size == 2
+    )
+    pixels = math.prod(data.extents)
+    if not is_plain or data.is_direct or step != 1 or (problem.n > 1 and not batch) or pixels == 1:
+        return None
+    across = replace(
+        data, channels=pixels, channel=1, extents=(1, 1, data.channels), space=(0, 0, data.channel)
+    )
+    return across if across.is_direct else None
 
 
 def _depths(tile: Tile) -> tuple[int, ...]:

@@ -90,7 +90,7 @@ FUNCTION void store_box(u32 from, const Tables &tables, const BoxPlace &place, i
 // for a tap.
 struct Loader {
     int image, w, h, d;           // where the window of the tile's first pixel begins
-    int phase, column;            // of the tile's first result
+    int phase, row, column;       // of the tile's first result
     int channel;                  // of what comes next
     int s, r, t;                  // its tap: positions behind the window's beginning
     int filter_s, filter_r, filter_t, filter_at[3];  // and where it is in the filter, and where tap 0 is
@@ -98,7 +98,7 @@ struct Loader {
     const Axis &x, &y, &z;
 
     METHOD Loader(const Tables &tables, const Work &work)
-        : phase(work.phase), x(tables.phases[work.phase].axes[2]), y(tables.phases[work.phase].axes[1]),
+        : phase(work.phase), row(work.first_row), x(tables.phases[work.phase].axes[2]), y(tables.phases[work.phase].axes[1]),
           z(tables.phases[work.phase].axes[0]) {
         const Position position(tables.phases[work.phase], work.first_row);
         auto begin = [&](const Axis &axis, int at) { return (int)(axis.base + at * axis.input_stride); };
@@ -144,6 +144,17 @@ struct Loader {
         }
     }
 
+    // Rows of a stage that are neighbours in memory, in blocks of 64: from this channel on.
+    METHOD void load_across(const Tables &tables, u32 to, u32 barrier, int from) {
+        if (tables.is_a_whole) {
+            tma_load_4d(to, tables.a(phase, 0), barrier, 0, from, row / 64, image);
+            return;
+        }
+#pragma unroll
+        for (int m = 0; m < BM; m += 64)
+            tma_load_3d(to + m / 64 * SLAB_BYTES, tables.a(phase, 0), barrier, row + m, from, image);
+    }
+
     METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier, bool has_b = true) {
 #pragma unroll
         for (int sub = 0; sub < SUBS; ++sub) {
@@ -151,15 +162,21 @@ struct Loader {
             constexpr int further = DIVIDES_ROWS ? SUB_K / 2 : 0;  // of f32 a row has half as many channels
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-                load_pixels(tables, to_a + part * A_BYTES + sub * BM * ROW_BYTES, tables.a(phase, part), barrier,
-                            a + part * further, w, h, d, image, s, r, t);
+                if constexpr (!A_MN_MAJOR)
+                    load_pixels(tables, to_a + part * A_BYTES + sub * BM * ROW_BYTES, tables.a(phase, part), barrier,
+                                a + part * further, w, h, d, image, s, r, t);
+                else if (sub == 0)  // all of the stage: there is one tap
+                    load_across(tables, to_a, barrier, a);
                 if (!has_b) continue;
 #pragma unroll
                 for (int tap = 0; tap < LINE_TAPS; ++tap) {
                     if (HAS_SHORT_LINES && tap == LINE_TAPS - 1 && s >= LINE_LONG) continue;
                     const u32 to = to_b + part * B_BYTES + tap * TAP_B_BYTES;
                     const int tap_s = filter_s + tap * (LINE_CLASSES * (int)x.tap_step);
-                    if constexpr (B_MN_MAJOR) {
+                    if (B_MN_MAJOR && B_COLUMNS > B_BLOCK && SUBS == 1 && tables.is_b_whole) {
+                        const int number = filter_t * (int)tables.tap_space[0] + filter_r * (int)tables.tap_space[1] + tap_s;
+                        tma_load_4d(to, tables.b(part), barrier, 0, number, b, column / B_BLOCK);
+                    } else if constexpr (B_MN_MAJOR) {
 #pragma unroll
                         for (int n = 0; n < B_COLUMNS; n += B_BLOCK)
                             tma_load_5d(to + n / B_BLOCK * B_SLAB_BYTES + sub * SUB_K * B_ROW_BYTES, tables.b(part),

@@ -60,6 +60,15 @@ class Axis:
             self.first_result, self.result_stride,
         )  # fmt: skip
 
+    def inside(self, extent: int) -> int:
+        """How many of its taps read a position that there is, of all results together."""
+        count = 0
+        for tap in range(self.taps):
+            at = self.base + tap * self.dilation
+            first = max(0, -(at // self.input_stride))
+            count += max(0, min(self.results, -((at - extent) // self.input_stride)) - first)
+        return count
+
     @property
     def reach(self) -> int:
         """The largest offset of a tap."""

@@ -39,7 +39,8 @@ class Plan:
     """A product that is ready to be launched.
 
     `dtypes`, `result`: of the two operands and of the result. `rank`: of the maps of pixels. `phases`: stride phases,
-    each with maps of A. `is_b_mn_major`: neighbours of B in memory are columns. `is_vector`: 16 bytes of a row are
+    each with maps of A. `is_b_mn_major`: neighbours of B in memory are columns.
+    `is_a_mn_major`: those of A are rows, though it is no wgrad. `is_vector`: 16 bytes of a row are
     stored at once. `rows_first`: neighbouring threads store neighbouring rows. `is_in_boxes`: the copy engine stores
     the results. `row_bytes`: of channels that one copy brings of each pixel. `fusion`: a prologue and sums by channel;
     `channels`: of the result, over all groups. `is_wide`: an epilogue may read its operands by whole sectors.
@@ -68,6 +69,7 @@ class Plan:
     is_wide: bool = True
     is_divided: bool = False
     segment: int = 0
+    is_a_mn_major: bool = False
 
     @property
     def shared(self) -> int:

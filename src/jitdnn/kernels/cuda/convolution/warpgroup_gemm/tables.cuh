@@ -40,11 +40,12 @@ struct Tables {
     i64 a_channel_step, a_image_step, b_column_step, b_channel_step, b_outer_step;
     i64 is_volume;                 // maps of windows have three axes of space, not two
     i64 is_a_linear, is_b_linear;  // of a wgrad: pixels are copied by their number, not as windows
-    i64 is_a_whole, is_b_whole;    // of those: one copy brings all channels of a tile, which come in blocks of 64
+    i64 is_a_whole, is_b_whole;    // of what is read across: one copy brings all channels of a tile, in blocks of 64
     i64 partials, header;  // bytes of the workspace
     i64 result_image, result_group, result_row, result_column, result_space[3];
     Pack packs[2];                // of the first and the second operand
-    i64 tap_place, tap_space[3];  // of the result of a wgrad: the place of tap 0, and from tap to tap
+    // of the result of a wgrad the place of tap 0, and from tap to tap; else from tap to tap of the filter, counted through
+    i64 tap_place, tap_space[3];
     i64 x_extents[3], x_channels;  // of the tensor that a prologue transforms, over all groups
     i64 channel_sums, sum_rows;    // of the sums by channel: a byte of the workspace, and how many rows there are
 #if IS_BLOCKWISE
