@@ -320,7 +320,7 @@ class Blocking:
     `parts`: 2 with halves. `result_bytes`: of an element of the result. `divides_rows`: those of A, in registers.
     `is_rough`: of the halves only the first ones are multiplied, which have the bits of tf32. `row`: bytes of K of a
     stage. `kept_bytes`: of all of B, which a thread block brings once for all of its tiles, or 0. `lines`: taps that
-    share rows of A.
+    share rows of A. `shared_rows`: of B in a stage, by as many as taps share: there is no room for them in it.
     """
 
     tile: Tile
@@ -334,6 +334,23 @@ class Blocking:
     row: int = STAGE_ROW
     kept_bytes: int = 0
     lines: Lines = NO_LINES
+    shared_rows: int = 0
+
+    def is_paired(self, row_bytes: int, is_across: bool) -> bool:
+        """Whether high halves of A, in registers, are multiplied by both halves of B at once: as in divide_rows.cuh.
+
+        `row_bytes`: of the rows that are copied. `is_across`: B is MN-major.
+        """
+        tile = self.tile
+        has_registers = tile.rows == 1 and (tile.warpgroups < 3 or tile.wn == 64)
+        is_one_behind_the_other = tile.across == 1 and row_bytes == self.row
+        return (
+            self.divides_rows
+            and not self.is_rough
+            and has_registers
+            and is_one_behind_the_other
+            and (tile.wn == 64 or (tile.wn == 96 and not is_across))
+        )
 
     @property
     def keeps_b(self) -> bool:
@@ -352,9 +369,16 @@ class Blocking:
 
     @property
     def shared(self) -> int:
-        return self.tile.shared(
+        shared = self.tile.shared(
             self.stages, self.parts, self.is_split, self.result_bytes, self.row, self.lines, self.kept_bytes
         )
+        return shared - self.stages * self.parts * self.shared_rows * self.row
+
+    def sharing(self, rows: int, shared_bytes: int) -> Blocking:
+        """The same with as many stages as fit where taps share so many rows of B."""
+        one = replace(self, shared_rows=rows, stages=1)
+        of_stage = replace(one, stages=2).shared - one.shared
+        return replace(one, stages=min(_MAX_STAGES, 1 + (shared_bytes - one.shared) // of_stage))
 
     @property
     def rows_of_b(self) -> float:
