@@ -15,8 +15,8 @@
 // of a tile's K. The results of a tile leave chunk by chunk while the tensor cores work on the next one.
 //
 // With PARTS 2 every operand comes as two halves whose sum it is: the products hi * hi, hi * lo and lo * hi are added.
-// Where IS_PROMOTED (of halves, and of 8-bit reals) the sums of each stage, or of SUMMED_STAGES of them, are moved to f32
-// registers, since the tensor cores truncate as they add.
+// Where IS_PROMOTED (of halves, and of 8-bit reals) the sums of each stage are moved to f32 registers, since the tensor
+// cores truncate as they add.
 //
 // What the kernel is for says the text behind this (convolution/warpgroup_gemm): `Work`, `Loader`, and where results lie.
 
@@ -106,7 +106,6 @@ FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) 
 }
 
 typedef SUM Sums[ROWS][WN / 2];  // of a thread; see wgmma
-constexpr int SUMMED_STAGES = PARTS == 2 ? 2 : 1;  // 128 of K, as many as of 8-bit reals
 
 // Row of a tile that a thread of a warpgroup holds, in a slab: `half` 0, and 8 rows below it 1. Where threads divide
 // pixels (divide_rows.cuh) every second of eight comes first.
@@ -218,32 +217,20 @@ struct Consumer {
             ++block;
         };
 #else
-        // behind the last of SUMMED_STAGES; warpgroups next to each other have it in different stages, so that the tensor
-        // cores multiply for one while the other adds
         Sums stage_sums;
         clear(sums);
         auto step = [&](auto during) {
-            const int end = min(blocks, block + SUMMED_STAGES - (block + warpgroup) % SUMMED_STAGES);
-            int previous = -1;
-#pragma unroll 1
-            do {
-                mbarrier_wait(ring.full(place.stage), place.parity);
-                multiply_stage(ring, place.stage, block, warpgroup, stage_sums, SUMMED_STAGES > 1 && previous >= 0);
-                during();
-                if (SUMMED_STAGES > 1 && previous >= 0) {
-                    wgmma_wait<1>();
-                    release(previous);
-                }
-                previous = place.stage;
-                place.advance();
-                ++block;
-            } while (SUMMED_STAGES > 1 && block < end);
+            mbarrier_wait(ring.full(place.stage), place.parity);
+            multiply_stage(ring, place.stage, block, warpgroup, stage_sums, false);
+            during();
             wgmma_wait<0>();
-            release(previous);
+            release(place.stage);
+            place.advance();
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
 #pragma unroll
                 for (int i = 0; i < WN / 2; ++i) sums[row][i] += stage_sums[row][i];
+            ++block;
         };
 #endif
         for_stages<CHUNKS>(block, blocks, is_sending, send, step);
