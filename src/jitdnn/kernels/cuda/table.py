@@ -11,6 +11,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannelsF32,
     FewChannelsTf32,
 )
+from jitdnn.kernels.cuda.convolution.few_pixels.algorithm import FewPixels
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemm,
@@ -89,6 +90,7 @@ _CORRELATION: tuple[Algorithm, ...] = (
     WarpgroupGemmScaled(),
     WarpgroupGemmHalves(),
     WarpgroupGemmDivided(),
+    FewPixels(),
     Winograd4Halves(),
     Winograd2Halves(),
     ImplicitGemm(),

@@ -11,7 +11,7 @@ struct BlockwiseConsumer : Consumer {
     static constexpr int COLUMN_BLOCKS = WN / 64, BLOCKS = ROWS + COLUMN_BLOCKS;
     static_assert(A_MN_MAJOR && B_MN_MAJOR && WN % 64 == 0 && BK == 64, "stages are blocks");
     // Whether the sums of two stages have registers of their own, so that those of one are added while the other's are made.
-    static constexpr bool IS_BUFFERED = IS_PART && ROWS * WN / 2 * 3 <= (WARPGROUPS == 3 ? 96 : 192);
+    static constexpr bool IS_BUFFERED = PARTS == 1 && IS_PART && ROWS * WN / 2 * 3 <= (WARPGROUPS == 3 ? 96 : 192);
     const i32 *from[BLOCKS];  // the exponents of a block of channels, by blocks of pixels
     int first, last, own[BLOCKS];
     bool is_finite = true;

@@ -251,8 +251,7 @@ def stage_cycles(
         if is_divided:
             factor = _MIXED_FACTOR * (_DIVIDERS_FACTOR if tile.dividers else 1.0)
             return max(copies, factor * max(mma / constants.efficiency, shared))
-        begun = 2 if blocking.is_paired(row_bytes, is_wgrad) else products
-        own = mma / tile.warpgroups + _PRODUCT_CYCLES * begun * _STEPS * tile.rows
+        own = mma / tile.warpgroups + _PRODUCT_CYCLES * products * _STEPS * tile.rows
         return max(tile.warpgroups * own, own + _ROWS_CYCLES, shared, copies)
     least = constants.stage + constants.piece * (blocking.row // row_bytes)
     if is_strided and row_bytes < STAGE_ROW:

@@ -10,11 +10,7 @@
 // The largest number of a stage, of each operand, becomes 2^13; the sums of a stage are multiplied by what undoes that when
 // they are moved to other registers. Of what is not finite the sums are computed by multiply-adds (store_exact_partial).
 
-#if !DIVIDES_ROWS
-typedef Sums StageSums;
-constexpr int STAGE_SUMS = WN / 2;  // of a slab
-#endif
-constexpr int DIVIDING = DIVIDERS ? DIVIDERS : WARPGROUPS;  // warpgroups
+constexpr int DIVIDING = DIVIDERS ? 1 : WARPGROUPS;  // warpgroups that divide a stage: of several DIVIDERS each its own
 constexpr int FIRST_DIVIDING = DIVIDERS ? 4 * WARPGROUPS : 0;  // warp
 constexpr int KNOWN_AT = BARRIERS_AT + 16 * STAGES;            // barriers of each stage: maxima are known, halves ready
 constexpr int FOUND_AT = KNOWN_AT + 16 * STAGES;               // maxima, of both operands, by each warp
@@ -23,22 +19,23 @@ constexpr int GROUPS_OF_A = DIVIDES_ROWS ? 0 : BM / 64, GROUPS_OF_B = SEGMENT ? 
 constexpr int GROUPS = GROUPS_OF_A + GROUPS_OF_B;  // of 64 channels
 constexpr int PIXELS_AT_ONCE = 8 * DIVIDING, PIXELS_OF_B = SEGMENT ? SEGMENTS * SEGMENT_ROWS : 64;
 constexpr int TURNS = (PIXELS_OF_B + PIXELS_AT_ONCE - 1) / PIXELS_AT_ONCE;  // until all pixels are divided
+constexpr int PIECES = GROUPS_OF_A * ((64 + PIXELS_AT_ONCE - 1) / PIXELS_AT_ONCE) + GROUPS_OF_B * TURNS;  // of a lane
 // Whether a thread keeps what it has looked at until it is divided, beside its sums.
-constexpr bool KEEPS = DIVIDERS ? GROUPS * TURNS * 4 <= DIVIDER_REGISTERS - 40
-                                : ROWS * (WN / 2 + STAGE_SUMS) + GROUPS * TURNS * 4 <=
+constexpr bool KEEPS = DIVIDERS ? PIECES * 4 <= DIVIDER_REGISTERS - 40
+                                : ROWS * WN + GROUPS * TURNS * 4 <=
                                       (WARPGROUPS == 3 ? 96 : 176) - (DIVIDES_ROWS ? 32 * ROWS : 0);
 static_assert(PARTS == 2 && A_MN_MAJOR && B_MN_MAJOR, "of filter gradients alone");
 
 // Divides the stages of the ring, one after the other.
 struct Divider {
     const Ring ring;
-    const int lane, warp;   // the latter among those that divide
+    const int lane, warp;   // the latter among those that divide a stage
     RingPlace ahead;        // of what is divided next
     int shifts;             // what that was multiplied by is 2 to this
     bool is_finite = true;  // all that was divided for this work
 
     METHOD explicit Divider(const Ring &ring)
-        : ring(ring), lane(threadIdx.x % 32), warp(threadIdx.x / 32 - FIRST_DIVIDING) {}
+        : ring(ring), lane(threadIdx.x % 32), warp((threadIdx.x / 32 - FIRST_DIVIDING) % (4 * DIVIDING)) {}
 
     METHOD u32 known(int stage) const { return ring.shared + KNOWN_AT + 16 * stage; }
     METHOD u32 ready(int stage) const { return known(stage) + 8; }
@@ -163,12 +160,22 @@ struct Divider {
 };
 
 #if DIVIDERS
-// All stages of a thread block.
+// All stages of a thread block, of which several warpgroups take every other one: a stage is divided in some 1500 cycles,
+// most of them spent waiting.
 FUNCTION void divide_all(const Ring &ring, const Tables &tables) {
     Divider divider(ring);
+    int before = shuffle((int)threadIdx.x / 128, 0) - WARPGROUPS;  // until the next one of its own
     for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
         const Work work(tables, number);
-        for (int block = work.first_block; block < work.last_block; ++block) divider.divide_ahead();
+        for (int block = work.first_block; block < work.last_block; ++block) {
+            if (before == 0) {
+                divider.divide_ahead();
+                before = DIVIDERS;
+            } else {
+                divider.ahead.advance();
+            }
+            --before;
+        }
     }
 }
 #endif
@@ -206,7 +213,7 @@ struct DividingConsumer : BeforeDividing {
 
     template <int CHUNKS, class Send>
     METHOD void multiply(Sums &sums, int blocks, bool is_sending, Send send) {
-        StageSums stage_sums;
+        Sums stage_sums;
         clear(sums);
         is_finite = divider.is_finite = true;
         divide_ahead(blocks > 0);

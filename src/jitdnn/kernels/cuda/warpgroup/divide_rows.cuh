@@ -11,15 +11,6 @@
 // Pixels are taken in an order (row_of) in which half a warp reads all banks.
 
 constexpr int STEPS_OF_SUB = ROW_BYTES / 32;  // products along K, of a row of halves
-// Whether high halves of A are multiplied by both halves of B at once, which lie one behind the other, as by twice as many
-// columns: a product with an operand in registers takes WN / 2 + 30 cycles. Sums with low halves of B have registers of their
-// own. As in plan.py.
-constexpr bool IS_PAIRED = !IS_ROUGH && ROWS == 1 && WARPGROUPS_N == 1 && (WARPGROUPS < 3 || (WN == 64 && !IS_DIVIDED)) && SUBS == 1 &&
-                           (WN == 64 || (WN == 96 && !B_MN_MAJOR));
-static_assert(!IS_PAIRED || (LINE_TAPS == 1 && B_BYTES == WN * STAGE_ROW), "low halves of B follow its high halves");
-constexpr int STAGE_SUMS = IS_PAIRED ? WN : WN / 2;  // of a slab
-
-typedef f32 StageSums[ROWS][STAGE_SUMS];
 
 struct RowDividingConsumer : Consumer {
     const int shift_of_b;   // B was multiplied by 2 to this
@@ -120,40 +111,23 @@ struct RowDividingConsumer : Consumer {
     }
 
     // Begins the products of a stage: the small ones first, lo * hi, hi * lo, then hi * hi.
-    METHOD void multiply_halves(const Halves &halves, int stage, int block, StageSums &stage_sums) const {
+    METHOD void multiply_halves(const Halves &halves, int stage, int block, Sums &stage_sums) const {
         const u64 b = wgmma_descriptor(ring.b(stage, block) + warpgroup % WARPGROUPS_N * WN * B_ROW_BYTES, B_SLAB_BYTES, B_ROW_BYTES);
-        if constexpr (IS_PAIRED) {
-            auto &high_sums = reinterpret_cast<f32(&)[WN / 2]>(stage_sums[0]);
+        wgmma_fence();
 #pragma unroll
-            for (int i = WN / 2; i < STAGE_SUMS; ++i) stage_sums[0][i] = 0;
-            wgmma_fence();
+        for (int product = IS_ROUGH ? 2 : 0; product < 3; ++product)
 #pragma unroll
             for (int step = 0; step < STEPS; ++step)
-                MULTIPLY_A<B_MN_MAJOR>(high_sums, halves.low[0][step], b + b_offset(step), step > 0);
 #pragma unroll
-            for (int step = 0; step < STEPS; ++step)
-                MULTIPLY_A<B_MN_MAJOR>(stage_sums[0], halves.high[0][step], b + b_offset(step), true);
-        } else {
-            wgmma_fence();
-#pragma unroll
-            for (int product = IS_ROUGH ? 2 : 0; product < 3; ++product)
-#pragma unroll
-                for (int step = 0; step < STEPS; ++step)
-#pragma unroll
-                    for (int slab = 0; slab < ROWS; ++slab)
-                        MULTIPLY_A<B_MN_MAJOR>(stage_sums[slab],
-                                               product == 0 ? halves.low[slab][step] : halves.high[slab][step],
-                                               b + (product == 1 ? B_BYTES / 16 : 0) + b_offset(step),
-                                               (IS_ROUGH ? 0 : product) + step > 0);
-        }
+                for (int slab = 0; slab < ROWS; ++slab)
+                    MULTIPLY_A<B_MN_MAJOR>(stage_sums[slab], product == 0 ? halves.low[slab][step] : halves.high[slab][step],
+                                           b + (product == 1 ? B_BYTES / 16 : 0) + b_offset(step),
+                                           (IS_ROUGH ? 0 : product) + step > 0);
         wgmma_commit();
     }
 
     // Adds the sums of a stage, without what its operands were multiplied by.
-    METHOD static void add(Sums &sums, const StageSums &stage_sums, const int (&shifts)[ROWS][2], int shift_of_b) {
-        auto sum_of = [&](int slab, int i) {
-            return IS_PAIRED ? stage_sums[slab][IS_PAIRED ? WN / 2 + i : i] + stage_sums[slab][i] : stage_sums[slab][i];
-        };
+    METHOD static void add(Sums &sums, const Sums &stage_sums, const int (&shifts)[ROWS][2], int shift_of_b) {
 #pragma unroll
         for (int slab = 0; slab < ROWS; ++slab)
 #pragma unroll
@@ -165,14 +139,14 @@ struct RowDividingConsumer : Consumer {
 #pragma unroll
                     for (int j = 0; j < WN / 4; ++j) {
                         const int i = 4 * (j / 2) + 2 * half + j % 2;
-                        sums[slab][i] = fmaf(sum_of(slab, i) * back.first, back.second, sums[slab][i]);
+                        sums[slab][i] = fmaf(stage_sums[slab][i] * back.first, back.second, sums[slab][i]);
                     }
                 } else {
                     const f32 factor = power(exponent);
 #pragma unroll
                     for (int j = 0; j < WN / 4; ++j) {
                         const int i = 4 * (j / 2) + 2 * half + j % 2;
-                        sums[slab][i] = fmaf(sum_of(slab, i), factor, sums[slab][i]);
+                        sums[slab][i] = fmaf(stage_sums[slab][i], factor, sums[slab][i]);
                     }
                 }
             }
@@ -180,7 +154,7 @@ struct RowDividingConsumer : Consumer {
 
     template <int CHUNKS, class Send>
     METHOD void multiply(Sums &sums, int blocks, bool, Send) {
-        StageSums stage_sums;
+        Sums stage_sums;
         clear(sums);
         is_finite = true;
         for (int block = 0; block < blocks; ++block) {

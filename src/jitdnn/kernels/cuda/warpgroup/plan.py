@@ -336,22 +336,6 @@ class Blocking:
     lines: Lines = NO_LINES
     shared_rows: int = 0
 
-    def is_paired(self, row_bytes: int, is_across: bool) -> bool:
-        """Whether high halves of A, in registers, are multiplied by both halves of B at once: as in divide_rows.cuh.
-
-        `row_bytes`: of the rows that are copied. `is_across`: B is MN-major.
-        """
-        tile = self.tile
-        has_registers = tile.rows == 1 and (tile.warpgroups < 3 or tile.wn == 64)
-        is_one_behind_the_other = tile.across == 1 and row_bytes == self.row
-        return (
-            self.divides_rows
-            and not self.is_rough
-            and has_registers
-            and is_one_behind_the_other
-            and (tile.wn == 64 or (tile.wn == 96 and not is_across))
-        )
-
     @property
     def keeps_b(self) -> bool:
         """Whether a thread block brings B once."""
