@@ -42,7 +42,7 @@ class _Steps(NamedTuple):
 
 
 class FewPixels(KernelAlgorithm[Convolution, GpuDevice]):
-    """Forward and data gradients of f32 with fewer pixels than channels, whose filter is divided where it is multiplied."""
+    """fprop and dgrad of f32 with fewer pixels than channels, whose filter is divided where it is multiplied."""
 
     name = "few_pixels_3xf16"
     problem = Convolution
@@ -138,7 +138,7 @@ def _steps(problem: Convolution) -> _Steps | str:
     if pixels >= problem.k:
         return f"{pixels} results of each of {problem.k} channels: others read the filter once for many"
     row = problem.c * taps
-    if w.strides[:2] != (row, 1) or linear_step(w.shape[2:], w.strides[2:]) != problem.c:
+    if w.strides[:2] != (row, 1) or linear_step(w.shape[2:], w.strides[2:]) not in (problem.c, 0):
         return "the filter's channels must be innermost, and all of it one run of memory"
     if (
         x.strides[1] != 1
