@@ -19,10 +19,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupWgrad,
     WarpgroupWgradDividedInLines,
-    WarpgroupWgradHalvesInLines,
     WarpgroupWgradInLines,
     WarpgroupWgradScaledDividedInLines,
-    WarpgroupWgradScaledInLines,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
@@ -50,9 +48,7 @@ HALVES: dict[str, tuple[Tile, int]] = {
     "n2 c24 h3 w70 k136 r2 s9 pad4": (TWO, 64),
 }
 OF_F32 = (
-    WarpgroupWgradHalvesInLines,
     WarpgroupWgradDividedInLines,
-    WarpgroupWgradScaledInLines,
     WarpgroupWgradScaledDividedInLines,
 )
 DIVIDING = (
@@ -94,7 +90,7 @@ def test_every_kind_of_line(words: str, cuda_device: Any) -> None:
 @pytest.mark.parametrize("kind", OF_F32)
 @pytest.mark.parametrize("words", HALVES)
 def test_halves(words: str, kind: type[WarpgroupGemm], cuda_device: Any) -> None:
-    """Packed before, or divided in shared memory, where stages have room for more pixels of x than there are."""
+    """Divided in shared memory, where stages have room for more pixels of x than there are."""
     tile, segment = HALVES[words]
     with in_segments_of(segment):
         problem, algorithm, plan = planned(f"{words} f32", cuda_device, (tile,), kind)

@@ -35,7 +35,6 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradDividedInLines,
     WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,
-    WarpgroupWgradHalvesInLines,
     WarpgroupWgradInLines,
     WarpgroupWgradInPlace,
     WarpgroupWgradRows,
@@ -43,7 +42,6 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradScaledBlockwise,
     WarpgroupWgradScaledDivided,
     WarpgroupWgradScaledDividedInLines,
-    WarpgroupWgradScaledInLines,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.convolution.winograd.algorithm import (
@@ -110,13 +108,11 @@ _WGRAD: tuple[Algorithm, ...] = (
     WarpgroupWgradScaled(),
     WarpgroupWgradScaledBlockwise(),
     WarpgroupWgradScaledDivided(),
-    WarpgroupWgradScaledInLines(),
     WarpgroupWgradScaledDividedInLines(),
     WarpgroupWgradHalves(),
     WarpgroupWgradBlockwise(),
     WarpgroupWgradDivided(),
     WarpgroupWgradDividedRows(),
-    WarpgroupWgradHalvesInLines(),
     WarpgroupWgradDividedInLines(),
     WarpgroupWgradRows(),
     WinogradWgrad4Halves(),

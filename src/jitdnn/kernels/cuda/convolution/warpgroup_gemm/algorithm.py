@@ -277,15 +277,6 @@ class WarpgroupWgradDivided(_Divided, _Halves, WarpgroupWgrad):
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True)
 
 
-class WarpgroupWgradHalvesInLines(_Halves, WarpgroupWgradInLines):
-    """wgrad of f32 as packed halves, whose taps along the last axis share what is copied of x."""
-
-    name = "implicit_gemm_3xf16_in_lines"
-
-    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
-        return plan_of(problem, device, self._tiles, True, 2, is_in_lines=True)
-
-
 class WarpgroupWgradDividedInLines(_Divided, _Halves, WarpgroupWgradInLines):
     """wgrad of f32 whose halves are made in shared memory, of x once for the taps along the last axis."""
 
@@ -364,15 +355,6 @@ class WarpgroupWgradScaledDivided(_Divided, _Scaled, WarpgroupWgrad):
         return plan_of(
             problem, device, self._tiles, True, 2, is_divided=True, divides_rows=True, is_rough=True
         )
-
-
-class WarpgroupWgradScaledInLines(_Scaled, WarpgroupWgradInLines):
-    """wgrad of f32, as exact as tf32 that is rounded, whose taps along the last axis share what is copied of x."""
-
-    name = "implicit_gemm_scaled_f16_in_lines"
-
-    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
-        return plan_of(problem, device, self._tiles, True, is_scaled=True, is_in_lines=True)
 
 
 class WarpgroupWgradScaledDividedInLines(_Divided, _Scaled, WarpgroupWgradInLines):
