@@ -272,6 +272,7 @@ class WarpgroupWgradDivided(_Divided, _Halves, WarpgroupWgrad):
     """
 
     name = "implicit_gemm_3xf16_divided"
+    version = 3
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True)
@@ -375,6 +376,7 @@ class WarpgroupWgradScaledBlockwise(_Scaled, WarpgroupWgrad):
     """
 
     name = "implicit_gemm_scaled_f16_blockwise"
+    version = 3
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, is_scaled=True, is_blockwise=True)
