@@ -41,7 +41,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, red
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.cost import longest_load
 from jitdnn.kernels.cuda.warpgroup.plan import DIVIDED as WITH_DIVIDERS
-from jitdnn.kernels.cuda.warpgroup.plan import TILES, Products, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import TILES, Blocking, Products, Tile
 from jitdnn.planner.plan import Request
 from jitdnn.planner.survey import _refuse_request
 from jitdnn.problems.convolution import Convolution
@@ -50,6 +50,7 @@ from warpgroup_cases import (  # noqa: F401
     DATA,
     SMALL,
     aligned,
+    blocked_by,
     check_not_finite,
     normal,
     on_hopper,
@@ -294,6 +295,26 @@ def test_warpgroups_that_divide(name: str, tile: Tile, value: float, cuda_device
     else:
         tolerance = 5e-2 if name.startswith("scaled") else 1e-4  # of sums of 900 products
         check_not_finite(problem, algorithm, cuda_device, value, tolerance)
+
+
+@pytest.mark.parametrize("splits", [2, 4, 9])
+@pytest.mark.parametrize(
+    "tile", [Tile(2, 1, 1, 64), Tile(1, 1, 1, 128), Tile(2, 1, 1, 64, cluster=2)], ids=str
+)
+@pytest.mark.parametrize("name", ["blockwise", "scaled blockwise"])
+def test_sums_of_two_stages_in_turns(name: str, tile: Tile, splits: int, cuda_device: Any) -> None:
+    """Parts of K of an even and an odd number of stages, and of one."""
+    splits = tile.cluster if tile.cluster > 1 else splits
+    parts = 1 if name.startswith("scaled") else 2
+
+    def blocking(products: Any, *_: Any, **__: Any) -> tuple[Blocking, float]:
+        length = -(-products.longest // splits)
+        return Blocking(tile, 3, -(-products.longest // length), length, parts, 4), 1e-5
+
+    problem = convolution("conv_bwd_filter n5 c72 h13 w9 k136 r1 s1 f32 nhwc")  # 10 stages
+    with blocked_by(blocking):
+        algorithm = algorithms_of(problem)[HALF_PRECISION[name]]
+        run_algorithm(algorithm, make_case(problem), cuda_device, scales=((-0.75, 0.5),))
 
 
 def test_products_of_halves_may_vanish(cuda_device: Any) -> None:

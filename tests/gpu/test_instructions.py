@@ -345,7 +345,7 @@ KERNEL2(128, 2) void every(const u8 *x, u8 *y, u8 *workspace, SCALE alpha, SCALE
     sum += to_f32_bf16(to_bf16(sum)) + to_f32_f16(to_f16(sum));
     sum += bf16_low(a[0]) + bf16_high(a[0]) + f16_low(a[1]) + f16_high(a[1]) + to_tf32(sum);
     store16_streaming(y, load16(x)), store16(y + 16, load16_streaming(x + 16));
-    store16(y, load16_shared_cache(x));
+    store16(y, load16_shared_cache(x)), store16(y, load16_once(x)), store8(y, load8_once(x));
     arrive_among_blocks((u32 *)workspace), wait_among_blocks((u32 *)workspace, 1);
     store8(y + 32, load8(x)), store4(y + 40, load4(x));
     ((u32 *)y)[20] = byte_permute(a[0], a[1], 0x3210) + dot4_s8(a[0], a[1], 3);

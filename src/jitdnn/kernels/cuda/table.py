@@ -11,6 +11,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannelsF32,
     FewChannelsTf32,
 )
+from jitdnn.kernels.cuda.convolution.few_pixels.algorithm import FewPixels
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemm,
@@ -32,6 +33,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgrad,
     WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
+    WarpgroupWgradDividedInLines,
     WarpgroupWgradDividedRows,
     WarpgroupWgradHalves,
     WarpgroupWgradInLines,
@@ -40,6 +42,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradScaled,
     WarpgroupWgradScaledBlockwise,
     WarpgroupWgradScaledDivided,
+    WarpgroupWgradScaledDividedInLines,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.convolution.winograd.algorithm import (
@@ -86,6 +89,7 @@ _CORRELATION: tuple[Algorithm, ...] = (
     WarpgroupGemmScaled(),
     WarpgroupGemmHalves(),
     WarpgroupGemmDivided(),
+    FewPixels(),
     Winograd4Halves(),
     Winograd2Halves(),
     ImplicitGemm(),
@@ -105,10 +109,12 @@ _WGRAD: tuple[Algorithm, ...] = (
     WarpgroupWgradScaled(),
     WarpgroupWgradScaledBlockwise(),
     WarpgroupWgradScaledDivided(),
+    WarpgroupWgradScaledDividedInLines(),
     WarpgroupWgradHalves(),
     WarpgroupWgradBlockwise(),
     WarpgroupWgradDivided(),
     WarpgroupWgradDividedRows(),
+    WarpgroupWgradDividedInLines(),
     WarpgroupWgradRows(),
     WinogradWgrad4Halves(),
     WinogradWgrad2Halves(),

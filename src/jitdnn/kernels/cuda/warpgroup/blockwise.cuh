@@ -10,6 +10,8 @@ constexpr int NOT_FINITE = 1 << 20;  // in the place of the exponent of a block 
 struct BlockwiseConsumer : Consumer {
     static constexpr int COLUMN_BLOCKS = WN / 64, BLOCKS = ROWS + COLUMN_BLOCKS;
     static_assert(A_MN_MAJOR && B_MN_MAJOR && WN % 64 == 0 && BK == 64, "stages are blocks");
+    // Whether the sums of two stages have registers of their own, so that those of one are added while the other's are made.
+    static constexpr bool IS_BUFFERED = PARTS == 1 && IS_PART && ROWS * WN / 2 * 3 <= (WARPGROUPS == 3 ? 96 : 192);
     const i32 *from[BLOCKS];  // the exponents of a block of channels, by blocks of pixels
     int first, last, own[BLOCKS];
     bool is_finite = true;
@@ -53,11 +55,73 @@ struct BlockwiseConsumer : Consumer {
         }
     }
 
+    // The exponents of a stage, counted from the first.
+    METHOD void find(int block, int (&exponents)[BLOCKS]) {
+        const int lane_of_stage = block % 32;
+        if (lane_of_stage == 0) look_up(first + block);
+#pragma unroll
+        for (int n = 0; n < BLOCKS; ++n) {
+            if (PARTS == 2 && lane_of_stage == 0) is_finite = is_finite && !warp_any(own[n] >= NOT_FINITE);
+            exponents[n] = shuffle(own[n], lane_of_stage);
+        }
+    }
+    METHOD static void add(Sums &sums, const Sums &stage_sums, const int (&exponents)[BLOCKS]) {
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row)
+#pragma unroll
+            for (int n = 0; n < COLUMN_BLOCKS; ++n)
+                add(sums[row], stage_sums[row], n, -exponents[row] - exponents[ROWS + n]);
+    }
+
+    METHOD int begin_stage(int block, Sums &stage_sums, int (&exponents)[BLOCKS]) {
+        mbarrier_wait(ring.full(place.stage), place.parity);
+        multiply_stage(ring, place.stage, 0, warpgroup, stage_sums, false);
+        find(block, exponents);
+        const int stage = place.stage;
+        place.advance();
+        return stage;
+    }
+    // The products of a stage begin before the sums of the one before, which lie in other registers, are added.
+    METHOD void multiply_ahead(Sums &sums, int blocks) {
+        Sums even, odd;
+        int of_even[BLOCKS], of_odd[BLOCKS];
+        if (!blocks) return;
+        int stage = begin_stage(0, even, of_even);
+#pragma unroll 1
+        for (int block = 1; block + 1 < blocks; block += 2) {
+            int next = begin_stage(block, odd, of_odd);
+            wgmma_wait<1>();
+            release(stage);
+            add(sums, even, of_even);
+            stage = begin_stage(block + 1, even, of_even);
+            wgmma_wait<1>();
+            release(next);
+            add(sums, odd, of_odd);
+        }
+        if (blocks % 2 == 0) {
+            const int next = begin_stage(blocks - 1, odd, of_odd);
+            wgmma_wait<1>();
+            release(stage);
+            add(sums, even, of_even);
+            wgmma_wait<0>();
+            release(next);
+            add(sums, odd, of_odd);
+        } else {
+            wgmma_wait<0>();
+            release(stage);
+            add(sums, even, of_even);
+        }
+    }
+
     template <int CHUNKS, class Send>
     METHOD void multiply(Sums &sums, int blocks, bool is_sending, Send send) {
         Sums stage_sums;
         clear(sums);
         is_finite = true;
+        if constexpr (IS_BUFFERED) {
+            multiply_ahead(sums, blocks);
+            return;
+        }
         int block = 0;
         auto step = [&](auto during) {
             const int lane_of_stage = block % 32;

@@ -50,6 +50,7 @@ _PRODUCT_CYCLES = (
 _STEPS = 4  # products along K of a stage
 _ALONE_FACTOR = 1.15  # of a stage that the only consumer divides in shared memory
 _DIVIDERS_FACTOR = 0.71  # of a stage that other warpgroups divide
+_LINES_FACTOR = 1.35  # of a stage in lines whose consumers divide it themselves
 _MIXED_FACTOR = 1.45  # of a stage of which one operand is divided in registers and the other in shared memory
 _ACROSS_FACTOR = 1.0  # of a wgrad's stage that two warpgroups share across
 _ROWS_ACROSS_FACTOR = 1.15  # the same where each of them divides its rows in registers
@@ -282,6 +283,8 @@ def stage_cycles(
     if is_strided and row_bytes < STAGE_ROW:
         least = max(least, _COPY_LATENCY / (blocking.stages - 1))
     stage = max(mma / constants.efficiency, shared, copies, least)
+    if is_divided and shared_rows and not tile.dividers:
+        stage *= _LINES_FACTOR
     if is_wgrad and parts == 2 and tile.warpgroups == 1 and not tile.dividers:
         return _ALONE_FACTOR * stage if is_divided else stage + _SERIAL_CYCLES
     return stage

@@ -5,19 +5,23 @@
 //     f32, as it comes     64 pixels of 32 channels | 64 pixels of the next 32
 //     halves               high, 64 channels        | low, 64 channels              16 lanes have a pixel of both
 //
+// In lines (SEGMENT) x has a few pixels more, which the taps of a line of the filter share.
+//
 // The largest number of a stage, of each operand, becomes 2^13; the sums of a stage are multiplied by what undoes that when
 // they are moved to other registers. Of what is not finite the sums are computed by multiply-adds (store_exact_partial).
 
-constexpr int DIVIDING = DIVIDERS ? DIVIDERS : WARPGROUPS;  // warpgroups
+constexpr int DIVIDING = DIVIDERS ? 1 : WARPGROUPS;  // warpgroups that divide a stage: of several DIVIDERS each its own
 constexpr int FIRST_DIVIDING = DIVIDERS ? 4 * WARPGROUPS : 0;  // warp
 constexpr int KNOWN_AT = BARRIERS_AT + 16 * STAGES;            // barriers of each stage: maxima are known, halves ready
 constexpr int FOUND_AT = KNOWN_AT + 16 * STAGES;               // maxima, of both operands, by each warp
 constexpr int FOUND_WORDS = 8 * DIVIDING;
-constexpr int GROUPS_OF_A = DIVIDES_ROWS ? 0 : BM / 64, GROUPS = GROUPS_OF_A + B_COLUMNS / 64;  // of 64 channels
-constexpr int PIXELS_AT_ONCE = 8 * DIVIDING;
-constexpr int TURNS = (64 + PIXELS_AT_ONCE - 1) / PIXELS_AT_ONCE;  // until all pixels are divided
+constexpr int GROUPS_OF_A = DIVIDES_ROWS ? 0 : BM / 64, GROUPS_OF_B = SEGMENT ? WARPGROUPS_N : B_COLUMNS / 64;
+constexpr int GROUPS = GROUPS_OF_A + GROUPS_OF_B;  // of 64 channels
+constexpr int PIXELS_AT_ONCE = 8 * DIVIDING, PIXELS_OF_B = SEGMENT ? SEGMENTS * SEGMENT_ROWS : 64;
+constexpr int TURNS = (PIXELS_OF_B + PIXELS_AT_ONCE - 1) / PIXELS_AT_ONCE;  // until all pixels are divided
+constexpr int PIECES = GROUPS_OF_A * ((64 + PIXELS_AT_ONCE - 1) / PIXELS_AT_ONCE) + GROUPS_OF_B * TURNS;  // of a lane
 // Whether a thread keeps what it has looked at until it is divided, beside its sums.
-constexpr bool KEEPS = DIVIDERS ? GROUPS * TURNS * 4 <= DIVIDER_REGISTERS - 40
+constexpr bool KEEPS = DIVIDERS ? PIECES * 4 <= DIVIDER_REGISTERS - 40
                                 : ROWS * WN + GROUPS * TURNS * 4 <=
                                       (WARPGROUPS == 3 ? 96 : 176) - (DIVIDES_ROWS ? 32 * ROWS : 0);
 static_assert(PARTS == 2 && A_MN_MAJOR && B_MN_MAJOR, "of filter gradients alone");
@@ -25,20 +29,20 @@ static_assert(PARTS == 2 && A_MN_MAJOR && B_MN_MAJOR, "of filter gradients alone
 // Divides the stages of the ring, one after the other.
 struct Divider {
     const Ring ring;
-    const int lane, warp;   // the latter among those that divide
+    const int lane, warp;   // the latter among those that divide a stage
     RingPlace ahead;        // of what is divided next
     int shifts;             // what that was multiplied by is 2 to this
     bool is_finite = true;  // all that was divided for this work
 
     METHOD explicit Divider(const Ring &ring)
-        : ring(ring), lane(threadIdx.x % 32), warp(threadIdx.x / 32 - FIRST_DIVIDING) {}
+        : ring(ring), lane(threadIdx.x % 32), warp((threadIdx.x / 32 - FIRST_DIVIDING) % (4 * DIVIDING)) {}
 
     METHOD u32 known(int stage) const { return ring.shared + KNOWN_AT + 16 * stage; }
     METHOD u32 ready(int stage) const { return known(stage) + 8; }
     // Where 64 channels of a stage lie, and from their first half to the second.
     METHOD u32 channels_at(int stage, int group) const {
         return group < GROUPS_OF_A ? ring.a(stage) + group * SLAB_BYTES
-                                   : ring.b(stage, 0) + (group - GROUPS_OF_A) * SLAB_BYTES;
+                                   : ring.b(stage, 0) + (group - GROUPS_OF_A) * (SEGMENT ? WARPGROUP_B_BYTES : SLAB_BYTES);
     }
     METHOD static u32 between(int group) { return group < GROUPS_OF_A ? A_BYTES : B_BYTES; }
     METHOD u32 piece_at(u32 channels, u32 between, int pixel) const {
@@ -56,7 +60,13 @@ struct Divider {
         return shared_load16(piece_at(channels_at(stage, group), between(group), pixel_of(turn)));
     }
     METHOD int pixel_of(int turn) const { return warp * 2 + lane / 16 + turn * PIXELS_AT_ONCE; }
-    METHOD static bool has(int pixel) { return 64 % PIXELS_AT_ONCE == 0 || pixel < 64; }
+    // Whether a lane has a piece in one of its turns: a stage of x in lines has room for more pixels than it has.
+    METHOD bool has(int group, int turn) const {
+        const bool is_a = group < GROUPS_OF_A;
+        const int pixels = is_a ? 64 : PIXELS_OF_B, pixel = pixel_of(turn);
+        if (turn * PIXELS_AT_ONCE >= pixels || (pixels % PIXELS_AT_ONCE && pixel >= pixels)) return false;
+        return is_a || !SEGMENT || pixel % SEGMENT_ROWS < SEGMENT + TAPS_AT_ONCE - 1;
+    }
 
     // Makes halves of a piece, where those of all lanes are read.
     METHOD void store(int stage, int group, int turn, const uint4 &four, f32 scale) const {
@@ -103,7 +113,7 @@ struct Divider {
         for (int group = 0; group < GROUPS; ++group)
 #pragma unroll
             for (int turn = 0; turn < TURNS; ++turn) {
-                if (!has(pixel_of(turn))) break;
+                if (!has(group, turn)) continue;
                 const uint4 four = load_piece(stage, group, turn);
                 if constexpr (KEEPS) kept[group][turn] = four;
                 f32 &found = most[group >= GROUPS_OF_A];
@@ -126,7 +136,7 @@ struct Divider {
             if constexpr (KEEPS) {
 #pragma unroll
                 for (int turn = 0; turn < TURNS; ++turn)
-                    if (has(pixel_of(turn))) store(stage, group, turn, kept[group][turn], scale);
+                    if (has(group, turn)) store(stage, group, turn, kept[group][turn], scale);
             } else {
                 constexpr int at_once = TURNS < 4 ? TURNS : 4;
 #pragma unroll
@@ -134,11 +144,11 @@ struct Divider {
                     uint4 fours[at_once];
 #pragma unroll
                     for (int n = 0; n < at_once; ++n)
-                        if (has(pixel_of(begin + n))) fours[n] = load_piece(stage, group, begin + n);
+                        if (has(group, begin + n)) fours[n] = load_piece(stage, group, begin + n);
                     __syncwarp();  // all lanes have what they overwrite
 #pragma unroll
                     for (int n = 0; n < at_once; ++n)
-                        if (has(pixel_of(begin + n))) store(stage, group, begin + n, fours[n], scale);
+                        if (has(group, begin + n)) store(stage, group, begin + n, fours[n], scale);
                 }
             }
         }
@@ -150,12 +160,22 @@ struct Divider {
 };
 
 #if DIVIDERS
-// All stages of a thread block.
+// All stages of a thread block, of which several warpgroups take every other one: a stage is divided in some 1500 cycles,
+// most of them spent waiting.
 FUNCTION void divide_all(const Ring &ring, const Tables &tables) {
     Divider divider(ring);
+    int before = shuffle((int)threadIdx.x / 128, 0) - WARPGROUPS;  // until the next one of its own
     for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
         const Work work(tables, number);
-        for (int block = work.first_block; block < work.last_block; ++block) divider.divide_ahead();
+        for (int block = work.first_block; block < work.last_block; ++block) {
+            if (before == 0) {
+                divider.divide_ahead();
+                before = DIVIDERS;
+            } else {
+                divider.ahead.advance();
+            }
+            --before;
+        }
     }
 }
 #endif

@@ -343,7 +343,7 @@ class Blocking:
     stage. `kept_bytes`: of all of B, which a thread block brings once for all of its tiles, or 0. `lines`: taps that
     share rows of A. `is_across`: see `Products`. `sharers`: thread blocks that have equal parts of the K of all tiles,
     one behind the other, or 0; `in_step`: how many of them are at the same place of K at the same time, of different
-    tiles. See stream_k.cuh.
+    tiles. See stream_k.cuh. `shared_rows`: of B in a stage that taps share, for which there is no room of their own.
     """
 
     tile: Tile
@@ -360,6 +360,7 @@ class Blocking:
     is_across: bool = False
     sharers: int = 0
     in_step: int = 1
+    shared_rows: int = 0
 
     @property
     def keeps_b(self) -> bool:
@@ -378,10 +379,17 @@ class Blocking:
 
     @property
     def shared(self) -> int:
-        return self.tile.shared(
+        shared = self.tile.shared(
             self.stages, self.parts, self.is_split, self.result_bytes, self.row, self.lines, self.kept_bytes,
             self.is_across,
         )  # fmt: skip
+        return shared - self.stages * self.parts * self.shared_rows * self.row
+
+    def sharing(self, rows: int, shared_bytes: int) -> Blocking:
+        """The same with as many stages as fit where taps share so many rows of B."""
+        one = replace(self, shared_rows=rows, stages=1)
+        of_stage = replace(one, stages=2).shared - one.shared
+        return replace(one, stages=min(_MAX_STAGES, 1 + (shared_bytes - one.shared) // of_stage))
 
     @property
     def rows_of_b(self) -> float:

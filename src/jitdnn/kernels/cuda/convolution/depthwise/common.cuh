@@ -3,6 +3,7 @@
 // Macros: DTYPE_f32, DTYPE_f16 or DTYPE_bf16, and for each axis A = D, H, W (see geometry.py):
 //
 //     A_TAPS, A_TAP_STEP, A_STRIDE, A_SCATTERED      taps, elements from tap to tap in w, stride, whether scattered
+//     READS_ONCE                                     whether what is loaded is kept out of the first cache; 0 if undefined
 //     A_PHASES                                       dilation phases
 //     A_START, A_COUNT                               the first position with a result, and the number of positions
 //     A_IN_PITCH, _ORIGIN, _SLOPE, _EXTENT, _STEP    where positions of the input are: see Line; A_OUT_* of the output
@@ -30,6 +31,10 @@ FUNCTION void multiply(f32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_
 #endif
 #endif
 
+#ifndef READS_ONCE
+#define READS_ONCE 0
+#endif
+
 // `count` neighbouring elements in registers, 16 bytes at most. Aligned memory is read and written in one access.
 template <int count>
 struct Pack {
@@ -42,13 +47,13 @@ struct Pack {
         if (!aligned) {
             load_elements(p);
         } else if (words == 4) {
-            uint4 v = load16(p);
+            uint4 v = READS_ONCE ? load16_once(p) : load16(p);
             word[0] = v.x;
             word[1 % words] = v.y;
             word[2 % words] = v.z;
             word[3 % words] = v.w;
         } else if (words == 2) {
-            uint2 v = load8(p);
+            uint2 v = READS_ONCE ? load8_once(p) : load8(p);
             word[0] = v.x;
             word[1 % words] = v.y;
         } else {

@@ -116,6 +116,7 @@ def _wgrad_defines(plan: SlidingWgrad) -> Defines:
         ("TILE_COLUMNS", tile.columns),
         ("TILE_DEPTHS", tile.depths),
         ("PREFETCH", tile.prefetch),
+        ("READS_ONCE", int(plan.window.dtype == "f32")),
         ("UNROLLED_STEPS", plan.round),
         ("BLOCK_ROWS", tile.rows),
         ("BLOCK_PACKS", tile.side),

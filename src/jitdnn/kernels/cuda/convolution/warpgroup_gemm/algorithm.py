@@ -273,9 +273,19 @@ class WarpgroupWgradDivided(_Divided, _Halves, WarpgroupWgrad):
     """
 
     name = "implicit_gemm_3xf16_divided"
+    version = 3
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True)
+
+
+class WarpgroupWgradDividedInLines(_Divided, _Halves, WarpgroupWgradInLines):
+    """wgrad of f32 whose halves are made in shared memory, of x once for the taps along the last axis."""
+
+    name = "implicit_gemm_3xf16_divided_in_lines"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        return plan_of(problem, device, self._tiles, True, 2, is_divided=True, is_in_lines=True)
 
 
 class WarpgroupWgradDividedRows(_Divided, _Halves, WarpgroupWgrad):
@@ -349,6 +359,17 @@ class WarpgroupWgradScaledDivided(_Divided, _Scaled, WarpgroupWgrad):
         )
 
 
+class WarpgroupWgradScaledDividedInLines(_Divided, _Scaled, WarpgroupWgradInLines):
+    """wgrad of f32, as exact as tf32 that is rounded, in lines whose numbers are rounded in shared memory."""
+
+    name = "implicit_gemm_scaled_f16_divided_in_lines"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        return plan_of(
+            problem, device, self._tiles, True, 2, is_divided=True, is_in_lines=True, is_rough=True
+        )
+
+
 class WarpgroupWgradScaledBlockwise(_Scaled, WarpgroupWgrad):
     """wgrad of f32 with one tap, as exact as tf32 that is rounded, packed in blocks of pixels by channels.
 
@@ -356,6 +377,7 @@ class WarpgroupWgradScaledBlockwise(_Scaled, WarpgroupWgrad):
     """
 
     name = "implicit_gemm_scaled_f16_blockwise"
+    version = 3
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, is_scaled=True, is_blockwise=True)

@@ -120,7 +120,7 @@ def plan_of(
     is_scaled = (is_scaled or parts == 2) and not is_divided
     if problem.direction == "bwd_filter":
         if is_in_lines:
-            return plan_in_lines(problem, device, tiles)
+            return plan_in_lines(problem, device, tiles, parts, is_scaled, is_divided, is_rough)
         return wgrad_plan(
             problem, device, tiles, uses_workspace, parts, is_scaled, is_divided, batch, fusion,
             divides_rows=divides_rows, is_rough=is_rough, is_blockwise=is_blockwise,

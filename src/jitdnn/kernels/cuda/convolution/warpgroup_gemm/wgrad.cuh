@@ -145,14 +145,15 @@ struct Loader {
             const int w = at.at[2] * SEGMENT, h = at.at[1], d = at.at[0];
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
+                const int further = IS_DIVIDED ? 32 * part : 0;  // of f32 a row has half as many channels
 #pragma unroll
                 for (int m = 0; m < BM; m += 64)
-                    tma_load_5d(to_a + part * A_BYTES + (m + segment * SEGMENT) * 128, tables.a(0, part), barrier,
-                                row + m, w, h, d, at.image + a_image);
+                    tma_load_5d(to_a + part * A_BYTES + m / 64 * SLAB_BYTES + segment * SEGMENT * 128,
+                                tables.a(0, part), barrier, row + m + further, w, h, d, at.image + a_image);
 #pragma unroll
                 for (int n = 0; n < WARPGROUPS_N; ++n)
                     tma_load_5d(to_b + part * B_BYTES + n * WARPGROUP_B_BYTES + segment * SEGMENT_ROWS * 128,
-                                tables.b(part), barrier, channels[n], w + from[n][2],
+                                tables.b(part), barrier, channels[n] + further, w + from[n][2],
                                 h * (int)y.input_stride + from[n][1], d * (int)z.input_stride + from[n][0],
                                 at.image + b_image);
             }
@@ -241,7 +242,11 @@ FUNCTION f32 exact_sum(const Tables &tables, const Work &work, int row, int colu
     f32 sum = 0;
     if (last_pixel < 0) last_pixel = (int)phase.rows;
     for (int pixel = first_pixel; pixel < last_pixel; ++pixel) {
-        const Position position(phase, pixel);
+        Position position(phase, SEGMENT ? pixel / (SEGMENT ? SEGMENT : 1) : pixel);
+        if constexpr (SEGMENT) {  // of a line, which may end inside of it
+            position.at[2] = position.at[2] * SEGMENT + pixel % SEGMENT;
+            if (!of_dy.has(2, position.at[2])) continue;
+        }
         i64 from = (position.image + work.group * tables.b_outer_step) * of_x.image + channel * of_x.channel;
         i64 outer = (position.image + work.group * tables.a_image_step) * of_dy.image +
                     (row + work.group * tables.a_channel_step) * of_dy.channel;

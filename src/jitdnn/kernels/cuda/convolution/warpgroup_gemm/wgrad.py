@@ -51,18 +51,39 @@ _CACHED = 0.6
 for what others have had."""
 INSIDE = (Tile(3, 1, 1, 96),)
 """Tiles that end inside of a block of 64 columns, for filters with one tap."""
+_ROOM_BEHIND_SEGMENT = 8  # rows of shared memory; as in sizes.cuh
 SEGMENTS = (64, 32, 16)
 """Pixels of a line that a wgrad in lines takes at a time."""
 
 
-def plan_in_lines(problem: Convolution, device: GpuDevice, tiles: tuple[Tile, ...]) -> Plan | str:
+def plan_in_lines(
+    problem: Convolution,
+    device: GpuDevice,
+    tiles: tuple[Tile, ...],
+    parts: int = 1,
+    is_scaled: bool = False,
+    is_divided: bool = False,
+    is_rough: bool = False,
+) -> Plan | str:
     """The fastest by how many taps share what is copied of x, and how long the segments of lines are."""
     if problem.stride[-1] != 1 or problem.dilation[-1] != 1:
         return "taps along the last axis share lines where its stride and dilation are 1"
     if problem.filter_spatial[-1] == 1:
         return "one tap along the last axis shares its line with no other"
     found = [
-        wgrad_plan(problem, device, own, True, 1, False, False, None, NOTHING, segment)
+        wgrad_plan(
+            problem,
+            device,
+            own,
+            True,
+            parts,
+            is_scaled,
+            is_divided,
+            None,
+            NOTHING,
+            segment,
+            is_rough=is_rough,
+        )
         for own in (
             tuple(tile for tile in tiles if tile.wn == 64 * taps and tile.cluster == 1) for taps in (2, 3, 4)
         )
@@ -207,6 +228,11 @@ def wgrad_plan(
         return "no tile fits into the shared memory of the device"
     blocking, seconds = found
     tile, sharers = blocking.tile, blocking.sharers
+    if segment and parts == 2:
+        rows = tile.across * (block // segment) * (segment + _ROOM_BEHIND_SEGMENT)
+        blocking = blocking.sharing(
+            tile.n - rows, device.shared_bytes - (DIVISION_BYTES if is_divided else 0)
+        )
     block *= blocking.row // STAGE_ROW
     is_whole = (is_whole[0], is_whole[1] and tile.n % 64 == 0)
     maps_of_a = maps_in_rows(a, block, tile.m // 64 if is_whole[0] else 0, is_f32)
@@ -224,8 +250,9 @@ def wgrad_plan(
         ]
     if segment:
         is_a_linear = is_b_linear = False
-        maps_of_a = [line_map(part, block, segment) for part in a]
-        maps_of_b = [line_map(part, block, segment + at_once - 1) for part in b]
+        inner = STAGE_ROW // a[0].size
+        maps_of_a = [line_map(part, inner, segment) for part in a]
+        maps_of_b = [line_map(part, inner, segment + at_once - 1) for part in b]
     maps = tuple(one for one in (*maps_of_a, *maps_of_b) if one)
     if len(maps) < len(a) + len(b):
         return "windows begin farther outside of the image than the copy engine takes"

@@ -19,7 +19,7 @@ from jitdnn.tensor import DTYPES, TensorDescriptor
 _THREADS = 256
 _MOST_ROWS = 65535
 _POINTERS = 3
-SAMPLES = 8192
+SAMPLES = 2048
 """Numbers of an operand by the largest of which the largest of all is guessed: a multiple of a thread block."""
 _FEW_BLOCKS = 512
 """Of a transform that is hardly ever done again."""

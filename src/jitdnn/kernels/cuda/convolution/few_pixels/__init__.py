@@ -1,0 +1,1 @@
+"""Convolutions of f32 with fewer pixels than channels: products whose larger operand, the filter, is read as it is."""
