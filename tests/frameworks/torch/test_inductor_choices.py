@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,6 +140,19 @@ def test_what_is_saved_lies_as_a_convolution_has_it(visible: Any, kept: str) -> 
     save_as_laid(graph, z, laid)
     save_as_laid(graph, x, laid)
     assert [one.name for one in end.args[0]] == ["x", kept]
+
+
+@pytest.mark.parametrize(("bases", "may"), [(0, True), (1, False), (None, False)])
+def test_nothing_that_results_are_views_of_lies_otherwise(
+    bases: Any, may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where it is not known whether there is any."""
+    from jitdnn.frameworks.torch.inductor_rewriting import may_save_otherwise
+
+    known = None if bases is None else SimpleNamespace(num_intermediate_bases=bases)
+    context = SimpleNamespace(fw_metadata=known)
+    monkeypatch.setattr(torch._guards.TracingContext, "try_get", staticmethod(lambda: context))
+    assert may_save_otherwise() is may
 
 
 @pytest.mark.parametrize("is_together", [False, True])

@@ -49,7 +49,13 @@ from jitdnn.frameworks.torch.inductor_nodes import (
     sequences_like,
     strides_of,
 )
-from jitdnn.frameworks.torch.inductor_rewriting import become, laid_out, refresh, save_as_laid
+from jitdnn.frameworks.torch.inductor_rewriting import (
+    become,
+    laid_out,
+    may_save_otherwise,
+    refresh,
+    save_as_laid,
+)
 from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
 from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, apart, at, words
 from jitdnn.frameworks.torch.options import Options, handle_of, parse
@@ -82,6 +88,7 @@ class Rewriter:
         self._settled = str(Options("never", own.settings))  # of what is chosen now, not at run time
         self._module = graph.owning_module
         self.wants_last = wants_last(graph)
+        self._may_save_otherwise = may_save_otherwise()
         self._only_looks = False
         #: nodes that stay torch's, for the sake of the host
         self._left: set[Node] = set()
@@ -177,7 +184,8 @@ class Rewriter:
         options = self._settled if is_static else self._options
         if tail is None:
             x, w = (laid_out(self._graph, node, *one) for one in zip((call.x, call.w), laid, strict=True))
-            save_as_laid(self._graph, call.x, x)
+            if self._may_save_otherwise:
+                save_as_laid(self._graph, call.x, x)
             if is_static and not call.is_transposed:
                 has_bias = call.bias is not None
                 text = self._text("forward", operands[0], operands[1], result, has_bias, call.geometry)

@@ -39,6 +39,13 @@ def laid_out(graph: Graph, before: Node, operand: Node, strides: Sequence[int] |
     return made
 
 
+def may_save_otherwise() -> bool:
+    """Whether what the graph that is being compiled gives beside the program's results is for its backward pass alone:
+    not where results are views of what it gives, which PyTorch makes anew by strides."""
+    context = torch._guards.TracingContext.try_get()
+    return getattr(getattr(context, "fw_metadata", None), "num_intermediate_bases", None) == 0
+
+
 def save_as_laid(graph: Graph, node: Node, laid: Node) -> None:
     """Have a graph give a node for its backward pass in the order of memory in which a convolution has it.
 
