@@ -8,6 +8,10 @@ they time in turns, a sample at a time, nobody else on the GPU. A row is printed
 Milliseconds are those of `torch_inductor.py`; `host ms` those until a step is enqueued on a GPU that has nothing to do,
 `kernels ms` the sum of its kernels by PyTorch's profiler, and `bound` which of the two is more: where it is the host,
 faster kernels gain nothing.
+`--parts N` tells beside that, to stderr, what the host's time goes to and which N kernels take longest
+(torch_inductor_parts.py). Backward graphs are compiled with forward ones, so that nobody keeps activations meanwhile.
+`--in-turn` has ours of each model wait until stock's is compiled, for machines of few processors: it finds those of
+Triton's kernels that are the same, so that its `first s` is not that of empty caches.
 `--again` does all of it a second time in new processes: with what the first ones have kept, `first s` are those of warm
 caches.
 """
@@ -21,7 +25,7 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,6 +36,8 @@ from typing import Any
 
 import torch
 import torch_inductor
+from torch._functorch import config as functorch_config
+from torch_inductor_parts import host_parts, kernel_table
 
 SIDES = ("stock", "ours")
 HEAD = (
@@ -65,9 +71,13 @@ def child(arguments: argparse.Namespace) -> None:
     torch_inductor.register()
     if arguments.explain:
         torch_inductor.explained()
+    functorch_config.force_non_lazy_backward_lowering = True
     (name,) = arguments.models
     cells = []
     with held(compiling, fcntl.LOCK_SH):
+        compiled = Path(f"{lock}.{name}")
+        while arguments.in_turn and arguments.only == "ours" and not compiled.exists():
+            sleep(0.1)
         model, x, labels = torch_inductor.problem(name, arguments)
         for mode in arguments.mode:
             if cells and perf_counter() - begun > arguments.ready:
@@ -75,7 +85,7 @@ def child(arguments: argparse.Namespace) -> None:
             arguments.mode_has_graphs = mode in torch_inductor.GRAPHS
             begin = perf_counter()  # torch.compile imports its compiler, or the first step does
             peer = torch_inductor.Peer(model, arguments.only == "ours", mode, arguments)
-            loss = float(peer.step(x, labels))
+            loss = float(with_memory(partial(peer.step, x, labels), arguments))
             first = perf_counter() - begin
             warm = (
                 torch_inductor.WARM_EAGER
@@ -83,10 +93,11 @@ def child(arguments: argparse.Namespace) -> None:
                 else torch_inductor.WARM
             )
             for _ in range(warm):
-                peer.step(x, labels)
+                with_memory(partial(peer.step, x, labels), arguments)
             rest(arguments)
             cells.append((mode, peer, loss, first))
             write(f"  {name} {mode} {arguments.only}: first step {first:.1f} s", sys.stderr)
+        compiled.touch()
     while perf_counter() - begun < arguments.ready and not is_free(compiling):
         sleep(0.1)
     for mode, peer, loss, first in cells:
@@ -105,11 +116,29 @@ def child(arguments: argparse.Namespace) -> None:
             sleep(0.02)
         with held(lock, fcntl.LOCK_EX):
             step = partial(peer.step, x, labels)
-            kernels = torch_inductor.kernel_seconds(step) if arguments.device == "cuda" else math.nan
+            kernels = math.nan
+            if arguments.device == "cuda" and arguments.parts:
+                host_table = host_parts(step)
+                kernels, table = kernel_table(step, arguments.parts)
+                write(f"== {name} {mode} {arguments.only}\n{host_table}\n{table}", sys.stderr)
+            elif arguments.device == "cuda":
+                kernels = torch_inductor.kernel_seconds(step)
             rest(arguments)
         cell = {"model": name, "mode": mode, "side": arguments.only, "batch": len(x), "loss": loss}
         cell |= {"first s": first, "ms": 1e3 * best, "host ms": 1e3 * host, "kernels ms": 1e3 * kernels}
         write(json.dumps(cell))
+
+
+def with_memory(run: Callable[[], Any], arguments: argparse.Namespace) -> Any:
+    """What it gives, once others leave enough of the GPU's memory."""
+    for _ in range(60):
+        try:
+            return run()
+        except torch.OutOfMemoryError:
+            pass
+        rest(arguments)
+        sleep(1.0)
+    return run()
 
 
 def wait(arguments: argparse.Namespace) -> None:
@@ -193,6 +222,8 @@ def main() -> None:
         "--ready", type=float, default=900, help="seconds after which compiling is not waited for"
     )
     made.add_argument("--again", action="store_true", help="with warm caches, too")
+    made.add_argument("--in-turn", action="store_true")
+    made.add_argument("--parts", type=int, default=0, help="how many kernels of a step are told")
     made.add_argument("--only", choices=SIDES, help=argparse.SUPPRESS)
     made.add_argument("--lock", help="a file that other runs of this script at the same time are given, too")
     arguments = torch_inductor.parsed(made)

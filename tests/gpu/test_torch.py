@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import jitdnn.torch as jt  # noqa: E402
-from jitdnn.frameworks.torch import inductor_groups, inductor_launches, kinds, steps, together  # noqa: E402
+from jitdnn.frameworks.torch import inductor_groups, inductor_launches, kinds, settled, steps, together  # noqa: E402
 from jitdnn.frameworks.torch.backend import register  # noqa: E402
 from jitdnn.frameworks.torch.calls import CALLS  # noqa: E402
 from torch_kernels import TOLERANCE, random, watched  # noqa: E402
@@ -312,6 +312,8 @@ def test_graphs_of_inductors(mode: str, monkeypatch: pytest.MonkeyPatch) -> None
             wanted = torch.autograd.grad(y.square().sum(), list(twin.parameters())) if run is step else [y]
             for one, other in zip(found, wanted, strict=True):
                 torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
+    if torch.cuda.device_count() == 1:
+        assert any(calls.records for calls in settled._native.values())
 
 
 @pytest.mark.filterwarnings(
@@ -360,5 +362,5 @@ def test_small_kernels_of_inductors(mode: str) -> None:
     assert counters == [4] * 3
     if mode == "default" and not hasattr(CachingAutotuner, "_build_fast_launcher"):
         names = [name for code in PyCodeCache.modules for name in vars(code).values()]
-        kernels = [one.run for one in names if isinstance(one, inductor_launches._Kernel)]
-        assert sum(run.__qualname__.startswith("_short") for run in kernels) >= 3
+        kernels = [one for one in names if isinstance(one, inductor_launches._Kernel)]
+        assert sum(one._short is not None and one.run is one._short.call for one in kernels) >= 3

@@ -102,6 +102,11 @@ def launcher() -> Any:
     return fast_function("cuLaunchKernelEx")
 
 
+def launch_address() -> int:
+    """Where that function begins, for generated code."""
+    return ctypes.cast(launcher(), ctypes.c_void_p).value or 0
+
+
 @functools.cache
 def _current_context() -> Any:
     return fast_function("cuCtxGetCurrent")

@@ -8,7 +8,7 @@ import struct
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jitdnn import retention
 from jitdnn.devices.cuda_compile import code_key
@@ -37,6 +37,24 @@ _STATIC_SHARED = 48 << 10  # bytes of dynamic group memory that need no leave
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _NOT_READY = 600
 _NO_CONTEXT = (201, 400)  # CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
+
+
+class Frozen(NamedTuple):
+    """A call of a kernel without workspace, for generated code: what the driver is given, but for addresses.
+
+    `arguments`: 8 bytes each, the addresses of the operands first, `order` says which; `table`: what the kernels take
+    before them, if anything, in which `places` (word, argument, offset) are to be addresses too; `launches`: the
+    driver's configuration of each on the default stream, and its function. What it refers to is there as long as
+    `owner`. Addresses must be multiples of `alignment`, a power of two.
+    """
+
+    arguments: bytes
+    table: bytes
+    places: tuple[tuple[int, int, int], ...]
+    launches: tuple[tuple[bytes, int], ...]
+    owner: object
+    order: tuple[int, ...]
+    alignment: int = 1
 
 
 class CudaKernel:
@@ -90,6 +108,18 @@ class CudaKernel:
                     if status:
                         self._launch_again(status, block, config, function)
         self._free.append(block)
+
+    def frozen(self) -> Frozen | None:
+        """What a call is, once there was one; None where calls need more than addresses: another context, the driver
+        for tensor maps, or workspace."""
+        try:
+            block = self._free.pop()
+        except IndexError:
+            return None
+        found = block.frozen(self._pointers) if self._is_alone else None
+        if found is None:
+            self._free.append(block)
+        return found
 
     def record(self, arch: str) -> dict[str, Any]:
         """What another process makes the kernel of again by `from_record`, and JSON can hold."""
@@ -163,6 +193,7 @@ class _Block:
     __slots__ = (
         "_attributes",
         "_configs",
+        "_functions",
         "_library",
         "addresses",
         "launches",
@@ -176,7 +207,7 @@ class _Block:
         self, count: int, head: int, numbers: bytes, launches: Sequence[Launch], functions: Sequence[int],
         library: LoadedLibrary, tables: EncodedTables | None,
     ) -> None:  # fmt: skip
-        self._library, self.tables = library, tables
+        self._library, self._functions, self.tables = library, functions, tables
         #: the arguments: 8 bytes each, those that change first
         self.memory = ctypes.create_string_buffer(8 * count)
         start = ctypes.addressof(self.memory)
@@ -195,6 +226,19 @@ class _Block:
             for config, function in zip(self._configs, functions, strict=True)
         ]
         self.stream: Any = None  # the default one
+
+    def frozen(self, pointers: int) -> Frozen | None:
+        """What its launches are, on the default stream; None where its tables cannot be written so."""
+        table, places = b"", tuple[tuple[int, int, int], ...]()
+        if self.tables is not None:
+            known = self.tables.frozen()
+            if known is None:
+                return None
+            table, places = known
+        self.set_stream(0)
+        launches = (bytes(config) for config in self._configs)
+        functions = tuple(zip(launches, self._functions, strict=True))
+        return Frozen(bytes(self.memory), table, places, functions, self, tuple(range(pointers)))
 
     def set_stream(self, stream: Any) -> None:
         if stream not in NEVER_CAPTURED:

@@ -67,6 +67,13 @@ class EncodedTables:
             words[word] = address
         return self._address
 
+    def frozen(self) -> tuple[bytes, tuple[tuple[int, int, int], ...]] | None:
+        """The tables as they are now, and where addresses of operands are in them: word, operand, offset. None if an
+        address is more than a word, or that of workspace."""
+        if not self._has_words or any(operand == WORKSPACE for _, operand, _ in self._places):
+            return None
+        return ctypes.string_at(self._address, self._tables.size), tuple(self._places)
+
     def _encode(self, pointers: Sequence[int], workspace: int) -> None:
         """The same by the driver."""
         addresses = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from inductor_graphs import close, compiled, count, trained  # noqa: E402
 from jitdnn.frameworks.torch import choice  # noqa: E402
 from jitdnn.frameworks.torch.choice import Decision  # noqa: E402
 from jitdnn.frameworks.torch.convolution import Geometry, problem_of  # noqa: E402
+from jitdnn.frameworks.torch.settled import text_of  # noqa: E402
 from torch_kernels import random  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
@@ -67,6 +69,90 @@ def test_torchs_kernel_is_called_as_inductor_calls_it(
     form = Geometry.of(1, [1], [0], [1], False, [0], 1)
     assert str(problem_of("forward", x.mT.contiguous(), model.conv.weight, random(2, 5, 7), form)) in what
     assert (differs < 1e-4) is (is_read_by_others or not is_on_gpu)
+
+
+def test_gradients_of_volumes_lie_with_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a normalization gives has channels first in the graph: ours have it written otherwise, torch's copy it."""
+    texts: list[Any] = []
+
+    def noted(direction: str, x: Any, w: Any, dy: Any, *others: Any) -> str:
+        texts.append((direction, x.stride()[1], None if dy is None else dy.stride()[1]))
+        return text_of(direction, x, w, dy, *others)
+
+    monkeypatch.setattr("jitdnn.frameworks.torch.inductor_graph.text_of", noted)
+    layers = (nn.Conv3d(2, 4, 3), nn.InstanceNorm3d(4), nn.SiLU(), nn.Conv3d(4, 3, 3), nn.InstanceNorm3d(3))
+    model = nn.Sequential(*layers).to(memory_format=torch.channels_last_3d)
+    x = random(2, 2, 7, 8, 7).contiguous(memory_format=torch.channels_last_3d).requires_grad_()
+    fast, graphs, _ = compiled(model)
+    close(trained(model, fast, x), trained(model, model, x))
+    assert count(graphs[1], "jitdnn.settled_convolution") == 4
+    assert {dy for direction, _, dy in texts if direction != "forward"} == {1}
+
+
+@pytest.mark.parametrize("groups", [1, 6])
+@pytest.mark.parametrize("is_part", [False, True])
+def test_sequences_keep_their_channels_innermost(
+    is_part: bool, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU in training, where they lie so in the graph, of a longer row or not: also results and gradients."""
+    texts: list[Any] = []
+
+    def noted(direction: str, x: Any, w: Any, y: Any, *others: Any) -> str:
+        texts.append((direction, x.stride()[1], y.stride()[1]))
+        return text_of(direction, x, w, y, *others)
+
+    class Between(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.conv = nn.Linear(5, 12 if is_part else 6), nn.Conv1d(6, 6, 3, groups=groups)
+
+        def forward(self, x: Any) -> Any:
+            y = self.wide(x)
+            y = y.chunk(2, -1)[0] if is_part else y.sin()
+            return torch.sigmoid(self.conv(y.transpose(1, 2))[..., :4]).transpose(1, 2)
+
+    monkeypatch.setattr("jitdnn.frameworks.torch.inductor_graph.text_of", noted)
+    monkeypatch.setattr("jitdnn.frameworks.torch.inductor_nodes.is_on_gpu", lambda _: True)
+    model = Between()
+    fast, graphs, _ = compiled(model)
+    x = random(2, 9, 5)
+    close(trained(model, fast, x), trained(model, model, x))
+    assert count(graphs[0], "jitdnn.settled_convolution") == 1
+    assert count(graphs[1], "jitdnn.settled_convolution") == 2
+    assert {text[0] for text in texts} == {"forward", "data", "filter"}
+    assert {strides for _, *strides_of in texts for strides in strides_of} == {1}
+
+
+@pytest.mark.parametrize(("visible", "kept"), [([0], "laid"), ([0, 1], "z"), (None, "z")])
+def test_what_is_saved_lies_as_a_convolution_has_it(visible: Any, kept: str) -> None:
+    """Not what the program itself is given, nor where it is not known which that is."""
+    from jitdnn.frameworks.torch.inductor_rewriting import save_as_laid
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    z, laid = (
+        graph.call_function(torch.relu, (x,), name="z"),
+        graph.call_function(torch.neg, (x,), name="laid"),
+    )
+    end = graph.output((x, z))
+    if visible is not None:
+        end.meta["user_visible_output_idxs"] = visible
+    save_as_laid(graph, z, laid)
+    save_as_laid(graph, x, laid)
+    assert [one.name for one in end.args[0]] == ["x", kept]
+
+
+@pytest.mark.parametrize(("bases", "may"), [(0, True), (1, False), (None, False)])
+def test_nothing_that_results_are_views_of_lies_otherwise(
+    bases: Any, may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where it is not known whether there is any."""
+    from jitdnn.frameworks.torch.inductor_rewriting import may_save_otherwise
+
+    known = None if bases is None else SimpleNamespace(num_intermediate_bases=bases)
+    context = SimpleNamespace(fw_metadata=known)
+    monkeypatch.setattr(torch._guards.TracingContext, "try_get", staticmethod(lambda: context))
+    assert may_save_otherwise() is may
 
 
 @pytest.mark.parametrize("is_together", [False, True])

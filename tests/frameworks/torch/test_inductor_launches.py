@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from jitdnn.devices.cuda_driver import LaunchConfig  # noqa: E402
 from jitdnn.frameworks.torch import inductor_launches  # noqa: E402
 from jitdnn.frameworks.torch.inductor_launches import SEEN, shorten  # noqa: E402
 
@@ -58,15 +59,20 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the driver was called with: sizes and stream, the function, and its arguments, of 8 bytes each."""
     found: list[Any] = []
 
-    def launch(config: Any, function: Any, parameters: Any, nothing: None) -> int:
-        config, addresses = config._obj, list(parameters._obj)
+    def launch(at: int, function: int, parameters: int, _: Any) -> int:
+        config = LaunchConfig.from_address(at)
         sizes = [getattr(config, name) for name in ("x", "y", "z", "threads_x", "shared", "stream")]
-        arguments = [int.from_bytes(ctypes.string_at(one, 8), sys.byteorder) for one in addresses]
-        found.append((sizes, function.value, arguments))
+        arguments = [
+            ctypes.c_uint64.from_address(one).value for one in (ctypes.c_void_p * 4).from_address(parameters)
+        ]
+        found.append((sizes, function, arguments))
         return direct_status[0]
 
     direct_status[0] = 0
-    monkeypatch.setattr(inductor_launches, "launcher", lambda: launch)
+    as_the_drivers = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(launch)
+    address = ctypes.cast(as_the_drivers, ctypes.c_void_p).value
+    # which keeps the function, too
+    monkeypatch.setattr(inductor_launches, "launch_address", lambda: (as_the_drivers, address)[1])
     monkeypatch.setitem(sys.modules, inductor_launches._HEURISTICS, SimpleNamespace(CachingAutotuner=Tuner))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,13 +95,20 @@ def wants_last(graph: Graph) -> bool:
         return False
 
 
+#: the same elements of memory in another shape, or with other strides, or some of them
+_VIEWS = (
+    aten.permute.default, aten.t.default, aten.transpose.int, aten.reshape.default, aten.view.default,
+    aten.slice.Tensor, aten.select.int, aten.squeeze.dim, aten.unsqueeze.default, aten.expand.default,
+)  # fmt: skip
+
+
+def is_from_outside(node: Node) -> bool:
+    """Whether a node lies in memory as the graph was given it, or as a call gave it: its order is chosen already."""
+    while node.target in _VIEWS:
+        node = node.args[0]
+    return node.op == "placeholder" or node.target is operator.getitem
+
+
 def is_on_gpu(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.device.type != "cpu"
-
-
-def faked(target: Any, arguments: Sequence[Any]) -> Any:
-    """What a function gives for tensors without data."""
-    mode = next(one.fake_mode for one in arguments if hasattr(one, "fake_mode"))
-    with mode:
-        return target(*arguments)

@@ -30,7 +30,6 @@ from jitdnn.frameworks.torch import (
 from jitdnn.frameworks.torch.choice import Decision
 from jitdnn.frameworks.torch.inductor_forms import (
     are_numbers,
-    faked,
     has_static_form,
     is_convolution,
     is_on_gpu,
@@ -40,9 +39,24 @@ from jitdnn.frameworks.torch.inductor_forms import (
     wants_last,
 )
 from jitdnn.frameworks.torch.inductor_host import left_to_torch, taken_from_torch
-from jitdnn.frameworks.torch.inductor_nodes import Call, call_of, constant_of, has_torch_the_bias, strides_of
+from jitdnn.frameworks.torch.inductor_nodes import (
+    Call,
+    call_of,
+    constant_of,
+    has_channels_innermost,
+    has_torch_the_bias,
+    orders_of,
+    sequences_like,
+    strides_of,
+)
+from jitdnn.frameworks.torch.inductor_rewriting import (
+    become,
+    laid_out,
+    may_save_otherwise,
+    refresh,
+    save_as_laid,
+)
 from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
-from jitdnn.frameworks.torch.kernels import channels_last_strides
 from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, apart, at, words
 from jitdnn.frameworks.torch.options import Options, handle_of, parse
 from jitdnn.frameworks.torch.progress import part, parts
@@ -74,6 +88,7 @@ class Rewriter:
         self._settled = str(Options("never", own.settings))  # of what is chosen now, not at run time
         self._module = graph.owning_module
         self.wants_last = wants_last(graph)
+        self._may_save_otherwise = may_save_otherwise()
         self._only_looks = False
         #: nodes that stay torch's, for the sake of the host
         self._left: set[Node] = set()
@@ -151,12 +166,16 @@ class Rewriter:
         is_static = all(has_static_form(one.meta["val"]) for one in (call.x, call.w))
         weight = None if call.weight is not None else call.w
         as_torch = [one and strides_of(node, one, self.wants_last) for one in (call.x, weight)]
+        laid, result = as_torch, None
         try:
-            operands = [
+            by_torch = operands = [
                 None if one is None else real(one.meta["val"], strides)
                 for one, strides in zip((call.x, weight, call.bias), (*as_torch, None), strict=True)
             ]
-            kind, tail = self._choice(node, call, operands, is_static)
+            if self._may_lie_otherwise(call, weight):
+                laid, result = [None, as_torch[1]], sequences_like(node.meta["val"])
+                operands = [real(call.x.meta["val"]).copy_(by_torch[0]), *by_torch[1:]]
+            kind, tail = self._choice(node, call, operands, is_static, by_torch, result)
         except (torch.OutOfMemoryError, InvalidArgument, NotSupported):
             return  # as it was: no room for a second set of operands, or a tail that ours cannot say
         self.kinds.append((node, kind))
@@ -164,47 +183,70 @@ class Rewriter:
             return
         options = self._settled if is_static else self._options
         if tail is None:
-            x, w = (self._laid(node, *one) for one in zip((call.x, call.w), as_torch, strict=True))
+            x, w = (laid_out(self._graph, node, *one) for one in zip((call.x, call.w), laid, strict=True))
+            if self._may_save_otherwise:
+                save_as_laid(self._graph, call.x, x)
             if is_static and not call.is_transposed:
-                text = self._text(
-                    "forward", operands[0], operands[1], None, call.bias is not None, call.geometry
-                )
-                self._become(node, operators.settled_convolution.default, (x, w, call.bias, text))
+                has_bias = call.bias is not None
+                text = self._text("forward", operands[0], operands[1], result, has_bias, call.geometry)
+                become(node, operators.settled_convolution.default, (x, w, call.bias, text))
                 return
             arguments = (x, w, call.bias, *call.geometry, options)
-            self._become(node, operators.convolution.default, arguments)
+            become(node, operators.convolution.default, arguments)
             return
         last = tail.steps[-1] if tail.steps else node
-        x = self._laid(last, call.x, as_torch[0])
-        w = self._laid(last, call.w, as_torch[1]) if call.weight is None else self._dense(last, call)
+        x = laid_out(self._graph, last, call.x, as_torch[0])
+        w = (
+            laid_out(self._graph, last, call.w, as_torch[1])
+            if call.weight is None
+            else self._dense(last, call)
+        )
         arguments = (
             x, w, list(tail.operands), *call.pointwise_geometry, tail.text, call.weight is not None, options,
         )  # fmt: skip
-        self._become(last, operators.convolution_pointwise.default, arguments)
+        become(last, operators.convolution_pointwise.default, arguments)
         for inner in reversed((node, *tail.steps)):
             if inner is not last:
                 self._graph.erase_node(inner)
 
+    def _may_lie_otherwise(self, call: Call, weight: Node | None) -> bool:
+        """Whether ours may have x, and the result, with channels innermost where torch's have them first: in training,
+        where nothing that follows would join a convolution."""
+        if weight is None or call.is_transposed or not has_static_form(weight.meta["val"]):
+            return False
+        names = (one.name for one in self._graph.nodes if one.op == "placeholder")
+        return has_channels_innermost(call.x) and any(name.startswith("primals_") for name in names)
+
     def _choice(
-        self, node: Node, call: Call, operands: Sequence[Tensor | None], is_static: bool
+        self,
+        node: Node,
+        call: Call,
+        operands: Sequence[Tensor | None],
+        is_static: bool,
+        of_torch: Sequence[Tensor | None],
+        result: Tensor | None,
     ) -> tuple[Kind, Tail | None]:
-        """Who runs a convolution, and which operators behind it ours take with it; None for our plain operator."""
+        """Who runs a convolution, and which operators behind it ours take with it; None for our plain operator.
+
+        `of_torch`: the operands as torch's kernel has them; `result`: how ours is to lie, if otherwise than torch's.
+        """
         x, w, bias = operands
         assert x is not None
-        has_tail = is_static and not call.is_transposed
+        has_tail = is_static and not call.is_transposed and result is None
         if call.weight is None:
             given = (x, w, bias, *call.geometry)
             way = Way(_GRAPH, lambda: operators.convolution.default(*given, self._settled))
             if is_static and not call.is_transposed:
                 assert w is not None
-                text = self._text("forward", x, w, None, bias is not None, call.geometry)
-                way = Way(_GRAPH, inductor_lowering.call(x, w, bias, text))
-            by_torch = bias if has_torch_the_bias(node) else None
-            way = replace(way, stock=lambda: call.stock(x, w, by_torch))
+                text = self._text("forward", x, w, result, bias is not None, call.geometry)
+                name = _GRAPH if result is None else f"{_GRAPH}, torch's on {words(tuple(of_torch[:2]))}"
+                way = Way(name, inductor_lowering.call(x, w, bias, text))
+            by_torch = (*of_torch[:2], bias if has_torch_the_bias(node) else None)
+            way = replace(way, stock=lambda: call.stock(*by_torch))
             plain = self._as_taken(node, self._chosen(convolution.computation, given, way))
 
             def best() -> Any:
-                return way.ours() if plain.decision.is_ours else call.stock(x, w, by_torch)
+                return way.ours() if plain.decision.is_ours else call.stock(*by_torch)
 
             tail = tail_of(node, call.bias) if has_tail else None
             if tail is None or not tail.steps:
@@ -293,18 +335,18 @@ class Rewriter:
         wanted = [place for place in range(len(convolution.GRADIENTS)) if mask[place] and place in results]
         try:
             is_settled = all(map(has_static_form, values)) and not geometry[3]
-            # what the graph says of a gradient's order of memory is not what Inductor makes of it for convolutions
-            is_last = is_settled and values[0].dim() == 4 and (self.wants_last or _lies_last(*values[1:]))
-            laid = [channels_last_strides(one.shape) if is_last else None for one in values]
+            laid, as_torch = orders_of(node, self.wants_last, is_settled)
             operands = (*(real(*one) for one in zip(values, laid, strict=True)), *geometry)
+            by_torch, name = operands, _GRAPH
+            if as_torch != laid:
+                by_torch = (*(real(*one) for one in zip(values, as_torch, strict=True)), *geometry)
+                name = f"{_GRAPH}, torch's on {words(by_torch[:3])}"
             chosen = {
                 place: self._chosen(
                     convolution.GRADIENTS[place],
                     operands,
                     Way(
-                        _GRAPH,
-                        self._gradient(place, operands, is_settled),
-                        _by_torch(operands, _mask([place])),
+                        name, self._gradient(place, operands, is_settled), _by_torch(by_torch, _mask([place]))
                     ),
                 )
                 for place in wanted
@@ -312,8 +354,8 @@ class Rewriter:
             }
             chosen = {place: self._as_taken(node, kind) for place, kind in chosen.items()}
             ours = [place for place, kind in chosen.items() if kind.decision.is_ours]
-            if len(chosen) > 1 and ours and not lie_alike(operands[:3]):
-                together = self._together(ours, operands, is_settled)
+            if len(chosen) > 1 and ours and not lie_alike(by_torch[:3]):
+                together = self._together(ours, operands, by_torch, is_settled)
                 if not together.is_ours:
                     chosen = {place: _left(kind, together) for place, kind in chosen.items()}
                     ours = []
@@ -325,7 +367,7 @@ class Rewriter:
         left = [place for place in wanted if place not in ours]
         with self._graph.inserting_before(node):
             if is_settled:
-                nodes = [self._laid(node, *one) for one in zip((dy, x, w), laid, strict=True)]
+                nodes = [laid_out(self._graph, node, *one) for one in zip((dy, x, w), laid, strict=True)]
                 self._replace_settled(ours, results, nodes, operands)
             else:
                 arguments = (dy, x, w, *geometry, _mask(ours), self._options)
@@ -336,7 +378,7 @@ class Rewriter:
         # users of the old node stand behind it, and it behind the new ones
         if left:
             node.args = (*node.args[:-1], _mask(left))
-            self._refresh(node)
+            refresh(node)
         else:
             self._graph.erase_node(node)
 
@@ -351,21 +393,23 @@ class Rewriter:
         text = self._text(direction, x, w, dy, False, geometry)
         return inductor_lowering.call(first, second, None, text)
 
-    def _together(self, ours: Sequence[int], operands: tuple[Any, ...], is_settled: bool) -> Decision:
+    def _together(
+        self, ours: Sequence[int], operands: tuple[Any, ...], by_torch: tuple[Any, ...], is_settled: bool
+    ) -> Decision:
         """Whether gradients chosen one by one are faster than torch's one call for both, which lays operands that do
         not lie alike out once."""
         calls = [self._gradient(place, operands, is_settled) for place in ours]
         left = [place for place in range(_BIAS) if place not in ours]
         if left:
-            calls.append(_by_torch(operands, _mask(left)))
+            calls.append(_by_torch(by_torch, _mask(left)))
         names = " and ".join(convolution.GRADIENTS[place].name for place in ours)
         return choice.decide(
-            f"torch gradients {words(operands)} {names} {_GRAPH} {self._options}",
+            f"torch gradients {words(operands)} {names} {_GRAPH} {words(by_torch[:3])} {self._options}",
             handle_of(self._options, operands[0].device.type),
             operands[0].device,
             parse(self._options).measure,
             lambda: [call() for call in calls],
-            _by_torch(operands, _mask(range(_BIAS))),
+            _by_torch(by_torch, _mask(range(_BIAS))),
         )
 
     def _text(self, direction: str, x: Any, w: Any, dy: Any, has_bias: bool, geometry: Sequence[Any]) -> str:
@@ -387,7 +431,7 @@ class Rewriter:
             made = self._graph.call_function(
                 operators.settled_convolution.default, (first, second, None, text)
             )
-            self._refresh(made)
+            refresh(made)
             results[place].replace_all_uses_with(made)
             self._graph.erase_node(results[place])
 
@@ -397,7 +441,7 @@ class Rewriter:
         """Take gradients from a call of ours."""
         made = self._graph.call_function(operators.convolution_backward.default, arguments)
         made.meta = dict(node.meta)
-        self._refresh(made)
+        refresh(made)
         for place in places:
             results[place].args = (made, place)
             results[place].meta["val"] = made.meta["val"][place]
@@ -406,21 +450,9 @@ class Rewriter:
         """The gradient of a bias by itself is a sum, which Inductor fuses with what gives its operand."""
         axes = [axis for axis in range(dy.meta["val"].dim()) if axis != 1]
         made = self._graph.call_function(aten.sum.dim_IntList, (dy, axes))
-        self._refresh(made)
+        refresh(made)
         result.replace_all_uses_with(made)
         self._graph.erase_node(result)
-
-    def _laid(self, before: Node, operand: Node, strides: Sequence[int] | None) -> Node:
-        """The operand in the order of memory that torch's own would have it in, None for the graph's."""
-        if strides is None or tuple(operand.meta["val"].stride()) == tuple(strides):
-            return operand
-        from torch._inductor import inductor_prims  # noqa: F401  defines it
-
-        forced = torch.ops.prims.inductor_force_stride_order.default
-        with self._graph.inserting_before(before):
-            made = self._graph.call_function(forced, (operand, list(strides)))
-        self._refresh(made)
-        return made
 
     def _dense(self, before: Node, call: Call) -> Node:
         """A constant filter that is packed no more."""
@@ -438,19 +470,6 @@ class Rewriter:
         made.meta["val"] = mode.from_tensor(call.weight, static_shapes=True)
         return made
 
-    def _become(self, node: Node, target: Any, arguments: tuple[Any, ...]) -> None:
-        """Make another call of a node, which keeps its name: Inductor knows outputs by theirs."""
-        node.target, node.args, node.kwargs = target, arguments, {}
-        self._refresh(node)
-
-    def _refresh(self, node: Node) -> None:
-        def value(one: Any) -> Any:
-            if isinstance(one, (list, tuple)):
-                return [value(part) for part in one]
-            return one.meta["val"] if isinstance(one, Node) else one
-
-        node.meta["val"] = faked(node.target, [value(one) for one in node.args])
-
 
 def _plan(problem: Problem, epilogue: Epilogue | None) -> object:
     """The plan of a problem by the handle in force."""
@@ -467,12 +486,9 @@ def _by_torch(operands: tuple[Any, ...], mask: list[bool]) -> Callable[[], Any]:
 def _left(kind: Kind, together: Decision) -> Kind:
     """A gradient that torch computes together with the other one."""
     reason = f"{together.reason} than both gradients by torch's one call"
+    if together.seconds is not None and together.stock_seconds is not None:
+        reason += f" ({1e3 * together.seconds:.3f} and {1e3 * together.stock_seconds:.3f} ms)"
     return replace(kind, decision=replace(kind.decision, is_ours=False, reason=reason))
-
-
-def _lies_last(x: Tensor, w: Tensor) -> bool:
-    """Whether torch's own convolution of such operands has channels last."""
-    return convolution.memory_format(x, w) is torch.channels_last
 
 
 def _mask(places: Sequence[int]) -> list[bool]:

@@ -3,13 +3,12 @@
 Where a step waits for the host, most of what the host does are launches of Triton's kernels. Up to PyTorch 2.12 each
 goes through what compiles, tunes, traces and profiles kernels, works out its grid and the types of its arguments anew,
 and asks the driver about every address. Where a graph's sizes are fixed all that is known once a kernel was launched:
-while nothing but its tensors has changed, the driver is called with it at once. All this is private to PyTorch: a
-kernel of which something is not as expected is launched as before.
+while nothing but its tensors has changed, generated code calls the driver with it at once. All this is private to
+PyTorch: a kernel of which something is not as expected is launched as before.
 """
 
 from __future__ import annotations
 
-import ctypes
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -17,9 +16,9 @@ from types import FunctionType
 from typing import Any
 
 from torch import Tensor
-from torch.autograd import profiler
 
-from jitdnn.devices.cuda_driver import LaunchConfig, launcher
+from jitdnn.devices.cuda_driver import LaunchConfig, launch_address
+from jitdnn.frameworks.torch.native_launch import Prepared
 
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 #: global names of a graph's code, if it is code that calls
@@ -42,23 +41,24 @@ def shorten(names: dict[str, Any]) -> None:
 class _Kernel:
     """In the place of a kernel of Triton's: its first launch is Inductor's own, which also tunes it."""
 
-    __slots__ = ("_kernel", "run")
+    __slots__ = ("_kernel", "_short", "run")
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
+        self._short: Prepared | None = None
         self.run: Callable[..., Any] = self._first
 
     def _first(self, *args: Any, stream: int, **named: Any) -> Any:
         result = self._kernel.run(*args, stream=stream, **named)
-        short = None if named else _short(self._kernel, args)
-        self.run = self._kernel.run if short is None else short
+        self._short = None if named else _short(self._kernel, args)
+        self.run = self._kernel.run if self._short is None else self._short.call
         return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
 
 
-def _short(kernel: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+def _short(kernel: Any, args: tuple[Any, ...]) -> Prepared | None:
     """A kernel's launch with the numbers that it has just had, other tensors in front of them; None if it has none."""
     try:
         (found,) = kernel.launchers
@@ -81,40 +81,8 @@ def _short(kernel: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         return None
     if not all(one is other and one.is_cuda for one, other in zip(args[:count], passed, strict=False)):
         return None
-    numbers, slow, launch = args[count:], kernel.run, launcher()
-    code, pack = ctypes.c_void_p(function), struct.Struct(f"{count}Q").pack_into
-    data_ptr, free = Tensor.data_ptr, list[_Block]()
-
-    def run(*args: Any, stream: int, **named: Any) -> Any:
-        if args[count:] != numbers or named or profiler._is_profiler_enabled:
-            return slow(*args, stream=stream, **named)
-        try:
-            # list.pop is atomic: threads never share a block
-            block = free.pop()
-        except IndexError:
-            block = _Block((*grid, 32 * static.num_warps, 1, 1, static.shared), count, packed)
-        pack(block.memory, 0, *map(data_ptr, args[:count]))
-        if stream != block.stream:
-            block.stream = block.config.stream = stream
-        status = launch(block.by_reference, code, block.parameters, None)
-        free.append(block)
-        return slow(*args, stream=stream) if status else None  # which says what is wrong
-
-    return run
-
-
-class _Block:
-    """What the driver is given for a launch, for one caller at a time."""
-
-    __slots__ = ("_addresses", "by_reference", "config", "memory", "parameters", "stream")
-
-    def __init__(self, sizes: Sequence[int], pointers: int, packed: bytes) -> None:
-        self.memory = ctypes.create_string_buffer(bytes(8 * pointers) + packed, 8 * pointers + len(packed))
-        start = ctypes.addressof(self.memory)
-        places = range(start, start + len(self.memory), 8)
-        self._addresses = (ctypes.c_void_p * len(places))(*places)
-        self.parameters, self.config = ctypes.byref(self._addresses), LaunchConfig(*sizes)
-        self.by_reference, self.stream = ctypes.byref(self.config), -1
+    config = bytes(LaunchConfig(*grid, 32 * static.num_warps, 1, 1, static.shared))
+    return Prepared(kernel.run, count, args[count:], function, config, packed, launch_address())
 
 
 #: of Triton's types as PyTorch's launcher abbreviates them, those of `struct`

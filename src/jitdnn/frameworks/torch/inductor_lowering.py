@@ -20,12 +20,6 @@ from jitdnn.frameworks.torch.inductor_forms import has_static_form
 from jitdnn.frameworks.torch.inductor_groups import cast_each
 from jitdnn.frameworks.torch.settled import settled_convolution
 
-_FUNCTIONS = {
-    "jitdnn_convolution": settled.launch,
-    "jitdnn_convolution_with_bias": settled.launch_with_bias,
-    "jitdnn_convolution_pointwise": settled_pointwise.launch,
-}
-
 
 class _Expression(str):
     """An argument of a call in Inductor's code, which writes the representations of constants."""
@@ -64,8 +58,9 @@ def register() -> None:
     except (ImportError, AttributeError):
         return
     assert needed
-    for name, function in _FUNCTIONS.items():
-        setattr(extern_kernels, name, function)
+    extern_kernels.jitdnn_convolution = settled.shortest(settled.launch)
+    extern_kernels.jitdnn_convolution_with_bias = settled.shortest(settled.launch_with_bias)
+    extern_kernels.jitdnn_convolution_pointwise = settled_pointwise.launch
     plain, fused = (
         fallback_handler(one.default, add_to_fallback_set=False)
         for one in (settled_convolution, convolution_pointwise)
@@ -129,21 +124,15 @@ def call(a: Tensor, b: Tensor, bias: Tensor | None, text: str) -> Callable[[], T
     if not _is_known:
         return lambda: settled_convolution.default(a, b, bias, text)
     made = fresh(*settled.form_of_result(text), a.device)
-    if bias is None:
+    operands = (a, b) if bias is None else (a, b, bias)
+    launch = settled.shortest(settled.launch if bias is None else settled.launch_with_bias)
 
-        def run() -> Tensor:
-            y = made()
-            settled.launch(a, b, text, out=y)
-            return y
-
-        return run
-
-    def run_with_bias() -> Tensor:
+    def run() -> Tensor:
         y = made()
-        settled.launch_with_bias(a, b, bias, text, out=y)
+        launch(*operands, text, None, out=y)
         return y
 
-    return run_with_bias
+    return run
 
 
 def pointwise_call(

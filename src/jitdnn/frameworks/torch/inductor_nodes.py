@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from jitdnn.frameworks.torch.convolution import memory_format
 from jitdnn.frameworks.torch.inductor_forms import (
     are_numbers,
     has_static_form,
+    is_from_outside,
     is_on_gpu,
     is_packed,
     is_plain,
@@ -114,6 +116,49 @@ def strides_of(node: Node, operand: Node, wants_last: bool) -> tuple[int, ...] |
         strides[axis] = step
         step *= value.shape[axis]
     return tuple(strides)
+
+
+def has_channels_innermost(node: Node) -> bool:
+    """Whether a node is sequences on a GPU whose channels lie innermost in memory as the graph has it.
+
+    Torch's convolution has them with channels first, and Inductor lays them out anew for it.
+    """
+    value = node.meta["val"]
+    return bool(
+        value.dim() == 3
+        and is_on_gpu(node)
+        and has_static_form(value)
+        and value.stride(1) == 1
+        and min(value.shape[1:]) > 1
+    )
+
+
+def sequences_like(value: Tensor) -> Tensor:
+    """Sequences without data of the same shape and type, with channels innermost."""
+    return torch.empty_strided(
+        value.shape, channels_last_strides(value.shape), dtype=value.dtype, device="meta"
+    )
+
+
+def orders_of(node: Node, wants_last: bool, is_settled: bool) -> tuple[list[Any], list[Any]]:
+    """How the operands of gradients lie in memory for ours, and for torch's: strides, or None where as the graph says.
+
+    That is not what Inductor makes of it for images. Of volumes with channels last it has torch's call make copies,
+    also of what a kernel of its own computes and could write in any order: for ours it does, and so for sequences.
+    """
+    operands = node.args[:3]
+    values = [one.meta["val"] for one in operands]
+    as_graph = [None] * len(values)
+    if is_settled and has_channels_innermost(operands[1]) and not is_from_outside(operands[0]):
+        return [channels_last_strides(values[0].shape), None, None], as_graph
+    if not is_settled or not 4 <= values[0].dim() <= 5:
+        return as_graph, as_graph
+    if not wants_last and memory_format(*values[1:]) is torch.contiguous_format:
+        return as_graph, as_graph
+    last = [channels_last_strides(one.shape) for one in values]
+    if values[0].dim() == 4:
+        return last, last
+    return [None if is_from_outside(one) else own for one, own in zip(operands, last, strict=True)], as_graph
 
 
 def _is_ordered(value: Tensor, order: list[int]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from jitdnn.planner.plan import Plan
 from jitdnn.problems.problem import Problem
 from jitdnn.settings import current
 from jitdnn.tensor import TensorDescriptor
+
+if TYPE_CHECKING:  # of GPUs alone
+    from jitdnn.devices.cuda_kernel import Frozen
 
 
 class Launch:
@@ -88,6 +91,16 @@ class GpuLaunch:
         except DeviceError as error:
             assert self._plan is not None
             raise self._runner.explained(error, self._plan) from None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the plan's own kernel has run, and no other stands in for it."""
+        return self._kernel is not None
+
+    def frozen(self) -> Frozen | None:
+        """What a call was, for generated code; None where calls are more than launches with other addresses."""
+        frozen: Callable[[], Frozen | None] | None = getattr(self._kernel, "frozen", None)
+        return None if frozen is None or self._bytes or current().log == "debug" else frozen()
 
     def _at(self, addresses: Sequence[int]) -> None:
         """The same in the long way: of plans that are to be made, or whose kernel another one stands in for."""

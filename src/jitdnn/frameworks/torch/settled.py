@@ -12,7 +12,7 @@ from __future__ import annotations
 from ast import literal_eval
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, get_num_threads
@@ -23,18 +23,24 @@ from jitdnn.frameworks.torch.convolution import DIRECTIONS, Geometry, prepared, 
 from jitdnn.frameworks.torch.fresh import fresh
 from jitdnn.frameworks.torch.inductor_launches import SEEN, Names, shorten
 from jitdnn.frameworks.torch.kinds import observers, threads_apart, watching
-from jitdnn.frameworks.torch.launch import Direct
+from jitdnn.frameworks.torch.launch import Direct, GpuLaunch
 from jitdnn.frameworks.torch.options import handle_of
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.retention import Recent
+
+if TYPE_CHECKING:  # of GPUs alone
+    from jitdnn.frameworks.torch.native_convolution import Calls
 
 #: shape, strides and type of a tensor
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 _Run = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 _Into = Callable[[Tensor, Tensor, Tensor | None, Tensor], None]
+_Launch = Callable[..., None]
 _known: Recent[tuple[str, int, torch.device], _Run] = Recent(4096)
 #: by text, threads and the number of the GPU, -1 for the processor
 _into: Recent[tuple[str, int, int], _Into] = Recent(4096)
+#: of the functions that Inductor's code calls, what calls them by generated code
+_native: dict[_Launch, Calls] = {}
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
@@ -50,7 +56,8 @@ def text_of(
     """What tells the operator all but the operands, of which the forms count alone.
 
     `direction`: "forward", "data" or "filter"; `geometry`: what `aten::convolution` takes behind its tensors, of no
-    transposed one; `dy` the gradient of the result, for the last two.
+    transposed one; `dy` the gradient of the result, for the last two, or the result where it is to lie otherwise than
+    torch's own would.
     """
     y = dy
     if y is None:
@@ -89,7 +96,7 @@ def _result(text: str) -> tuple[str, list[Form], bool, Geometry, str, Tensor]:
     direction, forms, has_bias, geometry, options = _parsed(text)
     x, w, y = map(_like, forms)
     if direction == "forward":
-        made = torch.empty_like(y, memory_format=convolution.memory_format(x, w))
+        made = y
     else:
         made = torch.empty_like(x if direction == "data" else w)
     return direction, forms, has_bias, geometry, options, made
@@ -182,24 +189,57 @@ def launch(a: Tensor, b: Tensor, text: str, names: Names = None, *, out: Tensor)
 
     `names`: the global names of the code of a graph that calls it, whose other kernels are launched faster then.
     """
-    if names is not None and SEEN not in names:
-        shorten(names)
-    key = (text, get_num_threads(), out.get_device())
-    (_into.get(key) or _make_into(key, out.device))(a, b, None, out)
+    _launch(a, b, None, text, names, out)
 
 
 def launch_with_bias(
     a: Tensor, b: Tensor, bias: Tensor, text: str, names: Names = None, *, out: Tensor
 ) -> None:
     """The same with a bias."""
+    _launch(a, b, bias, text, names, out)
+
+
+def _launch(a: Tensor, b: Tensor, bias: Tensor | None, text: str, names: Names, out: Tensor) -> None:
     if names is not None and SEEN not in names:
         shorten(names)
     key = (text, get_num_threads(), out.get_device())
-    (_into.get(key) or _make_into(key, out.device))(a, b, bias, out)
+    into = _into.get(key)
+    if into is None:
+        into = _make_into(key, out.device)
+    into(a, b, bias, out)
+
+
+def shortest(function: _Launch) -> _Launch:
+    """One of the two above, by generated code where this process has one GPU (native_convolution.py)."""
+    if not torch.cuda.is_available() or torch.cuda.device_count() != 1:
+        return function
+    calls = _native.get(function)
+    if calls is None:
+        from jitdnn.frameworks.torch.native_convolution import Calls
+
+        calls = _native.setdefault(function, Calls(function))
+    return calls.call
 
 
 def _make_into(key: tuple[str, int, int], device: torch.device) -> _Into:
-    return _into.older(key) or _into.put(key, _prepared(key[0], device).into())
+    known = _into.older(key)
+    if known is not None:
+        return known
+    ready = _prepared(key[0], device)
+    into = ready.into()
+    if not _native or not isinstance(ready.run, GpuLaunch):
+        return _into.put(key, into)
+    run, calls = ready.run, _native[launch if ready.bias is None else launch_with_bias]
+
+    def until_known(a: Tensor, b: Tensor, c: Tensor | None, y: Tensor) -> None:
+        into(a, b, c, y)
+        frozen = run.frozen()
+        if frozen is not None:
+            calls.keep(key[0], frozen)
+        if run.is_settled:
+            _into.put(key, into)
+
+    return _into.put(key, until_known)
 
 
 def form_of_result(text: str) -> Form:

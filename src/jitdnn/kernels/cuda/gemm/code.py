@@ -87,6 +87,11 @@ class ByAddress:
                 self._other = self._other or self.make_other()
         self._other(stream, pointers, alpha, beta, workspace)
 
+    def frozen(self) -> Any:
+        """As a kernel's own (devices/cuda_kernel.py): of the one for aligned pointers, of all of them alike."""
+        found = _frozen(self.aligned)
+        return found and found._replace(alignment=max(found.alignment, self._mask + 1))
+
 
 @dataclass(frozen=True)
 class Reordered:
@@ -100,6 +105,19 @@ class Reordered:
     ) -> None:
         first = [pointers[number] for number in self.order]
         self.kernel(stream, [*first, *pointers[len(first) :]], alpha, beta, workspace)
+
+    def frozen(self) -> Any:
+        """As a kernel's own (devices/cuda_kernel.py)."""
+        found = _frozen(self.kernel)
+        return found and found._replace(
+            order=tuple(self.order[one] if one < len(self.order) else one for one in found.order)
+        )
+
+
+def _frozen(kernel: Any) -> Any:
+    """Of a kernel that can say it."""
+    frozen = getattr(kernel, "frozen", None)
+    return frozen and frozen()
 
 
 class Nothing:
