@@ -7,10 +7,10 @@ Before anything is timed, `--processes` many processes at once compile and measu
 each), and one after another the models are timed by what was kept: `first s` are those of warm caches, in a process
 that has run the models above. Milliseconds are those of `torch_inductor.py`: `ours` by the way that the converted model
 came to run its steps (see `jt.explain`), which is one of those behind it: layers as they were chosen, as the GPU's time
-alone chooses them, as the host's does, and all of them bypassed. `host ms` is the processor's time until a step is
-enqueued on a GPU that has nothing to do, `GPU ms` the sum of its kernels by PyTorch's profiler, `MiB` what a step takes
-at most of PyTorch's allocator beyond what was there before, each PyTorch's and that of the fastest way that bypasses
-not all. `--kernels N` lists the N kernels of both that take longest.
+alone chooses them, as the host's and as the sum of both do, and all of them bypassed. `host ms` is the processor's time
+until a step is enqueued on a GPU that has nothing to do, `GPU ms` the sum of its kernels by PyTorch's profiler, `MiB`
+what a step takes at most of PyTorch's allocator beyond what was there before, each PyTorch's and that of the fastest
+way that bypasses not all. `--kernels N` lists the N kernels of both that take longest.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ MODELS = (
     "wav2vec_conformer", "causal_conv1d", "timm:efficientnet_b0", "timm:mobilenetv2_100", "unet3d", "resnet50",
     "resnext50", "timm:regnety_032", "convnext_tiny", "timm:convnext_base", "x3d", "replknet",
 )  # fmt: skip
-OWN = {"chosen": steps.CHOSEN, "kernels": steps.KERNELS, "host": steps.HOST}
+OWN = {"chosen": steps.CHOSEN, "kernels": steps.KERNELS, "host": steps.HOST, "both": steps.BOTH}
 WAYS = {**OWN, "bypassed": steps.STOCK}
 LEARNING = 6  # steps in which modules come to remember their calls
 HEAD = (
     f"{'model':22s}{'n':>4s}{'stock ms':>10s}{'ours':>8s}{'speed':>7s}{'chosen':>8s}{'kernels':>9s}{'host':>8s}"
-    f"{'bypassed':>10s}{'host ms':>9s}{'ours':>8s}{'GPU ms':>9s}{'ours':>8s}{'MiB':>8s}{'ours':>8s}"
+    f"{'both':>8s}{'bypassed':>10s}{'host ms':>9s}{'ours':>8s}{'GPU ms':>9s}{'ours':>8s}{'MiB':>8s}{'ours':>8s}"
     f"{'first s':>9s}{'ours':>8s}"
 )
 
@@ -138,7 +138,7 @@ def line(found: dict[str, Any]) -> str:
     """A row of the table."""
     text = f"{found['model']:22s}{found['batch']:4d}{found['stock ms']:10.2f}{found['ours ms']:8.2f}"
     text += f"{found['speed']:7.3f}{found['chosen ms']:8.2f}{found['kernels ms']:9.2f}{found['host ms']:8.2f}"
-    text += f"{found['bypassed ms']:10.2f}"
+    text += f"{found['both ms']:8.2f}{found['bypassed ms']:10.2f}"
     for what, width, digits in (("host ms", 9, 2), ("GPU ms", 9, 2), ("MiB", 8, 0), ("first s", 9, 2)):
         text += f"{found[f'stock {what}']:{width}.{digits}f}{found[f'ours {what}']:8.{digits}f}"
     return f"{text}  {found['decided']}"

@@ -39,7 +39,7 @@ from torch_zoo_axes import MODELS as AXES
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 STEPS = 5  # without waiting for the GPU
 WARM = 4  # of them some are recorded as CUDA graphs
-WARM_EAGER = 72  # of a converted model, whose own choice between whole steps takes so many
+WARM_EAGER = 92  # of a converted model, whose own choice between whole steps takes so many
 MEMORY = {4: torch.channels_last, 5: torch.channels_last_3d}
 GRAPHS = ("reduce-overhead", "max-autotune")  # modes with CUDA graphs
 MODELS = ("convnext_tiny", "resnext50", "mobilenet_v2", "resnet50")
