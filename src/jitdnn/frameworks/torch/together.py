@@ -174,11 +174,13 @@ class Together:
             batches.add_(1)
 
 
-def watch(model: nn.Module, modules: list[nn.Module]) -> None:
-    """Have these modules of a model do together what they can."""
+def watch(model: nn.Module, modules: list[nn.Module], has_hooks: bool = True) -> None:
+    """Have these modules of a model do together what they can; without hooks, where somebody else tells when a call of
+    the model begins and ends."""
     made = Together()
-    model.register_forward_pre_hook(_before)
-    model.register_forward_hook(_after, always_call=True)
+    if has_hooks:
+        model.register_forward_pre_hook(_before)
+        model.register_forward_hook(_after, always_call=True)
     for module in (model, *modules):
         module.__dict__[TOGETHER] = made
 
