@@ -234,3 +234,11 @@ def test_copies_and_reverted_models_have_captured_nothing() -> None:
     jt.revert(model)
     assert step_graphs.of(model) is None
     assert type(model) is nn.Sequential
+
+
+def test_models_on_several_devices_run_layer_by_layer() -> None:
+    model = network()
+    model.register_buffer("elsewhere", torch.zeros(1, device="meta"))
+    train(converted(model))
+    assert Replay.count == 0
+    assert "not all of it is on cpu" in reason(model)

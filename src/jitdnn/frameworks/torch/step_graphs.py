@@ -264,6 +264,9 @@ class Graphs:
         if not self._parameters:
             raise ValueError("no parameter of it wants a gradient")
         self._inputs = [one.clone() for one in args if isinstance(one, Tensor)]
+        device = self._inputs[0].device
+        if any(one.device != device for one in (*self._inputs, *model.parameters(), *model.buffers())):
+            raise ValueError(f"not all of it is on {device}")
         own = iter(self._inputs)
         given = tuple(next(own) if isinstance(one, Tensor) else one for one in args)
         is_cached = torch.is_autocast_cache_enabled()
@@ -278,6 +281,7 @@ class Graphs:
         live: list[Tensor] = []
 
         def forward() -> list[Tensor]:
+            leaves: list[Any]
             leaves, self._form = tree_flatten(call())
             if not all(type(one) in OWN for one in leaves):
                 raise TypeError("its result has other parts than tensors")
@@ -287,9 +291,8 @@ class Graphs:
         def backward() -> list[Tensor | None]:
             wanted = [one for one in live if one.requires_grad]
             is_cast = torch.is_autocast_enabled("cuda")
-            torch.set_autocast_enabled(
-                "cuda", False
-            )  # as in a program's backward pass, which is outside of it
+            # as in a program's backward pass, which is outside of it
+            torch.set_autocast_enabled("cuda", False)
             try:
                 return [*torch.autograd.grad(wanted, self._parameters, self._dys, allow_unused=True)]
             finally:
