@@ -242,3 +242,36 @@ def test_models_on_several_devices_run_layer_by_layer() -> None:
     train(converted(model))
     assert Replay.count == 0
     assert "not all of it is on cpu" in reason(model)
+
+
+def test_inputs_by_name_and_results_of_several_parts() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, x: Any, scale: float, *, labels: Any) -> Any:
+            y = scale * self.net(x)
+            return {
+                "loss": nn.functional.cross_entropy(y, labels),
+                "y": [y, labels + 1],
+                "kind": "train",
+                "no": None,
+            }
+
+    stock = Parts()
+    ours = converted(copy.deepcopy(stock))
+    labels = torch.arange(4) % 3
+    for number in range(10):
+        found, wanted = (one(X[number], 2.0, labels=labels) for one in (ours, stock))
+        torch.testing.assert_close(found["y"], wanted["y"])
+        assert (found["kind"], found["no"]) == ("train", None)
+        assert not found["y"][1].requires_grad
+        for model, one in ((ours, found), (stock, wanted)):
+            model.zero_grad()
+            one["loss"].backward()
+        for one, other in zip(ours.parameters(), stock.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+    assert Replay.count == 2 * (10 - step_graphs._QUIET)
+    ours(X[0], 3.0, labels=labels)  # another kind
+    assert Replay.count == 2 * (10 - step_graphs._QUIET)

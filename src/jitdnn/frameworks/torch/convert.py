@@ -60,9 +60,9 @@ def convert(
 
     `graphs`: training steps on a GPU are captured, forward and backward, as CUDA graphs once no layer is new in them,
     and replayed (step_graphs.py): for models whose host is slower than the GPU. Layers are chosen by the GPU's time
-    then. The model's `forward` must take tensors by position and do the same in each step, without effects elsewhere;
-    attributes of its modules are looked at, what else it reads is not. Steps with other shapes, hooks inside or in
-    evaluation run layer by layer. The memory of activations stays the graphs'.
+    then. The model's `forward` must do the same in each step, without effects elsewhere; attributes of its modules are
+    looked at, what else it reads is not. Steps with ever other shapes, with hooks inside or in evaluation run layer by
+    layer. The memory of activations stays the graphs'.
 
     Raises InvalidType for what is no module, InvalidArgument for unknown options or names, for graphs with a limit on
     memory, and for a limit that is too small or a model that is no chain; the latter two at the first step where there

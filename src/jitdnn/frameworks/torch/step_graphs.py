@@ -35,6 +35,7 @@ _QUIET = 4  # steps in which no layer was chosen before one is captured
 _MOST_KINDS = 2  # of steps that are captured: each has the memory of its activations
 _MOST_SEEN = 8
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_RESULT = object()  # in the place of a tensor among the parts of a result
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -78,9 +79,10 @@ class Forward:
     def __call__(self, *args: Any, **named: Any) -> Any:
         model = self._model()
         assert model is not None
-        if is_compiling() or named or not self._may_replay(args):
+        given = (*args, *named.values())
+        if is_compiling() or not self._may_replay(given):
             return _called(model, args, named)
-        key = _key(model, args)
+        key = (*_key(model, given), tuple(named))
         step = self._steps.get(key)
         if step is None:
             if len(self._steps) >= _MOST_SEEN:
@@ -88,14 +90,14 @@ class Forward:
             step = self._steps[key] = Step()
         if step.is_wanted and sum(one.is_captured for one in self._steps.values()) >= _MOST_KINDS:
             step.refuse(f"{_MOST_KINDS} other kinds of steps have graphs")
-        return step.run(model, args)
+        return step.run(model, args, named)
 
-    def _may_replay(self, args: tuple[Any, ...]) -> bool:
-        tensors = [one for one in args if isinstance(one, Tensor)]
+    def _may_replay(self, given: tuple[Any, ...]) -> bool:
+        tensors = [one for one in given if isinstance(one, Tensor)]
         return (
             len(tensors) > 0
             and all(type(one) is Tensor and is_on_gpu(one) and not one.requires_grad for one in tensors)
-            and all(isinstance(one, (Tensor, *_PLAIN)) for one in args)
+            and all(type(one) in _PLAIN for one in given if not isinstance(one, Tensor))
             and torch.is_grad_enabled()
             and is_eager()
             and not (kinds.observers or kinds.threads_apart or torch.is_anomaly_enabled())
@@ -124,22 +126,22 @@ def _called(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> A
     return result
 
 
-def _key(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _key(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """What tells kinds of steps apart."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    given = [
-        (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, Tensor) else (type(x), x) for x in args
+    told = [
+        (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, Tensor) else (type(x), x) for x in given
     ]
     return (
         model.training, kinds.epoch, torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
         cuda.matmul.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32,
-        torch.are_deterministic_algorithms_enabled(), stream_of(args), *given,
+        torch.are_deterministic_algorithms_enabled(), stream_of(given), *told,
     )  # fmt: skip
 
 
-def stream_of(args: Sequence[Any]) -> Any:
+def stream_of(given: Sequence[Any]) -> Any:
     """The stream that is in force where the inputs are."""
-    device = next(one.device for one in args if isinstance(one, Tensor))
+    device = next(one.device for one in given if isinstance(one, Tensor))
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
@@ -212,12 +214,12 @@ class Step:
         self.reason = f"runs layer by layer: {why}"
         log.fallback_once(("torch graphs", why), f"a training step is not captured as CUDA graphs: {why}")
 
-    def run(self, model: nn.Module, args: tuple[Any, ...]) -> Any:
+    def run(self, model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """The result of the model."""
         if self._is_refused:
-            return _called(model, args, {})
+            return _called(model, args, named)
         if self._graphs is None and not self.is_wanted:
-            return self._watched(model, args)
+            return self._watched(model, args, named)
         state = state_of(model)
         if self._graphs is None:
             why = _hooked(model)
@@ -225,25 +227,25 @@ class Step:
                 why = "attributes of its modules differ from step to step"
             if why is None:
                 try:
-                    graphs = Graphs(model, args)
+                    graphs = Graphs(model, args, named)
                     why = None if state_of(model) == state else "forward changes attributes of its modules"
                 except Exception as problem:  # whatever cannot be captured raises errors of its own
                     why = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
             if why is not None:
                 self.refuse(why)
-                return _called(model, args, {})
+                return _called(model, args, named)
             self._graphs, self._state = graphs, state
             self.reason = "captured as CUDA graphs"
         if state != self._state or self._graphs.is_pending:
-            return _called(model, args, {})
-        return self._graphs(args)
+            return _called(model, args, named)
+        return self._graphs((*args, *named.values()))
 
-    def _watched(self, model: nn.Module, args: tuple[Any, ...]) -> Any:
+    def _watched(self, model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """The result, of a step that tells whether the next ones can be captured."""
         state, made = state_of(model), choice.made()
         is_first = self._quiet == 0
         before = _randomness() if is_first else None
-        result = _called(model, args, {})
+        result = _called(model, args, named)
         if choice.made() != made:
             self._quiet = 0
             return result
@@ -259,34 +261,38 @@ class Step:
 class Graphs:
     """A captured step."""
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._parameters = [one for one in model.parameters() if one.requires_grad]
         if not self._parameters:
             raise ValueError("no parameter of it wants a gradient")
-        self._inputs = [one.clone() for one in args if isinstance(one, Tensor)]
+        given = (*args, *named.values())
+        self._inputs = [one.clone() for one in given if isinstance(one, Tensor)]
         device = self._inputs[0].device
         if any(one.device != device for one in (*self._inputs, *model.parameters(), *model.buffers())):
             raise ValueError(f"not all of it is on {device}")
         own = iter(self._inputs)
-        given = tuple(next(own) if isinstance(one, Tensor) else one for one in args)
+        given = tuple(next(own) if isinstance(one, Tensor) else one for one in given)
+        by_name = dict(zip(named, given[len(args) :], strict=True))
         is_cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # a weight that is cast here is cast in each replay
         try:
-            self._capture(lambda: _called(model, given, {}))
+            self._capture(lambda: _called(model, given[: len(args)], by_name))
         finally:
             torch.set_autocast_cache_enabled(is_cached)
         self._last: Any = None
 
     def _capture(self, call: Callable[[], Any]) -> None:
         live: list[Tensor] = []
+        self._leaves: list[Any]
 
         def forward() -> list[Tensor]:
-            leaves: list[Any]
-            leaves, self._form = tree_flatten(call())
-            if not all(type(one) in OWN for one in leaves):
-                raise TypeError("its result has other parts than tensors")
-            live[:] = leaves
-            return leaves
+            self._leaves, self._form = tree_flatten(call())
+            if not all(type(one) in (*OWN, *_PLAIN) for one in self._leaves):
+                raise TypeError("its result has parts that are neither tensors nor numbers nor text")
+            live[:] = [one for one in self._leaves if isinstance(one, Tensor)]
+            # what is no tensor is the same in each step, as far as is known
+            self._leaves = [_RESULT if isinstance(one, Tensor) else one for one in self._leaves]
+            return [*live]
 
         def backward() -> list[Tensor | None]:
             wanted = [one for one in live if one.requires_grad]
@@ -314,12 +320,12 @@ class Graphs:
         last = None if self._last is None else self._last()
         return last is not None and not last.is_over
 
-    def __call__(self, args: tuple[Any, ...]) -> Any:
+    def __call__(self, given: tuple[Any, ...]) -> Any:
         """The results of a step on other inputs."""
-        torch._foreach_copy_(self._inputs, [one for one in args if isinstance(one, Tensor)])
+        torch._foreach_copy_(self._inputs, [one for one in given if isinstance(one, Tensor)])
         self._forward.replay()
-        found = _Replayed.apply(self, *self._parameters)
-        return tree_unflatten(list(found), self._form)
+        own = iter(_Replayed.apply(self, *self._parameters))
+        return tree_unflatten([next(own) if one is _RESULT else one for one in self._leaves], self._form)
 
     def results(self, pass_of: Pass) -> tuple[Tensor, ...]:
         """Copies of the results, whose backward pass is to come."""
