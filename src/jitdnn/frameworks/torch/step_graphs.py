@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
@@ -26,7 +27,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from jitdnn import log
 from jitdnn.frameworks.torch import choice, kinds
+from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.registry import OWN, hooks_of_saved, is_eager
+from jitdnn.frameworks.torch.stock_calls import StockCalls
 from jitdnn.frameworks.torch.together import TOGETHER, Together
 
 FORWARD = "forward"
@@ -34,7 +37,8 @@ FORWARD = "forward"
 _QUIET = 4  # steps in which no layer was chosen before one is captured
 _MOST_KINDS = 2  # of steps that are captured: each has the memory of its activations
 _MOST_SEEN = 8
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
+_NAMED, _LISTED = frozenset((dict, OrderedDict)), frozenset((list, tuple, set))
 _RESULT = object()  # in the place of a tensor among the parts of a result
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -149,25 +153,26 @@ def state_of(model: nn.Module) -> list[Any]:
     """What the modules of a model say of themselves: classes, attributes, children, flags, addresses of parameters and
     buffers. Their values, and what our modules remember, are none of it."""
     found: list[Any] = []
+    note = found.append
     for module in model.modules():
-        found.append(type(module))
-        for name, value in module.__dict__.items():
+        own = module.__dict__
+        note(type(module))
+        for value in own.values():
             kind = type(value)
             if kind in _PLAIN:
-                found.append(value)
-            elif name.startswith("_jitdnn") or kind is Forward:
-                continue
-            elif name in ("_parameters", "_buffers"):
-                found += [
-                    None if one is None else (id(one), one.data_ptr(), one.requires_grad)
-                    for one in value.values()
-                ]
-            elif isinstance(value, dict):
-                found += [len(value), *map(id, value.values())]
-            elif isinstance(value, (list, tuple, set)):
+                note(value)
+            elif kind in _NAMED:
+                if value:  # of those that are empty nothing is noted: most hooks
+                    found += [len(value), *map(id, value.values())]
+            elif kind in _LISTED:
                 found += [len(value), *(one if type(one) in _PLAIN else id(one) for one in value)]
-            else:
-                found.append(id(value))
+            elif kind not in _REMEMBERED:
+                note(id(value))
+        for tensors in (own["_parameters"], own["_buffers"]):
+            for one in tensors.values():
+                if one is not None:
+                    note(one.data_ptr())
+                    note(one.requires_grad)
     return found
 
 
@@ -186,6 +191,10 @@ def _hooked(model: nn.Module) -> str | None:
         if module is not model and any(getattr(module, hooks, None) for hooks in _HOOKS):
             return f"the module {name} has hooks"
     return None
+
+
+#: attributes of ours, which grow while steps run
+_REMEMBERED = (Remembered, StockCalls, Together, Forward)
 
 
 class Step:
