@@ -154,6 +154,10 @@ def test_what_graphs_cannot_do_is_refused() -> None:
         loss.backward()
     with pytest.raises(InvalidArgument, match="give one of the two"):
         jt.convert(network(), graphs=True, memory_limit="1 GiB")
+    model = network()
+    model.forward = lambda x: x
+    with pytest.raises(InvalidArgument, match="forward of its own"):
+        jt.convert(model, graphs=True)
 
 
 def test_steps_of_another_kind_run_layer_by_layer() -> None:

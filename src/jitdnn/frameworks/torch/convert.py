@@ -65,8 +65,8 @@ def convert(
     layer. The memory of activations stays the graphs'.
 
     Raises InvalidType for what is no module, InvalidArgument for unknown options or names, for graphs with a limit on
-    memory, and for a limit that is too small or a model that is no chain; the latter two at the first step where there
-    is no example.
+    memory or of a model whose forward is an attribute of the instance, and for a limit that is too small or a model
+    that is no chain; the latter two at the first step where there is no example.
     """
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
@@ -75,8 +75,11 @@ def convert(
             f"graphs is {shown(graphs)} and memory_limit {shown(memory_limit)}: steps that recompute are not captured; "
             "give one of the two"
         )
-    if graphs and options.get("measure", "first") == "first":
-        options["measure"] = "kernels"
+    if graphs:
+        if memory_limit is _UNCHANGED:
+            step_graphs.check(model)
+        if options.get("measure", "first") == "first":
+            options["measure"] = "kernels"
     text = str(Options.of(**options))
     timm_modules.register()
     names: dict[nn.Module, list[str]] = {}

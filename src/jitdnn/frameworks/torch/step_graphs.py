@@ -26,6 +26,7 @@ from torch.compiler import is_compiling
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from jitdnn import log
+from jitdnn.errors import InvalidArgument
 from jitdnn.frameworks.torch import choice, kinds
 from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.registry import OWN, hooks_of_saved, is_eager
@@ -41,6 +42,15 @@ _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dty
 _NAMED, _LISTED = frozenset((dict, OrderedDict)), frozenset((list, tuple, set))
 _RESULT = object()  # in the place of a tensor among the parts of a result
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def check(model: nn.Module) -> None:
+    """Raises InvalidArgument for a model whose steps cannot be captured, whatever is in them."""
+    if FORWARD in model.__dict__ and of(model) is None:
+        raise InvalidArgument(
+            "graphs is True, and the model has a forward of its own, an attribute of the instance: it must be its "
+            "class's (a memory_limit has one, too; memory_limit=None takes it away)"
+        )
 
 
 def watch(model: nn.Module) -> None:
