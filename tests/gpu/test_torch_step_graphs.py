@@ -56,7 +56,6 @@ def test_steps_are_those_of_the_model_itself(is_cast: bool, measure: str) -> Non
     assert [*ours.state_dict()] == [*stock.state_dict()]
     for one, other in zip(ours.buffers(), stock.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=5e-2 if is_cast else 1e-3, atol=1e-2 if is_cast else 1e-4)
-    assert torch.cuda.memory_allocated() > 0
     with torch.no_grad():
         torch.testing.assert_close(ours(X[0]), stock(X[0]), rtol=5e-2, atol=5e-2 if is_cast else 1e-2)
 
