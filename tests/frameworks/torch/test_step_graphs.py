@@ -25,8 +25,10 @@ class Replay:
 
     count = 0
 
+    aliases: Any = None
+
     def __init__(self, run: Callable[[], Any]) -> None:
-        self._run, self._found = run, run()
+        self._run, self._found, self._aliases = run, run(), Replay.aliases
 
     @property
     def found(self) -> Any:
@@ -34,7 +36,9 @@ class Replay:
 
     def replay(self) -> None:
         Replay.count += 1
-        for old, new in zip(self._found, self._run(), strict=True):
+        with self._aliases:  # of which the capture was
+            found = self._run()
+        for old, new in zip(self._found, found, strict=True):
             if old is not None:
                 old.detach().copy_(new.detach())
 
@@ -49,7 +53,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         return made, made.found
 
     monkeypatch.setattr(step_graphs, "is_on_gpu", lambda x: True)
+
+    class Aliases(step_graphs.Aliases):
+        def __enter__(self) -> None:
+            Replay.aliases = self
+            super().__enter__()
+
     monkeypatch.setattr(step_graphs, "captured", captured)
+    monkeypatch.setattr(step_graphs, "Aliases", Aliases)
     Replay.count = 0
     MODEL.clear()
 
@@ -279,3 +290,23 @@ def test_inputs_by_name_and_results_of_several_parts() -> None:
     assert Replay.count == 2 * (10 - step_graphs._QUIET)
     ours(X[0], 3.0, labels=labels)  # another kind
     assert Replay.count == 2 * (10 - step_graphs._QUIET)
+
+
+def test_parameters_from_elsewhere_are_seen() -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.scale = network(), nn.Parameter(torch.ones(1))
+            self.held = [self.scale]
+
+        def forward(self, x: Any) -> Any:
+            return self.net(x) * self.held[0]
+
+    stock = Holds()
+    ours = converted(copy.deepcopy(stock))
+    assert train(ours) == pytest.approx(train(stock), rel=1e-4)
+    assert "from elsewhere" in reason(ours)
+    assert Replay.count == 0
+    before = [*ours.parameters()]
+    train(ours, 2)
+    assert all(one is other for one, other in zip(ours.parameters(), before, strict=True))

@@ -295,12 +295,14 @@ class Graphs:
         is_cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # a weight that is cast here is cast in each replay
         try:
-            self._capture(lambda: _called(model, given[: len(args)], by_name))
+            aliases = Aliases(model, self._parameters)
+            with aliases:
+                self._capture(lambda: _called(model, given[: len(args)], by_name), aliases.parameters)
         finally:
             torch.set_autocast_cache_enabled(is_cached)
         self._last: Any = None
 
-    def _capture(self, call: Callable[[], Any]) -> None:
+    def _capture(self, call: Callable[[], Any], aliases: list[nn.Parameter]) -> None:
         live: list[Tensor] = []
         self._leaves: list[Any]
 
@@ -319,9 +321,13 @@ class Graphs:
             # as in a program's backward pass, which is outside of it
             torch.set_autocast_enabled("cuda", False)
             try:
-                return [*torch.autograd.grad(wanted, self._parameters, self._dys, allow_unused=True)]
+                both = [*aliases, *self._parameters]
+                grads = torch.autograd.grad(wanted, both, self._dys, allow_unused=True)
             finally:
                 torch.set_autocast_enabled("cuda", is_cast)
+            if any(one is not None for one in grads[len(aliases) :]):
+                raise ValueError("it has a parameter from elsewhere than the module that the parameter is of")
+            return [*grads[: len(aliases)]]
 
         self._forward, leaves = captured(forward, None)
         self._are_wanted = [one.requires_grad for one in leaves]
@@ -370,6 +376,39 @@ class Graphs:
         torch._foreach_copy_(copies, there)
         own = iter(copies)
         return [None if one is None else next(own) for one in self._grads]
+
+
+class Aliases:
+    """Other parameters of the same memory, which the modules have in a block.
+
+    What autograd accumulates the gradient of a parameter by is of the stream on which it was first asked for, and lives
+    as long as the history of an earlier step, whose loss a program mostly still has: a capture must not touch it.
+    """
+
+    def __init__(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        if any(type(one) is not nn.Parameter for one in parameters):
+            raise TypeError("it has parameters of other classes than torch.nn.Parameter")
+        self._made = {id(one): nn.Parameter(one.detach()) for one in parameters}
+        self.parameters = [self._made[id(one)] for one in parameters]
+        self._places = [
+            (module._parameters, name, one)
+            for module in model.modules()
+            for name, one in module._parameters.items()
+            if one is not None and id(one) in self._made
+        ]
+        self._together: Together | None = model.__dict__.get(TOGETHER)
+
+    def __enter__(self) -> None:
+        for own, name, one in self._places:
+            own[name] = self._made[id(one)]
+        if self._together is not None:
+            self._together.cast_others(self._made)
+
+    def __exit__(self, *_: object) -> None:
+        for own, name, one in self._places:
+            own[name] = one
+        if self._together is not None:
+            self._together.cast_others(None)
 
 
 def captured(run: Callable[[], Any], before: Any) -> tuple[Any, Any]:
