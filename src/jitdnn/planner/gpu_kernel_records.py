@@ -2,22 +2,26 @@
 
 A launch is the key of its code, its functions with their grids, its integers and tensor maps. A kernel for aligned
 addresses has a record of its own; that for others is built by the algorithm when it is needed. Of a product that takes
-its operands in another order the order is kept, too, and of one that packs operands the kernels that do it. Other
-kernels are made of Python of their own, and have none.
+its operands in another order the order is kept, too, of one that packs operands the kernels that do it, and of one with
+copies around it these and their room in the workspace. Other kernels are made of Python of their own, and have none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from jitdnn.devices.cuda import CudaDevice
 from jitdnn.devices.cuda_kernel import CudaKernel
 from jitdnn.kernels.algorithm import Kernel
+from jitdnn.kernels.cuda.convolution.half_precision.copied import Copied
 from jitdnn.kernels.cuda.gemm.code import ByAddress, Reordered
 from jitdnn.kernels.cuda.gemm.packing import Packed
 
 Record = dict[str, Any]
+_PARTS = ("before", "inner", "behind")
+"""Of a kernel with copies around it."""
 
 
 def record_of(kernel: Kernel, device: CudaDevice) -> Record | None:
@@ -34,12 +38,18 @@ def record_of(kernel: Kernel, device: CudaDevice) -> Record | None:
     if type(kernel) is Reordered:
         inner = record_of(kernel.kernel, device)
         return inner and {"kind": "reordered", "kernel": inner, "order": kernel.order}
+    if type(kernel) is Copied:
+        parts = [getattr(kernel, name) for name in _PARTS]
+        records = [None if one is None else record_of(one, device) for one in parts]
+        if any(one is not None and record is None for one, record in zip(parts, records, strict=True)):
+            return None
+        return {"kind": "copied", "kernels": records, "rooms": [kernel.first_room, kernel.result_room]}
     return None
 
 
 def restored(
     record: Mapping[str, Any], device: CudaDevice, whole: Callable[[], Kernel]
-) -> CudaKernel | ByAddress | Reordered | Packed | None:
+) -> CudaKernel | ByAddress | Reordered | Packed | Copied | None:
     """The kernel of a record; None if its code is there no more. `whole` has the algorithm build it.
 
     Raises ValueError, TypeError and KeyError for what is no record.
@@ -55,11 +65,28 @@ def restored(
     if record["kind"] == "reordered":
         inner = restored(record["kernel"], device, lambda: _inner(whole()))
         return inner and Reordered(inner, tuple(record["order"]))
+    if record["kind"] == "copied":
+        parts = [
+            None if one is None else restored(one, device, partial(_part, whole, name))
+            for one, name in zip(record["kernels"], _PARTS, strict=True)
+        ]
+        if any(part is None and one is not None for part, one in zip(parts, record["kernels"], strict=True)):
+            return None
+        before, inner, behind = parts
+        return None if inner is None else Copied(before, inner, behind, record["rooms"])
     if record["kind"] != "by address":
         raise ValueError(f"no kind of kernel is called {record['kind']!r}")
     aligned = restored(record["kernel"], device, whole)
     # the whole kernel finds out for itself which of its own takes the addresses
     return aligned and ByAddress(aligned, whole, tuple(record["alignments"]))
+
+
+def _part(whole: Callable[[], Kernel], name: str) -> Kernel:
+    """A part of a kernel with copies around it, as the algorithm builds it."""
+    kernel = whole()
+    assert isinstance(kernel, Copied)
+    part: Kernel = getattr(kernel, name)
+    return part
 
 
 def _inner(kernel: Any) -> Kernel:
