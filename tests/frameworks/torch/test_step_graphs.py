@@ -45,7 +45,7 @@ class Replay:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    def captured(run: Callable[[], Any], before: Any) -> tuple[Any, Any]:
+    def captured(run: Callable[[], Any], stream: Any, before: Any = None) -> tuple[Any, Any]:
         buffers = [] if before else [(one, one.clone()) for one in MODEL[-1].buffers()]
         made = Replay(run)
         for one, was in buffers:  # a capture runs nothing

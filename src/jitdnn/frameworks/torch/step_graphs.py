@@ -329,12 +329,15 @@ class Graphs:
                 raise ValueError("it has a parameter from elsewhere than the module that the parameter is of")
             return [*grads[: len(aliases)]]
 
-        self._forward, leaves = captured(forward, None)
+        device = self._inputs[0].device
+        # of its own: workspaces belong to a stream, and steps of two models may run side by side
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._forward, leaves = captured(forward, stream)
         self._are_wanted = [one.requires_grad for one in leaves]
         if not any(self._are_wanted):
             raise ValueError("no result of it has a gradient")
         self._dys = [torch.zeros_like(one) for one in leaves if one.requires_grad]
-        self._backward, grads = captured(backward, self._forward)
+        self._backward, grads = captured(backward, stream, self._forward)
         live.clear()
         self._results: list[Tensor] = [one.detach() for one in leaves]
         self._grads: list[Tensor | None] = [None if one is None else one.detach() for one in grads]
@@ -411,11 +414,11 @@ class Aliases:
             self._together.cast_others(None)
 
 
-def captured(run: Callable[[], Any], before: Any) -> tuple[Any, Any]:
-    """A graph of what a function enqueues, in the memory of the one before it, and what it returned."""
+def captured(run: Callable[[], Any], stream: Any, before: Any = None) -> tuple[Any, Any]:
+    """A graph of what a function enqueues on a stream, in the memory of the graph before it, and what it returned."""
     graph = torch.cuda.CUDAGraph()
     pool = None if before is None else before.pool()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         result = run()
     return graph, result
 
