@@ -102,6 +102,8 @@ def test_steps_are_those_of_the_model_itself() -> None:
     assert train(ours) == pytest.approx(train(stock), rel=1e-4)
     assert reason(ours) == "captured as CUDA graphs"
     assert Replay.count == 2 * (12 - step_graphs._QUIET)
+    told = jt.explain(ours, X[0]).rows[0]
+    assert (told.direction, told.reason) == ("step", "captured as CUDA graphs")
     for one, other in zip(ours.state_dict().values(), stock.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
