@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -45,8 +46,8 @@ class Replay:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    def captured(run: Callable[[], Any], stream: Any, before: Any = None) -> tuple[Any, Any]:
-        buffers = [] if before else [(one, one.clone()) for one in MODEL[-1].buffers()]
+    def captured(run: Callable[[], Any], place: Any) -> tuple[Any, Any]:
+        buffers = [(one, one.clone()) for one in MODEL[-1].buffers()]
         made = Replay(run)
         for one, was in buffers:  # a capture runs nothing
             one.copy_(was)
@@ -312,3 +313,23 @@ def test_parameters_from_elsewhere_are_seen() -> None:
     before = [*ours.parameters()]
     train(ours, 2)
     assert all(one is other for one, other in zip(ours.parameters(), before, strict=True))
+
+
+def test_forward_passes_that_wait_for_the_gpu_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = [0]
+
+    def wait(model: Any) -> None:
+        if modes[-1] == "warn":  # as PyTorch does
+            warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=1)
+            warnings.warn("something else", UserWarning, stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    model = converted(Model(wait))
+    with pytest.warns(UserWarning, match="something else") as told:
+        train(model)
+    assert len(told) == 1
+    assert modes == [0, "warn", 0]
+    assert Replay.count == 0
+    assert "waits for the GPU" in reason(model)

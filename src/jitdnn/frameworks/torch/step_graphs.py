@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from jitdnn import log
 from jitdnn.errors import InvalidArgument
 from jitdnn.frameworks.torch import choice, kinds
+from jitdnn.frameworks.torch.graph_capture import Aliases, Place, captured, waits
 from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.registry import OWN, hooks_of_saved, is_eager
 from jitdnn.frameworks.torch.stock_calls import StockCalls
@@ -264,7 +265,11 @@ class Step:
         state, made = state_of(model), choice.made()
         is_first = self._quiet == 0
         before = _randomness() if is_first else None
-        result = _called(model, args, named)
+        has_waited = False
+        if self._quiet + 1 < _QUIET:
+            result = _called(model, args, named)
+        else:  # the last one: a capture that fails costs more than one that is not begun
+            result, has_waited = waits(lambda: _called(model, args, named))
         if choice.made() != made:
             self._quiet = 0
             return result
@@ -273,6 +278,8 @@ class Step:
             self.refuse("forward changes attributes of its modules")
         elif before is not None and _randomness() != before:
             self.refuse("forward takes random numbers of the host")
+        elif has_waited:
+            self.refuse("forward waits for the GPU")
         self._quiet += 1
         return result
 
@@ -329,15 +336,13 @@ class Graphs:
                 raise ValueError("it has a parameter from elsewhere than the module that the parameter is of")
             return [*grads[: len(aliases)]]
 
-        device = self._inputs[0].device
-        # of its own: workspaces belong to a stream, and steps of two models may run side by side
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._forward, leaves = captured(forward, stream)
+        place = Place(self._inputs[0].device)
+        self._forward, leaves = captured(forward, place)
         self._are_wanted = [one.requires_grad for one in leaves]
         if not any(self._are_wanted):
             raise ValueError("no result of it has a gradient")
         self._dys = [torch.zeros_like(one) for one in leaves if one.requires_grad]
-        self._backward, grads = captured(backward, stream, self._forward)
+        self._backward, grads = captured(backward, place)
         live.clear()
         self._results: list[Tensor] = [one.detach() for one in leaves]
         self._grads: list[Tensor | None] = [None if one is None else one.detach() for one in grads]
@@ -379,48 +384,6 @@ class Graphs:
         torch._foreach_copy_(copies, there)
         own = iter(copies)
         return [None if one is None else next(own) for one in self._grads]
-
-
-class Aliases:
-    """Other parameters of the same memory, which the modules have in a block.
-
-    What autograd accumulates the gradient of a parameter by is of the stream on which it was first asked for, and lives
-    as long as the history of an earlier step, whose loss a program mostly still has: a capture must not touch it.
-    """
-
-    def __init__(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        if any(type(one) is not nn.Parameter for one in parameters):
-            raise TypeError("it has parameters of other classes than torch.nn.Parameter")
-        self._made = {id(one): nn.Parameter(one.detach()) for one in parameters}
-        self.parameters = [self._made[id(one)] for one in parameters]
-        self._places = [
-            (module._parameters, name, one)
-            for module in model.modules()
-            for name, one in module._parameters.items()
-            if one is not None and id(one) in self._made
-        ]
-        self._together: Together | None = model.__dict__.get(TOGETHER)
-
-    def __enter__(self) -> None:
-        for own, name, one in self._places:
-            own[name] = self._made[id(one)]
-        if self._together is not None:
-            self._together.cast_others(self._made)
-
-    def __exit__(self, *_: object) -> None:
-        for own, name, one in self._places:
-            own[name] = one
-        if self._together is not None:
-            self._together.cast_others(None)
-
-
-def captured(run: Callable[[], Any], stream: Any, before: Any = None) -> tuple[Any, Any]:
-    """A graph of what a function enqueues on a stream, in the memory of the graph before it, and what it returned."""
-    graph = torch.cuda.CUDAGraph()
-    pool = None if before is None else before.pool()
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        result = run()
-    return graph, result
 
 
 class Pass:
