@@ -193,6 +193,11 @@ def test_steps_of_another_kind_run_layer_by_layer() -> None:
     model[3].bias.requires_grad_(False)
     model(X[0]).sum().backward()
     model[3].bias.requires_grad_(True)
+    seen: list[Any] = []
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(0))
+    model(X[0]).sum().backward()
+    hook.remove()
+    assert seen
     assert Replay.count == before
     model(X[0]).sum().backward()
     assert Replay.count == before + 2

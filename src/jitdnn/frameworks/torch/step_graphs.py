@@ -117,6 +117,7 @@ class Forward:
             and is_eager()
             and not (kinds.observers or kinds.threads_apart or torch.is_anomaly_enabled())
             and hooks_of_saved(False) is None
+            and not nn.modules.module._has_any_global_hook()
             and threading.get_ident() == self._thread
             and not (torch.distributed.is_available() and torch.distributed.is_initialized())
         )
@@ -196,8 +197,6 @@ def _randomness() -> list[Any]:
 
 def _hooked(model: nn.Module) -> str | None:
     """Why hooks are in the way, in words; those of the model itself run around its steps."""
-    if torch.nn.modules.module._has_any_global_hook():
-        return "all modules have hooks"
     for name, module in model.named_modules():
         if module is not model and any(getattr(module, hooks, None) for hooks in _HOOKS):
             return f"the module {name} has hooks"
