@@ -1,16 +1,17 @@
 """Training steps of networks on a GPU in eager PyTorch, stock and converted, in turns in one process.
 
-    python benchmarks/torch_eager.py [MODEL ...] [--processes 4] [--kernels 8]
+    python benchmarks/torch_eager.py [MODEL ...] [--processes 4] [--kernels 8] [--graphs]
         [what torch_inductor.py takes: --batch, --dtype, --seconds, ...]
 
 Before anything is timed, `--processes` many processes at once compile and measure what the models need (a step of
 each), and one after another the models are timed by what was kept: `first s` are those of warm caches, in a process
 that has run the models above. Milliseconds are those of `torch_inductor.py`: `ours` by the way that the converted model
 came to run its steps (see `jt.explain`), which is one of those behind it: layers as they were chosen, as the GPU's time
-alone chooses them, as the host's does, and all of them bypassed. `host ms` is the processor's time until a step is
-enqueued on a GPU that has nothing to do, `GPU ms` the sum of its kernels by PyTorch's profiler, `MiB` what a step takes
-at most of PyTorch's allocator beyond what was there before, each PyTorch's and that of the fastest way that bypasses
-not all. `--kernels N` lists the N kernels of both that take longest.
+alone chooses them, as the host's and as the sum of both do, and all of them bypassed. `host ms` is the processor's time
+until a step is enqueued on a GPU that has nothing to do, `GPU ms` the sum of its kernels by PyTorch's profiler, `MiB`
+what a step takes at most of PyTorch's allocator beyond what was there before, each PyTorch's and that of the fastest
+way that bypasses not all. `--kernels N` lists the N kernels of both that take longest. `--graphs` converts the model
+once more with `graphs=True`, and times these steps beside PyTorch's, in turns: a second line.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ import torch
 import torch_inductor
 from torch_inductor import WARM, WARM_EAGER, Peer, host_seconds
 
-from jitdnn.frameworks.torch import steps
+from jitdnn.frameworks.torch import step_graphs, steps
 
 MODELS = (
     "wav2vec_conformer", "causal_conv1d", "timm:efficientnet_b0", "timm:mobilenetv2_100", "unet3d", "resnet50",
     "resnext50", "timm:regnety_032", "convnext_tiny", "timm:convnext_base", "x3d", "replknet",
 )  # fmt: skip
-OWN = {"chosen": steps.CHOSEN, "kernels": steps.KERNELS, "host": steps.HOST}
+OWN = {"chosen": steps.CHOSEN, "kernels": steps.KERNELS, "host": steps.HOST, "both": steps.BOTH}
 WAYS = {**OWN, "bypassed": steps.STOCK}
 LEARNING = 6  # steps in which modules come to remember their calls
 HEAD = (
     f"{'model':22s}{'n':>4s}{'stock ms':>10s}{'ours':>8s}{'speed':>7s}{'chosen':>8s}{'kernels':>9s}{'host':>8s}"
-    f"{'bypassed':>10s}{'host ms':>9s}{'ours':>8s}{'GPU ms':>9s}{'ours':>8s}{'MiB':>8s}{'ours':>8s}"
+    f"{'both':>8s}{'bypassed':>10s}{'host ms':>9s}{'ours':>8s}{'GPU ms':>9s}{'ours':>8s}{'MiB':>8s}{'ours':>8s}"
     f"{'first s':>9s}{'ours':>8s}"
 )
 
@@ -117,9 +118,53 @@ def row(name: str, arguments: argparse.Namespace) -> None:
     for who, table in tables.items():
         for key, (count, ms) in sorted(table.items(), key=lambda one: -one[1][1])[: arguments.kernels]:
             write(f"    {who:6s}{count:5d} x {ms / max(1, count):8.4f} = {ms:8.3f} ms  {key[:90]}")
+    if arguments.graphs:
+        steps.force(peers["ours"].model, steps.STOCK)
+        found.update(replayed(peers["stock"], x, labels, arguments))
     if arguments.json is not None:
         with arguments.json.open("a") as kept:
             kept.write(json.dumps(found) + "\n")
+
+
+def replayed(
+    stock: Peer, x: torch.Tensor, labels: torch.Tensor, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Steps as CUDA graphs: milliseconds beside PyTorch's, the host's, and MiB of the allocator that both hold."""
+    ours = Peer(stock.model, True, "eager", arguments, graphs=True)
+    held = {}
+    for who, peer in (("stock", stock), ("ours", ours)):
+        for parameter in peer._parameters:
+            parameter.grad = None
+        free = held_now()
+        for _ in range(1 if who == "stock" else LEARNING + 2):
+            peer.step(x, labels)
+        held[who] = (torch.cuda.memory_reserved() / 2**20 if who == "stock" else held_now()) - free
+    run = partial(ours.step, x, labels)
+    best = {"stock": math.inf, "ours": math.inf}
+    end = perf_counter() + arguments.seconds
+    while perf_counter() < end:
+        for who, peer in (("stock", stock), ("ours", ours)):
+            best[who] = min(best[who], peer.seconds(x, labels))
+    host = host_seconds(run, clock=process_time)
+    capture = step_graphs.of(ours.model)
+    assert capture is not None
+    write(
+        f"  as graphs: {1e3 * best['stock']:.2f} and {1e3 * best['ours']:.2f} ms "
+        f"({best['stock'] / best['ours']:.3f}), host {1e3 * host:.2f} ms, "
+        f"{held['stock']:.0f} and {held['ours']:.0f} MiB held; {'; '.join(capture.reasons)}"
+    )
+    return {
+        "graphs stock ms": 1e3 * best["stock"], "graphs ms": 1e3 * best["ours"], "graphs host ms": 1e3 * host,
+        "graphs MiB": held["ours"], "stock held MiB": held["stock"],
+    }  # fmt: skip
+
+
+def held_now() -> float:
+    """MiB that PyTorch's allocator holds without what nothing needs."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved() / 2**20
 
 
 def least(peers: dict[str, Peer], x: torch.Tensor, labels: torch.Tensor, seconds: float) -> dict[str, float]:
@@ -138,7 +183,7 @@ def line(found: dict[str, Any]) -> str:
     """A row of the table."""
     text = f"{found['model']:22s}{found['batch']:4d}{found['stock ms']:10.2f}{found['ours ms']:8.2f}"
     text += f"{found['speed']:7.3f}{found['chosen ms']:8.2f}{found['kernels ms']:9.2f}{found['host ms']:8.2f}"
-    text += f"{found['bypassed ms']:10.2f}"
+    text += f"{found['both ms']:8.2f}{found['bypassed ms']:10.2f}"
     for what, width, digits in (("host ms", 9, 2), ("GPU ms", 9, 2), ("MiB", 8, 0), ("first s", 9, 2)):
         text += f"{found[f'stock {what}']:{width}.{digits}f}{found[f'ours {what}']:8.{digits}f}"
     return f"{text}  {found['decided']}"
@@ -171,6 +216,7 @@ def main() -> None:
     made.add_argument("--processes", type=int, default=4, help="that compile before; 0: none")
     made.add_argument("--limit", type=float, default=600.0, help="seconds for that")
     made.add_argument("--kernels", type=int, default=0)
+    made.add_argument("--graphs", action="store_true", help="also steps as CUDA graphs")
     made.add_argument("--compile", action="store_true", help=argparse.SUPPRESS)
     arguments = torch_inductor.parsed(made)
     arguments.mode_has_graphs = False

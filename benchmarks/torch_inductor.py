@@ -39,7 +39,7 @@ from torch_zoo_axes import MODELS as AXES
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 STEPS = 5  # without waiting for the GPU
 WARM = 4  # of them some are recorded as CUDA graphs
-WARM_EAGER = 72  # of a converted model, whose own choice between whole steps takes so many
+WARM_EAGER = 92  # of a converted model, whose own choice between whole steps takes so many
 MEMORY = {4: torch.channels_last, 5: torch.channels_last_3d}
 GRAPHS = ("reduce-overhead", "max-autotune")  # modes with CUDA graphs
 MODELS = ("convnext_tiny", "resnext50", "mobilenet_v2", "resnet50")
@@ -48,14 +48,18 @@ MODELS = ("convnext_tiny", "resnext50", "mobilenet_v2", "resnet50")
 class Peer:
     """A compiled model and what runs one step of it."""
 
-    def __init__(self, model: nn.Module, is_ours: bool, mode: str, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self, model: nn.Module, is_ours: bool, mode: str, arguments: argparse.Namespace, graphs: bool = False
+    ) -> None:
         self.model = copy.deepcopy(model)
         self._parameters = list(
             self.model.parameters()
         )  # as optimizers have them: to find them takes a millisecond
         self._arguments = arguments
         if mode == "eager":
-            self._run = jt.convert(self.model, measure=arguments.measure) if is_ours else self.model
+            self._run = self.model
+            if is_ours:
+                jt.convert(self.model, measure=arguments.measure, graphs=graphs)
         elif is_ours:
             options = {"measure": arguments.measure, "mode": mode}
             self._run = torch.compile(self.model, backend="jitdnn_inductor", options=options)

@@ -71,6 +71,10 @@ ALLOWED = {
     ("jitdnn/__init__.py", "import_module"): "public names of the package, from a table in the same file",
     ("jitdnn/torch.py", "import_module"): "two modules of ours, from a table in the same file",
     ("jitdnn/cli/studio.py", "import_module"): "packages of an extra, from a table in the same file",
+    (
+        "jitdnn/planner/gpu_kernel_records.py",
+        "import_module",
+    ): "two modules of ours, from a table in the same file",
     ("jitdnn/targets/__init__.py", "import_module"): "modules of that package, by the names in BUILT_IN",
     (
         "jitdnn/studio/web/app.py",

@@ -15,8 +15,10 @@ from jitdnn import targets
 from jitdnn.devices import cuda_compile
 from jitdnn.devices.cuda_kernel import CudaKernel
 from jitdnn.handle import Handle
+from jitdnn.kernels.cuda.convolution.half_precision.copied import Copied
 from jitdnn.kernels.cuda.gemm.code import ByAddress, Reordered
 from jitdnn.kernels.cuda.gemm.packing import Packed
+from jitdnn.kernels.gpu.convolution.winograd.code import Composite
 from jitdnn.planner import choose, kept_plans
 from jitdnn.planner.gpu_kernel_records import record_of
 from jitdnn.planner.plan import Request
@@ -31,6 +33,10 @@ PROBLEMS = {
     "by_warpgroups": "conv_fwd n2 c64 h9 w8 k64 r3 s3 pad1 bf16 nhwc",
     "packed": "conv_bwd_filter n2 c64 h9 w8 k64 r3 s3 pad1 f32 nchw",
     "few_channels": "conv_fwd n2 c3 h32 w32 k32 r3 s3 pad1 stride2 bf16 nhwc",
+    "copied_around": "conv_fwd n8 c512 h1 w499 k512 r1 s31 pad0x15 g512 bf16 nchw",
+    "patches_copied": "conv_fwd n8 c512 h1 w1999 k512 r1 s2 stride1x2 bf16 nchw",
+    "winograd": "conv_fwd n32 c256 h56 w56 k256 r3 s3 pad1 f32 nchw",
+    "winograd_filter": "conv_bwd_filter n32 c256 h56 w56 k256 r3 s3 pad1 f32 nchw",
     "product": "matmul m64 n48 k32 f32",
     "product_not_turned": "matmul m48 n64 k32 f32",
     "pool": "pool_fwd max n2 c3 h8 w8 window2 stride2",
@@ -65,6 +71,12 @@ def state(kernel: Any) -> dict[str, Any]:
     if isinstance(kernel, Packed):
         packs = [(state(pack), operand) for pack, operand in kernel.packs]
         return {"packs": packs, **state(kernel.kernel)}
+    if isinstance(kernel, Copied):
+        parts = [one and state(one) for one in (kernel.before, kernel.inner, kernel.behind)]
+        return {"copied": parts, "rooms": (kernel.first_room, kernel.result_room)}
+    if isinstance(kernel, Composite):
+        parts = [state(one) for one in (kernel.transforms, kernel.product, kernel.finish)]
+        return {"winograd": parts, "rooms": (kernel.operands, kernel.inner)}
     assert type(kernel) is CudaKernel
     names = ("_index", "_code", "_launches", "_numbers", "_count", "_tables")
     return {"head": kernel._head.format, "name": kernel._source.name} | {n: getattr(kernel, n) for n in names}
@@ -118,6 +130,33 @@ def test_other_addresses_are_for_the_algorithm(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(other, ByAddress)
     assert state(other.make_other()) == state(first.make_other())
     assert state(other) == state(first)
+
+
+@pytest.mark.parametrize("name", ["copied_around", "patches_copied"])
+def test_copies_around_a_kernel_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = parse(PROBLEMS[name])
+    first, again = handle().plan(problem).run, handle().plan(problem).run
+    assert isinstance(first, Copied)
+    assert isinstance(again, Copied)
+    if isinstance(first.inner, ByAddress):
+        assert isinstance(again.inner, ByAddress)
+        other = again.inner.make_other()  # the algorithm's own, which knows what other addresses take
+        assert isinstance(other, ByAddress)
+        assert state(other.make_other()) == state(first.inner.make_other())
+    # where the code of one of them is gone, the algorithm makes all of them again
+    key = (first.before or first.behind).record("sm_90a")["key"]  # type: ignore[union-attr]
+    monkeypatch.setattr(CudaKernel, "from_record", _without(key, CudaKernel.from_record))
+    assert state(handle().plan(problem).run) == state(first)
+
+
+@pytest.mark.parametrize("name", ["winograd", "winograd_filter"])
+def test_winograds_transforms_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with jd.settings(math="fp32"):
+        problem = parse(PROBLEMS[name])
+        first = handle().plan(problem)
+        assert isinstance(first.run, Composite)
+        forbidden(monkeypatch)
+        assert state(handle().plan(problem).run) == state(first.run)
 
 
 @pytest.mark.parametrize("setting", [{"math": "fp32"}, {"workspace_limit": 0}, {"deterministic": True}])

@@ -7,7 +7,8 @@ On a processor and one thread that thread's own time is taken, in which others t
 count; on several threads the clock's. On a GPU two times are taken: what the GPU, kept waiting until all calls are
 enqueued, needs to run one, and what the host needs to enqueue it. A call by itself costs a model whichever is more.
 Where the host is ahead of the GPU, as in graphs that are captured, only the GPU's time counts (`measure="kernels"`,
-`without_host`), and where the GPU is, the host's (`measure="host"`).
+`without_host`), and where the GPU is, the host's (`measure="host"`). Where they take turns in being ahead, a
+microsecond of one is worth one of the other (`measure="both"`).
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ def _counted(kernels: float, host: float, how: str) -> float:
         return kernels
     if how == "host":
         return host
+    if how == "both":
+        return kernels + host
     return kernels + _SHARE * host if how == PARTS else max(kernels, host)
 
 

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from jitdnn import log
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, InvalidType
-from jitdnn.frameworks.torch import arena, memory_option, steps, timm_modules, together
+from jitdnn.frameworks.torch import arena, memory_option, step_graphs, steps, timm_modules, together
 from jitdnn.frameworks.torch.batch_norm_modules import CONVERTED, REVERTED, Sequential, is_block
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.memory import unlimit_memory
@@ -34,6 +34,7 @@ def convert(
     example: Sequence[Any] | None = None,
     loss: Callable[[Any], Any] | None = None,
     chain: str = "",
+    graphs: bool = False,
     **options: Any,
 ) -> Model:
     """Let the layers of a model run by ours wherever that is faster; returns the same model, converted in place.
@@ -57,11 +58,28 @@ def convert(
     training mode with gradients; again when larger ones come), which takes as long as several steps. With `loss`, a
     function of the model's output, its memory counts. None takes a limit away.
 
-    Raises InvalidType for what is no module, InvalidArgument for unknown options or names, and for a limit that is too
-    small or a model that is no chain; the latter two at the first step where there is no example.
+    `graphs`: training steps on a GPU are captured, forward and backward, as CUDA graphs once no layer is new in them,
+    and replayed (step_graphs.py): for models whose host is slower than the GPU. Layers are chosen by the GPU's time
+    then. The model's `forward` must do the same in each step, without effects elsewhere; attributes of its modules are
+    looked at, what else it reads is not. Steps with ever other shapes, with hooks inside or in evaluation run layer by
+    layer. The memory of activations stays the graphs'.
+
+    Raises InvalidType for what is no module, InvalidArgument for unknown options or names, for graphs with a limit on
+    memory or of a model whose forward is an attribute of the instance, and for a limit that is too small or a model
+    that is no chain; the latter two at the first step where there is no example.
     """
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
+    if graphs and memory_limit is not _UNCHANGED and memory_limit is not None:
+        raise InvalidArgument(
+            f"graphs is {shown(graphs)} and memory_limit {shown(memory_limit)}: steps that recompute are not captured; "
+            "give one of the two"
+        )
+    if graphs:
+        if memory_limit is _UNCHANGED:
+            step_graphs.check(model)
+        if options.get("measure", "first") == "first":
+            options["measure"] = "kernels"
     text = str(Options.of(**options))
     timm_modules.register()
     names: dict[nn.Module, list[str]] = {}
@@ -74,6 +92,7 @@ def convert(
     if memory_limit is _UNCHANGED and (example is not None or loss is not None or chain):
         raise InvalidArgument("example, loss and chain are for memory_limit, which is not given")
     steps.forget(model)
+    step_graphs.forget(model)
     together.forget(model)
     converted = []
     for name, module in model.named_modules():
@@ -95,10 +114,12 @@ def convert(
             if REVERTED[ours].__module__.startswith("torch."):
                 module.__dict__[PLACE] = nn.__name__
             converted.append(module)
+    if graphs:
+        step_graphs.watch(model)
     if len(converted) > 1 and memory_limit is _UNCHANGED:
         if parse(text).measure == "first":
             steps.watch(model)
-        together.watch(model, converted)
+        together.watch(model, converted, has_hooks=not graphs)
     if memory_limit is not _UNCHANGED:
         memory_option.limited(model, memory_limit, example, loss, chain)
     return model
@@ -113,6 +134,7 @@ def revert(model: Model) -> Model:
     if memory_option.forget(model):
         unlimit_memory(model)
     steps.forget(model)
+    step_graphs.forget(model)
     together.forget(model)
     for module in model.modules():
         stock = REVERTED.get(type(module))

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitdnn.frameworks.torch import steps
+from jitdnn.frameworks.torch import step_graphs, steps
+from jitdnn.frameworks.torch.choice import Decision
 from jitdnn.frameworks.torch.convert import is_converted
 from jitdnn.frameworks.torch.convolution import bias_epilogue
 from jitdnn.frameworks.torch.kinds import Kind, observers
@@ -27,8 +28,8 @@ class Row:
 
     `direction`: "forward", "data", "filter" or "bias"; "whole" where a layer on a GPU runs by torch's own function in
     all of them; "step", of no layer, for whole steps of the model on a GPU, which run by torch's functions alone where
-    these are faster. `runs`: "jitdnn" or "torch", for the `reason`. `algorithm`, its `workspace` and its `error_bound`
-    (relative) are those of ours, chosen or not.
+    these are faster, or what became of each kind of steps that graphs were asked for. `runs`: "jitdnn" or "torch", for
+    the `reason`. `algorithm`, its `workspace` and its `error_bound` (relative) are those of ours, chosen or not.
     """
 
     layer: str
@@ -133,6 +134,9 @@ def explain(model: nn.Module, *inputs: Any, gradients: bool | None = None, **nam
         if isinstance(module, nn.modules.conv._ConvNd) and not is_converted(module)
     )
     told = [] if whole is None else [row("", Kind("step", whole, model))]
+    captures = step_graphs.of(model)
+    if captures is not None:
+        told += [row("", Kind("step", Decision(True, why), model)) for why in captures.reasons]
     return Explanation((*told, *rows.values()), () if is_disabled() else left)
 
 

@@ -193,7 +193,7 @@ class Computation:
         ours, stock, how = call(ways.ours), call(ways.stock), parse(options).measure
         if how != "never" and ways.launched is not None and ways.launched.settle is not None:
             ours = _first_then(partial(_settled, ways.launched, operands, ours), ours)
-        if way is None and how in ("first", "kernels", "host"):
+        if way is None and how in ("first", "kernels", "host", "both"):
             how = choice.PARTS  # what the host pays for them whole.py counts, and the program's own steps
         if way is not None:
             ours, stock = _first_then(ours, way.ours), way.stock or stock

@@ -18,7 +18,7 @@ from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.handle import Handle
 from jitdnn.retention import Recent
 
-MEASURE = ("first", "kernels", "host", "never")
+MEASURE = ("first", "kernels", "host", "both", "never")
 CALLS = "calls"
 """In the place of "first" where kernels of single calls are all that is chosen (install.py)."""
 SETTINGS = (
@@ -40,9 +40,9 @@ class Options:
     """The options of converted calls.
 
     `measure`: "first" measures ours beside torch's own at the first call of each kind, unless a stored time decides,
-    and uses the faster; so do "kernels" and "host", of calls on a GPU by the GPU's time alone, whatever the host needs
-    to enqueue them, and by the host's alone; "never" takes ours wherever it does not refuse. `settings`: settings of
-    this library by name, as text; `threads` is torch's number where it is not given.
+    and uses the faster; so do "kernels", "host" and "both", of calls on a GPU by the GPU's time alone, whatever the
+    host needs to enqueue them, by the host's alone, and by the sum of the two; "never" takes ours wherever it does not
+    refuse. `settings`: settings of this library by name, as text; `threads` is torch's number where it is not given.
     """
 
     measure: str = "first"

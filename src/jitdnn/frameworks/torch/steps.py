@@ -5,8 +5,8 @@ a layer among others like it. In a step whose host is behind the GPU, time that 
 microsecond of the host is one of the step; where it is ahead the GPU's time is all that counts. Nothing that is known
 of a layer tells which it is: optimizers, losses, loaders of data and layers of torch's take part. So the steps
 themselves are measured: the program makes them anyway. Once all layers are chosen, steps by layers as they were chosen,
-by layers as the GPU's time alone or the host's chooses them (both are known of each), and by torch's own functions take
-turns, from one call of the model to the next; the fastest way stays, for inputs of this kind.
+by layers as the GPU's time alone, the host's, or the sum of both chooses them (both are known of each), and by torch's
+own functions take turns, from one call of the model to the next; the fastest way stays, for inputs of this kind.
 
 Modules that torch's functions were chosen for are bypassed, all of them or some: they are of classes whose forward is
 torch's own function, so that a call costs what it did before `convert`.
@@ -37,23 +37,20 @@ from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, StockCalls
 STEPS = "_jitdnn_steps"
 """The attribute of a model that remembers its steps."""
 _BLOCK = 4  # steps of one way in a row, of which the first, in whose place another way was, does not count
-CHOSEN, KERNELS, HOST, STOCK = choice.OURS, "jitdnn by kernels", "jitdnn by hosts", choice.STOCK
-"""The ways of a step, as their times are stored: layers as they were chosen, as the GPU's time alone or the host's
-chooses them, and torch's functions."""
-_MEASURES = {CHOSEN: "first", KERNELS: "kernels", HOST: "host"}
+CHOSEN, STOCK = choice.OURS, choice.STOCK
+KERNELS, HOST, BOTH = "jitdnn by kernels", "jitdnn by hosts", "jitdnn by both"
+"""The ways of a step, as their times are stored: layers as they were chosen, as the GPU's time alone, the host's or the
+sum of both chooses them, and torch's functions."""
+_MEASURES = {CHOSEN: "first", KERNELS: "kernels", HOST: "host", BOTH: "both"}
+_WHOSE = {
+    KERNELS: "the GPU's time alone",
+    HOST: "the host's time alone",
+    BOTH: "the GPU's and the host's time",
+}
 _ORDER = (
-    CHOSEN,
-    STOCK,
-    KERNELS,
-    HOST,
-    HOST,
-    KERNELS,
-    STOCK,
-    CHOSEN,
-    KERNELS,
-    CHOSEN,
-    HOST,
-    STOCK,
+    *(CHOSEN, STOCK, KERNELS, HOST, BOTH),
+    *(BOTH, HOST, KERNELS, STOCK, CHOSEN),
+    *(KERNELS, BOTH, CHOSEN, HOST, STOCK),
 )  # of blocks
 _QUIET = 4  # steps without a layer that is chosen for the first time, in which modules remember their calls
 _MOST_WAITING = 200  # steps that are waited for those
@@ -247,9 +244,8 @@ class Trial:
         self._winner = min((*_MEASURES, STOCK), key=times.__getitem__)
         is_ours = self._winner != STOCK
         reason = f"{how}: {'faster' if is_ours else 'slower'}"
-        if self._winner in (KERNELS, HOST):
-            who = "GPU" if self._winner == KERNELS else "host"
-            reason += f", with layers chosen by the {who}'s time alone"
+        if self._winner in _WHOSE:
+            reason += f", with layers chosen by {_WHOSE[self._winner]}"
         ours = min(times[way] for way in _MEASURES)
         self.decision = Decision(is_ours, reason, ours, times[STOCK])
         self._to_learn = [way for way in self._to_learn if way == self._winner]

@@ -9,7 +9,7 @@ node of autograd, whose backward pass casts all gradients; and batches are count
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import ref
 
@@ -90,11 +90,12 @@ class _CastAll(torch.autograd.Function):
 class Together:
     """What the layers of one model have in common while it runs. Copies and pickled models know nothing."""
 
-    __slots__ = ("_call", "_casts", "_counts", "_has_joins", "_thread")
+    __slots__ = ("_call", "_casts", "_counts", "_has_joins", "_own", "_thread")
 
     def __init__(self) -> None:
         self._thread = 0  # that in which the model runs, 0 while it does not
         self._casts: dict[int, _Cast] = {}
+        self._own: dict[int, _Cast] | None = None  # while others are cast
         self._counts: dict[int, tuple[Tensor, int]] = {}
         self._call: deferred.Call | None = None
         self._has_joins: bool | None = None  # not known yet
@@ -165,6 +166,19 @@ class Together:
             self._casts[id(weight)] = _Cast(weight, dtype)
         return None
 
+    def cast_others(self, others: Mapping[int, Tensor] | None) -> None:
+        """Cast others in the place of the weights with these ids, until the weights themselves are asked for by
+        None."""
+        if others is None:
+            self._casts, self._own = self._own or {}, None
+            return
+        self._own, self._casts = self._casts, {}
+        for cast in self._own.values():
+            weight = cast.weight()
+            other = None if weight is None else others.get(id(weight))
+            if other is not None:
+                self._casts[id(other)] = _Cast(other, cast.dtype)
+
     def count(self, batches: Tensor) -> None:
         """Add one to a number of batches, at the latest when the call of the model ends."""
         if self._thread == threading.get_ident() and costs_a_launch(batches):
@@ -174,11 +188,13 @@ class Together:
             batches.add_(1)
 
 
-def watch(model: nn.Module, modules: list[nn.Module]) -> None:
-    """Have these modules of a model do together what they can."""
+def watch(model: nn.Module, modules: list[nn.Module], has_hooks: bool = True) -> None:
+    """Have these modules of a model do together what they can; without hooks, where somebody else tells when a call of
+    the model begins and ends."""
     made = Together()
-    model.register_forward_pre_hook(_before)
-    model.register_forward_hook(_after, always_call=True)
+    if has_hooks:
+        model.register_forward_pre_hook(_before)
+        model.register_forward_hook(_after, always_call=True)
     for module in (model, *modules):
         module.__dict__[TOGETHER] = made
 
