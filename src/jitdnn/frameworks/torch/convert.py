@@ -99,6 +99,8 @@ def convert(
         if parse(text).measure == "first":
             steps.watch(model)
         together.watch(model, converted)
+    if converted:
+        arena.enter(model)
     if memory_limit is not _UNCHANGED:
         memory_option.limited(model, memory_limit, example, loss, chain)
     return model
@@ -120,7 +122,7 @@ def revert(model: Model) -> Model:
             module.__class__ = stock
             for name in OWN:
                 module.__dict__.pop(name, None)
-    arena.give_back()
+    arena.leave(model)
     return model
 
 
