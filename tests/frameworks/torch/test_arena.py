@@ -322,6 +322,16 @@ def test_what_steps_do_not_use_again_goes_back(own: Arena) -> None:
     assert resident(own) == large
 
 
+def test_the_heap_is_trimmed_as_the_range_grows(own: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not in steps that find their places: what they free there they take again."""
+    ends: list[int] = []
+    monkeypatch.setattr(module, "return_free_memory", lambda: ends.append(own.extent))
+    for _ in range(3):
+        parts = [own.take(8 * MIB - 1024) for _ in range(7)]
+        del parts
+    assert [end // MIB for end in ends] == [7, 47]
+
+
 def test_what_is_in_use_stays_while_steps_go_on(own: Arena) -> None:
     held = own.take(20 * MIB)
     assert held is not None
@@ -336,7 +346,9 @@ def test_what_is_in_use_stays_while_steps_go_on(own: Arena) -> None:
 
 def _net() -> Any:
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3))
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3)
+    )
 
 
 def test_a_model_that_dies_gives_its_memory_back(own: Arena) -> None:

@@ -8,6 +8,9 @@ Its pages are of 2 MiB, where the system gives these to who asks. Those stay tha
 times all that stays was handed out goes back to the system, and all that is free when a converted model dies. Where
 every converted model has a limit on its memory, the range is as long as these together.
 
+The first calls of a model leave their results in the C library's heap. As the range takes these in, what is free in the
+heap goes back to the system: or a process would keep its largest results twice.
+
 A part belongs to the storage of a tensor: PyTorch lets go of the view of it that the storage was made of when the last
 tensor is gone, in whatever thread. Such storages cannot be resized, as those of NumPy's arrays.
 """
@@ -27,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from jitdnn.frameworks.torch.registry import is_eager
-from jitdnn.host_memory import host_memory
+from jitdnn.host_memory import host_memory, return_free_memory
 from jitdnn.locks import lock
 
 SMALLEST = 1 << 20
@@ -41,8 +44,11 @@ STALE = 4
 """A page is used again before so many times the bytes that stay were handed out, or goes back to the system. A step
 hands out twice to three times what it has at once: results, and gradients in the places of results."""
 _HUGE = 2 << 20  # bytes of a large page: what is used is told by these
-_GONE, _IDLE, _USED = range(3)  # pages: the system has them; no part of them was taken since the last look; one was
+_GONE, _IDLE, _USED = range(
+    3
+)  # pages: the system has them; no part of them was taken since the last look; one was
 _LATER = bytes([_GONE, _IDLE, _IDLE]).ljust(256, b"\0")
+_GROWTH = 32 << 20  # bytes by which a range is longer when the heap is trimmed again
 _ALIGNMENT = 64
 #: behind each part: tensors of one size would all begin at the same place of a page, and loads from one wait for
 #: stores to another whose addresses have the last 12 bits in common
@@ -73,6 +79,7 @@ class Arena:
         self.limit = capacity  # where the last part must end
         self._pages = bytearray(-(-capacity // _HUGE))
         self._until_look = 0  # bytes to hand out
+        self._until_trim = 0  # the end to grow beyond
         self._is_left = False  # whether what becomes free goes back at once, until the next part is taken
         self._is_busy = False  # whether what is free is being changed: finalizers run in the middle of that
         self._free: list[tuple[int, int]] = []  # (begin, size), by where they begin
@@ -173,9 +180,7 @@ class Arena:
 
     def _place(self, size: int) -> int | None:
         """Where a part begins that is in use from now on."""
-        fits = [
-            (have, begin) for begin, have in self._free if have >= size and begin + size <= self.limit
-        ]
+        fits = [(have, begin) for begin, have in self._free if have >= size and begin + size <= self.limit]
         if fits:
             have, begin = min(fits)
             at = bisect_left(self._free, (begin, have))
@@ -192,6 +197,9 @@ class Arena:
         if begin != self._end:
             self._free.pop()
         self._end = begin + size
+        if self._end > self._until_trim:
+            self._until_trim = self._end + _GROWTH
+            return_free_memory()
         return begin
 
     def _collect(self) -> None:
