@@ -43,7 +43,7 @@ def _trim() -> Callable[[int], int] | None:
     except (OSError, AttributeError):
         return None
     function.argtypes, function.restype = (ctypes.c_size_t,), ctypes.c_int
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _physical() -> int:
