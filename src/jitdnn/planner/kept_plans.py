@@ -94,8 +94,8 @@ def keep(plan: Plan) -> None:
         return
     algorithms = list(dict.fromkeys((part.algorithm.name, part.algorithm.version) for part in plan.parts))
     kept = {
-        "state": list(Store.default().state()) if isinstance(plan.run, Divided) else None,
         "algorithms": algorithms,
+        "state": list(Store.default().state()) if isinstance(plan.run, Divided) else None,
         "parts": _part_records(plan, algorithms),
         "candidates": [vars(candidate) for candidate in plan.candidates],
         "kernel": record,
