@@ -57,12 +57,10 @@ def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogu
         return None
     try:
         kept = json.loads(content)
-        if kept["state"] not in (None, list(Store.default().state())):
-            return None
         candidates = [Candidate(**each) for each in kept["candidates"]]
         algorithms = [_KeptAlgorithm(name, version, device, request) for name, version in kept["algorithms"]]
         kernel = _restored(kept["kernel"], problem, device, epilogue, algorithms[0])
-        if kernel is None:
+        if kernel is None or kept["state"] not in (None, list(Store.default().state())):
             return None
         parts = _parts(kept["parts"], problem, epilogue, algorithms, kernel)
         device_id = getattr(device, "device_id", None)

@@ -95,12 +95,12 @@ def convert(
             if REVERTED[ours].__module__.startswith("torch."):
                 module.__dict__[PLACE] = nn.__name__
             converted.append(module)
+    if converted:
+        arena.enter(model)
     if len(converted) > 1 and memory_limit is _UNCHANGED:
         if parse(text).measure == "first":
             steps.watch(model)
         together.watch(model, converted)
-    if converted:
-        arena.enter(model)
     if memory_limit is not _UNCHANGED:
         memory_option.limited(model, memory_limit, example, loss, chain)
     return model
