@@ -2,7 +2,7 @@
 
     python benchmarks/torch_models.py [MODEL ...] [--batch N ...] [--threads N ...] [--peer NAME ...] [--side 224]
         [--seconds 10] [--limit 900] [--measure first|never] [--processor-time]
-        [--memory-limit 24MiB] [--json FILE]
+        [--memory-limit 24MiB] [--turns FOLDER] [--json FILE]
 
 Milliseconds of one call, the least of all samples, which are taken in turns in one process; before that every peer's
 result is held against eager's in float64. `torch_peers.py` says what the peers are. With --processor-time it is the
@@ -38,6 +38,7 @@ from torch_peers import (
     network,
     ratio_lines,
     read,
+    turn,
 )
 
 TOLERANCE = 1e-4  # of the largest element
@@ -69,14 +70,15 @@ def row(arguments: argparse.Namespace, clock: Callable[[], float]) -> dict[str, 
         else:
             failures[peer] = f"off by {error:.1e} of the largest element"
     best = dict.fromkeys(run, math.inf)
-    end = perf_counter() + arguments.seconds
-    while perf_counter() < end:
-        for peer, function in run.items():
-            function()  # its threads wake up, those of the one before go to sleep
-            for _ in range(2):
-                begin = clock()
-                function()
-                best[peer] = min(best[peer], clock() - begin)
+    with turn(arguments.turns):
+        end = perf_counter() + arguments.seconds
+        while perf_counter() < end:
+            for peer, function in run.items():
+                function()  # its threads wake up, those of the one before go to sleep
+                for _ in range(2):
+                    begin = clock()
+                    function()
+                    best[peer] = min(best[peer], clock() - begin)
     return {
         **cell(arguments, name, batch, torch.get_num_threads()), **conditions(), "first": first, "failed": failures,
         **{k: 1e3 * v for k, v in best.items()},
@@ -115,6 +117,7 @@ def main() -> None:
     parser.add_argument("--measure", choices=("first", "never"), default="first")
     parser.add_argument("--processor-time", action="store_true")
     parser.add_argument("--memory-limit", help="of the peer fused_limited")
+    parser.add_argument("--turns", type=Path, help="a folder: as many processes time at once as it has files")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     models = arguments.models or names()

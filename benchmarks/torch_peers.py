@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fcntl
 import json
 import math
 import os
@@ -11,9 +12,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
@@ -158,6 +159,30 @@ def timed(run: Callable[[], Any]) -> float:
     begin = perf_counter()
     run()
     return perf_counter() - begin
+
+
+@contextlib.contextmanager
+def turn(folder: Path | None) -> Iterator[None]:
+    """Hold one file of a folder in a block, waiting for one; nothing without a folder.
+
+    Of all processes that name the same folder as many are in such a block at once as it has files.
+    """
+    if folder is None:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(path.open()) for path in sorted(folder.iterdir())]
+        while not any(_locked(file) for file in files):
+            sleep(0.1)
+        yield
+
+
+def _locked(file: Any) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def children(

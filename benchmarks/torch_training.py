@@ -1,7 +1,7 @@
 """Training steps of networks in PyTorch: eager, `torch.compile`, and this library's ways, in turns in one process.
 
     python benchmarks/torch_training.py [MODEL ...] [--batch 8] [--threads 1] [--peer NAME ...] [--side 224]
-        [--seconds 20] [--limit 1200] [--measure first|never] [--processor-time] [--json FILE]
+        [--seconds 20] [--limit 1200] [--measure first|never] [--processor-time] [--turns FOLDER] [--json FILE]
 
 A step is the forward pass in training mode, the cross-entropy and the backward pass. Milliseconds are the least of all
 samples, taken in turns. Before that gradients of the second step are held against eager's in float64: as one vector
@@ -42,6 +42,7 @@ from torch_peers import (
     read,
     timed,
     training,
+    turn,
     without_dropout,
 )
 
@@ -86,13 +87,14 @@ def row(arguments: argparse.Namespace, clock: Callable[[], float]) -> dict[str, 
         del steps[peer]
     asked = [peer for peer in peers if peer in steps]
     best = dict.fromkeys(asked, math.inf)
-    end = perf_counter() + arguments.seconds
-    while perf_counter() < end:
-        for peer in asked:
-            for _ in range(2):  # of the first, threads of the one before go to sleep
-                begin = clock()
-                steps[peer]()
-                best[peer] = min(best[peer], clock() - begin)
+    with turn(arguments.turns):
+        end = perf_counter() + arguments.seconds
+        while perf_counter() < end:
+            for peer in asked:
+                for _ in range(2):  # of the first, threads of the one before go to sleep
+                    begin = clock()
+                    steps[peer]()
+                    best[peer] = min(best[peer], clock() - begin)
     times = {peer: 1e3 * value for peer, value in best.items()}
     found = cell(arguments, name, torch.get_num_threads())
     return {**found, **conditions(), "first": first, "failed": failures, **times}
@@ -136,6 +138,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=1200.0)
     parser.add_argument("--measure", choices=("first", "never"), default="first")
     parser.add_argument("--processor-time", action="store_true")
+    parser.add_argument("--turns", type=Path, help="a folder: as many processes time at once as it has files")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     arguments.models = arguments.models or names()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +25,25 @@ def host_memory() -> int:
         except (OSError, ValueError):  # no such file, or "max"
             continue
     return found
+
+
+def return_free_memory() -> None:
+    """Have the C library's allocator give free pages back to the system, where it can (glibc)."""
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        function = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return None
+    function.argtypes, function.restype = (ctypes.c_size_t,), ctypes.c_int
+    return function
 
 
 def _physical() -> int:

@@ -159,6 +159,58 @@ def test_measured_times_make_plans_anew(monkeypatch: pytest.MonkeyPatch) -> None
         CALLS["convolution"](Handle())
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_times_of_other_problems_leave_a_plan_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that measures one layer after the other plans each of them once, for all processes."""
+    first, second = Handle(), Handle()
+    wanted = CALLS[name](first)
+    (plan,) = plans(first)
+    problem, device = str(plan.problem), plan.device_name
+    times = [("direct", 1, 1e-9, 0)]
+    for row in ((problem + " of another size", "", device), (problem, "another", device), (problem, "", "x")):
+        Store.default().record(*row, times)
+    KEPT.forget()
+    forbidden(monkeypatch)
+    found = CALLS[name](second)
+    np.testing.assert_array_equal(wanted, found)
+
+
+def test_times_that_are_measured_again_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, store = Handle(), Store.default()
+    CALLS["convolution"](handle)
+    (plan,) = plans(handle)
+    where = str(plan.problem), "", plan.device_name
+    states = [store.state_of(*where)]
+    for seconds in (1.0, 1.0, 2.0):
+        store.record(*where, [("direct", 1, seconds, 0)])
+        states.append(store.state_of(*where))
+    assert states[0] == () != states[1] == states[2] != states[3]
+    CALLS["convolution"](Handle())
+    with monkeypatch.context() as patched:
+        forbidden(patched)
+        CALLS["convolution"](Handle())
+    store.record(*where, [("winograd_2", 1, 1.0, 0)])
+    forbidden(monkeypatch)
+    with pytest.raises(Asked):
+        CALLS["convolution"](Handle())
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_any_measured_times_make_divisions_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a part may be of any problem."""
+    call, whole, first = DIVIDED[name], Handle(), Handle()
+    with jd.settings(threads=1, division="all"):
+        call(handle=whole)
+        limit = {"workspace_limit": plans(whole)[0].workspace * 2 // 3}
+        call(handle=first, **limit)
+        (plan,) = plans(first)
+        assert len(plan.parts) > 1
+        Store.default().record("another problem", "", plan.device_name, [("direct", 1, 1e-9, 0)])
+        forbidden(monkeypatch)
+        with pytest.raises(Asked):
+            call(handle=Handle(), **limit)
+
+
 def test_other_sources_make_plans_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     CALLS["softmax"](Handle())
     forbidden(monkeypatch)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn.graph.ir import AnyArray
+from jitdnn.host_memory import return_free_memory
 from jitdnn.locks import lock
 
 LEAST_BYTES = 1 << 20
@@ -142,7 +143,7 @@ class Originals:
         for group, n in left:
             if able[id(group)] and _give_up_pages(group.arrays[n]):
                 group.empty.add(n)
-        _return_free_memory()
+        return_free_memory()  # a model was parsed and constants were computed in it
 
 
 def arrays_in(held: Any) -> Iterator[AnyArray]:
@@ -189,13 +190,6 @@ def _found(name: str, *arguments: Any) -> Callable[..., int] | None:
 
 
 _give_up = _found("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_trim = _found("malloc_trim", ctypes.c_size_t)  # glibc's
-
-
-def _return_free_memory() -> None:
-    """Have the allocator return what is free: a model was parsed and constants were computed in it."""
-    if _trim is not None:
-        _trim(0)
 
 
 def _give_up_pages(array: AnyArray) -> bool:

@@ -6,8 +6,10 @@ of the chosen kernel the name of its code, its phases and its integers; of a pro
 part. With that a plan is one file to read.
 
 A kept plan is found under everything that it depends on: the problem, the request, the epilogue, the device, the
-sources of algorithms and planner, and the tuning store as it is: whatever is measured makes plans anew. Kernels with
-Python of their own are not kept (`kernel_records.py`, `gpu_kernel_records.py`), and planned again.
+sources of algorithms and planner, and the stored times of the problem: where these are measured, plans are made anew.
+A model's first step measures while it plans, and the times of one layer leave the plans of the others. A problem that
+is divided depends on times of its parts as well, and is planned anew whenever any are stored. Kernels with Python of
+their own are not kept (`kernel_records.py`, `gpu_kernel_records.py`), and planned again.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogu
         candidates = [Candidate(**each) for each in kept["candidates"]]
         algorithms = [_KeptAlgorithm(name, version, device, request) for name, version in kept["algorithms"]]
         kernel = _restored(kept["kernel"], problem, device, epilogue, algorithms[0])
-        if kernel is None:
+        if kernel is None or kept["state"] not in (None, list(Store.default().state())):
             return None
         parts = _parts(kept["parts"], problem, epilogue, algorithms, kernel)
         device_id = getattr(device, "device_id", None)
@@ -91,6 +93,7 @@ def keep(plan: Plan) -> None:
     algorithms = list(dict.fromkeys((part.algorithm.name, part.algorithm.version) for part in plan.parts))
     kept = {
         "algorithms": algorithms,
+        "state": list(Store.default().state()) if isinstance(plan.run, Divided) else None,
         "parts": _part_records(plan, algorithms),
         "candidates": [vars(candidate) for candidate in plan.candidates],
         "kernel": record,
@@ -187,7 +190,8 @@ def _key(problem: Problem, device: Device, request: Request, epilogue: Epilogue 
         return None
     fused = () if epilogue is None else (epilogue.expression.key, *map(repr, epilogue.operands))
     parts = (
-        of_device, str(problem), repr(request), fused, Store.default().state(),
+        of_device, str(problem), repr(request), fused,
+        Store.default().state_of(str(problem), stored_key(epilogue, request), device.name),
     )  # fmt: skip
     return hashlib.sha256(repr(("plan", *parts)).encode()).hexdigest()
 

@@ -268,6 +268,13 @@ class Store:
                 found.append(file.stat().st_mtime_ns)
         return tuple(found)
 
+    def state_of(self, problem: str, epilogue: str, device: str) -> tuple[tuple[str, int, float], ...]:
+        """What differs when other times of one problem are stored: its times, by algorithm and algorithm version."""
+        if self.state() == (0, 0.0):  # of no problem at all: nothing is read
+            return ()
+        known = self.look_up(problem, epilogue, device)
+        return tuple(sorted((*key, row.seconds) for key, row in known.items()))
+
     def _note_change(self) -> None:
         """Write down that times were stored that plans depend on."""
         with suppress(OSError):

@@ -10,6 +10,8 @@ import random
 import subprocess
 import sys
 import threading
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from jitdnn.frameworks.torch import arena as module  # noqa: E402
-from jitdnn.frameworks.torch.arena import SMALLEST, Arena, in_arena  # noqa: E402
+from jitdnn.frameworks.torch.arena import SMALLEST, STALE, Arena, in_arena  # noqa: E402
 from jitdnn.frameworks.torch.fresh import fresh  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have none")
@@ -31,7 +33,23 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Arena:
     made = Arena(64 * MIB)
     monkeypatch.setattr(module, "_arena", made)
     monkeypatch.setattr(module, "_is_asked", True)
+    monkeypatch.setattr(module, "_models", weakref.WeakSet())
+    monkeypatch.setattr(module, "_limits", weakref.WeakKeyDictionary())
     return made
+
+
+def resident(arena: Arena) -> int:
+    """Bytes of the arena that the system has given memory for."""
+    begin = torch.frombuffer(arena._whole, dtype=torch.uint8).data_ptr()
+    place = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split()[0]
+        if "-" in head and ":" not in head:
+            low, high = (int(number, 16) for number in head.split("-"))
+            place = low <= begin < high
+        elif place and head == "Rss:":
+            return int(line.split()[1]) << 10
+    raise AssertionError("the arena is not mapped")
 
 
 def address(view: memoryview) -> int:
@@ -282,3 +300,106 @@ def test_steps_of_a_training_need_no_more_than_the_first(own: Arena) -> None:
     model.zero_grad()
     gc.collect()
     assert own.used == 0
+
+
+def test_what_steps_do_not_use_again_goes_back(own: Arena) -> None:
+    def step(sizes: list[int]) -> None:
+        parts = [torch.frombuffer(own.take(size * MIB), dtype=torch.uint8).fill_(1) for size in sizes]
+        del parts
+
+    step([8, 24, 16])
+    large, whole = resident(own), own.kept
+    assert large >= 48 * MIB
+    assert whole >= 48 * MIB
+    for _ in range(STALE):  # its places are used again
+        step([8, 24, 16])
+    assert resident(own) == large
+    for _ in range(2 * STALE * 48 // 6 + 2):
+        step([2, 4])
+    assert resident(own) <= 12 * MIB
+    assert own.kept <= 12 * MIB
+    step([8, 24, 16])
+    assert resident(own) == large
+
+
+def test_the_heap_is_trimmed_as_the_range_grows(own: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not in steps that find their places: what they free there they take again."""
+    ends: list[int] = []
+    monkeypatch.setattr(module, "return_free_memory", lambda: ends.append(own.extent))
+    for _ in range(3):
+        parts = [own.take(8 * MIB - 1024) for _ in range(7)]
+        del parts
+    assert [end // MIB for end in ends] == [7, 47]
+
+
+def test_what_is_in_use_stays_while_steps_go_on(own: Arena) -> None:
+    held = own.take(20 * MIB)
+    assert held is not None
+    tensor = torch.frombuffer(held, dtype=torch.uint8).fill_(7)
+    for _ in range(100):
+        part = own.take(6 * MIB)
+        assert part is not None
+        torch.frombuffer(part, dtype=torch.uint8).fill_(1)
+        del part
+    assert bool((tensor == 7).all())
+
+
+def _net() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3)
+    )
+
+
+def test_a_model_that_dies_gives_its_memory_back(own: Arena) -> None:
+    import jitdnn.torch as jt
+
+    model = jt.convert(_net(), measure="never")
+    for _ in range(2):
+        y = model(torch.randn(4, 3, 128, 128))
+        y.sum().backward()
+    assert own.used
+    assert resident(own) >= 4 * MIB
+    del model
+    gc.collect()
+    assert own.used  # y is there, and what its graph keeps
+    del y
+    gc.collect()
+    assert own.used == 0
+    assert resident(own) <= MIB
+    assert own.kept <= 4 * MIB  # pages of 2 MiB at the ends of parts
+
+
+def test_finalizers_may_run_while_a_part_is_looked_for(own: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may die wherever Python collects garbage."""
+    held = [own.take(4 * MIB) for _ in range(4)]
+    del held[1:3]
+    place = own._place
+
+    def interrupted(size: int) -> int | None:
+        own.leave()
+        return place(size)
+
+    monkeypatch.setattr(own, "_place", interrupted)
+    part = own.take(6 * MIB)
+    assert part is not None
+    del part, held
+    assert own.used == 0
+
+
+def test_a_limit_on_memory_bounds_what_stays(own: Arena) -> None:
+    import jitdnn.torch as jt
+
+    x = torch.randn(4, 3, 128, 128)
+    model = jt.convert(_net(), measure="never", memory_limit="18 MiB", example=(x,))
+    assert own.limit == 18 * MIB
+    assert own.used == 0
+    for _ in range(2):
+        model(x).sum().backward()
+        assert own.extent <= 18 * MIB
+    other = jt.convert(_net(), measure="never")  # which has no limit
+    assert own.limit == own.capacity
+    jt.revert(other)
+    assert own.limit == 18 * MIB
+    jt.revert(model)
+    assert own.limit == own.capacity

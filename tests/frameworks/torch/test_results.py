@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,26 @@ def test_lines_that_are_no_rows_are_refused(tmp_path: Path) -> None:
         path.write_text(json.dumps(measured("inference", "a", 1)) + "\n" + json.dumps(row) + "\n")
         with pytest.raises(ValueError, match=rf"rows.jsonl:2: .*{missing}"):
             module("torch_results", "docs").table(path)
+
+
+def test_as_many_time_at_once_as_there_are_files(tmp_path: Path) -> None:
+    peers, there, most = module("torch_peers", "benchmarks"), [], []
+
+    def work(number: int) -> None:
+        with peers.turn(tmp_path):
+            there.append(number)
+            most.append(len(there))
+            time.sleep(0.3)
+            there.remove(number)
+
+    for name in "ab":
+        (tmp_path / name).touch()
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(most) == 4
+    assert max(most) <= 2
+    with peers.turn(None):
+        assert there == []

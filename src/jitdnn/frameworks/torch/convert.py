@@ -114,6 +114,8 @@ def convert(
             if REVERTED[ours].__module__.startswith("torch."):
                 module.__dict__[PLACE] = nn.__name__
             converted.append(module)
+    if converted:
+        arena.enter(model)
     if graphs:
         step_graphs.watch(model)
     if len(converted) > 1 and memory_limit is _UNCHANGED:
@@ -142,7 +144,7 @@ def revert(model: Model) -> Model:
             module.__class__ = stock
             for name in OWN:
                 module.__dict__.pop(name, None)
-    arena.give_back()
+    arena.leave(model)
     return model
 
 

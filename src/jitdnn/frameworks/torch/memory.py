@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, InvalidType
+from jitdnn.frameworks.torch import arena
 from jitdnn.frameworks.torch.memory_capture import captured
 from jitdnn.frameworks.torch.memory_graph import Pieces
 from jitdnn.frameworks.torch.memory_profile import Call, Profile, profile, swapped
@@ -72,7 +73,21 @@ def limit_memory(
     """
     limit = None if memory_limit == "least" else parse_bytes(memory_limit)
     if is_graph(model, chain):
-        return _limit_graph(model, inputs, memory_limit == "least", limit, loss)
+        result = _limit_graph(model, inputs, memory_limit == "least", limit, loss)
+    else:
+        result = _limit_chain(model, inputs, memory_limit == "least", limit, loss, chain)
+    arena.bound(model, result.peak if memory_limit == "least" else limit)
+    return result
+
+
+def _limit_chain(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    is_least: bool,
+    limit: int | None,
+    loss: Callable[[Any], Any] | None,
+    chain: str,
+) -> RecomputePlan:
     container = chain_of(model, chain)
     paths = _flat(container)
     if not paths:
@@ -88,7 +103,7 @@ def limit_memory(
         )
         value, call = captured(model, parts, list(container.children()), inputs)
     found = profile(modules, value, call, loss, keeps_gradient=container is model)
-    result = _planned(found, memory_limit == "least", limit)
+    result = _planned(found, is_least, limit)
     segments, buffers = _reruns(found, result)
     _install(container, Installed(tuple(paths), segments, buffers))
     return result
@@ -215,6 +230,7 @@ def unlimit_memory(model: nn.Module) -> nn.Module:
     """Have a model run as before `limit_memory`; returns the same model."""
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the model is {shown(model)}: it must be a torch.nn.Module")
+    arena.bound(model, None)
     for module in model.modules():
         stock = _STOCK.get(type(module))
         if stock is not None:
