@@ -190,9 +190,8 @@ class _Work:
         self._transfer = transfer
         whole = replace(plan, blocking=replace(blocking, strip=self.rows))
         first, end = whole.first_row, whole.end_row
-        cycles = self._cycles(
-            *_rows_read(self.rows, self.rows, self._taps, first, end), end - first, self.rows
-        )
+        moved, products = _rows_read(self.rows, self.rows, self._taps, first, end)
+        cycles = self._cycles(moved, products, end - first, self.rows)
         self.least = self._bound(cycles, plan.line_count / blocking.chunks)
 
     def _cycles(self, moved: int, products: int, height: int, strip: int) -> float:

@@ -12,7 +12,8 @@ from functools import lru_cache, partial
 
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
-from jitdnn.kernels.cuda.convolution.few_channels.plan import All, Cheapest, Plan, Products, Rows
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Products, Rows
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, strides_of
 from jitdnn.kernels.cuda.cost import SECTOR_BYTES, clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
@@ -33,9 +34,6 @@ _FROM_MEMORY = 0.7  # of a strip's rows: the others were read by the strip above
 # the factor on computation by resident warps, which hide each other's latency
 _WARP_PENALTIES = ((16, 1.0), (12, 1.12), (8, 1.25), (0, 2.0))
 
-ROUNDED = 1 - 1e-9
-"""A factor on what no plan comes below: so rounding does not count."""
-
 
 def fprop_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
     """The cheapest plan of a forward convolution, with `count` products each; None if there is no room for rows."""
@@ -52,28 +50,28 @@ def _best(
     problem: Convolution,
     facts: GpuFacts,
     count: int,
-    offer: Callable[[Convolution, GpuFacts, int, Cheapest], None],
+    offer: Callable[[Convolution, GpuFacts, int, Cheapest[Plan]], None],
 ) -> Plan | None:
-    cheapest = Cheapest()
+    cheapest = Cheapest[Plan]()
     offer(problem, facts, count, cheapest)
     return cheapest.plan()
 
 
 def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> list[Plan]:
     """Every plan of a forward convolution."""
-    every = All()
+    every = All[Plan]()
     _offer_fprop(problem, facts, count, every)
     return every.plans
 
 
 def wgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> list[Plan]:
     """Every plan of the filter's gradient."""
-    every = All()
+    every = All[Plan]()
     _offer_wgrad(problem, facts, count, every)
     return every.plans
 
 
-def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest) -> None:
+def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan]) -> None:
     """Offer all plans that may be the cheapest."""
     multiprocessors, bandwidth, rate = facts.multiprocessors, bytes_per_cycle(facts), clock(facts)
     shape = Shape(problem)
@@ -178,7 +176,7 @@ def _fprop_plan(
     )
 
 
-def _offer_wgrad(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest) -> None:
+def _offer_wgrad(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan]) -> None:
     """Offer all plans that may be the cheapest."""
     multiprocessors, bandwidth, rate = facts.multiprocessors, bytes_per_cycle(facts), clock(facts)
     shape = Shape(problem)

@@ -11,7 +11,6 @@ from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.few_channels.cost import (
     LATENCY_CYCLES,
-    ROUNDED,
     START_SECONDS,
     UNHIDDEN,
     bytes_per_cycle,
@@ -19,8 +18,9 @@ from jitdnn.kernels.cuda.convolution.few_channels.cost import (
     overlapped,
     total_cycles,
 )
-from jitdnn.kernels.cuda.convolution.few_channels.plan import All, Cheapest, Plan, Products, Tiling
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Products, Tiling
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis, axis_choice
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, strides_of
 from jitdnn.kernels.cuda.cost import clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
@@ -45,19 +45,19 @@ def dgrad_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan 
 
 @lru_cache(512)
 def _best_dgrad(problem: Convolution, facts: GpuFacts, count: int) -> Plan | None:
-    cheapest = Cheapest()
+    cheapest = Cheapest[Plan]()
     _offer(problem, facts, count, cheapest)
     return cheapest.plan()
 
 
 def dgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> list[Plan]:
     """Every plan of the data's gradient."""
-    every = All()
+    every = All[Plan]()
     _offer(problem, facts, count, every)
     return every.plans
 
 
-def _offer(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest) -> None:
+def _offer(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan]) -> None:
     """Offer all plans that may be the cheapest: those first whose products take the least, however warps share them."""
     shape = Shape(problem)
     products = Products.of(shape, count, facts.mma_cycles)
@@ -75,7 +75,7 @@ def _offer(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest
 
 def _offer_tiling(
     shape: Shape, tiling: Tiling, steps: int, facts: GpuFacts, products: Products, order: tuple[int, int],
-    cheapest: Cheapest,
+    cheapest: Cheapest[Plan],
 ) -> None:  # fmt: skip
     """Offer the plans of a tiling, with one stage and two, and the filter in shared memory or streamed."""
     problem, rate = shape.problem, clock(facts)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import inf
 
 from jitdnn.devices.gpu import Launch
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis
@@ -53,36 +51,6 @@ class Plan:
     def unaligned(self) -> Plan:
         """The same for operands at any address."""
         return replace(self, defines=unaligned(self.defines))
-
-
-class Cheapest:
-    """The plan of the fewest seconds of those that were offered, of equals the one with the least `order`.
-
-    A plan is made once it is known to be the one: its macros take as long as what it costs is found in.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = inf
-        self._order: tuple[int, ...] = ()
-        self._make: Callable[[], Plan] | None = None
-
-    def offer(self, seconds: float, order: tuple[int, ...], make: Callable[[], Plan]) -> None:
-        if seconds < self.seconds or (seconds == self.seconds and order < self._order):
-            self.seconds, self._order, self._make = seconds, order, make
-
-    def plan(self) -> Plan | None:
-        return self._make() if self._make else None
-
-
-class All(Cheapest):
-    """All that are offered: none takes too long."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.plans: list[Plan] = []
-
-    def offer(self, seconds: float, order: tuple[int, ...], make: Callable[[], Plan]) -> None:
-        self.plans.append(make())
 
 
 @dataclass(frozen=True)
