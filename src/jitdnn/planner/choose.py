@@ -133,7 +133,10 @@ def decide(
                 candidates[candidates.index(chosen)] = chosen.refused(f"its code does not compile: {error}")
     if partition is None and chosen is not None:
         _warn_of_last_resort(problem, chosen, candidates, request)
-    summaries = [replace(o.summary, chosen=partition is None and o is chosen) for o in candidates]
+    summaries = [
+        replace(o.summary, chosen=True) if partition is None and o is chosen else o.summary
+        for o in candidates
+    ]
     summaries += [replace(each.summary, chosen=each is partition) for each in partitions]
     device_id = getattr(device, "device_id", None)
     plan = Plan(problem, epilogue, parts, run, summaries, request, device, device_id)

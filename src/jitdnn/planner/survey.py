@@ -115,6 +115,8 @@ def survey(
     wanted = (str(problem), stored_key(epilogue, request), device.name)
     note_look_up(*wanted)
     known = store.look_up(*wanted)
+    if not known:
+        return candidates
     return _with_stored_times(candidates, {key: row.seconds for key, row in known.items()})
 
 
@@ -167,12 +169,8 @@ _Costs = tuple[float, int, float, str | None]
 
 def _costs(algorithm: Algorithm, problem: Problem, device: Device, epilogue: Epilogue | None) -> _Costs:
     """What an algorithm says of a problem that it takes: error, bytes of workspace, seconds, what a NaN spreads to."""
-    return (
-        algorithm.error_bound(problem),
-        algorithm.workspace(problem, device, epilogue),
-        algorithm.estimate(problem, device, epilogue),
-        algorithm.spreads(problem, device, epilogue),
-    )
+    workspace, seconds = algorithm.costs(problem, device, epilogue)
+    return algorithm.error_bound(problem), workspace, seconds, algorithm.spreads(problem, device, epilogue)
 
 
 # plans of nets ask for thousands of parts, and are made again and again: what a problem would cost is little to keep
