@@ -27,7 +27,7 @@ from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, keepin
 from jitdnn.planner.divided import Divided
 from jitdnn.planner.plan import Candidate, Part, Plan, Request
 from jitdnn.planner.store import Store
-from jitdnn.planner.survey import stored_key
+from jitdnn.planner.survey import completed, stored_key
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.cache import CodeCache
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from jitdnn.devices.cpu import CpuDevice
     from jitdnn.devices.cuda import CudaDevice
 
-_SCHEMA = 3
+_SCHEMA = 4
 _GPU_FOLDERS = "devices", "kernels", "planner", "problems", "rtcg", "targets", "tensor"
 _SOURCES = ".py", ".pyc", ".cu", ".cuh", ".c", ".h"
 
@@ -62,7 +62,8 @@ def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogu
             return None
         parts = _parts(kept["parts"], problem, epilogue, algorithms, kernel)
         device_id = getattr(device, "device_id", None)
-        plan = Plan(problem, epilogue, parts, kernel, candidates, request, device, device_id)
+        complete = functools.partial(completed, problem, device, request, epilogue)
+        plan = Plan(problem, epilogue, parts, kernel, candidates, request, device, device_id, complete)
     except (
         ValueError,
         TypeError,
@@ -92,7 +93,7 @@ def keep(plan: Plan) -> None:
     kept = {
         "algorithms": algorithms,
         "parts": _part_records(plan, algorithms),
-        "candidates": [vars(candidate) for candidate in plan.candidates],
+        "candidates": [vars(candidate) for candidate in plan.candidates_so_far],
         "kernel": record,
     }
     CodeCache.default().put(key, json.dumps(kept).encode())
