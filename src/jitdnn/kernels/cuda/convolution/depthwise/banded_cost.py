@@ -46,11 +46,7 @@ def refuse(window: Window) -> str | None:
 
 def cheapest(window: Window, device: GpuDevice) -> Banded | None:
     """The plan of the least time, of equals the first; None if the rows do not fit into shared memory."""
-    width, works = widths(window)[0], []
-    for axes in _orders(window):
-        for base in _bases(window, axes, width):
-            band = best_band(axes[2], base.segments, base.segment)
-            works.append(_Work(Banded(window, axes, width, base, band, device.facts), device))
+    works = _works(window, device)
     best, found = None, (inf, 0, 0)
     for least, number in sorted((work.least, number) for number, work in enumerate(works)):
         if least > found[0]:
@@ -63,6 +59,29 @@ def cheapest(window: Window, device: GpuDevice) -> Banded | None:
             if plan.fits and (seconds := work.seconds(plan), number, order) < found:
                 best, found = plan, (seconds, number, order)
     return best
+
+
+def candidates(window: Window, device: GpuDevice) -> list[Banded]:
+    """Every sensible plan; none if the rows do not fit into shared memory."""
+    plans = [
+        replace(work.plan, blocking=blocking)
+        for work in _works(window, device)
+        for blocking in _strips(work.plan.blocking, work.rows)
+    ]
+    return [plan for plan in plans if plan.fits]
+
+
+def _works(window: Window, device: GpuDevice) -> list[_Work]:
+    """Plans whose rows are to be divided."""
+    width = widths(window)[0]
+    return [
+        _Work(
+            Banded(window, axes, width, base, best_band(axes[2], base.segments, base.segment), device.facts),
+            device,
+        )
+        for axes in _orders(window)
+        for base in _bases(window, axes, width)
+    ]
 
 
 def wgrad_candidates(window: Window, device: GpuDevice) -> list[BandedWgrad]:

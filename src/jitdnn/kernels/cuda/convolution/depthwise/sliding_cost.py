@@ -57,6 +57,25 @@ _CHUNKS = (1, 2, 4, 8, 16, 32)
 
 def cheapest(window: Window, device: GpuDevice) -> Sliding | None:
     """The plan of the least time, of equals the first; None if the filter is too large for registers."""
+    works, found = _works(window, device), (inf, 0, 0, 0, 0)
+    for least, number in sorted((work.least, number) for number, work in enumerate(works)):
+        if least > found[0]:
+            break
+        work = works[number]
+        for order, threads, rows in _divided(work.plan):
+            found = min(found, (work.seconds(rows, threads), number, order, threads, rows))
+    seconds, number, _, threads, rows = found
+    return works[number].of(rows, threads) if seconds < inf else None
+
+
+def candidates(window: Window, device: GpuDevice) -> list[Sliding]:
+    """Every sensible plan; none if the filter is too large for registers."""
+    works = _works(window, device)
+    return [work.of(rows, threads) for work in works for _, threads, rows in _divided(work.plan)]
+
+
+def _works(window: Window, device: GpuDevice) -> list[_Work]:
+    """Plans whose rows and threads are to be divided."""
     works = []
     for axes in orders(window):
         depth, _, width = axes
@@ -69,18 +88,7 @@ def cheapest(window: Window, device: GpuDevice) -> Sliding | None:
                     whole = Sliding(window, axes, tile, device.facts)
                     if whole.registers <= MAX_REGISTERS and whole.products <= 1600:
                         works.append(_Work(whole, device))
-    found = inf, 0, 0, 0, 0, 0
-    for least, number in sorted((work.least, number) for number, work in enumerate(works)):
-        if least > found[0]:
-            break
-        work = works[number]
-        for order, threads, rows in _divided(work.plan):
-            found = min(found, (work.seconds(rows, threads), number, order, threads, rows, 0))
-    if found[0] == inf:
-        return None
-    _, number, _, threads, rows, _ = found
-    plan = works[number].plan
-    return replace(plan, tile=replace(plan.tile, rows=rows, threads=threads))
+    return works
 
 
 def _divided(whole: Sliding) -> Iterator[tuple[int, int, int]]:
@@ -102,6 +110,29 @@ def _divided(whole: Sliding) -> Iterator[tuple[int, int, int]]:
 
 def cheapest_wgrad(window: Window, device: GpuDevice) -> SlidingWgrad | None:
     """The plan of the filter's gradient of the least time; None if the filter is too large for registers."""
+    works, found = _wgrad_works(window, device), (inf, 0, 0, 0, 0, 0, 0)
+    for least, number in sorted((work.least, number) for number, work in enumerate(works)):
+        if least > found[0]:
+            break
+        work = works[number]
+        for order, (threads, rows) in enumerate(_divided_wgrad(work.plan)):
+            seconds, at, splits = work.best_splits(rows, threads)
+            found = min(found, (seconds, number, order, at, threads, rows, splits))
+    seconds, number, _, _, threads, rows, splits = found
+    return works[number].of(rows, threads, splits) if seconds < inf else None
+
+
+def wgrad_candidates(window: Window, device: GpuDevice) -> list[SlidingWgrad]:
+    """Every sensible plan of wgrad, with its best splits; none if the filter is too large for registers."""
+    return [
+        work.of(rows, threads, work.best_splits(rows, threads)[-1])
+        for work in _wgrad_works(window, device)
+        for threads, rows in _divided_wgrad(work.plan)
+    ]
+
+
+def _wgrad_works(window: Window, device: GpuDevice) -> list[_WgradWork]:
+    """Plans whose rows, threads and splits are to be chosen."""
     works = []
     for axes in orders(window):
         depth, _, width = axes
@@ -113,23 +144,10 @@ def cheapest_wgrad(window: Window, device: GpuDevice) -> SlidingWgrad | None:
             for columns in tilings(width, _COLUMNS):
                 for depths, prefetch in itertools.product(tilings(depth, (1, 2)), (1, 2)):
                     tile = Tile(channels, columns, depths, 1, side, 128, prefetch=prefetch)
-                    least = SlidingWgrad(window, axes, tile, device.facts)
-                    if least.registers <= MAX_WGRAD_REGISTERS:
-                        works.append(_WgradWork(least, device))
-    found = inf, 0, 0, 0, 0, 0, 0
-    for bound, number in sorted((work.least, number) for number, work in enumerate(works)):
-        if bound > found[0]:
-            break
-        work = works[number]
-        for order, (threads, rows) in enumerate(_divided_wgrad(work.plan)):
-            for at, splits in enumerate(work.splits(rows, threads)):
-                seconds = work.seconds(rows, threads, splits)
-                found = min(found, (seconds, number, order, at, threads, rows, splits))
-    if found[0] == inf:
-        return None
-    _, number, _, _, threads, rows, splits = found
-    plan = works[number].plan
-    return replace(plan, tile=replace(plan.tile, rows=rows, threads=threads, splits=splits))
+                    whole = SlidingWgrad(window, axes, tile, device.facts)
+                    if whole.registers <= MAX_WGRAD_REGISTERS:
+                        works.append(_WgradWork(whole, device))
+    return works
 
 
 def _divided_wgrad(least: SlidingWgrad) -> Iterator[tuple[int, int]]:
@@ -214,6 +232,10 @@ class _Work:
         self._factor = 1.0 if plan.window.has_channel_lanes else _short_rows(plan, write_packs)
         self._resident: dict[int, int] = {}  # by threads
         self.least = self._bound()
+
+    def of(self, rows: int, threads: int) -> Sliding:
+        """The plan with these."""
+        return replace(self.plan, tile=replace(self.plan.tile, rows=rows, threads=threads))
 
     def seconds(self, rows: int, threads: int) -> float:
         plan, multiprocessors = self.plan, self._multiprocessors
@@ -312,8 +334,17 @@ class _WgradWork:
     def items(self, rows: int) -> int:
         return self._items * -(-self.plan.axes[1].count // rows)
 
-    def splits(self, rows: int, threads: int) -> list[int]:
-        """Numbers of thread blocks with the same channels that are worth trying: for as many on each multiprocessor."""
+    def of(self, rows: int, threads: int, splits: int) -> SlidingWgrad:
+        """The plan with these."""
+        return replace(self.plan, tile=replace(self.plan.tile, rows=rows, threads=threads, splits=splits))
+
+    def best_splits(self, rows: int, threads: int) -> tuple[float, int, int]:
+        """Seconds with the best number of thread blocks of the same channels, its place among those tried, and it."""
+        tried = self._splits(rows, threads)
+        return min((self.seconds(rows, threads, splits), at, splits) for at, splits in enumerate(tried))
+
+    def _splits(self, rows: int, threads: int) -> list[int]:
+        """Numbers that are worth trying: for as many thread blocks on each multiprocessor."""
         items, slots, strips = self.items(rows), threads // self.plan.tile.side, self.plan.strips
         found: dict[int, None] = {}
         for each in range(1, self.resident(threads) + 1):
