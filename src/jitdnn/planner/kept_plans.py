@@ -55,14 +55,19 @@ def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogu
         return None
     try:
         kept = json.loads(content)
-        candidates = [Candidate(**each) for each in kept["candidates"]]
+        # the others are read when somebody asks for them
+        candidates = [Candidate(**each) for each in kept["candidates"] if each["chosen"]]
         algorithms = [_KeptAlgorithm(name, version, device, request) for name, version in kept["algorithms"]]
         kernel = _restored(kept["kernel"], problem, device, epilogue, algorithms[0])
         if kernel is None:
             return None
         parts = _parts(kept["parts"], problem, epilogue, algorithms, kernel)
         device_id = getattr(device, "device_id", None)
-        complete = functools.partial(completed, problem, device, request, epilogue)
+
+        def complete(_: Sequence[Candidate]) -> list[Candidate]:
+            all_of_them = [Candidate(**each) for each in kept["candidates"]]
+            return completed(problem, device, request, epilogue, all_of_them)
+
         plan = Plan(problem, epilogue, parts, kernel, candidates, request, device, device_id, complete)
     except (
         ValueError,

@@ -234,7 +234,7 @@ class Plan:
     def candidates(self) -> list[Candidate]:
         """All algorithms as the planner saw them, and divisions; those that the request refuses are asked now."""
         complete, self._complete = self._complete, None
-        if complete is not None and any(candidate.source == DEFERRED for candidate in self._candidates):
+        if complete is not None:
             self._candidates = complete(self._candidates)
         return self._candidates
 

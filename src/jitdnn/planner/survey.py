@@ -140,6 +140,8 @@ def completed(
     candidates: Sequence[Candidate],
 ) -> list[Candidate]:
     """The candidates with those asked that `survey` deferred."""
+    if all(each.source != DEFERRED for each in candidates):
+        return list(candidates)
     asked = survey(problem, device, replace(request, choice="model"), epilogue, Store.default())
     known = {candidate.algorithm.name: candidate.summary for candidate in asked}
     return [known.get(each.name, each) if each.source == DEFERRED else each for each in candidates]
