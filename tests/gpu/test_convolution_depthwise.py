@@ -95,6 +95,23 @@ def test_banded(words: str, direction: str, cuda_device: Any, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    "words", [*SLIDING, "n32 c96 h56 w56 k96 r3 s3 pad1 g96 bf16 nhwc", "n8 c64 h28 w28 k64 r7 s7 pad3 g64"]
+)
+def test_nothing_faster_is_left_out(words: str, direction: str, cuda_device: Any) -> None:
+    """What is not estimated, since it cannot be the fastest, is not."""
+    problem = convolution(words, direction)
+    window = geometry.lower(problem)
+    is_wgrad = direction == "bwd_filter"
+    for algorithm, cost in ((DepthwiseSliding(), sliding_cost), (DepthwiseBanded(), banded_cost)):
+        if algorithm.refuse(problem, cuda_device) is not None:
+            continue
+        plans: list[Any] = list((cost.wgrad_candidates if is_wgrad else cost.candidates)(window, cuda_device))
+        fastest = min(plans, key=lambda plan: cost.seconds(plan, cuda_device))
+        assert algorithm.sizes(problem, cuda_device) == fastest
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_table_has_them(direction: str, cuda_device: Any) -> None:
     problem = convolution("n2 c16 h10 w12 k16 r5 s5 pad2 g16 bf16 nhwc", direction)
     names = harness.check(problem, cuda_device, only=["depthwise_sliding", "depthwise_banded"])

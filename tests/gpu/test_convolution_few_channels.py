@@ -95,6 +95,16 @@ def test_directions(words: str, direction: str, alignment: str, cuda_device: Any
     run_algorithm(FewChannels(), make_case(problem, None, 0, None), cuda_device)
 
 
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("words", [*PROBLEMS, "n32 c3 h224 w224 k64 r7 s7 stride2 pad3 bf16 nhwc"])
+def test_nothing_faster_is_left_out(words: str, direction: str, cuda_device: Any) -> None:
+    """What is not estimated, since it cannot be the fastest, is not."""
+    problem = convolution(words, direction)
+    if FewChannels().refuse(problem, cuda_device) is None:
+        fastest = min(GENERATORS[direction](problem, cuda_device.facts), key=lambda plan: plan.seconds)
+        assert PLANS[direction](problem, cuda_device) == fastest
+
+
 def chosen(family: type[FewChannels], plan: Plan) -> FewChannels:
     """An algorithm with a plan of our choice."""
 

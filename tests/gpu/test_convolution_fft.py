@@ -19,7 +19,7 @@ from jitdnn.kernels.formulas.overlap_save import axes_of
 from jitdnn.kernels.gpu.convolution.fft import plan as plan_module
 from jitdnn.kernels.gpu.convolution.fft.algorithm import Fft, FftOfProducts, FftOfSpectra
 from jitdnn.kernels.gpu.convolution.fft.code import build
-from jitdnn.kernels.gpu.convolution.fft.plan import POINTS, Plan, plan_of, product_plan_of
+from jitdnn.kernels.gpu.convolution.fft.plan import POINTS, Plan, plan_of, product_plan_of, seconds
 from paper_gpus import FACTS, PaperGpu
 
 DIRECTIONS = ("fwd", "bwd_data", "bwd_filter")
@@ -113,6 +113,31 @@ def test_every_length(points: int, direction: str, device: Any, monkeypatch: pyt
     assert plan.pieces > 2
     run_algorithm(Fft(), make_case(problem, None, 0, None), device, ((1.0, 0.0), (-0.75, 0.5)))
     plan_of.cache_clear()
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "n1 c2 w700 k2 s500 pad499:0 g2 f32 flip",
+        "n4 c8 w3000 k6 s500 g2 f32",
+        "n8 c16 h32 w32 k16 r11 s11 pad5 g16 f16",
+    ],
+)
+def test_nothing_faster_is_left_out(words: str, direction: str, device: Any) -> None:
+    """What is not estimated, since it cannot be the fastest, is not: shares, pieces, and points of transforms."""
+    problem, facts = convolution(words, direction), device.facts
+    chosen = plan_of(problem, facts)
+    assert chosen is not None
+    for points, parts, tilings in plan_module._all_tilings(problem, POINTS):
+        for shares in (1, 2, 3, 5, 8):
+            plan = Plan(problem, tilings, points, shares, parts)
+            if plan.shared + plan.root_bytes <= facts.shared_bytes and shares <= plan.pairs:
+                assert seconds(chosen, facts) <= seconds(
+                    plan, facts
+                ) or shares not in plan_module._counts_of_shares(
+                    Plan(problem, tilings, points, 1, parts), facts
+                )
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -56,6 +56,17 @@ def test_directions(words: str, direction: str, alignment: str, cuda_device: Any
     run_algorithm(Grouped(), make_case(problem, None, 0, None), cuda_device)
 
 
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_filter"])
+@pytest.mark.parametrize("words", [*PROBLEMS, "n32 c128 h28 w28 k128 r3 s3 stride1 pad1 g32 bf16 nhwc"])
+def test_nothing_faster_is_left_out(words: str, direction: str, cuda_device: Any) -> None:
+    """What is not estimated, since it cannot be the fastest, is not."""
+    problem, facts = convolution(words, direction), cuda_device.facts
+    plans = wgrad_shared_memory_plans if direction == "bwd_filter" else shared_memory_plans
+    chosen = plan_of(problem, cuda_device)
+    assert chosen is not None
+    assert chosen == min((*plans(problem, facts), chosen), key=lambda plan: plan.seconds)
+
+
 TILED = (
     "n2 c32 h9 w11 k32 r3 s3 stride1 pad1 g8 bf16 nhwc",
     "n2 c32 h9 w11 k64 r3 s3 stride2 pad1 g8 bf16 nhwc",  # a slice of 16 channels in and 32 out

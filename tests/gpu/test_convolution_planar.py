@@ -11,7 +11,7 @@ import cases
 import harness
 from convolution_cases import convolution, fused
 from jitdnn.kernels.cuda.convolution.planar.algorithm import Planar
-from jitdnn.kernels.cuda.convolution.planar.plan import Plan, candidates
+from jitdnn.kernels.cuda.convolution.planar.plan import Plan, candidates, seconds
 from jitdnn.problems import Convolution
 
 WORDS = (
@@ -39,6 +39,18 @@ class Prescribed(Planar):
 
     def sizes(self, problem: Convolution, device: Any) -> Plan:
         return self.prescribed
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("words", [*WORDS, "n24 c96 h56 w56 k96 r3 s3 pad1 g96 f32"])
+def test_nothing_faster_is_left_out(words: str, direction: str, cuda_device: Any) -> None:
+    """What is not estimated, since it cannot be the fastest, is not."""
+    problem = convolution(words, direction)
+    if Planar().refuse(problem, cuda_device) is None:
+        fastest = min(candidates(problem, cuda_device), key=lambda plan: seconds(plan, cuda_device))
+        chosen = Planar().sizes(problem, cuda_device)
+        assert chosen is not None
+        assert seconds(chosen, cuda_device) == seconds(fastest, cuda_device)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd_data"])

@@ -116,6 +116,10 @@ class Algorithm(ABC):
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         """Expected seconds for one call of the kernel built with this epilogue."""
 
+    def costs(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> tuple[int, float]:
+        """`workspace` and `estimate`, from one plan where both follow from a plan."""
+        return self.workspace(problem, device, epilogue), self.estimate(problem, device, epilogue)
+
     @abstractmethod
     def error_bound(self, problem: Problem) -> float:
         """Largest relative error `||out - reference|| / ||reference||` on well-conditioned data, with any epilogue.
@@ -229,6 +233,10 @@ class PlannedAlgorithm(Algorithm, Generic[OwnProblem, Plan, OwnDevice]):
 
     def estimate(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> float:
         return self.seconds_of(self._plan(problem, device, epilogue), cast(OwnDevice, device))
+
+    def costs(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> tuple[int, float]:
+        plan, own = self._plan(problem, device, epilogue), cast(OwnDevice, device)
+        return self.workspace_of(plan, own), self.seconds_of(plan, own)
 
     def error_bound(self, problem: Problem) -> float:
         return self.error_of(self._own(problem))

@@ -19,7 +19,7 @@ from jitdnn.planner.choose import NotCompiled, build, get
 from jitdnn.planner.compiling import Task, compile_all, pool
 from jitdnn.planner.plan import Part, Plan, Request, format_seconds
 from jitdnn.planner.store import Store
-from jitdnn.planner.survey import AlgorithmCandidate
+from jitdnn.planner.survey import AlgorithmCandidate, completed
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.missing import Missing, gathering
 from jitdnn.settings import current, in_force
@@ -137,7 +137,8 @@ def get_in_background(
     summaries = [replace(o.summary, chosen=o is candidate) for o in choice.candidates]
     parts = [Part(problem, candidate.algorithm, kernel, epilogue)]
     device_id = getattr(device, "device_id", None)
-    plan = Plan(problem, epilogue, parts, kernel, summaries, request, device, device_id)
+    complete = partial(completed, problem, device, request, epilogue)
+    plan = Plan(problem, epilogue, parts, kernel, summaries, request, device, device_id, complete)
     return compiling.attach(plan)
 
 

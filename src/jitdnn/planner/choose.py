@@ -16,7 +16,7 @@ from jitdnn.planner.divided import Divided
 from jitdnn.planner.division import MARGIN, Divider, Partition, SurveyPart, may_be_divided
 from jitdnn.planner.plan import Part, Plan, Request, format_seconds
 from jitdnn.planner.store import Store
-from jitdnn.planner.survey import AlgorithmCandidate, ratios, survey
+from jitdnn.planner.survey import AlgorithmCandidate, completed, ratios, survey
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.missing import Missing
@@ -41,7 +41,7 @@ def get(
         if kept is not None:
             return kept
     store = store or Store.default()
-    candidates = survey(problem, device, request, epilogue, store)
+    candidates = survey(problem, device, request, epilogue, store, defers=True)
     found = ratios(candidates)
 
     def survey_part(part: Problem, fused: Epilogue | None) -> Sequence[AlgorithmCandidate]:
@@ -93,7 +93,8 @@ def decide(
             else None
         )
         if chosen is None and partition is None:
-            reasons = {o.algorithm.name: o.summary.refused or "" for o in candidates}
+            known = completed(problem, device, request, epilogue, [o.summary for o in candidates])
+            reasons = {each.name: each.refused or "" for each in known}
             if request.algorithm is not None:
                 reasons = {request.algorithm: reasons[request.algorithm]}
             raise NotSupported(f"no algorithm takes {problem} with {request} on {device.name}:", reasons)
@@ -133,10 +134,14 @@ def decide(
                 candidates[candidates.index(chosen)] = chosen.refused(f"its code does not compile: {error}")
     if partition is None and chosen is not None:
         _warn_of_last_resort(problem, chosen, candidates, request)
-    summaries = [replace(o.summary, chosen=partition is None and o is chosen) for o in candidates]
+    summaries = [
+        replace(o.summary, chosen=True) if partition is None and o is chosen else o.summary
+        for o in candidates
+    ]
     summaries += [replace(each.summary, chosen=each is partition) for each in partitions]
     device_id = getattr(device, "device_id", None)
-    plan = Plan(problem, epilogue, parts, run, summaries, request, device, device_id)
+    complete = partial(completed, problem, device, request, epilogue)
+    plan = Plan(problem, epilogue, parts, run, summaries, request, device, device_id, complete)
     log.chose(problem, plan)
     return plan
 

@@ -29,7 +29,7 @@ from jitdnn.kernels.algorithm import Algorithm, Device, Epilogue, Kernel, keepin
 from jitdnn.planner.divided import Divided
 from jitdnn.planner.plan import Candidate, Part, Plan, Request
 from jitdnn.planner.store import Store
-from jitdnn.planner.survey import stored_key
+from jitdnn.planner.survey import completed, stored_key
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.cache import CodeCache
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from jitdnn.devices.cpu import CpuDevice
     from jitdnn.devices.cuda import CudaDevice
 
-_SCHEMA = 3
+_SCHEMA = 4
 _GPU_FOLDERS = "devices", "kernels", "planner", "problems", "rtcg", "targets", "tensor"
 _SOURCES = ".py", ".pyc", ".cu", ".cuh", ".c", ".h"
 
@@ -57,14 +57,20 @@ def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogu
         return None
     try:
         kept = json.loads(content)
-        candidates = [Candidate(**each) for each in kept["candidates"]]
+        # the others are read when somebody asks for them
+        candidates = [Candidate(**each) for each in kept["candidates"] if each["chosen"]]
         algorithms = [_KeptAlgorithm(name, version, device, request) for name, version in kept["algorithms"]]
         kernel = _restored(kept["kernel"], problem, device, epilogue, algorithms[0])
         if kernel is None or kept["state"] not in (None, list(Store.default().state())):
             return None
         parts = _parts(kept["parts"], problem, epilogue, algorithms, kernel)
         device_id = getattr(device, "device_id", None)
-        plan = Plan(problem, epilogue, parts, kernel, candidates, request, device, device_id)
+
+        def complete(_: Sequence[Candidate]) -> list[Candidate]:
+            all_of_them = [Candidate(**each) for each in kept["candidates"]]
+            return completed(problem, device, request, epilogue, all_of_them)
+
+        plan = Plan(problem, epilogue, parts, kernel, candidates, request, device, device_id, complete)
     except (
         ValueError,
         TypeError,
@@ -95,7 +101,7 @@ def keep(plan: Plan) -> None:
         "algorithms": algorithms,
         "state": list(Store.default().state()) if isinstance(plan.run, Divided) else None,
         "parts": _part_records(plan, algorithms),
-        "candidates": [vars(candidate) for candidate in plan.candidates],
+        "candidates": [vars(candidate) for candidate in plan.candidates_so_far],
         "kernel": record,
     }
     CodeCache.default().put(key, json.dumps(kept).encode())

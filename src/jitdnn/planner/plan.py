@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -67,13 +67,18 @@ class Request:
         return ", ".join(words)
 
 
+DEFERRED = "deferred"
+"""The source of the seconds that nobody has asked for."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One algorithm as the planner saw it.
 
     `refused` says why it cannot be used (None: it could). `seconds`, `workspace` (bytes) and `error_bound`
     are None where the algorithm itself refused, so that there is nothing to know. `source` of the seconds:
-    "estimate" of the cost model, "measured" now, or "stored" by an earlier measurement. `spreads`: which results a NaN
+    "estimate" of the cost model, "measured" now, or "stored" by an earlier measurement; "deferred" where the request
+    refuses the algorithm whatever it costs, so that it was not asked. `spreads`: which results a NaN
     or an infinity of an input may reach that do not read it, in words (None: none).
     """
 
@@ -96,6 +101,10 @@ class Part:
     algorithm: Algorithm
     kernel: Kernel
     epilogue: Epilogue | None = None
+
+
+Complete = Callable[[Sequence[Candidate]], list[Candidate]]
+"""Candidates with those asked that were deferred."""
 
 
 class Pending(Protocol):
@@ -154,8 +163,9 @@ class Plan:
 
     __slots__ = (
         "__weakref__",
+        "_candidates",
+        "_complete",
         "algorithm",
-        "candidates",
         "device",
         "device_id",
         "epilogue",
@@ -182,7 +192,10 @@ class Plan:
         request: Request,
         device: Device,
         device_id: DeviceId | None = None,
+        complete: Complete | None = None,
     ) -> None:
+        #: what asks the algorithms that were not asked because the request refuses them
+        self._complete = complete
         self.problem = problem
         self.epilogue = epilogue
         self.request = request
@@ -201,7 +214,7 @@ class Plan:
         assert chosen.seconds is not None
         assert chosen.workspace is not None
         self.parts = list(parts)
-        self.candidates = list(candidates)
+        self._candidates = list(candidates)
         self.seconds = chosen.seconds
         self.workspace = chosen.workspace
         self.run: Any = run
@@ -217,13 +230,27 @@ class Plan:
         #: kernel and workspace, read at once: a thread may run the plan while another one has a kernel take over
         self.launch: tuple[Any, int] = run, self.workspace
 
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All algorithms as the planner saw them, and divisions; those that the request refuses are asked now."""
+        complete, self._complete = self._complete, None
+        if complete is not None:
+            self._candidates = complete(self._candidates)
+        return self._candidates
+
+    @property
+    def candidates_so_far(self) -> list[Candidate]:
+        """The same without those that nobody asked for what they cost."""
+        return self._candidates
+
     def stands_in_for(self, pending: Pending) -> None:
         """Have calls run this plan's kernel only until that of `pending` is there."""
         self.pending, self.is_simple = pending, False
 
     def take_over(self, other: Plan) -> None:
         """Run the kernel of another plan of the same problem from now on, also in calls that know this plan."""
-        self._runs(other.parts, other.run, other.candidates)
+        self._complete = other._complete
+        self._runs(other.parts, other.run, other._candidates)
         # only now, for other threads may be in the middle of a call: whoever sees these finds the new kernel
         self.pending = None
         self.is_simple = not self.workspace
@@ -288,7 +315,7 @@ class Plan:
             lines += [
                 f"{self.algorithm} runs for now: {pending.name} is being compiled, and takes over when it is there"
             ]
-        spreads = next(candidate.spreads for candidate in self.candidates if candidate.chosen)
+        spreads = next(candidate.spreads for candidate in self._candidates if candidate.chosen)
         if spreads is not None:
             lines += [
                 f"a NaN or an infinity in an input may reach {spreads}, which do not read it: strict accuracy "

@@ -22,7 +22,7 @@ from jitdnn.kernels.algorithm import (
 from jitdnn.kernels.reference import REFERENCE
 from jitdnn.kernels.tables import algorithms
 from jitdnn.planner import workspace as policies
-from jitdnn.planner.plan import Candidate, Request
+from jitdnn.planner.plan import DEFERRED, Candidate, Request
 from jitdnn.planner.store import Store
 from jitdnn.problems.problem import BYTE_INTEGERS, Problem
 from jitdnn.rtcg.use import note_look_up
@@ -91,8 +91,13 @@ def survey(
     epilogue: Epilogue | None,
     store: Store,
     left_out: Collection[str] = (),
+    defers: bool = False,
 ) -> list[AlgorithmCandidate]:
-    """Ask every algorithm of the table about the problem, but those that are `left_out`; in the table's order."""
+    """Ask every algorithm of the table about the problem, but those that are `left_out`; in the table's order.
+
+    `defers`: those whose arithmetic the request does not allow are not asked; `completed` does it when somebody wants
+    to know what they would cost. Not where times of the problem are stored, with which all estimates are compared.
+    """
     table = algorithms(problem, device.target, request.vendor)
     if left_out:
         table = tuple(algorithm for algorithm in table if algorithm.name not in left_out)
@@ -104,18 +109,48 @@ def survey(
             f"there is no algorithm {request.algorithm!r} for {problem.kind} on {device.target}: "
             f"there are {', '.join(names)}"
         )
-    reasons = [algorithm.refuse(problem, device, epilogue) for algorithm in table]
+    known: dict[tuple[str, int], float] = {}
+    if request.choice != "model":
+        wanted = (str(problem), stored_key(epilogue, request), device.name)
+        note_look_up(*wanted)
+        known = {key: row.seconds for key, row in store.look_up(*wanted).items()}
+    coarser = {
+        algorithm.name: reason
+        for algorithm in (table if defers and not known else ())
+        if request.algorithm is None and (reason := _refuse_arithmetic(algorithm, problem, request))
+    }
+    reasons = [
+        coarser.get(algorithm.name) or algorithm.refuse(problem, device, epilogue) for algorithm in table
+    ]
     limit = _error_limit(problem, request, [a for a, r in zip(table, reasons, strict=True) if r is None])
     candidates = [
-        _consider(algorithm, problem, device, request, epilogue, reason, limit)
+        _blank(algorithm, reason, DEFERRED)
+        if reason is not None and algorithm.name in coarser
+        else _consider(algorithm, problem, device, request, epilogue, reason, limit)
         for algorithm, reason in zip(table, reasons, strict=True)
     ]
-    if request.choice == "model":
-        return candidates
-    wanted = (str(problem), stored_key(epilogue, request), device.name)
-    note_look_up(*wanted)
-    known = store.look_up(*wanted)
-    return _with_stored_times(candidates, {key: row.seconds for key, row in known.items()})
+    return _with_stored_times(candidates, known) if known else candidates
+
+
+def completed(
+    problem: Problem,
+    device: Device,
+    request: Request,
+    epilogue: Epilogue | None,
+    candidates: Sequence[Candidate],
+) -> list[Candidate]:
+    """The candidates with those asked that `survey` deferred."""
+    if all(each.source != DEFERRED for each in candidates):
+        return list(candidates)
+    asked = survey(problem, device, replace(request, choice="model"), epilogue, Store.default())
+    known = {candidate.algorithm.name: candidate.summary for candidate in asked}
+    return [known.get(each.name, each) if each.source == DEFERRED else each for each in candidates]
+
+
+def _blank(algorithm: Algorithm, reason: str, source: str = "") -> AlgorithmCandidate:
+    """A candidate of which nothing is known but why it is refused."""
+    summary = Candidate(algorithm.name, reason, None, source, None, None, algorithm.deterministic)
+    return AlgorithmCandidate(algorithm, summary)
 
 
 def stored_key(epilogue: Epilogue | None, request: Request) -> str:
@@ -141,8 +176,7 @@ def _consider(
     limit: float,
 ) -> AlgorithmCandidate:
     if reason is not None:
-        blank = Candidate(algorithm.name, reason, None, "", None, None, algorithm.deterministic)
-        return AlgorithmCandidate(algorithm, blank)
+        return _blank(algorithm, reason)
     is_kept = isinstance(algorithm, Hashable) and isinstance(device, Hashable)
     costs = _known_costs if is_kept else _costs
     bound, needed, seconds, spreads = costs(algorithm, problem, device, epilogue)
@@ -167,12 +201,8 @@ _Costs = tuple[float, int, float, str | None]
 
 def _costs(algorithm: Algorithm, problem: Problem, device: Device, epilogue: Epilogue | None) -> _Costs:
     """What an algorithm says of a problem that it takes: error, bytes of workspace, seconds, what a NaN spreads to."""
-    return (
-        algorithm.error_bound(problem),
-        algorithm.workspace(problem, device, epilogue),
-        algorithm.estimate(problem, device, epilogue),
-        algorithm.spreads(problem, device, epilogue),
-    )
+    workspace, seconds = algorithm.costs(problem, device, epilogue)
+    return algorithm.error_bound(problem), workspace, seconds, algorithm.spreads(problem, device, epilogue)
 
 
 # plans of nets ask for thousands of parts, and are made again and again: what a problem would cost is little to keep
@@ -238,10 +268,8 @@ def _refuse_request(
         return f"{algorithm.only_by_name}: it is taken where it is asked for by name"
     if request.deterministic and not algorithm.deterministic:
         return "its results may differ from run to run, and deterministic ones were asked for"
-    wanted = "fp64" if problem.dtype == "f64" else request.math
-    computed = algorithm.arithmetic(problem)
-    if _MATH_MODES.index(computed) > _MATH_MODES.index(wanted):
-        return f"it computes in {computed}, and {wanted} was asked for"
+    if reason := _refuse_arithmetic(algorithm, problem, request):
+        return reason
     if bound > limit:
         return f"its error may reach {bound:.1e}, and {request.accuracy} accuracy allows {limit:.1e} here"
     if not algorithm.has_exact_products and request.accuracy == "strict":
@@ -253,6 +281,15 @@ def _refuse_request(
             f"a NaN or an infinity in an input may reach {spreads}, and strict accuracy keeps it to the results "
             "that read it"
         )
+    return None
+
+
+def _refuse_arithmetic(algorithm: Algorithm, problem: Problem, request: Request) -> str | None:
+    """That an algorithm computes in a coarser arithmetic than the request allows; None if it does not."""
+    wanted = "fp64" if problem.dtype == "f64" else request.math
+    computed = algorithm.arithmetic(problem)
+    if _MATH_MODES.index(computed) > _MATH_MODES.index(wanted):
+        return f"it computes in {computed}, and {wanted} was asked for"
     return None
 
 

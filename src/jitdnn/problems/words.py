@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from jitdnn import limits
@@ -250,8 +251,13 @@ def _token(text: str, column: int) -> _Token:
     return _Token(text, column, text, "")
 
 
-def layout_forms(shape: Sequence[int], dtype: str) -> dict[str, TensorDescriptor]:
+def layout_forms(shape: Sequence[int], dtype: str) -> Mapping[str, TensorDescriptor]:
     """The packed orders of a tensor by their words; below three dims the two words mean the same."""
+    return _layout_forms(tuple(shape), dtype)
+
+
+@lru_cache(1024)  # a layer's directions have the same tensors
+def _layout_forms(shape: tuple[int, ...], dtype: str) -> Mapping[str, TensorDescriptor]:
     return {word: TensorDescriptor.packed(shape, dtype, word) for word in ("nchw", "nhwc")}
 
 

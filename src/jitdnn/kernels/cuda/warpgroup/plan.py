@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 
 STAGE_ROW = 128
@@ -59,19 +59,19 @@ class Lines:
     pixels: int = 1
     first: int = 0
 
-    @property
+    @cached_property
     def reach(self) -> int:
         """Rows of the product behind the results of each line."""
         if self.pixels > 1:
             return (self.first + self.taps - 1) // self.pixels
         return (self.taps - 1) * self.step
 
-    @property
+    @cached_property
     def mean_taps(self) -> float:
         """Of a stage."""
         return self.taps - (self.classes - self.long) / self.classes
 
-    @property
+    @cached_property
     def further(self) -> int:
         """Rows of A that are copied beside those of a tile."""
         return -(-self.reach // 8) * 8
@@ -100,6 +100,13 @@ class Tile:
     cluster: int = 1
     dividers: int = 0
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property  # tiles are few, and part of what is asked of caches again and again
+    def _hash(self) -> int:
+        return hash((self.down, self.across, self.rows, self.wn, self.cluster, self.dividers))
+
     def __str__(self) -> str:
         blocks = f", clusters of {self.cluster}" if self.cluster > 1 else ""
         dividers = f", {self.dividers} that divide" if self.dividers else ""
@@ -113,7 +120,7 @@ class Tile:
     def n(self) -> int:
         return self.wn * self.across
 
-    @property
+    @cached_property
     def block(self) -> int:
         """Columns of a block of B where it is MN-major."""
         return 32 if self.n == 32 else 64
@@ -122,15 +129,15 @@ class Tile:
         """Columns of B that are copied: whole blocks where they lie across."""
         return -(-self.n // self.block) * self.block if is_across else self.n
 
-    @property
+    @cached_property
     def warpgroups(self) -> int:
         return self.down * self.across
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return 128 * (self.warpgroups + self.dividers + 1)
 
-    @property
+    @cached_property
     def sums(self) -> int:
         """Registers of a consumer's thread for the sums."""
         return self.rows * self.wn // 2
@@ -148,16 +155,19 @@ class Tile:
         """Of a stage; `is_across`: an MN-major operand comes in whole blocks of columns."""
         return parts * lines.taps * self.brought(is_across) * row
 
+    @cache  # noqa: B019  # of the tiles of this module
     def chunk_bytes(self, result_bytes: int) -> int:
         """Of a row of the chunks in which results leave."""
         return next(size for size in _CHUNKS if self.wn * result_bytes % size == 0)
 
+    @cache  # noqa: B019  # of the tiles of this module
     def other_bytes(self, is_split: bool, result_bytes: int) -> int:
         """Shared memory beside the stages, without their barriers: rows, and two chunks of results of each consumer."""
         is_part = is_split or self.cluster > 1
         staging = 0 if is_part else self.warpgroups * 2 * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
         return 8 * 64 * self.rows * self.warpgroups + staging + _EXCHANGE_BARRIER_BYTES
 
+    @lru_cache(1 << 14)  # noqa: B019  # of the tiles of this module
     def stages(
         self, shared_bytes: int, parts: int, is_split: bool, result_bytes: int, row: int = STAGE_ROW,
         lines: Lines = NO_LINES, kept_bytes: int = 0, is_across: bool = False,
@@ -179,6 +189,7 @@ class Tile:
         b_bytes = 0 if kept_bytes else self.b_bytes(parts, row, lines, is_across)
         return self.a_bytes(parts, row, lines) + b_bytes + _BARRIER_BYTES
 
+    @cache  # noqa: B019  # of the tiles of this module
     def has_registers(
         self, is_promoted: bool, result_bytes: int, is_split: bool, divides_rows: bool = False
     ) -> bool:
@@ -191,6 +202,7 @@ class Tile:
         most = of_consumer[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
         return self.sums * (2 if is_promoted else 1) + words <= most
 
+    @cache  # noqa: B019  # of the tiles of this module
     def has_chunks(self, result_bytes: int, has_row_boxes: bool = False) -> bool:
         """Whether results leave in whole chunks; `has_row_boxes`: see `Products`."""
         return self.wn % 16 == 0 if has_row_boxes else self.wn * result_bytes % 64 == 0
@@ -289,6 +301,8 @@ class Products:
         )
 
     def tiles_m(self, tile: Tile) -> int:
+        if len(self.rows) == 1:
+            return -(-self.rows[0] // tile.m)
         return sum(-(-rows // tile.m) for rows in self.rows)
 
     def tiles_n(self, tile: Tile) -> int:

@@ -31,12 +31,16 @@ _TILINGS = {
 def choose(c: Contraction, device: GpuDevice, epilogue: Epilogue | None = None) -> GemmPlan:
     """The tiling, and number of parts that the terms are cut into, that should be fastest."""
     item = DTYPES[c.sum_dtype]
-    return min(
-        (_cut(c, tiling, device, epilogue) for tiling in _TILINGS[item]), key=lambda plan: plan.seconds
-    )
+    moved, of_term = sum(tensor.nbytes for tensor in c.operands), _bytes_of_elements(c)
+    found = [_cut(c, tiling, device, moved, of_term) for tiling in _TILINGS[item]]
+    tiling, splits, split_steps, seconds = min(found, key=lambda one: one[-1])
+    return GemmPlan(c, tiling, splits, split_steps, seconds, epilogue)
 
 
-def _cut(c: Contraction, tiling: Tiling, device: GpuDevice, epilogue: Epilogue | None) -> GemmPlan:
+def _cut(
+    c: Contraction, tiling: Tiling, device: GpuDevice, moved: int, of_elements: tuple[int, int]
+) -> tuple[Tiling, int, int, float]:
+    """The tiling, splits, steps of one, and seconds; `moved`: bytes of the operands."""
     tiles = (
         -(-c.row_count // tiling.rows)
         * -(-c.columns[0] // tiling.columns)
@@ -56,20 +60,25 @@ def _cut(c: Contraction, tiling: Tiling, device: GpuDevice, epilogue: Epilogue |
     rate = efficiency * device.peak_flops(c.dtype) / device.multiprocessors
     waves = -(-tiles * splits // device.multiprocessors)
     step = max(2 * tiling.rows * tiling.columns * tiling.depth / rate, _STEP_SECONDS)
-    moved = sum(tensor.nbytes for tensor in c.operands)
     if splits > 1:
         moved += 2 * splits * c.batch_count * c.row_count * c.columns[0] * 4
-    read = tiles * splits * split_steps * tiling.depth * _bytes_a_term(c, tiling)
+    read = tiles * splits * split_steps * tiling.depth * _bytes_a_term(c, tiling, of_elements)
     seconds = _LAUNCH_SECONDS * (1 + (splits > 1)) + max(
         waves * (_BLOCK_SECONDS + split_steps * step),
         moved / device.bandwidth,
         read / (_CACHE_SPEED * device.bandwidth),
     )
-    return GemmPlan(c, tiling, splits, split_steps, seconds, epilogue)
+    return tiling, splits, split_steps, seconds
 
 
-def _bytes_a_term(c: Contraction, tiling: Tiling) -> float:
-    """What a thread block reads for one term of its sums: whole sectors where elements are not neighbours."""
+def _bytes_a_term(c: Contraction, tiling: Tiling, of_elements: tuple[int, int]) -> float:
+    """What a thread block reads for one term of its sums."""
+    g_bytes, p_bytes = of_elements
+    return tiling.rows * g_bytes + min(tiling.columns, c.columns[0]) * p_bytes
+
+
+def _bytes_of_elements(c: Contraction) -> tuple[int, int]:
+    """What an element of each operand takes: whole sectors where elements are not neighbours."""
     g, p, _ = c.operands
     in_g = [(c.rows[0], c.rows[1]), (c.terms[0], c.terms[1])]
     in_p = [(c.columns[0], c.columns[1]), (c.terms[0], c.terms[2])]
@@ -78,8 +87,7 @@ def _bytes_a_term(c: Contraction, tiling: Tiling) -> float:
         along = axis.g_stride * (1 if axis.stride_phases else axis.g_mul)
         in_g += [(axis.grid, along), (axis.taps, axis.g_stride * axis.g_step)]
         in_p.append((axis.taps, axis.p_stride))
-    g_bytes, p_bytes = _bytes_an_element(g.dtype, in_g), _bytes_an_element(p.dtype, in_p)
-    return tiling.rows * g_bytes + min(tiling.columns, c.columns[0]) * p_bytes
+    return _bytes_an_element(g.dtype, in_g), _bytes_an_element(p.dtype, in_p)
 
 
 def _bytes_an_element(dtype: str, digits: Sequence[tuple[int, int]]) -> int:

@@ -103,15 +103,15 @@ def _banded(problem: Convolution, device: GpuDevice) -> Banded | None:
     window = geometry.lower(problem)
     if problem.direction == "bwd_filter":
         return _cheapest(banded_cost.wgrad_candidates(window, device), device)
-    return _cheapest(banded_cost.candidates(window, device), device)
+    return banded_cost.cheapest(window, device)
 
 
 @functools.lru_cache(4096)
 def _sliding(problem: Convolution, device: GpuDevice) -> Sliding | SlidingWgrad | None:
     window = geometry.lower(problem)
     if problem.direction == "bwd_filter":
-        return _cheapest(sliding_cost.wgrad_candidates(window, device), device)
-    return _cheapest(sliding_cost.candidates(window, device), device)
+        return sliding_cost.cheapest_wgrad(window, device)
+    return sliding_cost.cheapest(window, device)
 
 
 def _cheapest(found: Sequence[_AnyPlan], device: GpuDevice) -> _AnyPlan | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
+from math import ceil, inf
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.convolution.depthwise.banded_plan import TILE, Band, Banded, BandedWgrad, Blocking
@@ -24,6 +25,7 @@ _UNHIDDEN = 0.35  # of the shorter of products and instructions
 _MEMORY = 1.15  # on the time of memory
 _HALF_SECTORS = 1.35  # and where half of each sector is for another thread block
 _UNMODELLED, _WGRAD_UNMODELLED = 1.33, 1.25  # what the model leaves out
+_ROUNDED = 1 - 1e-9  # on what no plan comes below: so rounding does not count
 
 
 def refuse(window: Window) -> str | None:
@@ -42,23 +44,44 @@ def refuse(window: Window) -> str | None:
     return None
 
 
+def cheapest(window: Window, device: GpuDevice) -> Banded | None:
+    """The plan of the least time, of equals the first; None if the rows do not fit into shared memory."""
+    works = _works(window, device)
+    best, found = None, (inf, 0, 0)
+    for least, number in sorted((work.least, number) for number, work in enumerate(works)):
+        if least > found[0]:
+            break
+        work = works[number]
+        for order, blocking in enumerate(_strips(work.plan.blocking, work.rows)):
+            if work.least_of(blocking) > found[0]:
+                continue
+            plan = replace(work.plan, blocking=blocking)
+            if plan.fits and (seconds := work.seconds(plan), number, order) < found:
+                best, found = plan, (seconds, number, order)
+    return best
+
+
 def candidates(window: Window, device: GpuDevice) -> list[Banded]:
     """Every sensible plan; none if the rows do not fit into shared memory."""
-    found = []
+    plans = [
+        replace(work.plan, blocking=blocking)
+        for work in _works(window, device)
+        for blocking in _strips(work.plan.blocking, work.rows)
+    ]
+    return [plan for plan in plans if plan.fits]
+
+
+def _works(window: Window, device: GpuDevice) -> list[_Work]:
+    """Plans whose rows are to be divided."""
     width = widths(window)[0]
-    for axes in _orders(window):
-        for blocking in blockings(window, axes, width):
-            plan = Banded(
-                window,
-                axes,
-                width,
-                blocking,
-                best_band(axes[2], blocking.segments, blocking.segment),
-                device.facts,
-            )
-            if plan.fits:
-                found.append(plan)
-    return found
+    return [
+        _Work(
+            Banded(window, axes, width, base, best_band(axes[2], base.segments, base.segment), device.facts),
+            device,
+        )
+        for axes in _orders(window)
+        for base in _bases(window, axes, width)
+    ]
 
 
 def wgrad_candidates(window: Window, device: GpuDevice) -> list[BandedWgrad]:
@@ -66,7 +89,7 @@ def wgrad_candidates(window: Window, device: GpuDevice) -> list[BandedWgrad]:
     found = []
     width = widths(window)[0]
     for axes in _orders(window):
-        for blocking in _single(blockings(window, axes, width)):
+        for blocking in _single(window, axes, width):
             band = best_band(axes[2], blocking.segments, blocking.segment)
             halves = -(-band.blocks // 2)
             most = max(1, min(axes[1].taps, 112 // (4 * halves)))
@@ -86,9 +109,11 @@ def _orders(window: Window) -> list[tuple[Axis, Axis, Axis]]:
     return [(depth, height, width)]
 
 
-def _single(found: Iterator[Blocking]) -> Iterator[Blocking]:
+def _single(window: Window, axes: tuple[Axis, Axis, Axis], width: int) -> Iterator[Blocking]:
     """The blockings of 16 tiles and one channel a warp, which wgrad takes."""
-    return (blocking for blocking in found if blocking.tiles == 1 and blocking.warps == blocking.channels)
+    for base in _bases(window, axes, width):
+        if base.tiles == 1 and base.warps == base.channels:
+            yield from _strips(base, _rows_of_lines(base, axes))
 
 
 def _with_splits(plan: BandedWgrad, device: GpuDevice) -> BandedWgrad:
@@ -99,8 +124,13 @@ def _with_splits(plan: BandedWgrad, device: GpuDevice) -> BandedWgrad:
     return replace(plan, splits=-(-plan.line_groups // rounds))
 
 
-def blockings(window: Window, axes: tuple[Axis, Axis, Axis], width: int) -> Iterator[Blocking]:
-    """Every sensible blocking of a window."""
+def _rows_of_lines(base: Blocking, axes: tuple[Axis, Axis, Axis]) -> int:
+    """Of results, which strips divide."""
+    return base.segments if base.is_one_row else axes[1].count
+
+
+def _bases(window: Window, axes: tuple[Axis, Axis, Axis], width: int) -> Iterator[Blocking]:
+    """Every sensible blocking of a window, with its rows undivided."""
     _, rows, banded = axes
     tiles = -(-banded.count // TILE)
     is_one_row = rows.taps == 1 and rows.count == 1 and tiles > 16
@@ -117,8 +147,7 @@ def blockings(window: Window, axes: tuple[Axis, Axis, Axis], width: int) -> Iter
                     warps = channels // own
                     if warps > 16:
                         continue
-                    base = Blocking(channels, warps, lines, segment, segments, 1, 1, 1, sixteens, is_one_row)
-                    yield from _strips(base, segments if is_one_row else rows.count)
+                    yield Blocking(channels, warps, lines, segment, segments, 1, 1, 1, sixteens, is_one_row)
 
 
 def _strips(base: Blocking, count: int) -> Iterator[Blocking]:
@@ -132,6 +161,7 @@ def _strips(base: Blocking, count: int) -> Iterator[Blocking]:
             yield replace(base, rows=rows, strip=strip, chunks=-(-count // strip))
 
 
+@lru_cache(4096)
 def best_band(axis: Axis, segments: int, tiles: int) -> Band:
     """The fewest blocks that reach all columns that are not padding."""
     found: list[Band] = []
@@ -154,62 +184,92 @@ def best_band(axis: Axis, segments: int, tiles: int) -> Band:
 def seconds(plan: Banded, device: GpuDevice) -> float:
     """Expected time of a plan, with the reduction of a wgrad's partial sums."""
     return (
-        _wgrad_seconds(plan, device) if isinstance(plan, BandedWgrad) else _fprop_dgrad_seconds(plan, device)
+        _wgrad_seconds(plan, device) if isinstance(plan, BandedWgrad) else _Work(plan, device).seconds(plan)
     )
 
 
-def _fprop_dgrad_seconds(plan: Banded, device: GpuDevice) -> float:
-    cycles, steps = _cycles_of_block(plan)
-    resident = plan.resident
-    width = device.multiprocessors * resident
-    waves = (
-        math.ceil(plan.grid_blocks / width)
-        if plan.grid_blocks < 6 * width
-        else plan.grid_blocks / width + 0.5
-    )
-    overlapped = min(resident, -(-plan.grid_blocks // device.multiprocessors))
-    # a thread block waits for its first rows, and for the next at each barrier
-    latency = _START_CYCLES + _STEP_CYCLES * steps
-    busy = waves * max(cycles * overlapped * _SCHEDULING, latency + cycles)
-    busy *= (_TWO_CHANNELS if plan.own_channels > 1 else 1) * (
-        _TAPS_IN_SHARED if plan.has_taps_in_shared else 1
-    )
-    transfer = plan.window.bytes_moved * (plan.blocks_read / plan.blocking.segment + 3) / 4 / device.bandwidth
-    if plan.blocking.channels * 2 < 32 < plan.window.channels * 2:
-        transfer *= _HALF_SECTORS
-    wasted = waves * width / max(1, plan.grid_blocks)
-    return float(
-        LAUNCH_SECONDS
-        + _UNMODELLED * max(busy / depthwise_clock(device.facts), transfer * min(1.5, wasted) * _MEMORY)
-    )
+class _Work:
+    """Seconds of plans by their strips and rows; `least`: of any of them, but for rounding."""
+
+    def __init__(self, plan: Banded, device: GpuDevice) -> None:
+        blocking, window = plan.blocking, plan.window
+        self.plan, self._device, self._taps = plan, device, plan.taps[0]
+        self.rows = _rows_of_lines(blocking, plan.axes)
+        self._chunks = blocking.channels // plan.width
+        self._fragments = blocking.channels * blocking.tiles * -(-plan.band.blocks // 2)
+        self._conflicts = plan.bank_conflicts / (2 * blocking.tiles)
+        self._of_taps = blocking.channels * plan.band.blocks if plan.has_taps_in_shared else 0
+        self._packs = blocking.lines * plan.blocks_read * 4 * self._chunks  # of a row
+        self._factors = (
+            _TWO_CHANNELS if plan.own_channels > 1 else 1, _TAPS_IN_SHARED if plan.has_taps_in_shared else 1,
+        )  # fmt: skip
+        transfer = window.bytes_moved * (plan.blocks_read / blocking.segment + 3) / 4 / device.bandwidth
+        if blocking.channels * 2 < 32 < window.channels * 2:
+            transfer *= _HALF_SECTORS
+        self._transfer = transfer
+        whole = replace(plan, blocking=replace(blocking, strip=self.rows))
+        first, end = whole.first_row, whole.end_row
+        moved, products = _rows_read(self.rows, self.rows, self._taps, first, end)
+        cycles = self._cycles(moved, products, end - first, self.rows)
+        self.least = self._bound(cycles, plan.line_count / blocking.chunks)
+
+    def _cycles(self, moved: int, products: int, height: int, strip: int) -> float:
+        """Cycles of a multiprocessor that a thread block takes."""
+        plan, blocking, fragments = self.plan, self.plan.blocking, self._fragments
+        matrix = products * fragments * plan.facts.mma_cycles
+        reading = moved * fragments * _FRAGMENT_CYCLES * self._conflicts
+        reading += moved * self._of_taps
+        results = strip * blocking.lines * blocking.segment * 4 * self._chunks
+        swizzling = (height * self._packs + results) * plan.width / 32 * _SWIZZLE_CYCLES
+        # accesses of memory: a cache line each, and the instructions around them
+        accessing = (height * self._packs + results) * _ACCESS_CYCLES / max(1, self._chunks)
+        issued = (products * fragments * 1.2 + moved * fragments * 3) / 4
+        issued += (height * self._packs + results) * (3 * plan.width + 40) / 32 / 4
+        return max(matrix, issued, reading + swizzling + accessing) + _UNHIDDEN * min(matrix, issued)
+
+    def least_of(self, blocking: Blocking) -> float:
+        """Of strips and rows, whatever fits on a multiprocessor at a time; but for rounding."""
+        plan = replace(self.plan, blocking=blocking)
+        _, cycles = self._of_block(plan)
+        return self._bound(cycles, plan.line_count)
+
+    def _bound(self, cycles: float, lines: float) -> float:
+        window, blocking, device = self.plan.window, self.plan.blocking, self._device
+        busy = lines / blocking.lines * -(-window.channels // blocking.channels) / device.multiprocessors
+        busy *= cycles * _SCHEDULING * self._factors[0] * self._factors[1]
+        seconds = max(busy / depthwise_clock(device.facts), self._transfer * _MEMORY)
+        return (LAUNCH_SECONDS + _UNMODELLED * seconds) * _ROUNDED
+
+    def _of_block(self, plan: Banded) -> tuple[int, float]:
+        """Steps and cycles of a thread block."""
+        blocking, first, end = plan.blocking, plan.first_row, plan.end_row
+        moved, products = _rows_read(blocking.strip, blocking.rows, self._taps, first, end)
+        return -(-blocking.strip // blocking.rows), self._cycles(moved, products, end - first, blocking.strip)
+
+    def seconds(self, plan: Banded) -> float:
+        steps, cycles = self._of_block(plan)
+        device, resident, grid_blocks = self._device, plan.resident, plan.grid_blocks
+        width = device.multiprocessors * resident
+        waves = ceil(grid_blocks / width) if grid_blocks < 6 * width else grid_blocks / width + 0.5
+        overlapped = min(resident, -(-grid_blocks // device.multiprocessors))
+        # a thread block waits for its first rows, and for the next at each barrier
+        latency = _START_CYCLES + _STEP_CYCLES * steps
+        busy = waves * max(cycles * overlapped * _SCHEDULING, latency + cycles)
+        busy *= self._factors[0] * self._factors[1]
+        wasted = waves * width / max(1, grid_blocks)
+        transfer = self._transfer * min(1.5, wasted) * _MEMORY
+        return float(LAUNCH_SECONDS + _UNMODELLED * max(busy / depthwise_clock(device.facts), transfer))
 
 
-def _cycles_of_block(plan: Banded) -> tuple[float, int]:
-    """Cycles of a multiprocessor that a thread block takes, and its steps."""
-    blocking, (taps, _) = plan.blocking, plan.taps
-    steps = -(-blocking.strip // blocking.rows)
-    halves = -(-plan.band.blocks // 2)
-    products = moved = 0.0
-    for step in range(steps):
-        first, end = step * blocking.rows, step * blocking.rows + blocking.rows + taps - 1
-        rows = range(max(first, plan.first_row), min(end, plan.end_row))
-        moved += len(rows)
-        products += sum(min(r - first, taps - 1) - max(0, r - first - blocking.rows + 1) + 1 for r in rows)
-    fragments = blocking.channels * blocking.tiles * halves
-    matrix = products * fragments * plan.facts.mma_cycles
-    conflicts = plan.bank_conflicts(plan.line_blocks)[0] / (2 * blocking.tiles)
-    reading = moved * fragments * _FRAGMENT_CYCLES * conflicts
-    if plan.has_taps_in_shared:
-        reading += moved * blocking.channels * plan.band.blocks
-    height = plan.end_row - plan.first_row
-    packs = blocking.lines * plan.blocks_read * 4 * (blocking.channels // plan.width)
-    results = blocking.strip * blocking.lines * blocking.segment * 4 * (blocking.channels // plan.width)
-    swizzling = (height * packs + results) * plan.width / 32 * _SWIZZLE_CYCLES
-    # accesses of memory: a cache line each, and the instructions around them
-    accessing = (height * packs + results) * _ACCESS_CYCLES / max(1, blocking.channels // plan.width)
-    issued = (products * fragments * 1.2 + moved * fragments * 3) / 4
-    issued += (height * packs + results) * (3 * plan.width + 40) / 32 / 4
-    return max(matrix, issued, reading + swizzling + accessing) + _UNHIDDEN * min(matrix, issued), steps
+@lru_cache(4096)
+def _rows_read(strip: int, rows: int, taps: int, first_row: int, end_row: int) -> tuple[int, int]:
+    """Rows that a strip reads in steps of `rows` results, and pairs of one and a result of the step that it meets."""
+    moved = products = 0
+    for first in range(0, strip, rows):
+        read = range(max(first, first_row), min(first + rows + taps - 1, end_row))
+        moved += len(read)
+        products += sum(min(r - first, taps - 1) - max(0, r - first - rows + 1) + 1 for r in read)
+    return moved, products
 
 
 def _wgrad_seconds(plan: BandedWgrad, device: GpuDevice) -> float:
@@ -227,7 +287,7 @@ def _wgrad_seconds(plan: BandedWgrad, device: GpuDevice) -> float:
             products += max(0, rows) * blocking.rows * plan.tap_rows / (blocking.rows + plan.tap_rows - 1)
     fragments = blocking.channels * halves
     matrix = products * fragments * plan.facts.mma_cycles
-    conflicts = plan.bank_conflicts(plan.line_blocks)[0] / 2
+    conflicts = plan.bank_conflicts / 2
     reading = (
         loaded * fragments * _FRAGMENT_CYCLES * conflicts
         + steps * blocking.rows * blocking.channels * pieces * 2
@@ -241,9 +301,9 @@ def _wgrad_seconds(plan: BandedWgrad, device: GpuDevice) -> float:
     )
     issued = (products * fragments * 1.2 + loaded * fragments * 4) / 4 + packs * (3 * plan.width + 40) / 128
     cycles = max(matrix, issued, reading + swizzling + accessing) + _UNHIDDEN * min(matrix, issued)
-    rounds = math.ceil(plan.line_groups / plan.splits)
+    rounds = ceil(plan.line_groups / plan.splits)
     grid_blocks = plan.strips * plan.splits
-    waves = math.ceil(grid_blocks / (device.multiprocessors * plan.resident))
+    waves = ceil(grid_blocks / (device.multiprocessors * plan.resident))
     overlapped = min(plan.resident, -(-grid_blocks // device.multiprocessors))
     latency = _START_CYCLES * (1 + (taps > 1)) + _STEP_CYCLES * steps
     busy = waves * rounds * max(cycles * overlapped * _SCHEDULING, latency + cycles)
@@ -255,5 +315,5 @@ def _wgrad_seconds(plan: BandedWgrad, device: GpuDevice) -> float:
         + _WGRAD_UNMODELLED
         * max(busy / depthwise_clock(device.facts), transfer * _MEMORY)
         * (1 + 0.04 * plan.is_crowded * (blocking.rows - 4))
-        + reduce_seconds(plan.window, plan.splits, device)
+        + reduce_seconds(plan.window, plan.splits, device.bandwidth)
     )

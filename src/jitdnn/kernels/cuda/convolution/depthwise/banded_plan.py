@@ -13,7 +13,7 @@ The loops, with the words of banded_planes.cuh:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
@@ -95,18 +95,21 @@ class Banded:
     def blocks_read(self) -> int:
         return self.blocking.segment + self.band.blocks - 1
 
-    @cached_property
+    @property
     def line_blocks(self) -> int:
         """Blocks from one line to the next, with the fewest bank conflicts of 8 tiles."""
-        return min(range(self.blocks_read, self.blocks_read + 8), key=self.bank_conflicts)
+        return self._line_blocks[1]
 
-    def bank_conflicts(self, blocks: int) -> tuple[int, int]:
-        worst = 0
-        for first in range(0, 16 * self.blocking.tiles, 8):
-            items = [i for i in range(first, first + 8) if i < self.blocking.lines * self.blocking.segment]
-            banks = [(i // self.blocking.segment * blocks + i % self.blocking.segment) % 8 for i in items]
-            worst += max((banks.count(bank) for bank in banks), default=0)
-        return worst, blocks
+    @property
+    def bank_conflicts(self) -> int:
+        """Of reading the rows of all tiles, 8 tiles at a time: as many as there are eights without any."""
+        return self._line_blocks[0]
+
+    @property
+    def _line_blocks(self) -> tuple[int, int]:
+        return _fewest_conflicts(
+            self.blocks_read, self.blocking.segment, self.blocking.lines, self.blocking.tiles
+        )
 
     @property
     def plane(self) -> int:
@@ -254,6 +257,21 @@ class BandedWgrad(Banded):
     @property
     def workspace(self) -> int:
         return 4 * self.splits * self.window.taps * self.window.channels
+
+
+@lru_cache(4096)
+def _fewest_conflicts(least: int, segment: int, lines: int, tiles: int) -> tuple[int, int]:
+    """Bank conflicts, and blocks from one line to the next, `least` or more, that have the fewest."""
+
+    def conflicts(blocks: int) -> int:
+        worst = 0
+        for first in range(0, 16 * tiles, 8):
+            items = range(first, min(first + 8, lines * segment))
+            banks = [(i // segment * blocks + i % segment) % 8 for i in items]
+            worst += max((banks.count(bank) for bank in banks), default=0)
+        return worst
+
+    return min((conflicts(blocks), blocks) for blocks in range(least, least + 8))
 
 
 def skewed(words: int) -> int:

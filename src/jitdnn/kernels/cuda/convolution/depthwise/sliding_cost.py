@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import ceil, inf, prod
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
@@ -17,6 +17,8 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
     Tile,
     column_packs,
     max_registers,
+    resident_blocks,
+    resident_threads,
     widths,
 )
 from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, LINE_BYTES, MEMORY_LATENCY, depthwise_clock
@@ -44,83 +46,126 @@ of them, and a part for each column of a tile whose results are stored alone."""
 _WAVE_SECONDS = 2.4e-6  # of more than one wave
 _UNHIDDEN, _WGRAD_UNHIDDEN = 0.2, 0.08  # of the shorter of computation and memory
 _REDUCTION_SECONDS = 2.2e-6
+_AGAIN_SECONDS, _END_SECONDS = 2.9e-6, 0.7e-6  # of more than one round, and behind the last
+
+
+_ROUNDED = 1 - 1e-9  # a factor on what no plan comes below: so rounding does not count
+_COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+_MOST_THREADS = 384
+_CHUNKS = (1, 2, 4, 8, 16, 32)
+
+
+def cheapest(window: Window, device: GpuDevice) -> Sliding | None:
+    """The plan of the least time, of equals the first; None if the filter is too large for registers."""
+    works, found = _works(window, device), (inf, 0, 0, 0, 0)
+    for least, number in sorted((work.least, number) for number, work in enumerate(works)):
+        if least > found[0]:
+            break
+        work = works[number]
+        for order, threads, rows in _divided(work.plan):
+            found = min(found, (work.seconds(rows, threads), number, order, threads, rows))
+    seconds, number, _, threads, rows = found
+    return works[number].of(rows, threads) if seconds < inf else None
 
 
 def candidates(window: Window, device: GpuDevice) -> list[Sliding]:
     """Every sensible plan; none if the filter is too large for registers."""
-    found: list[Sliding] = []
+    works = _works(window, device)
+    return [work.of(rows, threads) for work in works for _, threads, rows in _divided(work.plan)]
+
+
+def _works(window: Window, device: GpuDevice) -> list[_Work]:
+    """Plans whose rows and threads are to be divided."""
+    works = []
     for axes in orders(window):
         depth, _, width = axes
         for channels in widths(window):
             packs = window.channels // channels
             side = side_packs(packs, channels * DTYPES[window.dtype]) if window.has_channel_lanes else 1
-            for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
+            for columns in tilings(width, _COLUMNS):
                 for depths, prefetch in itertools.product(tilings(depth, (1, 2, 3, 4)), (1, 2, 4)):
                     tile = Tile(channels, columns, depths, 1, side, 128, prefetch=prefetch)
-                    found += _variants(Sliding(window, axes, tile, device.facts))
-    return found
+                    whole = Sliding(window, axes, tile, device.facts)
+                    if whole.registers <= MAX_REGISTERS and whole.products <= 1600:
+                        works.append(_Work(whole, device))
+    return works
 
 
-def _variants(whole: Sliding) -> Iterator[Sliding]:
-    """The plan with its rows and threads divided among thread blocks in every sensible way."""
-    if whole.registers > MAX_REGISTERS or whole.products > 1600:
-        return
-    side = whole.tile.side
+def _divided(whole: Sliding) -> Iterator[tuple[int, int, int]]:
+    """Numbered threads and rows: the plan divided among thread blocks in every sensible way."""
+    side, blocks, registers = whole.tile.side, whole.blocks, whole.registers + EXTRA_REGISTERS
+    order = 0
     for threads in (64, 128, 256):
         even = -(-threads // side) * side
         size = even if even <= 384 and even % 32 == 0 else threads
-        if whole.registers + EXTRA_REGISTERS > max_registers(whole.facts, size):
+        if registers > max_registers(whole.facts, size):
             continue
-        for chunks in (1, 2, 4, 8, 16, 32):
-            rows = -(-whole.blocks // chunks)
+        for chunks in _CHUNKS:
+            rows = -(-blocks // chunks)
             if chunks > 1 and rows < 2 * whole.steps:
                 break
-            yield replace(whole, tile=replace(whole.tile, rows=rows, threads=size))
+            yield order, size, rows
+            order += 1
+
+
+def cheapest_wgrad(window: Window, device: GpuDevice) -> SlidingWgrad | None:
+    """The plan of the filter's gradient of the least time; None if the filter is too large for registers."""
+    works, found = _wgrad_works(window, device), (inf, 0, 0, 0, 0, 0, 0)
+    for least, number in sorted((work.least, number) for number, work in enumerate(works)):
+        if least > found[0]:
+            break
+        work = works[number]
+        for order, (threads, rows) in enumerate(_divided_wgrad(work.plan)):
+            seconds, at, splits = work.best_splits(rows, threads)
+            found = min(found, (seconds, number, order, at, threads, rows, splits))
+    seconds, number, _, _, threads, rows, splits = found
+    return works[number].of(rows, threads, splits) if seconds < inf else None
 
 
 def wgrad_candidates(window: Window, device: GpuDevice) -> list[SlidingWgrad]:
-    """Every sensible plan of wgrad; none if the filter is too large for registers."""
-    found = []
+    """Every sensible plan of wgrad, with its best splits; none if the filter is too large for registers."""
+    return [
+        work.of(rows, threads, work.best_splits(rows, threads)[-1])
+        for work in _wgrad_works(window, device)
+        for threads, rows in _divided_wgrad(work.plan)
+    ]
+
+
+def _wgrad_works(window: Window, device: GpuDevice) -> list[_WgradWork]:
+    """Plans whose rows, threads and splits are to be chosen."""
+    works = []
     for axes in orders(window):
-        depth, slide, width = axes
+        depth, _, width = axes
         for channels in widths(window):
             packs = window.channels // channels
             side = side_packs(packs, channels * DTYPES[window.dtype])
             if not window.has_channel_lanes:
                 side = 1
-            for columns in tilings(width, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)):
+            for columns in tilings(width, _COLUMNS):
                 for depths, prefetch in itertools.product(tilings(depth, (1, 2)), (1, 2)):
                     tile = Tile(channels, columns, depths, 1, side, 128, prefetch=prefetch)
-                    least = SlidingWgrad(window, axes, tile, device.facts)
-                    if least.registers > MAX_WGRAD_REGISTERS:
-                        continue
-                    # with few rows in flight the compiler can do with less, unless there are planes to address
-                    least_extra = 20 if depth.taps == prefetch == 1 else EXTRA_WGRAD_REGISTERS
-                    for threads in (64, 128, 192, 256, 384):
-                        if threads < side or (threads // side) * side * 8 < threads * 7:
-                            continue
-                        if least.registers + least_extra > max_registers(device.facts, threads):
-                            continue
-                        for chunks in (1, 2, 4, 8, 16, 32):
-                            rows = -(-slide.count // chunks)
-                            if chunks > 1 and rows < 3 * least.steps:
-                                break
-                            plan = replace(least, tile=replace(tile, rows=rows, threads=threads))
-                            found.append(_with_splits(plan, device))
-    return found
+                    whole = SlidingWgrad(window, axes, tile, device.facts)
+                    if whole.registers <= MAX_WGRAD_REGISTERS:
+                        works.append(_WgradWork(whole, device))
+    return works
 
 
-def _with_splits(plan: SlidingWgrad, device: GpuDevice) -> SlidingWgrad:
-    """The plan with as many thread blocks on each multiprocessor as take the least time."""
-    found = {}
-    for each in range(1, plan.resident + 1):
-        wanted = max(1, min(device.multiprocessors * each // plan.strips, 4096))
-        rounds = -(-plan.items // (wanted * plan.slots))
-        # fewer splits with the same rounds
-        splits = max(1, -(-plan.items // (rounds * plan.slots)))
-        if splits not in found:
-            found[splits] = replace(plan, tile=replace(plan.tile, splits=splits))
-    return min(found.values(), key=lambda plan: _wgrad_seconds(plan, device))
+def _divided_wgrad(least: SlidingWgrad) -> Iterator[tuple[int, int]]:
+    """Threads and rows: the plan divided among thread blocks in every sensible way."""
+    depth, slide, _ = least.axes
+    side = least.tile.side
+    # with few rows in flight the compiler can do with less, unless there are planes to address
+    least_extra = 20 if depth.taps == least.tile.prefetch == 1 else EXTRA_WGRAD_REGISTERS
+    for threads in (64, 128, 192, 256, 384):
+        if threads < side or (threads // side) * side * 8 < threads * 7:
+            continue
+        if least.registers + least_extra > max_registers(least.facts, threads):
+            continue
+        for chunks in _CHUNKS:
+            rows = -(-slide.count // chunks)
+            if chunks > 1 and rows < 3 * least.steps:
+                break
+            yield threads, rows
 
 
 def orders(window: Window) -> list[tuple[Axis, Axis, Axis]]:
@@ -153,56 +198,95 @@ def tilings(axis: Axis, counts: Sequence[int]) -> list[int]:
 
 def seconds(plan: Sliding | SlidingWgrad, device: GpuDevice) -> float:
     """Expected time of a plan, with the reduction of a wgrad's partial sums."""
-    return (
-        _wgrad_seconds(plan, device) if isinstance(plan, SlidingWgrad) else _fprop_dgrad_seconds(plan, device)
-    )
-
-
-def _fprop_dgrad_seconds(plan: Sliding, device: GpuDevice) -> float:
     tile = plan.tile
-    reads = plan.rows_in * plan.planes_read * plan.columns_read
-    writes = plan.rows_out * tile.depths * tile.columns
-    # instructions of a step: products, numbers widened and narrowed, accesses with their bounds and addresses
-    issued = plan.products + _CONVERT * reads * tile.channels + _READ * reads + _STEP
-    issued += writes * (_NARROW * tile.channels + _WRITE)
-    apart = tile.channels if plan.window.has_channel_lanes else tile.columns
-    # packs of columns are one access for several
-    read_packs, write_packs = column_packs(plan.window, plan.axes[2], tile.columns)
-    own = plan.rows_in * plan.planes_read * tile.columns * plan.axes[2].stride
-    fewer = own * (1 - 1 / read_packs) + writes * (1 - 1 / write_packs)
-    issued -= _READ * fewer
-    accesses = (reads + writes - fewer) * max(1.0, apart * plan.element * 32 / LINE_BYTES)
-    steps = tile.rows + plan.steps - 1
-    if tile.rows >= plan.blocks:
-        steps = max(plan.axes[1].input.extent // plan.axes[1].input.pitch // plan.rows_in, 1)
-    warps = plan.grid_blocks * tile.threads / 32
-    width = device.multiprocessors * plan.resident
-    waves = math.ceil(plan.grid_blocks / width)
-    if waves == 1:
-        filled = (
-            math.ceil(plan.grid_blocks / device.multiprocessors) * device.multiprocessors / plan.grid_blocks
+    if isinstance(plan, SlidingWgrad):
+        return _WgradWork(plan, device).seconds(tile.rows, tile.threads, tile.splits)
+    return _Work(plan, device).seconds(tile.rows, tile.threads)
+
+
+class _Work:
+    """Seconds of a plan by its rows and threads; `least`: of any number of them, but for rounding."""
+
+    def __init__(self, plan: Sliding, device: GpuDevice) -> None:
+        tile, slide = plan.tile, plan.axes[1]
+        self.plan, self._clock = plan, depthwise_clock(device.facts)
+        self._multiprocessors, self._bandwidth = device.multiprocessors, device.bandwidth
+        reads = plan.rows_in * plan.planes_read * plan.columns_read
+        writes = plan.rows_out * tile.depths * tile.columns
+        # instructions of a step: products, numbers widened and narrowed, accesses with their bounds and addresses
+        issued = plan.products + _CONVERT * reads * tile.channels + _READ * reads + _STEP
+        issued += writes * (_NARROW * tile.channels + _WRITE)
+        apart = tile.channels if plan.window.has_channel_lanes else tile.columns
+        # packs of columns are one access for several
+        read_packs, write_packs = column_packs(plan.window, plan.axes[2], tile.columns)
+        own = plan.rows_in * plan.planes_read * tile.columns * plan.axes[2].stride
+        fewer = own * (1 - 1 / read_packs) + writes * (1 - 1 / write_packs)
+        issued -= _READ * fewer
+        self._issued = issued * _CYCLES_PER_INSTRUCTION
+        self._accesses = (reads + writes - fewer) * max(1.0, apart * plan.element * 32 / LINE_BYTES)
+        self._whole_steps = max(slide.input.extent // slide.input.pitch // plan.rows_in, 1)
+        self._bytes = plan.own, tile.channels, plan.element
+        self._narrow = 1 + 0.007 * max(0, 8 / (tile.channels * plan.element) - 1)
+        self._is_scattered = slide is plan.window.axes[2]
+        self._units = plan.units // -(-plan.blocks // tile.rows)  # of one chunk of rows
+        self._factor = 1.0 if plan.window.has_channel_lanes else _short_rows(plan, write_packs)
+        self._resident: dict[int, int] = {}  # by threads
+        self.least = self._bound()
+
+    def of(self, rows: int, threads: int) -> Sliding:
+        """The plan with these."""
+        return replace(self.plan, tile=replace(self.plan.tile, rows=rows, threads=threads))
+
+    def seconds(self, rows: int, threads: int) -> float:
+        plan, multiprocessors = self.plan, self._multiprocessors
+        if threads not in self._resident:
+            self._resident[threads] = resident_blocks(plan.facts, plan.registers + EXTRA_REGISTERS, threads)
+        resident = self._resident[threads]
+        grid_blocks = -(-self._units * -(-plan.blocks // rows) // threads)
+        steps = self._whole_steps if rows >= plan.blocks else rows + plan.steps - 1
+        warps = grid_blocks * threads / 32
+        width = multiprocessors * resident
+        waves = ceil(grid_blocks / width)
+        if waves == 1:
+            filled = ceil(grid_blocks / multiprocessors) * multiprocessors / grid_blocks
+        else:
+            filled = waves * width / grid_blocks if waves < 4 else 1 + 0.5 * width / grid_blocks
+        # few warps leave gaps between dependent instructions
+        gaps = _GAPS + _GAPS_OF_WARPS / max(_LEAST_WARPS, resident * threads / 128)
+        cycles = steps * warps * max(self._issued * gaps, self._accesses) / multiprocessors
+        busy = cycles / self._clock * filled**0.9
+        # a step waits for its rows: what is in flight at once bounds the bandwidth
+        own, channels, element = self._bytes
+        in_flight = plan.tile.prefetch * (threads * min(resident, grid_blocks / multiprocessors)) * own
+        transfer = plan.window.bytes_moved / (
+            self._bandwidth * reached_bandwidth(in_flight * channels * element)
         )
-    else:
-        filled = waves * width / plan.grid_blocks if waves < 4 else 1 + 0.5 * width / plan.grid_blocks
-    # few warps leave gaps between dependent instructions
-    gaps = _GAPS + _GAPS_OF_WARPS / max(_LEAST_WARPS, plan.resident * tile.threads / 128)
-    cycles = steps * warps * max(issued * _CYCLES_PER_INSTRUCTION * gaps, accesses) / device.multiprocessors
-    busy = cycles / depthwise_clock(device.facts) * filled**0.9
-    # a step waits for its rows: what is in flight at once bounds the bandwidth
-    threads = tile.threads * min(plan.resident, plan.grid_blocks / device.multiprocessors)
-    in_flight = tile.prefetch * threads * plan.own * tile.channels * plan.element
-    transfer = plan.window.bytes_moved / (device.bandwidth * reached_bandwidth(in_flight))
-    transfer *= filled**0.4 * (1 + 0.007 * max(0, 8 / (tile.channels * plan.element) - 1))
-    if plan.axes[1] is plan.window.axes[2]:
-        transfer *= _SCATTERED_READS
-    # steps wait for one another
-    chain = waves * MEMORY_LATENCY * (1.5 + steps / tile.prefetch)
-    more_waves = _WAVE_SECONDS * (1 - 1 / waves)
-    overlapped = (busy**4 + transfer**4) ** 0.25
-    work = max(chain, overlapped + _UNHIDDEN * min(busy, transfer))
-    if not plan.window.has_channel_lanes:
-        work *= _short_rows(plan, write_packs)
-    return float(LAUNCH_SECONDS + more_waves + work)
+        transfer *= filled**0.4 * self._narrow
+        if self._is_scattered:
+            transfer *= _SCATTERED_READS
+        # steps wait for one another
+        chain = waves * MEMORY_LATENCY * (1.5 + steps / plan.tile.prefetch)
+        more_waves = _WAVE_SECONDS * (1 - 1 / waves)
+        work = max(chain, _together(busy, transfer, _UNHIDDEN))
+        return float(LAUNCH_SECONDS + more_waves + work * self._factor)
+
+    def _bound(self) -> float:
+        plan = self.plan
+        threads = max(_MOST_THREADS, resident_threads(plan.facts, plan.registers + EXTRA_REGISTERS))
+        steps = min(self._whole_steps, plan.blocks + plan.steps - 1)  # of all chunks of a column of rows
+        gaps = _GAPS + _GAPS_OF_WARPS / (threads / 128)
+        cycles = steps * self._units / 32 * max(self._issued * gaps, self._accesses) / self._multiprocessors
+        share = _most_bandwidth(plan.tile.prefetch * threads * prod(self._bytes))
+        transfer = plan.window.bytes_moved / (self._bandwidth * share) * self._narrow
+        if self._is_scattered:
+            transfer *= _SCATTERED_READS
+        work = max(MEMORY_LATENCY * 1.5, _together(cycles / self._clock, transfer, _UNHIDDEN))
+        return (LAUNCH_SECONDS + work * self._factor) * _ROUNDED
+
+
+def _together(busy: float, transfer: float, unhidden: float) -> float:
+    """Seconds of computation and of memory side by side."""
+    return float((busy**4 + transfer**4) ** 0.25 + unhidden * min(busy, transfer))
 
 
 def _short_rows(plan: Sliding, write_packs: int) -> float:
@@ -217,52 +301,109 @@ def _short_rows(plan: Sliding, write_packs: int) -> float:
     return apart * float(max(_PLANAR, (_WHOLE_ROW / strips) ** _SHORT))
 
 
-def _wgrad_seconds(plan: SlidingWgrad, device: GpuDevice) -> float:
-    tile = plan.tile
-    is_ring = plan.round % plan.steps == 0
-    moves = 0 if is_ring else (plan.steps - 1) * plan.results * tile.channels
-    reads = plan.reads + plan.results
-    issued = plan.products + moves + _CONVERT * reads * tile.channels + _READ * reads + _STEP
-    accesses = reads * max(1.0, tile.channels * plan.element * 32 / LINE_BYTES)
-    is_whole = tile.rows >= plan.axes[1].count
-    steps = tile.rows + (plan.steps - 1) / (2 if is_whole else 1)
-    rounds = math.ceil(plan.items / (tile.splits * plan.slots))
-    grid_blocks = plan.strips * tile.splits
-    waves = math.ceil(grid_blocks / (device.multiprocessors * plan.resident))
-    here = min(plan.resident, -(-grid_blocks // device.multiprocessors))
-    warps = here * tile.threads / 32
-    gaps = _WGRAD_GAPS + _WGRAD_GAPS_OF_WARPS / max(_LEAST_WARPS, warps / 4)
-    busy = (
-        waves
-        * rounds
-        * (steps + 1.5)
-        * warps
-        * max(issued * _CYCLES_PER_INSTRUCTION * gaps, accesses)
-        / depthwise_clock(device.facts)
-    )
-    # packs that no other thread reads
-    own = plan.results * (1 + min(plan.axes[2].stride, plan.axes[2].taps) * plan.axes[1].stride)
-    used = grid_blocks / device.multiprocessors
-    in_flight = tile.prefetch * min(here, used) * tile.threads * own * tile.channels * plan.element
-    share = reached_bandwidth(in_flight, 21e3, 0.06)
-    transfer = plan.window.bytes_moved / (device.bandwidth * share) / min(1.0, used) ** 0.23
-    transfer *= 1 + 0.016 * max(0, 8 / (tile.channels * plan.element) - 1)
-    chain = waves * rounds * (steps / tile.prefetch + 1) * 1.35 * MEMORY_LATENCY
-    overlapped = (busy**4 + transfer**4) ** 0.25 + _WGRAD_UNHIDDEN * min(busy, transfer)
-    again = 2.9e-6 * (1 - 1 / rounds) + 0.7e-6
-    # many channels leave few registers, and few results many other instructions
-    work = max(chain, overlapped) * (1 if is_whole else 1.02)
-    work *= (1 + 0.02 * max(0, tile.channels - 2)) * (1 if plan.results > 2 else 1.06)
-    return float(LAUNCH_SECONDS + again + work + reduce_seconds(plan.window, tile.splits, device))
+class _WgradWork:
+    """Seconds of a plan by its rows, threads and splits; `least`: of any number of them, but for rounding."""
+
+    def __init__(self, plan: SlidingWgrad, device: GpuDevice) -> None:
+        tile = plan.tile
+        self.plan, self._clock = plan, depthwise_clock(device.facts)
+        self._multiprocessors, self._bandwidth = device.multiprocessors, device.bandwidth
+        is_ring = plan.round % plan.steps == 0
+        moves = 0 if is_ring else (plan.steps - 1) * plan.results * tile.channels
+        reads = plan.reads + plan.results
+        issued = plan.products + moves + _CONVERT * reads * tile.channels + _READ * reads + _STEP
+        self._issued = issued * _CYCLES_PER_INSTRUCTION
+        self._accesses = reads * max(1.0, tile.channels * plan.element * 32 / LINE_BYTES)
+        self._items = plan.items // -(-plan.axes[1].count // tile.rows)  # of one chunk of rows
+        # packs that no other thread reads
+        self._own = plan.results * (1 + min(plan.axes[2].stride, plan.axes[2].taps) * plan.axes[1].stride)
+        self._narrow = 1 + 0.016 * max(0, 8 / (tile.channels * plan.element) - 1)
+        # many channels leave few registers, and few results many other instructions
+        self._factor = 1 + 0.02 * max(0, tile.channels - 2)
+        self._of_few = 1 if plan.results > 2 else 1.06
+        self._resident: dict[int, int] = {}  # by threads
+        self.least = self._bound()
+
+    def resident(self, threads: int) -> int:
+        """Thread blocks that a multiprocessor has at a time."""
+        if threads not in self._resident:
+            registers = self.plan.registers + EXTRA_WGRAD_REGISTERS
+            self._resident[threads] = min(7, resident_blocks(self.plan.facts, registers, threads))
+        return self._resident[threads]
+
+    def items(self, rows: int) -> int:
+        return self._items * -(-self.plan.axes[1].count // rows)
+
+    def of(self, rows: int, threads: int, splits: int) -> SlidingWgrad:
+        """The plan with these."""
+        return replace(self.plan, tile=replace(self.plan.tile, rows=rows, threads=threads, splits=splits))
+
+    def best_splits(self, rows: int, threads: int) -> tuple[float, int, int]:
+        """Seconds with the best number of thread blocks of the same channels, its place among those tried, and it."""
+        tried = self._splits(rows, threads)
+        return min((self.seconds(rows, threads, splits), at, splits) for at, splits in enumerate(tried))
+
+    def _splits(self, rows: int, threads: int) -> list[int]:
+        """Numbers that are worth trying: for as many thread blocks on each multiprocessor."""
+        items, slots, strips = self.items(rows), threads // self.plan.tile.side, self.plan.strips
+        found: dict[int, None] = {}
+        for each in range(1, self.resident(threads) + 1):
+            wanted = max(1, min(self._multiprocessors * each // strips, 4096))
+            rounds = -(-items // (wanted * slots))
+            found[max(1, -(-items // (rounds * slots)))] = None  # fewer splits with the same rounds
+        return list(found)
+
+    def seconds(self, rows: int, threads: int, splits: int) -> float:
+        plan, tile = self.plan, self.plan.tile
+        multiprocessors, resident = self._multiprocessors, self.resident(threads)
+        is_whole = rows >= plan.axes[1].count
+        steps = rows + (plan.steps - 1) / (2 if is_whole else 1)
+        rounds = ceil(self.items(rows) / (splits * (threads // tile.side)))
+        grid_blocks = plan.strips * splits
+        waves = ceil(grid_blocks / (multiprocessors * resident))
+        here = min(resident, -(-grid_blocks // multiprocessors))
+        warps = here * threads / 32
+        gaps = _WGRAD_GAPS + _WGRAD_GAPS_OF_WARPS / max(_LEAST_WARPS, warps / 4)
+        cycles = max(self._issued * gaps, self._accesses)
+        busy = waves * rounds * (steps + 1.5) * warps * cycles / self._clock
+        used = grid_blocks / multiprocessors
+        in_flight = tile.prefetch * min(here, used) * threads * self._own * tile.channels * plan.element
+        share = reached_bandwidth(in_flight, 21e3, 0.06)
+        transfer = plan.window.bytes_moved / (self._bandwidth * share) / min(1.0, used) ** 0.23
+        transfer *= self._narrow
+        chain = waves * rounds * (steps / tile.prefetch + 1) * 1.35 * MEMORY_LATENCY
+        work = max(chain, _together(busy, transfer, _WGRAD_UNHIDDEN)) * (1 if is_whole else 1.02)
+        work *= self._factor * self._of_few
+        again = _AGAIN_SECONDS * (1 - 1 / rounds) + _END_SECONDS
+        return float(LAUNCH_SECONDS + again + work + reduce_seconds(plan.window, splits, self._bandwidth))
+
+    def _bound(self) -> float:
+        plan, tile = self.plan, self.plan.tile
+        threads = max(_MOST_THREADS, resident_threads(plan.facts, plan.registers + EXTRA_WGRAD_REGISTERS))
+        steps = plan.axes[1].count + (plan.steps - 1) / 2 + 1.5  # of all chunks of rows
+        gaps = _WGRAD_GAPS + _WGRAD_GAPS_OF_WARPS / (threads / 128)
+        cycles = steps * self._items * plan.strips * tile.side / 32 / self._multiprocessors
+        busy = cycles * max(self._issued * gaps, self._accesses) / self._clock
+        in_flight = tile.prefetch * threads * self._own * tile.channels * plan.element
+        share = _most_bandwidth(in_flight, 21e3)
+        transfer = plan.window.bytes_moved / (self._bandwidth * share) * self._narrow
+        work = _together(busy, transfer, _WGRAD_UNHIDDEN) * self._factor * self._of_few
+        seconds = LAUNCH_SECONDS + _END_SECONDS + work + reduce_seconds(plan.window, 1, self._bandwidth)
+        return seconds * _ROUNDED
 
 
-def reduce_seconds(window: Window, splits: int, device: GpuDevice) -> float:
+def reduce_seconds(window: Window, splits: int, bandwidth: float) -> float:
     """Expected time of the reduction of partial sums."""
     moved = 4 * splits * window.taps * window.channels
-    return _REDUCTION_SECONDS + splits / 200 * 1e-6 + moved / (1.5 * device.bandwidth)
+    return _REDUCTION_SECONDS + splits / 200 * 1e-6 + moved / (1.5 * bandwidth)
 
 
 def reached_bandwidth(in_flight: float, enough: float = 16e3, excess: float = 0.04) -> float:
     """The share of the memory's bandwidth that a multiprocessor's bytes in flight reach; too many are slower."""
     share = in_flight / enough
     return float(min(1.0, share) ** 0.5 / (1 + excess * max(0.0, share - 1)))
+
+
+def _most_bandwidth(in_flight: float, enough: float = 16e3) -> float:
+    """The largest share that so many bytes in flight, or fewer, reach."""
+    return float(min(1.0, in_flight / enough) ** 0.5)

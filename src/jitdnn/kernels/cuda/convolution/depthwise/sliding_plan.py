@@ -227,6 +227,8 @@ def widths(window: Window) -> list[int]:
 
 def column_packs(window: Window, width: Axis, columns: int) -> tuple[int, int]:
     """Columns that an access of the input takes, and one of the output, where a row's columns are neighbours."""
+    if window.is_channels_last:
+        return 1, 1
     counts = []
     for tensor, line, is_apt, count in (
         (
@@ -242,7 +244,7 @@ def column_packs(window: Window, width: Axis, columns: int) -> tuple[int, int]:
         is_apt &= line.step == line.pitch == width.phases == 1
         size = DTYPES[window.dtype]
         fitting = (n for n in (8, 4, 2) if n * size <= 16 and all(other % n == 0 for other in others))
-        counts.append(next(fitting, 1) if is_apt and not window.is_channels_last else 1)
+        counts.append(next(fitting, 1) if is_apt else 1)
     return counts[0], counts[1]
 
 
@@ -264,6 +266,12 @@ def resident_blocks(facts: GpuFacts, registers: int, threads: int) -> int:
     warps = SCHEDULERS * (facts.registers // (32 * SCHEDULERS) // each)
     by_threads = min(facts.resident_blocks, facts.resident_threads // threads)
     return max(1, min(warps // math.ceil(threads / 32), by_threads))
+
+
+def resident_threads(facts: GpuFacts, registers: int) -> int:
+    """Threads that a multiprocessor has at a time at most, in thread blocks of any size."""
+    each = REGISTER_UNIT * math.ceil(min(MAX_REGISTERS, registers) / REGISTER_UNIT)
+    return min(facts.resident_threads, 32 * SCHEDULERS * (facts.registers // (32 * SCHEDULERS) // each))
 
 
 def max_registers(facts: GpuFacts, threads: int) -> int:

@@ -7,12 +7,13 @@ A multiprocessor reads 32 words of shared memory a cycle, starts an m16n8k16 pro
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Products, Rows
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, strides_of
 from jitdnn.kernels.cuda.cost import SECTOR_BYTES, clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
@@ -23,10 +24,10 @@ _WGRAD_START_SECONDS = 4.5e-6
 
 # cycles
 _BARRIER_CYCLES = 300.0  # that a block waits for its slowest warp and the first words of a strip
-_LATENCY_CYCLES = 900.0  # until the first bytes of a strip arrive
+LATENCY_CYCLES = 900.0  # until the first bytes of a strip arrive
 _LAUNCH_CYCLES = 4000.0  # of one more launch
 
-_UNHIDDEN = 0.15  # of the shorter of computation and memory
+UNHIDDEN = 0.15  # of the shorter of computation and memory
 _SINGLE_STAGE = 1.15  # with one stage, on the longer of them
 _OVERLAP = 0.8  # of what runs at the same time: the share that hides behind the longest
 _UNEVEN_WRITES = 2.2  # how much longer writes take where outputs begin inside of a sector
@@ -39,22 +40,43 @@ _WARP_PENALTIES = ((16, 1.0), (12, 1.12), (8, 1.25), (0, 2.0))
 
 def fprop_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
     """The cheapest plan of a forward convolution, with `count` products each; None if there is no room for rows."""
-    return _best(problem, device.facts, count, fprop_plans)
+    return _best(problem, device.facts, count, _offer_fprop)
 
 
 def wgrad_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
     """The cheapest plan of the filter's gradient; None if it does not fit into shared memory."""
-    return _best(problem, device.facts, count, wgrad_plans)
+    return _best(problem, device.facts, count, _offer_wgrad)
 
 
 @lru_cache(512)
-def _best(problem: Convolution, facts: GpuFacts, count: int, plans: object) -> Plan | None:
-    return min(plans(problem, facts, count), key=lambda plan: plan.seconds, default=None)  # type: ignore[operator]
+def _best(
+    problem: Convolution,
+    facts: GpuFacts,
+    count: int,
+    offer: Callable[[Convolution, GpuFacts, int, Cheapest[Plan]], None],
+) -> Plan | None:
+    cheapest = Cheapest[Plan]()
+    offer(problem, facts, count, cheapest)
+    return cheapest.plan()
 
 
-def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterator[Plan]:
+def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> list[Plan]:
     """Every plan of a forward convolution."""
-    multiprocessors, bandwidth = facts.multiprocessors, bytes_per_cycle(facts)
+    every = All[Plan]()
+    _offer_fprop(problem, facts, count, every)
+    return every.plans
+
+
+def wgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> list[Plan]:
+    """Every plan of the filter's gradient."""
+    every = All[Plan]()
+    _offer_wgrad(problem, facts, count, every)
+    return every.plans
+
+
+def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan]) -> None:
+    """Offer all plans that may be the cheapest."""
+    multiprocessors, bandwidth, rate = facts.multiprocessors, bytes_per_cycle(facts), clock(facts)
     shape = Shape(problem)
     products = Products.of(shape, count, facts.mma_cycles)
     most = 24 if products.is_f32 else 32  # tiles of sums in the registers of a warp
@@ -62,40 +84,59 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
     staging = _staging(shape)
     is_uneven = strides_of(problem.y)[1] == 1 and problem.k * shape.size % SECTOR_BYTES
     slowness = _UNEVEN_WRITES if is_uneven else 1.0
-    for rows in _strips(shape):
-        steps = -(-rows.words // 8)
-        for warps, (n, groups, channel_blocks) in [
-            (8, t) for t in _channel_tilings(problem.k, rows.phases, 8)
-        ]:
-            filter_bytes = rows.phases * steps * (groups * n * 8 * 32 + 32)
-            output_warps = warps // (groups * rows.phases)
-            for m, stages in itertools.product((1, 2, 3, 4), (2, 1)):
-                # a tile of sums takes 4 registers: with more than half of the most only one block is resident
-                if products.is_f32 and 4 * m * (n + products.count) > most_registers_of_f32:
-                    continue
-                if m * n > most or (m > 1 and output_warps * 16 * (m - 1) >= rows.phase_outputs):
-                    continue
+    warps, strips = 8, list(_strips(shape))
+    # as many of all strips
+    phases, steps = strips[0].phases, -(-strips[0].words // 8)
+    tiles = []
+    for (number, (n, groups, channel_blocks)), m in itertools.product(
+        enumerate(_channel_tilings(problem.k, phases, warps)), (1, 2, 3, 4)
+    ):
+        # a tile of sums takes 4 registers: with more than half of the most only one block is resident
+        if products.is_f32 and 4 * m * (n + products.count) > most_registers_of_f32:
+            continue
+        if m * n > most:
+            continue
+        step = warps * _fprop_step(m, n, products)
+        # many independent products hide each other's latency
+        if m * n >= 24 and steps >= 16 and not products.is_f32:
+            step *= 0.87
+        store = m * (60 + 10 * n) / 4
+        if staging == _BY_CHANNELS:
+            store += _STAGED_CYCLES * m * n
+        round_cycles = steps * step + warps * store
+        output_warps = warps // (groups * phases)
+        least = channel_blocks * round_cycles / (output_warps * 16 * m)  # for an output of a phase
+        tiles.append((least, number, n, groups, channel_blocks, m, output_warps, round_cycles))
+    tiles.sort()
+    for strip, rows in _cheapest_first(strips):
+        phase_outputs, fetch = rows.phase_outputs, fetch_cycles(rows)
+        outputs = rows.down * rows.across
+        for least, number, n, groups, channel_blocks, m, output_warps, round_cycles in tiles:
+            # what takes longer whatever its blocks do meanwhile, and so do those behind it
+            share = rows.strips / multiprocessors / rate
+            if share * phase_outputs * least * ROUNDED > cheapest.seconds:
+                break
+            if m > 1 and output_warps * 16 * (m - 1) >= phase_outputs:
+                continue
+            rounds = -(-phase_outputs // (output_warps * 16 * m))
+            compute = rounds * round_cycles + fetch
+            writes = slowness * shape.size * outputs * min(problem.k, n * groups * 8) / bandwidth
+            memory = _FROM_MEMORY * rows.least_bytes / bandwidth + writes
+            of_strip = max(compute, memory) + UNHIDDEN * min(compute, memory)
+            if share * channel_blocks * of_strip * ROUNDED > cheapest.seconds:
+                continue
+            filter_bytes = phases * steps * (groups * n * 8 * 32 + 32)
+            reads = _FROM_MEMORY * rows.bytes / bandwidth
+            is_small = 2 * m * n <= most and (m <= 2 or not products.is_f32)
+            for stages in (2, 1):
                 shared = stages * rows.bytes + filter_bytes
                 if staging == _BY_ROWS:
                     shared += warps * 4 * 4 * (-(-16 * m // 32) * 32 + 8)
                 elif staging == _BY_CHANNELS:
                     shared += warps * 8 * (8 * n * shape.size + 64)
-                is_small = 2 * m * n <= most and (m <= 2 or not products.is_f32)
                 resident = min(2 if is_small else 1, facts.resident(shared))
                 if not resident:
                     continue
-                rounds = -(-rows.phase_outputs // (output_warps * 16 * m))
-                step = warps * _fprop_step(m, n, products)
-                # many independent products hide each other's latency
-                if m * n >= 24 and steps >= 16 and not products.is_f32:
-                    step *= 0.87
-                store = m * (60 + 10 * n) / 4
-                if staging == _BY_CHANNELS:
-                    store += _STAGED_CYCLES * m * n
-                compute = rounds * (steps * step + warps * store) + fetch_cycles(rows)
-                outputs = rows.down * rows.across
-                writes = slowness * shape.size * outputs * min(problem.k, n * groups * 8) / bandwidth
-                reads = _FROM_MEMORY * rows.bytes / bandwidth
                 cycles = total_cycles(
                     rows.strips * channel_blocks,
                     multiprocessors,
@@ -107,57 +148,89 @@ def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
                     writes,
                 )
                 blocks = min(rows.strips, max(1, multiprocessors * resident // channel_blocks))
-                fragments = rows.phases * steps * groups * n * 16
+                fragments = phases * steps * groups * n * 16
                 neighbours = min(resident, -(-blocks * channel_blocks // multiprocessors))
                 setup, is_packed = filter_setup(facts, fragments, 16, warps * 32, neighbours, 2, 160)
                 setup += 5 * m * n  # the last tiles, which nothing hides
-                pack = Launch(
-                    "few_channels_fprop_pack", -(-channel_blocks * fragments // 256), 256, is_early=True
-                )
-                defines = shape.defines() | rows.defines() | {
-                    "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
-                    "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
-                    "RESULT_C": "Y_C", "CHANNEL_BLOCKS": channel_blocks, "IS_PACKED": int(is_packed),
-                    "STAGES_RESULTS": staging,
-                    "UNROLL_STEPS": 2 if (m, n) == (2, 8) and rows.phases == 1 and steps <= 24 and count == 1 else 1,
-                    "PRODUCTS": count,
-                }  # fmt: skip
-                yield Plan(
-                    tuple(defines.items()),
-                    warps * 32,
-                    (blocks, channel_blocks),
-                    shared,
-                    (cycles + setup) / clock(facts) + START_SECONDS,
-                    workspace=16 * channel_blocks * fragments if is_packed else 0,
-                    pack=pack if is_packed else None,
-                )
+                seconds = (cycles + setup) / rate + START_SECONDS
+                made = partial(
+                    _fprop_plan, rows, count, warps, resident, stages, steps, (m, n), groups, channel_blocks,
+                    staging, is_packed, blocks, shared, fragments, seconds,
+                )  # fmt: skip
+                cheapest.offer(seconds, (strip, number, m, -stages), made)
 
 
-def wgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterator[Plan]:
-    """Every plan of the filter's gradient."""
-    multiprocessors, bandwidth = facts.multiprocessors, bytes_per_cycle(facts)
+def _fprop_plan(
+    rows: Rows, count: int, warps: int, resident: int, stages: int, steps: int, tile: tuple[int, int], groups: int,
+    channel_blocks: int, staging: int, is_packed: bool, blocks: int, shared: int, fragments: int,
+    seconds: float,
+) -> Plan:  # fmt: skip
+    (m, n), shape = tile, rows.shape
+    pack = Launch("few_channels_fprop_pack", -(-channel_blocks * fragments // 256), 256, is_early=True)
+    defines = shape.defines() | rows.defines() | {
+        "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
+        "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
+        "RESULT_C": "Y_C", "CHANNEL_BLOCKS": channel_blocks, "IS_PACKED": int(is_packed),
+        "STAGES_RESULTS": staging,
+        "UNROLL_STEPS": 2 if (m, n) == (2, 8) and rows.phases == 1 and steps <= 24 and count == 1 else 1,
+        "PRODUCTS": count,
+    }  # fmt: skip
+    return Plan(
+        tuple(defines.items()),
+        warps * 32,
+        (blocks, channel_blocks),
+        shared,
+        seconds,
+        workspace=16 * channel_blocks * fragments if is_packed else 0,
+        pack=pack if is_packed else None,
+    )
+
+
+def _offer_wgrad(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan]) -> None:
+    """Offer all plans that may be the cheapest."""
+    multiprocessors, bandwidth, rate = facts.multiprocessors, bytes_per_cycle(facts), clock(facts)
     shape = Shape(problem)
     products = Products.of(shape, count, facts.mma_cycles)
     piece, at_once = 16 // shape.size, 32 // shape.size  # channels that are copied at once, outputs of an mma
     is_wide = shape.y_vector == piece and problem.k % piece == 0
-    for rows, channel_blocks in itertools.product(_strips(shape, 16), _channel_blocks(problem.k)):
+    strips = list(_strips(shape, 16))
+    phases, all_words = strips[0].phases, strips[0].words
+    # of all strips: groups, steps of outputs that share a row, or not, and cycles of an output of a phase at least
+    tilings = []
+    for channel_blocks in _channel_blocks(problem.k):
         tiles = -(-problem.k // (16 * channel_blocks))
-        for tiling in _wgrad_tilings(tiles, rows.words, rows.phases, facts, products):
+        for number, tiling in enumerate(_wgrad_tilings(tiles, all_words, phases, facts, products)):
+            m, words, channel_groups, word_groups, _, _ = tiling
+            if channel_groups * m * 16 * (channel_blocks - 1) >= problem.k:
+                continue  # fewer shares would do
+            groups = channel_groups * word_groups * phases
+            step = _wgrad_step(m, words, products, True)
+            least = channel_blocks * groups * step / at_once
+            apart = _wgrad_step(m, words, products, False)
+            tilings.append((least, channel_blocks, number, tiling, groups, step, apart))
+    tilings.sort()
+    for strip, rows in _cheapest_first(strips):
+        outputs, phase_outputs, of_rows = rows.down * rows.across, rows.phase_outputs, fetch_cycles(rows)
+        has_eights = rows.across % (8 * phases) == 0
+        for least, channel_blocks, number, tiling, groups, step, apart in tilings:
+            share = rows.strips / multiprocessors / rate
+            if share * phase_outputs * least * ROUNDED > cheapest.seconds:
+                break
             m, words, channel_groups, word_groups, warps, most = tiling
             channels = channel_groups * m * 16
-            if channels * (channel_blocks - 1) >= problem.k:
-                continue  # fewer shares would do
-            groups = channel_groups * word_groups * rows.phases
+            output_warps = warps // groups
+            rounds = -(-phase_outputs // (output_warps * at_once))
+            fetch = of_rows + outputs * channels / (32 * piece) * (3 if is_wide else 8 * piece)
+            compute = rounds * warps * (step if has_eights else apart) + fetch
+            read = shape.size * outputs * min(problem.k, channels)
+            memory = (read + _FROM_MEMORY * rows.least_bytes) / bandwidth
+            of_strip = max(compute, memory) + UNHIDDEN * min(compute, memory)
+            if share * channel_blocks * of_strip * ROUNDED > cheapest.seconds:
+                continue
             block_sums = groups * 4 * rows.per_word * m * words * 32
-            outputs = rows.down * rows.across
             pitch = channels + 8 if products.is_f32 else (channels // 8 | 1) * 8
             stage = rows.bytes + (outputs + 1) * pitch * shape.size
-            output_warps = warps // groups
-            rounds = -(-rows.phase_outputs // (output_warps * at_once))
-            fetch = fetch_cycles(rows) + outputs * channels / (32 * piece) * (3 if is_wide else 8 * piece)
-            has_eights = rows.across % (8 * rows.phases) == 0
-            compute = rounds * warps * _wgrad_step(m, words, products, has_eights) + fetch
-            reads = (shape.size * outputs * min(problem.k, channels) + _FROM_MEMORY * rows.bytes) / bandwidth
+            reads = (read + _FROM_MEMORY * rows.bytes) / bandwidth
             for stages in (2, 1):
                 shared = max(stages * stage, 4 * block_sums * (output_warps // 2))
                 resident = min(most, facts.resident(shared))
@@ -177,26 +250,41 @@ def wgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterat
                 # within a block by halves; then parts are written, and read from the cache by the second launch
                 finish = 2.0 * block_sums / 32 * output_warps * resident + 1000
                 finish += 2 * 4 * block_sums * channel_blocks * blocks / (bandwidth * multiprocessors)
-                defines = shape.defines() | rows.defines() | {
-                    "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_M": m,
-                    "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
-                    "Y_VECTOR": piece if is_wide else 1, "PRODUCTS": count, "PARTIALS": blocks,
-                    "CHANNEL_BLOCKS": channel_blocks, "X_IS_SECOND": 0,
-                }  # fmt: skip
-                seconds = (cycles + finish) / clock(facts) + _WGRAD_START_SECONDS
-                second = Launch(
-                    "few_channels_wgrad_reduce", channel_blocks * block_sums // (32 * rows.phases), 256
-                )
-                workspace = 4 * block_sums * channel_blocks * blocks
-                yield Plan(
-                    tuple(defines.items()),
-                    warps * 32,
-                    (blocks, channel_blocks),
-                    shared,
-                    seconds,
-                    workspace,
-                    reduction=second,
-                )
+                seconds = (cycles + finish) / rate + _WGRAD_START_SECONDS
+                made = partial(
+                    _wgrad_plan, rows, count, tiling, resident, stages, channel_blocks, piece if is_wide else 1, blocks,
+                    block_sums, shared, seconds,
+                )  # fmt: skip
+                cheapest.offer(seconds, (strip, channel_blocks, number, -stages), made)
+
+
+def _wgrad_plan(
+    rows: Rows, count: int, tiling: tuple[int, int, int, int, int, int], resident: int, stages: int,
+    channel_blocks: int, y_vector: int, blocks: int, block_sums: int, shared: int, seconds: float,
+) -> Plan:  # fmt: skip
+    m, words, channel_groups, word_groups, warps, _ = tiling
+    defines = rows.shape.defines() | rows.defines() | {
+        "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_M": m,
+        "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
+        "Y_VECTOR": y_vector, "PRODUCTS": count, "PARTIALS": blocks,
+        "CHANNEL_BLOCKS": channel_blocks, "X_IS_SECOND": 0,
+    }  # fmt: skip
+    second = Launch("few_channels_wgrad_reduce", channel_blocks * block_sums // (32 * rows.phases), 256)
+    return Plan(
+        tuple(defines.items()),
+        warps * 32,
+        (blocks, channel_blocks),
+        shared,
+        seconds,
+        4 * block_sums * channel_blocks * blocks,
+        reduction=second,
+    )
+
+
+def _cheapest_first(strips: Sequence[Rows]) -> list[tuple[int, Rows]]:
+    """Strips and their numbers, those first that have the fewest outputs and rows in all."""
+    numbered = list(enumerate(strips))
+    return sorted(numbered, key=lambda one: one[1].strips * (one[1].phase_outputs + 8 * one[1].rows))
 
 
 def _strips(shape: Shape, multiple: int = 2) -> Iterator[Rows]:
@@ -291,11 +379,11 @@ def total_cycles(
     resident_warps = warps * min(resident, -(-strips // multiprocessors))
     compute *= next(penalty for least, penalty in _WARP_PENALTIES if resident_warps >= least)
     memory = reads + writes
-    strip_cycles = max(compute, memory) + _UNHIDDEN * min(compute, memory) + _BARRIER_CYCLES / resident
+    strip_cycles = max(compute, memory) + UNHIDDEN * min(compute, memory) + _BARRIER_CYCLES / resident
     if stages == 1:
         strip_cycles = max(
             strip_cycles,
-            (compute + reads + writes / 2 + _LATENCY_CYCLES) / resident,
+            (compute + reads + writes / 2 + LATENCY_CYCLES) / resident,
             _SINGLE_STAGE * max(compute, memory),
         )
     return rounds * strip_cycles
@@ -316,8 +404,8 @@ def filter_setup(
     for itself, many by that launch, once for all blocks, which then copy them.
     """
     rounds = -(-fragments // (threads * at_once))
-    gathered = rounds * _LATENCY_CYCLES + fragments / 32 * instructions / 4 * resident
-    copied = _LAUNCH_CYCLES + _LATENCY_CYCLES + fragments * size * resident / l2_bytes_per_cycle(facts)
+    gathered = rounds * LATENCY_CYCLES + fragments / 32 * instructions / 4 * resident
+    copied = _LAUNCH_CYCLES + LATENCY_CYCLES + fragments * size * resident / l2_bytes_per_cycle(facts)
     return min(gathered, copied), copied < gathered
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.few_channels.cost import (
+    LATENCY_CYCLES,
     START_SECONDS,
+    UNHIDDEN,
     bytes_per_cycle,
     filter_setup,
     overlapped,
@@ -17,6 +20,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.cost import (
 )
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Products, Tiling
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis, axis_choice
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, strides_of
 from jitdnn.kernels.cuda.cost import clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
@@ -41,90 +45,168 @@ def dgrad_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan 
 
 @lru_cache(512)
 def _best_dgrad(problem: Convolution, facts: GpuFacts, count: int) -> Plan | None:
-    return min(dgrad_plans(problem, facts, count), key=lambda plan: plan.seconds, default=None)
+    cheapest = Cheapest[Plan]()
+    _offer(problem, facts, count, cheapest)
+    return cheapest.plan()
 
 
-def dgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> Iterator[Plan]:
+def dgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> list[Plan]:
     """Every plan of the data's gradient."""
-    multiprocessors, bandwidth = facts.multiprocessors, bytes_per_cycle(facts)
+    every = All[Plan]()
+    _offer(problem, facts, count, every)
+    return every.plans
+
+
+def _offer(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan]) -> None:
+    """Offer all plans that may be the cheapest: those first whose products take the least, however warps share them."""
     shape = Shape(problem)
     products = Products.of(shape, count, facts.mma_cycles)
+    steps = -(-problem.k // (32 // shape.size))
+    found = [
+        (_least_seconds(shape, warp, steps, facts, products), number, warp)
+        for number, warp in enumerate(_warp_tiles(shape, steps, count))
+    ]
+    for least, number, warp in sorted(found, key=lambda one: one[:2]):
+        if least > cheapest.seconds:
+            break
+        for at, tiling in enumerate(_tilings(warp, steps)):
+            _offer_tiling(shape, tiling, steps, facts, products, (number, at), cheapest)
+
+
+def _offer_tiling(
+    shape: Shape, tiling: Tiling, steps: int, facts: GpuFacts, products: Products, order: tuple[int, int],
+    cheapest: Cheapest[Plan],
+) -> None:  # fmt: skip
+    """Offer the plans of a tiling, with one stage and two, and the filter in shared memory or streamed."""
+    problem, rate = shape.problem, clock(facts)
+    multiprocessors, bandwidth = facts.multiprocessors, bytes_per_cycle(facts)
+    d, h, w = tiling.axes
+    parts = -(-steps // tiling.steps)
+    whole = parts * tiling.steps
+    part_bytes = d.reach * w.reach * tiling.steps * h.reach * tiling.tiles * 256
+    limit = most_registers(facts, tiling.warps * 32)
+    if tiling.registers > limit or 2 * tiling.steps > tiling.warps * 32:
+        return
+    is_large = parts * part_bytes > facts.shared_bytes // 3
+    if tiling.steps == 1 < steps and not is_large:
+        return
+    if (tiling.split_k_warps - 1) * tiling.down * tiling.across * tiling.sums_bytes > tiling.stage_bytes:
+        return
+    most = min(4, 16 // tiling.warps if tiling.registers < 110 else limit // tiling.registers)
+    work = tiling.work(problem.n)
+    is_wide = _is_wide(shape)
+    compute = _tile_cycles(tiling, whole, is_wide, products)
+    # what several blocks read comes from the cache for most of them
+    once = shape.size * problem.y.size / work
+    reading = (once + 0.4 * max(0.0, tiling.staged_planes * tiling.reads(whole) - once)) / bandwidth
+    writing = tiling.writes / bandwidth
+    if _seconds_of(work * compute, work * (reading + writing), facts) > cheapest.seconds:
+        return
+    chain = _chain_cycles(tiling, whole)
+    for stages, is_streamed in ((2, False), (1, False), (2, True)) if is_large else ((2, False), (1, False)):
+        if is_streamed and parts == 1:
+            continue
+        stage_bytes = tiling.stage_bytes + (part_bytes if is_streamed else 0)
+        shared = stages * stage_bytes + (0 if is_streamed else parts * part_bytes)
+        resident = min(most, facts.resident(shared))
+        if not resident:
+            continue
+        streamed = (
+            tiling.staged_planes * parts * part_bytes / l2_bytes_per_cycle(facts) if is_streamed else 0.0
+        )
+        waiting = (tiling.staged_planes * parts - 1) * (150.0 if stages == 2 else 900.0) / resident
+        cycles = total_cycles(
+            work,
+            multiprocessors,
+            resident,
+            tiling.warps,
+            stages,
+            max(compute, chain / min(resident, -(-work // multiprocessors))) + waiting,
+            reading + streamed,
+            writing,
+        )
+        blocks = min(work, multiprocessors * resident)
+        setup, is_packed = filter_setup(
+            facts,
+            parts * part_bytes // 8,
+            8,
+            tiling.warps * 32,
+            min(resident, -(-blocks // multiprocessors)),
+            4,
+            110,
+        )
+        is_packed = is_packed or is_streamed
+        seconds = (cycles + setup) / rate + START_SECONDS
+        made = partial(
+            _plan,
+            shape,
+            tiling,
+            resident,
+            stages,
+            parts,
+            part_bytes,
+            is_packed,
+            is_streamed,
+            blocks,
+            shared,
+            seconds,
+        )
+        cheapest.offer(seconds, (*order, -stages, is_streamed), made)
+
+
+def _least_seconds(shape: Shape, warp: Tiling, steps: int, facts: GpuFacts, products: Products) -> float:
+    """What no plan of such warps comes below, whatever their number."""
+    _, h, w = warp.axes
+    work, of_y = warp.least_work(shape.problem.n), shape.size * shape.problem.y.size
+    staged = warp.staged_planes * _staged(h, warp.rows) * _staged(w, 16) * steps * 32
+    compute = _product_cycles(warp, steps, products) + _store_cycles(warp)
+    compute += _copy_cycles(staged, shape.size, _is_wide(shape))
+    read = max(of_y, 0.6 * of_y + 0.4 * work * staged)
+    return _seconds_of(work * compute, (read + work * warp.writes) / bytes_per_cycle(facts), facts)
+
+
+def _staged(axis: Axis, blocks: int) -> float:
+    """Positions along an axis that are staged for a warp of so many blocks, at least, whatever warps share some."""
+    most = blocks * max(max(warps) for warps in _WARPS)
+    return blocks * min((axis.step * (count - 1) + axis.reach) / count for count in (blocks, most))
+
+
+def _seconds_of(compute: float, memory: float, facts: GpuFacts) -> float:
+    """Of so many cycles in all, if nothing waits."""
+    cycles = (max(compute, memory) + UNHIDDEN * min(compute, memory)) / facts.multiprocessors + LATENCY_CYCLES
+    return (cycles / clock(facts) + START_SECONDS) * ROUNDED
+
+
+def _plan(
+    shape: Shape, tiling: Tiling, resident: int, stages: int, parts: int, part_bytes: int, is_packed: bool,
+    is_streamed: bool, blocks: int, shared: int, seconds: float,
+) -> Plan:  # fmt: skip
+    pack = Launch("few_channels_dgrad_pack", -(-parts * part_bytes // 2048), 256, is_early=True)
+    defines = shape.defines() | _axis_defines(tiling.axes) | tiling.defines() | {
+        "RESIDENT": resident, "STAGES": stages, "CHANNEL_CHUNKS": parts,
+        "Y_VECTOR": 16 // shape.size if _is_wide(shape) else 1,
+        "X_PAIRS": int(_has_pairs(shape, tiling.axes[2])), "IS_PACKED": int(is_packed), "IS_STREAMED": int(is_streamed),
+        "PRODUCTS": tiling.products,
+    }  # fmt: skip
+    return Plan(
+        tuple(defines.items()),
+        tiling.warps * 32,
+        (blocks, 1),
+        shared,
+        seconds,
+        workspace=parts * part_bytes if is_packed else 0,
+        pack=pack if is_packed else None,
+    )
+
+
+def _is_wide(shape: Shape) -> bool:
+    """Whether 16 bytes of channels of dy are copied at once."""
     piece = 16 // shape.size
-    steps = -(-problem.k // (2 * piece))
-    is_wide = shape.y_vector == piece and problem.k % piece == 0
-    for tiling in _tilings(shape, steps, count):
-        d, h, w = tiling.axes
-        parts = -(-steps // tiling.steps)
-        whole = parts * tiling.steps
-        part_bytes = d.reach * w.reach * tiling.steps * h.reach * tiling.tiles * 256
-        limit = most_registers(facts, tiling.warps * 32)
-        if tiling.registers > limit or 2 * tiling.steps > tiling.warps * 32:
-            continue
-        if (tiling.split_k_warps - 1) * tiling.down * tiling.across * tiling.sums_bytes > tiling.stage_bytes:
-            continue
-        most = min(4, 16 // tiling.warps if tiling.registers < 110 else limit // tiling.registers)
-        work = tiling.work(problem.n)
-        compute = _tile_cycles(tiling, whole, is_wide, products)
-        # what several blocks read comes from the cache for most of them
-        once = shape.size * problem.y.size / work
-        reading = (once + 0.4 * max(0.0, tiling.staged_planes * tiling.reads(whole) - once)) / bandwidth
-        is_large = parts * part_bytes > facts.shared_bytes // 3
-        if tiling.steps == 1 < steps and not is_large:
-            continue
-        for stages, is_streamed in (
-            ((2, False), (1, False), (2, True)) if is_large else ((2, False), (1, False))
-        ):
-            if is_streamed and parts == 1:
-                continue
-            stage_bytes = tiling.stage_bytes + (part_bytes if is_streamed else 0)
-            shared = stages * stage_bytes + (0 if is_streamed else parts * part_bytes)
-            resident = min(most, facts.resident(shared))
-            if not resident:
-                continue
-            streamed = (
-                tiling.staged_planes * parts * part_bytes / l2_bytes_per_cycle(facts) if is_streamed else 0.0
-            )
-            waiting = (tiling.staged_planes * parts - 1) * (150.0 if stages == 2 else 900.0) / resident
-            cycles = total_cycles(
-                work,
-                multiprocessors,
-                resident,
-                tiling.warps,
-                stages,
-                max(compute, _chain_cycles(tiling, whole) / min(resident, -(-work // multiprocessors)))
-                + waiting,
-                reading + streamed,
-                tiling.writes / bandwidth,
-            )
-            blocks = min(work, multiprocessors * resident)
-            setup, is_packed = filter_setup(
-                facts,
-                parts * part_bytes // 8,
-                8,
-                tiling.warps * 32,
-                min(resident, -(-blocks // multiprocessors)),
-                4,
-                110,
-            )
-            is_packed = is_packed or is_streamed
-            pack = Launch("few_channels_dgrad_pack", -(-parts * part_bytes // 2048), 256, is_early=True)
-            defines = shape.defines() | _axis_defines(tiling.axes) | tiling.defines() | {
-                "RESIDENT": resident, "STAGES": stages, "CHANNEL_CHUNKS": parts, "Y_VECTOR": piece if is_wide else 1,
-                "X_PAIRS": int(_has_pairs(shape, w)), "IS_PACKED": int(is_packed), "IS_STREAMED": int(is_streamed),
-                "PRODUCTS": count,
-            }  # fmt: skip
-            yield Plan(
-                tuple(defines.items()),
-                tiling.warps * 32,
-                (blocks, 1),
-                shared,
-                (cycles + setup) / clock(facts) + START_SECONDS,
-                workspace=parts * part_bytes if is_packed else 0,
-                pack=pack if is_packed else None,
-            )
+    return shape.y_vector == piece and shape.problem.k % piece == 0
 
 
-def _tilings(shape: Shape, steps: int, count: int) -> Iterator[Tiling]:
+def _warp_tiles(shape: Shape, steps: int, count: int) -> Iterator[Tiling]:
+    """What one warp may compute, which has all channels."""
     d = axis_choice(shape, 0, 1)
     for step_h, step_w in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)):
         h, w = axis_choice(shape, 1, step_h), axis_choice(shape, 2, step_w)
@@ -133,35 +215,50 @@ def _tilings(shape: Shape, steps: int, count: int) -> Iterator[Tiling]:
             continue
         if (step_w > 1 and w.unit > 2 * shape.spatial[2]) or (step_h > 1 and h.unit > 2 * shape.spatial[1]):
             continue
-        for planes, rows, (down, across, split_k_warps), part in itertools.product(
-            (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), _WARPS, sorted({steps, min(steps, 4), min(steps, 2), 1})
-        ):
-            if split_k_warps > 1 and (part % split_k_warps or planes * rows > 2):
+        for planes, rows in itertools.product((1, 2, 3, 4), (1, 2, 3, 4, 6, 8)):
+            if planes > max(1, 2 * (d.reach - 1)) or planes > d.blocks or rows > max(1, 2 * h.blocks):
                 continue
-            if planes > max(1, 2 * (d.reach - 1)) or planes > d.blocks:
-                continue
-            if rows * down > 1 and rows * down > 2 * h.blocks:
-                continue
-            yield Tiling(
-                (d, h, w), columns, planes, rows, down, across, split_k_warps, part, shape.size, count
-            )
+            yield Tiling((d, h, w), columns, planes, rows, 1, 1, 1, steps, shape.size, count)
+
+
+def _tilings(warp: Tiling, steps: int) -> Iterator[Tiling]:
+    """What several such warps compute, with all channels staged at a time or some."""
+    h = warp.axes[1]
+    parts = sorted({steps, min(steps, 4), min(steps, 2), 1})
+    for (down, across, split_k_warps), part in itertools.product(_WARPS, parts):
+        if split_k_warps > 1 and (part % split_k_warps or warp.planes * warp.rows > 2):
+            continue
+        if warp.rows * down > 1 and warp.rows * down > 2 * h.blocks:
+            continue
+        yield replace(warp, down=down, across=across, split_k_warps=split_k_warps, steps=part)
 
 
 def _tile_cycles(tiling: Tiling, steps: int, is_wide: bool, products: Products) -> float:
     """Cycles of a multiprocessor for a tile: products, stores, and issuing copies."""
+    cycles = _product_cycles(tiling, steps, products) + _store_cycles(tiling)
+    cycles += (tiling.warps * 2 * tiling.sums_bytes / 128 + 200) * (tiling.split_k_warps > 1)
+    return cycles + _copy_cycles(tiling.staged_planes * tiling.reads(steps), tiling.size, is_wide)
+
+
+def _store_cycles(tiling: Tiling) -> float:
+    return tiling.down * tiling.across * tiling.planes * tiling.rows * tiling.tiles * 2 * 24 / 4
+
+
+def _copy_cycles(staged: float, size: int, is_wide: bool) -> float:
+    """Of copying so many bytes into shared memory, elements of `size` bytes one by one unless `is_wide`."""
+    apart = _APART_OF_F32 if size == 4 else _APART
+    return staged / 16 / 32 * (3 if is_wide else apart * 16 / size)
+
+
+def _product_cycles(tiling: Tiling, steps: int, products: Products) -> float:
+    """Of them those of products."""
     d, h, w = tiling.axes
     fragments = tiling.planes * d.reach * 2 * h.reach * tiling.tiles
     reads = tiling.staged_planes * 4 * (h.step * (tiling.rows - 1) + h.reach) + fragments
     many = tiling.planes * d.reach * tiling.rows * h.reach * tiling.tiles
     instructions = products.instructions(reads, many) / 4 if products.is_f32 else 0.0
     step = overlapped(reads, products.cycles(many), instructions)
-    cycles = w.reach * steps * tiling.down * tiling.across * step
-    cycles += tiling.down * tiling.across * tiling.planes * tiling.rows * tiling.tiles * 2 * 24 / 4
-    cycles += (tiling.warps * 2 * tiling.sums_bytes / 128 + 200) * (tiling.split_k_warps > 1)
-    apart = _APART_OF_F32 if tiling.size == 4 else _APART
-    return cycles + tiling.staged_planes * tiling.reads(steps) / 16 / 32 * (
-        3 if is_wide else apart * 16 / tiling.size
-    )
+    return w.reach * steps * tiling.down * tiling.across * step
 
 
 def _chain_cycles(tiling: Tiling, steps: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -164,21 +165,31 @@ class Rows:
         return (self.across - 1) * self.shape.stride[2] + self.shape.taps[2]
 
     @cached_property
-    def row_words(self) -> int:
-        """Words of a staged row, with padding against bank conflicts of lanes that read two rows."""
+    def least_words(self) -> int:
+        """Words of a staged row without padding against bank conflicts."""
         if self.is_planar:
             whole = -(-(self.shift // self.channels + self.span) // self.piece) * self.piece * self.channels
         else:
             whole = -(-(self.shift + self.span * self.channels) // self.piece) * self.piece
-        least = -(-(whole // self.per_word + 2) // 4) * 4
+        return -(-(whole // self.per_word + 2) // 4) * 4
+
+    @cached_property
+    def row_words(self) -> int:
+        """Words of a staged row, with padding against bank conflicts of lanes that read two rows."""
+        taps, dilation = self.shape.taps[1], self.shape.dilation[1]
         column = self.phases * self.shape.stride[2] * self.channels // self.per_word
         return _fewest_conflicts(
-            least, column, self.run_words, self.words, self.shape.taps[1], self.halo, self.shape.dilation[1]
+            self.least_words, column, self.run_words, self.words, taps, self.halo, dilation
         )
 
     @cached_property
     def bytes(self) -> int:
         return 4 * self.rows * self.row_words
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """Without padding against bank conflicts."""
+        return 4 * self.rows * self.least_words
 
     @cached_property
     def strips(self) -> int:
@@ -203,20 +214,27 @@ def _fewest_conflicts(
     least: int, column: int, run_words: int, words: int, taps: int, halo: int, dilation: int
 ) -> int:
     """The row length from `least` words on with the fewest bank conflicts of a lane's reads."""
+    places = []  # of each word: its row, and the word in it
+    for kk in range(min(words, 48)):
+        run, word = divmod(kk, run_words)
+        places.append((run // taps * halo + run % taps * dilation, word))
+    fours = [places[first : first + 4] for first in range(0, len(places), 4)]
 
     def conflicts(row: int) -> int:
         total = 0
-        for first in range(0, min(words, 48), 4):
-            banks: dict[int, set[int]] = {}
-            for kk in range(first, min(first + 4, words)):
-                run, word = divmod(kk, run_words)
-                position = (run // taps * halo + run % taps * dilation) * row + word
-                for g in range(8):
-                    banks.setdefault((position + g * column) % _BANKS, set()).add(position + g * column)
-            total += max(map(len, banks.values()))
+        for (first, word), *others in fours:
+            start = first * row + word
+            total += _most_of_a_bank(column, tuple(own * row + word - start for own, word in others))
         return total
 
     return min(range(least, least + _BANKS, 4), key=lambda row: (conflicts(row), row))
+
+
+@lru_cache(4096)
+def _most_of_a_bank(column: int, others: tuple[int, ...]) -> int:
+    """How many different words a bank is asked for at most: of eight columns a word, and those so many words on."""
+    asked = {start + g * column for start in (0, *others) for g in range(8)}
+    return max(Counter(position % _BANKS for position in asked).values())
 
 
 @dataclass(frozen=True)
@@ -239,16 +257,16 @@ class Tiling:
     size: int
     products: int
 
-    @cached_property
+    @property
     def tiles(self) -> int:
         """Tiles of 8 columns."""
         return -(-self.columns // 8)
 
-    @cached_property
+    @property
     def warps(self) -> int:
         return self.down * self.across * self.split_k_warps
 
-    @cached_property
+    @property
     def registers(self) -> int:
         d, h, _ = self.axes
         fragments = 2 * min(self.planes, d.reach) * h.reach * self.tiles * self.products
@@ -256,21 +274,21 @@ class Tiling:
         rest += 8 + 12 * self.rows if self.products == 3 else 0  # the compiler prepares rows ahead
         return 4 * self.planes * self.rows * self.tiles + fragments + rest
 
-    @cached_property
+    @property
     def staged_planes(self) -> int:
         return self.planes + self.axes[0].reach - 1
 
-    @cached_property
+    @property
     def staged_rows(self) -> int:
         h = self.axes[1]
         return h.step * (self.rows * self.down - 1) + h.reach
 
-    @cached_property
+    @property
     def positions(self) -> int:
         w = self.axes[2]
         return w.step * (16 * self.across - 1) + w.reach
 
-    @cached_property
+    @property
     def stage_bytes(self) -> int:
         step = self.axes[2].step
         return self.staged_rows * step * -(-self.positions // step) * ((2 * self.steps) | 1) * 16
@@ -281,7 +299,13 @@ class Tiling:
         blocks = -(-h.blocks // (self.rows * self.down)) * -(-w.blocks // (16 * self.across))
         return blocks * -(-d.blocks // self.planes) * images
 
-    @cached_property
+    def least_work(self, images: int) -> float:
+        """Tiles of the whole problem if none of their results were outside of the image."""
+        d, h, w = self.axes
+        blocks = h.blocks / (self.rows * self.down) * w.blocks / (16 * self.across)
+        return blocks * d.blocks / self.planes * images
+
+    @property
     def sums_bytes(self) -> int:
         """Bytes of a warp's sums."""
         return 4 * self.planes * self.rows * self.tiles * 128
@@ -290,7 +314,7 @@ class Tiling:
         """Bytes of dy that a plane of a tile takes."""
         return self.staged_rows * self.positions * steps * 32
 
-    @cached_property
+    @property
     def writes(self) -> int:
         return self.planes * 16 * self.across * self.rows * self.down * self.columns * self.size
 

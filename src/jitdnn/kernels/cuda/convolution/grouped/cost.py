@@ -9,23 +9,25 @@ hold as much. Straight into registers (registers.cu): all other sources.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
-from itertools import chain, product
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from itertools import product
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.grouped.plan import Plan, Tile, axis_defines, axis_of, roles, vector_of
 from jitdnn.kernels.cuda.convolution.grouped.wgrad_cost import (
+    offer_wgrad_registers,
+    offer_wgrad_shared_memory,
     shared_room,
-    wgrad_register_plans,
-    wgrad_shared_memory_plans,
     whole_registers,
 )
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, power_of_two, strides_of
 from jitdnn.kernels.cuda.cost import clock
 from jitdnn.problems.convolution import Convolution
+from jitdnn.tensor import TensorDescriptor
 
 MAX_CHANNELS = 64
 """Of a group; half as many for wgrad, and where pixels are not whole 16 bytes."""
@@ -87,28 +89,41 @@ def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
 
 @lru_cache(512)
 def _best(problem: Convolution, facts: GpuFacts) -> Plan | None:
-    if problem.direction == "bwd_filter":
-        unaligned = [*wgrad_register_plans(problem, facts)]
-        aligned = wgrad_shared_memory_plans(problem, facts)
-    else:
-        unaligned = [*register_plans(problem, facts)]
-        aligned = shared_memory_plans(problem, facts)
-    if not unaligned:
+    unaligned, cheapest = _registers(problem, facts), Cheapest[Plan]()
+    if unaligned.seconds == math.inf:
         return None
+    if problem.direction == "bwd_filter":
+        offer_wgrad_shared_memory(problem, facts, cheapest)
+    else:
+        _offer_shared_memory(problem, facts, cheapest)
     is_large = max(problem.w.shape[1], problem.k // problem.groups) > MAX_CHANNELS // 2
-    plans: Iterable[Plan] = aligned if is_large else chain(aligned, unaligned)
-    return min(plans, key=lambda plan: plan.seconds, default=None)
+    return cheapest.plan() if is_large or cheapest.seconds <= unaligned.seconds else unaligned.plan()
+
+
+def _registers(problem: Convolution, facts: GpuFacts) -> Cheapest[Plan]:
+    cheapest = Cheapest[Plan]()
+    offer = offer_wgrad_registers if problem.direction == "bwd_filter" else _offer_registers
+    offer(problem, facts, cheapest)
+    return cheapest
 
 
 @lru_cache(512)
 def register_plan(problem: Convolution, facts: GpuFacts) -> Plan:
     """The plan for operands at any address."""
-    plans = wgrad_register_plans if problem.direction == "bwd_filter" else register_plans
-    return min(plans(problem, facts), key=lambda plan: plan.seconds)
+    plan = _registers(problem, facts).plan()
+    assert plan is not None
+    return plan
 
 
-def shared_memory_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
+def shared_memory_plans(problem: Convolution, facts: GpuFacts) -> list[Plan]:
     """Every plan of fprop and dgrad through shared memory."""
+    every = All[Plan]()
+    _offer_shared_memory(problem, facts, every)
+    return every.plans
+
+
+def _offer_shared_memory(problem: Convolution, facts: GpuFacts, cheapest: Cheapest[Plan]) -> None:
+    """Offer the plans of fprop and dgrad through shared memory that may be the cheapest."""
     multiprocessors = facts.multiprocessors
     shape = Shape(problem)
     is_forward = problem.direction == "fwd"
@@ -126,16 +141,28 @@ def shared_memory_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]
     if 2 * taps * steps * tiles > most:
         return
     h, w = (axis_of(shape, axis, is_forward) for axis in (1, 2))
-    of_shape = shape.defines() | roles(problem, source, result) | axis_defines(h, w)
+    order = 0
     least_rows = 4 if steps > 2 else steps
     # whether tiles of one row leave registers for two resident blocks of 256 threads
     has_room = (4 * h.unit * w.unit + 2 * taps * steps) * tiles + _OTHER_REGISTERS <= 128
     parts = -(-slice_out // (8 * tiles))
     slices = -(-problem.groups // slice_groups)
     planes = problem.n * shape.out[0]
-    vector, result_c = vector_of(result)
+    vector, _ = vector_of(result)
     is_packed = _is_packed(problem)
     filter_row = taps * problem.w.shape[1]
+    all_tiles = []
+    for tile in _tiles(h, w, planes):
+        sums = 4 * tiles * tile.tile_rows * h.unit * w.unit
+        registers = sums + 2 * taps * steps * tiles + _OTHER_REGISTERS
+        if registers > _MAX_REGISTERS:
+            continue
+        # large groups read much for each product with few warps: so rows shall share what they read
+        one_more = registers + 4 * tiles * h.unit * w.unit
+        if tile.tile_rows < min(least_rows, h.blocks) and one_more <= _MAX_REGISTERS:
+            continue
+        again = _refetched_seconds(source, tile, facts)
+        all_tiles.append((tile, whole_registers(registers), tile.units(planes), tile.steps, again))
     # two blocks of half the warps where the filter takes many registers
     for block_slices, threads in product((1, 2, 4, 8), (256, 128) if steps > 1 else (256,)):
         block_groups = block_slices * slice_groups
@@ -150,19 +177,15 @@ def shared_memory_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]
         if kinds > threads // 32:
             continue
         splits = threads // 32 // kinds
-        for tile in _tiles(h, w, planes):
-            sums = 4 * tiles * tile.tile_rows * h.unit * w.unit
-            registers = sums + 2 * taps * steps * tiles + _OTHER_REGISTERS
-            if registers > _MAX_REGISTERS:
+        moved = _moved_seconds(source, result, facts, block_slices * slice_in)
+        of_step = kinds * taps * steps * tiles * facts.mma_cycles / clock(facts) * blocks / multiprocessors
+        for tile, registers, units, steps_of_tile, again in all_tiles:
+            compute = units * -(-steps_of_tile // splits) * splits * tile.tile_rows * of_step
+            if _SCALE * (max(moved + again, compute) + _START_SECONDS) * ROUNDED > cheapest.seconds:
                 continue
-            # large groups read much for each product with few warps: so rows shall share what they read
-            one_more = registers + 4 * tiles * h.unit * w.unit
-            if tile.tile_rows < min(least_rows, h.blocks) and one_more <= _MAX_REGISTERS:
-                continue
-            by_registers = facts.registers // (threads * whole_registers(registers))
-            tile_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
+            by_registers = facts.registers // (threads * registers)
+            tile_bytes, _, _ = tile.layout(block_slices * slice_in)
             for resident in range(1, min(2, by_registers) + 1):
-                units = tile.units(planes)
                 workers = max(1, min(units, multiprocessors * resident // blocks))
                 rounds = -(-units // workers)
                 workers = -(-units // rounds)
@@ -181,17 +204,31 @@ def shared_memory_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]
                 seconds *= _correction(
                     tile, resident == 1 and (has_room or steps > 1), 3 if stages == rounds else stages
                 )
-                defines = of_shape | {
-                    "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out,
-                    "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices, "CHANNEL_STEPS": steps,
-                    "TILE_N": tiles, "TILE_ROWS": tile.tile_rows, "TILE_DOWN": tile.down, "TILE_ACROSS": tile.across,
-                    "TILE_IMAGES": tile.images, "STAGES": stages, "WORKERS": workers, "BLOCK_THREADS": threads,
-                    "RESIDENT": resident, "FILTER_STAGED": int(is_staged), "RESULT_VECTOR": vector,
-                    "RESULT_C": result_c, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
-                }  # fmt: skip
-                yield Plan(
-                    tuple(defines.items()), threads, workers * blocks, seconds, workers, shared, 2 * vector
-                )
+                made = partial(
+                    _shared_memory_plan, shape, tile, slice_groups, block_slices, steps, tiles, stages, workers,
+                    threads, resident, is_staged, workers * blocks, shared, seconds,
+                )  # fmt: skip
+                cheapest.offer(seconds, (order := order + 1,), made)
+
+
+def _shared_memory_plan(
+    shape: Shape, tile: Tile, slice_groups: int, block_slices: int, steps: int, tiles: int, stages: int, workers: int,
+    threads: int, resident: int, is_staged: bool, total: int, shared: int, seconds: float,
+) -> Plan:  # fmt: skip
+    problem, is_forward = shape.problem, shape.problem.direction == "fwd"
+    source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
+    group_in = source.shape[1] // problem.groups
+    _, row_pad, image_pad = tile.layout(block_slices * slice_groups * group_in)
+    vector, result_c = vector_of(result)
+    defines = shape.defines() | roles(problem, source, result) | axis_defines(tile.h, tile.w) | {
+        "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": result.shape[1] // problem.groups,
+        "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices, "CHANNEL_STEPS": steps,
+        "TILE_N": tiles, "TILE_ROWS": tile.tile_rows, "TILE_DOWN": tile.down, "TILE_ACROSS": tile.across,
+        "TILE_IMAGES": tile.images, "STAGES": stages, "WORKERS": workers, "BLOCK_THREADS": threads,
+        "RESIDENT": resident, "FILTER_STAGED": int(is_staged), "RESULT_VECTOR": vector,
+        "RESULT_C": result_c, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
+    }  # fmt: skip
+    return Plan(tuple(defines.items()), threads, total, seconds, workers, shared, 2 * vector)
 
 
 def _pieces(extent: int, most: int) -> list[int]:
@@ -244,7 +281,7 @@ def _seconds(
     problem: Convolution, tile: Tile, facts: GpuFacts, block_in: int, warps: int, kinds: int,
     splits: int, taps: int, channel_steps: int, tiles: int, total: int, rounds: int, stages: int, vector: int,
 ) -> float:  # fmt: skip
-    multiprocessors, bandwidth = facts.multiprocessors, facts.bandwidth
+    multiprocessors = facts.multiprocessors
     h, w = tile.h, tile.w
     is_forward = problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
@@ -268,18 +305,32 @@ def _seconds(
     compute = blocks * rounds * cycles / clock(facts)
     in_flight = total / multiprocessors * stages * copies * _COPY_BYTES
     imbalance = blocks * multiprocessors / total
-    memory = 2.0 * (source.size + result.size) / (bandwidth * _BANDWIDTH_SHARE)
-    memory *= _BALANCED + _UNBALANCED * imbalance
-    memory *= (1.0 + _LATENCY_BYTES / in_flight) * (1.0 + _SMALL_SLICE / block_in)
-    refetched = 2.0 * source.size * (tile.rows / (tile.down * tile.tile_rows * h.step) - 1)
-    refetched += 2.0 * source.size * (tile.columns / (tile.across * w.step) - 1)
-    memory += _REFETCHED * max(0.0, refetched) / bandwidth
+    latency = 1.0 + _LATENCY_BYTES / in_flight
+    memory = _moved_seconds(source, result, facts, block_in, imbalance, latency)
+    memory += _refetched_seconds(source, tile, facts)
     together = math.sqrt(math.hypot(memory**2, compute**2))  # each hides most of the other
     return _SCALE * (together + _EXPOSED * min(memory, compute) / rounds + _START_SECONDS)
 
 
-def register_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
-    """Every plan of fprop and dgrad straight into registers."""
+def _moved_seconds(
+    source: TensorDescriptor, result: TensorDescriptor, facts: GpuFacts, block_in: int, imbalance: float = 1.0,
+    latency: float = 1.0,
+) -> float:  # fmt: skip
+    """Of the tensors' bytes; with factors of 1 the least."""
+    memory = 2.0 * (source.size + result.size) / (facts.bandwidth * _BANDWIDTH_SHARE)
+    memory *= _BALANCED + _UNBALANCED * imbalance
+    return memory * (latency * (1.0 + _SMALL_SLICE / block_in))
+
+
+def _refetched_seconds(source: TensorDescriptor, tile: Tile, facts: GpuFacts) -> float:
+    """Of bytes that several tiles read."""
+    refetched = 2.0 * source.size * (tile.rows / (tile.down * tile.tile_rows * tile.h.step) - 1)
+    refetched += 2.0 * source.size * (tile.columns / (tile.across * tile.w.step) - 1)
+    return _REFETCHED * max(0.0, refetched) / facts.bandwidth
+
+
+def _offer_registers(problem: Convolution, facts: GpuFacts, cheapest: Cheapest[Plan]) -> None:
+    """Offer every plan of fprop and dgrad straight into registers."""
     multiprocessors, bandwidth = facts.multiprocessors, facts.bandwidth
     shape = Shape(problem)
     is_forward = problem.direction == "fwd"
@@ -296,14 +347,13 @@ def register_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
     if 2 * taps * steps * tiles > _MAX_FILTER_REGISTERS:
         return
     h, w = (axis_of(shape, axis, is_forward) for axis in (1, 2))
-    of_shape = shape.defines() | roles(problem, source, result) | axis_defines(h, w)
     parts = -(-slice_out // (8 * tiles))
     slices = -(-problem.groups // slice_groups)
     _, s_c, *space = strides_of(source)
     piece = 4 * steps
     is_whole = steps <= 2 and slice_in % piece == 0 and source.shape[1] % piece == 0
     is_wide = s_c == 1 and is_whole and power_of_two((*space, strides_of(source)[0]), 8) >= piece
-    vector, result_c = vector_of(result)
+    vector, _ = vector_of(result)
     other_registers = 12 if h.unit * w.unit > 1 else 36 if w.step == 1 else 44
     for rows, prefetch in product((1, 2, 3, 4, 5, 6, 7, 8, 10), (1, 2)):
         if rows > 1 and rows >= h.blocks + 2:
@@ -345,13 +395,28 @@ def register_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
         compute /= clock(facts)
         seconds = max(memory, compute) + _UNHIDDEN * min(memory, compute)
         seconds += _REGISTER_START_SECONDS
-        defines = of_shape | {
-            "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups,
-            "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers,
-            "BLOCK_THREADS": _REGISTER_THREADS,
-            "RESIDENT": resident, "PREFETCH_ROWS": prefetch, "SOURCE_PIECE": piece * is_wide,
-            "RESULT_VECTOR": vector, "RESULT_C": result_c,
-        }  # fmt: skip
-        yield Plan(
-            tuple(defines.items()), _REGISTER_THREADS, -(-total * 32 // _REGISTER_THREADS), seconds, workers
-        )
+        made = partial(
+            _register_plan, shape, h, w, slice_groups, steps, tiles, rows, workers, resident, prefetch, piece * is_wide,
+            total, seconds,
+        )  # fmt: skip
+        cheapest.offer(seconds, (rows, prefetch), made)
+
+
+def _register_plan(
+    shape: Shape, h: Axis, w: Axis, slice_groups: int, steps: int, tiles: int, rows: int, workers: int, resident: int,
+    prefetch: int, piece: int, total: int, seconds: float,
+) -> Plan:  # fmt: skip
+    problem, is_forward = shape.problem, shape.problem.direction == "fwd"
+    source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
+    vector, result_c = vector_of(result)
+    defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
+        "IS_FORWARD": int(is_forward), "GROUP_IN": source.shape[1] // problem.groups,
+        "GROUP_OUT": result.shape[1] // problem.groups, "SLICE_GROUPS": slice_groups,
+        "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers,
+        "BLOCK_THREADS": _REGISTER_THREADS,
+        "RESIDENT": resident, "PREFETCH_ROWS": prefetch, "SOURCE_PIECE": piece,
+        "RESULT_VECTOR": vector, "RESULT_C": result_c,
+    }  # fmt: skip
+    return Plan(
+        tuple(defines.items()), _REGISTER_THREADS, -(-total * 32 // _REGISTER_THREADS), seconds, workers
+    )

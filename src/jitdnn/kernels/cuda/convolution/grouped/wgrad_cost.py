@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.grouped.plan import Plan, WgradTile
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, power_of_two, strides_of
 from jitdnn.kernels.cuda.cost import REGISTER_UNIT, clock, l2_bandwidth
 from jitdnn.problems.convolution import Convolution
 
 _MAX_REGISTERS = 250  # of a thread
+_BEHIND = 1 << 30  # plans in registers: of equals those through shared memory are taken
 
 # ---- The model of the shared-memory kernel, fitted to measurements on an H100. Cycles of a multiprocessor:
 _WARPS = (8, 16)  # of a thread block
@@ -61,8 +64,15 @@ def shared_room(facts: GpuFacts, resident: int) -> int:
     return facts.shared_bytes // resident - facts.reserved_shared_bytes
 
 
-def wgrad_shared_memory_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
+def wgrad_shared_memory_plans(problem: Convolution, facts: GpuFacts) -> list[Plan]:
     """Every plan of the filter's gradient through shared memory."""
+    every = All[Plan]()
+    offer_wgrad_shared_memory(problem, facts, every)
+    return every.plans
+
+
+def offer_wgrad_shared_memory(problem: Convolution, facts: GpuFacts, cheapest: Cheapest[Plan]) -> None:
+    """Offer the plans of the filter's gradient through shared memory that may be the cheapest."""
     multiprocessors, bandwidth = facts.multiprocessors, facts.bandwidth
     step_cycles = _STEP_MMAS * facts.mma_cycles
     shape = Shape(problem)
@@ -71,8 +81,10 @@ def wgrad_shared_memory_plans(problem: Convolution, facts: GpuFacts) -> Iterator
         return
     group_in, group_out = problem.w.shape[1], problem.k // problem.groups
     slice_in, all_out = slice_groups * group_in, slice_groups * group_out
-    elements = math.prod(problem.w.shape)
+    elements, pixels = math.prod(problem.w.shape), 2.0 * (problem.x.size + problem.y.size)
+    order = 0
     slices = -(-problem.groups // slice_groups)
+    rate = multiprocessors * clock(facts)
     for tile_taps, warps in product(range(1, shape.taps[1] + 1), _WARPS):
         all_taps = tile_taps * shape.taps[2]
         if all_taps > 12 or shape.taps[2] > 11:  # more sums than registers, here or in the register kernel
@@ -81,20 +93,31 @@ def wgrad_shared_memory_plans(problem: Convolution, facts: GpuFacts) -> Iterator
         if not slice_parts or (warps == max(_WARPS) and all_taps > 9):
             continue
         slice_out = all_out // slice_parts
-        for tile, block_slices in product(_tiles(shape, tile_taps), (1, 2, 4)):
+        all_tiles = [(tile, tile.units, tile.steps, tile.pixels) for tile in _tiles(shape, tile_taps)]
+        for (tile, units, tile_steps, tile_pixels), block_slices in product(all_tiles, (1, 2, 4)):
             kinds = block_slices * slice_in * slice_out // 256
             if kinds > warps or (block_slices > 1 and (slice_parts > 1 or block_slices >= 2 * slices)):
                 continue
             splits = warps // kinds
-            x_bytes, row_pad, image_pad = tile.layout(block_slices * slice_in)
-            y_bytes = tile.steps * 16 * (2 * block_slices * slice_out + 16)
             blocks = -(-slices // block_slices) * slice_parts * -(-shape.taps[1] // tile_taps)
+            # of a tile: reads and copies
+            steps = -(-tile_steps // splits) * splits * kinds
+            copies = block_slices * (tile_pixels * slice_in + 16 * tile_steps * slice_out) / 256
+            of_tile = steps * step_cycles * (1 + all_taps) + _COPY_CYCLES * copies
+            of_pixels = (
+                pixels / (_BANDWIDTH_SHARE * bandwidth) * (1 + _SMALL_SLICE / (block_slices * slice_in))
+            )
+            least = max(units * blocks * of_tile / rate, of_pixels)
+            if _SCALE * (least + _START_SECONDS) * ROUNDED > cheapest.seconds:
+                continue
+            x_bytes, _, _ = tile.layout(block_slices * slice_in)
+            y_bytes = tile_steps * 16 * (2 * block_slices * slice_out + 16)
             for resident, most in ((1, _MAX_WORKERS), (2, _MAX_WORKERS), (1, 1)):
                 if resident * warps > 16 or (most == 1 and 2 * blocks < multiprocessors):
                     continue
-                workers = max(1, min(tile.units, multiprocessors * resident // blocks, most))
-                rounds = -(-tile.units // workers)
-                workers = -(-tile.units // rounds)
+                workers = max(1, min(units, multiprocessors * resident // blocks, most))
+                rounds = -(-units // workers)
+                workers = -(-units // rounds)
                 room = shared_room(facts, resident)
                 stages = min(3, rounds, room // (x_bytes + y_bytes))
                 shared = max(stages * (x_bytes + y_bytes), 4 * warps * all_taps * 256)
@@ -102,31 +125,41 @@ def wgrad_shared_memory_plans(problem: Convolution, facts: GpuFacts) -> Iterator
                     continue
                 total = workers * blocks
                 busiest = -(-total // multiprocessors)  # thread blocks of a multiprocessor
-                # of a tile: reads and copies
-                steps = -(-tile.steps // splits) * splits * kinds
-                copies = block_slices * (tile.pixels * slice_in + 16 * tile.steps * slice_out) / 256
                 lone = 1 + _LONE_WARP_PENALTY / (busiest * warps)
-                cycles = (steps * step_cycles * (1 + all_taps) + _COPY_CYCLES * copies) * lone + _TILE_CYCLES
+                cycles = of_tile * lone + _TILE_CYCLES
                 stores = block_slices * slice_out * group_in * all_taps * splits / _STORES_A_CYCLE
                 compute = (busiest * (rounds * cycles + stores) + _START_CYCLES) / clock(facts)
-                pixels = 2.0 * (problem.x.size + problem.y.size)
                 memory = pixels / (_BANDWIDTH_SHARE * bandwidth) * (busiest * multiprocessors / total)
                 memory *= 1 + _SMALL_SLICE / (block_slices * slice_in)
                 memory += max(0.0, _COPY_BYTES * copies * rounds * total - pixels) / bandwidth
                 together = (memory**6 + compute**6) ** (1 / 6) + _EXPOSED * min(memory, compute) / rounds
                 reduction = _PARTIAL_BYTES * workers * elements / l2_bandwidth(facts) + _REDUCTION_SECONDS
                 reduction = reduction if workers > 1 else 0.0
-                defines = shape.defines() | {
-                    "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
-                    "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
-                    "SLICE_PARTS": slice_parts, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
-                    "TILE_TAPS": tile_taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
-                    "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * warps,
-                    "STAGES": stages, "RESIDENT": resident, **_reduction_defines(workers, group_in),
-                }  # fmt: skip
                 seconds = _SCALE * (together + reduction + _START_SECONDS)
                 seconds *= _MANY_WARPS if warps == max(_WARPS) else 1.0
-                yield Plan(tuple(defines.items()), 32 * warps, total, seconds, workers, shared)
+                made = partial(
+                    _shared_memory_plan, tile, warps, slice_groups, block_slices, slice_parts, resident, stages,
+                    workers, total, shared, seconds,
+                )  # fmt: skip
+                cheapest.offer(seconds, (order := order + 1,), made)
+
+
+def _shared_memory_plan(
+    tile: WgradTile, warps: int, slice_groups: int, block_slices: int, slice_parts: int, resident: int, stages: int,
+    workers: int, total: int, shared: int, seconds: float,
+) -> Plan:  # fmt: skip
+    shape, problem = tile.shape, tile.shape.problem
+    group_in = problem.w.shape[1]
+    _, row_pad, image_pad = tile.layout(block_slices * slice_groups * group_in)
+    defines = shape.defines() | {
+        "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
+        "GROUP_OUT": problem.k // problem.groups, "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices,
+        "SLICE_PARTS": slice_parts, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
+        "TILE_TAPS": tile.taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
+        "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * warps,
+        "STAGES": stages, "RESIDENT": resident, **_reduction_defines(workers, group_in),
+    }  # fmt: skip
+    return Plan(tuple(defines.items()), 32 * warps, total, seconds, workers, shared)
 
 
 def _reduction_defines(workers: int, group_in: int) -> Defines:
@@ -176,11 +209,11 @@ def _tiles(shape: Shape, taps: int) -> Iterator[WgradTile]:
                     yield WgradTile(shape, images, rows, columns, taps)
 
 
-def wgrad_register_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan]:
-    """Every plan of the filter's gradient straight into registers."""
+def offer_wgrad_registers(problem: Convolution, facts: GpuFacts, cheapest: Cheapest[Plan]) -> None:
+    """Offer every plan of the filter's gradient straight into registers."""
     multiprocessors, bandwidth = facts.multiprocessors, facts.bandwidth
     scattered = _SCATTERED * l2_bandwidth(facts)
-    shape = Shape(problem)
+    shape, order = Shape(problem), _BEHIND
     group_in, group_out = problem.w.shape[1], problem.k // problem.groups
     slice_groups = max(1, min(16 // group_in, 16 // group_out))
     slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
@@ -222,24 +255,40 @@ def wgrad_register_plans(problem: Convolution, facts: GpuFacts) -> Iterator[Plan
                 total = workers * kinds
                 cycles = -(-total // multiprocessors) * unit * _SCHEDULING + _UNIT_LATENCY
                 compute = (rounds * cycles + _REGISTER_START_CYCLES) / clock(facts)
-                partial = 4.0 * workers * math.prod(problem.w.shape)
+                partial_bytes = 4.0 * workers * math.prod(problem.w.shape)
                 memory = 2.0 * (problem.x.size + problem.y.size) / bandwidth
                 if total < multiprocessors * _FEW_WARPS:
                     memory *= _FEW_WARPS_PENALTY
                 seconds = max(memory, compute) + _UNHIDDEN * min(memory, compute)
                 seconds += _REGISTER_START_SECONDS
-                seconds += workers / 8 * _WORKER_SECONDS + partial / scattered
-                defines = shape.defines() | {
-                    "PLANES": planes, "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
-                    "GROUP_OUT": group_out, "SLICE_GROUPS": slice_groups, "TILE_TAPS": tile_taps, "TILE_ROWS": rows,
-                    "WORKERS": workers, "BLOCK_THREADS": _REGISTER_THREADS,
-                    "RESIDENT": resident, "X_IS_EVEN": is_even["X"],
-                    "Y_IS_EVEN": is_even["Y"], **_reduction_defines(workers, group_in),
-                }  # fmt: skip
-                yield Plan(
-                    tuple(defines.items()),
-                    _REGISTER_THREADS,
-                    -(-total * 32 // _REGISTER_THREADS),
-                    seconds,
+                seconds += workers / 8 * _WORKER_SECONDS + partial_bytes / scattered
+                made = partial(
+                    _register_plan,
+                    shape,
+                    slice_groups,
+                    tile_taps,
+                    rows,
                     workers,
+                    resident,
+                    is_even,
+                    total,
+                    seconds,
                 )
+                cheapest.offer(seconds, (order := order + 1,), made)
+
+
+def _register_plan(
+    shape: Shape, slice_groups: int, tile_taps: int, rows: int, workers: int, resident: int, is_even: dict[str, int],
+    total: int, seconds: float,
+) -> Plan:  # fmt: skip
+    problem, group_in = shape.problem, shape.problem.w.shape[1]
+    defines = shape.defines() | {
+        "PLANES": shape.out[0], "GROUPS_OF_CHANNELS": problem.groups, "GROUP_IN": group_in,
+        "GROUP_OUT": problem.k // problem.groups, "SLICE_GROUPS": slice_groups, "TILE_TAPS": tile_taps,
+        "TILE_ROWS": rows, "WORKERS": workers, "BLOCK_THREADS": _REGISTER_THREADS,
+        "RESIDENT": resident, "X_IS_EVEN": is_even["X"],
+        "Y_IS_EVEN": is_even["Y"], **_reduction_defines(workers, group_in),
+    }  # fmt: skip
+    return Plan(
+        tuple(defines.items()), _REGISTER_THREADS, -(-total * 32 // _REGISTER_THREADS), seconds, workers
+    )

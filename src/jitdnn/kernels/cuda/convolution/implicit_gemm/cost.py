@@ -29,6 +29,7 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 
 _WIDEST_STORE = 8  # results
+_WIDEST_COPY = 16  # bytes
 _MAX_SPLITS = 64
 _MAX_WGRAD_SPLITS = 512
 _PIXEL_TABLE_BYTES = 2 * 64 * PIXEL_BYTES  # offset most
@@ -55,11 +56,23 @@ def plan_of(
     batch: Batch | None = None,
 ) -> Plan:
     """The plan that is expected to be fastest, of the problem or of a batch of such."""
-    choices = [(False, False)]
-    if uses_workspace and batch is None:
-        choices += [(True, False), (False, True), (True, True)]
-    plans = [_candidate(problem, device, tiles, uses_workspace, batch, *choice) for choice in choices]
+    plans = [_candidate(problem, device, tiles, uses_workspace, batch, False, False)]
+    if uses_workspace and batch is None and not _is_as_wide_as_can_be(plans[0], problem):
+        plans += [
+            _candidate(problem, device, tiles, uses_workspace, batch, *packs)
+            for packs in ((True, False), (False, True), (True, True))
+        ]
     return min((plan for plan in plans if plan), key=lambda plan: plan.seconds)
+
+
+def _is_as_wide_as_can_be(plan: Plan | None, problem: Convolution) -> bool:
+    """Whether no copy of an operand would be faster to read: all come by 16 bytes, and begin with a sector."""
+    if plan is None or plan.copy_a != plan.copy_b or plan.copy_a != _WIDEST_COPY:
+        return False
+    geometry, dtype = plan.geometry, plan.dtype
+    extents = [axis.extent for axis in geometry.axes]
+    steps = [*pixel_strides(geometry.data, geometry.images, extents), geometry.filter.column]
+    return misalignment(dtype, geometry.in_channels, steps) == 1.0
 
 
 def _candidate(
@@ -184,10 +197,13 @@ def wgrad_plan_of(
     batch: Batch | None = None,
 ) -> WgradPlan:
     """The plan that is expected to be fastest, of the problem or of a batch of such."""
-    choices = [(False, False)]
-    if uses_workspace and problem.n and batch is None:
-        choices += [(True, False), (False, True), (True, True)]
-    plans = [_wgrad_candidate(problem, device, tiles, uses_workspace, batch, *choice) for choice in choices]
+    plans = [_wgrad_candidate(problem, device, tiles, uses_workspace, batch, False, False)]
+    is_widest = plans[0] is not None and plans[0].copy_a == plans[0].copy_b == _WIDEST_COPY
+    if uses_workspace and problem.n and batch is None and not is_widest:
+        plans += [
+            _wgrad_candidate(problem, device, tiles, uses_workspace, batch, *packs)
+            for packs in ((True, False), (False, True), (True, True))
+        ]
     return min((plan for plan in plans if plan), key=lambda plan: plan.seconds)
 
 

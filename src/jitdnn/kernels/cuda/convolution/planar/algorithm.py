@@ -51,7 +51,7 @@ class Planar(KernelAlgorithm[Convolution, GpuDevice]):
 
 @functools.lru_cache(4096)
 def _cheapest(problem: Convolution, device: GpuDevice) -> plans.Plan | None:
-    return min(plans.candidates(problem, device), key=lambda plan: plans.seconds(plan, device), default=None)
+    return plans.cheapest(problem, device)
 
 
 def _kernel(plan: plans.Plan, device: GpuDevice, epilogue: Epilogue | None) -> GpuKernel | ByAddress:

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.devices.gpu_facts import GpuFacts
@@ -50,7 +49,7 @@ class Plan:
     def axes(self) -> tuple[Axis, Axis, Axis]:
         return self.window.axes
 
-    @cached_property
+    @property
     def element(self) -> int:
         return DTYPES[self.window.dtype]
 
@@ -64,43 +63,43 @@ class Plan:
         """Channels of the result in a group."""
         return self.window.output.shape[1] // self.problem.groups
 
-    @cached_property
+    @property
     def run(self) -> int:
         """Bytes that a thread block copies."""
         _, height, width = self.axes
         return self.groups * self.group_in * height.input.extent * width.input.extent * self.element
 
-    @cached_property
+    @property
     def shared(self) -> int:
         return math.ceil(self.run / _COPY_BYTES) * _COPY_BYTES
 
-    @cached_property
+    @property
     def is_aligned(self) -> bool:
         """Whether the run of each thread block begins at a multiple of 16 bytes where x does."""
         return self.run % _COPY_BYTES == 0
 
-    @cached_property
+    @property
     def grid_blocks(self) -> int:
         return math.ceil(self.window.n * self.problem.groups / self.groups)
 
-    @cached_property
+    @property
     def items(self) -> int:
         """Columns of results of a thread block, of which a thread has one after the other."""
         _, height, width = self.axes
         tiles = math.ceil(self.group_out / self.tile_out)
         return self.groups * tiles * math.ceil(height.count / self.strip) * width.count
 
-    @cached_property
+    @property
     def reads(self) -> int:
         """Elements of a channel of the input that a thread reads."""
         return ((self.strip - 1) * self.axes[1].stride + self.axes[1].taps) * self.axes[2].taps
 
-    @cached_property
+    @property
     def registers(self) -> int:
         numbers = self.tile_out * (self.window.taps + self.strip)
         return numbers + 2 * self.axes[2].taps + _EXTRA_REGISTERS
 
-    @cached_property
+    @property
     def resident(self) -> int:
         """Thread blocks that a multiprocessor has at a time."""
         by_registers = resident_blocks(self.facts, self.registers, self.threads)
@@ -140,26 +139,55 @@ def _is_packed(tensor: TensorDescriptor) -> bool:
     return True
 
 
+def cheapest(problem: Convolution, device: GpuDevice) -> Plan | None:
+    """The plan of the least time, of equals the first; None if the planes of a group, or the filter, are too large."""
+    found = [
+        (_least_seconds(plan, device), plan.tile_out, plan.strip, plan) for plan in _shapes(problem, device)
+    ]
+    best, order = None, (math.inf, 0, 0, 0, 0)
+    for least, tile_out, strip, shape in sorted(found, key=lambda one: one[:3]):
+        if least > order[0]:
+            break
+        for plan in _of_shape(shape, device):
+            own = seconds(plan, device), plan.groups, tile_out, strip, plan.threads
+            if own < order:
+                best, order = plan, own
+    return best
+
+
 def candidates(problem: Convolution, device: GpuDevice) -> Iterator[Plan]:
     """Every sensible plan; none if the planes of a group, or the filter, are too large."""
+    return itertools.chain.from_iterable(_of_shape(plan, device) for plan in _shapes(problem, device))
+
+
+def _shapes(problem: Convolution, device: GpuDevice) -> Iterator[Plan]:
+    """Plans with one group to a thread block and the fewest threads, by what a thread has."""
     window = lower(problem)
     _, height, _ = window.axes
-    least = Plan(problem, window, 1, 1, 1, min(_THREADS), device.facts)
-    limit = min(_MOST_STAGE, device.shared_bytes)
-    if least.shared > limit or least.registers > _MOST_REGISTERS:
-        return
-    for groups, tile_out, strip in itertools.product(_GROUPS, _TILES_OUT, _STRIPS):
+    for tile_out, strip in itertools.product(_TILES_OUT, _STRIPS):
+        plan = Plan(problem, window, 1, tile_out, strip, min(_THREADS), device.facts)
+        if plan.shared > min(_MOST_STAGE, device.shared_bytes) or plan.registers > _MOST_REGISTERS:
+            continue
+        if (
+            tile_out > plan.group_out
+            or strip > height.count
+            or tile_out * strip * window.taps > _MOST_PRODUCTS
+        ):
+            continue
+        yield plan
+
+
+def _of_shape(shape: Plan, device: GpuDevice) -> Iterator[Plan]:
+    """The plans with more groups or threads."""
+    problem, window, tile_out, strip = shape.problem, shape.window, shape.tile_out, shape.strip
+    for groups in _GROUPS:
         plan = Plan(problem, window, groups, tile_out, strip, min(_THREADS), device.facts)
-        if plan.shared > limit or plan.registers > _MOST_REGISTERS:
+        if plan.shared > min(_MOST_STAGE, device.shared_bytes) or groups > window.n * problem.groups:
             continue
-        if tile_out > plan.group_out or strip > height.count or groups > window.n * problem.groups:
-            continue
-        if tile_out * strip * window.taps > _MOST_PRODUCTS:
-            continue
+        items = plan.items
         for threads in _THREADS:
-            if threads > min(_THREADS) and 2 * plan.items < threads:
-                continue
-            yield Plan(problem, window, groups, tile_out, strip, threads, device.facts)
+            if threads == min(_THREADS) or 2 * items >= threads:
+                yield Plan(problem, window, groups, tile_out, strip, threads, device.facts)
 
 
 # ---- cost, fitted to 177 plans of 41 layers on an H200
@@ -174,21 +202,21 @@ _UNHIDDEN = 0.19
 _LONE = 0.24  # of a transfer, where one thread block is alone on its multiprocessor
 
 
+_ROUNDED = 1 - 1e-9  # on what no plan comes below: so rounding does not count
+
+
 def seconds(plan: Plan, device: GpuDevice) -> float:
     """Expected time."""
-    taps, stride = plan.window.taps, min(plan.axes[2].stride, 2)
     rounds = math.ceil(plan.items / plan.threads) * plan.threads / 32  # of warps
-    read = _READ + (_WIDEN if plan.element < 4 else 0.0)
-    of_channel = plan.tile_out * taps * (plan.strip + _WEIGHT) + read * plan.reads
-    issued = rounds * (plan.group_in * of_channel + plan.tile_out * plan.strip * _STORE + _ITEM)
-    copies = plan.run / _COPY_BYTES / 32 * (1 if plan.is_aligned else _COPY_BYTES / plan.element)
-    issued += _COPY * copies
-    accesses = plan.group_in * (stride * plan.reads + plan.tile_out * taps)
-    shared = rounds * (accesses + plan.tile_out * plan.strip) + 4 * copies
-    waves = math.ceil(plan.grid_blocks / (device.multiprocessors * plan.resident))
-    blocks = plan.grid_blocks / device.multiprocessors
-    filled = math.ceil(blocks) / blocks if waves < 4 else 1 + 0.5 * plan.resident / blocks
-    here = min(plan.resident, math.ceil(blocks))
+    run, grid_blocks, resident = plan.run, plan.grid_blocks, plan.resident
+    copies = run / _COPY_BYTES / 32 * (1 if run % _COPY_BYTES == 0 else _COPY_BYTES / plan.element)
+    issued, accesses = _of_round(plan)
+    issued = rounds * issued + _COPY * copies
+    shared = rounds * accesses + 4 * copies
+    waves = math.ceil(grid_blocks / (device.multiprocessors * resident))
+    blocks = grid_blocks / device.multiprocessors
+    filled = math.ceil(blocks) / blocks if waves < 4 else 1 + 0.5 * resident / blocks
+    here = min(resident, math.ceil(blocks))
     # of a scheduler, that compute while others wait for what they copy
     warps = max(_LEAST_WARPS, here * plan.threads / 128)
     gaps = _GAPS + _GAPS_OF_WARPS / warps
@@ -198,3 +226,24 @@ def seconds(plan: Plan, device: GpuDevice) -> float:
     overlapped = (busy**4 + transfer**4) ** 0.25 + _UNHIDDEN * min(busy, transfer)
     alone = waves * (2 * MEMORY_LATENCY + block_seconds)
     return float(LAUNCH_SECONDS + max(overlapped, alone))
+
+
+def _of_round(plan: Plan) -> tuple[float, float]:
+    """Instructions of a warp for an item of each thread, and cycles of shared memory."""
+    taps, stride, reads = plan.window.taps, min(plan.axes[2].stride, 2), plan.reads
+    read = _READ + (_WIDEN if plan.element < 4 else 0.0)
+    of_channel = plan.tile_out * taps * (plan.strip + _WEIGHT) + read * reads
+    issued = plan.group_in * of_channel + plan.tile_out * plan.strip * _STORE + _ITEM
+    return issued, plan.group_in * (stride * reads + plan.tile_out * taps) + plan.tile_out * plan.strip
+
+
+def _least_seconds(shape: Plan, device: GpuDevice) -> float:
+    """What no number of groups and threads comes below."""
+    facts = device.facts
+    issued, accesses = _of_round(shape)
+    gaps = _GAPS + _GAPS_OF_WARPS / (facts.resident_threads / 128)
+    items = shape.items * shape.window.n * shape.problem.groups / 32 / device.multiprocessors
+    busy = items * max(issued * _ISSUE * gaps, accesses) / depthwise_clock(facts)
+    transfer = shape.window.bytes_moved / device.bandwidth
+    overlapped = (busy**4 + transfer**4) ** 0.25 + _UNHIDDEN * min(busy, transfer)
+    return float(LAUNCH_SECONDS + overlapped) * _ROUNDED

@@ -110,9 +110,11 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         """The plan that is expected to be fastest on this device, or why there is none."""
         fusion = Fusion(finish=finish_of(epilogue, problem.output.dtype)) if epilogue else NOTHING
-        plan = plan_of(
-            problem, device, self._tiles, self.uses_workspace, self.parts, None, fusion, self.is_scaled
-        )
+        how = self.parts, None, fusion, self.is_scaled
+        plan = plan_of(problem, device, self._tiles, True, *how)
+        # the same serves those that may have no workspace where it needs none
+        if not self.uses_workspace and (not isinstance(plan, Plan) or plan.workspace):
+            plan = plan_of(problem, device, self._tiles, False, *how)
         other = None if epilogue else transposed(problem)
         if other is None or unplannable(other) or not isinstance(plan, Plan):
             return plan

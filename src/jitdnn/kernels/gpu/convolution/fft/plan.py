@@ -17,12 +17,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.formulas.overlap_save import FftAxis, axes_of, ceil_div
 from jitdnn.problems.convolution import Convolution
-from jitdnn.tensor import DTYPES, compute_dtype
+from jitdnn.tensor import DTYPES, TensorDescriptor, compute_dtype
 
 NUMBERS = 16
 """Complex numbers of a thread."""
@@ -205,55 +205,6 @@ class Plan:
             return 0
         return self.units * self.points * _NUMBER_BYTES
 
-    @property
-    def transforms(self) -> int:
-        """Of one unit, one after the other."""
-        if self.is_prepared:
-            return (self.parts * self.terms + 1) * self.pairs_of_share
-        if self.is_sum:
-            return (2 * self.parts * self.terms + 1) * self.pairs_of_share
-        return 2 * self.pairs_of_share + 1
-
-    @property
-    def accesses(self) -> tuple[int, int, int]:
-        """Elements of x, w and y that all thread blocks read or write."""
-        p, pairs = self.problem, self.pairs_of_share * self.shares
-        of_x = self.results * self.terms * self.parts * self.pieces
-        of_y = of_x
-        if self.is_data:
-            of_y *= prod(min(t.length, t.axis.y) for t in self.tilings)
-        else:
-            of_x *= prod(min(t.length, t.axis.x) for t in self.tilings)
-        if self.is_wgrad:
-            return of_x, p.w.size, self.results * self.parts * (p.y.size // p.k)
-        if self.is_prepared:
-            pairs = 1  # that read taps; the others read spectra
-        of_w = self.results * self.terms * prod(p.filter_spatial) * (pairs if self.is_sum else self.shares)
-        return (p.x.size, of_w, of_y) if self.is_data else (of_x, of_w, p.y.size)
-
-    @property
-    def loaded(self) -> int:
-        """Their bytes, and those of spectra, from memory or the cache."""
-        loaded = DTYPES[self.problem.x.dtype] * sum(self.accesses)
-        if self.is_prepared:
-            loaded += (
-                self.workspace // self.filters * self.results * self.terms * self.pairs_of_share * self.shares
-            )
-        return loaded
-
-    @property
-    def scattered(self) -> int:
-        """Those of them whose neighbours along the last axis lie apart."""
-        p = self.problem
-        pairs = zip(self.accesses, (p.x, p.w, p.y), strict=True)
-        return sum(count for count, tensor in pairs if abs(tensor.strides[-1]) != 1 and tensor.shape[-1] > 1)
-
-    @property
-    def moved(self) -> int:
-        """Bytes of memory that are read and written once at least."""
-        p = self.problem
-        return p.x.nbytes + p.w.nbytes + p.y.nbytes + 2 * self.workspace
-
 
 def refuse_shape(problem: Convolution) -> str | None:
     """Why there are no pieces at all; None if there may be."""
@@ -278,15 +229,33 @@ def plan_of(
     `is_prepared`: of those whose filters' spectra lie in the workspace, where results are sums. `most_threads`: of a
     thread block.
     """
-    found = [
+    wholes = [
         plan
-        for points in POINTS
+        for points, parts, tilings in _all_tilings(problem, POINTS)
+        for plan in [Plan(problem, tilings, points, 1, parts, is_prepared)]
+        if plan.threads <= most_threads and (plan.is_sum or not is_prepared)
+        if plan.shared + plan.root_bytes <= facts.shared_bytes
+    ]
+    times = [_Times(plan, facts) for plan in wholes]
+    found = inf, 0, 0
+    # those first that may take the least, until none can be faster than what was found; the first of equals
+    for least, number in sorted((own.least, number) for number, own in enumerate(times)):
+        if least > found[0]:
+            break
+        for shares in _counts_of_shares(wholes[number], facts):
+            found = min(found, (times[number].of(shares), number, shares))
+    return replace(wholes[found[1]], shares=found[2]) if wholes else None
+
+
+@lru_cache(maxsize=64)  # asked for by each of the algorithms
+def _all_tilings(problem: Convolution, lengths: tuple[int, ...]) -> list[tuple[int, int, tuple[Tiling, ...]]]:
+    """Points of a transform, one of the `lengths`, parts of the filter, and tilings."""
+    return [
+        (points, parts, tilings)
+        for points in lengths
         for parts in sorted(_counts_of_parts(problem, points))
         for tilings in _tilings(problem, points, parts)
-        for plan in _with_shares(Plan(problem, tilings, points, 1, parts, is_prepared), facts)
-        if plan.threads <= most_threads and (plan.is_sum or not is_prepared)
     ]
-    return min(found, key=lambda plan: seconds(plan, facts), default=None)
 
 
 @lru_cache(maxsize=1024)
@@ -294,8 +263,8 @@ def product_plan_of(problem: Convolution, facts: GpuFacts, most_threads: int = 1
     """The fastest plan of products of matrices; None if the taps do not fit a transform, or there is one term each."""
     found = [
         plan
-        for points in POINTS
-        for tilings in _tilings(problem, points, 1)
+        for points, parts, tilings in _all_tilings(problem, POINTS)
+        if parts == 1
         for plan in [_in_rounds(Plan(problem, tilings, points, 1, is_product=True), facts)]
         if plan.threads <= most_threads and plan.shared + plan.root_bytes <= facts.shared_bytes
     ]
@@ -349,14 +318,12 @@ def _tiling(parts: Sequence[FftAxis], is_of_x: bool, count: int) -> Tiling:
     return Tiling(axis, extent, size, length)
 
 
-def _with_shares(one: Plan, facts: GpuFacts) -> list[Plan]:
-    """The plan of one share, and those of several."""
-    if one.shared + one.root_bytes > facts.shared_bytes:
-        return []
-    pairs = ceil_div(one.pieces, 2)
-    most = min(pairs, max(1, 16 * facts.multiprocessors * one.lines // one.units))
+def _counts_of_shares(plan: Plan, facts: GpuFacts) -> list[int]:
+    """Into how many shares a unit's pieces may be cut."""
+    pairs = plan.pairs
+    most = min(pairs, max(1, 16 * facts.multiprocessors * plan.lines // plan.units))
     counts = {ceil_div(pairs, ceil_div(pairs, shares)) for shares in range(1, min(most, 64) + 1)}
-    return [replace(one, shares=shares) for shares in sorted(counts | {most})]
+    return sorted(counts | {most})
 
 
 # ---- cost, fitted to an H200
@@ -380,17 +347,87 @@ _LAUNCH_SECONDS = 3e-6
 
 def seconds(plan: Plan, facts: GpuFacts) -> float:
     """Of a call."""
-    resident = min(facts.resident(plan.shared + plan.root_bytes), _RESIDENT_THREADS // plan.threads)
-    blocks = ceil_div(plan.blocks, facts.multiprocessors)
-    points = blocks * plan.lines * plan.transforms * plan.points
-    if plan.is_prepared:
-        points += ceil_div(plan.filters * plan.parts, facts.multiprocessors) * plan.points
-    for_point = _PASS_CYCLES * plan.passes + _POINT_CYCLES + plan.is_prepared * _SPECTRUM_CYCLES
-    latency = _PASS_LATENCY * plan.passes + _LATENCY + plan.is_prepared * _SPECTRUM_LATENCY
-    cycles = max(points * for_point, ceil_div(blocks, max(1, resident)) * plan.transforms * latency)
-    cached = _CACHE_RATE * facts.bandwidth
-    total = max(cycles / facts.clock, plan.moved / (_MEMORY_SHARE * facts.bandwidth), plan.loaded / cached)
-    return total + plan.scattered * _SECTOR / cached + (2 if plan.workspace else 1) * _LAUNCH_SECONDS
+    return _Times(plan, facts).of(plan.shares)
+
+
+class _Times:
+    """Seconds of a plan by its number of shares, of which the given plan has one; `least`: of any number of them."""
+
+    def __init__(self, plan: Plan, facts: GpuFacts) -> None:
+        p = plan.problem
+        self._facts, self._plan = facts, plan
+        self._lines, self._points, self._pairs = plan.lines, plan.points, plan.pairs
+        self._units = plan.units // plan.shares
+        resident = min(facts.resident(plan.shared + plan.root_bytes), _RESIDENT_THREADS // plan.threads)
+        self._resident = max(1, resident)
+        self._for_point = _PASS_CYCLES * plan.passes + _POINT_CYCLES + plan.is_prepared * _SPECTRUM_CYCLES
+        self._latency = _PASS_LATENCY * plan.passes + _LATENCY + plan.is_prepared * _SPECTRUM_LATENCY
+        # transforms of a unit, one after the other: of a pair of pieces, and of all of them once
+        self._of_pair, self._once = 2, 1
+        if plan.is_sum:
+            self._of_pair, self._once = (1 if plan.is_prepared else 2) * plan.parts * plan.terms + 1, 0
+        self._of_filters = 0
+        if plan.is_prepared:
+            self._of_filters = ceil_div(plan.filters * plan.parts, facts.multiprocessors) * plan.points
+        self._size, self._moved = DTYPES[p.x.dtype], p.x.nbytes + p.w.nbytes + p.y.nbytes
+        self._cached = _CACHE_RATE * facts.bandwidth
+        # elements of x, w and y that all thread blocks read or write, those of w for each pair, or share, or once
+        of_x = of_y = plan.results * plan.terms * plan.parts * plan.pieces
+        if plan.is_data:
+            of_x, of_y = p.x.size, of_y * prod(min(t.length, t.axis.y) for t in plan.tilings)
+        else:
+            of_x, of_y = of_x * prod(min(t.length, t.axis.x) for t in plan.tilings), p.y.size
+        of_w = plan.results * plan.terms * prod(p.filter_spatial)
+        if plan.is_wgrad:
+            of_w, of_y = p.w.size, plan.results * plan.parts * (p.y.size // p.k)
+        self._x_and_y, self._w = of_x + of_y, of_w
+        # of them those whose neighbours along the last axis lie apart
+        self._apart = sum(n for n, tensor in ((of_x, p.x), (of_y, p.y)) if _lies_apart(tensor))
+        self._w_is_apart = _lies_apart(p.w)
+        self._spectra = plan.points * plan.parts * _NUMBER_BYTES * plan.results * plan.terms
+        self.least = self._bound()
+
+    def of(self, shares: int) -> float:
+        """Of a call."""
+        plan, facts = self._plan, self._facts
+        units, pairs = self._units * shares, ceil_div(self._pairs, shares)
+        blocks = ceil_div(ceil_div(units, self._lines), facts.multiprocessors)
+        transforms = self._of_pair * pairs + self._once
+        points = blocks * self._lines * transforms * self._points + self._of_filters
+        cycles = max(points * self._for_point, ceil_div(blocks, self._resident) * transforms * self._latency)
+        workspace = 0
+        if plan.is_prepared:
+            workspace = plan.workspace
+        elif plan.is_wgrad and shares > 1:
+            workspace = units * self._points * _NUMBER_BYTES
+        return self._seconds(cycles, shares, pairs * shares, workspace)
+
+    def _bound(self) -> float:
+        """What no number of shares comes below, but for rounding."""
+        transforms = self._units * (self._of_pair * self._pairs + self._once)
+        points = transforms * self._points / self._facts.multiprocessors + self._of_filters
+        waits = transforms / (self._lines * self._facts.multiprocessors * self._resident) * self._latency
+        workspace = self._plan.workspace if self._plan.is_prepared else 0
+        return (1 - 1e-9) * self._seconds(max(points * self._for_point, waits), 1, self._pairs, workspace)
+
+    def _seconds(self, cycles: float, shares: int, pairs: int, workspace: int) -> float:
+        """Of so many cycles of a multiprocessor, and of bytes."""
+        plan, facts = self._plan, self._facts
+        of_w = self._w
+        if not plan.is_wgrad and not plan.is_prepared:  # whose units read spectra
+            of_w *= pairs if plan.is_sum else shares
+        loaded = self._size * (self._x_and_y + of_w)
+        if plan.is_prepared:
+            loaded += self._spectra * pairs
+        scattered = self._apart + (of_w if self._w_is_apart else 0)
+        moved = self._moved + 2 * workspace
+        total = max(cycles / facts.clock, moved / (_MEMORY_SHARE * facts.bandwidth), loaded / self._cached)
+        return total + scattered * _SECTOR / self._cached + (2 if workspace else 1) * _LAUNCH_SECONDS
+
+
+def _lies_apart(tensor: TensorDescriptor) -> bool:
+    """Whether neighbours along the last axis are no neighbours in memory."""
+    return abs(tensor.strides[-1]) != 1 and tensor.shape[-1] > 1
 
 
 _SPECTRUM_SHARE = 0.3
@@ -424,5 +461,5 @@ def product_seconds(plan: Plan, facts: GpuFacts) -> float:
         / (facts.f32_rate / 2 * facts.multiprocessors * facts.clock)
     )
     total += max(multiplied / _SPECTRUM_SHARE, sum(plan.spectra) * number_bytes / rate) + _LAUNCH_SECONDS
-    scattered = [t for t in (problem.x, problem.w, problem.y) if abs(t.strides[-1]) != 1 and t.shape[-1] > 1]
+    scattered = [t for t in (problem.x, problem.w, problem.y) if _lies_apart(t)]
     return total + sum(t.size for t in scattered) * _SECTOR / (_CACHE_RATE * facts.bandwidth)

@@ -70,7 +70,11 @@ class WinogradAlgorithm(KernelAlgorithm[Convolution, GpuDevice]):
         reason = refuse_shape(problem) or refuse_doubles([problem.dtype], device)
         if reason:
             return reason
-        found = self.product(plan_of(problem, self.max_m), device)
+        return self.refuse_product(plan_of(problem, self.max_m), device)
+
+    def refuse_product(self, plan: Plan, device: GpuDevice) -> str | None:
+        """Why the products cannot be computed; None if they can."""
+        found = self.product(plan, device)
         return found if isinstance(found, str) else None
 
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
@@ -110,6 +114,9 @@ class WinogradAlgorithm(KernelAlgorithm[Convolution, GpuDevice]):
 
 class _OnCudaCores(WinogradAlgorithm):
     """Products in the arithmetic of the type, by the tiled contraction of gpu/gemm."""
+
+    def refuse_product(self, plan: Plan, device: GpuDevice) -> str | None:
+        return None  # it takes all
 
     def product(self, plan: Plan, device: GpuDevice) -> Product | str:
         rows, columns, terms = plan.product
