@@ -63,9 +63,7 @@ class FewPixels(KernelAlgorithm[Convolution, GpuDevice]):
         return "fp32"
 
     def error_of(self, problem: Convolution) -> float:
-        steps = _steps(problem)
-        assert isinstance(steps, _Steps)
-        return _inner(problem).error_bound(steps.product)
+        return _inner(problem).error_bound(problem)
 
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         steps = _steps(problem)
