@@ -347,6 +347,7 @@ KERNEL2(128, 2) void every(const u8 *x, u8 *y, u8 *workspace, SCALE alpha, SCALE
     store16_streaming(y, load16(x)), store16(y + 16, load16_streaming(x + 16));
     store16(y, load16_shared_cache(x)), store16(y, load16_once(x)), store8(y, load8_once(x));
     arrive_among_blocks((u32 *)workspace), wait_among_blocks((u32 *)workspace, 1);
+    signal_blocks((u32 *)workspace), wait_for_signals((u32 *)workspace, 2);
     store8(y + 32, load8(x)), store4(y + 40, load4(x));
     ((u32 *)y)[20] = byte_permute(a[0], a[1], 0x3210) + dot4_s8(a[0], a[1], 3);
     ((u32 *)y)[21] = pack_bf16(sum, d[1]) + pack_f16(sum, d[2]);
