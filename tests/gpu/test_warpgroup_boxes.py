@@ -100,7 +100,9 @@ def test_tiles_end_inside_of_a_block(words: str, cuda_device: Any, monkeypatch: 
     def blocking(products: Products, tiles: Any, *_: Any, **__: Any) -> tuple[Blocking, float]:
         assert tile in tiles
         length = -(-products.longest // splits)
-        return Blocking(tile, 3, -(-products.longest // length), length, 1, 2), 1e-5
+        return Blocking(
+            tile, 3, -(-products.longest // length), length, 1, 2, is_across=products.is_across
+        ), 1e-5
 
     problem = convolution(words)
     with blocked_by(blocking):

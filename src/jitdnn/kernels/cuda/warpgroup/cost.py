@@ -231,8 +231,6 @@ def stage_cycles(
     products = 3 if parts == 2 and not blocking.is_rough else blocking.lines.mean_taps
     mma = products * flops / (_OPERATIONS_OF_BYTE * facts.shared_bytes_per_cycle)
     of_b = tile.across * shared_rows.count if shared_rows else blocking.rows_of_b
-    if is_wgrad and tile.n % 64:
-        of_b = -(-tile.n // 64) * 64
     lines = blocking.lines
     brought = parts * ((tile.m + lines.further) * lines.pixels + of_b)  # rows of 128 bytes
     of_a = 64 * (2 if blocking.divides_rows else products)

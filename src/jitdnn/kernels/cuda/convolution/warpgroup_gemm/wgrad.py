@@ -157,7 +157,7 @@ def wgrad_plan(
         pixels = problem.n * math.prod(axis.results for axis in axes) * segment
     if is_divided and pixels <= block:
         return f"{pixels} pixels are one stage, and there must be splits"
-    products = Products((out_channels,), (-(-pixels // block),), columns, groups)
+    products = Products((out_channels,), (-(-pixels // block),), columns, groups, is_across=True)
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     max_splits = _MAX_SPLITS if uses_workspace else 1
     # columns come in blocks of 64, behind each of which another tap may begin: no chunk of results is longer
