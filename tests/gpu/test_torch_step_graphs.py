@@ -85,7 +85,10 @@ def test_steps_that_wait_for_the_gpu_run_layer_by_layer() -> None:
 
     stock = Waits()
     ours = jt.convert(copy.deepcopy(stock), graphs=True, measure="never")
-    assert train(ours, 9, False) == pytest.approx(train(stock, 9, False), rel=1e-3)
+    expected = train(
+        jt.convert(stock, measure="never"), 9, False
+    )  # the same kernels: PyTorch's own may round to tf32
+    assert train(ours, 9, False) == pytest.approx(expected, rel=1e-4)
     assert reasons(ours) == ["runs layer by layer: forward waits for the GPU"]
     again = jt.convert(network(), graphs=True, measure="never")
     assert train(again, 9, False) == pytest.approx(train(network(), 9, False), rel=1e-3)
