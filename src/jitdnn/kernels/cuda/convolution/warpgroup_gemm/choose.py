@@ -63,8 +63,6 @@ _BOX_ROWS = 64
 """Of the result, where these are neighbours in memory: a box has 128 bytes of them of each of its columns."""
 _ROWS_OF_TILE, _L2_SHARE = 128, 0.75
 """Of a usual tile; of the L2 cache, that stays from one tap to the next."""
-_FEW_COLUMNS, _OF_FEW_COLUMNS = 64, 1.2
-"""How much longer than the model says products of 16 bits, several taps and no more columns take: 1.24 to 1.68."""
 _COUNTS = {128: (), 64: (3,), 32: (5, 3)}
 """Of rows in a stage, where whole ones would end in zeros: more than `STAGE_ROW` bytes, or little less."""
 
@@ -399,9 +397,6 @@ def _correlation_plan(
         is_vector = is_vector and batch.result * result_bytes % ALIGNMENT == 0
     if strides.channel == 1 and not is_vector and blocking.is_whole:
         seconds += narrow_store_seconds(device.facts, sum(rows) * geometry.out_channels * groups)
-    is_narrow = DTYPES[data_tensor.dtype] == 2 and most_taps > 1 and geometry.out_channels <= _FEW_COLUMNS
-    if is_narrow and not (batch or is_in_lines or is_strided):
-        seconds *= _OF_FEW_COLUMNS
     boxes = None
     if blocking.is_whole and not is_in_lines:
         columns = tile.chunk_bytes(result_bytes) // result_bytes
