@@ -29,7 +29,7 @@ from jitdnn.devices import cuda
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
-from jitdnn.kernels.cuda.warpgroup.plan import TILES
+from jitdnn.kernels.cuda.warpgroup.tile import TILES
 from jitdnn.problems.convolution import Convolution
 from jitdnn.rtcg.expression import trace
 from jitdnn.rtcg.functions import erf, maximum

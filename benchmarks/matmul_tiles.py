@@ -19,7 +19,7 @@ from warpgroup_tiles import LARGEST_ERROR, TYPES, Run, seconds
 from jitdnn import Handle
 from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.matmul import TensorCoreMatmul
-from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, TILES
+from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, TILES
 from jitdnn.kernels.cuda.warpgroup_matmul import WarpgroupMatmul
 from jitdnn.problems.matmul import MatMul
 

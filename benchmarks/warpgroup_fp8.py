@@ -23,7 +23,7 @@ from warpgroup_tiles import Run, seconds
 
 from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupWgrad
-from jitdnn.kernels.cuda.warpgroup.plan import TILES
+from jitdnn.kernels.cuda.warpgroup.tile import TILES
 from jitdnn.kernels.cuda.warpgroup_matmul import WarpgroupMatmul
 from jitdnn.problems import Convolution, MatMul, Problem, parse
 

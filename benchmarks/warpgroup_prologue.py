@@ -31,7 +31,7 @@ from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupWgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.table import ALGORITHMS
-from jitdnn.kernels.cuda.warpgroup.plan import TILES
+from jitdnn.kernels.cuda.warpgroup.tile import TILES
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.convolution_fused import FusedConvolution
 

@@ -41,7 +41,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradScaledBlockwise,
     WarpgroupWgradScaledDivided,
 )
-from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, DIVIDED, TILES
+from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, TILES
 from jitdnn.problems.convolution import Convolution
 
 Run = Callable[[], Any]

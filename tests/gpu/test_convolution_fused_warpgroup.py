@@ -20,7 +20,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.table import ALGORITHMS
-from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import TILES, Tile
 from jitdnn.problems import FusedConvolution, parse
 from strategies import convolutions
 from warpgroup_cases import SMALL, aligned, on_hopper, split_into  # noqa: F401

@@ -40,8 +40,9 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, reduction_sharing, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.cost import longest_load
-from jitdnn.kernels.cuda.warpgroup.plan import DIVIDED as WITH_DIVIDERS
-from jitdnn.kernels.cuda.warpgroup.plan import TILES, Blocking, Products, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
+from jitdnn.kernels.cuda.warpgroup.tile import DIVIDED as WITH_DIVIDERS
+from jitdnn.kernels.cuda.warpgroup.tile import TILES, Tile
 from jitdnn.planner.plan import Request
 from jitdnn.planner.survey import _refuse_request
 from jitdnn.problems.convolution import Convolution

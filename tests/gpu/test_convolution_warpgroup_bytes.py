@@ -27,7 +27,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import TILES, Tile
 from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.kernels.reference import rounded
 from jitdnn.kernels.tables import algorithms

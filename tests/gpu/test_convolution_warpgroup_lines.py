@@ -24,7 +24,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import TILES, Tile
 from warpgroup_cases import DATA, aligned, check_not_finite, normal, on_hopper  # noqa: F401
 
 TWO, THREE, FOUR = Tile(1, 1, 1, 128), Tile(1, 1, 1, 192), Tile(2, 1, 1, 256)

@@ -14,7 +14,7 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupGemmInLines
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import Tile
+from jitdnn.kernels.cuda.warpgroup.tile import Tile
 from jitdnn.rtcg.expression import trace
 from jitdnn.rtcg.functions import maximum
 from jitdnn.tensor import TensorDescriptor

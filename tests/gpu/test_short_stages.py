@@ -11,7 +11,7 @@ from convolution_cases import convolution
 from harness import run_algorithm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupGemmHalves
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import Tile
+from jitdnn.kernels.cuda.warpgroup.tile import Tile
 from warpgroup_cases import aligned, on_hopper  # noqa: F401
 
 # by problem: the tile, bytes of a row, of K in a stage, and whether a thread block brings the filter once

@@ -13,7 +13,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGe
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.matmul import orientation_of
-from jitdnn.kernels.cuda.warpgroup.plan import NO_LINES, STAGE_ROW, Blocking, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking
+from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Tile
 from jitdnn.kernels.cuda.warpgroup_matmul import WarpgroupMatmul
 from jitdnn.problems.matmul import MatMul
 from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401

@@ -21,7 +21,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradScaled,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Blocking, Products, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
+from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
 from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401
 
 CASES = {

@@ -24,7 +24,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, Blocking, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking
+from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, Tile
 from warpgroup_cases import aligned, blocked_by, check_not_finite, on_hopper  # noqa: F401
 
 

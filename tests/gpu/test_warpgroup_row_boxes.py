@@ -11,7 +11,8 @@ from convolution_cases import convolution
 from harness import run_algorithm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Blocking, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking
+from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
 from jitdnn.kernels.cuda.warpgroup_matmul import WarpgroupMatmul
 from jitdnn.problems.matmul import MatMul
 from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401

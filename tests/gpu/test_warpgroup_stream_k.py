@@ -16,7 +16,8 @@ from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupWgrad, WarpgroupWgradInLines
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import STAGE_ROW, Blocking, Products, Tile, blockings
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products, blockings
+from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
 from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401
 
 

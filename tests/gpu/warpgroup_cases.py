@@ -18,7 +18,8 @@ from harness import run
 from jitdnn.kernels.cuda import warpgroup_matmul
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose, wgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
-from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking
+from jitdnn.kernels.cuda.warpgroup.tile import Tile
 from jitdnn.problems.convolution import Convolution
 
 SMALL = Tile(2, 1, 1, 64)

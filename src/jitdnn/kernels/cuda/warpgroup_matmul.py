@@ -33,7 +33,8 @@ from jitdnn.kernels.cuda.matmul import (
     refuse_extents,
     refuse_uneven,
 )
-from jitdnn.kernels.cuda.warpgroup.plan import CLUSTERS, NO_FINISH, TILES, Finish, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Finish
+from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, TILES, Tile
 from jitdnn.kernels.gpu.matmul import TiledGemm
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem

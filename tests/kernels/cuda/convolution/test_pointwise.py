@@ -12,7 +12,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGe
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import Axis
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import transposed
-from jitdnn.kernels.cuda.warpgroup.plan import Products, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import Products
+from jitdnn.kernels.cuda.warpgroup.tile import Tile
 from jitdnn.problems.convolution import Convolution
 
 

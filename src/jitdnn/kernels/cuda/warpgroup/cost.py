@@ -8,17 +8,8 @@ from dataclasses import dataclass
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
-from jitdnn.kernels.cuda.warpgroup.plan import (
-    NO_FINISH,
-    NO_LINES,
-    STAGE_ROW,
-    Blocking,
-    Finish,
-    Lines,
-    Products,
-    Tile,
-    blockings,
-)
+from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Finish, Products, blockings
+from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Lines, Tile
 
 _OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""

@@ -1,4 +1,4 @@
-// Sizes that follow from the macros of a blocking (warpgroup/plan.py) and of the types; see mainloop.cuh.
+// Sizes that follow from the macros of a blocking (plan.py, of a tile.py) and of the types; see mainloop.cuh.
 
 // Whether a piece of work is a part of a tile's K: of partial sums in memory, or of a cluster of thread blocks.
 constexpr bool IS_PART = IS_SPLIT || IS_CLUSTERED;

@@ -48,7 +48,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import plan_in_lines, 
 from jitdnn.kernels.cuda.cost import narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.plan import linear_step
 from jitdnn.kernels.cuda.warpgroup.cost import best_blocking
-from jitdnn.kernels.cuda.warpgroup.plan import NO_LINES, STAGE_ROW, Lines, Products, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import Products
+from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Lines, Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 

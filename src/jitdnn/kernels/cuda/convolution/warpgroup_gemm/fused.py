@@ -26,7 +26,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import ByAddress
-from jitdnn.kernels.cuda.warpgroup.plan import TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import TILES, Tile
 from jitdnn.problems.convolution_fused import FusedConvolution
 from jitdnn.problems.problem import Problem, byte_dtypes
 from jitdnn.tensor import TensorDescriptor

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitdnn.kernels.cuda.warpgroup.cost import LAUNCH_SECONDS
-from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Finish, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Finish
+from jitdnn.kernels.cuda.warpgroup.tile import Tile
 from jitdnn.kernels.formulas.fused_convolution import prologue_expression
 from jitdnn.rtcg.c_source import c_function
 

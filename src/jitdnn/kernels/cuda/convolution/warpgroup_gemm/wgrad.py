@@ -41,7 +41,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import DIVISION_BYTES, 
 from jitdnn.kernels.cuda.cost import SECTOR_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.kernels.cuda.warpgroup.cost import Boxes, SharedRows, best_blocking
-from jitdnn.kernels.cuda.warpgroup.plan import SHARED, SHARED_IN_LINES, STAGE_ROW, Products, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import Products
+from jitdnn.kernels.cuda.warpgroup.tile import SHARED, SHARED_IN_LINES, STAGE_ROW, Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 

@@ -17,7 +17,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, sou
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import Pack
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import pack_seconds
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan as Gemm
-from jitdnn.kernels.cuda.warpgroup.plan import TILES
+from jitdnn.kernels.cuda.warpgroup.tile import TILES
 from jitdnn.kernels.gpu.convolution.winograd.algorithm import Product, WinogradAlgorithm
 from jitdnn.kernels.gpu.convolution.winograd.code import Places
 from jitdnn.kernels.gpu.convolution.winograd.error import growth
