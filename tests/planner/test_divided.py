@@ -124,6 +124,23 @@ class TestAgainstTheReference:
         problem = convolution("n2 c3 h9 w9 k4 r1 s1 stride3 pad2", direction)
         check(problem, pieces_of(problem, ("h", (1, 1))))
 
+    @pytest.mark.parametrize("algorithm", ["direct", "implicit_gemm", "im2col"])
+    def test_pieces_of_fewer_rows_than_the_stride(self, algorithm: str) -> None:
+        """Some of them reached by no filter, and a piece of stride phases of one result each."""
+        far_apart = (
+            "n2 c8 h5 w3 k8 r3 s1 stride2x3 pad2x3 dil1x2 g2 flip f64 nchw x=s3,36,6,-288 y=s24,3,48,1"
+        )
+        for words, *axes in (
+            (far_apart, "w", "h"),
+            ("n2 c20 w3 k5 s1 stride3 pad3 f32 nhwc", "w"),
+            ("n1 c16 d3 h3 w3 k4 t1 r2 s3 stride3x3x2 pad3x1x1 dil1x2x1 f32 nhwc", "d", "h", "w"),
+            ("n2 c2 h2 w4 k3 r4 s3 stride1 pad4x3:0 dil3x2 f32 nchw", "h"),
+        ):
+            problem = convolution(words, "bwd_data")
+            for axis in axes:
+                for first in range(1, parts.extent(problem, axis)):
+                    check(problem, pieces_of(problem, (axis, (first,))), algorithm=algorithm)
+
     @pytest.mark.parametrize("words", ["to_i8 n3", "to_i32 n3", "n3"])
     def test_integers(self, words: str) -> None:
         problem = convolution(f"c40 h9 w9 k6 r3 s3 stride1 pad1 i8 nhwc {words}", "fwd")

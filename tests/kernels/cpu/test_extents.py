@@ -10,6 +10,7 @@ import logging
 import pytest
 
 from conformance import INSTRUCTION_SETS, accepting, check
+from convolution_cases import sum_of_sizes
 from jitdnn.devices.cpu import host
 from jitdnn.kernels.cpu import extents
 from jitdnn.kernels.tables import algorithms
@@ -55,6 +56,47 @@ def test_every_instruction_set_takes_extents_as_arguments(cpu):
     for words in ("conv_fwd n{} c9 h6 w7 k10 r3 s3 stride1 pad1 f32 nhwc", "matmul m{} k20 n45"):
         for extent in (66, 67):
             check(parse(words.format(extent)), cpu=cpu, threads=(1,), scales=((1.0, 0.0),))
+
+
+# one result of each stride phase along an axis, which lie 16 elements apart or further
+NEIGHBOURING_PHASES = [
+    "conv_bwd_data n2 c32 w2 k5 s3 stride2 pad1 f32 nhwc",
+    "conv_bwd_data n2 c20 h2 w2 k20 r3 s3 stride2 pad1 f32 nhwc",
+    "conv_bwd_data n2 c20 h2 w2 k20 r3 s3 stride2 pad1 g5 f32 nhwc",
+    "conv_bwd_data n1 c16 d2 h3 w2 k6 t3 r3 s3 stride2x3x2 pad1 f32 nhwc",
+    "conv_bwd_data n1 c4 h4 w2 k8 r3 s1 stride2 pad1x0 f32 nchw x=s1,16,4,64",
+    # as a piece of a larger one: no filter reaches a column
+    "conv_bwd_data n2 c8 h5 w2 k8 r3 s1 stride2x3 pad2x1:0 dil1x2 g2 flip f64 nchw x=s3,36,6,-288",
+]
+# one stride phase along each axis, with a part of the taps or none
+LONE_PHASES = [
+    "conv_bwd_data n2 c5 w1 k4 s4 stride3 pad2 f32 nchw",
+    "conv_bwd_data n2 c12 h1 w1 k8 r3 s3 stride2 pad1 f32 nhwc",
+    "conv_bwd_data n2 c12 h1 w1 k8 r3 s3 stride2 pad1 g4 f32 nhwc",
+    "conv_bwd_data n1 c3 d1 h1 w6 k5 t3 r4 s3 stride2x3x1 pad1x2x1 f32 nchw",
+    "conv_bwd_data n1 c2 h1 w4 k3 r4 s3 stride2x1 pad10:0x3:0 dil3x2 flip f32 nchw x=s16,8,4,1 y=nhwc",
+    "conv_bwd_data n0 c2 h1 w1 k2 r4 s2 stride2x1 pad10:0x2 dil3 f32 nchw",
+]
+
+
+@pytest.mark.parametrize("words", NEIGHBOURING_PHASES + LONE_PHASES)
+def test_strided_gradients_of_small_images(words: str) -> None:
+    """Each result is written, and by its own taps."""
+    check(parse(words), threads=(2,))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "n2 c20 h4 w2 k3 r3 s2 stride1x2 pad1x0",
+        "n2 c20 h9 w2 k20 r3 s3 stride1x2 pad1 g20",
+        "n1 c16 w4 k1 s3 stride4 pad1",
+    ],
+)
+def test_operands_of_neighbouring_phases(words: str) -> None:
+    """Stride phases that are neighbours in the result have an operand's pixels far apart."""
+    problem = parse(f"conv_bwd_data {words} f32 nchw")
+    assert {"direct", "implicit_gemm"} <= check(problem, sum_of_sizes(problem, "nhwc"), threads=(2,))
 
 
 @pytest.mark.parametrize(

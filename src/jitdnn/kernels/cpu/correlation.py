@@ -274,6 +274,20 @@ class InterleavedPhases:
         return InterleavedPhases(c, (1, 1, 1), (a, b, last), (StridePhase((0, 0, 0), c),))
 
     @property
+    def phase_strides(self) -> tuple[int, int, int, int]:
+        """Distance in y from one result of a stride phase to the next: batch and the three axes."""
+        return 1, *self.strides
+
+    @property
+    def is_single(self) -> bool:
+        """True if the only stride phase is all of ``whole``.
+
+        Of a strided dgrad whose results have one stride phase it need not be: that may have no tap, or others than
+        those that cover what it reads.
+        """
+        return self == InterleavedPhases.single(self.whole)
+
+    @property
     def has_phases_without_taps(self) -> bool:
         """True if there are results without a tap."""
         return len(self.stride_phases) < math.prod(self.strides)

@@ -21,22 +21,27 @@ is_strict = False
 _LEAST_STRIDE = 16  # what is nearer is read by shuffles or as one vector: that is another code
 
 
-def with_extents(code: Any, extents: Extents, takes_pixels: bool = False) -> Any:
+def with_extents(
+    code: Any, extents: Extents, takes_pixels: bool = False, phase_strides: Sequence[int] = (1, 1, 1, 1)
+) -> Any:
     """A plan, a correlation or a tuple of such, with extents in place of the numbers that vary.
 
     A dataclass may have a method ``with_extents`` of its own, which gets itself with extents in it and adds others.
     ``takes_pixels``: also those of images, as plans say whose inner loops have no strides between rows of pixels.
+    ``phase_strides``: how many results of stride phases that are computed together lie from one result of a phase to
+    the next, along the batch and the three axes, as their plans say.
     """
     if isinstance(code, Correlation):
-        return _correlation(code, extents, takes_pixels)
-    if isinstance(code, InterleavedPhases) and code.strides == (1, 1, 1):
-        return InterleavedPhases.single(_correlation(code.whole, extents, takes_pixels))
+        return _correlation(code, extents, takes_pixels, phase_strides)
+    if isinstance(code, InterleavedPhases) and code.is_single:
+        return InterleavedPhases.single(_correlation(code.whole, extents, takes_pixels, phase_strides))
     if isinstance(code, tuple) and type(code) is tuple:
-        return tuple(with_extents(each, extents, takes_pixels) for each in code)
+        return tuple(with_extents(each, extents, takes_pixels, phase_strides) for each in code)
     if dataclasses.is_dataclass(code) and not isinstance(code, type):
         takes_pixels = getattr(code, "takes_pixels", takes_pixels)
+        phase_strides = getattr(code, "phase_strides", phase_strides)
         own = {field.name: getattr(code, field.name) for field in dataclasses.fields(code) if field.init}
-        new = {name: with_extents(value, extents, takes_pixels) for name, value in own.items()}
+        new = {name: with_extents(value, extents, takes_pixels, phase_strides) for name, value in own.items()}
         changed = {name: value for name, value in new.items() if value is not own[name]}
         made: Any = dataclasses.replace(code, **changed) if changed else code
         further = getattr(code, "with_extents", None)
@@ -44,11 +49,18 @@ def with_extents(code: Any, extents: Extents, takes_pixels: bool = False) -> Any
     return code
 
 
-def _correlation(c: Correlation, extents: Extents, takes_pixels: bool) -> Correlation:
+def _correlation(
+    c: Correlation, extents: Extents, takes_pixels: bool, phase_strides: Sequence[int]
+) -> Correlation:
+    # along an axis with one result of each stride phase there are as many results as phases
+    reached = [
+        axis.results * axis.positions * phases for axis, phases in zip(c.axes, phase_strides[1:], strict=True)
+    ]
+
     def view(name: str, given: View) -> View:
         (batch,) = _used((given.batch,), (c.batch,))
         batch = stride_extent(extents, f"{name}.batch", batch)
-        d, h, w = _used(given.space, [axis.results * axis.positions for axis in c.axes])
+        d, h, w = _used(given.space, reached)
         if takes_pixels:
             d, h = stride_extent(extents, f"{name}.planes", d), stride_extent(extents, f"{name}.rows", h)
         return dataclasses.replace(given, batch=batch, groups=_used(given.groups, c.groups), space=(d, h, w))

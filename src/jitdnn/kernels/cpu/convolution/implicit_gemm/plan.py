@@ -92,7 +92,7 @@ class Geometry(CorrelationPlan):
     @cached_property
     def phase_strides(self) -> tuple[int, int, int, int]:
         """Distance in y from one result of a stride phase to the next: batch and the three axes."""
-        return 1, *self.interleaved.strides
+        return self.interleaved.phase_strides
 
     @cached_property
     def steps(self) -> int:
@@ -160,9 +160,8 @@ class ImplicitGemmPlan(Geometry):
     @property
     def takes_pixels(self) -> bool:
         """Whether extents of images may be known when the code runs only: a register tile's pixels are neighbours."""
-        is_single = len(self.stride_phases) == 1 and math.prod(self.interleaved.strides) == 1
         is_row = not self.vectorizes_pixels and math.prod(self.box[:3]) == 1
-        return is_single and is_row and self.c.x.channels == self.c.y.channels == 1
+        return self.interleaved.is_single and is_row and self.c.x.channels == self.c.y.channels == 1
 
     def with_extents(self, made: ImplicitGemmPlan, extents: Extents) -> ImplicitGemmPlan:
         """``made``, the same with some extents that are known when the code runs, with those of blocks among them, but

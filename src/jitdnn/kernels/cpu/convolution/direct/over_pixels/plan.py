@@ -71,6 +71,11 @@ class OverPixels(DirectPlan):
         return len(self.last_axes)
 
     @property
+    def phase_strides(self) -> tuple[int, int, int, int]:
+        """Distance from one result of a stride phase to the next: batch and the three axes."""
+        return 1, 1, 1, self.stride_phases
+
+    @property
     def row_pixels(self) -> int:
         """Pixels of a row of the result."""
         return sum(axis.results for axis in self.last_axes)
