@@ -208,12 +208,15 @@ def test_plan_explains(capsys: pytest.CaptureFixture[str]) -> None:
         assert algorithm in out
 
 
-def test_plan_under_a_limit_and_with_measured_times(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_under_a_limit_and_with_measured_times(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     code, out, _ = call(capsys, "plan", PROBLEM, "--workspace-limit", "0", "--threads", "1")
     assert code == 0
     assert "no workspace" in out
     assert re.search(r"implicit_gemm .*refused: needs", out)
-    code, out, _ = call(capsys, "plan", PROBLEM, "--find")
+    with jitdnn.settings(cache_dir=tmp_path):  # where no other test has stored times
+        code, out, _ = call(capsys, "plan", PROBLEM, "--find")
     assert code == 0
     assert re.search(r"> +\w+ +\S+ \ws +measured", out)
 
