@@ -40,38 +40,41 @@ _WARP_PENALTIES = ((16, 1.0), (12, 1.12), (8, 1.25), (0, 2.0))
 
 def fprop_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
     """The cheapest plan of a forward convolution, with `count` products each; None if there is no room for rows."""
-    return _best(problem, device.facts, count, _offer_fprop)
+    return best_plan(problem, device.facts, count, _offer_fprop)
 
 
 def wgrad_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
     """The cheapest plan of the filter's gradient; None if it does not fit into shared memory."""
-    return _best(problem, device.facts, count, _offer_wgrad)
+    return best_plan(problem, device.facts, count, _offer_wgrad)
+
+
+Offer = Callable[[Convolution, GpuFacts, int, Cheapest[Plan]], None]
+"""Offers all plans that may be the cheapest."""
 
 
 @lru_cache(512)
-def _best(
-    problem: Convolution,
-    facts: GpuFacts,
-    count: int,
-    offer: Callable[[Convolution, GpuFacts, int, Cheapest[Plan]], None],
-) -> Plan | None:
+def best_plan(problem: Convolution, facts: GpuFacts, count: int, offer: Offer) -> Plan | None:
+    """The cheapest of the plans that are offered, with `count` products each; None if there is none."""
     cheapest = Cheapest[Plan]()
     offer(problem, facts, count, cheapest)
     return cheapest.plan()
 
 
+def all_plans(problem: Convolution, facts: GpuFacts, count: int, offer: Offer) -> list[Plan]:
+    """Every plan that is offered."""
+    every = All[Plan]()
+    offer(problem, facts, count, every)
+    return every.plans
+
+
 def fprop_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> list[Plan]:
     """Every plan of a forward convolution."""
-    every = All[Plan]()
-    _offer_fprop(problem, facts, count, every)
-    return every.plans
+    return all_plans(problem, facts, count, _offer_fprop)
 
 
 def wgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> list[Plan]:
     """Every plan of the filter's gradient."""
-    every = All[Plan]()
-    _offer_wgrad(problem, facts, count, every)
-    return every.plans
+    return all_plans(problem, facts, count, _offer_wgrad)
 
 
 def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan]) -> None:

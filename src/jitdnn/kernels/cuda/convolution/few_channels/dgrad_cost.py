@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
@@ -13,6 +13,8 @@ from jitdnn.kernels.cuda.convolution.few_channels.cost import (
     LATENCY_CYCLES,
     START_SECONDS,
     UNHIDDEN,
+    all_plans,
+    best_plan,
     bytes_per_cycle,
     filter_setup,
     overlapped,
@@ -20,7 +22,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.cost import (
 )
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Products, Tiling
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis, axis_choice
-from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, strides_of
 from jitdnn.kernels.cuda.cost import clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
@@ -40,21 +42,12 @@ _WARPS = (
 
 def dgrad_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
     """The cheapest plan, with `count` products each; None if the filter leaves no room in shared memory."""
-    return _best_dgrad(problem, device.facts, count)
-
-
-@lru_cache(512)
-def _best_dgrad(problem: Convolution, facts: GpuFacts, count: int) -> Plan | None:
-    cheapest = Cheapest[Plan]()
-    _offer(problem, facts, count, cheapest)
-    return cheapest.plan()
+    return best_plan(problem, device.facts, count, _offer)
 
 
 def dgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> list[Plan]:
     """Every plan of the data's gradient."""
-    every = All[Plan]()
-    _offer(problem, facts, count, every)
-    return every.plans
+    return all_plans(problem, facts, count, _offer)
 
 
 def _offer(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan]) -> None:
