@@ -182,13 +182,15 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "accuracy",
-        _one_of("standard", "strict"),
+        _one_of("standard", "elementwise", "strict"),
         lambda: "standard",
         "Error that is allowed: `standard` 5e-6 in fp32 or that of a plain sum, `strict` only that of a plain sum, and "
         "no algorithm by which a NaN or an infinity of an input reaches results that do not read it, nor one that "
         "multiplies f32 as two halves (Hopper GPUs): numbers 2^16 times smaller than the largest of their tensor lose "
-        "accuracy by it. Of inputs of 8-bit reals `standard` allows what they are rounded to themselves, `strict` what "
-        "the result is.",
+        "accuracy by it. `elementwise` as `strict`, but f32 may be multiplied as three numbers of bf16, by which those "
+        "2^122 times smaller than the largest keep their bits: the error of each result is relative to its own terms, "
+        "at half the speed of halves. Of inputs of 8-bit reals `standard` allows what they are rounded to themselves, "
+        "the others what the result is.",
     ),
     Setting(
         "deterministic",

@@ -100,6 +100,10 @@ class Algorithm(ABC):
     result is written once, after all that is read of the operands for it. No element is read for another one."""
     has_exact_products: ClassVar[bool] = True
     """Whether products are those of the numbers as they are, which "strict" accuracy asks for in `fp32` and `fp64`."""
+    is_elementwise: ClassVar[bool] = False
+    """Of products that are not: whether they keep as many bits of numbers that are far smaller than others of their
+    tensor, so that the error of each result is relative to its own terms. That takes longer, and is done for
+    "elementwise" accuracy alone."""
 
     @abstractmethod
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:

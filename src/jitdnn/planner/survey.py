@@ -224,9 +224,9 @@ _MATH_ROUNDOFF = {"tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
 def allowed_error(problem: Problem, accuracy: str, math: str = "fp32") -> float:
     """The largest relative error an algorithm may declare.
 
-    "strict" allows that of a plain sum in the arithmetic of the problem's type, and at least the roundings of a
-    function such as exp. "standard" allows 84 unit roundoffs, which is 5e-6 in fp32, or that of a plain sum where it is
-    more: so algorithms that save multiplications are taken where they keep to it. Where `math` is coarser than the
+    "strict" and "elementwise" allow that of a plain sum in the arithmetic of the problem's type, and at least the
+    roundings of a function such as exp. "standard" allows 84 unit roundoffs, which is 5e-6 in fp32, or that of a plain
+    sum where it is more: so algorithms that save multiplications are taken where they keep to it. Where `math` is coarser than the
     type, its rounding counts. Of inputs of 8-bit reals the type is that of the result, and for "standard" their own
     where it is coarser. Epilogues of sums of 8-bit integers may be computed in f32 where results have no 32 bits.
     """
@@ -240,7 +240,7 @@ def allowed_error(problem: Problem, accuracy: str, math: str = "fp32") -> float:
     if are_bytes and problem.output.dtype != "i32":
         unit = max(unit, UNIT_ROUNDOFF["f32"])
     plain = summation_bound(problem)
-    return max(plain, (STRICT_ROUNDOFFS if accuracy == "strict" else STANDARD_ROUNDOFFS) * unit)
+    return max(plain, (STANDARD_ROUNDOFFS if accuracy == "standard" else STRICT_ROUNDOFFS) * unit)
 
 
 def _error_limit(problem: Problem, request: Request, takers: Sequence[Algorithm]) -> float:
@@ -276,16 +276,21 @@ def _refuse_request(
         return (
             "it multiplies parts of numbers, and strict accuracy keeps to products of the numbers themselves"
         )
-    if spreads is not None and request.accuracy == "strict":
+    if not (algorithm.has_exact_products or algorithm.is_elementwise) and request.accuracy == "elementwise":
+        return "numbers far smaller than the largest of their tensor lose bits by it, which elementwise accuracy keeps"
+    if spreads is not None and request.accuracy != "standard":
         return (
-            f"a NaN or an infinity in an input may reach {spreads}, and strict accuracy keeps it to the results "
-            "that read it"
+            f"a NaN or an infinity in an input may reach {spreads}, and {request.accuracy} accuracy keeps it to the "
+            "results that read it"
         )
     return None
 
 
 def _refuse_arithmetic(algorithm: Algorithm, problem: Problem, request: Request) -> str | None:
-    """That an algorithm computes in a coarser arithmetic than the request allows; None if it does not."""
+    """That an algorithm computes in a coarser arithmetic than the request allows, or in a finer one that takes longer
+    and was not asked for; None if it does not."""
+    if algorithm.is_elementwise and request.accuracy == "standard" and request.algorithm is None:
+        return "it keeps bits of numbers far smaller than others, and takes longer: for elementwise accuracy"
     wanted = "fp64" if problem.dtype == "f64" else request.math
     computed = algorithm.arithmetic(problem)
     if _MATH_MODES.index(computed) > _MATH_MODES.index(wanted):

@@ -30,6 +30,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemmInLines,
     WarpgroupGemmInPlace,
     WarpgroupGemmScaled,
+    WarpgroupGemmThirds,
     WarpgroupWgrad,
     WarpgroupWgradBlockwise,
     WarpgroupWgradDivided,
@@ -43,6 +44,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupWgradScaledBlockwise,
     WarpgroupWgradScaledDivided,
     WarpgroupWgradScaledDividedInLines,
+    WarpgroupWgradThirds,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.convolution.winograd.algorithm import (
@@ -58,6 +60,7 @@ from jitdnn.kernels.cuda.warpgroup_matmul import (
     WarpgroupMatmulDivided,
     WarpgroupMatmulHalves,
     WarpgroupMatmulInPlace,
+    WarpgroupMatmulThirds,
 )
 from jitdnn.kernels.gpu.elementwise.generator import ElementwiseLoops
 from jitdnn.kernels.gpu.table import (
@@ -88,6 +91,7 @@ _CORRELATION: tuple[Algorithm, ...] = (
     WarpgroupGemmInPlace(),
     WarpgroupGemmScaled(),
     WarpgroupGemmHalves(),
+    WarpgroupGemmThirds(),
     WarpgroupGemmDivided(),
     FewPixels(),
     Winograd4Halves(),
@@ -111,6 +115,7 @@ _WGRAD: tuple[Algorithm, ...] = (
     WarpgroupWgradScaledDivided(),
     WarpgroupWgradScaledDividedInLines(),
     WarpgroupWgradHalves(),
+    WarpgroupWgradThirds(),
     WarpgroupWgradBlockwise(),
     WarpgroupWgradDivided(),
     WarpgroupWgradDividedRows(),
@@ -153,6 +158,7 @@ _MATMUL: tuple[Algorithm, ...] = (
     WarpgroupMatmul(),
     WarpgroupMatmulInPlace(),
     WarpgroupMatmulHalves(),
+    WarpgroupMatmulThirds(),
     WarpgroupMatmulDivided(),
     TensorCoreMatmul(),
     TensorCoreMatmulInPlace(),

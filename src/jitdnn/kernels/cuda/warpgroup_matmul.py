@@ -100,7 +100,7 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
 
         def other() -> Kernel:
             if (
-                problem.has_float8 or self.parts == 2
+                problem.has_float8 or self.parts > 1
             ):  # what multiplies f32 at any address is no more exact than tf32
                 kernel = TiledGemm().build_in_place(problem, device, epilogue)
             else:
@@ -141,6 +141,14 @@ class WarpgroupMatmulHalves(WarpgroupMatmul):
         return max(HALVES_ERROR, 2.0 * storing_roundoff(problem))
 
 
+class WarpgroupMatmulThirds(WarpgroupMatmulHalves):
+    """f32 as three numbers of bf16; see convolution/warpgroup_gemm."""
+
+    name = "matrix_units_6xbf16"
+    parts = 3
+    is_elementwise = True
+
+
 class WarpgroupMatmulDivided(WarpgroupMatmulHalves):
     """f32 with one operand divided into halves in registers, 64 numbers of a row at a time; the other one is packed."""
 
@@ -165,7 +173,7 @@ def _plan(
     for name in orientations(problem, has_epilogue):
         orientation = orientation_of(problem, name)
         one, batch = orientation.problem, orientation.batch
-        refused = unplannable(one, parts == 2)
+        refused = unplannable(one, parts > 1)
         plan = refused or plan_of(
             one, device, tiles, uses_workspace, parts, batch, fusion, divides_rows=divides_rows
         )

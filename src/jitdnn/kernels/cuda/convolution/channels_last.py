@@ -29,6 +29,7 @@ class ChannelsLast(KernelAlgorithm[Convolution, GpuDevice]):
         self._elementwise, self._inner = elementwise, inner
         self.name = f"{inner.name}_copied"  # type: ignore[misc]
         self.has_exact_products = inner.has_exact_products  # type: ignore[misc]
+        self.is_elementwise = inner.is_elementwise  # type: ignore[misc]
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.direction == "bwd_filter":

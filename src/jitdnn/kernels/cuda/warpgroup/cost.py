@@ -22,7 +22,11 @@ _SERIAL_CYCLES = 200.0
 """Of a stage whose sums the only consumer of a wgrad adds to others, while no product runs."""
 _WGRAD_ROW_CYCLES = 1.55  # of the copy engine for a row of a stage, where all operands are read across
 _WGRAD_SHORT_CYCLES = 2.2  # the same in boxes of 64 rows
-_WINDOW_CYCLES = {1: 3.4, 2: 2.7}  # the same of windows, 64 pixels at a time: of numbers, of halves
+_WINDOW_CYCLES = {
+    1: 3.4,
+    2: 2.7,
+    3: 2.7,
+}  # the same of windows, 64 pixels at a time: of numbers, of two or three parts
 _DEEP_WINDOW_CYCLES = 2.2  # the same of more pixels
 _UNEVEN_CYCLES = 6.0  # the same beside these, of pixels that begin inside of a sector
 _ARRIVAL_CYCLES = 1450.0  # until the rows of a wgrad's stage begin to come
@@ -219,7 +223,7 @@ def stage_cycles(
     constants = _constants(blocking, row_bytes, is_wgrad)
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
     flops = 2.0 * tile.m * tile.n * blocking.row / 2
-    products = 3 if parts == 2 and not blocking.is_rough else blocking.lines.mean_taps
+    products = parts * (parts + 1) // 2 if parts > 1 and not blocking.is_rough else blocking.lines.mean_taps
     mma = products * flops / (_OPERATIONS_OF_BYTE * facts.shared_bytes_per_cycle)
     of_b = tile.across * shared_rows.count if shared_rows else blocking.rows_of_b
     lines = blocking.lines
@@ -250,7 +254,7 @@ def stage_cycles(
         a, b = (one + _UNEVEN_CYCLES * is_so for one, is_so in zip((a, b), boxes.is_uneven, strict=True))
         copies = parts * (tile.m * a + of_b * b) * depth
         arrival = copies + _ARRIVAL_CYCLES
-        if parts == 2:  # of few stages the next ones are asked for late
+        if parts > 1:  # of few stages the next ones are asked for late
             copies = max(copies, (arrival + max(mma, shared)) / blocking.stages)
         elif not shared_rows:  # and, of one number, when the products behind are on their way
             copies = max(copies, arrival / (blocking.stages - 1))

@@ -1,4 +1,4 @@
-// Of f32 operands that are multiplied as numbers of half precision, one each or two: what is known of their numbers, in the workspace.
+// Of f32 operands that are multiplied as numbers of 16 bits, one each, two or three: what is known of their numbers, in the workspace.
 
 constexpr int AS_IT_IS = DIVIDES_ROWS ? A_MN_MAJOR : -1;  // the operand that is divided where it is multiplied
 constexpr int MAXIMA = 256;  // blocks of find_maxima for each operand; as in operands.py

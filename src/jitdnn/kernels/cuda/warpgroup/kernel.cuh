@@ -49,7 +49,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
     begin_launch();
 #if IS_SCALED
     const Scales scales(tables, workspace);
-#if PARTS == 2
+#if PARTS > 1
     if (!scales.is_finite) {
         compute_exactly(tables, first, second, result EPILOGUE_ARGUMENTS, alpha, beta);
         return;
@@ -318,7 +318,7 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
 #endif
 #if IS_SCALED
     const Scales scales(tables, workspace);
-    if (PARTS == 2 && !scales.is_finite) return;
+    if (PARTS > 1 && !scales.is_finite) return;
 #endif
 #if IS_SCALED && !DIVIDES_ROWS
 #pragma unroll

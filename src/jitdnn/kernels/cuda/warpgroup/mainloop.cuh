@@ -14,7 +14,8 @@
 // A thread block stays on its multiprocessor and takes one piece of work after the other: a tile, or one of the splits
 // of a tile's K. The results of a tile leave chunk by chunk while the tensor cores work on the next one.
 //
-// With PARTS 2 every operand comes as two halves whose sum it is: the products hi * hi, hi * lo and lo * hi are added.
+// With PARTS 2 every operand comes as two halves whose sum it is: the products hi * hi, hi * lo and lo * hi are added. With
+// PARTS 3 it is the sum of three numbers of bf16, the six largest of whose nine products are added.
 // Where IS_PROMOTED (of halves, and of 8-bit reals) the sums of each stage are moved to f32 registers, since the tensor
 // cores truncate as they add.
 //
@@ -155,22 +156,25 @@ FUNCTION void multiply_stage(const Ring &ring, int stage, int block, int warpgro
     const u64 a = wgmma_descriptor(ring.a(stage) + warpgroup / WARPGROUPS_N * ROWS * of_slab, SLAB_BYTES, a_row);
     const u64 b = b_descriptor(ring, stage, block, warpgroup);
     wgmma_fence();
-    // the small products first: lo * hi, hi * lo, then hi * hi
+    // the small products first: with halves lo * hi, hi * lo, then hi * hi
 #pragma unroll
-    for (int product = PARTS == 1 || IS_ROUGH ? 2 : 0; product < 3; ++product) {
-        const u64 a_part = a + (product == 0 ? A_BYTES / 16 : 0), b_part = b + (product == 1 ? B_BYTES / 16 : 0);
+    for (int smallness = IS_ROUGH ? 0 : PARTS - 1; smallness >= 0; --smallness)
 #pragma unroll
-        for (int number = 0; number < LINE_TAPS * STEPS; ++number) {
-            const int tap = number / STEPS, step = number % STEPS;
-            if (HAS_SHORT_LINES && tap == LINE_TAPS - 1 && is_short_line(block)) continue;
-            const u32 of_a = tap_offset(tap), of_b = tap * TAP_B_BYTES / 16;
+        for (int part = 0; part <= smallness; ++part) {
+            const u64 a_part = a + (smallness - part) * (A_BYTES / 16), b_part = b + part * (B_BYTES / 16);
 #pragma unroll
-            for (int row = 0; row < ROWS; ++row)
-                MULTIPLY<A_MN_MAJOR, B_MN_MAJOR>(sums[row], a_part + of_a + a_offset(step) + row * (of_slab / 16),
-                                                 b_part + of_b + b_offset(step), is_added);
-            is_added = true;
+            for (int number = 0; number < LINE_TAPS * STEPS; ++number) {
+                const int tap = number / STEPS, step = number % STEPS;
+                if (HAS_SHORT_LINES && tap == LINE_TAPS - 1 && is_short_line(block)) continue;
+                const u32 of_a = tap_offset(tap), of_b = tap * TAP_B_BYTES / 16;
+#pragma unroll
+                for (int row = 0; row < ROWS; ++row)
+                    MULTIPLY<A_MN_MAJOR, B_MN_MAJOR>(sums[row],
+                                                     a_part + of_a + a_offset(step) + row * (of_slab / 16),
+                                                     b_part + of_b + b_offset(step), is_added);
+                is_added = true;
+            }
         }
-    }
     wgmma_commit();
 }
 

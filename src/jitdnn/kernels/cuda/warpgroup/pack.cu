@@ -5,16 +5,28 @@
 //
 // With PARTS 2 the copy is two: f32 numbers, times a power of two that brings the largest to 2^13, are the sum of a
 // number of half precision and of another for what that rounds away. Numbers 2^37 times smaller than the largest are
-// lost. With IS_SCALED alone there is but the first copy, with the 11 bits of tf32; numbers that are lost become the
+// lost. With PARTS 3 it is three, numbers of bf16 whose sum has all 24 bits, down to 2^-122 of the largest number. With
+// IS_SCALED alone there is but the first copy, with the 11 bits of tf32; numbers that are lost become the
 // smallest that there is, since infinity times zero is no number.
 
 #if IS_SCALED
-#if PARTS == 2
-// Writes the halves of a scaled number; `between`: elements from one copy to the other.
+#if PARTS > 1
+// Two scaled numbers as parts: the first ones side by side, and what is left of both.
+FUNCTION u32 take_part(f32 &first, f32 &second) {
+#if PARTS == 3
+    const u32 pair = pack_bf16(first, second);
+    first -= bf16_low(pair), second -= bf16_high(pair);
+#else
+    const u32 pair = pack_f16(first, second);
+    first -= f16_low(pair), second -= f16_high(pair);
+#endif
+    return pair;
+}
+// Writes the parts of a scaled number; `between`: elements from one copy to the next.
 FUNCTION void put(u16 *to, i64 at, i64 between, f32 value) {
-    const u16 high = to_f16(value);
-    to[at] = high;
-    to[at + between] = to_f16(value - to_f32_f16(high));
+    f32 nothing = 0;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) to[at + part * between] = (u16)take_part(value, nothing);
 }
 #else
 // A scaled number as it is multiplied. `original`: before it was scaled, which may have made zero of it.
@@ -40,16 +52,13 @@ FUNCTION void split_flat(const Pack &form, const f32 *tensor, u16 *to, const Pow
         };
         store8(to + at, uint2{pair(four.x, four.y), pair(four.z, four.w)});
 #else
-        const f32 values[4] = {scale.times(__uint_as_float(four.x)), scale.times(__uint_as_float(four.y)),
-                               scale.times(__uint_as_float(four.z)), scale.times(__uint_as_float(four.w))};
-        u32 high[2], low[2];
+        f32 values[4] = {scale.times(__uint_as_float(four.x)), scale.times(__uint_as_float(four.y)),
+                         scale.times(__uint_as_float(four.z)), scale.times(__uint_as_float(four.w))};
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            high[n] = pack_f16(values[2 * n], values[2 * n + 1]);
-            low[n] = pack_f16(values[2 * n] - f16_low(high[n]), values[2 * n + 1] - f16_high(high[n]));
+        for (int part = 0; part < PARTS; ++part) {
+            const u32 first = take_part(values[0], values[1]);
+            store8(to + at + part * form.between, uint2{first, take_part(values[2], values[3])});
         }
-        store8(to + at, uint2{high[0], high[1]});
-        store8(to + at + form.between, uint2{low[0], low[1]});
 #endif
     }
 }
@@ -85,7 +94,7 @@ FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *wo
     PACKED *to = copy + first_pixel * form.packed_channels + first_channel;
     auto write = [&](int pixel, int channel, DTYPE value) {
         const i64 place = pixel * form.packed_channels + channel;
-#if PARTS == 2
+#if PARTS > 1
         put(to, place, form.between, scale.times(value));
 #elif IS_SCALED
         to[place] = rounded(scale.times(value), value);

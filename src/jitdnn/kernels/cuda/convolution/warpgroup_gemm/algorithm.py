@@ -138,7 +138,7 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
 
         def other() -> Kernel:
             if (
-                problem.has_float8 or self.parts == 2
+                problem.has_float8 or self.parts > 1
             ):  # no more exact than tf32 is what multiplies f32 at any address
                 return Direct().build_in_place(problem, device, epilogue)
             return self._other().build(problem, device, epilogue)
@@ -240,6 +240,27 @@ class _Halves(WarpgroupGemm):
 
 class WarpgroupGemmHalves(_Halves):
     """fprop and dgrad of f32."""
+
+
+class _Thirds(_Halves):
+    """f32 as three numbers of bf16, six products of which are added: numbers 2^122 times smaller than others keep bits.
+
+    Halves have a range of 2^37, below which less and less of a number is left: that is enough where the error of a
+    result is relative to the largest results, but not where it is to be relative to its own terms. What is not finite
+    is computed by multiply-adds.
+    """
+
+    name = "implicit_gemm_6xbf16"
+    parts = 3
+    is_elementwise = True
+
+
+class WarpgroupGemmThirds(_Thirds):
+    """fprop and dgrad of f32 as three numbers of bf16, for elementwise accuracy."""
+
+
+class WarpgroupWgradThirds(_Thirds, WarpgroupWgrad):
+    """wgrad of f32 as three numbers of bf16, for elementwise accuracy."""
 
 
 class WarpgroupGemmDivided(_Halves):

@@ -109,14 +109,14 @@ def plan_of(
 ) -> Plan | str:
     """The plan that is expected to be fastest, of the problem or of a batch of such; or why there is none.
 
-    `is_scaled`: f32 numbers are multiplied as f16, times a power of two; with two `parts` they always are. Operands are
-    packed for it, but those that are divided where they are multiplied: both of a filter's gradient (`is_divided`), in
-    shared memory, and with `divides_rows` dy of them in registers; without `is_divided` dy alone, or the data of other
-    directions. `is_rough`: only the first of these halves are multiplied. `is_in_lines`: of a filter's gradient, whose
-    taps along the last axis share what is copied of x. `is_blockwise`: of a filter's gradient with one tap, of which
-    blocks of 64 pixels by 64 channels are packed as halves, each scaled by itself.
+    `is_scaled`: f32 numbers are multiplied as f16, times a power of two; with two `parts` they always are, with three as
+    bf16. Operands are packed for it, but those that are divided where they are multiplied: both of a filter's gradient
+    (`is_divided`), in shared memory, and with `divides_rows` dy of them in registers; without `is_divided` dy alone, or
+    the data of other directions. `is_rough`: only the first of these halves are multiplied. `is_in_lines`: of a filter's
+    gradient, whose taps along the last axis share what is copied of x. `is_blockwise`: of a filter's gradient with one
+    tap, of which blocks of 64 pixels by 64 channels are packed as halves, each scaled by itself.
     """
-    is_scaled = (is_scaled or parts == 2) and not is_divided
+    is_scaled = (is_scaled or parts > 1) and not is_divided
     if problem.direction == "bwd_filter":
         if is_in_lines:
             return plan_in_lines(problem, device, tiles, parts, is_scaled, is_divided, is_rough)
@@ -220,7 +220,7 @@ def _correlation_plan(
     is_forward = problem.direction == "fwd"
     data_tensor, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
     size, result_bytes = element_bytes(problem, is_scaled), DTYPES[result.dtype]
-    is_promoted = parts == 2 or problem.has_float8
+    is_promoted = parts > 1 or problem.has_float8
     data = batched(Operand.of(data_tensor, 0), batch, batch.data if batch else 0)
     weights, along_columns = _filter_of(problem, batch)
     is_mn_major = not is_scaled and size == 2 and not weights.is_direct and along_columns.is_direct

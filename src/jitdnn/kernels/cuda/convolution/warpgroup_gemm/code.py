@@ -118,7 +118,7 @@ def source_of(
             read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", *fused.files),
             read_text("cuda/warpgroup", "finish_wide.cuh") if wide else "",
             read_text("cuda/convolution/warpgroup_gemm", "exact.cuh")
-            if parts == 2 and plan.is_scaled and not plan.is_blockwise
+            if parts > 1 and plan.is_scaled and not plan.is_blockwise
             else "",
             read_text("cuda/warpgroup", "exact_sums.cuh")
             if parts == 2 and (plan.divides_rows or plan.is_blockwise)
@@ -189,7 +189,7 @@ def source_of(
     )
     # an epilogue takes registers between two tiles, as what becomes of integers does, a prologue everywhere: where sums
     # leave few, some are spilled, and so they may be beside the exact products of what is not finite
-    spills = epilogue is not None or plan.fusion.has_prologue or plan.is_integer or parts == 2
+    spills = epilogue is not None or plan.fusion.has_prologue or plan.is_integer or parts > 1
     # where the chunks of a wgrad's results go, of which 3 consumers with 160 registers keep 4 bytes in memory
     spills = spills or (plan.is_wgrad and plan.is_in_boxes and tile.warpgroups == 3)
     # around the loop over K, where sums of other thread blocks are added

@@ -195,7 +195,7 @@ struct Loader {
     }
 };
 
-#if PARTS == 2
+#if PARTS > 1
 constexpr int MOST_BLOCKS = 0x7fffffff;
 
 // The sum at a row and a column of a tile, of the operands as they are, over these stages.

@@ -100,7 +100,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Pack:
-    """A copy of an operand in the workspace, from byte `at` on, or two: its halves. See pack.cu.
+    """A copy of an operand in the workspace, from byte `at` on, or its parts: two halves or three of bf16. See pack.cu.
 
     `is_widened`: 8-bit reals are copied as f16, which holds them. `is_scaled`: f32 numbers are copied as f16, times a
     power of two, as halves always are. `shifts`: of blocks of 64 pixels by 64 channels, each times a power of two of
@@ -116,6 +116,8 @@ class Pack:
 
     @property
     def dtype(self) -> str:
+        if self.parts == 3:
+            return "bf16"
         return "f16" if self.is_scaled or self.is_widened else self.source.dtype
 
     @property

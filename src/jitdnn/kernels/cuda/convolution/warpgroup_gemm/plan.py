@@ -92,7 +92,7 @@ class Plan:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether f32 numbers are multiplied as f16, times a power of two."""
+        """Whether f32 numbers are multiplied as f16, or as parts of bf16, times a power of two."""
         return any(pack and pack.is_scaled for pack in self.packs)
 
     @property
@@ -104,7 +104,7 @@ class Plan:
     def is_promoted(self) -> bool:
         """Whether the sums of each stage are moved to other registers."""
         return (
-            self.blocking.parts == 2
+            self.blocking.parts > 1
             or self.is_blockwise
             or (self.dtypes[0] in FLOAT8_DTYPES and not self.is_widened)
         )
@@ -112,6 +112,8 @@ class Plan:
     @property
     def multiplied(self) -> tuple[str, str]:
         """The types of what the tensor cores multiply."""
+        if self.blocking.parts == 3:
+            return "bf16", "bf16"
         return ("f16", "f16") if self.is_scaled or self.is_widened or self.is_divided else self.dtypes
 
     @property

@@ -232,7 +232,7 @@ struct Loader {
 };
 #endif
 
-#if PARTS == 2
+#if PARTS > 1
 // The sum at a row and a column of a tile, of the operands as they are, over these pixels.
 FUNCTION f32 exact_sum(const Tables &tables, const Work &work, int row, int column, const f32 *x, const f32 *dy,
                        const Pack &of_x, const Pack &of_dy, int first_pixel = 0, int last_pixel = -1) {

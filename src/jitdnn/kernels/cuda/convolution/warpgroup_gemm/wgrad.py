@@ -214,7 +214,7 @@ def wgrad_plan(
         max_splits,
         STAGE_ROW,
         True,
-        parts == 2 or is_blockwise,
+        parts > 1 or is_blockwise,
         fusion.shared + (DIVISION_BYTES if is_divided else 0),
         fusion.has_prologue,
         is_divided=is_divided,
