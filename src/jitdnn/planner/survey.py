@@ -225,10 +225,11 @@ def allowed_error(problem: Problem, accuracy: str, math: str = "fp32") -> float:
     """The largest relative error an algorithm may declare.
 
     "strict" and "elementwise" allow that of a plain sum in the arithmetic of the problem's type, and at least the
-    roundings of a function such as exp. "standard" allows 84 unit roundoffs, which is 5e-6 in fp32, or that of a plain
-    sum where it is more: so algorithms that save multiplications are taken where they keep to it. Where `math` is coarser than the
-    type, its rounding counts. Of inputs of 8-bit reals the type is that of the result, and for "standard" their own
-    where it is coarser. Epilogues of sums of 8-bit integers may be computed in f32 where results have no 32 bits.
+    roundings of a function such as exp. "standard" allows 84 unit roundoffs, which is 5e-6 in fp32, or that of a
+    plain sum where it is more: so algorithms that save multiplications are taken where they keep to it. Where
+    `math` is coarser than the type, its rounding counts. Of inputs of 8-bit reals the type is that of the result,
+    and for "standard" their own where it is coarser. Epilogues of sums of 8-bit integers may be computed in f32
+    where results have no 32 bits.
     """
     unit = UNIT_ROUNDOFF[problem.dtype]
     if problem.dtype != "f64":

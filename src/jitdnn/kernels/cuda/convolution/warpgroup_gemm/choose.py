@@ -109,12 +109,13 @@ def plan_of(
 ) -> Plan | str:
     """The plan that is expected to be fastest, of the problem or of a batch of such; or why there is none.
 
-    `is_scaled`: f32 numbers are multiplied as f16, times a power of two; with two `parts` they always are, with three as
-    bf16. Operands are packed for it, but those that are divided where they are multiplied: both of a filter's gradient
-    (`is_divided`), in shared memory, and with `divides_rows` dy of them in registers; without `is_divided` dy alone, or
-    the data of other directions. `is_rough`: only the first of these halves are multiplied. `is_in_lines`: of a filter's
-    gradient, whose taps along the last axis share what is copied of x. `is_blockwise`: of a filter's gradient with one
-    tap, of which blocks of 64 pixels by 64 channels are packed as halves, each scaled by itself.
+    `is_scaled`: f32 numbers are multiplied as f16, times a power of two; with two `parts` they always are, with three
+    as bf16. Operands are packed for it, but those that are divided where they are multiplied: both of a filter's
+    gradient (`is_divided`), in shared memory, and with `divides_rows` dy of them in registers; without `is_divided`
+    dy alone, or the data of other directions. `is_rough`: only the first of these halves are multiplied.
+    `is_in_lines`: of a filter's gradient, whose taps along the last axis share what is copied of x. `is_blockwise`:
+    of a filter's gradient with one tap, of which blocks of 64 pixels by 64 channels are packed as halves, each
+    scaled by itself.
     """
     is_scaled = (is_scaled or parts > 1) and not is_divided
     if problem.direction == "bwd_filter":
