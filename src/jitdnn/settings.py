@@ -189,7 +189,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "multiplies f32 as two halves (Hopper GPUs): numbers 2^16 times smaller than the largest of their tensor lose "
         "accuracy by it. `elementwise` as `strict`, but f32 may be multiplied as three numbers of bf16, by which those "
         "2^122 times smaller than the largest keep their bits: the error of each result is relative to its own terms, "
-        "at half the speed of halves. Of inputs of 8-bit reals `standard` allows what they are rounded to themselves, "
+        "in 1.5 times as long. Of inputs of 8-bit reals `standard` allows what they are rounded to themselves, "
         "the others what the result is.",
     ),
     Setting(
