@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -86,7 +87,7 @@ class TestTasks:
         alone.close(SECONDS)
         assert begun == [7, 1, 0]
 
-    def test_calls_ahead_are_compiled_while_others_are_planned(self) -> None:
+    def test_calls_ahead_are_compiled_while_others_are_planned(self, tmp_path: Path) -> None:
         gpu, gate = Gpu(), Gate()
         came: list[bool] = []
         best = Compiled("best", seconds=1e-5, gates={"best": gate})
@@ -96,7 +97,7 @@ class TestTasks:
             came.append(True)
             gate.open()
 
-        with gpu_target(gpu, best):
+        with jd.settings(cache_dir=tmp_path), gpu_target(gpu, best):  # where no run before has left the code
             compile_ahead(jd.Handle(gpu, compile="wait"), [lambda: current_handle().plan(PROBLEM), another])
         assert came == [True]
         assert best.compilations == ["best"]
