@@ -13,6 +13,7 @@ from jitdnn.devices.cuda_driver import (
     allocated,
     current,
     driver,
+    ended_streams,
     is_capturing,
     own_streams,
     relaxed,
@@ -48,7 +49,7 @@ class DeviceMemory:
         self._bytes = _block_bytes(size) if size <= _MOST_KEPT and has_pools else 0
         if not size:
             return
-        if _unfreed:
+        if _unfreed or _held:
             _free_later()
         kept = _kept.get((index, stream, self._bytes))
         if kept and (stream in _DEFAULT_STREAMS or not _captures(index, stream)):
@@ -152,7 +153,32 @@ def _free(index: int, pointer: int, streams: frozenset[int], is_pooled: bool) ->
                 functions.cuMemFree(pointer)
 
 
+#: what the work of streams uses that could not be waited for
+_held: list[tuple[int, int, tuple[object, ...]]] = []
+
+
+def release(index: int, stream: int, *held: object) -> None:
+    """Let go of memory, also page-locked memory, when a stream is done with it. For finalizers.
+
+    A collection of cycles may begin in the middle of anything, also of somebody's capture, which is lost if this thread
+    then waits for a stream that is being captured or for the whole GPU. So these wait for the next allocation.
+    """
+    with current(index), relaxed():
+        if stream in ended_streams or is_capturing(stream):
+            _held.append((index, stream, held))
+        else:
+            driver().cuStreamSynchronize(stream)
+
+
 def _free_later() -> None:
     for _ in range(len(_unfreed)):
         with suppress(IndexError):  # another thread did it
             _free(*_unfreed.pop(0))
+    for _ in range(len(_held)):
+        with suppress(IndexError):
+            index, stream, held = _held.pop(0)
+            if stream not in ended_streams:
+                release(index, stream, *held)
+            else:
+                with current(index):
+                    driver().cuCtxSynchronize()

@@ -181,6 +181,8 @@ class FusedFunction:
                 self._forget()
                 self._weights = now
             if found is None or found.program is None or found.weights != _stamp_of(found, constants):
+                if inputs and inputs[0].is_cuda:
+                    self._gpu.check()
                 inputs = [x.detach() for x in inputs]
                 constants = [c.detach() for c in constants]
                 traced = None if found is None else found.traced
