@@ -42,6 +42,10 @@ def exact() -> Any:
     yield
     for one, value in zip(backends, before, strict=True):
         one.allow_tf32 = value
+    # a capture that failed leaves its stream, and PyTorch's generator in the state of a capture
+    torch.cuda.set_stream(torch.cuda.default_stream())
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(torch.Generator("cuda").graphsafe_get_state())
 
 
 class Block(nn.Module):
