@@ -172,6 +172,26 @@ def test_gradients_of_each_image(options: Any) -> None:
     torch.testing.assert_close(each(model), each(stock))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Conv2d(3, 4, 3), lambda: nn.ConvTranspose2d(3, 4, 3), lambda: nn.Linear(4, 4),
+        lambda: nn.BatchNorm2d(3), lambda: nn.LayerNorm(4), lambda: nn.RMSNorm(4), lambda: nn.MaxPool2d(2),
+        lambda: nn.AdaptiveAvgPool2d(1), nn.GELU, lambda: nn.Softmax(1), lambda: nn.LSTM(4, 4),
+    ],
+)  # fmt: skip
+def test_what_is_no_tensor_has_torchs_error(make: Any) -> None:
+    stock = make()
+    ours = jt.convert(copy.deepcopy(stock), measure="never")
+    for given in (None, "x", [1.0]):
+        said = []
+        for model in (stock, ours):
+            with pytest.raises((TypeError, AttributeError)) as raised:
+                model(given)
+            said.append((raised.type, str(raised.value)))
+        assert said[0] == said[1]
+
+
 def test_converted_modules_are_leaves_of_traced_graphs() -> None:
     model = jt.convert(net().eval(), measure="never")
     traced = torch.fx.symbolic_trace(model)

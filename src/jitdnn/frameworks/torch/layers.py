@@ -231,7 +231,7 @@ class Linear(_Remembering, nn.Linear):
     """`torch.nn.Linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if is_compiling():
+        if is_compiling() or not isinstance(input, Tensor):
             return routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options, self)
         if input.dim() > 2 and input.is_contiguous() and input.numel():
             rows = self._remembered(input.view(-1, input.shape[-1]))  # calls of rows are what is remembered
