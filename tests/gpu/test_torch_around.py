@@ -251,6 +251,21 @@ def test_a_tensor_of_a_class_of_its_own() -> None:
     close(y.as_subclass(torch.Tensor), stock(x).as_subclass(torch.Tensor))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("measure", ["never", "first"])
+def test_nested_tensors(measure: str) -> None:
+    stock = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU()).to(ON, torch.float64)
+    ours, dense = converted(stock, measure=measure), on(5, 8)
+    parts = [on(2, 8), on(3, 8)]
+    for layout in (torch.jagged, torch.strided):
+        x = torch.nested.nested_tensor(parts, layout=layout)
+        for _ in range(2):
+            for one, other in zip(ours(x).unbind(), stock(x).unbind(), strict=True):
+                close(one, other)
+            for _ in range(10):
+                ours(dense)
+
+
 def test_a_limit_on_memory() -> None:
     """The step's peak stays within it, and its results are those without."""
     torch.manual_seed(0)
