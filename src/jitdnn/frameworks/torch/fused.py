@@ -34,6 +34,7 @@ from jitdnn.frameworks.torch.gpu_program import GpuProgram
 from jitdnn.frameworks.torch.graph import calling_module, capture, fits, has_images, words
 from jitdnn.frameworks.torch.options import Options, handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.program import Program
+from jitdnn.frameworks.torch.registry import is_dense
 from jitdnn.handle import Handle
 from jitdnn.locks import lock
 from jitdnn.ops.kept_filter import KeptFilter
@@ -443,7 +444,7 @@ def _reason(inputs: Sequence[Tensor]) -> str | None:
         kind = x.device.type
         if (
             kind not in ("cpu", "cuda")
-            or x.layout is not torch.strided
+            or not is_dense(x)
             or type(x) not in (Tensor, nn.Parameter)
         ):
             return f"an input is a {type(x).__name__} on {kind}: plain tensors of processors and NVIDIA GPUs are fused"
