@@ -10,7 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from jitdnn.devices.cuda_driver import (
+    alive_streams,
     allocated,
+    check,
     current,
     driver,
     ended_streams,
@@ -21,6 +23,7 @@ from jitdnn.devices.cuda_driver import (
 from jitdnn.retention import Recent
 
 _OUT_OF_MEMORY = 2
+_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _MOST_KEPT = 4 << 20  # bytes, in blocks of one size on one stream; larger ones are not kept at all
 _MOST_SIZES = 256  # sizes and streams of which blocks are kept: a GiB of memory in all
 _DEFAULT_STREAMS = (0, 1, 2)  # which are never captured
@@ -84,6 +87,9 @@ class DeviceMemory:
                     if not self._keep():
                         self.free()
                     return
+                if all(one in own_streams or one in alive_streams for one in self.streams):
+                    self.free()
+                    return
                 # somebody's stream, which may be gone: only to ask about it would be the end of the process
                 with current(self._index), relaxed():
                     driver().cuMemFree(self.pointer)
@@ -141,13 +147,20 @@ _unfreed: list[tuple[int, int, frozenset[int], bool]] = []
 
 
 def _free(index: int, pointer: int, streams: frozenset[int], is_pooled: bool) -> None:
-    """Free memory after what its stream was given; where there are several, after all that the GPU was given."""
+    """Free memory after what its streams were given, whose objects are there."""
     functions = driver()
     with current(index):
-        if any(map(is_capturing, streams)):
+        is_named = streams.isdisjoint(ended_streams)
+        if is_named and any(map(is_capturing, streams)):
             _unfreed.append((index, pointer, streams, is_pooled))
-        elif is_pooled and len(streams) <= 1:
-            functions.cuMemFreeAsync(pointer, next(iter(streams), 0))
+        elif is_named and is_pooled:  # cuMemFree would not wait for anything
+            first, *others = streams or (0,)
+            for other in others:
+                (event,) = check(functions.cuEventCreate(_NO_TIMING), "an event")
+                functions.cuEventRecord(event, other)
+                functions.cuStreamWaitEvent(first, event, 0)
+                functions.cuEventDestroy(event)
+            functions.cuMemFreeAsync(pointer, first)
         else:
             with relaxed():
                 functions.cuMemFree(pointer)

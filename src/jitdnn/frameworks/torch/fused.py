@@ -442,11 +442,7 @@ def _reason(inputs: Sequence[Tensor]) -> str | None:
         if x.requires_grad and torch.is_grad_enabled():
             return "an input requires its gradient"
         kind = x.device.type
-        if (
-            kind not in ("cpu", "cuda")
-            or not is_dense(x)
-            or type(x) not in (Tensor, nn.Parameter)
-        ):
+        if kind not in ("cpu", "cuda") or not is_dense(x) or type(x) not in (Tensor, nn.Parameter):
             return f"an input is a {type(x).__name__} on {kind}: plain tensors of processors and NVIDIA GPUs are fused"
         if x.device != inputs[0].device:
             return f"inputs are on {inputs[0].device} and {x.device}: those on one device are fused"
