@@ -106,7 +106,7 @@ R cuMemAllocHost_v2(void **p, size_t n) { ENTER; *p = malloc(n); return 0; }
 R cuMemFreeHost(void *p) { ENTER; UNSAFE; free(p); return 0; }
 R cuMemFree_v2(P p) { ENTER; UNSAFE; return give(p); }
 R cuMemAllocAsync(P *p, size_t n, void *s) { ENTER; return capturing && capturing == s ? 900 : take(p, n); }
-R cuMemFreeAsync(P p, void *s) { ENTER; return capturing && capturing == s ? 900 : give(p); }
+R cuMemFreeAsync(P p, void *s) { ENTER; UNSAFE; return capturing && capturing == s ? 900 : give(p); }
 R cuMemcpyHtoDAsync_v2(P d, const void *s, size_t n, void *q) { ENTER; memcpy((void *)(uintptr_t)d, s, n); return 0; }
 R cuMemcpyDtoHAsync_v2(void *d, P s, size_t n, void *q) { ENTER; memcpy(d, (void *)(uintptr_t)s, n); return 0; }
 R cuMemcpyDtoDAsync_v2(P d, P s, size_t n, void *q) { ENTER; memcpy((void *)(uintptr_t)d, (void *)(uintptr_t)s, n); return 0; }
@@ -115,7 +115,7 @@ R cuPointerGetAttribute(void *v, int which, P p) { ENTER; *(int *)v = pointer_de
 void fake_pointer_device(int n) { pointer_device = n; }
 R cuStreamCreate(void **s, unsigned f) { static uintptr_t next = 0x5000; ENTER; *s = (void *)(next += 16); return 0; }
 R cuStreamDestroy_v2(void *s) { ENTER; return 0; }
-R cuStreamSynchronize(void *s) { ENTER; return lost(capturing && s == capturing); }
+R cuStreamSynchronize(void *s) { ENTER; return lost(capturing && (s == capturing || capture_mode != 2)); }
 R cuStreamIsCapturing(void *s, int *v) { ENTER; *v = capturing && s == capturing; return 0; }
 R cuStreamBeginCapture_v2(void *s, int mode) { ENTER; if (!s) return 900; capturing = s; return 0; }
 R cuStreamEndCapture(void *s, void **g) { ENTER; capturing = 0; *g = (void *)0x7000; return 0; }
@@ -124,7 +124,7 @@ R cuGraphInstantiateWithFlags(void **e, void *g, unsigned long long f) { ENTER; 
 R cuGraphLaunch(void *e, void *s) { ENTER; return 0; }
 R cuGraphUpload(void *e, void *s) { ENTER; return 0; }
 R cuGraphDestroy(void *g) { ENTER; return 0; }
-R cuGraphExecDestroy(void *e) { ENTER; return 0; }
+R cuGraphExecDestroy(void *e) { ENTER; UNSAFE; return 0; }
 R cuEventCreate(void **e, unsigned f) { ENTER; *e = (void *)0x6000; return 0; }
 R cuEventDestroy_v2(void *e) { ENTER; return 0; }
 R cuEventRecord(void *e, void *s) { ENTER; return 0; }

@@ -117,7 +117,7 @@ class DeviceMemory:
 def trim(index: int) -> int:
     """Give the blocks of a GPU that nobody uses back to the driver; the number of blocks."""
     count = 0
-    with current(index):
+    with current(index), relaxed():
         for key, kept in tuple(_kept.items()):
             if key[0] == index and (key[1] in _DEFAULT_STREAMS or not is_capturing(key[1])):
                 with suppress(IndexError):  # until it is empty
@@ -149,7 +149,7 @@ _unfreed: list[tuple[int, int, frozenset[int], bool]] = []
 def _free(index: int, pointer: int, streams: frozenset[int], is_pooled: bool) -> None:
     """Free memory after what its streams were given, whose objects are there."""
     functions = driver()
-    with current(index):
+    with current(index), relaxed():
         is_named = streams.isdisjoint(ended_streams)
         if is_named and any(map(is_capturing, streams)):
             _unfreed.append((index, pointer, streams, is_pooled))
@@ -162,8 +162,7 @@ def _free(index: int, pointer: int, streams: frozenset[int], is_pooled: bool) ->
                 functions.cuEventDestroy(event)
             functions.cuMemFreeAsync(pointer, first)
         else:
-            with relaxed():
-                functions.cuMemFree(pointer)
+            functions.cuMemFree(pointer)
 
 
 #: what the work of streams uses that could not be waited for
