@@ -235,8 +235,10 @@ class Linear(_Remembering, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if is_compiling() or not isinstance(input, Tensor):
             return routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options, self)
-        if input.dim() > 2 and is_dense(input) and input.is_contiguous() and input.numel():
-            rows = self._remembered(input.view(-1, input.shape[-1]))  # calls of rows are what is remembered
+        # calls of rows are what is remembered; those that lie otherwise are copied, which torch does, too, in training
+        is_rows = input.dim() > 2 and is_dense(input) and (is_grad_enabled() or input.is_contiguous())
+        if is_rows and input.numel():
+            rows = self._remembered(input.reshape(-1, input.shape[-1]))
             return rows.view(*input.shape[:-1], rows.shape[-1])
         return self._remembered(input)
 
