@@ -12,7 +12,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import jitdnn.torch as jt  # noqa: E402
-from jitdnn.errors import NotSupported  # noqa: E402
 from jitdnn.frameworks.torch import kinds  # noqa: E402
 from torch_kernels import all_ours, random, watched  # noqa: E402
 
@@ -298,9 +297,3 @@ def test_a_limit_on_memory() -> None:
         found, peak = step(ours)
     assert peak <= limit
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
-
-
-def test_a_limit_of_a_fused_graph_is_refused_there() -> None:
-    fused = jt.fuse(net().eval(), memory_limit="4 MiB")
-    with pytest.raises(NotSupported, match="memory_limit"), torch.no_grad():
-        fused(on(1, 3, 8, 8))
