@@ -10,8 +10,10 @@ came to run its steps (see `jt.explain`), which is one of those behind it: layer
 alone chooses them, as the host's and as the sum of both do, and all of them bypassed. `host ms` is the processor's time
 until a step is enqueued on a GPU that has nothing to do, `GPU ms` the sum of its kernels by PyTorch's profiler, `MiB`
 what a step takes at most of PyTorch's allocator beyond what was there before, each PyTorch's and that of the fastest
-way that bypasses not all. `--kernels N` lists the N kernels of both that take longest. `--graphs` converts the model
-once more with `graphs=True`, and times these steps beside PyTorch's, in turns: a second line.
+way that bypasses not all. With `--measure kernels` there is but one way, layers as the GPU's time alone chooses them,
+which stands in all columns, and a model takes a third of the time. `--kernels N` lists the N kernels of both that take
+longest. `--graphs` converts the model once more with `graphs=True`, and times these steps beside PyTorch's, in turns: a
+second line.
 """
 
 from __future__ import annotations
@@ -91,21 +93,27 @@ def row(name: str, arguments: argparse.Namespace) -> None:
         took = f"{found['stock first s']:.1f} and {found['ours first s']:.1f}"
         write(f"  {name}: first steps {took} s", sys.stderr)
         return
+    has_ways = arguments.measure == "first"
     for who, run in runs.items():
-        for _ in range(WARM_EAGER if who == "ours" else WARM):
+        for _ in range(WARM if who == "stock" else WARM_EAGER if has_ways else LEARNING):
             run()
     most = 2e-2 if arguments.dtype != "f32" else 1e-4
     is_near = math.isclose(losses["stock"], losses["ours"], rel_tol=most, abs_tol=most)
     trial = steps.of(peers["ours"].model)
-    assert trial is not None
-    decided, taken = trial.decision, trial.way
-    for way in WAYS.values():  # modules remember their calls
-        steps.force(peers["ours"].model, way)
-        for _ in range(LEARNING):
-            runs["ours"]()
-    found.update(least(peers, x, labels, arguments.seconds))
-    found["ours ms"] = next(found[f"{what} ms"] for what, way in WAYS.items() if way == taken)
-    steps.force(peers["ours"].model, WAYS[min(OWN, key=lambda what: found[f"{what} ms"])])
+    if trial is None:
+        found["decided"] = ""
+        found.update(least(peers, x, labels, arguments.seconds, {}))
+        found.update({f"{what} ms": found["ours ms"] for what in WAYS})
+    else:
+        decided, taken = trial.decision, trial.way
+        found["decided"] = "" if decided is None else decided.reason
+        for way in WAYS.values():  # modules remember their calls
+            steps.force(peers["ours"].model, way)
+            for _ in range(LEARNING):
+                runs["ours"]()
+        found.update(least(peers, x, labels, arguments.seconds, WAYS))
+        found["ours ms"] = next(found[f"{what} ms"] for what, way in WAYS.items() if way == taken)
+        steps.force(peers["ours"].model, WAYS[min(OWN, key=lambda what: found[f"{what} ms"])])
     tables = {}
     for who, run in runs.items():
         found[f"{who} host ms"] = 1e3 * host_seconds(run, clock=process_time)
@@ -113,13 +121,13 @@ def row(name: str, arguments: argparse.Namespace) -> None:
         tables[who] = kernels(run)
         found[f"{who} GPU ms"] = sum(ms for _, ms in tables[who].values())
     found["speed"] = found["stock ms"] / found["ours ms"]
-    found["decided"] = "" if decided is None else decided.reason
     write(line(found) + ("" if is_near else f"  the losses differ: {losses}"))
     for who, table in tables.items():
         for key, (count, ms) in sorted(table.items(), key=lambda one: -one[1][1])[: arguments.kernels]:
             write(f"    {who:6s}{count:5d} x {ms / max(1, count):8.4f} = {ms:8.3f} ms  {key[:90]}")
     if arguments.graphs:
-        steps.force(peers["ours"].model, steps.STOCK)
+        if trial is not None:
+            steps.force(peers["ours"].model, steps.STOCK)
         found.update(replayed(peers["stock"], x, labels, arguments))
     if arguments.json is not None:
         with arguments.json.open("a") as kept:
@@ -167,15 +175,17 @@ def held_now() -> float:
     return torch.cuda.memory_reserved() / 2**20
 
 
-def least(peers: dict[str, Peer], x: torch.Tensor, labels: torch.Tensor, seconds: float) -> dict[str, float]:
-    """Milliseconds of a step of PyTorch's and of the converted model by each way, samples in turns."""
-    best = dict.fromkeys(("stock", *WAYS), math.inf)
+def least(
+    peers: dict[str, Peer], x: torch.Tensor, labels: torch.Tensor, seconds: float, ways: dict[str, str]
+) -> dict[str, float]:
+    """Milliseconds of a step of PyTorch's and of the converted model, by each way if it has some, samples in turns."""
+    best = dict.fromkeys(("stock", *(ways or ("ours",))), math.inf)
     end = perf_counter() + seconds
     while perf_counter() < end:
         for what in best:
-            if what in WAYS:
-                steps.force(peers["ours"].model, WAYS[what])
-            best[what] = min(best[what], peers["ours" if what in WAYS else what].seconds(x, labels))
+            if what in ways:
+                steps.force(peers["ours"].model, ways[what])
+            best[what] = min(best[what], peers["ours" if what in ways else what].seconds(x, labels))
     return {f"{what} ms": 1e3 * value for what, value in best.items()}
 
 

@@ -195,7 +195,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     made.add_argument("--memory", choices=("first", "last"), default="last", help="order of channels")
     made.add_argument("--inference", action="store_true")
-    made.add_argument("--measure", choices=("first", "never"), default="first")
+    made.add_argument("--measure", choices=("first", "kernels", "never"), default="first")
     made.add_argument("--threads", type=int)
     made.add_argument("--explain", action="store_true", help="what the pass decided, to stderr")
     made.add_argument("--json", type=Path)

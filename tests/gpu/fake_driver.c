@@ -18,6 +18,7 @@ static long bytes_in_use;
 static __thread void *current;
 static void *capturing;
 static __thread int capture_mode;
+static int captures_lost;
 static int pointer_device;
 static uint64_t last_launch[8];
 static void *launched_in;
@@ -44,6 +45,10 @@ void fake_fail(const char *name, int status) {
     functions[known++].fail = status;
 }
 void fake_set_capturing(void *stream) { capturing = stream; }
+int fake_captures_lost(void) { return captures_lost; } /* by calls that are not allowed in one */
+/* What a thread may not do beside a capture: at all, or unless it has said that it knows. */
+static int lost(int is_forbidden) { captures_lost += is_forbidden; return is_forbidden ? 900 : 0; }
+#define UNSAFE do { if (lost(capturing && capture_mode != 2)) return 900; } while (0)
 long fake_bytes(void) { return bytes_in_use; }
 uint64_t fake_launched(int n) { return last_launch[n]; } /* stream, groups, threads, group memory, 4 arguments */
 int fake_attribute(void) { return last_attribute; } /* the id of the last launch's, 0 of none */
@@ -79,7 +84,7 @@ R cuCtxGetCurrent(void **c) { ENTER; *c = current; return 0; }
 R cuCtxPushCurrent_v2(void *c) { ENTER; current = c; return 0; }
 R cuCtxPopCurrent_v2(void **c) { ENTER; *c = current; current = 0; return 0; }
 R cuCtxSetCurrent(void *c) { ENTER; current = c; return 0; }
-R cuCtxSynchronize(void) { ENTER; return 0; }
+R cuCtxSynchronize(void) { ENTER; return lost(capturing != 0); }
 R cuMemGetInfo_v2(size_t *f, size_t *t) { ENTER; *f = 1ull << 30; *t = 80ull << 30; return 0; }
 static R take(P *p, size_t n) {
     size_t *block;
@@ -96,12 +101,12 @@ static R give(P p) {
     free(block);
     return 0;
 }
-R cuMemAlloc_v2(P *p, size_t n) { ENTER; if (capturing && capture_mode != 2) return 900; return take(p, n); }
+R cuMemAlloc_v2(P *p, size_t n) { ENTER; UNSAFE; return take(p, n); }
 R cuMemAllocHost_v2(void **p, size_t n) { ENTER; *p = malloc(n); return 0; }
-R cuMemFreeHost(void *p) { ENTER; free(p); return 0; }
-R cuMemFree_v2(P p) { ENTER; if (capturing && capture_mode != 2) return 900; return give(p); }
+R cuMemFreeHost(void *p) { ENTER; UNSAFE; free(p); return 0; }
+R cuMemFree_v2(P p) { ENTER; UNSAFE; return give(p); }
 R cuMemAllocAsync(P *p, size_t n, void *s) { ENTER; return capturing && capturing == s ? 900 : take(p, n); }
-R cuMemFreeAsync(P p, void *s) { ENTER; return capturing && capturing == s ? 900 : give(p); }
+R cuMemFreeAsync(P p, void *s) { ENTER; UNSAFE; return capturing && capturing == s ? 900 : give(p); }
 R cuMemcpyHtoDAsync_v2(P d, const void *s, size_t n, void *q) { ENTER; memcpy((void *)(uintptr_t)d, s, n); return 0; }
 R cuMemcpyDtoHAsync_v2(void *d, P s, size_t n, void *q) { ENTER; memcpy(d, (void *)(uintptr_t)s, n); return 0; }
 R cuMemcpyDtoDAsync_v2(P d, P s, size_t n, void *q) { ENTER; memcpy((void *)(uintptr_t)d, (void *)(uintptr_t)s, n); return 0; }
@@ -110,7 +115,7 @@ R cuPointerGetAttribute(void *v, int which, P p) { ENTER; *(int *)v = pointer_de
 void fake_pointer_device(int n) { pointer_device = n; }
 R cuStreamCreate(void **s, unsigned f) { static uintptr_t next = 0x5000; ENTER; *s = (void *)(next += 16); return 0; }
 R cuStreamDestroy_v2(void *s) { ENTER; return 0; }
-R cuStreamSynchronize(void *s) { ENTER; return capturing && s == capturing ? 900 : 0; }
+R cuStreamSynchronize(void *s) { ENTER; return lost(capturing && (s == capturing || capture_mode != 2)); }
 R cuStreamIsCapturing(void *s, int *v) { ENTER; *v = capturing && s == capturing; return 0; }
 R cuStreamBeginCapture_v2(void *s, int mode) { ENTER; if (!s) return 900; capturing = s; return 0; }
 R cuStreamEndCapture(void *s, void **g) { ENTER; capturing = 0; *g = (void *)0x7000; return 0; }
@@ -119,12 +124,12 @@ R cuGraphInstantiateWithFlags(void **e, void *g, unsigned long long f) { ENTER; 
 R cuGraphLaunch(void *e, void *s) { ENTER; return 0; }
 R cuGraphUpload(void *e, void *s) { ENTER; return 0; }
 R cuGraphDestroy(void *g) { ENTER; return 0; }
-R cuGraphExecDestroy(void *e) { ENTER; return 0; }
+R cuGraphExecDestroy(void *e) { ENTER; UNSAFE; return 0; }
 R cuEventCreate(void **e, unsigned f) { ENTER; *e = (void *)0x6000; return 0; }
 R cuEventDestroy_v2(void *e) { ENTER; return 0; }
 R cuEventRecord(void *e, void *s) { ENTER; return 0; }
-R cuEventQuery(void *e) { ENTER; return 0; }
-R cuEventSynchronize(void *e) { ENTER; return 0; }
+R cuEventQuery(void *e) { ENTER; UNSAFE; return 0; }
+R cuEventSynchronize(void *e) { ENTER; UNSAFE; return 0; }
 R cuEventElapsedTime_v2(float *ms, void *a, void *b) { ENTER; *ms = 0.01f; return 0; }
 R cuEventElapsedTime(float *ms, void *a, void *b) { ENTER; *ms = 0.01f; return 0; }
 R cuStreamWaitEvent(void *s, void *e, unsigned f) { ENTER; return 0; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ pytest.importorskip("onnx")
 
 import jitdnn as jd
 import jitdnn.onnx
-from fake_driver import calls, fail, fresh  # noqa: F401
+from fake_driver import FAKE, calls, fail, fresh  # noqa: F401
 from jitdnn.devices.gpu import OutOfMemory
+from jitdnn.graph.gpu_plan import _Place
 from test_graph import FLOAT, helper, images, model_of, network, numpy_helper
 
 NAMES = (
@@ -72,6 +74,25 @@ def test_a_capture_that_fails_is_done_without() -> None:
         found = counted(lambda: loaded.run([x]))
         assert found["cuLaunchKernel"] >= 8
         assert "cuGraphLaunch" not in found
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_what_is_collected_in_a_capture_does_not_end_it(is_own: bool) -> None:
+    """Plans are let go of by the collector of cycles, which may begin in the middle of anything."""
+    loaded, x = prepared()
+    for _ in range(2):
+        loaded.run([x])
+    (place,) = (one for one in gc.get_objects() if isinstance(one, _Place) and one.plan.has_run)
+    stream, lost, frees = place.last, FAKE.fake_captures_lost(), calls("cuMemFreeHost")
+    del place
+    FAKE.fake_set_capturing(stream if is_own else 0x90)
+    del loaded
+    gc.collect()
+    assert FAKE.fake_captures_lost() == lost
+    assert calls("cuMemFreeHost") - frees == (0 if is_own else 1)
+    FAKE.fake_set_capturing(None)
+    jd.to_device(x)
+    assert calls("cuMemFreeHost") - frees == 1
 
 
 def test_no_memory_is_told_and_a_later_run_works() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,26 @@ def test_memory_that_several_streams_used_is_freed_after_all_of_them() -> None:
     frees = calls("cuMemFree_v2")
     del x
     assert calls("cuMemFree_v2") == frees + 1
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_memory_of_a_pool_is_freed_behind_all_streams_that_are_there(is_own: bool) -> None:
+    """`cuMemFree` of such memory waits for none of them."""
+
+    class Stream:
+        def __init__(self, ptr: int) -> None:
+            self.ptr = ptr
+
+    x = on_gpu()
+    streams: list[Any] = [
+        cuda.device().own_stream() if is_own else Stream(0xC0 + number) for number in range(2)
+    ]
+    for each in streams:
+        jd.max_pool(x, 2, handle=jd.Handle("cuda", each))
+    names = ("cuMemFree_v2", "cuMemFreeAsync", "cuStreamWaitEvent")
+    before = [calls(name) for name in names]
+    del x
+    assert [calls(name) - b for name, b in zip(names, before, strict=True)] == [0, 1, 1]
 
 
 def test_without_room_one_line_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from typing import Any
@@ -41,6 +42,10 @@ def exact() -> Any:
     yield
     for one, value in zip(backends, before, strict=True):
         one.allow_tf32 = value
+    # a capture that failed leaves its stream, and PyTorch's generator in the state of a capture
+    torch.cuda.set_stream(torch.cuda.default_stream())
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(torch.Generator("cuda").graphsafe_get_state())
 
 
 class Block(nn.Module):
@@ -234,10 +239,35 @@ def test_a_call_within_a_capture() -> None:
 
 
 def captured(run: Any) -> None:
+    """Run something in a capture that is not kept, and which must not come to an end by it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a graph that stays empty
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             run()
+
+
+@pytest.mark.parametrize("is_same_stream", [False, True])
+def test_what_is_collected_in_a_capture_does_not_end_it(is_same_stream: bool) -> None:
+    """Programs go with the collector of cycles, which may begin in the middle of anything."""
+    model, x = made("resnet18").cuda(), torch.randn(2, 3, 32, 32, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.no_grad():
+        wanted = model(x)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            fused = ours(model)
+            for _ in range(3):
+                fused(x)
+        y, graph = torch.zeros_like(wanted), torch.cuda.CUDAGraph()
+        gc.collect()  # graphs of PyTorch's that other tests have left end a capture
+        with torch.cuda.graph(graph, stream=stream if is_same_stream else None):
+            y.add_(wanted)
+            del fused
+            gc.collect()
+            y.add_(wanted)
+        graph.replay()
+        assert torch.equal(y, wanted + wanted)
+        torch.testing.assert_close(ours(model)(x), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_streams_and_threads() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import pytest
@@ -71,6 +72,39 @@ def test_replays_draw_other_numbers() -> None:
     found = [model(X[0]).detach() for _ in range(9)]
     assert reasons(model) == ["captured as CUDA graphs"]
     assert not torch.equal(found[-1], found[-2])
+
+
+def test_finalizers_that_wait_for_the_gpu_run_behind_a_capture() -> None:
+    """What the collector of cycles finds is whoever's, and may do whatever."""
+    ended: list[bool] = []
+
+    class Waits:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            ended.append(torch.cuda.is_current_stream_capturing())
+            torch.cuda.synchronize()
+
+    class Leaves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, x: Any) -> Any:
+            Waits()
+            return self.net(x)
+
+    model = jt.convert(Leaves(), graphs=True, measure="never")
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        train(model, 10, False)
+    finally:
+        gc.set_threshold(*before)
+    assert reasons(model) == ["captured as CUDA graphs"]
+    assert ended
+    assert not any(ended)
 
 
 def test_steps_that_wait_for_the_gpu_run_layer_by_layer() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jitdnn import __version__, log
-from jitdnn.caffe import events, paths, snapshot, solver_files
+from jitdnn.caffe import events, snapshot, solver_files
 from jitdnn.caffe.blob import Array
 from jitdnn.caffe.data_parallel import DataParallel
 from jitdnn.caffe.debug_info import debugging, mean_magnitude, update_lines
@@ -32,7 +32,6 @@ from jitdnn.caffe.files_beside import FilesBeside
 from jitdnn.caffe.iteration import Iteration
 from jitdnn.caffe.iteration_graph import IterationGraph
 from jitdnn.caffe.loss_value import LossValue
-from jitdnn.caffe.net import Net
 from jitdnn.caffe.policies import LearningRate
 from jitdnn.caffe.prototxt import to_text
 from jitdnn.caffe.requests import Requests
@@ -48,14 +47,14 @@ from jitdnn.caffe.solver_checks import (
     prefix_of,
     restore_layers,
 )
-from jitdnn.caffe.solver_nets import limit_together, testing_nets, training_net
+from jitdnn.caffe.solver_nets import limit_together, made_nets
 from jitdnn.caffe.solver_state import is_solver_state
 from jitdnn.caffe.totals import Totals
 from jitdnn.caffe.updates import Updates
 from jitdnn.caffe.upgrade import upgrade_solver
 from jitdnn.caffe.waiting import WaitMeter
 from jitdnn.caffe.weight_average import WeightAverage
-from jitdnn.caffe.weights import load_weights, share_weights, weight_arrays, write_npz
+from jitdnn.caffe.weights import weight_arrays, write_npz
 from jitdnn.errors import NotSupported, SnapshotError
 from jitdnn.groups import Group
 
@@ -163,23 +162,7 @@ class Solver:
             "python_layers": python_layers,
             "channels_last": channels_last,
         }
-        definition, state, folder = training_net(self.parameter, base)
-        tests = testing_nets(self.parameter, base)
-        train_seed, *test_seeds = root.spawn(1 + len(tests))
-        part = None if self._parallel is None else self._parallel.part
-        self.net = Net(definition, state, base=folder, seed=train_seed, part=part, **options)
-        if self._parallel is not None:
-            self._parallel.take(self.net)
-        turns = None if self._parallel is None else self._parallel.turns
-        self.test_nets = [
-            Net(definition, state, base=folder, seed=test_seed, turns=turns and turns(), **options)
-            for (definition, state, folder), test_seed in zip(tests, test_seeds, strict=True)
-        ]
-        for net in self.test_nets:
-            share_weights(net, self.net)
-        for names in self.parameter.weights:
-            for name in names.split(","):
-                load_weights(self.net, paths.find(name.strip(), base))
+        self.net, self.test_nets = made_nets(self.parameter, base, root, self._parallel, options)
         self.average: WeightAverage | None = None
         if self.parameter.ema_decay:
             if group is not None and batch_norm == "local":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jitdnn.caffe import paths
+from jitdnn.caffe.data_parallel import DataParallel
 from jitdnn.caffe.load import parse_file
 from jitdnn.caffe.memory_layout import lay_out
 from jitdnn.caffe.net import Net
 from jitdnn.caffe.schema import NetParameter, NetState, SolverParameter
+from jitdnn.caffe.weights import load_weights, share_weights
 from jitdnn.errors import InvalidArgument
 
 TRAIN_FIELDS = ("net", "net_param", "train_net", "train_net_param")
@@ -90,6 +94,37 @@ def _state(phase: str, net: NetParameter, last: NetState) -> NetState:
     state.merge(net.state)
     state.merge(last)
     return state
+
+
+def made_nets(
+    solver: SolverParameter,
+    base: Path | None,
+    seeds: np.random.SeedSequence,
+    parallel: DataParallel | None,
+    options: Mapping[str, Any],
+) -> tuple[Net, list[Net]]:
+    """Build the net to train and those to test, which share its weights, with the weights that the solver names.
+
+    Each draws from a seed of its own. `options` are those of Net.
+    """
+    definition, state, folder = training_net(solver, base)
+    tests = testing_nets(solver, base)
+    seed, *test_seeds = seeds.spawn(1 + len(tests))
+    part = None if parallel is None else parallel.part
+    net = Net(definition, state, base=folder, seed=seed, part=part, **options)
+    if parallel is not None:
+        parallel.take(net)
+    turns = None if parallel is None else parallel.turns
+    test_nets = [
+        Net(definition, state, base=folder, seed=test_seed, turns=turns and turns(), **options)
+        for (definition, state, folder), test_seed in zip(tests, test_seeds, strict=True)
+    ]
+    for each in test_nets:
+        share_weights(each, net)
+    for names in solver.weights:
+        for name in names.split(","):
+            load_weights(net, paths.find(name.strip(), base))
+    return net, test_nets
 
 
 def limit_together(net: Net, test_nets: Sequence[Net], limit: int | str, history: int) -> None:

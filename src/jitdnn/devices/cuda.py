@@ -26,7 +26,7 @@ from jitdnn.devices.cuda_driver import (
 )
 from jitdnn.devices.cuda_graph import Graph, Stream
 from jitdnn.devices.cuda_kernel import CudaKernel, Event, device_count, unload_unused
-from jitdnn.devices.cuda_memory import DeviceMemory, trim
+from jitdnn.devices.cuda_memory import DeviceMemory, release, trim
 from jitdnn.devices.cuda_staging import CopyAhead, StagedCopy, page_locked
 from jitdnn.devices.gpu import Kernel, Launch, Memory, Source
 from jitdnn.devices.gpu_facts import OLDEST, FromFacts, GpuFacts, architecture, as_stated, mma_rate, on_paper
@@ -192,6 +192,9 @@ class CudaDevice(FromFacts):
                 check(driver().cuCtxSynchronize(), "waiting for the GPU")
             else:
                 check(driver().cuStreamSynchronize(stream or 0), "waiting for a stream")
+
+    def release(self, stream: int, *held: object) -> None:
+        release(self.index, stream, *held)
 
 
 def missing() -> str | None:

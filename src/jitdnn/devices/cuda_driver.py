@@ -231,6 +231,13 @@ def is_capturing(stream: int) -> bool:
 
 #: numbers of streams whose objects are gone, and they with them, perhaps: to name one to the driver may end the process
 ended_streams: set[int] = set()
+#: and of those whose objects are there, somebody else's
+alive_streams: set[int] = set()
+
+
+def _ended(number: int) -> None:
+    alive_streams.discard(number)
+    ended_streams.add(number)
 
 
 def stream_number(stream: Any) -> int:
@@ -243,10 +250,11 @@ def stream_number(stream: Any) -> int:
     number = _number_of(stream)
     if type(stream).__module__.split(".")[0] == "torch":
         own_streams.add(number)  # PyTorch never destroys its streams
-    elif number not in own_streams:
+    elif number not in own_streams and number not in alive_streams:
         ended_streams.discard(number)
         with suppress(TypeError):  # what cannot be watched is the caller's to keep
-            weakref.finalize(stream, ended_streams.add, number).atexit = False
+            weakref.finalize(stream, _ended, number).atexit = False
+            alive_streams.add(number)
     return number
 
 

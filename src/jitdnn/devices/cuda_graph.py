@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitdnn.devices.cuda_driver import check, current, driver, own_streams, stream_number
+from jitdnn.devices.cuda_driver import check, current, driver, own_streams, relaxed, stream_number
 from jitdnn.errors import DeviceError
 from jitdnn.tensor import DeviceArray
 
@@ -103,7 +103,7 @@ class Graph:
     def __del__(self) -> None:
         if self._executable is not None:
             try:
-                with current(self._index):
+                with current(self._index), relaxed():  # this may be a collection within a capture
                     driver().cuGraphExecDestroy(self._executable)
             except Exception:
                 return  # when Python ends, names and the driver may be gone

@@ -10,9 +10,12 @@ from contextlib import suppress
 from typing import Any
 
 from jitdnn.devices.cuda_driver import (
+    alive_streams,
     allocated,
+    check,
     current,
     driver,
+    ended_streams,
     is_capturing,
     own_streams,
     relaxed,
@@ -20,6 +23,7 @@ from jitdnn.devices.cuda_driver import (
 from jitdnn.retention import Recent
 
 _OUT_OF_MEMORY = 2
+_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _MOST_KEPT = 4 << 20  # bytes, in blocks of one size on one stream; larger ones are not kept at all
 _MOST_SIZES = 256  # sizes and streams of which blocks are kept: a GiB of memory in all
 _DEFAULT_STREAMS = (0, 1, 2)  # which are never captured
@@ -48,7 +52,7 @@ class DeviceMemory:
         self._bytes = _block_bytes(size) if size <= _MOST_KEPT and has_pools else 0
         if not size:
             return
-        if _unfreed:
+        if _unfreed or _held:
             _free_later()
         kept = _kept.get((index, stream, self._bytes))
         if kept and (stream in _DEFAULT_STREAMS or not _captures(index, stream)):
@@ -83,6 +87,9 @@ class DeviceMemory:
                     if not self._keep():
                         self.free()
                     return
+                if all(one in own_streams or one in alive_streams for one in self.streams):
+                    self.free()
+                    return
                 # somebody's stream, which may be gone: only to ask about it would be the end of the process
                 with current(self._index), relaxed():
                     driver().cuMemFree(self.pointer)
@@ -110,7 +117,7 @@ class DeviceMemory:
 def trim(index: int) -> int:
     """Give the blocks of a GPU that nobody uses back to the driver; the number of blocks."""
     count = 0
-    with current(index):
+    with current(index), relaxed():
         for key, kept in tuple(_kept.items()):
             if key[0] == index and (key[1] in _DEFAULT_STREAMS or not is_capturing(key[1])):
                 with suppress(IndexError):  # until it is empty
@@ -140,19 +147,50 @@ _unfreed: list[tuple[int, int, frozenset[int], bool]] = []
 
 
 def _free(index: int, pointer: int, streams: frozenset[int], is_pooled: bool) -> None:
-    """Free memory after what its stream was given; where there are several, after all that the GPU was given."""
+    """Free memory after what its streams were given, whose objects are there."""
     functions = driver()
-    with current(index):
-        if any(map(is_capturing, streams)):
+    with current(index), relaxed():
+        is_named = streams.isdisjoint(ended_streams)
+        if is_named and any(map(is_capturing, streams)):
             _unfreed.append((index, pointer, streams, is_pooled))
-        elif is_pooled and len(streams) <= 1:
-            functions.cuMemFreeAsync(pointer, next(iter(streams), 0))
+        elif is_named and is_pooled:  # cuMemFree would not wait for anything
+            first, *others = streams or (0,)
+            for other in others:
+                (event,) = check(functions.cuEventCreate(_NO_TIMING), "an event")
+                functions.cuEventRecord(event, other)
+                functions.cuStreamWaitEvent(first, event, 0)
+                functions.cuEventDestroy(event)
+            functions.cuMemFreeAsync(pointer, first)
         else:
-            with relaxed():
-                functions.cuMemFree(pointer)
+            functions.cuMemFree(pointer)
+
+
+#: what the work of streams uses that could not be waited for
+_held: list[tuple[int, int, tuple[object, ...]]] = []
+
+
+def release(index: int, stream: int, *held: object) -> None:
+    """Let go of memory, also page-locked memory, when a stream is done with it. For finalizers.
+
+    A collection of cycles may begin in the middle of anything, also of somebody's capture, which is lost if this thread
+    then waits for a stream that is being captured or for the whole GPU. So these wait for the next allocation.
+    """
+    with current(index), relaxed():
+        if stream in ended_streams or is_capturing(stream):
+            _held.append((index, stream, held))
+        else:
+            driver().cuStreamSynchronize(stream)
 
 
 def _free_later() -> None:
     for _ in range(len(_unfreed)):
         with suppress(IndexError):  # another thread did it
             _free(*_unfreed.pop(0))
+    for _ in range(len(_held)):
+        with suppress(IndexError):
+            index, stream, held = _held.pop(0)
+            if stream not in ended_streams:
+                release(index, stream, *held)
+            else:
+                with current(index):
+                    driver().cuCtxSynchronize()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jitdnn.devices.cuda_driver import check, current, driver
+from jitdnn.devices.cuda_driver import check, current, driver, relaxed
 from jitdnn.devices.cuda_graph import Stream
 from jitdnn.devices.cuda_kernel import Event
 from jitdnn.devices.cuda_memory import DeviceMemory
@@ -28,7 +28,7 @@ class _PageLocked:
 
     def __del__(self) -> None:
         try:
-            with current(self._index):
+            with current(self._index), relaxed():  # a collection may begin in the middle of a capture
                 driver().cuMemFreeHost(self.pointer)
         except Exception:
             return  # when Python ends, names and the driver may be gone
@@ -83,7 +83,8 @@ class CopyAhead:
 
     def __del__(self) -> None:
         try:
-            self.wait()
+            with relaxed():
+                self.wait()
         except Exception:
             return  # it could not be made, or Python ends
 

@@ -270,6 +270,9 @@ class GpuDevice(Protocol):
     def synchronize(self, stream: Any = None) -> None:
         """Wait for all that `stream` was given. Raises DeviceError if any of it failed."""
 
+    def release(self, stream: Any, *held: object) -> None:
+        """Hold on to memory until `stream` is done with it. For finalizers, which may run within a capture."""
+
     def compile(self, source: Source) -> Any:
         """The machine code of a source, through the cache on disk. Raises CompileError."""
 

@@ -145,6 +145,9 @@ class OpenClDevice(FromFacts):
     def synchronize(self, stream: Any = None) -> None:
         (stream or self.queue).finish()
 
+    def release(self, stream: Any, *held: object) -> None:
+        self.synchronize(stream)
+
 
 class OpenClKernel:
     """Launches of one source's functions, with the numbers that they always get."""

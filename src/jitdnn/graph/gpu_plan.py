@@ -397,7 +397,7 @@ class _Place:
 
     def __del__(self) -> None:
         with suppress(Exception):  # it could not be made, or Python ends
-            self.plan.gpu.synchronize(self.last)
+            self.plan.gpu.release(self.last, self._memory, self._staged)
 
 
 def on_device(result: AnyArray, like: OnGpu, handle: Any) -> Any:

@@ -172,6 +172,74 @@ def test_gradients_of_each_image(options: Any) -> None:
     torch.testing.assert_close(each(model), each(stock))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Conv2d(3, 4, 3), lambda: nn.ConvTranspose2d(3, 4, 3), lambda: nn.Linear(4, 4),
+        lambda: nn.BatchNorm2d(3), lambda: nn.LayerNorm(4), lambda: nn.RMSNorm(4), lambda: nn.MaxPool2d(2),
+        lambda: nn.AdaptiveAvgPool2d(1), nn.GELU, lambda: nn.Softmax(1), lambda: nn.LSTM(4, 4),
+    ],
+)  # fmt: skip
+def test_what_is_no_tensor_has_torchs_error(make: Any) -> None:
+    stock = make()
+    ours = jt.convert(copy.deepcopy(stock), measure="never")
+    for given in (None, "x", [1.0]):
+        said = []
+        for model in (stock, ours):
+            with pytest.raises((TypeError, AttributeError)) as raised:
+                model(given)
+            said.append((raised.type, str(raised.value)))
+        assert said[0] == said[1]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("measure", ["never", "first"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(4, 4), lambda: nn.LayerNorm(4), lambda: nn.RMSNorm(4), nn.GELU, nn.Tanh,
+        lambda: nn.Softmax(-1), lambda: nn.MaxPool2d(2), lambda: nn.BatchNorm2d(3), lambda: nn.Conv2d(3, 4, 1),
+    ],
+)  # fmt: skip
+def test_tensors_without_one_shape_or_strides_are_torchs(make: Any, measure: str) -> None:
+    """Nested ones of both layouts, sparse ones, oneDNN's, before and behind calls that a module remembers."""
+    stock = make()
+    ours = jt.convert(copy.deepcopy(stock), measure=measure)
+    parts, square, image = [random(2, 4), random(3, 4)], random(4, 4), random(2, 3, 4, 4)
+    given = [
+        torch.nested.nested_tensor(parts, layout=torch.jagged),
+        torch.nested.nested_tensor(parts, layout=torch.strided),
+        square.to_sparse(),
+        square.to_sparse_csr(),
+    ]
+    if torch.backends.mkldnn.is_available():
+        given.append(image.to_mkldnn())
+    dense = image if isinstance(stock, (nn.MaxPool2d, nn.BatchNorm2d, nn.Conv2d)) else square
+    for _ in range(2):
+        for x in given:
+            wanted, found = outcome(stock, x), outcome(ours, x)
+            assert type(found) is type(wanted)
+            if isinstance(wanted, torch.Tensor):
+                torch.testing.assert_close(plain(found), plain(wanted))
+        for _ in range(12):
+            ours(dense)
+
+
+def outcome(model: Any, x: Any) -> Any:
+    """The result, or the error."""
+    try:
+        return model(x)
+    except (RuntimeError, ValueError) as error:
+        return error
+
+
+def plain(x: Any) -> Any:
+    """The elements of a tensor of any layout."""
+    if not x.is_nested:
+        return x.to_dense() if x.layout is not torch.strided else x
+    return x.values() if x.layout is torch.jagged else x.to_padded_tensor(0.0)
+
+
 def test_converted_modules_are_leaves_of_traced_graphs() -> None:
     model = jt.convert(net().eval(), measure="never")
     traced = torch.fx.symbolic_trace(model)

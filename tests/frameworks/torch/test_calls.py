@@ -94,6 +94,16 @@ def test_later_calls_are_short_and_right(name: str, long_ways: list[Any]) -> Non
     assert len(long_ways) == 2
 
 
+def test_sequences_whose_axes_are_turned_are_rows_in_training(long_ways: list[Any]) -> None:
+    model, stock, _ = pair("linear, of sequences")
+    for number in range(4):
+        x = random(2, 7, 3, seed=number).transpose(1, 2)
+        assert is_short(check(model, stock, x, random(2, 3, 5, seed=9))) is (number > 0)
+    assert len(long_ways) == 1
+    with torch.no_grad():
+        agree(model(x), stock.double()(x.double()), torch.float32, "without gradients")
+
+
 @pytest.mark.parametrize("name", ["convolution", "linear"])
 def test_a_call_and_its_gradients_are_a_list_of_launches_each(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -209,6 +209,21 @@ def test_hooks_copies_and_pickles() -> None:
             assert torch.equal(other(x), expected)
 
 
+def test_dropout_draws_what_it_drew() -> None:
+    """The numbers of torch's generator, in torch's order: a seed gives a converted model's step, too."""
+    torch.manual_seed(0)
+    stock = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Dropout2d(0.5), nn.GELU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(128, 5)
+    )
+    ours, x = jt.convert(copy.deepcopy(stock), measure="never"), random(4, 3, 6, 6)
+    found = []
+    for model in (stock, ours):
+        torch.manual_seed(5)
+        y = model(x)
+        found.append([y, *torch.autograd.grad(y.square().sum(), list(model.parameters()))])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even")  # torch's, of its own
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
 @pytest.mark.parametrize("padding", [(1, 2), "same", "valid"])

@@ -288,6 +288,19 @@ def test_an_input_that_requires_its_gradient_runs_the_model() -> None:
         assert not ours(model)(x).requires_grad
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_and_sparse_inputs_run_the_model() -> None:
+    model = nn.Linear(4, 4).eval()
+    fused, parts = ours(model), [torch.randn(2, 4), torch.randn(3, 4)]
+    with torch.no_grad():
+        for layout in (torch.jagged, torch.strided):
+            x = torch.nested.nested_tensor(parts, layout=layout)
+            for got, wanted in zip(fused(x).unbind(), model(x).unbind(), strict=True):
+                assert torch.equal(got, wanted)
+        x = torch.randn(4, 4).to_sparse()
+        assert torch.equal(fused(x), model(x))
+
+
 def test_the_environment_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITDNN_DISABLE", "1")
     model = nn.Sequential(nn.Conv2d(1, 1, 3)).eval()

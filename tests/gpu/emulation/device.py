@@ -91,6 +91,9 @@ class EmulatedCudaDevice(FromFacts):
     def synchronize(self, stream: Any = None) -> None:
         """Every launch is over when its call returns."""
 
+    def release(self, stream: Any, *held: object) -> None:
+        """The same."""
+
 
 class HostMemory:
     """Memory aligned to 256 bytes, as an allocation of CUDA is."""

@@ -122,6 +122,9 @@ class PlainDevice(FromFacts):
     def synchronize(self, stream: Any = None) -> None:
         """Nothing is under way."""
 
+    def release(self, stream: Any, *held: object) -> None:
+        """Nothing is under way."""
+
     def compile(self, source: Source) -> Any:
         return _compiled(source)
 

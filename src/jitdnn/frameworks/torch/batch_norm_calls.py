@@ -291,7 +291,7 @@ def recalled(
     calls: Remembered, x: Tensor, tensors: tuple[Tensor | None, ...], now: tuple[Any, ...]
 ) -> Batch | None:
     """What runs this call, if the module has made it before. `now`: see `learn`."""
-    if not (kinds.observers or kinds.threads_apart):
+    if not (kinds.observers or kinds.threads_apart or x.is_nested):
         for known in calls.entries:
             if known.state == now and known.check(x, *[one for one in tensors if one is not None]):
                 batch: Batch = known.batch

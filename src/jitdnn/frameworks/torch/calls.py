@@ -69,7 +69,9 @@ def recalled(
     `now`: what else than the tensors tells calls apart: whether gradients are recorded, torch's threads, the level of
     derivatives taken forward, the epoch of kinds.py, and what the module was given.
     """
-    if calls is not None and not observers and not threads_apart:
+    if calls is not None and not (
+        observers or threads_apart or x.is_nested
+    ):  # guards end the process for these
         entries: tuple[Entry, ...] = calls.entries
         for entry in entries:
             if entry.state != now or entry.has_bias is (bias is None):

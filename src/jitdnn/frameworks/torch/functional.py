@@ -26,7 +26,7 @@ from jitdnn.frameworks.torch import (
     softmax,
     whole,
 )  # fmt: skip
-from jitdnn.frameworks.torch.registry import is_autocast_on
+from jitdnn.frameworks.torch.registry import is_autocast_on, is_dense
 from jitdnn.frameworks.torch.stock import KEYS
 
 PerAxis = int | Sequence[int]
@@ -301,13 +301,14 @@ def routed(
 
     On GPUs, and on processors but for convolutions and products, ours runs where the call as a whole is faster by it.
     Where derivatives are taken forward (`torch.autograd.forward_ad`, `torch.func.jvp`), torch's own runs: it has the
-    rules for them; and so it does on devices that ours do not know, "meta" among them. `module`: the converted one
-    that calls, which remembers what torch's function is faster for.
+    rules for them; and so it does on devices that ours do not know, "meta" among them, for tensors that are nested or
+    of other layouts, and for what is no tensor, of which it says what is wrong. `module`: the converted one that calls,
+    which remembers what torch's function is faster for.
     """
     route = ROUTES.get(function)
     if route is None or (not torch.compiler.is_compiling() and forward_ad._current_level >= 0):
         return function(*args, **named)
-    if args and isinstance(args[0], Tensor) and args[0].device.type not in KEYS:
+    if args and not (isinstance(args[0], Tensor) and args[0].device.type in KEYS and is_dense(args[0])):
         return function(*args, **named)
     is_alone = function in whole.ALONE
     if torch.compiler.is_compiling():

@@ -34,6 +34,7 @@ from jitdnn.frameworks.torch.gpu_program import GpuProgram
 from jitdnn.frameworks.torch.graph import calling_module, capture, fits, has_images, words
 from jitdnn.frameworks.torch.options import Options, handle_of, is_disabled, parse
 from jitdnn.frameworks.torch.program import Program
+from jitdnn.frameworks.torch.registry import is_dense
 from jitdnn.handle import Handle
 from jitdnn.locks import lock
 from jitdnn.ops.kept_filter import KeptFilter
@@ -181,6 +182,8 @@ class FusedFunction:
                 self._forget()
                 self._weights = now
             if found is None or found.program is None or found.weights != _stamp_of(found, constants):
+                if inputs and inputs[0].is_cuda:
+                    self._gpu.check()
                 inputs = [x.detach() for x in inputs]
                 constants = [c.detach() for c in constants]
                 traced = None if found is None else found.traced
@@ -439,11 +442,7 @@ def _reason(inputs: Sequence[Tensor]) -> str | None:
         if x.requires_grad and torch.is_grad_enabled():
             return "an input requires its gradient"
         kind = x.device.type
-        if (
-            kind not in ("cpu", "cuda")
-            or x.layout is not torch.strided
-            or type(x) not in (Tensor, nn.Parameter)
-        ):
+        if kind not in ("cpu", "cuda") or not is_dense(x) or type(x) not in (Tensor, nn.Parameter):
             return f"an input is a {type(x).__name__} on {kind}: plain tensors of processors and NVIDIA GPUs are fused"
         if x.device != inputs[0].device:
             return f"inputs are on {inputs[0].device} and {x.device}: those on one device are fused"

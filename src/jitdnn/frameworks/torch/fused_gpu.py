@@ -49,18 +49,21 @@ class GpuEngines:
         """Let go of what was made of constants that are no more."""
         self._engines = {}
 
-    def program(
-        self, traced: GraphModule, text: str, constants: Sequence[Tensor], inputs: Sequence[Tensor],
-        stock: Callable[[], Any],
-    ) -> GpuProgram | Unfused:  # fmt: skip
-        """The program for inputs of this kind, or why the model itself runs: too little of it can be translated, or it
-        is faster. Raises NotSupported while a graph is being captured."""
-        device = inputs[0].device
+    def check(self) -> None:
+        """Raises NotSupported while a graph is being captured."""
         if torch.cuda.is_current_stream_capturing():
             raise NotSupported(
                 f"{self._what} was not called with inputs of this kind before, and cannot be prepared while a CUDA "
                 "graph is being captured: call it once before the capture"
             )
+
+    def program(
+        self, traced: GraphModule, text: str, constants: Sequence[Tensor], inputs: Sequence[Tensor],
+        stock: Callable[[], Any],
+    ) -> GpuProgram | Unfused:  # fmt: skip
+        """The program for inputs of this kind, or why the model itself runs: too little of it can be translated, or it
+        is faster."""
+        device = inputs[0].device
         elsewhere = {str(one.device) for one in constants if one.device != device and one.dim()}
         if elsewhere:
             return self._unfused(f"parameters are on {', '.join(sorted(elsewhere))} and inputs on {device}")

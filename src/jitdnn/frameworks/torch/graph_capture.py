@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def captured(run: Callable[[], Any], place: Place) -> tuple[Any, Any]:
     torch.cuda.synchronize(place.device)
     torch.cuda.empty_cache()
     result = problem = None
-    with torch.cuda.stream(place.stream):
+    with torch.cuda.stream(place.stream), _uncollected():
         graph.capture_begin(place.pool, capture_error_mode="thread_local")
         try:
             result = run()
@@ -82,6 +83,19 @@ def captured(run: Callable[[], Any], place: Place) -> tuple[Any, Any]:
     if problem is not None:
         raise problem
     return graph, result
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A block in which cycles are not collected: of whatever lies in them, a finalizer that frees memory of the GPU or
+    waits for it ends a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def waits(run: Callable[[], Any]) -> tuple[Any, bool]:

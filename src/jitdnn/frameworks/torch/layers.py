@@ -18,6 +18,7 @@ from jitdnn.frameworks.torch.convolution_operators import CONVOLUTION
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.linear import LINEAR
+from jitdnn.frameworks.torch.registry import is_dense
 from jitdnn.frameworks.torch.stock_calls import StockCalls
 
 # no attributes of the classes: Dynamo of PyTorch 2.6 does not know built-in functions there
@@ -84,7 +85,8 @@ class _Convolution(_Remembering):
     def _called(self: Any, input: Tensor) -> Tensor:
         found: Tensor = super().forward(input)  # type: ignore[misc]
         padding = self.padding
-        if self.padding_mode == "zeros" and type(padding) is tuple and input.dim() == len(padding) + 2:
+        has_batch = is_dense(input) and input.dim() == len(self.stride) + 2
+        if self.padding_mode == "zeros" and type(padding) is tuple and has_batch:
             own = self._parameters
             after = (self.stride, padding, self.dilation, self.groups)
             operands = (
@@ -148,7 +150,7 @@ class _Transposed(_Remembering):
 
     def _called(self: Any, input: Tensor) -> Tensor:
         found: Tensor = self._transposed(input, None)
-        if input.dim() == self._spatial + 2:
+        if is_dense(input) and input.dim() == self._spatial + 2:
             own = self._parameters
             after = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
             operands = (
@@ -231,10 +233,12 @@ class Linear(_Remembering, nn.Linear):
     """`torch.nn.Linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if is_compiling():
+        if is_compiling() or not isinstance(input, Tensor):
             return routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options, self)
-        if input.dim() > 2 and input.is_contiguous() and input.numel():
-            rows = self._remembered(input.view(-1, input.shape[-1]))  # calls of rows are what is remembered
+        # calls of rows are what is remembered; those that lie otherwise are copied, which torch does, too, in training
+        is_rows = input.dim() > 2 and is_dense(input) and (is_grad_enabled() or input.is_contiguous())
+        if is_rows and input.numel():
+            rows = self._remembered(input.reshape(-1, input.shape[-1]))
             return rows.view(*input.shape[:-1], rows.shape[-1])
         return self._remembered(input)
 
@@ -254,7 +258,7 @@ class Linear(_Remembering, nn.Linear):
     def _called(self, input: Tensor) -> Tensor:
         own = self._parameters
         found: Tensor = routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options, self)
-        if input.dim() == 2:
+        if input.dim() == 2 and is_dense(input):
             operands = (input, own.get("weight"), own.get("bias"))
             learn(self, LINEAR, operands, self._jitdnn_options, self._now(), F.linear)
         return found

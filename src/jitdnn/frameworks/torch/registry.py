@@ -133,10 +133,15 @@ def plain_device(operands: tuple[Any, ...]) -> str:
     device = ""
     for operand in operands:
         if isinstance(operand, Tensor):
-            if type(operand) not in OWN or operand.is_neg() or operand.is_conj():
+            if type(operand) not in OWN or not is_dense(operand) or operand.is_neg() or operand.is_conj():
                 return ""
             device = device or operand.device.type
     return device if device in KEYS and is_eager() else ""
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has one shape, and strides: it is not nested, and of no other layout (sparse, oneDNN's own)."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def is_eager() -> bool:

@@ -30,7 +30,7 @@ from jitdnn.errors import InvalidArgument
 from jitdnn.frameworks.torch import choice, kinds
 from jitdnn.frameworks.torch.graph_capture import Aliases, Place, captured, waits
 from jitdnn.frameworks.torch.guards import Remembered
-from jitdnn.frameworks.torch.registry import OWN, hooks_of_saved, is_eager
+from jitdnn.frameworks.torch.registry import OWN, hooks_of_saved, is_dense, is_eager
 from jitdnn.frameworks.torch.stock_calls import StockCalls
 from jitdnn.frameworks.torch.together import TOGETHER, Together
 
@@ -111,7 +111,10 @@ class Forward:
         tensors = [one for one in given if isinstance(one, Tensor)]
         return (
             len(tensors) > 0
-            and all(type(one) is Tensor and is_on_gpu(one) and not one.requires_grad for one in tensors)
+            and all(
+                type(one) is Tensor and is_dense(one) and is_on_gpu(one) and not one.requires_grad
+                for one in tensors
+            )
             and all(type(one) in _PLAIN for one in given if not isinstance(one, Tensor))
             and torch.is_grad_enabled()
             and is_eager()

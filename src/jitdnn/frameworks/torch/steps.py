@@ -31,7 +31,7 @@ from jitdnn.frameworks.torch.choice import Decision
 from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.modules import OPTIONS
 from jitdnn.frameworks.torch.options import canonical, counting, handle_of
-from jitdnn.frameworks.torch.registry import is_eager
+from jitdnn.frameworks.torch.registry import is_dense, is_eager
 from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, StockCalls
 
 STEPS = "_jitdnn_steps"
@@ -183,7 +183,8 @@ class Steps:
 
     def begin(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         """A call of the model comes: what it runs by, and what the time since the last one tells."""
-        x = next((one for one in args if isinstance(one, Tensor)), None)
+        given = [one for one in args if isinstance(one, Tensor)]
+        x = given[0] if given and all(map(is_dense, given)) else None
         if x is None or not is_measured(x) or kinds.observers or kinds.threads_apart or not is_eager():
             self._begun = None
             self._put(model, CHOSEN if self.trial is None else self.trial.layers)
