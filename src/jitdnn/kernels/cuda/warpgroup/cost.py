@@ -39,6 +39,7 @@ _PRODUCT_CYCLES = (
     30.0  # of a product whose first operand comes from registers, beside those of one from shared memory
 )
 _STEPS = 4  # products along K of a stage
+_SWAPPED_FACTOR = 1.1  # of products whose first operand threads bring from shared memory as it lies
 _ALONE_FACTOR = 1.15  # of a stage that the only consumer divides in shared memory
 _DIVIDERS_FACTOR = 0.71  # of a stage that other warpgroups divide
 _LINES_FACTOR = 1.35  # of a stage in lines whose consumers divide it themselves
@@ -226,6 +227,8 @@ def stage_cycles(
     brought = parts * ((tile.m + lines.further) * lines.pixels + of_b)  # rows of 128 bytes
     of_a = 64 * (2 if blocking.divides_rows else products)
     read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (2 * tile.n if is_rewritten else 0)
+    if tile.swaps:  # the filter by threads, for each slab, and pixels by the tensor cores
+        read = tile.warpgroups * tile.rows * products * (64 + tile.wn)
     share = constants.shared
     if is_wgrad and not (shared_rows or is_divided or blocking.divides_rows):
         share = _WGRAD_SHARED_SHARE if parts == 1 else _WGRAD_HALVES_SHARE
@@ -268,6 +271,8 @@ def stage_cycles(
             return max(copies, factor * max(mma / constants.efficiency, shared))
         own = mma / tile.warpgroups + _PRODUCT_CYCLES * products * _STEPS * tile.rows
         return max(tile.warpgroups * own, own + _ROWS_CYCLES, shared, copies)
+    if tile.swaps:
+        mma *= _SWAPPED_FACTOR
     least = constants.stage + constants.piece * (blocking.row // row_bytes)
     if is_strided and row_bytes < STAGE_ROW:
         least = max(least, _COPY_LATENCY / (blocking.stages - 1))

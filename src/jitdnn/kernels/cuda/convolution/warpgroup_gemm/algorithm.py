@@ -26,7 +26,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, 
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import SEGMENTS
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing
-from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, SWAPPED, TILES, Tile
 from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem, byte_dtypes
@@ -177,6 +177,35 @@ class WarpgroupGemmInLines(WarpgroupGemm):
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         fusion = Fusion(finish=finish_of(epilogue, problem.output.dtype)) if epilogue else NOTHING
         return plan_of(problem, device, self._tiles, True, fusion=fusion, is_in_lines=True)
+
+
+class WarpgroupGemmSwapped(WarpgroupGemm):
+    """dgrad of f32, as exact as tf32, with the filter as the first operand of the tensor cores: it is read as it lies.
+
+    wgmma takes f32 from shared memory along K alone, where a filter's channels of x are innermost; from registers it
+    takes what threads bring. So nothing is packed. Rows of the product are channels, and its columns pixels.
+    """
+
+    name = "implicit_gemm_wgmma_swapped"
+    takes_no_epilogue = "results leave as the tensor cores have them: apply it to the result"
+
+    def __init__(self, tiles: tuple[Tile, ...] = SWAPPED) -> None:
+        super().__init__(tiles)
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        dtype = problem.inputs[0].descriptor.dtype
+        if dtype != "f32":
+            return f"operands of {dtype} are read across from shared memory"
+        return super().refusal(problem, device, epilogue)
+
+
+class WarpgroupGemmSwappedInLines(WarpgroupGemmSwapped):
+    """The same with the taps of a line of the filter sharing what is copied of the data."""
+
+    name = "implicit_gemm_wgmma_swapped_in_lines"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        return plan_of(problem, device, self._tiles, True, is_in_lines=True)
 
 
 class WarpgroupWgrad(WarpgroupGemm):
