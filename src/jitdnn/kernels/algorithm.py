@@ -100,6 +100,9 @@ class Algorithm(ABC):
     result is written once, after all that is read of the operands for it. No element is read for another one."""
     has_exact_products: ClassVar[bool] = True
     """Whether products are those of the numbers as they are, which "strict" accuracy asks for in `fp32` and `fp64`."""
+    rounded: ClassVar[tuple[str, ...]] = ()
+    """Algorithms that take fewer products of the tensor cores where a request allows factors to be rounded: with one of
+    them this one is never faster."""
 
     @abstractmethod
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:

@@ -270,6 +270,8 @@ class _Halves(WarpgroupGemm):
 class WarpgroupGemmHalves(_Halves):
     """fprop and dgrad of f32."""
 
+    rounded = ("implicit_gemm_scaled_f16", "implicit_gemm_wgmma")
+
 
 class WarpgroupGemmDivided(_Halves):
     """fprop and dgrad of f32 whose data are divided in registers, of each pixel 64 channels at a time.
@@ -279,6 +281,7 @@ class WarpgroupGemmDivided(_Halves):
     """
 
     name = "implicit_gemm_3xf16_divided"
+    rounded = ("implicit_gemm_wgmma",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         fusion = Fusion(finish=finish_of(epilogue, problem.output.dtype)) if epilogue else NOTHING
@@ -287,6 +290,8 @@ class WarpgroupGemmDivided(_Halves):
 
 class WarpgroupWgradHalves(_Halves, WarpgroupWgrad):
     """wgrad of f32."""
+
+    rounded = ("implicit_gemm_scaled_f16",)
 
 
 class _Divided(WarpgroupGemm):
@@ -305,6 +310,7 @@ class WarpgroupWgradDivided(_Divided, _Halves, WarpgroupWgrad):
 
     name = "implicit_gemm_3xf16_divided"
     version = 3
+    rounded = ("implicit_gemm_scaled_f16_divided",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True)
@@ -314,6 +320,7 @@ class WarpgroupWgradDividedInLines(_Divided, _Halves, WarpgroupWgradInLines):
     """wgrad of f32 whose halves are made in shared memory, of x once for the taps along the last axis."""
 
     name = "implicit_gemm_3xf16_divided_in_lines"
+    rounded = ("implicit_gemm_scaled_f16_divided_in_lines",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True, is_in_lines=True)
@@ -323,6 +330,7 @@ class WarpgroupWgradDividedRows(_Divided, _Halves, WarpgroupWgrad):
     """wgrad of f32 whose halves the product itself makes: of x in shared memory, of dy in registers."""
 
     name = "implicit_gemm_3xf16_divided_mixed"
+    rounded = ("implicit_gemm_scaled_f16_divided",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True, divides_rows=True)
@@ -335,6 +343,7 @@ class WarpgroupWgradBlockwise(_Halves, WarpgroupWgrad):
     """
 
     name = "implicit_gemm_3xf16_blockwise"
+    rounded = ("implicit_gemm_scaled_f16_blockwise",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, is_blockwise=True)
@@ -344,6 +353,7 @@ class WarpgroupWgradRows(_Halves, WarpgroupWgrad):
     """wgrad of f32 whose dy is divided in registers, of each channel 64 pixels at a time; x is packed."""
 
     name = "implicit_gemm_3xf16_divided_dy"
+    rounded = ("implicit_gemm_scaled_f16",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, divides_rows=True)
