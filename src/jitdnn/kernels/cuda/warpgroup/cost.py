@@ -63,6 +63,7 @@ _ROWS_CLUSTER_FACTOR = 1.15  # of a stage of a cluster whose x comes as rows, no
 _OUT_OF_STEP_FACTOR = 1.04  # of a stage of 256 x 128, or in lines, where few thread blocks are in step
 _WINDOWS_FACTOR = {(256, 128): 0.93, (256, 64): 0.95, (192, 128): 1.02, (128, 256): 1.04, (64, 192): 1.1}
 """Of a stage of such a tile, of which x comes as windows: rows of dy are copied faster."""
+_LEFT_BYTES = 64.0  # of results in a cycle, where they leave before the products of the next tile
 _CLEARED = 0.8e-6  # seconds of the launch that clears what thread blocks signal
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 _AS_FAST = 1.005
@@ -363,6 +364,8 @@ def seconds(
     between = constants.tile
     if blocking.lines.taps > 1:
         between += _LINES_RESULT_CYCLES[tile.warpgroups] * tile.m * tile.n
+    if blocking.leaves_at_once and not blocking.divides_rows:
+        between += tile.m * tile.n * result_bytes / _LEFT_BYTES
     one = loop + between + (out + constants.partial if blocking.is_split else finished)
     if tile.cluster > 1:
         one += (

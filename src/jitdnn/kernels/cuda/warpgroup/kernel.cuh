@@ -220,7 +220,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #elif IS_BLOCKWISE
             consumer.begin(tables, work, workspace);
 #endif
-            consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, is_leaving, send);
+            consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, !LEAVES_AT_ONCE && is_leaving, send);
 #if IS_STREAMED
             if (work.first_block > 0) {
                 mbarrier_wait(ring.shared + ALL_LEFT_AT, 0);
@@ -255,8 +255,8 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #endif
             round_results(sums, is_plain, (REAL)alpha, words);
             is_leaving = true, columns = work.columns, leaving_row = first_row, leaving_group = work.group;
-#if DIVIDES_ROWS
-            // fragments take the registers of results on their way out: they leave before the next tile's products
+#if LEAVES_AT_ONCE
+            // fragments or sums take the registers of results on their way out: they leave before the next tile's products
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
             is_leaving = false;

@@ -186,9 +186,19 @@ class Tile:
             words = _HALVES * self.rows
         if self.swaps:
             words = _FRAGMENTS * self.rows
+        elif not (is_promoted or divides_rows) and self.leaves_at_once(result_bytes):
+            words = 0
+        return self.sums * (2 if is_promoted else 1) + words <= self._registers
+
+    @cached_property
+    def _registers(self) -> int:
+        """Of a consumer's thread, but those for all else."""
         of_consumer = _REGISTERS_BESIDE_DIVIDERS if self.dividers else _CONSUMER_REGISTERS
-        most = of_consumer[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
-        return self.sums * (2 if is_promoted else 1) + words <= most
+        return of_consumer[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
+
+    def leaves_at_once(self, result_bytes: int) -> bool:
+        """Whether a thread has no room for results of four bytes on their way out beside the sums of the next tile."""
+        return result_bytes == 4 and self.cluster == 1 and not self.swaps and 2 * self.sums > self._registers
 
     @cache  # noqa: B019  # of the tiles of this module
     def has_chunks(self, result_bytes: int, has_row_boxes: bool = False) -> bool:
