@@ -95,9 +95,9 @@ def survey(
 ) -> list[AlgorithmCandidate]:
     """Ask every algorithm of the table about the problem, but those that are `left_out`; in the table's order.
 
-    `defers`: those whose arithmetic the request does not allow are not asked, nor those that are exact for more products
-    where one that rounds may be chosen (`Algorithm.rounded`); `completed` does it when somebody wants to know what they
-    would cost. Not where times of the problem are stored, with which all estimates are compared.
+    `defers`: those whose arithmetic the request does not allow are not asked, nor those that are exact for more
+    products where one that rounds may be chosen (`Algorithm.rounded`); `completed` does it when somebody wants to know
+    what they would cost. Not where times of the problem are stored, with which all estimates are compared.
     """
     table = algorithms(problem, device.target, request.vendor)
     if left_out:

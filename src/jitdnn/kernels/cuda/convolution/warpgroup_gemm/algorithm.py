@@ -11,7 +11,14 @@ import math
 from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel, storing_roundoff
+from jitdnn.kernels.algorithm import (
+    Epilogue,
+    Kernel,
+    KernelAlgorithm,
+    PlannedKernel,
+    storing_roundoff,
+    summation_bound,
+)
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmInPlace,
     ImplicitGemmWgradInPlace,
@@ -35,6 +42,8 @@ from jitdnn.tensor import FLOAT8_DTYPES
 MAX_EXTENT = 2**30
 TF32_CUT = 2.0**-10
 """What is lost of products of f32 that are cut off to tf32, not rounded."""
+ROUNDED_ERROR = 2.0**-10 + 2.0**-19
+"""Of two factors that are rounded to 11 bits, and of the sums of a stage, of 128 products at most."""
 HALVES_ERROR = 2.0**-20
 """Of products of halves, which have 22 bits, and of sums that are moved to f32 after each stage."""
 
@@ -385,7 +394,14 @@ class WarpgroupWgradScaled(_Scaled, WarpgroupWgrad):
     """wgrad of f32, as exact as tf32 that is rounded."""
 
 
-class WarpgroupWgradScaledDivided(_Divided, _Scaled, WarpgroupWgrad):
+class _ScaledByStages(_Scaled):
+    """Sums of each stage are moved to f32, so that the tensor cores truncate those of few products."""
+
+    def error_of(self, problem: Convolution) -> float:
+        return ROUNDED_ERROR + summation_bound(problem)
+
+
+class WarpgroupWgradScaledDivided(_Divided, _ScaledByStages, WarpgroupWgrad):
     """wgrad of f32, as exact as tf32 that is rounded, of operands that the product itself rounds.
 
     They are those of 64 pixels at a time, x in shared memory and dy in registers. What is not finite is computed by
@@ -400,7 +416,7 @@ class WarpgroupWgradScaledDivided(_Divided, _Scaled, WarpgroupWgrad):
         )
 
 
-class WarpgroupWgradScaledDividedInLines(_Divided, _Scaled, WarpgroupWgradInLines):
+class WarpgroupWgradScaledDividedInLines(_Divided, _ScaledByStages, WarpgroupWgradInLines):
     """wgrad of f32, as exact as tf32 that is rounded, in lines whose numbers are rounded in shared memory."""
 
     name = "implicit_gemm_scaled_f16_divided_in_lines"
@@ -411,7 +427,7 @@ class WarpgroupWgradScaledDividedInLines(_Divided, _Scaled, WarpgroupWgradInLine
         )
 
 
-class WarpgroupWgradScaledBlockwise(_Scaled, WarpgroupWgrad):
+class WarpgroupWgradScaledBlockwise(_ScaledByStages, WarpgroupWgrad):
     """wgrad of f32 with one tap, as exact as tf32 that is rounded, packed in blocks of pixels by channels.
 
     Each has a power of two of its own that brings its largest number to 2^13.

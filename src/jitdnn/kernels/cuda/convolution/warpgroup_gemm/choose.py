@@ -328,7 +328,9 @@ def _correlation_plan(
     if (
         is_mn_major
     ):  # columns come in blocks, and those that begin within a line of memory take longer than whole ones
-        tiles = tuple(tile for tile in tiles if tile.swaps or tile.wn % tile.block == 0 or products.n <= tile.n)
+        tiles = tuple(
+            tile for tile in tiles if tile.swaps or tile.wn % tile.block == 0 or products.n <= tile.n
+        )
     if is_in_lines:
         tiles = tuple(tile for tile in tiles if tile.cluster == 1)
     tiles = fusion.tiles(tiles, result_bytes, False)
@@ -386,7 +388,12 @@ def _correlation_plan(
     filter_steps = _filter_steps(geometry, is_forward, batch)
     whole: list[TensorMap | None] = []
     # a box has one block of columns behind the other, which is how a stage of one row has them
-    if is_mn_major and tile.n > tile.block and blocking.row == row_bytes and filter_steps[0] % tile.block == 0:
+    if (
+        is_mn_major
+        and tile.n > tile.block
+        and blocking.row == row_bytes
+        and filter_steps[0] % tile.block == 0
+    ):
         whole = [whole_filter_map(part, inner, -(-tile.n // tile.block), tile.block) for part in b]
     is_b_whole = bool(whole) and all(whole)
     if is_b_whole:
@@ -401,7 +408,9 @@ def _correlation_plan(
     if batch:
         is_vector = is_vector and batch.result * result_bytes % ALIGNMENT == 0
     if swaps and not (is_vector and result.dtype == "f32"):
-        return "results of operands that change places leave by 16 bytes of channels of f32, which lie otherwise"
+        return (
+            "results of operands that change places leave by 16 bytes of channels of f32, which lie otherwise"
+        )
     if strides.channel == 1 and not is_vector and blocking.is_whole:
         seconds += narrow_store_seconds(device.facts, sum(rows) * geometry.out_channels * groups)
     boxes = None
