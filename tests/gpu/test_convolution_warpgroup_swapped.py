@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking
 from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, SWAPPED, Tile
+from jitdnn.tensor import TensorDescriptor
 from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401
 
 LAYERS = [
@@ -100,6 +102,7 @@ def test_refusals(cuda_device: Any) -> None:
     assert "operands of bf16" in reason(convolution(f"conv_bwd_data {words} bf16 nhwc"))
     assert "innermost in a filter of f32" in reason(of(words, "fwd"))
     assert "innermost in a filter of f32" in reason(convolution(f"conv_bwd_data {words} f32"))
-    assert "by 16 bytes of channels" in reason(of("n2 c66 h6 w5 k68 r3 s3 pad1"))
     problem = of(words)
+    other = replace(problem, x=TensorDescriptor.packed(problem.x.shape, "f32"))
+    assert "by 16 bytes of channels" in reason(other)
     assert "apply it to the result" in reason(problem, fused(problem, "bias"))
