@@ -274,6 +274,26 @@ SWAPPED = tuple(
     )
 )
 """Those whose operands change places."""
+SCALED = tuple(
+    Tile(*shape)
+    for shape in (
+        (2, 1, 1, 256),
+        (2, 1, 2, 128),
+        (2, 1, 1, 128),
+        (3, 1, 1, 128),
+        (2, 1, 1, 160),
+        (2, 1, 1, 192),
+        (2, 1, 1, 144),
+        (1, 2, 1, 128),
+        (1, 1, 1, 192),
+        (1, 1, 1, 160),
+        (1, 1, 1, 128),
+        (1, 1, 1, 96),
+        (1, 1, 1, 64),
+    )
+)
+"""Those of f32 that is copied as scaled numbers of half precision, forward and to the data: what so much work precedes is
+a large product, or another algorithm is faster."""
 CLUSTERS = tuple(
     replace(Tile(*shape), cluster=cluster)
     for shape, clusters in (

@@ -33,7 +33,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, 
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import SEGMENTS
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing
-from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, SWAPPED, TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, SCALED, SWAPPED, TILES, Tile
 from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem, byte_dtypes
@@ -388,6 +388,9 @@ class _Scaled(WarpgroupGemm):
 
 class WarpgroupGemmScaled(_Scaled):
     """fprop and dgrad of f32, as exact as tf32 that is rounded."""
+
+    def __init__(self, tiles: tuple[Tile, ...] = SCALED) -> None:
+        super().__init__(tiles)
 
 
 class WarpgroupWgradScaled(_Scaled, WarpgroupWgrad):
