@@ -39,7 +39,14 @@ _PRODUCT_CYCLES = (
     30.0  # of a product whose first operand comes from registers, beside those of one from shared memory
 )
 _STEPS = 4  # products along K of a stage
-_SWAPPED_FACTOR = 1.1  # of products whose first operand threads bring from shared memory as it lies
+_SWAPPED_COLUMN, _SWAPPED_STEP = {True: 0.33, False: 0.4}, {True: 60.0, False: 25.0}
+"""Cycles of a product whose first operand threads bring from shared memory as it lies, for each of its columns, and of the
+one or two of a step of K beside these: where nothing else runs, and where others do."""
+_SWAPPED_BYTES = 52.0  # of operands, that L2 brings each multiprocessor in a cycle for these
+_SWAPPED_RESULT_BYTES = 64.0  # of its results in a cycle, which threads store before the products of the next tile
+_F32_FACTOR = {(128, 128): 1.07, (64, 256): 1.1, (128, 256): 0.97, (256, 128): 0.97, (192, 96): 1.1}
+_F32_ALONE_FACTOR = 1.15
+"""Of a stage of such a tile with results of f32, and of the other tiles of one warpgroup."""
 _ALONE_FACTOR = 1.15  # of a stage that the only consumer divides in shared memory
 _DIVIDERS_FACTOR = 0.71  # of a stage that other warpgroups divide
 _LINES_FACTOR = 1.35  # of a stage in lines whose consumers divide it themselves
@@ -50,6 +57,7 @@ _WIDE_LINES_FACTOR = 1.15
 """Of a stage in lines of more than 64 columns, in rows of 128 bytes: there are few of them, and those of tiles without
 lines take less than they are held to."""
 _LINES_RESULT_CYCLES = {1: 0.1, 2: 0.1, 3: 0.025}
+_F32_LINES_RESULT_CYCLES = {1: 0.2, 2: 0.18, 3: 0.15}
 """Beside these, of a result in lines, which threads store, by consumers: of three two multiply meanwhile."""
 _EMPTY_CYCLES = 1300.0  # of a tile of zeros, beside storing them
 _EARLY_STAGES = 36
@@ -143,6 +151,7 @@ _ACROSS_BYTES = 69.0
 _THROTTLED = (15e3, 74e3)
 """Cycles of the tensor cores from which on a product is long enough for the power limit to lower the clock, and from
 which on it is lowest."""
+_F32_THROTTLED = (60e3, 900e3)  # the same of f32
 _THROTTLE = 0.127
 LAUNCH_SECONDS = _OTHERS.launch
 
@@ -150,6 +159,8 @@ LAUNCH_SECONDS = _OTHERS.launch
 def _constants(blocking: Blocking, row_bytes: int, is_wgrad: bool) -> _Constants:
     if is_wgrad:
         return _WGRAD
+    if blocking.tile.swaps:
+        return _ALONG
     if blocking.lines.taps > 1:
         return _IN_LINES
     return _ALONG if blocking.parts == 1 and row_bytes == STAGE_ROW else _OTHERS
@@ -167,7 +178,7 @@ def _clock(constants: _Constants, products: Products, blocking: Blocking, device
         * sum(rows * blocks for rows, blocks in zip(products.rows, products.blocks, strict=True))
     )  # as in `stage_cycles`
     cycles = flops / (_OPERATIONS_OF_BYTE * device.facts.shared_bytes_per_cycle * device.multiprocessors)
-    least, most = _THROTTLED
+    least, most = _F32_THROTTLED if blocking.result_bytes == 4 else _THROTTLED
     share = math.log(max(least, min(most, cycles)) / least) / math.log(most / least)
     return clock * (1.0 - _THROTTLE * share)
 
@@ -262,7 +273,8 @@ def stage_cycles(
         copies = copy_cycles(blocking, row_bytes, is_strided)
         copies += constants.outside * outside * (blocking.row // row_bytes)
         if constants is _ALONG and blocking.is_across and not blocking.keeps_b:
-            copies = max(copies, tile.stage_bytes(parts, blocking.row, is_across=True) / _ACROSS_BYTES)
+            of_stage = tile.stage_bytes(parts, blocking.row, lines, is_across=True)
+            copies = max(copies, of_stage / (_SWAPPED_BYTES if tile.swaps else _ACROSS_BYTES))
     if shared_rows:
         copies = max(copies, _BOX_CYCLES * parts * shared_rows.boxes * (tile.m // 64 + tile.across))
     if blocking.divides_rows:
@@ -273,13 +285,17 @@ def stage_cycles(
         own = mma / tile.warpgroups + _PRODUCT_CYCLES * products * _STEPS * tile.rows
         return max(tile.warpgroups * own, own + _ROWS_CYCLES, shared, copies)
     if tile.swaps:
-        mma *= _SWAPPED_FACTOR
+        steps, is_alone = _STEPS * blocking.row / STAGE_ROW * products, tile.warpgroups == 1
+        own = steps * (tile.rows * tile.wn * _SWAPPED_COLUMN[is_alone] + _SWAPPED_STEP[is_alone])
+        mma = max(mma, tile.warpgroups * own)
     least = constants.stage + constants.piece * (blocking.row // row_bytes)
     if is_strided and row_bytes < STAGE_ROW:
         least = max(least, _COPY_LATENCY / (blocking.stages - 1))
     stage = max(mma / constants.efficiency, shared, copies, least)
     if is_divided and shared_rows and not tile.dividers:
         stage *= _LINES_FACTOR
+    if constants is _ALONG and blocking.result_bytes == 4 and not tile.swaps:
+        stage *= _F32_FACTOR.get((tile.m, tile.n), _F32_ALONE_FACTOR if tile.warpgroups == 1 else 1.0)
     if is_wgrad and parts == 2 and tile.warpgroups == 1 and not tile.dividers:
         return _ALONE_FACTOR * stage if is_divided else stage + _SERIAL_CYCLES
     return stage
@@ -342,7 +358,7 @@ def seconds(
             stage *= _ROWS_ACROSS_FACTOR if blocking.divides_rows else _ACROSS_FACTOR
     elif not (is_along or blocking.keeps_b):
         stage += constants.outside * blocking.parts * blocking.lines.mean_taps * products.outside(tile)
-    if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW:
+    if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW and not tile.swaps:
         stage *= _WIDE_LINES_FACTOR
     if tile.cluster > 1:
         stage *= constants.cluster
@@ -358,12 +374,15 @@ def seconds(
     if not is_wgrad and blocking.is_whole:
         # the engine that brings the operands takes the results away, too
         chunk = tile.chunk_bytes(result_bytes)
-        stored = tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
+        stored = 0 if tile.swaps else tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
         moved = length * copy_cycles(blocking, row_bytes, products.is_strided) + constants.stored_row * stored
         loop = max(loop, moved)
     between = constants.tile
-    if blocking.lines.taps > 1:
-        between += _LINES_RESULT_CYCLES[tile.warpgroups] * tile.m * tile.n
+    if tile.swaps:
+        between += tile.m * tile.n * result_bytes / _SWAPPED_RESULT_BYTES
+    elif blocking.lines.taps > 1:
+        of_result = _F32_LINES_RESULT_CYCLES if result_bytes == 4 else _LINES_RESULT_CYCLES
+        between += of_result[tile.warpgroups] * tile.m * tile.n
     if blocking.leaves_at_once and not blocking.divides_rows:
         between += tile.m * tile.n * result_bytes / _LEFT_BYTES
     one = loop + between + (out + constants.partial if blocking.is_split else finished)
