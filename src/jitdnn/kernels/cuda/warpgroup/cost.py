@@ -43,7 +43,9 @@ _SWAPPED_COLUMN, _SWAPPED_STEP = {True: 0.33, False: 0.4}, {True: 60.0, False: 2
 """Cycles of a product whose first operand threads bring from shared memory as it lies, for each of its columns, and of the
 one or two of a step of K beside these: where nothing else runs, and where others do."""
 _SWAPPED_BYTES = 52.0  # of operands, that L2 brings each multiprocessor in a cycle for these
-_SWAPPED_RESULT_BYTES = 64.0  # of its results in a cycle, which threads store before the products of the next tile
+_SWAPPED_RESULT_BYTES = (
+    64.0  # of its results in a cycle, which threads store before the products of the next tile
+)
 _F32_FACTOR = {(128, 128): 1.07, (64, 256): 1.1, (128, 256): 0.97, (256, 128): 0.97, (192, 96): 1.1}
 _F32_ALONE_FACTOR = 1.15
 """Of a stage of such a tile with results of f32, and of the other tiles of one warpgroup."""
@@ -426,14 +428,20 @@ def seconds(
 def longest_load(products: Products, tile: Tile, multiprocessors: int, cycles: Sequence[float]) -> float:
     """Cycles of the thread block that has most to do, of which every `multiprocessors`-th tile is one's: tiles of each
     stride phase, which follow each other, take `cycles`."""
-    loads, first = [0.0] * multiprocessors, 0
+    phases, first = [], 0
     for rows, one in zip(products.rows, cycles, strict=True):
         count = -(-rows // tile.m) * products.tiles_n(tile) * products.groups
-        all_have, more = divmod(count, multiprocessors)
-        for number in range(multiprocessors):
-            loads[number] += one * (all_have + ((number - first) % multiprocessors < more))
+        phases.append((one, *divmod(count, multiprocessors), first))
         first += count
-    return max(loads)
+
+    def load(number: int) -> float:
+        return sum(
+            one * (all_have + ((number - first) % multiprocessors < more))
+            for one, all_have, more, first in phases
+        )
+
+    # from one thread block to the next the load rises only where those begin that have one more tile of a phase
+    return max(load(first) for *_, first in phases)
 
 
 def best_blocking(
