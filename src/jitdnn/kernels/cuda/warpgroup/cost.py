@@ -40,12 +40,11 @@ _PRODUCT_CYCLES = (
 )
 _STEPS = 4  # products along K of a stage
 _SWAPPED_COLUMN, _SWAPPED_STEP = {True: 0.33, False: 0.4}, {True: 60.0, False: 25.0}
-"""Cycles of a product whose first operand threads bring from shared memory as it lies, for each of its columns, and of the
-one or two of a step of K beside these: where nothing else runs, and where others do."""
+"""Cycles of a product whose first operand threads bring from shared memory as it lies, for each of its columns, and
+of the one or two of a step of K beside these: where nothing else runs, and where others do."""
 _SWAPPED_BYTES = 52.0  # of operands, that L2 brings each multiprocessor in a cycle for these
-_SWAPPED_RESULT_BYTES = (
-    64.0  # of its results in a cycle, which threads store before the products of the next tile
-)
+_SWAPPED_RESULT_BYTES = 64.0
+"""Of its results in a cycle, which threads store before the products of the next tile."""
 _F32_FACTOR = {(128, 128): 1.07, (64, 256): 1.1, (128, 256): 0.97, (256, 128): 0.97, (192, 96): 1.1}
 _F32_ALONE_FACTOR = 1.15
 """Of a stage of such a tile with results of f32, and of the other tiles of one warpgroup."""

@@ -288,8 +288,8 @@ SCALED = tuple(
         (1, 1, 1, 64),
     )
 )
-"""Those of f32 that is copied as scaled numbers of half precision, forward and to the data: what so much work precedes is
-a large product, or another algorithm is faster."""
+"""Those of f32 that is copied as scaled numbers of half precision, forward and to the data: what so much work
+precedes is a large product, or another algorithm is faster."""
 CLUSTERS = tuple(
     replace(Tile(*shape), cluster=cluster)
     for shape, clusters in (
