@@ -450,6 +450,7 @@ def best_blocking(
     is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
     is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, boxes: Boxes = NO_BOXES,
     lines: Lines = NO_LINES, depths: Callable[[Tile], Sequence[int]] = lambda _: (1,), shared: Sequence[Tile] = (),
+    may_leave_at_once: bool = False,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
@@ -457,7 +458,7 @@ def best_blocking(
     that are for something else. `is_rewritten`, `is_divided`, `shared_rows`, `boxes`: see `stage_cycles`;
     `divides_rows`, `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many
     times `row` stages of a tile may have. `lines`: taps that share rows of A. `shared`: tiles of which thread blocks
-    may have equal parts of the K of all. What is divided is split.
+    may have equal parts of the K of all. What is divided is split. `may_leave_at_once`: see `Blocking.leaves_at_once`.
     """
     candidates = [(tile, depth, products.in_stages(depth)) for tile in tiles for depth in depths(tile)]
     found = [
@@ -496,6 +497,7 @@ def best_blocking(
             lines,
             shared,
         )
+        if may_leave_at_once or divides_rows or not one.leaves_at_once
     ]
     if not found:
         return None
