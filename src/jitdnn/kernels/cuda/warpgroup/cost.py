@@ -45,9 +45,7 @@ of the one or two of a step of K beside these: where nothing else runs, and wher
 _SWAPPED_BYTES = 52.0  # of operands, that L2 brings each multiprocessor in a cycle for these
 _SWAPPED_RESULT_BYTES = 64.0
 """Of its results in a cycle, which threads store before the products of the next tile."""
-_F32_FACTOR = {
-    (128, 128): 1.07, (64, 256): 1.1, (128, 256): 0.97, (256, 128): 1.02, (192, 96): 1.1, (128, 160): 1.12,
-}  # fmt: skip
+_F32_FACTOR = {(128, 128): 1.07, (64, 256): 1.1, (128, 256): 0.97, (256, 128): 1.02, (192, 96): 1.1}
 _F32_ALONE_FACTOR = 1.15
 """Of a stage of such a tile with results of f32, and of the other tiles of one warpgroup."""
 _ALONE_FACTOR = 1.15  # of a stage that the only consumer divides in shared memory
