@@ -104,6 +104,9 @@ class Algorithm(ABC):
     """Of products that are not: whether they keep as many bits of numbers that are far smaller than others of their
     tensor, so that the error of each result is relative to its own terms. That takes longer, and is done for
     "elementwise" accuracy alone."""
+    rounded: ClassVar[tuple[str, ...]] = ()
+    """Algorithms that take fewer products of the tensor cores where a request allows factors to be rounded: with one of
+    them this one is never faster."""
 
     @abstractmethod
     def refuse(self, problem: Problem, device: Device, epilogue: Epilogue | None = None) -> str | None:

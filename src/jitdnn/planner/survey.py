@@ -95,8 +95,9 @@ def survey(
 ) -> list[AlgorithmCandidate]:
     """Ask every algorithm of the table about the problem, but those that are `left_out`; in the table's order.
 
-    `defers`: those whose arithmetic the request does not allow are not asked; `completed` does it when somebody wants
-    to know what they would cost. Not where times of the problem are stored, with which all estimates are compared.
+    `defers`: those whose arithmetic the request does not allow are not asked, nor those that are exact for more
+    products where one that rounds may be chosen (`Algorithm.rounded`); `completed` does it when somebody wants to know
+    what they would cost. Not where times of the problem are stored, with which all estimates are compared.
     """
     table = algorithms(problem, device.target, request.vendor)
     if left_out:
@@ -114,21 +115,40 @@ def survey(
         wanted = (str(problem), stored_key(epilogue, request), device.name)
         note_look_up(*wanted)
         known = {key: row.seconds for key, row in store.look_up(*wanted).items()}
-    coarser = {
+    defers = defers and not known and request.algorithm is None
+    deferred = {
         algorithm.name: reason
-        for algorithm in (table if defers and not known else ())
-        if request.algorithm is None and (reason := _refuse_arithmetic(algorithm, problem, request))
+        for algorithm in (table if defers else ())
+        if (reason := _refuse_arithmetic(algorithm, problem, request))
     }
-    reasons = [
-        coarser.get(algorithm.name) or algorithm.refuse(problem, device, epilogue) for algorithm in table
-    ]
-    limit = _error_limit(problem, request, [a for a, r in zip(table, reasons, strict=True) if r is None])
-    candidates = [
-        _blank(algorithm, reason, DEFERRED)
-        if reason is not None and algorithm.name in coarser
-        else _consider(algorithm, problem, device, request, epilogue, reason, limit)
-        for algorithm, reason in zip(table, reasons, strict=True)
-    ]
+    last = {
+        algorithm.name
+        for algorithm in (table if defers else ())
+        if algorithm.rounded and algorithm.name not in deferred
+    }
+    reasons = {
+        algorithm.name: deferred.get(algorithm.name) or algorithm.refuse(problem, device, epilogue)
+        for algorithm in table
+        if algorithm.name not in last
+    }
+    limit = _error_limit(problem, request, [a for a in table if reasons.get(a.name, "") is None])
+
+    def considered(algorithm: Algorithm) -> AlgorithmCandidate:
+        reason = reasons[algorithm.name]
+        if reason is not None and algorithm.name in deferred:
+            return _blank(algorithm, reason, DEFERRED)
+        return _consider(algorithm, problem, device, request, epilogue, reason, limit)
+
+    found = {algorithm.name: considered(algorithm) for algorithm in table if algorithm.name not in last}
+    for algorithm in table:
+        if algorithm.name not in last:
+            continue
+        rivals = [name for name in algorithm.rounded if name in found and found[name].is_open]
+        if rivals:
+            deferred[algorithm.name] = f"{rivals[0]} takes fewer products, which {request.math} allows"
+        reasons[algorithm.name] = deferred.get(algorithm.name) or algorithm.refuse(problem, device, epilogue)
+        found[algorithm.name] = considered(algorithm)
+    candidates = [found[algorithm.name] for algorithm in table]
     return _with_stored_times(candidates, known) if known else candidates
 
 

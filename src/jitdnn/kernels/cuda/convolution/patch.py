@@ -104,6 +104,7 @@ class PatchF32(Patch):
 
     name = "patch_f32"
     version: ClassVar[int] = 1
+    rounded: ClassVar[tuple[str, ...]] = ("patch_tf32",)
     dtypes = ("f32",)
     has_exact_products = False
 
@@ -117,6 +118,7 @@ class PatchTf32(PatchF32):
     """The same of f32 that is rounded to tf32."""
 
     name = "patch_tf32"
+    rounded = ()
 
     def arithmetic(self, problem: Problem) -> str:
         return "tf32"

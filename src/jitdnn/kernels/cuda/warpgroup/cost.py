@@ -43,6 +43,15 @@ _PRODUCT_CYCLES = (
     30.0  # of a product whose first operand comes from registers, beside those of one from shared memory
 )
 _STEPS = 4  # products along K of a stage
+_SWAPPED_COLUMN, _SWAPPED_STEP = {True: 0.33, False: 0.4}, {True: 60.0, False: 25.0}
+"""Cycles of a product whose first operand threads bring from shared memory as it lies, for each of its columns, and
+of the one or two of a step of K beside these: where nothing else runs, and where others do."""
+_SWAPPED_BYTES = 52.0  # of operands, that L2 brings each multiprocessor in a cycle for these
+_SWAPPED_RESULT_BYTES = 64.0
+"""Of its results in a cycle, which threads store before the products of the next tile."""
+_F32_FACTOR = {(128, 128): 1.07, (64, 256): 1.1, (128, 256): 0.97, (256, 128): 1.02, (192, 96): 1.1}
+_F32_ALONE_FACTOR = 1.15
+"""Of a stage of such a tile with results of f32, and of the other tiles of one warpgroup."""
 _ALONE_FACTOR = 1.15  # of a stage that the only consumer divides in shared memory
 _DIVIDERS_FACTOR = 0.71  # of a stage that other warpgroups divide
 _LINES_FACTOR = 1.35  # of a stage in lines whose consumers divide it themselves
@@ -53,6 +62,7 @@ _WIDE_LINES_FACTOR = 1.15
 """Of a stage in lines of more than 64 columns, in rows of 128 bytes: there are few of them, and those of tiles without
 lines take less than they are held to."""
 _LINES_RESULT_CYCLES = {1: 0.1, 2: 0.1, 3: 0.025}
+_F32_LINES_RESULT_CYCLES = {1: 0.2, 2: 0.18, 3: 0.15}
 """Beside these, of a result in lines, which threads store, by consumers: of three two multiply meanwhile."""
 _EMPTY_CYCLES = 1300.0  # of a tile of zeros, beside storing them
 _EARLY_STAGES = 36
@@ -66,6 +76,7 @@ _ROWS_CLUSTER_FACTOR = 1.15  # of a stage of a cluster whose x comes as rows, no
 _OUT_OF_STEP_FACTOR = 1.04  # of a stage of 256 x 128, or in lines, where few thread blocks are in step
 _WINDOWS_FACTOR = {(256, 128): 0.93, (256, 64): 0.95, (192, 128): 1.02, (128, 256): 1.04, (64, 192): 1.1}
 """Of a stage of such a tile, of which x comes as windows: rows of dy are copied faster."""
+_LEFT_BYTES = 64.0  # of results in a cycle, where they leave before the products of the next tile
 _CLEARED = 0.8e-6  # seconds of the launch that clears what thread blocks signal
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 _AS_FAST = 1.005
@@ -145,6 +156,7 @@ _ACROSS_BYTES = 69.0
 _THROTTLED = (15e3, 74e3)
 """Cycles of the tensor cores from which on a product is long enough for the power limit to lower the clock, and from
 which on it is lowest."""
+_F32_THROTTLED = (60e3, 900e3)  # the same of f32
 _THROTTLE = 0.127
 LAUNCH_SECONDS = _OTHERS.launch
 
@@ -152,6 +164,8 @@ LAUNCH_SECONDS = _OTHERS.launch
 def _constants(blocking: Blocking, row_bytes: int, is_wgrad: bool) -> _Constants:
     if is_wgrad:
         return _WGRAD
+    if blocking.tile.swaps:
+        return _ALONG
     if blocking.lines.taps > 1:
         return _IN_LINES
     return _ALONG if blocking.parts == 1 and row_bytes == STAGE_ROW else _OTHERS
@@ -169,7 +183,7 @@ def _clock(constants: _Constants, products: Products, blocking: Blocking, device
         * sum(rows * blocks for rows, blocks in zip(products.rows, products.blocks, strict=True))
     )  # as in `stage_cycles`
     cycles = flops / (_OPERATIONS_OF_BYTE * device.facts.shared_bytes_per_cycle * device.multiprocessors)
-    least, most = _THROTTLED
+    least, most = _F32_THROTTLED if blocking.result_bytes == 4 else _THROTTLED
     share = math.log(max(least, min(most, cycles)) / least) / math.log(most / least)
     return clock * (1.0 - _THROTTLE * share)
 
@@ -230,6 +244,8 @@ def stage_cycles(
     brought = parts * ((tile.m + lines.further) * lines.pixels + of_b)  # rows of 128 bytes
     of_a = 64 * (2 if blocking.divides_rows else products)
     read = (tile.m // 64) * tile.across * (of_a + products * tile.wn) + (2 * tile.n if is_rewritten else 0)
+    if tile.swaps:  # the filter by threads, for each slab, and pixels by the tensor cores
+        read = tile.warpgroups * tile.rows * products * (64 + tile.wn)
     share = constants.shared
     if is_wgrad and not (shared_rows or is_divided or blocking.divides_rows):
         share = _WGRAD_SHARED_SHARE if parts == 1 else _WGRAD_HALVES_SHARE
@@ -262,7 +278,8 @@ def stage_cycles(
         copies = copy_cycles(blocking, row_bytes, is_strided)
         copies += constants.outside * outside * (blocking.row // row_bytes)
         if constants is _ALONG and blocking.is_across and not blocking.keeps_b:
-            copies = max(copies, tile.stage_bytes(parts, blocking.row, is_across=True) / _ACROSS_BYTES)
+            of_stage = tile.stage_bytes(parts, blocking.row, lines, is_across=True)
+            copies = max(copies, of_stage / (_SWAPPED_BYTES if tile.swaps else _ACROSS_BYTES))
     if shared_rows:
         copies = max(copies, _BOX_CYCLES * parts * shared_rows.boxes * (tile.m // 64 + tile.across))
     if blocking.divides_rows:
@@ -272,12 +289,18 @@ def stage_cycles(
             return max(copies, factor * max(mma / constants.efficiency, shared))
         own = mma / tile.warpgroups + _PRODUCT_CYCLES * products * _STEPS * tile.rows
         return max(tile.warpgroups * own, own + _ROWS_CYCLES, shared, copies)
+    if tile.swaps:
+        steps, is_alone = _STEPS * blocking.row / STAGE_ROW * products, tile.warpgroups == 1
+        own = steps * (tile.rows * tile.wn * _SWAPPED_COLUMN[is_alone] + _SWAPPED_STEP[is_alone])
+        mma = max(mma, tile.warpgroups * own)
     least = constants.stage + constants.piece * (blocking.row // row_bytes)
     if is_strided and row_bytes < STAGE_ROW:
         least = max(least, _COPY_LATENCY / (blocking.stages - 1))
     stage = max(mma / constants.efficiency, shared, copies, least)
     if is_divided and shared_rows and not tile.dividers:
         stage *= _LINES_FACTOR
+    if constants is _ALONG and blocking.result_bytes == 4 and not tile.swaps:
+        stage *= _F32_FACTOR.get((tile.m, tile.n), _F32_ALONE_FACTOR if tile.warpgroups == 1 else 1.0)
     if is_wgrad and parts == 2 and tile.warpgroups == 1 and not tile.dividers:
         return _ALONE_FACTOR * stage if is_divided else stage + _SERIAL_CYCLES
     return stage
@@ -340,7 +363,7 @@ def seconds(
             stage *= _ROWS_ACROSS_FACTOR if blocking.divides_rows else _ACROSS_FACTOR
     elif not (is_along or blocking.keeps_b):
         stage += constants.outside * blocking.parts * blocking.lines.mean_taps * products.outside(tile)
-    if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW:
+    if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW and not tile.swaps:
         stage *= _WIDE_LINES_FACTOR
     if tile.cluster > 1:
         stage *= constants.cluster
@@ -356,12 +379,17 @@ def seconds(
     if not is_wgrad and blocking.is_whole:
         # the engine that brings the operands takes the results away, too
         chunk = tile.chunk_bytes(result_bytes)
-        stored = tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
+        stored = 0 if tile.swaps else tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
         moved = length * copy_cycles(blocking, row_bytes, products.is_strided) + constants.stored_row * stored
         loop = max(loop, moved)
     between = constants.tile
-    if blocking.lines.taps > 1:
-        between += _LINES_RESULT_CYCLES[tile.warpgroups] * tile.m * tile.n
+    if tile.swaps:
+        between += tile.m * tile.n * result_bytes / _SWAPPED_RESULT_BYTES
+    elif blocking.lines.taps > 1:
+        of_result = _F32_LINES_RESULT_CYCLES if result_bytes == 4 else _LINES_RESULT_CYCLES
+        between += of_result[tile.warpgroups] * tile.m * tile.n
+    if blocking.leaves_at_once and not blocking.divides_rows:
+        between += tile.m * tile.n * result_bytes / _LEFT_BYTES
     one = loop + between + (out + constants.partial if blocking.is_split else finished)
     if tile.cluster > 1:
         one += (
@@ -403,14 +431,20 @@ def seconds(
 def longest_load(products: Products, tile: Tile, multiprocessors: int, cycles: Sequence[float]) -> float:
     """Cycles of the thread block that has most to do, of which every `multiprocessors`-th tile is one's: tiles of each
     stride phase, which follow each other, take `cycles`."""
-    loads, first = [0.0] * multiprocessors, 0
+    phases, first = [], 0
     for rows, one in zip(products.rows, cycles, strict=True):
         count = -(-rows // tile.m) * products.tiles_n(tile) * products.groups
-        all_have, more = divmod(count, multiprocessors)
-        for number in range(multiprocessors):
-            loads[number] += one * (all_have + ((number - first) % multiprocessors < more))
+        phases.append((one, *divmod(count, multiprocessors), first))
         first += count
-    return max(loads)
+
+    def load(number: int) -> float:
+        return sum(
+            one * (all_have + ((number - first) % multiprocessors < more))
+            for one, all_have, more, first in phases
+        )
+
+    # from one thread block to the next the load rises only where those begin that have one more tile of a phase
+    return max(load(first) for *_, first in phases)
 
 
 def best_blocking(
@@ -420,6 +454,7 @@ def best_blocking(
     is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
     is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, boxes: Boxes = NO_BOXES,
     lines: Lines = NO_LINES, depths: Callable[[Tile], Sequence[int]] = lambda _: (1,), shared: Sequence[Tile] = (),
+    may_leave_at_once: bool = False,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
@@ -427,7 +462,7 @@ def best_blocking(
     that are for something else. `is_rewritten`, `is_divided`, `shared_rows`, `boxes`: see `stage_cycles`;
     `divides_rows`, `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many
     times `row` stages of a tile may have. `lines`: taps that share rows of A. `shared`: tiles of which thread blocks
-    may have equal parts of the K of all. What is divided is split.
+    may have equal parts of the K of all. What is divided is split. `may_leave_at_once`: see `Blocking.leaves_at_once`.
     """
     candidates = [(tile, depth, products.in_stages(depth)) for tile in tiles for depth in depths(tile)]
     found = [
@@ -466,6 +501,7 @@ def best_blocking(
             lines,
             shared,
         )
+        if may_leave_at_once or divides_rows or not one.leaves_at_once
     ]
     if not found:
         return None

@@ -1,7 +1,7 @@
 // The kernels: the product, and the sum of the splits of K.
 
 // Whether there are tiles whose sums have no terms: of stride phases that no tap meets.
-constexpr bool MAY_BE_EMPTY = PHASES > 1 && IS_RESULT_VECTOR && !IS_SPLIT && !HAS_EPILOGUE && !HAS_SUMS;
+constexpr bool MAY_BE_EMPTY = PHASES > 1 && IS_RESULT_VECTOR && !IS_SPLIT && !HAS_EPILOGUE && !HAS_SUMS && !SWAPS_OPERANDS;
 
 // Zeros in place of a tile's results, of the rows and columns of one warpgroup: each lane finds the place of one row.
 FUNCTION void store_zeros(const Tables &tables, const Work &work, int first_row, int first_column, RESULT *result) {
@@ -98,6 +98,8 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         BlockwiseConsumer consumer(ring, warpgroup);
 #elif DIVIDES_ROWS
         RowDividingConsumer consumer(ring, warpgroup, scales.exponent);
+#elif SWAPS_OPERANDS
+        SwappedConsumer consumer(ring, warpgroup);
 #else
         Consumer consumer(ring, warpgroup);
 #endif
@@ -143,6 +145,17 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         store_share(exchange, tables, work, warpgroup, result, workspace, alpha, beta EPILOGUE_ARGUMENTS);
         cluster_arrive_relaxed();
         cluster_wait();  // a block stays as long as others read what it left
+#elif SWAPS_OPERANDS
+        const u32 pixels = ring.shared + ROWS_AT + warpgroup * WN * 8;
+        for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
+            const Work work(tables, number);
+            warpgroup_barrier(warpgroup + 1);  // the pixels of the tile before are no longer read
+            for (int n = threadIdx.x % 128; n < WN; n += 128)
+                shared_store_i64(pixels + n * 8, row_place(tables, work, first_pixel(work, warpgroup) + n));
+            warpgroup_barrier(warpgroup + 1);
+            consumer.multiply<1>(sums, work.last_block - work.first_block, false, [](int) {});
+            store_pixels(sums, tables, work, pixels, warpgroup, result, alpha, beta);
+        }
 #else
         const u32 staging = ring.shared + STAGING_AT + warpgroup * 2 * BUFFER_BYTES;
         const u32 rows = ring.shared + ROWS_AT + warpgroup * ROWS * 64 * 8;
@@ -207,7 +220,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #elif IS_BLOCKWISE
             consumer.begin(tables, work, workspace);
 #endif
-            consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, is_leaving, send);
+            consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, !LEAVES_AT_ONCE && is_leaving, send);
 #if IS_STREAMED
             if (work.first_block > 0) {
                 mbarrier_wait(ring.shared + ALL_LEFT_AT, 0);
@@ -242,8 +255,8 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #endif
             round_results(sums, is_plain, (REAL)alpha, words);
             is_leaving = true, columns = work.columns, leaving_row = first_row, leaving_group = work.group;
-#if DIVIDES_ROWS
-            // fragments take the registers of results on their way out: they leave before the next tile's products
+#if LEAVES_AT_ONCE
+            // fragments or sums take the registers of results on their way out: they leave before the next tile's products
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
             is_leaving = false;
@@ -293,9 +306,11 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     for (int n = 0; n < AHEAD; ++n)
         if (begin + n < end) ahead[n][0] = load(begin + n, 0), ahead[n][1] = load(begin + n, 1);
     const Work work(tables, tile);
+#if !SWAPS_OPERANDS
     const int first_row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, 0, thread);
     const int first_column = warpgroup % WARPGROUPS_N * WN + 16 * pair;
     const ColumnsPlace place(tables, work, first_row, first_column);
+#endif
 #pragma unroll
     for (int n = 0; n < AHEAD; ++n)
         if (begin + n < end) add(ahead[n][0], 0), add(ahead[n][1], 1);
@@ -324,6 +339,10 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
 #pragma unroll
     for (int n = 0; n < 8; ++n) sums[n / 4][n % 4] = scales.power.times(sums[n / 4][n % 4]);
 #endif
+#if SWAPS_OPERANDS
+    store_pixels(sums, tables, work, slab, pair, thread, warpgroup, result, alpha, beta);
+    return;
+#else
     f32 summed[2][4] = {};
     store_columns(sums, summed, tables, work, place, leads, result, alpha, beta EPILOGUE_ARGUMENTS);
 #if HAS_SUMS
@@ -333,6 +352,7 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
         if (j) __syncthreads();  // what the first call shares is read
         sum_block(summed[j], tables, work, of_result, first_column + 8 * j, leads, workspace);
     }
+#endif
 #endif
 }
 #endif

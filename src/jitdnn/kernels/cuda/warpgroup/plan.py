@@ -172,6 +172,11 @@ class Blocking:
         return replace(one, stages=min(MAX_STAGES, 1 + (shared_bytes - one.shared) // of_stage))
 
     @property
+    def leaves_at_once(self) -> bool:
+        """Whether results leave before the products of the next tile, which have no registers beside them."""
+        return self.is_whole and self.tile.leaves_at_once(self.result_bytes)
+
+    @property
     def rows_of_b(self) -> float:
         """Rows of B that are brought for a stage, on average."""
         return 0 if self.keeps_b else self.lines.mean_taps * self.tile.brought(self.is_across)

@@ -3,13 +3,15 @@
 // Whether a piece of work is a part of a tile's K: of partial sums in memory, or of a cluster of thread blocks.
 constexpr bool IS_PART = IS_SPLIT || IS_CLUSTERED;
 constexpr int WARPGROUPS = WARPGROUPS_M * WARPGROUPS_N;
-constexpr int BM = 64 * ROWS * WARPGROUPS_M, BN = WN * WARPGROUPS_N;
+// With SWAPS_OPERANDS (swapped.cuh) the columns are the rows of what the tensor cores multiply.
+constexpr int BM = SWAPS_OPERANDS ? WN * WARPGROUPS_N : 64 * ROWS * WARPGROUPS_M;
+constexpr int BN = SWAPS_OPERANDS ? 64 * ROWS * WARPGROUPS_M : WN * WARPGROUPS_N;
 constexpr int STAGE_ROW = SUBS * ROW_BYTES;  // of a stage, in SUBS pieces, each of which a row of shared memory holds
 constexpr int BK = STAGE_ROW / ELEMENT_BYTES, SUB_K = ROW_BYTES / ELEMENT_BYTES;
 constexpr int SLAB_BYTES = BK * 128;  // of an MN-major operand: K of a stage by 64 rows
 // Columns of B that are neighbours in a row of shared memory, where it is MN-major; they come in whole blocks of as many.
-constexpr int B_BLOCK = BN == 32 ? 32 : 64, B_COLUMNS = B_MN_MAJOR ? (BN + B_BLOCK - 1) / B_BLOCK * B_BLOCK : BN;
-constexpr int B_ROW_BYTES = B_MN_MAJOR ? 2 * B_BLOCK : ROW_BYTES, B_SLAB_BYTES = BK * B_ROW_BYTES;
+constexpr int B_BLOCK = BN == 32 || SWAPS_OPERANDS ? 32 : 64, B_COLUMNS = B_MN_MAJOR ? (BN + B_BLOCK - 1) / B_BLOCK * B_BLOCK : BN;
+constexpr int B_ROW_BYTES = B_MN_MAJOR ? ELEMENT_BYTES * B_BLOCK : ROW_BYTES, B_SLAB_BYTES = BK * B_ROW_BYTES;
 // Of a wgrad in lines (SEGMENT pixels of a line at a time, 0 of others) the taps of a line of the filter, 64 columns each,
 // read the same rows of B, each one row further: of every segment as many more are copied, and there is room for 8.
 constexpr int SEGMENTS = SEGMENT ? BK / (SEGMENT ? SEGMENT : BK) : 1, SEGMENT_ROWS = SEGMENT + 8, TAPS_AT_ONCE = WN / 64;
@@ -33,12 +35,12 @@ constexpr int BLOCK_THREADS = 128 * (WARPGROUPS + DIVIDERS + 1);  // consumers, 
 constexpr int STEPS = STAGE_ROW / 32;  // products along K of a stage
 // Whether the sums are integers, which become results in f64.
 constexpr bool IS_INTEGER = sizeof(REAL) == 8;
-static_assert((!A_MN_MAJOR && !B_MN_MAJOR) || ELEMENT_BYTES == 2, "only elements of two bytes are read across");
+static_assert((!A_MN_MAJOR && !B_MN_MAJOR) || ELEMENT_BYTES == 2 || SWAPS_OPERANDS, "only elements of two bytes are read across");
 static_assert(!(A_MN_MAJOR && B_MN_MAJOR) || ROW_BYTES == 128, "pixels are not divided");
 constexpr bool HAS_SHORT_LINES = LINE_LONG < LINE_CLASSES;
 static_assert(LINE_TAPS == 1 || (PARTS == 1 && SUBS == 1 && !A_MN_MAJOR), "lines are of rows of pixels");
 static_assert(!(A_MN_MAJOR && B_MN_MAJOR) || STAGE_ROW == 128 || (PARTS == 1 && !SEGMENT), "deep stages of filter gradients");
-static_assert(!B_MN_MAJOR || WARPGROUPS_N == 1 || WN % 64 == 0, "columns come in blocks of 64");
+static_assert(!B_MN_MAJOR || WARPGROUPS_N == 1 || WN % 64 == 0 || SWAPS_OPERANDS, "columns come in blocks of 64");
 
 // Registers of a thread: those that the producer does not need go to the consumers.
 constexpr int ALL_REGISTERS = 65536 / BLOCK_THREADS / 8 * 8 * BLOCK_THREADS;  // of a thread block
@@ -54,8 +56,8 @@ constexpr int CONSUMER_REGISTERS = MOST_REGISTERS < 232 ? MOST_REGISTERS : 232;
 constexpr int CHUNK = CHUNK_BYTES / RESULT_BYTES;  // columns of a chunk of results: 64 rows of CHUNK_BYTES
 constexpr int BUFFER_BYTES = 64 * CHUNK_BYTES;
 constexpr int STAGING_AT = STAGES * STAGE_BYTES;
-constexpr int ROWS_AT = STAGING_AT + (IS_PART ? 0 : WARPGROUPS * 2 * BUFFER_BYTES);
-constexpr int EXCHANGE_BARRIER_AT = ROWS_AT + WARPGROUPS * ROWS * 64 * 8, BARRIERS_AT = EXCHANGE_BARRIER_AT + 16;
+constexpr int ROWS_AT = STAGING_AT + (IS_PART || SWAPS_OPERANDS ? 0 : WARPGROUPS * 2 * BUFFER_BYTES);
+constexpr int EXCHANGE_BARRIER_AT = ROWS_AT + WARPGROUPS * (SWAPS_OPERANDS ? WN : ROWS * 64) * 8, BARRIERS_AT = EXCHANGE_BARRIER_AT + 16;
 // Where thread blocks have equal parts of K (stream_k.cuh): barriers of sums that this block has left, and that others have
 // left.
 constexpr int LEFT_AT = EXCHANGE_BARRIER_AT, ALL_LEFT_AT = LEFT_AT + 8;

@@ -20,6 +20,8 @@ _REGISTERS_BESIDE_DIVIDERS = {1: 232, 2: 200}
 """The same where one warpgroup divides, or two beside one consumer."""
 _HALVES = 32
 """Of a thread, of 64 rows that are divided in registers."""
+_FRAGMENTS = 16
+"""The same of f32 that it brings from shared memory."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Tile:
     """Of a thread block: `down` by `across` consumers, each with `rows` slabs of 64 rows by `wn` columns.
 
     `cluster`: thread blocks that share the K of a tile, and add their sums in shared memory. `dividers`: warpgroups
-    that divide f32 into halves and multiply nothing.
+    that divide f32 into halves and multiply nothing. `swaps`: the operands of f32 change places, so that these rows are
+    channels of the result and these columns its pixels; `m` counts pixels still. See swapped.cuh.
     """
 
     down: int
@@ -78,31 +81,33 @@ class Tile:
     wn: int
     cluster: int = 1
     dividers: int = 0
+    swaps: bool = False
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property  # tiles are few, and part of what is asked of caches again and again
     def _hash(self) -> int:
-        return hash((self.down, self.across, self.rows, self.wn, self.cluster, self.dividers))
+        return hash((self.down, self.across, self.rows, self.wn, self.cluster, self.dividers, self.swaps))
 
     def __str__(self) -> str:
         blocks = f", clusters of {self.cluster}" if self.cluster > 1 else ""
         dividers = f", {self.dividers} that divide" if self.dividers else ""
-        return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups{dividers}{blocks}"
+        swapped = ", operands swapped" if self.swaps else ""
+        return f"{self.m}x{self.n} by {self.down}x{self.across} warpgroups{dividers}{blocks}{swapped}"
 
     @cached_property  # asked for many times by every plan
     def m(self) -> int:
-        return 64 * self.rows * self.down
+        return self.wn * self.across if self.swaps else 64 * self.rows * self.down
 
     @cached_property
     def n(self) -> int:
-        return self.wn * self.across
+        return 64 * self.rows * self.down if self.swaps else self.wn * self.across
 
     @cached_property
     def block(self) -> int:
         """Columns of a block of B where it is MN-major."""
-        return 32 if self.n == 32 else 64
+        return 32 if self.n == 32 or self.swaps else 64
 
     def brought(self, is_across: bool) -> int:
         """Columns of B that are copied: whole blocks where they lie across."""
@@ -143,6 +148,8 @@ class Tile:
     def other_bytes(self, is_split: bool, result_bytes: int) -> int:
         """Shared memory beside the stages, without their barriers: rows, and two chunks of results of each consumer."""
         is_part = is_split or self.cluster > 1
+        if self.swaps:  # threads store what they have
+            return 8 * self.wn * self.warpgroups + _EXCHANGE_BARRIER_BYTES
         staging = 0 if is_part else self.warpgroups * 2 * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
         return 8 * 64 * self.rows * self.warpgroups + staging + _EXCHANGE_BARRIER_BYTES
 
@@ -177,13 +184,27 @@ class Tile:
         words = 0 if is_split or self.cluster > 1 else self.sums * result_bytes // 4
         if divides_rows:
             words = _HALVES * self.rows
+        if self.swaps:
+            words = _FRAGMENTS * self.rows
+        elif not (is_promoted or divides_rows) and self.leaves_at_once(result_bytes):
+            words = 0
+        return self.sums * (2 if is_promoted else 1) + words <= self._registers
+
+    @cached_property
+    def _registers(self) -> int:
+        """Of a consumer's thread, but those for all else."""
         of_consumer = _REGISTERS_BESIDE_DIVIDERS if self.dividers else _CONSUMER_REGISTERS
-        most = of_consumer[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
-        return self.sums * (2 if is_promoted else 1) + words <= most
+        return of_consumer[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
+
+    def leaves_at_once(self, result_bytes: int) -> bool:
+        """Whether a thread has no room for results of four bytes on their way out beside the sums of the next tile."""
+        return result_bytes == 4 and self.cluster == 1 and not self.swaps and 2 * self.sums > self._registers
 
     @cache  # noqa: B019  # of the tiles of this module
     def has_chunks(self, result_bytes: int, has_row_boxes: bool = False) -> bool:
         """Whether results leave in whole chunks; `has_row_boxes`: see `Products`."""
+        if self.swaps:
+            return True
         return self.wn % 16 == 0 if has_row_boxes else self.wn * result_bytes % 64 == 0
 
 
@@ -227,6 +248,48 @@ DIVIDED = tuple(
     )
 )
 """Those of gradients whose f32 is divided where it is multiplied, with warpgroups that do nothing else."""
+SWAPPED = tuple(
+    replace(Tile(*shape), swaps=True)
+    for shape in (
+        (2, 1, 1, 256),
+        (2, 1, 2, 128),
+        (2, 1, 1, 128),
+        (2, 1, 1, 192),
+        (2, 1, 2, 64),
+        (2, 1, 1, 96),
+        (2, 1, 1, 64),
+        (3, 1, 1, 128),
+        (3, 1, 1, 160),
+        (2, 1, 2, 96),
+        (2, 1, 1, 224),
+        (2, 1, 1, 144),
+        (1, 2, 1, 128),
+        (1, 1, 1, 128),
+        (1, 1, 1, 64),
+        (1, 1, 1, 32),
+    )
+)
+"""Those whose operands change places."""
+SCALED = tuple(
+    Tile(*shape)
+    for shape in (
+        (2, 1, 1, 256),
+        (2, 1, 2, 128),
+        (2, 1, 1, 128),
+        (3, 1, 1, 128),
+        (2, 1, 1, 160),
+        (2, 1, 1, 192),
+        (2, 1, 1, 144),
+        (1, 2, 1, 128),
+        (1, 1, 1, 192),
+        (1, 1, 1, 160),
+        (1, 1, 1, 128),
+        (1, 1, 1, 96),
+        (1, 1, 1, 64),
+    )
+)
+"""Those of f32 that is copied as scaled numbers of half precision, forward and to the data: what so much work
+precedes is a large product, or another algorithm is faster."""
 CLUSTERS = tuple(
     replace(Tile(*shape), cluster=cluster)
     for shape, clusters in (

@@ -123,6 +123,7 @@ class FewChannelsF32(FewChannels):
     """
 
     name = "stem_3xtf32"
+    rounded = ("stem_tf32",)
     dtypes = ("f32",)
     products = 3
     has_exact_products = False

@@ -47,6 +47,7 @@ class FewPixels(KernelAlgorithm[Convolution, GpuDevice]):
     """fprop and dgrad of f32 with fewer pixels than channels, whose filter is divided where it is multiplied."""
 
     name = "few_pixels_3xf16"
+    rounded = ("implicit_gemm_wgmma_swapped", "implicit_gemm_wgmma")
     problem = Convolution
     takes_float8 = False
     has_exact_products = False

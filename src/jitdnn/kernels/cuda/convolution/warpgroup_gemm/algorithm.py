@@ -11,7 +11,14 @@ import math
 from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel, storing_roundoff
+from jitdnn.kernels.algorithm import (
+    Epilogue,
+    Kernel,
+    KernelAlgorithm,
+    PlannedKernel,
+    storing_roundoff,
+    summation_bound,
+)
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmInPlace,
     ImplicitGemmWgradInPlace,
@@ -26,7 +33,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, 
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import SEGMENTS
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing
-from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, SCALED, SWAPPED, TILES, Tile
 from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem, byte_dtypes
@@ -35,6 +42,8 @@ from jitdnn.tensor import FLOAT8_DTYPES
 MAX_EXTENT = 2**30
 TF32_CUT = 2.0**-10
 """What is lost of products of f32 that are cut off to tf32, not rounded."""
+ROUNDED_ERROR = 2.0**-10 + 2.0**-19
+"""Of two factors that are rounded to 11 bits, and of the sums of a stage, of 128 products at most."""
 HALVES_ERROR = 2.0**-20
 """Of products of halves, which have 22 bits, and of sums that are moved to f32 after each stage."""
 
@@ -81,7 +90,7 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
     """fprop and dgrad: K runs over taps, with channels inside."""
 
     name = "implicit_gemm_wgmma"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     problem = Convolution
     uses_workspace: ClassVar[bool] = True
     parts: ClassVar[int] = 1
@@ -179,6 +188,35 @@ class WarpgroupGemmInLines(WarpgroupGemm):
         return plan_of(problem, device, self._tiles, True, fusion=fusion, is_in_lines=True)
 
 
+class WarpgroupGemmSwapped(WarpgroupGemm):
+    """dgrad of f32, as exact as tf32, with the filter as the first operand of the tensor cores: it is read as it lies.
+
+    wgmma takes f32 from shared memory along K alone, where a filter's channels of x are innermost; from registers it
+    takes what threads bring. So nothing is packed. Rows of the product are channels, and its columns pixels.
+    """
+
+    name = "implicit_gemm_wgmma_swapped"
+    takes_no_epilogue = "results leave as the tensor cores have them: apply it to the result"
+
+    def __init__(self, tiles: tuple[Tile, ...] = SWAPPED) -> None:
+        super().__init__(tiles)
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        dtype = problem.inputs[0].descriptor.dtype
+        if dtype != "f32":
+            return f"operands of {dtype} are read across from shared memory"
+        return super().refusal(problem, device, epilogue)
+
+
+class WarpgroupGemmSwappedInLines(WarpgroupGemmSwapped):
+    """The same with the taps of a line of the filter sharing what is copied of the data."""
+
+    name = "implicit_gemm_wgmma_swapped_in_lines"
+
+    def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        return plan_of(problem, device, self._tiles, True, is_in_lines=True)
+
+
 class WarpgroupWgrad(WarpgroupGemm):
     """Channels of dy by taps and channels of x; K runs over pixels."""
 
@@ -241,6 +279,8 @@ class _Halves(WarpgroupGemm):
 class WarpgroupGemmHalves(_Halves):
     """fprop and dgrad of f32."""
 
+    rounded = ("implicit_gemm_scaled_f16", "implicit_gemm_wgmma")
+
 
 class _Thirds(_Halves):
     """f32 as three numbers of bf16, six products of which are added: numbers 2^122 times smaller than others keep bits.
@@ -271,6 +311,7 @@ class WarpgroupGemmDivided(_Halves):
     """
 
     name = "implicit_gemm_3xf16_divided"
+    rounded = ("implicit_gemm_wgmma",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         fusion = Fusion(finish=finish_of(epilogue, problem.output.dtype)) if epilogue else NOTHING
@@ -279,6 +320,8 @@ class WarpgroupGemmDivided(_Halves):
 
 class WarpgroupWgradHalves(_Halves, WarpgroupWgrad):
     """wgrad of f32."""
+
+    rounded = ("implicit_gemm_scaled_f16",)
 
 
 class _Divided(WarpgroupGemm):
@@ -297,6 +340,7 @@ class WarpgroupWgradDivided(_Divided, _Halves, WarpgroupWgrad):
 
     name = "implicit_gemm_3xf16_divided"
     version = 3
+    rounded = ("implicit_gemm_scaled_f16_divided",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True)
@@ -306,6 +350,7 @@ class WarpgroupWgradDividedInLines(_Divided, _Halves, WarpgroupWgradInLines):
     """wgrad of f32 whose halves are made in shared memory, of x once for the taps along the last axis."""
 
     name = "implicit_gemm_3xf16_divided_in_lines"
+    rounded = ("implicit_gemm_scaled_f16_divided_in_lines",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True, is_in_lines=True)
@@ -315,6 +360,7 @@ class WarpgroupWgradDividedRows(_Divided, _Halves, WarpgroupWgrad):
     """wgrad of f32 whose halves the product itself makes: of x in shared memory, of dy in registers."""
 
     name = "implicit_gemm_3xf16_divided_mixed"
+    rounded = ("implicit_gemm_scaled_f16_divided",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, is_divided=True, divides_rows=True)
@@ -327,6 +373,7 @@ class WarpgroupWgradBlockwise(_Halves, WarpgroupWgrad):
     """
 
     name = "implicit_gemm_3xf16_blockwise"
+    rounded = ("implicit_gemm_scaled_f16_blockwise",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, is_blockwise=True)
@@ -336,6 +383,7 @@ class WarpgroupWgradRows(_Halves, WarpgroupWgrad):
     """wgrad of f32 whose dy is divided in registers, of each channel 64 pixels at a time; x is packed."""
 
     name = "implicit_gemm_3xf16_divided_dy"
+    rounded = ("implicit_gemm_scaled_f16",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, 2, divides_rows=True)
@@ -362,12 +410,22 @@ class _Scaled(WarpgroupGemm):
 class WarpgroupGemmScaled(_Scaled):
     """fprop and dgrad of f32, as exact as tf32 that is rounded."""
 
+    def __init__(self, tiles: tuple[Tile, ...] = SCALED) -> None:
+        super().__init__(tiles)
+
 
 class WarpgroupWgradScaled(_Scaled, WarpgroupWgrad):
     """wgrad of f32, as exact as tf32 that is rounded."""
 
 
-class WarpgroupWgradScaledDivided(_Divided, _Scaled, WarpgroupWgrad):
+class _ScaledByStages(_Scaled):
+    """Sums of each stage are moved to f32, so that the tensor cores truncate those of few products."""
+
+    def error_of(self, problem: Convolution) -> float:
+        return ROUNDED_ERROR + summation_bound(problem)
+
+
+class WarpgroupWgradScaledDivided(_Divided, _ScaledByStages, WarpgroupWgrad):
     """wgrad of f32, as exact as tf32 that is rounded, of operands that the product itself rounds.
 
     They are those of 64 pixels at a time, x in shared memory and dy in registers. What is not finite is computed by
@@ -382,7 +440,7 @@ class WarpgroupWgradScaledDivided(_Divided, _Scaled, WarpgroupWgrad):
         )
 
 
-class WarpgroupWgradScaledDividedInLines(_Divided, _Scaled, WarpgroupWgradInLines):
+class WarpgroupWgradScaledDividedInLines(_Divided, _ScaledByStages, WarpgroupWgradInLines):
     """wgrad of f32, as exact as tf32 that is rounded, in lines whose numbers are rounded in shared memory."""
 
     name = "implicit_gemm_scaled_f16_divided_in_lines"
@@ -393,7 +451,7 @@ class WarpgroupWgradScaledDividedInLines(_Divided, _Scaled, WarpgroupWgradInLine
         )
 
 
-class WarpgroupWgradScaledBlockwise(_Scaled, WarpgroupWgrad):
+class WarpgroupWgradScaledBlockwise(_ScaledByStages, WarpgroupWgrad):
     """wgrad of f32 with one tap, as exact as tf32 that is rounded, packed in blocks of pixels by channels.
 
     Each has a power of two of its own that brings its largest number to 2^13.

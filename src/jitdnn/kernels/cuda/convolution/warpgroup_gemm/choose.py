@@ -224,7 +224,11 @@ def _correlation_plan(
     is_promoted = parts > 1 or problem.has_float8
     data = batched(Operand.of(data_tensor, 0), batch, batch.data if batch else 0)
     weights, along_columns = _filter_of(problem, batch)
-    is_mn_major = not is_scaled and size == 2 and not weights.is_direct and along_columns.is_direct
+    swaps = tiles[0].swaps
+    across_size = 4 if swaps else 2
+    is_mn_major = not is_scaled and size == across_size and not weights.is_direct and along_columns.is_direct
+    if swaps and not is_mn_major:
+        return "operands change places where the channels of the result are innermost in a filter of f32"
     # boxes begin at multiples of 16 bytes, so groups must
     is_mn_major = is_mn_major and _filter_steps(geometry, is_forward, batch)[0] * size % ALIGNMENT == 0
     if is_mn_major:
@@ -325,7 +329,9 @@ def _correlation_plan(
     if (
         is_mn_major
     ):  # columns come in blocks, and those that begin within a line of memory take longer than whole ones
-        tiles = tuple(tile for tile in tiles if tile.wn % tile.block == 0 or products.n <= tile.n)
+        tiles = tuple(
+            tile for tile in tiles if tile.swaps or tile.wn % tile.block == 0 or products.n <= tile.n
+        )
     if is_in_lines:
         tiles = tuple(tile for tile in tiles if tile.cluster == 1)
     tiles = fusion.tiles(tiles, result_bytes, False)
@@ -350,6 +356,7 @@ def _correlation_plan(
         may_keep_b=not fusion.has_prologue,
         lines=lines,
         depths=_depths if has_depths else _one_depth,
+        may_leave_at_once=fusion == NOTHING and data.dtype == "f32",
     )
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -383,8 +390,13 @@ def _correlation_plan(
     filter_steps = _filter_steps(geometry, is_forward, batch)
     whole: list[TensorMap | None] = []
     # a box has one block of columns behind the other, which is how a stage of one row has them
-    if is_mn_major and tile.n > BLOCK and blocking.row == row_bytes and filter_steps[0] % BLOCK == 0:
-        whole = [whole_filter_map(part, inner, -(-tile.n // BLOCK)) for part in b]
+    if (
+        is_mn_major
+        and tile.n > tile.block
+        and blocking.row == row_bytes
+        and filter_steps[0] % tile.block == 0
+    ):
+        whole = [whole_filter_map(part, inner, -(-tile.n // tile.block), tile.block) for part in b]
     is_b_whole = bool(whole) and all(whole)
     if is_b_whole:
         maps += [one for one in whole if one]
@@ -397,10 +409,14 @@ def _correlation_plan(
     is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
     if batch:
         is_vector = is_vector and batch.result * result_bytes % ALIGNMENT == 0
+    if swaps and not (is_vector and result.dtype == "f32"):
+        return (
+            "results of operands that change places leave by 16 bytes of channels of f32, which lie otherwise"
+        )
     if strides.channel == 1 and not is_vector and blocking.is_whole:
         seconds += narrow_store_seconds(device.facts, sum(rows) * geometry.out_channels * groups)
     boxes = None
-    if blocking.is_whole and not is_in_lines:
+    if blocking.is_whole and not (is_in_lines or swaps):
         columns = tile.chunk_bytes(result_bytes) // result_bytes
         if row_boxes:
             boxes = replace(row_boxes, box=(_BOX_ROWS, 1, columns))

@@ -124,6 +124,7 @@ def source_of(
             if parts == 2 and (plan.divides_rows or plan.is_blockwise)
             else "",
             read_text("cuda/warpgroup", "divide_rows.cuh") if plan.divides_rows else "",
+            read_text("cuda/warpgroup", "swapped.cuh") if tile.swaps else "",
             read_text("cuda/warpgroup", "blockwise.cuh") if plan.is_blockwise else "",
             read_text("cuda/warpgroup", "divide.cuh") if plan.is_divided else "",
             read_text("cuda/warpgroup", "cluster.cuh") if tile.cluster > 1 else "",
@@ -141,6 +142,8 @@ def source_of(
         ("IS_DIVIDED", int(plan.is_divided)),
         ("DIVIDES_ROWS", int(plan.divides_rows)),
         ("DIVIDERS", tile.dividers),
+        ("SWAPS_OPERANDS", int(tile.swaps)),
+        ("LEAVES_AT_ONCE", int(plan.divides_rows or blocking.leaves_at_once)),
         *((("MULTIPLY_A", "wgmma_a_f16"),) if plan.divides_rows else ()),
         ("IS_ROUGH", int(plan.blocking.is_rough)),
         ("SEGMENT", plan.segment),

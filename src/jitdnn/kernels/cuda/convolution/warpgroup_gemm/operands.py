@@ -263,20 +263,20 @@ def filter_map(operand: Operand, box_channels: int, box_rows: int) -> TensorMap:
     )  # fmt: skip
 
 
-def whole_filter_map(operand: Operand, box_rows: int, blocks: int) -> TensorMap | None:
-    """`blocks` blocks of 64 channels at once, of one tap and `box_rows` of the result's; taps are counted through.
+def whole_filter_map(operand: Operand, box_rows: int, blocks: int, block: int) -> TensorMap | None:
+    """`blocks` blocks of `block` channels at once, of one tap and `box_rows` of the result's; taps are counted through.
 
     None where channels are no blocks, or taps do not lie at equal distances.
     """
     step = linear_step(operand.extents, operand.space)
-    if step is None or operand.channels % BLOCK or blocks > _MOST_BLOCKS:
+    if step is None or operand.channels % block or blocks > _MOST_BLOCKS:
         return None
     taps, size = math.prod(operand.extents), operand.size
-    line = BLOCK * size
+    line = block * size
     strides = (step * size if taps > 1 else line, operand.image * size if operand.images > 1 else line, line)
     return TensorMap(
-        operand.number, operand.offset, operand.dtype, (BLOCK, taps, operand.images, operand.channels // BLOCK),
-        strides, (BLOCK, 1, box_rows, blocks), (1,) * 4,
+        operand.number, operand.offset, operand.dtype, (block, taps, operand.images, operand.channels // block),
+        strides, (block, 1, box_rows, blocks), (1,) * 4, None, operand.dtype == "f32",
     )  # fmt: skip
 
 

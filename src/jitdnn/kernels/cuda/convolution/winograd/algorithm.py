@@ -111,6 +111,7 @@ class Winograd4Halves(_InHalves):
     """Forward and data of f32 by products of halves, in tiles of four results an axis."""
 
     name = "winograd_4_3xf16"
+    rounded = ("implicit_gemm_scaled_f16",)
     max_m = 4
 
 
@@ -118,6 +119,7 @@ class Winograd2Halves(_InHalves):
     """Forward and data of f32 by products of halves, in tiles of two results an axis."""
 
     name = "winograd_2_3xf16"
+    rounded = ("implicit_gemm_scaled_f16",)
     max_m = 2
 
 

@@ -1,0 +1,64 @@
+"""Tiles of results of four bytes that have no registers beside the next tile's sums, and leave before its products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cases import make_case
+from convolution_cases import convolution, fused
+from harness import run_algorithm
+from jitdnn.devices.cuda import offline
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
+    WarpgroupGemm,
+    WarpgroupGemmScaled,
+    WarpgroupWgradScaled,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking
+from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, TILES, Tile
+from warpgroup_cases import aligned, blocked_by, on_hopper  # noqa: F401
+
+LARGE = tuple(tile for tile in TILES if tile.leaves_at_once(4))
+
+
+def planned(tile: Tile) -> Any:
+    def blocking(products: Any, *_: Any, **words: Any) -> tuple[Blocking, float]:
+        row, lines = words.get("row", STAGE_ROW), words.get("lines", NO_LINES)
+        return Blocking(tile, 3, 1, products.longest, 1, 4, row=row, lines=lines), 1e-6
+
+    return blocked_by(blocking)
+
+
+@pytest.mark.parametrize("algorithm", [WarpgroupGemm(), WarpgroupGemmScaled()], ids=lambda one: str(one.name))
+@pytest.mark.parametrize("tile", LARGE, ids=str)
+def test_several_tiles_of_a_block(tile: Tile, algorithm: Any, cuda_device: Any) -> None:
+    problem: Any = convolution("conv_fwd n3 c12 h31 w33 k260 r1 s2 f32 nhwc")
+    with planned(tile):
+        plan = algorithm.sizes(problem, cuda_device)
+        assert isinstance(plan, Plan)
+        assert plan.blocking.leaves_at_once
+        run_algorithm(algorithm, make_case(problem), cuda_device)
+
+
+def test_only_plain_results_do() -> None:
+    """Epilogues, and filter gradients, take tiles that have registers beside their results."""
+    device = offline("sm_90a")
+
+    def blocking(words: str, epilogue: str = "") -> Blocking:
+        problem: Any = convolution(words)
+        algorithm = WarpgroupWgradScaled() if "bwd_filter" in words else WarpgroupGemm()
+        plan = algorithm.sizes(problem, device, fused(problem, epilogue) if epilogue else None)
+        assert isinstance(plan, Plan)
+        return plan.blocking
+
+    layer = "n64 c64 h112 w112 k128 r3 s3 pad1 f32 nhwc"
+    assert blocking(f"conv_fwd {layer}").leaves_at_once
+    assert not blocking(f"conv_fwd {layer}", "bias").leaves_at_once
+    assert not blocking("conv_bwd_filter n2 c960 h64 w64 k320 r3 s3 pad1 f32 nhwc").leaves_at_once
+
+
+def test_halves_have_room() -> None:
+    assert LARGE
+    assert not any(tile.leaves_at_once(2) for tile in TILES)
