@@ -69,6 +69,10 @@ class Program:
         """The outputs of the graph, in memory of their own."""
         return self._written(inputs)
 
+    def join(self) -> None:
+        """Have the next call join steps that follow each other, by filters as they are prepared then."""
+        self._written.join()
+
     @property
     def nbytes(self) -> int:
         """Bytes of one arena."""
@@ -136,8 +140,9 @@ class Program:
         self._filter_bytes = sum(steps.kept.values()) + sum(one.nbytes for one in copies)
         wanted = [value(r) if isinstance(r, Node) else None for r in results]
         return Written(
-            steps.items, given, constants, results, wanted, steps.strides, {n: frozenset([n]) for n in given}
-        )
+            steps.items, given, constants, results, wanted, steps.strides, {n: frozenset([n]) for n in given},
+            None if isinstance(self._budget, Listing) else self._handle.replayer,
+        )  # fmt: skip
 
 
 class _Steps:
@@ -312,6 +317,7 @@ class _Steps:
             allocate,
             strides=found.strides,
             dtype=held.dtype,
+            is_ours=True,
         )
         self._add(item, out)
         return True
