@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from jitdnn.devices.launch_list import LaunchList, Recorder
-from jitdnn.recorders import NotRecordable
+from jitdnn.recorders import NotRecordable, recorders
 
 NOTHING = torch.zeros(16)
 """Has the address of what a step is given and does not read: a filter that it has prepared."""
@@ -54,6 +54,20 @@ def stretches(
                 found.append(Stretch(part[0].number, part[-1].number, replayer(launches)))
             part = []
     return found
+
+
+def replayed(
+    call: Callable[[], Any], reads: Sequence[Tensor], out: Tensor, replayer: Callable[[LaunchList], Replay]
+) -> Callable[[], Any]:
+    """What does the same as a call of ours that reads some tensors and writes `out`, without the Python in it where it
+    can be recorded: as the step costs that is joined with others."""
+    if recorders:
+        return call
+    launches = _recorded([Step(0, call, reads)], out)
+    if launches is None:
+        return call
+    run, where = replayer(launches), [out.data_ptr()]
+    return lambda: run(where)
 
 
 def _recorded(steps: Sequence[Step], arena: Tensor) -> LaunchList | None:

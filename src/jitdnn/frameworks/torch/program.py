@@ -21,6 +21,7 @@ from jitdnn.frameworks.torch.folded import Folded
 from jitdnn.frameworks.torch.fused_memory import Budget, Footprint, Listing
 from jitdnn.frameworks.torch.fusion import Group, fold_batch_norms, groups_of
 from jitdnn.frameworks.torch.graph import is_random, value
+from jitdnn.frameworks.torch.joined import replayed
 from jitdnn.frameworks.torch.kernels import Kernel, Preparer, described, is_dense
 from jitdnn.frameworks.torch.options import handle_of, parse
 from jitdnn.frameworks.torch.pointwise import VIEWS
@@ -302,8 +303,8 @@ class _Steps:
         own = [self._tensor(read) for read in found.reads]
         kinds = ", ".join(str(described(t)) for t in own)
         decision = self._decide(
-            f"torch {node.target} {kinds} {_plain_arguments(node)}",
-            lambda: found.run(*own, out),
+            f"torch {node.target} {kinds} {_plain_arguments(node)} joined",
+            replayed(lambda: found.run(*own, out), own, out, self._handle.replayer),
             lambda: call(*tensors),
         )
         if not decision.is_ours:
