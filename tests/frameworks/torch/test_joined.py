@@ -103,7 +103,8 @@ def test_filters_are_kept_once_for_several_kinds_of_inputs(
     made: list[LaunchList] = []
 
     def replayer(self: Handle, launches: LaunchList) -> Any:
-        made.append(launches)
+        if len(launches) > 1:  # no step that is measured by itself
+            made.append(launches)
         return launches.run
 
     monkeypatch.setattr(Handle, "replayer", replayer)
