@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,7 @@ def test_a_broken_device_is_no_refusal(store: Store) -> None:
 def test_measuring_takes_both_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     monkeypatch.setattr(choice, "_seconds", lambda run, calls, *_: run() or {"a": 3.0, "b": 2.0}[order[-1]])
+    monkeypatch.setattr(choice, "_LONG", math.inf)
     monkeypatch.setattr(choice, "settle", lambda: None)
     monkeypatch.setattr(choice, "SECONDS", 0.0)
     found = choice._measured(lambda: order.append("a"), lambda: order.append("b"), torch.device("cpu"))
@@ -199,8 +201,18 @@ def test_measuring_takes_both_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order[4:] == ["a", "a", "b", "b"] * choice._LEAST_ROUNDS
 
 
+def test_long_calls_run_once_before_their_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(choice, "_seconds", lambda run, *_: run() or {"a": 0.5, "b": 1e-3}[order[-1]])
+    monkeypatch.setattr(choice, "settle", lambda: order.append("settle"))
+    found = choice._measured(lambda: order.append("a"), lambda: order.append("b"), torch.device("cpu"))
+    assert found == (0.5, 1e-3)
+    assert order == ["a", "b", "b", *["settle", "a", "settle", "b", "b"] * 2]
+
+
 def test_time_that_others_have_the_core_takes_no_samples_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_seconds", lambda run, *_: run() or 1.0)
+    monkeypatch.setattr(choice, "_LONG", math.inf)
     monkeypatch.setattr(choice, "settle", lambda: None)
     monkeypatch.setattr(choice, "SECONDS", 0.0)
     called: list[int] = []
@@ -226,6 +238,7 @@ def test_no_more_is_measured_than_tells_a_clear_winner(
     warming = [0.0, 0.0]  # the first two of each do not count
     samples = {"a": iter([*warming, *ours]), "b": iter([*warming, *stock])}
     monkeypatch.setattr(choice, "_seconds", lambda run, calls, *_: run() or next(samples[called[-1]]))
+    monkeypatch.setattr(choice, "_LONG", math.inf)
     monkeypatch.setattr(choice, "settle", lambda: None)
     monkeypatch.setattr(choice, "SECONDS", 0.0)
     found = choice._measured(lambda: called.append("a"), lambda: called.append("b"), torch.device("cpu"))
@@ -253,6 +266,7 @@ def test_rounds_of_measuring_where_there_is_time(
         return slow * (ratio if place else 1.0)
 
     monkeypatch.setattr(choice, "_seconds", seconds)
+    monkeypatch.setattr(choice, "_LONG", math.inf)
     monkeypatch.setattr(choice, "settle", lambda: None)
     monkeypatch.setattr(choice, "SECONDS", 1e9)
     choice._measured(lambda: called.append("a"), lambda: called.append("b"), torch.device("cpu"))

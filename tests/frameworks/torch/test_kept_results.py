@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -95,3 +97,34 @@ def test_a_converted_module_keeps_its_own_node() -> None:
     stock(x).square().sum().backward()
     torch.testing.assert_close(model.weight.grad, stock.weight.grad)
     torch.testing.assert_close(model.bias.grad, stock.bias.grad)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1),
+        lambda x: torch.nn.functional.avg_pool2d(x, 2, ceil_mode=True),
+    ],
+)
+def test_pools(function: Any, is_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours, which hold no operand of their first call."""
+    monkeypatch.undo()
+    torch.manual_seed(0)
+    x = torch.randn(2, 96, 81, 80)
+    x = x.to(memory_format=torch.channels_last) if is_last else x
+    x.requires_grad_()
+    with jt.use(measure="never"):
+        y = function(x)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    wanted = function(x)
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(dx, torch.autograd.grad(wanted.sum(), x)[0])
+    assert y.stride() == wanted.stride()
+    assert dx.stride() == x.stride()
+    assert is_kept(y)
+    assert is_kept(dx)
+    died = weakref.ref(x.untyped_storage())
+    del x, y, dx, wanted
+    gc.collect()
+    assert died() is None

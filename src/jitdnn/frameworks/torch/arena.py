@@ -171,6 +171,8 @@ class Arena:
         self._until_look = STALE * self.kept
 
     def _release(self, begin: int, end: int) -> None:
+        if end == self._end:  # a large page reaches beyond it, where nothing is
+            end = min(end + _HUGE, self.capacity)
         first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)

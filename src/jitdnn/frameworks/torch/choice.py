@@ -38,6 +38,7 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 # after so many rounds all is clear where each sample of one takes more than so many times any of the other's: whatever
 # disturbs one of them makes its longest sample longer, and another round is taken
 _CLEAR = {"cpu": ((2, 2.0), (3, 1.25), (5, 1.05)), "cuda": ((2, 1.25), (4, 1.0))}
+_LONG = 0.02  # seconds of a call beside which those in which threads wake up are nothing
 _SAMPLE_SECONDS, _MOST_CALLS = 5e-4, 200  # a shorter sample would measure the clock
 _MOST_ENQUEUED = 100  # a host that is so many calls ahead is kept waiting by the driver
 _LEAST_CYCLES, _MOST_CYCLES = 1 << 18, 1 << 28
@@ -219,13 +220,17 @@ def least_seconds(
     """
     deadline = clock() + SECONDS  # others that have the core meanwhile leave as many samples
     calls, least, most = [1] * len(ways), [math.inf] * len(ways), [0.0] * len(ways)
-    for way in (*ways, *ways):  # the first runs also start threads and fault pages in
-        _seconds(way, 1, clock)
+    # the first runs also start threads and fault pages in, which takes as long as several short calls
+    last = [_seconds(way, 1, clock) for way in ways]
+    for place, way in enumerate(ways):
+        if last[place] < _LONG:
+            last[place] = _seconds(way, 1, clock)
     for number in range(_MOST_ROUNDS):
         for place, way in enumerate(ways):
             settle()  # threads of the other one go to sleep
-            way()  # its own wake up
-            seconds = _seconds(way, calls[place], clock)
+            if last[place] < _LONG:
+                way()  # its own wake up
+            last[place] = seconds = _seconds(way, calls[place], clock)
             least[place], most[place] = min(least[place], seconds), max(most[place], seconds)
             calls[place] = min(_MOST_CALLS, max(1, math.ceil(_SAMPLE_SECONDS / max(seconds, 1e-9))))
         if _is_clear(device, number + 1, least, most):

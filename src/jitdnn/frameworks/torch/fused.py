@@ -199,6 +199,8 @@ class FusedFunction:
                     made = self._made(traced, constants, inputs)
                     self._alive.add(made)  # another thread may run one that is no more kept
                     settle(self._shared, frozenset().union(*(program.needed for program in self._alive)))
+                    for program in self._alive:
+                        program.join()
                 found = _Prepared(made, traced, lifted, now, _reads_of(traced, len(constants)))
                 found.weights = _stamp_of(found, constants)
                 self._programs.put(key, found)

@@ -13,7 +13,7 @@ LEFT: dict[tuple[str, ...], str] = {
         "their forward is one function of torch's, and nothing in it is ours; "
         "`F.scaled_dot_product_attention` that a model calls itself is taken in `jt.use()`"
     ),
-    ("ReLU", "ReLU6", "LeakyReLU", "Hardtanh"): (
+    ("ReLU6", "LeakyReLU", "Hardtanh"): (
         "measured: torch's is faster, 0.6 to 0.8 of its time in a forward pass of float32 on a processor: one pass "
         "over memory for both, and the way to it is longer"
     ),

@@ -42,6 +42,7 @@ from jitdnn.frameworks.torch.layers import (
     LazyConvTranspose3d,
     Linear,
 )
+from jitdnn.frameworks.torch.rectifier import ReLU
 from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, remembering
 
 OPTIONS = "_jitdnn_options"
@@ -388,7 +389,7 @@ CONVERTED |= {
         MaxPool1d, MaxPool2d, MaxPool3d, AvgPool1d, AvgPool2d, AvgPool3d,
         AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d,
         AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d,
-        ELU, GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, CrossEntropyLoss, Upsample,
+        ReLU, ELU, GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, CrossEntropyLoss, Upsample,
         LSTM, GRU, RNN,
     )
 }  # fmt: skip

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from jitdnn.frameworks.torch.convolution import memory_format
+from jitdnn.frameworks.torch.fresh import fresh_like
 from jitdnn.frameworks.torch.kinds import Computation, Ways
 from jitdnn.frameworks.torch.outputs import changes_of
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.handle import Handle
 from jitdnn.ops import pooling
+from jitdnn.problems.pooling import output_shape
 
 aten = torch.ops.aten
 _MAX = {1: aten.max_pool2d_with_indices, 2: aten.max_pool2d_with_indices, 3: aten.max_pool3d_with_indices}
@@ -44,6 +47,20 @@ def _rounding(is_ceil: bool) -> str:
     return "ceil" if is_ceil else "floor"
 
 
+def _maker(
+    x: Tensor, window: Any, stride: Any, padding: Any, dilation: Any, is_ceil: bool
+) -> Callable[[], Callable[[], Tensor]]:
+    """What gives what allocates results, when it is asked for the first time: it raises errors as ours do."""
+    shape, dtype, device, order = x.shape, x.dtype, x.device, memory_format(x)
+
+    @cache
+    def made() -> Callable[[], Tensor]:
+        found = output_shape(shape, window, stride, padding, _rounding(is_ceil), dilation)
+        return fresh_like(torch.empty(found, dtype=dtype, device="meta", memory_format=order), device)
+
+    return made
+
+
 def _max_ways(
     handle: Handle, x: Tensor, window: Any, stride: Any, padding: Any, dilation: Any, is_ceil: bool
 ) -> Ways:
@@ -55,8 +72,11 @@ def _max_ways(
         y: Tensor = _as_given(_MAX[space].default(_as_image(x, space), *arguments)[0], space)
         return y.contiguous(memory_format=form)
 
+    made = _maker(x, window, stride, padding, dilation, is_ceil)
+
     def ours(x: Tensor, *_: Any) -> Tensor:
-        y: Tensor = pooling.max_pool(x, window, stride, padding, _rounding(is_ceil), dilation, handle=handle)
+        y = made()()
+        pooling.max_pool(x, window, stride, padding, _rounding(is_ceil), dilation, out=y, handle=handle)
         return y
 
     return Ways(ours, theirs, what="of max pooling")
@@ -69,6 +89,8 @@ def _max_backward_ways(
     space = x.dim() - 2
     arguments = (_wide(window, 1), _wide(stride, 1), _wide(padding, 0), _wide(dilation, 1), is_ceil)
 
+    made = fresh_like(x, x.device)
+
     def theirs(dy: Tensor, x: Tensor, y: Tensor, *_: Any) -> Tensor:
         image = _as_image(x, space)
         indices = _MAX[space].default(image, *arguments)[1]
@@ -76,7 +98,7 @@ def _max_backward_ways(
         return _as_given(dx, space).contiguous(memory_format=memory_format(x))
 
     def ours(dy: Tensor, x: Tensor, y: Tensor, *_: Any) -> Tensor:
-        dx = torch.empty_like(x)
+        dx = made()
         pooling.max_pool_backward(
             dy, x, y, window, stride, padding, _rounding(is_ceil), dilation, out=dx, handle=handle
         )
@@ -96,10 +118,11 @@ def _avg_ways(
         y: Tensor = _as_given(_AVG[space].default(_as_image(x, space), *arguments), space)
         return y.contiguous(memory_format=form)
 
+    made = _maker(x, window, stride, padding, 1, is_ceil)
+
     def ours(x: Tensor, *_: Any) -> Tensor:
-        y: Tensor = pooling.avg_pool(
-            x, window, stride, padding, counts_padding, _rounding(is_ceil), handle=handle
-        )
+        y = made()()
+        pooling.avg_pool(x, window, stride, padding, counts_padding, _rounding(is_ceil), out=y, handle=handle)
         return y
 
     return Ways(ours, theirs, what="of average pooling")
@@ -112,6 +135,7 @@ def _avg_backward_ways(
     space = dy.dim() - 2
     arguments = (_wide(window, 1), _wide(stride, 1), _wide(padding, 0), is_ceil, counts_padding, None)
     shape, form = tuple(x_shape), memory_format(dy)
+    made = fresh_like(torch.empty(shape, dtype=dy.dtype, device="meta", memory_format=form), dy.device)
 
     def theirs(dy: Tensor, *_: Any) -> Tensor:
         x = dy.new_empty(shape)
@@ -119,7 +143,7 @@ def _avg_backward_ways(
         return _as_given(dx, space).contiguous(memory_format=form)
 
     def ours(dy: Tensor, *_: Any) -> Tensor:
-        dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=form)
+        dx = made()
         pooling.avg_pool_backward(
             dy, shape, window, stride, padding, counts_padding, _rounding(is_ceil), out=dx, handle=handle
         )

@@ -21,6 +21,7 @@ from jitdnn.frameworks.torch.folded import Folded
 from jitdnn.frameworks.torch.fused_memory import Budget, Footprint, Listing
 from jitdnn.frameworks.torch.fusion import Group, fold_batch_norms, groups_of
 from jitdnn.frameworks.torch.graph import is_random, value
+from jitdnn.frameworks.torch.joined import replayed
 from jitdnn.frameworks.torch.kernels import Kernel, Preparer, described, is_dense
 from jitdnn.frameworks.torch.options import handle_of, parse
 from jitdnn.frameworks.torch.pointwise import VIEWS
@@ -68,6 +69,10 @@ class Program:
     def __call__(self, *inputs: Tensor) -> list[Any]:
         """The outputs of the graph, in memory of their own."""
         return self._written(inputs)
+
+    def join(self) -> None:
+        """Have the next call join steps that follow each other, by filters as they are prepared then."""
+        self._written.join()
 
     @property
     def nbytes(self) -> int:
@@ -136,8 +141,9 @@ class Program:
         self._filter_bytes = sum(steps.kept.values()) + sum(one.nbytes for one in copies)
         wanted = [value(r) if isinstance(r, Node) else None for r in results]
         return Written(
-            steps.items, given, constants, results, wanted, steps.strides, {n: frozenset([n]) for n in given}
-        )
+            steps.items, given, constants, results, wanted, steps.strides, {n: frozenset([n]) for n in given},
+            None if isinstance(self._budget, Listing) else self._handle.replayer,
+        )  # fmt: skip
 
 
 class _Steps:
@@ -297,8 +303,8 @@ class _Steps:
         own = [self._tensor(read) for read in found.reads]
         kinds = ", ".join(str(described(t)) for t in own)
         decision = self._decide(
-            f"torch {node.target} {kinds} {_plain_arguments(node)}",
-            lambda: found.run(*own, out),
+            f"torch {node.target} {kinds} {_plain_arguments(node)} joined",
+            replayed(lambda: found.run(*own, out), own, out, self._handle.replayer),
             lambda: call(*tensors),
         )
         if not decision.is_ours:
@@ -312,6 +318,7 @@ class _Steps:
             allocate,
             strides=found.strides,
             dtype=held.dtype,
+            is_ours=True,
         )
         self._add(item, out)
         return True

@@ -5,15 +5,22 @@ What can be known before a call is: addresses in an arena, views of it. They are
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
+from jitdnn import log
+from jitdnn.devices.launch_list import LaunchList
+from jitdnn.frameworks.torch.joined import NOTHING, Replay, Step, Stretch, stretches
 from jitdnn.graph.arena import Need, place
+from jitdnn.locks import lock
+from jitdnn.recorders import recorders
 
 _MOST_IDLE = 2  # arenas that wait for a call
 LEAST_OVER = (
@@ -29,7 +36,7 @@ class Item:
     addresses where `is_addressed`, else the tensors themselves. `bases`: the nodes in whose memory the result lies.
     `is_view`: the result lies in memory of what it reads, and nothing is computed. `strides`: of the result, where it
     is one tensor. `filter`: the one of `reads` whose values it does not read, but what is prepared of them. `over`:
-    those of `reads` in whose memory the result may lie.
+    those of `reads` in whose memory the result may lie. `is_ours`: all that it does is to launch kernels of ours.
     """
 
     node: Node
@@ -43,6 +50,7 @@ class Item:
     dtype: torch.dtype | None = None
     filter: Node | Tensor | None = None
     over: tuple[Node, ...] = ()
+    is_ours: bool = False
 
     @property
     def nodes(self) -> list[Node]:
@@ -80,8 +88,14 @@ def _taken_over(
     return None
 
 
+_ARENA = -1  # in place of the number of a step: the arena's address
+
+
 class Written:
-    """The function of some steps. It may be called by several threads at a time; each takes an arena of its own."""
+    """The function of some steps. It may be called by several threads at a time; each takes an arena of its own.
+
+    `replayer` makes a function of a list of launches, by which steps that follow each other are joined (joined.py).
+    """
 
     def __init__(
         self,
@@ -92,8 +106,10 @@ class Written:
         wanted: Sequence[Any],
         strides: Mapping[Node, tuple[int, ...]],
         input_bases: Mapping[Node, frozenset[Node]],
+        replayer: Callable[[LaunchList], Replay] | None = None,
     ) -> None:
         self._constants = constants
+        self._lock = lock()
         self._idle: list[tuple[list[Any], dict[int, Any]]] = []
         bases = {**input_bases, **{item.node: item.bases for item in items}}
         self._copied = {
@@ -142,14 +158,34 @@ class Written:
         offset_of = dict(zip(needs, offsets, strict=True))
         self._offsets = {node: offset_of[home] for node, home in homes.items()}
         self.text = ""
-        self._function = self._write(items, inputs, static, results, strides)
+        self._addressed: dict[int, list[Any]] = {}
+        self._write_joined = partial(self._write, items, inputs, static, results, strides)
+        self._function = self._apart = self._write_joined(())
+        self._join: Callable[..., None] | None = None
+        if replayer is not None:
+            self._join = partial(self._join_steps, items, static, replayer)
+        self._is_to_join = False
+
+    def join(self) -> None:
+        """Have the next call join steps, anew where they are joined: launches keep the prepared filters that they
+        read."""
+        with self._lock:
+            self._function = self._apart
+            self._is_to_join = self._join is not None
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Any]:
         try:
             bound = self._idle.pop()
         except IndexError:
             bound = self._bind()
-        results: list[Any] = self._function(*bound, *inputs)
+        if self._is_to_join and not recorders:
+            with self._lock:
+                if self._is_to_join and self._join is not None:
+                    self._join(*bound)
+                    self._is_to_join = False
+        # who records launches wants to see each of them
+        function = self._apart if recorders else self._function
+        results: list[Any] = function(*bound, *inputs)
         if len(self._idle) < _MOST_IDLE:
             self._idle.append(bound)
         return results
@@ -174,8 +210,54 @@ class Written:
             addresses[step] = tuple(
                 read if isinstance(read, int) else held[read].data_ptr() for read in reads
             )
+        addresses[_ARENA] = (memory.data_ptr() + start,)
         tensors.append(memory)
         return tensors, addresses
+
+    def _join_steps(
+        self,
+        items: Sequence[Item],
+        static: set[Node],
+        replayer: Callable[[LaunchList], Replay],
+        tensors: Sequence[Any],
+        addresses: Mapping[int, Any],
+    ) -> None:
+        """Write the function anew with steps joined that an arena's tensors and addresses are known of beforehand."""
+        if log.is_enabled(logging.DEBUG):
+            return  # each kernel that runs is logged
+        held = {item.node: tensor for item, tensor in zip(self._static, tensors, strict=False)}
+        runs: list[list[Step]] = [[]]
+        for number, item in enumerate(items):
+            if item.node in static and item.allocate is None:
+                continue
+            is_known = item.node in static and all(
+                not isinstance(read, Node) or read in static or read in self._constants for read in item.reads
+            )
+            if not is_known or not (item.is_addressed or item.is_ours):
+                runs.append([])
+                continue
+            given = [
+                NOTHING if read is item.filter and read is not None
+                else held[item.node] if read is None
+                else read if isinstance(read, Tensor)
+                else self._constants[read] if read in self._constants
+                else held[read]
+                for read in item.reads
+            ]  # fmt: skip
+            constants = [
+                one
+                for one, read in zip(given, item.reads, strict=True)
+                if isinstance(read, Tensor) or read in self._constants
+            ]
+            places = [one.data_ptr() for one in given]
+            call = partial(item.run, places) if item.is_addressed else partial(item.run, *given)
+            runs[-1].append(Step(number, call, constants))
+        (start,) = addresses[_ARENA]
+        memory = tensors[-1]
+        arena = memory[start - memory.data_ptr() :]
+        found = stretches(runs, arena, replayer)
+        if found:
+            self._function = self._write_joined(found)
 
     def _write(
         self,
@@ -184,6 +266,7 @@ class Written:
         static: set[Node],
         results: Sequence[Any],
         strides: Mapping[Node, tuple[int, ...]],
+        joined: Sequence[Stretch],
     ) -> Callable[..., list[Any]]:
         number_of = {item.node: number for number, item in enumerate(self._static)}
         space: dict[str, Any] = {"fix": _with_strides}
@@ -215,11 +298,17 @@ class Written:
             return read if read in static else None
 
         lines = [f"def run({', '.join(['T', 'A', *names.values()])}):"]
-        self._addressed: dict[int, list[Any]] = {}
+        addressed: dict[int, list[Any]] = {}
+        begins = {stretch.first: stretch for stretch in joined}
+        until = -1
         checked: set[Node] = set(inputs)
         for step, item in enumerate(items):
             node = item.node
-            if node in static and item.allocate is None:
+            if step in begins:
+                until = begins[step].last
+                space[f"l{step}"] = begins[step].run
+                lines.append(f" l{step}(A[{_ARENA}])")
+            if step <= until or (node in static and item.allocate is None):
                 continue
             if node not in static:
                 names[node] = f"v{step}"
@@ -238,11 +327,11 @@ class Written:
                         )
                 places = [known(read, item) for read in item.reads]
                 if all(one is not None for one in places):
-                    self._addressed[step] = places
+                    addressed[step] = places
                     lines.append(f" f{step}(A[{step}])")
                 else:
                     fixed = [one for one in places if one is not None]
-                    self._addressed[step] = fixed
+                    addressed[step] = fixed
                     words, at = [], 0
                     for read, one in zip(item.reads, places, strict=True):
                         if one is None:
@@ -269,6 +358,8 @@ class Written:
             else:
                 words.append(name(result))
         lines.append(f" return [{', '.join(words)}]")
+        if not joined:
+            self._addressed = addressed
         self.text = "\n".join(lines)
         exec(compile(self.text, "<jitdnn program>", "exec"), space)
         return space["run"]  # type: ignore[no-any-return]
