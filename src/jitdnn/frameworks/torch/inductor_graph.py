@@ -42,7 +42,6 @@ from jitdnn.frameworks.torch.inductor_host import left_to_torch, taken_from_torc
 from jitdnn.frameworks.torch.inductor_nodes import (
     Call,
     call_of,
-    constant_of,
     has_channels_innermost,
     has_torch_the_bias,
     orders_of,
@@ -51,10 +50,12 @@ from jitdnn.frameworks.torch.inductor_nodes import (
 )
 from jitdnn.frameworks.torch.inductor_rewriting import (
     become,
+    dense,
     laid_out,
     may_save_otherwise,
     refresh,
     save_as_laid,
+    sum_by_channel,
 )
 from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
 from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, apart, at, words
@@ -199,7 +200,7 @@ class Rewriter:
         w = (
             laid_out(self._graph, last, call.w, as_torch[1])
             if call.weight is None
-            else self._dense(last, call)
+            else dense(self._graph, last, call.w, call.weight, call.x.meta["val"].fake_mode)
         )
         arguments = (
             x, w, list(tail.operands), *call.pointwise_geometry, tail.text, call.weight is not None, options,
@@ -373,7 +374,7 @@ class Rewriter:
                 arguments = (dy, x, w, *geometry, _mask(ours), self._options)
                 self._replace(node, ours, results, arguments)
             if left == [_BIAS]:
-                self._sum(dy, results[_BIAS])
+                sum_by_channel(self._graph, dy, results[_BIAS])
                 left = []
         # users of the old node stand behind it, and it behind the new ones
         if left:
@@ -445,30 +446,6 @@ class Rewriter:
         for place in places:
             results[place].args = (made, place)
             results[place].meta["val"] = made.meta["val"][place]
-
-    def _sum(self, dy: Node, result: Node) -> None:
-        """The gradient of a bias by itself is a sum, which Inductor fuses with what gives its operand."""
-        axes = [axis for axis in range(dy.meta["val"].dim()) if axis != 1]
-        made = self._graph.call_function(aten.sum.dim_IntList, (dy, axes))
-        refresh(made)
-        result.replace_all_uses_with(made)
-        self._graph.erase_node(result)
-
-    def _dense(self, before: Node, call: Call) -> Node:
-        """A constant filter that is packed no more."""
-        assert call.weight is not None
-        if constant_of(call.w, self._module) is call.weight:
-            return call.w
-        number = 0
-        while hasattr(self._module, f"_frozen_param_jitdnn_{number}"):
-            number += 1
-        name = f"_frozen_param_jitdnn_{number}"
-        self._module.register_buffer(name, call.weight)
-        with self._graph.inserting_before(before):
-            made = self._graph.get_attr(name)
-        mode = call.x.meta["val"].fake_mode
-        made.meta["val"] = mode.from_tensor(call.weight, static_shapes=True)
-        return made
 
 
 def _plan(problem: Problem, epilogue: Epilogue | None) -> object:
