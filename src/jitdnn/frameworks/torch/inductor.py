@@ -67,9 +67,11 @@ class InductorPass(CustomGraphPass):
         from jitdnn.frameworks.torch.inductor_graph import Rewriter
         from jitdnn.frameworks.torch.inductor_groups import put_together
         from jitdnn.frameworks.torch.inductor_pooling import select_gradients
+        from jitdnn.frameworks.torch.inductor_transposed import become_products
 
         _make_known()
         select_gradients(graph)
+        become_products(graph, self._text)
         rewriter = Rewriter(graph, self._text, bool(config.triton.cudagraphs))
         rewriter.run()
         if inductor_lowering.can_group:

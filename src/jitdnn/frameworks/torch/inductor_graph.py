@@ -8,8 +8,7 @@ saves a pass over memory; in a frozen graph the filter is a constant, and what i
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.utils._python_dispatch import _disable_current_modes
 
 from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.frameworks.torch import (
@@ -35,6 +33,7 @@ from jitdnn.frameworks.torch.inductor_forms import (
     is_on_gpu,
     is_plain,
     lie_alike,
+    measuring,
     real,
     wants_last,
 )
@@ -58,7 +57,7 @@ from jitdnn.frameworks.torch.inductor_rewriting import (
     sum_by_channel,
 )
 from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
-from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, apart, at, words
+from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, at, words
 from jitdnn.frameworks.torch.options import Options, handle_of, parse
 from jitdnn.frameworks.torch.progress import part, parts
 from jitdnn.frameworks.torch.settled import text_of
@@ -104,10 +103,10 @@ class Rewriter:
         if any(is_on_gpu(node) for node in self._graph.nodes):
             if not self._is_captured:
                 self._leave()
-            with _apart(True):
+            with measuring(True):
                 self._visit()
         else:
-            with _apart(False):
+            with measuring(False):
                 self._visit()
 
     def _visit(self) -> None:
@@ -132,7 +131,7 @@ class Rewriter:
         plans: dict[torch.device, list[Callable[[], object]]] = {}
         self._only_looks, self._plans = True, plans
         try:
-            with _apart(True):
+            with measuring(True):
                 self._visit()
         finally:
             self._plans, self._only_looks = None, False
@@ -145,7 +144,7 @@ class Rewriter:
         """Choose by the GPU's time; take what costs it little and the host less, leave what costs the host more."""
         self._only_looks = True
         try:
-            with _apart(True):
+            with measuring(True):
                 self._visit()
         finally:
             self._only_looks = False
@@ -470,19 +469,3 @@ def _left(kind: Kind, together: Decision) -> Kind:
 
 def _mask(places: Sequence[int]) -> list[bool]:
     return [place in places for place in range(len(convolution.GRADIENTS))]
-
-
-@contextmanager
-def _apart(is_captured: bool) -> Iterator[None]:
-    """Real tensors, no gradients, no modes, no autocast: as what is measured runs later; and nobody who observes."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with (
-        torch.no_grad(),
-        _disable_current_modes(),
-        torch._guards.tracing(None),
-        torch.autocast(device, enabled=False),
-        torch.autocast("cpu", enabled=False),
-        choice.without_host() if is_captured else nullcontext(),
-        apart(),
-    ):
-        yield
