@@ -25,7 +25,7 @@ from jitdnn.frameworks.torch.inductor_forms import (
     measuring,
     real,
 )
-from jitdnn.frameworks.torch.inductor_rewriting import refresh, sum_by_channel
+from jitdnn.frameworks.torch.inductor_rewriting import laid_out, refresh, sum_by_channel
 from jitdnn.frameworks.torch.inductor_tail import only_external
 from jitdnn.frameworks.torch.kernels import channels_last_strides
 from jitdnn.frameworks.torch.kinds import words
@@ -39,12 +39,12 @@ def become_products(graph: Graph, options: str) -> int:
     """Rewrite a graph in place, where the product is faster than torch's kernel; how many nodes there were."""
     count = 0
     for node in list(graph.nodes):
-        if node.target is _FORWARD and _is_divided(node, *node.args[:2], node.args[3:]):
+        if node.target is _FORWARD and _is_divided(node, node.args[0], node.args[1], node.args[3:]):
             x, w, bias, *_ = node.args
             if _is_faster(options, node, (x, w), _forward):
                 _replace_forward(graph, node, x, w, bias)
                 count += 1
-        elif node.target is _BACKWARD and _is_divided(node, *node.args[1:3], node.args[4:10]):
+        elif node.target is _BACKWARD and _is_divided(node, node.args[1], node.args[2], node.args[4:10]):
             if any(user.target is not operator.getitem for user in node.users):
                 continue
             if _is_faster(options, node, node.args[:3], _backward):
@@ -229,6 +229,7 @@ def _replace_backward(graph: Graph, node: Node) -> None:
                     aten.reshape.default, part, [*values[1].shape[2:], *reversed(values[1].shape[:2])]
                 )
                 part = call(aten.permute.default, part, _inverse(_filter_order(axes)))
+                part = laid_out(graph, user, part, user.meta["val"].stride())
         user.replace_all_uses_with(part)
         graph.erase_node(user)
     graph.erase_node(node)
