@@ -67,3 +67,18 @@ def test_others_stay_transposed(options: dict[str, Any]) -> None:
     for one, other in zip(trained(own, run, x), trained(twin := copy.deepcopy(own), twin, x), strict=True):
         close(one, other)
     assert count(graphs[0], "settled_convolution") == 0
+
+
+def test_gradients_of_some_operands() -> None:
+    """Of a bias alone there is no product; of a filter or of the images alone there is one."""
+    x = random(2, 4, 3, 4)
+    for name, products in (("bias", 0), ("weight", 1), ("x", 1)):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        own = nn.ConvTranspose2d(4, 3, 2, 2).requires_grad_(False)
+        wanted = (x.clone() if name == "x" else getattr(own, name)).requires_grad_()
+        given = wanted if name == "x" else x
+        run, graphs, _ = compiled(own)
+        got, theirs = (torch.autograd.grad(one(given).square().sum(), wanted)[0] for one in (run, own))
+        close(got, theirs)
+        assert count(graphs[1], "settled_convolution") == products, name

@@ -45,7 +45,7 @@ def become_products(graph: Graph, options: str) -> int:
                 _replace_forward(graph, node, x, w, bias)
                 count += 1
         elif node.target is _BACKWARD and _is_divided(node, node.args[1], node.args[2], node.args[4:10]):
-            if any(user.target is not operator.getitem for user in node.users):
+            if not any(node.args[10][:2]) or any(user.target is not operator.getitem for user in node.users):
                 continue
             if _is_faster(options, node, node.args[:3], _backward):
                 _replace_backward(graph, node)
