@@ -11,8 +11,8 @@ faster kernels gain nothing. `peak MiB` is the most that PyTorch's allocator had
 first one, weights included; steps that record CUDA graphs are among them.
 `--parts N` tells beside that, to stderr, what the host's time goes to and which N kernels take longest
 (torch_inductor_parts.py). Backward graphs are compiled with forward ones, so that nobody keeps activations meanwhile.
-`--in-turn` has ours of each model wait until stock's is compiled in the first mode, for machines of few processors: it finds those of
-Triton's kernels that are the same, so that its `first s` is not that of empty caches.
+`--in-turn` has ours of each model wait until stock's is compiled in the first mode, for machines of few processors: it
+finds those of Triton's kernels that are the same, so that its `first s` is not that of empty caches.
 `--again` does all of it a second time in new processes: with what the first ones have kept, `first s` are those of warm
 caches.
 """
