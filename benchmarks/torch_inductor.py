@@ -3,7 +3,7 @@ turns in one process.
 
     python benchmarks/torch_inductor.py [MODEL ...] [--batch 128] [--mode default reduce-overhead eager]
         [--seconds 10] [--side 224] [--dtype bf16] [--device cuda] [--memory last] [--inference]
-        [--measure first] [--explain] [--json FILE]
+        [--measure first] [--setting NAME=NUMBER ...] [--explain] [--json FILE]
 
 On a GPU a step is forward in training mode under autocast, the cross-entropy and the backward pass, with channels last
 (in mode `eager` the same without torch.compile; with `--dtype f32` without autocast, and products are of float32, not
@@ -22,7 +22,7 @@ import copy
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -45,6 +45,10 @@ GRAPHS = ("reduce-overhead", "max-autotune")  # modes with CUDA graphs
 MODELS = ("convnext_tiny", "resnext50", "mobilenet_v2", "resnet50")
 
 
+def settings(given: Sequence[str]) -> dict[str, int]:
+    return {name: int(number) for name, _, number in (one.partition("=") for one in given)}
+
+
 class Peer:
     """A compiled model and what runs one step of it."""
 
@@ -61,7 +65,7 @@ class Peer:
             if is_ours:
                 jt.convert(self.model, measure=arguments.measure, graphs=graphs)
         elif is_ours:
-            options = {"measure": arguments.measure, "mode": mode}
+            options = {"measure": arguments.measure, "mode": mode, **settings(arguments.setting)}
             self._run = torch.compile(self.model, backend="jitdnn_inductor", options=options)
         else:
             self._run = torch.compile(self.model, mode=mode)
@@ -197,6 +201,13 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--inference", action="store_true")
     made.add_argument("--measure", choices=("first", "kernels", "never"), default="first")
     made.add_argument("--threads", type=int)
+    made.add_argument(
+        "--setting",
+        nargs="+",
+        default=[],
+        metavar="NAME=NUMBER",
+        help="options of ours, or of Inductor for ours",
+    )
     made.add_argument("--explain", action="store_true", help="what the pass decided, to stderr")
     made.add_argument("--json", type=Path)
     return made

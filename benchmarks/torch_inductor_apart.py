@@ -7,11 +7,12 @@ Every process compiles its side of a model and runs the first steps, in all mode
 they time in turns, a sample at a time, nobody else on the GPU. A row is printed as soon as both sides of it are there.
 Milliseconds are those of `torch_inductor.py`; `host ms` those until a step is enqueued on a GPU that has nothing to do,
 `kernels ms` the sum of its kernels by PyTorch's profiler, and `bound` which of the two is more: where it is the host,
-faster kernels gain nothing.
+faster kernels gain nothing. `peak MiB` is the most that PyTorch's allocator had handed out in the steps behind the
+first one, weights included; steps that record CUDA graphs are among them.
 `--parts N` tells beside that, to stderr, what the host's time goes to and which N kernels take longest
 (torch_inductor_parts.py). Backward graphs are compiled with forward ones, so that nobody keeps activations meanwhile.
-`--in-turn` has ours of each model wait until stock's is compiled, for machines of few processors: it finds those of
-Triton's kernels that are the same, so that its `first s` is not that of empty caches.
+`--in-turn` has ours of each model wait until stock's is compiled in the first mode, for machines of few processors: it
+finds those of Triton's kernels that are the same, so that its `first s` is not that of empty caches.
 `--again` does all of it a second time in new processes: with what the first ones have kept, `first s` are those of warm
 caches.
 """
@@ -42,7 +43,7 @@ from torch_inductor_parts import host_parts, kernel_table
 SIDES = ("stock", "ours")
 HEAD = (
     f"{'model':20s}{'mode':16s}{'n':>4s}{'stock ms':>9s}{'ours':>8s}{'speed':>7s}{'host ms':>10s}{'ours':>8s}"
-    f"{'kernels ms':>12s}{'ours':>8s}"
+    f"{'kernels ms':>12s}{'ours':>8s}{'peak MiB':>10s}{'ours':>8s}"
     f"{'bound':>7s}{'ours':>6s}{'first s':>10s}{'ours':>8s}"
 )
 
@@ -92,15 +93,17 @@ def child(arguments: argparse.Namespace) -> None:
                 if mode == "eager" and arguments.only == "ours"
                 else torch_inductor.WARM
             )
+            peak_mebibytes(arguments)
             for _ in range(warm):
                 with_memory(partial(peer.step, x, labels), arguments)
+            peak = peak_mebibytes(arguments)
             rest(arguments)
-            cells.append((mode, peer, loss, first))
+            cells.append((mode, peer, loss, first, peak))
             write(f"  {name} {mode} {arguments.only}: first step {first:.1f} s", sys.stderr)
-        compiled.touch()
+            compiled.touch()  # kernels of Triton's are the same in all modes
     while perf_counter() - begun < arguments.ready and not is_free(compiling):
         sleep(0.1)
-    for mode, peer, loss, first in cells:
+    for mode, peer, loss, first, peak in cells:
         arguments.mode_has_graphs = mode in torch_inductor.GRAPHS
         best, host = math.inf, math.inf
         for _ in range(arguments.samples):
@@ -126,6 +129,7 @@ def child(arguments: argparse.Namespace) -> None:
             rest(arguments)
         cell = {"model": name, "mode": mode, "side": arguments.only, "batch": len(x), "loss": loss}
         cell |= {"first s": first, "ms": 1e3 * best, "host ms": 1e3 * host, "kernels ms": 1e3 * kernels}
+        cell["peak"] = peak
         write(json.dumps(cell))
 
 
@@ -144,6 +148,16 @@ def with_memory(run: Callable[[], Any], arguments: argparse.Namespace) -> Any:
 def wait(arguments: argparse.Namespace) -> None:
     if arguments.device == "cuda":
         torch.cuda.synchronize()
+
+
+def peak_mebibytes(arguments: argparse.Namespace) -> float:
+    """Of PyTorch's allocator on a GPU since this was asked last."""
+    if arguments.device != "cuda":
+        return math.nan
+    wait(arguments)
+    most = torch.cuda.max_memory_allocated() / 2**20
+    torch.cuda.reset_peak_memory_stats()
+    return most
 
 
 def rest(arguments: argparse.Namespace) -> None:
@@ -202,7 +216,8 @@ def rows(running: Sequence[subprocess.Popen[str]]) -> None:
         write(
             f"{cell['model']:20s}{cell['mode']:16s}{cell['batch']:4d}{stock['ms']:9.2f}{ours['ms']:8.2f}"
             f"{speeds[-1]:7.3f}{stock['host ms']:10.2f}{ours['host ms']:8.2f}"
-            f"{stock['kernels ms']:12.2f}{ours['kernels ms']:8.2f}{bounds}{stock['first s']:10.1f}"
+            f"{stock['kernels ms']:12.2f}{ours['kernels ms']:8.2f}{stock['peak']:10.0f}{ours['peak']:8.0f}"
+            f"{bounds}{stock['first s']:10.1f}"
             f"{ours['first s']:8.1f}{differ}"
         )
     if speeds:

@@ -28,7 +28,7 @@ except ImportError:  # said when it is asked for
     CustomGraphPass = object
 
 HOOK = "post_grad_custom_pre_pass"
-_VERSION = 7  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
+_VERSION = 8  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
 
 
 class InductorPass(CustomGraphPass):
@@ -66,8 +66,12 @@ class InductorPass(CustomGraphPass):
         from jitdnn.frameworks.torch import inductor_lowering
         from jitdnn.frameworks.torch.inductor_graph import Rewriter
         from jitdnn.frameworks.torch.inductor_groups import put_together
+        from jitdnn.frameworks.torch.inductor_pooling import select_gradients
+        from jitdnn.frameworks.torch.inductor_transposed import become_products
 
         _make_known()
+        select_gradients(graph)
+        become_products(graph, self._text)
         rewriter = Rewriter(graph, self._text, bool(config.triton.cudagraphs))
         rewriter.run()
         if inductor_lowering.can_group:

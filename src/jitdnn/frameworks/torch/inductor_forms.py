@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
+from torch.utils._python_dispatch import _disable_current_modes
 
+from jitdnn.frameworks.torch import choice
 from jitdnn.frameworks.torch.kernels import channels_last_strides, contiguous_strides
-from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES
+from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES, apart
 
 aten = torch.ops.aten
 
@@ -112,3 +115,19 @@ def is_from_outside(node: Node) -> bool:
 def is_on_gpu(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.device.type != "cpu"
+
+
+@contextmanager
+def measuring(is_captured: bool) -> Iterator[None]:
+    """Real tensors, no gradients, no modes, no autocast: as what is measured runs later; and nobody who observes."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with (
+        torch.no_grad(),
+        _disable_current_modes(),
+        torch._guards.tracing(None),
+        torch.autocast(device, enabled=False),
+        torch.autocast("cpu", enabled=False),
+        choice.without_host() if is_captured else nullcontext(),
+        apart(),
+    ):
+        yield

@@ -8,8 +8,7 @@ saves a pass over memory; in a frozen graph the filter is a constant, and what i
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.utils._python_dispatch import _disable_current_modes
 
 from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.frameworks.torch import (
@@ -35,6 +33,7 @@ from jitdnn.frameworks.torch.inductor_forms import (
     is_on_gpu,
     is_plain,
     lie_alike,
+    measuring,
     real,
     wants_last,
 )
@@ -42,7 +41,6 @@ from jitdnn.frameworks.torch.inductor_host import left_to_torch, taken_from_torc
 from jitdnn.frameworks.torch.inductor_nodes import (
     Call,
     call_of,
-    constant_of,
     has_channels_innermost,
     has_torch_the_bias,
     orders_of,
@@ -51,13 +49,15 @@ from jitdnn.frameworks.torch.inductor_nodes import (
 )
 from jitdnn.frameworks.torch.inductor_rewriting import (
     become,
+    dense,
     laid_out,
     may_save_otherwise,
     refresh,
     save_as_laid,
+    sum_by_channel,
 )
 from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
-from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, apart, at, words
+from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, at, words
 from jitdnn.frameworks.torch.options import Options, handle_of, parse
 from jitdnn.frameworks.torch.progress import part, parts
 from jitdnn.frameworks.torch.settled import text_of
@@ -103,10 +103,10 @@ class Rewriter:
         if any(is_on_gpu(node) for node in self._graph.nodes):
             if not self._is_captured:
                 self._leave()
-            with _apart(True):
+            with measuring(True):
                 self._visit()
         else:
-            with _apart(False):
+            with measuring(False):
                 self._visit()
 
     def _visit(self) -> None:
@@ -131,7 +131,7 @@ class Rewriter:
         plans: dict[torch.device, list[Callable[[], object]]] = {}
         self._only_looks, self._plans = True, plans
         try:
-            with _apart(True):
+            with measuring(True):
                 self._visit()
         finally:
             self._plans, self._only_looks = None, False
@@ -144,7 +144,7 @@ class Rewriter:
         """Choose by the GPU's time; take what costs it little and the host less, leave what costs the host more."""
         self._only_looks = True
         try:
-            with _apart(True):
+            with measuring(True):
                 self._visit()
         finally:
             self._only_looks = False
@@ -199,7 +199,7 @@ class Rewriter:
         w = (
             laid_out(self._graph, last, call.w, as_torch[1])
             if call.weight is None
-            else self._dense(last, call)
+            else dense(self._graph, last, call.w, call.weight, call.x.meta["val"].fake_mode)
         )
         arguments = (
             x, w, list(tail.operands), *call.pointwise_geometry, tail.text, call.weight is not None, options,
@@ -373,7 +373,7 @@ class Rewriter:
                 arguments = (dy, x, w, *geometry, _mask(ours), self._options)
                 self._replace(node, ours, results, arguments)
             if left == [_BIAS]:
-                self._sum(dy, results[_BIAS])
+                sum_by_channel(self._graph, dy, results[_BIAS])
                 left = []
         # users of the old node stand behind it, and it behind the new ones
         if left:
@@ -446,30 +446,6 @@ class Rewriter:
             results[place].args = (made, place)
             results[place].meta["val"] = made.meta["val"][place]
 
-    def _sum(self, dy: Node, result: Node) -> None:
-        """The gradient of a bias by itself is a sum, which Inductor fuses with what gives its operand."""
-        axes = [axis for axis in range(dy.meta["val"].dim()) if axis != 1]
-        made = self._graph.call_function(aten.sum.dim_IntList, (dy, axes))
-        refresh(made)
-        result.replace_all_uses_with(made)
-        self._graph.erase_node(result)
-
-    def _dense(self, before: Node, call: Call) -> Node:
-        """A constant filter that is packed no more."""
-        assert call.weight is not None
-        if constant_of(call.w, self._module) is call.weight:
-            return call.w
-        number = 0
-        while hasattr(self._module, f"_frozen_param_jitdnn_{number}"):
-            number += 1
-        name = f"_frozen_param_jitdnn_{number}"
-        self._module.register_buffer(name, call.weight)
-        with self._graph.inserting_before(before):
-            made = self._graph.get_attr(name)
-        mode = call.x.meta["val"].fake_mode
-        made.meta["val"] = mode.from_tensor(call.weight, static_shapes=True)
-        return made
-
 
 def _plan(problem: Problem, epilogue: Epilogue | None) -> object:
     """The plan of a problem by the handle in force."""
@@ -493,19 +469,3 @@ def _left(kind: Kind, together: Decision) -> Kind:
 
 def _mask(places: Sequence[int]) -> list[bool]:
     return [place in places for place in range(len(convolution.GRADIENTS))]
-
-
-@contextmanager
-def _apart(is_captured: bool) -> Iterator[None]:
-    """Real tensors, no gradients, no modes, no autocast: as what is measured runs later; and nobody who observes."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with (
-        torch.no_grad(),
-        _disable_current_modes(),
-        torch._guards.tracing(None),
-        torch.autocast(device, enabled=False),
-        torch.autocast("cpu", enabled=False),
-        choice.without_host() if is_captured else nullcontext(),
-        apart(),
-    ):
-        yield

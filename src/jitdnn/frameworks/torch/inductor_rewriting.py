@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from jitdnn.frameworks.torch.inductor_nodes import constant_of
+
+aten = torch.ops.aten
 
 
 def become(node: Node, target: Any, arguments: tuple[Any, ...]) -> None:
@@ -18,12 +24,13 @@ def become(node: Node, target: Any, arguments: tuple[Any, ...]) -> None:
 def refresh(node: Node) -> None:
     """Note anew what form a node's call gives."""
 
-    def value(one: Any) -> Any:
-        if isinstance(one, (list, tuple)):
-            return [value(part) for part in one]
-        return one.meta["val"] if isinstance(one, Node) else one
+    def value(one: Node) -> Any:
+        return one.meta["val"]
 
-    node.meta["val"] = _faked(node.target, [value(one) for one in node.args])
+    values = [value(one) for one in node.all_input_nodes]
+    target: Any = node.target
+    with next(one.fake_mode for one in values if hasattr(one, "fake_mode")):
+        node.meta["val"] = target(*map_arg(node.args, value), **map_arg(node.kwargs, value))
 
 
 def laid_out(graph: Graph, before: Node, operand: Node, strides: Sequence[int] | None) -> Node:
@@ -63,8 +70,26 @@ def save_as_laid(graph: Graph, node: Node, laid: Node) -> None:
     )
 
 
-def _faked(target: Any, arguments: Sequence[Any]) -> Any:
-    """What a function gives for tensors without data."""
-    mode = next(one.fake_mode for one in arguments if hasattr(one, "fake_mode"))
-    with mode:
-        return target(*arguments)
+def sum_by_channel(graph: Graph, dy: Node, result: Node) -> None:
+    """Have the gradient of a bias by itself be a sum, which Inductor fuses with what gives its operand."""
+    axes = [axis for axis in range(dy.meta["val"].dim()) if axis != 1]
+    made = graph.call_function(aten.sum.dim_IntList, (dy, axes))
+    refresh(made)
+    result.replace_all_uses_with(made)
+    graph.erase_node(result)
+
+
+def dense(graph: Graph, before: Node, packed: Node, weight: Tensor, mode: Any) -> Node:
+    """The node of a constant filter that is packed no more; `mode`: of tensors without data."""
+    module = graph.owning_module
+    if constant_of(packed, module) is weight:
+        return packed
+    number = 0
+    while hasattr(module, f"_frozen_param_jitdnn_{number}"):
+        number += 1
+    name = f"_frozen_param_jitdnn_{number}"
+    module.register_buffer(name, weight)
+    with graph.inserting_before(before):
+        made = graph.get_attr(name)
+    made.meta["val"] = mode.from_tensor(weight, static_shapes=True)
+    return made

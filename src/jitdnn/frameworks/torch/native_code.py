@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,8 @@ RECORD_SLOTS = (
 #: of a launch: its configuration, and the function behind it
 CONFIG_SLOTS = CONFIG_BYTES // SLOT + 1
 
+#: `field TYPE RECORD, SLOT` stands for what reads a slot of a record
+_FIELD = re.compile(r"(%\w+) = field (\w+) (%\w+), (\d+)")
 _TEXT = """
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare i64 @PyLong_AsUnsignedLongLong(ptr)
@@ -87,14 +90,10 @@ define ptr @launch(ptr %self, ptr %args, i64 %given, ptr %keywords) {{
 entry:
   %record = call ptr @PyLong_AsVoidPtr(ptr %self)
   %tensors = load i64, ptr %record
-  %at_arguments = getelementptr i64, ptr %record, i64 {arguments}
-  %arguments = load i64, ptr %at_arguments
-  %at_parameters = getelementptr i64, ptr %record, i64 {parameters}
-  %parameters = load i64, ptr %at_parameters
-  %at_slow = getelementptr i64, ptr %record, i64 {slow}
-  %slow = load ptr, ptr %at_slow
-  %at_expected = getelementptr i64, ptr %record, i64 {expected}
-  %expected = load ptr, ptr %at_expected
+  %arguments = field i64 %record, {arguments}
+  %parameters = field i64 %record, {parameters}
+  %slow = field ptr %record, {slow}
+  %expected = field ptr %record, {expected}
   %as_many = icmp eq i64 %given, %arguments
   %has_keywords = icmp ne ptr %keywords, null
   %is_form = and i1 %as_many, %has_keywords
@@ -106,12 +105,9 @@ count:
   br i1 %is_one, label %profiled, label %long
 
 profiled:
-  %at_names = getelementptr i64, ptr %record, i64 {names}
-  %names = load ptr, ptr %at_names
-  %at_name = getelementptr i64, ptr %record, i64 {name}
-  %name = load ptr, ptr %at_name
-  %at_false = getelementptr i64, ptr %record, i64 {false}
-  %false = load ptr, ptr %at_false
+  %names = field ptr %record, {names}
+  %name = field ptr %record, {name}
+  %false = field ptr %record, {false}
   %is_profiled = call ptr @PyDict_GetItem(ptr %names, ptr %name)
   %is_not = icmp eq ptr %is_profiled, %false
   br i1 %is_not, label %numbers, label %long
@@ -140,8 +136,7 @@ room:
   %values = alloca i64, i64 %parameters
   %addresses = alloca ptr, i64 %parameters
   %config = alloca [{config_bytes} x i8], align 8
-  %at_data_ptr = getelementptr i64, ptr %record, i64 {data_ptr}
-  %data_ptr = load ptr, ptr %at_data_ptr
+  %data_ptr = field ptr %record, {data_ptr}
   br label %pointers
 pointers:
   %i = phi i64 [0, %room], [%i_next, %have]
@@ -160,8 +155,7 @@ have:
   br label %pointers
 
 constants:
-  %at_numbers = getelementptr i64, ptr %record, i64 {numbers}
-  %packed = load ptr, ptr %at_numbers
+  %packed = field ptr %record, {numbers}
   br label %constant
 constant:
   %c = phi i64 [%tensors, %constants], [%c_next, %copy]
@@ -184,18 +178,15 @@ run:
   %has_stream = call i1 @number(ptr %stream, ptr %at_stream)
   br i1 %has_stream, label %enqueue, label %failed
 enqueue:
-  %at_function = getelementptr i64, ptr %record, i64 {function}
-  %function = load ptr, ptr %at_function
-  %at_launch = getelementptr i64, ptr %record, i64 {launch}
-  %driver = load ptr, ptr %at_launch
+  %function = field ptr %record, {function}
+  %driver = field ptr %record, {launch}
   %thread = call ptr @PyEval_SaveThread()
   %status = call i32 %driver(ptr %config, ptr %function, ptr %addresses, ptr null)
   call void @PyEval_RestoreThread(ptr %thread)
   %is_launched = icmp eq i32 %status, 0
   br i1 %is_launched, label %done, label %long
 done:
-  %at_none = getelementptr i64, ptr %record, i64 {none}
-  %none = load ptr, ptr %at_none
+  %none = field ptr %record, {none}
   call void @Py_IncRef(ptr %none)
   ret ptr %none
 long:
@@ -208,8 +199,7 @@ failed:
 define ptr @convolve(ptr %self, ptr %args, i64 %given, ptr %keywords) {{
 entry:
   %state = call ptr @PyLong_AsVoidPtr(ptr %self)
-  %at_slow = getelementptr ptr, ptr %state, i64 {s_slow}
-  %slow = load ptr, ptr %at_slow
+  %slow = field ptr %state, {s_slow}
   %count = sub i64 %given, 1
   %tensors = sub i64 %given, 2
   %is_form = icmp sge i64 %given, 4
@@ -231,29 +221,24 @@ unseen:
   %before_names = sub i64 %given, 1
   %at_graph = getelementptr ptr, ptr %args, i64 %before_names
   %graph = load ptr, ptr %at_graph
-  %at_no_graph = getelementptr ptr, ptr %state, i64 {s_none}
-  %no_graph = load ptr, ptr %at_no_graph
+  %no_graph = field ptr %state, {s_none}
   %has_graph = icmp ne ptr %graph, %no_graph
   br i1 %has_graph, label %of_graph, label %observed
 of_graph:
-  %at_seen = getelementptr ptr, ptr %state, i64 {s_seen}
-  %seen = load ptr, ptr %at_seen
+  %seen = field ptr %state, {s_seen}
   %has_seen = call ptr @PyDict_GetItem(ptr %graph, ptr %seen)
   %is_seen = icmp ne ptr %has_seen, null
   br i1 %is_seen, label %observed, label %long
 observed:
-  %at_observers = getelementptr ptr, ptr %state, i64 {s_observers}
-  %observers = load ptr, ptr %at_observers
+  %observers = field ptr %state, {s_observers}
   %observing = call i64 @PyObject_Size(ptr %observers)
-  %at_apart = getelementptr ptr, ptr %state, i64 {s_apart}
-  %apart = load ptr, ptr %at_apart
+  %apart = field ptr %state, {s_apart}
   %measuring = call i64 @PyObject_Size(ptr %apart)
   %watchers = or i64 %observing, %measuring
   %is_unwatched = icmp eq i64 %watchers, 0
   br i1 %is_unwatched, label %settings, label %watched
 watched:
-  %at_watching = getelementptr ptr, ptr %state, i64 {s_watching}
-  %watching = load ptr, ptr %at_watching
+  %watching = field ptr %state, {s_watching}
   %own_watchers = call ptr @PyObject_CallNoArgs(ptr %watching)
   %has_watchers = icmp ne ptr %own_watchers, null
   br i1 %has_watchers, label %watchers_here, label %failed
@@ -263,28 +248,23 @@ watchers_here:
   %is_alone = icmp eq i64 %watchers_count, 0
   br i1 %is_alone, label %settings, label %long
 settings:
-  %at_current = getelementptr ptr, ptr %state, i64 {s_current}
-  %current = load ptr, ptr %at_current
+  %current = field ptr %state, {s_current}
   %now = call ptr @PyObject_CallNoArgs(ptr %current)
   %has_now = icmp ne ptr %now, null
   br i1 %has_now, label %same, label %failed
 same:
   call void @Py_DecRef(ptr %now)
   %record = call ptr @PyLong_AsVoidPtr(ptr %found)
-  %at_values = getelementptr i64, ptr %record, i64 {r_settings}
-  %then = load ptr, ptr %at_values
+  %then = field ptr %record, {r_settings}
   %is_same = icmp eq ptr %now, %then
-  %at_pointers = getelementptr i64, ptr %record, i64 {r_pointers}
-  %pointer_count = load i64, ptr %at_pointers
+  %pointer_count = field i64 %record, {r_pointers}
   %is_count = icmp eq i64 %count, %pointer_count
   %is_prepared = and i1 %is_same, %is_count
   br i1 %is_prepared, label %stream, label %long
 stream:
   %room = alloca i64
-  %at_in_force = getelementptr ptr, ptr %state, i64 {s_stream}
-  %in_force = load ptr, ptr %at_in_force
-  %at_index = getelementptr ptr, ptr %state, i64 {s_index}
-  %index = load ptr, ptr %at_index
+  %in_force = field ptr %state, {s_stream}
+  %index = field ptr %state, {s_index}
   %has_stream = call i1 @address(ptr %in_force, ptr %index, ptr %room)
   br i1 %has_stream, label %default, label %failed
 default:
@@ -293,23 +273,19 @@ default:
   br i1 %is_default, label %copies, label %long
 
 copies:
-  %at_parameters = getelementptr i64, ptr %record, i64 {r_parameters}
-  %parameters = load i64, ptr %at_parameters
+  %parameters = field i64 %record, {r_parameters}
   %value_bytes = shl i64 %parameters, 3
   %values = alloca i64, i64 %parameters, align 8
-  %at_block = getelementptr i64, ptr %record, i64 {r_block}
-  %block = load ptr, ptr %at_block
+  %block = field ptr %record, {r_block}
   call void @llvm.memcpy.p0.p0.i64(ptr %values, ptr %block, i64 %value_bytes, i1 false)
   %operands = alloca i64, i64 %count, align 8
   %places = add i64 %parameters, 1
   %addresses = alloca ptr, i64 %places
-  %at_table_bytes = getelementptr i64, ptr %record, i64 {r_table_bytes}
-  %table_bytes = load i64, ptr %at_table_bytes
+  %table_bytes = field i64 %record, {r_table_bytes}
   %has_table = icmp ne i64 %table_bytes, 0
   %table_room = select i1 %has_table, i64 %table_bytes, i64 64
   %table = alloca i8, i64 %table_room, align 64
-  %at_data_ptr = getelementptr ptr, ptr %state, i64 {s_data_ptr}
-  %data_ptr = load ptr, ptr %at_data_ptr
+  %data_ptr = field ptr %state, {s_data_ptr}
   br label %pointers
 
 ; a, b, the result, and a bias, as a plan takes them
@@ -335,14 +311,12 @@ pointed:
   %i_next = add i64 %i, 1
   br label %pointers
 aligned:
-  %at_mask = getelementptr i64, ptr %record, i64 {r_mask}
-  %mask = load i64, ptr %at_mask
+  %mask = field i64 %record, {r_mask}
   %odd = and i64 %bits, %mask
   %is_even = icmp eq i64 %odd, 0
   br i1 %is_even, label %ordered, label %long
 ordered:
-  %at_order = getelementptr i64, ptr %record, i64 {r_order}
-  %order = load ptr, ptr %at_order
+  %order = field ptr %record, {r_order}
   br label %sorted
 sorted:
   %o = phi i64 [0, %ordered], [%o_next, %sort]
@@ -361,13 +335,10 @@ sort:
 tables:
   br i1 %has_table, label %maps, label %without
 maps:
-  %at_table = getelementptr i64, ptr %record, i64 {r_table}
-  %kept = load ptr, ptr %at_table
+  %kept = field ptr %record, {r_table}
   call void @llvm.memcpy.p0.p0.i64(ptr %table, ptr %kept, i64 %table_bytes, i1 false)
-  %at_maps = getelementptr i64, ptr %record, i64 {r_maps}
-  %map_count = load i64, ptr %at_maps
-  %at_map_places = getelementptr i64, ptr %record, i64 {r_places}
-  %map_places = load ptr, ptr %at_map_places
+  %map_count = field i64 %record, {r_maps}
+  %map_places = field ptr %record, {r_places}
   store ptr %table, ptr %addresses
   br label %map
 map:
@@ -410,12 +381,9 @@ given_one:
   br label %argument
 
 run:
-  %at_launches = getelementptr i64, ptr %record, i64 {r_launches}
-  %launches = load i64, ptr %at_launches
-  %at_configs = getelementptr i64, ptr %record, i64 {r_configs}
-  %configs = load ptr, ptr %at_configs
-  %at_driver = getelementptr i64, ptr %record, i64 {r_launch}
-  %driver = load ptr, ptr %at_driver
+  %launches = field i64 %record, {r_launches}
+  %configs = field ptr %record, {r_configs}
+  %driver = field ptr %record, {r_launch}
   %thread = call ptr @PyEval_SaveThread()
   br label %launch
 launch:
@@ -437,8 +405,7 @@ launched:
   call void @PyEval_RestoreThread(ptr %thread)
   br i1 %is_fine, label %done, label %long
 done:
-  %at_none = getelementptr ptr, ptr %state, i64 {s_none}
-  %none = load ptr, ptr %at_none
+  %none = field ptr %state, {s_none}
   call void @Py_IncRef(ptr %none)
   ret ptr %none
 long:
@@ -477,12 +444,15 @@ def _library() -> Library:
         **{f"s_{name}": n for n, name in enumerate(STATE_SLOTS)},
         **{f"r_{name}": n for n, name in enumerate(RECORD_SLOTS)},
     }
-    text = _TEXT.format(
-        **slots,
-        config_bytes=CONFIG_BYTES,
-        config_slots=CONFIG_SLOTS,
-        stream_byte=_STREAM_BYTE,
-        alignment=ALIGNMENT - 1,
+    text = _FIELD.sub(
+        r"\1.at = getelementptr i64, ptr \3, i64 \4\n  \1 = load \2, ptr \1.at",
+        _TEXT.format(
+            **slots,
+            config_bytes=CONFIG_BYTES,
+            config_slots=CONFIG_SLOTS,
+            stream_byte=_STREAM_BYTE,
+            alignment=ALIGNMENT - 1,
+        ),
     )
     with compiling():
         return load("launches on tensors", text, isa("host"), lambda module: module.write(text))

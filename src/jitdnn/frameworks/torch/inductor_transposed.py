@@ -1,0 +1,235 @@
+"""Transposed convolutions in Inductor's graphs on a GPU whose filter is as large as their stride: products.
+
+No element of the result has two neighbours then: each pixel of x is multiplied by all taps, and the results are laid
+side by side. So it is a convolution of one tap to as many times more channels, and its gradients are those of one;
+to lay results side by side is a matter of addresses, which Inductor's kernels around it take care of.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from jitdnn.frameworks.torch import choice
+from jitdnn.frameworks.torch.inductor_forms import (
+    are_numbers,
+    has_static_form,
+    is_on_gpu,
+    is_plain,
+    measuring,
+    real,
+)
+from jitdnn.frameworks.torch.inductor_rewriting import laid_out, refresh, sum_by_channel
+from jitdnn.frameworks.torch.inductor_tail import only_external
+from jitdnn.frameworks.torch.kernels import channels_last_strides
+from jitdnn.frameworks.torch.kinds import words
+from jitdnn.frameworks.torch.options import handle_of, parse
+
+aten = torch.ops.aten
+_FORWARD, _BACKWARD = aten.convolution.default, aten.convolution_backward.default
+
+
+def become_products(graph: Graph, options: str) -> int:
+    """Rewrite a graph in place, where the product is faster than torch's kernel; how many nodes there were."""
+    count = 0
+    for node in list(graph.nodes):
+        if node.target is _FORWARD and _is_divided(node, node.args[0], node.args[1], node.args[3:]):
+            x, w, bias, *_ = node.args
+            if _is_faster(options, node, (x, w), _forward):
+                _replace_forward(graph, node, x, w, bias)
+                count += 1
+        elif node.target is _BACKWARD and _is_divided(node, node.args[1], node.args[2], node.args[4:10]):
+            if not any(node.args[10][:2]) or any(user.target is not operator.getitem for user in node.users):
+                continue
+            if _is_faster(options, node, node.args[:3], _backward):
+                _replace_backward(graph, node)
+                count += 1
+    return count
+
+
+def _is_divided(node: Node, x: Any, w: Any, geometry: Sequence[Any]) -> bool:
+    """Whether a node is of a transposed convolution whose windows lie side by side."""
+    if (
+        node.kwargs
+        or not are_numbers(geometry)
+        or not all(is_plain(one) for one in (x, w))
+        or not is_on_gpu(x)
+    ):
+        return False
+    stride, padding, dilation, transposed, more, groups = geometry
+    values = [x.meta["val"], w.meta["val"]]
+    if (
+        not transposed
+        or groups != 1
+        or not all(map(has_static_form, values))
+        or values[0].dtype != values[1].dtype
+    ):
+        return False
+    taps = tuple(values[1].shape[2:])
+    return (
+        w.op != "get_attr"
+        and math.prod(taps) > 1
+        and _each(stride, taps) == taps
+        and {*padding, *more} == {0}
+        and {*dilation} == {1}
+    )
+
+
+def _each(given: Sequence[int], taps: Sequence[int]) -> tuple[int, ...]:
+    return tuple(given) * len(taps) if len(given) == 1 else tuple(given)
+
+
+def _plain(axes: int) -> tuple[Any, ...]:
+    """The geometry of a convolution of one tap."""
+    return [1] * axes, [0] * axes, [1] * axes, False, [0] * axes, 1
+
+
+def _filter_order(axes: int) -> list[int]:
+    """Of (C, K, taps) as (taps, K, C)."""
+    return [*range(2, 2 + axes), 1, 0]
+
+
+def _apart_order(axes: int) -> list[int]:
+    """Of (N, K, H, stride, W, stride) as (N, stride, stride, K, H, W)."""
+    return [0, *range(3, 3 + 2 * axes, 2), 1, *range(2, 2 + 2 * axes, 2)]
+
+
+def _shapes(x: Any, w: Any) -> tuple[list[int], list[int], list[int]]:
+    """Of the filter with one tap, of its results, and of those with taps and channels apart."""
+    (batch, c, *space), (_, k, *taps) = x.shape, w.shape
+    count = math.prod(taps)
+    return [count * k, c, *(1 for _ in taps)], [batch, count * k, *space], [batch, *taps, k, *space]
+
+
+def _divided(x: Any, w: Any) -> list[int]:
+    """The shape of the result with its axes of space divided by the stride."""
+    (batch, _, *space), (_, k, *taps) = x.shape, w.shape
+    return [batch, k, *(n for size, tap in zip(space, taps, strict=True) for n in (size, tap))]
+
+
+def _is_faster(
+    options: str,
+    node: Node,
+    operands: Sequence[Any],
+    ways: Callable[..., tuple[Callable[[], Any], Callable[[], Any]]],
+) -> bool:
+    try:
+        with measuring(True):
+            tensors = [real(one.meta["val"]) for one in operands]
+            ours, stock = ways(node, *tensors)
+            device = tensors[0].device
+            decision = choice.decide(
+                f"torch {node.target} transposed as product {words(tuple(tensors))} {only_external(node)} {options}",
+                handle_of(options, device.type), device, parse(options).measure, ours, stock,
+            )  # fmt: skip
+    except torch.OutOfMemoryError:
+        return False
+    return decision.is_ours
+
+
+def _forward(node: Node, x: Tensor, w: Tensor) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    axes, geometry = x.dim() - 2, node.args[3:]
+    one, _, apart = _shapes(x, w)
+    laid = w.permute(_filter_order(axes)).reshape(one)
+    is_read = only_external(node)
+
+    def product() -> Any:
+        y = _FORWARD(x, laid, None, *_plain(axes))
+        if is_read:  # Inductor lays it out by a kernel of its own
+            y = y.reshape(apart).permute(_inverse(_apart_order(axes))).clone()
+        return y
+
+    return product, lambda: _FORWARD(x, w, None, *geometry)
+
+
+def _backward(node: Node, dy: Tensor, x: Tensor, w: Tensor) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    axes, geometry = x.dim() - 2, node.args[4:10]
+    mask = [*node.args[10][:2], False]
+    one, wide, _ = _shapes(x, w)
+    laid = w.permute(_filter_order(axes)).reshape(one)
+
+    def product() -> Any:
+        own = torch.empty_strided(wide, channels_last_strides(wide), dtype=dy.dtype, device=dy.device)
+        own.copy_(dy.reshape(_divided(x, w)).permute(_apart_order(axes)).reshape(wide))
+        return _BACKWARD(own, x, laid, None, *_plain(axes), mask)
+
+    return product, lambda: _BACKWARD(dy, x, w, None, *geometry, mask)
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return [list(order).index(axis) for axis in range(len(order))]
+
+
+def _maker(graph: Graph, node: Node) -> Callable[..., Node]:
+    def call(target: Any, *arguments: Any) -> Node:
+        made = graph.call_function(target, arguments)
+        made.meta = {name: one for name, one in node.meta.items() if name != "val"}
+        refresh(made)
+        return made
+
+    return call
+
+
+def _with_one_tap(call: Callable[..., Node], x: Node, w: Node) -> Node:
+    one, _, _ = _shapes(x.meta["val"], w.meta["val"])
+    laid = call(aten.permute.default, w, _filter_order(len(one) - 2))
+    return call(aten.reshape.default, laid, one)
+
+
+def _replace_forward(graph: Graph, node: Node, x: Node, w: Node, bias: Node | None) -> None:
+    call = _maker(graph, node)
+    value = node.meta["val"]
+    axes = value.dim() - 2
+    _, _, apart = _shapes(x.meta["val"], w.meta["val"])
+    with graph.inserting_before(node):
+        y = call(_FORWARD, x, _with_one_tap(call, x, w), None, *_plain(axes))
+        y = call(aten.reshape.default, y, apart)
+        y = call(aten.permute.default, y, _inverse(_apart_order(axes)))
+        if bias is not None:
+            y = call(aten.reshape.default, y, list(value.shape))
+            bias = call(aten.reshape.default, bias, [-1, *(1 for _ in range(axes))])
+    # its form stays as it was noted: how it lies in memory is Inductor's choice
+    if bias is None:
+        node.target, node.args = aten.reshape.default, (y, list(value.shape))
+    else:
+        node.target, node.args = aten.add.Tensor, (y, bias)
+
+
+def _replace_backward(graph: Graph, node: Node) -> None:
+    call = _maker(graph, node)
+    dy, x, w, *_, mask = node.args
+    values = [one.meta["val"] for one in (x, w)]
+    axes = values[0].dim() - 2
+    _, wide, _ = _shapes(*values)
+    with graph.inserting_before(node):
+        own = call(aten.reshape.default, dy, _divided(*values))
+        own = call(aten.permute.default, own, _apart_order(axes))
+        own = call(aten.reshape.default, own, wide)
+        with values[0].fake_mode:
+            own.meta["val"] = torch.empty_strided(
+                wide, channels_last_strides(wide), dtype=values[0].dtype, device=values[0].device
+            )
+        both = call(_BACKWARD, own, x, _with_one_tap(call, x, w), None, *_plain(axes), [*mask[:2], False])
+    for user in list(node.users):
+        place = user.args[1]
+        with graph.inserting_before(user):
+            if place == 2:
+                sum_by_channel(graph, dy, user)
+                continue
+            part = graph.call_function(operator.getitem, (both, place))
+            part.meta["val"] = both.meta["val"][place]
+            if place == 1:
+                part = call(
+                    aten.reshape.default, part, [*values[1].shape[2:], *reversed(values[1].shape[:2])]
+                )
+                part = call(aten.permute.default, part, _inverse(_filter_order(axes)))
+                part = laid_out(graph, user, part, user.meta["val"].stride())
+        user.replace_all_uses_with(part)
+        graph.erase_node(user)
+    graph.erase_node(node)

@@ -1,0 +1,84 @@
+"""Transposed convolutions in Inductor's graphs whose filter is as large as their stride."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch import nn  # noqa: E402
+
+from inductor_graphs import close, compiled, count, trained  # noqa: E402
+from jitdnn.frameworks.torch import inductor_transposed  # noqa: E402
+from torch_kernels import random  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
+)
+LAYERS = (None, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+ORDER = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@pytest.fixture(autouse=True)
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Graphs of this processor taken for a GPU's."""
+    monkeypatch.setattr(inductor_transposed, "is_on_gpu", lambda _: True)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("taps", [(3,), (2, 3), (2, 1, 3)])
+def test_a_training_step(taps: tuple[int, ...], has_bias: bool) -> None:
+    """No transposed convolution is left; results and gradients are PyTorch's, and lie as PyTorch's."""
+    torch.manual_seed(0)
+    layer: Any = LAYERS[len(taps)]
+    own = nn.Sequential(layer(5, 4, taps, taps, bias=has_bias), nn.SiLU())
+    x = random(2, 5, *(3, 4, 2)[: len(taps)])
+    if x.dim() in ORDER:
+        own, x = own.to(memory_format=ORDER[x.dim()]), x.contiguous(memory_format=ORDER[x.dim()])
+    run, graphs, _ = compiled(own)
+    for one, other in zip(trained(own, run, x), trained(twin := copy.deepcopy(own), twin, x), strict=True):
+        close(one, other)
+    assert count(graphs[0], "settled_convolution") == 1
+    assert count(graphs[1], "settled_convolution") == 2
+    assert not any("aten.convolution" in target for graph in graphs for target in graph)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stride": 1},
+        {"stride": 2, "padding": 1},
+        {"stride": 2, "output_padding": 1},
+        {"stride": 2, "groups": 2},
+    ],
+)
+def test_others_stay_transposed(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    own = nn.ConvTranspose2d(4, 4, 2, **options)
+    x = random(2, 4, 3, 4)
+    run, graphs, _ = compiled(own)
+    for one, other in zip(trained(own, run, x), trained(twin := copy.deepcopy(own), twin, x), strict=True):
+        close(one, other)
+    assert count(graphs[0], "settled_convolution") == 0
+
+
+def test_gradients_of_some_operands() -> None:
+    """Of a bias alone there is no product; of a filter or of the images alone there is one."""
+    x = random(2, 4, 3, 4)
+    for name, products in (("bias", 0), ("weight", 1), ("x", 1)):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        own = nn.ConvTranspose2d(4, 3, 2, 2).requires_grad_(False)
+        wanted = (x.clone() if name == "x" else getattr(own, name)).requires_grad_()
+        given = wanted if name == "x" else x
+        run, graphs, _ = compiled(own)
+        got, theirs = (torch.autograd.grad(one(given).square().sum(), wanted)[0] for one in (run, own))
+        close(got, theirs)
+        assert count(graphs[1], "settled_convolution") == products, name
