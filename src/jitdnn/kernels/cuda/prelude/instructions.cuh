@@ -298,8 +298,15 @@ FUNCTION uint4 load16_once(const void *p) {
 // past the first cache, for what other thread blocks of this kernel write.
 FUNCTION uint4 load16_shared_cache(const void *p) { return __ldcg((const uint4 *)p); }
 FUNCTION void store4(void *p, u32 value) { *(u32 *)p = value; }
-FUNCTION void store8(void *p, uint2 value) { *(uint2 *)p = value; }
-FUNCTION void store16(void *p, uint4 value) { *(uint4 *)p = value; }
+// Written out: the compiler makes two or four stores of many that are assignments of a uint2 or uint4.
+FUNCTION void store8(void *p, uint2 value) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(value.x), "r"(value.y) : "memory");
+}
+FUNCTION void store16(void *p, uint4 value) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
+}
 FUNCTION void store16_streaming(void *p, uint4 value) { __stcs((uint4 *)p, value); }
 
 // ---- Bits, approximations, dot products ---------------------------------------------------------------------------
