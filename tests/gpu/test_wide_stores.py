@@ -1,4 +1,4 @@
-"""Results that a thread stores as 8 or 16 bytes leave in one access: the compiler takes assignments of vectors apart."""
+"""Results that a thread stores as 8 or 16 bytes leave in one access; assignments of vectors, compilers take apart."""
 
 from __future__ import annotations
 
