@@ -1,4 +1,4 @@
-"""Results that a thread stores as 8 or 16 bytes leave in one access; assignments of vectors, compilers take apart."""
+"""Results of warpgroups that threads store leave as 8 or 16 bytes: the compiler takes assignments of vectors apart."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from jitdnn.kernels.tables import algorithms
 
 # algorithm, problem, direction, kernel: one whose results threads store, wherever beta is one or zero
 STORING = (
-    ("depthwise_sliding", "n2 c16 h9 w8 k16 r3 s3 pad1 g16 f32 nhwc", "fwd", "depthwise"),
-    ("depthwise_sliding", "n2 c16 h9 w8 k16 r3 s3 pad1 stride2 g16 f32 nhwc", "bwd_data", "depthwise"),
     ("implicit_gemm_wgmma", "n2 c128 h16 w16 k64 r1 s1 stride2 bf16 nhwc", "bwd_data", "multiply"),
     ("implicit_gemm_3xf16", "n2 c128 h16 w16 k64 r3 s3 pad1 stride2 f32 nhwc", "bwd_data", "multiply"),
     ("implicit_gemm_wgmma_in_lines", "n2 c64 h32 w32 k64 r3 s3 pad1 bf16 nhwc", "fwd", "multiply"),
