@@ -46,7 +46,8 @@ of them, and a part for each column of a tile whose results are stored alone."""
 _EXCESS = 0.04, 0.025  # of bytes in flight beyond those that are enough; of f32
 _LOADING, _FEW_LOADING, _NARROW_F32 = 1000, 0.05, (0.005, 0.055)
 """Of f32 with channels last, as seen on an H100: how many threads of a multiprocessor, times the steps that they have
-in flight and the root of their channels by 2, are enough; a part of the time for each halving of them; one for narrower packs, without strides and with."""
+in flight and the root of their channels by 2, are enough; a part of the time for each halving of them; and one for
+narrower packs, without strides and with."""
 _WAVE_SECONDS = 2.4e-6  # of more than one wave
 _UNHIDDEN, _WGRAD_UNHIDDEN = 0.2, 0.08  # of the shorter of computation and memory
 _REDUCTION_SECONDS = 2.2e-6
