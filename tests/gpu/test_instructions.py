@@ -349,6 +349,7 @@ KERNEL2(128, 2) void every(const u8 *x, u8 *y, u8 *workspace, SCALE alpha, SCALE
     arrive_among_blocks((u32 *)workspace), wait_among_blocks((u32 *)workspace, 1);
     signal_blocks((u32 *)workspace), wait_for_signals((u32 *)workspace, 2);
     store8(y + 32, load8(x)), store4(y + 40, load4(x));
+    store8_whole(y, load8_wide(x)), store16_whole(y + 16, load16_wide(x));
     ((u32 *)y)[20] = byte_permute(a[0], a[1], 0x3210) + dot4_s8(a[0], a[1], 3);
     ((u32 *)y)[21] = pack_bf16(sum, d[1]) + pack_f16(sum, d[2]);
     STORE(bf16, (bf16 *)y, n, sum), STORE(f16, (f16 *)y, n, LOAD(f16, (const f16 *)x, n));

@@ -222,12 +222,16 @@ EMULATION_WIDE_LOAD(load8, uint2)
 EMULATION_WIDE_LOAD(load16, uint4)
 EMULATION_WIDE_LOAD(load16_streaming, uint4)
 EMULATION_WIDE_LOAD(load16_shared_cache, uint4)
+EMULATION_WIDE_LOAD(load8_wide, uint2)
+EMULATION_WIDE_LOAD(load16_wide, uint4)
 EMULATION_WIDE_LOAD(load8_once, uint2)
 EMULATION_WIDE_LOAD(load16_once, uint4)
 EMULATION_WIDE_STORE(store4, u32)
 EMULATION_WIDE_STORE(store8, uint2)
 EMULATION_WIDE_STORE(store16, uint4)
 EMULATION_WIDE_STORE(store16_streaming, uint4)
+EMULATION_WIDE_STORE(store8_whole, uint2)
+EMULATION_WIDE_STORE(store16_whole, uint4)
 #undef EMULATION_WIDE_LOAD
 #undef EMULATION_WIDE_STORE
 

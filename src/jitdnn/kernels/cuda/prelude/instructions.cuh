@@ -282,7 +282,20 @@ FUNCTION u32 load4(const void *p) { return __ldg((const u32 *)p); }
 FUNCTION uint2 load8(const void *p) { return __ldg((const uint2 *)p); }
 FUNCTION uint4 load16(const void *p) { return __ldg((const uint4 *)p); }
 FUNCTION uint4 load16_streaming(const void *p) { return __ldcs((const uint4 *)p); }
-// Past the first cache, and in L2 with its neighbours: of much that is read once.
+// In L2 with its neighbours.
+FUNCTION uint2 load8_wide(const void *p) {
+    uint2 v;
+    asm volatile("ld.global.nc.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+FUNCTION uint4 load16_wide(const void *p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+// The same past the first cache: of much that is read once.
 FUNCTION uint2 load8_once(const void *p) {
     uint2 v;
     asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
@@ -301,6 +314,15 @@ FUNCTION void store4(void *p, u32 value) { *(u32 *)p = value; }
 FUNCTION void store8(void *p, uint2 value) { *(uint2 *)p = value; }
 FUNCTION void store16(void *p, uint4 value) { *(uint4 *)p = value; }
 FUNCTION void store16_streaming(void *p, uint4 value) { __stcs((uint4 *)p, value); }
+// In one access always: the compiler may take the others apart, into two or four.
+FUNCTION void store8_whole(void *p, uint2 value) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(value.x), "r"(value.y) : "memory");
+}
+FUNCTION void store16_whole(void *p, uint4 value) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
+}
 
 // ---- Bits, approximations, dot products ---------------------------------------------------------------------------
 

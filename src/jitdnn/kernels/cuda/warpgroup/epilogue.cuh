@@ -218,7 +218,7 @@ FUNCTION void store_chunk(u32 buffer, u32 rows, const Tables &tables, const Colu
 #pragma unroll
         for (int row = thread / pieces; row < 64; row += 128 / pieces) {
             const i64 place = shared_load_i64(rows + row * 8);
-            if (place != NO_PLACE) store16(to + place, shared_load16(buffer + piece_place(row, piece)));
+            if (place != NO_PLACE) store16_whole(to + place, shared_load16(buffer + piece_place(row, piece)));
         }
     } else {
         // neighbouring threads have neighbouring rows, or columns, whichever are neighbours in memory
@@ -251,6 +251,7 @@ FUNCTION void store_partial(const Sums &sums, SUM *partials, const Tables &table
 #pragma unroll
         for (int j = 0; j < WN / 8; ++j) {
             const SUM *four = sums[slab] + 4 * j;
+            // not `store16_whole`, behind which ptxas lets no product run beside another (C7517)
             store16(to + slab * SLAB_SUMS + j * 512,
                     uint4{sum_bits(four[0]), sum_bits(four[1]), sum_bits(four[2]), sum_bits(four[3])});
         }
@@ -307,15 +308,15 @@ FUNCTION void store_columns(const SUM (&sums)[2][4], f32 (&summed)[2][4], const 
             }
             if constexpr (is_exchanged) words[2 * half + j] = PACK((f32)values[0], (f32)values[1]);
             if (is_paired && places[half] != NO_PLACE && of.columns[j] > lane * 2)
-                store8(result + places[half] + of.places[j] + lane * 2,
-                       uint2{__float_as_uint((f32)values[0]), __float_as_uint((f32)values[1])});
+                store8_whole(result + places[half] + of.places[j] + lane * 2,
+                             uint2{__float_as_uint((f32)values[0]), __float_as_uint((f32)values[1])});
         }
     }
     if constexpr (is_exchanged) {
         transpose_of_four(words);
         const i64 place = lane / 2 ? places[1] : places[0];
         if (place != NO_PLACE && (lane % 2 ? of.columns[1] : of.columns[0]) > 0)
-            store16(result + place + (lane % 2 ? of.places[1] : of.places[0]),
-                    uint4{words[0], words[1], words[2], words[3]});
+            store16_whole(result + place + (lane % 2 ? of.places[1] : of.places[0]),
+                          uint4{words[0], words[1], words[2], words[3]});
     }
 }

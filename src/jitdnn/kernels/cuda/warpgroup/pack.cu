@@ -38,30 +38,50 @@ FUNCTION u16 rounded(f32 value, f32 original) {
 
 // A tensor whose copy has its elements in the same order: four at a time, the last ones first, which find_maxima has
 // left in the cache.
-FUNCTION void split_flat(const Pack &form, const f32 *tensor, u16 *to, const Power &scale, int block, int blocks) {
-    const i64 count = form.images * form.extents[0] * form.extents[1] * form.extents[2] * form.channels;
-    const i64 rounds = (count + blocks * 1024ll - 1) / (blocks * 1024ll);
-    const i64 first = (blocks - 1 - block) * rounds * 1024 + threadIdx.x * 4;
-#pragma unroll 2
-    for (i64 at = first; at < min(count, first + rounds * 1024); at += 1024) {
-        const uint4 four = load16_streaming(tensor + at);
+struct Flat {
+    static constexpr int ahead = 4;  // fours that a thread asks for at once
+    i64 at, end;
+    uint4 fours[ahead];
+
+    METHOD Flat(const Pack &form, int block, int blocks) {
+        const i64 count = form.images * form.extents[0] * form.extents[1] * form.extents[2] * form.channels;
+        const i64 rounds = (count + blocks * 1024ll - 1) / (blocks * 1024ll);
+        const i64 first = (blocks - 1 - block) * rounds * 1024;
+        at = first + threadIdx.x * 4, end = min(count, first + rounds * 1024);
+    }
+    METHOD void load(const f32 *tensor) {
+#pragma unroll
+        for (int n = 0; n < ahead; ++n)
+            fours[n] = at + n * 1024 < end ? load16_streaming(tensor + at + n * 1024) : uint4{0, 0, 0, 0};
+    }
+    METHOD void split(const Pack &form, const f32 *tensor, u16 *to, const Power &scale) {
+        for (;;) {
+#pragma unroll
+            for (int n = 0; n < ahead; ++n)
+                if (at + n * 1024 < end) split_four(form, fours[n], to + at + n * 1024, scale);
+            at += ahead * 1024;
+            if (at >= end) return;
+            load(tensor);
+        }
+    }
+    METHOD static void split_four(const Pack &form, const uint4 &four, u16 *to, const Power &scale) {
 #if PARTS == 1
         auto pair = [&](u32 low, u32 high) {
             const f32 first = __uint_as_float(low), second = __uint_as_float(high);
             return rounded(scale.times(first), first) | (u32)rounded(scale.times(second), second) << 16;
         };
-        store8(to + at, uint2{pair(four.x, four.y), pair(four.z, four.w)});
+        store8(to, uint2{pair(four.x, four.y), pair(four.z, four.w)});
 #else
         f32 values[4] = {scale.times(__uint_as_float(four.x)), scale.times(__uint_as_float(four.y)),
                          scale.times(__uint_as_float(four.z)), scale.times(__uint_as_float(four.w))};
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             const u32 first = take_part(values[0], values[1]);
-            store8(to + at + part * form.between, uint2{first, take_part(values[2], values[3])});
+            store8(to + part * form.between, uint2{first, take_part(values[2], values[3])});
         }
 #endif
     }
-}
+};
 #endif
 
 #if IS_WIDENED
@@ -76,11 +96,14 @@ FUNCTION void pack(const Tables &tables, int number, const DTYPE *tensor, u8 *wo
     const Pack form = chosen(number, tables.packs[0], tables.packs[1]);
     PACKED *const copy = (PACKED *)(workspace + form.at);
 #if IS_SCALED
+    const bool is_flat = form.is_flat && (u64)tensor % 16 == 0;
+    Flat flat(form, block, blocks_of(form));
+    if (is_flat) flat.load(tensor);  // before it waits for what it is scaled by
     const Header header(tables, workspace);
     if (block == 0 && threadIdx.x == 0) header.publish(tables, workspace);
     const Power scale(header.shift(number));
-    if (form.is_flat && (u64)tensor % 16 == 0) {
-        split_flat(form, tensor, copy, scale, block, blocks_of(form));
+    if (is_flat) {
+        flat.split(form, tensor, copy, scale);
         return;
     }
 #endif

@@ -34,6 +34,9 @@ FUNCTION void multiply(f32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_
 #ifndef READS_ONCE
 #define READS_ONCE 0
 #endif
+#ifndef READS_WIDE
+#define READS_WIDE 0
+#endif
 
 // `count` neighbouring elements in registers, 16 bytes at most. Aligned memory is read and written in one access.
 template <int count>
@@ -47,13 +50,13 @@ struct Pack {
         if (!aligned) {
             load_elements(p);
         } else if (words == 4) {
-            uint4 v = READS_ONCE ? load16_once(p) : load16(p);
+            uint4 v = READS_ONCE ? load16_once(p) : READS_WIDE ? load16_wide(p) : load16(p);
             word[0] = v.x;
             word[1 % words] = v.y;
             word[2 % words] = v.z;
             word[3 % words] = v.w;
         } else if (words == 2) {
-            uint2 v = READS_ONCE ? load8_once(p) : load8(p);
+            uint2 v = READS_ONCE ? load8_once(p) : READS_WIDE ? load8_wide(p) : load8(p);
             word[0] = v.x;
             word[1 % words] = v.y;
         } else {

@@ -104,6 +104,7 @@ def _defines(plan: Sliding) -> Defines:
         ("MIN_BLOCKS", min(plan.resident, max(1, 1024 // tile.threads))),
         ("INDEX", "u32" if plan.units + 1024 < 2**32 else "u64"),
         ("OFFSET", plan.window.shift(max_offset(plan.window))),
+        ("READS_WIDE", int(plan.ends_inside_line)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import ceil, inf, prod
+from math import ceil, inf, log2, prod, sqrt
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
@@ -43,6 +43,11 @@ _SCATTERED_READS = 1.1  # on memory, where rows slide along w: what a thread rea
 _PLANAR, _WHOLE_ROW, _SHORT, _APART = 1.1, 14, 0.75, 0.14
 """Of channels first, as seen on an H200: the factor of long rows, threads of a row that are enough, the power of fewer
 of them, and a part for each column of a tile whose results are stored alone."""
+_EXCESS = 0.04, 0.025  # of bytes in flight beyond those that are enough; of f32
+_LOADING, _FEW_LOADING, _NARROW_F32 = 1000, 0.05, (0.005, 0.055)
+"""Of f32 with channels last, as seen on an H100: how many threads of a multiprocessor, times the steps that they have
+in flight and the root of their channels by 2, are enough; a part of the time for each halving of them; and one for
+narrower packs, without strides and with."""
 _WAVE_SECONDS = 2.4e-6  # of more than one wave
 _UNHIDDEN, _WGRAD_UNHIDDEN = 0.2, 0.08  # of the shorter of computation and memory
 _REDUCTION_SECONDS = 2.2e-6
@@ -227,6 +232,10 @@ class _Work:
         self._whole_steps = max(slide.input.extent // slide.input.pitch // plan.rows_in, 1)
         self._bytes = plan.own, tile.channels, plan.element
         self._narrow = 1 + 0.007 * max(0, 8 / (tile.channels * plan.element) - 1)
+        self._is_f32 = plan.element == 4 and plan.window.has_channel_lanes
+        if self._is_f32:
+            is_strided = max(axis.stride for axis in plan.axes) > 1
+            self._narrow = 1 + _NARROW_F32[is_strided] * (16 / (tile.channels * plan.element) - 1)
         self._is_scattered = slide is plan.window.axes[2]
         self._units = plan.units // -(-plan.blocks // tile.rows)  # of one chunk of rows
         self._factor = 1.0 if plan.window.has_channel_lanes else _short_rows(plan, write_packs)
@@ -258,12 +267,17 @@ class _Work:
         # a step waits for its rows: what is in flight at once bounds the bandwidth
         own, channels, element = self._bytes
         in_flight = plan.tile.prefetch * (threads * min(resident, grid_blocks / multiprocessors)) * own
+        excess = _EXCESS[self._is_f32]
         transfer = plan.window.bytes_moved / (
-            self._bandwidth * reached_bandwidth(in_flight * channels * element)
+            self._bandwidth * reached_bandwidth(in_flight * channels * element, excess=excess)
         )
         transfer *= filled**0.4 * self._narrow
         if self._is_scattered:
             transfer *= _SCATTERED_READS
+        if self._is_f32:
+            loading = plan.tile.prefetch * threads * min(resident, grid_blocks / multiprocessors)
+            loading *= sqrt(channels / 2)
+            transfer *= 1 + _FEW_LOADING * max(0.0, log2(_LOADING / loading))
         # steps wait for one another
         chain = waves * MEMORY_LATENCY * (1.5 + steps / plan.tile.prefetch)
         more_waves = _WAVE_SECONDS * (1 - 1 / waves)

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
-from jitdnn.kernels.cuda.cost import MAX_REGISTERS, REGISTER_UNIT, SCHEDULERS
+from jitdnn.kernels.cuda.cost import LINE_BYTES, MAX_REGISTERS, REGISTER_UNIT, SCHEDULERS
 from jitdnn.tensor.dtypes import DTYPES
 
 # registers that the compiler adds for addresses and bounds
@@ -128,6 +128,12 @@ class Sliding:
     def resident(self) -> int:
         """Thread blocks that a multiprocessor has at a time."""
         return resident_blocks(self.facts, self.registers + EXTRA_REGISTERS, self.tile.threads)
+
+    @cached_property
+    def ends_inside_line(self) -> bool:
+        """Whether neighbouring threads read runs of f32 that are no whole lines: L2 is asked for what follows."""
+        run = self.tile.side * self.tile.channels * self.element
+        return self.element == 4 and self.window.has_channel_lanes and run % LINE_BYTES != 0
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,13 @@ void copy_windows(const f32 *x, f32 *rows, u8 *workspace, f64 alpha, f64 beta, N
     store16(rows + (i64)unit * 4, is_inside ? load_four(x + place + result * image_step) : uint4{0, 0, 0, 0});
 }
 
+// Whether position `at` of dx was read by a tap, and for which result: `from`.
+FUNCTION bool is_met(const WindowAxis &axis, int at, int tap, int &from) {
+    const int reach = at + (int)axis.before - tap * (int)axis.dilation;
+    from = reach / (int)axis.stride;
+    return reach >= 0 && from * (int)axis.stride == reach && from < axis.results;
+}
+
 // dx of products[image, result][tap][channel], in the order of the taps.
 KERNEL(256)
 void add_windows(const f32 *products, f32 *dx, u8 *workspace, f64 alpha, f64 beta, NUMBERS) {
@@ -60,23 +67,22 @@ void add_windows(const f32 *products, f32 *dx, u8 *workspace, f64 alpha, f64 bet
     }
     if (pixel >= images) return;
     f32 sums[4] = {};
-    for (u32 tap = 0; tap < taps; ++tap) {
-        u32 rest = tap;
-        int from[3];
-        bool is_met = true;
-#pragma unroll
-        for (int n = 2; n >= 0; --n) {
-            const u32 next = rest / (u32)axes[n].taps;
-            const int reach = at[n] + (int)axes[n].before - (int)(rest - next * axes[n].taps) * (int)axes[n].dilation;
-            from[n] = reach / (int)axes[n].stride;
-            is_met = is_met && reach >= 0 && from[n] * (int)axes[n].stride == reach && from[n] < axes[n].results;
-            rest = next;
+    // where there are strides most taps meet nothing, and are left out a whole axis at a time
+    int from[3];  // the result that a tap meets, along each axis
+    for (int d = 0; d < (int)d_taps; ++d) {
+        if (!is_met(axes[0], at[0], d, from[0])) continue;
+        for (int h = 0; h < (int)h_taps; ++h) {
+            if (!is_met(axes[1], at[1], h, from[1])) continue;
+            const i64 line = (pixel * axes[0].results + from[0]) * axes[1].results + from[1];
+            for (int w = 0; w < (int)w_taps; ++w) {
+                if (!is_met(axes[2], at[2], w, from[2])) continue;
+                const i64 row = line * axes[2].results + from[2];
+                const u32 tap = ((u32)d * (u32)h_taps + h) * (u32)w_taps + w;
+                const uint4 four = load16(products + (row * taps + tap) * channels + channel);
+                sums[0] += __uint_as_float(four.x), sums[1] += __uint_as_float(four.y);
+                sums[2] += __uint_as_float(four.z), sums[3] += __uint_as_float(four.w);
+            }
         }
-        if (!is_met) continue;
-        const i64 row = ((pixel * axes[0].results + from[0]) * axes[1].results + from[1]) * axes[2].results + from[2];
-        const uint4 four = load16(products + (row * taps + tap) * channels + channel);
-        sums[0] += __uint_as_float(four.x), sums[1] += __uint_as_float(four.y);
-        sums[2] += __uint_as_float(four.z), sums[3] += __uint_as_float(four.w);
     }
     f32 *to = dx + place + pixel * image_step;
 #pragma unroll

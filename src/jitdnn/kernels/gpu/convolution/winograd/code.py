@@ -21,7 +21,7 @@ _MOST_ROWS = 65535
 _POINTERS = 3
 SAMPLES = 2048
 """Numbers of an operand by the largest of which the largest of all is guessed: a multiple of a thread block."""
-_FEW_BLOCKS = 512
+_FEW_BLOCKS = 128
 """Of a transform that is hardly ever done again."""
 _WORDS = {2: "u32", 4: "u32x2", 8: "u32x4"}
 """Two elements of so many bytes each."""
