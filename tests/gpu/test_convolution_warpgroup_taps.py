@@ -90,6 +90,15 @@ def test_a_row_that_is_not_whole_is_not_read(cuda_device: Any) -> None:
     assert planned(words.replace("w21", "w22"), cuda_device, NARROW)[2].blocking.lines.pixels == 2
 
 
+@pytest.mark.parametrize("words", ["fwd n1 c64 h5 w12 k128", "bwd_data n1 c128 h5 w12 k96", "fwd n1 c128 h4 w9 k104"])
+def test_half_rows_leave_room_for_stages(words: str, cuda_device: Any) -> None:
+    """The filter of three taps by 128 columns is long: of rows that hold 64 channels there is room for two stages."""
+    problem, algorithm, plan = planned(f"conv_{words} r3 s3 pad1 bf16", cuda_device, Tile(3, 1, 1, 128))
+    assert plan.row_bytes == 64
+    assert plan.blocking.stages >= 3
+    run_algorithm(algorithm, make_case(problem), cuda_device)
+
+
 def test_channels_first_are_packed(cuda_device: Any) -> None:
     problem = convolution("conv_fwd n2 c32 h6 w9 k40 r3 s3 pad1 bf16")
     run_algorithm(WarpgroupGemmInLines((NARROW,)), make_case(problem), cuda_device)

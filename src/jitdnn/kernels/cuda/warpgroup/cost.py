@@ -45,11 +45,12 @@ _LINES_FACTOR = 1.35  # of a stage in lines whose consumers divide it themselves
 _MIXED_FACTOR = 1.45  # of a stage of which one operand is divided in registers and the other in shared memory
 _ACROSS_FACTOR = 1.0  # of a wgrad's stage that two warpgroups share across
 _ROWS_ACROSS_FACTOR = 1.15  # the same where each of them divides its rows in registers
-_WIDE_LINES_FACTOR = 1.15
+_WIDE_LINES_FACTOR = 1.24
 """Of a stage in lines of more than 64 columns, in rows of 128 bytes: there are few of them, and those of tiles without
 lines take less than they are held to."""
-_LINES_RESULT_CYCLES = {1: 0.1, 2: 0.1, 3: 0.025}
-"""Beside these, of a result in lines, which threads store, by consumers: of three two multiply meanwhile."""
+_LINES_RESULT_CYCLES, _LINES_RESULT_KEPT = {1: 0.117, 2: 0.117, 3: 0.09}, {1: 0.117, 2: 0.117, 3: 0.025}
+"""Beside these, of a result in lines, which threads store, by consumers; where all of B is kept, of three two multiply
+meanwhile."""
 _EMPTY_CYCLES = 1300.0  # of a tile of zeros, beside storing them
 _EARLY_STAGES = 36
 _WAITED, _ADDED_BYTES = 900.0, 30.0
@@ -124,7 +125,9 @@ class _Constants:
 
 
 _OTHERS = _Constants()
-_IN_LINES = _Constants(shared=1.2)
+_IN_LINES = _Constants(
+    clock=1.1, efficiency=0.95, shared=1.17, row=1.61, outside=2.3, tile=1930.0, start=2500.0
+)  # fmt: skip
 _WGRAD = _Constants(cluster=1.3)
 _ALONG = _Constants(
     clock=1.11, efficiency=1.0, shared=1.17, row=1.2, outside=5.5, stage=136.0, piece=115.0,
@@ -136,6 +139,10 @@ _PADDED = 0.4
 """Of the cycles of a row outside of the tensor, that a row of pixels inside takes where some lie outside."""
 _LAST_ROWS = 0.7
 """The same of rows outside of the last of several tiles down."""
+_ALONE = {(64, 144): 1.15}
+"""Of a stage of such a tile, whose only warpgroup has few products in flight for what L2 brings."""
+_UNEVEN_ROW = 0.8
+"""Cycles of a row of 128 bytes of an operand, beside the stage, that is in two lines of L2."""
 _ACROSS_BYTES = 69.0
 """Of operands, that L2 brings each multiprocessor in a cycle where the filter lies across."""
 _THROTTLED = (15e3, 74e3)
@@ -336,6 +343,10 @@ def seconds(
             stage *= _ROWS_ACROSS_FACTOR if blocking.divides_rows else _ACROSS_FACTOR
     elif not (is_along or blocking.keeps_b):
         stage += constants.outside * blocking.parts * blocking.lines.mean_taps * products.outside(tile)
+    if is_along:
+        stage *= _ALONE.get((tile.m, tile.n), 1.0)
+        a, b = products.is_uneven
+        stage += _UNEVEN_ROW * (blocking.row // row_bytes) * (a * tile.m + b * blocking.rows_of_b)
     if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW:
         stage *= _WIDE_LINES_FACTOR
     if tile.cluster > 1:
@@ -357,7 +368,8 @@ def seconds(
         loop = max(loop, moved)
     between = constants.tile
     if blocking.lines.taps > 1:
-        between += _LINES_RESULT_CYCLES[tile.warpgroups] * tile.m * tile.n
+        own = _LINES_RESULT_KEPT if blocking.keeps_b else _LINES_RESULT_CYCLES
+        between += own[tile.warpgroups] * tile.m * tile.n
     one = loop + between + (out + constants.partial if blocking.is_split else finished)
     if tile.cluster > 1:
         one += (
