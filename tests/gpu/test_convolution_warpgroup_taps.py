@@ -90,7 +90,9 @@ def test_a_row_that_is_not_whole_is_not_read(cuda_device: Any) -> None:
     assert planned(words.replace("w21", "w22"), cuda_device, NARROW)[2].blocking.lines.pixels == 2
 
 
-@pytest.mark.parametrize("words", ["fwd n1 c64 h5 w12 k128", "bwd_data n1 c128 h5 w12 k96", "fwd n1 c128 h4 w9 k104"])
+@pytest.mark.parametrize(
+    "words", ["fwd n1 c64 h5 w12 k128", "bwd_data n1 c128 h5 w12 k96", "fwd n1 c128 h4 w9 k104"]
+)
 def test_half_rows_leave_room_for_stages(words: str, cuda_device: Any) -> None:
     """The filter of three taps by 128 columns is long: of rows that hold 64 channels there is room for two stages."""
     problem, algorithm, plan = planned(f"conv_{words} r3 s3 pad1 bf16", cuda_device, Tile(3, 1, 1, 128))
