@@ -135,7 +135,7 @@ _ALONG = _Constants(
     memory=0.965, unhidden=0.17, launch=0.66e-6, early_launch=0.78e-6, reduction=3.0e-6,
 )  # fmt: skip
 """Forward and of the data, undivided, of whole rows of channels: fitted to 1900 tiles on an H200."""
-_PADDED = 0.4
+_PADDED, _PADDED_VOLUME = 0.4, 0.5
 """Of the cycles of a row outside of the tensor, that a row of pixels inside takes where some lie outside."""
 _LAST_ROWS = 0.7
 """The same of rows outside of the last of several tiles down."""
@@ -297,7 +297,8 @@ def _outside(products: Products, blocking: Blocking, multiprocessors: int) -> fl
     if len(products.rows) == 1 and (is_one_wave or products.tiles_m(tile) == 1):
         rows = products.outside_rows(tile) * (1.0 if products.tiles_m(tile) == 1 else _LAST_ROWS)
     if products.padding:
-        rows = max(rows, (products.padding + _PADDED * (1.0 - products.padding)) * tile.m)
+        padded = _PADDED_VOLUME if products.is_volume else _PADDED
+        rows = max(rows, (products.padding + padded * (1.0 - products.padding)) * tile.m)
     return columns + rows
 
 
