@@ -247,7 +247,7 @@ def _correlation_plan(
         row_boxes is not None,
         padding_of(phases, data.extents),
         (a[0].is_uneven, b[0].is_uneven),
-        rank == 5,
+        rank == 5 and len(phases) == 1,
     )
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     # what all tiles read for a tap is gone from L2 when they read it for the next
