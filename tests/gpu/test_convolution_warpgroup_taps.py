@@ -56,7 +56,12 @@ def test_every_kind_of_line(words: str, cuda_device: Any) -> None:
     """Rows of all lengths; taps some pixels apart; strides and dilations of other axes; tiles that end within one."""
     tile, *expected = LAYERS[words]
     problem, algorithm, plan = planned(words, cuda_device, tile)
-    assert [plan.row_bytes, plan.blocking.keeps_b, plan.is_b_mn_major] == expected
+    row_bytes, keeps_b, is_across = expected
+    assert plan.row_bytes in (
+        row_bytes,
+        max(row_bytes // 2, 64),
+    )  # half of it where that is expected to be faster
+    assert [plan.blocking.keeps_b, plan.is_b_mn_major] == [keeps_b, is_across]
     assert plan.blocking.lines.pixels == 1
     assert plan.blocking.lines.taps == -(-problem.filter_spatial[-1] // problem.stride[-1])
     run_algorithm(algorithm, make_case(problem), cuda_device)

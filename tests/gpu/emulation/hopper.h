@@ -108,8 +108,8 @@ static inline void wgmma_wait(EMULATION_LINE) {
 #define EMULATION_WGMMA(name, sum, element, element_b)                                                                              \
     template <bool is_a_mn_major, bool is_b_mn_major, int count>                                                    \
     static inline void name(sum (&d)[count], u64 a, u64 b, bool is_added, EMULATION_LINE) {                         \
-        static_assert(count == 16 || count == 32 || count == 40 || count == 72 || (count >= 48 && count <= 128 && count % 16 == 0), \
-                      "there are instructions for n = 32, 64, 80, 96, 128, 144, 160, 192, 224 and 256");                \
+        static_assert(count == 16 || count == 32 || count == 72 || (count >= 48 && count <= 128 && count % 16 == 0), \
+                      "there are instructions for n = 32, 64, 96, 128, 144, 160, 192, 224 and 256");                \
         static_assert(emulation::element < emulation::TF32 || (!is_a_mn_major && !is_b_mn_major),                   \
                       "elements of one and of four bytes are K-major");                                             \
         const emulation::Product product = {d, a, b, emulation::element, emulation::element_b, 2 * count,           \
@@ -131,8 +131,8 @@ EMULATION_WGMMA(wgmma_e5m2_e5m2, f32, E5M2, E5M2)
 #define EMULATION_WGMMA_A(name, element)                                                                            \
     template <bool is_b_mn_major, int count>                                                                        \
     static inline void name(f32 (&d)[count], const u32 (&a)[4], u64 b, bool is_added, EMULATION_LINE) {             \
-        static_assert(count == 16 || count == 32 || count == 40 || (count >= 48 && count <= 128 && count % 16 == 0), \
-                      "there are instructions for n = 32, 64, 80, 96, 128, 144, 160, 192, 224 and 256");                     \
+        static_assert(count == 16 || count == 32 || (count >= 48 && count <= 128 && count % 16 == 0),               \
+                      "there are instructions for n = 32, 64, 96, 128, 144, 160, 192, 224 and 256");                     \
         static_assert(emulation::element != emulation::TF32 || !is_b_mn_major, "tf32 is K-major");                  \
         const emulation::Product product = {d, 0, b, emulation::element, emulation::element, 2 * count, false,      \
                                             is_b_mn_major, is_added, a};                                            \

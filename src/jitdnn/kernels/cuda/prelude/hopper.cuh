@@ -150,7 +150,6 @@ FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::
 #define WREGS_16 W8(0, 1, 2, 3, 4, 5, 6, 7) "," W8(8, 9, 10, 11, 12, 13, 14, 15)
 #define WREGS_32                                                                                                  \
     WREGS_16 "," W8(16, 17, 18, 19, 20, 21, 22, 23) "," W8(24, 25, 26, 27, 28, 29, 30, 31)
-#define WREGS_40 WREGS_32 "," W8(32, 33, 34, 35, 36, 37, 38, 39)
 #define WREGS_48                                                                                                  \
     WREGS_32 "," W8(32, 33, 34, 35, 36, 37, 38, 39) "," W8(40, 41, 42, 43, 44, 45, 46, 47)
 #define WREGS_64                                                                                                  \
@@ -171,7 +170,6 @@ FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::
         kind(d[n + 7])
 #define WSUMS_16(kind) WSUMS_8(kind, 0), WSUMS_8(kind, 8)
 #define WSUMS_32(kind) WSUMS_16(kind), WSUMS_8(kind, 16), WSUMS_8(kind, 24)
-#define WSUMS_40(kind) WSUMS_32(kind), WSUMS_8(kind, 32)
 #define WSUMS_48(kind) WSUMS_32(kind), WSUMS_8(kind, 32), WSUMS_8(kind, 40)
 #define WSUMS_64(kind) WSUMS_48(kind), WSUMS_8(kind, 48), WSUMS_8(kind, 56)
 #define WSUMS_72(kind) WSUMS_64(kind), WSUMS_8(kind, 64)
@@ -222,7 +220,6 @@ FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::
     WGMMA_BYTES(n, count, e5m2_e5m2, f32, "+f", "f32.e5m2.e5m2", ", 1, 1", a_at, b_at, p_at)
 WGMMA(32, 16, 16, 17, 18, 19, 20)
 WGMMA(64, 32, 32, 33, 34, 35, 36)
-WGMMA(80, 40, 40, 41, 42, 43, 44)
 WGMMA(96, 48, 48, 49, 50, 51, 52)
 WGMMA(128, 64, 64, 65, 66, 67, 68)
 WGMMA(144, 72, 72, 73, 74, 75, 76)
@@ -264,7 +261,6 @@ WGMMA(256, 128, 128, 129, 130, 131, 132)
     WGMMA_A_TF32(n, count, a0, a1, a2, a3, b_at, p_at)
 WGMMA_A(32, 16, 16, 17, 18, 19, 20, 21, 22)
 WGMMA_A(64, 32, 32, 33, 34, 35, 36, 37, 38)
-WGMMA_A(80, 40, 40, 41, 42, 43, 44, 45, 46)
 WGMMA_A(96, 48, 48, 49, 50, 51, 52, 53, 54)
 WGMMA_A(128, 64, 64, 65, 66, 67, 68, 69, 70)
 WGMMA_A(144, 72, 72, 73, 74, 75, 76, 77, 78)

@@ -135,11 +135,11 @@ _ALONG = _Constants(
     memory=0.965, unhidden=0.17, launch=0.66e-6, early_launch=0.78e-6, reduction=3.0e-6,
 )  # fmt: skip
 """Forward and of the data, undivided, of whole rows of channels: fitted to 1900 tiles on an H200."""
-_PADDED, _PADDED_VOLUME = 0.4, 0.5
+_PADDED, _PADDED_VOLUME = 0.4, 0.47
 """Of the cycles of a row outside of the tensor, that a row of pixels inside takes where some lie outside."""
 _LAST_ROWS = 0.7
 """The same of rows outside of the last of several tiles down."""
-_ALONE = {(64, 144): 1.15}
+_ALONE = {(64, 144): 1.3}
 """Of a stage of such a tile, whose only warpgroup has few products in flight for what L2 brings."""
 _UNEVEN_ROW = 0.8
 """Cycles of a row of 128 bytes of an operand, beside the stage, that is in two lines of L2."""

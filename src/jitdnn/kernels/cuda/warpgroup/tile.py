@@ -211,7 +211,6 @@ TILES = (
     Tile(1, 1, 1, 96),
     Tile(1, 1, 1, 160),
     Tile(1, 1, 1, 144),
-    Tile(2, 1, 1, 80),
 )
 """Tiles worth trying, those first that are best for many problems."""
 SHARED = (Tile(2, 1, 2, 128), Tile(2, 1, 1, 128), Tile(1, 1, 1, 64))

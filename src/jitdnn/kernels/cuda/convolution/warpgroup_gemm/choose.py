@@ -44,6 +44,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import MAX_PHASES, Plan, phases_of_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.rows import (
+    LEAST_COLUMNS,
     lines_of,
     neighbours_of,
     padding_of,
@@ -62,6 +63,10 @@ from jitdnn.tensor import DTYPES
 MAX_PACKED = 2**32
 _NEVER = 2**30  # behind all tiles
 _MAX_SPLITS = 16
+_HALF_ROWS = 1.06
+"""Factor on the time in lines whose rows hold half of what they could, beside that of others: as measured."""
+_FEW_COLUMNS = 1.2
+"""The same of products in lines with fewer columns than those worth shorter rows."""
 _BOX_ROWS = 64
 """Of the result, where these are neighbours in memory: a box has 128 bytes of them of each of its columns."""
 _ROWS_OF_TILE, _L2_SHARE = 128, 0.75
@@ -129,9 +134,18 @@ def plan_of(
         return _correlation_plan(*given)
     geometry = geometry_of(problem)
     size = element_bytes(problem, is_scaled)
-    rows = rows_of_lines(geometry.in_channels, size, geometry.groups > 1)
-    plans = [_correlation_plan(*given, row) for row in rows]
-    return min((one for one in plans if isinstance(one, Plan)), key=lambda one: one.seconds, default=plans[0])
+    rows = rows_of_lines(geometry.in_channels, size, geometry.groups > 1, geometry.out_channels)
+    best = _correlation_plan(*given, rows[0])
+    if isinstance(best, Plan) and geometry.out_channels < LEAST_COLUMNS:
+        return replace(best, seconds=_FEW_COLUMNS * best.seconds)
+    for row in rows[1:]:
+        plan = _correlation_plan(*given, row)
+        if not isinstance(plan, Plan):
+            continue
+        plan = replace(plan, seconds=_HALF_ROWS * plan.seconds)
+        if not isinstance(best, Plan) or plan.seconds < best.seconds:
+            best = plan
+    return best
 
 
 def _correlation_plan(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import ROWS, Operand
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import Axis
+from jitdnn.kernels.cuda.cost import SECTOR_BYTES
 from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Lines
 from jitdnn.problems.convolution import Convolution
 
@@ -14,8 +15,10 @@ _ROW_COST = {128: 1.0, 64: 0.75, 32: 0.7}
 """Of a row of so many bytes: to the copy engine they are alike, and products of short ones take less."""
 _EMPTY_COST = 1.0
 """Of one behind the last tap, of zeros that fill up a stage, which take the copy engine no less time."""
-LEAST_OF_LINES = 64
+_LEAST_OF_LINES = 64
 """Bytes of the shortest rows worth trying where longer ones hold a tap's channels."""
+LEAST_COLUMNS = 32
+"""Of the product, of which the filter is long enough."""
 _COUNTS = {128: (), 64: (3,), 32: (5, 3)}
 """Of rows in a stage, where whole ones would end in zeros: more than `STAGE_ROW` bytes, or little less."""
 
@@ -88,12 +91,14 @@ def neighbours_of(problem: Convolution, data: Operand, weights: Operand) -> Line
     return Lines(taps, 1, pixels=step, first=-before % step)
 
 
-def rows_of_lines(channels: int, size: int, is_exact: bool) -> list[int]:
+def rows_of_lines(channels: int, size: int, is_exact: bool, columns: int) -> list[int]:
     """Bytes of the rows in which channels may be brought where taps share rows, each of which is a stage.
 
-    Those that hold the channels with least to spare and, since stages that have the filter of several taps are long and
-    few, shorter ones of which there are more.
+    Those that hold the channels with least to spare and, since stages that have the filter of several taps by some
+    columns are long and few, shorter ones of which there are more, if pixels begin at sectors.
     """
     fitting = [row for row in ROWS if not is_exact or channels * size % row == 0]
     best = min(fitting, key=lambda row: -(-channels * size // row) * _ROW_COST[row])
-    return [best, *(row for row in fitting if LEAST_OF_LINES <= row < best)]
+    if columns < LEAST_COLUMNS or channels * size % SECTOR_BYTES:
+        return [best]
+    return [best, *(row for row in fitting if _LEAST_OF_LINES <= row < best)]
