@@ -58,12 +58,14 @@ _LINES_FACTOR = 1.35  # of a stage in lines whose consumers divide it themselves
 _MIXED_FACTOR = 1.45  # of a stage of which one operand is divided in registers and the other in shared memory
 _ACROSS_FACTOR = 1.0  # of a wgrad's stage that two warpgroups share across
 _ROWS_ACROSS_FACTOR = 1.15  # the same where each of them divides its rows in registers
-_WIDE_LINES_FACTOR = 1.15
+_WIDE_LINES_FACTOR = 1.24
 """Of a stage in lines of more than 64 columns, in rows of 128 bytes: there are few of them, and those of tiles without
 lines take less than they are held to."""
-_LINES_RESULT_CYCLES = {1: 0.1, 2: 0.1, 3: 0.025}
+_F32_WIDE_LINES_FACTOR = 1.15  # the same of f32
+_LINES_RESULT_CYCLES, _LINES_RESULT_KEPT = {1: 0.117, 2: 0.117, 3: 0.09}, {1: 0.117, 2: 0.117, 3: 0.025}
 _F32_LINES_RESULT_CYCLES = {1: 0.2, 2: 0.18, 3: 0.15}
-"""Beside these, of a result in lines, which threads store, by consumers: of three two multiply meanwhile."""
+"""Beside these, of a result in lines, which threads store, by consumers; where all of B is kept, of three two multiply
+meanwhile."""
 _EMPTY_CYCLES = 1300.0  # of a tile of zeros, beside storing them
 _EARLY_STAGES = 36
 _WAITED, _ADDED_BYTES = 900.0, 30.0
@@ -139,7 +141,9 @@ class _Constants:
 
 
 _OTHERS = _Constants()
-_IN_LINES = _Constants(shared=1.2)
+_IN_LINES = _Constants(
+    clock=1.1, efficiency=0.95, shared=1.17, row=1.61, outside=2.3, tile=1930.0, start=2500.0
+)  # fmt: skip
 _WGRAD = _Constants(cluster=1.3)
 _ALONG = _Constants(
     clock=1.11, efficiency=1.0, shared=1.17, row=1.2, outside=5.5, stage=136.0, piece=115.0,
@@ -147,10 +151,14 @@ _ALONG = _Constants(
     memory=0.965, unhidden=0.17, launch=0.66e-6, early_launch=0.78e-6, reduction=3.0e-6,
 )  # fmt: skip
 """Forward and of the data, undivided, of whole rows of channels: fitted to 1900 tiles on an H200."""
-_PADDED = 0.4
+_PADDED, _PADDED_VOLUME = 0.4, 0.47
 """Of the cycles of a row outside of the tensor, that a row of pixels inside takes where some lie outside."""
 _LAST_ROWS = 0.7
 """The same of rows outside of the last of several tiles down."""
+_ALONE = {(64, 144): 1.3}
+"""Of a stage of such a tile, whose only warpgroup has few products in flight for what L2 brings."""
+_UNEVEN_ROW = 0.8
+"""Cycles of a row of 128 bytes of an operand, beside the stage, that is in two lines of L2."""
 _ACROSS_BYTES = 69.0
 """Of operands, that L2 brings each multiprocessor in a cycle where the filter lies across."""
 _THROTTLED = (15e3, 74e3)
@@ -317,7 +325,8 @@ def _outside(products: Products, blocking: Blocking, multiprocessors: int) -> fl
     if len(products.rows) == 1 and (is_one_wave or products.tiles_m(tile) == 1):
         rows = products.outside_rows(tile) * (1.0 if products.tiles_m(tile) == 1 else _LAST_ROWS)
     if products.padding:
-        rows = max(rows, (products.padding + _PADDED * (1.0 - products.padding)) * tile.m)
+        padded = _PADDED_VOLUME if products.is_volume else _PADDED
+        rows = max(rows, (products.padding + padded * (1.0 - products.padding)) * tile.m)
     return columns + rows
 
 
@@ -363,8 +372,12 @@ def seconds(
             stage *= _ROWS_ACROSS_FACTOR if blocking.divides_rows else _ACROSS_FACTOR
     elif not (is_along or blocking.keeps_b):
         stage += constants.outside * blocking.parts * blocking.lines.mean_taps * products.outside(tile)
+    if is_along:
+        stage *= _ALONE.get((tile.m, tile.n), 1.0)
+        a, b = products.is_uneven
+        stage += _UNEVEN_ROW * (blocking.row // row_bytes) * (a * tile.m + b * blocking.rows_of_b)
     if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW and not tile.swaps:
-        stage *= _WIDE_LINES_FACTOR
+        stage *= _F32_WIDE_LINES_FACTOR if result_bytes == 4 else _WIDE_LINES_FACTOR
     if tile.cluster > 1:
         stage *= constants.cluster
         if is_wgrad and blocking.parts == 1 and not boxes.has_windows:
@@ -386,8 +399,9 @@ def seconds(
     if tile.swaps:
         between += tile.m * tile.n * result_bytes / _SWAPPED_RESULT_BYTES
     elif blocking.lines.taps > 1:
-        of_result = _F32_LINES_RESULT_CYCLES if result_bytes == 4 else _LINES_RESULT_CYCLES
-        between += of_result[tile.warpgroups] * tile.m * tile.n
+        own = _LINES_RESULT_KEPT if blocking.keeps_b else _LINES_RESULT_CYCLES
+        own = _F32_LINES_RESULT_CYCLES if result_bytes == 4 else own
+        between += own[tile.warpgroups] * tile.m * tile.n
     if blocking.leaves_at_once and not blocking.divides_rows:
         between += tile.m * tile.n * result_bytes / _LEFT_BYTES
     one = loop + between + (out + constants.partial if blocking.is_split else finished)

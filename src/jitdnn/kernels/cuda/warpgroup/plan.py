@@ -48,7 +48,9 @@ class Products:
 
     `is_across`: B is MN-major, and comes in whole blocks of columns. `is_strided`: rows of A lie some rows apart.
     `has_row_boxes`: neighbours in memory are rows of the result, 64 of which the copy engine stores of some columns at
-    once. `padding`: share of the rows of A, of all stages, that lie outside of the data.
+    once. `padding`: share of the rows of A, of all stages, that lie outside of the data. `is_uneven`: rows of A, and of
+    B, begin inside of a line of L2. `is_volume`: pixels have three axes, and
+    there are no stride phases.
     """
 
     rows: tuple[int, ...]
@@ -59,6 +61,8 @@ class Products:
     is_strided: bool = False
     has_row_boxes: bool = False
     padding: float = 0.0
+    is_uneven: tuple[bool, bool] = (False, False)
+    is_volume: bool = False
 
     def in_stages(self, depth: int) -> Products:
         """The same in stages of `depth` times as much of K."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -44,28 +43,34 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     three_of,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import MAX_PHASES, Plan, phases_of_code
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.rows import (
+    LEAST_COLUMNS,
+    lines_of,
+    neighbours_of,
+    padding_of,
+    rows_of,
+    rows_of_lines,
+)
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import plan_in_lines, wgrad_plan
 from jitdnn.kernels.cuda.cost import narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.plan import linear_step
 from jitdnn.kernels.cuda.warpgroup.cost import best_blocking
 from jitdnn.kernels.cuda.warpgroup.plan import Products
-from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Lines, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 
 MAX_PACKED = 2**32
 _NEVER = 2**30  # behind all tiles
 _MAX_SPLITS = 16
-_ROW_COST = {128: 1.0, 64: 0.75, 32: 0.7}
-"""Of a row of so many bytes: to the copy engine they are alike, and products of short ones take less."""
-_EMPTY_COST = 1.0
-"""Of one behind the last tap, of zeros that fill up a stage, which take the copy engine no less time."""
+_HALF_ROWS = 1.06
+"""Factor on the time in lines whose rows hold half of what they could, beside that of others: as measured."""
+_FEW_COLUMNS = 1.2
+"""The same of products in lines with fewer columns than those worth shorter rows."""
 _BOX_ROWS = 64
 """Of the result, where these are neighbours in memory: a box has 128 bytes of them of each of its columns."""
 _ROWS_OF_TILE, _L2_SHARE = 128, 0.75
 """Of a usual tile; of the L2 cache, that stays from one tap to the next."""
-_COUNTS = {128: (), 64: (3,), 32: (5, 3)}
-"""Of rows in a stage, where whole ones would end in zeros: more than `STAGE_ROW` bytes, or little less."""
 
 
 def unplannable(problem: Convolution, is_scaled: bool = False) -> str | None:
@@ -125,84 +130,23 @@ def plan_of(
             problem, device, tiles, uses_workspace, parts, is_scaled, is_divided, batch, fusion,
             divides_rows=divides_rows, is_rough=is_rough, is_blockwise=is_blockwise,
         )  # fmt: skip
-    return _correlation_plan(
-        problem, device, tiles, uses_workspace, parts, is_scaled, batch, fusion, divides_rows, is_in_lines
-    )
-
-
-def _rows(channels: int, size: int, taps: int, is_exact: bool, is_whole: bool) -> tuple[int, int]:
-    """Bytes of the rows in which a tap's channels are brought, and those of K in a stage, which are some rows.
-
-    `is_exact`: behind the channels there are those of another group. `is_whole`: a stage has `STAGE_ROW` bytes.
-    """
-
-    def cost(rows: tuple[int, int]) -> float:
-        row, stage = rows
-        pieces = taps * -(-channels * size // row)
-        return pieces * _ROW_COST[row] + -pieces % (stage // row) * _EMPTY_COST
-
-    found = []
-    for row in ROWS:
-        if is_exact and channels * size % row:
+    given = problem, device, tiles, uses_workspace, parts, is_scaled, batch, fusion, divides_rows
+    if not is_in_lines:
+        return _correlation_plan(*given)
+    geometry = geometry_of(problem)
+    size = element_bytes(problem, is_scaled)
+    rows = rows_of_lines(geometry.in_channels, size, geometry.groups > 1, geometry.out_channels)
+    best = _correlation_plan(*given, rows[0])
+    if isinstance(best, Plan) and geometry.out_channels < LEAST_COLUMNS:
+        return replace(best, seconds=_FEW_COLUMNS * best.seconds)
+    for row in rows[1:]:
+        plan = _correlation_plan(*given, row)
+        if not isinstance(plan, Plan):
             continue
-        found.append((row, STAGE_ROW))
-        pieces = taps * -(-channels * size // row)
-        if not is_whole and -pieces % (STAGE_ROW // row):
-            # stages without rows of zeros, or the one that there is
-            found += [(row, row * count) for count in _COUNTS[row] if pieces % count == 0][:1]
-            if pieces < STAGE_ROW // row:
-                found.append((row, row * pieces))
-    return min(found, key=cost)
-
-
-def _lines_of(phases: Sequence[Sequence[Axis]]) -> Lines | None:
-    """The taps along the last axis that may share rows, the same of all stride phases; None if none do."""
-    lasts = {(axes[2].input_stride, axes[2].taps, axes[2].dilation) for axes in phases}
-    step, taps, dilation = next(iter(lasts))
-    if len(lasts) > 1 or taps <= step or (step > 1 and dilation > 1):
-        return None
-    return Lines(-(-taps // step), dilation, step, taps % step or step)
-
-
-def _padding(phases: Sequence[Sequence[Axis]], extents: Sequence[int]) -> float:
-    """Of the pixels that all taps read, the share that lies outside of the data."""
-    inside = of_all = 0
-    for axes in phases:
-        inside += math.prod(axis.inside(extent) for axis, extent in zip(axes, extents, strict=True))
-        of_all += math.prod(axis.taps * axis.results for axis in axes)
-    return 1.0 - inside / of_all if of_all else 0.0
-
-
-def _neighbours_of(problem: Convolution, data: Operand, weights: Operand) -> Lines | None:
-    """Lines whose windows are as many pixels apart as are a row of A, of few channels; None if there are none."""
-    step, taps, dilation = problem.stride[-1], problem.filter_spatial[-1], problem.dilation[-1]
-    row = step * data.channels * data.size
-    if (
-        problem.direction != "fwd"
-        or problem.groups > 1
-        or problem.mode != "cross_correlation"
-        or not data.is_direct
-        or step == 1
-        or taps == 1
-        or dilation > 1
-        or row not in ROWS
-        or row // step not in ROWS
-        or data.space[2] != data.channels
-    ):
-        return None
-    before = problem.padding[-1][0]
-    last = (problem.output_spatial[-1] - 1) * step - before + taps - 1  # pixel that a result needs
-    extent = data.extents[2]
-    if extent < step or (extent % step and last >= extent // step * step):
-        return None  # pixels of a row that is not whole are read
-    return Lines(taps, 1, pixels=step, first=-before % step)
-
-
-def _row_of_lines(channels: int, size: int, is_exact: bool) -> tuple[int, int]:
-    """The same as `_rows` where taps share rows: a stage is one."""
-    fitting = [row for row in ROWS if not is_exact or channels * size % row == 0]
-    row = min(fitting, key=lambda row: -(-channels * size // row) * _ROW_COST[row])
-    return row, row
+        plan = replace(plan, seconds=_HALF_ROWS * plan.seconds)
+        if not isinstance(best, Plan) or plan.seconds < best.seconds:
+            best = plan
+    return best
 
 
 def _correlation_plan(
@@ -215,8 +159,10 @@ def _correlation_plan(
     batch: Batch | None,
     fusion: Fusion,
     divides_rows: bool = False,
-    is_in_lines: bool = False,
+    row_of_lines: int = 0,
 ) -> Plan | str:
+    """The plan of a forward product or of the data; in lines with `row_of_lines`: bytes of a row of those."""
+    is_in_lines = row_of_lines > 0
     geometry = geometry_of(problem)
     is_forward = problem.direction == "fwd"
     data_tensor, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
@@ -257,8 +203,8 @@ def _correlation_plan(
     ]
     lines = NO_LINES
     if is_in_lines:
-        found_lines = None if fusion.has_prologue else _neighbours_of(problem, data, weights)
-        found_lines = found_lines or _lines_of(phases)
+        found_lines = None if fusion.has_prologue else neighbours_of(problem, data, weights)
+        found_lines = found_lines or lines_of(phases)
         if not found_lines:
             return (
                 f"{problem.filter_spatial[-1]} taps along the last axis, stride {problem.stride[-1]}, dilation"
@@ -282,9 +228,9 @@ def _correlation_plan(
     most_taps = max(math.prod(axis.taps for axis in axes) for axes in phases)
     is_whole = divides_rows or fusion.has_prologue
     row_bytes, row = (
-        _row_of_lines(geometry.in_channels, size, geometry.groups > 1)
+        (row_of_lines, row_of_lines)
         if is_in_lines
-        else _rows(geometry.in_channels, size, most_taps, geometry.groups > 1, is_whole)
+        else rows_of(geometry.in_channels, size, most_taps, geometry.groups > 1, is_whole)
     )
     channel_blocks = -(-geometry.in_channels * size // row_bytes)
     if lines.long < lines.classes and channel_blocks > 1:
@@ -318,7 +264,9 @@ def _correlation_plan(
         is_mn_major,
         is_strided,
         row_boxes is not None,
-        _padding(phases, data.extents),
+        padding_of(phases, data.extents),
+        (a[0].is_uneven, b[0].is_uneven),
+        rank == 5 and len(phases) == 1,
     )
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     # what all tiles read for a tap is gone from L2 when they read it for the next

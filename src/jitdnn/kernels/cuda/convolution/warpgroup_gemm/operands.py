@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jitdnn.devices.tensor_map import ALIGNMENT, WORKSPACE, TensorMap
+from jitdnn.kernels.cuda.cost import LINE_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
@@ -85,6 +86,11 @@ class Operand:
         return (self.channel == 1 or self.channels == 1) and all(
             stride > 0 and stride * self.size % ALIGNMENT == 0 for extent, stride in steps if extent > 1
         )
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether pixels begin inside of lines of L2."""
+        return any(stride % LINE_BYTES for stride in self.byte_strides())
 
     def every(self, steps: _Three, counts: _Three) -> Operand:
         """`counts` of its pixels along the axes of space, from the first on, `steps` apart."""
