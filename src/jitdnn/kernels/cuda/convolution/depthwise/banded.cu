@@ -62,7 +62,7 @@ FUNCTION void blend(Pack<VECTOR> &pack, const element *location, bool is_there, 
 
 KERNEL2(32 * WARPS, MIN_BLOCKS)
 void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_KERNEL_PARAMETERS,
-               u8 *workspace, f64 alpha_given, f64 beta_given) {
+               u8 *workspace, f64 alpha_given, f64 beta_given, i64 line_count) {
     begin_launch();
     extern __shared__ uint4 shared_memory[];
     __shared__ LineStart lines[LINES];
@@ -100,7 +100,7 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
             }
 #endif
 
-    if (threadIdx.x < LINES) lines[threadIdx.x] = line_start(x, y, line0 + threadIdx.x);
+    if (threadIdx.x < LINES) lines[threadIdx.x] = line_start(x, y, line0 + threadIdx.x, line_count);
     __syncthreads();
 
     using InputRows = Rows<STEP_ROWS, LINE_BLOCKS_READ, LINE_BLOCKS, SLOTS, PLANE, false>;

@@ -24,26 +24,33 @@ SLIDING_TEXTS = "common.cuh", "sliding_rows.cuh"
 def launch(
     plan: Sliding, epilogue: Epilogue | None = None, is_aligned: bool = True
 ) -> tuple[Source, list[Launch], tuple[int, ...]]:
-    """The text, its launch and its number, for tensors at multiples of `alignments` or, if not `is_aligned`, anywhere.
+    """The text, its launch and its numbers, for tensors at multiples of `alignments` or, if not `is_aligned`, anywhere.
 
-    The number says whether taps are mirrored: forward and backward to the data of stride 1 share their code.
+    The first number says whether taps are mirrored: forward and backward to the data of stride 1 share their code. The
+    others are what varies with the number of images: it, blocks of rows of a thread, and how many threads they make.
     """
     functions, defines = epilogue_text(plan.window, plan.axes, epilogue)
     text = functions + read_text("cuda/convolution/depthwise", *SLIDING_TEXTS, "sliding.cu")
     defines = (*_defines(plan), ("IS_ALIGNED", int(is_aligned)), *defines)
     source = Source("depthwise_sliding", text, defines, "cuda", spills=True)
     main = Launch("depthwise", plan.grid_blocks, plan.tile.threads, is_early=True)
-    return source, [main], (int(is_mirrored(plan.axes)),)
+    rows = plan.tile.rows
+    return source, [main], (int(is_mirrored(plan.axes)), plan.window.n, rows, -(-plan.blocks // rows))
 
 
-def wgrad_launch(plan: SlidingWgrad, is_aligned: bool = True) -> tuple[Source, list[Launch]]:
-    """The same of a filter's gradient."""
+def wgrad_launch(plan: SlidingWgrad, is_aligned: bool = True) -> tuple[Source, list[Launch], tuple[int, ...]]:
+    """The same of a filter's gradient; the numbers are its splits, images, rows of an item, and chunks of rows."""
     files = ("sliding_wgrad.cu", "wgrad_reduce.cu")
     text = read_text("cuda/convolution/depthwise", *SLIDING_TEXTS, *files)
     defines = (*_wgrad_defines(plan), ("IS_ALIGNED", int(is_aligned)))
     source = Source("depthwise_sliding_filter", text, defines, "cuda", spills=True)
-    grid = (plan.strips, plan.tile.splits)
-    return source, [Launch("depthwise_wgrad", grid, plan.tile.threads), reduce_launch(plan.window)]
+    tile = plan.tile
+    launches = [
+        Launch("depthwise_wgrad", (plan.strips, tile.splits), tile.threads),
+        reduce_launch(plan.window),
+    ]
+    chunks = -(-plan.axes[1].count // tile.rows)
+    return source, launches, (tile.splits, plan.window.n, tile.rows, chunks)
 
 
 def is_mirrored(axes: Sequence[Axis]) -> bool:
@@ -94,7 +101,6 @@ def _defines(plan: Sliding) -> Defines:
         ("THREAD_CHANNELS", tile.channels),
         ("TILE_COLUMNS", tile.columns),
         ("TILE_DEPTHS", tile.depths),
-        ("BLOCK_ROWS", tile.rows),
         ("PREFETCH", tile.prefetch),
         ("W_DENSE", int(is_dense(plan.window, plan.axes))),
         ("IN_PACK", packs[0]),
@@ -118,10 +124,8 @@ def _wgrad_defines(plan: SlidingWgrad) -> Defines:
         ("PREFETCH", tile.prefetch),
         ("READS_ONCE", int(plan.window.dtype == "f32")),
         ("UNROLLED_STEPS", plan.round),
-        ("BLOCK_ROWS", tile.rows),
         ("BLOCK_PACKS", tile.side),
         ("IN_PACK", pack),
-        ("SPLITS", tile.splits),
         ("THREAD_COUNT", tile.threads),
         ("MIN_BLOCKS", plan.resident),
         ("OFFSET", plan.window.shift(max_offset(plan.window))),
@@ -133,7 +137,6 @@ def defines_of_window(window: Window, axes: Sequence[Axis]) -> Iterator[tuple[st
     yield f"DTYPE_{window.dtype}", 1
     for letter, axis in zip("DHW", axes, strict=True):
         yield from defines_of_axis(letter, axis)
-    yield "IMAGES", window.n
     yield "CHANNELS", window.channels
     yield "MULTIPLIER", window.multiplier
     yield "X_N", f"({window.input.strides[0]}LL)"

@@ -5,12 +5,16 @@ from __future__ import annotations
 from jitdnn.devices.gpu import Launch, Source, read_text
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
+from jitdnn.kernels.cuda.convolution.half_precision.arguments import OFFSETS
 from jitdnn.kernels.cuda.convolution.half_precision.epilogue import in_kernel, in_store
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines
 from jitdnn.problems.convolution import Convolution
 
 _SHARED = "cuda/convolution/half_precision"
 _FOLDER = "cuda/convolution/few_channels"
+_ARGUMENTS = "IMAGES", "STRIPS", "FILTERS", "PARTIALS", "CHANNEL_BLOCKS", "CHANNEL_CHUNKS", "X_LOW", "X_HIGH"
+ARGUMENTS = *_ARGUMENTS, *OFFSETS
+"""Macros of plans that kernels take as arguments: what varies with images and with channels that may be many."""
 _FILES = {
     "fwd": ("common.cuh", "products.cuh", "fprop.cu"),
     "bwd_data": ("products.cuh", "dgrad.cu"),

@@ -12,6 +12,8 @@ from jitdnn.problems.convolution import Convolution
 
 _SHARED = "cuda/convolution/half_precision"
 _FOLDER = "cuda/convolution/grouped"
+ARGUMENTS = "IMAGES", "WORKERS"
+"""Macros of plans that kernels take as arguments."""
 
 
 _EARLY_SECONDS = 20.5e-6
