@@ -11,13 +11,16 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_code import (
     Defines,
     defines_of_window,
     epilogue_text,
+    in_order,
+    is_mirrored,
     reduce_launch,
+    tap_span,
 )
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import max_offset
 
 
 def launch(plan: Banded, epilogue: Epilogue | None = None) -> tuple[Source, list[Launch], tuple[int, ...]]:
-    """The text, its launch, and the number of lines."""
+    """The text, its launch, the number of lines, and whether taps are mirrored, as in sliding_code.py."""
     functions, defines = epilogue_text(plan.window, plan.axes, epilogue)
     files = (
         "common.cuh",
@@ -27,7 +30,7 @@ def launch(plan: Banded, epilogue: Epilogue | None = None) -> tuple[Source, list
     text = functions + read_text("cuda/convolution/depthwise", *files)
     source = Source("depthwise_banded", text, (*_defines(plan), *defines), "cuda", spills=True)
     main = Launch("depthwise", plan.grid_blocks, plan.threads, plan.shared, is_early=True)
-    return source, [main], (plan.line_count,)
+    return source, [main], (plan.line_count, int(is_mirrored(plan.axes)))
 
 
 def wgrad_launch(plan: BandedWgrad) -> tuple[Source, list[Launch], tuple[int, ...]]:
@@ -46,9 +49,10 @@ def wgrad_launch(plan: BandedWgrad) -> tuple[Source, list[Launch], tuple[int, ..
 
 
 def _defines(plan: Banded) -> Defines:
-    blocking = plan.blocking
+    blocking, axes = plan.blocking, in_order(plan.axes)
     return (
-        *defines_of_window(plan.window, plan.axes),
+        *defines_of_window(plan.window, axes),
+        ("W_SPAN", tap_span(axes)),
         *_shape_defines(plan),
         ("STEP_ROWS", blocking.rows),
         ("WARP_CHANNELS", plan.own_channels),

@@ -128,6 +128,7 @@ def _wgrad_defines(plan: SlidingWgrad) -> Defines:
         ("IN_PACK", pack),
         ("THREAD_COUNT", tile.threads),
         ("MIN_BLOCKS", plan.resident),
+        ("INDEX", "u32" if plan.items + tile.splits * plan.slots < 2**32 else "u64"),
         ("OFFSET", plan.window.shift(max_offset(plan.window))),
     )
 

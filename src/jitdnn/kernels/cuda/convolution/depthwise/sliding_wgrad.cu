@@ -8,18 +8,19 @@
 // Macros: those of sliding.cu but for the epilogue, and
 //
 //     UNROLLED_STEPS   steps      of the loop's body, a multiple of PREFETCH
+//     INDEX            type       of an item's number
 //
 // `splits`: blocks that share the items, gridDim.y.
 
 constexpr int STRIPS = (W_COUNT + TILE_COLUMNS - 1) / TILE_COLUMNS, DEPTHS = (D_COUNT + TILE_DEPTHS - 1) / TILE_DEPTHS;
 constexpr int SLOTS = THREAD_COUNT / BLOCK_PACKS;
-constexpr i64 ITEMS_OF_CHUNK = (i64)STRIPS * DEPTHS * W_PHASES * H_PHASES * D_PHASES;  // of an image
+constexpr int ITEMS_OF_CHUNK = STRIPS * DEPTHS * W_PHASES * H_PHASES * D_PHASES;  // of an image
 
 #define NUMBERS i64 splits, i64 images, i64 block_rows, i64 chunks
 
-FUNCTION void add_item(const element *__restrict__ x, const element *__restrict__ dy, i64 item, int c,
-                       int images, int block_rows, f32 (&sums)[TAPS][THREAD_CHANNELS]) {
-    i64 t = item;
+FUNCTION void add_item(const element *__restrict__ x, const element *__restrict__ dy, INDEX item, int c,
+                       INDEX images, int block_rows, f32 (&sums)[TAPS][THREAD_CHANNELS]) {
+    INDEX t = item;
     int strip = t % STRIPS;
     t /= STRIPS;
     int depth = t % DEPTHS;
@@ -131,10 +132,10 @@ void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ 
     int slot = threadIdx.x / BLOCK_PACKS, c = (blockIdx.x * BLOCK_PACKS + threadIdx.x % BLOCK_PACKS) * THREAD_CHANNELS;
     f32 sums[TAPS][THREAD_CHANNELS] = {};
     if (slot < SLOTS) {
-        i64 item = (i64)blockIdx.y * SLOTS + slot;
+        const INDEX items = (INDEX)ITEMS_OF_CHUNK * (INDEX)chunks * (INDEX)images;
 #pragma unroll 1
-        for (; item < ITEMS_OF_CHUNK * chunks * images; item += (i64)gridDim.y * SLOTS)
-            add_item(x, dy, item, c, (int)images, (int)block_rows, sums);
+        for (INDEX item = blockIdx.y * SLOTS + slot; item < items; item += gridDim.y * SLOTS)
+            add_item(x, dy, item, c, (INDEX)images, (int)block_rows, sums);
     }
     // some taps at a time, so that shared memory suffices
     constexpr int WIDTH = BLOCK_PACKS * THREAD_CHANNELS,

@@ -29,6 +29,9 @@ constexpr int POSITIONS = TILE_IMAGES * TILE_DOWN * TILE_ACROSS, STEPS = (POSITI
 constexpr int DOWN = (BLOCKS_H + TILE_DOWN * TILE_ROWS - 1) / (TILE_DOWN * TILE_ROWS);
 constexpr int ACROSS = (BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS;
 
+// A data gradient without strides, of groups with as many channels in as out, is forward with a filter whose axes are
+// swapped and whose taps are mirrored: IS_MIRRORED.
+
 // The filter as it is staged: for each of its first axis TAPS times its second, FILTER_PITCH elements.
 constexpr int GROUP_FIRST = IS_FORWARD ? GROUP_OUT : GROUP_IN, GROUP_SECOND = IS_FORWARD ? GROUP_IN : GROUP_OUT;
 constexpr int FILTER_ROW = TAPS * GROUP_SECOND;
@@ -115,8 +118,9 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
             for (int e = 0; e < 4; e++) {
                 const int in = step * 16 + e / 2 * 8 + 2 * t + e % 2;
                 const bool is_own = is_there && in / GROUP_IN == out / GROUP_OUT;
-                const int first = IS_FORWARD ? out % GROUP_OUT : in % GROUP_IN;
-                const int second = IS_FORWARD ? in % GROUP_IN : out % GROUP_OUT;
+                const bool is_first_out = IS_FORWARD && !IS_MIRRORED;
+                const int first = is_first_out ? out % GROUP_OUT : in % GROUP_IN;
+                const int second = is_first_out ? in % GROUP_IN : out % GROUP_OUT;
                 const u16 *from = FILTER_STAGED ? staged_filter + (own_group * GROUP_FIRST + first) * FILTER_PITCH
                                                 : w + (INDEX)(group * GROUP_FIRST + first) * W_K;
                 from += W_BASE + second * W_C;
@@ -124,7 +128,7 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
                 for (int tap = 0; tap < TAPS; tap++) {
                     const u16 *at = from + tap / TAPS_S * W_R + tap % TAPS_S * W_S;
                     u32 &pair = filter[tap][step][j][e / 2];
-                    if (HAS_PAIRS) {
+                    if (HAS_PAIRS && !IS_MIRRORED) {
                         if (e % 2 == 0) pair = is_own ? *(const u32 *)at : 0;
                     } else {
                         const u32 half = is_own ? *at : 0;

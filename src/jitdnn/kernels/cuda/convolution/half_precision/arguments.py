@@ -14,7 +14,7 @@ from jitdnn.devices.gpu import Source
 
 OFFSETS = tuple(f"Y_{axis}" for axis in "NDHW") + tuple(f"W_{part}" for part in ("BASE", *"KCTRS"))
 """Strides of the output and of the filter, in elements; fields of any other name are `int`."""
-_OFFSETS = frozenset((*OFFSETS, "X_LOW", "X_HIGH"))
+_OFFSETS = frozenset((*OFFSETS, "W_IN", "W_OUT", "W_GROUP", "X_LOW", "X_HIGH"))
 
 
 def with_arguments(source: Source, names: Sequence[str]) -> tuple[Source, tuple[int, ...]]:
