@@ -27,7 +27,6 @@ def texts(words: str, name: str) -> set[str]:
             ("stem", f"{direction} n{{}} c3 h32 w32 k32 r5 s5 pad2 bf16 nhwc", (1000, 1024))
             for direction in ("fwd", "bwd_data", "bwd_filter")
         ),
-        ("stem", "bwd_data n256 c{} h32 w32 k12 r3 s3 pad1 bf16 nhwc", (100, 124)),
         ("stem", "fwd n256 c{} h32 w32 k12 r3 s3 pad1 bf16 nhwc", (88, 136)),
         ("stem", "bwd_filter n256 c{} h32 w32 k12 r3 s3 pad1 bf16 nhwc", (52, 100)),
         *(
@@ -36,7 +35,6 @@ def texts(words: str, name: str) -> set[str]:
         ),
         ("grouped", "bwd_data n{} c128 h56 w56 k128 r3 s3 stride2 pad1 g32 bf16 nhwc", (64, 128)),
         ("depthwise_sliding", "fwd n{} c144 h56 w56 k144 r3 s3 pad1 g144 bf16 nhwc", (64, 66)),
-        ("depthwise_sliding", "bwd_filter n{} c144 h56 w56 k144 r3 s3 pad1 g144 bf16 nhwc", (63, 64)),
         *(
             ("depthwise_banded", f"{direction} n{{}} c96 h56 w56 k96 r7 s7 pad3 g96 bf16 nhwc", (63, 64))
             for direction in ("fwd", "bwd_data", "bwd_filter")

@@ -39,7 +39,7 @@ def launch(
 
 
 def wgrad_launch(plan: SlidingWgrad, is_aligned: bool = True) -> tuple[Source, list[Launch], tuple[int, ...]]:
-    """The same of a filter's gradient; the numbers are its splits, images, rows of an item, and chunks of rows."""
+    """The same of a filter's gradient; the number is its splits."""
     files = ("sliding_wgrad.cu", "wgrad_reduce.cu")
     text = read_text("cuda/convolution/depthwise", *SLIDING_TEXTS, *files)
     defines = (*_wgrad_defines(plan), ("IS_ALIGNED", int(is_aligned)))
@@ -49,8 +49,7 @@ def wgrad_launch(plan: SlidingWgrad, is_aligned: bool = True) -> tuple[Source, l
         Launch("depthwise_wgrad", (plan.strips, tile.splits), tile.threads),
         reduce_launch(plan.window),
     ]
-    chunks = -(-plan.axes[1].count // tile.rows)
-    return source, launches, (tile.splits, plan.window.n, tile.rows, chunks)
+    return source, launches, (tile.splits,)
 
 
 def is_mirrored(axes: Sequence[Axis]) -> bool:
@@ -124,11 +123,13 @@ def _wgrad_defines(plan: SlidingWgrad) -> Defines:
         ("PREFETCH", tile.prefetch),
         ("READS_ONCE", int(plan.window.dtype == "f32")),
         ("UNROLLED_STEPS", plan.round),
+        ("IMAGES", plan.window.n),
+        ("BLOCK_ROWS", tile.rows),
         ("BLOCK_PACKS", tile.side),
         ("IN_PACK", pack),
+        ("SPLITS", tile.splits),
         ("THREAD_COUNT", tile.threads),
         ("MIN_BLOCKS", plan.resident),
-        ("INDEX", "u32" if plan.items + tile.splits * plan.slots < 2**32 else "u64"),
         ("OFFSET", plan.window.shift(max_offset(plan.window))),
     )
 

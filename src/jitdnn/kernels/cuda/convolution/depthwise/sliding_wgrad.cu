@@ -1,26 +1,25 @@
 // The gradient of a depthwise filter on CUDA cores: rows slide through registers.
 //
 // A thread has THREAD_CHANNELS neighbouring channels, a sum for each of their taps, and a window of the STEPS last
-// rows of dy. An item is a tile of TILE_DEPTHS x TILE_COLUMNS columns of dy over `block_rows` rows, one of `chunks`; a
-// thread takes every (splits * SLOTS)-th item. The threads of a block add their sums in a fixed order, and `reduce_partials` adds
-// those of the blocks: the results are the same in every run. The workspace is [splits][taps][CHANNELS] f32.
+// rows of dy. An item is a tile of TILE_DEPTHS x TILE_COLUMNS columns of dy over BLOCK_ROWS rows; a thread takes
+// every (SPLITS * SLOTS)-th item. The threads of a block add their sums in a fixed order, and `reduce_partials` adds
+// those of the blocks: the results are the same in every run. The workspace is [SPLITS][taps][CHANNELS] f32.
 //
 // Macros: those of sliding.cu but for the epilogue, and
 //
 //     UNROLLED_STEPS   steps      of the loop's body, a multiple of PREFETCH
-//     INDEX            type       of an item's number
-//
-// `splits`: blocks that share the items, gridDim.y.
+//     SPLITS           blocks     that share the items: gridDim.y
 
-constexpr int STRIPS = (W_COUNT + TILE_COLUMNS - 1) / TILE_COLUMNS, DEPTHS = (D_COUNT + TILE_DEPTHS - 1) / TILE_DEPTHS;
+constexpr int STRIPS = (W_COUNT + TILE_COLUMNS - 1) / TILE_COLUMNS, DEPTHS = (D_COUNT + TILE_DEPTHS - 1) / TILE_DEPTHS,
+              CHUNKS = (H_COUNT + BLOCK_ROWS - 1) / BLOCK_ROWS;
 constexpr int SLOTS = THREAD_COUNT / BLOCK_PACKS;
-constexpr int ITEMS_OF_CHUNK = STRIPS * DEPTHS * W_PHASES * H_PHASES * D_PHASES;  // of an image
+constexpr i64 ITEMS = (i64)STRIPS * DEPTHS * CHUNKS * W_PHASES * H_PHASES * D_PHASES * IMAGES;
 
-#define NUMBERS i64 splits, i64 images, i64 block_rows, i64 chunks
+#define NUMBERS i64 splits  // SPLITS, for the reduction
 
-FUNCTION void add_item(const element *__restrict__ x, const element *__restrict__ dy, INDEX item, int c,
-                       INDEX images, int block_rows, f32 (&sums)[TAPS][THREAD_CHANNELS]) {
-    INDEX t = item;
+FUNCTION void add_item(const element *__restrict__ x, const element *__restrict__ dy, i64 item, int c,
+                       f32 (&sums)[TAPS][THREAD_CHANNELS]) {
+    i64 t = item;
     int strip = t % STRIPS;
     t /= STRIPS;
     int depth = t % DEPTHS;
@@ -29,8 +28,8 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
     t /= W_PHASES;
     int phase_d = t % D_PHASES;
     t /= D_PHASES;
-    int n = t % images;
-    t /= images;
+    int n = t % IMAGES;
+    t /= IMAGES;
     // what changes the number of steps is outermost, so that the threads of a warp have the same number
     int phase_h = t % H_PHASES;
     int chunk = (int)(t / H_PHASES);
@@ -38,7 +37,7 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
     const element *source = x + n * (i64)X_N + c / MULTIPLIER * (i64)X_C;
     const element *gradient = dy + n * (i64)Y_N + c * (i64)Y_C;
     int k0 = strip * TILE_COLUMNS, e0 = depth * TILE_DEPTHS, m0 = k0 * W_STRIDE, l0 = e0 * D_STRIDE;
-    int b0 = chunk * block_rows, b1 = min(b0 + block_rows, H_COUNT);
+    int b0 = chunk * BLOCK_ROWS, b1 = min(b0 + BLOCK_ROWS, H_COUNT);
 
     // steps that read only padding have nothing to add
     int origin = H_IN_ORIGIN + H_IN_SLOPE * phase_h;
@@ -132,10 +131,9 @@ void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ 
     int slot = threadIdx.x / BLOCK_PACKS, c = (blockIdx.x * BLOCK_PACKS + threadIdx.x % BLOCK_PACKS) * THREAD_CHANNELS;
     f32 sums[TAPS][THREAD_CHANNELS] = {};
     if (slot < SLOTS) {
-        const INDEX items = (INDEX)ITEMS_OF_CHUNK * (INDEX)chunks * (INDEX)images;
+        i64 item = (i64)blockIdx.y * SLOTS + slot;
 #pragma unroll 1
-        for (INDEX item = blockIdx.y * SLOTS + slot; item < items; item += gridDim.y * SLOTS)
-            add_item(x, dy, item, c, (INDEX)images, (int)block_rows, sums);
+        for (; item < ITEMS; item += (i64)SPLITS * SLOTS) add_item(x, dy, item, c, sums);
     }
     // some taps at a time, so that shared memory suffices
     constexpr int WIDTH = BLOCK_PACKS * THREAD_CHANNELS,

@@ -1,9 +1,5 @@
 // The store of neighbouring channels of one output, as wide as strides and addresses allow, or through shared memory.
 // RESULT_VECTOR: channels that may be stored at once; RESULT_C: the stride from one channel to the next.
-// HAS_WHOLE_VECTORS: the limit of channels is a multiple of RESULT_VECTOR.
-#ifndef HAS_WHOLE_VECTORS
-#define HAS_WHOLE_VECTORS 0
-#endif
 
 // Stores `count` sums of the channels from `k` on, of those below `limit`: of all of them, if is_full. `to` is the
 // offset of channel 0.
@@ -19,8 +15,7 @@ FUNCTION void store_channels(ELEMENT *result, INDEX to, int k, int limit, const 
     }
 #pragma unroll
     for (int first = 0; first < count; first += width) {
-        if (HAS_WHOLE_VECTORS && !is_full && k + first >= limit) break;
-        if (width > 1 && (is_full || HAS_WHOLE_VECTORS || k + first + width <= limit)) {
+        if (width > 1 && (is_full || k + first + width <= limit)) {
 #if IS_F32
             f32 *at = result + to + k + first;
             u32 word[width + 1];
