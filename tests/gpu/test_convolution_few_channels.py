@@ -21,7 +21,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannelsTf32,
     most_channels,
 )
-from jitdnn.kernels.cuda.convolution.few_channels.code import launches, source
+from jitdnn.kernels.cuda.convolution.few_channels.code import arguments, launches, source
 from jitdnn.kernels.cuda.convolution.few_channels.cost import (
     fprop_plan,
     fprop_plans,
@@ -31,6 +31,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.cost import (
 from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan, dgrad_plans
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
 from jitdnn.kernels.cuda.convolution.few_channels.swapped import swapped
+from jitdnn.kernels.cuda.convolution.half_precision.arguments import with_arguments
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
 from jitdnn.kernels.tables import algorithms
 from jitdnn.problems import Convolution
@@ -406,4 +407,5 @@ n2 c1 d128 h128 w128 k32 t3 r3 s3 stride1 pad1 bf16 nhwc
 def test_first_layers_compile(words: str, direction: str, architecture: Any) -> None:
     for problem, count in ((convolution(words, direction), 1), (convolution(f32_of(words), direction), 3)):
         plan = PLANS[direction](problem, architecture, count)
-        architecture.kernel(source(problem, plan), launches(problem, plan), 3)
+        code, numbers = with_arguments(source(problem, plan), arguments(plan))
+        architecture.kernel(code, launches(problem, plan), 3, numbers)

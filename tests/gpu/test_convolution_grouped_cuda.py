@@ -15,10 +15,11 @@ from examples import examples
 from harness import run_algorithm
 from jitdnn.kernels.cuda.convolution.grouped import algorithm as convolution_grouped
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
-from jitdnn.kernels.cuda.convolution.grouped.code import launches, source
+from jitdnn.kernels.cuda.convolution.grouped.code import arguments, launches, source
 from jitdnn.kernels.cuda.convolution.grouped.cost import plan_of, shared_memory_plans
 from jitdnn.kernels.cuda.convolution.grouped.plan import Plan
 from jitdnn.kernels.cuda.convolution.grouped.wgrad_cost import wgrad_shared_memory_plans
+from jitdnn.kernels.cuda.convolution.half_precision.arguments import with_arguments
 from jitdnn.problems import Convolution
 from strategies import convolutions
 
@@ -247,7 +248,9 @@ def test_layers_compile(words: str, direction: str, architecture: Any) -> None:
     plan = plan_of(problem, architecture)
     assert plan is not None
     assert plan.shared
-    architecture.kernel(source(problem, plan), launches(problem, plan), 3)
+    code, numbers = with_arguments(source(problem, plan), arguments(problem))
+    architecture.kernel(code, launches(problem, plan), 3, numbers)
     unaligned_plan = Grouped().unaligned_plan(problem, architecture, plan)
     assert not unaligned_plan.shared
-    architecture.kernel(source(problem, unaligned_plan), launches(problem, unaligned_plan), 3)
+    code, numbers = with_arguments(source(problem, unaligned_plan), arguments(problem))
+    architecture.kernel(code, launches(problem, unaligned_plan), 3, numbers)

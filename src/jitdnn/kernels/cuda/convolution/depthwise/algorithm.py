@@ -129,13 +129,14 @@ def _kernel(plan: Plan, device: GpuDevice, epilogue: Epilogue | None) -> GpuKern
 
     def kernel(is_aligned: bool) -> GpuKernel:
         if isinstance(plan, SlidingWgrad):
-            return device.kernel(*sliding_code.wgrad_launch(plan, is_aligned), pointers)
-        if isinstance(plan, Sliding):
+            source, launches, numbers = sliding_code.wgrad_launch(plan, is_aligned)
+        elif isinstance(plan, Sliding):
             source, launches, numbers = sliding_code.launch(plan, epilogue, is_aligned)
-            return device.kernel(source, launches, pointers, numbers)
-        if isinstance(plan, BandedWgrad):
-            return device.kernel(*banded_code.wgrad_launch(plan), pointers)
-        return device.kernel(*banded_code.launch(plan, epilogue), pointers)
+        elif isinstance(plan, BandedWgrad):
+            source, launches, numbers = banded_code.wgrad_launch(plan)
+        else:
+            source, launches, numbers = banded_code.launch(plan, epilogue)
+        return device.kernel(source, launches, pointers, numbers)
 
     if isinstance(plan, Banded):
         return kernel(True)

@@ -44,9 +44,11 @@ struct False {
     static constexpr bool value = false;
 };
 
-FUNCTION u32 tap_pair(const element *__restrict__ w, int c, int r, int s) {
-    const element *row = w + W_BASE + (i64)c * W_C + r * H_TAP_STEP;
-    u32 low = (u32)s < W_TAPS ? row[s * W_TAP_STEP] : 0, high = (u32)(s + 1) < W_TAPS ? row[(s + 1) * W_TAP_STEP] : 0;
+// `w`: the first tap, `sign` -1 where the taps that follow lie in front of it.
+FUNCTION u32 tap_pair(const element *__restrict__ w, int sign, int c, int r, int s) {
+    const element *row = w + (i64)c * W_C + sign * r * H_TAP_STEP;
+    u32 low = (u32)s < W_TAPS ? row[sign * s * W_TAP_STEP] : 0;
+    u32 high = (u32)(s + 1) < W_TAPS ? row[sign * (s + 1) * W_TAP_STEP] : 0;
     return low | high << 16;
 }
 
@@ -62,8 +64,10 @@ FUNCTION void blend(Pack<VECTOR> &pack, const element *location, bool is_there, 
 
 KERNEL2(32 * WARPS, MIN_BLOCKS)
 void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_KERNEL_PARAMETERS,
-               u8 *workspace, f64 alpha_given, f64 beta_given) {
+               u8 *workspace, f64 alpha_given, f64 beta_given, i64 line_count, i64 is_mirrored) {
     begin_launch();
+    const element *first_tap = w + W_BASE + (is_mirrored ? W_SPAN : 0);
+    const int sign = is_mirrored ? -1 : 1;
     extern __shared__ uint4 shared_memory[];
     __shared__ LineStart lines[LINES];
     u32 *shared = (u32 *)shared_memory;
@@ -75,7 +79,7 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
 #if TAPS_IN_SHARED
     for (int i = threadIdx.x; i < BLOCK_CHANNELS * H_TAPS * 2 * TABLE; i += THREAD_COUNT) {
         int word = i % TABLE, odd = i / TABLE % 2, r = i / TABLE / 2 % H_TAPS, c = c0 + i / TABLE / 2 / H_TAPS;
-        table[i] = c < CHANNELS ? tap_pair(w, c, r, SHIFT - 7 + 2 * word + odd) : 0;
+        table[i] = c < CHANNELS ? tap_pair(first_tap, sign, c, r, SHIFT - 7 + 2 * word + odd) : 0;
     }
     const u32 *own = table + warp * WARP_CHANNELS * H_TAPS * 2 * TABLE + (7 - g) % 2 * TABLE + (7 - g) / 2 + t;
     u32 taps[STEP_ROWS][WARP_CHANNELS][2 * HALVES];
@@ -96,11 +100,11 @@ void depthwise(const element *__restrict__ x, const element *__restrict__ w, ele
             for (int b = 0; b < 2 * HALVES; b++) {
                 int channel = c0 + warp * WARP_CHANNELS + c;
                 bool is_tap = b < BLOCKS && channel < CHANNELS;
-                taps[r][c][b] = is_tap ? tap_pair(w, channel, r, 8 * b + SHIFT + 2 * t - g) : 0;
+                taps[r][c][b] = is_tap ? tap_pair(first_tap, sign, channel, r, 8 * b + SHIFT + 2 * t - g) : 0;
             }
 #endif
 
-    if (threadIdx.x < LINES) lines[threadIdx.x] = line_start(x, y, line0 + threadIdx.x);
+    if (threadIdx.x < LINES) lines[threadIdx.x] = line_start(x, y, line0 + threadIdx.x, line_count);
     __syncthreads();
 
     using InputRows = Rows<STEP_ROWS, LINE_BLOCKS_READ, LINE_BLOCKS, SLOTS, PLANE, false>;

@@ -11,12 +11,16 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_code import (
     Defines,
     defines_of_window,
     epilogue_text,
+    in_order,
+    is_mirrored,
     reduce_launch,
+    tap_span,
 )
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import max_offset
 
 
-def launch(plan: Banded, epilogue: Epilogue | None = None) -> tuple[Source, list[Launch]]:
+def launch(plan: Banded, epilogue: Epilogue | None = None) -> tuple[Source, list[Launch], tuple[int, ...]]:
+    """The text, its launch, the number of lines, and whether taps are mirrored, as in sliding_code.py."""
     functions, defines = epilogue_text(plan.window, plan.axes, epilogue)
     files = (
         "common.cuh",
@@ -25,10 +29,12 @@ def launch(plan: Banded, epilogue: Epilogue | None = None) -> tuple[Source, list
     )
     text = functions + read_text("cuda/convolution/depthwise", *files)
     source = Source("depthwise_banded", text, (*_defines(plan), *defines), "cuda", spills=True)
-    return source, [Launch("depthwise", plan.grid_blocks, plan.threads, plan.shared, is_early=True)]
+    main = Launch("depthwise", plan.grid_blocks, plan.threads, plan.shared, is_early=True)
+    return source, [main], (plan.line_count, int(is_mirrored(plan.axes)))
 
 
-def wgrad_launch(plan: BandedWgrad) -> tuple[Source, list[Launch]]:
+def wgrad_launch(plan: BandedWgrad) -> tuple[Source, list[Launch], tuple[int, ...]]:
+    """The same of a filter's gradient; the numbers are splits and lines."""
     files = (
         "common.cuh",
         "banded_planes.cuh",
@@ -38,16 +44,15 @@ def wgrad_launch(plan: BandedWgrad) -> tuple[Source, list[Launch]]:
     text = read_text("cuda/convolution/depthwise", *files)
     source = Source("depthwise_banded_filter", text, _wgrad_defines(plan), "cuda", spills=True)
     grid = (plan.strips, plan.splits)
-    return source, [
-        Launch("depthwise_wgrad", grid, plan.threads, plan.shared),
-        reduce_launch(plan.window),
-    ]
+    launches = [Launch("depthwise_wgrad", grid, plan.threads, plan.shared), reduce_launch(plan.window)]
+    return source, launches, (plan.splits, plan.line_count)
 
 
 def _defines(plan: Banded) -> Defines:
-    blocking = plan.blocking
+    blocking, axes = plan.blocking, in_order(plan.axes)
     return (
-        *defines_of_window(plan.window, plan.axes),
+        *defines_of_window(plan.window, axes),
+        ("W_SPAN", tap_span(axes)),
         *_shape_defines(plan),
         ("STEP_ROWS", blocking.rows),
         ("WARP_CHANNELS", plan.own_channels),
@@ -69,7 +74,6 @@ def _wgrad_defines(plan: BandedWgrad) -> Defines:
         ("WARP_TAP_ROWS", plan.tap_rows),
         ("TAP_WARPS", plan.tap_warps),
         ("DY_PLANE", plan.dy_plane),
-        ("SPLITS", plan.splits),
         ("MIN_BLOCKS", min(plan.resident, 2)),
         ("OFFSET", plan.window.shift(max_offset(plan.window))),
     )
@@ -95,7 +99,4 @@ def _shape_defines(plan: Banded) -> Iterator[tuple[str, object]]:
     )
     yield from (("LINE_BLOCKS", plan.line_blocks), ("PLANE", plan.plane), ("SLOTS", plan.slots))
     yield from (("ROW_FIRST", plan.first_row), ("ROW_END", plan.end_row), ("WARPS", blocking.warps))
-    yield from (
-        ("ROW_SHIFT", 8 * blocking.segment if blocking.is_one_row else 0),
-        ("LINE_COUNT", plan.line_count),
-    )
+    yield from (("ROW_SHIFT", 8 * blocking.segment if blocking.is_one_row else 0),)

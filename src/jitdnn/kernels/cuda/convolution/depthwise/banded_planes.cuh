@@ -5,7 +5,7 @@
 //     segment    SEGMENT_TILES neighbouring tiles of a row, and the SEGMENT_TILES + BLOCKS - 1 blocks that they read
 //     strip      BLOCK_ROWS rows of results, one below the other; an image has CHUNKS strips
 //     line       the rows of a strip in one segment, of one image, depth, and dilation phase (geometry.py). A thread
-//                block has LINES of the LINE_COUNT lines, in BLOCK_CHANNELS channels
+//                block has LINES of the `line_count` lines, in BLOCK_CHANNELS channels
 //     plane      of one channel, a ring of SLOTS rows of the input of all lines:
 //
 //                         line 0                      line 1
@@ -25,7 +25,7 @@
 //     VECTOR           channels   of one access of memory
 //     SEGMENT_TILES    tiles      of a segment; SEGMENTS: segments of a row
 //     MMA_TILES        products   of 16 tiles
-//     LINES            lines      of a thread block; LINE_COUNT: of the problem; LINE_BLOCKS: see above
+//     LINES            lines      of a thread block; LINE_BLOCKS: see above
 //     BLOCKS           blocks     that a tile reads
 //     SHIFT            columns    from a tile's first result to the first column of its first block, 0 or less
 //     BLOCK_ROWS       rows       of results of a strip; CHUNKS: strips of an image
@@ -44,8 +44,8 @@ struct LineStart {
     bool has_input, is_there;
 };
 
-FUNCTION LineStart line_start(const element *x, element *y, int number) {
-    LineStart line = {x, y, 0, 0, 0, 0, 0, 0, false, number < LINE_COUNT};
+FUNCTION LineStart line_start(const element *x, element *y, int number, i64 line_count) {
+    LineStart line = {x, y, 0, 0, 0, 0, 0, 0, false, number < line_count};
     if (!line.is_there) return line;
     i64 t = number;
     int segment = t % SEGMENTS;

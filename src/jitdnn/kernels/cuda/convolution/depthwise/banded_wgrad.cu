@@ -6,8 +6,8 @@
 //     D[i][n] = sum over tiles of x[tile][i] * dy[tile][n]        dw[s] = sum of D[i][n] over i - n + SHIFT = s
 //
 // where i runs over the columns of the tile's blocks, n over its 8 results. A step takes STEP_ROWS rows of dy and the
-// rows of x that they meet. Thread blocks go through every SPLITS-th group of lines and leave partial sums in the
-// workspace, [SPLITS][taps][CHANNELS] f32, which `reduce_partials` adds in a fixed order: the results are the same in
+// rows of x that they meet. Thread blocks go through every `splits`-th group of lines and leave partial sums in the
+// workspace, [splits][taps][CHANNELS] f32, which `reduce_partials` adds in a fixed order: the results are the same in
 // every run.
 //
 // Macros, beside those of banded_planes.cuh:
@@ -18,17 +18,18 @@
 //     TAP_WARPS        warps      of a thread block with the same channels and other rows of taps
 //     SLOTS            rows       of the planes
 //     PLANE, DY_PLANE  words      of a channel: of x, of dy
-//     SPLITS           blocks     that share the lines: gridDim.y
 //     MIN_BLOCKS       blocks     that a multiprocessor shall hold at a time
 
 constexpr int HALVES = (BLOCKS + 1) / 2, STEPS = (BLOCK_ROWS + STEP_ROWS - 1) / STEP_ROWS;
-constexpr int CHANNEL_STRIPS = (CHANNELS + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS,
-              LINE_GROUPS = (LINE_COUNT + LINES - 1) / LINES;
+constexpr int CHANNEL_STRIPS = (CHANNELS + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS;
 constexpr int TAPS = H_TAPS * W_TAPS;
+
+// `splits`: blocks that share the lines, gridDim.y
+#define NUMBERS i64 splits, i64 line_count
 
 KERNEL2(32 * WARPS, MIN_BLOCKS)
 void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ dy, element *dw, u8 *workspace,
-                      f64 alpha, f64 beta) {
+                      f64 alpha, f64 beta, NUMBERS) {
     extern __shared__ uint4 shared_memory[];
     __shared__ LineStart lines[LINES];
     u32 *shared = (u32 *)shared_memory;
@@ -55,9 +56,10 @@ void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ 
     InputRows rows;
     Rows<STEP_ROWS, SEGMENT_TILES, SEGMENT_TILES, 2 * STEP_ROWS, DY_PLANE, true> dy_rows;
 #pragma unroll 1
-    for (int line_group = blockIdx.y; line_group < LINE_GROUPS; line_group += SPLITS) {
+    for (int line_group = blockIdx.y; line_group * (i64)LINES < line_count; line_group += gridDim.y) {
         __syncthreads();  // all warps are done with the planes and the lines
-        if (threadIdx.x < LINES) lines[threadIdx.x] = line_start(x, (element *)dy, line_group * LINES + threadIdx.x);
+        if (threadIdx.x < LINES) 
+            lines[threadIdx.x] = line_start(x, (element *)dy, line_group * LINES + threadIdx.x, line_count);
         __syncthreads();
         fill<InputRows>(rows, shared, lines, c0, aligned);
         dy_rows.load(lines, c0, 0, 0, STEPS * STEP_ROWS, aligned);

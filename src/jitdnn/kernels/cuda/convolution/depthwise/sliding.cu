@@ -1,7 +1,7 @@
 // Depthwise convolution, forward and backward to the data, on CUDA cores: rows slide through registers.
 //
 // A thread has THREAD_CHANNELS neighbouring channels of a tile of TILE_DEPTHS x TILE_COLUMNS results, and goes down
-// BLOCK_ROWS blocks of rows. A step reads ROWS_IN rows of the input and adds them to the STEPS blocks of ROWS_OUT
+// `block_rows` blocks of rows, a chunk, of which there are `chunks` in each of `images`. A step reads ROWS_IN rows of the input and adds them to the STEPS blocks of ROWS_OUT
 // rows of results that they reach. sums[j] is the block that j earlier steps have added to; from step to step sums[j
 // - 1] becomes sums[j], as part of the first products, at no cost. The rows of the next PREFETCH steps are in flight
 // meanwhile.
@@ -9,12 +9,11 @@
 // Macros, beside those of sliding_rows.cuh:
 //
 //     macro            unit       meaning
-//     BLOCK_ROWS       blocks     of rows of results of a thread
 //     PREFETCH         steps      whose rows are in flight
 //     BLOCK_PACKS      packs      of THREAD_CHANNELS channels that neighbouring threads of a block have
 //     THREAD_COUNT     threads    of a block; MIN_BLOCKS: blocks that a multiprocessor shall hold at a time
 //     OUT_PACK         columns    of the output that are neighbours in memory and stored at once
-//     IMAGES, CHANNELS            of y; MULTIPLIER: channels of y of each channel of x
+//     CHANNELS                    of y; MULTIPLIER: channels of y of each channel of x
 //     INDEX            type       of a thread's number
 //     X_N, X_C, Y_N, Y_C, W_C, W_BASE  elements: strides, and the offset of the first tap
 //     W_SPAN                      from the first tap in memory to the last: with `is_mirrored` they are taken from there
@@ -28,8 +27,7 @@ constexpr int LEAD = H_SCATTERED ? STEPS - 1 : 0;
 constexpr int BLOCK_START = floor_divide(H_START, ROWS_OUT);
 constexpr int BLOCK_COUNT = floor_divide(H_START + H_COUNT - 1, ROWS_OUT) + 1 - BLOCK_START;
 constexpr int STRIPS = (W_COUNT + TILE_COLUMNS - 1) / TILE_COLUMNS, DEPTHS = (D_COUNT + TILE_DEPTHS - 1) / TILE_DEPTHS;
-constexpr int CHUNKS = (BLOCK_COUNT + BLOCK_ROWS - 1) / BLOCK_ROWS,
-              PACK_GROUPS = CHANNELS / THREAD_CHANNELS / BLOCK_PACKS;
+constexpr int PACK_GROUPS = CHANNELS / THREAD_CHANNELS / BLOCK_PACKS;
 
 // the tap by which row u of the input contributes to row v of block j
 static constexpr __device__ int tap_of(int j, int u, int v) {
@@ -41,14 +39,14 @@ static constexpr __device__ i64 offset_of(int i) {
 }
 
 FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w, element *y, f32 alpha, f32 beta,
-                    bool is_mirrored EPILOGUE_PARAMETERS) {
+                    bool is_mirrored, INDEX images, int block_rows, INDEX chunks EPILOGUE_PARAMETERS) {
     INDEX t = (INDEX)blockIdx.x * THREAD_COUNT + threadIdx.x;
     int group = t % BLOCK_PACKS;
     t /= BLOCK_PACKS;
     int strip = t % STRIPS;
     t /= STRIPS;
-    int chunk = t % CHUNKS;
-    t /= CHUNKS;
+    int chunk = t % chunks;
+    t /= chunks;
     group += (int)(t % PACK_GROUPS) * BLOCK_PACKS;
     t /= PACK_GROUPS;
     int depth = t % DEPTHS;
@@ -59,7 +57,7 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
     t /= H_PHASES;
     int phase_d = t % D_PHASES;
     t /= D_PHASES;
-    if (t >= IMAGES) return;
+    if (t >= images) return;
     int n = (int)t, c = group * THREAD_CHANNELS;
 
     f32 taps[TAPS][THREAD_CHANNELS];
@@ -149,7 +147,7 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
     };
 
     // block b is complete after step b - LEAD + STEPS - 1; steps that read only padding are left out
-    int b0 = BLOCK_START + chunk * BLOCK_ROWS, b1 = min(b0 + BLOCK_ROWS, BLOCK_START + BLOCK_COUNT);
+    int b0 = BLOCK_START + chunk * block_rows, b1 = min(b0 + block_rows, BLOCK_START + BLOCK_COUNT);
     int origin = H_IN_ORIGIN + H_IN_SLOPE * phase_h;
     int first = floor_divide(-floor_divide(origin, H_IN_PITCH), ROWS_IN);
     int last = floor_divide(floor_divide(H_IN_EXTENT - 1 - origin, H_IN_PITCH), ROWS_IN);
@@ -229,7 +227,8 @@ FUNCTION void slide(const element *__restrict__ x, const element *__restrict__ w
 
 KERNEL2(THREAD_COUNT, MIN_BLOCKS)
 void depthwise(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_KERNEL_PARAMETERS,
-               u8 *workspace, f64 alpha, f64 beta, i64 is_mirrored) {
+               u8 *workspace, f64 alpha, f64 beta, i64 is_mirrored, i64 images, i64 block_rows, i64 chunks) {
     begin_launch();
-    slide(x, w, y, (f32)alpha, (f32)beta, is_mirrored EPILOGUE_ARGUMENTS);
+    slide(x, w, y, (f32)alpha, (f32)beta, is_mirrored, (INDEX)images, (int)block_rows,
+          (INDEX)chunks EPILOGUE_ARGUMENTS);
 }

@@ -24,26 +24,32 @@ SLIDING_TEXTS = "common.cuh", "sliding_rows.cuh"
 def launch(
     plan: Sliding, epilogue: Epilogue | None = None, is_aligned: bool = True
 ) -> tuple[Source, list[Launch], tuple[int, ...]]:
-    """The text, its launch and its number, for tensors at multiples of `alignments` or, if not `is_aligned`, anywhere.
+    """The text, its launch and its numbers, for tensors at multiples of `alignments` or, if not `is_aligned`, anywhere.
 
-    The number says whether taps are mirrored: forward and backward to the data of stride 1 share their code.
+    The first number says whether taps are mirrored: forward and backward to the data of stride 1 share their code. The
+    others are what varies with the number of images: it, blocks of rows of a thread, and how many threads they make.
     """
     functions, defines = epilogue_text(plan.window, plan.axes, epilogue)
     text = functions + read_text("cuda/convolution/depthwise", *SLIDING_TEXTS, "sliding.cu")
     defines = (*_defines(plan), ("IS_ALIGNED", int(is_aligned)), *defines)
     source = Source("depthwise_sliding", text, defines, "cuda", spills=True)
     main = Launch("depthwise", plan.grid_blocks, plan.tile.threads, is_early=True)
-    return source, [main], (int(is_mirrored(plan.axes)),)
+    rows = plan.tile.rows
+    return source, [main], (int(is_mirrored(plan.axes)), plan.window.n, rows, -(-plan.blocks // rows))
 
 
-def wgrad_launch(plan: SlidingWgrad, is_aligned: bool = True) -> tuple[Source, list[Launch]]:
-    """The same of a filter's gradient."""
+def wgrad_launch(plan: SlidingWgrad, is_aligned: bool = True) -> tuple[Source, list[Launch], tuple[int, ...]]:
+    """The same of a filter's gradient; the number is its splits."""
     files = ("sliding_wgrad.cu", "wgrad_reduce.cu")
     text = read_text("cuda/convolution/depthwise", *SLIDING_TEXTS, *files)
     defines = (*_wgrad_defines(plan), ("IS_ALIGNED", int(is_aligned)))
     source = Source("depthwise_sliding_filter", text, defines, "cuda", spills=True)
-    grid = (plan.strips, plan.tile.splits)
-    return source, [Launch("depthwise_wgrad", grid, plan.tile.threads), reduce_launch(plan.window)]
+    tile = plan.tile
+    launches = [
+        Launch("depthwise_wgrad", (plan.strips, tile.splits), tile.threads),
+        reduce_launch(plan.window),
+    ]
+    return source, launches, (tile.splits,)
 
 
 def is_mirrored(axes: Sequence[Axis]) -> bool:
@@ -94,7 +100,6 @@ def _defines(plan: Sliding) -> Defines:
         ("THREAD_CHANNELS", tile.channels),
         ("TILE_COLUMNS", tile.columns),
         ("TILE_DEPTHS", tile.depths),
-        ("BLOCK_ROWS", tile.rows),
         ("PREFETCH", tile.prefetch),
         ("W_DENSE", int(is_dense(plan.window, plan.axes))),
         ("IN_PACK", packs[0]),
@@ -119,6 +124,7 @@ def _wgrad_defines(plan: SlidingWgrad) -> Defines:
         ("PREFETCH", tile.prefetch),
         ("READS_ONCE", int(plan.window.dtype == "f32")),
         ("UNROLLED_STEPS", plan.round),
+        ("IMAGES", plan.window.n),
         ("BLOCK_ROWS", tile.rows),
         ("BLOCK_PACKS", tile.side),
         ("IN_PACK", pack),
@@ -134,7 +140,6 @@ def defines_of_window(window: Window, axes: Sequence[Axis]) -> Iterator[tuple[st
     yield f"DTYPE_{window.dtype}", 1
     for letter, axis in zip("DHW", axes, strict=True):
         yield from defines_of_axis(letter, axis)
-    yield "IMAGES", window.n
     yield "CHANNELS", window.channels
     yield "MULTIPLIER", window.multiplier
     yield "X_N", f"({window.input.strides[0]}LL)"

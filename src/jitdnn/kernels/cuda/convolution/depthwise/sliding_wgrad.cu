@@ -15,6 +15,8 @@ constexpr int STRIPS = (W_COUNT + TILE_COLUMNS - 1) / TILE_COLUMNS, DEPTHS = (D_
 constexpr int SLOTS = THREAD_COUNT / BLOCK_PACKS;
 constexpr i64 ITEMS = (i64)STRIPS * DEPTHS * CHUNKS * W_PHASES * H_PHASES * D_PHASES * IMAGES;
 
+#define NUMBERS i64 splits  // SPLITS, for the reduction
+
 FUNCTION void add_item(const element *__restrict__ x, const element *__restrict__ dy, i64 item, int c,
                        f32 (&sums)[TAPS][THREAD_CHANNELS]) {
     i64 t = item;
@@ -125,7 +127,7 @@ FUNCTION void add_item(const element *__restrict__ x, const element *__restrict_
 
 KERNEL2(THREAD_COUNT, MIN_BLOCKS)
 void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ dy, element *dw, u8 *workspace,
-                      f64 alpha, f64 beta) {
+                      f64 alpha, f64 beta, NUMBERS) {
     int slot = threadIdx.x / BLOCK_PACKS, c = (blockIdx.x * BLOCK_PACKS + threadIdx.x % BLOCK_PACKS) * THREAD_CHANNELS;
     f32 sums[TAPS][THREAD_CHANNELS] = {};
     if (slot < SLOTS) {

@@ -1,8 +1,9 @@
-// The reduction of a filter's gradient: adds [SPLITS][taps][CHANNELS] f32 in a fixed order, 8 threads for each sum.
+// The reduction of a filter's gradient: adds [splits][taps][CHANNELS] f32 in a fixed order, 8 threads for each sum.
+// NUMBERS: the integers of all kernels, of which `splits` is one.
 
 KERNEL(256)
 void reduce_partials(const element *__restrict__ x, const element *__restrict__ dy, element *dw, u8 *workspace,
-                     f64 alpha, f64 beta) {
+                     f64 alpha, f64 beta, NUMBERS) {
     constexpr int SUMS = D_TAPS * H_TAPS * W_TAPS * CHANNELS;
     __shared__ f32 shared[8][32];
     const f32 *partials = (const f32 *)workspace;
@@ -10,7 +11,7 @@ void reduce_partials(const element *__restrict__ x, const element *__restrict__ 
     f32 sum = 0;
     if (o < SUMS) {
 #pragma unroll 8
-        for (int part = slice; part < SPLITS; part += 8) sum += partials[(i64)part * SUMS + o];
+        for (int part = slice; part < (int)splits; part += 8) sum += partials[(i64)part * SUMS + o];
     }
     shared[slice][lane] = sum;
     __syncthreads();

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue, KernelAlgorithm, PlannedKernel
-from jitdnn.kernels.cuda.convolution.few_channels.code import launches, source
+from jitdnn.kernels.cuda.convolution.few_channels.code import arguments, launches, source
 from jitdnn.kernels.cuda.convolution.few_channels.cost import fprop_plan, wgrad_plan
 from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
@@ -102,7 +102,9 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
         assert plan is not None
         if problem is not own and problem.direction == "bwd_filter":
             plan = plan.with_x_second
-        build = partial(by_alignment, problem, device, epilogue, plan, plan.unaligned, source, launches)
+        build = partial(
+            by_alignment, problem, device, epilogue, plan, plan.unaligned, source, launches, arguments(plan)
+        )
         slowness = _OF_NEIGHBOURS[problem.direction] if problem.c > MAX_CHANNELS else 1.0
         return PlannedKernel(plan.workspace, slowness * plan.seconds, build)
 

@@ -5,18 +5,35 @@ from __future__ import annotations
 from jitdnn.devices.gpu import Launch, Source, read_text
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
+from jitdnn.kernels.cuda.convolution.half_precision.arguments import OFFSETS
 from jitdnn.kernels.cuda.convolution.half_precision.epilogue import in_kernel, in_store
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines
 from jitdnn.problems.convolution import Convolution
 
 _SHARED = "cuda/convolution/half_precision"
 _FOLDER = "cuda/convolution/few_channels"
+_OF_IMAGES = "IMAGES", "STRIPS", "PARTIALS", "X_LOW", "X_HIGH"
+_OF_CHANNELS = "FILTERS", "CHANNEL_BLOCKS", "CHANNEL_CHUNKS", *OFFSETS
 _FILES = {
     "fwd": ("common.cuh", "products.cuh", "fprop.cu"),
     "bwd_data": ("products.cuh", "dgrad.cu"),
     "bwd_filter": ("common.cuh", "products.cuh", "wgrad.cu"),
 }
 _KERNELS = {"fwd": "few_channels_fprop", "bwd_data": "few_channels_dgrad", "bwd_filter": "few_channels_wgrad"}
+
+
+def arguments(plan: Plan) -> tuple[str, ...]:
+    """Macros of a plan that kernels take as arguments: what varies with the images.
+
+    Of gradients also the channels that may be many, where they are the inner ones of the filter, as where few results
+    are made of many channels: of such layers a net has one for many numbers. Elsewhere they cost more than 5 %: of a
+    short launch, of fprop whose results are short runs, and where dgrad copies elements one by one.
+    """
+    names = dict(plan.defines)
+    is_inside = abs(int(str(names["W_K"]))) < abs(int(str(names["W_C"])))
+    is_narrow = "CHANNEL_CHUNKS" in names and names["Y_VECTOR"] == 1
+    is_fprop = "STAGES_RESULTS" in names
+    return (*_OF_IMAGES, *_OF_CHANNELS) if is_inside and not (is_narrow or is_fprop) else _OF_IMAGES
 
 
 def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:

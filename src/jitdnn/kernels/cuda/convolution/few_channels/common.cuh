@@ -66,10 +66,10 @@ FUNCTION int output_word(int phase_output, int phase) {
 
 // The offset of element `kk, half` of the filter for an output channel; NO_TAP if it is none of its taps.
 constexpr int NO_TAP = -2147483647;
-FUNCTION int filter_offset(int kk, int half, int lead) {
+FUNCTION int filter_offset(int kk, int half, int lead, const Sizes &sizes) {
     int run = kk / RUN_WORDS, element = PER_WORD * (kk % RUN_WORDS) + half - lead;
     if (kk >= WORDS || element < 0 || element >= RUN) return NO_TAP;
-    return W_BASE + run / TAPS_R * W_T + run % TAPS_R * W_R + element / CHANNELS * W_S + element % CHANNELS * W_C;
+    return (int)(W_BASE + run / TAPS_R * W_T + run % TAPS_R * W_R + element / CHANNELS * W_S + element % CHANNELS * W_C);
 }
 
 FUNCTION bool row_offset(Strip at, int row, INDEX &start) {
@@ -89,7 +89,7 @@ FUNCTION int row_misalignment(const u16 *x, Strip at, INDEX start) {
     return (int)((u64)(x + start + low) / 2 % 8);
 }
 
-FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at) {
+FUNCTION void fetch_elements(u16 *stage, const u16 *x, Strip at, const Sizes &sizes) {
     const int low = (at.q * STRIDE_W - PAD_W) * CHANNELS - SHIFT;
 #pragma unroll 2
     for (int i = threadIdx.x; i < ROWS * (ROW_PIECES + 1); i += BLOCK_THREADS) {
@@ -145,7 +145,7 @@ FUNCTION void align_rows(u32 *stage, const u16 *x, Strip at) {
 }
 #elif IS_BY_ELEMENTS
 // Rows of any layout, an element at a time.
-FUNCTION void fetch_elements(ELEMENT *stage, const ELEMENT *x, Strip at) {
+FUNCTION void fetch_elements(ELEMENT *stage, const ELEMENT *x, Strip at, const Sizes &) {
     const int low = at.q * STRIDE_W - PAD_W;
 #pragma unroll 4
     for (int i = threadIdx.x; i < ROWS * SPAN * CHANNELS; i += BLOCK_THREADS) {
@@ -235,9 +235,9 @@ FUNCTION void finish_rows(u32 *stage, const ELEMENT *x, Strip at) {
 #endif
 }
 
-FUNCTION void fetch_rows(u32 *stage, const ELEMENT *x, Strip at) {
+FUNCTION void fetch_rows(u32 *stage, const ELEMENT *x, Strip at, const Sizes &sizes) {
 #if IS_BY_ELEMENTS
-    fetch_elements((ELEMENT *)stage, x, at);
+    fetch_elements((ELEMENT *)stage, x, at, sizes);
 #else
     fetch_pieces((ELEMENT *)stage, x, at);
 #endif

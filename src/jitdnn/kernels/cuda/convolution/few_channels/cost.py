@@ -174,7 +174,7 @@ def _fprop_plan(
         "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
         "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
         "RESULT_C": "Y_C", "CHANNEL_BLOCKS": channel_blocks, "IS_PACKED": int(is_packed),
-        "STAGES_RESULTS": staging,
+        "STAGES_RESULTS": staging, "IS_FULL": int(shape.problem.k % (8 * n * groups) == 0),
         "UNROLL_STEPS": 2 if (m, n) == (2, 8) and rows.phases == 1 and steps <= 24 and count == 1 else 1,
         "PRODUCTS": count,
     }  # fmt: skip
@@ -270,7 +270,7 @@ def _wgrad_plan(
         "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "TILE_M": m,
         "TILE_WORDS": words, "CHANNEL_GROUPS": channel_groups, "WORD_GROUPS": word_groups,
         "Y_VECTOR": y_vector, "PRODUCTS": count, "PARTIALS": blocks,
-        "CHANNEL_BLOCKS": channel_blocks, "X_IS_SECOND": 0,
+        "CHANNEL_BLOCKS": channel_blocks, "X_IS_SECOND": 0, "Y_IS_WHOLE": int(_is_whole(rows.shape)),
     }  # fmt: skip
     second = Launch("few_channels_wgrad_reduce", channel_blocks * block_sums // (32 * rows.phases), 256)
     return Plan(
@@ -410,6 +410,12 @@ def filter_setup(
     gathered = rounds * LATENCY_CYCLES + fragments / 32 * instructions / 4 * resident
     copied = _LAUNCH_CYCLES + LATENCY_CYCLES + fragments * size * resident / l2_bytes_per_cycle(facts)
     return min(gathered, copied), copied < gathered
+
+
+def _is_whole(shape: Shape) -> bool:
+    """Whether rows of y follow each other."""
+    *_, h, w = strides_of(shape.problem.y)
+    return h == shape.out[2] * w
 
 
 def _staging(shape: Shape) -> int:

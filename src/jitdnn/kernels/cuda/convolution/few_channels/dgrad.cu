@@ -25,17 +25,31 @@ constexpr int STAGE_ELEMENTS = STAGED_ROWS * STEP_W * SEQUENCE * PITCH;
 constexpr int COLUMNS = UNIT_D * UNIT_H * UNIT_W * CHANNELS;
 constexpr int COLUMN_TILES = (COLUMNS + 7) / 8;
 constexpr int STAGED_PLANES = TILE_PLANES + REACH_D - 1;
-constexpr int STEPS = STAGED_PLANES * CHANNEL_CHUNKS;  // stages of a tile
 constexpr int STEP_FRAGMENTS = REACH_D * REACH_H * COLUMN_TILES * 32;  // 8 bytes each
 constexpr int CHUNK_FRAGMENTS = REACH_W * CHANNEL_STEPS * STEP_FRAGMENTS;
-constexpr int FRAGMENTS = CHANNEL_CHUNKS * CHUNK_FRAGMENTS;
 constexpr int DY_BYTES = STAGE_ELEMENTS * sizeof(ELEMENT);
 constexpr int STAGE_BYTES = DY_BYTES + (IS_STREAMED ? CHUNK_FRAGMENTS * 8 : 0);
 constexpr int PLANE_BLOCKS = (BLOCKS_D + TILE_PLANES - 1) / TILE_PLANES;
-constexpr int TILES = IMAGES * PLANE_BLOCKS * ((BLOCKS_H + TILE_DOWN - 1) / TILE_DOWN) *
-                      ((BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS);
+constexpr int IMAGE_TILES =
+    PLANE_BLOCKS * ((BLOCKS_H + TILE_DOWN - 1) / TILE_DOWN) * ((BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS);
+#define FRAGMENTS (CHANNEL_CHUNKS * CHUNK_FRAGMENTS)
 
 struct Tile { int n, d, h, w; };  // the first b along each axis
+
+// A stage of a thread block: a tile, of which all chunks of one plane follow each other, and then those of the next.
+struct Stage { int tile, plane, chunk; };
+
+FUNCTION bool is_last(Stage stage, const Sizes &sizes) {
+    return stage.chunk == CHANNEL_CHUNKS - 1 && stage.plane == STAGED_PLANES - 1;
+}
+
+FUNCTION void advance(Stage &stage, const Sizes &sizes) {
+    if (++stage.chunk < CHANNEL_CHUNKS) return;
+    stage.chunk = 0;
+    if (++stage.plane < STAGED_PLANES) return;
+    stage.plane = 0;
+    stage.tile += gridDim.x;
+}
 
 FUNCTION Tile tile_of(int index) {
     constexpr int across = (BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS, down = (BLOCKS_H + TILE_DOWN - 1) / TILE_DOWN;
@@ -49,7 +63,7 @@ FUNCTION Tile tile_of(int index) {
     return at;
 }
 
-FUNCTION bool gradient_offset(Tile at, int row, int position, int plane, INDEX &start) {
+FUNCTION bool gradient_offset(Tile at, int row, int position, int plane, INDEX &start, const Sizes &sizes) {
     int o = at.d + LEAST_D + plane, p = STEP_H * at.h + LEAST_H + row, q = STEP_W * at.w + LEAST_W + position;
     start = (INDEX)at.n * Y_N + (INDEX)o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W;
     return (u32)o < OUT_O && (u32)p < OUT_P && (u32)q < OUT_Q;
@@ -59,20 +73,21 @@ FUNCTION int stage_offset(int row, int position) {
     return ((row * STEP_W + position % STEP_W) * SEQUENCE + position / STEP_W) * PITCH;
 }
 
-FUNCTION void fetch(u8 *memory, const ELEMENT *dy, const u8 *packed, Tile at, int step) {
+FUNCTION void fetch(u8 *memory, const ELEMENT *dy, const u8 *packed, Stage of, const Sizes &sizes) {
+    const Tile at = tile_of(of.tile);
     ELEMENT *stage = (ELEMENT *)memory;
 #if IS_STREAMED
-    const u8 *fragments = packed + (i64)(step % CHANNEL_CHUNKS) * (CHUNK_FRAGMENTS * 8);
+    const u8 *fragments = packed + (i64)of.chunk * (CHUNK_FRAGMENTS * 8);
     for (int i = threadIdx.x; i < CHUNK_FRAGMENTS / 2; i += BLOCK_THREADS)
         cp_async16(memory + DY_BYTES + i * 16, fragments + i * 16, true);
 #endif
-    const int plane = step / CHANNEL_CHUNKS, first = step % CHANNEL_CHUNKS * (CHUNKS * PIECE);
+    const int plane = of.plane, first = of.chunk * (CHUNKS * PIECE);
 #if Y_VECTOR > 1
     constexpr int at_once = BLOCK_THREADS / CHUNKS;  // positions, one at least; a thread has the same channels in all
     const int mine = threadIdx.x / CHUNKS, part = threadIdx.x % CHUNKS * PIECE, k = first + part;
     const int p = STEP_H * at.h + LEAST_H, q = STEP_W * at.w + LEAST_W;
     INDEX start;
-    gradient_offset(at, 0, 0, plane, start);
+    gradient_offset(at, 0, 0, plane, start, sizes);
     const bool is_here = (u32)(at.d + LEAST_D + plane) < OUT_O && k < FILTERS;
     const ELEMENT *from = dy + start + k;
     if (mine >= at_once) return;
@@ -95,7 +110,7 @@ FUNCTION void fetch(u8 *memory, const ELEMENT *dy, const u8 *packed, Tile at, in
         int row = i / (CHUNKS * PIECE * POSITIONS), k = first + part;
         INDEX start;
         ELEMENT value = 0;
-        if (gradient_offset(at, row, position, plane, start) && k < FILTERS) value = dy[start + (INDEX)k * Y_C];
+        if (gradient_offset(at, row, position, plane, start, sizes) && k < FILTERS) value = dy[start + (INDEX)k * Y_C];
         stage[stage_offset(row, position) + part] = value;
     }
 #endif
@@ -109,7 +124,7 @@ FUNCTION int tap_of(int e, int i, int lead, int least, int stride, int taps) {
 
 // The fragment of the filter of a lane, for STEP_CHANNELS channels and 8 columns: [chunk][w][channel step][d][h][column
 // tile][lane].
-FUNCTION uint2 filter_fragment(const ELEMENT *w, int i) {
+FUNCTION uint2 filter_fragment(const ELEMENT *w, int i, const Sizes &sizes) {
     const int owner = i % 32;
     int rest = i / 32;
     const int column = rest % COLUMN_TILES * 8 + owner / 4;
@@ -204,17 +219,19 @@ FUNCTION void add(Sums &sums, const ELEMENT *stage, const uint2 *filter, Lane at
 // The fragments of the filter, once for all blocks.
 KERNEL(256)
 void few_channels_dgrad_pack(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, ELEMENT *dx EPILOGUE_PARAMETERS,
-                             u8 *workspace, f64 alpha, f64 beta) {
+                             u8 *workspace, f64 alpha, f64 beta, NUMBERS) {
     begin_launch();
+    const Sizes sizes = SIZES;
     const int i = (int)(blockIdx.x * 256 + threadIdx.x);
-    if (i < FRAGMENTS) ((uint2 *)workspace)[i] = filter_fragment(w, i);
+    if (i < FRAGMENTS) ((uint2 *)workspace)[i] = filter_fragment(w, i, sizes);
 }
 #endif
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
 void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, ELEMENT *dx EPILOGUE_PARAMETERS,
-                        u8 *workspace, f64 alpha64, f64 beta64) {
+                        u8 *workspace, f64 alpha64, f64 beta64, NUMBERS) {
     begin_launch();
+    const Sizes sizes = SIZES;
     extern __shared__ uint4 memory[];
     u8 *stages = (u8 *)memory;
     uint2 *filter = (uint2 *)(stages + STAGES * STAGE_BYTES);  // as filter_fragment says
@@ -228,11 +245,12 @@ void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, E
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
     const bool has_words = X_PAIRS && beta == 0.0f;
 
-    int work_item = 0, buffer = 0;
-    const int work_count =
-        ((int)blockIdx.x < TILES ? (TILES - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0) * STEPS;
-    if (STAGES == 2 && work_count > 0) {
-        fetch(stages, dy, workspace, tile_of(blockIdx.x), 0);
+    const int tiles = IMAGES * IMAGE_TILES;
+    Stage now = {(int)blockIdx.x, 0, 0}, next = now;  // `next`: STAGES - 1 behind
+    int buffer = 0;
+    if (STAGES == 2 && next.tile < tiles) {
+        fetch(stages, dy, workspace, next, sizes);
+        advance(next, sizes);
         cp_async_commit();
     }
 #if IS_STREAMED
@@ -242,7 +260,7 @@ void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, E
     cp_async_commit();
 #else
 #pragma unroll 4
-    for (int i = threadIdx.x; i < FRAGMENTS; i += BLOCK_THREADS) filter[i] = filter_fragment(w, i);
+    for (int i = threadIdx.x; i < FRAGMENTS; i += BLOCK_THREADS) filter[i] = filter_fragment(w, i, sizes);
 #endif
 
     // where a lane's columns are stored, relative to the first output of b; columns behind the last have no channel
@@ -263,27 +281,28 @@ void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, E
 
     Sums sums = {};
 #pragma unroll 1
-    for (; work_item < work_count; work_item++) {
-        const Tile at = tile_of(blockIdx.x + work_item / STEPS * gridDim.x);
-        const int step = work_item % STEPS, next = work_item + STAGES - 1;
-        if (next < work_count) {
-            fetch(stages + (STAGES == 2 ? buffer ^ 1 : 0) * STAGE_BYTES, dy, workspace,
-                  tile_of(blockIdx.x + next / STEPS * gridDim.x), next % STEPS);
+    for (; now.tile < tiles; advance(now, sizes)) {
+        const Tile at = tile_of(now.tile);
+        if (next.tile < tiles) {
+            fetch(stages + (STAGES == 2 ? buffer ^ 1 : 0) * STAGE_BYTES, dy, workspace, next, sizes);
+            advance(next, sizes);
             cp_async_commit();
-        }
-        if (STAGES == 2 && next < work_count)
-            cp_async_wait<1>();
-        else
+            if (STAGES == 2)
+                cp_async_wait<1>();
+            else
+                cp_async_wait<0>();
+        } else {
             cp_async_wait<0>();
+        }
         __syncthreads();
         const u8 *stage = stages + buffer * STAGE_BYTES;
         const uint2 *fragments = IS_STREAMED ? (const uint2 *)(stage + DY_BYTES)
-                                             : filter + step % CHANNEL_CHUNKS * CHUNK_FRAGMENTS;
-        add<0>(sums, (const ELEMENT *)stage, fragments, me, step / CHANNEL_CHUNKS);
+                                             : filter + now.chunk * CHUNK_FRAGMENTS;
+        add<0>(sums, (const ELEMENT *)stage, fragments, me, now.plane);
         __syncthreads();
         f32 *exchanged = (f32 *)(stages + buffer * STAGE_BYTES);  // [warp][sum][lane], until the stage is filled again
         if (STAGES == 2) buffer ^= 1;
-        if (step < STEPS - 1) continue;
+        if (!is_last(now, sizes)) continue;
         if (SPLIT_K_WARPS > 1) {
             constexpr int many = TILE_PLANES * TILE_ROWS * COLUMN_TILES * 4, tiles = WARPS_ACROSS * WARPS_DOWN;
             f32(&flat)[many] = *(f32(*)[many])sums;

@@ -7,7 +7,7 @@
 //
 // Macros: BLOCK_THREADS, RESIDENT (blocks of a multiprocessor), STAGES, STEPS (of 8 words), TILE_M and TILE_N (mma
 // tiles of a warp: of 16 outputs, of 8 channels), COLUMN_GROUPS (of warps with other channels), CHANNEL_BLOCKS
-// (thread blocks that share the channels: gridDim.y), STAGES_RESULTS (results that go through shared memory: BY_ROWS
+// (thread blocks that share the channels: gridDim.y), IS_FULL (each has BLOCK_COLUMNS of them), STAGES_RESULTS (results that go through shared memory: BY_ROWS
 // where rows of a channel begin inside of sectors, so that a warp stores runs of a channel and not 8 neighbours of each
 // of four; BY_CHANNELS where the channels of an output do, so that it stores 16 bytes at a time and not each number by
 // itself), IS_PACKED (the fragments of the filter are made once by a kernel of their own).
@@ -20,7 +20,6 @@ constexpr int OUTPUT_WARPS = WARPS / (COLUMN_GROUPS * PHASES);  // warps that sh
 constexpr int TILE = 16 * TILE_M;                             // outputs of a warp at a time
 constexpr int BLOCK_COLUMNS = COLUMN_GROUPS * TILE_N * 8;     // output channels of a block
 constexpr int FRAGMENTS = PHASES * STEPS * BLOCK_COLUMNS * 2;  // of a block, 16 bytes each
-constexpr bool is_full = FILTERS % BLOCK_COLUMNS == 0;
 constexpr int RESULT_PITCH = (TILE + 31) / 32 * 32 + 8;  // numbers of a channel, where lanes of four meet no bank twice
 constexpr int CHANNEL_PITCH = TILE_N * 8 + 64 / (int)sizeof(ELEMENT);  // of an output, which begins anywhere in 64 bytes
 
@@ -32,14 +31,14 @@ FUNCTION int column_channel(int j, int n) {
 }
 
 // The fragment of the filter of a lane, for 8 words and two tiles of output channels.
-FUNCTION uint4 filter_fragment(const ELEMENT *w, int first_channel, int i) {
+FUNCTION uint4 filter_fragment(const ELEMENT *w, int first_channel, int i, const Sizes &sizes) {
     constexpr int pairs = COLUMN_GROUPS * TILE_N / 2;
     const int owner = i % 32, pair = i / 32 % pairs, step = i / (32 * pairs), tile = pair * 2 % TILE_N;
     const int lead = phase_lead(step / STEPS), low = step % STEPS * 8 + owner % 4;
     const int group = first_channel + pair * 2 / TILE_N * (TILE_N * 8);
     const int channel[2] = {group + column_channel(tile, owner / 4), group + column_channel(tile + 1, owner / 4)};
-    const int tap[2][2] = {{filter_offset(low, 0, lead), filter_offset(low, 1, lead)},
-                           {filter_offset(low + 4, 0, lead), filter_offset(low + 4, 1, lead)}};
+    const int tap[2][2] = {{filter_offset(low, 0, lead, sizes), filter_offset(low, 1, lead, sizes)},
+                           {filter_offset(low + 4, 0, lead, sizes), filter_offset(low + 4, 1, lead, sizes)}};
     u32 word[4];
 #pragma unroll
     for (int e = 0; e < 4; e++) {
@@ -57,18 +56,20 @@ FUNCTION uint4 filter_fragment(const ELEMENT *w, int first_channel, int i) {
 // The fragments of the filter, once for all blocks: [block of channels][fragment].
 KERNEL(256)
 void few_channels_fprop_pack(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, ELEMENT *y EPILOGUE_PARAMETERS,
-                             u8 *workspace, f64 alpha, f64 beta) {
+                             u8 *workspace, f64 alpha, f64 beta, NUMBERS) {
     begin_launch();
+    const Sizes sizes = SIZES;
     const int i = (int)(blockIdx.x * 256 + threadIdx.x);
     if (i < CHANNEL_BLOCKS * FRAGMENTS)
-        ((uint4 *)workspace)[i] = filter_fragment(w, i / FRAGMENTS * BLOCK_COLUMNS, i % FRAGMENTS);
+        ((uint4 *)workspace)[i] = filter_fragment(w, i / FRAGMENTS * BLOCK_COLUMNS, i % FRAGMENTS, sizes);
 }
 #endif
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
 void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, ELEMENT *y EPILOGUE_PARAMETERS,
-                        u8 *workspace, f64 alpha64, f64 beta64) {
+                        u8 *workspace, f64 alpha64, f64 beta64, NUMBERS) {
     begin_launch();
+    const Sizes sizes = SIZES;
     extern __shared__ uint4 memory[];
     u32 *stages = (u32 *)memory;
     uint4 *filter = memory + STAGES * STAGE_WORDS / 4;             // [phase][step][column group][pair of tiles][lane]
@@ -84,7 +85,7 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
     const u32 *my_offsets = word_offsets + phase * STEPS * 8 + t;
     int index = blockIdx.x, buffer = 0;
     if (STAGES == 2 && index < STRIPS) {
-        fetch_rows(stages, x, strip_of(index));
+        fetch_rows(stages, x, strip_of(index), sizes);
         cp_async_commit();
     }
 #if IS_PACKED
@@ -93,7 +94,7 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
     cp_async_commit();
 #else
 #pragma unroll 2
-    for (int i = threadIdx.x; i < FRAGMENTS; i += BLOCK_THREADS) filter[i] = filter_fragment(w, first_channel, i);
+    for (int i = threadIdx.x; i < FRAGMENTS; i += BLOCK_THREADS) filter[i] = filter_fragment(w, first_channel, i, sizes);
 #endif
 #pragma unroll 1
     for (int i = threadIdx.x; i < PHASES * STEPS * 8; i += BLOCK_THREADS)
@@ -103,14 +104,14 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
         const Strip at = strip_of(index);
         if (STAGES == 2) {
             if (index + (int)gridDim.x < STRIPS) {
-                fetch_rows(stages + (buffer ^ 1) * STAGE_WORDS, x, strip_of(index + gridDim.x));
+                fetch_rows(stages + (buffer ^ 1) * STAGE_WORDS, x, strip_of(index + gridDim.x), sizes);
                 cp_async_commit();
                 cp_async_wait<1>();
             } else {
                 cp_async_wait<0>();
             }
         } else {
-            fetch_rows(stages, x, at);
+            fetch_rows(stages, x, at, sizes);
             cp_async_commit();
             cp_async_wait<0>();
         }
@@ -184,7 +185,7 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
                         const INDEX to = (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W;
                         const int channel = first_channel + column_group * (TILE_N * 8) + j * 8 + owner * count + e;
                         const f32 mine[1] = {results[owner * RESULT_PITCH + output]};
-                        store_channels<1, is_full>(y, to, channel, FILTERS, mine, alpha, beta COORDINATE_ARGUMENTS);
+                        store_channels<1, IS_FULL>(y, to, channel, FILTERS, mine, alpha, beta COORDINATE_ARGUMENTS);
                     }
                 }
             }
@@ -210,7 +211,7 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
                             f32 mine[8];
 #pragma unroll
                             for (int e = 0; e < 8; e++) mine[e] = sums[i][j + e / 2][2 * h + e % 2];
-                            stage_channels<8, is_full>(run + j * 8 + t * 8, to, channel + j * 8 + t * 8, FILTERS, mine,
+                            stage_channels<8, IS_FULL>(run + j * 8 + t * 8, to, channel + j * 8 + t * 8, FILTERS, mine,
                                                        alpha, beta COORDINATE_ARGUMENTS);
                         }
                         if (TILE_N % 4) {
@@ -218,7 +219,7 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
 #pragma unroll
                             for (int e = 0; e < 4; e++) mine[e] = sums[i][TILE_N - 2 + e / 2][2 * h + e % 2];
                             const int further = (TILE_N - 2) * 8 + t * 4;
-                            stage_channels<4, is_full>(run + further, to, channel + further, FILTERS, mine, alpha,
+                            stage_channels<4, IS_FULL>(run + further, to, channel + further, FILTERS, mine, alpha,
                                                        beta COORDINATE_ARGUMENTS);
                         }
                     }
@@ -241,14 +242,14 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
                         f32 mine[8];
 #pragma unroll
                         for (int e = 0; e < 8; e++) mine[e] = sums[i][j + e / 2][2 * h + e % 2];
-                        store_channels<8, is_full>(y, to, channel + j * 8 + t * 8, FILTERS, mine, alpha,
+                        store_channels<8, IS_FULL>(y, to, channel + j * 8 + t * 8, FILTERS, mine, alpha,
                                                    beta COORDINATE_ARGUMENTS);
                     }
                     if (TILE_N % 4) {
                         f32 mine[4];
 #pragma unroll
                         for (int e = 0; e < 4; e++) mine[e] = sums[i][TILE_N - 2 + e / 2][2 * h + e % 2];
-                        store_channels<4, is_full>(y, to, channel + (TILE_N - 2) * 8 + t * 4, FILTERS, mine, alpha,
+                        store_channels<4, IS_FULL>(y, to, channel + (TILE_N - 2) * 8 + t * 4, FILTERS, mine, alpha,
                                                    beta COORDINATE_ARGUMENTS);
                     }
                 }

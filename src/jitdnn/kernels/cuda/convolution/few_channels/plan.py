@@ -202,7 +202,9 @@ class Rows:
         return self.down * self.across // self.phases
 
     def defines(self) -> Defines:
+        low, high = self.shape.problem.x.span()
         return {
+            "X_LOW": low, "X_HIGH": high,
             "BLOCK_P": self.down, "BLOCK_Q": self.across, "HALO_H": self.halo, "ROW_WORDS": self.row_words,
             "SHIFT": self.shift, "PHASES": self.phases, "RUN_WORDS": self.run_words, "X_BYTES": self.x_bytes,
             "X_IS_PLANAR": int(self.is_planar), "X_IS_DENSE": int(self.is_dense), "STRIPS": self.strips,

@@ -9,7 +9,7 @@
 // Macros: BLOCK_THREADS, RESIDENT, STAGES, TILE_M (mma tiles of a warp, of 16 channels), TILE_WORDS (of 8 words),
 // CHANNEL_GROUPS and WORD_GROUPS (of warps with other channels, other words), CHANNEL_BLOCKS (thread blocks that
 // share the channels: gridDim.y), PARTIALS (thread blocks that share the strips: gridDim.x), Y_VECTOR (channels of dy
-// at a time).
+// at a time), Y_IS_WHOLE (rows of dy follow each other).
 
 constexpr int WARPS = BLOCK_THREADS / 32;
 constexpr int OUTPUT_WARPS =
@@ -25,7 +25,7 @@ constexpr int OUTPUTS = BLOCK_P * BLOCK_Q;              // of a strip; one more 
 constexpr int DY_WORDS = (OUTPUTS + 1) * PITCH / PER_WORD;
 constexpr int PHASE_GROUPS = CHANNEL_GROUPS * WORD_GROUPS, GROUPS = PHASE_GROUPS * PHASES;  // warps with other sums
 constexpr int SUMS = TILE_M * TILE_WORDS * PER_WORD * 4;  // of a lane
-constexpr int PARTIAL_SUMS = CHANNEL_BLOCKS * GROUPS * SUMS * 32;       // sums of all blocks of channels
+#define PARTIAL_SUMS (CHANNEL_BLOCKS * (GROUPS * SUMS * 32))  // sums of all blocks of channels
 
 // Runs a statement with each `sum` of a lane, and its number j.
 #define FOR_EACH_SUM(statement)                                                            \
@@ -34,11 +34,11 @@ constexpr int PARTIAL_SUMS = CHANNEL_BLOCKS * GROUPS * SUMS * 32;       // sums 
         statement;                                                                     \
     }
 
-FUNCTION void fetch_gradient(ELEMENT *stage, const ELEMENT *dy, Strip at) {
+FUNCTION void fetch_gradient(ELEMENT *stage, const ELEMENT *dy, Strip at, const Sizes &sizes) {
     const int first = (int)blockIdx.y * BLOCK_CHANNELS;
 #if Y_VECTOR > 1
     constexpr int at_once = BLOCK_THREADS / CHUNKS;  // outputs; a thread keeps its piece
-    constexpr bool is_whole = BLOCK_Q == OUT_Q && Y_H == (INDEX)OUT_Q * Y_W;  // the outputs follow each other
+    constexpr bool is_whole = BLOCK_Q == OUT_Q && Y_IS_WHOLE;  // the outputs follow each other
     const int mine = threadIdx.x / CHUNKS, part = threadIdx.x % CHUNKS * PIECE, k = first + part;
     const ELEMENT *from = dy + (INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)at.p * Y_H + (INDEX)at.q * Y_W + k;
     const int rows = OUT_P - at.p, columns = OUT_Q - at.q;
@@ -68,7 +68,8 @@ FUNCTION void fetch_gradient(ELEMENT *stage, const ELEMENT *dy, Strip at) {
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void few_channels_wgrad(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 beta) {
+void few_channels_wgrad(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 beta, NUMBERS) {
+    const Sizes sizes = SIZES;
     extern __shared__ uint4 memory[];
     constexpr int stage_words = STAGE_WORDS + (DY_WORDS + 3) / 4 * 4;
     u32 *stages = (u32 *)memory;
@@ -89,16 +90,16 @@ void few_channels_wgrad(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 bet
     f32 sums[TILE_M][TILE_WORDS][PER_WORD][4] = {};
     int index = blockIdx.x, buffer = 0;
     if (STAGES == 2 && index < STRIPS) {
-        fetch_gradient((ELEMENT *)(stages + STAGE_WORDS), dy, strip_of(index));
-        fetch_rows(stages, x, strip_of(index));
+        fetch_gradient((ELEMENT *)(stages + STAGE_WORDS), dy, strip_of(index), sizes);
+        fetch_rows(stages, x, strip_of(index), sizes);
         cp_async_commit();
     }
     for (; index < STRIPS; index += gridDim.x) {
         const int next = STAGES == 2 ? index + (int)gridDim.x : index;
         u32 *other = stages + (STAGES == 2 ? buffer ^ 1 : 0) * stage_words;
         if (next < STRIPS) {
-            fetch_gradient((ELEMENT *)(other + STAGE_WORDS), dy, strip_of(next));
-            fetch_rows(other, x, strip_of(next));
+            fetch_gradient((ELEMENT *)(other + STAGE_WORDS), dy, strip_of(next), sizes);
+            fetch_rows(other, x, strip_of(next), sizes);
             cp_async_commit();
         }
         if (STAGES == 2 && next < STRIPS)
@@ -198,7 +199,8 @@ void few_channels_wgrad(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 bet
 // each. Where there are two phases, their sums of a tap are added here, too; their element numbers differ by the
 // lead.
 KERNEL(256)
-void few_channels_wgrad_reduce(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 beta) {
+void few_channels_wgrad_reduce(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 beta, NUMBERS) {
+    const Sizes sizes = SIZES;
     __shared__ f32 some[8][32];
     const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
     const int j = (int)blockIdx.x % SUMS, group = (int)blockIdx.x / SUMS % PHASE_GROUPS;

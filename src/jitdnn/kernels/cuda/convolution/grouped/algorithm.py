@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel
-from jitdnn.kernels.cuda.convolution.grouped.code import launches, source
+from jitdnn.kernels.cuda.convolution.grouped.code import arguments, launches, source
 from jitdnn.kernels.cuda.convolution.grouped.cost import MAX_CHANNELS, plan_of, register_plan
 from jitdnn.kernels.cuda.convolution.grouped.plan import Plan
 from jitdnn.kernels.cuda.convolution.half_precision.code import by_alignment
@@ -72,7 +72,7 @@ class Grouped(KernelAlgorithm[Convolution, GpuDevice]):
 
         def build() -> Kernel:
             plain = self.unaligned_plan(problem, device, plan)
-            return by_alignment(problem, device, epilogue, plan, plain, source, launches)
+            return by_alignment(problem, device, epilogue, plan, plain, source, launches, arguments(problem))
 
         workspace = 0
         if problem.direction == "bwd_filter":

@@ -6,16 +6,24 @@ import math
 
 from jitdnn.devices.gpu import Launch, Source, read_text
 from jitdnn.kernels.algorithm import Epilogue
-from jitdnn.kernels.cuda.convolution.grouped.plan import Plan
+from jitdnn.kernels.cuda.convolution.grouped.plan import Plan, is_symmetric
 from jitdnn.kernels.cuda.convolution.half_precision.epilogue import in_store
 from jitdnn.problems.convolution import Convolution
 
 _SHARED = "cuda/convolution/half_precision"
 _FOLDER = "cuda/convolution/grouped"
+_ARGUMENTS = "IMAGES", "WORKERS"
+_OF_FILTER = "IS_MIRRORED", "W_BASE", "W_R", "W_S", "W_IN", "W_OUT", "W_GROUP"
 
 
 _EARLY_SECONDS = 20.5e-6
 """Of a launch that gains by beginning before the one in front of it is done; longer ones lost up to a fifth."""
+
+
+def arguments(problem: Convolution) -> tuple[str, ...]:
+    """Macros of plans that kernels take as arguments: those of the filter where directions share a kernel."""
+    is_shared = problem.direction != "bwd_filter" and is_symmetric(problem)
+    return (*_ARGUMENTS, *_OF_FILTER) if is_shared else _ARGUMENTS
 
 
 def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:

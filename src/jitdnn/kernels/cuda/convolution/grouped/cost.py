@@ -15,7 +15,15 @@ from itertools import product
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.devices.gpu_facts import GpuFacts
-from jitdnn.kernels.cuda.convolution.grouped.plan import Plan, Tile, axis_defines, axis_of, roles, vector_of
+from jitdnn.kernels.cuda.convolution.grouped.plan import (
+    Plan,
+    Tile,
+    axis_defines,
+    axis_of,
+    direction_defines,
+    roles,
+    vector_of,
+)
 from jitdnn.kernels.cuda.convolution.grouped.wgrad_cost import (
     offer_wgrad_registers,
     offer_wgrad_shared_memory,
@@ -220,8 +228,9 @@ def _shared_memory_plan(
     group_in = source.shape[1] // problem.groups
     _, row_pad, image_pad = tile.layout(block_slices * slice_groups * group_in)
     vector, result_c = vector_of(result)
-    defines = shape.defines() | roles(problem, source, result) | axis_defines(tile.h, tile.w) | {
-        "IS_FORWARD": int(is_forward), "GROUP_IN": group_in, "GROUP_OUT": result.shape[1] // problem.groups,
+    axes = axis_defines(tile.h, tile.w) | direction_defines(shape)
+    defines = shape.defines() | roles(problem, source, result) | axes | {
+        "GROUP_IN": group_in, "GROUP_OUT": result.shape[1] // problem.groups,
         "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices, "CHANNEL_STEPS": steps,
         "TILE_N": tiles, "TILE_ROWS": tile.tile_rows, "TILE_DOWN": tile.down, "TILE_ACROSS": tile.across,
         "TILE_IMAGES": tile.images, "STAGES": stages, "WORKERS": workers, "BLOCK_THREADS": threads,
@@ -409,8 +418,9 @@ def _register_plan(
     problem, is_forward = shape.problem, shape.problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
     vector, result_c = vector_of(result)
-    defines = shape.defines() | roles(problem, source, result) | axis_defines(h, w) | {
-        "IS_FORWARD": int(is_forward), "GROUP_IN": source.shape[1] // problem.groups,
+    axes = axis_defines(h, w) | direction_defines(shape)
+    defines = shape.defines() | roles(problem, source, result) | axes | {
+        "GROUP_IN": source.shape[1] // problem.groups,
         "GROUP_OUT": result.shape[1] // problem.groups, "SLICE_GROUPS": slice_groups,
         "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers,
         "BLOCK_THREADS": _REGISTER_THREADS,

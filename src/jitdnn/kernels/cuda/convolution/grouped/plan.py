@@ -147,6 +147,24 @@ def axis_defines(h: Axis, w: Axis) -> Defines:
     return names
 
 
+def is_symmetric(problem: Convolution) -> bool:
+    """Whether a data gradient is a convolution with the mirrored filter: without strides, with channels as many."""
+    return max(problem.stride) == 1 and problem.c == problem.k
+
+
+def direction_defines(shape: Shape) -> Defines:
+    """Whether taps are counted forward, as where a data gradient is a convolution with the mirrored filter, too."""
+    problem = shape.problem
+    is_forward = problem.direction == "fwd"
+    if is_forward or not is_symmetric(problem):
+        return {"IS_FORWARD": int(is_forward), "IS_MIRRORED": 0}
+    own = shape.defines()
+    base, down, across = (int(str(own[name])) for name in ("W_BASE", "W_R", "W_S"))
+    base += (shape.taps[1] - 1) * down + (shape.taps[2] - 1) * across
+    mirrored: Defines = {"W_BASE": base, "W_R": -down, "W_S": -across, "LEAD_H": 0, "LEAD_W": 0}
+    return mirrored | {"IS_FORWARD": 1, "IS_MIRRORED": 1}
+
+
 def vector_of(result: TensorDescriptor) -> tuple[int, int]:
     """Channels that may be stored at once, and the stride between channels."""
     n, c, *space = strides_of(result)

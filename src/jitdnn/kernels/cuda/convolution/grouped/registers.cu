@@ -24,8 +24,6 @@ constexpr bool IS_FULL = GROUPS_OF_CHANNELS % SLICE_GROUPS == 0 && SLICE_IN == 1
 constexpr int SLICES = (GROUPS_OF_CHANNELS + SLICE_GROUPS - 1) / SLICE_GROUPS;
 constexpr int SOURCE_ROWS = (TILE_ROWS - 1) * STEP_H + REACH_H;
 constexpr int STRIPS_ACROSS = (BLOCKS_W + 7) / 8, ROW_BLOCKS = (BLOCKS_H + TILE_ROWS - 1) / TILE_ROWS;
-constexpr int STRIPS = IMAGES * STRIPS_ACROSS, PAIRS = (STRIPS + 1) / 2;
-constexpr int UNITS = PAIRS * ROW_BLOCKS;
 
 struct Piece { u32 words[2 * CHANNEL_STEPS]; };
 
@@ -52,8 +50,10 @@ FUNCTION Piece load_piece(const u16 *source, INDEX at, int channel, int limit, b
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
 void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPILOGUE_PARAMETERS, u8 *workspace,
-             f64 alpha64, f64 beta64) {
+             f64 alpha64, f64 beta64, NUMBERS) {
     begin_launch();
+    const Sizes sizes = SIZES;
+    const int strips = IMAGES * STRIPS_ACROSS, units = (strips + 1) / 2 * ROW_BLOCKS;
     const int warp = (int)(blockIdx.x * (BLOCK_THREADS / 32) + threadIdx.x / 32), lane = threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4;
     const int part = warp % PARTS, slice = warp / PARTS % SLICES, worker = warp / (PARTS * SLICES);
@@ -93,14 +93,14 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPIL
     const int out_channel = slice * SLICE_OUT + part * (8 * TILE_N) + t * (2 * TILE_N);
     const int out_limit = min((slice + 1) * SLICE_OUT, GROUPS_OF_CHANNELS * GROUP_OUT);
 #pragma unroll 1
-    for (int unit = worker; unit < UNITS; unit += WORKERS) {
+    for (int unit = worker; unit < units; unit += WORKERS) {
         const int b_h = unit % ROW_BLOCKS * TILE_ROWS;
         int image[2], b_w[2];
         INDEX start[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int strip = unit / ROW_BLOCKS * 2 + h;
-            image[h] = strip < STRIPS ? strip / STRIPS_ACROSS : -1;
+            image[h] = strip < strips ? strip / STRIPS_ACROSS : -1;
             b_w[h] = strip % STRIPS_ACROSS * 8 + g;
             start[h] = (INDEX)max(image[h], 0) / PLANES * S_N + (INDEX)max(image[h], 0) % PLANES * S_D +
                        (INDEX)(STEP_W * b_w[h] + LEAST_W) * S_W + (INDEX)(STEP_H * b_h + LEAST_H) * S_H;

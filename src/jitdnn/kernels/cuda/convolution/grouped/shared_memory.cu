@@ -28,7 +28,9 @@ constexpr int IMAGE_BYTES = STEP_H * PHASE_ROWS * ROW_BYTES + 16 * IMAGE_PAD, ST
 constexpr int POSITIONS = TILE_IMAGES * TILE_DOWN * TILE_ACROSS, STEPS = (POSITIONS + 15) / 16;
 constexpr int DOWN = (BLOCKS_H + TILE_DOWN * TILE_ROWS - 1) / (TILE_DOWN * TILE_ROWS);
 constexpr int ACROSS = (BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS;
-constexpr int IMAGE_TILES = (IMAGES + TILE_IMAGES - 1) / TILE_IMAGES, UNITS = IMAGE_TILES * DOWN * ACROSS;
+
+// A data gradient without strides, of groups with as many channels in as out, is forward with a filter whose axes are
+// swapped and whose taps are mirrored: IS_MIRRORED.
 
 // The filter as it is staged: for each of its first axis TAPS times its second, FILTER_PITCH elements.
 constexpr int GROUP_FIRST = IS_FORWARD ? GROUP_OUT : GROUP_IN, GROUP_SECOND = IS_FORWARD ? GROUP_IN : GROUP_OUT;
@@ -53,7 +55,7 @@ FUNCTION Tile tile_of(int unit) {
             unit % ACROSS * TILE_ACROSS};
 }
 
-FUNCTION void stage_source(u32 shared, const u16 *source, Tile tile, int channel) {
+FUNCTION void stage_source(u32 shared, const u16 *source, Tile tile, int channel, const Sizes &sizes) {
     stage_pixels<BLOCK_IN, TILE_IMAGES, ROWS, COLUMNS, STEP_H, STEP_W, PITCH, ROW_BYTES, IMAGE_BYTES, SOURCE_H,
                  SOURCE_W>(
         shared, source, {S_N, S_D, S_H, S_W}, tile.image, tile.b_h * STEP_H + LEAST_H, tile.b_w * STEP_W + LEAST_W,
@@ -75,8 +77,10 @@ FUNCTION void stage_filter(u16 *shared, const u16 *w, int first_group) {
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
 void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPILOGUE_PARAMETERS,
-                           u8 *workspace, f64 alpha64, f64 beta64) {
+                           u8 *workspace, f64 alpha64, f64 beta64, NUMBERS) {
     begin_launch();
+    const Sizes sizes = SIZES;
+    const int units = (IMAGES + TILE_IMAGES - 1) / TILE_IMAGES * (DOWN * ACROSS);
     extern __shared__ uint4 shared[];
     const int block = blockIdx.x % BLOCKS, worker = blockIdx.x / BLOCKS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -92,7 +96,8 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
 #pragma unroll
     for (int stage_number = 0; stage_number < STAGES; stage_number++) {
         const int unit = worker + stage_number * WORKERS;
-        if (unit < UNITS) stage_source(stages + stage_number * STAGE_BYTES, source, tile_of(unit), block * BLOCK_IN);
+        if (unit < units)
+            stage_source(stages + stage_number * STAGE_BYTES, source, tile_of(unit), block * BLOCK_IN, sizes);
         cp_async_commit();
     }
     if (FILTER_STAGED) {
@@ -113,8 +118,9 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
             for (int e = 0; e < 4; e++) {
                 const int in = step * 16 + e / 2 * 8 + 2 * t + e % 2;
                 const bool is_own = is_there && in / GROUP_IN == out / GROUP_OUT;
-                const int first = IS_FORWARD ? out % GROUP_OUT : in % GROUP_IN;
-                const int second = IS_FORWARD ? in % GROUP_IN : out % GROUP_OUT;
+                const bool is_first_out = IS_FORWARD && !IS_MIRRORED;
+                const int first = is_first_out ? out % GROUP_OUT : in % GROUP_IN;
+                const int second = is_first_out ? in % GROUP_IN : out % GROUP_OUT;
                 const u16 *from = FILTER_STAGED ? staged_filter + (own_group * GROUP_FIRST + first) * FILTER_PITCH
                                                 : w + (INDEX)(group * GROUP_FIRST + first) * W_K;
                 from += W_BASE + second * W_C;
@@ -122,7 +128,7 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
                 for (int tap = 0; tap < TAPS; tap++) {
                     const u16 *at = from + tap / TAPS_S * W_R + tap % TAPS_S * W_S;
                     u32 &pair = filter[tap][step][j][e / 2];
-                    if (HAS_PAIRS) {
+                    if (HAS_PAIRS && !IS_MIRRORED) {
                         if (e % 2 == 0) pair = is_own ? *(const u32 *)at : 0;
                     } else {
                         const u32 half = is_own ? *at : 0;
@@ -138,7 +144,7 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
     const u32 lane_start = stages + own_slice * (2 * SLICE_IN) + lane / 16 * 16;
     int stage_number = 0;
 #pragma unroll 1
-    for (int unit = worker; unit < UNITS; unit += WORKERS) {
+    for (int unit = worker; unit < units; unit += WORKERS) {
         const Tile tile = tile_of(unit);
         cp_async_wait<STAGES - 1>();
         __syncthreads();
@@ -190,7 +196,8 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
         }
         __syncthreads();
         const int next = unit + STAGES * WORKERS;
-        if (next < UNITS) stage_source(stages + stage_number * STAGE_BYTES, source, tile_of(next), block * BLOCK_IN);
+        if (next < units)
+            stage_source(stages + stage_number * STAGE_BYTES, source, tile_of(next), block * BLOCK_IN, sizes);
         cp_async_commit();
         stage_number = stage_number + 1 < STAGES ? stage_number + 1 : 0;
     }

@@ -157,7 +157,7 @@ def _shared_memory_plan(
         "SLICE_PARTS": slice_parts, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
         "TILE_TAPS": tile.taps, "TILE_IMAGES": tile.images, "TILE_ROWS": tile.rows,
         "TILE_COLUMNS": tile.columns, "WORKERS": workers, "BLOCK_THREADS": 32 * warps,
-        "STAGES": stages, "RESIDENT": resident, **_reduction_defines(workers, group_in),
+        "STAGES": stages, "RESIDENT": resident, "IS_ALONE": int(workers == 1), **_reduction_defines(workers, group_in),
     }  # fmt: skip
     return Plan(tuple(defines.items()), 32 * warps, total, seconds, workers, shared)
 

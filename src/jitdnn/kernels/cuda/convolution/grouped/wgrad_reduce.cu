@@ -1,6 +1,8 @@
 // The reduction of all workers' partial sums: REDUCTION_THREADS threads for REDUCTION_VECTOR neighbouring elements of
 // dw.
-KERNEL(256) void grouped_wgrad_reduce(const u16 *x, const u16 *dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
+KERNEL(256)
+void grouped_wgrad_reduce(const u16 *x, const u16 *dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta, NUMBERS) {
+    const Sizes sizes = SIZES;
     constexpr int BLOCK_RUNS = 256 / REDUCTION_THREADS;
     __shared__ f32 partial[REDUCTION_THREADS][BLOCK_RUNS][REDUCTION_VECTOR];
     const int offset = threadIdx.x % BLOCK_RUNS, reducer = threadIdx.x / BLOCK_RUNS;

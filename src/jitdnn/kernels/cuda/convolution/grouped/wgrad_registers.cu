@@ -13,8 +13,6 @@ constexpr int PARTS_IN = (SLICE_IN + 15) / 16, PARTS_OUT = (SLICE_OUT + 15) / 16
 constexpr int PARTS_TAPS = (TAPS_R + TILE_TAPS - 1) / TILE_TAPS;
 constexpr int SLICES = (GROUPS_OF_CHANNELS + SLICE_GROUPS - 1) / SLICE_GROUPS;
 constexpr int STRIPS_ACROSS = (OUT_Q + 7) / 8, ROW_BLOCKS = (OUT_P + TILE_ROWS - 1) / TILE_ROWS;
-constexpr int STRIPS = IMAGES * PLANES * STRIPS_ACROSS, PAIRS = (STRIPS + 1) / 2;
-constexpr int UNITS = PAIRS * ROW_BLOCKS;
 constexpr int ELEMENTS = GROUPS_OF_CHANNELS * GROUP_OUT * GROUP_IN * TAPS;
 constexpr int SOURCE_ROWS = (TILE_ROWS - 1) * STRIDE_H + (TILE_TAPS - 1) * DILATION_H + 1;
 
@@ -32,7 +30,10 @@ FUNCTION u32 load_pair(const u16 *tensor, INDEX at, int count, bool is_inside) {
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void grouped_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
+void grouped_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta,
+                   NUMBERS) {
+    const Sizes sizes = SIZES;
+    const int strips = IMAGES * PLANES * STRIPS_ACROSS, units = (strips + 1) / 2 * ROW_BLOCKS;
     int rest = (int)(blockIdx.x * (BLOCK_THREADS / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int part_in = rest % PARTS_IN, part_out = rest / PARTS_IN % PARTS_OUT;
@@ -47,7 +48,7 @@ void grouped_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *w
 
     f32 sums[TILE_TAPS][TAPS_S][2][4] = {};
 #pragma unroll 1
-    for (int unit = worker; unit < UNITS; unit += WORKERS) {
+    for (int unit = worker; unit < units; unit += WORKERS) {
         const int p0 = unit % ROW_BLOCKS * TILE_ROWS, h0 = p0 * STRIDE_H - PAD_H + first_tap * DILATION_H;
         INDEX x_start[4], y_start[4];
         int column[4];  // of the first tap; far outside where there is no output
@@ -55,7 +56,7 @@ void grouped_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *w
         for (int e = 0; e < 4; e++) {
             const int strip = unit / ROW_BLOCKS * 2 + e / 2, q = strip % STRIPS_ACROSS * 8 + 2 * t + e % 2;
             const int image = strip / STRIPS_ACROSS;
-            const bool is_there = strip < STRIPS && q < OUT_Q;
+            const bool is_there = strip < strips && q < OUT_Q;
             column[e] = is_there ? q * STRIDE_W - PAD_W : -(1 << 29);
             x_start[e] = (INDEX)(image / PLANES) * X_N + (INDEX)(image % PLANES) * X_D +
                          (INDEX)(q * STRIDE_W - PAD_W) * X_W + (INDEX)h0 * X_H + (INDEX)in_channel * X_C;

@@ -1,8 +1,8 @@
 // wgrad of grouped convolutions, through shared memory: for each tap, dy transposed times x.
 //
 // A thread block takes BLOCK_SLICES slices of SLICE_GROUPS neighbouring groups (or, of one large group, one of
-// SLICE_PARTS parts of its outputs) and TILE_TAPS rows of taps. It takes one tile after the other, every WORKERS-th:
-// TILE_ROWS x TILE_COLUMNS outputs of TILE_IMAGES images. STAGES tiles are in use or in flight:
+// SLICE_PARTS parts of its outputs) and TILE_TAPS rows of taps. It takes one tile after the other, every WORKERS-th
+// (IS_ALONE: there is one): TILE_ROWS x TILE_COLUMNS outputs of TILE_IMAGES images. STAGES tiles are in use or in flight:
 //
 //     stage            x: TILE_IMAGES images with 16 * IMAGE_PAD bytes behind each, of X_ROWS rows with 16 * ROW_PAD
 //                      bytes behind each, of X_COLUMNS pixels; rows and columns a stride apart are neighbours
@@ -30,8 +30,7 @@ constexpr int ROW_BYTES = STRIDE_W * PHASE_COLUMNS * X_PITCH + 16 * ROW_PAD;
 constexpr int IMAGE_BYTES = STRIDE_H * PHASE_ROWS * ROW_BYTES + 16 * IMAGE_PAD, Y_START = TILE_IMAGES * IMAGE_BYTES;
 constexpr int STAGE_BYTES = Y_START + STEPS * 16 * Y_PITCH;
 constexpr int ACROSS = (OUT_Q + TILE_COLUMNS - 1) / TILE_COLUMNS, DOWN = (OUT_P + TILE_ROWS - 1) / TILE_ROWS;
-constexpr int PLANES_ALL = IMAGES * PLANES;
-constexpr int UNITS = (PLANES_ALL + TILE_IMAGES - 1) / TILE_IMAGES * DOWN * ACROSS;
+#define PLANES_ALL (IMAGES * PLANES)
 
 struct Tile { int image, p, q; };
 
@@ -39,14 +38,14 @@ FUNCTION Tile tile_of(int unit) {
     return {unit / (DOWN * ACROSS) * TILE_IMAGES, unit / ACROSS % DOWN * TILE_ROWS, unit % ACROSS * TILE_COLUMNS};
 }
 
-FUNCTION void stage_x(u32 shared, const u16 *x, Tile tile, int first_tap, int channel) {
+FUNCTION void stage_x(u32 shared, const u16 *x, Tile tile, int first_tap, int channel, const Sizes &sizes) {
     stage_pixels<BLOCK_IN, TILE_IMAGES, X_ROWS, X_COLUMNS, STRIDE_H, STRIDE_W, X_PITCH, ROW_BYTES, IMAGE_BYTES, HEIGHT,
                  WIDTH>(
         shared, x, {X_N, X_D, X_H, X_W}, tile.image, tile.p * STRIDE_H - PAD_H + first_tap * DILATION_H,
         tile.q * STRIDE_W - PAD_W, channel, ALL_IN, PLANES_ALL);
 }
 
-FUNCTION void stage_dy(u32 shared, const u16 *dy, Tile tile, int channel) {
+FUNCTION void stage_dy(u32 shared, const u16 *dy, Tile tile, int channel, const Sizes &sizes) {
     stage_pixels<BLOCK_OUT, TILE_IMAGES, TILE_ROWS, TILE_COLUMNS, 1, 1, Y_PITCH, TILE_COLUMNS * Y_PITCH,
                  TILE_ROWS * TILE_COLUMNS * Y_PITCH, OUT_P, OUT_Q>(
         shared, dy, {Y_N, Y_D, Y_H, Y_W}, tile.image, tile.p, tile.q, channel, ALL_OUT, PLANES_ALL);
@@ -55,7 +54,10 @@ FUNCTION void stage_dy(u32 shared, const u16 *dy, Tile tile, int channel) {
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void grouped_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta) {
+void grouped_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *workspace, f64 alpha, f64 beta,
+                   NUMBERS) {
+    const Sizes sizes = SIZES;
+    const int units = (PLANES_ALL + TILE_IMAGES - 1) / TILE_IMAGES * (DOWN * ACROSS);
     extern __shared__ uint4 shared[];
     const int block = blockIdx.x % BLOCKS, first_tap = blockIdx.x / BLOCKS % PARTS_TAPS * TILE_TAPS;
     const int worker = blockIdx.x / (BLOCKS * PARTS_TAPS);
@@ -70,10 +72,11 @@ void grouped_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *w
 
     f32 sums[TILE_ALL][2][4] = {};
     const auto stage = [&](int unit, int stage_number) {
-        if (unit < UNITS) {
+        if (unit < units) {
             const Tile tile = tile_of(unit);
-            stage_x(stages + stage_number * STAGE_BYTES, x, tile, first_tap, block / SLICE_PARTS * BLOCK_IN);
-            stage_dy(stages + stage_number * STAGE_BYTES + Y_START, dy, tile, block * BLOCK_OUT);
+            stage_x(stages + stage_number * STAGE_BYTES, x, tile, first_tap, block / SLICE_PARTS * BLOCK_IN,
+                    sizes);
+            stage_dy(stages + stage_number * STAGE_BYTES + Y_START, dy, tile, block * BLOCK_OUT, sizes);
         }
         cp_async_commit();
     };
@@ -82,7 +85,7 @@ void grouped_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *w
         stage(worker + stage_number * WORKERS, stage_number);
     int stage_number = 0;
 #pragma unroll 1
-    for (int unit = worker; unit < UNITS; unit += WORKERS) {
+    for (int unit = worker; unit < units; unit += WORKERS) {
         cp_async_wait<STAGES - 1>();
         __syncthreads();
         const u32 staged = stages + stage_number * STAGE_BYTES;
@@ -140,7 +143,7 @@ void grouped_wgrad(const u16 *RESTRICT x, const u16 *RESTRICT dy, u16 *dw, u8 *w
 #pragma unroll
             for (int e = 0; e < RUN; e++) sum[e] += from[other * (DISTINCT_WARPS * TILE_ALL * 256) + e];
         if (k >= ALL_OUT || first_tap + tap / TAPS_S >= TAPS_R) continue;
-        if (WORKERS > 1) {
+        if (!IS_ALONE) {
             f32 *to = results + ((first_tap * TAPS_S + tap) * ALL_OUT + k) * GROUP_IN + c;
             if (RUN == 4)
                 *(float4 *)to = make_float4(sum[0], sum[RUN / 2 - RUN / 4], sum[RUN / 2], sum[RUN - 1]);

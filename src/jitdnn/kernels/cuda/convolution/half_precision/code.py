@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from jitdnn.devices.gpu import GpuDevice, Launch, Source
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cuda.convolution.half_precision.arguments import with_arguments
 from jitdnn.kernels.cuda.convolution.half_precision.epilogue import pointers_of
 from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.problems.convolution import Convolution
@@ -27,13 +28,17 @@ _Plan = TypeVar("_Plan", bound=_Aligned)
 def by_alignment(
     problem: Convolution, device: GpuDevice, epilogue: Epilogue | None, plan: _Plan, plain: _Plan,
     source: Callable[[Convolution, _Plan, Epilogue | None], Source],
-    launches: Callable[[Convolution, _Plan], Sequence[Launch]],
+    launches: Callable[[Convolution, _Plan], Sequence[Launch]], arguments: Sequence[str],
 ) -> GpuKernel | ByAddress:  # fmt: skip
-    """The kernel of a plan, with that of the plan `plain` for operands at other addresses than it takes."""
+    """The kernel of a plan, with that of the plan `plain` for operands at other addresses than it takes.
+
+    `arguments`: macros that are arguments of the kernels, as arguments.py says.
+    """
 
     def kernel(plan: _Plan) -> GpuKernel:
         runs, pointers = launches(problem, plan), pointers_of(epilogue)
         code = replace(source(problem, plan, epilogue), spills=True)  # of the sizes of any problem
-        return device.kernel(code, runs, pointers)
+        code, numbers = with_arguments(code, arguments)
+        return device.kernel(code, runs, pointers, numbers)
 
     return kernel(plan) if plan == plain else ByAddress(kernel(plan), lambda: kernel(plain), plan.alignments)

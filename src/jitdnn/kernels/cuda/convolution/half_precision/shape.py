@@ -100,7 +100,6 @@ class Shape:
             base = sum(s * (e - 1) for s, e in zip(taps, self.taps, strict=True))
             taps = [-s for s in taps]
         names |= _axes(["W_BASE", "W_K", "W_C", "W_T", "W_R", "W_S"], (base, k, c, *taps))
-        names["X_LOW"], names["X_HIGH"] = problem.x.span()
         _, y_c, *y_space = strides_of(problem.y)
         closest = min((abs(s) for s in y_space if s), default=1 << 62)
         names["Y_IS_PLANAR"] = int(y_c != 1 and closest < abs(y_c))

@@ -17,10 +17,10 @@ from jitdnn.kernels.cuda.convolution.planar.plan import Plan
 def launch(
     plan: Plan, epilogue: Epilogue | None, is_aligned: bool
 ) -> tuple[Source, list[Launch], tuple[int, ...]]:
-    """The text, its launch and its number, for an input at a multiple of 16 bytes or, if not `is_aligned`, anywhere.
+    """The text, its launch and its numbers, for an input at a multiple of 16 bytes or, if not `is_aligned`, anywhere.
 
-    The number says whether taps are mirrored: forward and backward to the data share their code where channels are as
-    many on both sides of a group.
+    The first number says whether taps are mirrored: forward and backward to the data share their code where channels
+    are as many on both sides of a group. The second is the number of images.
     """
     problem, axes = plan.problem, in_order(plan.axes)
     functions, hooks = epilogue_text(plan.window, plan.axes, epilogue)
@@ -47,4 +47,4 @@ def launch(
     )
     source = Source("convolve_planes", text, defines, "cuda", spills=True)
     main = Launch("convolve_planes", plan.grid_blocks, plan.threads, plan.shared, is_early=True)
-    return source, [main], (int(is_mirrored(plan.axes)),)
+    return source, [main], (int(is_mirrored(plan.axes)), plan.window.n)

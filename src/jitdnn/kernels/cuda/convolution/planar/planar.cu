@@ -16,7 +16,7 @@
 //     THREAD_COUNT     threads    of a block; MIN_BLOCKS: blocks that a multiprocessor shall hold at a time
 //     IS_ALIGNED       0 or 1     whether x begins at a multiple of 16 bytes, and so does the run of each block
 //     W_GROUP, W_OUT, W_IN        elements of the filter from one group, channel of the result and of the input to the next
-//     IMAGES, Y_N, Y_C, W_BASE, W_SPAN, EPILOGUE: as in depthwise/sliding.cu
+//     Y_N, Y_C, W_BASE, W_SPAN, EPILOGUE: as in depthwise/sliding.cu
 
 constexpr int TAPS = H_TAPS * W_TAPS;
 constexpr int PLANE = H_IN_EXTENT * W_IN_EXTENT;                 // elements
@@ -35,12 +35,12 @@ FUNCTION void copy_planes(element *stage, const element *from, int count) {
 
 KERNEL2(THREAD_COUNT, MIN_BLOCKS)
 void convolve_planes(const element *__restrict__ x, const element *__restrict__ w, element *y EPILOGUE_KERNEL_PARAMETERS,
-                     u8 *workspace, f64 alpha64, f64 beta64, i64 is_mirrored) {
+                     u8 *workspace, f64 alpha64, f64 beta64, i64 is_mirrored, i64 images) {
     begin_launch();
     extern __shared__ uint4 memory[];
     element *stage = (element *)memory;
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
-    const i64 begin = (i64)blockIdx.x * GROUPS, end = (i64)IMAGES * OF_IMAGE;
+    const i64 begin = (i64)blockIdx.x * GROUPS, end = images * OF_IMAGE;
     const int groups = end - begin < GROUPS ? (int)(end - begin) : GROUPS;
     copy_planes(stage, x + begin * (GROUP_IN * PLANE), groups * (GROUP_IN * PLANE));
     __syncthreads();
