@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
@@ -416,6 +416,8 @@ def best_blocking(
     is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
     is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, boxes: Boxes = NO_BOXES,
     lines: Lines = NO_LINES, depths: Callable[[Tile], Sequence[int]] = lambda _: (1,), shared: Sequence[Tile] = (),
+    columns_of: Callable[[Tile], int] | None = None,
+    seconds_of: Callable[[Products, Blocking], float] | None = None,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
@@ -423,13 +425,20 @@ def best_blocking(
     that are for something else. `is_rewritten`, `is_divided`, `shared_rows`, `boxes`: see `stage_cycles`;
     `divides_rows`, `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many
     times `row` stages of a tile may have. `lines`: taps that share rows of A. `shared`: tiles of which thread blocks
-    may have equal parts of the K of all. What is divided is split.
+    may have equal parts of the K of all. `columns_of`: of the product by a tile, where these differ. `seconds_of`: of
+    what has a model of its own. What is divided is split.
     """
-    candidates = [(tile, depth, products.in_stages(depth)) for tile in tiles for depth in depths(tile)]
+
+    def alike(tile: Tile) -> Products:
+        return replace(products, n=columns_of(tile)) if columns_of else products
+
+    candidates = [(tile, depth, alike(tile).in_stages(depth)) for tile in tiles for depth in depths(tile)]
     found = [
         (
             one,
-            seconds(
+            seconds_of(staged, one)
+            if seconds_of
+            else seconds(
                 staged,
                 one,
                 device,
@@ -469,5 +478,5 @@ def best_blocking(
     # of those that are as fast the tile that stands first in the list: so few kernels are compiled. Where memory is the
     # limit many are, and one of whose columns more lie outside is slower than it seems
     as_fast = [(one, time) for one, time in found if time <= _AS_FAST * least]
-    most = max(products.filled(one.tile) for one, _ in as_fast)
-    return next((one, time) for one, time in as_fast if products.filled(one.tile) > most - _OUTSIDE)
+    filled = [alike(one.tile).filled(one.tile) for one, _ in as_fast]
+    return next(one for one, share in zip(as_fast, filled, strict=True) if share > max(filled) - _OUTSIDE)
