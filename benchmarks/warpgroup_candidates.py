@@ -36,7 +36,7 @@ from jitdnn.kernels.cuda.gemm.code import Reordered
 from jitdnn.kernels.cuda.matmul import indices_of, orientation_of
 from jitdnn.kernels.cuda.warpgroup import cost
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, blockings
-from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, SPLIT, TILES, Tile
 from jitdnn.planner.compiling import compile_all
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
@@ -88,7 +88,7 @@ def label(way: str, plan: Plan) -> str:
 
 def candidates(problem: Any, device: Any, most: int) -> list[tuple[str, Plan, Any]]:
     """What is expected to be fastest: its name, its plan, and the orientation of a product."""
-    tiles = (*TILES, *CLUSTERS)
+    tiles = (*TILES, *CLUSTERS, *SPLIT)
     found: list[tuple[str, Plan, Any]] = []
     if isinstance(problem, MatMul):
         for name in ("rows", "columns"):
@@ -146,6 +146,12 @@ def peer(problem: Any, first: torch.Tensor, second: torch.Tensor, result: torch.
         return lambda: convolution(
             first, second, None, problem.stride, before, problem.dilation, problem.groups
         )
+    if problem.direction == "bwd_filter":
+        w = torch.empty_strided(problem.w.shape, problem.w.strides, dtype=torch.bfloat16, device="cuda")
+        return lambda: torch.ops.aten.convolution_backward(
+            second, first, w, None, problem.stride, before, problem.dilation, False, [0] * len(before), problem.groups,
+            [False, True, False],
+        )[1]  # fmt: skip
     x = torch.empty_strided(problem.x.shape, problem.x.strides, dtype=torch.bfloat16, device="cuda")
     return lambda: torch.ops.aten.convolution_backward(
         first, x, second, None, problem.stride, before, problem.dilation, False, [0] * len(before), problem.groups,

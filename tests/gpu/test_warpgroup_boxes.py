@@ -10,7 +10,7 @@ import pytest
 from cases import make_case
 from convolution_cases import convolution
 from harness import run_algorithm
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose, wgrad
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm import wgrad
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
     WarpgroupGemm,
     WarpgroupWgrad,
@@ -81,6 +81,18 @@ def test_tiles_are_numbered_along_the_shorter_axis() -> None:
     assert wgrad._strip(products, replace(wide, cluster=2)) == 16
 
 
+def test_neighbours_read_what_differs() -> None:
+    products = Products((256,), (100,), 1024, 1)
+    tile, narrow = Tile(2, 1, 1, 128), Tile(2, 1, 1, 96)
+    assert products.read_share(tile) == (2 + 8) / (16 * 2)  # 2 tiles down, 8 across
+    assert products.read_share(tile, 4) == (2 + 2) / (4 * 2)
+    assert products.read_share(tile, 1) == products.read_share(Tile(2, 1, 2, 128), 1) == 1
+    assert products.read_share(narrow, 1) == 1  # whole blocks of 64 columns are brought
+    assert products.read_share(narrow) == (2 + 8) / (16 * 2)  # of 22 tiles 16 are neighbours
+    tall = Products((2048,), (100,), 128, 1)
+    assert tall.read_share(tile) == (16 + 1) / (16 * 2)
+
+
 # words: the tile, splits
 INSIDE = {
     "conv_bwd_filter n3 c200 h7 w9 k200 r1 s1 bf16 nhwc": (Tile(3, 1, 1, 96), 1),
@@ -88,12 +100,16 @@ INSIDE = {
     "conv_bwd_filter n2 c208 h7 w9 k144 r1 s1 g2 bf16 nhwc": (Tile(1, 1, 1, 96), 1),
     "conv_bwd_filter n2 c104 d3 h7 w9 k72 t1 r1 s1 stride2 bf16 nhwc": (Tile(1, 1, 1, 96), 1),
     "conv_bwd_filter n2 c100 h7 w9 k70 r1 s1 bf16": (Tile(2, 1, 1, 96), 1),
+    "conv_bwd_filter n3 c160 h7 w9 k72 r3 s3 pad1 bf16 nhwc": (Tile(3, 1, 1, 160), 3),
+    "conv_bwd_filter n2 c200 h7 w9 k136 r2 s3 pad1 stride2 f16 nhwc": (Tile(2, 1, 1, 96), 1),
+    "conv_bwd_filter n1 c72 d3 h5 w6 k40 t2 r1 s2 bf16 nhwc": (Tile(1, 1, 1, 96), 1),
+    "conv_bwd_filter n2 c320 h5 w5 k272 r2 s2 g2 bf16 nhwc": (Tile(2, 1, 2, 160), 2),
 }
 
 
 @pytest.mark.parametrize("words", INSIDE)
 def test_tiles_end_inside_of_a_block(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a filter with one tap, whose columns are channels without gaps."""
+    """The channels of each tap are whole tiles."""
     tile, splits = INSIDE[words]
 
     monkeypatch.setattr(wgrad, "INSIDE", (tile,))
@@ -112,7 +128,3 @@ def test_tiles_end_inside_of_a_block(words: str, cuda_device: Any, monkeypatch: 
         run_algorithm(
             WarpgroupWgrad((tile,)), make_case(problem), cuda_device, scales=((1.0, 0.0), (-0.75, 0.5))
         )
-        choose.plan_of.cache_clear()
-        windows = convolution(words.replace("r1 s1", "r1 s2"))
-        with pytest.raises(AssertionError):
-            WarpgroupWgrad((tile,)).sizes(windows, cuda_device)

@@ -1,15 +1,15 @@
-"""Expected times of products by warpgroups, and the blocking that is expected to be fastest."""
+"""Expected times of products by warpgroups."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
-from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Finish, Products, blockings
-from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Lines, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Finish, Products
+from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
 
 _OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
@@ -22,11 +22,7 @@ _SERIAL_CYCLES = 200.0
 """Of a stage whose sums the only consumer of a wgrad adds to others, while no product runs."""
 _WGRAD_ROW_CYCLES = 1.55  # of the copy engine for a row of a stage, where all operands are read across
 _WGRAD_SHORT_CYCLES = 2.2  # the same in boxes of 64 rows
-_WINDOW_CYCLES = {
-    1: 3.4,
-    2: 2.7,
-    3: 2.7,
-}  # the same of windows, 64 pixels at a time: of numbers, of two or three parts
+_WINDOW_CYCLES = {1: 3.4, 2: 2.7, 3: 2.7}  # the same of windows, 64 pixels at a time: of numbers, of parts
 _DEEP_WINDOW_CYCLES = 2.2  # the same of more pixels
 _UNEVEN_CYCLES = 6.0  # the same beside these, of pixels that begin inside of a sector
 _ARRIVAL_CYCLES = 1450.0  # until the rows of a wgrad's stage begin to come
@@ -81,9 +77,6 @@ _WINDOWS_FACTOR = {(256, 128): 0.93, (256, 64): 0.95, (192, 128): 1.02, (128, 25
 _LEFT_BYTES = 64.0  # of results in a cycle, where they leave before the products of the next tile
 _CLEARED = 0.8e-6  # seconds of the launch that clears what thread blocks signal
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
-_AS_FAST = 1.005
-"""The factor on a time within which it counts as the same."""
-_OUTSIDE = 0.2  # of the columns of tiles, that may lie outside beside those of another tile
 
 
 @dataclass(frozen=True)
@@ -459,69 +452,3 @@ def longest_load(products: Products, tile: Tile, multiprocessors: int, cycles: S
 
     # from one thread block to the next the load rises only where those begin that have one more tile of a phase
     return max(load(first) for *_, first in phases)
-
-
-def best_blocking(
-    products: Products, tiles: Sequence[Tile], device: GpuDevice, bytes_moved: int, result_bytes: int, parts: int,
-    max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
-    finish: Finish = NO_FINISH,
-    is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
-    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, boxes: Boxes = NO_BOXES,
-    lines: Lines = NO_LINES, depths: Callable[[Tile], Sequence[int]] = lambda _: (1,), shared: Sequence[Tile] = (),
-    may_leave_at_once: bool = False,
-) -> tuple[Blocking, float] | None:  # fmt: skip
-    """The blocking that is expected to be fastest and its time; None if the device has room for none.
-
-    `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
-    that are for something else. `is_rewritten`, `is_divided`, `shared_rows`, `boxes`: see `stage_cycles`;
-    `divides_rows`, `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many
-    times `row` stages of a tile may have. `lines`: taps that share rows of A. `shared`: tiles of which thread blocks
-    may have equal parts of the K of all. What is divided is split. `may_leave_at_once`: see `Blocking.leaves_at_once`.
-    """
-    candidates = [(tile, depth, products.in_stages(depth)) for tile in tiles for depth in depths(tile)]
-    found = [
-        (
-            one,
-            seconds(
-                staged,
-                one,
-                device,
-                bytes_moved,
-                result_bytes,
-                row_bytes,
-                is_wgrad,
-                is_rewritten,
-                finish,
-                is_divided,
-                shared_rows,
-                boxes,
-            ),
-        )
-        for tile, depth, staged in candidates
-        for one in blockings(
-            staged,
-            (tile,),
-            device.shared_bytes - taken,
-            device.multiprocessors,
-            parts,
-            result_bytes,
-            max_splits,
-            is_promoted,
-            2 if is_divided else 1,
-            divides_rows,
-            is_rough,
-            row * depth,
-            may_keep_b,
-            lines,
-            shared,
-        )
-        if may_leave_at_once or divides_rows or not one.leaves_at_once
-    ]
-    if not found:
-        return None
-    least = min(time for _, time in found)
-    # of those that are as fast the tile that stands first in the list: so few kernels are compiled. Where memory is the
-    # limit many are, and one of whose columns more lie outside is slower than it seems
-    as_fast = [(one, time) for one, time in found if time <= _AS_FAST * least]
-    most = max(products.filled(one.tile) for one, _ in as_fast)
-    return next((one, time) for one, time in as_fast if products.filled(one.tile) > most - _OUTSIDE)

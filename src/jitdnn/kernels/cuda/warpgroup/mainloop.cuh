@@ -72,11 +72,18 @@ FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) 
 #if COPIERS > 1
     bool is_own = copier == 0;  // the next stage
 #endif
+#if IS_STREAMED  // both halves of each piece of work
+    for (int number = blockIdx.x, half = 0; number < (int)tables.works; number += half * gridDim.x, half ^= 1) {
+#else
     for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
+#endif
         const bool is_first = number == (int)blockIdx.x;
 #if COPIERS > 1
         const Work work = is_first ? first_work : Work(tables, number);
         Loader loader = is_first ? first_loader : Loader(tables, work);
+#elif IS_STREAMED
+        const Work work = Work(tables, number).half(half);
+        Loader loader(tables, work);
 #else
         const Work work(tables, number);
         Loader loader(tables, work);

@@ -87,6 +87,15 @@ class Products:
         """Rows of A that the copies of the last tile down bring and that are not there."""
         return self.tiles_m(tile) * tile.m - self.rows[0]
 
+    def read_share(self, tile: Tile, in_step: int = 0) -> float:
+        """Of the rows of both operands that neighbours ask for, those that differ, where tiles are numbered along the
+        shorter axis of their grid. `in_step`: how many are at the same place of K, if not all tiles."""
+        down, across, brought = self.tiles_m(tile), self.tiles_n(tile), tile.brought(is_across=True)
+        count = min(_NEIGHBOURS, in_step or self.tiles(tile))
+        shorter = min(down, across, count)
+        rows, columns = (shorter, count / shorter) if down <= across else (count / shorter, shorter)
+        return min(1.0, (rows * tile.m + columns * brought) / (count * (tile.m + brought)))
+
     def filled(self, tile: Tile) -> float:
         """The share of the tiles' columns that are there."""
         return self.n / (self.tiles_n(tile) * tile.n)

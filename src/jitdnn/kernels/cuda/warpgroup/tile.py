@@ -237,6 +237,8 @@ TILES = (
 SHARED = (Tile(2, 1, 2, 128), Tile(2, 1, 1, 128), Tile(1, 1, 1, 64))
 SHARED_IN_LINES = (Tile(1, 1, 1, 192), Tile(2, 1, 1, 192))
 """Those of filter gradients, and of such in lines, of which thread blocks may have equal parts of the K of all."""
+SPLIT = (Tile(3, 1, 1, 160), Tile(3, 1, 1, 192), Tile(2, 1, 2, 192))
+"""Those of filter gradients whose K is split: with results on their way out there are no registers for them."""
 DIVIDED = tuple(
     replace(Tile(*shape), dividers=dividers)
     for shape, dividers in (

@@ -33,7 +33,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, 
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import SEGMENTS
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing
-from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, SCALED, SWAPPED, TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, SCALED, SPLIT, SWAPPED, TILES, Tile
 from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem, byte_dtypes
@@ -220,8 +220,11 @@ class WarpgroupGemmSwappedInLines(WarpgroupGemmSwapped):
 class WarpgroupWgrad(WarpgroupGemm):
     """Channels of dy by taps and channels of x; K runs over pixels."""
 
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     takes_no_epilogue = "a filter's gradient takes no epilogue here"
+
+    def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS, *SPLIT)) -> None:
+        super().__init__(tiles)
 
     def error_of(self, problem: Convolution) -> float:
         return tensor_core_bound(problem)  # 8-bit reals are multiplied as f16

@@ -54,7 +54,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.rows import (
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import plan_in_lines, wgrad_plan
 from jitdnn.kernels.cuda.cost import narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.plan import linear_step
-from jitdnn.kernels.cuda.warpgroup.cost import best_blocking
+from jitdnn.kernels.cuda.warpgroup.best import best_blocking
 from jitdnn.kernels.cuda.warpgroup.plan import Products
 from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Tile
 from jitdnn.problems.convolution import Convolution

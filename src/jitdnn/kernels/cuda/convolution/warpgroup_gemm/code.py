@@ -193,8 +193,9 @@ def source_of(
     # an epilogue takes registers between two tiles, as what becomes of integers does, a prologue everywhere: where sums
     # leave few, some are spilled, and so they may be beside the exact products of what is not finite
     spills = epilogue is not None or plan.fusion.has_prologue or plan.is_integer or parts > 1
-    # where the chunks of a wgrad's results go, of which 3 consumers with 160 registers keep 4 bytes in memory
-    spills = spills or (plan.is_wgrad and plan.is_in_boxes and tile.warpgroups == 3)
+    # where the chunks of a wgrad's results go, of which 3 consumers with 160 registers keep 4 bytes in memory, and what
+    # their producer with 32 knows of columns that end inside of a block
+    spills = spills or (plan.is_wgrad and tile.warpgroups == 3 and (plan.is_in_boxes or tile.n % 64 > 0))
     # around the loop over K, where sums of other thread blocks are added
     spills = spills or blocking.sharers > 0
     return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, "hopper", spills)

@@ -1,25 +1,26 @@
-// wgrad: rows are channels of dy, columns taps with channels of x inside, each tap's extended to whole blocks of 64; K
-// runs over pixels. Both operands are read across: a stage has BK pixels, with their channels as neighbours.
+// wgrad: rows are channels of dy, columns taps with channels of x inside, each tap's extended to whole blocks of 64 or, where
+// tiles end inside of such a block, to whole tiles; K runs over pixels. Both operands are read across: a stage has BK pixels, with their channels as neighbours.
 
-// The tap along each axis, and the first of the 64 channels, that a column belongs to. In lines TAPS_AT_ONCE taps of a line
+// The tap along each axis, and the channel, that a column belongs to. In lines TAPS_AT_ONCE taps of a line
 // of the filter are neighbours, of the same channels, then channels, then the next taps of the line, of which the last may
 // not be there.
 struct Column {
     int tap[3], channel;
 
     METHOD Column(const Tables &tables, int column) {
-        const int block = column / 64, blocks = (int)tables.channel_blocks;
+        const int blocks = (int)tables.channel_blocks;
         const int taps_s = (int)tables.phases[0].axes[2].taps, taps_r = (int)tables.phases[0].axes[1].taps;
         int line;
         if constexpr (SEGMENT) {
-            const int runs = (taps_s + TAPS_AT_ONCE - 1) / TAPS_AT_ONCE, of_run = block / TAPS_AT_ONCE;
-            const int run = of_run / blocks;
-            channel = (of_run - run * blocks) * 64;
+            const int runs = (taps_s + TAPS_AT_ONCE - 1) / TAPS_AT_ONCE, block = column / 64;
+            const int of_run = block / TAPS_AT_ONCE, run = of_run / blocks;
+            channel = (of_run - run * blocks) * 64 + column % 64;
             line = run / runs;
             tap[2] = (run - line * runs) * TAPS_AT_ONCE + block - of_run * TAPS_AT_ONCE;
         } else {
-            const int number = quotient(block, blocks);
-            channel = (block - number * blocks) * 64;
+            const int of_tap = BN % 64 ? ((int)tables.channels + BN - 1) / BN * BN : blocks * 64;
+            const int number = quotient(column, of_tap);
+            channel = column - number * of_tap;
             line = quotient(number, taps_s);
             tap[2] = number - line * taps_s;
         }
@@ -37,13 +38,13 @@ struct Columns {
     METHOD i64 place(const Tables &tables, int column) const {
         const Column one(tables, first + column);
         return tables.tap_place + one.tap[0] * tables.tap_space[0] + one.tap[1] * tables.tap_space[1] +
-               one.tap[2] * tables.tap_space[2] + (one.channel + (first + column) % 64) * tables.result_column;
+               one.tap[2] * tables.tap_space[2] + one.channel * tables.result_column;
     }
     // Columns of the same tap that there are from this one on.
     METHOD int from(const Tables &tables, int column) const {
         if (column >= count) return 0;
         const Column one(tables, first + column);
-        return one.is_there(tables) ? (int)tables.channels - one.channel - (first + column) % 64 : 0;
+        return one.is_there(tables) ? (int)tables.channels - one.channel : 0;
     }
 };
 
@@ -51,7 +52,15 @@ struct Work {
     int group, first_row, first_block, last_block;
     Columns columns;
 #if IS_STREAMED
-    bool is_end;  // it has the last stage of a tile
+    bool is_end;        // it has the last stage of a tile
+    int brought_first;  // the stage
+
+    // The stages from that one on (0), and those before it (1).
+    METHOD Work half(int number) const {
+        Work one = *this;
+        (number ? one.last_block : one.first_block) = brought_first;
+        return one;
+    }
 #endif
 
     METHOD Work(const Tables &tables, int number) {
@@ -70,6 +79,13 @@ struct Work {
         columns.count = min(BN, (int)tables.columns - columns.first);
 #if IS_STREAMED
         first_block = streamed.first, last_block = streamed.last;
+        // Parts of two tiles are at the stages 0, 1, ... of the second one first. One inside of a tile begins at a multiple
+        // of its length, and so is at the same stages as these from its first stage on.
+        brought_first = first_block;
+        if (first_block > 0 && !is_end) {
+            const int length = last_block - first_block, at = (first_block + length - 1) / length * length;
+            if (at < last_block) brought_first = at;
+        }
 #else
         const int blocks = ((int)tables.phases[0].rows + BK - 1) / BK;
         first_block = split * (int)tables.blocks_of_split;
@@ -96,7 +112,7 @@ struct BoxPlace {
         const int column = first_column + chunk * CHUNK;
         const Column one(tables, columns.first + column);
         const int taps_s = (int)tables.phases[0].axes[2].taps, taps_r = (int)tables.phases[0].axes[1].taps;
-        channel = one.channel + (columns.first + column) % 64;
+        channel = one.channel;
         tap = column < columns.count && one.is_there(tables)
                   ? (one.tap[0] * taps_r + one.tap[1]) * taps_s + one.tap[2] : -1;
     }
@@ -165,7 +181,7 @@ struct Loader {
 // Brings the stages of a piece of work, one after the other: BK pixels each. One thread does this while the tensor cores
 // work, so a step is a few additions; all else is in the constructor.
 struct Loader {
-    static constexpr int BOXES = (BN + 63) / 64;  // of 64 columns: of one tap, tiles may end inside of one
+    static constexpr int BOXES = (BN + 63) / 64;  // of 64 columns, of which the last one may go on behind the tile
     int pixel, row, a_image, b_image;
     bool is_linear;                      // pixels are copied by their number alone
     Position at, step;                   // else of the first pixel of the next stage; of BK pixels
@@ -184,7 +200,6 @@ struct Loader {
             const bool is_there = 64 * n < work.columns.count;
             const Column one(tables, is_there ? work.columns.first + 64 * n : 0);
             channels[n] = is_there ? one.channel + work.group * (int)tables.b_column_step : NO_CHANNEL;
-            if (BN % 64 && is_there) channels[n] += work.columns.first % 64;
             taps[n] = one.tap[2] * (int)x.dilation | one.tap[1] * (int)y.dilation << 8 |
                       one.tap[0] * (int)z.dilation << 16;
         }
@@ -238,7 +253,7 @@ FUNCTION f32 exact_sum(const Tables &tables, const Work &work, int row, int colu
                        const Pack &of_x, const Pack &of_dy, int first_pixel = 0, int last_pixel = -1) {
     const Phase &phase = tables.phases[0];
     const Column one(tables, work.columns.first + column);
-    const int channel = one.channel + (work.columns.first + column) % 64 + work.group * (int)tables.b_column_step;
+    const int channel = one.channel + work.group * (int)tables.b_column_step;
     f32 sum = 0;
     if (last_pixel < 0) last_pixel = (int)phase.rows;
     for (int pixel = first_pixel; pixel < last_pixel; ++pixel) {

@@ -38,11 +38,13 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     three_of,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import DIVISION_BYTES, Plan
-from jitdnn.kernels.cuda.cost import SECTOR_BYTES
+from jitdnn.kernels.cuda.cost import LINE_BYTES, SECTOR_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
-from jitdnn.kernels.cuda.warpgroup.cost import Boxes, SharedRows, best_blocking
-from jitdnn.kernels.cuda.warpgroup.plan import Products
-from jitdnn.kernels.cuda.warpgroup.tile import SHARED, SHARED_IN_LINES, STAGE_ROW, Tile
+from jitdnn.kernels.cuda.warpgroup.best import best_blocking
+from jitdnn.kernels.cuda.warpgroup.cost import Boxes, SharedRows
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
+from jitdnn.kernels.cuda.warpgroup.tile import SHARED, SHARED_IN_LINES, SPLIT, STAGE_ROW, Tile
+from jitdnn.kernels.cuda.warpgroup.wgrad_cost import Copies, wgrad_seconds
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 
@@ -50,8 +52,8 @@ _MAX_SPLITS = 256
 _CACHED = 0.6
 """Of L2, that operands in lines may have of which thread blocks take parts: these are out of step, and ask memory again
 for what others have had."""
-INSIDE = (Tile(3, 1, 1, 96),)
-"""Tiles that end inside of a block of 64 columns, for filters with one tap."""
+INSIDE = (Tile(3, 1, 1, 96), Tile(3, 1, 1, 160), Tile(2, 1, 2, 96), Tile(2, 1, 1, 96), Tile(1, 1, 1, 160))
+"""Tiles that end inside of a block of 64 columns: the channels of each tap are whole tiles then."""
 _ROOM_BEHIND_SEGMENT = 8  # rows of shared memory; as in sizes.cuh
 SEGMENTS = (64, 32, 16)
 """Pixels of a line that a wgrad in lines takes at a time."""
@@ -162,11 +164,15 @@ def wgrad_plan(
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     max_splits = _MAX_SPLITS if uses_workspace else 1
     # columns come in blocks of 64, behind each of which another tap may begin: no chunk of results is longer
-    may_end_inside = is_plain and parts == 1 and not (is_scaled or is_blockwise or fusion.has_prologue)
+    may_end_inside = parts == 1 and not (segment or is_scaled or is_blockwise or fusion.has_prologue)
+    is_copied = may_end_inside and not (
+        any(packs) or batch
+    )  # from where operands lie, which the model of these knows
     tiles = tuple(
         tile
         for tile in tiles
-        if (tile.wn % 64 == 0 or (may_end_inside and tile in INSIDE))
+        if (tile.wn % 64 == 0 or (may_end_inside and tile in (INSIDE if is_copied else INSIDE[:1])))
+        and (is_copied or tile not in SPLIT)
         and (tile.cluster > 1 or tile.chunk_bytes(result_bytes) // result_bytes <= 64)
     )
     tiles = fusion.tiles(tiles, result_bytes, True)
@@ -204,6 +210,21 @@ def wgrad_plan(
         is_small = tile.m * tile.n == 64 * 64 if is_whole[1] else tile.m * tile.n <= 128 * 128
         return (1, 2) if is_deep and is_small else (1,)
 
+    def columns_of(tile: Tile) -> int:
+        # the channels of a tap are whole blocks of 64 or, of tiles that end inside of one, whole tiles
+        return math.prod(taps) * -(-in_channels // tile.n) * tile.n if tile.n % 64 else columns
+
+    brought = Boxes(is_whole, (_is_uneven(a[0]), _is_uneven(b[0])), not is_plain and not segment)
+    outside = 1.0 - math.prod(
+        axis.inside(extent) / (axis.taps * axis.results) for axis, extent in zip(axes, x.extents, strict=True)
+    )
+    copies = Copies(
+        is_whole, brought.is_uneven, (_crossing(a[0]), _crossing(b[0])), brought.has_windows, outside
+    )
+
+    def seconds_of(alike: Products, one: Blocking) -> float:
+        return wgrad_seconds(alike, one, device, bytes_moved, result_bytes, copies)
+
     found = best_blocking(
         products,
         tiles,
@@ -221,14 +242,18 @@ def wgrad_plan(
         shared_rows=SharedRows(block // segment, segment + at_once - 1) if segment else None,
         divides_rows=divides_rows,
         is_rough=is_rough,
-        boxes=Boxes(is_whole, (_is_uneven(a[0]), _is_uneven(b[0])), not is_plain and not segment),
+        boxes=brought,
         depths=depths,
         shared=(SHARED_IN_LINES if segment else SHARED) if may_share else (),
+        columns_of=columns_of,
+        seconds_of=seconds_of if is_copied else None,
     )
     if not found:
         return "no tile fits into the shared memory of the device"
     blocking, seconds = found
     tile, sharers = blocking.tile, blocking.sharers
+    columns = columns_of(tile)
+    products = replace(products, n=columns)
     if segment and parts == 2:
         rows = tile.across * (block // segment) * (segment + _ROOM_BEHIND_SEGMENT)
         blocking = blocking.sharing(
@@ -302,6 +327,14 @@ def wgrad_plan(
 def _is_uneven(operand: Operand) -> bool:
     """Whether pixels begin inside of a sector."""
     return operand.space[2] * operand.size % SECTOR_BYTES != 0
+
+
+def _crossing(operand: Operand) -> float:
+    """The share of rows of 128 bytes that lie in two lines of the cache."""
+    lines = LINE_BYTES // math.gcd(
+        LINE_BYTES, operand.space[2] * operand.size
+    )  # until rows begin at the same place again
+    return (lines - 1) / lines
 
 
 def _met(x: Operand, outputs: Three, taps: Three, strides: Three, before: Three) -> tuple[Operand, Three]:

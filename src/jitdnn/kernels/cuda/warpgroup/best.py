@@ -1,0 +1,89 @@
+"""The blocking of a product by warpgroups that is expected to be fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.cuda.warpgroup.cost import NO_BOXES, Boxes, SharedRows, seconds
+from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Finish, Products, blockings
+from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Lines, Tile
+
+_AS_FAST = 1.005
+"""The factor on a time within which it counts as the same."""
+_OUTSIDE = 0.2  # of the columns of tiles, that may lie outside beside those of another tile
+
+
+def best_blocking(
+    products: Products, tiles: Sequence[Tile], device: GpuDevice, bytes_moved: int, result_bytes: int, parts: int,
+    max_splits: int, row_bytes: int, is_wgrad: bool, is_promoted: bool, taken: int = 0, is_rewritten: bool = False,
+    finish: Finish = NO_FINISH,
+    is_divided: bool = False, shared_rows: SharedRows | None = None, divides_rows: bool = False,
+    is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, boxes: Boxes = NO_BOXES,
+    lines: Lines = NO_LINES, depths: Callable[[Tile], Sequence[int]] = lambda _: (1,), shared: Sequence[Tile] = (),
+    may_leave_at_once: bool = False, columns_of: Callable[[Tile], int] | None = None,
+    seconds_of: Callable[[Products, Blocking], float] | None = None,
+) -> tuple[Blocking, float] | None:  # fmt: skip
+    """The blocking that is expected to be fastest and its time; None if the device has room for none.
+
+    `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
+    that are for something else. `is_rewritten`, `is_divided`, `shared_rows`, `boxes`: see `stage_cycles`;
+    `divides_rows`, `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many
+    times `row` stages of a tile may have. `lines`: taps that share rows of A. `shared`: tiles of which thread blocks
+    may have equal parts of the K of all. `may_leave_at_once`: see `Blocking.leaves_at_once`. `columns_of`: of the
+    product by a tile, where these differ. `seconds_of`: of what has a model of its own. What is divided is split.
+    """
+
+    def alike(tile: Tile) -> Products:
+        return replace(products, n=columns_of(tile)) if columns_of else products
+
+    candidates = [(tile, depth, alike(tile).in_stages(depth)) for tile in tiles for depth in depths(tile)]
+    found = [
+        (
+            one,
+            seconds_of(staged, one)
+            if seconds_of
+            else seconds(
+                staged,
+                one,
+                device,
+                bytes_moved,
+                result_bytes,
+                row_bytes,
+                is_wgrad,
+                is_rewritten,
+                finish,
+                is_divided,
+                shared_rows,
+                boxes,
+            ),
+        )
+        for tile, depth, staged in candidates
+        for one in blockings(
+            staged,
+            (tile,),
+            device.shared_bytes - taken,
+            device.multiprocessors,
+            parts,
+            result_bytes,
+            max_splits,
+            is_promoted,
+            2 if is_divided else 1,
+            divides_rows,
+            is_rough,
+            row * depth,
+            may_keep_b,
+            lines,
+            shared,
+        )
+        if may_leave_at_once or divides_rows or not one.leaves_at_once
+    ]
+    if not found:
+        return None
+    least = min(time for _, time in found)
+    # of those that are as fast the tile that stands first in the list: so few kernels are compiled. Where memory is the
+    # limit many are, and one of whose columns more lie outside is slower than it seems
+    as_fast = [(one, time) for one, time in found if time <= _AS_FAST * least]
+    filled = [alike(one.tile).filled(one.tile) for one, _ in as_fast]
+    return next(one for one, share in zip(as_fast, filled, strict=True) if share > max(filled) - _OUTSIDE)
