@@ -44,6 +44,9 @@ _NARROW, _NARROW_TILES = 0.816, ((256, 64), (256, 96), (192, 64))
 """The same of such tiles, of which x comes as windows: rows of dy are copied faster."""
 _SHALLOW, _LARGE, _LARGE_TILE = 1.25, 1.12, 128 * 192
 """The same of 64 rows and 64 pixels where K is not split, and of tiles of more results where x comes as rows."""
+_SHALLOW_CLUSTER = 1.45  # the same of 64 rows and 64 pixels in clusters, where x comes as windows
+_WHOLE = {(256, 128, 1): 0.9, (64, 128, 2): 0.88}
+"""The same of tiles whose K is not split, by their results and their depth, where x comes as windows."""
 _WAITED_CYCLES, _ADDED_BYTES = 2330.0, 30.0
 """Until the sums that another thread block has left begin to come, and bytes of them in a cycle."""
 _WHOLE_BESIDE_PARTS = 27800.0
@@ -136,8 +139,13 @@ def _stage_cycles(products: Products, blocking: Blocking, device: GpuDevice, cop
     stage = max(multiplied / _EFFICIENCY, shared, copied, asked / _ASKED_BYTES, differing / _READ_BYTES)
     if blocking.sharers:
         stage *= _TALL_PARTS if tile.rows > 1 else _PARTS
+    is_alone = blocking.is_whole and tile.cluster == 1 and not blocking.sharers
     if blocking.is_whole and tile.m == 64 and depth == 1:
         stage *= _SHALLOW
+    elif tile.m == 64 and depth == 1 and tile.cluster > 1 and copies.has_windows:
+        stage *= _SHALLOW_CLUSTER
+    if copies.has_windows and is_alone:
+        stage *= _WHOLE.get((tile.m, tile.n, depth), 1.0)
     if not copies.has_windows and tile.m * tile.n > _LARGE_TILE:
         stage *= _LARGE
     if copies.has_windows and (tile.m, tile.n) in _NARROW_TILES:
