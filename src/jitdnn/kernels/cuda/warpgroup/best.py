@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Lines, Tile
 
 _AS_FAST = 1.005
 """The factor on a time within which it counts as the same."""
+_NEAR = 1.5  # times the least time by the second model, up to which the first is asked
 _OUTSIDE = 0.2  # of the columns of tiles, that may lie outside beside those of another tile
 
 
@@ -32,53 +34,48 @@ def best_blocking(
     `divides_rows`, `is_rough`, `row`: see `Blocking`. `may_keep_b`: a thread block may bring B once. `depths`: how many
     times `row` stages of a tile may have. `lines`: taps that share rows of A. `shared`: tiles of which thread blocks
     may have equal parts of the K of all. `may_leave_at_once`: see `Blocking.leaves_at_once`. `columns_of`: of the
-    product by a tile, where these differ. `seconds_of`: of what has a model of its own. What is divided is split.
+    product by a tile, where these differ. `seconds_of`: a second model, of which and of `seconds` the geometric mean
+    counts: they were fitted to different layers, err at different ones, and the mean of both errs less. What is divided
+    is split.
     """
 
     def alike(tile: Tile) -> Products:
-        return replace(products, n=columns_of(tile)) if columns_of else products
+        columns = columns_of(tile) if columns_of else products.n
+        return products if columns == products.n else replace(products, n=columns)
 
-    candidates = [(tile, depth, alike(tile).in_stages(depth)) for tile in tiles for depth in depths(tile)]
-    found = [
-        (
-            one,
-            seconds_of(staged, one)
-            if seconds_of
-            else seconds(
-                staged,
-                one,
-                device,
-                bytes_moved,
-                result_bytes,
-                row_bytes,
-                is_wgrad,
-                is_rewritten,
-                finish,
-                is_divided,
-                shared_rows,
-                boxes,
-            ),
-        )
-        for tile, depth, staged in candidates
-        for one in blockings(
-            staged,
-            (tile,),
-            device.shared_bytes - taken,
-            device.multiprocessors,
-            parts,
-            result_bytes,
-            max_splits,
-            is_promoted,
-            2 if is_divided else 1,
-            divides_rows,
-            is_rough,
-            row * depth,
-            may_keep_b,
-            lines,
-            shared,
-        )
-        if may_leave_at_once or divides_rows or not one.leaves_at_once
-    ]
+    def common(staged: Products, one: Blocking) -> float:
+        return seconds(
+            staged, one, device, bytes_moved, result_bytes, row_bytes, is_wgrad, is_rewritten, finish, is_divided,
+            shared_rows, boxes,
+        )  # fmt: skip
+
+    in_stages = {
+        depth: products.in_stages(depth) for depth in {depth for tile in tiles for depth in depths(tile)}
+    }
+    blocked = []
+    for tile in tiles:
+        own = alike(tile)
+        for depth in depths(tile):
+            staged = in_stages[depth] if own is products else own.in_stages(depth)
+            blocked += [
+                (staged, one)
+                for one in blockings(
+                    staged, (tile,), device.shared_bytes - taken, device.multiprocessors, parts, result_bytes,
+                    max_splits, is_promoted, 2 if is_divided else 1, divides_rows, is_rough, row * depth, may_keep_b,
+                    lines, shared,
+                )
+                if may_leave_at_once or divides_rows or not one.leaves_at_once
+            ]  # fmt: skip
+    if seconds_of:
+        times = [seconds_of(staged, one) for staged, one in blocked]
+        near = _NEAR * min(times, default=0.0)
+        found = [
+            (one, math.sqrt(time * common(staged, one)))
+            for (staged, one), time in zip(blocked, times, strict=True)
+            if time <= near
+        ]
+    else:
+        found = [(one, common(staged, one)) for staged, one in blocked]
     if not found:
         return None
     least = min(time for _, time in found)

@@ -41,7 +41,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import DIVISION_BYTES, 
 from jitdnn.kernels.cuda.cost import LINE_BYTES, SECTOR_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.kernels.cuda.warpgroup.best import best_blocking
-from jitdnn.kernels.cuda.warpgroup.cost import Boxes, SharedRows, seconds
+from jitdnn.kernels.cuda.warpgroup.cost import Boxes, SharedRows
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
 from jitdnn.kernels.cuda.warpgroup.tile import SHARED, SHARED_IN_LINES, SPLIT, STAGE_ROW, Tile
 from jitdnn.kernels.cuda.warpgroup.wgrad_cost import Copies, wgrad_seconds
@@ -223,10 +223,7 @@ def wgrad_plan(
     )
 
     def seconds_of(alike: Products, one: Blocking) -> float:
-        # two models that were fitted to different layers, and err at different ones: their geometric mean errs less
-        own = wgrad_seconds(alike, one, device, bytes_moved, result_bytes, copies)
-        other = seconds(alike, one, device, bytes_moved, result_bytes, STAGE_ROW, True, boxes=brought)
-        return math.sqrt(own * other)
+        return wgrad_seconds(alike, one, device, bytes_moved, result_bytes, copies)
 
     found = best_blocking(
         products,
@@ -253,7 +250,7 @@ def wgrad_plan(
     )
     if not found:
         return "no tile fits into the shared memory of the device"
-    blocking, expected = found
+    blocking, seconds = found
     tile, sharers = blocking.tile, blocking.sharers
     columns = columns_of(tile)
     products = replace(products, n=columns)
@@ -323,7 +320,7 @@ def wgrad_plan(
         True, dtypes(problem), dw.dtype, rank, 1, True, is_vector, column != 1 and blocking.is_whole,
         boxes is not None, STAGE_ROW, blocking, works, packs, Tables(maps, numbers),
         at + blocking.partial_bytes(products),
-        fusion.seconds(expected, True) + pack_seconds(packs, device), fusion, is_divided=is_divided, segment=segment,
+        fusion.seconds(seconds, True) + pack_seconds(packs, device), fusion, is_divided=is_divided, segment=segment,
     )  # fmt: skip
 
 
