@@ -11,7 +11,7 @@ from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
 from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Finish, Products
 from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
 
-_OPERATIONS_OF_BYTE = 32.0
+OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
 _WGRAD_SHARED_SHARE = 1.5  # the same where all operands are read across
 _STRIDED_FACTOR = 1.1  # of a row of less than 128 bytes that is copied, some rows from the next in memory
@@ -183,7 +183,7 @@ def _clock(constants: _Constants, products: Products, blocking: Blocking, device
         * blocking.row
         * sum(rows * blocks for rows, blocks in zip(products.rows, products.blocks, strict=True))
     )  # as in `stage_cycles`
-    cycles = flops / (_OPERATIONS_OF_BYTE * device.facts.shared_bytes_per_cycle * device.multiprocessors)
+    cycles = flops / (OPERATIONS_OF_BYTE * device.facts.shared_bytes_per_cycle * device.multiprocessors)
     least, most = _F32_THROTTLED if blocking.result_bytes == 4 else _THROTTLED
     share = math.log(max(least, min(most, cycles)) / least) / math.log(most / least)
     return clock * (1.0 - _THROTTLE * share)
@@ -239,7 +239,7 @@ def stage_cycles(
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
     flops = 2.0 * tile.m * tile.n * blocking.row / 2
     products = parts * (parts + 1) // 2 if parts > 1 and not blocking.is_rough else blocking.lines.mean_taps
-    mma = products * flops / (_OPERATIONS_OF_BYTE * facts.shared_bytes_per_cycle)
+    mma = products * flops / (OPERATIONS_OF_BYTE * facts.shared_bytes_per_cycle)
     of_b = tile.across * shared_rows.count if shared_rows else blocking.rows_of_b
     lines = blocking.lines
     brought = parts * ((tile.m + lines.further) * lines.pixels + of_b)  # rows of 128 bytes

@@ -176,9 +176,9 @@ FUNCTION void multiply_stage(const Ring &ring, int stage, int block, int warpgro
                 const u32 of_a = tap_offset(tap), of_b = tap * TAP_B_BYTES / 16;
 #pragma unroll
                 for (int row = 0; row < ROWS; ++row)
-                    MULTIPLY<A_MN_MAJOR, B_MN_MAJOR && !SWAPS_OPERANDS>(sums[row],
-                                                                        a_part + of_a + a_offset(step) + row * (of_slab / 16),
-                                                                        b_part + of_b + b_offset(step), is_added);
+                    MULTIPLY<A_MN_MAJOR, B_MN_MAJOR && !SWAPS_OPERANDS>(
+                        sums[row], a_part + of_a + a_offset(step) + row * (of_slab / 16),
+                        b_part + of_b + b_offset(step), is_added);
                 is_added = true;
             }
         }

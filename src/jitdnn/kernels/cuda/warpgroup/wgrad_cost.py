@@ -1,7 +1,7 @@
 """Expected times of filter gradients by warpgroups in 16 bits, whose operands are copied from where they lie.
 
-Fitted to tiles of layers whose operands come from memory, on an H100. Times of other operands and of lines are in
-cost.py.
+Fitted to tiles of layers whose operands come from memory, on an H100. What counts is the geometric mean with the time
+of cost.py (best.py), which alone has times of other operands and of lines.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from dataclasses import dataclass
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
-from jitdnn.kernels.cuda.warpgroup.cost import begins_early
+from jitdnn.kernels.cuda.warpgroup.cost import OPERATIONS_OF_BYTE, begins_early
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
 from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW
 
-_OPERATIONS_OF_BYTE = 32.0
-"""Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
 _EFFICIENCY = 0.998  # of the mainloop, where nothing else is the limit
 _SHARED_SHARE = 1.21  # of the path to shared memory, as `shared_bytes_per_cycle` of facts counts it
 _ROW_CYCLES, _SHORT_CYCLES, _DEEP_ROW_CYCLES = 2.91, 1.5, 1.71
@@ -118,7 +116,7 @@ def _stage_cycles(products: Products, blocking: Blocking, device: GpuDevice, cop
     """Of a stage of a tile: products, the path to shared memory, the copy engine or L2, whichever takes longest."""
     tile, depth, path = blocking.tile, blocking.row // STAGE_ROW, device.facts.shared_bytes_per_cycle
     brought = tile.brought(is_across=True)
-    multiplied = tile.m * tile.n * blocking.row / (_OPERATIONS_OF_BYTE * path)
+    multiplied = tile.m * tile.n * blocking.row / (OPERATIONS_OF_BYTE * path)
     read = (tile.m // 64) * tile.across * (64 + tile.wn)
     shared = (tile.m + brought + read) * blocking.row / (_SHARED_SHARE * path)
     a, b = (
@@ -139,12 +137,11 @@ def _stage_cycles(products: Products, blocking: Blocking, device: GpuDevice, cop
     stage = max(multiplied / _EFFICIENCY, shared, copied, asked / _ASKED_BYTES, differing / _READ_BYTES)
     if blocking.sharers:
         stage *= _TALL_PARTS if tile.rows > 1 else _PARTS
-    is_alone = blocking.is_whole and tile.cluster == 1 and not blocking.sharers
     if blocking.is_whole and tile.m == 64 and depth == 1:
         stage *= _SHALLOW
     elif tile.m == 64 and depth == 1 and tile.cluster > 1 and copies.has_windows:
         stage *= _SHALLOW_CLUSTER
-    if copies.has_windows and is_alone:
+    if copies.has_windows and blocking.is_whole and not blocking.sharers:
         stage *= _WHOLE.get((tile.m, tile.n, depth), 1.0)
     if not copies.has_windows and tile.m * tile.n > _LARGE_TILE:
         stage *= _LARGE

@@ -58,7 +58,7 @@ void depthwise_wgrad(const element *__restrict__ x, const element *__restrict__ 
 #pragma unroll 1
     for (int line_group = blockIdx.y; line_group * (i64)LINES < line_count; line_group += gridDim.y) {
         __syncthreads();  // all warps are done with the planes and the lines
-        if (threadIdx.x < LINES) 
+        if (threadIdx.x < LINES)
             lines[threadIdx.x] = line_start(x, (element *)dy, line_group * LINES + threadIdx.x, line_count);
         __syncthreads();
         fill<InputRows>(rows, shared, lines, c0, aligned);

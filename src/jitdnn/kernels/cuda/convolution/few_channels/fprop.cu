@@ -7,10 +7,11 @@
 //
 // Macros: BLOCK_THREADS, RESIDENT (blocks of a multiprocessor), STAGES, STEPS (of 8 words), TILE_M and TILE_N (mma
 // tiles of a warp: of 16 outputs, of 8 channels), COLUMN_GROUPS (of warps with other channels), CHANNEL_BLOCKS
-// (thread blocks that share the channels: gridDim.y), IS_FULL (each has BLOCK_COLUMNS of them), STAGES_RESULTS (results that go through shared memory: BY_ROWS
-// where rows of a channel begin inside of sectors, so that a warp stores runs of a channel and not 8 neighbours of each
-// of four; BY_CHANNELS where the channels of an output do, so that it stores 16 bytes at a time and not each number by
-// itself), IS_PACKED (the fragments of the filter are made once by a kernel of their own).
+// (thread blocks that share the channels: gridDim.y), IS_FULL (each has BLOCK_COLUMNS of them), STAGES_RESULTS
+// (results that go through shared memory: BY_ROWS where rows of a channel begin inside of sectors, so that a warp
+// stores runs of a channel and not 8 neighbours of each of four; BY_CHANNELS where the channels of an output do, so
+// that it stores 16 bytes at a time and not each number by itself), IS_PACKED (the fragments of the filter are made
+// once by a kernel of their own).
 
 #define BY_ROWS 1
 #define BY_CHANNELS 2
