@@ -130,9 +130,9 @@ def take_turns(turn: Turn) -> None:
     """Have all that is measured while a graph is compiled measured alone."""
     from torch._inductor.fx_passes import pad_mm
 
-    from jitdnn.frameworks.torch import choice, kinds
+    from jitdnn.frameworks.torch import choice
 
-    choice.decide = kinds.decide = turn.alone(choice.decide)
+    choice.measured = turn.alone(choice.measured)
     real = pad_mm.get_do_bench
     pad_mm.get_do_bench = lambda: turn.alone(real())
 
