@@ -1,6 +1,6 @@
 """The table of `torch_inductor.py` where compiling takes longest: each model and side a process, all compiling at once.
 
-    python benchmarks/torch_inductor_apart.py [MODEL[,NAME=NUMBER ...] ...] [--mode default reduce-overhead]
+    python benchmarks/torch_inductor_apart.py [MODEL[,NAME=VALUE ...] ...] [--mode default reduce-overhead]
         [--seconds 3] [--pairs N] [--again] [--parts N] [--limit SECONDS] [--logs FOLDER] [--json FILE]
         [what torch_inductor.py takes: --batch, --dtype, ...]
 
@@ -14,7 +14,8 @@ Milliseconds are those of `torch_inductor.py`; `host ms` those until a step is e
 `bound` whether a step takes as long as that: then faster kernels gain nothing. `peak MiB` is the most that PyTorch's
 allocator had handed out in the steps behind the first one, weights included; steps that record CUDA graphs are among
 them. `first s` is the first step with compiling, without the time that a process waited for its turn; what several
-processes compile alike, one may find of another's. NAME=NUMBER behind a model are options of our side, or its `batch`.
+processes compile alike, one may find of another's. NAME=VALUE behind a model are options of our side, or its `batch` or
+`mode`.
 `--again` has only the first steps a second time in new processes, two models at a time: those of warm caches.
 `--parts N` tells, in the logs, what the host's time goes to and which N kernels take longest (torch_inductor_parts.py).
 Backward graphs are compiled with forward ones.
@@ -173,10 +174,13 @@ class Side:
             loss = float(step())
         first = perf_counter() - self._begin - self._turn.waited
         self._peak()
-        for _ in range(0 if self._arguments.is_first_only else torch_inductor.WARM):
-            step()
-        self._turn.tell({"loss": loss, "first s": first, "peak": self._peak(), "batch": len(x)})
         last = 0.0
+        for _ in range(0 if self._arguments.is_first_only else torch_inductor.WARM):
+            begin = perf_counter()
+            step()
+            self._wait()
+            last = perf_counter() - begin
+        self._turn.tell({"loss": loss, "first s": first, "peak": self._peak(), "batch": len(x)})
         for line in sys.stdin:
             order = line.strip()
             if order == "sample":

@@ -27,7 +27,7 @@ HEAD = (
     f"{'peak MiB':>10s}{'ours':>8s}{'bound':>7s}{'ours':>6s}{'first s':>10s}{'ours':>8s}"
 )
 LEAST = 3  # samples of each side
-QUIET = 3  # cores of a GPU that are left to what is timed
+QUIET = 2  # cores of a GPU that are left to what is timed
 
 
 class Gone(Exception):
@@ -99,10 +99,13 @@ class Pair:
         name, *options = spec.split(",")
         arguments = [one for one in sys.argv[1:] if one not in table.arguments.models]
         batch = [one.partition("=")[2] for one in options if one.startswith("batch=")]
-        own = [one for one in options if not one.startswith("batch=")]
+        mode = [one.partition("=")[2] for one in options if one.startswith("mode=")]
+        own = [one for one in options if not one.startswith(("batch=", "mode="))]
+        self.modes = mode or list(table.arguments.mode)
         arguments += ["--lock", str(gpu.lock), "--quiet", ",".join(map(str, gpu.quiet))]
         arguments += ["--is-first-only"] if is_first_only else []
         arguments += [part for one in batch for part in ("--batch", one)]
+        arguments += ["--mode", *self.modes]
         arguments += ["--setting", *table.arguments.setting, *own] if own else []
         self.children = {}
         for side in SIDES:
@@ -113,7 +116,8 @@ class Pair:
     def watch(self) -> None:
         """Tell the GPU whenever both have compiled, until they have ended."""
         try:
-            for _ in self._table.arguments.mode:
+            for mode in self.modes:
+                self.mode = mode
                 for one in self.children.values():
                     one.hear()
                 self._turn_is_over = Semaphore(0)
@@ -126,7 +130,7 @@ class Pair:
         for one in self.children.values():
             one.leave()
 
-    def run(self, mode: str, lock: Any) -> None:
+    def run(self, lock: Any) -> None:
         """First steps, samples in turns and the row, alone on the GPU."""
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
@@ -139,15 +143,16 @@ class Pair:
             for side in SIDES:
                 for what in ("ms", "host ms"):
                     cells[side][what] = min((each[what] for each in times[side]), default=math.nan)
-            self._table.add(self.spec, mode, cells)
+            self._table.add(self.spec, self.mode, cells)
             if self._table.arguments.parts and not self._is_first_only:
                 for one in self.children.values():
                     one.order("parts")
+            is_last = len(self.modes) == self.modes.index(self.mode) + 1
             for one in self.children.values():
-                one.order("end")
-            if mode in torch_inductor.GRAPHS and mode == self._table.arguments.mode[-1]:
-                for one in self.children.values():
-                    one.leave()  # with what its graphs have recorded
+                if is_last and self.mode in torch_inductor.GRAPHS:
+                    one.kill()  # with what its graphs have recorded
+                else:
+                    one.order("end")
         except Gone:
             self.failed()
         finally:
@@ -207,14 +212,11 @@ def bound(cell: dict[str, Any]) -> str:
     return "host" if cell["host ms"] > 0.97 * cell["ms"] else "GPU"
 
 
-def serve(gpu: Gpu, modes: Sequence[str], count: int) -> None:
+def serve(gpu: Gpu) -> None:
     """Run pairs one at a time, those that are ready first."""
-    seen: dict[str, int] = {}
     with gpu.lock.open("a") as lock:
-        for _ in range(count * len(modes)):
-            pair = gpu.waiting.get()
-            number = seen[pair.spec] = seen.get(pair.spec, -1) + 1
-            pair.run(modes[number % len(modes)], lock)
+        while True:
+            gpu.waiting.get().run(lock)
 
 
 def compete(table: Table, gpus: Sequence[Gpu], pairs: int, is_first_only: bool, end: float) -> None:
@@ -230,9 +232,6 @@ def compete(table: Table, gpus: Sequence[Gpu], pairs: int, is_first_only: bool, 
                 running.append(Pair(name, gpus[number % len(gpus)], table, is_first_only))
                 running[-1].watch()
 
-    for number, gpu in enumerate(gpus):
-        count = len(names[number :: len(gpus)])
-        Thread(target=serve, args=(gpu, table.arguments.mode, count), daemon=True).start()
     watchers = [Thread(target=watch, args=one, daemon=True) for one in enumerate(names)]
     for one in watchers:
         one.start()
@@ -256,6 +255,7 @@ def parent(arguments: argparse.Namespace, script: str) -> None:
         for number, name in enumerate(names):
             quiet = cores[number * QUIET : (number + 1) * QUIET] if are_many else []
             gpus.append(Gpu(name, Path(folder) / f"lock{number}", quiet))
+            Thread(target=serve, args=(gpus[-1],), daemon=True).start()
         os.sched_setaffinity(0, set(cores).difference(*(gpu.quiet for gpu in gpus)))
         logs = arguments.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
