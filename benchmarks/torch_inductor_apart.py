@@ -31,7 +31,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -40,7 +40,7 @@ from typing import Any
 import torch
 import torch_inductor
 from torch._functorch import config as functorch_config
-from torch_inductor_pairs import SIDES, parent
+from torch_inductor_pairs import SIDES, WANTED, parent
 from torch_inductor_parts import host_parts, kernel_table
 
 SLOW = 0.1  # seconds of a step of which fewer are a sample
@@ -51,6 +51,7 @@ class Turn:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.waited = 0.0
+        self._lock = arguments.lock
         self._file = open(arguments.lock, "a")  # noqa: SIM115
         self._quiet = {int(one) for one in arguments.quiet.split(",") if one}
         self._others = os.sched_getaffinity(0)
@@ -79,6 +80,13 @@ class Turn:
             self._move(0, self._others)
             self._depth -= 1
             fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    @contextmanager
+    def wanted(self) -> Iterator[None]:
+        """Pairs that are ready wait in the block: who measures has a hundred turns before its graph is compiled."""
+        with open(self._lock + WANTED, "a") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            yield
 
     def alone(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, alone."""
@@ -131,9 +139,16 @@ def take_turns(turn: Turn) -> None:
     """Have all that is measured while a graph is compiled measured alone."""
     from torch._inductor.fx_passes import pad_mm
 
-    from jitdnn.frameworks.torch import choice
+    from jitdnn.frameworks.torch import choice, inductor_graph
 
     choice.measured = turn.alone(choice.measured)
+    visit = inductor_graph.Rewriter._visit
+
+    def visit_first(self: Any) -> None:
+        with turn.wanted() if self._plans is None else nullcontext():
+            visit(self)
+
+    inductor_graph.Rewriter._visit = visit_first
     real = pad_mm.get_do_bench
     pad_mm.get_do_bench = lambda: turn.alone(real())
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Queue
 from threading import Lock, Semaphore, Thread
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import torch_inductor
@@ -27,6 +27,8 @@ HEAD = (
     f"{'peak MiB':>10s}{'ours':>8s}{'bound':>7s}{'ours':>6s}{'first s':>10s}{'ours':>8s}"
 )
 LEAST = 3  # samples of each side
+WANTED = ".wanted"  # behind the name of a lock: one that those who measure for their graph share
+PATIENCE = 40.0  # seconds that a pair waits for them
 QUIET = 2  # cores of a GPU that are left to what is timed
 
 
@@ -88,6 +90,16 @@ class Gpu:
     def __init__(self, name: str | None, lock: Path, quiet: Sequence[int]) -> None:
         self.name, self.lock, self.quiet = name, lock, quiet
         self.waiting: Queue[Pair] = Queue()
+
+    def wait_for_graphs(self) -> None:
+        """Until nobody measures for a graph, or for so long."""
+        end = perf_counter() + PATIENCE
+        with open(f"{self.lock}{WANTED}", "a") as file:
+            while perf_counter() < end:
+                with suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                sleep(0.05)
 
 
 class Pair:
@@ -216,7 +228,9 @@ def serve(gpu: Gpu) -> None:
     """Run pairs one at a time, those that are ready first."""
     with gpu.lock.open("a") as lock:
         while True:
-            gpu.waiting.get().run(lock)
+            pair = gpu.waiting.get()
+            gpu.wait_for_graphs()
+            pair.run(lock)
 
 
 def compete(table: Table, gpus: Sequence[Gpu], pairs: int, is_first_only: bool, end: float) -> None:
