@@ -14,8 +14,8 @@ Milliseconds are those of `torch_inductor.py`; `host ms` those until a step is e
 `bound` whether a step takes as long as that: then faster kernels gain nothing. `peak MiB` is the most that PyTorch's
 allocator had handed out in the steps behind the first one, weights included; steps that record CUDA graphs are among
 them. `first s` is the first step with compiling, without the time that a process waited for its turn; what several
-processes compile alike, one may find of another's. NAME=VALUE behind a model are options of our side, or its `batch` or
-`mode`.
+processes compile alike, one may find of another's. NAME=VALUE behind a model are options of our side, or its `batch`,
+`mode` or `nice`, by how much less its compilers count than others'.
 `--again` has only the first steps a second time in new processes, two models at a time: those of warm caches.
 `--parts N` tells, in the logs, what the host's time goes to and which N kernels take longest (torch_inductor_parts.py).
 Backward graphs are compiled with forward ones.

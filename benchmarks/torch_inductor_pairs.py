@@ -39,14 +39,14 @@ class Gone(Exception):
 class Child:
     """One side of one model, a process."""
 
-    def __init__(self, command: Sequence[str], gpu: str | None, log: Path) -> None:
+    def __init__(self, command: Sequence[str], gpu: str | None, log: Path, nice: int) -> None:
         settings = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
         environment = {**settings, **os.environ} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
         self.log = log
         with log.open("a") as said:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=environment,
-                preexec_fn=os.setpgrp,
+                ["nice", "-n", str(nice), *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=environment,
+                process_group=0,
             )  # fmt: skip
 
     def hear(self) -> dict[str, Any]:
@@ -110,20 +110,20 @@ class Pair:
         self._has_failed = False
         name, *options = spec.split(",")
         arguments = [one for one in sys.argv[1:] if one not in table.arguments.models]
-        batch = [one.partition("=")[2] for one in options if one.startswith("batch=")]
-        mode = [one.partition("=")[2] for one in options if one.startswith("mode=")]
-        own = [one for one in options if not one.startswith(("batch=", "mode="))]
-        self.modes = mode or list(table.arguments.mode)
+        given = dict(one.partition("=")[::2] for one in options)
+        batch, mode, nice = (given.pop(what, None) for what in ("batch", "mode", "nice"))
+        own = [f"{what}={value}" for what, value in given.items()]
+        self.modes = [mode] if mode else list(table.arguments.mode)
         arguments += ["--lock", str(gpu.lock), "--quiet", ",".join(map(str, gpu.quiet))]
         arguments += ["--is-first-only"] if is_first_only else []
-        arguments += [part for one in batch for part in ("--batch", one)]
+        arguments += ["--batch", batch] if batch else []
         arguments += ["--mode", *self.modes]
         arguments += ["--setting", *table.arguments.setting, *own] if own else []
         self.children = {}
         for side in SIDES:
             log = table.logs / f"{spec.replace('/', '_')}.{side}.txt"
             command = [sys.executable, table.script, name, *arguments, "--only", side]
-            self.children[side] = Child(command, gpu.name, log)
+            self.children[side] = Child(command, gpu.name, log, int(nice or 0))
 
     def watch(self) -> None:
         """Tell the GPU whenever both have compiled, until they have ended."""
