@@ -195,7 +195,8 @@ class Side:
             step()
             self._wait()
             last = perf_counter() - begin
-        self._turn.tell({"loss": loss, "first s": first, "peak": self._peak(), "batch": len(x)})
+        told = {"loss": loss, "first s": first, "waited s": self._turn.waited, "batch": len(x)}
+        self._turn.tell(told | {"peak": self._peak()})
         for line in sys.stdin:
             order = line.strip()
             if order == "sample":

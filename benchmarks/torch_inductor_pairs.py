@@ -43,9 +43,10 @@ class Child:
         settings = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
         environment = {**settings, **os.environ} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
         self.log = log
+        command = ["nice", "-n", str(nice), *command]
         with log.open("a") as said:
             self._process = subprocess.Popen(
-                ["nice", "-n", str(nice), *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=environment,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=environment,
                 process_group=0,
             )  # fmt: skip
 
