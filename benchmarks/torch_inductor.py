@@ -85,7 +85,7 @@ class Peer:
         loss.backward()
         return loss.detach()
 
-    def seconds(self, x: Tensor, labels: Tensor) -> float:
+    def seconds(self, x: Tensor, labels: Tensor, steps: int = STEPS) -> float:
         """Of one step, among several."""
         if self._arguments.device != "cuda":
             begin = perf_counter()
@@ -94,11 +94,11 @@ class Peer:
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.step(x, labels)
         first.record()
-        for _ in range(STEPS):
+        for _ in range(steps):
             self.step(x, labels)
         last.record()
         last.synchronize()
-        return first.elapsed_time(last) / 1e3 / STEPS
+        return first.elapsed_time(last) / 1e3 / steps
 
 
 def host_seconds(run: Callable[[], Any], count: int = 6, clock: Callable[[], float] = perf_counter) -> float:
@@ -133,9 +133,12 @@ def bound(cell: dict[str, Any]) -> str:
 
 def problem(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Tensor, Tensor]:
     """A network, and a batch of its examples and labels."""
-    model, shape = without_dropout(network(name)), (arguments.batch, 3, arguments.side, arguments.side)
+    torch.manual_seed(0)
+    made = AXES[name].small() if arguments.small else network(name)
+    model, shape = without_dropout(made), (arguments.batch, 3, arguments.side, arguments.side)
     if name in AXES:
-        shape = (arguments.batch if arguments.batch_is_given else AXES[name].batch, *AXES[name].shape)
+        own = AXES[name].small_shape if arguments.small else AXES[name].shape
+        shape = (arguments.batch if arguments.batch_is_given else AXES[name].batch, *own)
     order = (
         MEMORY.get(len(shape), torch.contiguous_format)
         if arguments.memory == "last"
@@ -201,6 +204,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--inference", action="store_true")
     made.add_argument("--measure", choices=("first", "kernels", "never"), default="first")
     made.add_argument("--threads", type=int)
+    made.add_argument("--small", action="store_true", help="small networks, of those of torch_zoo_axes.py")
     made.add_argument(
         "--setting",
         nargs="+",

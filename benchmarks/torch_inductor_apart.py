@@ -1,249 +1,275 @@
 """The table of `torch_inductor.py` where compiling takes longest: each model and side a process, all compiling at once.
 
-    python benchmarks/torch_inductor_apart.py [MODEL ...] [--mode default reduce-overhead] [--samples 10] [--again]
+    python benchmarks/torch_inductor_apart.py [MODEL[,NAME=VALUE ...] ...] [--mode default reduce-overhead]
+        [--seconds 3] [--pairs N] [--again] [--parts N] [--limit SECONDS] [--logs FOLDER] [--json FILE]
         [what torch_inductor.py takes: --batch, --dtype, ...]
 
-Every process compiles its side of a model and runs the first steps, in all modes, beside the others. When all are ready
-they time in turns, a sample at a time, nobody else on the GPU. A row is printed as soon as both sides of it are there.
+Processes compile beside each other, but whatever is timed is alone on its GPU: kernels that are measured for the choice
+between ours and PyTorch's, what Inductor measures itself, and a pair's steps. When both sides of a model are compiled
+they run one after the other, and then in turns, a sample each, while everybody else of that GPU waits. On a machine of
+eight cores or more some are left to what is timed, compilers run on the others. With several GPUs models are divided
+among them. A row is printed, and appended to the JSON file, as soon as it is there.
+
 Milliseconds are those of `torch_inductor.py`; `host ms` those until a step is enqueued on a GPU that has nothing to do,
-`kernels ms` the sum of its kernels by PyTorch's profiler, and `bound` which of the two is more: where it is the host,
-faster kernels gain nothing. `peak MiB` is the most that PyTorch's allocator had handed out in the steps behind the
-first one, weights included; steps that record CUDA graphs are among them.
-`--parts N` tells beside that, to stderr, what the host's time goes to and which N kernels take longest
-(torch_inductor_parts.py). Backward graphs are compiled with forward ones, so that nobody keeps activations meanwhile.
-`--in-turn` has ours of each model wait until stock's is compiled in the first mode, for machines of few processors: it
-finds those of Triton's kernels that are the same, so that its `first s` is not that of empty caches.
-`--again` does all of it a second time in new processes: with what the first ones have kept, `first s` are those of warm
-caches.
+`bound` whether a step takes as long as that: then faster kernels gain nothing. `peak MiB` is the most that PyTorch's
+allocator had handed out in the steps behind the first one, weights included; steps that record CUDA graphs are among
+them. `first s` is the first step with compiling, without the time that a process waited for its turn; what several
+processes compile alike, one may find of another's. NAME=VALUE behind a model are options of our side, or its `batch`,
+`mode` or `nice`, by how much less its compilers count than others'.
+`--again` has only the first steps a second time in new processes, two models at a time: those of warm caches.
+`--parts N` tells, in the logs, what the host's time goes to and which N kernels take longest (torch_inductor_parts.py).
+Backward graphs are compiled with forward ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
+import gc
 import json
 import math
-import subprocess
+import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from queue import Queue
-from threading import Thread
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import torch
 import torch_inductor
 from torch._functorch import config as functorch_config
+from torch_inductor_pairs import SIDES, WANTED, parent
 from torch_inductor_parts import host_parts, kernel_table
 
-SIDES = ("stock", "ours")
-HEAD = (
-    f"{'model':20s}{'mode':16s}{'n':>4s}{'stock ms':>9s}{'ours':>8s}{'speed':>7s}{'host ms':>10s}{'ours':>8s}"
-    f"{'kernels ms':>12s}{'ours':>8s}{'peak MiB':>10s}{'ours':>8s}"
-    f"{'bound':>7s}{'ours':>6s}{'first s':>10s}{'ours':>8s}"
-)
+SLOW = 0.1  # seconds of a step of which fewer are a sample
 
 
-@contextmanager
-def held(path: Path, how: int) -> Iterator[None]:
-    with path.open("a") as file:
-        fcntl.flock(file, how)
-        yield
+class Turn:
+    """Being alone on a GPU: for a while, by a lock, or for all the steps of a pair, when the parent says so."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.waited = 0.0
+        self._lock = arguments.lock
+        self._file = open(arguments.lock, "a")  # noqa: SIM115
+        self._quiet = {int(one) for one in arguments.quiet.split(",") if one}
+        self._others = os.sched_getaffinity(0)
+        self._says = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # what others print is none of the parent's
+        self._depth = 0
+        self._is_on_gpu = arguments.device == "cuda"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Alone in the block, this thread on a core of its own."""
+        if self._depth:
+            yield
+            return
+        self._give_memory(256 << 20)
+        begin = perf_counter()
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self.waited += perf_counter() - begin
+        self._depth += 1
+        self._move(0, self._quiet)
+        try:
+            yield
+        finally:
+            if self._is_on_gpu:
+                torch.cuda.synchronize()
+            self._move(0, self._others)
+            self._depth -= 1
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    @contextmanager
+    def wanted(self) -> Iterator[None]:
+        """Pairs that are ready wait in the block: who measures has a hundred turns before its graph is compiled."""
+        with open(self._lock + WANTED, "a") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            yield
+
+    def alone(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, alone."""
+
+        def call(*args: Any, **named: Any) -> Any:
+            with self.held():
+                return function(*args, **named)
+
+        return call
+
+    def begin(self) -> None:
+        """Wait for the parent's word that the steps of this pair may run."""
+        self._give_memory(0)
+        begin = perf_counter()
+        self.tell({"ready": True})
+        if not sys.stdin.readline():
+            raise SystemExit("the parent has ended")
+        self.waited += perf_counter() - begin
+        self._depth += 1
+        self._move_all(self._quiet)
+
+    def end(self) -> None:
+        """Leave the GPU to others, and its memory."""
+        gc.collect()
+        self._give_memory(0)
+        self._depth -= 1
+        self._move_all(self._others)
+
+    def tell(self, what: dict[str, Any]) -> None:
+        self._says.write(json.dumps(what) + "\n")
+        self._says.flush()
+
+    def _give_memory(self, most: int) -> None:
+        """All but so many bytes of what PyTorch's allocator keeps."""
+        if self._is_on_gpu and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > most:
+            torch.cuda.empty_cache()
+
+    def _move_all(self, cores: set[int]) -> None:
+        for thread in os.listdir("/proc/self/task"):
+            self._move(int(thread), cores)
+
+    @staticmethod
+    def _move(thread: int, cores: set[int]) -> None:
+        if cores:
+            with suppress(OSError):  # it has ended
+                os.sched_setaffinity(thread, cores)
 
 
-def is_free(path: Path) -> bool:
-    """Whether nobody holds it."""
-    try:
-        with held(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            return True
-    except BlockingIOError:
-        return False
+def take_turns(turn: Turn) -> None:
+    """Have all that is measured while a graph is compiled measured alone."""
+    from torch._inductor.fx_passes import pad_mm
+
+    from jitdnn.frameworks.torch import choice, inductor_graph
+
+    choice.measured = turn.alone(choice.measured)
+    visit = inductor_graph.Rewriter._visit
+
+    def visit_first(self: Any) -> None:
+        with turn.wanted() if self._plans is None else nullcontext():
+            visit(self)
+
+    inductor_graph.Rewriter._visit = visit_first
+    real = pad_mm.get_do_bench
+    pad_mm.get_do_bench = lambda: turn.alone(real())
 
 
 def child(arguments: argparse.Namespace) -> None:
-    """One side of one model: a line of JSON for each mode."""
-    begun, lock, compiling = perf_counter(), Path(arguments.lock), Path(arguments.lock + ".compiling")
+    """One side of one model: what is compiled waits for the parent, and then does what it says."""
     if arguments.dtype == "f32":
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    turn = Turn(arguments)
     torch_inductor.register()
+    take_turns(turn)
     if arguments.explain:
         torch_inductor.explained()
     functorch_config.force_non_lazy_backward_lowering = True
     (name,) = arguments.models
-    cells = []
-    with held(compiling, fcntl.LOCK_SH):
-        compiled = Path(f"{lock}.{name}")
-        while arguments.in_turn and arguments.only == "ours" and not compiled.exists():
-            sleep(0.1)
-        model, x, labels = torch_inductor.problem(name, arguments)
-        for mode in arguments.mode:
-            if cells and perf_counter() - begun > arguments.ready:
-                break
-            arguments.mode_has_graphs = mode in torch_inductor.GRAPHS
-            begin = perf_counter()  # torch.compile imports its compiler, or the first step does
-            peer = torch_inductor.Peer(model, arguments.only == "ours", mode, arguments)
-            loss = float(with_memory(partial(peer.step, x, labels), arguments))
-            first = perf_counter() - begin
-            warm = (
-                torch_inductor.WARM_EAGER
-                if mode == "eager" and arguments.only == "ours"
-                else torch_inductor.WARM
-            )
-            peak_mebibytes(arguments)
-            for _ in range(warm):
-                with_memory(partial(peer.step, x, labels), arguments)
-            peak = peak_mebibytes(arguments)
-            rest(arguments)
-            cells.append((mode, peer, loss, first, peak))
-            write(f"  {name} {mode} {arguments.only}: first step {first:.1f} s", sys.stderr)
-            compiled.touch()  # kernels of Triton's are the same in all modes
-    while perf_counter() - begun < arguments.ready and not is_free(compiling):
-        sleep(0.1)
-    for mode, peer, loss, first, peak in cells:
+    model, x, labels = torch_inductor.problem(name, arguments)
+    for mode in arguments.mode:
         arguments.mode_has_graphs = mode in torch_inductor.GRAPHS
-        best, host = math.inf, math.inf
-        for _ in range(arguments.samples):
-            with held(lock, fcntl.LOCK_EX):
-                peer.step(x, labels)
-                best = min(best, peer.seconds(x, labels))
-                for _ in range(3):
-                    wait(arguments)
-                    begin = perf_counter()
-                    peer.step(x, labels)
-                    host = min(host, perf_counter() - begin)
-                rest(arguments)
-            sleep(0.02)
-        with held(lock, fcntl.LOCK_EX):
-            step = partial(peer.step, x, labels)
-            kernels = math.nan
-            if arguments.device == "cuda" and arguments.parts:
-                host_table = host_parts(step)
-                kernels, table = kernel_table(step, arguments.parts)
-                write(f"== {name} {mode} {arguments.only}\n{host_table}\n{table}", sys.stderr)
-            elif arguments.device == "cuda":
-                kernels = torch_inductor.kernel_seconds(step)
-            rest(arguments)
-        cell = {"model": name, "mode": mode, "side": arguments.only, "batch": len(x), "loss": loss}
-        cell |= {"first s": first, "ms": 1e3 * best, "host ms": 1e3 * host, "kernels ms": 1e3 * kernels}
-        cell["peak"] = peak
-        write(json.dumps(cell))
+        Side(model, mode, turn, arguments).serve(x, labels)
+        torch._dynamo.reset()
+        turn.end()
+        turn.tell({"ended": True})
 
 
-def with_memory(run: Callable[[], Any], arguments: argparse.Namespace) -> Any:
-    """What it gives, once others leave enough of the GPU's memory."""
-    for _ in range(60):
-        try:
-            return run()
-        except torch.OutOfMemoryError:
-            pass
-        rest(arguments)
-        sleep(1.0)
-    return run()
+class Side:
+    """One compiled model that takes orders."""
+
+    def __init__(self, model: Any, mode: str, turn: Turn, arguments: argparse.Namespace) -> None:
+        self._turn, self._arguments, self._mode = turn, arguments, mode
+        turn.waited = 0.0
+        self._begin = perf_counter()  # torch.compile imports its compiler, or the first step does
+        self._peer = torch_inductor.Peer(model, arguments.only == "ours", mode, arguments)
+
+    def serve(self, x: Any, labels: Any) -> None:
+        """Until the parent says that it was all."""
+        step = partial(self._peer.step, x, labels)
+        with first_waits(self._turn):
+            loss = float(step())
+        first = perf_counter() - self._begin - self._turn.waited
+        self._peak()
+        last = 0.0
+        for _ in range(0 if self._arguments.is_first_only else torch_inductor.WARM):
+            begin = perf_counter()
+            step()
+            self._wait()
+            last = perf_counter() - begin
+        told = {"loss": loss, "first s": first, "waited s": self._turn.waited, "batch": len(x)}
+        self._turn.tell(told | {"peak": self._peak()})
+        for line in sys.stdin:
+            order = line.strip()
+            if order == "sample":
+                last = self._peer.seconds(x, labels, 2 if last > SLOW else torch_inductor.STEPS)
+                self._wait()
+                begin = perf_counter()
+                step()
+                host = perf_counter() - begin
+                self._wait()
+                self._turn.tell({"ms": 1e3 * last, "host ms": 1e3 * host})
+            elif order == "parts":
+                self._parts(step)
+                self._turn.tell({})
+            else:
+                return
+
+    def _parts(self, step: Callable[[], Any]) -> None:
+        if self._arguments.device != "cuda":
+            return
+        host = host_parts(step)
+        _, table = kernel_table(step, self._arguments.parts)
+        name = f"{self._arguments.models[0]} {self._mode} {self._arguments.only}"
+        sys.stderr.write(f"== {name}\n{host}\n{table}\n")
+        sys.stderr.flush()
+
+    def _wait(self) -> None:
+        if self._arguments.device == "cuda":
+            torch.cuda.synchronize()
+
+    def _peak(self) -> float:
+        """MiB of PyTorch's allocator on a GPU since this was asked last."""
+        if self._arguments.device != "cuda":
+            return math.nan
+        self._wait()
+        most = torch.cuda.max_memory_allocated() / 2**20
+        torch.cuda.reset_peak_memory_stats()
+        return most
 
 
-def wait(arguments: argparse.Namespace) -> None:
-    if arguments.device == "cuda":
-        torch.cuda.synchronize()
+@contextmanager
+def first_waits(turn: Turn) -> Iterator[None]:
+    """The first call of compiled code in the block waits until it is this pair's turn."""
+    from torch._inductor.output_code import CompiledFxGraph
 
+    real = CompiledFxGraph.__call__
 
-def peak_mebibytes(arguments: argparse.Namespace) -> float:
-    """Of PyTorch's allocator on a GPU since this was asked last."""
-    if arguments.device != "cuda":
-        return math.nan
-    wait(arguments)
-    most = torch.cuda.max_memory_allocated() / 2**20
-    torch.cuda.reset_peak_memory_stats()
-    return most
+    def call(self: Any, inputs: Any) -> Any:
+        CompiledFxGraph.__call__ = real
+        turn.begin()
+        return real(self, inputs)
 
-
-def rest(arguments: argparse.Namespace) -> None:
-    """Leave the GPU to others, and its memory but for what graphs have recorded."""
-    wait(arguments)
-    if arguments.device == "cuda" and not arguments.mode_has_graphs:
-        torch.cuda.empty_cache()
-
-
-def parent(arguments: argparse.Namespace) -> None:
-    """All sides of all models at once, and their rows."""
-    names = arguments.models or list(torch_inductor.MODELS)
-    given = sys.argv[1 + len(arguments.models) :]
-    with tempfile.TemporaryDirectory() as folder:
-        lock = arguments.lock or str(Path(folder) / "lock")
-        for _ in range(2 if arguments.again else 1):
-            running = []
-            for name in names:
-                for side in SIDES:
-                    command = [sys.executable, __file__, name, *given, "--only", side, "--lock", lock]
-                    running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-            rows(running)
-
-
-def rows(running: Sequence[subprocess.Popen[str]]) -> None:
-    """Print rows as they come."""
-    lines: Queue[str | None] = Queue()
-
-    def read(one: subprocess.Popen[str]) -> None:
-        assert one.stdout is not None
-        for line in one.stdout:
-            lines.put(line)
-        one.wait()
-        lines.put(None)
-
-    for one in running:
-        Thread(target=read, args=(one,)).start()
-    seen: dict[tuple[str, str], dict[str, Any]] = {}
-    speeds: list[float] = []
-    write(HEAD)
-    left = len(running)
-    while left:
-        line = lines.get()
-        if line is None:
-            left -= 1
-            continue
-        cell = json.loads(line)
-        both = seen.setdefault((cell["model"], cell["mode"]), {})
-        both[cell["side"]] = cell
-        if len(both) < len(SIDES):
-            continue
-        stock, ours = (both[side] for side in SIDES)
-        bounds = f"{torch_inductor.bound(stock):>7s}{torch_inductor.bound(ours):>6s}"
-        speeds.append(stock["ms"] / ours["ms"])
-        differ = "" if math.isclose(stock["loss"], ours["loss"], rel_tol=2e-2) else "  the losses differ"
-        write(
-            f"{cell['model']:20s}{cell['mode']:16s}{cell['batch']:4d}{stock['ms']:9.2f}{ours['ms']:8.2f}"
-            f"{speeds[-1]:7.3f}{stock['host ms']:10.2f}{ours['host ms']:8.2f}"
-            f"{stock['kernels ms']:12.2f}{ours['kernels ms']:8.2f}{stock['peak']:10.0f}{ours['peak']:8.0f}"
-            f"{bounds}{stock['first s']:10.1f}"
-            f"{ours['first s']:8.1f}{differ}"
-        )
-    if speeds:
-        mean = math.exp(sum(map(math.log, speeds)) / len(speeds))
-        write(f"stock / ours: geometric mean {mean:.3f}, least {min(speeds):.3f}")
-
-
-def write(line: str, to: Any = sys.stdout) -> None:
-    to.write(line + "\n")
-    to.flush()
+    CompiledFxGraph.__call__ = call
+    try:
+        yield
+    finally:
+        CompiledFxGraph.__call__ = real
 
 
 def main() -> None:
     made = torch_inductor.parser(__doc__)
-    made.add_argument("--samples", type=int, default=10)
-    made.add_argument(
-        "--ready", type=float, default=900, help="seconds after which compiling is not waited for"
-    )
-    made.add_argument("--again", action="store_true", help="with warm caches, too")
-    made.add_argument("--in-turn", action="store_true")
+    made.set_defaults(seconds=3.0)
+    made.add_argument("--pairs", type=int, default=0, help="how many models at a time [all]")
+    made.add_argument("--again", action="store_true", help="first steps with warm caches, too")
     made.add_argument("--parts", type=int, default=0, help="how many kernels of a step are told")
+    made.add_argument("--limit", type=float, default=math.inf, help="seconds after which it ends")
+    made.add_argument("--logs", type=Path, help="a folder for what the processes tell")
     made.add_argument("--only", choices=SIDES, help=argparse.SUPPRESS)
-    made.add_argument("--lock", help="a file that other runs of this script at the same time are given, too")
+    made.add_argument("--is-first-only", action="store_true", help=argparse.SUPPRESS)
+    made.add_argument("--lock", help=argparse.SUPPRESS)
+    made.add_argument("--quiet", default="", help=argparse.SUPPRESS)
     arguments = torch_inductor.parsed(made)
     if arguments.only is None:
-        parent(arguments)
+        parent(arguments, __file__)
     else:
         child(arguments)
 
