@@ -160,8 +160,8 @@ FUNCTION void round_results(const Sums &sums, bool is_plain, REAL alpha, u32 (&w
             } else if constexpr (RESULT_BYTES == 2) {
                 words[slab][i / 2] = PACK(factor * sums[slab][i], factor * sums[slab][i + 1]);
             } else {
-                words[slab][i] = __float_as_uint(factor * sums[slab][i]);
-                words[slab][i + 1] = __float_as_uint(factor * sums[slab][i + 1]);
+                words[slab][i] = bits_in_own_register(factor * sums[slab][i]);
+                words[slab][i + 1] = bits_in_own_register(factor * sums[slab][i + 1]);
             }
         }
 }
