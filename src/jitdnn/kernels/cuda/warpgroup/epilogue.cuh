@@ -251,7 +251,6 @@ FUNCTION void store_partial(const Sums &sums, SUM *partials, const Tables &table
 #pragma unroll
         for (int j = 0; j < WN / 8; ++j) {
             const SUM *four = sums[slab] + 4 * j;
-            // not `store16_whole`, behind which ptxas lets no product run beside another (C7517)
             store16(to + slab * SLAB_SUMS + j * 512,
                     uint4{sum_bits(four[0]), sum_bits(four[1]), sum_bits(four[2]), sum_bits(four[3])});
         }
