@@ -109,12 +109,13 @@ def families(problems: list[Problem], given: argparse.Namespace) -> None:
 
 def again(problems: list[Problem], given: argparse.Namespace) -> None:
     """Print how long importing and plans from the disk cache took."""
-    begun, start, count = process_time(), perf_counter(), Count()
+    begun, own, start, count = process_time(), thread_time(), perf_counter(), Count()
     with count.counting(True):
         plans_of(problems, given)
     print(
         f"again: {perf_counter() - start:.2f} s for all plans from the disk cache, {process_time() - begun:.2f} of "
-        f"processor, {count.modules.total()} modules compiled; before that {begun:.2f} s of processor for imports"
+        f"processor, {count.modules.total()} modules compiled; before that {begun:.2f} s of processor for imports, "
+        f"{own:.2f} of this thread"
     )
 
 

@@ -1,4 +1,7 @@
-"""Registers that spill where a source does not say so: an error in tests, elsewhere a line of the log and no more."""
+"""Registers that spill where a source does not say so: an error in tests, elsewhere a line of the log and no more.
+
+Those that are read while products write them: an error everywhere.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,16 @@ ptxas info    : Function properties for multiply
 ptxas         .     16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
 ptxas info    : Used 168 registers, used 16 barriers
 """
+
+IN_FLIGHT = "".join(
+    f"ptxas info    : ({code}) warpgroup.{what} is injected in around line {line} by compiler to allow use of "
+    f"registers defined by GMMA in function '{name}'\n"
+    for code, what, line, name in (
+        ("C7519", "arrive", 987, "first"),
+        ("C7517", "wait", 1175, "multiply"),
+        ("C7517", "wait", 1243, "other"),
+    )
+)
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +84,24 @@ def test_tests_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
         CompileError, match="spills 8 bytes of registers in multiply, which it does not declare"
     ):
         cuda_compile.compiled(Source("refused", ""), "sm_90a")
+
+
+def test_reads_of_sums_in_flight_are_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also of a source that is known to spill; the planner takes another algorithm."""
+
+    @contextmanager
+    def compiled(*given: Any) -> Iterator[tuple[Any, Any, Any, str]]:
+        made = SimpleNamespace(nvrtcGetCUBINSize=lambda _: (0, 4), nvrtcGetCUBIN=lambda *_: (0,))
+        yield made, None, 0, IN_FLIGHT if "wgmma.mma_async" in given[2] else ""
+
+    monkeypatch.setattr(cuda_compile, "_nvrtc", compiled)
+    with pytest.raises(CompileError, match=r"reads sums of products in flight in multiply, other \(C7517\)"):
+        cuda_compile.compiled(Source("refused", "", dialect="hopper", spills=True), "sm_90a")
+    problem = parse("conv_fwd n64 c128 h28 w28 k256 r3 s3 pad1 bf16 nhwc")
+    with Handle(cuda.offline("sm_90a")) as handle:
+        assert "wgmma" not in handle.plan(problem, Request()).algorithm
 
 
 @pytest.mark.parametrize("types", ["bf16", "f8e4m3 by_f8e5m2"])

@@ -24,6 +24,9 @@ refuses_spills = False
 version of the compiler. Another one allocates registers otherwise, and a few bytes of a kernel that spills are nothing
 beside another algorithm: there it is taken as it is, and the log says so."""
 _SPILLED = re.compile(r"entry function '(\w+)'.*?(\d+) bytes spill stores", re.DOTALL)
+_READ_IN_FLIGHT = re.compile(r"\(C7517\).*in function '(\w+)'")
+"""What the assembler says where registers of `wgmma` are read before `wgmma.wait_group`: it adds a wait of its own, for
+committed groups alone, and products that have just begun are in none."""
 _SCHEMA = "2"  # raise when the meaning of a cached binary changes without a change of its text
 
 
@@ -127,9 +130,21 @@ def ptx(source: Source, arch: str) -> str:
 def _compile(source: Source, text: str, arch: str) -> bytes:
     # without NVRTC's own cache, which would keep what ours keeps, and forget what the assembler said
     with _program(source, text, arch, ("--ptxas-options=-v", "--no-cache")) as (nvrtc, program, log):
+        _refuse_reads_in_flight(source.name, arch, log)
         if not source.spills:
             _look_for_spills(source.name, arch, log)
         return _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+
+
+def _refuse_reads_in_flight(name: str, arch: str, log: str) -> None:
+    """CompileError for a kernel that the compiler lets read sums of products in flight: results may be wrong, and the
+    planner takes another algorithm."""
+    kernels = sorted(set(_READ_IN_FLIGHT.findall(log)))
+    if kernels:
+        raise CompileError(
+            f"{name} for {arch} reads sums of products in flight in {', '.join(kernels)} (C7517), so that results may "
+            f"be wrong: {compiler_version()} compiled it so"
+        )
 
 
 def _look_for_spills(name: str, arch: str, log: str) -> None:

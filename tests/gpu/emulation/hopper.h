@@ -89,6 +89,9 @@ static inline u64 wgmma_descriptor(u32 address, u32 repeat = 16, u32 row = 128) 
     return (u64)((address & 0x3ffff) >> 4) | (u64)(repeat >> 4) << 16 | (u64)(8 * row >> 4) << 32 | swizzle << 62;
 }
 static inline u32 in_own_register(u32 word) { return word; }
+static inline u32 bits_in_own_register(f32 value) { return __float_as_uint(value); }
+template <class Sums>
+static inline void wgmma_fence_operand(Sums &) {}
 static inline void wgmma_fence() {
     emulation::emulation_wgmma_fence();
     emulation::fence();

@@ -146,6 +146,18 @@ FUNCTION void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :
 template <int pending>
 FUNCTION void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory"); }
 
+// Sums are read behind this alone, and written otherwise before it alone (CUTLASS's warpgroup_fence_operand): it stands behind
+// the wait, and before the first product of sums that were something else. For all that the compiler knows, the sums of a
+// product are there once it has begun. Where their bits become integers, it has copied them behind each product of a loop, and
+// ptxas, which adds a wait then (C7517), waits for groups that are committed: not for the products that have just begun.
+FUNCTION void wgmma_fence_operand(f32 &sum) { asm volatile("" : "+f"(sum)::"memory"); }
+FUNCTION void wgmma_fence_operand(i32 &sum) { asm volatile("" : "+r"(sum)::"memory"); }
+template <class T, int count>
+FUNCTION void wgmma_fence_operand(T (&sums)[count]) {
+#pragma unroll
+    for (int n = 0; n < count; ++n) wgmma_fence_operand(sums[n]);
+}
+
 #define W8(a, b, c, d, e, f, g, h) "%" #a ",%" #b ",%" #c ",%" #d ",%" #e ",%" #f ",%" #g ",%" #h
 #define WREGS_16 W8(0, 1, 2, 3, 4, 5, 6, 7) "," W8(8, 9, 10, 11, 12, 13, 14, 15)
 #define WREGS_32                                                                                                  \
@@ -277,6 +289,12 @@ FUNCTION u32 in_own_register(u32 word) {
     return copy;
 }
 #undef WGMMA_A_TF32
+// The bits of a result, in a register that is not the sum's: the compiler keeps no sum as an integer for their sake.
+FUNCTION u32 bits_in_own_register(f32 value) {
+    u32 bits;
+    asm("mov.b32 %0, %1;" : "=r"(bits) : "f"(value));
+    return bits;
+}
 
 // 16 bytes of memory that this kernel may write, and to the L2 cache the 256 bytes around them.
 FUNCTION uint4 load16_among_256(const void *from) {

@@ -84,6 +84,7 @@ FUNCTION void warpgroup_sums(const Weights &w, const u8 *const (&rows)[2], f32 (
 #pragma unroll
             for (int d = 0; d < TOGETHER; ++d) fetch(half + d, first + (AHEAD + half + d) * K_GROUPS);
             wgmma_wait<0>();
+            wgmma_fence_operand(sums);
         }
     }
 }

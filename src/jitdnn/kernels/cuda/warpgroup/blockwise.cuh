@@ -92,23 +92,28 @@ struct BlockwiseConsumer : Consumer {
             int next = begin_stage(block, odd, of_odd);
             wgmma_wait<1>();
             release(stage);
+            wgmma_fence_operand(even);
             add(sums, even, of_even);
             stage = begin_stage(block + 1, even, of_even);
             wgmma_wait<1>();
             release(next);
+            wgmma_fence_operand(odd);
             add(sums, odd, of_odd);
         }
         if (blocks % 2 == 0) {
             const int next = begin_stage(blocks - 1, odd, of_odd);
             wgmma_wait<1>();
             release(stage);
+            wgmma_fence_operand(even);
             add(sums, even, of_even);
             wgmma_wait<0>();
             release(next);
+            wgmma_fence_operand(odd);
             add(sums, odd, of_odd);
         } else {
             wgmma_wait<0>();
             release(stage);
+            wgmma_fence_operand(even);
             add(sums, even, of_even);
         }
     }
@@ -135,7 +140,7 @@ struct BlockwiseConsumer : Consumer {
                 if (PARTS == 2 && lane_of_stage == 0) is_finite = is_finite && !warp_any(own[n] >= NOT_FINITE);
                 exponents[n] = shuffle(own[n], lane_of_stage);
             }
-            finish_stage();
+            finish_stage(stage_sums);
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
 #pragma unroll

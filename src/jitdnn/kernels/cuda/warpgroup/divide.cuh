@@ -226,14 +226,14 @@ struct DividingConsumer : BeforeDividing {
             const int shift = shifts_of(place.stage);  // of B
             multiply_halves(halves, place.stage, 0, stage_sums);
             divide_ahead(block + 1 < blocks);
-            finish_stage();
+            finish_stage(stage_sums);
             add(sums, stage_sums, halves.shifts, shift);
 #else
             mbarrier_wait(divider.ready(place.stage), place.parity);
             multiply_stage(ring, place.stage, 0, warpgroup, stage_sums, false);
             const Power back(-shifts_of(place.stage));
             divide_ahead(block + 1 < blocks);
-            finish_stage();
+            finish_stage(stage_sums);
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
 #pragma unroll

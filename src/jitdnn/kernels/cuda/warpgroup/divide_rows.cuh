@@ -162,7 +162,7 @@ struct RowDividingConsumer : Consumer {
             wait_for_stage();
             divide(place.stage, halves);
             multiply_halves(halves, place.stage, block, stage_sums);
-            finish_stage();
+            finish_stage(stage_sums);
             add(sums, stage_sums, halves.shifts, shift_of_b);
         }
         is_finite = !warp_any(!is_finite);

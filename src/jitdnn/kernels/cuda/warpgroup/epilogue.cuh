@@ -140,6 +140,8 @@ FUNCTION void round_results(const Sums &sums, bool is_plain, REAL alpha, u32 (&w
     const f32 factor = is_plain ? (f32)alpha : 1.0f;
     // of integers: the bits of results, if they are not plain
     auto bits = [&](SUM sum) { return is_plain ? scaled_bits((i32)sum, alpha) : (u32)sum; };
+    // behind an epilogue the factor is known to be 1
+    auto real_bits = [](f32 value) { return HAS_EPILOGUE ? bits_in_own_register(value) : __float_as_uint(value); };
 #pragma unroll
     for (int slab = 0; slab < ROWS; ++slab)
 #pragma unroll
@@ -160,8 +162,8 @@ FUNCTION void round_results(const Sums &sums, bool is_plain, REAL alpha, u32 (&w
             } else if constexpr (RESULT_BYTES == 2) {
                 words[slab][i / 2] = PACK(factor * sums[slab][i], factor * sums[slab][i + 1]);
             } else {
-                words[slab][i] = __float_as_uint(factor * sums[slab][i]);
-                words[slab][i + 1] = __float_as_uint(factor * sums[slab][i + 1]);
+                words[slab][i] = real_bits(factor * sums[slab][i]);
+                words[slab][i + 1] = real_bits(factor * sums[slab][i + 1]);
             }
         }
 }
@@ -251,7 +253,6 @@ FUNCTION void store_partial(const Sums &sums, SUM *partials, const Tables &table
 #pragma unroll
         for (int j = 0; j < WN / 8; ++j) {
             const SUM *four = sums[slab] + 4 * j;
-            // not `store16_whole`, behind which ptxas lets no product run beside another (C7517)
             store16(to + slab * SLAB_SUMS + j * 512,
                     uint4{sum_bits(four[0]), sum_bits(four[1]), sum_bits(four[2]), sum_bits(four[3])});
         }

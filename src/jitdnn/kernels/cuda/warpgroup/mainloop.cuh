@@ -223,9 +223,10 @@ struct Consumer {
         if (lane == 0) mbarrier_arrive(ring.empty(stage));
     }
     METHOD void wait_for_stage() const { mbarrier_wait(ring.full(place.stage), place.parity); }
-    // Waits for all products in flight, which are of this stage, and gives it back.
-    METHOD void finish_stage() {
+    // Waits for all products in flight, which are of this stage and have these sums, and gives it back.
+    METHOD void finish_stage(Sums &sums) {
         wgmma_wait<0>();
+        wgmma_fence_operand(sums);
         release(place.stage);
         place.advance();
     }
@@ -236,6 +237,7 @@ struct Consumer {
 #if !IS_PROMOTED
         // a stage is given back one step late, when the next products are in flight already
         int previous = -1;
+        wgmma_fence_operand(sums);
         auto step = [&](auto during) {
             wait_for_stage();
             multiply_stage(ring, place.stage, block, warpgroup, sums, block > 0);
@@ -253,7 +255,7 @@ struct Consumer {
             wait_for_stage();
             multiply_stage(ring, place.stage, block, warpgroup, stage_sums, false);
             during();
-            finish_stage();
+            finish_stage(stage_sums);
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
 #pragma unroll
@@ -264,6 +266,7 @@ struct Consumer {
         for_stages<CHUNKS>(block, blocks, is_sending, send, step);
 #if !IS_PROMOTED
         wgmma_wait<0>();
+        wgmma_fence_operand(sums);
         if (previous >= 0) release(previous);
         if (!blocks) clear(sums);
 #endif

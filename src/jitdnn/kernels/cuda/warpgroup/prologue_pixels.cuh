@@ -76,10 +76,11 @@ struct PrologueConsumer : Consumer {
             multiply_stage(ring, place.stage, block, warpgroup, sums, block > 0);
             during();
             if (block + 1 < blocks) prepare();
-            finish_stage();
+            finish_stage(sums);
             ++block;
         };
         if (blocks) prepare();
+        wgmma_fence_operand(sums);
         for_stages<CHUNKS>(block, blocks, is_sending, send, step);
         if (!blocks) clear(sums);
     }

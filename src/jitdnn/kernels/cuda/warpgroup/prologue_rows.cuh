@@ -87,6 +87,7 @@ struct PrologueConsumer : Consumer {
     METHOD void multiply(Sums &sums, int blocks, bool is_sending, Send send) {
         int block = 0, previous = -1;
         Fragments a[2];  // of this product, and of the one before, which is in flight
+        wgmma_fence_operand(sums);
         auto step = [&](auto during) {
             wait_for_stage();
             const u64 b = b_descriptor(ring, place.stage, 0, warpgroup);
@@ -112,6 +113,7 @@ struct PrologueConsumer : Consumer {
         };
         for_stages<CHUNKS>(block, blocks, is_sending, send, step);
         wgmma_wait<0>();
+        wgmma_fence_operand(sums);
         if (previous >= 0) release(previous);
         if (!blocks) clear(sums);
     }

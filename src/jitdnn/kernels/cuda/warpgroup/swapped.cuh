@@ -53,6 +53,7 @@ struct SwappedConsumer : Consumer {
         constexpr int at_once = STEPS % 4 ? STEPS : 4;
         u32 rows[at_once][ROWS][4];
         int previous = -1;
+        wgmma_fence_operand(sums);
 #pragma unroll 1
         for (int block = 0; block < blocks; ++block) {
             wait_for_stage();
@@ -78,6 +79,7 @@ struct SwappedConsumer : Consumer {
             place.advance();
         }
         wgmma_wait<0>();
+        wgmma_fence_operand(sums);
         if (previous >= 0) release(previous);
         if (!blocks) clear(sums);
     }

@@ -90,7 +90,7 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
     """fprop and dgrad: K runs over taps, with channels inside."""
 
     name = "implicit_gemm_wgmma"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     problem = Convolution
     uses_workspace: ClassVar[bool] = True
     parts: ClassVar[int] = 1

@@ -304,7 +304,7 @@ def _correlation_plan(
         may_keep_b=not fusion.has_prologue,
         lines=lines,
         depths=_depths if has_depths else _one_depth,
-        may_leave_at_once=fusion == NOTHING and data.dtype == "f32",
+        may_leave_at_once=data.dtype == "f32" and not (fusion.has_prologue or fusion.has_sums),
     )
     if not found:
         return "no tile fits into the shared memory of the device"
