@@ -52,7 +52,7 @@ class Products:
     `has_row_boxes`: neighbours in memory are rows of the result, 64 of which the copy engine stores of some columns at
     once. `padding`: share of the rows of A, of all stages, that lie outside of the data. `is_uneven`: rows of A, and of
     B, begin inside of a line of L2. `is_volume`: pixels have three axes, and
-    there are no stride phases.
+    there are no stride phases. `takes_turns`: stride phases do, some tiles of each.
     """
 
     rows: tuple[int, ...]
@@ -66,6 +66,7 @@ class Products:
     is_uneven: tuple[bool, bool] = (False, False)
     breaks_sectors: tuple[bool, bool] = (False, False)
     is_volume: bool = False
+    takes_turns: bool = False
 
     def in_stages(self, depth: int) -> Products:
         """The same in stages of `depth` times as much of K."""

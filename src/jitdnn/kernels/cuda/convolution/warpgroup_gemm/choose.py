@@ -72,7 +72,8 @@ _BOX_ROWS = 64
 _ROWS_OF_TILE, _L2_SHARE = 128, 0.75
 """Of a usual tile; of the L2 cache, that stays from one tap to the next."""
 _TURNS_SHARE = 0.5
-"""Of the L2 cache, more than which the data of stride phases are when these take turns."""
+"""Of the L2 cache, more than which the data of stride phases are when these take turns: they would have left it until
+the next one reads them."""
 
 
 def unplannable(problem: Convolution, is_scaled: bool = False) -> str | None:
@@ -273,6 +274,7 @@ def _correlation_plan(
             is_mn_major and weights.image * size % SECTOR_BYTES != 0,
         ),
         rank == 5 and len(phases) == 1,
+        len(phases) > 1 and len(set(rows)) == 1 and data_tensor.nbytes > _TURNS_SHARE * device.facts.l2_bytes,
     )
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     # what all tiles read for a tap is gone from L2 when they read it for the next
@@ -411,7 +413,7 @@ def _correlation_plan(
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
         *pack_numbers((Pack(data, 0) if divides_rows else packs[0], packs[1])), 0,
         math.prod(weights.extents[1:]), weights.extents[2], 1, *data.extents,
-        fusion.channels, room, sum_rows, _turn(products, tile, data_tensor.nbytes, device),
+        fusion.channels, room, sum_rows, _turn(products, tile, device.multiprocessors),
         *((blocking.in_step, sharers, at + 4 * sharers * tile.m * tile.n) if sharers else ()),
     )  # fmt: skip
     return Plan(
@@ -424,16 +426,10 @@ def _correlation_plan(
     )  # fmt: skip
 
 
-def _turn(products: Products, tile: Tile, nbytes: int, device: GpuDevice) -> int:
-    """Tiles down of a stride phase before those of the next one; 0 for all of them.
-
-    Phases take turns where the data, of so many bytes, would have left L2 until the next one reads them. Each turn
-    has as many tiles for each thread block.
-    """
-    tiles_down = {-(-rows // tile.m) for rows in products.rows}
-    if len(products.rows) == 1 or len(tiles_down) > 1 or nbytes <= _TURNS_SHARE * device.facts.l2_bytes:
+def _turn(products: Products, tile: Tile, multiprocessors: int) -> int:
+    """Tiles down of a stride phase before those of the next one, as many for each thread block; 0 for all of them."""
+    if not products.takes_turns:
         return 0
-    multiprocessors = device.multiprocessors
     return multiprocessors // math.gcd(multiprocessors, products.tiles_n(tile) * products.groups)
 
 
