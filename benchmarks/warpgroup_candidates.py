@@ -7,9 +7,9 @@ A problem is a convolution in bf16, channels last, or a product M x N x K of bf1
 in one piece, with `n` its rows. For each: microseconds of cuDNN's search in that memory order or of cuBLAS, with all
 operands in L2 and with sets of tensors larger than L2 in turns; then of the blockings that are expected to be fastest,
 which are captured in CUDA graphs that take turns: orientation (rows or columns of a product, v of a convolution, s
-with its pixels as columns, l in lines), `down,across,rows,columns,cluster` of the tile / parts of K (k: B is kept) /
-stages, tiles numbered across of tiles down x across, expected, measured in L2, measured in turns. What differs from
-the peer's result is named and left out.
+with its pixels as columns, l in lines), `down,across,rows,columns,cluster` of the tile / parts of K (k: B is kept; =:
+as many thread blocks have equal parts of all) / stages, tiles numbered across of tiles down x across, expected,
+measured in L2, measured in turns. What differs from the peer's result is named and left out.
 """
 
 # ruff: noqa: T201
@@ -34,9 +34,9 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, transposed
 from jitdnn.kernels.cuda.gemm.code import Reordered
 from jitdnn.kernels.cuda.matmul import indices_of, orientation_of
-from jitdnn.kernels.cuda.warpgroup import cost
+from jitdnn.kernels.cuda.warpgroup import best
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, blockings
-from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, SPLIT, TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, TILES, WHOLE, Tile
 from jitdnn.planner.compiling import compile_all
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.matmul import MatMul
@@ -63,7 +63,7 @@ def plans(one: Convolution, device: Any, tiles: Sequence[Tile], is_in_lines: boo
     def only(*given: Any, **words: Any) -> list[Blocking]:
         return blockings(*given, **words)[number : number + 1]
 
-    cost.blockings = only  # type: ignore[attr-defined]
+    best.blockings = only  # type: ignore[attr-defined]
     for tile in tiles:
         for number in range(8):  # noqa: B007
             plan = choose.plan_of.__wrapped__(
@@ -73,13 +73,16 @@ def plans(one: Convolution, device: Any, tiles: Sequence[Tile], is_in_lines: boo
                 break
             if not any(plan.packs):
                 yield plan
-    cost.blockings = blockings  # type: ignore[attr-defined]
+    best.blockings = blockings  # type: ignore[attr-defined]
 
 
 def label(way: str, plan: Plan) -> str:
     blocking, tile = plan.blocking, plan.blocking.tile
     shape = f"{tile.down},{tile.across},{tile.rows},{tile.wn},{tile.cluster}"
-    text = f"{way}:{shape}/{blocking.splits}{'k' if blocking.keeps_b else ''}/{blocking.stages}"
+    parts = (
+        f"{blocking.sharers}=" if blocking.sharers else f"{blocking.splits}{'k' if blocking.keeps_b else ''}"
+    )
+    text = f"{way}:{shape}/{parts}/{blocking.stages}"
     if plan.phases > 1:
         return f"{text}|-"
     down, across, _, strip = plan.tables.numbers[32:36]
@@ -88,7 +91,7 @@ def label(way: str, plan: Plan) -> str:
 
 def candidates(problem: Any, device: Any, most: int) -> list[tuple[str, Plan, Any]]:
     """What is expected to be fastest: its name, its plan, and the orientation of a product."""
-    tiles = (*TILES, *CLUSTERS, *SPLIT)
+    tiles = (*TILES, *CLUSTERS, *WHOLE)
     found: list[tuple[str, Plan, Any]] = []
     if isinstance(problem, MatMul):
         for name in ("rows", "columns"):

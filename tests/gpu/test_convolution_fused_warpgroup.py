@@ -20,10 +20,11 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fused import WarpgroupFused
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.table import ALGORITHMS
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking
 from jitdnn.kernels.cuda.warpgroup.tile import TILES, Tile
 from jitdnn.problems import FusedConvolution, parse
 from strategies import convolutions
-from warpgroup_cases import SMALL, aligned, on_hopper, split_into  # noqa: F401
+from warpgroup_cases import SMALL, aligned, blocked_by, on_hopper, split_into  # noqa: F401
 
 SEPARATE = ALGORITHMS[FusedConvolution, "fwd"][1]
 
@@ -69,6 +70,19 @@ def test_every_plan(words: str, cuda_device: Any) -> None:
     if cuda_device.name.startswith("emulated"):  # a large device cuts otherwise
         assert PLANS[words](plan), f"the plan is no longer what it is there for: {plan}"
     run_algorithm(fused_by(), make_case(problem), cuda_device)
+
+
+def test_sums_of_thread_blocks_that_keep_their_filter(cuda_device: Any) -> None:
+    """Fewer thread blocks than multiprocessors: each has rows of sums of its own, and there are no others."""
+    problem = problem_of("fwd n1 c136 h41 w30 k200 r1 s1 bf16 nhwc sums")
+
+    def blocking(*_: Any, **__: Any) -> tuple[Blocking, float]:
+        return Blocking(Tile(1, 1, 1, 96), 4, 1, 3, 1, 2, kept_bytes=3 * 96 * 128, kept_across=3), 1e-5
+
+    with blocked_by(blocking):
+        plan = fused_by().sizes(problem, cuda_device)
+        assert isinstance(plan, Plan), plan
+        run_algorithm(fused_by(), make_case(problem), cuda_device)
 
 
 @pytest.mark.parametrize("words", list(PLANS)[3:16:11])

@@ -11,6 +11,7 @@ from convolution_cases import convolution
 from harness import run_algorithm
 from jitdnn.devices.cuda import offline
 from jitdnn.kernels.algorithm import Epilogue
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupGemmInLines
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
@@ -161,3 +162,24 @@ def test_compiles(architecture: Any) -> None:
     ):
         problem, _, plan = planned(words, architecture, tile)
         architecture.compile(source_of(plan, problem.output, None))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv_bwd_data n3 c40 h22 w26 k24 r3 s3 pad1 stride2 bf16 nhwc",
+        "conv_bwd_data n3 c136 h9 w26 k24 r1 s2 stride1x2 f16 nhwc",
+        "conv_bwd_data n2 c40 d6 h8 w10 k24 t3 r3 s3 pad1 stride2 bf16 nhwc",
+        "conv_bwd_data n2 c40 h16 w21 k24 r2 s3 pad0x1 stride2x3 bf16 nhwc",
+    ],
+)
+def test_stride_phases_take_turns(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each a few tiles, and at last those that are left."""
+    problem, algorithm = convolution(words), WarpgroupGemm((Tile(1, 1, 1, 64),))
+    monkeypatch.setattr(choose, "_TURNS_SHARE", 0.0)
+    choose.plan_of.cache_clear()
+    plan = algorithm.sizes(problem, cuda_device)
+    assert isinstance(plan, Plan), plan
+    assert plan.tables.numbers[-1] > 0
+    run_algorithm(algorithm, make_case(problem), cuda_device)
+    choose.plan_of.cache_clear()

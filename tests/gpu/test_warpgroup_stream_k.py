@@ -1,4 +1,4 @@
-"""Filter gradients by warpgroups whose thread blocks have equal parts of the K of all tiles (stream-K)."""
+"""Products by warpgroups whose thread blocks have equal parts of the K of all tiles (stream-K)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 from cases import make_case
-from convolution_cases import convolution
+from convolution_cases import convolution, fused
 from harness import run_algorithm
 from jitdnn.devices import cuda
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupWgrad, WarpgroupWgradInLines
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
+    WarpgroupGemm,
+    WarpgroupWgrad,
+    WarpgroupWgradInLines,
+)
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products, blockings
@@ -49,6 +53,13 @@ CASES = {
     "conv_bwd_filter n2 c72 d5 h7 w9 k72 t3 r1 s3 stride2 pad1x0x1 bf16 nhwc": (Tile(2, 1, 2, 64), 8, 1),
     # results that are no vectors, or that are f32
     "conv_bwd_filter n3 c20 h17 w15 k12 r1 s3 bf16 nhwc": (Tile(1, 1, 1, 64), 4, 1),
+    # forward and to the data: in step, parts of two tiles, whole tiles between parts, several parts of a tile, volumes
+    "conv_fwd n1 c136 h20 w17 k136 r3 s3 pad1 bf16 nhwc": (Tile(2, 1, 1, 128), 4, 1),
+    "conv_fwd n2 c72 h13 w15 k200 r3 s1 stride2 pad1x0 dil2x1 f16 nhwc": (Tile(1, 1, 1, 192), 3, 1),
+    "conv_fwd n2 c200 h13 w15 k40 r1 s1 bf16 nhwc": (Tile(2, 1, 1, 64), 2, 1),
+    "conv_fwd n1 c72 d3 h5 w9 k72 t3 r3 s3 pad1 bf16 nhwc": (Tile(2, 1, 2, 128), 5, 1),
+    "conv_bwd_data n1 c136 h20 w17 k136 r3 s3 pad1 f16 nhwc": (Tile(2, 1, 1, 128), 4, 1),
+    "conv_fwd n2 c72 h13 w15 k36 r3 s3 pad1 bf16 nhwc": (Tile(1, 1, 1, 64), 5, 1),
 }  # fmt: skip
 
 
@@ -73,12 +84,21 @@ def test_in_lines(words: str, cuda_device: Any) -> None:
 @pytest.mark.parametrize("words", CASES)
 def test_every_kind(words: str, cuda_device: Any) -> None:
     tile, sharers, depth = CASES[words]
-    problem, algorithm = convolution(words), WarpgroupWgrad((tile,))
+    problem = convolution(words)
+    algorithm = (WarpgroupWgrad if "filter" in words else WarpgroupGemm)((tile,))
     with shared_by(sharers, tile, depth * STAGE_ROW):
         plan = algorithm.sizes(problem, cuda_device)
         assert isinstance(plan, Plan), plan
         assert plan.blocking.sharers == sharers
         run_algorithm(algorithm, make_case(problem), cuda_device, scales=((1.0, 0.0), (-0.75, 0.5)))
+
+
+def test_epilogues(cuda_device: Any) -> None:
+    """What stands behind a product is applied to the sums of all parts, once."""
+    tile, problem = Tile(2, 1, 1, 128), convolution("conv_fwd n1 c136 h20 w17 k136 r3 s3 pad1 bf16 nhwc")
+    epilogue = fused(problem, "residual")
+    with shared_by(4, tile):
+        run_algorithm(WarpgroupGemm((tile,)), make_case(problem, epilogue), cuda_device)
 
 
 def test_parts_and_pieces() -> None:

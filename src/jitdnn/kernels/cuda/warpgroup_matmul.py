@@ -34,7 +34,7 @@ from jitdnn.kernels.cuda.matmul import (
     refuse_uneven,
 )
 from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Finish
-from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, TILES, WHOLE, Tile
 from jitdnn.kernels.gpu.matmul import TiledGemm
 from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
@@ -49,13 +49,13 @@ class WarpgroupMatmul(KernelAlgorithm[MatMul, GpuDevice]):
     """Products as convolutions; few tiles are split along k."""
 
     name = "matrix_units_wgmma"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     problem = MatMul
     uses_workspace: ClassVar[bool] = True
     parts: ClassVar[int] = 1
     divides_rows: ClassVar[bool] = False
 
-    def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS)) -> None:
+    def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS, *WHOLE)) -> None:
         self._tiles = tiles
 
     def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.warpgroup.cost import NO_BOXES, Boxes, SharedRows, seconds
-from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Finish, Products, blockings
+from jitdnn.kernels.cuda.warpgroup.plan import MOST_PIECES, NO_FINISH, Blocking, Finish, Products, blockings
 from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Lines, Tile
 
 _AS_FAST = 1.005
@@ -25,7 +25,8 @@ def best_blocking(
     is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, boxes: Boxes = NO_BOXES,
     lines: Lines = NO_LINES, depths: Callable[[Tile], Sequence[int]] = lambda _: (1,), shared: Sequence[Tile] = (),
     may_leave_at_once: bool = False, columns_of: Callable[[Tile], int] | None = None,
-    seconds_of: Callable[[Products, Blocking], float] | None = None,
+    seconds_of: Callable[[Products, Blocking], float] | None = None, may_keep_across: bool = False,
+    most_tiles: int = MOST_PIECES,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
@@ -35,8 +36,9 @@ def best_blocking(
     times `row` stages of a tile may have. `lines`: taps that share rows of A. `shared`: tiles of which thread blocks
     may have equal parts of the K of all. `may_leave_at_once`: see `Blocking.leaves_at_once`. `columns_of`: of the
     product by a tile, where these differ. `seconds_of`: a second model, of which and of `seconds` the geometric mean
-    counts: they were fitted to different layers, err at different ones, and the mean of both errs less. What is divided
-    is split.
+    counts: they were fitted to different layers, err at different ones, and the mean of both errs less.
+    `may_keep_across`: and B of one of several tiles across. `most_tiles`: of a thread block with an equal part of K.
+    What is divided is split.
     """
 
     def alike(tile: Tile) -> Products:
@@ -62,7 +64,7 @@ def best_blocking(
                 for one in blockings(
                     staged, (tile,), device.shared_bytes - taken, device.multiprocessors, parts, result_bytes,
                     max_splits, is_promoted, 2 if is_divided else 1, divides_rows, is_rough, row * depth, may_keep_b,
-                    lines, shared,
+                    lines, shared, may_keep_across, most_tiles,
                 )
                 if may_leave_at_once or divides_rows or not one.leaves_at_once
             ]  # fmt: skip

@@ -58,6 +58,14 @@ _WIDE_LINES_FACTOR = 1.24
 """Of a stage in lines of more than 64 columns, in rows of 128 bytes: there are few of them, and those of tiles without
 lines take less than they are held to."""
 _F32_WIDE_LINES_FACTOR = 1.15  # the same of f32
+_LINES_TILE_FACTOR = {
+    (64, 64): 1.2, (128, 64): 0.95, (192, 64): 1.02, (128, 128): 0.93, (256, 128): 0.96, (128, 256): 0.96,
+    (192, 192): 0.97, (256, 192): 0.92,
+}  # fmt: skip
+"""Of a stage in lines of such a tile, of results of two bytes, and below of others of more than 128 columns."""
+_BEHIND_128 = 0.85
+_PADDED_LINES, _MUCH_PADDING = 1.1, 0.3
+"""Of a stage in lines where more than such a share of the rows lies outside of the data."""
 _LINES_RESULT_CYCLES, _LINES_RESULT_KEPT = {1: 0.117, 2: 0.117, 3: 0.09}, {1: 0.117, 2: 0.117, 3: 0.025}
 _F32_LINES_RESULT_CYCLES = {1: 0.2, 2: 0.18, 3: 0.15}
 """Beside these, of a result in lines, which threads store, by consumers; where all of B is kept, of three two multiply
@@ -150,10 +158,25 @@ _LAST_ROWS = 0.7
 """The same of rows outside of the last of several tiles down."""
 _ALONE = {(64, 144): 1.3}
 """Of a stage of such a tile, whose only warpgroup has few products in flight for what L2 brings."""
+_ALONE_HALF = {(64, 96): 1.07, (64, 32): 1.25}  # the same of results of two bytes where many are at work
+_BETWEEN = {(192, 128): 700.0, (128, 192): 500.0, (64, 256): 500.0, (192, 64): 900.0}
+"""More cycles from one such tile of a thread block to the next, but where it keeps B; as measured."""
+_BETWEEN_KEPT = {(128, 64): -400.0}  # the same where it keeps all of B
+_PADDED_FACTOR, _PADDED_ALONE = {(128, 256): 0.95, (256, 128): 0.96}, {(256, 128): 1.05}
+"""Of a stage of such a tile of layers with padding: of several across or with columns for all, and of the only one."""
+_TURNS_FACTOR = 0.85  # of the cycles of tiles of eight stride phases that take turns
+_SHARED_EVENLY = 0.95  # of the time of thread blocks with equal parts of K, forward and of the data
 _UNEVEN_ROW = 0.8
 """Cycles of a row of 128 bytes of an operand, beside the stage, that is in two lines of L2."""
 _ACROSS_BYTES = 69.0
 """Of operands, that L2 brings each multiprocessor in a cycle where the filter lies across."""
+_BROKEN_SECTORS = 2.7
+"""Times that bytes of an operand that lies across count for that, whose rows begin inside of a sector."""
+_KEPT_BYTES = 200.0
+"""Of B in a cycle, that a thread block brings for all of its tiles, one of several across."""
+_REDUCED = 1.3e-6  # seconds more of the sum of splits
+_PARTIAL_SHARE = 0.6  # of the cycles that results of as many bytes take to leave, of partial sums
+_ADDED_SHARE = 1.0  # of the bandwidth of copies, at which sums of splits that L2 holds are added
 _THROTTLED = (15e3, 74e3)
 """Cycles of the tensor cores from which on a product is long enough for the power limit to lower the clock, and from
 which on it is lowest."""
@@ -342,6 +365,7 @@ def seconds(
     clock = _clock(constants, products, blocking, device)
     works = blocking.works(products)
     is_along = constants is _ALONG
+    is_half = is_along and result_bytes == 2
     stage = stage_cycles(
         blocking,
         device,
@@ -367,8 +391,21 @@ def seconds(
         stage += constants.outside * blocking.parts * blocking.lines.mean_taps * products.outside(tile)
     if is_along:
         stage *= _ALONE.get((tile.m, tile.n), 1.0)
+    if is_half and 2 * works > device.multiprocessors:
+        stage *= _ALONE_HALF.get((tile.m, tile.n), 1.0)
+        if products.padding and blocking.is_whole and not blocking.sharers:
+            is_many = tile.m < tile.n or products.tiles_n(tile) > 1
+            stage *= (_PADDED_FACTOR if is_many else _PADDED_ALONE).get((tile.m, tile.n), 1.0)
+    if is_along:
         a, b = products.is_uneven
         stage += _UNEVEN_ROW * (blocking.row // row_bytes) * (a * tile.m + b * blocking.rows_of_b)
+        if any(products.breaks_sectors):
+            of_a, of_b = (_BROKEN_SECTORS if one else 1.0 for one in products.breaks_sectors)
+            asked = (of_a * tile.m + of_b * tile.brought(blocking.is_across)) * blocking.row
+            stage = max(stage, asked / _ACROSS_BYTES * min(1.0, works / device.multiprocessors))
+    if blocking.lines.taps > 1 and result_bytes == 2:
+        stage *= _LINES_TILE_FACTOR.get((tile.m, tile.n), 1.0 if tile.n <= 128 else _BEHIND_128)
+        stage *= _PADDED_LINES if products.padding > _MUCH_PADDING else 1.0
     if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW and not tile.swaps:
         stage *= _F32_WIDE_LINES_FACTOR if result_bytes == 4 else _WIDE_LINES_FACTOR
     if tile.cluster > 1:
@@ -378,6 +415,8 @@ def seconds(
     length = products.longest if blocking.is_whole else blocking.blocks_of_split
     leaving = constants.results or l2_bytes_per_cycle(device.facts)
     out = tile.m * tile.n * 4 / leaving if blocking.is_split else 0.0
+    if is_half:
+        out *= _PARTIAL_SHARE
     finished = finish.instructions * tile.m * tile.n / _LANES
     # the results of a tile leave behind the products of the next
     chunks = tile.m * tile.n * result_bytes / leaving
@@ -389,6 +428,8 @@ def seconds(
         moved = length * copy_cycles(blocking, row_bytes, products.is_strided) + constants.stored_row * stored
         loop = max(loop, moved)
     between = constants.tile
+    if is_half and blocking.kept_across == len(products.rows) == 1:
+        between += (_BETWEEN_KEPT if blocking.keeps_b else _BETWEEN).get((tile.m, tile.n), 0.0)
     if tile.swaps:
         between += tile.m * tile.n * result_bytes / _SWAPPED_RESULT_BYTES
     elif blocking.lines.taps > 1:
@@ -409,15 +450,21 @@ def seconds(
             else products.filled(tile) * chunks + _EMPTY_CYCLES
             for blocks in products.blocks
         ])  # fmt: skip
+        if products.takes_turns and len(products.rows) >= 8:
+            busy *= _TURNS_FACTOR
     elif blocking.sharers:
         sums = tile.m * tile.n * 4
         stages = -(-products.tiles(tile) * products.longest // blocking.sharers)
         busy = stages * stage + 2 * between + constants.partial + sums / leaving
         busy += max(0, blocking.pieces(products) - 2) * _WHOLE_BESIDE_PARTS
         busy += blocking.others(products) * (_WAITED + sums / _ADDED_BYTES)
+        if not is_wgrad:
+            busy *= _SHARED_EVENLY
     else:
-        turns = -(-works // device.multiprocessors)
+        turns = -(-works // blocking.thread_blocks(works, device.multiprocessors))
         busy = turns * max(one, chunks)
+        if blocking.kept_across > 1:
+            busy += blocking.kept_bytes / _KEPT_BYTES
         if is_wgrad and blocking.is_whole:
             busy += (turns - 1) * tile.m * tile.n * result_bytes / _RESULT_BYTES
     cycles = busy + constants.start + (0.0 if blocking.is_split else chunks)
@@ -431,7 +478,10 @@ def seconds(
         time += _CLEARED
     if blocking.is_split:
         time += constants.reduction + finished * products.tiles(tile) / device.multiprocessors / clock
-        time += blocking.partial_bytes(products) / (_REDUCTION_SHARE * device.bandwidth)
+        added = blocking.partial_bytes(products)
+        time += _REDUCED if is_half else 0.0
+        is_cached = is_half and 2 * added < device.facts.l2_bytes
+        time += added / ((_ADDED_SHARE if is_cached else _REDUCTION_SHARE) * device.bandwidth)
     return time
 
 

@@ -220,7 +220,14 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #elif IS_BLOCKWISE
             consumer.begin(tables, work, workspace);
 #endif
-            consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, !LEAVES_AT_ONCE && is_leaving, send);
+#if LEAVES_AT_ONCE
+#if RESULT_BYTES == 2 && !IS_PROMOTED
+            clear(sums);  // or the compiler keeps registers for them while results leave
+#endif
+            consumer.multiply<1>(sums, work.last_block - work.first_block, false, [](int) {});
+#else
+            consumer.multiply<CHUNKS>(sums, work.last_block - work.first_block, is_leaving, send);
+#endif
 #if IS_STREAMED
             if (work.first_block > 0) {
                 mbarrier_wait(ring.shared + ALL_LEFT_AT, 0);
@@ -259,13 +266,14 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             // fragments or sums take the registers of results on their way out: they leave before the next tile's products
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
-            is_leaving = false;
 #endif
         }
+#if !LEAVES_AT_ONCE
         if (is_leaving) {
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; ++chunk) send(chunk);
         }
+#endif
         if (IS_RESULT_BOXES && is_leader) tma_store_wait_read<0>();
 #endif
     }

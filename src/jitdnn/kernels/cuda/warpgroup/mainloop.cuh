@@ -57,7 +57,7 @@ FUNCTION bool is_short_line(int block) { return HAS_SHORT_LINES && block % LINE_
 // Threads that copy, in turns, each of a warp of its own: what a stage of little work takes one thread, 290 cycles, is longer
 // than the stage. All threads find the first tile, before they wait for the launch before: the compiler then knows that it
 // is the same for all, and keeps what copies want in uniform registers. Other kernels have no registers for it.
-#if (A_MN_MAJOR && B_MN_MAJOR) || PHASES > 1 || LINE_TAPS > 1
+#if (A_MN_MAJOR && B_MN_MAJOR) || PHASES > 1 || LINE_TAPS > 1 || IS_STREAMED
 #define COPIERS 1
 #define COPIER_PARAMETERS
 #else
@@ -82,7 +82,7 @@ FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) 
         const Work work = is_first ? first_work : Work(tables, number);
         Loader loader = is_first ? first_loader : Loader(tables, work);
 #elif IS_STREAMED
-        const Work work = Work(tables, number).half(half);
+        const Work work = half_of(Work(tables, number), half);
         Loader loader(tables, work);
 #else
         const Work work(tables, number);

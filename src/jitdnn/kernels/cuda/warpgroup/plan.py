@@ -20,7 +20,8 @@ _LEFT_OVER = 32  # of how many multiprocessors one may be left idle for parts th
 _LEAST_PART = 8
 """Stages of a thread block, where all have equal parts of the K of all tiles: fewer are no more than what the sums of
 parts take."""
-_MOST_PIECES = 3
+_LEAST_TURNS = 3  # tiles of a thread block that keeps B of one of several tiles across
+MOST_PIECES = 3
 """Of the tiles of a thread block, and of thread blocks beside the one that stores a tile: with more of them, who is at
 the same place of K shares little of what is read, and sums of parts take longer than idle multiprocessors."""
 _MAX_INT = 2**31
@@ -47,10 +48,11 @@ class Products:
     """What a launch computes, `groups` times: `n` columns of products of `rows` by `blocks` stages of K.
 
     `is_across`: B is MN-major, and comes in whole blocks of columns. `is_strided`: rows of A lie some rows apart.
+    `breaks_sectors`: rows of A, and of B, lie across and begin inside of a sector.
     `has_row_boxes`: neighbours in memory are rows of the result, 64 of which the copy engine stores of some columns at
     once. `padding`: share of the rows of A, of all stages, that lie outside of the data. `is_uneven`: rows of A, and of
     B, begin inside of a line of L2. `is_volume`: pixels have three axes, and
-    there are no stride phases.
+    there are no stride phases. `takes_turns`: stride phases do, some tiles of each.
     """
 
     rows: tuple[int, ...]
@@ -62,7 +64,9 @@ class Products:
     has_row_boxes: bool = False
     padding: float = 0.0
     is_uneven: tuple[bool, bool] = (False, False)
+    breaks_sectors: tuple[bool, bool] = (False, False)
     is_volume: bool = False
+    takes_turns: bool = False
 
     def in_stages(self, depth: int) -> Products:
         """The same in stages of `depth` times as much of K."""
@@ -137,6 +141,7 @@ class Blocking:
     share rows of A. `is_across`: see `Products`. `sharers`: thread blocks that have equal parts of the K of all tiles,
     one behind the other, or 0; `in_step`: how many of them are at the same place of K at the same time, of different
     tiles. See stream_k.cuh. `shared_rows`: of B in a stage that taps share, for which there is no room of their own.
+    `kept_across`: tiles across of which a thread block has one, with all below it, if it keeps B.
     """
 
     tile: Tile
@@ -154,6 +159,7 @@ class Blocking:
     sharers: int = 0
     in_step: int = 1
     shared_rows: int = 0
+    kept_across: int = 1
 
     @property
     def keeps_b(self) -> bool:
@@ -194,6 +200,13 @@ class Blocking:
         """Rows of B that are brought for a stage, on average."""
         return 0 if self.keeps_b else self.lines.mean_taps * self.tile.brought(self.is_across)
 
+    def thread_blocks(self, works: int, multiprocessors: int) -> int:
+        """Of the launch, for so many pieces of work."""
+        if self.tile.cluster > 1:
+            return works
+        at_once = min(multiprocessors, works)
+        return self.sharers or at_once // self.kept_across * self.kept_across
+
     def works(self, products: Products) -> int:
         if self.sharers:
             return self.sharers * self.pieces(products)
@@ -230,7 +243,8 @@ def blockings(
     products: Products, tiles: Sequence[Tile], shared_bytes: int, multiprocessors: int, parts: int,
     result_bytes: int, max_splits: int, is_promoted: bool, min_splits: int = 1, divides_rows: bool = False,
     is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, lines: Lines = NO_LINES,
-    shared: Sequence[Tile] = (),
+    shared: Sequence[Tile] = (), may_keep_across: bool = False,
+    most_tiles: int = MOST_PIECES,
 ) -> list[Blocking]:  # fmt: skip
     """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves."""
     found = []
@@ -258,40 +272,36 @@ def blockings(
             is_split = splits > 1
             if splits < min_splits:
                 continue
-            kept = 0
-            if may_keep_b and splits == 1 and _has_same_columns(products, tile):
-                kept = longest * tile.b_bytes(parts, row, lines, products.is_across)
-            of_stages = shared_bytes, parts, is_split, result_bytes, row, lines
-            stages = tile.stages(*of_stages, kept, products.is_across)
-            least, least_beside = (_STAGES_OF_LINES,) * 2 if lines.taps > 1 else (2, _STAGES_BESIDE_KEPT)
-            if kept and stages < least_beside:
-                kept, stages = 0, tile.stages(*of_stages, 0, products.is_across)
-            if stages < least or not tile.has_registers(is_promoted, result_bytes, is_split, divides_rows):
+            if not tile.has_registers(is_promoted, result_bytes, is_split, divides_rows):
                 continue
-            found.append(
-                Blocking(
-                    tile,
-                    stages,
-                    splits,
-                    length,
-                    parts,
-                    result_bytes,
-                    divides_rows,
-                    is_rough,
-                    row,
-                    kept,
-                    lines,
-                    products.is_across,
-                )
-            )
+            of_stages = shared_bytes, parts, is_split, result_bytes, row, lines
+            least, least_beside = (_STAGES_OF_LINES,) * 2 if lines.taps > 1 else (2, _STAGES_BESIDE_KEPT)
+            stages = tile.stages(*of_stages, 0, products.is_across)
+            whole = Blocking(
+                tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough, row, 0, lines,
+                products.is_across,
+            )  # fmt: skip
+            across = _kept_across(products, tile, multiprocessors) if may_keep_b and splits == 1 else 0
+            if across == 1 or (across and may_keep_across):
+                kept = longest * tile.b_bytes(parts, row, lines, products.is_across)
+                beside = tile.stages(*of_stages, kept, products.is_across)
+                if beside >= least_beside:
+                    found.append(replace(whole, stages=beside, kept_bytes=kept, kept_across=across))
+                    if across == 1:
+                        continue
+            if stages < least:
+                continue
+            found.append(whole)
             if splits == 1 and tile in shared:
-                found += _shared_evenly(found[-1], products, multiprocessors)
+                found += _shared_evenly(found[-1], products, multiprocessors, most_tiles)
     return found
 
 
-def _shared_evenly(whole: Blocking, products: Products, multiprocessors: int) -> list[Blocking]:
+def _shared_evenly(
+    whole: Blocking, products: Products, multiprocessors: int, most_tiles: int
+) -> list[Blocking]:
     """The blocking with equal parts of the K of all tiles for (nearly) all multiprocessors, if whole tiles leave some
-    idle, and parts are long enough."""
+    idle, and parts are long enough, and of at most so many tiles."""
     tiles = products.tiles(whole.tile)
     least = multiprocessors - multiprocessors // _LEFT_OVER
     sharers = max(range(least, multiprocessors + 1), key=lambda count: (math.gcd(count, tiles), count))
@@ -299,15 +309,21 @@ def _shared_evenly(whole: Blocking, products: Products, multiprocessors: int) ->
     stages = tiles * products.longest
     if tiles % sharers == 0 or stages < _LEAST_PART * sharers or stages // in_step * sharers >= _MAX_INT:
         return []
-    if not sharers <= (_MOST_PIECES + 1) * tiles <= (_MOST_PIECES + 1) * _MOST_PIECES * sharers:
+    if not sharers <= (MOST_PIECES + 1) * tiles <= (MOST_PIECES + 1) * most_tiles * sharers:
         return []
     found = replace(whole, sharers=sharers, in_step=in_step)
-    return [found] if max(found.others(products), found.pieces(products)) <= _MOST_PIECES else []
+    return [found] if max(found.others(products), found.pieces(products)) <= MOST_PIECES else []
 
 
-def _has_same_columns(products: Products, tile: Tile) -> bool:
-    """Whether all tiles have the same columns and K."""
-    return products.tiles_n(tile) == products.groups == len(products.rows) == 1
+def _kept_across(products: Products, tile: Tile, multiprocessors: int) -> int:
+    """Of how many tiles across a thread block may have one, with its columns of all of K, and all tiles below it; 0 if
+    tiles have several K, or a thread block has few of them."""
+    across = products.tiles_n(tile)
+    if not products.groups == len(products.rows) == 1:
+        return 0
+    if across > 1 and not _LEAST_TURNS * across <= _LEAST_TURNS * multiprocessors <= products.tiles(tile):
+        return 0
+    return across
 
 
 def _in_clusters(

@@ -12,7 +12,12 @@
 // `in_step` blocks, neighbours, have such parts of as many runs of tiles, tile by tile side by side: they are at the same
 // place of K at the same time, and ask L2 for the same lines.
 
-FUNCTION int stages_of(const Tables &tables) { return ((int)tables.phases[0].rows + BK - 1) / BK; }  // of a tile
+FUNCTION int stages_of(const Tables &tables) {  // of a tile
+    const Phase &phase = tables.phases[0];
+    if (A_MN_MAJOR && B_MN_MAJOR) return ((int)phase.rows + BK - 1) / BK;  // of a wgrad, whose K are pixels
+    const int taps = (int)(phase.axes[0].taps * phase.axes[1].taps * phase.axes[2].taps);
+    return (taps * (int)tables.channel_blocks + SUBS - 1) / SUBS;
+}
 
 // What a thread block does of a tile: its stages from `first` to `last`; none where they are the same.
 struct Streamed {
@@ -40,6 +45,23 @@ struct Streamed {
         return count;
     }
 };
+
+// The stage of a part that is brought first. Parts of two tiles are at the stages 0, 1, ... of the second one first. One inside
+// of a tile begins at a multiple of its length, and so is at the same stages as these from its first stage on.
+FUNCTION int brought_first(int first_block, int last_block, bool is_end) {
+    const int length = last_block - first_block;
+    if (first_block == 0 || is_end || length == 0) return first_block;
+    const int at = (first_block + length - 1) / length * length;
+    return at < last_block ? at : first_block;
+}
+
+// The stages of a part from that one on (0), and those before it (1).
+template <class Part>
+FUNCTION Part half_of(const Part &part, int number) {
+    Part one = part;
+    (number ? one.last_block : one.first_block) = brought_first(part.first_block, part.last_block, part.is_end);
+    return one;
+}
 
 FUNCTION u32 *signal_of(const Tables &tables, u8 *workspace, int block) {
     return (u32 *)(workspace + tables.signals) + block;

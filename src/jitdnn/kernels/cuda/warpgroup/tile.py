@@ -197,8 +197,12 @@ class Tile:
         return of_consumer[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
 
     def leaves_at_once(self, result_bytes: int) -> bool:
-        """Whether a thread has no room for results of four bytes on their way out beside the sums of the next tile."""
-        return result_bytes == 4 and self.cluster == 1 and not self.swaps and 2 * self.sums > self._registers
+        """Whether a thread has no room for results of two or four bytes on their way out beside the sums of the next
+        tile."""
+        words = self.sums * result_bytes // 4
+        return (
+            result_bytes > 1 and self.cluster == 1 and not self.swaps and self.sums + words > self._registers
+        )
 
     @cache  # noqa: B019  # of the tiles of this module
     def has_chunks(self, result_bytes: int, has_row_boxes: bool = False) -> bool:
@@ -234,7 +238,18 @@ TILES = (
     Tile(1, 1, 1, 144),
 )
 """Tiles worth trying, those first that are best for many problems."""
+WHOLE = (
+    Tile(3, 1, 1, 192),
+    Tile(2, 1, 2, 192),
+    Tile(3, 1, 1, 160),
+    Tile(2, 1, 2, 160),
+    Tile(1, 2, 2, 160),
+)
+"""Those of products of two bytes whose results leave before the products of the next tile: large ones, or such as fill
+the multiprocessors evenly."""
 SHARED = (Tile(2, 1, 2, 128), Tile(2, 1, 1, 128), Tile(1, 1, 1, 64))
+SHARED_PRODUCTS = (Tile(2, 1, 2, 128), Tile(2, 1, 1, 128), Tile(2, 1, 1, 256), Tile(3, 1, 1, 128))
+"""The same forward and of the data."""
 SHARED_IN_LINES = (Tile(1, 1, 1, 192), Tile(2, 1, 1, 192))
 """Those of filter gradients, and of such in lines, of which thread blocks may have equal parts of the K of all."""
 SPLIT = (Tile(3, 1, 1, 160), Tile(3, 1, 1, 192), Tile(2, 1, 2, 192))

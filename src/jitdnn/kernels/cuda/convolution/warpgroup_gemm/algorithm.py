@@ -33,7 +33,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, 
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import SEGMENTS
 from jitdnn.kernels.cuda.gemm.algorithm import tensor_core_arithmetic, tensor_core_bound
 from jitdnn.kernels.cuda.gemm.code import Nothing
-from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, SCALED, SPLIT, SWAPPED, TILES, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import CLUSTERS, DIVIDED, SCALED, SPLIT, SWAPPED, TILES, WHOLE, Tile
 from jitdnn.kernels.gpu.convolution.direct import Direct
 from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem, byte_dtypes
@@ -96,7 +96,7 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
     parts: ClassVar[int] = 1
     is_scaled: ClassVar[bool] = False
 
-    def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS)) -> None:
+    def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS, *WHOLE)) -> None:
         self._tiles = tiles
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:

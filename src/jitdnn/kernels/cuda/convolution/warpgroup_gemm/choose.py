@@ -52,11 +52,11 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.rows import (
     rows_of_lines,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import plan_in_lines, wgrad_plan
-from jitdnn.kernels.cuda.cost import narrow_store_seconds
+from jitdnn.kernels.cuda.cost import SECTOR_BYTES, narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.plan import linear_step
 from jitdnn.kernels.cuda.warpgroup.best import best_blocking
 from jitdnn.kernels.cuda.warpgroup.plan import Products
-from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Tile
+from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, SHARED_PRODUCTS, STAGE_ROW, WHOLE, Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 
@@ -71,6 +71,9 @@ _BOX_ROWS = 64
 """Of the result, where these are neighbours in memory: a box has 128 bytes of them of each of its columns."""
 _ROWS_OF_TILE, _L2_SHARE = 128, 0.75
 """Of a usual tile; of the L2 cache, that stays from one tap to the next."""
+_TURNS_SHARE = 0.5
+"""Of the L2 cache, more than which the data of stride phases are when these take turns: they would have left it until
+the next one reads them."""
 
 
 def unplannable(problem: Convolution, is_scaled: bool = False) -> str | None:
@@ -266,7 +269,12 @@ def _correlation_plan(
         row_boxes is not None,
         padding_of(phases, data.extents),
         (a[0].is_uneven, b[0].is_uneven),
+        (
+            across is not None and across.space[2] * size % SECTOR_BYTES != 0,
+            is_mn_major and weights.image * size % SECTOR_BYTES != 0,
+        ),
         rank == 5 and len(phases) == 1,
+        len(phases) > 1 and len(set(rows)) == 1 and data_tensor.nbytes > _TURNS_SHARE * device.facts.l2_bytes,
     )
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     # what all tiles read for a tap is gone from L2 when they read it for the next
@@ -278,13 +286,19 @@ def _correlation_plan(
         is_mn_major
     ):  # columns come in blocks, and those that begin within a line of memory take longer than whole ones
         tiles = tuple(
-            tile for tile in tiles if tile.swaps or tile.wn % tile.block == 0 or products.n <= tile.n
+            tile
+            for tile in tiles
+            if tile.swaps or tile.wn % tile.block == 0 or (tile.across == 1 and products.n <= tile.n)
         )
     if is_in_lines:
         tiles = tuple(tile for tile in tiles if tile.cluster == 1)
+    if not size == result_bytes == 2:
+        tiles = tuple(tile for tile in tiles if tile not in WHOLE)
     tiles = fusion.tiles(tiles, result_bytes, False)
     if divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
+    may_share = uses_workspace and size == 2 and parts == 1 and groups == len(phases) == 1
+    may_share = may_share and not (any(packs) or is_in_lines or is_whole or fusion.has_sums or across)
     has_depths = row == row_bytes == STAGE_ROW and parts == 1 and not (is_whole or is_in_lines)
     found = best_blocking(
         products,
@@ -304,7 +318,11 @@ def _correlation_plan(
         may_keep_b=not fusion.has_prologue,
         lines=lines,
         depths=_depths if has_depths else _one_depth,
-        may_leave_at_once=data.dtype == "f32" and not (fusion.has_prologue or fusion.has_sums),
+        shared=SHARED_PRODUCTS if may_share else (),
+        most_tiles=1,
+        may_keep_across=size == 2 and parts == 1 and row_bytes == STAGE_ROW and not is_in_lines,
+        may_leave_at_once=(data.dtype == "f32" and not (fusion.has_prologue or fusion.has_sums))
+        or (fusion == NOTHING and size == result_bytes == 2),
     )
     if not found:
         return "no tile fits into the shared memory of the device"
@@ -384,16 +402,20 @@ def _correlation_plan(
         phase_numbers += [tiles_before, n, *(number for axis in axes for number in axis.numbers)]
         tiles_before += -(-n // tile.m)
     phase_numbers += [_NEVER, *([0] * 28)] * absent
+    # a thread block, of as many as are a multiple of the tiles across, has tiles with the same columns
+    strip = blocking.kept_across if blocking.kept_across > 1 else products.strip(tile)
+    sharers = blocking.sharers
     numbers = (
         *phase_numbers,
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
-        products.strip(tile), max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
+        strip, max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
         0 if batch else geometry.in_channels, 1 if batch else 0, *filter_steps,
         rank == 5, 0, 0, is_a_whole, is_b_whole,
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
         *pack_numbers((Pack(data, 0) if divides_rows else packs[0], packs[1])), 0,
         math.prod(weights.extents[1:]), weights.extents[2], 1, *data.extents,
-        fusion.channels, room, sum_rows,
+        fusion.channels, room, sum_rows, _turn(products, tile, device.multiprocessors),
+        *((blocking.in_step, sharers, at + 4 * sharers * tile.m * tile.n) if sharers else ()),
     )  # fmt: skip
     return Plan(
         False, dtypes(problem), result.dtype, rank, len(phases), is_mn_major, is_vector,
@@ -403,6 +425,13 @@ def _correlation_plan(
         fusion.seconds(seconds, False) + pack_seconds(packs, device), fusion, channels,
         is_a_mn_major=across is not None,
     )  # fmt: skip
+
+
+def _turn(products: Products, tile: Tile, multiprocessors: int) -> int:
+    """Tiles down of a stride phase before those of the next one, as many for each thread block; 0 for all of them."""
+    if not products.takes_turns:
+        return 0
+    return multiprocessors // math.gcd(multiprocessors, products.tiles_n(tile) * products.groups)
 
 
 def _in_rows(data: Operand, pixels: int) -> Operand:

@@ -233,7 +233,7 @@ def launches_of(plan: Plan, multiprocessors: int) -> list[Launch]:
         launches.append(Launch("find_maxima", (MAXIMA, 1 if plan.divides_rows else 2), 512, is_early=True))
     if packs:
         launches.append(Launch("pack_operands", sum(pack.blocks for pack in packs), 256, is_early=True))
-    groups = plan.works if tile.cluster > 1 else plan.blocking.sharers or min(multiprocessors, plan.works)
+    groups = plan.blocking.thread_blocks(plan.works, multiprocessors)
     if plan.blocking.sharers:
         launches.append(Launch("clear_signals", 1, 512, is_early=True))
     is_early = begins_early(plan.blocking, plan.is_wgrad, plan.is_divided or plan.is_blockwise)

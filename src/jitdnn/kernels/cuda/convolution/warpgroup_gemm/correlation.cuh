@@ -11,30 +11,53 @@ struct Columns {
     METHOD int from(const Tables &, int column) const { return count - column; }
 };
 
+// The tile down, counted through all stride phases, that has a number where phases, of as many tiles each, take turns: what
+// one reads of the data is in L2 when the next one reads it.
+FUNCTION int tile_in_turn(const Tables &tables, int number) {
+    if (PHASES == 1 || !tables.turn) return number;
+    const int of_phase = (int)tables.phases[PHASES > 1].first_tile, phases = (int)tables.tiles_m / of_phase;
+    const int turn = (int)tables.turn, first = number / (turn * phases) * turn, length = min(turn, of_phase - first);
+    const int rest = number - first * phases, phase = rest / length;
+    return phase * of_phase + first + rest - phase * length;
+}
+
 // One piece of the work: a tile of a stride phase and a group, and which stages of its K.
 struct Work {
     int phase, group, first_row, first_block, last_block;
     Columns columns;
+#if IS_STREAMED
+    bool is_end;  // it has the last stage of a tile
+#endif
 
     METHOD Work(const Tables &tables, int number) {
         const int tiles = (int)(tables.tiles_m * tables.tiles_n);
+#if IS_STREAMED
+        const Streamed streamed(tables, number);
+        number = streamed.tile, is_end = streamed.last == stages_of(tables);
+#else
         const int split = split_of(tables, number, tiles);
+#endif
         group = tables.groups == 1 ? 0 : number / tiles;
         number -= group * tiles;
         int row_tile, column_tile;
         place_tile(tables, number, row_tile, column_tile);
         columns.first = column_tile * BN;
+        row_tile = tile_in_turn(tables, row_tile);
         phase = 0;
 #pragma unroll
         for (int next = 1; next < PHASES; ++next) phase += row_tile >= (int)tables.phases[next].first_tile;
         first_row = (row_tile - (int)tables.phases[phase].first_tile) * BM;
         columns.count = min(BN, (int)tables.columns - columns.first);
+#if IS_STREAMED
+        first_block = streamed.first, last_block = streamed.last;
+#else
         const Phase &own = tables.phases[phase];
         const int taps = (int)(own.axes[0].taps * own.axes[1].taps * own.axes[2].taps);
         const int blocks = (taps * (int)tables.channel_blocks + SUBS - 1) / SUBS;
         first_block = split * (int)tables.blocks_of_split;
         last_block = min(blocks, first_block + (int)tables.blocks_of_split);
         if (last_block < first_block) last_block = first_block;
+#endif
     }
 
     // The channel of a column, over all groups.
@@ -107,7 +130,7 @@ struct Loader {
         column = work.columns.first + work.group * (int)tables.b_column_step;
         a_channel = work.group * (int)tables.a_channel_step, b_channel = work.group * (int)tables.b_channel_step;
         const int blocks = (int)tables.channel_blocks, first = work.first_block * SUBS;
-        int tap = IS_PART ? first / blocks : 0;  // the first block of all is that of tap 0
+        int tap = IS_PART || IS_STREAMED ? first / blocks : 0;  // the first block of all is that of tap 0
         channel = (first - tap * blocks) * SUB_K, channels = blocks * SUB_K;
         filter_at[2] = (int)x.first_tap, filter_at[1] = (int)y.first_tap;
         filter_at[0] = (int)z.first_tap + work.group * (int)tables.b_outer_step;

@@ -75,7 +75,9 @@ class Fusion:
             return 0
         tile = blocking.tile
         return (
-            row_tiles * tile.m // 64 if blocking.is_split else min(works, multiprocessors) * tile.warpgroups
+            row_tiles * tile.m // 64
+            if blocking.is_split
+            else blocking.thread_blocks(works, multiprocessors) * tile.warpgroups
         )
 
     def seconds(self, seconds: float, is_wgrad: bool) -> float:

@@ -52,15 +52,7 @@ struct Work {
     int group, first_row, first_block, last_block;
     Columns columns;
 #if IS_STREAMED
-    bool is_end;        // it has the last stage of a tile
-    int brought_first;  // the stage
-
-    // The stages from that one on (0), and those before it (1).
-    METHOD Work half(int number) const {
-        Work one = *this;
-        (number ? one.last_block : one.first_block) = brought_first;
-        return one;
-    }
+    bool is_end;  // it has the last stage of a tile
 #endif
 
     METHOD Work(const Tables &tables, int number) {
@@ -79,13 +71,6 @@ struct Work {
         columns.count = min(BN, (int)tables.columns - columns.first);
 #if IS_STREAMED
         first_block = streamed.first, last_block = streamed.last;
-        // Parts of two tiles are at the stages 0, 1, ... of the second one first. One inside of a tile begins at a multiple
-        // of its length, and so is at the same stages as these from its first stage on.
-        brought_first = first_block;
-        if (first_block > 0 && !is_end) {
-            const int length = last_block - first_block, at = (first_block + length - 1) / length * length;
-            if (at < last_block) brought_first = at;
-        }
 #else
         const int blocks = ((int)tables.phases[0].rows + BK - 1) / BK;
         first_block = split * (int)tables.blocks_of_split;

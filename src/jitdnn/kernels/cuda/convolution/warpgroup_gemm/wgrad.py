@@ -312,7 +312,7 @@ def wgrad_plan(
         rank == 5, is_a_linear, is_b_linear, *is_whole,
         at, 0, 0, group, row, column, 0, 0, 0,
         *pack_numbers((Pack(x, 0) if is_divided else packs[0], Pack(dy, 0) if is_f32 else packs[1])),
-        first, *tap_space, *x.extents, fusion.channels, 0, 0,
+        first, *tap_space, *x.extents, fusion.channels, 0, 0, 0,
         *(pack.shifts for pack in packs if pack and is_blockwise),
         *((blocking.in_step, sharers, at + 4 * sharers * tile.m * tile.n) if sharers else ()),
     )  # fmt: skip
