@@ -12,7 +12,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannelsTf32,
 )
 from jitdnn.kernels.cuda.convolution.few_pixels.algorithm import FewPixels
-from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
+from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped, GroupedF32, GroupedTf32
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemm,
     ImplicitGemmInPlace,
@@ -106,6 +106,8 @@ _CORRELATION: tuple[Algorithm, ...] = (
     FewChannelsF32(),
     FewChannelsTf32(),
     Grouped(),
+    GroupedF32(),
+    GroupedTf32(),
     Planar(),
 )
 _WGRAD: tuple[Algorithm, ...] = (

@@ -12,8 +12,9 @@ from functools import lru_cache, partial
 
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
-from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Products, Rows
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
 from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
+from jitdnn.kernels.cuda.convolution.half_precision.products import Products
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, strides_of
 from jitdnn.kernels.cuda.cost import SECTOR_BYTES, clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution

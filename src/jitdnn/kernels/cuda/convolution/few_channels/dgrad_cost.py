@@ -20,9 +20,10 @@ from jitdnn.kernels.cuda.convolution.few_channels.cost import (
     overlapped,
     total_cycles,
 )
-from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Products, Tiling
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Tiling
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis, axis_choice
 from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, Cheapest
+from jitdnn.kernels.cuda.convolution.half_precision.products import Products
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, strides_of
 from jitdnn.kernels.cuda.cost import clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
