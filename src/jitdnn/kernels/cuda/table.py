@@ -11,6 +11,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannelsF32,
     FewChannelsTf32,
 )
+from jitdnn.kernels.cuda.convolution.few_channels.halves import FewChannelsHalves
 from jitdnn.kernels.cuda.convolution.few_pixels.algorithm import FewPixels
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped, GroupedF32, GroupedTf32
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
@@ -103,6 +104,7 @@ _CORRELATION: tuple[Algorithm, ...] = (
     ImplicitGemm(),
     ImplicitGemmInPlace(),
     FewChannels(),
+    FewChannelsHalves(),
     FewChannelsF32(),
     FewChannelsTf32(),
     Grouped(),

@@ -49,12 +49,9 @@ def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -
         hooks = {"X_AND_DY": ", ".join(x_and_dy[:: -1 if dict(plan.defines)["X_IS_SECOND"] else 1])}
     elif direction == "bwd_data":
         functions, hooks = in_kernel(problem, epilogue)
-    text = [
-        read_text(_SHARED, "half_mma.cuh", "products.cuh"),
-        functions,
-        store,
-        read_text(_FOLDER, *_FILES[direction]),
-    ]
+    scales = read_text(_FOLDER, "halves.cuh") if "RESULT_IS_F32" in dict(plan.defines) else ""
+    own = read_text(_FOLDER, *_FILES[direction])
+    text = [read_text(_SHARED, "half_mma.cuh", "products.cuh"), scales, functions, store, own]
     # parts of f32 take many registers, of which one version of NVRTC spills a few where another spills none
     spills = dict(plan.defines)["PRODUCTS"] == 3
     return Source(_KERNELS[direction], "\n".join(text), (*plan.defines, *hooks.items()), "cuda", spills)

@@ -39,9 +39,14 @@ _FROM_MEMORY = 0.7  # of a strip's rows: the others were read by the strip above
 _WARP_PENALTIES = ((16, 1.0), (12, 1.12), (8, 1.25), (0, 2.0))
 
 
-def fprop_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
-    """The cheapest plan of a forward convolution, with `count` products each; None if there is no room for rows."""
-    return best_plan(problem, device.facts, count, _offer_fprop)
+def fprop_plan(
+    problem: Convolution, device: GpuDevice, count: int = 1, in_halves: bool = False
+) -> Plan | None:
+    """The cheapest plan of a forward convolution, with `count` products each; None if there is no room for rows.
+
+    `in_halves`: as `Shape` says.
+    """
+    return best_plan(problem, device.facts, count, _OFFER_FPROP_IN_HALVES if in_halves else _offer_fprop)
 
 
 def wgrad_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
@@ -78,15 +83,17 @@ def wgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> list[P
     return all_plans(problem, facts, count, _offer_wgrad)
 
 
-def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan]) -> None:
+def _offer_fprop(
+    problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan], in_halves: bool = False
+) -> None:
     """Offer all plans that may be the cheapest."""
     multiprocessors, bandwidth, rate = facts.multiprocessors, bytes_per_cycle(facts), clock(facts)
-    shape = Shape(problem)
+    shape = Shape(problem, in_halves)
     products = Products.of(shape, count, facts.mma_cycles)
     most = 24 if products.is_f32 else 32  # tiles of sums in the registers of a warp
     most_registers_of_f32 = 124  # of a lane, for sums and the factors of rows
     staging = _staging(shape)
-    is_uneven = strides_of(problem.y)[1] == 1 and problem.k * shape.size % SECTOR_BYTES
+    is_uneven = strides_of(problem.y)[1] == 1 and problem.k * shape.y_size % SECTOR_BYTES
     slowness = _UNEVEN_WRITES if is_uneven else 1.0
     warps, strips = 8, list(_strips(shape))
     # as many of all strips
@@ -124,7 +131,7 @@ def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Ch
                 continue
             rounds = -(-phase_outputs // (output_warps * 16 * m))
             compute = rounds * round_cycles + fetch
-            writes = slowness * shape.size * outputs * min(problem.k, n * groups * 8) / bandwidth
+            writes = slowness * shape.y_size * outputs * min(problem.k, n * groups * 8) / bandwidth
             memory = _FROM_MEMORY * rows.least_bytes / bandwidth + writes
             of_strip = max(compute, memory) + UNHIDDEN * min(compute, memory)
             if share * channel_blocks * of_strip * ROUNDED > cheapest.seconds:
@@ -137,7 +144,7 @@ def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Ch
                 if staging == _BY_ROWS:
                     shared += warps * 4 * 4 * (-(-16 * m // 32) * 32 + 8)
                 elif staging == _BY_CHANNELS:
-                    shared += warps * 8 * (8 * n * shape.size + 64)
+                    shared += warps * 8 * (8 * n * shape.y_size + 64)
                 resident = min(2 if is_small else 1, facts.resident(shared))
                 if not resident:
                     continue
@@ -162,6 +169,9 @@ def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Ch
                     staging, is_packed, blocks, shared, fragments, seconds,
                 )  # fmt: skip
                 cheapest.offer(seconds, (strip, number, m, -stages), made)
+
+
+_OFFER_FPROP_IN_HALVES = partial(_offer_fprop, in_halves=True)
 
 
 def _fprop_plan(
@@ -423,10 +433,12 @@ def _staging(shape: Shape) -> int:
     """How results go through shared memory, as in fprop.cu; 0 where they do not."""
     n, c, d, h, w = strides_of(shape.problem.y)
     # rows of a channel are neighbours in memory, and begin anywhere in its sectors
-    if w == 1 < abs(c) and any(step * shape.size % SECTOR_BYTES for step in (n, c, d, h)):
+    if w == 1 < abs(c) and any(step * shape.y_size % SECTOR_BYTES for step in (n, c, d, h)):
         return _BY_ROWS
     # channels are, but are stored a word at a time or less
-    is_narrow = c == 1 and shape.problem.k * shape.size > SECTOR_BYTES and shape.y_vector * shape.size <= 4
+    is_narrow = (
+        c == 1 and shape.problem.k * shape.y_size > SECTOR_BYTES and shape.y_vector * shape.y_size <= 4
+    )
     return _BY_CHANNELS if is_narrow else 0
 
 

@@ -1,6 +1,6 @@
 // Products of fragments, of whatever type the tensors have.
 //
-// Halves are multiplied as they are. f32 is multiplied as tf32, of which mma reads the upper 11 bits of the mantissa:
+// Halves are multiplied as they are; where they are parts of f32 numbers (RESULT_IS_F32) sums are added as those of f32. f32 is multiplied as tf32, of which mma reads the upper 11 bits of the mantissa:
 // rounded to it (PRODUCTS 1), or as the sum of two such numbers, of whose four products the three largest are added
 // (PRODUCTS 3; "3xTF32" of CUTLASS). The second number is kept times 2^12, so that it has all of its bits however small
 // the first is. The tensor cores cut off what they add, so sums of f32 go through them for one step only, and are added
@@ -49,6 +49,11 @@ FUNCTION void multiply(f32 (&sums)[4], const Factor<4> &a, const Factor<2> &b) {
     for (int i = 0; i < 4; i++) sums[i] = fmaf(low[i], 1.0f / 4096.0f, sums[i]);
 #endif
     mma_tf32(step, a.bits, b.bits);
+#pragma unroll
+    for (int i = 0; i < 4; i++) sums[i] += step[i];
+#elif RESULT_IS_F32
+    f32 step[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    MMA(step, a.bits, b.bits);
 #pragma unroll
     for (int i = 0; i < 4; i++) sums[i] += step[i];
 #else

@@ -17,10 +17,12 @@ class Products:
     count: int
     is_f32: bool
     mma_cycles: float
+    adds: float = 0.0
+    """Instructions that add the sums of a product of halves to others."""
 
     @staticmethod
     def of(shape: Shape, count: int, mma_cycles: float) -> Products:
-        return Products(count, shape.size == 4, mma_cycles)
+        return Products(count, shape.size == 4, mma_cycles, 4.0 if shape.in_halves else 0.0)
 
     def cycles(self, tiles: float) -> float:
         """Cycles of the tensor cores of a multiprocessor for so many tiles of a warp."""
@@ -29,5 +31,5 @@ class Products:
     def instructions(self, words: float, tiles: float) -> float:
         """Instructions beside loads: `words` of factors are prepared, `tiles` multiplied."""
         if not self.is_f32:
-            return self.count * tiles
+            return (self.count + self.adds) * tiles
         return (7.0 if self.count == 3 else 1.0) * words + (11.0 if self.count == 3 else 5.0) * tiles

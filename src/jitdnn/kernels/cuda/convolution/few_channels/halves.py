@@ -1,0 +1,162 @@
+"""First layers of f32 by products of halves: each channel becomes three of half precision, and the stem takes these.
+
+The tensor cores multiply halves at twice the rate of tf32, and a step has twice as many; fragments are read as they
+stand, where those of f32 are divided by each warp that reads them. What it takes is a copy of x, which is small beside y:
+64x3x224x224 -> 64, 3x3: 38 MB of x are read twice and 58 MB written, 45 us at 3 TB/s, where y has 822 MB, 274 us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+from typing import Any, ClassVar, NamedTuple
+
+from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
+from jitdnn.devices.gpu import Kernel as GpuKernel
+from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel
+from jitdnn.kernels.cuda.convolution.few_channels.algorithm import with_few_inputs
+from jitdnn.kernels.cuda.convolution.few_channels.code import arguments, launches, source
+from jitdnn.kernels.cuda.convolution.few_channels.cost import fprop_plan
+from jitdnn.kernels.cuda.convolution.half_precision.code import by_alignment
+from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, farthest
+from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS
+from jitdnn.kernels.cuda.gemm.plan import three
+from jitdnn.problems.convolution import Convolution
+from jitdnn.problems.problem import Problem
+from jitdnn.tensor import TensorDescriptor
+
+_MAX_CHANNELS = 5
+_PARTS = 3
+_THREADS = 256
+_HEADER_BYTES, _MAXIMA = 2048, 256 + 8  # as in halves.cuh and halves.cu
+_BOUND = 2.0**-20
+"""The error of three products of halves for one of f32, relative to the largest numbers."""
+
+
+class _Copies(NamedTuple):
+    """The convolution of the copies, said to be f32 though elements of x and w are halves, and elements of their rows."""
+
+    problem: Convolution
+    x_pitch: int
+    w_pitch: int
+
+    @property
+    def rooms(self) -> tuple[int, int]:
+        """Bytes of the workspace for x and w."""
+        p = self.problem
+        rows = (p.n * prod(p.spatial[:-1]) * self.x_pitch, p.k * prod(p.filter_spatial[:-1]) * self.w_pitch)
+        x, w = (-(-2 * count // 256) * 256 for count in rows)
+        return x, w
+
+
+class FewChannelsHalves(KernelAlgorithm[Convolution, GpuDevice]):
+    """First layers of f32 forward, and last ones to the data, by three products of halves for one."""
+
+    name = "stem_3xf16"
+    rounded: ClassVar[tuple[str, ...]] = ("stem_tf32",)
+    problem = Convolution
+    has_exact_products = False
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        if problem.is_integer or any(one.dtype != "f32" for one in (problem.x, problem.w, problem.y)):
+            return f"it divides f32 into halves, not {problem.x.dtype}: stem takes halves"
+        few = with_few_inputs(problem)
+        if few.direction != "fwd" or few.groups != 1 or few.c > _MAX_CHANNELS:
+            return (
+                f"it takes one group of up to {_MAX_CHANNELS} input channels forward, or as many output channels to the "
+                "data of a layer without strides: stem_3xtf32 takes others"
+            )
+        if 0 in few.x.shape or 0 in few.y.shape:
+            return "a tensor is empty: direct takes those"
+        if Shape(few).dilation[2] != 1:
+            return (
+                f"taps must be neighbours along w, the dilation there is {few.dilation[-1]}: direct takes any"
+            )
+        if max(farthest(few.x), farthest(few.w), 2 * _PARTS * few.x.size, 2 * _PARTS * few.w.size) >= 1 << 30:
+            return "a tensor spans more than 2^30 elements of memory: stem_3xtf32 takes any"
+        if fprop_plan(_copies(few).problem, device, 1, True) is None:
+            return (
+                f"filter and rows of the image do not fit together into {device.shared_bytes} bytes of shared memory: "
+                "implicit_gemm takes large filters"
+            )
+        return None
+
+    def arithmetic(self, problem: Problem) -> str:
+        return "fp32"
+
+    def error_of(self, problem: Convolution) -> float:
+        return _BOUND
+
+    def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+        few = with_few_inputs(problem)
+        copies = _copies(few)
+        plan = fprop_plan(copies.problem, device, 1, True)
+        assert plan is not None
+        rooms = copies.rooms
+        seconds = plan.seconds + (4 * few.x.size + sum(rooms)) / device.bandwidth + 3 * LAUNCH_SECONDS
+
+        def build() -> Kernel:
+            product = by_alignment(
+                copies.problem, device, epilogue, plan, plan.unaligned, source, launches, arguments(plan)
+            )
+            return _Divided(_dividing(few, copies, device), product, rooms)
+
+        return PlannedKernel(sum(rooms) + _HEADER_BYTES + plan.workspace, seconds, build)
+
+
+class _Divided:
+    """Copies of x and w, and the product of these."""
+
+    def __init__(self, dividing: GpuKernel, product: Kernel, rooms: tuple[int, int]) -> None:
+        self._dividing, self._product, (self._x_room, self._w_room) = dividing, product, rooms
+
+    def __call__(
+        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
+    ) -> None:
+        x, w, *others = pointers
+        self._dividing(stream, (x, w), 1.0, 0.0, workspace)
+        second = workspace + self._x_room
+        self._product(
+            stream, (workspace, second, *others), alpha, beta, second + self._w_room + _HEADER_BYTES
+        )
+
+
+@lru_cache(1024)
+def _copies(problem: Convolution) -> _Copies:
+    """Of a problem with few input channels."""
+    x, x_pitch = _copy(problem.x)
+    w, w_pitch = _copy(problem.w)
+    return _Copies(replace(problem, x=x, w=w), x_pitch, w_pitch)
+
+
+def _copy(tensor: TensorDescriptor) -> tuple[TensorDescriptor, int]:
+    """A copy with three channels for one, innermost, and rows of whole 16 bytes; and elements of a row."""
+    images, channels, *space = tensor.shape
+    channels *= _PARTS
+    pitch = -(-space[-1] * channels // 8) * 8
+    strides, step = [channels], pitch
+    for extent in reversed(space[:-1]):
+        strides.insert(0, step)
+        step *= extent
+    return TensorDescriptor((images, channels, *space), (step, 1, *strides), "f32"), pitch
+
+
+def _dividing(problem: Convolution, copies: _Copies, device: GpuDevice) -> GpuKernel:
+    """What makes the copies."""
+    text = read_text("cuda/convolution/few_channels", "halves.cuh", "halves.cu")
+    numbers: list[int] = []
+    blocks = 0
+    for tensor, pitch in ((problem.x, copies.x_pitch), (problem.w, copies.w_pitch)):
+        space = three(tensor.shape[2:], 1)
+        numbers += [*tensor.shape[:2], *space, *tensor.strides[:2], *three(tensor.strides[2:], 0), pitch]
+        blocks += -(-tensor.shape[0] * space[0] * space[1] * (pitch // 8) // _THREADS)
+    x_room, w_room = copies.rooms
+    numbers += [x_room, x_room + w_room]
+    steps = [
+        Launch("find_maxima", _MAXIMA, _THREADS, is_early=True),
+        Launch("divide_numbers", blocks, _THREADS, is_early=True),
+    ]
+    kernel: GpuKernel = device.kernel(Source("few_channels_halves", text, (), "cuda"), steps, 2, numbers)
+    return kernel
