@@ -7,6 +7,7 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
 from jitdnn.kernels.cuda.convolution.half_precision.arguments import OFFSETS
 from jitdnn.kernels.cuda.convolution.half_precision.epilogue import in_kernel, in_store
+from jitdnn.kernels.cuda.convolution.half_precision.products import HALVES
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines
 from jitdnn.problems.convolution import Convolution
 
@@ -49,7 +50,9 @@ def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -
         hooks = {"X_AND_DY": ", ".join(x_and_dy[:: -1 if dict(plan.defines)["X_IS_SECOND"] else 1])}
     elif direction == "bwd_data":
         functions, hooks = in_kernel(problem, epilogue)
-    scales = read_text(_FOLDER, "halves.cuh") if "RESULT_IS_F32" in dict(plan.defines) else ""
+    names = dict(plan.defines)
+    has_halves = "RESULT_IS_F32" in names or names["PRODUCTS"] == HALVES or "IS_BEHIND" in names
+    scales = read_text(_FOLDER, "halves.cuh") if has_halves else ""
     own = read_text(_FOLDER, *_FILES[direction])
     text = [read_text(_SHARED, "half_mma.cuh", "products.cuh"), scales, functions, store, own]
     # parts of f32 take many registers, of which one version of NVRTC spills a few where another spills none

@@ -29,7 +29,7 @@ FUNCTION u32 *maxima_of(u8 *header) { return (u32 *)header + 8; }
 // The largest finite number, as bits.
 FUNCTION u32 larger(u32 most, f32 value) {
     const u32 bits = __float_as_uint(value) & 0x7fffffffu;
-    return bits < 0x7f800000u ? max(most, bits) : most;
+    return bits < INFINITE ? max(most, bits) : most;
 }
 
 KERNEL(256)
@@ -59,12 +59,6 @@ void find_maxima(const f32 *RESTRICT x, const f32 *RESTRICT w, u8 *workspace, f6
         for (int other = 0; other < 8; other++) most = max(most, found[other]);
         maxima_of(workspace + header_at)[blockIdx.x] = most;
     }
-}
-
-// The power of two for numbers of which the largest has these bits.
-FUNCTION int shift_for(u32 most) {
-    const int exponent = max((int)(most >> 23), 1) - 127;
-    return most ? 13 - exponent : 0;
 }
 
 KERNEL(256)
@@ -101,7 +95,7 @@ void divide_numbers(const f32 *RESTRICT x, const f32 *RESTRICT w, u8 *workspace,
             const f32 value = from[column * of.steps[4] + c * of.steps[1]], scaled = times_power(value, shift);
             u32 whole = to_f16(scaled);
             if ((whole & 0x7fffu) == 0 && value != 0.0f) whole |= 1u;
-            const bool is_infinite = fabsf(value) == __uint_as_float(0x7f800000u);
+            const bool is_infinite = fabsf(value) == __uint_as_float(INFINITE);
             if (part == 0)
                 half = whole;
             else if (!is_infinite)

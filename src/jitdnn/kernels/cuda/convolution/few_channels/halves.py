@@ -1,13 +1,14 @@
-"""First layers of f32 by products of halves: each channel becomes three of half precision, and the stem takes these.
+"""First layers of f32 by products of halves, forward and to the data.
 
-The tensor cores multiply halves at twice the rate of tf32, and a step has twice as many; fragments are read as they
-stand, where those of f32 are divided by each warp that reads them. What it takes is a copy of x, which is small beside y:
-64x3x224x224 -> 64, 3x3: 38 MB of x are read twice and 58 MB written, 45 us at 3 TB/s, where y has 822 MB, 274 us.
+The tensor cores multiply halves at twice the rate of tf32, a step has twice as many, and fragments are read as they
+stand, where those of f32 are divided by each warp that reads them. Forward x is copied before, each channel as three of
+half precision, which is small beside y: 64x3x224x224 -> 64, 3x3: 38 MB of x are read twice and 58 MB written, 45 us at
+3 TB/s, where y has 822 MB, 274 us. To the data dy is divided where it is staged, as dgrad.cu says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -16,10 +17,17 @@ from typing import Any, ClassVar, NamedTuple
 from jitdnn.devices.gpu import GpuDevice, Launch, Source, read_text
 from jitdnn.devices.gpu import Kernel as GpuKernel
 from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, PlannedKernel
-from jitdnn.kernels.cuda.convolution.few_channels.algorithm import with_few_inputs
+from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
+    MAX_CHANNELS,
+    FewChannelsF32,
+    with_few_inputs,
+)
 from jitdnn.kernels.cuda.convolution.few_channels.code import arguments, launches, source
 from jitdnn.kernels.cuda.convolution.few_channels.cost import fprop_plan
+from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
 from jitdnn.kernels.cuda.convolution.half_precision.code import by_alignment
+from jitdnn.kernels.cuda.convolution.half_precision.products import HALVES, HEADER_BYTES
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, farthest
 from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS
 from jitdnn.kernels.cuda.gemm.plan import three
@@ -27,16 +35,16 @@ from jitdnn.problems.convolution import Convolution
 from jitdnn.problems.problem import Problem
 from jitdnn.tensor import TensorDescriptor
 
-_MAX_CHANNELS = 5
+_MAX_CHANNELS_FORWARD = 5
 _PARTS = 3
 _THREADS = 256
-_HEADER_BYTES, _MAXIMA = 2048, 256 + 8  # as in halves.cuh and halves.cu
+_MAXIMA = 256 + 8  # as in halves.cu
 _BOUND = 2.0**-20
 """The error of three products of halves for one of f32, relative to the largest numbers."""
 
 
 class _Copies(NamedTuple):
-    """The convolution of the copies, said to be f32 though elements of x and w are halves, and elements of their rows."""
+    """The convolution of the copies, said to be f32 though x and w are halves, and elements of their rows."""
 
     problem: Convolution
     x_pitch: int
@@ -52,7 +60,7 @@ class _Copies(NamedTuple):
 
 
 class FewChannelsHalves(KernelAlgorithm[Convolution, GpuDevice]):
-    """First layers of f32 forward, and last ones to the data, by three products of halves for one."""
+    """First and last layers of f32, forward and to the data, by three products of halves for one."""
 
     name = "stem_3xf16"
     rounded: ClassVar[tuple[str, ...]] = ("stem_tf32",)
@@ -62,21 +70,31 @@ class FewChannelsHalves(KernelAlgorithm[Convolution, GpuDevice]):
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.is_integer or any(one.dtype != "f32" for one in (problem.x, problem.w, problem.y)):
             return f"it divides f32 into halves, not {problem.x.dtype}: stem takes halves"
+        if problem.direction == "bwd_filter":
+            return "a filter's gradient is not divided into halves here: stem_3xtf32 takes it"
         few = with_few_inputs(problem)
-        if few.direction != "fwd" or few.groups != 1 or few.c > _MAX_CHANNELS:
+        most = _MAX_CHANNELS_FORWARD if few.direction == "fwd" else MAX_CHANNELS
+        if few.groups != 1 or few.c > most:
             return (
-                f"it takes one group of up to {_MAX_CHANNELS} input channels forward, or as many output channels to the "
-                "data of a layer without strides: stem_3xtf32 takes others"
+                f"it takes one group of up to {_MAX_CHANNELS_FORWARD} input channels forward, {MAX_CHANNELS} to the data, "
+                f"or so few output channels in the other direction: there are {problem.c}, {problem.k} and "
+                f"{problem.groups} groups, which implicit_gemm or grouped_3xtf32 takes"
             )
         if 0 in few.x.shape or 0 in few.y.shape:
             return "a tensor is empty: direct takes those"
-        if Shape(few).dilation[2] != 1:
+        if few.direction == "bwd_data":
+            if epilogue is not None:
+                return "to the data it takes no epilogue: apply it to the result"
+            reason = FewChannelsF32().refuse(few, device)
+            if reason is not None:
+                return reason
+        elif Shape(few).dilation[2] != 1:
             return (
                 f"taps must be neighbours along w, the dilation there is {few.dilation[-1]}: direct takes any"
             )
         if max(farthest(few.x), farthest(few.w), 2 * _PARTS * few.x.size, 2 * _PARTS * few.w.size) >= 1 << 30:
             return "a tensor spans more than 2^30 elements of memory: stem_3xtf32 takes any"
-        if fprop_plan(_copies(few).problem, device, 1, True) is None:
+        if self.sizes(few, device) is None:
             return (
                 f"filter and rows of the image do not fit together into {device.shared_bytes} bytes of shared memory: "
                 "implicit_gemm takes large filters"
@@ -89,21 +107,52 @@ class FewChannelsHalves(KernelAlgorithm[Convolution, GpuDevice]):
     def error_of(self, problem: Convolution) -> float:
         return _BOUND
 
+    def spreads_to(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        return FewChannelsF32().spreads_to(problem, device, epilogue)
+
+    def sizes(self, few: Convolution, device: GpuDevice) -> Plan | None:
+        """The cheapest plan on this device for a problem with few input channels; None if nothing fits."""
+        if few.direction == "fwd":
+            return fprop_plan(_copies(few).problem, device, 1, True)
+        return dgrad_plan(few, device, HALVES)
+
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         few = with_few_inputs(problem)
-        copies = _copies(few)
-        plan = fprop_plan(copies.problem, device, 1, True)
+        plan = self.sizes(few, device)
         assert plan is not None
-        rooms = copies.rooms
-        seconds = plan.seconds + (4 * few.x.size + sum(rooms)) / device.bandwidth + 3 * LAUNCH_SECONDS
+        return (
+            _gradient(few, plan, device)
+            if few.direction == "bwd_data"
+            else _forward(few, plan, device, epilogue)
+        )
 
-        def build() -> Kernel:
-            product = by_alignment(
-                copies.problem, device, epilogue, plan, plan.unaligned, source, launches, arguments(plan)
-            )
-            return _Divided(_dividing(few, copies, device), product, rooms)
 
-        return PlannedKernel(sum(rooms) + _HEADER_BYTES + plan.workspace, seconds, build)
+def _forward(few: Convolution, plan: Plan, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
+    copies = _copies(few)
+    rooms = copies.rooms
+    seconds = plan.seconds + (4 * few.x.size + sum(rooms)) / device.bandwidth + 3 * LAUNCH_SECONDS
+
+    def build() -> Kernel:
+        product = by_alignment(
+            copies.problem, device, epilogue, plan, plan.unaligned, source, launches, arguments(plan)
+        )
+        return _Divided(_dividing(few, copies, device), product, rooms)
+
+    return PlannedKernel(sum(rooms) + HEADER_BYTES + plan.workspace, seconds, build)
+
+
+def _gradient(few: Convolution, plan: Plan, device: GpuDevice) -> PlannedKernel:
+    exact = FewChannelsF32().sizes(few, device)
+    assert exact is not None
+
+    def kernel(plan: Plan) -> Kernel:
+        return by_alignment(few, device, None, plan, plan.unaligned, source, launches, arguments(plan))
+
+    def build() -> Kernel:
+        behind = replace(exact, defines=(*exact.defines, ("IS_BEHIND", 1)))
+        return _Replaced(kernel(plan), kernel(behind), lambda: kernel(exact), plan.workspace)
+
+    return PlannedKernel(plan.workspace + exact.workspace, plan.seconds + LAUNCH_SECONDS, build)
 
 
 class _Divided:
@@ -118,9 +167,28 @@ class _Divided:
         x, w, *others = pointers
         self._dividing(stream, (x, w), 1.0, 0.0, workspace)
         second = workspace + self._x_room
-        self._product(
-            stream, (workspace, second, *others), alpha, beta, second + self._w_room + _HEADER_BYTES
-        )
+        self._product(stream, (workspace, second, *others), alpha, beta, second + self._w_room + HEADER_BYTES)
+
+
+class _Replaced:
+    """A kernel of halves, and one of f32 behind it, whose results replace those where a number was not finite.
+
+    What is added to what is there is not computed twice, but by `exact` alone, which is made when it is first needed.
+    """
+
+    def __init__(self, first: Kernel, behind: Kernel, make_exact: Callable[[], Kernel], room: int) -> None:
+        self._first, self._behind, self._make_exact, self._room = first, behind, make_exact, room
+        self._exact: Kernel | None = None
+
+    def __call__(
+        self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
+    ) -> None:
+        if beta != 0:
+            self._exact = self._exact or self._make_exact()
+            self._exact(stream, pointers, alpha, beta, workspace)
+            return
+        self._first(stream, pointers, alpha, beta, workspace)
+        self._behind(stream, pointers, alpha, beta, workspace + self._room)
 
 
 @lru_cache(1024)

@@ -38,6 +38,20 @@ FUNCTION void prepare(Factor<count> &factor) {
 #endif
 }
 
+#if IS_F32 && PRODUCTS == 2
+// Of numbers that are sums of two halves: the three largest products, added to each other by the tensor cores alone.
+FUNCTION void multiply_halves(f32 (&sums)[4], const u32 (&whole)[4], const u32 (&rest)[4], const uint2 (&b)[2],
+                              f32 factor) {
+    f32 step[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    const u32 first[2] = {b[0].x, b[0].y}, second[2] = {b[1].x, b[1].y};
+    mma_f16(step, rest, first);
+    mma_f16(step, whole, second);
+    mma_f16(step, whole, first);
+#pragma unroll
+    for (int i = 0; i < 4; i++) sums[i] = fmaf(step[i], factor, sums[i]);
+}
+#endif
+
 FUNCTION void multiply(f32 (&sums)[4], const Factor<4> &a, const Factor<2> &b) {
 #if IS_F32
     f32 step[4] = {0.0f, 0.0f, 0.0f, 0.0f};
