@@ -47,12 +47,12 @@ def test_epilogues(expression: str, cuda_device: Any) -> None:
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("operand", [0, 1])
-def test_what_is_not_finite(value: float, operand: int, cuda_device: Any) -> None:
-    """Infinities and NaN give what they give in f32 where they are read, also beside numbers that are far too small."""
-    problem, rng = (
-        convolution("n2 c3 h11 w9 k12 r3 s3 stride2 pad1 f32 nhwc", "fwd"),
-        np.random.default_rng(7),
-    )
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+def test_what_is_not_finite(direction: str, operand: int, value: float, cuda_device: Any) -> None:
+    """Infinities and NaN give what they give in f32 where they are read, also beside what is far too small."""
+    pad = 0 if direction == "fwd" else 2  # no result reads zeros around the tensor, which infinity makes NaN of
+    problem = convolution(f"n2 c3 h11 w9 k12 r3 s3 pad{pad} f32 nhwc", direction)
+    rng = np.random.default_rng(7)
     inputs = [rng.standard_normal(o.descriptor.shape).astype(np.float32) for o in problem.inputs]
     inputs[operand].reshape(-1)[5] = value
     inputs[1 - operand].reshape(-1)[:3] = 0.5, 2.0**-60, -(2.0**-60)  # without rest, and too small for halves
@@ -67,18 +67,28 @@ def test_what_is_not_finite(value: float, operand: int, cuda_device: Any) -> Non
     np.testing.assert_allclose(actual[~is_read], expected[~is_read], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
 @pytest.mark.parametrize("exponents", [(0, 0), (-100, 60), (-126, 127), (-140, 100), (100, -60), (127, -120)])
-def test_scales(exponents: tuple[int, int], cuda_device: Any) -> None:
+def test_scales(exponents: tuple[int, int], direction: str, cuda_device: Any) -> None:
     """The largest numbers of both tensors may be any."""
-    problem, rng = (
-        convolution("n2 c3 h11 w9 k12 r3 s3 stride2 pad1 f32 nhwc", "fwd"),
-        np.random.default_rng(7),
-    )
+    problem = convolution("n2 c3 h11 w9 k12 r3 s3 stride2 pad1 f32 nhwc", direction)
+    rng = np.random.default_rng(7)
     inputs = [
         (rng.uniform(-1, 1, o.descriptor.shape) * 2.0**exponent).astype(np.float32)
         for o, exponent in zip(problem.inputs, exponents, strict=True)
     ]
     run_algorithm(FewChannelsHalves(), make_case(problem, None, 0, inputs), cuda_device, ((1.0, 0.0),))
+
+
+def test_scales_that_change(cuda_device: Any) -> None:
+    """What is staged later may be far larger, or smaller, than what was multiplied before: channels of dy."""
+    problem = convolution("n2 c3 h11 w9 k80 r3 s3 pad1 f32 nhwc", "bwd_data")
+    rng = np.random.default_rng(7)
+    dy, w = (rng.standard_normal(o.descriptor.shape).astype(np.float32) for o in problem.inputs)
+    for first, exponent in ((16, 30), (32, -40), (48, 60), (64, 50)):
+        dy[:, first : first + 16] *= np.float32(2.0**exponent)
+    dy[:, :16] = 0
+    run_algorithm(FewChannelsHalves(), make_case(problem, None, 0, [dy, w]), cuda_device, ((1.0, 0.0),))
 
 
 REFUSED = {

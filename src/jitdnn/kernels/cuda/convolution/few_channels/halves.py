@@ -76,8 +76,8 @@ class FewChannelsHalves(KernelAlgorithm[Convolution, GpuDevice]):
         most = _MAX_CHANNELS_FORWARD if few.direction == "fwd" else MAX_CHANNELS
         if few.groups != 1 or few.c > most:
             return (
-                f"it takes one group of up to {_MAX_CHANNELS_FORWARD} input channels forward, {MAX_CHANNELS} to the data, "
-                f"or so few output channels in the other direction: there are {problem.c}, {problem.k} and "
+                f"it takes one group of up to {_MAX_CHANNELS_FORWARD} input channels forward, {MAX_CHANNELS} to "
+                f"the data, or so few output channels in the other direction: there are {problem.c}, {problem.k} and "
                 f"{problem.groups} groups, which implicit_gemm or grouped_3xtf32 takes"
             )
         if 0 in few.x.shape or 0 in few.y.shape:
