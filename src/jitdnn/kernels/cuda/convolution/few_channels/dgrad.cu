@@ -299,42 +299,17 @@ void few_channels_dgrad_pack(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT
 #endif
 
 #if IN_HALVES
-// Divides a stage; all threads of the block. Returns the exponent of what its numbers were multiplied by; `is_met` becomes
-// 1 if one is not finite.
-FUNCTION int divide_stage(f32 *stage, i32 *is_met) {
-    constexpr int PIECES = STAGED_ROWS * POSITIONS * CHUNKS;  // of 16 bytes: a multiple of four
-    const int lane = threadIdx.x % 32;
+FUNCTION int divide_gradient(f32 *stage, i32 *is_met) {
     auto place = [](int i) {
         const int at = i / CHUNKS;
         return (STEP_W == 1 ? at * PITCH : stage_offset(at / POSITIONS, at % POSITIONS)) + i % CHUNKS / 4 * 16;
     };
-    u32 most = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < PIECES; i += BLOCK_THREADS) {
-        const uint4 four = *(const uint4 *)(stage + place(i) + i % 4 * 4);
-        most = max(most, max(max(four.x & 0x7fffffffu, four.y & 0x7fffffffu), max(four.z & 0x7fffffffu, four.w & 0x7fffffffu)));
-    }
-    most = most_of_block<BLOCK_THREADS / 32>(most);
+    constexpr int pieces = STAGED_ROWS * POSITIONS * CHUNKS;
+    const u32 most = most_of_block<BLOCK_THREADS / 32>(most_of_pieces<pieces>(stage, place));
     if (most >= INFINITE && threadIdx.x == 0) *is_met = 1;
-    const int shift = shift_for(most);
-#pragma unroll 2
-    for (int first = threadIdx.x - lane; first < PIECES; first += BLOCK_THREADS) {
-        const int i = first + lane;
-        f32 *segment = stage + place(min(i, PIECES - 1));
-        const uint4 four = *(const uint4 *)(segment + i % 4 * 4);
-        const f32 value[4] = {times_power(__uint_as_float(four.x), shift), times_power(__uint_as_float(four.y), shift),
-                              times_power(__uint_as_float(four.z), shift), times_power(__uint_as_float(four.w), shift)};
-        const u32 low = pack_f16(value[0], value[1]), high = pack_f16(value[2], value[3]);
-        const u32 rest[2] = {pack_f16(value[0] - f16_low(low), value[1] - f16_high(low)),
-                             pack_f16(value[2] - f16_low(high), value[3] - f16_high(high))};
-        __syncwarp();
-        if (i < PIECES) {
-            *(uint2 *)(segment + i % 4 * 2) = make_uint2(low, high);
-            *(uint2 *)(segment + 8 + i % 4 * 2) = make_uint2(rest[0], rest[1]);
-        }
-    }
+    divide_pieces<pieces>(stage, place, shift_for(most));
     __syncthreads();
-    return most ? shift : 139;
+    return most ? shift_for(most) : NO_NUMBERS;
 }
 #endif
 
@@ -393,11 +368,11 @@ void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, E
 
     Sums sums = {};
     f32 factor = 1.0f;
-    constexpr int nothing = 1000;
-    int scale = nothing;  // IN_HALVES: the exponent of what sums are multiplied by
+    int scale = 0;  // IN_HALVES: the exponent of what sums are multiplied by
 #if IN_HALVES
     i32 *header = (i32 *)(workspace + FRAGMENTS * 8);
     const int filter_shift = header[0];
+    scale = NO_SUMS;
 #endif
 #pragma unroll 1
     for (; now.tile < tiles; advance(now, sizes)) {
@@ -418,8 +393,8 @@ void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, E
         const uint2 *fragments = IS_STREAMED ? (const uint2 *)(stage + DY_BYTES)
                                              : filter + now.chunk * CHUNK_FRAGMENTS;
 #if IN_HALVES
-        const int shift = filter_shift + divide_stage((f32 *)(stages + buffer * STAGE_BYTES), header + 1);
-        if (shift < scale - 16) {  // of larger numbers than those before
+        const int shift = filter_shift + divide_gradient((f32 *)(stages + buffer * STAGE_BYTES), header + 1);
+        if (is_larger(shift, scale)) {
 #pragma unroll
             for (int i = 0; i < TILE_PLANES * TILE_ROWS * COLUMN_TILES * 4; i++) {
                 f32 &sum = sums[i / (TILE_ROWS * COLUMN_TILES * 4)][i / (COLUMN_TILES * 4) % TILE_ROWS]
@@ -428,7 +403,7 @@ void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, E
             }
             scale = shift;
         }
-        factor = __uint_as_float((u32)(max(scale - shift, -126) + 127) << 23);
+        factor = factor_of(shift, scale);
 #endif
         add<0>(sums, (const ELEMENT *)stage, fragments, me, now.plane, factor);
         __syncthreads();
@@ -455,10 +430,10 @@ void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, E
                 }
             }
             __syncthreads();
-            if (me.split_k_warp > 0) {
-                scale = nothing;
-                continue;
-            }
+#if IN_HALVES
+            if (me.split_k_warp > 0) scale = NO_SUMS;
+#endif
+            if (me.split_k_warp > 0) continue;
         }
 #if IN_HALVES
 #pragma unroll
@@ -467,7 +442,7 @@ void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, E
                            [i / 4 % COLUMN_TILES][i % 4];
             sum = times_power(sum, -scale);
         }
-        scale = nothing;
+        scale = NO_SUMS;
 #endif
 #pragma unroll
         for (int b_d = 0; b_d < TILE_PLANES; b_d++)

@@ -226,5 +226,5 @@ def _dividing(problem: Convolution, copies: _Copies, device: GpuDevice) -> GpuKe
         Launch("find_maxima", _MAXIMA, _THREADS, is_early=True),
         Launch("divide_numbers", blocks, _THREADS, is_early=True),
     ]
-    kernel: GpuKernel = device.kernel(Source("few_channels_halves", text, (), "cuda"), steps, 2, numbers)
+    kernel: GpuKernel = device.kernel(Source("few_channels_halves", text, (("BLOCK_THREADS", _THREADS),), "cuda"), steps, 2, numbers)
     return kernel
