@@ -104,9 +104,9 @@ _CORRELATION: tuple[Algorithm, ...] = (
     ImplicitGemm(),
     ImplicitGemmInPlace(),
     FewChannels(),
-    FewChannelsHalves(),
     FewChannelsF32(),
     FewChannelsTf32(),
+    FewChannelsHalves(),
     Grouped(),
     GroupedF32(),
     GroupedTf32(),
@@ -136,6 +136,7 @@ _WGRAD: tuple[Algorithm, ...] = (
     FewChannels(),
     FewChannelsF32(),
     FewChannelsTf32(),
+    FewChannelsHalves(),
     Grouped(),
 )
 

@@ -51,7 +51,7 @@ def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -
     elif direction == "bwd_data":
         functions, hooks = in_kernel(problem, epilogue)
     names = dict(plan.defines)
-    has_halves = "RESULT_IS_F32" in names or names["PRODUCTS"] == HALVES or "IS_BEHIND" in names
+    has_halves = "RESULT_IS_F32" in names or names["PRODUCTS"] == HALVES
     scales = read_text(_FOLDER, "halves.cuh") if has_halves else ""
     own = read_text(_FOLDER, *_FILES[direction])
     text = [read_text(_SHARED, "half_mma.cuh", "products.cuh"), scales, functions, store, own]

@@ -14,7 +14,12 @@ from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
 from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
-from jitdnn.kernels.cuda.convolution.half_precision.products import Products
+from jitdnn.kernels.cuda.convolution.half_precision.products import (
+    HALVES,
+    HALVES_FOR_ONE,
+    HEADER_BYTES,
+    Products,
+)
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, strides_of
 from jitdnn.kernels.cuda.cost import SECTOR_BYTES, clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
@@ -35,6 +40,7 @@ _UNEVEN_WRITES = 2.2  # how much longer writes take where outputs begin inside o
 _BY_ROWS, _BY_CHANNELS = 1, 2
 _STAGED_CYCLES = 16.0  # of a tile of 16 outputs by 8 channels that goes to shared memory number by number
 _FROM_MEMORY = 0.7  # of a strip's rows: the others were read by the strip above, and come from L2
+DIVIDING_CYCLES = 20.0  # of 512 bytes in shared memory into halves
 # the factor on computation by resident warps, which hide each other's latency
 _WARP_PENALTIES = ((16, 1.0), (12, 1.12), (8, 1.25), (0, 2.0))
 
@@ -206,6 +212,9 @@ def _offer_wgrad(problem: Convolution, facts: GpuFacts, count: int, cheapest: Ch
     shape = Shape(problem)
     products = Products.of(shape, count, facts.mma_cycles)
     piece, at_once = 16 // shape.size, 32 // shape.size  # channels that are copied at once, outputs of an mma
+    is_divided = count == HALVES
+    if is_divided:
+        at_once *= 2
     is_wide = shape.y_vector == piece and problem.k % piece == 0
     strips = list(_strips(shape, 16))
     phases, all_words = strips[0].phases, strips[0].words
@@ -236,18 +245,20 @@ def _offer_wgrad(problem: Convolution, facts: GpuFacts, count: int, cheapest: Ch
             rounds = -(-phase_outputs // (output_warps * at_once))
             fetch = of_rows + outputs * channels / (32 * piece) * (3 if is_wide else 8 * piece)
             compute = rounds * warps * (step if has_eights else apart) + fetch
+            if is_divided:
+                compute += DIVIDING_CYCLES * (4 * outputs * channels + rows.bytes) / 512
             read = shape.size * outputs * min(problem.k, channels)
             memory = (read + _FROM_MEMORY * rows.least_bytes) / bandwidth
             of_strip = max(compute, memory) + UNHIDDEN * min(compute, memory)
             if share * channel_blocks * of_strip * ROUNDED > cheapest.seconds:
                 continue
             block_sums = groups * 4 * rows.per_word * m * words * 32
-            pitch = channels + 8 if products.is_f32 else (channels // 8 | 1) * 8
+            pitch = channels + 8 if products.is_f32 and not is_divided else (channels // piece | 1) * piece
             stage = rows.bytes + (outputs + 1) * pitch * shape.size
             reads = (read + _FROM_MEMORY * rows.bytes) / bandwidth
             for stages in (2, 1):
                 shared = max(stages * stage, 4 * block_sums * (output_warps // 2))
-                resident = min(most, facts.resident(shared))
+                resident = min(most, facts.resident(shared + 8 * warps * is_divided))
                 if not resident:
                     continue
                 cycles = total_cycles(
@@ -290,7 +301,7 @@ def _wgrad_plan(
         (blocks, channel_blocks),
         shared,
         seconds,
-        4 * block_sums * channel_blocks * blocks,
+        4 * block_sums * channel_blocks * blocks + HEADER_BYTES * (count == HALVES),
         reduction=second,
     )
 
@@ -353,7 +364,8 @@ def _wgrad_tilings(
         if warps % (m_groups * n_groups * phases):
             continue
         threads_limit = facts.registers // (warps * 32)
-        needed = sums + 4 * m * products.count + 2 * n + (64 if warps <= 8 else 84)
+        factors = 8 * m + 4 if products.count == HALVES_FOR_ONE else 4 * m * products.count + 2 * n
+        needed = sums + factors + (64 if warps <= 8 else 84)
         needed += 34 if products.count == 3 else 0
         if needed > most_registers(facts, warps * 32):
             continue
@@ -450,6 +462,9 @@ def _fprop_step(m: int, n: int, products: Products) -> float:
 
 def _wgrad_step(m: int, n: int, products: Products, has_eights: bool = True) -> float:
     """Cycles of a warp's m tiles of channels and n of words for one mma of outputs; has_eights: eight share a row."""
+    if products.count == HALVES_FOR_ONE:
+        instructions = 40 + 2 * m + 8 * n + 2 * products.instructions(0, m * n)
+        return overlapped(8 * m + 4 * n, 2 * products.cycles(m * n), instructions / 4)
     if products.is_f32:
         reads = 4 * m + 2 * n
         return overlapped(

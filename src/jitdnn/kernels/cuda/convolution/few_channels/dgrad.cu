@@ -179,15 +179,6 @@ FUNCTION void store_pair(ELEMENT *to, f32 first, f32 second) {
 #endif
 }
 
-// A kernel behind one that divides into halves runs where that one met a number that is not finite.
-FUNCTION bool is_wanted(const u8 *workspace) {
-#if IS_BEHIND
-    return ((const i32 *)(workspace - HEADER_BYTES))[1];
-#else
-    return true;
-#endif
-}
-
 struct Lane { int warp_across, warp_down, split_k_warp, g, t, lane; };
 typedef f32 Sums[TILE_PLANES][TILE_ROWS][COLUMN_TILES][4];
 
@@ -286,7 +277,7 @@ void few_channels_dgrad_pack(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT
         const f32 value = w[W_BASE + (INDEX)k * W_K + (INDEX)d * W_T + (INDEX)r * W_R + (INDEX)s * W_S + (INDEX)c * W_C];
         most = max(most, __float_as_uint(value) & 0x7fffffffu);
     }
-    most = most_of_block<8>(most);
+    most = most_of_block<8>(most).x;
     shift = shift_for(most);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         i32 *header = (i32 *)(workspace + FRAGMENTS * 8);
@@ -305,7 +296,7 @@ FUNCTION int divide_gradient(f32 *stage, i32 *is_met) {
         return (STEP_W == 1 ? at * PITCH : stage_offset(at / POSITIONS, at % POSITIONS)) + i % CHUNKS / 4 * 16;
     };
     constexpr int pieces = STAGED_ROWS * POSITIONS * CHUNKS;
-    const u32 most = most_of_block<BLOCK_THREADS / 32>(most_of_pieces<pieces>(stage, place));
+    const u32 most = most_of_block<BLOCK_THREADS / 32>(most_of_pieces<pieces>(stage, place)).x;
     if (most >= INFINITE && threadIdx.x == 0) *is_met = 1;
     divide_pieces<pieces>(stage, place, shift_for(most));
     __syncthreads();

@@ -10,6 +10,7 @@ from functools import partial
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.few_channels.cost import (
+    DIVIDING_CYCLES,
     LATENCY_CYCLES,
     START_SECONDS,
     UNHIDDEN,
@@ -33,7 +34,6 @@ _APART, _APART_OF_F32 = (
     13.5,
     23.0,
 )  # cycles to stage a number whose neighbouring channels lie apart, for each lane
-_DIVIDING_CYCLES = 20.0  # of 512 bytes of a stage into halves
 _AXES = "DHW"
 # warps of a block, down and across, and those that share the channels
 _WARPS = (
@@ -105,7 +105,7 @@ def _offer_tiling(
             continue
         stage_bytes = tiling.stage_bytes + (part_bytes if is_streamed else 0)
         shared = stages * stage_bytes + (0 if is_streamed else parts * part_bytes)
-        found = 4 * tiling.warps * (tiling.products == HALVES)  # what most_of_block has of each warp
+        found = 8 * tiling.warps * (tiling.products == HALVES)  # what most_of_block has of each warp
         resident = min(most, facts.resident(shared + found))
         if not resident:
             continue
@@ -240,7 +240,7 @@ def _tile_cycles(tiling: Tiling, steps: int, is_wide: bool, products: Products) 
     cycles += (tiling.warps * 2 * tiling.sums_bytes / 128 + 200) * (tiling.split_k_warps > 1)
     staged = tiling.staged_planes * tiling.reads(steps)
     if tiling.products == HALVES:
-        cycles += _DIVIDING_CYCLES * staged / 512
+        cycles += DIVIDING_CYCLES * staged / 512
     return cycles + _copy_cycles(staged, tiling.size, is_wide)
 
 

@@ -17,16 +17,16 @@ FUNCTION int shift_for(u32 most) {
     return most && most < INFINITE ? 13 - exponent : 0;
 }
 
-// The largest number that any of `warps` warps has; by all of a block's threads, which then wait for each other before
-// they call it again.
+// The largest of two kinds of numbers that any of `warps` warps has; by all of a block's threads, which then wait for each
+// other before they call it again.
 template <int warps>
-FUNCTION u32 most_of_block(u32 most) {
-    __shared__ u32 found[warps];
-    most = warp_max(most);
+FUNCTION uint2 most_of_block(u32 first, u32 second = 0) {
+    __shared__ uint2 found[warps];
+    uint2 most = make_uint2(warp_max(first), warp_max(second));
     if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = most;
     __syncthreads();
 #pragma unroll
-    for (int other = 0; other < warps; other++) most = max(most, found[other]);
+    for (int other = 0; other < warps; other++) most.x = max(most.x, found[other].x), most.y = max(most.y, found[other].y);
     return most;
 }
 

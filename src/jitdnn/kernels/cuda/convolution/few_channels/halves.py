@@ -1,9 +1,9 @@
-"""First layers of f32 by products of halves, forward and to the data.
+"""First layers of f32 by products of halves.
 
 The tensor cores multiply halves at twice the rate of tf32, a step has twice as many, and fragments are read as they
 stand, where those of f32 are divided by each warp that reads them. Forward x is copied before, each channel as three of
 half precision, which is small beside y: 64x3x224x224 -> 64, 3x3: 38 MB of x are read twice and 58 MB written, 45 us at
-3 TB/s, where y has 822 MB, 274 us. To the data dy is divided where it is staged, as dgrad.cu says.
+3 TB/s, where y has 822 MB, 274 us. Gradients divide what they have staged, as dgrad.cu and wgrad.cu say.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     with_few_inputs,
 )
 from jitdnn.kernels.cuda.convolution.few_channels.code import arguments, launches, source
-from jitdnn.kernels.cuda.convolution.few_channels.cost import fprop_plan
+from jitdnn.kernels.cuda.convolution.few_channels.cost import fprop_plan, wgrad_plan
 from jitdnn.kernels.cuda.convolution.few_channels.dgrad_cost import dgrad_plan
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
 from jitdnn.kernels.cuda.convolution.half_precision.code import by_alignment
@@ -60,7 +60,7 @@ class _Copies(NamedTuple):
 
 
 class FewChannelsHalves(KernelAlgorithm[Convolution, GpuDevice]):
-    """First and last layers of f32, forward and to the data, by three products of halves for one."""
+    """First and last layers of f32, by three products of halves for one."""
 
     name = "stem_3xf16"
     rounded: ClassVar[tuple[str, ...]] = ("stem_tf32",)
@@ -70,21 +70,19 @@ class FewChannelsHalves(KernelAlgorithm[Convolution, GpuDevice]):
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if problem.is_integer or any(one.dtype != "f32" for one in (problem.x, problem.w, problem.y)):
             return f"it divides f32 into halves, not {problem.x.dtype}: stem takes halves"
-        if problem.direction == "bwd_filter":
-            return "a filter's gradient is not divided into halves here: stem_3xtf32 takes it"
         few = with_few_inputs(problem)
         most = _MAX_CHANNELS_FORWARD if few.direction == "fwd" else MAX_CHANNELS
         if few.groups != 1 or few.c > most:
             return (
-                f"it takes one group of up to {_MAX_CHANNELS_FORWARD} input channels forward, {MAX_CHANNELS} to "
-                f"the data, or so few output channels in the other direction: there are {problem.c}, {problem.k} and "
+                f"it takes one group of up to {_MAX_CHANNELS_FORWARD} input channels forward, {MAX_CHANNELS} of "
+                f"gradients, or so few output channels in the other direction: there are {problem.c}, {problem.k} and "
                 f"{problem.groups} groups, which implicit_gemm or grouped_3xtf32 takes"
             )
         if 0 in few.x.shape or 0 in few.y.shape:
             return "a tensor is empty: direct takes those"
-        if few.direction == "bwd_data":
+        if few.direction != "fwd":
             if epilogue is not None:
-                return "to the data it takes no epilogue: apply it to the result"
+                return "a gradient takes no epilogue here: apply it to the result"
             reason = FewChannelsF32().refuse(few, device)
             if reason is not None:
                 return reason
@@ -114,17 +112,15 @@ class FewChannelsHalves(KernelAlgorithm[Convolution, GpuDevice]):
         """The cheapest plan on this device for a problem with few input channels; None if nothing fits."""
         if few.direction == "fwd":
             return fprop_plan(_copies(few).problem, device, 1, True)
-        return dgrad_plan(few, device, HALVES)
+        return (dgrad_plan if few.direction == "bwd_data" else wgrad_plan)(few, device, HALVES)
 
     def plan(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
         few = with_few_inputs(problem)
         plan = self.sizes(few, device)
         assert plan is not None
-        return (
-            _gradient(few, plan, device)
-            if few.direction == "bwd_data"
-            else _forward(few, plan, device, epilogue)
-        )
+        if few.direction == "fwd":
+            return _forward(few, plan, device, epilogue)
+        return _gradient(few, plan, device, few is not problem)
 
 
 def _forward(few: Convolution, plan: Plan, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
@@ -141,16 +137,20 @@ def _forward(few: Convolution, plan: Plan, device: GpuDevice, epilogue: Epilogue
     return PlannedKernel(sum(rooms) + HEADER_BYTES + plan.workspace, seconds, build)
 
 
-def _gradient(few: Convolution, plan: Plan, device: GpuDevice) -> PlannedKernel:
+def _gradient(few: Convolution, plan: Plan, device: GpuDevice, is_swapped: bool) -> PlannedKernel:
     exact = FewChannelsF32().sizes(few, device)
     assert exact is not None
+    is_filter = few.direction == "bwd_filter"
+    if is_filter and is_swapped:
+        plan, exact = plan.with_x_second, exact.with_x_second
 
     def kernel(plan: Plan) -> Kernel:
         return by_alignment(few, device, None, plan, plan.unaligned, source, launches, arguments(plan))
 
     def build() -> Kernel:
-        behind = replace(exact, defines=(*exact.defines, ("IS_BEHIND", 1)))
-        return _Replaced(kernel(plan), kernel(behind), lambda: kernel(exact), plan.workspace)
+        behind = replace(exact, defines=(*exact.defines, ("BYTES_FROM_HEADER", HEADER_BYTES)))
+        make_exact = None if is_filter else lambda: kernel(exact)
+        return _Replaced(kernel(plan), kernel(behind), make_exact, plan.workspace)
 
     return PlannedKernel(plan.workspace + exact.workspace, plan.seconds + LAUNCH_SECONDS, build)
 
@@ -171,19 +171,22 @@ class _Divided:
 
 
 class _Replaced:
-    """A kernel of halves, and one of f32 behind it, whose results replace those where a number was not finite.
+    """A kernel of halves, and one of f32 behind it, which computes all of it where a number was not finite.
 
-    What is added to what is there is not computed twice, but by `exact` alone, which is made when it is first needed.
+    A data gradient has been stored by then, and is not to be added twice to what was there: with beta it is computed by
+    `exact` alone, which is made when it is first needed.
     """
 
-    def __init__(self, first: Kernel, behind: Kernel, make_exact: Callable[[], Kernel], room: int) -> None:
+    def __init__(
+        self, first: Kernel, behind: Kernel, make_exact: Callable[[], Kernel] | None, room: int
+    ) -> None:
         self._first, self._behind, self._make_exact, self._room = first, behind, make_exact, room
         self._exact: Kernel | None = None
 
     def __call__(
         self, stream: Any, pointers: Sequence[int], alpha: float, beta: float, workspace: int
     ) -> None:
-        if beta != 0:
+        if beta != 0 and self._make_exact is not None:
             self._exact = self._exact or self._make_exact()
             self._exact(stream, pointers, alpha, beta, workspace)
             return
@@ -226,5 +229,7 @@ def _dividing(problem: Convolution, copies: _Copies, device: GpuDevice) -> GpuKe
         Launch("find_maxima", _MAXIMA, _THREADS, is_early=True),
         Launch("divide_numbers", blocks, _THREADS, is_early=True),
     ]
-    kernel: GpuKernel = device.kernel(Source("few_channels_halves", text, (("BLOCK_THREADS", _THREADS),), "cuda"), steps, 2, numbers)
+    kernel: GpuKernel = device.kernel(
+        Source("few_channels_halves", text, (("BLOCK_THREADS", _THREADS),), "cuda"), steps, 2, numbers
+    )
     return kernel

@@ -38,6 +38,16 @@ FUNCTION void prepare(Factor<count> &factor) {
 #endif
 }
 
+// Whether a kernel is to run. One behind a kernel that divides f32 into halves is where that one met a number that is not
+// finite, as the header says that lies so many bytes before its workspace.
+FUNCTION bool is_wanted(const u8 *workspace) {
+#if BYTES_FROM_HEADER
+    return ((const i32 *)(workspace - BYTES_FROM_HEADER))[1];
+#else
+    return true;
+#endif
+}
+
 #if IS_F32 && PRODUCTS == 2
 // Of numbers that are sums of two halves: the three largest products, added to each other by the tensor cores alone.
 FUNCTION void multiply_halves(f32 (&sums)[4], const u32 (&whole)[4], const u32 (&rest)[4], const uint2 (&b)[2],

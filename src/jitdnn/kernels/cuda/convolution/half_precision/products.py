@@ -9,6 +9,8 @@ from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape
 HALVES = 2
 """In place of a number of products: f32 is divided into two halves before; two steps of channels are one of these."""
 
+HALVES_FOR_ONE = 1.5
+"""Products of halves for one of tf32, where three are needed."""
 HEADER_BYTES = 2048
 """Of what kernels of halves know of the tensors, in the workspace; as in halves.cuh."""
 
@@ -32,7 +34,7 @@ class Products:
         if shape.size != 4:
             return Products(count, False, mma_cycles, 0.0, count + (4.0 if shape.in_halves else 0.0))
         if count == HALVES:
-            return Products(1.5, True, mma_cycles, 0.0, 3.5)
+            return Products(HALVES_FOR_ONE, True, mma_cycles, 0.0, 3.5)
         return Products(count, True, mma_cycles, 7.0 if count == 3 else 1.0, 11.0 if count == 3 else 5.0)
 
     def cycles(self, tiles: float) -> float:
