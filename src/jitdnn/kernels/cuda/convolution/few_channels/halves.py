@@ -221,7 +221,17 @@ def _dividing(problem: Convolution, copies: _Copies, device: GpuDevice) -> GpuKe
     blocks = 0
     for tensor, pitch in ((problem.x, copies.x_pitch), (problem.w, copies.w_pitch)):
         space = three(tensor.shape[2:], 1)
-        numbers += [*tensor.shape[:2], *space, *tensor.strides[:2], *three(tensor.strides[2:], 0), pitch]
+        low, high = tensor.span()
+        run = high - low + 1 if high - low + 1 == tensor.size else 0
+        numbers += [
+            *tensor.shape[:2],
+            *space,
+            *tensor.strides[:2],
+            *three(tensor.strides[2:], 0),
+            pitch,
+            run,
+            low,
+        ]
         blocks += -(-tensor.shape[0] * space[0] * space[1] * (pitch // 8) // _THREADS)
     x_room, w_room = copies.rooms
     numbers += [x_room, x_room + w_room]
