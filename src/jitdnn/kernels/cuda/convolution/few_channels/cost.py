@@ -40,6 +40,8 @@ _UNEVEN_WRITES = 2.2  # how much longer writes take where outputs begin inside o
 _BY_ROWS, _BY_CHANNELS = 1, 2
 _STAGED_CYCLES = 16.0  # of a tile of 16 outputs by 8 channels that goes to shared memory number by number
 _FROM_MEMORY = 0.7  # of a strip's rows: the others were read by the strip above, and come from L2
+_OF_THREE, _OF_THREE_ALTERNATELY = 1.15, 1.35
+"""How much longer forward layers by three products of tf32 take (H100), also of two blocks with two stages."""
 DIVIDING_CYCLES = 20.0  # of 512 bytes in shared memory into halves
 # the factor on computation by resident warps, which hide each other's latency
 _WARP_PENALTIES = ((16, 1.0), (12, 1.12), (8, 1.25), (0, 2.0))
@@ -115,7 +117,7 @@ def _offer_fprop(
             continue
         step = warps * _fprop_step(m, n, products)
         # many independent products hide each other's latency
-        if m * n >= 24 and steps >= 16 and not products.is_f32:
+        if m * n >= 24 and steps >= 16 and not products.is_f32 and not in_halves:
             step *= 0.87
         store = m * (60 + 10 * n) / 4
         if staging == _BY_CHANNELS:
@@ -164,6 +166,8 @@ def _offer_fprop(
                     reads,
                     writes,
                 )
+                if count == 3:
+                    cycles *= _OF_THREE_ALTERNATELY if stages == resident == 2 else _OF_THREE
                 blocks = min(rows.strips, max(1, multiprocessors * resident // channel_blocks))
                 fragments = phases * steps * groups * n * 16
                 neighbours = min(resident, -(-blocks * channel_blocks // multiprocessors))
@@ -369,7 +373,7 @@ def _wgrad_tilings(
         needed += 34 if products.count == 3 else 0
         if needed > most_registers(facts, warps * 32):
             continue
-        most = min(2, threads_limit // needed)
+        most = min(2, threads_limit // int(needed))
         price = m_groups * n_groups * _wgrad_step(m, n, products)
         found.append(
             (

@@ -270,7 +270,7 @@ void few_channels_dgrad_pack(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT
     int shift = 0;
 #if IN_HALVES
     u32 most = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int i = threadIdx.x; i < FILTERS * (CHANNELS * TAPS_T * TAPS_R * TAPS_S); i += 256) {
         const int s = i % TAPS_S, r = i / TAPS_S % TAPS_R, d = i / (TAPS_S * TAPS_R) % TAPS_T;
         const int c = i / (TAPS_S * TAPS_R * TAPS_T) % CHANNELS, k = i / (TAPS_S * TAPS_R * TAPS_T * CHANNELS);

@@ -39,6 +39,8 @@ _MAX_CHANNELS_FORWARD = 5
 _PARTS = 3
 _THREADS = 256
 _MAXIMA = 256 + 8  # as in halves.cu
+_SLOWNESS = 1.25
+"""How much longer it takes than the models, which were fitted to other products, say: data gradients on an H100."""
 _BOUND = 2.0**-20
 """The error of three products of halves for one of f32, relative to the largest numbers."""
 
@@ -126,7 +128,7 @@ class FewChannelsHalves(KernelAlgorithm[Convolution, GpuDevice]):
 def _forward(few: Convolution, plan: Plan, device: GpuDevice, epilogue: Epilogue | None) -> PlannedKernel:
     copies = _copies(few)
     rooms = copies.rooms
-    seconds = plan.seconds + (4 * few.x.size + sum(rooms)) / device.bandwidth + 3 * LAUNCH_SECONDS
+    seconds = _SLOWNESS * plan.seconds + (8 * few.x.size + sum(rooms)) / device.bandwidth + 2 * LAUNCH_SECONDS
 
     def build() -> Kernel:
         product = by_alignment(
@@ -152,7 +154,9 @@ def _gradient(few: Convolution, plan: Plan, device: GpuDevice, is_swapped: bool)
         make_exact = None if is_filter else lambda: kernel(exact)
         return _Replaced(kernel(plan), kernel(behind), make_exact, plan.workspace)
 
-    return PlannedKernel(plan.workspace + exact.workspace, plan.seconds + LAUNCH_SECONDS, build)
+    return PlannedKernel(
+        plan.workspace + exact.workspace, _SLOWNESS * plan.seconds + 3 * LAUNCH_SECONDS, build
+    )
 
 
 class _Divided:

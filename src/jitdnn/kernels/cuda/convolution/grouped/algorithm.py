@@ -109,7 +109,7 @@ class GroupedF32(Grouped):
     """
 
     name = "grouped_3xtf32"
-    rounded = ("grouped_tf32",)
+    rounded: ClassVar[tuple[str, ...]] = ("grouped_tf32",)
     dtypes = ("f32",)
     products = 3
     has_exact_products = False

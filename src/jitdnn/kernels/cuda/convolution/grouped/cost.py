@@ -70,6 +70,8 @@ _BALANCED, _UNBALANCED = (
 )  # shares of the memory's time without and with the imbalance of thread blocks
 _REFETCHED = 0.4  # of what neighbouring tiles read, too: most of it comes from L2
 _ISSUE_CYCLES_F32 = 1 / 4  # where factors are made of what is read
+# of f32, as seen on an H100: how much longer it takes, more with each row of a tile, and with small blocks of two steps
+_F32_FACTOR, _F32_ROW, _F32_SMALL_BLOCKS = 1.1, 0.05, 1.08
 _EXPOSED = 0.5  # of the shorter of memory and computation, in the first tile
 _START_SECONDS = 3.8e-6  # a launch, until the first pixels arrive
 _SCALE = 0.91
@@ -228,6 +230,9 @@ def _offer_shared_memory(
                 seconds *= _correction(
                     tile, resident == 1 and (has_room or steps > 1), 3 if stages == rounds else stages
                 )
+                if is_f32:
+                    seconds *= _F32_FACTOR + _F32_ROW * tile.tile_rows
+                    seconds *= _F32_SMALL_BLOCKS if steps > 1 and threads < 256 else 1.0
                 made = partial(
                     _shared_memory_plan, shape, tile, slice_groups, block_slices, steps, tiles, stages, workers,
                     threads, resident, is_staged, workers * blocks, shared, seconds, copy_bytes, count,
