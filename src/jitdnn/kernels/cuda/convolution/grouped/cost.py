@@ -46,7 +46,6 @@ _MAX_REGISTERS = 250
 _MAX_FILTER_REGISTERS = 80
 _MAX_FILTER_REGISTERS_LARGE = 150  # where a group has more than 32 channels: one resident thread block
 _OTHER_REGISTERS = 56  # of the shared-memory kernel: addresses, loop counters, a fragment of the source
-_OTHER_REGISTERS_F32 = 76  # the same with a fragment in parts, and sums of one step
 
 # ---- The model of the shared-memory kernel, fitted to measurements on an H100. Cycles of a multiprocessor:
 _ACCESS_CYCLES = 4.0  # of shared memory: a copy of 16 bytes a lane, a fragment that is read, a store
@@ -167,9 +166,8 @@ def _offer_shared_memory(
     h, w = (axis_of(shape, axis, is_forward) for axis in (1, 2))
     order = 0
     least_rows = 4 if steps > 2 else steps
-    other_registers = _OTHER_REGISTERS_F32 if is_f32 else _OTHER_REGISTERS
     # whether tiles of one row leave registers for two resident blocks of 256 threads
-    has_room = (4 * h.unit * w.unit + factor) * tiles + other_registers <= 128
+    has_room = (4 * h.unit * w.unit + factor) * tiles + _OTHER_REGISTERS <= 128
     parts = -(-slice_out // (8 * tiles))
     slices = -(-problem.groups // slice_groups)
     planes = problem.n * shape.out[0]
@@ -179,7 +177,7 @@ def _offer_shared_memory(
     all_tiles = []
     for tile in _tiles(h, w, planes):
         sums = 4 * tiles * tile.tile_rows * h.unit * w.unit
-        registers = sums + factor * tiles + other_registers
+        registers = sums + factor * tiles + _OTHER_REGISTERS
         if registers > _MAX_REGISTERS:
             continue
         # large groups read much for each product with few warps: so rows shall share what they read
