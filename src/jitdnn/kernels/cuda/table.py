@@ -148,7 +148,8 @@ def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, 
     if direction != "bwd_filter":
         own += tuple(ChannelsLast(_ELEMENTWISE, one) for one in (Grouped(), DepthwiseBanded()))
         own += tuple(
-            FewChannelsLast(_ELEMENTWISE, one) for one in (FewChannels(), FewChannelsF32(), FewChannelsTf32())
+            FewChannelsLast(_ELEMENTWISE, one)
+            for one in (FewChannels(), FewChannelsF32(), FewChannelsTf32(), FewChannelsHalves())
         )
     else:
         wide = [one for one in own if one.name.startswith("implicit_gemm")]
