@@ -42,7 +42,7 @@ _STAGED_CYCLES = 16.0  # of a tile of 16 outputs by 8 channels that goes to shar
 _FROM_MEMORY = 0.7  # of a strip's rows: the others were read by the strip above, and come from L2
 _OF_THREE, _OF_THREE_ALTERNATELY = 1.15, 1.35
 """How much longer forward layers by three products of tf32 take (H100), also of two blocks with two stages."""
-DIVIDING_CYCLES = 20.0  # of 512 bytes in shared memory into halves
+DIVIDING_CYCLES, _DIVIDING_STRIP_CYCLES = 20.0, 32.0  # of 512 bytes in shared memory into halves; of wgrad
 # the factor on computation by resident warps, which hide each other's latency
 _WARP_PENALTIES = ((16, 1.0), (12, 1.12), (8, 1.25), (0, 2.0))
 
@@ -250,7 +250,7 @@ def _offer_wgrad(problem: Convolution, facts: GpuFacts, count: int, cheapest: Ch
             fetch = of_rows + outputs * channels / (32 * piece) * (3 if is_wide else 8 * piece)
             compute = rounds * warps * (step if has_eights else apart) + fetch
             if is_divided:
-                compute += DIVIDING_CYCLES * (4 * outputs * channels + rows.bytes) / 512
+                compute += _DIVIDING_STRIP_CYCLES * (4 * outputs * channels + rows.bytes) / 512
             read = shape.size * outputs * min(problem.k, channels)
             memory = (read + _FROM_MEMORY * rows.least_bytes) / bandwidth
             of_strip = max(compute, memory) + UNHIDDEN * min(compute, memory)
