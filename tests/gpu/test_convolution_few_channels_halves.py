@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cases
 from cases import make_case
 from convolution_cases import convolution, fused
 from harness import run, run_algorithm
@@ -38,8 +39,11 @@ PROBLEMS = (
 )
 
 
+@pytest.mark.parametrize("guard", [None, 1024], ids=["anywhere", "aligned"])
 @pytest.mark.parametrize("words", PROBLEMS)
-def test_directions(words: str, cuda_device: Any) -> None:
+def test_directions(words: str, guard: int | None, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if guard is not None:  # elements in front of a tensor, so that it begins at a multiple of 16 bytes
+        monkeypatch.setattr(cases, "GUARD", guard)
     direction, _, rest = words.partition(" ")
     problem = convolution(rest, direction)
     assert FewChannelsHalves().refuse(problem, cuda_device) is None
