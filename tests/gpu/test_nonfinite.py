@@ -68,6 +68,7 @@ SPREADING = {
     ("stem_3xtf32", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 f32 nhwc",
     ("stem_3xtf32", "bwd_filter"): "n2 c3 h17 w17 k8 r3 s3 f32 nhwc",
     ("stem_3xf16", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 f32 nhwc",
+    ("stem_3xf16", "bwd_filter"): "n2 c3 h17 w17 k8 r3 s3 f32 nhwc",
     ("stem_tf32", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 f32 nhwc",
     ("stem_tf32", "bwd_filter"): "n2 c3 h17 w17 k8 r3 s3 f32 nhwc",
     ("winograd_4", "fwd"): "n1 c2 h7 w8 k2 r3 s3 f32 nhwc",
