@@ -36,6 +36,13 @@ def test_copies(words: str, name: str, expression: str | None, cuda_device: Any)
     harness.run_algorithm(algorithm, cases.make_case(problem, epilogue), cuda_device)
 
 
+def test_first_layers_of_f32(cuda_device: Any) -> None:
+    problem = convolution("conv_bwd_data n2 c3 h9 w8 k24 r3 s3 pad1 f32")
+    harness.run_algorithm(
+        algorithm_of(problem, "stem_3xf16_copied"), cases.make_case(problem, None), cuda_device
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

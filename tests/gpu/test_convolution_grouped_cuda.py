@@ -14,7 +14,7 @@ from convolution_cases import convolution, fused
 from examples import examples
 from harness import run_algorithm
 from jitdnn.kernels.cuda.convolution.grouped import algorithm as convolution_grouped
-from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
+from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped, GroupedF32, GroupedTf32
 from jitdnn.kernels.cuda.convolution.grouped.code import arguments, launches, source
 from jitdnn.kernels.cuda.convolution.grouped.cost import plan_of, shared_memory_plans
 from jitdnn.kernels.cuda.convolution.grouped.plan import Plan
@@ -98,7 +98,7 @@ def test_tiles(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) ->
     wide = [plan for plan in plans if plan.threads == 512]
     for chosen in (plans[0], plans[len(plans) // 2], *alone[:1], *wide[:1]):
 
-        def only(problem: Convolution, device: Any, chosen: Plan = chosen) -> Plan:
+        def only(problem: Convolution, device: Any, products: int, chosen: Plan = chosen) -> Plan:
             return chosen
 
         monkeypatch.setattr(convolution_grouped, "plan_of", only)
@@ -134,11 +134,50 @@ def test_image_tiles(words: str, direction: str, cuda_device: Any, monkeypatch: 
     assert plans
     for chosen in (plans[0], plans[len(plans) // 3], plans[len(plans) * 2 // 3]):
 
-        def only(problem: Convolution, device: Any, chosen: Plan = chosen) -> Plan:
+        def only(problem: Convolution, device: Any, products: int, chosen: Plan = chosen) -> Plan:
             return chosen
 
         monkeypatch.setattr(convolution_grouped, "plan_of", only)
         run_algorithm(Grouped(), make_case(problem, None, 0, None), device)
+
+
+OF_F32 = (
+    "n2 c16 h9 w11 k16 r3 s3 stride1 pad1 g4 f32 nhwc",  # two groups a slice
+    "n2 c32 h9 w11 k32 r3 s3 stride2 pad1 g4 f32 nhwc",  # a group a slice
+    "n3 c32 h7 w7 k32 r3 s3 stride1 pad1 g2 f32 nhwc",  # groups of two operands, the results of which warps share
+    "n2 c20 h9 w7 k20 r3 s3 stride1 pad1 g5 f32 nhwc",  # half a slice is left over
+    "n2 c16 h9 w11 k32 r3 s3 stride2 pad1 g4 f32 nhwc",  # a slice of 8 channels on one side and 16 on the other
+    "n2 c32 h5 w6 k16 r3 s3 stride1 pad1 g16 f32 nhwc",  # groups of two channels in and one out
+    "n1 c24 h9 w12 k24 r3 s2 stride1x3 pad1:2x0:1 g3 flip f32 nhwc",
+    "n1 c16 d3 h5 w6 k16 t1 r3 s3 stride1 pad0x1x1 g4 f32 nhwc",  # planes are images
+    "n2 c16 w40 k16 s3 stride1 pad1 g2 f32 nhwc",
+    "n2 c16 h6 w6 k16 r1 s1 stride2 pad0 g2 f32 nhwc",
+    "n9 c8 h4 w5 k8 r5 s5 stride1 pad2 g2 f32 nhwc",  # tiles of several images
+)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data"])
+@pytest.mark.parametrize("words", OF_F32)
+def test_tiles_of_f32(
+    words: str, direction: str, alignment: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, device = convolution(words, direction), cuda_device
+    for algorithm in (GroupedF32(), GroupedTf32()):
+        assert algorithm.refuse(problem, device) is None
+        plans = sorted(
+            shared_memory_plans(problem, device.facts, algorithm.products), key=lambda plan: plan.seconds
+        )
+        assert plans[0] == algorithm.sizes(problem, device)
+        for chosen in (plans[0], plans[len(plans) // 2]):
+
+            def only(problem: Convolution, device: Any, products: int, chosen: Plan = chosen) -> Plan:
+                return chosen
+
+            monkeypatch.setattr(convolution_grouped, "plan_of", only)
+            run_algorithm(algorithm, make_case(problem, None, 0, None), device)
+            monkeypatch.undo()
+            if alignment == "aligned":
+                monkeypatch.setattr(cases, "GUARD", ALIGNED)
 
 
 def test_tiles_with_epilogue(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +186,7 @@ def test_tiles_with_epilogue(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) 
     device = cuda_device
     plans = shared_memory_plans(problem, device.facts)
     chosen = min(plans, key=lambda plan: plan.seconds)
-    monkeypatch.setattr(convolution_grouped, "plan_of", lambda problem, device: chosen)
+    monkeypatch.setattr(convolution_grouped, "plan_of", lambda problem, device, products: chosen)
     for expression in EPILOGUES:
         run_algorithm(Grouped(), make_case(problem, fused(problem, expression), 0, None), device)
 
@@ -180,7 +219,9 @@ def test_dilation_of_tiles(cuda_device: Any, monkeypatch: pytest.MonkeyPatch) ->
         device = cuda_device
         plans = shared_memory_plans(problem, device.facts)
         chosen = min(plans, key=lambda plan: plan.seconds)
-        monkeypatch.setattr(convolution_grouped, "plan_of", lambda problem, device, chosen=chosen: chosen)
+        monkeypatch.setattr(
+            convolution_grouped, "plan_of", lambda problem, device, products, chosen=chosen: chosen
+        )
         run_algorithm(Grouped(), make_case(problem, None, 0, None), device)
 
 
@@ -210,6 +251,13 @@ REFUSED = {
     "n1 c8 d4 h8 w8 k8 t3 r3 s3 stride1 pad1 g2 bf16 nhwc": "along d",
     "n1 c32 h32 w32 k32 r15 s15 stride1 pad7 g8 bf16 nhwc": "registers",
 }
+REFUSED_OF_F32 = {
+    "fwd n1 c8 h8 w8 k8 r3 s3 stride1 pad1 g2 bf16 nhwc": "multiplies f32",
+    "fwd n1 c16 h8 w8 k16 r3 s3 stride1 pad1 g4 f32 nchw": "no whole 16 bytes",
+    "fwd n1 c18 h8 w8 k18 r3 s3 stride1 pad1 g9 f32 nhwc": "no whole 16 bytes",
+    "fwd n1 c64 h8 w8 k64 r3 s3 stride1 pad1 g2 f32 nhwc": "registers",
+    "bwd_filter n1 c16 h8 w8 k16 r3 s3 stride1 pad1 g4 f32 nhwc": "filter's gradient",
+}
 
 
 @pytest.mark.parametrize("words", REFUSED)
@@ -217,6 +265,14 @@ def test_refusals(words: str, cuda_device: Any) -> None:
     reason = Grouped().refuse(convolution(words, "fwd"), cuda_device)
     assert reason is not None
     assert REFUSED[words] in reason
+
+
+@pytest.mark.parametrize("words", REFUSED_OF_F32)
+def test_refusals_of_f32(words: str, cuda_device: Any) -> None:
+    direction, _, rest = words.partition(" ")
+    reason = GroupedF32().refuse(convolution(rest, direction), cuda_device)
+    assert reason is not None
+    assert REFUSED_OF_F32[words] in reason
 
 
 EPILOGUES = ("activation", "bias", "residual")

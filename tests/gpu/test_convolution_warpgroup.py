@@ -102,6 +102,26 @@ def check(problem: Convolution, device: Any, epilogue: Any = None, tiles: tuple[
     return count
 
 
+FEW_CHANNELS = (  # products along K of a stage that f32 divided in registers has
+    ("conv_fwd n1 c96 h6 w5 k40 r3 s3 pad1 g2 f32 nhwc", 3),  # those of the other group are left out
+    ("conv_bwd_data n1 c40 h6 w5 k96 r3 s3 pad1 g2 f32 nhwc", 3),
+    ("conv_fwd n1 c40 h6 w5 k24 r1 s1 f32 nhwc", 3),
+    ("conv_bwd_data n2 c24 h7 w5 k36 r2 s2 f32 nhwc", 3),
+    ("conv_fwd n1 c64 h6 w5 k24 r1 s1 f32 nhwc", 4),
+)
+
+
+@pytest.mark.parametrize(("words", "steps"), FEW_CHANNELS)
+def test_steps_without_channels(
+    words: str, steps: int, cuda_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cases, "GUARD", 128)
+    problem, algorithm = convolution(words), WarpgroupGemmDivided()
+    assert algorithm.refuse(problem, cuda_device) is None
+    assert algorithm.sizes(problem, cuda_device).used_steps == steps
+    run_algorithm(algorithm, make_case(problem, None), cuda_device)
+
+
 PRODUCTS: dict[str, Callable[[Plan], bool]] = {
     "conv_fwd n2 c64 h9 w7 k64 r1 s1 bf16 nhwc": lambda p: p.is_vector and not p.is_b_mn_major,
     "conv_fwd n2 c24 h9 w7 k40 r3 s3 pad1 bf16 nhwc": lambda p: p.packs == (None, None),

@@ -28,6 +28,7 @@ conv_fwd n2 c20 h9 w7 k24 r3 s3 pad1 bf16 nhwc
 conv_fwd n1 c16 h10 w20 k16 r5 s5 pad2 g16 bf16 nhwc
 conv_fwd n1 c8 h9 w19 k8 r3 s3 pad1 stride2 g8 f32 nchw
 conv_fwd n1 c32 h9 w7 k32 r3 s3 stride2 g8 f16 nchw
+conv_fwd n1 c16 h9 w7 k16 r3 s3 pad1 g2 f32 nhwc
 conv_fwd n1 c3 h17 w17 k8 r5 s5 pad2 bf16 nhwc
 conv_fwd n2 c3 h8 w8 k8 r4 s4 stride4 bf16 nhwc
 conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 stride2 bf16 nhwc
@@ -57,11 +58,17 @@ SPREADING = {
     ("grouped", "fwd"): "n1 c32 h9 w7 k32 r3 s3 g8 bf16 nhwc",
     ("grouped", "bwd_data"): "n1 c32 h9 w7 k32 r3 s3 g8 bf16 nhwc",
     ("grouped", "bwd_filter"): "n2 c32 h9 w7 k32 r3 s3 pad1 g8 bf16 nhwc",
+    ("grouped_3xtf32", "fwd"): "n1 c16 h9 w7 k16 r3 s3 g4 f32 nhwc",
+    ("grouped_3xtf32", "bwd_data"): "n1 c16 h9 w7 k16 r3 s3 g4 f32 nhwc",
+    ("grouped_tf32", "fwd"): "n1 c16 h9 w7 k16 r3 s3 g4 f32 nhwc",
+    ("grouped_tf32", "bwd_data"): "n1 c16 h9 w7 k16 r3 s3 g4 f32 nhwc",
     ("implicit_gemm_wgmma_in_lines", "bwd_filter"): "n1 c32 h5 w7 k32 r3 s3 bf16 nhwc",
     ("stem", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 bf16 nhwc",
     ("stem", "bwd_filter"): "n2 c3 h17 w17 k8 r3 s3 bf16 nhwc",
     ("stem_3xtf32", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 f32 nhwc",
     ("stem_3xtf32", "bwd_filter"): "n2 c3 h17 w17 k8 r3 s3 f32 nhwc",
+    ("stem_3xf16", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 f32 nhwc",
+    ("stem_3xf16", "bwd_filter"): "n2 c3 h17 w17 k8 r3 s3 f32 nhwc",
     ("stem_tf32", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 f32 nhwc",
     ("stem_tf32", "bwd_filter"): "n2 c3 h17 w17 k8 r3 s3 f32 nhwc",
     ("winograd_4", "fwd"): "n1 c2 h7 w8 k2 r3 s3 f32 nhwc",

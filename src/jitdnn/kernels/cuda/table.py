@@ -11,8 +11,9 @@ from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
     FewChannelsF32,
     FewChannelsTf32,
 )
+from jitdnn.kernels.cuda.convolution.few_channels.halves import FewChannelsHalves
 from jitdnn.kernels.cuda.convolution.few_pixels.algorithm import FewPixels
-from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped
+from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped, GroupedF32, GroupedTf32
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemm,
     ImplicitGemmInPlace,
@@ -105,7 +106,10 @@ _CORRELATION: tuple[Algorithm, ...] = (
     FewChannels(),
     FewChannelsF32(),
     FewChannelsTf32(),
+    FewChannelsHalves(),
     Grouped(),
+    GroupedF32(),
+    GroupedTf32(),
     Planar(),
 )
 _WGRAD: tuple[Algorithm, ...] = (
@@ -132,6 +136,7 @@ _WGRAD: tuple[Algorithm, ...] = (
     FewChannels(),
     FewChannelsF32(),
     FewChannelsTf32(),
+    FewChannelsHalves(),
     Grouped(),
 )
 
@@ -143,7 +148,8 @@ def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, 
     if direction != "bwd_filter":
         own += tuple(ChannelsLast(_ELEMENTWISE, one) for one in (Grouped(), DepthwiseBanded()))
         own += tuple(
-            FewChannelsLast(_ELEMENTWISE, one) for one in (FewChannels(), FewChannelsF32(), FewChannelsTf32())
+            FewChannelsLast(_ELEMENTWISE, one)
+            for one in (FewChannels(), FewChannelsF32(), FewChannelsTf32(), FewChannelsHalves())
         )
     else:
         wide = [one for one in own if one.name.startswith("implicit_gemm")]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Algorithm, Epilogue, Kernel, KernelAlgorithm, PlannedKernel
-from jitdnn.kernels.cuda.convolution.few_channels.algorithm import FewChannels, with_few_inputs
+from jitdnn.kernels.cuda.convolution.few_channels.algorithm import with_few_inputs
 from jitdnn.kernels.cuda.convolution.half_precision.copied import SAME, Copied, room_of
 from jitdnn.kernels.formulas.elementwise import ElementwiseGenerator
 from jitdnn.problems.convolution import OPERANDS, Convolution
@@ -84,9 +84,6 @@ class ChannelsLast(KernelAlgorithm[Convolution, GpuDevice]):
 
 class FewChannelsLast(ChannelsLast):
     """The same of data gradients of layers with few input channels, and the like: dy, which has many, is copied."""
-
-    def __init__(self, elementwise: ElementwiseGenerator, inner: FewChannels) -> None:
-        super().__init__(elementwise, inner)
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         if with_few_inputs(problem).direction != "bwd_data":

@@ -11,6 +11,7 @@
 // Pixels are taken in an order (row_of) in which half a warp reads all banks.
 
 constexpr int STEPS_OF_SUB = ROW_BYTES / 32;  // products along K, of a row of halves
+static_assert(USED_STEPS <= STEPS, "of a stage; those behind have no channels, and are left out");
 
 struct RowDividingConsumer : Consumer {
     const int shift_of_b;   // B was multiplied by 2 to this
@@ -27,7 +28,7 @@ struct RowDividingConsumer : Consumer {
                            pair * 256 + number % 4 * 4;
         const int piece = warp % 2 * 4 + number / 4;
 #pragma unroll
-        for (int step = 0; step < STEPS; ++step)
+        for (int step = 0; step < USED_STEPS; ++step)
 #pragma unroll
             for (int n = 0; n < 4; ++n)
 #pragma unroll
@@ -39,7 +40,7 @@ struct RowDividingConsumer : Consumer {
         const u32 permutation = row * ROW_BYTES >> 3 & (ROW_BYTES - 16);  // 8 rows further it is the same
         const u32 rows = ring.a(stage) + row * ROW_BYTES + pair % 2 * 8, piece = pair / 2 * 16;
 #pragma unroll
-        for (int step = 0; step < STEPS; ++step)
+        for (int step = 0; step < USED_STEPS; ++step)
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const int at = step % STEPS_OF_SUB * 64 + n / 2 * 32, part = at / ROW_BYTES;  // bytes of f32
@@ -59,9 +60,9 @@ struct RowDividingConsumer : Consumer {
 
     // The largest numbers of both rows, of which four threads have a part each.
     METHOD static void find_most(const f32 (&values)[STEPS][4][2], f32 (&most)[2]) {
-        f32 of_steps[STEPS][2];
+        f32 of_steps[STEPS][2] = {};
 #pragma unroll
-        for (int step = 0; step < STEPS; ++step)
+        for (int step = 0; step < USED_STEPS; ++step)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 auto size = [&](int n, int e) { return fabsf(values[step][n][e]); };
@@ -88,7 +89,7 @@ struct RowDividingConsumer : Consumer {
             scales[half] = power(shifts[half]);
         }
 #pragma unroll
-        for (int step = 0; step < STEPS; ++step)
+        for (int step = 0; step < USED_STEPS; ++step)
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 const f32 first = values[step][n][0] * scales[n % 2], second = values[step][n][1] * scales[n % 2];
@@ -117,7 +118,7 @@ struct RowDividingConsumer : Consumer {
 #pragma unroll
         for (int product = IS_ROUGH ? 2 : 0; product < 3; ++product)
 #pragma unroll
-            for (int step = 0; step < STEPS; ++step)
+            for (int step = 0; step < USED_STEPS; ++step)
 #pragma unroll
                 for (int slab = 0; slab < ROWS; ++slab)
                     MULTIPLY_A<B_MN_MAJOR>(stage_sums[slab], product == 0 ? halves.low[slab][step] : halves.high[slab][step],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
+from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import Epilogue, Kernel, KernelAlgorithm, OwnProblem, PlannedKernel
@@ -14,6 +15,8 @@ from jitdnn.kernels.gpu.gemm.plan import Contraction
 
 class Contracted(KernelAlgorithm[OwnProblem, GpuDevice]):
     """An algorithm of which only the contraction differs from others."""
+
+    version: ClassVar[int] = 2
 
     @abstractmethod
     def lowered(self, problem: OwnProblem) -> Contraction:

@@ -22,7 +22,7 @@ _SECTOR = 32  # bytes that memory is read by
 _CACHE_SPEED = 2.0  # of the L2 cache, times that of memory
 # by the size of an element of the sums, larger tiles first
 _TILINGS = {
-    4: (Tiling(128, 128, 8, 8, 8), Tiling(128, 64, 8, 8, 4), Tiling(64, 64, 8, 4, 4), Tiling(128, 16, 8, 4, 2),
+    4: (Tiling(128, 128, 8, 8, 8), Tiling(128, 64, 16, 8, 4), Tiling(64, 64, 16, 4, 4), Tiling(128, 16, 8, 4, 2),
         Tiling(256, 4, 8, 4, 1), Tiling(256, 1, 8, 1, 1)),
     8: (Tiling(64, 64, 8, 4, 4), Tiling(128, 16, 8, 4, 2), Tiling(256, 4, 8, 4, 1), Tiling(256, 1, 8, 1, 1)),
 }  # fmt: skip

@@ -73,6 +73,7 @@ class DepthwiseSliding(_Depthwise):
     """See the module's text."""
 
     name = "depthwise_sliding"
+    version: ClassVar[int] = 2
     too_large = "the sums of {taps} taps do not fit into registers: up to about 7x7 or 3x3x3 do"
 
     def _refuse(self, problem: Convolution) -> str | None:

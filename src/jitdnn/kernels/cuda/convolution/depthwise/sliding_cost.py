@@ -48,6 +48,9 @@ _LOADING, _FEW_LOADING, _NARROW_F32 = 1000, 0.05, (0.005, 0.055)
 """Of f32 with channels last, as seen on an H100: how many threads of a multiprocessor, times the steps that they have
 in flight and the root of their channels by 2, are enough; a part of the time for each halving of them; and one for
 narrower packs, without strides and with."""
+# of f32 with channels last (H100): on memory of strided layers with one step in flight; of wgrad by small thread blocks
+# where columns of results are long
+_ONE_STEP, _SMALL_BLOCKS, _LARGE_BLOCK, _LONG_COLUMN = 1.02, 1.03, 256, 56
 _WAVE_SECONDS = 2.4e-6  # of more than one wave
 _UNHIDDEN, _WGRAD_UNHIDDEN = 0.2, 0.08  # of the shorter of computation and memory
 _REDUCTION_SECONDS = 2.2e-6
@@ -233,8 +236,11 @@ class _Work:
         self._bytes = plan.own, tile.channels, plan.element
         self._narrow = 1 + 0.007 * max(0, 8 / (tile.channels * plan.element) - 1)
         self._is_f32 = plan.element == 4 and plan.window.has_channel_lanes
+        self._one_step = 1.0
         if self._is_f32:
             is_strided = max(axis.stride for axis in plan.axes) > 1
+            if is_strided and tile.prefetch == 1:
+                self._one_step = _ONE_STEP
             self._narrow = 1 + _NARROW_F32[is_strided] * (16 / (tile.channels * plan.element) - 1)
         self._is_scattered = slide is plan.window.axes[2]
         self._units = plan.units // -(-plan.blocks // tile.rows)  # of one chunk of rows
@@ -271,7 +277,7 @@ class _Work:
         transfer = plan.window.bytes_moved / (
             self._bandwidth * reached_bandwidth(in_flight * channels * element, excess=excess)
         )
-        transfer *= filled**0.4 * self._narrow
+        transfer *= filled**0.4 * self._narrow * self._one_step
         if self._is_scattered:
             transfer *= _SCATTERED_READS
         if self._is_f32:
@@ -388,6 +394,9 @@ class _WgradWork:
         chain = waves * rounds * (steps / tile.prefetch + 1) * 1.35 * MEMORY_LATENCY
         work = max(chain, _together(busy, transfer, _WGRAD_UNHIDDEN)) * (1 if is_whole else 1.02)
         work *= self._factor * self._of_few
+        is_long = plan.axes[1].count >= _LONG_COLUMN
+        if is_long and threads < _LARGE_BLOCK and plan.element == 4 and plan.window.has_channel_lanes:
+            work *= _SMALL_BLOCKS
         again = _AGAIN_SECONDS * (1 - 1 / rounds) + _END_SECONDS
         return float(LAUNCH_SECONDS + again + work + reduce_seconds(plan.window, splits, self._bandwidth))
 

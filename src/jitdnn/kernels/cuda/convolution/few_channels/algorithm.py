@@ -112,8 +112,11 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
         problem = with_few_inputs(problem)
         if problem.direction == "bwd_filter":
             return "other taps, where the tiles of dy end beyond it and are filled with zeros"
-        if problem.direction == "bwd_data" and max(problem.stride) > 1:
-            return "neighbouring results, whose phases of the stride have fewer taps and are filled up with zeros"
+        if problem.direction == "bwd_data":
+            plan = self.sizes(problem, device)
+            assert plan is not None
+            if any(dict(plan.defines)[f"UNIT_{axis}"] != 1 for axis in "DHW"):
+                return "neighbouring results, which are multiplied together and have fewer taps, filled up with zeros"
         return None
 
 

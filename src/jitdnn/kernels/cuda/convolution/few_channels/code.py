@@ -7,6 +7,7 @@ from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan
 from jitdnn.kernels.cuda.convolution.half_precision.arguments import OFFSETS
 from jitdnn.kernels.cuda.convolution.half_precision.epilogue import in_kernel, in_store
+from jitdnn.kernels.cuda.convolution.half_precision.products import HALVES
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines
 from jitdnn.problems.convolution import Convolution
 
@@ -15,9 +16,9 @@ _FOLDER = "cuda/convolution/few_channels"
 _OF_IMAGES = "IMAGES", "STRIPS", "PARTIALS", "X_LOW", "X_HIGH"
 _OF_CHANNELS = "FILTERS", "CHANNEL_BLOCKS", "CHANNEL_CHUNKS", *OFFSETS
 _FILES = {
-    "fwd": ("common.cuh", "products.cuh", "fprop.cu"),
-    "bwd_data": ("products.cuh", "dgrad.cu"),
-    "bwd_filter": ("common.cuh", "products.cuh", "wgrad.cu"),
+    "fwd": ("common.cuh", "fprop.cu"),
+    "bwd_data": ("dgrad.cu",),
+    "bwd_filter": ("common.cuh", "wgrad.cu"),
 }
 _KERNELS = {"fwd": "few_channels_fprop", "bwd_data": "few_channels_dgrad", "bwd_filter": "few_channels_wgrad"}
 
@@ -49,7 +50,11 @@ def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -
         hooks = {"X_AND_DY": ", ".join(x_and_dy[:: -1 if dict(plan.defines)["X_IS_SECOND"] else 1])}
     elif direction == "bwd_data":
         functions, hooks = in_kernel(problem, epilogue)
-    text = [read_text(_SHARED, "half_mma.cuh"), functions, store, read_text(_FOLDER, *_FILES[direction])]
+    names = dict(plan.defines)
+    has_halves = "RESULT_IS_F32" in names or names["PRODUCTS"] == HALVES
+    scales = read_text(_FOLDER, "halves.cuh") if has_halves else ""
+    own = read_text(_FOLDER, *_FILES[direction])
+    text = [read_text(_SHARED, "half_mma.cuh", "products.cuh"), scales, functions, store, own]
     # parts of f32 take many registers, of which one version of NVRTC spills a few where another spills none
     spills = dict(plan.defines)["PRODUCTS"] == 3
     return Source(_KERNELS[direction], "\n".join(text), (*plan.defines, *hooks.items()), "cuda", spills)

@@ -12,8 +12,14 @@ from functools import lru_cache, partial
 
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
-from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Products, Rows
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
 from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
+from jitdnn.kernels.cuda.convolution.half_precision.products import (
+    HALVES,
+    HALVES_FOR_ONE,
+    HEADER_BYTES,
+    Products,
+)
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, strides_of
 from jitdnn.kernels.cuda.cost import SECTOR_BYTES, clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
@@ -34,13 +40,21 @@ _UNEVEN_WRITES = 2.2  # how much longer writes take where outputs begin inside o
 _BY_ROWS, _BY_CHANNELS = 1, 2
 _STAGED_CYCLES = 16.0  # of a tile of 16 outputs by 8 channels that goes to shared memory number by number
 _FROM_MEMORY = 0.7  # of a strip's rows: the others were read by the strip above, and come from L2
+_OF_THREE, _OF_THREE_ALTERNATELY = 1.15, 1.35
+"""How much longer forward layers by three products of tf32 take (H100), also of two blocks with two stages."""
+DIVIDING_CYCLES, _DIVIDING_STRIP_CYCLES = 20.0, 32.0  # of 512 bytes in shared memory into halves; of wgrad
 # the factor on computation by resident warps, which hide each other's latency
 _WARP_PENALTIES = ((16, 1.0), (12, 1.12), (8, 1.25), (0, 2.0))
 
 
-def fprop_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
-    """The cheapest plan of a forward convolution, with `count` products each; None if there is no room for rows."""
-    return best_plan(problem, device.facts, count, _offer_fprop)
+def fprop_plan(
+    problem: Convolution, device: GpuDevice, count: int = 1, in_halves: bool = False
+) -> Plan | None:
+    """The cheapest plan of a forward convolution, with `count` products each; None if there is no room for rows.
+
+    `in_halves`: as `Shape` says.
+    """
+    return best_plan(problem, device.facts, count, _OFFER_FPROP_IN_HALVES if in_halves else _offer_fprop)
 
 
 def wgrad_plan(problem: Convolution, device: GpuDevice, count: int = 1) -> Plan | None:
@@ -77,15 +91,17 @@ def wgrad_plans(problem: Convolution, facts: GpuFacts, count: int = 1) -> list[P
     return all_plans(problem, facts, count, _offer_wgrad)
 
 
-def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan]) -> None:
+def _offer_fprop(
+    problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest[Plan], in_halves: bool = False
+) -> None:
     """Offer all plans that may be the cheapest."""
     multiprocessors, bandwidth, rate = facts.multiprocessors, bytes_per_cycle(facts), clock(facts)
-    shape = Shape(problem)
+    shape = Shape(problem, in_halves)
     products = Products.of(shape, count, facts.mma_cycles)
     most = 24 if products.is_f32 else 32  # tiles of sums in the registers of a warp
     most_registers_of_f32 = 124  # of a lane, for sums and the factors of rows
     staging = _staging(shape)
-    is_uneven = strides_of(problem.y)[1] == 1 and problem.k * shape.size % SECTOR_BYTES
+    is_uneven = strides_of(problem.y)[1] == 1 and problem.k * shape.y_size % SECTOR_BYTES
     slowness = _UNEVEN_WRITES if is_uneven else 1.0
     warps, strips = 8, list(_strips(shape))
     # as many of all strips
@@ -101,7 +117,7 @@ def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Ch
             continue
         step = warps * _fprop_step(m, n, products)
         # many independent products hide each other's latency
-        if m * n >= 24 and steps >= 16 and not products.is_f32:
+        if m * n >= 24 and steps >= 16 and not products.is_f32 and not in_halves:
             step *= 0.87
         store = m * (60 + 10 * n) / 4
         if staging == _BY_CHANNELS:
@@ -123,7 +139,7 @@ def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Ch
                 continue
             rounds = -(-phase_outputs // (output_warps * 16 * m))
             compute = rounds * round_cycles + fetch
-            writes = slowness * shape.size * outputs * min(problem.k, n * groups * 8) / bandwidth
+            writes = slowness * shape.y_size * outputs * min(problem.k, n * groups * 8) / bandwidth
             memory = _FROM_MEMORY * rows.least_bytes / bandwidth + writes
             of_strip = max(compute, memory) + UNHIDDEN * min(compute, memory)
             if share * channel_blocks * of_strip * ROUNDED > cheapest.seconds:
@@ -136,7 +152,7 @@ def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Ch
                 if staging == _BY_ROWS:
                     shared += warps * 4 * 4 * (-(-16 * m // 32) * 32 + 8)
                 elif staging == _BY_CHANNELS:
-                    shared += warps * 8 * (8 * n * shape.size + 64)
+                    shared += warps * 8 * (8 * n * shape.y_size + 64)
                 resident = min(2 if is_small else 1, facts.resident(shared))
                 if not resident:
                     continue
@@ -150,6 +166,8 @@ def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Ch
                     reads,
                     writes,
                 )
+                if count == 3:
+                    cycles *= _OF_THREE_ALTERNATELY if stages == resident == 2 else _OF_THREE
                 blocks = min(rows.strips, max(1, multiprocessors * resident // channel_blocks))
                 fragments = phases * steps * groups * n * 16
                 neighbours = min(resident, -(-blocks * channel_blocks // multiprocessors))
@@ -161,6 +179,9 @@ def _offer_fprop(problem: Convolution, facts: GpuFacts, count: int, cheapest: Ch
                     staging, is_packed, blocks, shared, fragments, seconds,
                 )  # fmt: skip
                 cheapest.offer(seconds, (strip, number, m, -stages), made)
+
+
+_OFFER_FPROP_IN_HALVES = partial(_offer_fprop, in_halves=True)
 
 
 def _fprop_plan(
@@ -195,6 +216,9 @@ def _offer_wgrad(problem: Convolution, facts: GpuFacts, count: int, cheapest: Ch
     shape = Shape(problem)
     products = Products.of(shape, count, facts.mma_cycles)
     piece, at_once = 16 // shape.size, 32 // shape.size  # channels that are copied at once, outputs of an mma
+    is_divided = count == HALVES
+    if is_divided:
+        at_once *= 2
     is_wide = shape.y_vector == piece and problem.k % piece == 0
     strips = list(_strips(shape, 16))
     phases, all_words = strips[0].phases, strips[0].words
@@ -225,18 +249,20 @@ def _offer_wgrad(problem: Convolution, facts: GpuFacts, count: int, cheapest: Ch
             rounds = -(-phase_outputs // (output_warps * at_once))
             fetch = of_rows + outputs * channels / (32 * piece) * (3 if is_wide else 8 * piece)
             compute = rounds * warps * (step if has_eights else apart) + fetch
+            if is_divided:
+                compute += _DIVIDING_STRIP_CYCLES * (4 * outputs * channels + rows.bytes) / 512
             read = shape.size * outputs * min(problem.k, channels)
             memory = (read + _FROM_MEMORY * rows.least_bytes) / bandwidth
             of_strip = max(compute, memory) + UNHIDDEN * min(compute, memory)
             if share * channel_blocks * of_strip * ROUNDED > cheapest.seconds:
                 continue
             block_sums = groups * 4 * rows.per_word * m * words * 32
-            pitch = channels + 8 if products.is_f32 else (channels // 8 | 1) * 8
+            pitch = channels + 8 if products.is_f32 and not is_divided else (channels // piece | 1) * piece
             stage = rows.bytes + (outputs + 1) * pitch * shape.size
             reads = (read + _FROM_MEMORY * rows.bytes) / bandwidth
             for stages in (2, 1):
                 shared = max(stages * stage, 4 * block_sums * (output_warps // 2))
-                resident = min(most, facts.resident(shared))
+                resident = min(most, facts.resident(shared + 8 * warps * is_divided))
                 if not resident:
                     continue
                 cycles = total_cycles(
@@ -279,7 +305,7 @@ def _wgrad_plan(
         (blocks, channel_blocks),
         shared,
         seconds,
-        4 * block_sums * channel_blocks * blocks,
+        4 * block_sums * channel_blocks * blocks + HEADER_BYTES * (count == HALVES),
         reduction=second,
     )
 
@@ -342,11 +368,12 @@ def _wgrad_tilings(
         if warps % (m_groups * n_groups * phases):
             continue
         threads_limit = facts.registers // (warps * 32)
-        needed = sums + 4 * m * products.count + 2 * n + (64 if warps <= 8 else 84)
+        factors = 8 * m + 4 if products.count == HALVES_FOR_ONE else 4 * m * products.count + 2 * n
+        needed = sums + factors + (64 if warps <= 8 else 84)
         needed += 34 if products.count == 3 else 0
         if needed > most_registers(facts, warps * 32):
             continue
-        most = min(2, threads_limit // needed)
+        most = min(2, threads_limit // int(needed))
         price = m_groups * n_groups * _wgrad_step(m, n, products)
         found.append(
             (
@@ -422,10 +449,12 @@ def _staging(shape: Shape) -> int:
     """How results go through shared memory, as in fprop.cu; 0 where they do not."""
     n, c, d, h, w = strides_of(shape.problem.y)
     # rows of a channel are neighbours in memory, and begin anywhere in its sectors
-    if w == 1 < abs(c) and any(step * shape.size % SECTOR_BYTES for step in (n, c, d, h)):
+    if w == 1 < abs(c) and any(step * shape.y_size % SECTOR_BYTES for step in (n, c, d, h)):
         return _BY_ROWS
     # channels are, but are stored a word at a time or less
-    is_narrow = c == 1 and shape.problem.k * shape.size > SECTOR_BYTES and shape.y_vector * shape.size <= 4
+    is_narrow = (
+        c == 1 and shape.problem.k * shape.y_size > SECTOR_BYTES and shape.y_vector * shape.y_size <= 4
+    )
     return _BY_CHANNELS if is_narrow else 0
 
 
@@ -437,6 +466,9 @@ def _fprop_step(m: int, n: int, products: Products) -> float:
 
 def _wgrad_step(m: int, n: int, products: Products, has_eights: bool = True) -> float:
     """Cycles of a warp's m tiles of channels and n of words for one mma of outputs; has_eights: eight share a row."""
+    if products.count == HALVES_FOR_ONE:
+        instructions = 40 + 2 * m + 8 * n + 2 * products.instructions(0, m * n)
+        return overlapped(8 * m + 4 * n, 2 * products.cycles(m * n), instructions / 4)
     if products.is_f32:
         reads = 4 * m + 2 * n
         return overlapped(

@@ -13,6 +13,13 @@
 // IS_STREAMED, each stage brings the part that it needs. IS_PACKED: the fragments of the filter are made once, by a
 // kernel of their own.
 
+// IN_HALVES: f32 is divided, when a stage has arrived, by all threads into two numbers of half precision each, times a
+// power of two of the stage's own; 16 channels in 64 bytes become 16 first halves and 16 second ones. Two steps of
+// channels are one of halves then: the filter's fragments are of first halves in the even steps, of second ones in the odd.
+// The header behind the fragments has the filter's power of two, and whether a number was met that is not finite.
+
+#define IN_HALVES (IS_F32 && PRODUCTS == 2)
+constexpr int PAIR = IN_HALVES ? 2 : 1;          // steps of channels that are multiplied together
 constexpr int PIECE = 16 / sizeof(ELEMENT);      // channels that are copied at once
 constexpr int STEP_CHANNELS = 2 * PIECE;         // that an mma sums over
 constexpr int CHUNKS = CHANNEL_STEPS * 2;        // pieces of channels
@@ -124,7 +131,7 @@ FUNCTION int tap_of(int e, int i, int lead, int least, int stride, int taps) {
 
 // The fragment of the filter of a lane, for STEP_CHANNELS channels and 8 columns: [chunk][w][channel step][d][h][column
 // tile][lane].
-FUNCTION uint2 filter_fragment(const ELEMENT *w, int i, const Sizes &sizes) {
+FUNCTION uint2 filter_fragment(const ELEMENT *w, int i, int shift, const Sizes &sizes) {
     const int owner = i % 32;
     int rest = i / 32;
     const int column = rest % COLUMN_TILES * 8 + owner / 4;
@@ -133,7 +140,8 @@ FUNCTION uint2 filter_fragment(const ELEMENT *w, int i, const Sizes &sizes) {
     rest /= REACH_H;
     const int i_d = rest % REACH_D;
     rest /= REACH_D;
-    int k = rest % CHANNEL_STEPS * STEP_CHANNELS + owner % 4 * PER_WORD;
+    const int step = rest % CHANNEL_STEPS;
+    int k = step / PAIR * (PAIR * STEP_CHANNELS) + owner % 4 * (PAIR * PER_WORD);
     rest /= CHANNEL_STEPS;
     const int i_w = rest % REACH_W;
     k += rest / REACH_W * (CHANNEL_STEPS * STEP_CHANNELS);
@@ -145,11 +153,20 @@ FUNCTION uint2 filter_fragment(const ELEMENT *w, int i, const Sizes &sizes) {
     const bool is_tap = column < COLUMNS && d >= 0 && h >= 0 && s >= 0;
     const ELEMENT *from = w + W_BASE + (INDEX)k * W_K + (INDEX)d * W_T + (INDEX)h * W_R + (INDEX)s * W_S + (INDEX)c * W_C;
     u32 part[2][2] = {{0, 0}, {0, 0}};  // of two words, the second half a step of channels later
+#if IN_HALVES
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const int later = j % 2 + j / 2 * 8;
+        if (is_tap && k + later < FILTERS)
+            part[j / 2][j % 2] = half_of(times_power(from[(INDEX)later * W_K], shift), step % 2);
+    }
+#else
 #pragma unroll
     for (int j = 0; j < 2 * PER_WORD; j++) {
         const int later = j % PER_WORD + j / PER_WORD * PIECE;
         if (is_tap && k + later < FILTERS) part[j / PER_WORD][j % PER_WORD] = bits_of(from[(INDEX)later * W_K]);
     }
+#endif
     return make_uint2(part[0][0] | part[0][1] << 16, part[1][0] | part[1][1] << 16);
 }
 
@@ -167,17 +184,43 @@ typedef f32 Sums[TILE_PLANES][TILE_ROWS][COLUMN_TILES][4];
 
 // Adds what plane `plane` of the staged ones contributes to the planes of sums that meet it.
 template <int plane>
-FUNCTION void add_plane(Sums &sums, const ELEMENT *stage, const uint2 *filter, Lane at) {
+FUNCTION void add_plane(Sums &sums, const ELEMENT *stage, const uint2 *filter, Lane at, f32 factor) {
     constexpr int first = plane - (TILE_PLANES - 1) > 0 ? plane - (TILE_PLANES - 1) : 0;  // positions i along d
     constexpr int last = plane < REACH_D - 1 ? plane : REACH_D - 1;
-    const uint2 *fragment = filter + at.split_k_warp * STEP_FRAGMENTS + at.lane;
+    const uint2 *fragment = filter + at.split_k_warp * (PAIR * STEP_FRAGMENTS) + at.lane;
 #pragma unroll 1
     for (int i_w = 0; i_w < REACH_W; i_w++) {
         const ELEMENT *from = stage + stage_offset(at.warp_down * (STEP_H * TILE_ROWS), i_w) +
                           (at.warp_across * 16 + at.lane / 8 % 2 * 8 + at.lane % 8) * PITCH + at.lane / 16 * PIECE +
-                          at.split_k_warp * STEP_CHANNELS;
+                          at.split_k_warp * (PAIR * STEP_CHANNELS);
 #pragma unroll UNROLL_STEPS
-        for (int k = 0; k < CHANNEL_STEPS; k += SPLIT_K_WARPS) {
+        for (int k = 0; k < CHANNEL_STEPS / PAIR; k += SPLIT_K_WARPS) {
+#if IN_HALVES
+            uint2 b[last - first + 1][REACH_H][COLUMN_TILES][2];
+#pragma unroll
+            for (int i = 0; i < (last - first + 1) * REACH_H * COLUMN_TILES; i++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    b[i / (REACH_H * COLUMN_TILES)][i / COLUMN_TILES % REACH_H][i % COLUMN_TILES][half] =
+                        fragment[half * STEP_FRAGMENTS + (first * REACH_H * COLUMN_TILES + i) * 32];
+            fragment += SPLIT_K_WARPS * (2 * STEP_FRAGMENTS);
+#pragma unroll
+            for (int row = 0; row < STEP_H * (TILE_ROWS - 1) + REACH_H; row++) {
+                u32 whole[4], rest[4];
+                const ELEMENT *of_row = from + row * (STEP_W * SEQUENCE * PITCH) + k * (2 * STEP_CHANNELS);
+                ldmatrix_x4(whole, of_row);
+                ldmatrix_x4(rest, of_row + STEP_CHANNELS);
+#pragma unroll
+                for (int i_d = first; i_d <= last; i_d++)
+#pragma unroll
+                    for (int i = 0; i < REACH_H; i++)
+                        if (row - i >= 0 && (row - i) % STEP_H == 0 && (row - i) / STEP_H < TILE_ROWS)
+#pragma unroll
+                            for (int j = 0; j < COLUMN_TILES; j++)
+                                multiply_halves(sums[plane - i_d][(row - i) / STEP_H][j], whole, rest,
+                                                b[i_d - first][i][j], factor);
+            }
+#else
             Factor<2> b[last - first + 1][REACH_H][COLUMN_TILES];
 #pragma unroll
             for (int i = 0; i < (last - first + 1) * REACH_H * COLUMN_TILES; i++) {
@@ -201,18 +244,19 @@ FUNCTION void add_plane(Sums &sums, const ELEMENT *stage, const uint2 *filter, L
                             for (int j = 0; j < COLUMN_TILES; j++)
                                 multiply(sums[plane - i_d][(row - i) / STEP_H][j], a, b[i_d - first][i][j]);
             }
+#endif
         }
     }
 }
 
 // The same for a plane that is known at run time only.
 template <int plane>
-FUNCTION void add(Sums &sums, const ELEMENT *stage, const uint2 *filter, Lane at, int wanted) {
+FUNCTION void add(Sums &sums, const ELEMENT *stage, const uint2 *filter, Lane at, int wanted, f32 factor) {
     if (plane == wanted) {
-        add_plane<plane>(sums, stage, filter, at);
+        add_plane<plane>(sums, stage, filter, at, factor);
         return;
     }
-    if constexpr (plane + 1 < STAGED_PLANES) add<plane + 1>(sums, stage, filter, at, wanted);
+    if constexpr (plane + 1 < STAGED_PLANES) add<plane + 1>(sums, stage, filter, at, wanted, factor);
 }
 
 #if IS_PACKED
@@ -222,8 +266,41 @@ void few_channels_dgrad_pack(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT
                              u8 *workspace, f64 alpha, f64 beta, NUMBERS) {
     begin_launch();
     const Sizes sizes = SIZES;
+    if (!is_wanted(workspace)) return;
+    int shift = 0;
+#if IN_HALVES
+    u32 most = 0;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < FILTERS * (CHANNELS * TAPS_T * TAPS_R * TAPS_S); i += 256) {
+        const int s = i % TAPS_S, r = i / TAPS_S % TAPS_R, d = i / (TAPS_S * TAPS_R) % TAPS_T;
+        const int c = i / (TAPS_S * TAPS_R * TAPS_T) % CHANNELS, k = i / (TAPS_S * TAPS_R * TAPS_T * CHANNELS);
+        const f32 value = w[W_BASE + (INDEX)k * W_K + (INDEX)d * W_T + (INDEX)r * W_R + (INDEX)s * W_S + (INDEX)c * W_C];
+        most = max(most, __float_as_uint(value) & 0x7fffffffu);
+    }
+    most = most_of_block<8>(most).x;
+    shift = shift_for(most);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        i32 *header = (i32 *)(workspace + FRAGMENTS * 8);
+        header[0] = shift, header[1] = most >= INFINITE;
+    }
+#endif
     const int i = (int)(blockIdx.x * 256 + threadIdx.x);
-    if (i < FRAGMENTS) ((uint2 *)workspace)[i] = filter_fragment(w, i, sizes);
+    if (i < FRAGMENTS) ((uint2 *)workspace)[i] = filter_fragment(w, i, shift, sizes);
+}
+#endif
+
+#if IN_HALVES
+FUNCTION int divide_gradient(f32 *stage, i32 *is_met) {
+    auto place = [](int i) {
+        const int at = i / CHUNKS;
+        return (STEP_W == 1 ? at * PITCH : stage_offset(at / POSITIONS, at % POSITIONS)) + i % CHUNKS / 4 * 16;
+    };
+    constexpr int pieces = STAGED_ROWS * POSITIONS * CHUNKS;
+    const u32 most = most_of_block<BLOCK_THREADS / 32>(most_of_pieces<pieces>(stage, place)).x;
+    if (most >= INFINITE && threadIdx.x == 0) *is_met = 1;
+    divide_pieces<pieces>(stage, place, shift_for(most));
+    __syncthreads();
+    return most ? shift_for(most) : NO_NUMBERS;
 }
 #endif
 
@@ -244,6 +321,7 @@ void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, E
                      lane};
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
     const bool has_words = X_PAIRS && beta == 0.0f;
+    if (!is_wanted(workspace)) return;
 
     const int tiles = IMAGES * IMAGE_TILES;
     Stage now = {(int)blockIdx.x, 0, 0}, next = now;  // `next`: STAGES - 1 behind
@@ -260,7 +338,7 @@ void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, E
     cp_async_commit();
 #else
 #pragma unroll 4
-    for (int i = threadIdx.x; i < FRAGMENTS; i += BLOCK_THREADS) filter[i] = filter_fragment(w, i, sizes);
+    for (int i = threadIdx.x; i < FRAGMENTS; i += BLOCK_THREADS) filter[i] = filter_fragment(w, i, 0, sizes);
 #endif
 
     // where a lane's columns are stored, relative to the first output of b; columns behind the last have no channel
@@ -280,6 +358,13 @@ void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, E
         }
 
     Sums sums = {};
+    f32 factor = 1.0f;
+    int scale = 0;  // IN_HALVES: the exponent of what sums are multiplied by
+#if IN_HALVES
+    i32 *header = (i32 *)(workspace + FRAGMENTS * 8);
+    const int filter_shift = header[0];
+    scale = NO_SUMS;
+#endif
 #pragma unroll 1
     for (; now.tile < tiles; advance(now, sizes)) {
         const Tile at = tile_of(now.tile);
@@ -298,7 +383,20 @@ void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, E
         const u8 *stage = stages + buffer * STAGE_BYTES;
         const uint2 *fragments = IS_STREAMED ? (const uint2 *)(stage + DY_BYTES)
                                              : filter + now.chunk * CHUNK_FRAGMENTS;
-        add<0>(sums, (const ELEMENT *)stage, fragments, me, now.plane);
+#if IN_HALVES
+        const int shift = filter_shift + divide_gradient((f32 *)(stages + buffer * STAGE_BYTES), header + 1);
+        if (is_larger(shift, scale)) {
+#pragma unroll
+            for (int i = 0; i < TILE_PLANES * TILE_ROWS * COLUMN_TILES * 4; i++) {
+                f32 &sum = sums[i / (TILE_ROWS * COLUMN_TILES * 4)][i / (COLUMN_TILES * 4) % TILE_ROWS]
+                               [i / 4 % COLUMN_TILES][i % 4];
+                sum = times_power(sum, shift - scale);
+            }
+            scale = shift;
+        }
+        factor = factor_of(shift, scale);
+#endif
+        add<0>(sums, (const ELEMENT *)stage, fragments, me, now.plane, factor);
         __syncthreads();
         f32 *exchanged = (f32 *)(stages + buffer * STAGE_BYTES);  // [warp][sum][lane], until the stage is filled again
         if (STAGES == 2) buffer ^= 1;
@@ -323,8 +421,20 @@ void few_channels_dgrad(const ELEMENT *RESTRICT dy, const ELEMENT *RESTRICT w, E
                 }
             }
             __syncthreads();
+#if IN_HALVES
+            if (me.split_k_warp > 0) scale = NO_SUMS;
+#endif
             if (me.split_k_warp > 0) continue;
         }
+#if IN_HALVES
+#pragma unroll
+        for (int i = 0; i < TILE_PLANES * TILE_ROWS * COLUMN_TILES * 4; i++) {
+            f32 &sum = sums[i / (TILE_ROWS * COLUMN_TILES * 4)][i / (COLUMN_TILES * 4) % TILE_ROWS]
+                           [i / 4 % COLUMN_TILES][i % 4];
+            sum = times_power(sum, -scale);
+        }
+        scale = NO_SUMS;
+#endif
 #pragma unroll
         for (int b_d = 0; b_d < TILE_PLANES; b_d++)
 #pragma unroll

@@ -10,6 +10,7 @@ from functools import partial
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.few_channels.cost import (
+    DIVIDING_CYCLES,
     LATENCY_CYCLES,
     START_SECONDS,
     UNHIDDEN,
@@ -20,9 +21,10 @@ from jitdnn.kernels.cuda.convolution.few_channels.cost import (
     overlapped,
     total_cycles,
 )
-from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Products, Tiling
+from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Tiling
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis, axis_choice
 from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, Cheapest
+from jitdnn.kernels.cuda.convolution.half_precision.products import HALVES, HEADER_BYTES, Products
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, strides_of
 from jitdnn.kernels.cuda.cost import clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
@@ -55,6 +57,8 @@ def _offer(problem: Convolution, facts: GpuFacts, count: int, cheapest: Cheapest
     shape = Shape(problem)
     products = Products.of(shape, count, facts.mma_cycles)
     steps = -(-problem.k // (32 // shape.size))
+    if count == HALVES:
+        steps += steps % 2
     found = [
         (_least_seconds(shape, warp, steps, facts, products), number, warp)
         for number, warp in enumerate(_warp_tiles(shape, steps, count))
@@ -101,7 +105,8 @@ def _offer_tiling(
             continue
         stage_bytes = tiling.stage_bytes + (part_bytes if is_streamed else 0)
         shared = stages * stage_bytes + (0 if is_streamed else parts * part_bytes)
-        resident = min(most, facts.resident(shared))
+        found = 8 * tiling.warps * (tiling.products == HALVES)  # what most_of_block has of each warp
+        resident = min(most, facts.resident(shared + found))
         if not resident:
             continue
         streamed = (
@@ -128,7 +133,7 @@ def _offer_tiling(
             4,
             110,
         )
-        is_packed = is_packed or is_streamed
+        is_packed = is_packed or is_streamed or tiling.products == HALVES
         seconds = (cycles + setup) / rate + START_SECONDS
         made = partial(
             _plan,
@@ -187,7 +192,7 @@ def _plan(
         (blocks, 1),
         shared,
         seconds,
-        workspace=parts * part_bytes if is_packed else 0,
+        workspace=parts * part_bytes + HEADER_BYTES * (tiling.products == HALVES) if is_packed else 0,
         pack=pack if is_packed else None,
     )
 
@@ -218,8 +223,11 @@ def _tilings(warp: Tiling, steps: int) -> Iterator[Tiling]:
     """What several such warps compute, with all channels staged at a time or some."""
     h = warp.axes[1]
     parts = sorted({steps, min(steps, 4), min(steps, 2), 1})
+    together = 2 if warp.products == HALVES else 1
     for (down, across, split_k_warps), part in itertools.product(_WARPS, parts):
-        if split_k_warps > 1 and (part % split_k_warps or warp.planes * warp.rows > 2):
+        if part % together:
+            continue
+        if split_k_warps > 1 and (part // together % split_k_warps or warp.planes * warp.rows > 2):
             continue
         if warp.rows * down > 1 and warp.rows * down > 2 * h.blocks:
             continue
@@ -230,7 +238,10 @@ def _tile_cycles(tiling: Tiling, steps: int, is_wide: bool, products: Products) 
     """Cycles of a multiprocessor for a tile: products, stores, and issuing copies."""
     cycles = _product_cycles(tiling, steps, products) + _store_cycles(tiling)
     cycles += (tiling.warps * 2 * tiling.sums_bytes / 128 + 200) * (tiling.split_k_warps > 1)
-    return cycles + _copy_cycles(tiling.staged_planes * tiling.reads(steps), tiling.size, is_wide)
+    staged = tiling.staged_planes * tiling.reads(steps)
+    if tiling.products == HALVES:
+        cycles += DIVIDING_CYCLES * staged / 512
+    return cycles + _copy_cycles(staged, tiling.size, is_wide)
 
 
 def _store_cycles(tiling: Tiling) -> float:

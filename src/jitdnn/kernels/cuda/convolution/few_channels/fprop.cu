@@ -22,7 +22,7 @@ constexpr int TILE = 16 * TILE_M;                             // outputs of a wa
 constexpr int BLOCK_COLUMNS = COLUMN_GROUPS * TILE_N * 8;     // output channels of a block
 constexpr int FRAGMENTS = PHASES * STEPS * BLOCK_COLUMNS * 2;  // of a block, 16 bytes each
 constexpr int RESULT_PITCH = (TILE + 31) / 32 * 32 + 8;  // numbers of a channel, where lanes of four meet no bank twice
-constexpr int CHANNEL_PITCH = TILE_N * 8 + 64 / (int)sizeof(ELEMENT);  // of an output, which begins anywhere in 64 bytes
+constexpr int CHANNEL_PITCH = TILE_N * 8 + 64 / (int)sizeof(RESULT);  // of an output, which begins anywhere in 64 bytes
 
 // The output channel of column n of tile j, relative to the first one of the warp: a lane (columns 2t, 2t + 1 of each
 // tile) owns 8 neighbours of four tiles, or 4 of the last two.
@@ -56,7 +56,7 @@ FUNCTION uint4 filter_fragment(const ELEMENT *w, int first_channel, int i, const
 #if IS_PACKED
 // The fragments of the filter, once for all blocks: [block of channels][fragment].
 KERNEL(256)
-void few_channels_fprop_pack(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, ELEMENT *y EPILOGUE_PARAMETERS,
+void few_channels_fprop_pack(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, RESULT *y EPILOGUE_PARAMETERS,
                              u8 *workspace, f64 alpha, f64 beta, NUMBERS) {
     begin_launch();
     const Sizes sizes = SIZES;
@@ -67,7 +67,7 @@ void few_channels_fprop_pack(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT 
 #endif
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, ELEMENT *y EPILOGUE_PARAMETERS,
+void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, RESULT *y EPILOGUE_PARAMETERS,
                         u8 *workspace, f64 alpha64, f64 beta64, NUMBERS) {
     begin_launch();
     const Sizes sizes = SIZES;
@@ -81,6 +81,9 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
     const int column_group = warp % COLUMN_GROUPS, phase = warp / COLUMN_GROUPS % PHASES;
     const int output_warp = warp / (COLUMN_GROUPS * PHASES), first_channel = (int)blockIdx.y * BLOCK_COLUMNS;
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
+#if RESULT_IS_F32
+    const int shift = shift_of(workspace - HEADER_BYTES);
+#endif
 
     const uint4 *my_filter = filter + (phase * STEPS * COLUMN_GROUPS + column_group) * (TILE_N / 2 * 32) + lane;
     const u32 *my_offsets = word_offsets + phase * STEPS * 8 + t;
@@ -160,6 +163,13 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
                     }
                 }
             }
+#if RESULT_IS_F32
+#pragma unroll
+            for (int i = 0; i < TILE_M * TILE_N * 4; i++) {
+                f32 &sum = sums[i / (TILE_N * 4)][i / 4 % TILE_N][i % 4];
+                sum = unscaled(sum, shift);
+            }
+#endif
 #if STAGES_RESULTS == BY_ROWS
             f32 *results = staged + warp * (4 * RESULT_PITCH);
 #pragma unroll
@@ -191,7 +201,7 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
                 }
             }
 #elif STAGES_RESULTS == BY_CHANNELS
-            ELEMENT *results = (ELEMENT *)staged + (warp * 8 + g) * CHANNEL_PITCH;
+            RESULT *results = (RESULT *)staged + (warp * 8 + g) * CHANNEL_PITCH;
             const int channel = first_channel + column_group * (TILE_N * 8);
             const int there = FILTERS - channel < TILE_N * 8 ? FILTERS - channel : TILE_N * 8;
 #pragma unroll
@@ -202,11 +212,11 @@ void few_channels_fprop(const ELEMENT *RESTRICT x, const ELEMENT *RESTRICT w, EL
                     const int p = at.p + phase_output / PHASE_COLUMNS,
                               q = at.q + phase_output % PHASE_COLUMNS * PHASES + phase;
                     const bool is_output = phase_output < PHASE_OUTPUTS && p < OUT_P && q < OUT_Q && there > 0;
-                    ELEMENT *to = y + ((INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W);
-                    const int shift = (int)((u64)(to + channel) % 64 / sizeof(ELEMENT));  // of the run's beginning
+                    RESULT *to = y + ((INDEX)at.n * Y_N + (INDEX)at.o * Y_D + (INDEX)p * Y_H + (INDEX)q * Y_W);
+                    const int shift = (int)((u64)(to + channel) % 64 / sizeof(RESULT));  // of the run's beginning
                     __syncwarp();
                     if (is_output) {
-                        ELEMENT *run = results + shift;
+                        RESULT *run = results + shift;
 #pragma unroll
                         for (int j = 0; j + 4 <= TILE_N; j += 4) {
                             f32 mine[8];

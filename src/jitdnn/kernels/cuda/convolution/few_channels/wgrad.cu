@@ -11,6 +11,12 @@
 // share the channels: gridDim.y), PARTIALS (thread blocks that share the strips: gridDim.x), Y_VECTOR (channels of dy
 // at a time), Y_IS_WHOLE (rows of dy follow each other).
 
+// IN_HALVES: f32 is divided when a strip has arrived, by all threads, into two numbers of half precision each, times powers
+// of two of the strip's own: 16 channels of dy in 64 bytes become 16 first halves and 16 second ones, a word of x both
+// halves of its number. The header behind the partial sums has whether a number was met that is not finite: of each block,
+// and in the end of all.
+
+#define IN_HALVES (IS_F32 && PRODUCTS == 2)
 constexpr int WARPS = BLOCK_THREADS / 32;
 constexpr int OUTPUT_WARPS =
     WARPS / (CHANNEL_GROUPS * WORD_GROUPS * PHASES);    // warps that share the outputs of a phase
@@ -19,8 +25,8 @@ constexpr int BLOCK_CHANNELS = CHANNEL_GROUPS * TILE_M * 16;  // output channels
 constexpr int CHUNKS = BLOCK_CHANNELS / PIECE;
 // Elements from one output of dy to the next. Odd in pieces, so that ldmatrix meets no bank twice with 8 of them; of
 // f32, 8 or 24 banks apart, since lanes read four outputs of 8 channels.
-constexpr int PITCH = IS_F32 ? BLOCK_CHANNELS + 8 : (CHUNKS | 1) * PIECE;
-constexpr int AT_ONCE = 8 * PER_WORD;                   // outputs that an mma sums over
+constexpr int PITCH = IS_F32 && !IN_HALVES ? BLOCK_CHANNELS + 8 : (CHUNKS | 1) * PIECE;
+constexpr int AT_ONCE = IN_HALVES ? 16 : 8 * PER_WORD;                   // outputs that an mma sums over
 constexpr int OUTPUTS = BLOCK_P * BLOCK_Q;              // of a strip; one more row is zero
 constexpr int DY_WORDS = (OUTPUTS + 1) * PITCH / PER_WORD;
 constexpr int PHASE_GROUPS = CHANNEL_GROUPS * WORD_GROUPS, GROUPS = PHASE_GROUPS * PHASES;  // warps with other sums
@@ -67,9 +73,39 @@ FUNCTION void fetch_gradient(ELEMENT *stage, const ELEMENT *dy, Strip at, const 
 #endif
 }
 
+#if IN_HALVES
+// Whether a number was met that is not finite: by all blocks, and in each.
+#define HEADER (i32 *)(workspace + (i64)PARTIALS * PARTIAL_SUMS * 4)
+constexpr int FIRST_BLOCK = 16;
+
+// Divides a strip. Returns the exponent of what its numbers were multiplied by, x and dy together.
+FUNCTION int divide_strip(u32 *stage, bool &is_met) {
+    constexpr int pieces = OUTPUTS * CHUNKS, used = SPAN * CHANNELS;
+    f32 *gradient = (f32 *)(stage + STAGE_WORDS);
+    auto place = [](int i) { return i / CHUNKS * PITCH + i % CHUNKS / 4 * 16; };
+    u32 most_x = 0;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < ROWS * used; i += BLOCK_THREADS)
+        most_x = max(most_x, stage[i / used * ROW_WORDS + SHIFT + i % used] & 0x7fffffffu);
+    const uint2 most = most_of_block<WARPS>(most_x, most_of_pieces<pieces>(gradient, place));
+    is_met = is_met || max(most.x, most.y) >= INFINITE;
+    const int of_x = shift_for(most.x), of_y = shift_for(most.y);
+    divide_pieces<pieces>(gradient, place, of_y);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < ROWS * used; i += BLOCK_THREADS) {
+        u32 &word = stage[i / used * ROW_WORDS + SHIFT + i % used];
+        const f32 value = times_power(__uint_as_float(word), of_x);
+        word = half_of(value, 0) | half_of(value, 1) << 16;
+    }
+    __syncthreads();
+    return (most.x ? of_x : NO_NUMBERS) + (most.y ? of_y : NO_NUMBERS);
+}
+#endif
+
 KERNEL2(BLOCK_THREADS, RESIDENT)
 void few_channels_wgrad(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 beta, NUMBERS) {
     const Sizes sizes = SIZES;
+    if (!is_wanted(workspace)) return;
     extern __shared__ uint4 memory[];
     constexpr int stage_words = STAGE_WORDS + (DY_WORDS + 3) / 4 * 4;
     u32 *stages = (u32 *)memory;
@@ -88,6 +124,10 @@ void few_channels_wgrad(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 bet
         offset[i] = (int)(word_offset((word_group * TILE_WORDS + i) * 8 + g, lead) & 0x3fffffffu);
 
     f32 sums[TILE_M][TILE_WORDS][PER_WORD][4] = {};
+#if IN_HALVES
+    int scale = NO_SUMS;  // the exponent of what sums are multiplied by
+    bool is_met = false;
+#endif
     int index = blockIdx.x, buffer = 0;
     if (STAGES == 2 && index < STRIPS) {
         fetch_gradient((ELEMENT *)(stages + STAGE_WORDS), dy, strip_of(index), sizes);
@@ -110,9 +150,44 @@ void few_channels_wgrad(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 bet
         finish_rows(stages + buffer * stage_words, x, strip_of(index));
         const u32 *stage = stages + buffer * stage_words;
         const ELEMENT *gradient = (const ELEMENT *)(stage + STAGE_WORDS);
+#if IN_HALVES
+        const int shift = divide_strip(stages + buffer * stage_words, is_met);
+        if (is_larger(shift, scale)) {
+            FOR_EACH_SUM(sum = times_power(sum, shift - scale));
+            scale = shift;
+        }
+        const f32 factor = factor_of(shift, scale);
+#endif
 #pragma unroll 1
         for (int first = output_warp * AT_ONCE; first < PHASE_OUTPUTS; first += OUTPUT_WARPS * AT_ONCE) {
-#if IS_F32
+#if IN_HALVES
+            const int mine = first + lane / 16 * 8 + lane % 8;
+            const int output = PHASE_OUTPUTS % 16 == 0 || mine < PHASE_OUTPUTS ? mine : OUTPUTS;
+            const f32 *row = gradient + output * PITCH + channel_group * (TILE_M * 16) + lane / 8 % 2 * 4;
+            u32 whole[TILE_M][4], rest[TILE_M][4];
+#pragma unroll
+            for (int m = 0; m < TILE_M; m++) {
+                ldmatrix_x4_trans(whole[m], row + m * 16);
+                ldmatrix_x4_trans(rest[m], row + m * 16 + 8);
+            }
+            int base[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int own = first + e / 2 * 8 + 2 * t + e % 2;
+                base[e] = output_word(PHASE_OUTPUTS % 16 == 0 || own < PHASE_OUTPUTS ? own : 0, 0);
+            }
+#pragma unroll
+            for (int i = 0; i < TILE_WORDS; i++) {
+                u32 word[4];
+#pragma unroll
+                for (int e = 0; e < 4; e++) word[e] = stage[base[e] + offset[i]];
+                const uint2 halves[2] = {
+                    make_uint2(byte_permute(word[0], word[1], 0x5410), byte_permute(word[2], word[3], 0x5410)),
+                    make_uint2(byte_permute(word[0], word[1], 0x7632), byte_permute(word[2], word[3], 0x7632))};
+#pragma unroll
+                for (int m = 0; m < TILE_M; m++) multiply_halves(sums[m][i][0], whole[m], rest[m], halves, factor);
+            }
+#elif IS_F32
             const f32 *rows[2];
             int base[2];
 #pragma unroll
@@ -173,6 +248,10 @@ void few_channels_wgrad(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 bet
         if (STAGES == 2) buffer ^= 1;
     }
 
+#if IN_HALVES
+    FOR_EACH_SUM(sum = times_power(sum, -scale));
+    if (threadIdx.x == 0) (HEADER)[FIRST_BLOCK + blockIdx.y * gridDim.x + blockIdx.x] = is_met;
+#endif
     // of the warps with the same sums the upper half give theirs to the lower, until one is left
     f32 *exchanged = (f32 *)memory + group * (SUMS * 32) + lane;  // [slot warp][group][sum][lane]
 #pragma unroll 1
@@ -201,6 +280,14 @@ void few_channels_wgrad(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 bet
 KERNEL(256)
 void few_channels_wgrad_reduce(X_AND_DY, ELEMENT *dw, u8 *workspace, f64 alpha, f64 beta, NUMBERS) {
     const Sizes sizes = SIZES;
+    if (!is_wanted(workspace)) return;
+#if IN_HALVES
+    u32 met = 0;
+    for (int i = threadIdx.x; i < PARTIALS * CHANNEL_BLOCKS; i += 256) met |= (u32)(HEADER)[FIRST_BLOCK + i];
+    met = most_of_block<8>(met).x;
+    if (blockIdx.x == 0 && threadIdx.x == 0) (HEADER)[1] = met;
+    if (met) return;
+#endif
     __shared__ f32 some[8][32];
     const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
     const int j = (int)blockIdx.x % SUMS, group = (int)blockIdx.x / SUMS % PHASE_GROUPS;

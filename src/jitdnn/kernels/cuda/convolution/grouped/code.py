@@ -28,7 +28,7 @@ def arguments(problem: Convolution) -> tuple[str, ...]:
 
 def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:
     """The text of the kernels."""
-    halves = read_text(_SHARED, "half_mma.cuh")
+    halves = read_text(_SHARED, "half_mma.cuh", "products.cuh")
     if problem.direction == "bwd_filter":
         first = "wgrad_shared_memory.cu" if plan.shared else "wgrad_registers.cu"
         text = halves + read_text(_FOLDER, "stage.cuh", first, "wgrad_reduce.cu")

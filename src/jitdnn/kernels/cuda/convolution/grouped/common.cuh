@@ -23,8 +23,8 @@ FUNCTION constexpr bool is_used(int i) {
 constexpr int TAPS = TAPS_R * TAPS_S;
 
 // Adds what a row of the source at position i gives to the outputs of a lane, by all of their taps that meet it.
-FUNCTION void add_products(f32 (&sums)[TILE_ROWS][UNIT_H][UNIT_W][TILE_N][4], const u32 (&a)[4],
-                           const u32 (&filter)[TAPS][CHANNEL_STEPS][TILE_N][2], int row, int i, int step) {
+FUNCTION void add_products(f32 (&sums)[TILE_ROWS][UNIT_H][UNIT_W][TILE_N][4], const Factor<4> &a,
+                           const Factor<2> (&filter)[TAPS][CHANNEL_STEPS][TILE_N], int row, int i, int step) {
 #pragma unroll
     for (int b = 0; b < TILE_ROWS; b++) {
         const int i_h = row - b * STEP_H;
@@ -35,7 +35,7 @@ FUNCTION void add_products(f32 (&sums)[TILE_ROWS][UNIT_H][UNIT_W][TILE_N][4], co
             if (r < 0 || s < 0) continue;
 #pragma unroll
             for (int j = 0; j < TILE_N; j++)
-                MMA(sums[b][e / UNIT_W][e % UNIT_W][j], a, filter[r * TAPS_S + s][step][j]);
+                multiply(sums[b][e / UNIT_W][e % UNIT_W][j], a, filter[r * TAPS_S + s][step][j]);
         }
     }
 }

@@ -3,7 +3,7 @@
 Through shared memory (shared_memory.cu): channels-last sources of whole 16 bytes, in slices of up to 64 channels that
 groups fill. A source pixel comes from memory once for each tile that it is in, whatever taps it meets there, in copies
 that take no registers: 50 kB in flight on each multiprocessor saturate an H100's memory, and registers alone do not
-hold as much. Straight into registers (registers.cu): all other sources.
+hold as much. Straight into registers (registers.cu): all other sources in 16 bits.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from jitdnn.kernels.cuda.convolution.grouped.wgrad_cost import (
 )
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis
 from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
+from jitdnn.kernels.cuda.convolution.half_precision.products import Products
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, power_of_two, strides_of
 from jitdnn.kernels.cuda.cost import clock
 from jitdnn.problems.convolution import Convolution
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.tensor import DTYPES, TensorDescriptor
 
 MAX_CHANNELS = 64
 """Of a group; half as many for wgrad, and where pixels are not whole 16 bytes."""
@@ -61,12 +62,15 @@ _LONE_WARP_PENALTY = 3.5  # divided by the warps of a multiprocessor, which hide
 _COPY_BYTES = 512  # of a warp
 _BANDWIDTH_SHARE = 0.93  # of the memory's bandwidth, that copies reach
 _LATENCY_BYTES = 5_000  # in flight on a multiprocessor, with which the latency of memory doubles its time
-_SMALL_SLICE = 0.7  # divided by the channels of a thread block: short pieces of pixels
+_SMALL_SLICE = 1.4  # divided by the bytes of a pixel that a thread block takes: short pieces
 _BALANCED, _UNBALANCED = (
     0.3,
     0.7,
 )  # shares of the memory's time without and with the imbalance of thread blocks
 _REFETCHED = 0.4  # of what neighbouring tiles read, too: most of it comes from L2
+_ISSUE_CYCLES_F32 = 1 / 4  # where factors are made of what is read
+# of f32, as seen on an H100: how much longer it takes, more with each row of a tile, and with small blocks of two steps
+_F32_FACTOR, _F32_ROW, _F32_SMALL_BLOCKS = 1.1, 0.05, 1.08
 _EXPOSED = 0.5  # of the shorter of memory and computation, in the first tile
 _START_SECONDS = 3.8e-6  # a launch, until the first pixels arrive
 _SCALE = 0.91
@@ -90,13 +94,17 @@ _SHARED_PIXELS, _OWN_PIXELS = (
 _REGISTER_START_SECONDS = 6e-6
 
 
-def plan_of(problem: Convolution, device: GpuDevice) -> Plan | None:
-    """The cheapest plan; None if the filter does not fit into registers."""
-    return _best(problem, device.facts)
+def plan_of(problem: Convolution, device: GpuDevice, products: int = 1) -> Plan | None:
+    """The cheapest plan, with so many `products` of the tensor cores for one; None if the filter does not fit."""
+    return _best(problem, device.facts, products)
 
 
 @lru_cache(512)
-def _best(problem: Convolution, facts: GpuFacts) -> Plan | None:
+def _best(problem: Convolution, facts: GpuFacts, products: int) -> Plan | None:
+    if problem.dtype == "f32":
+        of_f32 = Cheapest[Plan]()
+        _offer_shared_memory(problem, facts, of_f32, products)
+        return of_f32.plan()
     unaligned, cheapest = _registers(problem, facts), Cheapest[Plan]()
     if unaligned.seconds == math.inf:
         return None
@@ -123,36 +131,43 @@ def register_plan(problem: Convolution, facts: GpuFacts) -> Plan:
     return plan
 
 
-def shared_memory_plans(problem: Convolution, facts: GpuFacts) -> list[Plan]:
+def shared_memory_plans(problem: Convolution, facts: GpuFacts, products: int = 1) -> list[Plan]:
     """Every plan of fprop and dgrad through shared memory."""
     every = All[Plan]()
-    _offer_shared_memory(problem, facts, every)
+    _offer_shared_memory(problem, facts, every, products)
     return every.plans
 
 
-def _offer_shared_memory(problem: Convolution, facts: GpuFacts, cheapest: Cheapest[Plan]) -> None:
+def _offer_shared_memory(
+    problem: Convolution, facts: GpuFacts, cheapest: Cheapest[Plan], count: int = 1
+) -> None:
     """Offer the plans of fprop and dgrad through shared memory that may be the cheapest."""
     multiprocessors = facts.multiprocessors
     shape = Shape(problem)
+    products = Products.of(shape, count, facts.mma_cycles)
+    size, is_f32 = shape.size, products.is_f32
     is_forward = problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
     group_in, group_out = source.shape[1] // problem.groups, result.shape[1] // problem.groups
-    slice_groups = max(1, 16 // group_in)
+    step_in = 32 // size  # source channels of a product
+    slice_groups = max(1, step_in // group_in)
     slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
-    if slice_in % 16 or not _is_whole(problem, is_forward):
+    copy_bytes = _copy_bytes(source)
+    if slice_in % step_in or copy_bytes < (4 if is_f32 else 16):
         return
-    steps, taps = slice_in // 16, math.prod(shape.taps)
+    steps, taps = slice_in // step_in, math.prod(shape.taps)
     tiles = 4 if slice_out % 32 == 0 else 2 if slice_out > 8 else 1
-    most = _MAX_FILTER_REGISTERS if steps <= 2 else _MAX_FILTER_REGISTERS_LARGE
-    while tiles > 1 and 2 * taps * steps * tiles > most:
+    most = _MAX_FILTER_REGISTERS if steps <= 2 and not is_f32 else _MAX_FILTER_REGISTERS_LARGE
+    factor = taps * steps * (6 if count == 3 else 2)  # registers of the filter for a tile
+    while tiles > 1 and factor * tiles > most:
         tiles //= 2
-    if 2 * taps * steps * tiles > most:
+    if factor * tiles > most:
         return
     h, w = (axis_of(shape, axis, is_forward) for axis in (1, 2))
     order = 0
     least_rows = 4 if steps > 2 else steps
     # whether tiles of one row leave registers for two resident blocks of 256 threads
-    has_room = (4 * h.unit * w.unit + 2 * taps * steps) * tiles + _OTHER_REGISTERS <= 128
+    has_room = (4 * h.unit * w.unit + factor) * tiles + _OTHER_REGISTERS <= 128
     parts = -(-slice_out // (8 * tiles))
     slices = -(-problem.groups // slice_groups)
     planes = problem.n * shape.out[0]
@@ -162,7 +177,7 @@ def _offer_shared_memory(problem: Convolution, facts: GpuFacts, cheapest: Cheape
     all_tiles = []
     for tile in _tiles(h, w, planes):
         sums = 4 * tiles * tile.tile_rows * h.unit * w.unit
-        registers = sums + 2 * taps * steps * tiles + _OTHER_REGISTERS
+        registers = sums + factor * tiles + _OTHER_REGISTERS
         if registers > _MAX_REGISTERS:
             continue
         # large groups read much for each product with few warps: so rows shall share what they read
@@ -172,27 +187,28 @@ def _offer_shared_memory(problem: Convolution, facts: GpuFacts, cheapest: Cheape
         again = _refetched_seconds(source, tile, facts)
         all_tiles.append((tile, whole_registers(registers), tile.units(planes), tile.steps, again))
     # two blocks of half the warps where the filter takes many registers
-    for block_slices, threads in product((1, 2, 4, 8), (256, 128) if steps > 1 else (256,)):
+    for block_slices, threads in product((1, 2, 4, 8), (256, 128) if steps > 1 or is_f32 else (256,)):
         block_groups = block_slices * slice_groups
         if block_slices > 1 and block_slices >= 2 * slices:
             continue
         filter_elements = block_groups * (problem.k // problem.groups) * filter_row
-        is_staged = is_packed and filter_elements % 8 == 0
-        filter_bytes = filter_elements * 2
-        if filter_row % 16 == 0:
-            filter_bytes += filter_bytes // filter_row * 8
+        is_staged = is_packed and filter_elements * size % 16 == 0
+        filter_bytes = filter_elements * size
+        if filter_row * size % 32 == 0:
+            filter_bytes += filter_elements // filter_row * 16
         kinds, blocks = block_slices * parts, -(-slices // block_slices)
         if kinds > threads // 32:
             continue
         splits = threads // 32 // kinds
-        moved = _moved_seconds(source, result, facts, block_slices * slice_in)
-        of_step = kinds * taps * steps * tiles * facts.mma_cycles / clock(facts) * blocks / multiprocessors
+        pixel = block_slices * slice_in * size
+        moved = _moved_seconds(source, result, facts, pixel)
+        of_step = kinds * products.cycles(taps * steps * tiles) / clock(facts) * blocks / multiprocessors
         for tile, registers, units, steps_of_tile, again in all_tiles:
             compute = units * -(-steps_of_tile // splits) * splits * tile.tile_rows * of_step
             if _SCALE * (max(moved + again, compute) + _START_SECONDS) * ROUNDED > cheapest.seconds:
                 continue
             by_registers = facts.registers // (threads * registers)
-            tile_bytes, _, _ = tile.layout(block_slices * slice_in)
+            tile_bytes, _, _ = tile.layout(pixel)
             for resident in range(1, min(2, by_registers) + 1):
                 workers = max(1, min(units, multiprocessors * resident // blocks))
                 rounds = -(-units // workers)
@@ -206,27 +222,30 @@ def _offer_shared_memory(problem: Convolution, facts: GpuFacts, cheapest: Cheape
                     continue
                 shared = stages * tile_bytes + filter_bytes * is_staged
                 seconds = _seconds(
-                    problem, tile, facts, block_slices * slice_in, threads // 32, kinds, splits,
-                    taps, steps, tiles, workers * blocks, rounds, stages, vector
+                    problem, tile, facts, pixel, threads // 32, kinds, splits,
+                    taps, steps, tiles, workers * blocks, rounds, stages, vector, products
                 )  # fmt: skip
                 seconds *= _correction(
                     tile, resident == 1 and (has_room or steps > 1), 3 if stages == rounds else stages
                 )
+                if is_f32:
+                    seconds *= _F32_FACTOR + _F32_ROW * tile.tile_rows
+                    seconds *= _F32_SMALL_BLOCKS if steps > 1 and threads < 256 else 1.0
                 made = partial(
                     _shared_memory_plan, shape, tile, slice_groups, block_slices, steps, tiles, stages, workers,
-                    threads, resident, is_staged, workers * blocks, shared, seconds,
+                    threads, resident, is_staged, workers * blocks, shared, seconds, copy_bytes, count,
                 )  # fmt: skip
                 cheapest.offer(seconds, (order := order + 1,), made)
 
 
 def _shared_memory_plan(
     shape: Shape, tile: Tile, slice_groups: int, block_slices: int, steps: int, tiles: int, stages: int, workers: int,
-    threads: int, resident: int, is_staged: bool, total: int, shared: int, seconds: float,
+    threads: int, resident: int, is_staged: bool, total: int, shared: int, seconds: float, copy_bytes: int, count: int,
 ) -> Plan:  # fmt: skip
     problem, is_forward = shape.problem, shape.problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
     group_in = source.shape[1] // problem.groups
-    _, row_pad, image_pad = tile.layout(block_slices * slice_groups * group_in)
+    _, row_pad, image_pad = tile.layout(block_slices * slice_groups * group_in * shape.size)
     vector, result_c = vector_of(result)
     axes = axis_defines(tile.h, tile.w) | direction_defines(shape)
     defines = shape.defines() | roles(problem, source, result) | axes | {
@@ -235,9 +254,10 @@ def _shared_memory_plan(
         "TILE_N": tiles, "TILE_ROWS": tile.tile_rows, "TILE_DOWN": tile.down, "TILE_ACROSS": tile.across,
         "TILE_IMAGES": tile.images, "STAGES": stages, "WORKERS": workers, "BLOCK_THREADS": threads,
         "RESIDENT": resident, "FILTER_STAGED": int(is_staged), "RESULT_VECTOR": vector,
-        "RESULT_C": result_c, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad,
+        "RESULT_C": result_c, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad, "COPY_BYTES": copy_bytes,
+        "PRODUCTS": count,
     }  # fmt: skip
-    return Plan(tuple(defines.items()), threads, total, seconds, workers, shared, 2 * vector)
+    return Plan(tuple(defines.items()), threads, total, seconds, workers, shared)
 
 
 def _pieces(extent: int, most: int) -> list[int]:
@@ -258,11 +278,13 @@ def _tiles(h: Axis, w: Axis, images: int) -> Iterator[Tile]:
                         yield Tile(h, w, count, down, across, tile_rows)
 
 
-def _is_whole(problem: Convolution, is_forward: bool) -> bool:
-    """Whether channels of the source come in units of 16 bytes at addresses that are multiples of 16."""
-    source = problem.x if is_forward else problem.y
+def _copy_bytes(source: TensorDescriptor) -> int:
+    """Bytes of neighbouring channels of the source that lie at multiples of as many, up to 16; 0: none are 16 bytes."""
+    size = DTYPES[source.dtype]
     n, c, *space = strides_of(source)
-    return c == 1 and source.shape[1] % 8 == 0 and power_of_two((n, *space), 8) == 8
+    if c != 1 or source.shape[1] * size % 16:
+        return 0
+    return size * power_of_two((n, *space), 16 // size)
 
 
 def _is_packed(problem: Convolution) -> bool:
@@ -287,54 +309,61 @@ def _correction(tile: Tile, is_alone: bool, stages: int) -> float:
 
 
 def _seconds(
-    problem: Convolution, tile: Tile, facts: GpuFacts, block_in: int, warps: int, kinds: int,
+    problem: Convolution, tile: Tile, facts: GpuFacts, pixel: int, warps: int, kinds: int,
     splits: int, taps: int, channel_steps: int, tiles: int, total: int, rounds: int, stages: int, vector: int,
+    products: Products,
 ) -> float:  # fmt: skip
     multiprocessors = facts.multiprocessors
     h, w = tile.h, tile.w
     is_forward = problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
     # of a tile: copies, reads, stores and products of warps
-    copies = tile.images * tile.rows * tile.columns * block_in / 8 / 32
+    copies = tile.images * tile.rows * tile.columns * pixel / _COPY_BYTES
     position_rows = (tile.tile_rows - 1) * h.step + h.reach
     steps = -(-tile.steps // splits) * splits * kinds
-    conflicts = 1.0 if tile.has_no_conflicts(block_in) else _CONFLICT_FACTOR
+    conflicts = 1.0 if tile.has_no_conflicts(pixel) else _CONFLICT_FACTOR
     reads = position_rows * w.reach * channel_steps * conflicts
-    products = tile.tile_rows * taps * channel_steps * tiles
+    multiplied = tile.tile_rows * taps * channel_steps * tiles
     stores = tile.tile_rows * h.unit * w.unit * 2
     shared = copies * _ACCESS_CYCLES + steps * (reads * _ACCESS_CYCLES + stores * _ACCESS_CYCLES)
     store_instructions = _STORE_INSTRUCTIONS if vector > 1 else _SCALAR_STORE_INSTRUCTIONS
     issue = copies * _COPY_INSTRUCTIONS
-    issue += steps * (reads + products + stores * store_instructions + _STEP_INSTRUCTIONS)
+    issue += steps * (
+        reads
+        + products.instructions(4 * reads, multiplied)
+        + stores * store_instructions
+        + _STEP_INSTRUCTIONS
+    )
+    issue *= _ISSUE_CYCLES_F32 if products.is_f32 else _ISSUE_CYCLES
     blocks = -(-total // multiprocessors)  # of the busiest multiprocessor
-    mma_cycles = facts.mma_cycles * (_MMA_FACTOR if channel_steps <= 2 else _MMA_FACTOR_LARGE)
-    multiplied = mma_cycles * steps * products
-    cycles = max(shared, multiplied, _ISSUE_CYCLES * issue) + _UNHIDDEN * min(shared, multiplied)
+    tensor = steps * products.cycles(multiplied) * (_MMA_FACTOR if channel_steps <= 2 else _MMA_FACTOR_LARGE)
+    cycles = max(shared, tensor, issue) + _UNHIDDEN * min(shared, tensor)
     cycles *= 1.0 + _LONE_WARP_PENALTY / (blocks * warps)
     compute = blocks * rounds * cycles / clock(facts)
     in_flight = total / multiprocessors * stages * copies * _COPY_BYTES
     imbalance = blocks * multiprocessors / total
     latency = 1.0 + _LATENCY_BYTES / in_flight
-    memory = _moved_seconds(source, result, facts, block_in, imbalance, latency)
+    memory = _moved_seconds(source, result, facts, pixel, imbalance, latency)
     memory += _refetched_seconds(source, tile, facts)
     together = math.sqrt(math.hypot(memory**2, compute**2))  # each hides most of the other
     return _SCALE * (together + _EXPOSED * min(memory, compute) / rounds + _START_SECONDS)
 
 
 def _moved_seconds(
-    source: TensorDescriptor, result: TensorDescriptor, facts: GpuFacts, block_in: int, imbalance: float = 1.0,
+    source: TensorDescriptor, result: TensorDescriptor, facts: GpuFacts, pixel: int, imbalance: float = 1.0,
     latency: float = 1.0,
 ) -> float:  # fmt: skip
     """Of the tensors' bytes; with factors of 1 the least."""
-    memory = 2.0 * (source.size + result.size) / (facts.bandwidth * _BANDWIDTH_SHARE)
+    memory = float(DTYPES[source.dtype]) * (source.size + result.size) / (facts.bandwidth * _BANDWIDTH_SHARE)
     memory *= _BALANCED + _UNBALANCED * imbalance
-    return memory * (latency * (1.0 + _SMALL_SLICE / block_in))
+    return memory * (latency * (1.0 + _SMALL_SLICE / pixel))
 
 
 def _refetched_seconds(source: TensorDescriptor, tile: Tile, facts: GpuFacts) -> float:
     """Of bytes that several tiles read."""
-    refetched = 2.0 * source.size * (tile.rows / (tile.down * tile.tile_rows * tile.h.step) - 1)
-    refetched += 2.0 * source.size * (tile.columns / (tile.across * tile.w.step) - 1)
+    size = DTYPES[source.dtype] * float(source.size)
+    refetched = size * (tile.rows / (tile.down * tile.tile_rows * tile.h.step) - 1)
+    refetched += size * (tile.columns / (tile.across * tile.w.step) - 1)
     return _REFETCHED * max(0.0, refetched) / facts.bandwidth
 
 

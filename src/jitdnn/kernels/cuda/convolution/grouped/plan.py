@@ -14,7 +14,7 @@ from jitdnn.kernels.cuda.convolution.half_precision.shape import (
     unaligned,
 )
 from jitdnn.problems.convolution import Convolution
-from jitdnn.tensor import TensorDescriptor
+from jitdnn.tensor import DTYPES, TensorDescriptor
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,26 @@ class Plan:
     seconds: float
     workers: int
     shared: int = 0  # bytes of shared memory of a block; 0: straight into registers
-    result_bytes: int = 2  # that are stored at once by a block that reads through shared memory
 
     @property
     def alignments(self) -> tuple[int, int, int]:
         """What the addresses of the operands must be multiples of, in bytes."""
-        return (16, 16, self.result_bytes) if self.shared else alignments_of(dict(self.defines))
+        names = dict(self.defines)
+        if not self.shared:
+            return alignments_of(names)
+        size = 4 if names["IS_F32"] else 2
+        copied, stored = (
+            int(str(names.get(name, least))) for name, least in (("COPY_BYTES", 16), ("RESULT_VECTOR", 1))
+        )
+        return copied, 16 if names.get("FILTER_STAGED", 1) else size, size * stored
 
     @property
     def unaligned(self) -> Plan:
-        """The same for operands at any address."""
-        return replace(self, defines=unaligned(self.defines))
+        """The same for operands at any address: straight into registers, or of f32."""
+        least = {"COPY_BYTES": 4, "FILTER_STAGED": 0}
+        return replace(
+            self, defines=tuple((name, least.get(name, value)) for name, value in unaligned(self.defines))
+        )
 
 
 @dataclass(frozen=True)
@@ -63,19 +72,19 @@ class Tile:
     def columns(self) -> int:
         return (self.across - 1) * self.w.step + self.w.reach
 
-    def layout(self, channels: int) -> tuple[int, int, int]:
-        """Bytes in shared memory, and the padding of rows and images in units of 16 bytes."""
-        unit = channels // 8 + 1
+    def layout(self, pixel: int) -> tuple[int, int, int]:
+        """Bytes in shared memory, a pixel `pixel` bytes, and the padding of rows and images in units of 16 bytes."""
+        unit = pixel // 16 + 1
         columns = -(-self.columns // self.w.step) * self.w.step
         rows = -(-self.rows // self.h.step) * self.h.step
         row_pad, image_pad = pads(unit, columns, rows, self.across, self.down, self.tile_rows)
         return 16 * self.images * (rows * (columns * unit + row_pad) + image_pad), row_pad, image_pad
 
-    def has_no_conflicts(self, channels: int) -> bool:
+    def has_no_conflicts(self, pixel: int) -> bool:
         """Whether 8 neighbouring positions are always in 8 different groups of four banks."""
-        unit = channels // 8 + 1
+        unit = pixel // 16 + 1
         columns = -(-self.columns // self.w.step) * self.w.step
-        row = columns * unit + self.layout(channels)[1]
+        row = columns * unit + self.layout(pixel)[1]
         return self.down == 1 or (self.tile_rows * row - unit * self.across) % 8 == 0
 
     @property
@@ -168,7 +177,7 @@ def direction_defines(shape: Shape) -> Defines:
 def vector_of(result: TensorDescriptor) -> tuple[int, int]:
     """Channels that may be stored at once, and the stride between channels."""
     n, c, *space = strides_of(result)
-    return (power_of_two((n, *space), 8) if c == 1 else 1), c
+    return (power_of_two((n, *space), 16 // DTYPES[result.dtype]) if c == 1 else 1), c
 
 
 def roles(problem: Convolution, source: TensorDescriptor, result: TensorDescriptor) -> Defines:

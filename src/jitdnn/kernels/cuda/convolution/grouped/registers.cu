@@ -62,7 +62,7 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPIL
 
     // lane t has source channels PIECE * t ... of the slice: 4 of them for each step; columns are ordered so that a
     // lane's sums are neighbouring channels
-    u32 filter[TAPS][CHANNEL_STEPS][TILE_N][2];
+    Factor<2> filter[TAPS][CHANNEL_STEPS][TILE_N];
 #pragma unroll
     for (int j = 0; j < TILE_N; j++) {
         const int out = part * (8 * TILE_N) + g / 2 * (2 * TILE_N) + j * 2 + g % 2;
@@ -81,9 +81,9 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPIL
                     u32 half = 0;
                     if (is_own) half = from[tap / TAPS_S * W_R + tap % TAPS_S * W_S];
                     if (e % 2)
-                        filter[tap][step][j][e / 2] |= half << 16;
+                        filter[tap][step][j].bits[e / 2] |= half << 16;
                     else
-                        filter[tap][step][j][e / 2] = half;
+                        filter[tap][step][j].bits[e / 2] = half;
                 }
             }
     }
@@ -130,8 +130,8 @@ void grouped(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPIL
                     if (!is_used(i)) continue;
                     const Piece &first = pieces[row % (PREFETCH_ROWS + 1)][i][0],
                                 &second = pieces[row % (PREFETCH_ROWS + 1)][i][1];
-                    const u32 a[4] = {first.words[2 * step], second.words[2 * step], first.words[2 * step + 1],
-                                      second.words[2 * step + 1]};
+                    const Factor<4> a = {{first.words[2 * step], second.words[2 * step], first.words[2 * step + 1],
+                                          second.words[2 * step + 1]}};
                     add_products(sums, a, filter, row, i, step);
                 }
         }

@@ -1,6 +1,7 @@
 // Grouped convolution, forward and backward to the data, by block-diagonal products: through shared memory.
 //
-// The axes and slices are those of registers.cu. A thread block takes BLOCK_SLICES slices and one tile after the
+// The axes and slices are those of registers.cu; of f32, which products.cuh multiplies, 8 channels are a step in place
+// of 16. A thread block takes BLOCK_SLICES slices and one tile after the
 // other, every WORKERS-th: in each of TILE_IMAGES images, TILE_DOWN times TILE_ROWS rows of TILE_ACROSS blocks b.
 // STAGES tiles are in use or in flight:
 //
@@ -12,14 +13,15 @@
 // about. A warp keeps the fragments of the filter for 16 * CHANNEL_STEPS channels in and 8 * TILE_N out in registers,
 // and takes 16 b's at a time, in any rows and images, and TILE_ROWS rows down from each.
 
-constexpr int SLICE_IN = 16 * CHANNEL_STEPS, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
+constexpr int STEP_IN = 2 * CHUNK;  // source channels of a product
+constexpr int SLICE_IN = STEP_IN * CHANNEL_STEPS, SLICE_OUT = SLICE_GROUPS * GROUP_OUT;
 constexpr int PARTS = (SLICE_OUT + 8 * TILE_N - 1) / (8 * TILE_N);  // warps that share the outputs of a slice
 constexpr int DISTINCT_WARPS = BLOCK_SLICES * PARTS, SPLITS = BLOCK_THREADS / 32 / DISTINCT_WARPS;
 constexpr int BLOCK_GROUPS = BLOCK_SLICES * SLICE_GROUPS, BLOCK_IN = BLOCK_SLICES * SLICE_IN;
 constexpr int BLOCKS = (GROUPS_OF_CHANNELS + BLOCK_GROUPS - 1) / BLOCK_GROUPS;
 constexpr bool IS_FULL = GROUPS_OF_CHANNELS % BLOCK_GROUPS == 0 && SLICE_OUT % (8 * TILE_N) == 0;
 constexpr int ALL_IN = GROUPS_OF_CHANNELS * GROUP_IN, ALL_OUT = GROUPS_OF_CHANNELS * GROUP_OUT;
-constexpr int PITCH = 2 * BLOCK_IN + 16;  // bytes of a pixel: an odd number of 16
+constexpr int PITCH = (int)sizeof(ELEMENT) * BLOCK_IN + 16;  // bytes of a pixel: an odd number of 16
 constexpr int POSITION_ROWS = (TILE_ROWS - 1) * STEP_H + REACH_H;
 constexpr int ROWS = (TILE_DOWN * TILE_ROWS - 1) * STEP_H + REACH_H, COLUMNS = (TILE_ACROSS - 1) * STEP_W + REACH_W;
 constexpr int PHASE_ROWS = (ROWS + STEP_H - 1) / STEP_H, PHASE_COLUMNS = (COLUMNS + STEP_W - 1) / STEP_W;
@@ -35,8 +37,8 @@ constexpr int ACROSS = (BLOCKS_W + TILE_ACROSS - 1) / TILE_ACROSS;
 // The filter as it is staged: for each of its first axis TAPS times its second, FILTER_PITCH elements.
 constexpr int GROUP_FIRST = IS_FORWARD ? GROUP_OUT : GROUP_IN, GROUP_SECOND = IS_FORWARD ? GROUP_IN : GROUP_OUT;
 constexpr int FILTER_ROW = TAPS * GROUP_SECOND;
-constexpr int FILTER_PITCH = FILTER_ROW % 16 ? FILTER_ROW : FILTER_ROW + 8;  // an odd number of 16 bytes
-constexpr bool HAS_PAIRS = IS_FORWARD && W_C == 1 && GROUP_IN % 2 == 0 && FILTER_STAGED;
+constexpr int FILTER_PITCH = FILTER_ROW % (2 * CHUNK) ? FILTER_ROW : FILTER_ROW + CHUNK;  // an odd number of 16 bytes
+constexpr bool HAS_PAIRS = !IS_F32 && IS_FORWARD && W_C == 1 && GROUP_IN % 2 == 0 && FILTER_STAGED;
 
 // Whether any of a position's outputs meets this row.
 FUNCTION constexpr bool is_met(int row) {
@@ -55,7 +57,7 @@ FUNCTION Tile tile_of(int unit) {
             unit % ACROSS * TILE_ACROSS};
 }
 
-FUNCTION void stage_source(u32 shared, const u16 *source, Tile tile, int channel, const Sizes &sizes) {
+FUNCTION void stage_source(u32 shared, const ELEMENT *source, Tile tile, int channel, const Sizes &sizes) {
     stage_pixels<BLOCK_IN, TILE_IMAGES, ROWS, COLUMNS, STEP_H, STEP_W, PITCH, ROW_BYTES, IMAGE_BYTES, SOURCE_H,
                  SOURCE_W>(
         shared, source, {S_N, S_D, S_H, S_W}, tile.image, tile.b_h * STEP_H + LEAST_H, tile.b_w * STEP_W + LEAST_W,
@@ -63,20 +65,20 @@ FUNCTION void stage_source(u32 shared, const u16 *source, Tile tile, int channel
 }
 
 // All of the block's filter, which is contiguous.
-FUNCTION void stage_filter(u16 *shared, const u16 *w, int first_group) {
-    constexpr int CHUNKS_ROW = FILTER_ROW % 8 ? 1 : FILTER_ROW / 8;
-    constexpr int CHUNKS = BLOCK_GROUPS * GROUP_FIRST * FILTER_ROW / 8;
-    constexpr int ALL = GROUPS_OF_CHANNELS * GROUP_FIRST * FILTER_ROW / 8;
-    const int first = first_group * GROUP_FIRST * FILTER_ROW / 8;
+FUNCTION void stage_filter(ELEMENT *shared, const ELEMENT *w, int first_group) {
+    constexpr int CHUNKS_ROW = FILTER_ROW % CHUNK ? 1 : FILTER_ROW / CHUNK;
+    constexpr int CHUNKS = BLOCK_GROUPS * GROUP_FIRST * FILTER_ROW / CHUNK;
+    constexpr int ALL = GROUPS_OF_CHANNELS * GROUP_FIRST * FILTER_ROW / CHUNK;
+    const int first = first_group * GROUP_FIRST * FILTER_ROW / CHUNK;
     for (int i = threadIdx.x; i < CHUNKS; i += BLOCK_THREADS) {
         const bool is_there = first + i < ALL;
-        const int to = FILTER_PITCH == FILTER_ROW ? i * 8 : i / CHUNKS_ROW * FILTER_PITCH + i % CHUNKS_ROW * 8;
-        cp_async16(shared + to, w + (is_there ? (INDEX)(first + i) * 8 : 0), is_there);
+        const int to = FILTER_PITCH == FILTER_ROW ? i * CHUNK : i / CHUNKS_ROW * FILTER_PITCH + i % CHUNKS_ROW * CHUNK;
+        cp_async16(shared + to, w + (is_there ? (INDEX)(first + i) * CHUNK : 0), is_there);
     }
 }
 
 KERNEL2(BLOCK_THREADS, RESIDENT)
-void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u16 *result EPILOGUE_PARAMETERS,
+void grouped_shared_memory(const ELEMENT *RESTRICT source, const ELEMENT *RESTRICT w, ELEMENT *result EPILOGUE_PARAMETERS,
                            u8 *workspace, f64 alpha64, f64 beta64, NUMBERS) {
     begin_launch();
     const Sizes sizes = SIZES;
@@ -89,7 +91,7 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
     const int slice = block * BLOCK_SLICES + own_slice;
     const f32 alpha = (f32)alpha64, beta = (f32)beta64;
     const u32 stages = smem_address(shared);
-    u16 *staged_filter = (u16 *)shared + STAGES * (STAGE_BYTES / 2);
+    ELEMENT *staged_filter = (ELEMENT *)shared + STAGES * (STAGE_BYTES / (int)sizeof(ELEMENT));
 
     if (FILTER_STAGED) stage_filter(staged_filter, w, block * BLOCK_GROUPS);
     cp_async_commit();
@@ -106,7 +108,7 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
     }
 
     // columns are ordered so that a lane's sums are neighbouring channels
-    u32 filter[TAPS][CHANNEL_STEPS][TILE_N][2];
+    Factor<2> filter[TAPS][CHANNEL_STEPS][TILE_N];
 #pragma unroll
     for (int j = 0; j < TILE_N; j++) {
         const int out = part * (8 * TILE_N) + g / 2 * (2 * TILE_N) + j * 2 + g % 2;
@@ -115,33 +117,40 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
 #pragma unroll
         for (int step = 0; step < CHANNEL_STEPS; step++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int in = step * 16 + e / 2 * 8 + 2 * t + e % 2;
+            for (int e = 0; e < 2 * PER_WORD; e++) {
+                const int in = step * STEP_IN + e / PER_WORD * CHUNK + PER_WORD * t + e % PER_WORD;
                 const bool is_own = is_there && in / GROUP_IN == out / GROUP_OUT;
                 const bool is_first_out = IS_FORWARD && !IS_MIRRORED;
                 const int first = is_first_out ? out % GROUP_OUT : in % GROUP_IN;
                 const int second = is_first_out ? in % GROUP_IN : out % GROUP_OUT;
-                const u16 *from = FILTER_STAGED ? staged_filter + (own_group * GROUP_FIRST + first) * FILTER_PITCH
+                const ELEMENT *from = FILTER_STAGED ? staged_filter + (own_group * GROUP_FIRST + first) * FILTER_PITCH
                                                 : w + (INDEX)(group * GROUP_FIRST + first) * W_K;
                 from += W_BASE + second * W_C;
 #pragma unroll
                 for (int tap = 0; tap < TAPS; tap++) {
-                    const u16 *at = from + tap / TAPS_S * W_R + tap % TAPS_S * W_S;
-                    u32 &pair = filter[tap][step][j][e / 2];
+                    const ELEMENT *at = from + tap / TAPS_S * W_R + tap % TAPS_S * W_S;
+                    u32 &word = filter[tap][step][j].bits[e / PER_WORD];
                     if (HAS_PAIRS && !IS_MIRRORED) {
-                        if (e % 2 == 0) pair = is_own ? *(const u32 *)at : 0;
+                        if (e % 2 == 0) word = is_own ? *(const u32 *)at : 0;
                     } else {
-                        const u32 half = is_own ? *at : 0;
-                        pair = e % 2 ? pair | half << 16 : half;
+                        const u32 bits = is_own ? bits_of(*at) : 0;
+                        word = e % PER_WORD ? word | bits << 16 : bits;
                     }
                 }
             }
     }
 
-    // a lane gives the address of 8 channels of one of 16 positions: the first 8 channels first
+#pragma unroll
+    for (int tap = 0; tap < TAPS; tap++)
+#pragma unroll
+        for (int step = 0; step < CHANNEL_STEPS; step++)
+#pragma unroll
+            for (int j = 0; j < TILE_N; j++) prepare(filter[tap][step][j]);
+
+    // a lane gives the address of 16 bytes of one of 16 positions: the first channels first
     const int out_channel = slice * SLICE_OUT + part * (8 * TILE_N) + t * (2 * TILE_N);
     const int out_limit = min((slice + 1) * SLICE_OUT, ALL_OUT);
-    const u32 lane_start = stages + own_slice * (2 * SLICE_IN) + lane / 16 * 16;
+    const u32 lane_start = stages + own_slice * ((int)sizeof(ELEMENT) * SLICE_IN) + lane / 16 * 16;
     int stage_number = 0;
 #pragma unroll 1
     for (int unit = worker; unit < units; unit += WORKERS) {
@@ -162,9 +171,10 @@ void grouped_shared_memory(const u16 *RESTRICT source, const u16 *RESTRICT w, u1
                     if (!is_used(i)) continue;
 #pragma unroll
                     for (int k = 0; k < CHANNEL_STEPS; k++) {
-                        u32 a[4];
-                        ldmatrix_x4(a, from + (row % STEP_H * PHASE_ROWS + row / STEP_H) * ROW_BYTES +
+                        Factor<4> a;
+                        ldmatrix_x4(a.bits, from + (row % STEP_H * PHASE_ROWS + row / STEP_H) * ROW_BYTES +
                                            (i % STEP_W * PHASE_COLUMNS + i / STEP_W) * PITCH + k * 32);
+                        prepare(a);
                         add_products(sums, a, filter, row, i, k);
                     }
                 }

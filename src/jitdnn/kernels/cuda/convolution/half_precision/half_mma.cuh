@@ -21,4 +21,16 @@
 #define FROM_HALF to_f32_f16
 #endif
 
+// RESULT: of what fprop stores, which may be f32 of products of halves.
+#define STORES_F32 (IS_F32 || RESULT_IS_F32)
+#if STORES_F32
+#define RESULT f32
+#define TO_RESULT(value) (value)
+#define FROM_RESULT(value) (value)
+#else
+#define RESULT u16
+#define TO_RESULT TO_HALF
+#define FROM_RESULT FROM_HALF
+#endif
+
 FUNCTION bool is_aligned_to(const void *p, int bytes) { return ((u64)p & (u64)(bytes - 1)) == 0; }

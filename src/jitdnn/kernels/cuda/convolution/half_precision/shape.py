@@ -30,9 +30,13 @@ _WIDTHS: dict[str, tuple[int, int, int]] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A convolution in three dimensions, those that the problem lacks in front, of extent 1."""
+    """A convolution in three dimensions, those that the problem lacks in front, of extent 1.
+
+    `in_halves`: x and w are read in half precision whatever the problem says, and y is f32.
+    """
 
     problem: Convolution
+    in_halves: bool = False
 
     @cached_property
     def spatial(self) -> tuple[int, int, int]:
@@ -64,14 +68,19 @@ class Shape:
 
     @cached_property
     def size(self) -> int:
-        """Bytes of an element."""
-        return DTYPES[self.problem.x.dtype]
+        """Bytes of an element, of y where it is not what `y_size` says."""
+        return 2 if self.in_halves else DTYPES[self.problem.x.dtype]
+
+    @cached_property
+    def y_size(self) -> int:
+        """Bytes of an element of y."""
+        return 4 if self.in_halves else self.size
 
     @cached_property
     def y_vector(self) -> int:
         """Neighbouring channels of y that can be stored at once: as many as fit in 16 bytes, or fewer."""
         n, c, d, h, w = strides_of(self.problem.y)
-        return power_of_two((n, d, h, w), 16 // self.size) if c == 1 else 1
+        return power_of_two((n, d, h, w), 16 // self.y_size) if c == 1 else 1
 
     def defines(self) -> Defines:
         """The macros of the shape and of all strides."""
@@ -81,7 +90,12 @@ class Shape:
     def _defines(self) -> Defines:
         problem = self.problem
         dtype = problem.x.dtype
-        names: Defines = {"IS_BF16": int(dtype == "bf16"), "IS_F32": int(dtype == "f32")}
+        names: Defines = {
+            "IS_BF16": int(dtype == "bf16"),
+            "IS_F32": int(dtype == "f32" and not self.in_halves),
+        }
+        if self.in_halves:
+            names["RESULT_IS_F32"] = 1
         names["PER_WORD"] = 4 // self.size
         reach = max(farthest(tensor) for tensor in (problem.x, problem.w, problem.y))
         names["INDEX"] = "i32" if reach < 1 << 30 else "i64"
@@ -133,7 +147,8 @@ def alignments_of(names: Defines) -> tuple[int, int, int]:
     size = 4 if names["IS_F32"] else 2
     found = [size] * 3
     for name, (operand, unit, _) in _WIDTHS.items():
-        width = unit if name == "X_BYTES" else unit * size // 2
+        own = 4 if operand == 2 and names.get("RESULT_IS_F32") else size
+        width = unit if name == "X_BYTES" else unit * own // 2
         found[operand] = max(found[operand], width * int(str(names.get(name, 0))))
     if names.get("Y_VECTOR") == 16 // size:  # dy is the first operand of dgrad, the second of wgrad
         found[0 if "STEP_W" in names else 1] = 16

@@ -4,7 +4,7 @@
 // Stores `count` sums of the channels from `k` on, of those below `limit`: of all of them, if is_full. `to` is the
 // offset of channel 0.
 template <int count, bool is_full>
-FUNCTION void store_channels(ELEMENT *result, INDEX to, int k, int limit, const f32 (&sums)[count], f32 alpha, f32 beta
+FUNCTION void store_channels(RESULT *result, INDEX to, int k, int limit, const f32 (&sums)[count], f32 alpha, f32 beta
                              COORDINATE_PARAMETERS) {
     constexpr int width = count < RESULT_VECTOR ? count : RESULT_VECTOR;
     f32 value[count];
@@ -16,7 +16,7 @@ FUNCTION void store_channels(ELEMENT *result, INDEX to, int k, int limit, const 
 #pragma unroll
     for (int first = 0; first < count; first += width) {
         if (width > 1 && (is_full || k + first + width <= limit)) {
-#if IS_F32
+#if STORES_F32
             f32 *at = result + to + k + first;
             u32 word[width + 1];
 #pragma unroll
@@ -46,35 +46,35 @@ FUNCTION void store_channels(ELEMENT *result, INDEX to, int k, int limit, const 
 #pragma unroll
         for (int i = first; i < first + width; i++) {
             if (!is_full && k + i >= limit) break;
-            ELEMENT *at = result + to + (INDEX)(k + i) * RESULT_C;
-            if (beta != 0.0f) value[i] += beta * FROM_HALF(*at);
-            *at = TO_HALF(value[i]);
+            RESULT *at = result + to + (INDEX)(k + i) * RESULT_C;
+            if (beta != 0.0f) value[i] += beta * FROM_RESULT(*at);
+            *at = TO_RESULT(value[i]);
         }
     }
 }
 
 // The same into shared memory: `run` is the place of channel k, `result` the output's channel 0.
 template <int count, bool is_full>
-FUNCTION void stage_channels(ELEMENT *run, const ELEMENT *result, int k, int limit, const f32 (&sums)[count], f32 alpha,
+FUNCTION void stage_channels(RESULT *run, const RESULT *result, int k, int limit, const f32 (&sums)[count], f32 alpha,
                              f32 beta COORDINATE_PARAMETERS) {
 #pragma unroll
     for (int i = 0; i < count; i++) {
         if (!is_full && k + i >= limit) break;
         f32 value = alpha * FINISH(sums[i], k + i);
-        if (beta != 0.0f) value += beta * FROM_HALF(result[k + i]);
-        run[i] = TO_HALF(value);
+        if (beta != 0.0f) value += beta * FROM_RESULT(result[k + i]);
+        run[i] = TO_RESULT(value);
     }
 }
 
 // Stores a run of `count` results that begins `shift` elements behind a multiple of 64 bytes, in memory as in shared
 // memory: four threads, of which this is number t, store 64 bytes at a time, and of pieces of 16 bytes that the run has
 // in part 2, 4 and 8 bytes.
-FUNCTION void store_run(const ELEMENT *staged, ELEMENT *run, int shift, int count, int t) {
-    constexpr int piece = 16 / (int)sizeof(ELEMENT);
+FUNCTION void store_run(const RESULT *staged, RESULT *run, int shift, int count, int t) {
+    constexpr int piece = 16 / (int)sizeof(RESULT);
 #pragma unroll 1
     for (int at = t * piece; at < shift + count; at += 4 * piece) {
-        const ELEMENT *from = staged + at;
-        ELEMENT *to = run + (at - shift);
+        const RESULT *from = staged + at;
+        RESULT *to = run + (at - shift);
         int low = shift - at > 0 ? shift - at : 0;  // the first of the piece's elements that is of the run
         int high = shift + count - at;
         if (high > piece) high = piece;
@@ -83,12 +83,12 @@ FUNCTION void store_run(const ELEMENT *staged, ELEMENT *run, int shift, int coun
             continue;
         }
         if (low & 1 && low < high) to[low] = from[low], low++;
-#if !IS_F32
+#if !STORES_F32
         if (low & 2 && low + 2 <= high) store4(to + low, *(const u32 *)(from + low)), low += 2;
         if (low + 4 <= high) store8(to + low, *(const uint2 *)(from + low)), low += 4;
 #endif
         if (low + 2 <= high) {
-#if IS_F32
+#if STORES_F32
             store8(to + low, *(const uint2 *)(from + low));
 #else
             store4(to + low, *(const u32 *)(from + low));

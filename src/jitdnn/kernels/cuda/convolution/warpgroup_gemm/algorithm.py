@@ -314,6 +314,7 @@ class WarpgroupGemmDivided(_Halves):
     """
 
     name = "implicit_gemm_3xf16_divided"
+    version = 5
     rounded = ("implicit_gemm_wgmma",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:

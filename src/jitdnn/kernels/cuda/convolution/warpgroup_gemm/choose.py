@@ -230,10 +230,12 @@ def _correlation_plan(
         return "taps are farther apart than the copy engine takes"
     most_taps = max(math.prod(axis.taps for axis in axes) for axes in phases)
     is_whole = divides_rows or fusion.has_prologue
+    # channels of another group behind these are not multiplied
+    leaves_out = divides_rows and 32 < geometry.in_channels < 64 and geometry.in_channels % 16 == 0
     row_bytes, row = (
         (row_of_lines, row_of_lines)
         if is_in_lines
-        else rows_of(geometry.in_channels, size, most_taps, geometry.groups > 1, is_whole)
+        else rows_of(geometry.in_channels, size, most_taps, geometry.groups > 1 and not leaves_out, is_whole)
     )
     channel_blocks = -(-geometry.in_channels * size // row_bytes)
     if lines.long < lines.classes and channel_blocks > 1:
@@ -423,7 +425,7 @@ def _correlation_plan(
         works, packs, Tables(tuple(maps), numbers),
         (room + 8 * sum_rows * channels) if sum_rows else at + blocking.partial_bytes(products),
         fusion.seconds(seconds, False) + pack_seconds(packs, device), fusion, channels,
-        is_a_mn_major=across is not None,
+        is_a_mn_major=across is not None, used_steps=_used_steps(geometry.in_channels, row_bytes, row),
     )  # fmt: skip
 
 
@@ -432,6 +434,11 @@ def _turn(products: Products, tile: Tile, multiprocessors: int) -> int:
     if not products.takes_turns:
         return 0
     return multiprocessors // math.gcd(multiprocessors, products.tiles_n(tile) * products.groups)
+
+
+def _used_steps(channels: int, row_bytes: int, row: int) -> int:
+    """Of the four products along K of a stage of one tap, those that have channels, of which there are few."""
+    return -(-channels // 16) if row_bytes == row == STAGE_ROW and channels < 64 else 4
 
 
 def _in_rows(data: Operand, pixels: int) -> Operand:

@@ -144,7 +144,7 @@ def source_of(
         ("DIVIDERS", tile.dividers),
         ("SWAPS_OPERANDS", int(tile.swaps)),
         ("LEAVES_AT_ONCE", int(plan.divides_rows or blocking.leaves_at_once)),
-        *((("MULTIPLY_A", "wgmma_a_f16"),) if plan.divides_rows else ()),
+        *((("MULTIPLY_A", "wgmma_a_f16"), ("USED_STEPS", plan.used_steps)) if plan.divides_rows else ()),
         ("IS_ROUGH", int(plan.blocking.is_rough)),
         ("SEGMENT", plan.segment),
         ("KEEPS_B", int(blocking.keeps_b)),

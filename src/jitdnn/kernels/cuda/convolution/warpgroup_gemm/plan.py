@@ -45,7 +45,8 @@ class Plan:
     the results. `row_bytes`: of channels that one copy brings of each pixel. `fusion`: a prologue and sums by channel;
     `channels`: of the result, over all groups. `is_wide`: an epilogue may read its operands by whole sectors.
     `is_divided`: f32 is divided into halves in shared memory.
-    `segment`: pixels of a line that a wgrad in lines takes at a time, 0 of others.
+    `segment`: pixels of a line that a wgrad in lines takes at a time, 0 of others. `used_steps`: of the four products
+    along K of a stage, those that have channels of f32 that is divided in registers.
     """
 
     is_wgrad: bool
@@ -70,6 +71,7 @@ class Plan:
     is_divided: bool = False
     segment: int = 0
     is_a_mn_major: bool = False
+    used_steps: int = 4
 
     @property
     def shared(self) -> int:
