@@ -1,6 +1,6 @@
 """Host time of a call of a converted layer beside torch's own, on layers so small that kernels take nothing.
 
-    python benchmarks/torch_host_time.py [--seconds 4] [--device cpu] [--autocast]
+    python benchmarks/torch_host_time.py [LAYER ...] [--seconds 4] [--device cpu] [--autocast]
 
 Microseconds of processor time of the calling thread, on a GPU of the clock until all is enqueued, forward without
 gradients, and forward and backward; the least of samples of 20 calls in turns. Ours run whatever is faster
@@ -26,6 +26,10 @@ _CALLS = 20
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "convolution 1x1": (lambda: nn.Conv2d(4, 4, 1), (1, 4, 2, 2)),
     "convolution 1x1 without a bias": (lambda: nn.Conv2d(4, 4, 1, bias=False), (1, 4, 2, 2)),
+    "convolution with circular edges": (
+        lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+        (1, 4, 4, 4),
+    ),
     "depthwise 3x3": (lambda: nn.Conv2d(8, 8, 3, padding=1, groups=8), (1, 8, 4, 4)),
     "transposed 2x2": (lambda: nn.ConvTranspose2d(4, 4, 2, 2), (1, 4, 2, 2)),
     "linear": (lambda: nn.Linear(8, 8), (4, 8)),
@@ -39,6 +43,16 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (2, 8, 4, 4),
     ),
+    "LayerNorm": (lambda: nn.LayerNorm(8), (4, 8)),
+    "RMSNorm": (lambda: nn.RMSNorm(8), (4, 8)),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 8), (2, 8, 4, 4)),
+    "InstanceNorm2d": (lambda: nn.InstanceNorm2d(8, affine=True), (2, 8, 4, 4)),
+    "GELU": (nn.GELU, (4, 8)),
+    "SiLU": (nn.SiLU, (4, 8)),
+    "Softmax": (lambda: nn.Softmax(-1), (4, 8)),
+    "MaxPool2d": (lambda: nn.MaxPool2d(2), (1, 4, 4, 4)),
+    "AvgPool2d": (lambda: nn.AvgPool2d(2), (1, 4, 4, 4)),
+    "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d(1), (1, 4, 4, 4)),
 }
 
 
@@ -79,6 +93,7 @@ def least(ways: list[Callable[[], Any]], seconds: float, is_on_gpu: bool) -> lis
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("layers", nargs="*", metavar="LAYER", help="[all]")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--autocast", action="store_true")
@@ -87,7 +102,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     sys.stdout.write(f"{'us':40s}{'torch':>9s}{'ours':>9s}{'both ways, torch':>19s}{'ours':>9s}\n")
-    for name, (make, shape) in LAYERS.items():
+    for name in arguments.layers or LAYERS:
+        make, shape = LAYERS[name]
         stock = make().to(arguments.device)
         ours = jt.convert(copy.deepcopy(stock), measure="never")
         x = torch.randn(shape, device=arguments.device)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from jitdnn.frameworks.torch.kinds import Kind, observers
 
@@ -86,6 +88,35 @@ def compare(
         assert one.shape == operand.shape
         agree(one, other, operand.dtype, f"gradient {number}")
     return y
+
+
+def step(model: Any, x: Any, dy: Any = None) -> tuple[Any, ...]:
+    """The result and the gradients of x and the parameters."""
+    own = x.clone().requires_grad_()
+    y = model(own)
+    grads = torch.autograd.grad(y, [own, *model.parameters()], torch.ones_like(y) if dy is None else dy)
+    return y, *grads
+
+
+def check(model: Any, stock: Any, x: Any, dy: Any = None) -> Any:
+    """Value and gradients against torch's in double precision; gives the node of the result."""
+    exact = copy.deepcopy(stock).double()
+    mine, theirs = step(model, x, dy), step(exact, x.double(), None if dy is None else dy.double())
+    for one, other in zip(mine, theirs, strict=True):
+        agree(one, other, x.dtype, "result and gradients")
+    return mine[0].grad_fn
+
+
+class Mode(TorchDispatchMode):
+    """Sees operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(function.name())
+        return function(*args, **(kwargs or {}))
 
 
 def same_form(result: Any, fake: Any) -> None:

@@ -68,6 +68,13 @@ ALLOWED = {
         ): "assignments and a call by names of ours, counted by the gradients"
         for what in ("exec", "compile")
     },
+    **{
+        (
+            "jitdnn/frameworks/torch/launch.py",
+            what,
+        ): "assignments and a call by names of ours, counted by a problem's operands"
+        for what in ("exec", "compile")
+    },
     ("jitdnn/__init__.py", "import_module"): "public names of the package, from a table in the same file",
     ("jitdnn/torch.py", "import_module"): "two modules of ours, from a table in the same file",
     ("jitdnn/cli/studio.py", "import_module"): "packages of an extra, from a table in the same file",

@@ -20,3 +20,13 @@ def alone() -> Iterator[None]:
     install.uninstall()
     kinds.forget()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_graphs() -> Iterator[None]:
+    """Nothing compiled by Dynamo before, nor left."""
+    import torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -13,13 +13,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch.autograd import forward_ad  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import jitdnn.torch as jt  # noqa: E402
 from jitdnn.devices.launch_list import LaunchList  # noqa: E402
 from jitdnn.frameworks.torch import calls, choice, convolution, guards, kinds, layers, linear  # noqa: E402
-from torch_kernels import agree, random, watched  # noqa: E402
+from torch_kernels import Mode, agree, check, random, step, watched  # noqa: E402
 
 nn = torch.nn
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -27,6 +26,7 @@ LAYERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "convolution": (lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1), (2, 4, 7, 5)),
     "grouped, without a bias": (lambda: nn.Conv2d(4, 6, 2, groups=2, bias=False), (1, 4, 5, 5)),
     "of lines": (lambda: nn.Conv1d(3, 5, 3, dilation=2), (2, 3, 11)),
+    "with reflected edges": (lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), (2, 3, 5, 4)),
     "of volumes": (lambda: nn.Conv3d(2, 3, 2), (1, 2, 3, 4, 3)),
     "transposed": (lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, output_padding=1), (2, 3, 4, 5)),
     "linear": (lambda: nn.Linear(7, 5), (9, 7)),
@@ -39,23 +39,6 @@ def pair(name: str = "convolution") -> tuple[Any, Any, tuple[int, ...]]:
     make, shape = LAYERS[name]
     stock = make()
     return jt.convert(copy.deepcopy(stock), measure="never"), stock, shape
-
-
-def step(model: Any, x: Any, dy: Any = None) -> tuple[Any, ...]:
-    """The result and the gradients of x and the parameters."""
-    own = x.clone().requires_grad_()
-    y = model(own)
-    grads = torch.autograd.grad(y, [own, *model.parameters()], torch.ones_like(y) if dy is None else dy)
-    return y, *grads
-
-
-def check(model: Any, stock: Any, x: Any, dy: Any = None) -> Any:
-    """Value and gradients against torch's in double precision; gives the node of the result."""
-    exact = copy.deepcopy(stock).double()
-    mine, theirs = step(model, x, dy), step(exact, x.double(), None if dy is None else dy.double())
-    for one, other in zip(mine, theirs, strict=True):
-        agree(one, other, x.dtype, "result and gradients")
-    return mine[0].grad_fn
 
 
 def is_short(node: Any) -> bool:
@@ -126,18 +109,6 @@ def test_a_call_and_its_gradients_are_a_list_of_launches_each(
     runs.clear()
     check(model, stock, x)
     assert runs == [1, 3]
-
-
-class Mode(TorchDispatchMode):
-    """Sees operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(function.name())
-        return function(*args, **(kwargs or {}))
 
 
 def test_whatever_stands_between_sees_the_call(long_ways: list[Any]) -> None:

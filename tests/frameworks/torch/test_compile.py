@@ -15,7 +15,10 @@ import jitdnn.torch as jt  # noqa: E402
 from torch_kernels import all_ours, random, watched  # noqa: E402
 
 nn = torch.nn
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.usefixtures("no_graphs"),
+]
 
 
 def small() -> Any:
@@ -24,13 +27,6 @@ def small() -> Any:
         nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.SiLU(), nn.MaxPool2d(2), nn.ConvTranspose2d(4, 4, 2, 2),
         nn.AvgPool2d(2), nn.Flatten(), nn.LayerNorm(36), nn.Linear(36, 5), nn.Tanh(),
     )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def no_graphs() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def trained(model: Any, run: Any, x: Any) -> list[Any]:

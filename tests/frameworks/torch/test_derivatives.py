@@ -16,8 +16,16 @@ NEVER = "measure=never"
 CASES = {
     "convolution": (lambda x, w: functional.conv(x, w, options=NEVER), F.conv2d, ((1, 2, 3, 4), (2, 2, 2, 2))),
     "linear": (lambda x, w: functional.linear(x, w, options=NEVER), F.linear, ((3, 4), (2, 4))),
-    "max": (lambda x: functional.max_pool(2, x, 2, options=NEVER), lambda x: F.max_pool2d(x, 2), ((1, 2, 4, 4),)),
-    "avg": (lambda x: functional.avg_pool(2, x, 2, options=NEVER), lambda x: F.avg_pool2d(x, 2), ((1, 2, 4, 4),)),
+    "max": (
+        lambda x: functional.ROUTES[F.max_pool2d](x, 2, options=NEVER),
+        lambda x: F.max_pool2d(x, 2),
+        ((1, 2, 4, 4),),
+    ),
+    "avg": (
+        lambda x: functional.ROUTES[F.avg_pool2d](x, 2, options=NEVER),
+        lambda x: F.avg_pool2d(x, 2),
+        ((1, 2, 4, 4),),
+    ),
     "batch_norm": (
         lambda x, *rest: functional.batch_norm(x, None, None, *rest, True, options=NEVER),
         lambda x, *rest: F.batch_norm(x, None, None, *rest, True),
@@ -31,12 +39,12 @@ CASES = {
         ((4, 3), (3,), (3,)),
     ),
     "layer_norm": (
-        lambda x, *rest: functional.layer_norm(x, (3,), *rest, options=NEVER),
+        lambda x, *rest: functional.ROUTES[F.layer_norm](x, (3,), *rest, options=NEVER),
         lambda x, *rest: F.layer_norm(x, (3,), *rest),
         ((4, 3), (3,), (3,)),
     ),
-    "gelu": (lambda x: functional.activation(x, "gelu", NEVER), F.gelu, ((3, 4),)),
-    "tanh": (lambda x: functional.activation(x, "tanh", NEVER), torch.tanh, ((3, 4),)),
+    "gelu": (lambda x: functional.ROUTES[F.gelu](x, options=NEVER), F.gelu, ((3, 4),)),
+    "tanh": (lambda x: functional.ROUTES[torch.tanh](x, options=NEVER), torch.tanh, ((3, 4),)),
 }  # fmt: skip
 
 

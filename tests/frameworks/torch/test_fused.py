@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
 from threading import Thread
 from typing import Any
 
@@ -18,15 +17,6 @@ from jitdnn.errors import InvalidArgument, InvalidType, NotSupported  # noqa: E4
 from jitdnn.frameworks.torch import writer  # noqa: E402
 from jitdnn.frameworks.torch.fused import FusedModule, fuse  # noqa: E402
 from torch_zoo import SMALL, settled  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def ours(model: nn.Module, **options: Any) -> FusedModule:

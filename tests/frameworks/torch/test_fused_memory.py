@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,15 +23,6 @@ from jitdnn.frameworks.torch.memory_meter import MemoryMeter  # noqa: E402
 from jitdnn.ops.kept_filter import KeptFilter  # noqa: E402
 from jitdnn.planner.plan import Request  # noqa: E402
 from torch_zoo import settled  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 class Block(nn.Module):

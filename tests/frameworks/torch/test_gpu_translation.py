@@ -80,11 +80,6 @@ def norm(channels: int) -> nn.Module:
     return made
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] = {
     "convolution, normalization, rectifier": (
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), norm(8), nn.ReLU(inplace=True)), ((2, 3, 9, 7),),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,16 +18,10 @@ from jitdnn.frameworks.torch.convolution import Geometry, problem_of  # noqa: E4
 from jitdnn.frameworks.torch.settled import text_of  # noqa: E402
 from torch_kernels import random  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"
-)
-
-
-@pytest.fixture(autouse=True)
-def no_graphs() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
+    pytest.mark.usefixtures("no_graphs"),
+]
 
 
 class Pointwise(nn.Module):

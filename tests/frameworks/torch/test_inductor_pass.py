@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,17 +18,11 @@ from jitdnn.frameworks.torch import choice, inductor  # noqa: E402
 from jitdnn.frameworks.torch.choice import Decision  # noqa: E402
 from torch_kernels import form_holds, random, watched  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"
-)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
+    pytest.mark.usefixtures("no_graphs"),
+]
 F = nn.functional
-
-
-@pytest.fixture(autouse=True)
-def no_graphs() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Chain(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,12 +20,9 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.fixture(autouse=True)
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_gpu(monkeypatch: pytest.MonkeyPatch, no_graphs: None) -> None:
     """Graphs of this processor taken for a GPU's."""
     monkeypatch.setattr(inductor_pooling, "is_on_gpu", lambda _: True)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def gradients(run: Any, x: Any, dy: Any) -> Any:

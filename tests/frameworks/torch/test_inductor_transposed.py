@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,12 +23,9 @@ ORDER = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @pytest.fixture(autouse=True)
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def on_gpu(monkeypatch: pytest.MonkeyPatch, no_graphs: None) -> None:
     """Graphs of this processor taken for a GPU's."""
     monkeypatch.setattr(inductor_transposed, "is_on_gpu", lambda _: True)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

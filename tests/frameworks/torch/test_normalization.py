@@ -27,7 +27,7 @@ def torchs(x: Any, weight: Any = None, bias: Any = None, *, means: Any = None, v
 
 
 def layer(x: Any, *parameters: Any, axes: int = 1) -> Any:
-    y = functional.layer_norm(x, tuple(x.shape[-axes:]), *parameters, eps=1e-3, options=NEVER)
+    y = functional.ROUTES[F.layer_norm](x, tuple(x.shape[-axes:]), *parameters, eps=1e-3, options=NEVER)
     assert y is not NotImplemented
     return y
 
@@ -158,19 +158,19 @@ def test_what_goes_to_torch() -> None:
         functional.batch_norm(x, random(3), random(3).abs(), training=False),
         functional.batch_norm(x[:1], None, None, training=True),
         functional.batch_norm(x[:0], None, None, training=True),
-        functional.layer_norm(x, (4,)),
-        functional.layer_norm(x, ()),
-        functional.layer_norm(torch.complex(x, x), (3,)),
+        functional.ROUTES[F.layer_norm](x, (4,)),
+        functional.ROUTES[F.layer_norm](x, ()),
+        functional.ROUTES[F.layer_norm](torch.complex(x, x), (3,)),
     ):
         assert found is NotImplemented
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert functional.layer_norm(x, (3,)) is NotImplemented
+        assert functional.ROUTES[F.layer_norm](x, (3,)) is NotImplemented
     for half in (torch.bfloat16, torch.float16):
         weight = random(3, dtype=half)  # running statistics are of that type, too
         assert functional.batch_norm(x.to(half), None, None, weight, weight, True) is NotImplemented
         assert functional.batch_norm(x.to(half), weight, weight, training=True) is NotImplemented
         for weight in (random(3), random(3, dtype=half), None):
-            assert functional.layer_norm(x.to(half), (3,), weight, weight) is NotImplemented
+            assert functional.ROUTES[F.layer_norm](x.to(half), (3,), weight, weight) is NotImplemented
 
 
 def test_wrong_shapes_raise_torchs_errors() -> None:

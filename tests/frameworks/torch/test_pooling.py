@@ -34,9 +34,12 @@ def gaps(x: Any) -> Any:
     return torch.stack([x, x], -1)[..., 0]
 
 
+def route(kind: str, space: int) -> Any:
+    return functional.ROUTES[getattr(F, f"{kind}_pool{space}d")]
+
+
 def ours(kind: str, x: Any, named: dict[str, Any]) -> Any:
-    function = functional.max_pool if kind == "max" else functional.avg_pool
-    y = function(x.dim() - 2, x, **named, options=NEVER)
+    y = route(kind, x.dim() - 2)(x, **named, options=NEVER)
     assert y is not NotImplemented
     return y
 
@@ -137,12 +140,11 @@ def test_empty_batches_wrong_windows_and_what_goes_to_torch(kind: str) -> None:
             stock(random(1, 2, 5, 5), **named)
         with pytest.raises(RuntimeError):
             ours(kind, random(1, 2, 5, 5), named)
-    function = functional.max_pool if kind == "max" else functional.avg_pool
     for x in (
         random(2, 5, 5),
         random(1, 2, 5, 5).long(),
         torch.complex(random(1, 2, 5, 5), random(1, 2, 5, 5)),
     ):
-        assert function(2, x, 2) is NotImplemented
-    assert functional.max_pool(2, random(1, 2, 5, 5), 2, return_indices=True) is NotImplemented
-    assert functional.avg_pool(2, random(1, 2, 5, 5), 2, divisor_override=3) is NotImplemented
+        assert route(kind, 2)(x, 2) is NotImplemented
+    assert route("max", 2)(random(1, 2, 5, 5), 2, return_indices=True) is NotImplemented
+    assert route("avg", 2)(random(1, 2, 5, 5), 2, divisor_override=3) is NotImplemented

@@ -38,10 +38,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "convolution": (nn.Conv2d(4, 6, 3, padding=1), (2, 4, 7, 5)),
+    "with circular edges": (nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), (2, 4, 7, 5)),
     "transposed": (nn.ConvTranspose1d(4, 6, 3, 2), (2, 4, 7)),
     "linear": (nn.Linear(5, 3), (2, 7, 5)),
     "batch norm": (nn.BatchNorm2d(4), (2, 4, 7, 5)),
     "layer norm": (nn.LayerNorm(5), (2, 7, 5)),
+    "group norm": (nn.GroupNorm(2, 4), (2, 4, 7, 5)),
+    "instance norm": (nn.InstanceNorm2d(4, affine=True), (2, 4, 7, 5)),
     "pool": (nn.MaxPool2d(2), (2, 4, 7, 5)),
     "gelu": (nn.GELU(), (2, 7, 5)),
     "softmax": (nn.Softmax(1), (2, 7, 5)),

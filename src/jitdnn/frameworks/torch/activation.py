@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,19 +10,24 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from jitdnn.frameworks.torch.double import alone, derivatives_of_gradients
-from jitdnn.frameworks.torch.fresh import fresh_like, is_kept
-from jitdnn.frameworks.torch.kinds import Computation, Ways
+from jitdnn.frameworks.torch.fresh import fresh_like, is_kept, without_data
+from jitdnn.frameworks.torch.kinds import Computation, Operation, Ways
+from jitdnn.frameworks.torch.launch import descriptor, prepared
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.handle import Handle
 from jitdnn.ops import activation as ours
+from jitdnn.problems.activation import Activation
+from jitdnn.tensor import TensorDescriptor
 
 aten = torch.ops.aten
 
 
 class _Function(NamedTuple):
-    """An activation: ours, its gradient from (dy, x) or (dy, y), torch's, and torch's gradient of the same operands;
-    torch's kernels that write into memory which is given, where it has them: (x, y) and (dy, x or y, dx)."""
+    """An activation: its name and coefficient in problems of ours, ours, its gradient from (dy, x) or (dy, y), torch's,
+    and torch's gradient of the same operands; torch's kernels that write into memory which is given, where it has them:
+    (x, y) and (dy, x or y, dx)."""
 
+    problem: tuple[str, float | None]
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     stock: Callable[..., Any]
@@ -48,10 +53,11 @@ def _gradient_into(operator: Any, *more: Any, **named: Any) -> Callable[..., Any
 
 FUNCTIONS: dict[str, _Function] = {
     "gelu": _Function(
-        ours.gelu, ours.gelu_backward, F.gelu, aten.gelu_backward.default,
+        ("gelu", None), ours.gelu, ours.gelu_backward, F.gelu, aten.gelu_backward.default,
         into=_into(aten.gelu), backward_into=_gradient_into(aten.gelu_backward),
     ),
     "gelu_tanh": _Function(
+        ("gelu_tanh", None),
         lambda x, **named: ours.gelu(x, "tanh", **named),
         lambda dy, x, **named: ours.gelu_backward(dy, x, "tanh", **named),
         lambda x: F.gelu(x, approximate="tanh"),
@@ -60,17 +66,18 @@ FUNCTIONS: dict[str, _Function] = {
         backward_into=_gradient_into(aten.gelu_backward, approximate="tanh"),
     ),
     "silu": _Function(
-        ours.swish, ours.swish_backward, F.silu, aten.silu_backward.default,
+        ("swish", 1.0), ours.swish, ours.swish_backward, F.silu, aten.silu_backward.default,
         into=_into(aten.silu), backward_into=_gradient_into(aten.silu_backward),
     ),
     "mish": _Function(
-        ours.mish, ours.mish_backward, F.mish, aten.mish_backward.default, into=_into(aten.mish)
+        ("mish", None), ours.mish, ours.mish_backward, F.mish, aten.mish_backward.default, into=_into(aten.mish),
     ),
     "hardswish": _Function(
-        ours.hard_swish, ours.hard_swish_backward, F.hardswish, aten.hardswish_backward.default,
+        ("hard_swish", None), ours.hard_swish, ours.hard_swish_backward, F.hardswish, aten.hardswish_backward.default,
         into=_into(aten.hardswish),
     ),
     "elu": _Function(
+        ("elu", 1.0),
         ours.elu,
         ours.elu_backward,
         F.elu,
@@ -79,46 +86,66 @@ FUNCTIONS: dict[str, _Function] = {
         backward_into=_gradient_into(aten.elu_backward, 1.0, 1.0, 1.0, False),
     ),
     "tanh": _Function(
-        ours.tanh, _by_result(ours.tanh_backward), torch.tanh, aten.tanh_backward.default, True,
+        ("tanh", None), ours.tanh, _by_result(ours.tanh_backward), torch.tanh, aten.tanh_backward.default, True,
         _into(aten.tanh), _gradient_into(aten.tanh_backward),
     ),
     "sigmoid": _Function(
-        ours.sigmoid, _by_result(ours.sigmoid_backward), torch.sigmoid, aten.sigmoid_backward.default, True,
-        _into(aten.sigmoid), _gradient_into(aten.sigmoid_backward),
+        ("sigmoid", None), ours.sigmoid, _by_result(ours.sigmoid_backward), torch.sigmoid,
+        aten.sigmoid_backward.default, True, _into(aten.sigmoid), _gradient_into(aten.sigmoid_backward),
     ),
 }  # fmt: skip
 """Activations without parameters that ours compute faster than torch on some machine, by name."""
 
 
+def _problem(
+    function: _Function, direction: str, kept: TensorDescriptor, dy: TensorDescriptor | None = None
+) -> Activation:
+    name, coefficient = function.problem
+    saved = "y" if function.keeps_result and dy is not None else "x"
+    return Activation.make(direction, name, kept, saved, y=kept, dx=dy and kept, dy=dy, coef=coefficient)
+
+
 def _forward_ways(handle: Handle, x: Tensor, name: str) -> Ways:
-    function, made = FUNCTIONS[name], fresh_like(x, x.device)
+    function, made, run = FUNCTIONS[name], fresh_like(x, x.device), None
+    refusal, into = _refusal(x), function.into
+    if refusal is None:
+        run = prepared(
+            handle, lambda: _problem(function, "fwd", descriptor(x)), (x,), (without_data(x),), x.device
+        )
 
     def mine(x: Tensor, _: str) -> Tensor:
-        y: Tensor = function.forward(x, out=made(), handle=handle)
+        y: Tensor = function.forward(x, out=made(), handle=handle) if run is None else run(x)[0]
         return y
 
     def theirs(x: Tensor, _: str) -> Tensor:
         y: Tensor = function.stock(x)
         return y
 
-    refusal, into = _refusal(x), function.into
     if refusal is None and into is not None and is_kept(x, x.device):
         return Ways(mine, lambda x, _: into(x, made()), what="of")
     return Ways(mine, theirs, what="of", refusal=refusal)
 
 
 def _backward_ways(handle: Handle, dy: Tensor, kept: Tensor, name: str) -> Ways:
-    function, made = FUNCTIONS[name], fresh_like(kept, dy.device)
+    function, made, run = FUNCTIONS[name], fresh_like(kept, dy.device), None
+    refusal, into = _refusal(dy) or _refusal(kept), function.backward_into
+    if refusal is None:
+
+        def make() -> Activation:
+            return _problem(function, "bwd", descriptor(kept), descriptor(dy))
+
+        run = prepared(handle, make, (dy, kept), (without_data(kept),), dy.device)
 
     def mine(dy: Tensor, kept: Tensor, _: str) -> Tensor:
-        dx: Tensor = function.backward(dy, kept, out=made(), handle=handle)
+        dx: Tensor = (
+            function.backward(dy, kept, out=made(), handle=handle) if run is None else run(dy, kept)[0]
+        )
         return dx
 
     def theirs(dy: Tensor, kept: Tensor, _: str) -> Tensor:
         dx: Tensor = function.stock_backward(dy, kept)
         return dx
 
-    refusal, into = _refusal(dy) or _refusal(kept), function.backward_into
     if refusal is None and into is not None and is_kept(kept, dy.device):
         return Ways(mine, lambda dy, kept, _: into(dy, kept, made()), what="of")
     return Ways(mine, theirs, what="of", refusal=refusal)
@@ -140,16 +167,26 @@ _forward = Computation("forward", _forward_ways, 2)
 _gradient = Computation("data", _backward_ways, 3)
 
 
+def _keep(ctx: Any, x: Tensor, output: Tensor, arguments: Sequence[Any]) -> None:
+    ctx.save_for_backward(output if FUNCTIONS[arguments[0]].keeps_result else x)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.name, ctx.options = inputs
-    ctx.save_for_backward(output if FUNCTIONS[ctx.name].keeps_result else x)
+    x, *ctx.arguments, ctx.options = inputs
+    _keep(ctx, x, output, ctx.arguments)
+
+
+def _derivative(
+    ctx: Any, dy: Tensor, saved: Sequence[Tensor], arguments: Sequence[Any], options: str
+) -> tuple[Tensor]:
+    (kept,) = saved
+    if dy.stride() != kept.stride():
+        dy = torch.empty_like(kept).copy_(dy)
+    return (activation_backward(dy, kept, *arguments, options),)
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    (kept,) = ctx.saved_tensors
-    if dy.stride() != kept.stride():
-        dy = torch.empty_like(kept).copy_(dy)
-    return activation_backward(dy, kept, ctx.name, ctx.options), None, None
+    return (*_derivative(ctx, dy, ctx.saved_tensors, ctx.arguments, ctx.options), None, None)
 
 
 def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -188,3 +225,4 @@ activation = define(
     _save,
     _gradients,
 )
+ACTIVATION = Operation(_forward, _gradient, _keep, _derivative, lambda _, *arguments: arguments)

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from jitdnn.frameworks.torch.eager import Eager, is_taken
+from jitdnn.frameworks.torch.convolution import memory_format
+from jitdnn.frameworks.torch.eager import Eager, EagerOperation, is_taken
+from jitdnn.frameworks.torch.launch import Run
+from jitdnn.frameworks.torch.pooling import average_gradient, forward_run
 from jitdnn.ops.pooling import avg_pool, avg_pool_backward, max_pool, max_pool_backward
 
 STOCK = {
@@ -42,26 +46,40 @@ _AVERAGE = Eager(_forward, _backward, _stock, needs_outputs=False, is_linear=Tru
 _MAXIMUM = Eager(_forward, _backward, _stock, repeats=True)
 
 
-def _route(
-    kind: str, space: int, input: Tensor, output_size: int | Sequence[int | None], return_indices: bool = False, *,
-    options: str = "",
-) -> Any:  # fmt: skip
+def _prepare(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Run | None:
+    kind, window, _ = settings
+    if kind != "avg":
+        return None  # of maxima, what may be changed in place is kept
+    return forward_run(handle, kind, tensors[0], window, window, 0, True, False, 1)
+
+
+def _prepare_gradient(handle: Any, settings: Any, dy: Tensor, kept: Any) -> Run | None:
+    _, window, _ = settings
+    shape = (*dy.shape[:2], *(n * size for n, size in zip(dy.shape[2:], window, strict=True)))
+    like = torch.empty(shape, dtype=dy.dtype, device="meta", memory_format=memory_format(dy))
+    return average_gradient(handle, dy, like, window, window, 0, True, False)
+
+
+def described(
+    kind: str, space: int, input: Tensor, output_size: int | Sequence[int | None], return_indices: bool = False,
+) -> tuple[EagerOperation, tuple[Tensor]] | None:  # fmt: skip
+    """What runs calls of such a pool of so many axes with these arguments, and its operand."""
     given = [output_size] * space if isinstance(output_size, int) else list(output_size)
     if return_indices or input.dim() != space + 2 or len(given) != space or not is_taken(input):
-        return NotImplemented
+        return None
     extents = input.shape[2:]
     sizes = [n if size is None else size for size, n in zip(given, extents, strict=True)]
     if not all(
         isinstance(size, int) and size > 0 and n % size == 0 for size, n in zip(sizes, extents, strict=True)
     ):
-        return NotImplemented  # windows of several sizes
+        return None  # windows of several sizes
     window = tuple(n // size for size, n in zip(sizes, extents, strict=True))
     eager = _AVERAGE if kind == "avg" else _MAXIMUM
-    return eager(options, (kind, window, tuple(sizes)), input)[0]
+    return EagerOperation(eager, (kind, window, tuple(sizes)), _prepare, _prepare_gradient), (input,)
 
 
-ROUTES = {
-    stock: partial(_route, kind, space)
+DESCRIBED = {
+    stock: partial(described, kind, space)
     for kind, by_space in STOCK.items()
     for space, stock in by_space.items()
 }

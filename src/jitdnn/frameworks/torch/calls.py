@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, get_autocast_dtype, is_autocast_enabled
 
-from jitdnn.devices.launch_list import Recorder
 from jitdnn.frameworks.torch import guards, kinds, whole
 from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.kinds import (
@@ -31,9 +30,10 @@ from jitdnn.frameworks.torch.kinds import (
     threads_apart,
     watching,
 )
+from jitdnn.frameworks.torch.launch import recorded
 from jitdnn.frameworks.torch.registry import Operator, as_autocast, hooks_of_saved, plain_device
 from jitdnn.frameworks.torch.together import TOGETHER, Together
-from jitdnn.recorders import NotRecordable, recorders
+from jitdnn.recorders import recorders
 from jitdnn.settings import current
 
 CALLS = "_jitdnn_calls"
@@ -41,8 +41,6 @@ CALLS = "_jitdnn_calls"
 _EPOCH = 3  # its place in what tells calls apart
 GRADIENTS, TEXT = 0, 4
 """And those of whether gradients are recorded and of the options, of normalizations' calls, too."""
-#: where operands lie while launches are recorded: nobody reads or writes there
-_PLACE, _PLACE_BITS = 1 << 55, 48
 _is_grad_enabled, _get_num_threads = torch.is_grad_enabled, torch.get_num_threads
 
 
@@ -370,18 +368,13 @@ def _forward_on_gpu(launched: Launched, has_bias: bool) -> Callable[[Tensor, Any
 def _listed(launched: Sequence[Launched], operands: int) -> Callable[[Sequence[int]], None] | None:
     """Launches as one list, which takes the addresses of so many operands and then those of the results; None where
     they cannot be recorded."""
-    recorder, addresses = Recorder(), []
-    for number in range(operands + len(launched)):
-        addresses.append(_PLACE + (number << _PLACE_BITS))
-        recorder.memory(addresses[-1], 1 << (_PLACE_BITS - 1))
-    try:
-        with recorder:
-            for number, one in enumerate(launched, operands):
-                one.run([addresses[number if role == RESULT else role] for role in one.roles])
-    except NotRecordable:
-        return None
     handle = launched[0].handle
-    return None if handle is None else handle.replayer(recorder.finish())
+
+    def run(addresses: Sequence[int]) -> None:
+        for number, one in enumerate(launched, operands):
+            one.run([addresses[number if role == RESULT else role] for role in one.roles])
+
+    return None if handle is None else recorded(run, operands + len(launched), handle)
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

@@ -16,7 +16,13 @@ from torch import Tensor
 from jitdnn.frameworks.torch.kinds import DEVICES, DTYPES
 from jitdnn.frameworks.torch.options import handle_of, is_disabled
 from jitdnn.frameworks.torch.outputs import changes_of
-from jitdnn.frameworks.torch.registry import OWN, is_autocast_on, is_eager, plain_device
+from jitdnn.frameworks.torch.registry import (
+    OWN,
+    any_requires_grad,
+    is_autocast_on,
+    is_eager,
+    plain_device,
+)
 
 
 @dataclass(frozen=True)
@@ -85,39 +91,85 @@ class _Call(torch.autograd.Function):
         ctx: Any, eager: Eager, options: str, settings: tuple[Any, ...], *tensors: Tensor | None
     ) -> Any:
         outputs, saved = eager.forward(_handle(options, tensors), settings, True, tensors)
-        kept = outputs if eager.needs_outputs else ()  # what is kept may not be changed in place
-        ctx.changes = []
-        if eager.repeats:
-            ctx.changes, kept = zip(*map(changes_of, kept), strict=True)
-        read = () if eager.is_linear or eager.derivative is not None else tensors
-        ctx.save_for_backward(*read, *kept, *saved)
+        _keep(ctx, eager, tensors, outputs, saved)
         ctx.eager, ctx.options, ctx.settings = eager, options, settings
-        ctx.counts = len(read), len(kept)
-        ctx.shape = tensors[0].shape if eager.is_linear and tensors[0] is not None else None
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        inputs, results = ctx.counts
-        kept = ctx.saved_tensors
-        tensors, outputs, saved = kept[:inputs], kept[inputs : inputs + results], kept[inputs + results :]
         needs = ctx.needs_input_grad[3:]
-        eager, settings = ctx.eager, ctx.settings
-        if eager.is_linear:
-            tensors = (torch.empty((), dtype=grads[0].dtype, device=grads[0].device).expand(ctx.shape),)
-        if torch.is_grad_enabled() or not plain_device(grads):
-            found = _by_torch(eager, settings, grads, tensors, outputs, needs)
-        else:
-            dense = [one if 0 not in one.stride() else one.contiguous() for one in grads]
-            if any(one is not None and one.are_there for one in ctx.changes):
-                outputs = eager.forward(_handle(ctx.options, grads), settings, False, tensors)[0]
-            found = eager.backward(_handle(ctx.options, grads), settings, dense, tensors, outputs, saved)
-        return (
-            None,
-            None,
-            None,
-            *(one if is_needed else None for one, is_needed in zip(found, needs, strict=True)),
-        )
+        found = _gradients(ctx, ctx.eager, ctx.options, ctx.settings, ctx.saved_tensors, grads, needs)
+        return None, None, None, *found
+
+
+def _keep(
+    ctx: Any, eager: Eager, tensors: Sequence[Tensor | None], outputs: Sequence[Tensor], saved: Sequence[Tensor]
+) -> None:  # fmt: skip
+    """Keep what the gradient needs."""
+    kept = outputs if eager.needs_outputs else ()  # what is kept may not be changed in place
+    ctx.output_changes = []
+    if eager.repeats:
+        ctx.output_changes, kept = zip(*map(changes_of, kept), strict=True)
+    read = () if eager.is_linear or eager.derivative is not None else tensors
+    ctx.save_for_backward(*read, *kept, *saved)
+    ctx.counts = len(read), len(kept)
+    ctx.shape = tensors[0].shape if eager.is_linear and tensors[0] is not None else None
+
+
+def _gradients(
+    ctx: Any, eager: Eager, options: str, settings: tuple[Any, ...], kept: tuple[Any, ...], grads: Sequence[Tensor],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """The gradients of the tensors that are needed, of what `_keep` kept."""
+    inputs, results = ctx.counts
+    tensors, outputs, saved = kept[:inputs], kept[inputs : inputs + results], kept[inputs + results :]
+    if eager.is_linear:
+        tensors = (torch.empty((), dtype=grads[0].dtype, device=grads[0].device).expand(ctx.shape),)
+    if torch.is_grad_enabled() or not plain_device(tuple(grads)):
+        found = _by_torch(eager, settings, grads, tensors, outputs, needs)
+    else:
+        dense = [one if 0 not in one.stride() else one.contiguous() for one in grads]
+        if any(one is not None and one.are_there for one in ctx.output_changes):
+            outputs = eager.forward(_handle(options, grads), settings, False, tensors)[0]
+        found = eager.backward(_handle(options, grads), settings, dense, tensors, outputs, saved)
+    return [one if is_needed else None for one, is_needed in zip(found, needs, strict=True)]
+
+
+@dataclass(frozen=True)
+class EagerOperation:
+    """A function with its settings, of which modules remember calls (operator_calls.py): as `Operation` of kinds.py.
+
+    `prepare(handle, settings, is_training, tensors)` gives what returns the output and what `forward` saves, and
+    `prepare_gradient(handle, settings, dy, kept)` what takes the output's gradient and all that is kept, for tensors of
+    these forms; or None.
+    """
+
+    eager: Eager
+    settings: tuple[Any, ...]
+    prepare: Callable[..., Callable[..., Any] | None]
+    prepare_gradient: Callable[..., Callable[..., Any] | None]
+    parameters: int = 0
+    may_change = False
+
+    def forward_of(self, options: str, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+        is_training = torch.is_grad_enabled() and any_requires_grad(*operands)
+        return self.prepare(_handle(options, operands), self.settings, is_training, operands)
+
+    def keep(
+        self, ctx: Any, x: Tensor, result: tuple[Tensor, ...], _: Any, *parameters: Tensor | None
+    ) -> None:
+        _keep(ctx, self.eager, (x, *parameters), result[:1], result[1:])
+
+    def behind(self, x: Tensor) -> tuple[Any, ...]:
+        return ()
+
+    def gradient_of(self, options: str, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+        dy, *kept = operands
+        return self.prepare_gradient(_handle(options, operands), self.settings, dy, kept)
+
+    def derivative(self, ctx: Any, dy: Tensor, kept: Any, _: Any, options: str) -> list[Tensor | None]:
+        needs = ctx.needs_input_grad[: 1 + self.parameters]
+        return _gradients(ctx, self.eager, options, self.settings, kept, (dy,), needs)
 
 
 def _by_torch(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,19 @@ from jitdnn.frameworks.torch import (
     cross_entropy,
     grid_sample,
     group_norm,
+    normalization,
+    operator_calls,
     operators,
+    pooling,
     resize,
     rnn,
     softmax,
     whole,
 )  # fmt: skip
+from jitdnn.frameworks.torch.activation import ACTIVATION
+from jitdnn.frameworks.torch.eager import EagerOperation
+from jitdnn.frameworks.torch.kinds import Operation
+from jitdnn.frameworks.torch.operator_calls import OPERATIONS
 from jitdnn.frameworks.torch.registry import is_autocast_on, is_dense
 from jitdnn.frameworks.torch.stock import KEYS
 
@@ -136,41 +143,41 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, options
     return y if input.dim() == 2 else y.view(*input.shape[:-1], weight.shape[0])
 
 
-def max_pool(
+def _max_pool(
     space: int, input: Tensor, kernel_size: PerAxis, stride: PerAxis | None = None, padding: PerAxis = 0,
-    dilation: PerAxis = 1, ceil_mode: bool = False, return_indices: bool = False, *, options: str = "",
-) -> Any:  # fmt: skip
-    """`torch.nn.functional.max_pool2d` and its kin, of so many axes of space."""
+    dilation: PerAxis = 1, ceil_mode: bool = False, return_indices: bool = False,
+) -> tuple[Any, ...] | None:  # fmt: skip
+    """What the operator takes for `torch.nn.functional.max_pool2d` and its kin, of so many axes of space."""
     if (
         return_indices
         or input.dim() != space + 2
         or not input.is_floating_point()
         or not _has_axes(kernel_size, space)
     ):
-        return NotImplemented
+        return None
     each = (
         _each(one, space)
         for one in (kernel_size, kernel_size if stride in (None, ()) else stride, padding, dilation)
     )
-    return operators.max_pool(input, *each, ceil_mode, options)
+    return input, *each, ceil_mode
 
 
-def avg_pool(
+def _avg_pool(
     space: int, input: Tensor, kernel_size: PerAxis, stride: PerAxis | None = None, padding: PerAxis = 0,
-    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None, *, options: str = "",
-) -> Any:  # fmt: skip
-    """`torch.nn.functional.avg_pool2d` and its kin, of so many axes of space."""
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+) -> tuple[Any, ...] | None:  # fmt: skip
+    """What the operator takes for `torch.nn.functional.avg_pool2d` and its kin, of so many axes of space."""
     if (
         divisor_override is not None
         or input.dim() != space + 2
         or not input.is_floating_point()
         or not _has_axes(kernel_size, space)
     ):
-        return NotImplemented
+        return None
     each = (
         _each(one, space) for one in (kernel_size, kernel_size if stride in (None, ()) else stride, padding)
     )
-    return operators.avg_pool(input, *each, ceil_mode, count_include_pad, options)
+    return input, *each, ceil_mode, count_include_pad
 
 
 def batch_norm(
@@ -235,11 +242,11 @@ def _update(
                 running.add_((new.to(running.dtype) - running) * momentum)
 
 
-def layer_norm(
+def _layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
-    eps: float = 1e-5, *, options: str = "",
-) -> Any:  # fmt: skip
-    """`torch.nn.functional.layer_norm` of the last axes."""
+    eps: float = 1e-5,
+) -> tuple[Any, ...] | None:  # fmt: skip
+    """What the operator takes for `torch.nn.functional.layer_norm` of the last axes."""
     axes = len(normalized_shape)
     has_shape = tuple(input.shape[input.dim() - axes :]) == tuple(normalized_shape)
     if (
@@ -247,12 +254,10 @@ def layer_norm(
         or not has_shape
         or not _is_normalized(input, weight, bias)
         or is_autocast_on(input.device.type)
+        or (weight is None) != (bias is None)
     ):
-        return NotImplemented
-    if (weight is None) != (bias is None):
-        return NotImplemented
-    found: Tensor = operators.layer_norm(input.contiguous(), weight, bias, axes, eps, options)[0]
-    return found
+        return None
+    return input.contiguous(), weight, bias, axes, eps
 
 
 def _is_normalized(*operands: Tensor | None) -> bool:
@@ -261,37 +266,49 @@ def _is_normalized(*operands: Tensor | None) -> bool:
     return len(types) == 1 and types <= set(NORMALIZED)
 
 
-def activation(input: Tensor, name: str, options: str = "") -> Any:
-    """An activation of `jitdnn.frameworks.torch.activation.FUNCTIONS`."""
-    if not input.is_floating_point():
-        return NotImplemented
-    y: Tensor = operators.activation(input, name, options)
-    return y
-
-
 def _has_axes(value: PerAxis, space: int) -> bool:
     return isinstance(value, int) or len(value) in (1, space)
 
 
-def _activation(name: str) -> Any:
-    def route(input: Tensor, inplace: bool = False, *, options: str = "") -> Any:
-        if inplace:
+def _activation(name: str, input: Tensor, inplace: bool = False) -> tuple[Any, ...] | None:
+    """What the operator takes for an activation without parameters."""
+    return None if inplace or not input.is_floating_point() else (input, name)
+
+
+def _gelu(input: Tensor, approximate: str = "none") -> tuple[Any, ...] | None:
+    if approximate not in ("none", "tanh"):
+        return None
+    return _activation("gelu" if approximate == "none" else "gelu_tanh", input)
+
+
+def _elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> tuple[Any, ...] | None:
+    return _activation("elu", input, inplace) if alpha == 1.0 else None
+
+
+def _by_eager(described: Callable[..., tuple[EagerOperation, tuple[Any, ...]] | None]) -> Any:
+    """The route by a function that is ours in eager calls alone, as it is described for torch's arguments."""
+
+    def route(*args: Any, options: str = "", **named: Any) -> Any:
+        found = described(*args, **named)
+        if found is None:
             return NotImplemented
-        return activation(input, name, options)
+        operation, tensors = found
+        return operation.eager(options, operation.settings, *tensors)[0]
 
     return route
 
 
-def _gelu(input: Tensor, approximate: str = "none", *, options: str = "") -> Any:
-    if approximate not in ("none", "tanh"):
-        return NotImplemented
-    return activation(input, "gelu" if approximate == "none" else "gelu_tanh", options)
+def _by(operator: Any, operands_of: Callable[..., tuple[Any, ...] | None], *first: Any) -> Any:
+    """The route by an operator, of what `operands_of` makes of the `first` arguments and torch's."""
 
+    def route(*args: Any, options: str = "", **named: Any) -> Any:
+        operands = operands_of(*first, *args, **named)
+        if operands is None:
+            return NotImplemented
+        found = operator(*operands, options)
+        return found[0] if isinstance(found, tuple) else found  # statistics are nobody's here
 
-def _elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, options: str = "") -> Any:
-    if inplace or alpha != 1.0:
-        return NotImplemented
-    return activation(input, "elu", options)
+    return route
 
 
 def routed(
@@ -315,24 +332,73 @@ def routed(
         if is_alone:
             return function(*args, **named)
     elif args and (is_alone or whole.is_chosen(function, args[0])):
-        return whole.run(function, route, args, named, options, module)
+        result = whole.run(function, route, args, named, options, module)
+        if module is not None:
+            operator_calls.learn(module, function, args, named, options)
+        return result
     result = route(*args, **named, options=options)
     return function(*args, **named) if result is NotImplemented else result
 
 
+#: functions of torch that an operator is for -> that operator, its calls, and what gives its operands
+_OPERATORS: dict[Any, tuple[Any, Operation, tuple[Any, ...]]] = {
+    **{
+        function: (operators.max_pool, pooling.MAX, (_max_pool, space))
+        for space, functions in enumerate(
+            ((F.max_pool1d, torch.max_pool1d), (F.max_pool2d, torch.max_pool2d), (F.max_pool3d, torch.max_pool3d)), 1
+        )
+        for function in functions
+    },
+    **{
+        function: (operators.avg_pool, pooling.AVERAGE, (_avg_pool, space))
+        for space, function in enumerate((F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), 1)
+    },
+    F.layer_norm: (operators.layer_norm, normalization.LAYER, (_layer_norm,)),
+    **{
+        function: (operators.activation, ACTIVATION, how)
+        for function, how in {
+            F.gelu: (_gelu,),
+            F.elu: (_elu,),
+            F.silu: (_activation, "silu"),
+            F.mish: (_activation, "mish"),
+            F.hardswish: (_activation, "hardswish"),
+            **dict.fromkeys((torch.tanh, Tensor.tanh), (_activation, "tanh")),
+            **dict.fromkeys((torch.sigmoid, Tensor.sigmoid), (_activation, "sigmoid")),
+        }.items()
+    },
+}  # fmt: skip
+#: and of functions that are ours in eager calls alone, of which modules remember calls -> what describes them
+_EAGER: dict[Any, Callable[..., tuple[EagerOperation, tuple[Any, ...]] | None]] = {
+    **dict.fromkeys((F.softmax, torch.softmax, Tensor.softmax), partial(softmax.described, "accurate")),
+    **dict.fromkeys(
+        (F.log_softmax, torch.log_softmax, Tensor.log_softmax), partial(softmax.described, "log")
+    ),
+    F.group_norm: group_norm.groups,
+    F.instance_norm: group_norm.instances,
+    F.rms_norm: group_norm.roots,
+    **adaptive_pool.DESCRIBED,
+}
+
+
+def _described(
+    operation: Operation, operands_of: Callable[..., tuple[Any, ...] | None], *args: Any, **named: Any
+) -> tuple[Operation, tuple[Any, ...]] | None:
+    operands = operands_of(*args, **named)
+    return None if operands is None else (operation, operands)
+
+
+for _function, (_, _operation, (_operands_of, *_first)) in _OPERATORS.items():
+    OPERATIONS[_function] = partial(_described, _operation, partial(_operands_of, *_first))
+OPERATIONS.update(_EAGER)
+whole.SHORT.update({function: partial(operator_calls.short, function) for function in OPERATIONS})
 #: functions of torch -> ours in eager calls
 EAGER: dict[Any, Any] = {
-    **dict.fromkeys((F.softmax, torch.softmax, Tensor.softmax), softmax.softmax_route),
-    **dict.fromkeys((F.log_softmax, torch.log_softmax, Tensor.log_softmax), softmax.log_softmax_route),
+    **{function: _by_eager(described) for function, described in _EAGER.items()},
     F.cross_entropy: cross_entropy.route,
     F.interpolate: resize.route,
     F.grid_sample: grid_sample.route,
     F.scaled_dot_product_attention: attention.route,
-    F.group_norm: group_norm.group_route,
-    F.instance_norm: group_norm.instance_route,
-    F.rms_norm: group_norm.rms_route,
     batch_norm_sum.stock: batch_norm_sum.route,
-    **adaptive_pool.ROUTES,
     **rnn.ROUTES,
 }
 whole.ALONE.update(dict.fromkeys(EAGER))
@@ -348,27 +414,9 @@ ROUTES: dict[Any, Any] = {
         conv_transpose,
     ),
     F.linear: linear,
-    **{
-        function: partial(max_pool, space)
-        for space, functions in enumerate(
-            ((F.max_pool1d, torch.max_pool1d), (F.max_pool2d, torch.max_pool2d), (F.max_pool3d, torch.max_pool3d)), 1
-        )
-        for function in functions
-    },
-    **{
-        function: partial(avg_pool, space)
-        for space, function in enumerate((F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), 1)
-    },
     F.batch_norm: batch_norm,
     batch_norm_activation.stock: batch_norm_activated,
-    F.layer_norm: layer_norm,
-    F.gelu: _gelu,
-    F.elu: _elu,
-    F.silu: _activation("silu"),
-    F.mish: _activation("mish"),
-    F.hardswish: _activation("hardswish"),
-    **dict.fromkeys((torch.tanh, Tensor.tanh), _activation("tanh")),
-    **dict.fromkeys((torch.sigmoid, Tensor.sigmoid), _activation("sigmoid")),
+    **{function: _by(operator, *how) for function, (operator, _, how) in _OPERATORS.items()},
 }  # fmt: skip
 whole.ON_PROCESSORS.update(
     (function, None) for function, route in ROUTES.items() if route not in (conv, conv_transpose, linear)

@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from jitdnn.frameworks.torch.eager import Eager, is_taken
+from jitdnn.frameworks.torch.eager import Eager, EagerOperation, is_taken
+from jitdnn.frameworks.torch.fresh import without_data
+from jitdnn.frameworks.torch.launch import Run
+from jitdnn.frameworks.torch.normalization import normalizing
 from jitdnn.ops.group_norm import group_norm, group_norm_backward
 from jitdnn.ops.layer_norm import rms_norm, rms_norm_backward
+from jitdnn.problems.group_norm import GroupNorm
+from jitdnn.problems.layer_norm import LayerNorm
 
 _TYPES = (torch.float32, torch.float64)  # statistics of half precision are left to torch
 
@@ -38,6 +43,24 @@ def _stock(settings: Any, tensors: Any) -> Any:
     return (F.group_norm(x, groups, weight, bias, epsilon),)
 
 
+def _prepare(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Run | None:
+    x, weight, bias = tensors
+    groups, epsilon, _ = settings
+    given, results = {"x": x, "weight": weight, "bias": bias}, {"y": without_data(x)}
+    if is_training:
+        column = torch.empty((x.shape[0], groups), dtype=x.dtype, device="meta")
+        results |= {"mean": column, "rstd": column}
+    return normalizing(handle, GroupNorm, "fwd", given, results, groups=groups, epsilon=epsilon)
+
+
+def _prepare_gradient(handle: Any, settings: Any, dy: Tensor, kept: Any) -> Run | None:
+    x, weight, bias, mean, rstd = kept
+    given = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd}
+    results = {"dx": without_data(dy), "dweight": weight, "dbias": bias}
+    run = normalizing(handle, GroupNorm, "bwd", given, results, groups=settings[0])
+    return None if run is None else lambda dy, x, weight, _, mean, rstd: run(dy, x, weight, mean, rstd)
+
+
 _GROUPS = Eager(_forward, _backward, _stock, needs_outputs=False)
 
 
@@ -58,6 +81,26 @@ def _rms_stock(settings: Any, tensors: Any) -> Any:
     return (F.rms_norm(x, x.shape[-axes:], weight, epsilon),)
 
 
+def _prepare_rms(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Run | None:
+    x, weight = tensors
+    axes, epsilon = settings
+    given, results = {"x": x, "weight": weight}, {"y": without_data(x)}
+    if is_training:
+        results |= {
+            "rstd": torch.empty((*x.shape[: x.dim() - axes], *[1] * axes), dtype=x.dtype, device="meta")
+        }
+    return normalizing(handle, LayerNorm, "fwd", given, results, form="rms", axis=-axes, epsilon=epsilon)
+
+
+def _prepare_rms_gradient(handle: Any, settings: Any, dy: Tensor, kept: Any) -> Run | None:
+    x, weight, rstd = kept
+    if not dy.is_contiguous():
+        return None
+    given = {"dy": dy, "x": x, "weight": weight, "rstd": rstd}
+    results = {"dx": without_data(x), "dweight": weight}
+    return normalizing(handle, LayerNorm, "bwd", given, results, form="rms", axis=-settings[0])
+
+
 _RMS = Eager(_rms_forward, _rms_backward, _rms_stock, needs_outputs=False)
 
 
@@ -72,40 +115,49 @@ def _is_ours(input: Tensor, weight: Tensor | None, bias: Tensor | None, channels
     )
 
 
-def group_route(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *,
-    options: str = "",
-) -> Any:  # fmt: skip
+Described = tuple[EagerOperation, tuple[Tensor | None, ...]]
+
+
+def groups(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+) -> Described | None:  # fmt: skip
+    """What runs calls of `group_norm` with these arguments, and its operands."""
     if not isinstance(num_groups, int) or num_groups < 1 or input.dim() < 2 or input.shape[1] % num_groups:
-        return NotImplemented
+        return None
     if not _is_ours(input, weight, bias, input.shape[1]) or input.numel() <= input.shape[0] * num_groups:
-        return NotImplemented
-    return _GROUPS(options, (num_groups, eps, False), input, weight, bias)[0]
+        return None
+    return _described(_GROUPS, (num_groups, eps, False), input, weight, bias)
 
 
-def instance_route(
+def instances(
     input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
     weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
-    eps: float = 1e-5, *, options: str = "",
-) -> Any:  # fmt: skip
+    eps: float = 1e-5,
+) -> Described | None:  # fmt: skip
+    """And of `instance_norm`."""
     if running_mean is not None or running_var is not None or not use_input_stats or input.dim() < 3:
-        return NotImplemented
+        return None
     channels = input.shape[1]
     if not _is_ours(input, weight, bias, channels) or input.numel() <= input.shape[0] * channels:
-        return NotImplemented  # torch refuses one element of a channel
-    return _GROUPS(options, (channels, eps, True), input, weight, bias)[0]
+        return None  # torch refuses one element of a channel
+    return _described(_GROUPS, (channels, eps, True), input, weight, bias)
 
 
-def rms_route(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
-    options: str = "",
-) -> Any:  # fmt: skip
+def roots(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None,
+) -> Described | None:  # fmt: skip
+    """And of `rms_norm`."""
     axes = len(normalized_shape)
     if not axes or tuple(input.shape[input.dim() - axes :]) != tuple(normalized_shape):
-        return NotImplemented
+        return None
     if input.dtype not in _TYPES or not is_taken(input, weight):
-        return NotImplemented
+        return None
     if weight is not None and tuple(weight.shape) != tuple(normalized_shape):
-        return NotImplemented
+        return None
     epsilon = torch.finfo(input.dtype).eps if eps is None else eps
-    return _RMS(options, (axes, epsilon), input.contiguous(), weight)[0]
+    return _described(_RMS, (axes, epsilon), input.contiguous(), weight)
+
+
+def _described(eager: Eager, settings: tuple[Any, ...], *tensors: Tensor | None) -> Described:
+    prepare = (_prepare, _prepare_gradient) if eager is _GROUPS else (_prepare_rms, _prepare_rms_gradient)
+    return EagerOperation(eager, settings, *prepare, parameters=len(tensors) - 1), tensors

@@ -205,6 +205,41 @@ class Computation:
         return Kind(self.name, decision, run, ways.problem, own, ways.has_bias, launched, kept)
 
 
+@dataclass(frozen=True)
+class Operation:
+    """An operator of x, of as many `parameters` (or None) behind it, and of arguments that are no tensors.
+
+    `forward` takes these, and gives a result or several, of which the first is the layer's;
+    `keep(ctx, x, result, arguments, *parameters)` keeps tensors of them for the backward pass. `gradient` takes the
+    result's gradient, those tensors, and `behind(x, *arguments)`, and gives the gradients of x and the parameters, as
+    `derivative(ctx, dy, kept, behind, options)` does, which has gradients itself. `may_change`: whether `ctx.changes`
+    tells that a result which was kept was changed in place.
+    """
+
+    forward: Computation
+    gradient: Computation
+    keep: Callable[..., None]
+    derivative: Callable[..., Sequence[Tensor | None]]
+    behind: Callable[..., tuple[Any, ...]]
+    parameters: int = 0
+    may_change: bool = False
+
+    def forward_of(self, options: str, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """What was chosen for calls like this one; None where that is not settled."""
+        return _chosen_for(self.forward, options, operands)
+
+    def gradient_of(self, options: str, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """The same of the gradient."""
+        return _chosen_for(self.gradient, options, operands)
+
+
+def _chosen_for(
+    computation: Computation, options: str, operands: tuple[Any, ...]
+) -> Callable[..., Any] | None:
+    found = decided((computation,), options, operands)
+    return None if found is None or found[0] is None else found[0].run
+
+
 def at(device: torch.device, handle: Handle) -> Handle:
     """The handle that calls with tensors of this device run by: theirs plan for it, and `explain` shows those plans."""
     return handle if device.type == "cpu" else handle.at((device.type, device.index or 0))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from jitdnn.errors import DeviceError
+from jitdnn.devices.launch_list import Recorder
+from jitdnn.errors import DeviceError, JitdnnError
 from jitdnn.frameworks.torch import rivals
+from jitdnn.frameworks.torch.fresh import fresh_like
 from jitdnn.frameworks.torch.kinds import DTYPES, at
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.gpu_call import stream_of_library
 from jitdnn.planner.plan import Plan
 from jitdnn.problems.problem import Problem
+from jitdnn.recorders import NotRecordable, recorders
 from jitdnn.settings import current
 from jitdnn.tensor import TensorDescriptor
 
@@ -23,13 +26,34 @@ if TYPE_CHECKING:  # of GPUs alone
     from jitdnn.devices.cuda_kernel import Frozen
 
 
+#: where operands lie while launches are recorded: nobody reads or writes there
+_PLACE, _PLACE_BITS = 1 << 55, 48
+
+
+def recorded(
+    run: Callable[[Sequence[int]], None], count: int, handle: Handle
+) -> Callable[[Sequence[int]], None] | None:
+    """What `run` launches on a processor for so many addresses, as one list that takes others; None where it cannot be
+    recorded."""
+    recorder, addresses = Recorder(), [_PLACE + (number << _PLACE_BITS) for number in range(count)]
+    for address in addresses:
+        recorder.memory(address, 1 << (_PLACE_BITS - 1))
+    try:
+        with recorder:
+            run(addresses)
+    except NotRecordable:
+        return None
+    return handle.replayer(recorder.finish())
+
+
 class Launch:
     """A problem's plan on a processor."""
 
-    __slots__ = ("_epilogue", "_problem", "_run", "handle")
+    __slots__ = ("_epilogue", "_plan", "_problem", "_run", "handle")
 
     def __init__(self, handle: Handle, problem: Problem, epilogue: Epilogue | None) -> None:
         self.handle, self._problem, self._epilogue = handle, problem, epilogue
+        self._plan: Plan | None = None
         self._run: Callable[[Sequence[int]], None] | None = None
 
     def __call__(self, *operands: Tensor) -> None:
@@ -46,12 +70,29 @@ class Launch:
     def at(self, addresses: Sequence[int]) -> None:
         """Run it on what lies at these addresses, which may be those of a recording."""
         run = self._run
-        if run is None:
-            plan = self.handle.plan(self._problem, None, self._epilogue)
-            self._run = self.handle.runner(plan)
-            self.handle.run(plan, addresses)
-        else:
+        if run is not None:
             run(addresses)
+        elif self._plan is None:
+            self._plan = self.handle.plan(self._problem, None, self._epilogue)
+            self.handle.run(self._plan, addresses)
+        else:  # it is called again
+            self._run = self._runner(self._plan, len(addresses))
+            self._run(addresses)
+
+    def _runner(self, plan: Plan, count: int) -> Callable[[Sequence[int]], None]:
+        """What runs a plan on so many addresses: as a list of its launches, where nobody looks at each."""
+        slow = self.handle.runner(plan)
+        replay = None if recorders else recorded(slow, count, self.handle)
+        if replay is None:
+            return slow
+
+        def run(addresses: Sequence[int]) -> None:
+            if recorders or current().log == "debug":
+                slow(addresses)
+            else:
+                replay(addresses)
+
+        return run
 
 
 class GpuLaunch:
@@ -115,6 +156,45 @@ class GpuLaunch:
 
 
 Direct: TypeAlias = Launch | GpuLaunch | None
+
+
+Run: TypeAlias = Callable[..., tuple[Any, ...]]
+
+
+def prepared(
+    handle: Handle, make: Callable[[], Problem], inputs: Sequence[Tensor | None], results: Sequence[Tensor | None],
+    device: torch.device,
+) -> Run | None:  # fmt: skip
+    """What runs the problem that `make` gives on tensors of the forms of its `inputs`, and returns its results.
+
+    None stands for operands that there are not, `results` may be without data. None where addresses do not do, and
+    where `make` raises: what ours refuse they say when they are called.
+    """
+    there = [one for one in (*inputs, *results) if one is not None]
+    try:
+        run = direct(handle, make(), there, device)
+    except (JitdnnError, KeyError):
+        return None
+    if run is None:
+        return None
+    # written out: with loops over the operands it takes twice as long
+    space: dict[str, Any] = {"at": run.at}
+    lines = [f"def run({', '.join(f'x{number}' for number in range(len(inputs)))}):"]
+    for number, one in enumerate(results):
+        if one is not None:
+            space[f"made{number}"] = fresh_like(one, device)
+            lines.append(f"    y{number} = made{number}()")
+    named = [
+        (f"{name}{number}", one)
+        for name, all_of in (("x", inputs), ("y", results))
+        for number, one in enumerate(all_of)
+    ]
+    addresses = ", ".join(f"{name}.data_ptr()" for name, one in named if one is not None)
+    given = ", ".join(name if one is not None else "None" for name, one in named[len(inputs) :])
+    lines += [f"    at(({addresses},))", f"    return {given},"]
+    exec(compile("\n".join(lines), "<jitdnn launch>", "exec"), space)
+    found: Run = space["run"]
+    return found
 
 
 def direct(

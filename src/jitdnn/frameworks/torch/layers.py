@@ -69,11 +69,18 @@ class _Convolution(_Remembering):
         if is_compiling():
             found = super().forward(input)  # type: ignore[misc]
             return found
+        if self.padding_mode != "zeros":  # what is remembered are convolutions of what is padded
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
         return self._remembered(input)
 
     def _stock(self: Any, input: Tensor) -> Tensor:
-        found: Tensor = super()._conv_forward(input, self.weight, self.bias)  # type: ignore[misc]
+        found: Tensor = _FUNCTIONS[self._spatial](*self._arguments(input))
         return found
+
+    def _arguments(self: Any, input: Tensor) -> tuple[Any, ...]:
+        """Those of torch's function for an input that is padded, unless the function pads it by zeros."""
+        padding = self.padding if self.padding_mode == "zeros" else (0,) * self._spatial
+        return input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups
 
     def _now(self: Any) -> tuple[Any, ...]:
         """What else than the tensors tells calls apart: see `recalled`."""
@@ -83,27 +90,24 @@ class _Convolution(_Remembering):
         )  # fmt: skip
 
     def _called(self: Any, input: Tensor) -> Tensor:
-        found: Tensor = super().forward(input)  # type: ignore[misc]
-        padding = self.padding
+        function, arguments = _FUNCTIONS[self._spatial], self._arguments(input)
+        found: Tensor = routed(function, arguments, {}, self._jitdnn_options, self)
+        after = arguments[3:]
         has_batch = is_dense(input) and input.dim() == len(self.stride) + 2
-        if self.padding_mode == "zeros" and type(padding) is tuple and has_batch:
+        if type(after[1]) is tuple and has_batch:
             own = self._parameters
-            after = (self.stride, padding, self.dilation, self.groups)
             operands = (
-                input, own.get("weight"), own.get("bias"), *after[:3], False, (0,) * len(padding), self.groups,
+                input, own.get("weight"), own.get("bias"), *after[:3], False, (0,) * self._spatial, self.groups,
             )  # fmt: skip
-            function = _FUNCTIONS[self._spatial]
             learn(self, CONVOLUTION, operands, self._jitdnn_options, self._now(), function, after)
         return found
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding = self.padding
         module: Any = self
-        if self.padding_mode != "zeros":
+        if module.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding, module = 0, None  # what it is given is another tensor than what is looked up here
-        arguments = (input, weight, bias, self.stride, padding, self.dilation, self.groups)
-        found: Tensor = routed(_FUNCTIONS[self._spatial], arguments, {}, self._jitdnn_options, module)
+        arguments = (input, weight, bias, *module._arguments(input)[3:])
+        found: Tensor = routed(_FUNCTIONS[self._spatial], arguments, {}, self._jitdnn_options)
         return found
 
 
@@ -264,7 +268,7 @@ class Linear(_Remembering, nn.Linear):
         return found
 
 
-def _short_convolution(args: tuple[Any, ...], options: str) -> Any:
+def _short_convolution(args: tuple[Any, ...], _: dict[str, Any], options: str) -> Any:
     x, w, bias, stride, padding, dilation, groups = args
     if x.dim() != w.dim() or not all(isinstance(one, tuple) for one in (stride, padding, dilation)):
         return None
@@ -272,7 +276,7 @@ def _short_convolution(args: tuple[Any, ...], options: str) -> Any:
     return short(CONVOLUTION, operands, options, _FUNCTIONS[len(padding)], args[3:])
 
 
-def _short_transposed(args: tuple[Any, ...], options: str) -> Any:
+def _short_transposed(args: tuple[Any, ...], _: dict[str, Any], options: str) -> Any:
     x, w, bias, stride, padding, output_padding, groups, dilation = args
     if x.dim() != w.dim():
         return None
@@ -280,7 +284,7 @@ def _short_transposed(args: tuple[Any, ...], options: str) -> Any:
     return short(CONVOLUTION, operands, options, _TRANSPOSED[len(padding)], args[3:])
 
 
-def _short_linear(args: tuple[Any, ...], options: str) -> Any:
+def _short_linear(args: tuple[Any, ...], _: dict[str, Any], options: str) -> Any:
     return short(LINEAR, args, options, F.linear, ()) if args[0].dim() == 2 else None
 
 

@@ -6,6 +6,7 @@ and `copy.deepcopy` see the module that they saw before.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -42,6 +43,7 @@ from jitdnn.frameworks.torch.layers import (
     LazyConvTranspose3d,
     Linear,
 )
+from jitdnn.frameworks.torch.operator_calls import TOLD, recalled
 from jitdnn.frameworks.torch.rectifier import ReLU
 from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, remembering
 
@@ -171,7 +173,14 @@ class _InstanceNorm:
             input, self.running_mean, self.running_var, self.weight, self.bias,
             self.training or not self.track_running_stats, 0.0 if self.momentum is None else self.momentum, self.eps,
         )  # fmt: skip
-        return routed(F.instance_norm, arguments, {}, self._jitdnn_options)
+        # an image without a batch is made one before
+        module = self if input.dim() == self._get_no_batch_dim() + 1 else None
+        return routed(F.instance_norm, arguments, {}, self._jitdnn_options, module)
+
+
+def _stock_instance_norm(module: Any, input: Tensor) -> Any:
+    """Torch's forward, of what is a batch; its own method calls one of ours."""
+    return nn.modules.instancenorm._InstanceNorm._apply_instance_norm(module, input)
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
@@ -398,13 +407,32 @@ CONVERTED |= {
 #: those that remember inputs that torch's function is faster for, as those of layers.py do; others have several inputs,
 #: or call several functions
 for _ours in (
-    BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, GroupNorm, RMSNorm,
-    MaxPool1d, MaxPool2d, MaxPool3d, AvgPool1d, AvgPool2d, AvgPool3d,
-    AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d,
-    AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d,
-    ELU, GELU, SiLU, Mish, Hardswish, Tanh, Sigmoid, Softmax, LogSoftmax, Upsample,
+    BatchNorm1d, BatchNorm2d, BatchNorm3d, AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d, Upsample,
 ):  # fmt: skip
     _ours.forward = remembering(_ours.forward, getattr(nn, _ours.__name__).forward)  # type: ignore[method-assign]
+_WINDOW = ("kernel_size", "stride", "padding", "ceil_mode")
+_TOLD: dict[tuple[Any, ...], tuple[str, ...]] = {
+    (LayerNorm, RMSNorm): ("normalized_shape", "eps"),
+    (GroupNorm,): ("num_groups", "eps"),
+    (InstanceNorm1d, InstanceNorm2d, InstanceNorm3d): ("training", "track_running_stats", "eps"),
+    (AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d): ("output_size",),
+    (Softmax, LogSoftmax): ("dim",),
+    (MaxPool1d, MaxPool2d, MaxPool3d): (*_WINDOW, "dilation", "return_indices"),
+    (AvgPool1d,): (*_WINDOW, "count_include_pad"),
+    (AvgPool2d, AvgPool3d): (*_WINDOW, "count_include_pad", "divisor_override"),
+    (ELU,): ("alpha", "inplace"),
+    (GELU,): ("approximate",),
+    (SiLU, Mish, Hardswish): ("inplace",),
+    (Tanh, Sigmoid): ("training",),  # which tells nothing, as nothing does
+}
+"""The attributes that tell calls of those apart which remember calls of ours, too (operator_calls.py)."""
+for _classes, _names in _TOLD.items():
+    for _ours in _classes:
+        setattr(_ours, TOLD, attrgetter(*_names))
+        _stock = getattr(nn, _ours.__name__).forward
+        if issubclass(_ours, _InstanceNorm):
+            _stock = _stock_instance_norm
+        _ours.forward = remembering(_ours.forward, _stock, recalled)
 for _normal in (BatchNorm1d, BatchNorm2d, BatchNorm3d):
     _normal.undeferred = _normal.forward
     _normal.forward = deferring(_normal.forward)  # type: ignore[method-assign]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,14 +11,17 @@ from torch import Tensor
 from jitdnn.frameworks.torch.convolution import memory_format
 from jitdnn.frameworks.torch.double import derivatives_of_gradients
 from jitdnn.frameworks.torch.fresh import fresh_like, without_data
-from jitdnn.frameworks.torch.kinds import Computation, Ways
-from jitdnn.frameworks.torch.launch import Direct, descriptor, direct
+from jitdnn.frameworks.torch.kinds import Computation, Operation, Ways
+from jitdnn.frameworks.torch.launch import Direct, Run, descriptor, direct, prepared
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.handle import Handle
 from jitdnn.ops import batch_norm as batch
 from jitdnn.ops import layer_norm as layer
 from jitdnn.ops.normalization import Named, describe
 from jitdnn.problems.batch_norm import BatchNorm
+from jitdnn.problems.layer_norm import LayerNorm
+from jitdnn.problems.normalization import Normalization
+from jitdnn.problems.problem import Problem
 
 aten = torch.ops.aten
 _NORMALIZED = "(Tensor x, Tensor? weight, Tensor? bias, "
@@ -219,6 +222,31 @@ batch_norm = define(
 # ---- layer normalization ----
 
 
+def _column(x: Tensor, axes: int) -> Tensor:
+    """The form of the mean and 1 / sigma of x over the last axes."""
+    shape = (*x.shape[: x.dim() - axes], *[1] * axes)
+    return torch.empty(shape, dtype=statistics_dtype(x), device="meta")
+
+
+def normalizing(
+    handle: Handle, kind: type[Normalization], direction: str, given: dict[str, Tensor | None],
+    results: dict[str, Tensor | None], **attributes: Any,
+) -> Run | None:  # fmt: skip
+    """What runs a normalization on tensors of the forms of those that are `given`, in the order of the problem's
+    operands, and returns the results; None where addresses do not do."""
+    there = {name: one for name, one in {**given, **results}.items() if one is not None}
+    device = next(one.device for one in given.values() if one is not None and one.device.type != "meta")
+
+    def make() -> Problem:
+        described: Named = {name: descriptor(one) for name, one in there.items()}
+        return describe(kind, direction, described, _MAY_LACK[direction] - {*there}, **attributes)
+
+    return prepared(handle, make, tuple(given.values()), tuple(results.values()), device)
+
+
+_MAY_LACK = {"fwd": {"weight", "bias", "mean", "rstd"}, "bwd": {"weight", "dweight", "dbias"}}
+
+
 def _layer_ways(
     handle: Handle, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int, epsilon: float
 ) -> Ways:
@@ -228,23 +256,34 @@ def _layer_ways(
         found: tuple[Tensor, ...] = aten.native_layer_norm.default(x, shape, weight, bias, epsilon)
         return found
 
+    run = None
+    refusal = None if x.is_contiguous() else "x is no dense tensor in the order of its axes"
+    if refusal is None:
+        column = _column(x, axes)
+        run = normalizing(
+            handle, LayerNorm, "fwd", {"x": x, "weight": weight, "bias": bias},
+            {"y": without_data(x), "mean": column, "rstd": column}, form="layer", axis=-axes, epsilon=epsilon,
+        )  # fmt: skip
+
     def ours(x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
-        y, mean, rstd = layer.layer_norm(
+        if run is not None:
+            return run(x, weight, bias)
+        found: tuple[Tensor, ...] = layer.layer_norm(
             x, weight, bias, axis=-axes, epsilon=epsilon, save=True, handle=handle
         )
-        return y, mean, rstd
+        return found
 
-    refusal = None if x.is_contiguous() else "x is no dense tensor in the order of its axes"
     return Ways(ours, theirs, what="of layer normalization", refusal=refusal)
 
 
 def _layer_backward_ways(
-    handle: Handle, dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, axes: int
-) -> Ways:
+    handle: Handle, dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, axes: int,
+    epsilon: float,
+) -> Ways:  # fmt: skip
     shape = list(x.shape[-axes:])
 
     def theirs(
-        dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, _: int
+        dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *_: Any
     ) -> tuple[Tensor, ...]:
         scale = x.new_ones(shape) if weight is None else weight
         found: tuple[Tensor, ...] = aten.native_layer_norm_backward.default(
@@ -252,19 +291,30 @@ def _layer_backward_ways(
         )
         return found
 
+    run = None
+    refusal = None if dy.is_contiguous() and x.is_contiguous() else "an operand is not dense"
+    if refusal is None:
+        own = torch.empty(shape, dtype=x.dtype, device="meta")
+        given = {"dy": dy, "x": x, "weight": own if weight is None else weight, "mean": mean, "rstd": rstd}
+        results = {"dx": without_data(x), "dweight": own, "dbias": own}
+        run = normalizing(handle, LayerNorm, "bwd", given, results, form="layer", axis=-axes)
+
     def ours(
-        dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, _: int
+        dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *_: Any
     ) -> tuple[Tensor, ...]:
         scale = x.new_ones(shape) if weight is None else weight
-        dx, dw, db = layer.layer_norm_backward(dy, x, scale, mean, rstd, axis=-axes, handle=handle)
-        return dx, dw, db
+        if run is not None:
+            return run(dy, x, scale, mean, rstd)
+        found: tuple[Tensor, ...] = layer.layer_norm_backward(
+            dy, x, scale, mean, rstd, axis=-axes, handle=handle
+        )
+        return found
 
-    refusal = None if dy.is_contiguous() and x.is_contiguous() else "an operand is not dense"
     return Ways(ours, theirs, what="of layer normalization", refusal=refusal)
 
 
 _layer_forward = Computation("forward", _layer_ways, 5)
-_layer_gradient = Computation("gradients", _layer_backward_ways, 6)
+_layer_gradient = Computation("gradients", _layer_backward_ways, 7)
 
 
 def _layer_fake(
@@ -275,16 +325,24 @@ def _layer_fake(
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), *statistics
 
 
-def _layer_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, _, ctx.axes, ctx.epsilon, ctx.options = inputs
+def _layer_keep(ctx: Any, x: Tensor, output: tuple[Tensor, ...], _: Any, weight: Any, bias: Any) -> None:
     ctx.save_for_backward(x, weight, output[1], output[2])
+
+
+def _layer_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, *ctx.arguments, ctx.options = inputs
+    _layer_keep(ctx, x, output, None, weight, bias)
     ctx.mark_non_differentiable(*output[1:])
 
 
+def _layer_derivative(
+    ctx: Any, dy: Tensor, kept: Sequence[Any], arguments: Sequence[Any], options: str
+) -> list[Tensor | None]:
+    return wanted(ctx, layer_norm_backward(dy.contiguous(), *kept, *arguments, options))
+
+
 def _layer_gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, weight, mean, rstd = ctx.saved_tensors
-    found = layer_norm_backward(dy.contiguous(), x, weight, mean, rstd, ctx.axes, ctx.epsilon, ctx.options)
-    return (*wanted(ctx, found), None, None, None)
+    return (*_layer_derivative(ctx, dy, ctx.saved_tensors, ctx.arguments, ctx.options), None, None, None)
 
 
 def _layer_backward_fake(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -306,19 +364,10 @@ def _layer_double(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     return (*derivatives_of_gradients(stock, ctx.saved_tensors, grads), *[None] * 5)
 
 
-def _layer_backward(
-    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, axes: int, epsilon: float,
-    options: str = "",
-) -> Any:  # fmt: skip
-    return _layer_gradient(
-        options, dy, x, weight, mean, rstd, axes
-    )  # epsilon is in rstd; derivatives need it
-
-
 layer_norm_backward = define(
     "layer_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, int axes, float epsilon, "
     'str options="") -> (Tensor, Tensor, Tensor)',
-    _layer_backward,
+    _layer_gradient.kernel,
     _layer_backward_fake,
     _save_gradients,
     _layer_double,
@@ -329,4 +378,12 @@ layer_norm = define(
     _layer_fake,
     _layer_save,
     _layer_gradients,
+)
+LAYER = Operation(
+    _layer_forward,
+    _layer_gradient,
+    _layer_keep,
+    _layer_derivative,
+    lambda _, *arguments: arguments,
+    parameters=2,
 )

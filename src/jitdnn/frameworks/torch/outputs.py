@@ -7,9 +7,16 @@ what tells whether they were changed, and then computed again.
 
 from __future__ import annotations
 
-from torch import Tensor, empty
+from functools import cache
+
+from torch import Tensor, device, dtype, empty
 
 from jitdnn.frameworks.torch.registry import plain_device
+
+
+@cache
+def _empty(dtype: dtype, device: device) -> Tensor:
+    return empty(0, dtype=dtype, device=device)
 
 
 class Changes:
@@ -19,7 +26,7 @@ class Changes:
 
     def __init__(self, result: Tensor) -> None:
         self._counter = result.detach()  # counts with the result
-        self._counter.data = empty(0, dtype=result.dtype, device=result.device)
+        self._counter.data = _empty(result.dtype, result.device)
         self._version = self._counter._version
 
     @property

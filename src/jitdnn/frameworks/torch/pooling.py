@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jitdnn.errors import JitdnnError
 from jitdnn.frameworks.torch.convolution import memory_format
-from jitdnn.frameworks.torch.fresh import fresh_like
-from jitdnn.frameworks.torch.kinds import Computation, Ways
+from jitdnn.frameworks.torch.fresh import fresh_like, without_data
+from jitdnn.frameworks.torch.kinds import Computation, Operation, Ways
+from jitdnn.frameworks.torch.launch import Run, descriptor, prepared
 from jitdnn.frameworks.torch.outputs import changes_of
 from jitdnn.frameworks.torch.registry import define
 from jitdnn.handle import Handle
 from jitdnn.ops import pooling
-from jitdnn.problems.pooling import output_shape
+from jitdnn.problems.pooling import Pooling, output_shape
 
 aten = torch.ops.aten
 _MAX = {1: aten.max_pool2d_with_indices, 2: aten.max_pool2d_with_indices, 3: aten.max_pool3d_with_indices}
@@ -61,6 +63,43 @@ def _maker(
     return made
 
 
+def forward_run(
+    handle: Handle, mode: str, x: Tensor, window: Any, stride: Any, padding: Any, counts_padding: bool, is_ceil: bool,
+    dilation: Any,
+) -> Run | None:  # fmt: skip
+    """What pools tensors of the form of x, in its order in memory; None where addresses do not do."""
+    try:
+        shape = output_shape(x.shape, window, stride, padding, _rounding(is_ceil), dilation)
+    except JitdnnError:
+        return None
+    y = torch.empty(shape, dtype=x.dtype, device="meta", memory_format=memory_format(x))
+
+    def make() -> Pooling:
+        wide = descriptor(x)
+        return Pooling.make(
+            "fwd", mode, wide, window, stride, padding, counts_padding, _rounding(is_ceil), layout=wide.nearest_layout,
+            y=descriptor(y), dilation=dilation,
+        )  # fmt: skip
+
+    return prepared(handle, make, (x,), (y,), x.device)
+
+
+def average_gradient(
+    handle: Handle, dy: Tensor, like: Tensor, window: Any, stride: Any, padding: Any, counts_padding: bool,
+    is_ceil: bool,
+) -> Run | None:  # fmt: skip
+    """What gives the gradient, of the form of `like`, from that of an average; None where addresses do not do."""
+
+    def make() -> Pooling:
+        wide, narrow = descriptor(like), descriptor(dy)
+        return Pooling.make(
+            "bwd", "avg", wide, window, stride, padding, counts_padding, _rounding(is_ceil), y=narrow, dx=wide,
+            dy=narrow,
+        )  # fmt: skip
+
+    return prepared(handle, make, (dy,), (like,), dy.device)
+
+
 def _max_ways(
     handle: Handle, x: Tensor, window: Any, stride: Any, padding: Any, dilation: Any, is_ceil: bool
 ) -> Ways:
@@ -73,8 +112,11 @@ def _max_ways(
         return y.contiguous(memory_format=form)
 
     made = _maker(x, window, stride, padding, dilation, is_ceil)
+    run = forward_run(handle, "max", x, window, stride, padding, True, is_ceil, dilation)
 
     def ours(x: Tensor, *_: Any) -> Tensor:
+        if run is not None:
+            return run(x)[0]
         y = made()()
         pooling.max_pool(x, window, stride, padding, _rounding(is_ceil), dilation, out=y, handle=handle)
         return y
@@ -90,6 +132,15 @@ def _max_backward_ways(
     arguments = (_wide(window, 1), _wide(stride, 1), _wide(padding, 0), _wide(dilation, 1), is_ceil)
 
     made = fresh_like(x, x.device)
+    like = without_data(x)
+
+    def make() -> Pooling:
+        return Pooling.make(
+            "bwd", "max", descriptor(x), window, stride, padding, True, _rounding(is_ceil), y=descriptor(y),
+            dx=descriptor(like), dy=descriptor(dy), dilation=dilation,
+        )  # fmt: skip
+
+    run = prepared(handle, make, (dy, x, y), (like,), dy.device)
 
     def theirs(dy: Tensor, x: Tensor, y: Tensor, *_: Any) -> Tensor:
         image = _as_image(x, space)
@@ -98,6 +149,8 @@ def _max_backward_ways(
         return _as_given(dx, space).contiguous(memory_format=memory_format(x))
 
     def ours(dy: Tensor, x: Tensor, y: Tensor, *_: Any) -> Tensor:
+        if run is not None:
+            return run(dy, x, y)[0]
         dx = made()
         pooling.max_pool_backward(
             dy, x, y, window, stride, padding, _rounding(is_ceil), dilation, out=dx, handle=handle
@@ -119,8 +172,11 @@ def _avg_ways(
         return y.contiguous(memory_format=form)
 
     made = _maker(x, window, stride, padding, 1, is_ceil)
+    run = forward_run(handle, "avg", x, window, stride, padding, counts_padding, is_ceil, 1)
 
     def ours(x: Tensor, *_: Any) -> Tensor:
+        if run is not None:
+            return run(x)[0]
         y = made()()
         pooling.avg_pool(x, window, stride, padding, counts_padding, _rounding(is_ceil), out=y, handle=handle)
         return y
@@ -135,7 +191,9 @@ def _avg_backward_ways(
     space = dy.dim() - 2
     arguments = (_wide(window, 1), _wide(stride, 1), _wide(padding, 0), is_ceil, counts_padding, None)
     shape, form = tuple(x_shape), memory_format(dy)
-    made = fresh_like(torch.empty(shape, dtype=dy.dtype, device="meta", memory_format=form), dy.device)
+    like = torch.empty(shape, dtype=dy.dtype, device="meta", memory_format=form)
+    made = fresh_like(like, dy.device)
+    run = average_gradient(handle, dy, like, window, stride, padding, counts_padding, is_ceil)
 
     def theirs(dy: Tensor, *_: Any) -> Tensor:
         x = dy.new_empty(shape)
@@ -143,6 +201,8 @@ def _avg_backward_ways(
         return _as_given(dx, space).contiguous(memory_format=form)
 
     def ours(dy: Tensor, *_: Any) -> Tensor:
+        if run is not None:
+            return run(dy)[0]
         dx = made()
         pooling.avg_pool_backward(
             dy, shape, window, stride, padding, counts_padding, _rounding(is_ceil), out=dx, handle=handle
@@ -172,18 +232,28 @@ def _max_fake(
     return _fake_pool(x, _MAX, arguments)
 
 
-def _max_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, *ctx.rest = inputs
+def _max_keep(ctx: Any, x: Tensor, output: Tensor, _: Any) -> None:
     ctx.changes, output = changes_of(output)
     ctx.save_for_backward(x, output)
 
 
-def _max_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    x, y = ctx.saved_tensors
+def _max_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, *ctx.arguments, ctx.options = inputs
+    _max_keep(ctx, x, output, None)
+
+
+def _max_derivative(
+    ctx: Any, dy: Tensor, kept: Sequence[Tensor], arguments: Sequence[Any], options: str
+) -> tuple[Tensor]:
+    x, y = kept
     if ctx.changes is not None and ctx.changes.are_there:
         with torch.no_grad():
-            y = max_pool(x.detach(), *ctx.rest)
-    return (max_pool_backward(_packed(dy, y), x, y, *ctx.rest), *[None] * 6)
+            y = max_pool(x.detach(), *arguments, options)
+    return (max_pool_backward(_packed(dy, y), x, y, *arguments, options),)
+
+
+def _max_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    return (*_max_derivative(ctx, dy, ctx.saved_tensors, ctx.arguments, ctx.options), *[None] * 6)
 
 
 def _packed(dy: Tensor, like: Tensor) -> Tensor:
@@ -199,13 +269,24 @@ def _avg_fake(
     )
 
 
+def _avg_keep(ctx: Any, x: Tensor, output: Tensor, _: Any) -> None:
+    ctx.form = memory_format(x)
+
+
 def _avg_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, *ctx.rest = inputs
-    ctx.shape, ctx.form = list(x.shape), memory_format(x)
+    x, *arguments, ctx.options = inputs
+    ctx.behind = [*x.shape], *arguments
+    _avg_keep(ctx, x, output, None)
+
+
+def _avg_derivative(
+    ctx: Any, dy: Tensor, kept: Sequence[Tensor], behind: Sequence[Any], options: str
+) -> tuple[Tensor]:
+    return (avg_pool_backward(dy.contiguous(memory_format=ctx.form), *behind, options),)
 
 
 def _avg_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    return (avg_pool_backward(dy.contiguous(memory_format=ctx.form), ctx.shape, *ctx.rest), *[None] * 6)
+    return (*_avg_derivative(ctx, dy, (), ctx.behind, ctx.options), *[None] * 6)
 
 
 def _max_double_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -263,4 +344,10 @@ avg_pool = define(
     _avg_fake,
     _avg_save,
     _avg_gradients,
+)
+MAX = Operation(
+    _max_forward, _max_gradient, _max_keep, _max_derivative, lambda _, *arguments: arguments, may_change=True
+)
+AVERAGE = Operation(
+    _avg_forward, _avg_gradient, _avg_keep, _avg_derivative, lambda x, *arguments: (list(x.shape), *arguments)
 )

@@ -40,8 +40,10 @@ ALONE: dict[Any, None] = {}
 ON_PROCESSORS: dict[Any, None] = {}
 #: functions whose calls have a way on GPUs for which no kernels are chosen one by one (batch_norm_calls.py)
 _AS_ONE = (F.batch_norm, batch_norm_activation.stock)
-#: of functions whose calls modules remember: (arguments, options) -> such a call, or None (calls.py)
-SHORT: dict[Any, Callable[[tuple[Any, ...], str], Run | None]] = {}
+Short: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], str], Run | None]
+#: of functions whose calls modules remember: (arguments, named ones, options) -> such a call, or None (calls.py,
+#: operator_calls.py)
+SHORT: dict[Any, Short] = {}
 #: how many of a function's arguments tell kinds of calls apart; the others are numbers that cost nothing, whatever they
 #: are, such as the momentum of running statistics, which may be another one in each call
 _TELLING = {F.batch_norm: 6, batch_norm_activation.stock: 8, batch_norm_sum.stock: 8}
@@ -56,11 +58,11 @@ def is_chosen(function: Any, x: Any) -> bool:
     return type(x) in OWN and (x.is_cuda or (function in ON_PROCESSORS and x.is_cpu))
 
 
-def is_ours(function: Any, args: tuple[Any, ...], options: str) -> bool:
+def is_ours(function: Any, args: tuple[Any, ...], options: str, named: dict[str, Any] | None = None) -> bool:
     """Whether a call as a whole is settled to be ours, or its kernels are chosen alone."""
     if parse(options).measure == "never" or not is_chosen(function, args[0]):
         return True
-    found = known.recall(_key(function, args, {}, options))
+    found = known.recall(_key(function, args, named or {}, options))
     return found is not None and (found[0] is None or found[0].decision.is_ours)
 
 
@@ -244,11 +246,11 @@ def _layer(
 
 def _way(
     function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any],
-    short: Callable[[tuple[Any, ...], str], Run | None] | None = None, options: str = "",
+    short: Short | None = None, options: str = "",
 ) -> Run:  # fmt: skip
     """A call with copies of the arguments, and the gradients of those that want one; by its `short` way, if any."""
     own, own_named = tree_map(_copy, (args, named))
-    call = (None if short is None else short(own, options)) or partial(function, *own, **own_named)
+    call = (None if short is None else short(own, own_named, options)) or partial(function, *own, **own_named)
     wanted = [one for one in tree_leaves((own, own_named)) if isinstance(one, Tensor) and one.requires_grad]
     device = args[0].device.type
     grads: list[Tensor] = []
