@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.fx import Graph, GraphModule, Node
 
 from jitdnn.errors import DeviceError, JitdnnError
@@ -377,11 +378,22 @@ def _reads(node: Node) -> list[Node]:
     return list(node.all_input_nodes)
 
 
+def _group_norm(x: Tensor, *others: Any) -> Any:
+    """PyTorch's operator, whose kernel refuses an x that is dense in no order of its own.
+
+    The copy that `torch.nn.functional.group_norm` makes of such an x is missing from a graph where capturing gave x
+    other strides than calls do: a batch of one behind attention.
+    """
+    return aten.native_group_norm.default(x.contiguous(memory_format=suggest_memory_format(x)), *others)
+
+
 def caller(node: Node, reads: Sequence[Node]) -> Callable[..., Any]:
     """A function of what the node reads, in order: a call of its operator with the other arguments fixed."""
     target: Any = node.target
     if target in (aten.view.default, aten._unsafe_view.default):
         target = aten.reshape.default  # of a tensor that lies otherwise than when captured it may be a copy
+    elif target is aten.native_group_norm.default:
+        target = _group_norm
     names = {read: f"a{number}" for number, read in enumerate(reads)}
     space: dict[str, Any] = {"target": target}
 
