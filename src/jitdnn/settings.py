@@ -405,7 +405,11 @@ def misspelt(environ: Mapping[str, str]) -> list[str]:
 
     # what differs more are variables of the studio, of tests, and JITDNN_DISABLE
     near = {name: difflib.get_close_matches(name[:64], known, n=1, cutoff=0.82) for name in unknown}
-    return [f"{name} in the environment is no setting: is {meant[0]} meant?" for name, meant in near.items() if meant]
+    return [
+        f"{name} in the environment is no setting: is {meant[0]} meant?"
+        for name, meant in near.items()
+        if meant
+    ]
 
 
 _override: ContextVar[Settings | None] = ContextVar("jitdnn_settings", default=None)
