@@ -278,7 +278,9 @@ def test_names_in_the_environment_that_are_nearly_settings_are_told(tmp_path: Pa
     assert "JITDNN_THREADS" in line
     code = "import jitdnn.settings as s; assert s.current().threads; s.current()"
     environ = {**os.environ, "JITDNN_WORKSPACE_LIMITS": "1 MiB", "JITDNN_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
     assert done.stderr.count("is JITDNN_WORKSPACE_LIMIT meant?") == 1
 
 
