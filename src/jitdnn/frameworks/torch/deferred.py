@@ -304,9 +304,15 @@ class _PuttingOff:
     def end(self, result: Any) -> Any:
         """The result of the model, with elements; running statistics are updated of what nobody read."""
         _here.call = None
-        if result is not None:  # as where the model raised an error
-            for of in [*self.waiting.values()]:
+        for of in [*self.waiting.values()]:
+            join = of.module.__dict__.get(JOIN)
+            try:
                 of.alone()
+            except Exception:
+                if result is not None:
+                    raise
+            if result is None:  # the model raised an error, which is told, and what follows is as it was learnt
+                of.module.__dict__[JOIN] = join
         return result if type(result) in OWN else tree_map_only(Deferred, value, result)
 
 
