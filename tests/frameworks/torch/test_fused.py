@@ -237,6 +237,18 @@ def test_a_group_norm_of_what_lies_otherwise_than_when_captured(batch: int) -> N
         torch.testing.assert_close(fuse(model, measure="never")(x), expected)
 
 
+def test_attention_to_what_lies_otherwise_than_when_captured() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = nn.functional.layer_norm(x.permute(0, 2, 3, 1), (1,)).permute(0, 3, 1, 2)
+            rows = torch.cat([y, y], 1).flatten(2).transpose(1, 2).unsqueeze(1)
+            return nn.functional.scaled_dot_product_attention(rows, rows, rows)
+
+    model, x = Twice().eval(), torch.randn(3, 1, 6, 11)
+    with torch.no_grad():
+        torch.testing.assert_close(fuse(model, measure="never")(x), model(x))
+
+
 def test_weights_that_change_are_prepared_again() -> None:
     model = settled(nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU()))
     fused = ours(model)

@@ -387,6 +387,15 @@ def _group_norm(x: Tensor, *others: Any) -> Any:
     return aten.native_group_norm.default(x.contiguous(memory_format=suggest_memory_format(x)), *others)
 
 
+def _attention(query: Tensor, key: Tensor, value: Tensor, *others: Any, **named: Any) -> Any:
+    """PyTorch's operator, whose kernel takes the last axis for contiguous, as it was when the graph was captured.
+
+    `torch.nn.functional.scaled_dot_product_attention` goes another way where it is not.
+    """
+    rows = [x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value)]
+    return aten._scaled_dot_product_flash_attention_for_cpu.default(*rows, *others, **named)
+
+
 def caller(node: Node, reads: Sequence[Node]) -> Callable[..., Any]:
     """A function of what the node reads, in order: a call of its operator with the other arguments fixed."""
     target: Any = node.target
@@ -394,6 +403,8 @@ def caller(node: Node, reads: Sequence[Node]) -> Callable[..., Any]:
         target = aten.reshape.default  # of a tensor that lies otherwise than when captured it may be a copy
     elif target is aten.native_group_norm.default:
         target = _group_norm
+    elif target is aten._scaled_dot_product_flash_attention_for_cpu.default:
+        target = _attention
     names = {read: f"a{number}" for number, read in enumerate(reads)}
     space: dict[str, Any] = {"target": target}
 
