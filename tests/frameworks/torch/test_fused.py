@@ -214,41 +214,6 @@ def test_types(dtype: Any, tolerance: float) -> None:
     agrees(ours(model)(x), model(x), tolerance)
 
 
-class Attending(nn.Module):
-    """The attention of a block of a U-Net, with the normalization of the next block behind it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mixing, self.norm = nn.Linear(3, 8), nn.GroupNorm(2, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        n, _, h, w = x.shape
-        rows = self.mixing(x.permute(0, 2, 3, 1)).reshape(n, 1, h * w, 8)
-        rows = nn.functional.scaled_dot_product_attention(rows, rows, rows)
-        y: torch.Tensor = self.norm(rows.squeeze(1).transpose(1, 2).reshape(n, 8, h, w))
-        return y
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_group_norm_of_what_lies_otherwise_than_when_captured(batch: int) -> None:
-    model, x = Attending().eval(), torch.randn(batch, 3, 4, 5)
-    with torch.no_grad():
-        expected = model(x)
-        torch.testing.assert_close(fuse(model, measure="never")(x), expected)
-
-
-def test_attention_to_what_lies_otherwise_than_when_captured() -> None:
-    class Twice(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = nn.functional.layer_norm(x.permute(0, 2, 3, 1), (1,)).permute(0, 3, 1, 2)
-            rows = torch.cat([y, y], 1).flatten(2).transpose(1, 2).unsqueeze(1)
-            return nn.functional.scaled_dot_product_attention(rows, rows, rows)
-
-    model, x = Twice().eval(), torch.randn(3, 1, 6, 11)
-    with torch.no_grad():
-        torch.testing.assert_close(fuse(model, measure="never")(x), model(x))
-
-
 def test_weights_that_change_are_prepared_again() -> None:
     model = settled(nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU()))
     fused = ours(model)

@@ -396,6 +396,21 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *others: Any, **named:
     return aten._scaled_dot_product_flash_attention_for_cpu.default(*rows, *others, **named)
 
 
+_BY_STRIDES = (aten.as_strided.default, aten.view_as_complex.default, aten.view.dtype)
+
+
+def _as_captured(target: Any, held: Tensor) -> Callable[..., Any]:
+    """An operator whose meaning is that of its operand's strides, which are those of `held` then."""
+    shape, strides = tuple(held.shape), tuple(held.stride())
+
+    def call(x: Tensor, *others: Any, **named: Any) -> Any:
+        if x.stride() != strides:
+            x = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+        return target(x, *others, **named)
+
+    return call
+
+
 def caller(node: Node, reads: Sequence[Node]) -> Callable[..., Any]:
     """A function of what the node reads, in order: a call of its operator with the other arguments fixed."""
     target: Any = node.target
@@ -405,6 +420,8 @@ def caller(node: Node, reads: Sequence[Node]) -> Callable[..., Any]:
         target = _group_norm
     elif target is aten._scaled_dot_product_flash_attention_for_cpu.default:
         target = _attention
+    elif target in _BY_STRIDES and isinstance(node.args[0], Node):
+        target = _as_captured(target, value(node.args[0]))
     names = {read: f"a{number}" for number, read in enumerate(reads)}
     space: dict[str, Any] = {"target": target}
 
