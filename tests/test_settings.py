@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -20,11 +21,13 @@ from jitdnn.settings import (
     current,
     format_bytes,
     from_environment,
+    misspelt,
     override,
     parse_bytes,
     settings,
     table_markdown,
 )
+from paths import ROOT
 
 
 @pytest.mark.parametrize(
@@ -267,3 +270,25 @@ def test_all_settings_of_another_thread_in_force() -> None:
     with settings(threads=5), jd.settings.in_force(values):
         assert current() is values
     assert current().compile == "wait"
+
+
+def test_names_in_the_environment_that_are_nearly_settings_are_told(tmp_path: Path) -> None:
+    (line,) = misspelt({"JITDNN_THREADZ": "1", "JITDNN_LOG": "info", "PATH": "", "JITDNN_DISABLE": "1"})
+    assert "JITDNN_THREADZ" in line
+    assert "JITDNN_THREADS" in line
+    code = "import jitdnn.settings as s; assert s.current().threads; s.current()"
+    environ = {**os.environ, "JITDNN_WORKSPACE_LIMITS": "1 MiB", "JITDNN_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.count("is JITDNN_WORKSPACE_LIMIT meant?") == 1
+
+
+def test_other_variables_of_the_library_are_not_taken_for_settings() -> None:
+    names = {
+        name
+        for path in (ROOT / "src").rglob("*.py")
+        for name in re.findall(r"\bJITDNN_[A-Z_]*[A-Z]\b", path.read_text("utf-8"))
+    }
+    assert {"JITDNN_DISABLE", "JITDNN_STUDIO_TOKEN"} < names
+    assert misspelt(dict.fromkeys(names, "1")) == []

@@ -60,7 +60,8 @@ def _default_cache_dir() -> Path:
     return base / "jitdnn"
 
 
-def _flag(value: object) -> bool:
+def flag(value: object) -> bool:
+    """The value of a switch. Raises InvalidArgument, without its name."""
     if isinstance(value, bool):
         return value
     text = str(value).strip().lower() if isinstance(value, (str, int)) else ""
@@ -194,7 +195,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "deterministic",
-        _flag,
+        flag,
         lambda: False,
         "Only algorithms that give bit-identical results from run to run on one device.",
     ),
@@ -250,10 +251,10 @@ TABLE: Final[tuple[Setting, ...]] = (
         lambda: None,
         "JSON file with facts of processors and GPUs in place of those that are read and measured: docs/devices.md.",
     ),
-    Setting("cache", _flag, lambda: True, "Keep compiled kernels and measured times on disk."),
+    Setting("cache", flag, lambda: True, "Keep compiled kernels and measured times on disk."),
     Setting(
         "keep_plans",
-        _flag,
+        flag,
         lambda: True,
         "Keep plans of CPU and CUDA beside the compiled kernels, so that the next process need not choose algorithms.",
     ),
@@ -309,7 +310,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "progress",
-        _flag,
+        flag,
         lambda: True,
         "Say how far it is where the first calls of a PyTorch model take more than two seconds for compiling and "
         "measuring kernels: a line that moves on a terminal, rare lines of the log elsewhere.",
@@ -394,6 +395,23 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     return _intern(Settings(**values))
 
 
+def misspelt(environ: Mapping[str, str]) -> list[str]:
+    """Of each variable of `environ` that looks like one of a setting and is none: what was probably meant."""
+    known = [row.variable for row in TABLE]
+    unknown = [name for name in environ if name.startswith("JITDNN_") and name not in known]
+    if not unknown:
+        return []
+    import difflib  # which few processes need
+
+    # what differs more are variables of the studio, of tests, and JITDNN_DISABLE
+    near = {name: difflib.get_close_matches(name[:64], known, n=1, cutoff=0.82) for name in unknown}
+    return [
+        f"{name} in the environment is no setting: is {meant[0]} meant?"
+        for name, meant in near.items()
+        if meant
+    ]
+
+
 _override: ContextVar[Settings | None] = ContextVar("jitdnn_settings", default=None)
 _process_default: Settings | None = None
 
@@ -406,6 +424,10 @@ def current() -> Settings:
         return values
     if _process_default is None:
         _process_default = from_environment(os.environ)
+        for line in misspelt(os.environ):
+            from jitdnn.log import tell  # which reads settings
+
+            tell(line)
     return _process_default
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from caffe_databases import IMAGES, Array, datum, records, write_leveldb, write_lmdb
 from jitdnn.caffe import Net, load_net
+from jitdnn.caffe.databases import open_database
 from jitdnn.caffe.datum import image_datum, read_datum
 from jitdnn.caffe.images import resize_image
 from jitdnn.errors import InvalidArgument, InvalidShape, JitdnnError, NotSupported
@@ -211,6 +212,16 @@ def test_databases_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(NotSupported, match="pip install"):
             data_net(tmp_path / source)
+
+
+def test_what_is_no_database_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"x")
+    before = sorted(tmp_path.rglob("*"))
+    for name, message in (("none", "it does not exist"), ("file", "a folder"), ("folder", "CURRENT")):
+        with pytest.raises(InvalidArgument, match=rf"{name} is no database: .*{message}"):
+            open_database(tmp_path / name)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_damaged_leveldb(tmp_path: Path) -> None:

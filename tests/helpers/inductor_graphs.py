@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 
 import jitdnn.torch as jt
@@ -30,6 +32,19 @@ def compiled(model: Any, **options: Any) -> tuple[Any, list[list[str]], jt.Induc
 
     backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, decompositions=select_decomp_table())
     return torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic), graphs, own
+
+
+def as_on_gpus(rewriting: Any) -> Any:
+    """A fixture: this module rewrites graphs of this processor as those of a GPU, none of which it has seen before."""
+
+    @pytest.fixture(autouse=True)
+    def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setattr(rewriting, "is_on_gpu", lambda _: True)
+        torch._dynamo.reset()
+        yield
+        torch._dynamo.reset()
+
+    return on_gpu
 
 
 def close(got: Any, wanted: Any) -> None:

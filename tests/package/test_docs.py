@@ -17,6 +17,8 @@ from jitdnn.problems import parse
 from jitdnn.settings import TABLE
 from paths import ROOT
 
+# of the environment, which are no settings
+OTHER_VARIABLES = ("JITDNN_DISABLE", "JITDNN_TESTS", "JITDNN_STUDIO_TEXTS")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
@@ -55,6 +57,19 @@ def test_every_setting_is_documented() -> None:
     text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     for setting in TABLE:
         assert f"| `{setting.name}` | `{setting.variable}` |" in text
+
+
+def test_settings_in_the_documentation_take_their_values() -> None:
+    found = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for variable, value in re.findall(r"\b(JITDNN_[A-Z_]+)=([\w.:-]+)", text):
+            rows = [setting for setting in TABLE if setting.variable == variable]
+            for setting in rows:
+                setting.parse(value)
+            assert rows or variable in OTHER_VARIABLES, f"{page}: {variable}"
+            found += len(rows)
+    assert found >= 10
 
 
 def test_the_first_example_of_the_readme_runs() -> None:

@@ -15,6 +15,7 @@ import pytest
 import jitdnn as jd
 from jitdnn.devices import cuda
 from jitdnn.devices.cpu import host
+from jitdnn.errors import DeviceError
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.planner.choose import get
 from jitdnn.planner.plan import Request
@@ -178,3 +179,13 @@ def test_renaming_moves_nothing(replay: ModuleType) -> None:
         "__global__ void g(float *data) { data[0] = data[1]; } // g"
     )
     assert replay._canonical(kernel) != replay._canonical(kernel.replace("x[1]", "f[1]"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("sm_75", "sm_75 is too old: sm_80"), ("sm_99", "does not compile for sm_99: it knows sm_80")],
+)
+def test_architectures_that_there_are_not(name: str, message: str) -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+    with pytest.raises(DeviceError, match=message):
+        cuda.offline(name)

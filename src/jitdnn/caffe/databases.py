@@ -67,8 +67,16 @@ def open_database(path: Path) -> Database:
     """Open the database in a folder; one that is open already in this process is shared, unless another one took its
     place meanwhile. Behind a fork it is opened anew (a LevelDB one only if the other process has let go of it).
 
-    Raises NotSupported without the package that reads it, InvalidArgument if it is damaged or empty.
+    Raises NotSupported without the package that reads it, InvalidArgument if it is damaged, empty or none.
     """
+    kind = kind_of(path)
+    if kind is None:  # LevelDB would make the folder, with files of its own in it
+        why = (
+            "one is a folder with data.mdb (LMDB) or CURRENT (LevelDB)"
+            if path.exists()
+            else "it does not exist"
+        )
+        raise InvalidArgument(f"{path} is no database: {why}")
     with _lock:
         key = _identity(path)
         found = _open.get(key)
@@ -76,7 +84,7 @@ def open_database(path: Path) -> Database:
             found.close()
             found = None
         if found is None:
-            found = LMDB(path) if kind_of(path) == "LMDB" else LevelDB(path)
+            found = LMDB(path) if kind == "LMDB" else LevelDB(path)
             _open[key] = found
     if next(found.records(), None) is None:
         raise InvalidArgument(f"{path} is a database without records")

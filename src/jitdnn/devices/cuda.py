@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitdnn.devices.cuda_compile import compiled, compiler_version, no_compiler
+from jitdnn.devices.cuda_compile import compiled, compiler_version, known_capabilities, no_compiler
 from jitdnn.devices.cuda_compile import prelude as _prelude  # noqa: F401 - for tools that compile by hand
 from jitdnn.devices.cuda_driver import (
     check,
@@ -280,8 +280,16 @@ def origins() -> list[Origin]:
 
 
 def offline(arch: str) -> CudaDevice:
-    """A device on paper: kernels are compiled for `arch` (`sm_80`, `sm_90a`, ...) and cannot be launched."""
+    """A device on paper: kernels are compiled for `arch` (`sm_80`, `sm_90a`, ...) and cannot be launched.
+
+    Raises DeviceError for one that is too old, or that NVRTC does not know.
+    """
     capability = int(arch.removeprefix("sm_").rstrip("a"))
+    if capability < OLDEST:
+        raise DeviceError(f"{arch} is too old: sm_{OLDEST} (A100) or later is needed")
+    if known_capabilities() and capability not in known_capabilities():
+        names = ", ".join(f"sm_{known}" for known in known_capabilities() if known >= OLDEST)
+        raise DeviceError(f"{compiler_version()} does not compile for {arch}: it knows {names}")
     return _as_stated(CudaDevice(-1, on_paper(capability), arch, " on paper"))
 
 

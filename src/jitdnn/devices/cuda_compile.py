@@ -46,6 +46,18 @@ def compiler_version() -> str:
     return f"nvrtc {major}.{minor}" if not int(status) else "nvrtc"
 
 
+@functools.cache
+def known_capabilities() -> tuple[int, ...]:
+    """What NVRTC compiles for, 90 for compute capability 9.0; empty without NVRTC."""
+    try:
+        from cuda.bindings import nvrtc
+
+        status, found = nvrtc.nvrtcGetSupportedArchs()
+    except (ImportError, RuntimeError):
+        return ()
+    return () if int(status) else tuple(found)
+
+
 def compiled(source: Source, arch: str) -> bytes:
     """The cubin of a source; inside of `recording()` its text is noted and nothing compiled.
 

@@ -294,6 +294,22 @@ def test_the_environment_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
         jt.convert(small(), speed=1)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_converted"), [("0", True), ("false", True), ("off", True), ("on", False), ("true", False)]
+)
+def test_the_environment_takes_the_words_of_other_switches(
+    monkeypatch: pytest.MonkeyPatch, text: str, is_converted: bool
+) -> None:
+    monkeypatch.setenv("JITDNN_DISABLE", text)
+    assert bool(names(jt.convert(small()))) == is_converted
+
+
+def test_a_word_that_is_no_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITDNN_DISABLE", "maybe")
+    with pytest.raises(InvalidArgument, match=r"JITDNN_DISABLE='maybe': must be one of 1, true"):
+        jt.convert(small())
+
+
 def test_use() -> None:
     x, w = random(1, 2, 5, 5).requires_grad_(), random(3, 2, 3, 3).requires_grad_()
     expected = nn.functional.conv2d(x, w)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -292,6 +293,54 @@ def test_an_error_teaches_nothing() -> None:
         model[1].end = rectify
         held(model, stock, x, 2)
         assert joins(model) == ["relu"]
+
+
+def test_an_error_behind_a_normalization_leaves_its_running_statistics_as_torchs() -> None:
+    def end(block: Any, y: Any, x: Any) -> Any:
+        if block.fails:
+            raise KeyError("as asked")
+        return F.relu(y + x)
+
+    stock, x = model_of(end), random(2, 3, 6, 6)
+    model = jt.convert(copy.deepcopy(stock), measure="never")
+    for fails in (False, False, True, False):
+        for one in (stock, model):
+            one[1].fails = fails
+            with pytest.raises(KeyError) if fails else nullcontext():
+                one(x)
+        for own, theirs in zip(model.buffers(), stock.buffers(), strict=True):
+            torch.testing.assert_close(own, theirs)
+        assert joins(model) == [SUM]
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_an_interrupted_call_is_over(calls: int) -> None:
+    """PyTorch calls no hooks behind KeyboardInterrupt, neither in a call that is watched nor in a later one."""
+
+    def end(block: Any, y: Any, x: Any) -> Any:
+        if block.stops:
+            raise KeyboardInterrupt
+        return F.relu(y + x)
+
+    stock, x = model_of(end), random(2, 3, 6, 6)
+    other = jt.convert(model_of(rectify), measure="never")
+    model = jt.convert(copy.deepcopy(stock), measure="never")
+    for stops in (*[False] * calls, True):
+        for one in (stock, model):
+            one[1].stops = stops
+            with pytest.raises(KeyboardInterrupt) if stops else nullcontext():
+                one(x)
+    y = model[1].body(model[0](x))  # outside of a call nothing is put off
+    assert type(y) is torch.Tensor
+    torch.testing.assert_close(y, stock[1].body(stock[0](x)))
+    held(other, model_of(rectify), x)
+    assert joins(other) == ["relu"]
+    assert torch._C._len_torch_function_stack() == 0
+    for own, theirs in zip(model.buffers(), stock.buffers(), strict=True):
+        torch.testing.assert_close(own, theirs)
+    model[1].stops = stock[1].stops = False
+    held(model, stock, x)
+    assert joins(model) == [SUM]
 
 
 def test_changes_in_place_before_the_sum_are_told() -> None:

@@ -10,19 +10,14 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-from inductor_graphs import compiled, count  # noqa: E402
+from inductor_graphs import as_on_gpus, compiled, count  # noqa: E402
 from jitdnn.frameworks.torch import inductor_pooling  # noqa: E402
 from torch_kernels import random  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
 )
-
-
-@pytest.fixture(autouse=True)
-def on_gpu(monkeypatch: pytest.MonkeyPatch, no_graphs: None) -> None:
-    """Graphs of this processor taken for a GPU's."""
-    monkeypatch.setattr(inductor_pooling, "is_on_gpu", lambda _: True)
+on_gpu = as_on_gpus(inductor_pooling)
 
 
 def gradients(run: Any, x: Any, dy: Any) -> Any:

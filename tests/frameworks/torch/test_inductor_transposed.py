@@ -11,21 +11,16 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-from inductor_graphs import close, compiled, count, trained  # noqa: E402
+from inductor_graphs import as_on_gpus, close, compiled, count, trained  # noqa: E402
 from jitdnn.frameworks.torch import inductor_transposed  # noqa: E402
 from torch_kernels import random  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
 )
+on_gpu = as_on_gpus(inductor_transposed)
 LAYERS = (None, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 ORDER = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-@pytest.fixture(autouse=True)
-def on_gpu(monkeypatch: pytest.MonkeyPatch, no_graphs: None) -> None:
-    """Graphs of this processor taken for a GPU's."""
-    monkeypatch.setattr(inductor_transposed, "is_on_gpu", lambda _: True)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

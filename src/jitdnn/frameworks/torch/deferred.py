@@ -13,8 +13,10 @@ hooks, under checkpoints, compilers, transforms, modes and autocast, without gra
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from jitdnn.errors import NotSupported
@@ -263,6 +265,7 @@ def deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, input: Tensor) -> Any:
         if torch.compiler.is_compiling():
             return plain(self, input)
+        _end_interrupted()
         call = _here.call
         return plain(self, input) if call is None else call.normalized(self, input, plain)
 
@@ -281,10 +284,24 @@ def activating(
     return plain(input)
 
 
+def is_running(frame: int | None, begun: int | None = None) -> bool:
+    """Whether the frame of this id is among those of this thread; None is taken for one that is.
+
+    `begun`: the id of the frame that now begins a call, which each does once: another one had it before.
+    """
+    if frame is not None and frame == begun:
+        return False
+    here: FrameType | None = sys._getframe(1)
+    while frame is not None and here is not None and id(here) != frame:
+        here = here.f_back
+    return here is not None
+
+
 class _PuttingOff:
     """A call of a model whose normalizations return what was put off."""
 
-    def __init__(self) -> None:
+    def __init__(self, frame: int | None) -> None:
+        self.frame = frame
         self.waiting: dict[int, _Normalized] = {}
 
     def normalized(self, module: Any, x: Tensor, plain: Callable[..., Any]) -> Any:
@@ -303,18 +320,29 @@ class _PuttingOff:
 
     def end(self, result: Any) -> Any:
         """The result of the model, with elements; running statistics are updated of what nobody read."""
-        _here.call = None
-        if result is not None:  # as where the model raised an error
-            for of in [*self.waiting.values()]:
+        if _here.call is not self:  # it was ended when another call began
+            return result
+        _here.call = self.frame = None
+        for of in [*self.waiting.values()]:
+            join = of.module.__dict__.get(JOIN)
+            try:
                 of.alone()
+            except Exception:
+                if result is not None:
+                    raise
+            if (
+                result is None
+            ):  # the model raised an error, which is told, and what follows is as it was learnt
+                of.module.__dict__[JOIN] = join
         return result if type(result) in OWN else tree_map_only(Deferred, value, result)
 
 
 class _Watching(TorchFunctionMode):
     """A call of a model that is watched for what follows normalizations."""
 
-    def __init__(self) -> None:
+    def __init__(self, frame: int | None) -> None:
         super().__init__()
+        self.frame = frame
         #: by the address of a result: itself, the module, its input and the version of that, and what was added
         self._seen: dict[int, tuple[ReferenceType[Tensor], Any, Tensor, int, Tensor | None, int]] = {}
         self._joins: dict[Any, str] = {}
@@ -387,8 +415,12 @@ class _Watching(TorchFunctionMode):
         return True
 
     def end(self, result: Any) -> Any:
-        _here.call = None
-        self.__exit__(None, None, None)
+        if _here.call is not self:
+            return result
+        _here.call = self.frame = None
+        self._seen.clear()
+        if _get_current_function_mode() is self:  # behind an interrupt another may be inside
+            self.__exit__(None, None, None)
         for module, join in self._joins.items() if result is not None else ():
             if join and module not in self._spoilt:
                 module.__dict__[JOIN] = join
@@ -399,11 +431,20 @@ class _Watching(TorchFunctionMode):
 Call = _Watching | _PuttingOff
 
 
-def begin(model: nn.Module, has_joins: bool | None) -> Call | None:
+def _end_interrupted(begun: int | None = None) -> None:
+    """End a call of a model of which nobody told the end: PyTorch calls no hook where KeyboardInterrupt ends one."""
+    call = _here.call
+    if call is not None and not is_running(call.frame, begun):
+        call.end(None)
+
+
+def begin(model: nn.Module, has_joins: bool | None, frame: int | None = None) -> Call | None:
     """A call of a converted model begins; what is to be told when it ends, if anything is done.
 
-    `has_joins`: what `found` said of the call that was watched; None if none was.
+    `has_joins`: what `found` said of the call that was watched; None if none was. `frame`: the id of that which
+    calls the model's `forward`, which itself would keep its variables; None where the end is told whatever happens.
     """
+    _end_interrupted(frame)
     if has_joins is False or not model.training or not torch.is_grad_enabled() or _here.call is not None:
         return None
     parameter = next(model.parameters(), None)
@@ -413,9 +454,9 @@ def begin(model: nn.Module, has_joins: bool | None) -> Call | None:
         return None
     if any(_is_seen(module) for module in model.modules() if module is not model):
         return None
-    call: Call = _PuttingOff()
+    call: Call = _PuttingOff(frame)
     if has_joins is None:
-        call = _Watching()
+        call = _Watching(frame)
         call.__enter__()
     _here.call = call
     return call

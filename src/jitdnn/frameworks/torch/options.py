@@ -17,6 +17,7 @@ from jitdnn.arguments import shown
 from jitdnn.errors import InvalidArgument, NotSupported
 from jitdnn.handle import Handle
 from jitdnn.retention import Recent
+from jitdnn.settings import flag
 
 MEASURE = ("first", "kernels", "host", "both", "never")
 CALLS = "calls"
@@ -115,5 +116,9 @@ def handle_of(text: str, device: str = "cpu") -> Handle:
 
 
 def is_disabled() -> bool:
-    """Whether the environment turns all of this off: `JITDNN_DISABLE=1`."""
-    return os.environ.get("JITDNN_DISABLE", "") not in ("", "0")
+    """Whether the environment turns all of this off: `JITDNN_DISABLE=1`. Raises InvalidArgument for no switch."""
+    text = os.environ.get("JITDNN_DISABLE", "")
+    try:
+        return text not in ("", "0") and (text == "1" or flag(text))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"JITDNN_DISABLE={shown(text)}: {error}") from None

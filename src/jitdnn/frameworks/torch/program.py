@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.fx import Graph, GraphModule, Node
 
 from jitdnn.errors import DeviceError, JitdnnError
@@ -377,11 +378,50 @@ def _reads(node: Node) -> list[Node]:
     return list(node.all_input_nodes)
 
 
+def _group_norm(x: Tensor, *others: Any) -> Any:
+    """PyTorch's operator, whose kernel refuses an x that is dense in no order of its own.
+
+    The copy that `torch.nn.functional.group_norm` makes of such an x is missing from a graph where capturing gave x
+    other strides than calls do: a batch of one behind attention.
+    """
+    return aten.native_group_norm.default(x.contiguous(memory_format=suggest_memory_format(x)), *others)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *others: Any, **named: Any) -> Any:
+    """PyTorch's operator, whose kernel takes the last axis for contiguous, as it was when the graph was captured.
+
+    `torch.nn.functional.scaled_dot_product_attention` goes another way where it is not.
+    """
+    rows = [x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value)]
+    return aten._scaled_dot_product_flash_attention_for_cpu.default(*rows, *others, **named)
+
+
+_BY_STRIDES = (aten.as_strided.default, aten.view_as_complex.default, aten.view.dtype)
+
+
+def _as_captured(target: Any, held: Tensor) -> Callable[..., Any]:
+    """An operator whose meaning is that of its operand's strides, which are those of `held` then."""
+    shape, strides = tuple(held.shape), tuple(held.stride())
+
+    def call(x: Tensor, *others: Any, **named: Any) -> Any:
+        if x.stride() != strides:
+            x = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+        return target(x, *others, **named)
+
+    return call
+
+
 def caller(node: Node, reads: Sequence[Node]) -> Callable[..., Any]:
     """A function of what the node reads, in order: a call of its operator with the other arguments fixed."""
     target: Any = node.target
     if target in (aten.view.default, aten._unsafe_view.default):
         target = aten.reshape.default  # of a tensor that lies otherwise than when captured it may be a copy
+    elif target is aten.native_group_norm.default:
+        target = _group_norm
+    elif target is aten._scaled_dot_product_flash_attention_for_cpu.default:
+        target = _attention
+    elif target in _BY_STRIDES and isinstance(node.args[0], Node):
+        target = _as_captured(target, value(node.args[0]))
     names = {read: f"a{number}" for number, read in enumerate(reads)}
     space: dict[str, Any] = {"target": target}
 

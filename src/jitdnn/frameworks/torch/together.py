@@ -8,6 +8,7 @@ node of autograd, whose backward pass casts all gradients; and batches are count
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -90,7 +91,7 @@ class _CastAll(torch.autograd.Function):
 class Together:
     """What the layers of one model have in common while it runs. Copies and pickled models know nothing."""
 
-    __slots__ = ("_call", "_casts", "_counts", "_has_joins", "_own", "_thread")
+    __slots__ = ("_call", "_casts", "_counts", "_frame", "_has_joins", "_own", "_thread")
 
     def __init__(self) -> None:
         self._thread = 0  # that in which the model runs, 0 while it does not
@@ -98,17 +99,22 @@ class Together:
         self._own: dict[int, _Cast] | None = None  # while others are cast
         self._counts: dict[int, tuple[Tensor, int]] = {}
         self._call: deferred.Call | None = None
+        self._frame: int | None = (
+            None  # the id of that which runs the model, where an interrupt may end it untold
+        )
         self._has_joins: bool | None = None  # not known yet
 
     def __reduce__(self) -> tuple[type[Together], tuple[()]]:
         return Together, ()
 
-    def begin(self, model: nn.Module) -> None:
-        """A call of the model begins."""
+    def begin(self, model: nn.Module, frame: int | None = None) -> None:
+        """A call of the model begins, in the frame of this id, or None where its end is told whatever happens."""
+        if self._thread == threading.get_ident() and not deferred.is_running(self._frame, frame):
+            self.end(None)
         if self._thread or not is_eager():
             return  # it calls itself, or runs in another thread, too
-        self._thread = threading.get_ident()
-        self._call = deferred.begin(model, self._has_joins)
+        self._thread, self._frame = threading.get_ident(), frame
+        self._call = deferred.begin(model, self._has_joins, frame)
         casts: list[_Cast] = []
         weights: list[Any] = []
         for number, cast in [*self._casts.items()]:
@@ -135,7 +141,7 @@ class Together:
         """The call is over: its result."""
         if self._thread != threading.get_ident():
             return result
-        self._thread = 0
+        self._thread, self._frame = 0, None
         call, self._call = self._call, None
         if call is not None:
             result = call.end(result)
@@ -215,7 +221,7 @@ def _before(model: nn.Module, args: Any) -> None:
     if not is_compiling():
         found: Together | None = model.__dict__.get(TOGETHER)
         if found is not None:
-            found.begin(model)
+            found.begin(model, id(sys._getframe(1)))
 
 
 def _after(model: nn.Module, args: Any, result: Any) -> Any:

@@ -282,33 +282,24 @@ FUNCTION u32 load4(const void *p) { return __ldg((const u32 *)p); }
 FUNCTION uint2 load8(const void *p) { return __ldg((const uint2 *)p); }
 FUNCTION uint4 load16(const void *p) { return __ldg((const uint4 *)p); }
 FUNCTION uint4 load16_streaming(const void *p) { return __ldcs((const uint4 *)p); }
-// In L2 with its neighbours.
-FUNCTION uint2 load8_wide(const void *p) {
-    uint2 v;
-    asm volatile("ld.global.nc.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
-}
-FUNCTION uint4 load16_wide(const void *p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-// The same past the first cache: of much that is read once.
-FUNCTION uint2 load8_once(const void *p) {
-    uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
-    return v;
-}
-FUNCTION uint4 load16_once(const void *p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-// past the first cache, for what other thread blocks of this kernel write.
+// _wide: in L2 with its neighbours. _once: the same past the first cache, of much that is read once.
+#define WIDE_LOADS(suffix, modifiers)                                                                                 \
+    FUNCTION uint2 load8_##suffix(const void *p) {                                                                    \
+        uint2 v;                                                                                                      \
+        asm volatile("ld.global.nc" modifiers ".v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));             \
+        return v;                                                                                                     \
+    }                                                                                                                 \
+    FUNCTION uint4 load16_##suffix(const void *p) {                                                                   \
+        uint4 v;                                                                                                      \
+        asm volatile("ld.global.nc" modifiers ".v4.u32 {%0, %1, %2, %3}, [%4];"                                       \
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)                                                     \
+                     : "l"(p));                                                                                       \
+        return v;                                                                                                     \
+    }
+WIDE_LOADS(wide, ".L2::256B")
+WIDE_LOADS(once, ".L1::no_allocate.L2::256B")
+#undef WIDE_LOADS
+// _shared_cache: past the first cache, for what other thread blocks of this kernel write.
 FUNCTION uint4 load16_shared_cache(const void *p) { return __ldcg((const uint4 *)p); }
 FUNCTION void store4(void *p, u32 value) { *(u32 *)p = value; }
 FUNCTION void store8(void *p, uint2 value) { *(uint2 *)p = value; }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
-from math import ceil, inf
+from functools import lru_cache, partial
+from math import ceil
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.convolution.depthwise.banded_plan import TILE, Band, Banded, BandedWgrad, Blocking
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_cost import reduce_seconds
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import widths
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, Cheapest, by_bound
 from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, depthwise_clock
 
 # cycles, fitted to measurements on an H100
@@ -25,7 +26,6 @@ _UNHIDDEN = 0.35  # of the shorter of products and instructions
 _MEMORY = 1.15  # on the time of memory
 _HALF_SECTORS = 1.35  # and where half of each sector is for another thread block
 _UNMODELLED, _WGRAD_UNMODELLED = 1.33, 1.25  # what the model leaves out
-_ROUNDED = 1 - 1e-9  # on what no plan comes below: so rounding does not count
 
 
 def refuse(window: Window) -> str | None:
@@ -46,19 +46,17 @@ def refuse(window: Window) -> str | None:
 
 def cheapest(window: Window, device: GpuDevice) -> Banded | None:
     """The plan of the least time, of equals the first; None if the rows do not fit into shared memory."""
-    works = _works(window, device)
-    best, found = None, (inf, 0, 0)
-    for least, number in sorted((work.least, number) for number, work in enumerate(works)):
-        if least > found[0]:
-            break
+    works, found = _works(window, device), Cheapest[Banded]()
+    for number in by_bound([work.least for work in works], found):
         work = works[number]
         for order, blocking in enumerate(_strips(work.plan.blocking, work.rows)):
-            if work.least_of(blocking) > found[0]:
+            if work.least_of(blocking) > found.seconds:
                 continue
-            plan = replace(work.plan, blocking=blocking)
-            if plan.fits and (seconds := work.seconds(plan), number, order) < found:
-                best, found = plan, (seconds, number, order)
-    return best
+            make = partial(replace, work.plan, blocking=blocking)
+            plan = make()
+            if plan.fits:
+                found.offer(work.seconds(plan), (number, order), make)
+    return found.plan()
 
 
 def candidates(window: Window, device: GpuDevice) -> list[Banded]:
@@ -238,7 +236,7 @@ class _Work:
         busy = lines / blocking.lines * -(-window.channels // blocking.channels) / device.multiprocessors
         busy *= cycles * _SCHEDULING * self._factors[0] * self._factors[1]
         seconds = max(busy / depthwise_clock(device.facts), self._transfer * _MEMORY)
-        return (LAUNCH_SECONDS + _UNMODELLED * seconds) * _ROUNDED
+        return (LAUNCH_SECONDS + _UNMODELLED * seconds) * ROUNDED
 
     def _of_block(self, plan: Banded) -> tuple[int, float]:
         """Steps and cycles of a thread block."""

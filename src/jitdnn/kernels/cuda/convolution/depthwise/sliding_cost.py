@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import ceil, inf, log2, prod, sqrt
+from functools import partial
+from math import ceil, log2, prod, sqrt
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
@@ -21,6 +22,7 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
     resident_threads,
     widths,
 )
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, Cheapest, by_bound
 from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, LINE_BYTES, MEMORY_LATENCY, depthwise_clock
 from jitdnn.tensor.dtypes import DTYPES
 
@@ -57,7 +59,6 @@ _REDUCTION_SECONDS = 2.2e-6
 _AGAIN_SECONDS, _END_SECONDS = 2.9e-6, 0.7e-6  # of more than one round, and behind the last
 
 
-_ROUNDED = 1 - 1e-9  # a factor on what no plan comes below: so rounding does not count
 _COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 _MOST_THREADS = 384
 _CHUNKS = (1, 2, 4, 8, 16, 32)
@@ -65,21 +66,18 @@ _CHUNKS = (1, 2, 4, 8, 16, 32)
 
 def cheapest(window: Window, device: GpuDevice) -> Sliding | None:
     """The plan of the least time, of equals the first; None if the filter is too large for registers."""
-    works, found = _works(window, device), (inf, 0, 0, 0, 0)
-    for least, number in sorted((work.least, number) for number, work in enumerate(works)):
-        if least > found[0]:
-            break
+    works, found = _works(window, device), Cheapest[Sliding]()
+    for number in by_bound([work.least for work in works], found):
         work = works[number]
-        for order, threads, rows in _divided(work.plan):
-            found = min(found, (work.seconds(rows, threads), number, order, threads, rows))
-    seconds, number, _, threads, rows = found
-    return works[number].of(rows, threads) if seconds < inf else None
+        for order, (threads, rows) in enumerate(_divided(work.plan)):
+            found.offer(work.seconds(rows, threads), (number, order), partial(work.of, rows, threads))
+    return found.plan()
 
 
 def candidates(window: Window, device: GpuDevice) -> list[Sliding]:
     """Every sensible plan; none if the filter is too large for registers."""
     works = _works(window, device)
-    return [work.of(rows, threads) for work in works for _, threads, rows in _divided(work.plan)]
+    return [work.of(rows, threads) for work in works for threads, rows in _divided(work.plan)]
 
 
 def _works(window: Window, device: GpuDevice) -> list[_Work]:
@@ -99,10 +97,9 @@ def _works(window: Window, device: GpuDevice) -> list[_Work]:
     return works
 
 
-def _divided(whole: Sliding) -> Iterator[tuple[int, int, int]]:
-    """Numbered threads and rows: the plan divided among thread blocks in every sensible way."""
+def _divided(whole: Sliding) -> Iterator[tuple[int, int]]:
+    """Threads and rows: the plan divided among thread blocks in every sensible way."""
     side, blocks, registers = whole.tile.side, whole.blocks, whole.registers + EXTRA_REGISTERS
-    order = 0
     for threads in (64, 128, 256):
         even = -(-threads // side) * side
         size = even if even <= 384 and even % 32 == 0 else threads
@@ -112,22 +109,18 @@ def _divided(whole: Sliding) -> Iterator[tuple[int, int, int]]:
             rows = -(-blocks // chunks)
             if chunks > 1 and rows < 2 * whole.steps:
                 break
-            yield order, size, rows
-            order += 1
+            yield size, rows
 
 
 def cheapest_wgrad(window: Window, device: GpuDevice) -> SlidingWgrad | None:
     """The plan of the filter's gradient of the least time; None if the filter is too large for registers."""
-    works, found = _wgrad_works(window, device), (inf, 0, 0, 0, 0, 0, 0)
-    for least, number in sorted((work.least, number) for number, work in enumerate(works)):
-        if least > found[0]:
-            break
+    works, found = _wgrad_works(window, device), Cheapest[SlidingWgrad]()
+    for number in by_bound([work.least for work in works], found):
         work = works[number]
         for order, (threads, rows) in enumerate(_divided_wgrad(work.plan)):
-            seconds, at, splits = work.best_splits(rows, threads)
-            found = min(found, (seconds, number, order, at, threads, rows, splits))
-    seconds, number, _, _, threads, rows, splits = found
-    return works[number].of(rows, threads, splits) if seconds < inf else None
+            seconds, _, splits = work.best_splits(rows, threads)
+            found.offer(seconds, (number, order), partial(work.of, rows, threads, splits))
+    return found.plan()
 
 
 def wgrad_candidates(window: Window, device: GpuDevice) -> list[SlidingWgrad]:
@@ -301,7 +294,7 @@ class _Work:
         if self._is_scattered:
             transfer *= _SCATTERED_READS
         work = max(MEMORY_LATENCY * 1.5, _together(cycles / self._clock, transfer, _UNHIDDEN))
-        return (LAUNCH_SECONDS + work * self._factor) * _ROUNDED
+        return (LAUNCH_SECONDS + work * self._factor) * ROUNDED
 
 
 def _together(busy: float, transfer: float, unhidden: float) -> float:
@@ -412,7 +405,7 @@ class _WgradWork:
         transfer = plan.window.bytes_moved / (self._bandwidth * share) * self._narrow
         work = _together(busy, transfer, _WGRAD_UNHIDDEN) * self._factor * self._of_few
         seconds = LAUNCH_SECONDS + _END_SECONDS + work + reduce_seconds(plan.window, 1, self._bandwidth)
-        return seconds * _ROUNDED
+        return seconds * ROUNDED
 
 
 def reduce_seconds(window: Window, splits: int, bandwidth: float) -> float:

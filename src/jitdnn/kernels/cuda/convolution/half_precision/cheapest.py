@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -30,6 +30,14 @@ class Cheapest(Generic[T]):
 
     def plan(self) -> T | None:
         return self._make() if self._make else None
+
+
+def by_bound(bounds: Sequence[float], cheapest: Cheapest[Any]) -> Iterator[int]:
+    """Numbers of families of plans, none of which takes less than its bound, as long as one may have the cheapest."""
+    for bound, number in sorted(zip(bounds, range(len(bounds)), strict=True)):
+        if bound > cheapest.seconds:
+            return
+        yield number
 
 
 class All(Cheapest[T]):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
     Batch,
+    Geometry,
     TensorStrides,
     alignments,
     geometry_of,
@@ -75,6 +76,98 @@ def _is_as_wide_as_can_be(plan: Plan | None, problem: Convolution) -> bool:
     return misalignment(dtype, geometry.in_channels, steps) == 1.0
 
 
+@dataclass(frozen=True)
+class _Packed:
+    """Operands as the product reads them, packed or not, and the seconds that packing takes."""
+
+    geometry: Geometry
+    filter_in_channels: int
+    filter_out_channels: int
+    data: Pack | None = None
+    filter: Pack | None = None
+    seconds: float = 0.0
+
+    @staticmethod
+    def of(
+        problem: Convolution, device: GpuDevice, geometry: Geometry, packs_data: bool, packs_filter: bool
+    ) -> _Packed:
+        is_forward = problem.direction == "fwd"
+        made = _Packed(geometry, geometry.in_channels, geometry.out_channels)
+        if packs_data:
+            pack = Pack.of(problem.x if is_forward else problem.y, geometry.groups, 0)
+            geometry = replace(geometry, in_channels=pack.padded_channels, data=TensorStrides.of(pack))
+            made = replace(made, geometry=geometry, data=pack, seconds=pack_seconds(pack, device))
+        if packs_filter:
+            pack = Pack.of(problem.w, 1, made.data.bytes if made.data else 0)
+            row, _, space = pack.strides
+            column, channel = (row, 1) if is_forward else (1, row)
+            group = problem.k // problem.groups * row
+            strides = replace(geometry.filter, group=group, column=column, channel=channel, space=space)
+            made = replace(
+                made,
+                geometry=replace(geometry, filter=strides),
+                filter_in_channels=pack.padded_channels if is_forward else made.filter_in_channels,
+                filter_out_channels=made.filter_out_channels if is_forward else pack.padded_channels,
+                filter=pack,
+                seconds=made.seconds + pack_seconds(pack, device),
+            )
+        return made
+
+    def is_mn_major(self, dtype: str) -> bool:
+        """Whether neighbours in the filter's memory are channels of the result."""
+        filter_strides = self.geometry.filter
+        return filter_strides.channel != 1 and filter_strides.column == 1 and dtype != "i8"
+
+    def copies(self, dtype: str) -> tuple[int, int]:
+        """Bytes of a copy of the data and of one of the filter; 0 where they come by elements."""
+        geometry, filter_strides = self.geometry, self.geometry.filter
+        extents = [axis.extent for axis in geometry.axes]
+        data_outer, filter_outer, _ = geometry.outer
+        copy_a = copy_bytes(
+            dtype,
+            geometry.data.channel,
+            (*alignments(geometry.data, geometry.in_channels, extents), data_outer),
+        )
+        outer = [
+            stride
+            for stride, axis in zip(filter_strides.space, geometry.axes, strict=True)
+            if axis.max_taps > 1
+        ]
+        outer += [filter_strides.group, filter_outer]
+        if self.is_mn_major(dtype):
+            inner, multiples = filter_strides.column, [self.filter_out_channels, filter_strides.channel]
+        else:
+            inner = filter_strides.channel
+            multiples = [geometry.in_channels, self.filter_in_channels, filter_strides.column]
+        return copy_a, copy_bytes(dtype, inner, [*multiples, *outer])
+
+
+def _store_width(geometry: Geometry, element: str) -> int:
+    """Results of one store."""
+    if DTYPES[element] not in (2, 4) or geometry.result.channel != 1:
+        return 1
+    result, outer = geometry.result, geometry.outer[2]
+    return math.gcd(_WIDEST_STORE, geometry.out_channels, result.image, result.group, *result.space, outer)
+
+
+def _copy_penalty(geometry: Geometry, dtype: str, copies: tuple[int, int]) -> float:
+    """How much longer stages take whose copies are narrow."""
+    is_long = geometry.in_channels * DTYPES[dtype] > _LONG_ROW
+    penalties = {16: 1.0, 8: 1.8 if is_long else 1.15, 4: 2.1 if is_long else 1.4, 0: _ELEMENTWISE_PENALTY}
+    return max(penalties[copy] for copy in copies)
+
+
+def _access_penalty(geometry: Geometry, dtype: str, groups: int, is_mn_major: bool) -> float:
+    """How much longer stages take whose rows begin inside of sectors, or that have few channels of a group."""
+    extents = [axis.extent for axis in geometry.axes]
+    steps = pixel_strides(geometry.data, geometry.images, extents)
+    penalty = misalignment(dtype, geometry.in_channels, steps)
+    penalty *= small_group_penalty(dtype, groups, geometry.in_channels)
+    if not is_mn_major:
+        penalty = max(penalty, misalignment(dtype, geometry.in_channels, [geometry.filter.column]))
+    return penalty
+
+
 def _candidate(
     problem: Convolution,
     device: GpuDevice,
@@ -88,103 +181,35 @@ def _candidate(
     geometry, dtype = geometry_of(problem), problem.x.dtype
     if batch:
         geometry = geometry.repeated(batch)
-    is_forward = problem.direction == "fwd"
-    data, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
-    filter_in_channels, filter_out_channels, time, offset = (
-        geometry.in_channels,
-        geometry.out_channels,
-        0.0,
-        0,
-    )
-    data_pack = filter_pack = None
-    if packs_data:
-        data_pack = Pack.of(data, geometry.groups, 0)
-        geometry = replace(geometry, in_channels=data_pack.padded_channels, data=TensorStrides.of(data_pack))
-        offset, time = data_pack.bytes, pack_seconds(data_pack, device)
-    if packs_filter:
-        filter_pack = Pack.of(problem.w, 1, offset)
-        padded_channels = filter_pack.padded_channels
-        row, _, space = filter_pack.strides
-        column, channel = (row, 1) if is_forward else (1, row)
-        group = problem.k // problem.groups * row
-        geometry = replace(
-            geometry,
-            filter=replace(geometry.filter, group=group, column=column, channel=channel, space=space),
-        )
-        if is_forward:
-            filter_in_channels = padded_channels
-        else:
-            filter_out_channels = padded_channels
-        time += pack_seconds(filter_pack, device)
-    extents = [axis.extent for axis in geometry.axes]
-    data_outer, filter_outer, result_outer = geometry.outer
-    copy_a = copy_bytes(
-        dtype,
-        geometry.data.channel,
-        (*alignments(geometry.data, geometry.in_channels, extents), data_outer),
-    )
-    is_mn_major = geometry.filter.channel != 1 and geometry.filter.column == 1 and dtype != "i8"
-    taps = [
-        s
-        for s, n in zip(geometry.filter.space, (axis.max_taps for axis in geometry.axes), strict=True)
-        if n > 1
-    ]
-    if is_mn_major:
-        multiples = [filter_out_channels, geometry.filter.channel, geometry.filter.group, *taps]
-    else:
-        multiples = [
-            geometry.in_channels,
-            filter_in_channels,
-            geometry.filter.column,
-            geometry.filter.group,
-            *taps,
-        ]
-    multiples.append(filter_outer)
-    copy_b = copy_bytes(dtype, geometry.filter.column if is_mn_major else geometry.filter.channel, multiples)
+    packed = _Packed.of(problem, device, geometry, packs_data, packs_filter)
+    geometry, is_mn_major = packed.geometry, packed.is_mn_major(dtype)
+    copy_a, copy_b = packed.copies(dtype)
     if (packs_data and not copy_a) or (packs_filter and not copy_b):
         return None
-    element = result.dtype
-    multiples = [
-        geometry.out_channels,
-        geometry.result.image,
-        geometry.result.group,
-        *geometry.result.space,
-        result_outer,
-    ]
-    width = 1
-    if DTYPES[element] in (2, 4) and geometry.result.channel == 1:
-        width = math.gcd(_WIDEST_STORE, *multiples)
-    rows_first = geometry.result.channel != 1
+    operands = (problem.x, problem.w, problem.y)
+    bytes_moved = batch.nbytes if batch else sum(tensor.nbytes for tensor in operands)
     max_splits = _MAX_SPLITS if uses_workspace and len(geometry.phases) == 1 else 1
-    bytes_moved = batch.nbytes if batch else data.nbytes + problem.w.nbytes + result.nbytes
     blocking = best_blocking(
         geometry.gemms, tiles, dtype, device, bytes_moved, max_splits, (geometry.max_taps + 1) * 32
     )
-    is_long = geometry.in_channels * DTYPES[dtype] > _LONG_ROW
-    copy_penalty = {16: 1.0, 8: 1.8 if is_long else 1.15, 4: 2.1 if is_long else 1.4, 0: _ELEMENTWISE_PENALTY}
-    penalty = misalignment(
-        dtype, geometry.in_channels, pixel_strides(geometry.data, geometry.images, extents)
-    )
-    penalty *= small_group_penalty(dtype, problem.groups, geometry.in_channels)
-    if not is_mn_major:
-        penalty = max(penalty, misalignment(dtype, geometry.in_channels, [geometry.filter.column]))
     slowness = _OF_HALVES if dtype in ("bf16", "f16") else 1.0  # not for the choice of a tile
-    time += (
+    time = packed.seconds + (
         seconds(geometry.gemms, blocking, dtype, device, int(slowness * bytes_moved))
-        * max(copy_penalty[copy_a], copy_penalty[copy_b])
-        * penalty
+        * _copy_penalty(geometry, dtype, (copy_a, copy_b))
+        * _access_penalty(geometry, dtype, problem.groups, is_mn_major)
     )
     empty = sum(blocking.tiles(gemm) * gemm.groups for gemm in geometry.gemms if gemm.k == 0)
     time += _EMPTY_CYCLES * empty / (device.multiprocessors * gemm_clock(device.facts))
+    width = _store_width(geometry, problem.output.dtype)
     if width < _WIDEST_STORE and geometry.result.channel == 1:
         results = sum(gemm.m * gemm.n * gemm.groups for gemm in geometry.gemms)
         time += narrow_store_seconds(device.facts, results // width)
-    tensors = batch.tensors if batch else (problem.x, problem.w, problem.y)
-    packed = [pack.bytes // DTYPES[dtype] for pack in (data_pack, filter_pack) if pack]
+    copied = [pack.bytes // DTYPES[dtype] for pack in (packed.data, packed.filter) if pack]
     rows = max(gemm.m for gemm in geometry.gemms) + 4096
+    index = index_type(batch.tensors if batch else operands, rows, *copied)
     return Plan(
-        geometry, dtype, data_pack, filter_pack, blocking, copy_a, copy_b, is_mn_major, width, rows_first,
-        filter_in_channels, filter_out_channels, index_type(tensors, rows, *packed), time,
+        geometry, dtype, packed.data, packed.filter, blocking, copy_a, copy_b, is_mn_major, width,
+        geometry.result.channel != 1, packed.filter_in_channels, packed.filter_out_channels, index, time,
     )  # fmt: skip
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window, lower
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import resident_blocks
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, Cheapest, by_bound
 from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, MEMORY_LATENCY, depthwise_clock
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import TensorDescriptor
@@ -141,18 +143,12 @@ def _is_packed(tensor: TensorDescriptor) -> bool:
 
 def cheapest(problem: Convolution, device: GpuDevice) -> Plan | None:
     """The plan of the least time, of equals the first; None if the planes of a group, or the filter, are too large."""
-    found = [
-        (_least_seconds(plan, device), plan.tile_out, plan.strip, plan) for plan in _shapes(problem, device)
-    ]
-    best, order = None, (math.inf, 0, 0, 0, 0)
-    for least, tile_out, strip, shape in sorted(found, key=lambda one: one[:3]):
-        if least > order[0]:
-            break
-        for plan in _of_shape(shape, device):
-            own = seconds(plan, device), plan.groups, tile_out, strip, plan.threads
-            if own < order:
-                best, order = plan, own
-    return best
+    shapes, found = list(_shapes(problem, device)), Cheapest[Plan]()
+    for number in by_bound([_least_seconds(shape, device) for shape in shapes], found):
+        for plan in _of_shape(shapes[number], device):
+            order = plan.groups, plan.tile_out, plan.strip, plan.threads
+            found.offer(seconds(plan, device), order, partial(replace, plan))
+    return found.plan()
 
 
 def candidates(problem: Convolution, device: GpuDevice) -> Iterator[Plan]:
@@ -202,9 +198,6 @@ _UNHIDDEN = 0.19
 _LONE = 0.24  # of a transfer, where one thread block is alone on its multiprocessor
 
 
-_ROUNDED = 1 - 1e-9  # on what no plan comes below: so rounding does not count
-
-
 def seconds(plan: Plan, device: GpuDevice) -> float:
     """Expected time."""
     rounds = math.ceil(plan.items / plan.threads) * plan.threads / 32  # of warps
@@ -246,4 +239,4 @@ def _least_seconds(shape: Plan, device: GpuDevice) -> float:
     busy = items * max(issued * _ISSUE * gaps, accesses) / depthwise_clock(facts)
     transfer = shape.window.bytes_moved / device.bandwidth
     overlapped = (busy**4 + transfer**4) ** 0.25 + _UNHIDDEN * min(busy, transfer)
-    return float(LAUNCH_SECONDS + overlapped) * _ROUNDED
+    return float(LAUNCH_SECONDS + overlapped) * ROUNDED
