@@ -28,7 +28,8 @@ MMA_FUNCTIONS = {"bf16": "mma_bf16", "f16": "mma_f16", "f32": "mma_tf32", "i8": 
 """The instruction that multiplies elements of each type."""
 
 GEMM_TEXTS = (
-    "shape.cuh", "mainloop.cuh", "tile_scheduler.cuh", "copy.cuh", "epilogue.cuh", "split_k.cuh", "store.cuh",
+    "divisor.cuh", "shape.cuh", "mainloop.cuh", "tile_scheduler.cuh", "copy.cuh", "epilogue.cuh", "split_k.cuh",
+    "store.cuh",
 )  # fmt: skip
 """What comes before the text of a kernel, in this order."""
 

@@ -59,7 +59,9 @@ def pack_source(pack: Pack, index: str) -> Source:
         ("IS_CHUNKED", int(c == 1 and all(number % chunk == 0 for number in multiples))),
         ("IS_ONE_GROUP", int(pack.groups == 1)),
     )
-    return Source("pack", read_text("cuda/gemm", "shape.cuh", "pack.cu"), defines, dialect="cuda")
+    return Source(
+        "pack", read_text("cuda/gemm", "divisor.cuh", "shape.cuh", "pack.cu"), defines, dialect="cuda"
+    )
 
 
 def pixel_axes(pack: Pack) -> list[tuple[int, int]]:

@@ -9,26 +9,6 @@
 #define KNOWN_TABLES
 #endif
 
-// A number that others are divided by: where INDEX is i32 by a multiplication with `magic` (`magic_of`).
-struct Divisor {
-    i64 number, magic, shift;
-};
-
-// n / d, n not negative.
-FUNCTION u32 quotient(u32 n, const Divisor &d) {
-#ifdef KNOWN_SHAPE
-    return n / (u32)d.number;
-#endif
-    return ((u32)((u64)n * (u32)d.magic >> 32) + n) >> (u32)d.shift;
-}
-FUNCTION int quotient(int n, const Divisor &d) {
-#ifdef KNOWN_SHAPE
-    return n / (int)d.number;
-#endif
-    return (int)quotient((u32)n, d);
-}
-FUNCTION i64 quotient(i64 n, const Divisor &d) { return d.number == 1 ? n : n / d.number; }
-
 // Tiles and splits of a product; see tile_scheduler.cuh and split_k.cuh.
 struct Work {
     i64 tiles;       // of the (largest) product of a group

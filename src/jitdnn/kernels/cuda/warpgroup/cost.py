@@ -26,7 +26,7 @@ _WINDOW_CYCLES = {1: 3.4, 2: 2.7, 3: 2.7}  # the same of windows, 64 pixels at a
 _DEEP_WINDOW_CYCLES = 2.2  # the same of more pixels
 _UNEVEN_CYCLES = 6.0  # the same beside these, of pixels that begin inside of a sector
 _ARRIVAL_CYCLES = 1450.0  # until the rows of a wgrad's stage begin to come
-_RESULT_BYTES = 18.0
+_RESULT_BYTES = 24.0
 """Of a wgrad's results that leave in a cycle while the next tile's operands come: the copy engine has these to bring
 first."""
 _LANES = 128  # of a multiprocessor: numbers of which it computes one instruction in a cycle
@@ -79,6 +79,9 @@ _WHOLE_BESIDE_PARTS = (
 )
 _INSIDE_FACTOR = 1.15  # of a stage of a tile that ends inside of a block of 64 columns, where K is split
 _ROWS_CLUSTER_FACTOR = 1.15  # of a stage of a cluster whose x comes as rows, not as windows
+_SHORT_SEGMENTS_FACTOR = (
+    1.27  # of 64 rows in lines by short segments, where thread blocks have equal parts of K
+)
 _OUT_OF_STEP_FACTOR = 1.04  # of a stage of 256 x 128, or in lines, where few thread blocks are in step
 _WINDOWS_FACTOR = {(256, 128): 0.93, (256, 64): 0.95, (192, 128): 1.02, (128, 256): 1.04, (64, 192): 1.1}
 """Of a stage of such a tile, of which x comes as windows: rows of dy are copied faster."""
@@ -145,7 +148,7 @@ _OTHERS = _Constants()
 _IN_LINES = _Constants(
     clock=1.1, efficiency=0.95, shared=1.17, row=1.61, outside=2.3, tile=1930.0, start=2500.0
 )  # fmt: skip
-_WGRAD = _Constants(cluster=1.3)
+_WGRAD = _Constants(cluster=1.3, tile=500.0, start=1800.0)
 _ALONG = _Constants(
     clock=1.11, efficiency=1.0, shared=1.17, row=1.2, outside=5.5, stage=136.0, piece=115.0,
     tile=2090.0, start=415.0, results=14.6, stored_row=2.56, partial=0.0, cluster=1.17, exchange=1960.0, exchanged=8.5,
@@ -385,6 +388,8 @@ def seconds(
             stage *= _OUT_OF_STEP_FACTOR
         if tile.n % 64 and blocking.is_split:
             stage *= _INSIDE_FACTOR
+        if blocking.sharers and shared_rows and shared_rows.boxes > 1 and tile.m == 64:
+            stage *= _SHORT_SEGMENTS_FACTOR
         if tile.across > 1 and not shared_rows:
             stage *= _ROWS_ACROSS_FACTOR if blocking.divides_rows else _ACROSS_FACTOR
     elif not (is_along or blocking.keeps_b):

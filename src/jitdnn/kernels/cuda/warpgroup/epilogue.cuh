@@ -134,8 +134,12 @@ FUNCTION void finish(Sums &sums, const Tables &tables, const Work &work, u32 row
     }
 }
 
+// Whether what is rounded needs no product before: alpha is 1, or in the sums.
+constexpr bool ROUNDS_ALONE = IS_WGRAD && RESULT_BYTES == 2 && !IS_INTEGER;
+
 // The results, `factor` times the sums, as they are stored: a thread's words of a slab. The product, though often by 1,
-// keeps the words in registers of their own: those of the sums are taken by products in flight while words leave.
+// keeps the words in registers of their own: those of the sums are taken by products in flight while words leave. So does
+// rounding two of them to a word.
 FUNCTION void round_results(const Sums &sums, bool is_plain, REAL alpha, u32 (&words)[ROWS][WORDS]) {
     const f32 factor = is_plain ? (f32)alpha : 1.0f;
     // of integers: the bits of results, if they are not plain
@@ -160,7 +164,8 @@ FUNCTION void round_results(const Sums &sums, bool is_plain, REAL alpha, u32 (&w
             } else if constexpr (IS_INTEGER) {
                 words[slab][i] = bits(sums[slab][i]), words[slab][i + 1] = bits(sums[slab][i + 1]);
             } else if constexpr (RESULT_BYTES == 2) {
-                words[slab][i / 2] = PACK(factor * sums[slab][i], factor * sums[slab][i + 1]);
+                words[slab][i / 2] = ROUNDS_ALONE ? PACK(sums[slab][i], sums[slab][i + 1])
+                                                  : PACK(factor * sums[slab][i], factor * sums[slab][i + 1]);
             } else {
                 words[slab][i] = real_bits(factor * sums[slab][i]);
                 words[slab][i + 1] = real_bits(factor * sums[slab][i + 1]);

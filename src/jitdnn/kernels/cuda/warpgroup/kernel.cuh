@@ -160,7 +160,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         const u32 staging = ring.shared + STAGING_AT + warpgroup * 2 * BUFFER_BYTES;
         const u32 rows = ring.shared + ROWS_AT + warpgroup * ROWS * 64 * 8;
         const int rows_before = warpgroup / WARPGROUPS_N * ROWS * 64, first_column = warpgroup % WARPGROUPS_N * WN;
-        const bool is_plain = !HAS_EPILOGUE && beta == 0;
+        const bool is_plain = !HAS_EPILOGUE && beta == 0 && !(ROUNDS_ALONE && alpha != 1);
         const bool is_leader = threadIdx.x % 128 == 0;
         u32 words[ROWS][WORDS];
         bool is_leaving = false;

@@ -198,9 +198,11 @@ FUNCTION void clear(Sums &sums) {
 template <int CHUNKS, class Send, class Step>
 FUNCTION void for_stages(const int &block, int blocks, bool is_sending, Send &send, Step &step) {
     int next = is_sending ? 0 : CHUNKS;
-    const int at_once = blocks < CHUNKS ? CHUNKS : 1;
+    // filter gradients have few steps of many bytes: their chunks take turns with these where they can
+    const int at_once = blocks >= CHUNKS ? 1 : IS_WGRAD && 2 * blocks >= CHUNKS ? 2 : CHUNKS;
+    const bool has_pauses = IS_WGRAD && blocks >= 2 * CHUNKS;
     auto during = [&] {
-        if (next >= CHUNKS) return;
+        if (next >= CHUNKS || (has_pauses && block % 2)) return;
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; ++chunk)
             if (chunk >= next && chunk < next + at_once) send(chunk);

@@ -23,28 +23,26 @@ _UNEVEN_CYCLES = 6.0  # beside these, of pixels that begin inside of a sector
 _CROSSING_CYCLES = 2.23  # the same of rows that lie in two lines of the cache
 _OUTSIDE_CYCLES = 0.779  # the same of windows' pixels that lie outside of the data
 _ARRIVAL_CYCLES = 779.0  # until the rows of a stage begin to come, while all stages but one are under way
-_ASKED_BYTES, _READ_BYTES = 74.0, 34.2
+_ASKED_BYTES, _READ_BYTES = 74.0, 28.0
 """Of operands that arrive in a cycle of each multiprocessor, and of those that L2 reads for them: what neighbours ask
 for at the same time is read once."""
-_TILE_CYCLES, _START_CYCLES = 237.0, 2950.0
+_WHOLE_BYTES, _SPLIT_BYTES, _CLUSTER_BYTES, _PARTS_BYTES = 63.0, 54.0, 54.0, 50.0
+"""Of what is asked for where x comes as windows and each thread block has one tile: they stay in step. The same of
+splits, of clusters, and where thread blocks have equal parts of the K of all tiles."""
+_TURNS_BYTES, _SPLIT_TURNS_BYTES, _ROWS_TURNS_BYTES = 45.0, 40.0, 58.0
+"""The same where thread blocks have several tiles, several splits, or several of either whose x comes as rows: these no
+longer ask for the same at the same time."""
+_TILE_CYCLES, _START_CYCLES = 237.0, 2000.0
 """From one tile of a thread block to the next; until its first products."""
 _PARTIAL_CYCLES = 790.0  # of partial sums on their way to the workspace, without their bytes
-_RESULT_BYTES = 12.2
+_RESULT_BYTES = 20.0
 """Of results that leave in a cycle while the next tile's operands come: the copy engine has these to bring first."""
-_CLUSTER, _ROWS_CLUSTER, _DEEP_CLUSTER = 1.07, 1.26, 1.2
-"""Factors on a stage of clusters, more where x comes as rows, and more of 128 pixels."""
+_ROWS_CLUSTER, _DEEP_CLUSTER = 1.26, 1.2
+"""Factors on a stage of clusters whose x comes as rows, and of 128 pixels."""
 _EXCHANGE_CYCLES, _EXCHANGED_BYTES = 800.0, 22.0
 """Of a cluster beside its sums, of which a thread block writes and reads so many bytes in a cycle."""
 _INSIDE = 1.06  # factor on a stage of tiles that end inside of a block of 64 columns, where K is split
-_PARTS, _TALL_PARTS = 1.12, 1.01
-"""The same where thread blocks have equal parts of the K of all tiles, of which few are in step; of 256 x 128."""
-_NARROW, _NARROW_TILES = 0.816, ((256, 64), (256, 96), (192, 64))
-"""The same of such tiles, of which x comes as windows: rows of dy are copied faster."""
-_SHALLOW, _LARGE, _LARGE_TILE = 1.25, 1.12, 128 * 192
-"""The same of 64 rows and 64 pixels where K is not split, and of tiles of more results where x comes as rows."""
-_SHALLOW_CLUSTER = 1.45  # the same of 64 rows and 64 pixels in clusters, where x comes as windows
-_WHOLE = {(256, 128, 1): 0.9, (64, 128, 2): 0.88}
-"""The same of tiles whose K is not split, by their results and their depth, where x comes as windows."""
+_LARGE, _LARGE_TILE = 1.12, 128 * 192  # the same of tiles of more results where x comes as rows
 _WAITED_CYCLES, _ADDED_BYTES = 2330.0, 30.0
 """Until the sums that another thread block has left begin to come, and bytes of them in a cycle."""
 _WHOLE_BESIDE_PARTS = 27800.0
@@ -134,23 +132,26 @@ def _stage_cycles(products: Products, blocking: Blocking, device: GpuDevice, cop
     copied = max(copied, (copied + _ARRIVAL_CYCLES) / (blocking.stages - 1))
     asked = (tile.m + brought) * blocking.row
     differing = asked * products.read_share(tile, blocking.in_step if blocking.sharers else 0)
-    stage = max(multiplied / _EFFICIENCY, shared, copied, asked / _ASKED_BYTES, differing / _READ_BYTES)
-    if blocking.sharers:
-        stage *= _TALL_PARTS if tile.rows > 1 else _PARTS
-    if blocking.is_whole and tile.m == 64 and depth == 1:
-        stage *= _SHALLOW
-    elif tile.m == 64 and depth == 1 and tile.cluster > 1 and copies.has_windows:
-        stage *= _SHALLOW_CLUSTER
-    if copies.has_windows and blocking.is_whole and not blocking.sharers:
-        stage *= _WHOLE.get((tile.m, tile.n, depth), 1.0)
+    arriving = _arriving_bytes(products, blocking, device, copies.has_windows)
+    stage = max(multiplied / _EFFICIENCY, shared, copied, asked / arriving, differing / _READ_BYTES)
     if not copies.has_windows and tile.m * tile.n > _LARGE_TILE:
         stage *= _LARGE
-    if copies.has_windows and (tile.m, tile.n) in _NARROW_TILES:
-        stage *= _NARROW
     if tile.n % 64 and blocking.is_split:
         stage *= _INSIDE
     if tile.cluster > 1:
-        stage *= (
-            _CLUSTER * (1.0 if copies.has_windows else _ROWS_CLUSTER) * (_DEEP_CLUSTER if depth > 1 else 1.0)
-        )
+        stage *= (1.0 if copies.has_windows else _ROWS_CLUSTER) * (_DEEP_CLUSTER if depth > 1 else 1.0)
     return stage
+
+
+def _arriving_bytes(products: Products, blocking: Blocking, device: GpuDevice, has_windows: bool) -> float:
+    """Of what is asked for, in a cycle of each multiprocessor."""
+    has_turns = not blocking.sharers and blocking.works(products) > device.multiprocessors
+    if not has_windows:
+        return _ROWS_TURNS_BYTES if has_turns else _ASKED_BYTES
+    if has_turns:
+        return _SPLIT_TURNS_BYTES if blocking.is_split else _TURNS_BYTES
+    if blocking.sharers:
+        return _PARTS_BYTES
+    if blocking.tile.cluster > 1:
+        return _CLUSTER_BYTES
+    return _SPLIT_BYTES if blocking.is_split else _WHOLE_BYTES

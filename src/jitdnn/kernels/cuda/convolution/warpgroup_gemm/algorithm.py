@@ -220,7 +220,7 @@ class WarpgroupGemmSwappedInLines(WarpgroupGemmSwapped):
 class WarpgroupWgrad(WarpgroupGemm):
     """Channels of dy by taps and channels of x; K runs over pixels."""
 
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     takes_no_epilogue = "a filter's gradient takes no epilogue here"
 
     def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS, *SPLIT)) -> None:
@@ -343,7 +343,7 @@ class WarpgroupWgradDivided(_Divided, _Halves, WarpgroupWgrad):
     """
 
     name = "implicit_gemm_3xf16_divided"
-    version = 3
+    version = 4
     rounded = ("implicit_gemm_scaled_f16_divided",)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
@@ -462,7 +462,7 @@ class WarpgroupWgradScaledBlockwise(_ScaledByStages, WarpgroupWgrad):
     """
 
     name = "implicit_gemm_scaled_f16_blockwise"
-    version = 3
+    version = 4
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
         return plan_of(problem, device, self._tiles, True, is_scaled=True, is_blockwise=True)

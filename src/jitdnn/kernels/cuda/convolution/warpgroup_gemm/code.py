@@ -109,6 +109,7 @@ def source_of(
         (
             "#define METHOD __device__ __forceinline__",
             code.functions + fused.functions,
+            read_text("cuda/gemm", "divisor.cuh"),
             read_text("cuda/convolution/warpgroup_gemm", "tables.cuh"),
             read_text(
                 "cuda/warpgroup", "sizes.cuh", *(("halves.cuh",) if plan.is_scaled or plan.is_divided else ())
@@ -134,6 +135,7 @@ def source_of(
     )
     defines = (
         ("DTYPE", "u8" if plan.dtypes[0] in FLOAT8_DTYPES else plan.dtypes[0]),
+        ("IS_WGRAD", int(plan.is_wgrad)),
         ("IS_WIDENED", int(plan.is_widened)),
         *((("FIRST", plan.dtypes[0]), ("SECOND", plan.dtypes[1])) if plan.is_widened else ()),
         ("RESULT", plan.result),

@@ -30,6 +30,19 @@ struct Pack {
     METHOD bool has(int axis, int position) const { return position >= 0 && position < extents[axis]; }
 };
 
+// What the places of a wgrad are divided by, thread by thread and tile by tile: a division by what is not known is a chain of
+// some 100 cycles, one behind the other where the copies of a tile begin.
+struct PlaceDivisors {
+    Divisor part;    // pieces of work of a part of K or, in clusters, thread blocks of a tile
+    Divisor parts;   // of K; see `stage_step`
+    Divisor tiles;   // of a group
+    Divisor strip;   // tiles along the axis along which they are numbered first
+    Divisor column;  // columns of a tap; in lines blocks of 64 channels
+    Divisor tap_s;   // taps along the last axis; in lines runs of taps that share one
+    Divisor tap_r;   // along the one before
+    Divisor results[3];
+};
+
 struct Tables {
     TensorMap maps[A_MAPS + B_MAPS + IS_RESULT_BOXES];  // of the phases of A, for each of its parts; of B; of the result
     Phase phases[PHASES];
@@ -54,6 +67,11 @@ struct Tables {
 #endif
 #if IS_STREAMED
     i64 in_step, sharers, signals;  // thread blocks at the same place of K, and all; a byte of the workspace: see stream_k.cuh
+#endif
+
+#if IS_WGRAD
+    PlaceDivisors by;
+    i64 stage_step;  // see wgrad.cuh
 #endif
 
     METHOD const TensorMap &a(int phase, int part) const { return maps[phase * PARTS + part]; }

@@ -8,27 +8,34 @@ struct Column {
     int tap[3], channel;
 
     METHOD Column(const Tables &tables, int column) {
-        const int blocks = (int)tables.channel_blocks;
-        const int taps_s = (int)tables.phases[0].axes[2].taps, taps_r = (int)tables.phases[0].axes[1].taps;
+        const PlaceDivisors &by = tables.by;
         int line;
         if constexpr (SEGMENT) {
-            const int runs = (taps_s + TAPS_AT_ONCE - 1) / TAPS_AT_ONCE, block = column / 64;
-            const int of_run = block / TAPS_AT_ONCE, run = of_run / blocks;
-            channel = (of_run - run * blocks) * 64 + column % 64;
-            line = run / runs;
-            tap[2] = (run - line * runs) * TAPS_AT_ONCE + block - of_run * TAPS_AT_ONCE;
+            const int block = column / 64, of_run = block / TAPS_AT_ONCE, run = quotient(of_run, by.column);
+            channel = (of_run - run * (int)by.column.number) * 64 + column % 64;
+            line = quotient(run, by.tap_s);
+            tap[2] = (run - line * (int)by.tap_s.number) * TAPS_AT_ONCE + block - of_run * TAPS_AT_ONCE;
         } else {
-            const int of_tap = BN % 64 ? ((int)tables.channels + BN - 1) / BN * BN : blocks * 64;
-            const int number = quotient(column, of_tap);
-            channel = column - number * of_tap;
-            line = quotient(number, taps_s);
-            tap[2] = number - line * taps_s;
+            const int number = quotient(column, by.column);
+            channel = column - number * (int)by.column.number;
+            line = quotient(number, by.tap_s);
+            tap[2] = number - line * (int)by.tap_s.number;
         }
-        const int plane = quotient(line, taps_r);
-        tap[1] = line - plane * taps_r, tap[0] = plane;
+        const int plane = quotient(line, by.tap_r);
+        tap[1] = line - plane * (int)by.tap_r.number, tap[0] = plane;
     }
     METHOD bool is_there(const Tables &tables) const { return !SEGMENT || tap[2] < (int)tables.phases[0].axes[2].taps; }
 };
+
+// The position of a pixel, of a segment in lines.
+FUNCTION Position position_of(const Tables &tables, int pixel) {
+    const Divisor *by = tables.by.results;
+    const int line = quotient(pixel, by[2]), plane = quotient(line, by[1]), image = quotient(plane, by[0]);
+    Position position(image);
+    position.at[2] = pixel - line * (int)by[2].number, position.at[1] = line - plane * (int)by[1].number;
+    position.at[0] = plane - image * (int)by[0].number;
+    return position;
+}
 
 // The columns of a tile.
 struct Columns {
@@ -48,6 +55,14 @@ struct Columns {
     }
 };
 
+// Whether splits of K may take its stages in turns: all thread blocks are at neighbouring pixels at the same time, whose
+// windows overlap, and what L2 holds for the next taps is one region of the data. What is not finite is summed anew over a run
+// of pixels, as it is where stages are scaled.
+constexpr bool IS_INTERLEAVED = IS_SPLIT && PARTS == 1 && !(SEGMENT || IS_DIVIDED || DIVIDES_ROWS || IS_BLOCKWISE || HAS_PROLOGUE);
+
+// From one stage of a piece of work to the next, in stages of K: 1, or as many as there are splits.
+FUNCTION int stage_step(const Tables &tables) { return IS_INTERLEAVED ? (int)tables.stage_step : 1; }
+
 struct Work {
     int group, first_row, first_block, last_block;
     Columns columns;
@@ -56,17 +71,24 @@ struct Work {
 #endif
 
     METHOD Work(const Tables &tables, int number) {
-        const int tiles = (int)(tables.tiles_m * tables.tiles_n);
+        const PlaceDivisors &by = tables.by;
 #if IS_STREAMED
         const Streamed streamed(tables, number);
         number = streamed.tile, is_end = streamed.last == stages_of(tables);
 #else
-        const int split = split_of(tables, number, tiles);
+        int split = 0;
+        if constexpr (IS_PART) {
+            split = quotient(number, by.part), number -= split * (int)by.part.number;
+            if constexpr (IS_CLUSTERED) {  // neighbours have parts of a tile
+                const int part = number;
+                number = split, split = part;
+            }
+        }
 #endif
-        group = tables.groups == 1 ? 0 : number / tiles;
-        number -= group * tiles;
-        int row_tile, column_tile;
-        place_tile(tables, number, row_tile, column_tile);
+        group = quotient(number, by.tiles), number -= group * (int)by.tiles.number;
+        const int outer = quotient(number, by.strip), inner = number - outer * (int)by.strip.number;
+        const bool is_down_first = tables.strip == 1;
+        const int row_tile = is_down_first ? inner : outer, column_tile = is_down_first ? outer : inner;
         first_row = row_tile * BM, columns.first = column_tile * BN;
         columns.count = min(BN, (int)tables.columns - columns.first);
 #if IS_STREAMED
@@ -75,6 +97,8 @@ struct Work {
         const int blocks = ((int)tables.phases[0].rows + BK - 1) / BK;
         first_block = split * (int)tables.blocks_of_split;
         last_block = max(first_block, min(blocks, first_block + (int)tables.blocks_of_split));
+        if (stage_step(tables) > 1)  // as many as there are, counted from the first one
+            first_block = split, last_block = split + quotient(blocks + (int)by.parts.number - 1 - split, by.parts);
 #endif
     }
     METHOD int channel(int column, const Tables &) const { return column; }  // for no epilogue
@@ -124,7 +148,7 @@ struct Loader {
     const Axis &x, &y, &z;
 
     METHOD Loader(const Tables &tables, const Work &work)
-        : at(tables.phases[0], work.first_block * SEGMENTS), step(tables.phases[0], 1),
+        : at(position_of(tables, work.first_block * SEGMENTS)), step(position_of(tables, 1)),
           x(tables.phases[0].axes[2]), y(tables.phases[0].axes[1]), z(tables.phases[0].axes[0]) {
         row = work.first_row + work.group * (int)tables.a_channel_step;
         a_image = work.group * (int)tables.a_image_step, b_image = work.group * (int)tables.b_outer_step;
@@ -169,15 +193,17 @@ struct Loader {
     static constexpr int BOXES = (BN + 63) / 64;  // of 64 columns, of which the last one may go on behind the tile
     int pixel, row, a_image, b_image;
     bool is_linear;                      // pixels are copied by their number alone
-    Position at, step;                   // else of the first pixel of the next stage; of BK pixels
+    Position at, step;                   // else of the first pixel of the next stage; from one stage to the next
+    int stride;                          // the same in pixels
     int channels[BOXES], taps[BOXES];    // of 64 columns: the first channel; offsets of 8 bits: s, r, t
     const Axis &x, &y, &z;
 
     METHOD Loader(const Tables &tables, const Work &work)
         : pixel(work.first_block * BK), is_linear(tables.is_a_linear && tables.is_b_linear),
           x(tables.phases[0].axes[2]), y(tables.phases[0].axes[1]), z(tables.phases[0].axes[0]) {
+        stride = BK * stage_step(tables);
         at = step = Position(0);
-        if (!is_linear) at = Position(tables.phases[0], pixel), step = Position(tables.phases[0], BK);
+        if (!is_linear) at = position_of(tables, pixel), step = position_of(tables, stride);
         row = work.first_row + work.group * (int)tables.a_channel_step;
         a_image = work.group * (int)tables.a_image_step, b_image = work.group * (int)tables.b_outer_step;
 #pragma unroll
@@ -226,7 +252,7 @@ struct Loader {
                                 taps[n] & 255, taps[n] >> 8 & 255, taps[n] >> 16);
             }
         }
-        pixel += BK;
+        pixel += stride;
         if (!is_linear) at.add(tables.phases[0], step);
     }
 };

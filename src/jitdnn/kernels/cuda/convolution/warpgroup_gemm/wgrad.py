@@ -40,6 +40,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import DIVISION_BYTES, Plan
 from jitdnn.kernels.cuda.cost import LINE_BYTES, SECTOR_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
+from jitdnn.kernels.cuda.gemm.shape import divisors
 from jitdnn.kernels.cuda.warpgroup.best import best_blocking
 from jitdnn.kernels.cuda.warpgroup.cost import Boxes, SharedRows
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
@@ -303,11 +304,19 @@ def wgrad_plan(
             )
     if boxes:
         maps = (*maps, boxes)
-    works = blocking.works(products)
+    works, strip = blocking.works(products), _strip(products, tile)
+    of_tap = -(-in_channels // tile.n) * tile.n if tile.n % 64 else channel_blocks * 64
+    divided_by = (
+        blocking.splits if tile.cluster > 1 else products.tiles(tile), blocking.splits,
+        products.tiles(tile) // groups,
+        products.tiles_m(tile) if strip == 1 else products.tiles_n(tile),
+        channel_blocks if segment else of_tap, -(-taps[2] // at_once), taps[1],
+        *(axis.results for axis in axes),
+    )  # fmt: skip
     numbers = (
         0, pixels, *(number for axis in axes for number in axis.numbers),
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
-        _strip(products, tile), out_channels, columns, in_channels, channel_blocks,
+        strip, out_channels, columns, in_channels, channel_blocks,
         0 if batch else out_channels, 1 if batch else 0, 0 if batch else in_channels, 0, 1 if batch else 0,
         rank == 5, is_a_linear, is_b_linear, *is_whole,
         at, 0, 0, group, row, column, 0, 0, 0,
@@ -315,6 +324,7 @@ def wgrad_plan(
         first, *tap_space, *x.extents, fusion.channels, 0, 0, 0,
         *(pack.shifts for pack in packs if pack and is_blockwise),
         *((blocking.in_step, sharers, at + 4 * sharers * tile.m * tile.n) if sharers else ()),
+        *divisors(divided_by), blocking.splits if works <= device.multiprocessors else 1,
     )  # fmt: skip
     return Plan(
         True, dtypes(problem), dw.dtype, rank, 1, True, is_vector, column != 1 and blocking.is_whole,
