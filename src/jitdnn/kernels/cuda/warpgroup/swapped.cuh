@@ -75,7 +75,7 @@ struct SwappedConsumer : Consumer {
             }
             if (previous >= 0) release(previous);
             previous = place.stage;
-            place.advance();
+            place.advance(ring);
         }
         wgmma_wait<0>();
         if (previous >= 0) release(previous);

@@ -395,7 +395,7 @@ def _correlation_plan(
         math.prod(weights.extents[1:]), weights.extents[2], 1, *data.extents,
         fusion.channels, room, sum_rows,
     )  # fmt: skip
-    return Plan(
+    plan = Plan(
         False, dtypes(problem), result.dtype, rank, len(phases), is_mn_major, is_vector,
         strides.channel != 1 and blocking.is_whole, boxes is not None, row_bytes, blocking,
         works, packs, Tables(tuple(maps), numbers),
@@ -403,6 +403,11 @@ def _correlation_plan(
         fusion.seconds(seconds, False) + pack_seconds(packs, device), fusion, channels,
         is_a_mn_major=across is not None,
     )  # fmt: skip
+    return (
+        replace(plan, tables=replace(plan.tables, numbers=(*numbers, *blocking.ring)))
+        if plan.takes_ring
+        else plan
+    )
 
 
 def _in_rows(data: Operand, pixels: int) -> Operand:
