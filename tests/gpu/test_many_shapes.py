@@ -28,6 +28,9 @@ def texts(words: str, name: str) -> set[str]:
             for direction in ("fwd", "bwd_data", "bwd_filter")
         ),
         ("stem", "fwd n256 c{} h32 w32 k12 r3 s3 pad1 bf16 nhwc", (88, 136)),
+        ("stem", "bwd_data n256 c{} h32 w32 k12 r3 s3 pad1 bf16 nhwc", (100, 124)),
+        ("implicit_gemm_wgmma", "fwd n64 c{} h14 w14 k96 r1 s1 bf16 nhwc", (384, 576)),  # stages of the ring
+        ("implicit_gemm_wgmma", "fwd n128 c{} h14 w14 k160 r1 s1 bf16 nhwc", (512, 528)),
         ("stem", "bwd_filter n256 c{} h32 w32 k12 r3 s3 pad1 bf16 nhwc", (52, 100)),
         *(
             ("grouped", f"{direction} n{{}} c128 h28 w28 k128 r3 s3 pad1 g32 bf16 nhwc", (63, 64))

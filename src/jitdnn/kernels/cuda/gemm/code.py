@@ -46,7 +46,7 @@ def blocking_defines(blocking: Blocking) -> tuple[tuple[str, object], ...]:
     return (
         *_tile_defines(blocking.tile),
         ("IS_SPLIT", int(blocking.splits > 1)),
-        ("HAS_WHOLE_TILES", int(blocking.splits == 1 or blocking.unsplit > 0)),
+        ("HAS_WHOLE_TILES", int(blocking.has_whole_tiles)),
     )
 
 

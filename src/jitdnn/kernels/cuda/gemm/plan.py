@@ -106,6 +106,11 @@ class Blocking:
     splits: int = 1
     unsplit: int = 0
 
+    @property
+    def has_whole_tiles(self) -> bool:
+        """Whether some tiles are not split, so that their thread blocks store results."""
+        return self.splits == 1 or self.unsplit > 0
+
     def tiles(self, gemm: GemmSize) -> int:
         """Tiles of one group."""
         return -(-gemm.m // self.tile.m) * -(-gemm.n // self.tile.n)

@@ -78,7 +78,7 @@ struct BlockwiseConsumer : Consumer {
         multiply_stage(ring, place.stage, 0, warpgroup, stage_sums, false);
         find(block, exponents);
         const int stage = place.stage;
-        place.advance();
+        place.advance(ring);
         return stage;
     }
     // The products of a stage begin before the sums of the one before, which lie in other registers, are added.

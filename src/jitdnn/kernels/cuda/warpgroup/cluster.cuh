@@ -13,19 +13,18 @@ static_assert(BM * BN * 4 <= STAGES * STAGE_BYTES, "the sums have room where the
 static_assert(!HAS_SUMS && !HAS_PROLOGUE && PHASES == 1, "one tile for each cluster, as it is");
 
 struct Exchange {
-    u32 shared;  // address of the first stage
+    u32 shared, barrier;  // addresses: of the first stage; of the barrier
 
-    METHOD u32 barrier() const { return shared + EXCHANGE_BARRIER_AT; }
     METHOD u32 own(int warpgroup) const { return shared + warpgroup * UNITS * 4096 + threadIdx.x % 128 * 16; }
 
-    METHOD void initialize() const { mbarrier_init(barrier(), 4 * WARPGROUPS); }
+    METHOD void initialize() const { mbarrier_init(barrier, 4 * WARPGROUPS); }
 
     // Lets no warp go on before all have done their products, and copies have arrived.
     METHOD void wait_for_products() const {
         if (WARPGROUPS == 1) return warpgroup_barrier(1);
         __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier());
-        mbarrier_wait(barrier(), 0);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+        mbarrier_wait(barrier, 0);
     }
 
     METHOD void leave(const Sums &sums, int warpgroup) const {

@@ -37,7 +37,7 @@ struct Divider {
     METHOD explicit Divider(const Ring &ring)
         : ring(ring), lane(threadIdx.x % 32), warp((threadIdx.x / 32 - FIRST_DIVIDING) % (4 * DIVIDING)) {}
 
-    METHOD u32 known(int stage) const { return ring.shared + KNOWN_AT + 16 * stage; }
+    METHOD u32 known(int stage) const { return ring.behind() + KNOWN_AT + 16 * stage; }
     METHOD u32 ready(int stage) const { return known(stage) + 8; }
     // Where 64 channels of a stage lie, and from their first half to the second.
     METHOD u32 channels_at(int stage, int group) const {
@@ -102,7 +102,7 @@ struct Divider {
         }
         shifts = own[0] + own[1];
     }
-    METHOD u32 slots(int stage) const { return ring.shared + FOUND_AT + stage * FOUND_WORDS * 4; }
+    METHOD u32 slots(int stage) const { return ring.behind() + FOUND_AT + stage * FOUND_WORDS * 4; }
 
     METHOD void divide_ahead() {
         const int stage = ahead.stage;
@@ -155,7 +155,7 @@ struct Divider {
         async_proxy_fence();
         __syncwarp();
         if (lane == 0) mbarrier_arrive(ready(stage));
-        ahead.advance();
+        ahead.advance(ring);
     }
 };
 
@@ -172,7 +172,7 @@ FUNCTION void divide_all(const Ring &ring, const Tables &tables) {
                 divider.divide_ahead();
                 before = DIVIDERS;
             } else {
-                divider.ahead.advance();
+                divider.ahead.advance(ring);
             }
             --before;
         }
@@ -250,7 +250,7 @@ struct DividingConsumer : BeforeDividing {
 
 FUNCTION void begin_dividing(const Ring &ring) {
     if (threadIdx.x != 0) return;
-    for (int n = 0; n < 2 * STAGES; ++n) mbarrier_init(ring.shared + KNOWN_AT + 8 * n, 4 * DIVIDING);
+    for (int n = 0; n < 2 * STAGES; ++n) mbarrier_init(ring.behind() + KNOWN_AT + 8 * n, 4 * DIVIDING);
     mbarrier_init_fence();
 }
 

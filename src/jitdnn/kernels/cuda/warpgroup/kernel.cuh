@@ -30,15 +30,15 @@ KERNEL2(BLOCK_THREADS, 1)
 void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, RESULT *result EPILOGUE_PARAMETERS,
               u8 *workspace, SCALE alpha, SCALE beta) {
     extern __shared__ __attribute__((aligned(1024))) u8 shared_memory[];
-    const Ring ring = {smem_address(shared_memory)};
+    const Ring ring(smem_address(shared_memory), tables);
 #if IS_CLUSTERED
-    const Exchange exchange = {ring.shared};
+    const Exchange exchange = {ring.shared, ring.behind() + EXCHANGE_BARRIER_AT};
     if (threadIdx.x == 0) exchange.initialize();
 #endif
 #if IS_STREAMED
     if (threadIdx.x == 0) {
-        mbarrier_init(ring.shared + LEFT_AT, 128 * WARPGROUPS);
-        mbarrier_init(ring.shared + ALL_LEFT_AT, 1);
+        mbarrier_init(ring.behind() + LEFT_AT, 128 * WARPGROUPS);
+        mbarrier_init(ring.behind() + ALL_LEFT_AT, 1);
     }
 #endif
     if (threadIdx.x == 0) ring.initialize();
@@ -146,7 +146,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         cluster_arrive_relaxed();
         cluster_wait();  // a block stays as long as others read what it left
 #elif SWAPS_OPERANDS
-        const u32 pixels = ring.shared + ROWS_AT + warpgroup * WN * 8;
+        const u32 pixels = ring.behind() + ROWS_AT + warpgroup * WN * 8;
         for (int number = blockIdx.x; number < (int)tables.works; number += gridDim.x) {
             const Work work(tables, number);
             warpgroup_barrier(warpgroup + 1);  // the pixels of the tile before are no longer read
@@ -157,8 +157,8 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             store_pixels(sums, tables, work, pixels, warpgroup, result, alpha, beta);
         }
 #else
-        const u32 staging = ring.shared + STAGING_AT + warpgroup * 2 * BUFFER_BYTES;
-        const u32 rows = ring.shared + ROWS_AT + warpgroup * ROWS * 64 * 8;
+        const u32 staging = ring.behind() + STAGING_AT + warpgroup * 2 * BUFFER_BYTES;
+        const u32 rows = ring.behind() + ROWS_AT + warpgroup * ROWS * 64 * 8;
         const int rows_before = warpgroup / WARPGROUPS_N * ROWS * 64, first_column = warpgroup % WARPGROUPS_N * WN;
         const bool is_plain = !HAS_EPILOGUE && beta == 0 && !(ROUNDS_ALONE && alpha != 1);
         const bool is_leader = threadIdx.x % 128 == 0;
@@ -200,7 +200,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
         if (!first_work.is_end) {
             consumer.multiply<1>(sums, first_work.last_block - first_work.first_block, false, [](int) {});
             store_partial(sums, (SUM *)(workspace + tables.partials), tables, number, warpgroup);
-            mbarrier_arrive(ring.shared + LEFT_AT);
+            mbarrier_arrive(ring.behind() + LEFT_AT);
             number += gridDim.x;
         }
 #endif
@@ -230,7 +230,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
 #endif
 #if IS_STREAMED
             if (work.first_block > 0) {
-                mbarrier_wait(ring.shared + ALL_LEFT_AT, 0);
+                mbarrier_wait(ring.behind() + ALL_LEFT_AT, 0);
                 add_partials(sums, Streamed(tables, number).before(tables), tables, warpgroup, workspace);
             }
 #endif

@@ -2,7 +2,7 @@
 //
 //     tile of a thread block   BM rows x BN columns of the product, sums in registers
 //
-//              BK: 128 bytes along K, mostly                 a ring of STAGES stages in shared memory:
+//              BK: 128 bytes along K, mostly                 a ring of stages in shared memory:
 //            +-----+                                         full[stage]   the operands of a stage have arrived
 //            |  B  | BN columns                              empty[stage]  all warps have read them
 //            +-----+
@@ -21,33 +21,58 @@
 //
 // What the kernel is for says the text behind this (convolution/warpgroup_gemm): `Work`, `Loader`, and where results lie.
 
+// Where operands lie in shared memory: with TAKES_RING as the host says, B behind all stages of A, so that one compiled
+// kernel serves any number of stages, and keeps all of B or not; else the operands of each stage side by side.
+struct Ring {
+    u32 shared;  // address of the first stage
+#if TAKES_RING
+    u32 first_b, staging;
+    int count, keeps_b;
+
+    METHOD Ring(u32 shared, const Tables &tables)
+        : shared(shared), first_b(shared + (u32)tables.first_b), staging(shared + (u32)tables.staging),
+          count((int)tables.stages), keeps_b((int)tables.keeps_b) {}
+    // The same, kept by threads that use it often: without, the compiler asks for the beginning of shared memory each time.
+    METHOD Ring kept() const {
+        Ring own = *this;
+        own.shared = shuffle(shared, 0), own.first_b = shuffle(first_b, 0);
+        return own;
+    }
+    METHOD int stages() const { return count; }
+    METHOD u32 behind() const { return staging; }
+    METHOD u32 a(int stage) const { return shared + stage * (PARTS * A_BYTES); }
+    // Of a stage or, if all of B is kept, of a step of K.
+    METHOD u32 b(int stage, int block) const { return first_b + (keeps_b ? block : stage) * (PARTS * B_BYTES); }
+#else
+    METHOD Ring(u32 shared, const Tables &) : shared(shared) {}
+    METHOD Ring kept() const { return *this; }
+    METHOD int stages() const { return STAGES; }
+    METHOD u32 behind() const { return shared + STAGES * STAGE_BYTES; }
+    METHOD u32 a(int stage) const { return shared + stage * STAGE_BYTES; }
+    METHOD u32 b(int stage, int) const { return shared + stage * STAGE_BYTES + PARTS * A_BYTES; }
+#endif
+    METHOD u32 full(int stage) const { return behind() + BARRIERS_AT + 16 * stage; }
+    METHOD u32 empty(int stage) const { return behind() + BARRIERS_AT + 16 * stage + 8; }
+
+    METHOD void initialize() const {
+#if TAKES_RING
+#pragma unroll 1
+#endif
+        for (int stage = 0; stage < stages(); ++stage) {
+            mbarrier_init(full(stage), 1);
+            mbarrier_init(empty(stage), 4 * WARPGROUPS);
+        }
+        mbarrier_init_fence();
+    }
+};
+
 // The place in the ring: of the producer, or of a consumer.
 struct RingPlace {
     int stage = 0;
     u32 parity = 0;
 
-    METHOD void advance() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
-
-struct Ring {
-    u32 shared;  // address of the first stage
-
-    METHOD u32 a(int stage) const { return shared + stage * STAGE_BYTES; }
-    // Of a stage or, if all of B is kept, of a step of K.
-    METHOD u32 b(int stage, int block) const {
-        return KEEPS_B ? shared + KEPT_AT + block * (PARTS * B_BYTES) : shared + stage * STAGE_BYTES + PARTS * A_BYTES;
-    }
-    METHOD u32 full(int stage) const { return shared + BARRIERS_AT + 16 * stage; }
-    METHOD u32 empty(int stage) const { return shared + BARRIERS_AT + 16 * stage + 8; }
-
-    METHOD void initialize() const {
-        for (int stage = 0; stage < STAGES; ++stage) {
-            mbarrier_init(full(stage), 1);
-            mbarrier_init(empty(stage), 4 * WARPGROUPS);
-        }
-        mbarrier_init_fence();
+    METHOD void advance(const Ring &ring) {
+        if (++stage == ring.stages()) stage = 0, parity ^= 1;
     }
 };
 
@@ -65,8 +90,8 @@ FUNCTION bool is_short_line(int block) { return HAS_SHORT_LINES && block % LINE_
 #define COPIER_PARAMETERS , const Work &first_work, const Loader &first_loader, int copier
 #endif
 
-// Where all tiles have the same columns, and there is room for all of B (KEEPS_B), it comes with the stages of the first
-// tile, and stays.
+// Where all tiles have the same columns, and there is room for all of B (Ring::keeps_b), it comes with the stages of the
+// first tile, and stays.
 FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) {
     RingPlace place;
 #if COPIERS > 1
@@ -93,7 +118,7 @@ FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) 
             if (!is_own) {
                 is_own = true;
                 loader.skip();
-                place.advance();
+                place.advance(ring);
                 continue;
             }
             is_own = false;
@@ -101,14 +126,15 @@ FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) 
             mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
             const u32 to_b = ring.b(place.stage, block);
             const int copied = COPIED_BYTES - (is_short_line(block) ? TAP_B_BYTES : 0);
-#if KEEPS_B
-            mbarrier_arrive_expect(ring.full(place.stage), is_first ? copied : PARTS * COPIED_A_BYTES);
-            loader.load(tables, ring.a(place.stage), to_b, ring.full(place.stage), is_first);
+#if TAKES_RING
+            const bool has_b = is_first || !ring.keeps_b;
+            mbarrier_arrive_expect(ring.full(place.stage), has_b ? copied : PARTS * COPIED_A_BYTES);
+            loader.load(tables, ring.a(place.stage), to_b, ring.full(place.stage), has_b);
 #else
             mbarrier_arrive_expect(ring.full(place.stage), copied);
             loader.load(tables, ring.a(place.stage), to_b, ring.full(place.stage));
 #endif
-            place.advance();
+            place.advance(ring);
         }
     }
 }
@@ -219,7 +245,7 @@ struct Consumer {
     const int warpgroup, lane;
     RingPlace place;
 
-    METHOD Consumer(const Ring &ring, int warpgroup) : ring(ring), warpgroup(warpgroup), lane(threadIdx.x % 32) {}
+    METHOD Consumer(const Ring &ring, int warpgroup) : ring(ring.kept()), warpgroup(warpgroup), lane(threadIdx.x % 32) {}
 
     METHOD void release(int stage) const {
         if (lane == 0) mbarrier_arrive(ring.empty(stage));
@@ -230,7 +256,7 @@ struct Consumer {
         wgmma_wait<0>();
         wgmma_fence_operand(sums);
         release(place.stage);
-        place.advance();
+        place.advance(ring);
     }
 
     template <int CHUNKS, class Send>
@@ -247,7 +273,7 @@ struct Consumer {
             wgmma_wait<1>();
             if (previous >= 0) release(previous);
             previous = place.stage;
-            place.advance();
+            place.advance(ring);
             ++block;
         };
 #else

@@ -167,6 +167,15 @@ class Blocking:
         return self.kept_bytes > 0
 
     @property
+    def ring(self) -> tuple[int, int, int, int]:
+        """Stages, whether all of B is kept, and from which bytes of shared memory on B lies, and what is behind it; as
+        the `Tables` of products take them."""
+        a_bytes = self.stages * self.tile.a_bytes(self.parts, self.row, self.lines)
+        b_bytes = self.stages * self.tile.b_bytes(self.parts, self.row, self.lines, self.is_across)
+        behind = -(-(a_bytes + self.kept_bytes) // 1024) * 1024 if self.keeps_b else a_bytes + b_bytes
+        return self.stages, int(self.keeps_b), a_bytes, behind
+
+    @property
     def is_split(self) -> bool:
         """Whether partial sums go through memory."""
         return self.splits > 1 and self.tile.cluster == 1

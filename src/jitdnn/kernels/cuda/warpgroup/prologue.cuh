@@ -12,7 +12,7 @@ FUNCTION void load_parameters(const Ring &ring, const Tables &tables, const f32 
     const int channels = (int)tables.x_channels;
     for (int channel = threadIdx.x; channel < channels + BEHIND_CHANNELS; channel += BLOCK_THREADS) {
         const bool is_there = channel < channels;
-        shared_store8(ring.shared + PARAMETERS_AT + channel * 8,
+        shared_store8(ring.behind() + PARAMETERS_AT + channel * 8,
                       __float_as_uint(is_there ? scale[channel] : 0.0f),
                       __float_as_uint(is_there ? shift[channel] : 0.0f));
     }

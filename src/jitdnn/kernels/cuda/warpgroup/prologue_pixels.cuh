@@ -4,7 +4,7 @@
 constexpr int AT_ONCE = 16 * WARPGROUPS;                  // pixels, eight threads each
 constexpr int TURNS = (BK + AT_ONCE - 1) / AT_ONCE;       // until those of a stage are done
 
-FUNCTION u32 ready_barrier(const Ring &ring, int stage) { return ring.shared + READY_AT + 8 * stage; }
+FUNCTION u32 ready_barrier(const Ring &ring, int stage) { return ring.behind() + READY_AT + 8 * stage; }
 
 struct PrologueConsumer : Consumer {
     const Tables &tables;
@@ -34,7 +34,7 @@ struct PrologueConsumer : Consumer {
         Column one = first;
 #pragma unroll 1
         for (int n = 0; n < min(BN, columns); n += 64) {
-            const u32 parameters = ring.shared + PARAMETERS_AT + (b_channel + one.channel + piece * 8) * 8;
+            const u32 parameters = ring.behind() + PARAMETERS_AT + (b_channel + one.channel + piece * 8) * 8;
             uint4 of_channels[4];
 #pragma unroll
             for (int pair = 0; pair < 4; ++pair) of_channels[pair] = shared_load16(parameters + pair * 16);
@@ -61,7 +61,7 @@ struct PrologueConsumer : Consumer {
         async_proxy_fence();
         __syncwarp();
         if (lane == 0) mbarrier_arrive(ready_barrier(ring, ahead.stage));
-        ahead.advance();
+        ahead.advance(ring);
         // the same pixels of the next stage: BK further
         pixel += BK;
 #pragma unroll

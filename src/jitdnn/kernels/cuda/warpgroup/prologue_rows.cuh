@@ -56,7 +56,7 @@ struct PrologueConsumer : Consumer {
         const u32 permutation = row * ROW_BYTES >> 3 & (ROW_BYTES - 16);
         const int sub = number / STEPS_OF_SUB, of_sub = number % STEPS_OF_SUB;
         const u32 rows = ring.a(stage) + (sub * BM + row) * ROW_BYTES, piece = of_sub * 32 + lane / 16 * 16;
-        const u32 parameters = ring.shared + PARAMETERS_AT + (a_channel + channel) * 8;
+        const u32 parameters = ring.behind() + PARAMETERS_AT + (a_channel + channel) * 8;
 #if ELEMENT_BYTES == 2
         const u32 from = parameters + (of_sub * 16 + lane % 4 * 2) * 8;
         const uint4 of_channels[2] = {shared_load16(from), shared_load16(from + 64)};
@@ -108,7 +108,7 @@ struct PrologueConsumer : Consumer {
                 if (number == 0 && previous >= 0) release(previous);
             }
             previous = place.stage;
-            place.advance();
+            place.advance(ring);
             ++block;
         };
         for_stages<CHUNKS>(block, blocks, is_sending, send, step);

@@ -27,7 +27,7 @@ constexpr int A_ROW_BYTES = LINE_PIXELS * ROW_BYTES, A_ROWS = BM + (LINE_REACH +
 constexpr int TAP_B_BYTES = SEGMENT ? WARPGROUPS_N * WARPGROUP_B_BYTES : B_COLUMNS * STAGE_ROW;
 constexpr int COPIED_A_BYTES = A_ROWS * LINE_PIXELS * STAGE_ROW, A_BYTES = (COPIED_A_BYTES + 1023) / 1024 * 1024;
 constexpr int B_BYTES = LINE_TAPS * TAP_B_BYTES;
-constexpr int STAGE_BYTES = PARTS * (A_BYTES + (KEEPS_B ? 0 : B_BYTES));
+constexpr int STAGE_BYTES = PARTS * (A_BYTES + B_BYTES);
 constexpr int COPIED_BYTES =  // of a stage
     SEGMENT ? PARTS * (A_BYTES + WARPGROUPS_N * SEGMENTS * (SEGMENT + TAPS_AT_ONCE - 1) * 128)
             : PARTS * (COPIED_A_BYTES + B_BYTES);  // with B
@@ -51,15 +51,14 @@ constexpr int MOST_REGISTERS =
 static_assert(WARPGROUPS * DIVIDERS <= 2, "registers of those that divide");
 constexpr int CONSUMER_REGISTERS = MOST_REGISTERS < 232 ? MOST_REGISTERS : 232;
 
-// Shared memory, in this order: stages, staging buffers of the consumers, rows of their tiles, barriers; then, where a
-// thread block brings B once (KEEPS_B), all of that.
+// Shared memory, in this order: stages (where a thread block brings B once, those of A and all of B), staging buffers of
+// the consumers, rows of their tiles, barriers. From where the stages end:
 constexpr int CHUNK = CHUNK_BYTES / RESULT_BYTES;  // columns of a chunk of results: 64 rows of CHUNK_BYTES
 constexpr int BUFFER_BYTES = 64 * CHUNK_BYTES;
-constexpr int STAGING_AT = STAGES * STAGE_BYTES;
+constexpr int STAGING_AT = 0;
 constexpr int ROWS_AT = STAGING_AT + (IS_PART || SWAPS_OPERANDS ? 0 : WARPGROUPS * 2 * BUFFER_BYTES);
 constexpr int EXCHANGE_BARRIER_AT = ROWS_AT + WARPGROUPS * (SWAPS_OPERANDS ? WN : ROWS * 64) * 8, BARRIERS_AT = EXCHANGE_BARRIER_AT + 16;
 // Where thread blocks have equal parts of K (stream_k.cuh): barriers of sums that this block has left, and that others have
 // left.
 constexpr int LEFT_AT = EXCHANGE_BARRIER_AT, ALL_LEFT_AT = LEFT_AT + 8;
-constexpr int KEPT_AT = (BARRIERS_AT + 16 * STAGES + 1023) / 1024 * 1024;
-static_assert(!KEEPS_B || !((A_MN_MAJOR && B_MN_MAJOR) || IS_PART || HAS_PROLOGUE), "tiles with the same columns and all of K");
+static_assert(!TAKES_RING || !((A_MN_MAJOR && B_MN_MAJOR) || IS_PART || HAS_PROLOGUE), "whole tiles of correlations");

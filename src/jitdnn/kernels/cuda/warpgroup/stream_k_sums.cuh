@@ -42,13 +42,13 @@ FUNCTION void exchange_signals(const Ring &ring, const Tables &tables, u8 *works
         const Streamed streamed(tables, number);
         if (streamed.first == streamed.last) break;
         if (streamed.last < stages_of(tables)) {
-            mbarrier_wait(ring.shared + LEFT_AT, 0);
+            mbarrier_wait(ring.behind() + LEFT_AT, 0);
             signal_blocks(signal_of(tables, workspace, blockIdx.x));
         } else if (streamed.first) {
             const int count = streamed.before(tables);
             for (int n = 1; n <= count; ++n)
                 wait_for_signals(signal_of(tables, workspace, blockIdx.x - n * (int)tables.in_step), 1);
-            mbarrier_arrive(ring.shared + ALL_LEFT_AT);
+            mbarrier_arrive(ring.behind() + ALL_LEFT_AT);
         }
     }
 }

@@ -76,7 +76,7 @@ struct SwappedConsumer : Consumer {
             }
             if (previous >= 0) release(previous);
             previous = place.stage;
-            place.advance();
+            place.advance(ring);
         }
         wgmma_wait<0>();
         wgmma_fence_operand(sums);

@@ -26,15 +26,14 @@ _KERNELS = {"fwd": "few_channels_fprop", "bwd_data": "few_channels_dgrad", "bwd_
 def arguments(plan: Plan) -> tuple[str, ...]:
     """Macros of a plan that kernels take as arguments: what varies with the images.
 
-    Of gradients also the channels that may be many, where they are the inner ones of the filter, as where few results
-    are made of many channels: of such layers a net has one for many numbers. Elsewhere they cost more than 5 %: of a
-    short launch, of fprop whose results are short runs, and where dgrad copies elements one by one.
+    And the channels that may be many, where they are the inner ones of the filter, as where few results are made of
+    many channels: of such layers a net has one for many numbers. Elsewhere they cost more than 5 %: of a short launch,
+    and where dgrad copies elements one by one.
     """
     names = dict(plan.defines)
     is_inside = abs(int(str(names["W_K"]))) < abs(int(str(names["W_C"])))
     is_narrow = "CHANNEL_CHUNKS" in names and names["Y_VECTOR"] == 1
-    is_fprop = "STAGES_RESULTS" in names
-    return (*_OF_IMAGES, *_OF_CHANNELS) if is_inside and not (is_narrow or is_fprop) else _OF_IMAGES
+    return (*_OF_IMAGES, *_OF_CHANNELS) if is_inside and not is_narrow else _OF_IMAGES
 
 
 def source(problem: Convolution, plan: Plan, epilogue: Epilogue | None = None) -> Source:

@@ -194,6 +194,7 @@ def _fprop_plan(
     defines = shape.defines() | rows.defines() | {
         "BLOCK_THREADS": warps * 32, "RESIDENT": resident, "STAGES": stages, "STEPS": steps,
         "TILE_M": m, "TILE_N": n, "COLUMN_GROUPS": groups, "RESULT_VECTOR": shape.y_vector,
+        "HAS_WHOLE_RUNS": int(shape.problem.k % shape.y_vector == 0),
         "RESULT_C": "Y_C", "CHANNEL_BLOCKS": channel_blocks, "IS_PACKED": int(is_packed),
         "STAGES_RESULTS": staging, "IS_FULL": int(shape.problem.k % (8 * n * groups) == 0),
         "UNROLL_STEPS": 2 if (m, n) == (2, 8) and rows.phases == 1 and steps <= 24 and count == 1 else 1,

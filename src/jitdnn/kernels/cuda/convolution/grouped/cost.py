@@ -253,7 +253,7 @@ def _shared_memory_plan(
         "SLICE_GROUPS": slice_groups, "BLOCK_SLICES": block_slices, "CHANNEL_STEPS": steps,
         "TILE_N": tiles, "TILE_ROWS": tile.tile_rows, "TILE_DOWN": tile.down, "TILE_ACROSS": tile.across,
         "TILE_IMAGES": tile.images, "STAGES": stages, "WORKERS": workers, "BLOCK_THREADS": threads,
-        "RESIDENT": resident, "FILTER_STAGED": int(is_staged), "RESULT_VECTOR": vector,
+        "RESIDENT": resident, "FILTER_STAGED": int(is_staged), "RESULT_VECTOR": vector, "HAS_WHOLE_RUNS": 0,
         "RESULT_C": result_c, "ROW_PAD": row_pad, "IMAGE_PAD": image_pad, "COPY_BYTES": copy_bytes,
         "PRODUCTS": count,
     }  # fmt: skip
@@ -454,7 +454,7 @@ def _register_plan(
         "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers,
         "BLOCK_THREADS": _REGISTER_THREADS,
         "RESIDENT": resident, "PREFETCH_ROWS": prefetch, "SOURCE_PIECE": piece,
-        "RESULT_VECTOR": vector, "RESULT_C": result_c,
+        "RESULT_VECTOR": vector, "HAS_WHOLE_RUNS": 0, "RESULT_C": result_c,
     }  # fmt: skip
     return Plan(
         tuple(defines.items()), _REGISTER_THREADS, -(-total * 32 // _REGISTER_THREADS), seconds, workers

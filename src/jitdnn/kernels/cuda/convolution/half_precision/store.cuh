@@ -1,5 +1,6 @@
 // The store of neighbouring channels of one output, as wide as strides and addresses allow, or through shared memory.
-// RESULT_VECTOR: channels that may be stored at once; RESULT_C: the stride from one channel to the next.
+// RESULT_VECTOR: channels that may be stored at once; RESULT_C: the stride from one channel to the next. HAS_WHOLE_RUNS:
+// as many divide those below `limit`, so that none of them is stored by itself.
 
 // Stores `count` sums of the channels from `k` on, of those below `limit`: of all of them, if is_full. `to` is the
 // offset of channel 0.
@@ -15,7 +16,8 @@ FUNCTION void store_channels(RESULT *result, INDEX to, int k, int limit, const f
     }
 #pragma unroll
     for (int first = 0; first < count; first += width) {
-        if (width > 1 && (is_full || k + first + width <= limit)) {
+        if (HAS_WHOLE_RUNS && !is_full && k + first >= limit) continue;
+        if (width > 1 && (is_full || HAS_WHOLE_RUNS || k + first + width <= limit)) {
 #if STORES_F32
             f32 *at = result + to + k + first;
             u32 word[width + 1];

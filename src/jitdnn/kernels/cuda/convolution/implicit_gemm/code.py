@@ -95,6 +95,9 @@ def source_of(
     (_, room), result = axis_phases(geometry, is_known), geometry.result
     axes = [] if room else axis_phase_defines(geometry, is_known)
     lines = (result.image, result.group, geometry.outer[2], *result.space)
+    has_sectors = (
+        plan.width == 8 and plan.blocking.has_whole_tiles
+    )  # the reduction stores those that are split
     defines = (
         *type_defines(plan.dtype, output.dtype),
         *blocking_defines(plan.blocking),
@@ -113,7 +116,7 @@ def source_of(
         ("RESULT_WIDTH", plan.width),
         ("RESULT_FORM", 0 if epilogue else result_form(geometry)[0]),
         ("HAS_WHOLE_RUNS", int(geometry.out_channels % 8 == 0)),
-        ("HAS_SECTORS", int(plan.width == 8 and all(number % 32 == 0 for number in lines))),
+        ("HAS_SECTORS", int(has_sectors and all(number % 32 == 0 for number in lines))),
         ("ROWS_FIRST", int(plan.rows_first)),
         ("HAS_EPILOGUE", int(epilogue is not None)),
         ("EPILOGUE(sum, image, channel, a, b, c)", code.apply("(sum)", indices)),
@@ -179,11 +182,8 @@ def wgrad_kernel_of(plan: WgradPlan, device: Device) -> Kernel:
 
 def wgrad_source_of(plan: WgradPlan) -> Source:
     """The text of the kernels, with the filter compiled in, and nothing else of the shape but what is tested here."""
-    problem, tile, block = (
-        plan.problem,
-        plan.blocking.tile,
-        plan.blocking.tile.k_bytes // DTYPES[plan.problem.x.dtype],
-    )
+    problem = plan.problem
+    block = plan.blocking.tile.k_bytes // DTYPES[problem.x.dtype]
     leaves = three(leaves_input(problem), 0)
     a, b, c = three(problem.filter_spatial, 1)
     text = read_text("cuda/gemm", *GEMM_TEXTS) + read_text("cuda/convolution/implicit_gemm", "wgrad.cu")
@@ -204,13 +204,12 @@ def wgrad_source_of(plan: WgradPlan) -> Source:
         ("IS_MASKED", int(is_masked(problem))),
         ("IS_OUTER_LINEAR", int(outer_step(plan) is not None)),
         ("IS_DATA_LINEAR", int(data_step(plan) is not None)),
-        ("HAS_FULL_ROWS", int(plan.out_channels % tile.m == 0)),
         ("HAS_WHOLE_BLOCKS", int(plan.gemm.k % block == 0)),
         ("COPY_A", plan.copy_a),
         ("COPY_B", plan.copy_b),
         ("IS_RESULT_VECTOR", int(is_vector)),
         ("HAS_RUNS_OF_ONE_TAP", int(plan.in_channels % 8 == 0)),
-        ("HAS_SECTORS", int(is_vector and problem.w.strides[0] % 32 == 0)),
+        ("HAS_SECTORS", int(is_vector and plan.blocking.has_whole_tiles and problem.w.strides[0] % 32 == 0)),
         ("EPILOGUE_PARAMETERS", ""),
         *([known_shape(wgrad_tables_of(plan))] if knows_shape(plan, None) else []),
     )

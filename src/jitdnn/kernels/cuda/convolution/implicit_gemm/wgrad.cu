@@ -27,7 +27,6 @@
 //     IS_MASKED             0 or 1      whether the taps of these axes fit into 30 bits
 //     IS_OUTER_LINEAR       0 or 1      whether pixels of dy are outer_step apart
 //     IS_DATA_LINEAR        0 or 1      whether those of x are data_step apart: one tap, which every pixel meets
-//     HAS_FULL_ROWS         0 or 1      whether BM divides the channels of dy
 //     HAS_WHOLE_BLOCKS      0 or 1      whether BK divides the pixels of dy
 //     COPY_A, COPY_B        bytes       of an asynchronous copy; 0: element by element
 //     IS_RESULT_VECTOR      0 or 1      whether eight columns are stored at once
@@ -232,7 +231,7 @@ struct Loader {
                 const int channel = chunk * CHUNK + e;
                 const int at = position_of_line<CHUNKS_M, STEP_A>(row, chunk, line) + e * ELEMENT_BYTES;
                 const DTYPE *p = from + e * (i64)channel_step;
-                const bool is_valid = is_pixel && (HAS_FULL_ROWS || channel < rows);
+                const bool is_valid = is_pixel && channel < rows;
                 if constexpr (COPY_A > 0)
                     copy_async<COPY_A>(to + at, p, is_valid);
                 else

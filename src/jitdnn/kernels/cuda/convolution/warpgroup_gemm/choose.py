@@ -419,7 +419,7 @@ def _correlation_plan(
         fusion.channels, room, sum_rows, _turn(products, tile, device.multiprocessors),
         *((blocking.in_step, sharers, at + 4 * sharers * tile.m * tile.n) if sharers else ()),
     )  # fmt: skip
-    return Plan(
+    plan = Plan(
         False, dtypes(problem), result.dtype, rank, len(phases), is_mn_major, is_vector,
         strides.channel != 1 and blocking.is_whole, boxes is not None, row_bytes, blocking,
         works, packs, Tables(tuple(maps), numbers),
@@ -427,6 +427,11 @@ def _correlation_plan(
         fusion.seconds(seconds, False) + pack_seconds(packs, device), fusion, channels,
         is_a_mn_major=across is not None, used_steps=_used_steps(geometry.in_channels, row_bytes, row),
     )  # fmt: skip
+    return (
+        replace(plan, tables=replace(plan.tables, numbers=(*numbers, *blocking.ring)))
+        if plan.takes_ring
+        else plan
+    )
 
 
 def _turn(products: Products, tile: Tile, multiprocessors: int) -> int:

@@ -149,7 +149,6 @@ def source_of(
         *((("MULTIPLY_A", "wgmma_a_f16"), ("USED_STEPS", plan.used_steps)) if plan.divides_rows else ()),
         ("IS_ROUGH", int(plan.blocking.is_rough)),
         ("SEGMENT", plan.segment),
-        ("KEEPS_B", int(blocking.keeps_b)),
         ("LINE_TAPS", blocking.lines.taps),
         ("LINE_STEP", blocking.lines.step),
         ("LINE_CLASSES", blocking.lines.classes),
@@ -172,7 +171,8 @@ def source_of(
         ("CHUNK_BYTES", tile.chunk_bytes(DTYPES[plan.result])),
         ("IS_RESULT_BOXES", int(plan.is_in_boxes)),
         ("WN", tile.wn),
-        ("STAGES", blocking.stages),
+        ("TAKES_RING", int(plan.takes_ring)),
+        *(() if plan.takes_ring else (("STAGES", blocking.stages),)),
         ("PARTS", blocking.parts),
         ("IS_SPLIT", int(blocking.is_split)),
         ("IS_CLUSTERED", int(tile.cluster > 1)),
@@ -200,6 +200,8 @@ def source_of(
     spills = spills or (plan.is_wgrad and tile.warpgroups == 3 and (plan.is_in_boxes or tile.n % 64 > 0))
     # around the loop over K, where sums of other thread blocks are added
     spills = spills or blocking.sharers > 0
+    # what a thread knows that copies three rows a stage, as many stages as it is told
+    spills = spills or (plan.takes_ring and blocking.row > 2 * plan.row_bytes)
     return Source("warpgroup_wgrad" if plan.is_wgrad else "warpgroup_gemm", text, defines, "hopper", spills)
 
 

@@ -84,6 +84,15 @@ class Plan:
         return self.blocking.divides_rows
 
     @property
+    def takes_ring(self) -> bool:
+        """Whether stages, and whether all of B is kept, are arguments of the kernels.
+
+        Not where few kernels differ in nothing else: a thread that copies by stride phases has no registers for them.
+        """
+        is_whole = self.blocking.is_whole and self.phases == 1 and not self.blocking.sharers
+        return is_whole and not (self.is_wgrad or self.fusion.has_prologue)
+
+    @property
     def is_integer(self) -> bool:
         return self.dtypes[0] == "i8"
 

@@ -62,6 +62,9 @@ struct Tables {
     i64 x_extents[3], x_channels;  // of the tensor that a prologue transforms, over all groups
     i64 channel_sums, sum_rows;    // of the sums by channel: a byte of the workspace, and how many rows there are
     i64 turn;                      // tiles down of a stride phase before those of the next one; 0: all of them
+#if TAKES_RING
+    i64 stages, keeps_b, first_b, staging;  // see Ring: how many, whether all of B is kept, where B and staging begin
+#endif
 #if IS_BLOCKWISE
     i64 shifts[2];  // of the operands' blocks: bytes of the workspace
 #endif
