@@ -21,7 +21,7 @@ CASES = {
     "conv_bwd_data n9 c32 h19 w17 k16 r1 s1 f16 nhwc": (Tile(2, 1, 2, 32), 32, 32, True),
     "conv_bwd_data n9 c24 h19 w17 k144 r1 s1 bf16 nhwc": (Tile(2, 1, 1, 64), 128, 128, True),
     "conv_bwd_data n5 c96 h19 w17 k40 r1 s1 bf16 nhwc": (Tile(3, 1, 1, 96), 128, 128, True),
-    "conv_bwd_data n9 c200 h19 w17 k40 r1 s1 bf16 nhwc": (Tile(2, 1, 1, 128), 128, 128, False),
+    "conv_bwd_data n1 c200 h19 w17 k40 r1 s1 bf16 nhwc": (Tile(2, 1, 1, 128), 128, 128, False),
     "conv_fwd n5 c128 h19 w17 k200 r1 s1 bf16 nhwc": (Tile(1, 2, 1, 128), 128, 128, True),
     "conv_fwd n9 c16 h19 w17 k32 r1 s1 f32 nhwc": (Tile(2, 1, 1, 32), 64, 64, True),
     "conv_fwd n4 c16 h19 w17 k32 r3 s3 pad1 bf16 nhwc": (Tile(2, 1, 2, 32), 32, 96, True),
