@@ -39,8 +39,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, reduction_sharing, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.cost import longest_load
-from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products, longest_load
 from jitdnn.kernels.cuda.warpgroup.tile import DIVIDED as WITH_DIVIDERS
 from jitdnn.kernels.cuda.warpgroup.tile import TILES, Tile
 from jitdnn.planner.plan import Request

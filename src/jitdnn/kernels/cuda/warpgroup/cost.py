@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
-from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Finish, Products
-from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
+from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Finish, Products, longest_load
+from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW
 
 OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
@@ -488,22 +487,3 @@ def seconds(
         is_cached = is_half and 2 * added < device.facts.l2_bytes
         time += added / ((_ADDED_SHARE if is_cached else _REDUCTION_SHARE) * device.bandwidth)
     return time
-
-
-def longest_load(products: Products, tile: Tile, multiprocessors: int, cycles: Sequence[float]) -> float:
-    """Cycles of the thread block that has most to do, of which every `multiprocessors`-th tile is one's: tiles of each
-    stride phase, which follow each other, take `cycles`."""
-    phases, first = [], 0
-    for rows, one in zip(products.rows, cycles, strict=True):
-        count = -(-rows // tile.m) * products.tiles_n(tile) * products.groups
-        phases.append((one, *divmod(count, multiprocessors), first))
-        first += count
-
-    def load(number: int) -> float:
-        return sum(
-            one * (all_have + ((number - first) % multiprocessors < more))
-            for one, all_have, more, first in phases
-        )
-
-    # from one thread block to the next the load rises only where those begin that have one more tile of a phase
-    return max(load(first) for *_, first in phases)

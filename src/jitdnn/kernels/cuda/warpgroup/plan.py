@@ -353,3 +353,22 @@ def _in_clusters(
     return [
         Blocking(tile, stages, cluster, length, parts, result_bytes, row=row, is_across=products.is_across)
     ]
+
+
+def longest_load(products: Products, tile: Tile, multiprocessors: int, cycles: Sequence[float]) -> float:
+    """Cycles of the thread block that has most to do, of which every `multiprocessors`-th tile is one's: tiles of each
+    stride phase, which follow each other, take `cycles`."""
+    phases, first = [], 0
+    for rows, one in zip(products.rows, cycles, strict=True):
+        count = -(-rows // tile.m) * products.tiles_n(tile) * products.groups
+        phases.append((one, *divmod(count, multiprocessors), first))
+        first += count
+
+    def load(number: int) -> float:
+        return sum(
+            one * (all_have + ((number - first) % multiprocessors < more))
+            for one, all_have, more, first in phases
+        )
+
+    # from one thread block to the next the load rises only where those begin that have one more tile of a phase
+    return max(load(first) for *_, first in phases)

@@ -10,7 +10,6 @@ from jitdnn.devices.gpu import GpuDevice
 from jitdnn.devices.tensor_map import ALIGNMENT, Tables, TensorMap
 from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
     Batch,
-    Geometry,
     geometry_of,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
@@ -34,6 +33,8 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     batched,
     dtypes,
     element_bytes,
+    filter_of,
+    filter_steps,
     moved_bytes,
     pack_numbers,
     pack_seconds,
@@ -172,14 +173,14 @@ def _correlation_plan(
     size, result_bytes = element_bytes(problem, is_scaled), DTYPES[result.dtype]
     is_promoted = parts > 1 or problem.has_float8
     data = batched(Operand.of(data_tensor, 0), batch, batch.data if batch else 0)
-    weights, along_columns = _filter_of(problem, batch)
+    weights, along_columns = filter_of(problem, batch)
     swaps = tiles[0].swaps
     across_size = 4 if swaps else 2
     is_mn_major = not is_scaled and size == across_size and not weights.is_direct and along_columns.is_direct
     if swaps and not is_mn_major:
         return "operands change places where the channels of the result are innermost in a filter of f32"
     # boxes begin at multiples of 16 bytes, so groups must
-    is_mn_major = is_mn_major and _filter_steps(geometry, is_forward, batch)[0] * size % ALIGNMENT == 0
+    is_mn_major = is_mn_major and filter_steps(geometry, is_forward, batch)[0] * size % ALIGNMENT == 0
     if is_mn_major:
         weights = along_columns
     across = None
@@ -355,14 +356,14 @@ def _correlation_plan(
     absent = phases_of_code(len(phases)) - len(phases)
     maps += maps[-parts:] * absent
     inner = row_bytes // size
-    filter_steps = _filter_steps(geometry, is_forward, batch)
+    steps_of_filter = filter_steps(geometry, is_forward, batch)
     whole: list[TensorMap | None] = []
     # a box has one block of columns behind the other, which is how a stage of one row has them
     if (
         is_mn_major
         and tile.n > tile.block
         and blocking.row == row_bytes
-        and filter_steps[0] % tile.block == 0
+        and steps_of_filter[0] % tile.block == 0
     ):
         whole = [whole_filter_map(part, inner, -(-tile.n // tile.block), tile.block) for part in b]
     is_b_whole = bool(whole) and all(whole)
@@ -411,7 +412,7 @@ def _correlation_plan(
         *phase_numbers,
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
         strip, max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
-        0 if batch else geometry.in_channels, 1 if batch else 0, *filter_steps,
+        0 if batch else geometry.in_channels, 1 if batch else 0, *steps_of_filter,
         rank == 5, 0, 0, is_a_whole, is_b_whole,
         at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
         *pack_numbers((Pack(data, 0) if divides_rows else packs[0], packs[1])), 0,
@@ -482,25 +483,3 @@ def _depths(tile: Tile) -> tuple[int, ...]:
 
 def _one_depth(_: Tile) -> tuple[int, ...]:
     return (1,)
-
-
-def _filter_of(problem: Convolution, batch: Batch | None) -> tuple[Operand, Operand]:
-    """The filter with the channels that are summed as its channels, and with those of the columns."""
-    weights = Operand.of(problem.w, 1)
-    if batch:  # one tap, in whose place the products are
-        weights = replace(weights, extents=(batch.count, 1, 1), space=(batch.filter, 0, 0))
-    swapped = replace(
-        weights,
-        images=weights.channels,
-        channels=weights.images,
-        image=weights.channel,
-        channel=weights.image,
-    )
-    return (weights, swapped) if problem.direction == "fwd" else (swapped, weights)
-
-
-def _filter_steps(geometry: Geometry, is_forward: bool, batch: Batch | None) -> tuple[int, int, int]:
-    """From group to group in the coordinates of the filter: columns, channels that are summed, outermost axis."""
-    if batch:
-        return 0, 0, 1
-    return (geometry.out_channels, 0, 0) if is_forward else (0, geometry.in_channels, 0)

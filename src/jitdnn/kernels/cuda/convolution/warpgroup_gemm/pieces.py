@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import (
     Batch,
+    Geometry,
     GeometryAxis,
     PhaseAxis,
 )
@@ -166,3 +167,25 @@ def moved_bytes(problem: Convolution) -> int:
         for taps, stride in zip(problem.filter_spatial, problem.stride, strict=True):
             x = x * min(taps, stride) // stride
     return x + problem.w.nbytes + problem.y.nbytes
+
+
+def filter_of(problem: Convolution, batch: Batch | None) -> tuple[Operand, Operand]:
+    """The filter with the channels that are summed as its channels, and with those of the columns."""
+    weights = Operand.of(problem.w, 1)
+    if batch:  # one tap, in whose place the products are
+        weights = replace(weights, extents=(batch.count, 1, 1), space=(batch.filter, 0, 0))
+    swapped = replace(
+        weights,
+        images=weights.channels,
+        channels=weights.images,
+        image=weights.channel,
+        channel=weights.image,
+    )
+    return (weights, swapped) if problem.direction == "fwd" else (swapped, weights)
+
+
+def filter_steps(geometry: Geometry, is_forward: bool, batch: Batch | None) -> tuple[int, int, int]:
+    """From group to group in the coordinates of the filter: columns, channels that are summed, outermost axis."""
+    if batch:
+        return 0, 0, 1
+    return (geometry.out_channels, 0, 0) if is_forward else (0, geometry.in_channels, 0)
