@@ -64,6 +64,10 @@ ORIENTATIONS = {
     "batch2x3 m9 k24 n16 bf16 b=s1152,16,48,1 c=s432,16,48,1": "rows",
     "batch2x3 m24 k40 n16 bf16 a=s2880,24,1,72 b=s1920,40,1,120": "columns",
     "batch3x2x5 m24 k40 n16 f16 a=s12000,4800,960,40,1": "rows",
+    # one matrix for each run of the batch
+    "batch2x3 m24 k40 n16 bf16 b=s0,640,16,1": "rows",
+    "batch3x2 m24 k40 n16 f16 a=s0,960,40,1 b=columns": "rows or columns",
+    "batch2x2 m5 k3 n2 f32 b=s0,6,2,1": "rows or columns or across",
 }
 
 

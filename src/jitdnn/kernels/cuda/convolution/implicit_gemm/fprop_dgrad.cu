@@ -258,7 +258,6 @@ FUNCTION Tile tile_at(const Work &work, u32 number) {
 
 // Where a group begins: `step` elements behind the one before, in runs of which the next begins `outer` behind the last.
 FUNCTION i64 place_of_group(const Tables &tables, int group, i64 step, i64 outer) {
-    if (outer == 0) return group * step;
     const int run = quotient(group, tables.groups_inner);
     return (group - run * tables.groups_inner.number) * step + run * outer;
 }
