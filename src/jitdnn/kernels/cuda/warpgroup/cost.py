@@ -63,6 +63,7 @@ _LINES_TILE_FACTOR = {
 }  # fmt: skip
 """Of a stage in lines of such a tile, of results of two bytes, and below of others of more than 128 columns."""
 _BEHIND_128 = 0.85
+_SHORT_LINES_FACTOR = 1.15  # of a stage in lines of less than two taps on average
 _PADDED_LINES, _MUCH_PADDING = 1.1, 0.3
 """Of a stage in lines where more than such a share of the rows lies outside of the data."""
 _LINES_RESULT_CYCLES, _LINES_RESULT_KEPT = {1: 0.117, 2: 0.117, 3: 0.09}, {1: 0.117, 2: 0.117, 3: 0.025}
@@ -409,6 +410,7 @@ def seconds(
             stage = max(stage, asked / _ACROSS_BYTES * min(1.0, works / device.multiprocessors))
     if blocking.lines.taps > 1 and result_bytes == 2:
         stage *= _LINES_TILE_FACTOR.get((tile.m, tile.n), 1.0 if tile.n <= 128 else _BEHIND_128)
+        stage *= _SHORT_LINES_FACTOR if blocking.lines.mean_taps < 2 else 1.0
         stage *= _PADDED_LINES if products.padding > _MUCH_PADDING else 1.0
     if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW and not tile.swaps:
         stage *= _F32_WIDE_LINES_FACTOR if result_bytes == 4 else _WIDE_LINES_FACTOR
