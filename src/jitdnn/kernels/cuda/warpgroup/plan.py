@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from jitdnn.kernels.cuda.warpgroup.tile import MAX_STAGES, NO_LINES, STAGE_ROW, Lines, Tile
@@ -223,20 +223,11 @@ class Blocking:
 
     def pieces(self, products: Products) -> int:
         """Tiles of which a thread block has a part, at most, where all have equal parts of K."""
-        parts, stages = self._parts(products)
-        bounds = [part * stages // parts for part in range(parts + 1)]
-        length = products.longest
-        return max(-(-end // length) - begin // length for begin, end in pairwise(bounds))
+        return _pieces(*self._parts(products), products.longest)
 
     def others(self, products: Products) -> int:
         """Thread blocks that leave sums of a tile to the one that stores its results, at most."""
-        parts, stages = self._parts(products)
-        length = products.longest
-
-        def part_of(stage: int) -> int:
-            return ((stage + 1) * parts - 1) // stages
-
-        return max(part_of(first + length - 1) - part_of(first) for first in range(0, stages, length))
+        return _others(*self._parts(products), products.longest)
 
     def _parts(self, products: Products) -> tuple[int, int]:
         return self.sharers // self.in_step, products.tiles(self.tile) // self.in_step * products.longest
@@ -246,6 +237,23 @@ class Blocking:
         if self.sharers:
             return self.sharers * (4 * self.tile.m * self.tile.n + 4)
         return 4 * self.works(products) * self.tile.m * self.tile.n if self.is_split else 0
+
+
+@lru_cache(1 << 12)  # asked for several times by each estimate
+def _pieces(parts: int, stages: int, length: int) -> int:
+    """Tiles of `length` stages of which one of so many equal parts of all `stages` has some, at most."""
+    bounds = [part * stages // parts for part in range(parts + 1)]
+    return max(-(-end // length) - begin // length for begin, end in pairwise(bounds))
+
+
+@lru_cache(1 << 12)
+def _others(parts: int, stages: int, length: int) -> int:
+    """Such parts that have stages of the same tile, beside the last of them, at most."""
+
+    def part_of(stage: int) -> int:
+        return ((stage + 1) * parts - 1) // stages
+
+    return max(part_of(first + length - 1) - part_of(first) for first in range(0, stages, length))
 
 
 def blockings(
