@@ -202,12 +202,7 @@ def _clock(constants: _Constants, products: Products, blocking: Blocking, device
     clock = constants.clock * gemm_clock(device.facts)
     if constants is not _ALONG:
         return clock
-    flops = (
-        products.n
-        * products.groups
-        * blocking.row
-        * sum(rows * blocks for rows, blocks in zip(products.rows, products.blocks, strict=True))
-    )  # as in `stage_cycles`
+    flops = products.products_of_rows * blocking.row  # as in `stage_cycles`
     cycles = flops / (OPERATIONS_OF_BYTE * device.facts.shared_bytes_per_cycle * device.multiprocessors)
     least, most = _F32_THROTTLED if blocking.result_bytes == 4 else _THROTTLED
     share = math.log(max(least, min(most, cycles)) / least) / math.log(most / least)

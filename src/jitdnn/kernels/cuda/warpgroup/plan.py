@@ -111,6 +111,15 @@ class Products:
     def longest(self) -> int:
         return max(self.blocks)
 
+    @cached_property  # of the clock, by which all tiles are estimated
+    def products_of_rows(self) -> int:
+        """Of rows of A and columns of B, a stage of K each."""
+        return (
+            self.n
+            * self.groups
+            * sum(rows * blocks for rows, blocks in zip(self.rows, self.blocks, strict=True))
+        )
+
     def strip(self, tile: Tile) -> int:
         """How many tiles are numbered across before those below them: all, or one.
 
@@ -293,22 +302,28 @@ def blockings(
                 continue
             of_stages = shared_bytes, parts, is_split, result_bytes, row, lines
             least, least_beside = (_STAGES_OF_LINES,) * 2 if lines.taps > 1 else (2, _STAGES_BESIDE_KEPT)
-            stages = tile.stages(*of_stages, 0, products.is_across)
-            whole = Blocking(
-                tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough, row, 0, lines,
-                products.is_across,
-            )  # fmt: skip
             across = _kept_across(products, tile, multiprocessors) if may_keep_b and splits == 1 else 0
             if across == 1 or (across and may_keep_across):
                 kept = longest * tile.b_bytes(parts, row, lines, products.is_across)
-                beside = tile.stages(*of_stages, kept, products.is_across)
-                if beside >= least_beside:
-                    found.append(replace(whole, stages=beside, kept_bytes=kept, kept_across=across))
+                stages = tile.stages(*of_stages, kept, products.is_across)
+                if stages >= least_beside:
+                    found.append(
+                        Blocking(
+                            tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough, row, kept,
+                            lines, products.is_across, kept_across=across,
+                        )
+                    )  # fmt: skip
                     if across == 1:
                         continue
+            stages = tile.stages(*of_stages, 0, products.is_across)
             if stages < least:
                 continue
-            found.append(whole)
+            found.append(
+                Blocking(
+                    tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough, row, 0, lines,
+                    products.is_across,
+                )
+            )  # fmt: skip
             if splits == 1 and tile in shared:
                 found += _shared_evenly(found[-1], products, multiprocessors, most_tiles)
     return found
