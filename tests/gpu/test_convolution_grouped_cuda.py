@@ -141,6 +141,26 @@ def test_image_tiles(words: str, direction: str, cuda_device: Any, monkeypatch: 
         run_algorithm(Grouped(), make_case(problem, None, 0, None), device)
 
 
+@pytest.mark.parametrize(
+    ("words", "algorithm"),
+    [
+        ("n1 c64 h5 w6 k72 r2 s2 stride1 pad1 g4 bf16 nhwc", Grouped()),  # through shared memory
+        ("n1 c96 h5 w6 k72 r2 s2 stride1 pad1 g4 f16 nhwc", Grouped()),  # straight into registers
+        ("n1 c32 h5 w6 k40 r2 s2 stride1 pad1 g8 bf16 nhwc", Grouped()),  # four groups of five
+        ("n1 c32 h5 w6 k36 r2 s2 stride1 pad1 g2 f32 nhwc", GroupedF32()),
+        ("n1 c16 h5 w6 k20 r2 s2 stride1 pad1 g4 f32 nhwc", GroupedTf32()),
+    ],
+)
+def test_slices_begin_inside_of_vectors(
+    words: str, algorithm: Grouped, cuda_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pixels are whole vectors of 16 bytes, and slices of 18, 20 or 10 results begin inside of these."""
+    monkeypatch.setattr(cases, "GUARD", ALIGNED)
+    problem = convolution(words, "fwd")
+    assert algorithm.refuse(problem, cuda_device) is None
+    run_algorithm(algorithm, make_case(problem), cuda_device)
+
+
 OF_F32 = (
     "n2 c16 h9 w11 k16 r3 s3 stride1 pad1 g4 f32 nhwc",  # two groups a slice
     "n2 c32 h9 w11 k32 r3 s3 stride2 pad1 g4 f32 nhwc",  # a group a slice

@@ -203,12 +203,7 @@ def _clock(constants: _Constants, products: Products, blocking: Blocking, device
     clock = constants.clock * gemm_clock(device.facts)
     if constants is not _ALONG:
         return clock
-    flops = (
-        products.n
-        * products.groups
-        * blocking.row
-        * sum(rows * blocks for rows, blocks in zip(products.rows, products.blocks, strict=True))
-    )  # as in `stage_cycles`
+    flops = products.products_of_rows * blocking.row  # as in `stage_cycles`
     cycles = flops / (OPERATIONS_OF_BYTE * device.facts.shared_bytes_per_cycle * device.multiprocessors)
     least, most = _F32_THROTTLED if blocking.result_bytes == 4 else _THROTTLED
     share = math.log(max(least, min(most, cycles)) / least) / math.log(most / least)
@@ -349,38 +344,13 @@ def _outside(products: Products, blocking: Blocking, multiprocessors: int) -> fl
     return columns + rows
 
 
-def seconds(
-    products: Products,
-    blocking: Blocking,
-    device: GpuDevice,
-    bytes_moved: int,
-    result_bytes: int,
-    row_bytes: int,
-    is_wgrad: bool,
-    is_rewritten: bool = False,
-    finish: Finish = NO_FINISH,
-    is_divided: bool = False,
-    shared_rows: SharedRows | None = None,
-    boxes: Boxes = NO_BOXES,
-) -> float:
-    """Expected time of the launch and, where K is split, of the sum of the splits."""
-    tile, constants = blocking.tile, _constants(blocking, row_bytes, is_wgrad)
-    clock = _clock(constants, products, blocking, device)
-    works = blocking.works(products)
-    is_along = constants is _ALONG
+def _measured_stage(
+    stage: float, products: Products, blocking: Blocking, device: GpuDevice, constants: _Constants, works: int,
+    result_bytes: int, row_bytes: int, is_wgrad: bool, shared_rows: SharedRows | None, boxes: Boxes,
+) -> float:  # fmt: skip
+    """Cycles of a stage with the factors of tiles and layers that were measured beside `stage_cycles`."""
+    tile, is_along = blocking.tile, constants is _ALONG
     is_half = is_along and result_bytes == 2
-    stage = stage_cycles(
-        blocking,
-        device,
-        row_bytes,
-        is_wgrad,
-        is_rewritten,
-        is_divided,
-        shared_rows,
-        boxes,
-        products.is_strided,
-        _outside(products, blocking, device.multiprocessors) if is_along else 0.0,
-    )
     if is_wgrad:
         if boxes.has_windows and blocking.parts == 1:
             stage *= _WINDOWS_FACTOR.get((tile.m, tile.n), 1.0)
@@ -418,6 +388,54 @@ def seconds(
         stage *= constants.cluster
         if is_wgrad and blocking.parts == 1 and not boxes.has_windows:
             stage *= _ROWS_CLUSTER_FACTOR
+    return stage
+
+
+def seconds(
+    products: Products,
+    blocking: Blocking,
+    device: GpuDevice,
+    bytes_moved: int,
+    result_bytes: int,
+    row_bytes: int,
+    is_wgrad: bool,
+    is_rewritten: bool = False,
+    finish: Finish = NO_FINISH,
+    is_divided: bool = False,
+    shared_rows: SharedRows | None = None,
+    boxes: Boxes = NO_BOXES,
+) -> float:
+    """Expected time of the launch and, where K is split, of the sum of the splits."""
+    tile, constants = blocking.tile, _constants(blocking, row_bytes, is_wgrad)
+    clock = _clock(constants, products, blocking, device)
+    works = blocking.works(products)
+    is_along = constants is _ALONG
+    is_half = is_along and result_bytes == 2
+    stage = stage_cycles(
+        blocking,
+        device,
+        row_bytes,
+        is_wgrad,
+        is_rewritten,
+        is_divided,
+        shared_rows,
+        boxes,
+        products.is_strided,
+        _outside(products, blocking, device.multiprocessors) if is_along else 0.0,
+    )
+    stage = _measured_stage(
+        stage,
+        products,
+        blocking,
+        device,
+        constants,
+        works,
+        result_bytes,
+        row_bytes,
+        is_wgrad,
+        shared_rows,
+        boxes,
+    )
     length = products.longest if blocking.is_whole else blocking.blocks_of_split
     leaving = constants.results or l2_bytes_per_cycle(device.facts)
     out = tile.m * tile.n * 4 / leaving if blocking.is_split else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from jitdnn.kernels.cuda.warpgroup.tile import MAX_STAGES, NO_LINES, STAGE_ROW, Lines, Tile
@@ -110,6 +110,15 @@ class Products:
     @cached_property
     def longest(self) -> int:
         return max(self.blocks)
+
+    @cached_property  # of the clock, by which all tiles are estimated
+    def products_of_rows(self) -> int:
+        """Of rows of A and columns of B, a stage of K each."""
+        return (
+            self.n
+            * self.groups
+            * sum(rows * blocks for rows, blocks in zip(self.rows, self.blocks, strict=True))
+        )
 
     def strip(self, tile: Tile) -> int:
         """How many tiles are numbered across before those below them: all, or one.
@@ -223,20 +232,11 @@ class Blocking:
 
     def pieces(self, products: Products) -> int:
         """Tiles of which a thread block has a part, at most, where all have equal parts of K."""
-        parts, stages = self._parts(products)
-        bounds = [part * stages // parts for part in range(parts + 1)]
-        length = products.longest
-        return max(-(-end // length) - begin // length for begin, end in pairwise(bounds))
+        return _pieces(*self._parts(products), products.longest)
 
     def others(self, products: Products) -> int:
         """Thread blocks that leave sums of a tile to the one that stores its results, at most."""
-        parts, stages = self._parts(products)
-        length = products.longest
-
-        def part_of(stage: int) -> int:
-            return ((stage + 1) * parts - 1) // stages
-
-        return max(part_of(first + length - 1) - part_of(first) for first in range(0, stages, length))
+        return _others(*self._parts(products), products.longest)
 
     def _parts(self, products: Products) -> tuple[int, int]:
         return self.sharers // self.in_step, products.tiles(self.tile) // self.in_step * products.longest
@@ -246,6 +246,23 @@ class Blocking:
         if self.sharers:
             return self.sharers * (4 * self.tile.m * self.tile.n + 4)
         return 4 * self.works(products) * self.tile.m * self.tile.n if self.is_split else 0
+
+
+@lru_cache(1 << 12)  # asked for several times by each estimate
+def _pieces(parts: int, stages: int, length: int) -> int:
+    """Tiles of `length` stages of which one of so many equal parts of all `stages` has some, at most."""
+    bounds = [part * stages // parts for part in range(parts + 1)]
+    return max(-(-end // length) - begin // length for begin, end in pairwise(bounds))
+
+
+@lru_cache(1 << 12)
+def _others(parts: int, stages: int, length: int) -> int:
+    """Such parts that have stages of the same tile, beside the last of them, at most."""
+
+    def part_of(stage: int) -> int:
+        return ((stage + 1) * parts - 1) // stages
+
+    return max(part_of(first + length - 1) - part_of(first) for first in range(0, stages, length))
 
 
 def blockings(
@@ -285,22 +302,28 @@ def blockings(
                 continue
             of_stages = shared_bytes, parts, is_split, result_bytes, row, lines
             least, least_beside = (_STAGES_OF_LINES,) * 2 if lines.taps > 1 else (2, _STAGES_BESIDE_KEPT)
-            stages = tile.stages(*of_stages, 0, products.is_across)
-            whole = Blocking(
-                tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough, row, 0, lines,
-                products.is_across,
-            )  # fmt: skip
             across = _kept_across(products, tile, multiprocessors) if may_keep_b and splits == 1 else 0
             if across == 1 or (across and may_keep_across):
                 kept = longest * tile.b_bytes(parts, row, lines, products.is_across)
-                beside = tile.stages(*of_stages, kept, products.is_across)
-                if beside >= least_beside:
-                    found.append(replace(whole, stages=beside, kept_bytes=kept, kept_across=across))
+                stages = tile.stages(*of_stages, kept, products.is_across)
+                if stages >= least_beside:
+                    found.append(
+                        Blocking(
+                            tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough, row, kept,
+                            lines, products.is_across, kept_across=across,
+                        )
+                    )  # fmt: skip
                     if across == 1:
                         continue
+            stages = tile.stages(*of_stages, 0, products.is_across)
             if stages < least:
                 continue
-            found.append(whole)
+            found.append(
+                Blocking(
+                    tile, stages, splits, length, parts, result_bytes, divides_rows, is_rough, row, 0, lines,
+                    products.is_across,
+                )
+            )  # fmt: skip
             if splits == 1 and tile in shared:
                 found += _shared_evenly(found[-1], products, multiprocessors, most_tiles)
     return found

@@ -196,6 +196,7 @@ class Tile:
         of_consumer = _REGISTERS_BESIDE_DIVIDERS if self.dividers else _CONSUMER_REGISTERS
         return of_consumer[self.warpgroups] - (56 if self.warpgroups == 3 else 40)
 
+    @cache  # noqa: B019  # of the tiles of this module
     def leaves_at_once(self, result_bytes: int) -> bool:
         """Whether a thread has no room for results of two or four bytes on their way out beside the sums of the next
         tile."""

@@ -54,7 +54,7 @@ class FewChannels(KernelAlgorithm[Convolution, GpuDevice]):
     """First and last layers of networks, of up to 16 channels of half precision, by `mma` on rows as they lie."""
 
     name = "stem"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     problem = Convolution
     dtypes: ClassVar[tuple[str, ...]] = HALVES
     products: ClassVar[int] = 1

@@ -171,7 +171,7 @@ def _offer_shared_memory(
     parts = -(-slice_out // (8 * tiles))
     slices = -(-problem.groups // slice_groups)
     planes = problem.n * shape.out[0]
-    vector, _ = vector_of(result)
+    vector, _ = vector_of(result, slice_out)
     is_packed = _is_packed(problem)
     filter_row = taps * problem.w.shape[1]
     all_tiles = []
@@ -246,7 +246,7 @@ def _shared_memory_plan(
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
     group_in = source.shape[1] // problem.groups
     _, row_pad, image_pad = tile.layout(block_slices * slice_groups * group_in * shape.size)
-    vector, result_c = vector_of(result)
+    vector, result_c = vector_of(result, slice_groups * (result.shape[1] // problem.groups))
     axes = axis_defines(tile.h, tile.w) | direction_defines(shape)
     defines = shape.defines() | roles(problem, source, result) | axes | {
         "GROUP_IN": group_in, "GROUP_OUT": result.shape[1] // problem.groups,
@@ -391,7 +391,7 @@ def _offer_registers(problem: Convolution, facts: GpuFacts, cheapest: Cheapest[P
     piece = 4 * steps
     is_whole = steps <= 2 and slice_in % piece == 0 and source.shape[1] % piece == 0
     is_wide = s_c == 1 and is_whole and power_of_two((*space, strides_of(source)[0]), 8) >= piece
-    vector, _ = vector_of(result)
+    vector, _ = vector_of(result, slice_out)
     other_registers = 12 if h.unit * w.unit > 1 else 36 if w.step == 1 else 44
     for rows, prefetch in product((1, 2, 3, 4, 5, 6, 7, 8, 10), (1, 2)):
         if rows > 1 and rows >= h.blocks + 2:
@@ -446,7 +446,7 @@ def _register_plan(
 ) -> Plan:  # fmt: skip
     problem, is_forward = shape.problem, shape.problem.direction == "fwd"
     source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
-    vector, result_c = vector_of(result)
+    vector, result_c = vector_of(result, slice_groups * (result.shape[1] // problem.groups))
     axes = axis_defines(h, w) | direction_defines(shape)
     defines = shape.defines() | roles(problem, source, result) | axes | {
         "GROUP_IN": source.shape[1] // problem.groups,

@@ -174,10 +174,10 @@ def direction_defines(shape: Shape) -> Defines:
     return mirrored | {"IS_FORWARD": 1, "IS_MIRRORED": 1}
 
 
-def vector_of(result: TensorDescriptor) -> tuple[int, int]:
-    """Channels that may be stored at once, and the stride between channels."""
+def vector_of(result: TensorDescriptor, slice_out: int) -> tuple[int, int]:
+    """Channels that may be stored at once, of slices of `slice_out` of them, and the stride between channels."""
     n, c, *space = strides_of(result)
-    return (power_of_two((n, *space), 16 // DTYPES[result.dtype]) if c == 1 else 1), c
+    return (power_of_two((n, *space, slice_out), 16 // DTYPES[result.dtype]) if c == 1 else 1), c
 
 
 def roles(problem: Convolution, source: TensorDescriptor, result: TensorDescriptor) -> Defines:

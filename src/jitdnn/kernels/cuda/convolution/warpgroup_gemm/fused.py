@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.algorithm import (
@@ -41,6 +41,7 @@ class WarpgroupFused(KernelAlgorithm[FusedConvolution, GpuDevice]):
     """fprop with either, and wgrad with a prologue."""
 
     name = "implicit_gemm_wgmma"
+    version: ClassVar[int] = 2
     problem = FusedConvolution
 
     def __init__(self, separate: Algorithm, tiles: tuple[Tile, ...] = TILES) -> None:
