@@ -7,8 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.cuda.warpgroup.cost import NO_BOXES, Boxes, SharedRows, seconds
-from jitdnn.kernels.cuda.warpgroup.plan import MOST_PIECES, NO_FINISH, Blocking, Finish, Products, blockings
+from jitdnn.kernels.cuda.warpgroup.cost import seconds
+from jitdnn.kernels.cuda.warpgroup.plan import (
+    MOST_PIECES,
+    NO_BOXES,
+    NO_FINISH,
+    Blocking,
+    Boxes,
+    Finish,
+    Products,
+    SharedRows,
+    blockings,
+)
 from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Lines, Tile
 
 _AS_FAST = 1.005

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
-from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Blocking, Finish, Products, longest_load
+from jitdnn.kernels.cuda.warpgroup.plan import (
+    NO_BOXES,
+    NO_FINISH,
+    Blocking,
+    Boxes,
+    Finish,
+    Products,
+    SharedRows,
+    longest_load,
+)
 from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW
 
 OPERATIONS_OF_BYTE = 32.0
@@ -88,20 +97,6 @@ _WINDOWS_FACTOR = {(256, 128): 0.93, (256, 64): 0.95, (192, 128): 1.02, (128, 25
 _LEFT_BYTES = 64.0  # of results in a cycle, where they leave before the products of the next tile
 _CLEARED = 0.8e-6  # seconds of the launch that clears what thread blocks signal
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
-
-
-@dataclass(frozen=True)
-class Boxes:
-    """What a wgrad's copies of A and of B bring. `is_whole`: all blocks of 64 channels of a tile at once. `is_uneven`:
-    pixels begin inside of a sector. `has_windows`: B comes as windows of pixels.
-    """
-
-    is_whole: tuple[bool, bool] = (False, False)
-    is_uneven: tuple[bool, bool] = (False, False)
-    has_windows: bool = False
-
-
-NO_BOXES = Boxes()
 
 
 @dataclass(frozen=True)
@@ -208,18 +203,6 @@ def _clock(constants: _Constants, products: Products, blocking: Blocking, device
     least, most = _F32_THROTTLED if blocking.result_bytes == 4 else _THROTTLED
     share = math.log(max(least, min(most, cycles)) / least) / math.log(most / least)
     return clock * (1.0 - _THROTTLE * share)
-
-
-@dataclass(frozen=True)
-class SharedRows:
-    """Rows of B that the columns of a warpgroup share, of a stage: so many boxes of so many rows."""
-
-    boxes: int
-    rows: int
-
-    @property
-    def count(self) -> int:
-        return self.boxes * self.rows
 
 
 def begins_early(blocking: Blocking, is_wgrad: bool = False, is_divided: bool = False) -> bool:

@@ -141,6 +141,32 @@ class Products:
 
 
 @dataclass(frozen=True)
+class Boxes:
+    """What a wgrad's copies of A and of B bring. `is_whole`: all blocks of 64 channels of a tile at once. `is_uneven`:
+    pixels begin inside of a sector. `has_windows`: B comes as windows of pixels.
+    """
+
+    is_whole: tuple[bool, bool] = (False, False)
+    is_uneven: tuple[bool, bool] = (False, False)
+    has_windows: bool = False
+
+
+NO_BOXES = Boxes()
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """Rows of B that the columns of a warpgroup share, of a stage: so many boxes of so many rows."""
+
+    boxes: int
+    rows: int
+
+    @property
+    def count(self) -> int:
+        return self.boxes * self.rows
+
+
+@dataclass(frozen=True)
 class Blocking:
     """A tile, its stages, and the splits of K, of `blocks_of_split` stages each.
 

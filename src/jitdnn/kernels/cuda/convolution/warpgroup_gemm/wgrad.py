@@ -42,8 +42,7 @@ from jitdnn.kernels.cuda.cost import LINE_BYTES, SECTOR_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.kernels.cuda.gemm.shape import divisors
 from jitdnn.kernels.cuda.warpgroup.best import best_blocking
-from jitdnn.kernels.cuda.warpgroup.cost import Boxes, SharedRows
-from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Boxes, Products, SharedRows
 from jitdnn.kernels.cuda.warpgroup.tile import SHARED, SHARED_IN_LINES, SPLIT, STAGE_ROW, Tile
 from jitdnn.kernels.cuda.warpgroup.wgrad_cost import Copies, wgrad_seconds
 from jitdnn.problems.convolution import Convolution
