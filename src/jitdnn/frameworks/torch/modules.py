@@ -183,6 +183,15 @@ def _stock_instance_norm(module: Any, input: Tensor) -> Any:
     return nn.modules.instancenorm._InstanceNorm._apply_instance_norm(module, input)
 
 
+def _told_of_instances(module: Any) -> tuple[Any, ...]:
+    """What tells calls of one apart, besides its parameters: statistics may be given to it later."""
+    own = module._buffers  # nn.Module looks for them for longer than all else takes
+    return (
+        module.training, module.track_running_stats, module.eps, module.num_features, module.affine,
+        own.get("running_mean", 0), own.get("running_var", 0),
+    )  # fmt: skip
+
+
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
     """`torch.nn.InstanceNorm1d`."""
 
@@ -414,7 +423,6 @@ _WINDOW = ("kernel_size", "stride", "padding", "ceil_mode")
 _TOLD: dict[tuple[Any, ...], tuple[str, ...]] = {
     (LayerNorm, RMSNorm): ("normalized_shape", "eps"),
     (GroupNorm,): ("num_groups", "eps"),
-    (InstanceNorm1d, InstanceNorm2d, InstanceNorm3d): ("training", "track_running_stats", "eps"),
     (AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d): ("output_size",),
     (Softmax, LogSoftmax): ("dim",),
     (MaxPool1d, MaxPool2d, MaxPool3d): (*_WINDOW, "dilation", "return_indices"),
@@ -426,13 +434,14 @@ _TOLD: dict[tuple[Any, ...], tuple[str, ...]] = {
     (Tanh, Sigmoid): ("training",),  # which tells nothing, as nothing does
 }
 """The attributes that tell calls of those apart which remember calls of ours, too (operator_calls.py)."""
-for _classes, _names in _TOLD.items():
-    for _ours in _classes:
-        setattr(_ours, TOLD, attrgetter(*_names))
-        _stock = getattr(nn, _ours.__name__).forward
-        if issubclass(_ours, _InstanceNorm):
-            _stock = _stock_instance_norm
-        _ours.forward = remembering(_ours.forward, _stock, recalled)
+_TELLING = {ours: attrgetter(*names) for classes, names in _TOLD.items() for ours in classes}
+_TELLING.update(dict.fromkeys((InstanceNorm1d, InstanceNorm2d, InstanceNorm3d), _told_of_instances))
+for _ours, _telling in _TELLING.items():
+    setattr(_ours, TOLD, staticmethod(_telling))
+    _stock = getattr(nn, _ours.__name__).forward
+    if issubclass(_ours, _InstanceNorm):
+        _stock = _stock_instance_norm
+    _ours.forward = remembering(_ours.forward, _stock, recalled)
 for _normal in (BatchNorm1d, BatchNorm2d, BatchNorm3d):
     _normal.undeferred = _normal.forward
     _normal.forward = deferring(_normal.forward)  # type: ignore[method-assign]
