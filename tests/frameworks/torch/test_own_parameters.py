@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch.nn.utils import parametrize  # noqa: E402
 
 import jitdnn.torch as jt  # noqa: E402
-from jitdnn.frameworks.torch import operator_calls  # noqa: E402
+from jitdnn.frameworks.torch import operator_calls, stock_calls  # noqa: E402
 from torch_kernels import random  # noqa: E402
 
 nn = torch.nn
@@ -178,3 +178,21 @@ def test_a_second_backward_pass_is_refused(make: Callable[[], Any]) -> None:
             y.backward()
             with pytest.raises(RuntimeError, match="second time"):
                 y.backward()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("space", [2, 3])
+def test_one_image_of_torchs_instance_normalization(space: int, is_known: bool) -> None:
+    """PyTorch's gradient of one image is wrong where that of the result lies in channels last."""
+    kind = getattr(nn, f"InstanceNorm{space}d")
+    model, stock = pair(kind(6, affine=True, track_running_stats=True))
+    x, dy = random(1, 6, *(4, 5, 3)[:space]), random(1, *(4, 5, 3)[:space], 6).movedim(-1, 1)
+    if is_known:  # that torch's function is faster
+        stock_calls.remember(model, x)
+        stock_calls.remember(model, x.requires_grad_())
+    for _ in range(2):
+        found = []
+        for one, gradient in ((model, dy), (stock, dy.contiguous())):
+            given = x.detach().clone().requires_grad_()
+            found.append(torch.autograd.grad(one(given), [given, *one.parameters()], gradient))
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

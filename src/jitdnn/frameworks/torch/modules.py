@@ -45,6 +45,7 @@ from jitdnn.frameworks.torch.layers import (
 )
 from jitdnn.frameworks.torch.operator_calls import TOLD, recalled
 from jitdnn.frameworks.torch.rectifier import ReLU
+from jitdnn.frameworks.torch.registry import plain_device
 from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, remembering
 
 OPTIONS = "_jitdnn_options"
@@ -175,12 +176,22 @@ class _InstanceNorm:
         )  # fmt: skip
         # an image without a batch is made one before
         module = self if input.dim() == self._get_no_batch_dim() + 1 else None
-        return routed(F.instance_norm, arguments, {}, self._jitdnn_options, module)
+        return _of_one_image(routed(F.instance_norm, arguments, {}, self._jitdnn_options, module))
 
 
 def _stock_instance_norm(module: Any, input: Tensor) -> Any:
     """Torch's forward, of what is a batch; its own method calls one of ours."""
-    return nn.modules.instancenorm._InstanceNorm._apply_instance_norm(module, input)
+    return _of_one_image(nn.modules.instancenorm._InstanceNorm._apply_instance_norm(module, input))
+
+
+def _of_one_image(y: Any) -> Any:
+    """A result whose gradient lies in the order of its axes where it is torch's of one image: its kernel on processors
+    takes channels last for something else, and ours hand gradients back in the order of what lies behind."""
+    if type(y) is Tensor and y.is_cpu and y.requires_grad and len(y) == 1 and plain_device((y,)):
+        node = y.grad_fn
+        if node is not None and node.name() == "ViewBackward0" and not torch.compiler.is_compiling():
+            y.register_hook(Tensor.contiguous)
+    return y
 
 
 def _told_of_instances(module: Any) -> tuple[Any, ...]:
@@ -434,7 +445,7 @@ _TOLD: dict[tuple[Any, ...], tuple[str, ...]] = {
     (Tanh, Sigmoid): ("training",),  # which tells nothing, as nothing does
 }
 """The attributes that tell calls of those apart which remember calls of ours, too (operator_calls.py)."""
-_TELLING = {ours: attrgetter(*names) for classes, names in _TOLD.items() for ours in classes}
+_TELLING: dict[Any, Any] = {ours: attrgetter(*names) for classes, names in _TOLD.items() for ours in classes}
 _TELLING.update(dict.fromkeys((InstanceNorm1d, InstanceNorm2d, InstanceNorm3d), _told_of_instances))
 for _ours, _telling in _TELLING.items():
     setattr(_ours, TOLD, staticmethod(_telling))
