@@ -196,3 +196,10 @@ def test_one_image_of_torchs_instance_normalization(space: int, is_known: bool) 
             given = x.detach().clone().requires_grad_()
             found.append(torch.autograd.grad(one(given), [given, *one.parameters()], gradient))
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_compilers_see_one_graph_of_one_image() -> None:
+    model, stock = pair(nn.InstanceNorm2d(6, affine=True, track_running_stats=True))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = random(1, 6, 4, 5).requires_grad_()
+    torch.testing.assert_close(compiled(x), stock(x), rtol=1e-4, atol=1e-5)

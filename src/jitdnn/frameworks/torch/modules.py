@@ -187,9 +187,11 @@ def _stock_instance_norm(module: Any, input: Tensor) -> Any:
 def _of_one_image(y: Any) -> Any:
     """A result whose gradient lies in the order of its axes where it is torch's of one image: its kernel on processors
     takes channels last for something else, and ours hand gradients back in the order of what lies behind."""
+    if torch.compiler.is_compiling():
+        return y
     if type(y) is Tensor and y.is_cpu and y.requires_grad and len(y) == 1 and plain_device((y,)):
         node = y.grad_fn
-        if node is not None and node.name() == "ViewBackward0" and not torch.compiler.is_compiling():
+        if node is not None and node.name() == "ViewBackward0":
             y.register_hook(Tensor.contiguous)
     return y
 
