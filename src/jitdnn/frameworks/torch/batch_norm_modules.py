@@ -18,7 +18,7 @@ from jitdnn.frameworks.torch import (
     sync_batch_norm,
     whole,
 )
-from jitdnn.frameworks.torch.calls import CALLS
+from jitdnn.frameworks.torch.calls import CALLS, has_own
 from jitdnn.frameworks.torch.deferred import SUM
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.guards import Remembered
@@ -139,7 +139,7 @@ class _BatchNorm:
     def _recalled(self: Any, input: Tensor, name: str) -> Tensor | None:
         """The result of a call that was made before, with this activation behind it."""
         calls: Remembered | None = self.__dict__.get(CALLS)
-        if calls is None or torch.compiler.is_compiling():
+        if calls is None or torch.compiler.is_compiling() or not has_own(self):
             return None
         parameters, buffers = self._parameters, self._buffers
         w, b, mean, var = (
@@ -177,7 +177,7 @@ class _BatchNorm:
             batch = batch_norm_calls.prepared(
                 input, *running, self.weight, self.bias, momentum, self.eps, name, options
             )
-        if batch is not None:
+        if batch is not None and has_own(self):
             own = (
                 *(self._parameters[one] for one in ("weight", "bias")),
                 self.running_mean,

@@ -59,6 +59,12 @@ class Layer:
     by_torch: Callable[..., Callable[[Tensor, Tensor, Tensor], Sequence[Tensor | None]]] | None = None
 
 
+def has_own(module: Any) -> bool:
+    """Whether the weight and the bias are the module's own: a parametrization gives another one in each call."""
+    own = module._parameters
+    return "weight" in own and "bias" in own
+
+
 def recalled(
     calls: Remembered | None, x: Tensor, w: Tensor | None, bias: Tensor | None, now: tuple[Any, ...]
 ) -> Callable[[Tensor, Any, Any], Tensor] | None:
@@ -90,7 +96,7 @@ def learn(
     `operands`: x, w, the bias or None, and what else the layer takes; `function` is torch's own, of x, w, the bias and
     what comes `after`.
     """
-    if observers or threads_apart:
+    if observers or threads_apart or not has_own(module):
         return
     calls = Remembered.of(module, CALLS)
     if calls.is_full or not whole.is_ours(function, (*operands[:3], *after), options):

@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F  # noqa: N812
 
 from jitdnn.frameworks.torch import kinds, whole
-from jitdnn.frameworks.torch.calls import learn, recalled, short
+from jitdnn.frameworks.torch.calls import has_own, learn, recalled, short
 from jitdnn.frameworks.torch.convolution_operators import CONVOLUTION
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.guards import Remembered
@@ -24,6 +24,10 @@ from jitdnn.frameworks.torch.stock_calls import StockCalls
 # no attributes of the classes: Dynamo of PyTorch 2.6 does not know built-in functions there
 _FUNCTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+def _are_tuples(values: tuple[Any, ...]) -> bool:
+    return all(type(one) is tuple for one in values)
 
 
 class _Remembering:
@@ -40,9 +44,9 @@ class _Remembering:
     def _remembered(self: Any, input: Tensor) -> Tensor:
         found: Tensor
         calls = self._jitdnn_calls
-        if calls is not None:
+        if calls is not None and has_own(self):
             own = self._parameters
-            w, bias = own.get("weight"), own.get("bias")
+            w, bias = own["weight"], own["bias"]
             run = recalled(calls, input, w, bias, self._now())
             if run is not None:
                 found = run(input, w, bias)
@@ -93,8 +97,8 @@ class _Convolution(_Remembering):
         function, arguments = _FUNCTIONS[self._spatial], self._arguments(input)
         found: Tensor = routed(function, arguments, {}, self._jitdnn_options, self)
         after = arguments[3:]
-        has_batch = is_dense(input) and input.dim() == len(self.stride) + 2
-        if type(after[1]) is tuple and has_batch:
+        # lists may change in place
+        if _are_tuples(after[:3]) and is_dense(input) and input.dim() == self._spatial + 2:
             own = self._parameters
             operands = (
                 input, own.get("weight"), own.get("bias"), *after[:3], False, (0,) * self._spatial, self.groups,
@@ -154,9 +158,9 @@ class _Transposed(_Remembering):
 
     def _called(self: Any, input: Tensor) -> Tensor:
         found: Tensor = self._transposed(input, None)
-        if is_dense(input) and input.dim() == self._spatial + 2:
+        after = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+        if _are_tuples((*after[:3], after[4])) and is_dense(input) and input.dim() == self._spatial + 2:
             own = self._parameters
-            after = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
             operands = (
                 input, own.get("weight"), own.get("bias"), self.stride, self.padding, self.dilation, True,
                 self.output_padding, self.groups,

@@ -45,6 +45,7 @@ from jitdnn.frameworks.torch.layers import (
 )
 from jitdnn.frameworks.torch.operator_calls import TOLD, recalled
 from jitdnn.frameworks.torch.rectifier import ReLU
+from jitdnn.frameworks.torch.registry import plain_device
 from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, remembering
 
 OPTIONS = "_jitdnn_options"
@@ -175,12 +176,33 @@ class _InstanceNorm:
         )  # fmt: skip
         # an image without a batch is made one before
         module = self if input.dim() == self._get_no_batch_dim() + 1 else None
-        return routed(F.instance_norm, arguments, {}, self._jitdnn_options, module)
+        return _of_one_image(routed(F.instance_norm, arguments, {}, self._jitdnn_options, module))
 
 
 def _stock_instance_norm(module: Any, input: Tensor) -> Any:
     """Torch's forward, of what is a batch; its own method calls one of ours."""
-    return nn.modules.instancenorm._InstanceNorm._apply_instance_norm(module, input)
+    return _of_one_image(nn.modules.instancenorm._InstanceNorm._apply_instance_norm(module, input))
+
+
+def _of_one_image(y: Any) -> Any:
+    """A result whose gradient lies in the order of its axes where it is torch's of one image: its kernel on processors
+    takes channels last for something else, and ours hand gradients back in the order of what lies behind."""
+    if torch.compiler.is_compiling():
+        return y
+    if type(y) is Tensor and y.is_cpu and y.requires_grad and len(y) == 1 and plain_device((y,)):
+        node = y.grad_fn
+        if node is not None and node.name() == "ViewBackward0":
+            y.register_hook(Tensor.contiguous)
+    return y
+
+
+def _told_of_instances(module: Any) -> tuple[Any, ...]:
+    """What tells calls of one apart, besides its parameters: statistics may be given to it later."""
+    own = module._buffers  # nn.Module looks for them for longer than all else takes
+    return (
+        module.training, module.track_running_stats, module.eps, module.num_features, module.affine,
+        own.get("running_mean", 0), own.get("running_var", 0),
+    )  # fmt: skip
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
@@ -414,7 +436,6 @@ _WINDOW = ("kernel_size", "stride", "padding", "ceil_mode")
 _TOLD: dict[tuple[Any, ...], tuple[str, ...]] = {
     (LayerNorm, RMSNorm): ("normalized_shape", "eps"),
     (GroupNorm,): ("num_groups", "eps"),
-    (InstanceNorm1d, InstanceNorm2d, InstanceNorm3d): ("training", "track_running_stats", "eps"),
     (AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d): ("output_size",),
     (Softmax, LogSoftmax): ("dim",),
     (MaxPool1d, MaxPool2d, MaxPool3d): (*_WINDOW, "dilation", "return_indices"),
@@ -426,13 +447,14 @@ _TOLD: dict[tuple[Any, ...], tuple[str, ...]] = {
     (Tanh, Sigmoid): ("training",),  # which tells nothing, as nothing does
 }
 """The attributes that tell calls of those apart which remember calls of ours, too (operator_calls.py)."""
-for _classes, _names in _TOLD.items():
-    for _ours in _classes:
-        setattr(_ours, TOLD, attrgetter(*_names))
-        _stock = getattr(nn, _ours.__name__).forward
-        if issubclass(_ours, _InstanceNorm):
-            _stock = _stock_instance_norm
-        _ours.forward = remembering(_ours.forward, _stock, recalled)
+_TELLING: dict[Any, Any] = {ours: attrgetter(*names) for classes, names in _TOLD.items() for ours in classes}
+_TELLING.update(dict.fromkeys((InstanceNorm1d, InstanceNorm2d, InstanceNorm3d), _told_of_instances))
+for _ours, _telling in _TELLING.items():
+    setattr(_ours, TOLD, staticmethod(_telling))
+    _stock = getattr(nn, _ours.__name__).forward
+    if issubclass(_ours, _InstanceNorm):
+        _stock = _stock_instance_norm
+    _ours.forward = remembering(_ours.forward, _stock, recalled)
 for _normal in (BatchNorm1d, BatchNorm2d, BatchNorm3d):
     _normal.undeferred = _normal.forward
     _normal.forward = deferring(_normal.forward)  # type: ignore[method-assign]

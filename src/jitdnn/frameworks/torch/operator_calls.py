@@ -9,6 +9,7 @@ other. Where torch's function is faster stock_calls.py remembers that, and nothi
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -68,18 +69,23 @@ def learn(module: Any, function: Any, args: tuple[Any, ...], named: dict[str, An
     calls: Remembered | None = module.__dict__.get(CALLS)
     if (calls is not None and calls.is_full) or not whole.is_ours(function, args, options, named):
         return
-    call = _call_of(function, args, named, options)
+    found = OPERATIONS[function](*args, **named)
     own = module._parameters
     w, bias = own.get("weight"), own.get("bias")
-    if call is not None and args[0] is call.tensors[0] and _are(call.tensors[1:], (w, bias)):
-        call.state = _now(module, w, bias)
+    # where operands are others than the module's own (copies, what parametrizations give), nothing can be remembered
+    if found is None or not _are(found, (args[0], w, bias)):
+        return
+    call = _call_of(found, options)
+    if call is not None:
+        call.state = deepcopy(_now(module, w, bias))  # lists are changed in place
         call.tensors = ()
         Remembered.of(module, CALLS).add(call, _EPOCH)
 
 
-def _are(tensors: tuple[Any, ...], parameters: tuple[Any, ...]) -> bool:
-    """Whether operands are the parameters of a module, and those that there are not, none."""
-    return all(one is other for one, other in zip(tensors, parameters, strict=False))
+def _are(found: tuple[Operation | EagerOperation, tuple[Any, ...]], own: tuple[Any, ...]) -> bool:
+    """Whether an operation's tensors are these ones, and those that there are not, none."""
+    operation, operands = found
+    return all(one is other for one, other in zip(operands[: 1 + operation.parameters], own, strict=False))
 
 
 TOLD = "_jitdnn_told"
@@ -90,23 +96,23 @@ def _now(module: Any, w: Tensor | None, bias: Tensor | None) -> tuple[Any, ...]:
     """What tells calls of a module apart, besides tensors."""
     return (
         is_grad_enabled(), get_num_threads(), forward_ad._current_level, kinds.epoch, module._jitdnn_options,
-        w is None, bias is None, module._jitdnn_told(module),
+        w is None, bias is None, len(module._parameters), module._jitdnn_told(module),
     )  # fmt: skip
 
 
-def _call_of(function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str) -> Call | None:
-    """What runs such calls, where kernels were chosen for them."""
-    found = OPERATIONS[function](*args, **named)
-    if found is None or not guards.are_there() or not plain_device(found[1]):
-        return None
+def _call_of(found: tuple[Operation | EagerOperation, tuple[Any, ...]], options: str) -> Call | None:
+    """What runs calls of an operation with such operands, where kernels were chosen for them."""
     operation, operands = found
+    if not guards.are_there() or not plain_device(operands):
+        return None
     run = operation.forward_of(options, operands)
     return None if run is None else Call(operation, operands, options, run)
 
 
 def short(function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str) -> Any:
     """A call as a module makes it that remembers it, of which whole.py takes the time."""
-    call = _call_of(function, args, named, options)
+    found = OPERATIONS[function](*args, **named)
+    call = None if found is None else _call_of(found, options)
     if call is None:
         return None
     tensors = (*call.tensors, *[None] * (3 - len(call.tensors)))

@@ -286,7 +286,7 @@ def _avg_derivative(
 
 
 def _avg_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    return (*_avg_derivative(ctx, dy, (), ctx.behind, ctx.options), *[None] * 6)
+    return (*_avg_derivative(ctx, dy, ctx.saved_tensors, ctx.behind, ctx.options), *[None] * 6)
 
 
 def _max_double_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
