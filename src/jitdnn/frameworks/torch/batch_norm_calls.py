@@ -24,7 +24,7 @@ from jitdnn.frameworks.torch.kinds import decided, watching
 from jitdnn.frameworks.torch.launch import Direct
 from jitdnn.frameworks.torch.normalization import batch_launch
 from jitdnn.frameworks.torch.options import handle_of
-from jitdnn.frameworks.torch.registry import hooks_of_saved, plain_device
+from jitdnn.frameworks.torch.registry import applied, hooks_of_saved, plain_device
 from jitdnn.retention import Recent
 
 IDENTITY = "identity"
@@ -271,11 +271,7 @@ class _Layer(torch.autograd.Function):
     backward = staticmethod(_gradients)
 
 
-# as in calls.py: without the ways through Python of `Function.apply`, and of its backward
-_apply: Any = super(torch.autograd.Function, _Layer).apply
-_node: Any = getattr(_Layer, "_backward_cls", None)
-if _node is not None:
-    _node.apply = _gradients
+_apply = applied(_Layer, _gradients)
 
 
 class Known:

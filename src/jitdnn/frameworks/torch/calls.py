@@ -31,7 +31,7 @@ from jitdnn.frameworks.torch.kinds import (
     watching,
 )
 from jitdnn.frameworks.torch.launch import recorded
-from jitdnn.frameworks.torch.registry import Operator, as_autocast, hooks_of_saved, plain_device
+from jitdnn.frameworks.torch.registry import Operator, applied, as_autocast, hooks_of_saved, plain_device
 from jitdnn.frameworks.torch.together import TOGETHER, Together
 from jitdnn.recorders import recorders
 from jitdnn.settings import current
@@ -411,9 +411,4 @@ class _Layer(torch.autograd.Function):
     backward = staticmethod(_gradients)
 
 
-#: `Function.apply` without its way through Python: no transform of functorch takes part, as the guards know
-_apply: Any = super(torch.autograd.Function, _Layer).apply
-# the engine calls this method of the node, which would look for `_Layer.backward` and `_Layer.vjp` first
-_node: Any = getattr(_Layer, "_backward_cls", None)
-if _node is not None:
-    _node.apply = _gradients
+_apply = applied(_Layer, _gradients)

@@ -27,7 +27,7 @@ from jitdnn.frameworks.torch.kinds import (
     threads_apart,
     watching,
 )
-from jitdnn.frameworks.torch.registry import OWN, plain_device
+from jitdnn.frameworks.torch.registry import OWN, applied, plain_device
 
 _EPOCH = 3  # its place in what tells calls apart
 _has_function_modes = torch._C._len_torch_function_stack
@@ -232,8 +232,4 @@ class _Layer(torch.autograd.Function):
     backward = staticmethod(_gradients)
 
 
-# as in calls.py: without the ways through Python of `Function.apply`, and of its backward
-_apply: Any = super(torch.autograd.Function, _Layer).apply
-_node: Any = getattr(_Layer, "_backward_cls", None)
-if _node is not None:
-    _node.apply = _gradients
+_apply = applied(_Layer, _gradients)

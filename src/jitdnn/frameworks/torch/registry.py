@@ -240,3 +240,15 @@ def as_autocast(operand: Any, device: str, dtype: torch.dtype) -> Any:
     ):
         return operand
     return operand.to(dtype)
+
+
+def applied(function: type[torch.autograd.Function], gradients: Callable[..., Any]) -> Any:
+    """`Function.apply` without its way through Python, and `gradients` as the backward pass without its own.
+
+    No transform of functorch takes part, as the guards of remembered calls know.
+    """
+    # the engine calls this method of the node, which would look for `backward` and `vjp` of the function first
+    node: Any = getattr(function, "_backward_cls", None)
+    if node is not None:
+        node.apply = gradients
+    return super(torch.autograd.Function, function).apply
