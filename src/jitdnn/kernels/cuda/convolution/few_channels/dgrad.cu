@@ -203,23 +203,6 @@ FUNCTION void add_plane(Sums &sums, const ELEMENT *stage, const uint2 *filter, L
                 for (int half = 0; half < 2; half++)
                     b[i / (REACH_H * COLUMN_TILES)][i / COLUMN_TILES % REACH_H][i % COLUMN_TILES][half] =
                         fragment[half * STEP_FRAGMENTS + (first * REACH_H * COLUMN_TILES + i) * 32];
-            fragment += SPLIT_K_WARPS * (2 * STEP_FRAGMENTS);
-#pragma unroll
-            for (int row = 0; row < STEP_H * (TILE_ROWS - 1) + REACH_H; row++) {
-                u32 whole[4], rest[4];
-                const ELEMENT *of_row = from + row * (STEP_W * SEQUENCE * PITCH) + k * (2 * STEP_CHANNELS);
-                ldmatrix_x4(whole, of_row);
-                ldmatrix_x4(rest, of_row + STEP_CHANNELS);
-#pragma unroll
-                for (int i_d = first; i_d <= last; i_d++)
-#pragma unroll
-                    for (int i = 0; i < REACH_H; i++)
-                        if (row - i >= 0 && (row - i) % STEP_H == 0 && (row - i) / STEP_H < TILE_ROWS)
-#pragma unroll
-                            for (int j = 0; j < COLUMN_TILES; j++)
-                                multiply_halves(sums[plane - i_d][(row - i) / STEP_H][j], whole, rest,
-                                                b[i_d - first][i][j], factor);
-            }
 #else
             Factor<2> b[last - first + 1][REACH_H][COLUMN_TILES];
 #pragma unroll
@@ -229,22 +212,35 @@ FUNCTION void add_plane(Sums &sums, const ELEMENT *stage, const uint2 *filter, L
                 to.bits[0] = both.x, to.bits[1] = both.y;
                 prepare(to);
             }
-            fragment += SPLIT_K_WARPS * STEP_FRAGMENTS;
+#endif
+            fragment += SPLIT_K_WARPS * (PAIR * STEP_FRAGMENTS);
 #pragma unroll
             for (int row = 0; row < STEP_H * (TILE_ROWS - 1) + REACH_H; row++) {
+                const ELEMENT *of_row = from + row * (STEP_W * SEQUENCE * PITCH) + k * (PAIR * STEP_CHANNELS);
+#if IN_HALVES
+                u32 whole[4], rest[4];
+                ldmatrix_x4(whole, of_row);
+                ldmatrix_x4(rest, of_row + STEP_CHANNELS);
+#else
                 Factor<4> a;
-                ldmatrix_x4(a.bits, from + row * (STEP_W * SEQUENCE * PITCH) + k * STEP_CHANNELS);
+                ldmatrix_x4(a.bits, of_row);
                 prepare(a);
+#endif
 #pragma unroll
                 for (int i_d = first; i_d <= last; i_d++)
 #pragma unroll
                     for (int i = 0; i < REACH_H; i++)
                         if (row - i >= 0 && (row - i) % STEP_H == 0 && (row - i) / STEP_H < TILE_ROWS)
 #pragma unroll
-                            for (int j = 0; j < COLUMN_TILES; j++)
-                                multiply(sums[plane - i_d][(row - i) / STEP_H][j], a, b[i_d - first][i][j]);
-            }
+                            for (int j = 0; j < COLUMN_TILES; j++) {
+                                f32 (&sum)[4] = sums[plane - i_d][(row - i) / STEP_H][j];
+#if IN_HALVES
+                                multiply_halves(sum, whole, rest, b[i_d - first][i][j], factor);
+#else
+                                multiply(sum, a, b[i_d - first][i][j]);
 #endif
+                            }
+            }
         }
     }
 }
