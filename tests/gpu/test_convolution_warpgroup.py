@@ -39,7 +39,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import launches_of, reduction_sharing, source_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
-from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products, longest_load
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking
 from jitdnn.kernels.cuda.warpgroup.tile import DIVIDED as WITH_DIVIDERS
 from jitdnn.kernels.cuda.warpgroup.tile import TILES, Tile
 from jitdnn.planner.plan import Request
@@ -178,25 +178,6 @@ def test_every_tile(words: str, tile: Tile, cuda_device: Any) -> None:
     for algorithm in algorithms_of(problem, (tile,)):
         if algorithm.refuse(problem, cuda_device) is None:
             run_algorithm(algorithm, case, cuda_device, scales=((-0.75, 0.5),))
-
-
-@given(
-    rows=st.lists(st.integers(0, 3000), min_size=2, max_size=8), n=st.integers(1, 400),
-    multiprocessors=st.integers(1, 20), tile=st.sampled_from(TILES),
-)  # fmt: skip
-def test_the_busiest_thread_block(rows: list[int], n: int, multiprocessors: int, tile: Tile) -> None:
-    """Tiles of stride phases take turns among the thread blocks, one phase behind the other."""
-    products = Products(tuple(rows), tuple(range(len(rows))), n, 1)
-    cycles = [1000.0 + 10 * number for number in range(len(rows))]
-    loads = [0.0] * multiprocessors
-    every = [
-        one
-        for count, one in zip(rows, cycles, strict=True)
-        for _ in range(-(-count // tile.m) * -(-n // tile.n))
-    ]
-    for number, one in enumerate(every):
-        loads[number % multiprocessors] += one
-    assert longest_load(products, tile, multiprocessors, cycles) == pytest.approx(max(loads))
 
 
 def test_tiles_end_with_their_group(cuda_device: Any) -> None:
