@@ -330,9 +330,8 @@ class _PuttingOff:
             except Exception:
                 if result is not None:
                     raise
-            if (
-                result is None
-            ):  # the model raised an error, which is told, and what follows is as it was learnt
+            # where the model raised an error, that is told, and what follows is as it was learnt
+            if result is None:
                 of.module.__dict__[JOIN] = join
         return result if type(result) in OWN else tree_map_only(Deferred, value, result)
 

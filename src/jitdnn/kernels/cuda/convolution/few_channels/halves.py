@@ -151,9 +151,8 @@ def _gradient(few: Convolution, plan: Plan, device: GpuDevice, is_swapped: bool)
 
     def build() -> Kernel:
         behind = replace(exact, defines=(*exact.defines, ("BYTES_FROM_HEADER", HEADER_BYTES)))
-        if (
-            exact.pack is not None and not dict(exact.defines)["IS_STREAMED"]
-        ):  # it hardly ever runs: a launch less
+        # it hardly ever runs: a launch less
+        if exact.pack is not None and not dict(exact.defines)["IS_STREAMED"]:
             own = tuple((name, 0 if name == "IS_PACKED" else value) for name, value in behind.defines)
             behind = replace(behind, defines=own, pack=None)
         make_exact = None if is_filter else lambda: kernel(exact)
