@@ -1,11 +1,13 @@
 """Training steps of networks on a GPU in eager PyTorch, stock and converted, in turns in one process.
 
-    python benchmarks/torch_eager.py [MODEL ...] [--processes 4] [--kernels 8] [--graphs]
+    python benchmarks/torch_eager.py [MODEL[=BATCH] ...] [--processes 8] [--kernels 8] [--graphs] [--limit SECONDS]
         [what torch_inductor.py takes: --batch, --dtype, --seconds, ...]
 
-Before anything is timed, `--processes` many processes at once compile and measure what the models need (a step of
-each), and one after another the models are timed by what was kept: `first s` are those of warm caches, in a process
-that has run the models above. Milliseconds are those of `torch_inductor.py`: `ours` by the way that the converted model
+Each model is a process, `--processes` of them at a time. They compile beside each other, but whatever runs on the GPU
+is alone there, and on a machine of eight cores or more on cores that no compiler has: who compiles leaves the GPU to
+the others. A row is printed as soon as it is there. `--processes 0`: one model after another in this process.
+`first s`: the first step with compiling and measuring, without the time that a process waited for its turn.
+Milliseconds are those of `torch_inductor.py`: `ours` by the way that the converted model
 came to run its steps (see `jt.explain`), which is one of those behind it: layers as they were chosen, as the GPU's time
 alone chooses them, as the host's and as the sum of both do, and all of them bypassed. `host ms` is the processor's time
 until a step is enqueued on a GPU that has nothing to do, `GPU ms` the sum of its kernels by PyTorch's profiler, `MiB`
@@ -22,16 +24,23 @@ import argparse
 import gc
 import json
 import math
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
 import torch
 import torch_inductor
+import torch_turns
 from torch_inductor import WARM, WARM_EAGER, Peer, host_seconds
+from torch_turns import Turn
 
 from jitdnn.frameworks.torch import step_graphs, steps
 
@@ -41,6 +50,7 @@ MODELS = (
 )  # fmt: skip
 OWN = {"chosen": steps.CHOSEN, "kernels": steps.KERNELS, "host": steps.HOST, "both": steps.BOTH}
 WAYS = {**OWN, "bypassed": steps.STOCK}
+QUIET = 2  # cores that are left to what is timed
 LEARNING = 6  # steps in which modules come to remember their calls
 HEAD = (
     f"{'model':22s}{'n':>4s}{'stock ms':>10s}{'ours':>8s}{'speed':>7s}{'chosen':>8s}{'kernels':>9s}{'host':>8s}"
@@ -75,10 +85,19 @@ def peak(run: Callable[[], Any]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def row(name: str, arguments: argparse.Namespace) -> None:
-    """Measure a model, and print its row."""
-    begin = perf_counter()
-    model, x, labels = torch_inductor.problem(name, arguments)
+def row(name: str, arguments: argparse.Namespace, turn: Turn | None = None) -> None:
+    """Measure a model, whose name may have a batch behind it, and print its row."""
+    name, _, batch = name.partition("=")
+    if batch:
+        arguments.batch, arguments.batch_is_given = int(batch), True
+    made = torch_inductor.made(name, arguments)
+    with nullcontext() if turn is None else turn.held():
+        timed(name, made, arguments, turn)
+
+
+def timed(name: str, made: torch.nn.Module, arguments: argparse.Namespace, turn: Turn | None) -> None:
+    """The same of a network that is on the processor still, while nobody else has the GPU."""
+    model, x, labels = torch_inductor.problem(name, arguments, made)
     peers = {who: Peer(model, who == "ours", "eager", arguments) for who in ("stock", "ours")}
     del model
     found: dict[str, Any] = {"model": name, "batch": len(x), "dtype": arguments.dtype}
@@ -86,9 +105,9 @@ def row(name: str, arguments: argparse.Namespace) -> None:
     runs = {who: partial(peer.step, x, labels) for who, peer in peers.items()}
     for who, run in runs.items():
         torch.cuda.synchronize()
-        begin = perf_counter()
+        begin, waited = perf_counter(), turn.waited if turn else 0.0
         losses[who] = float(run())
-        found[f"{who} first s"] = perf_counter() - begin
+        found[f"{who} first s"] = perf_counter() - begin - (turn.waited - waited if turn else 0.0)
     if arguments.compile:
         took = f"{found['stock first s']:.1f} and {found['ours first s']:.1f}"
         write(f"  {name}: first steps {took} s", sys.stderr)
@@ -204,42 +223,56 @@ def write(text: str, to: Any = sys.stdout) -> None:
     to.flush()
 
 
-def compiled(names: list[str], processes: int, limit: float) -> None:
-    """Let processes side by side compile and measure what the models need, for so many seconds at most."""
-    end = perf_counter() + limit
-    words = sys.argv[1:]
-    own = [word for word in words if word not in names]
-    running = [
-        subprocess.Popen([sys.executable, __file__, *names[first::processes], *own, "--compile"])
-        for first in range(min(processes, len(names)))
-    ]
-    for one in running:
-        try:
-            one.wait(max(0.0, end - perf_counter()))
-        except subprocess.TimeoutExpired:
-            one.kill()
-            one.wait()
+def apart(names: Sequence[str], arguments: argparse.Namespace) -> None:
+    """Each model in a process of its own, so many at a time, for so many seconds at most."""
+    end = perf_counter() + arguments.limit
+    own = [word for word in sys.argv[1:] if word not in names]
+    cores = sorted(os.sched_getaffinity(0))
+    quiet = cores[:QUIET] if len(cores) >= 8 else []
+    os.sched_setaffinity(0, set(cores).difference(quiet))
+    with tempfile.TemporaryDirectory() as folder:
+        lock = arguments.lock or str(Path(folder) / "lock")
+        own += ["--processes", "0", "--lock", lock, "--quiet", arguments.quiet or ",".join(map(str, quiet))]
+
+        def run(name: str) -> None:
+            left = end - perf_counter()
+            if left <= 0:
+                return
+            command = [sys.executable, __file__, name, *own]
+            try:
+                subprocess.run(command, timeout=left, env={"OMP_NUM_THREADS": "1", **os.environ})
+            except subprocess.TimeoutExpired:
+                write(f"{name}: no time was left")
+
+        with ThreadPoolExecutor(arguments.processes) as pool:
+            list(pool.map(run, names))
 
 
 def main() -> None:
     made = torch_inductor.parser(__doc__)
-    made.add_argument("--processes", type=int, default=4, help="that compile before; 0: none")
-    made.add_argument("--limit", type=float, default=600.0, help="seconds for that")
+    made.add_argument("--processes", type=int, default=8, help="models at a time; 0: one after another")
+    made.add_argument("--limit", type=float, default=600.0, help="seconds after which it ends")
     made.add_argument("--kernels", type=int, default=0)
     made.add_argument("--graphs", action="store_true", help="also steps as CUDA graphs")
-    made.add_argument("--compile", action="store_true", help=argparse.SUPPRESS)
+    made.add_argument("--compile", action="store_true", help="first steps alone")
+    torch_turns.add_options(made)
     arguments = torch_inductor.parsed(made)
     arguments.mode_has_graphs = False
     if arguments.dtype == "f32":
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    names = arguments.models or list(MODELS)
-    if not arguments.compile:
-        if arguments.processes:
-            compiled(names, arguments.processes, arguments.limit)
+    names, is_child = arguments.models or list(MODELS), arguments.lock and not arguments.processes
+    if not is_child:
         write(f"{arguments.dtype}, {torch.cuda.get_device_name()}, PyTorch {torch.__version__}\n{HEAD}")
+    if arguments.processes:
+        apart(names, arguments)
+        return
+    turn = None
+    if is_child:
+        turn = Turn(arguments.lock, arguments.quiet, True)
+        torch_turns.release_to_compile(turn)
     for name in names:
         try:
-            row(name, arguments)
+            row(name, arguments, turn)
         except Exception as problem:  # the other models are measured
             write(f"{name}: {type(problem).__name__}: {str(problem)[:300]}")
         gc.collect()

@@ -131,11 +131,18 @@ def bound(cell: dict[str, Any]) -> str:
     return "host" if cell["host ms"] > cell["kernels ms"] else "GPU"
 
 
-def problem(name: str, arguments: argparse.Namespace) -> tuple[nn.Module, Tensor, Tensor]:
-    """A network, and a batch of its examples and labels."""
+def made(name: str, arguments: argparse.Namespace) -> nn.Module:
+    """A network on the processor."""
     torch.manual_seed(0)
-    made = AXES[name].small() if arguments.small else network(name)
-    model, shape = without_dropout(made), (arguments.batch, 3, arguments.side, arguments.side)
+    return without_dropout(AXES[name].small() if arguments.small else network(name))
+
+
+def problem(
+    name: str, arguments: argparse.Namespace, model: nn.Module | None = None
+) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network, which may be made before, and a batch of its examples and labels."""
+    model = made(name, arguments) if model is None else model
+    shape: tuple[int, ...] = (arguments.batch, 3, arguments.side, arguments.side)
     if name in AXES:
         own = AXES[name].small_shape if arguments.small else AXES[name].shape
         shape = (arguments.batch if arguments.batch_is_given else AXES[name].batch, *own)

@@ -31,7 +31,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -39,47 +39,23 @@ from typing import Any
 
 import torch
 import torch_inductor
+import torch_turns
 from torch._functorch import config as functorch_config
 from torch_inductor_pairs import SIDES, WANTED, parent
 from torch_inductor_parts import host_parts, kernel_table
+from torch_turns import Turn, move
 
 SLOW = 0.1  # seconds of a step of which fewer are a sample
 
 
-class Turn:
-    """Being alone on a GPU: for a while, by a lock, or for all the steps of a pair, when the parent says so."""
+class PairTurn(Turn):
+    """And for all the steps of a pair, when the parent says so."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.waited = 0.0
+        super().__init__(arguments.lock, arguments.quiet, arguments.device == "cuda")
         self._lock = arguments.lock
-        self._file = open(arguments.lock, "a")  # noqa: SIM115
-        self._quiet = {int(one) for one in arguments.quiet.split(",") if one}
-        self._others = os.sched_getaffinity(0)
         self._says = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # what others print is none of the parent's
-        self._depth = 0
-        self._is_on_gpu = arguments.device == "cuda"
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Alone in the block, this thread on a core of its own."""
-        if self._depth:
-            yield
-            return
-        self._give_memory(256 << 20)
-        begin = perf_counter()
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        self.waited += perf_counter() - begin
-        self._depth += 1
-        self._move(0, self._quiet)
-        try:
-            yield
-        finally:
-            if self._is_on_gpu:
-                torch.cuda.synchronize()
-            self._move(0, self._others)
-            self._depth -= 1
-            fcntl.flock(self._file, fcntl.LOCK_UN)
 
     @contextmanager
     def wanted(self) -> Iterator[None]:
@@ -88,18 +64,9 @@ class Turn:
             fcntl.flock(file, fcntl.LOCK_SH)
             yield
 
-    def alone(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, alone."""
-
-        def call(*args: Any, **named: Any) -> Any:
-            with self.held():
-                return function(*args, **named)
-
-        return call
-
     def begin(self) -> None:
         """Wait for the parent's word that the steps of this pair may run."""
-        self._give_memory(0)
+        self.give_memory(0)
         begin = perf_counter()
         self.tell({"ready": True})
         if not sys.stdin.readline():
@@ -111,31 +78,21 @@ class Turn:
     def end(self) -> None:
         """Leave the GPU to others, and its memory."""
         gc.collect()
-        self._give_memory(0)
+        self.give_memory(0)
         self._depth -= 1
-        self._move_all(self._others)
+        self._move_all(self.others)
 
     def tell(self, what: dict[str, Any]) -> None:
         self._says.write(json.dumps(what) + "\n")
         self._says.flush()
 
-    def _give_memory(self, most: int) -> None:
-        """All but so many bytes of what PyTorch's allocator keeps."""
-        if self._is_on_gpu and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > most:
-            torch.cuda.empty_cache()
-
-    def _move_all(self, cores: set[int]) -> None:
-        for thread in os.listdir("/proc/self/task"):
-            self._move(int(thread), cores)
-
     @staticmethod
-    def _move(thread: int, cores: set[int]) -> None:
-        if cores:
-            with suppress(OSError):  # it has ended
-                os.sched_setaffinity(thread, cores)
+    def _move_all(cores: set[int]) -> None:
+        for thread in os.listdir("/proc/self/task"):
+            move(int(thread), cores)
 
 
-def take_turns(turn: Turn) -> None:
+def take_turns(turn: PairTurn) -> None:
     """Have all that is measured while a graph is compiled measured alone."""
     from torch._inductor.fx_passes import pad_mm
 
@@ -157,7 +114,7 @@ def child(arguments: argparse.Namespace) -> None:
     """One side of one model: what is compiled waits for the parent, and then does what it says."""
     if arguments.dtype == "f32":
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    turn = Turn(arguments)
+    turn = PairTurn(arguments)
     torch_inductor.register()
     take_turns(turn)
     if arguments.explain:
@@ -176,7 +133,7 @@ def child(arguments: argparse.Namespace) -> None:
 class Side:
     """One compiled model that takes orders."""
 
-    def __init__(self, model: Any, mode: str, turn: Turn, arguments: argparse.Namespace) -> None:
+    def __init__(self, model: Any, mode: str, turn: PairTurn, arguments: argparse.Namespace) -> None:
         self._turn, self._arguments, self._mode = turn, arguments, mode
         turn.waited = 0.0
         self._begin = perf_counter()  # torch.compile imports its compiler, or the first step does
@@ -237,7 +194,7 @@ class Side:
 
 
 @contextmanager
-def first_waits(turn: Turn) -> Iterator[None]:
+def first_waits(turn: PairTurn) -> Iterator[None]:
     """The first call of compiled code in the block waits until it is this pair's turn."""
     from torch._inductor.output_code import CompiledFxGraph
 
@@ -265,8 +222,7 @@ def main() -> None:
     made.add_argument("--logs", type=Path, help="a folder for what the processes tell")
     made.add_argument("--only", choices=SIDES, help=argparse.SUPPRESS)
     made.add_argument("--is-first-only", action="store_true", help=argparse.SUPPRESS)
-    made.add_argument("--lock", help=argparse.SUPPRESS)
-    made.add_argument("--quiet", default="", help=argparse.SUPPRESS)
+    torch_turns.add_options(made)
     arguments = torch_inductor.parsed(made)
     if arguments.only is None:
         parent(arguments, __file__)

@@ -120,9 +120,15 @@ def torch_operators() -> str:
             (problems.BatchNorm,),
         ),
         (
-            r"GroupNorm|InstanceNorm\w*",
-            functional.NORMALIZED,
+            r"GroupNorm",
+            functional.BATCH_NORMALIZED,
             "any strides; eager calls alone",
+            (problems.GroupNorm,),
+        ),
+        (
+            r"InstanceNorm\w*",
+            functional.BATCH_NORMALIZED,
+            "any strides; eager calls alone, under autocast, too",
             (problems.GroupNorm,),
         ),
         (r"RMSNorm", functional.NORMALIZED, "any strides; eager calls alone", (problems.LayerNorm,)),

@@ -102,8 +102,9 @@ def check(model: Any, stock: Any, x: Any, dy: Any = None) -> Any:
     """Value and gradients against torch's in double precision; gives the node of the result."""
     exact = copy.deepcopy(stock).double()
     mine, theirs = step(model, x, dy), step(exact, x.double(), None if dy is None else dy.double())
-    for one, other in zip(mine, theirs, strict=True):
-        agree(one, other, x.dtype, "result and gradients")
+    types = [x.dtype, x.dtype, *(one.dtype for one in model.parameters())]
+    for one, other, dtype in zip(mine, theirs, types, strict=True):
+        agree(one, other, dtype, "result and gradients")
     return mine[0].grad_fn
 
 

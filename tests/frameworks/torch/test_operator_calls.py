@@ -92,7 +92,7 @@ def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LAYERS)
 def test_later_calls_are_short_and_right(name: str, dtype: Any, long_ways: list[Any]) -> None:
-    if dtype is torch.bfloat16 and "Norm" in name:
+    if dtype is torch.bfloat16 and name.startswith(("LayerNorm", "RMSNorm")):
         pytest.skip("statistics of half precision are left to torch")
     model, stock, made = pair(name)
     dy = random(*stock(made()).shape, seed=3).to(dtype)
@@ -203,6 +203,39 @@ CHANGES: dict[str, list[Callable[[Any], Any]]] = {
         lambda m: setattr(m, "divisor_override", 3),
     ],
 }
+
+
+@pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last_3d])
+def test_instances_of_half_precision_under_autocast(
+    order: Any, parameters: Any, long_ways: list[Any]
+) -> None:
+    stock = nn.InstanceNorm3d(4, affine=True)
+    with torch.no_grad():
+        stock.weight.copy_(random(4, seed=8))
+        stock.bias.copy_(random(4, seed=9))
+    stock.to(parameters)
+    model = jt.convert(copy.deepcopy(stock), measure="never")
+    for number in range(3):
+        x, dy = (
+            random(2, 4, 3, 5, 7, seed=number + seed).bfloat16().contiguous(memory_format=order) for seed in (0, 5)
+        )
+        with torch.autocast("cpu", torch.bfloat16):
+            node = check(model, stock, x, torch.cat([dy, dy], 1)[:, 4:])
+            assert (name_of(node) == SHORT) is (number > 0)
+            y = model(x)
+        assert y.stride() == x.stride()
+        assert y.dtype is torch.bfloat16
+    assert len(long_ways) == 2  # with gradients and without
+
+
+def test_groups_that_autocast_casts_stay_torchs() -> None:
+    x, model = random(2, 6, 5).bfloat16(), jt.convert(nn.GroupNorm(3, 6), measure="never")
+    model(x), model(x)
+    with watched() as seen, torch.autocast("cpu", torch.bfloat16):
+        found = model(x)
+        torch.testing.assert_close(found, nn.GroupNorm(3, 6)(x))
+    assert not any(kind.decision.is_ours for kind in seen)
 
 
 @pytest.mark.parametrize("name", CHANGES)

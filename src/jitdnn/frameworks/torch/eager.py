@@ -1,7 +1,8 @@
 """Functions that are ours in eager calls alone: forward and backward by ours, each call chosen as a whole (whole.py).
 
-Under `torch.compile`, export, vmap, `torch.func` and autocast torch's own function runs: it has decompositions that
-compilers fuse, and no operator of ours stands in their way. Gradients of gradients are torch's.
+Under `torch.compile`, export, vmap and `torch.func` torch's own function runs: it has decompositions that compilers
+fuse, and no operator of ours stands in their way. So it does under autocast, but for functions whose operands autocast
+leaves as they are. Gradients of gradients are torch's.
 """
 
 from __future__ import annotations
@@ -57,19 +58,25 @@ class Eager:
         return self.forward(_handle(options, tensors), settings, False, tensors)[0]
 
 
-def is_taken(*tensors: Tensor | None) -> bool:
-    """Whether ours may run a call: now, of ordinary tensors of one type and device that have elements."""
+def is_taken(*tensors: Tensor | None, is_cast: bool = True) -> bool:
+    """Whether ours may run a call: now, of ordinary tensors of one type and device that have elements.
+
+    `is_cast`: autocast gives the function's operands other types. Where it does not, all tensors but the first, as
+    parameters of half precision's layers, may be of float32 together.
+    """
     if is_disabled() or torch.compiler.is_compiling() or not is_eager():
         return False
     given = [one for one in tensors if one is not None]
-    first = given[0]
-    if not all(type(one) in OWN for one in given) or is_autocast_on(first.device.type):
+    first, *others = given
+    if not all(type(one) in OWN for one in given) or (is_cast and is_autocast_on(first.device.type)):
         return False
+    types = (first.dtype,) if is_cast or first.dtype is torch.float64 else (first.dtype, torch.float32)
     return (
         first.device.type in DEVICES
         and first.dtype in DTYPES
+        and len({one.dtype for one in others}) <= 1
         and all(
-            one.dtype == first.dtype
+            one.dtype in types
             and one.device == first.device
             and one.layout is torch.strided
             and one.numel() > 0

@@ -12,13 +12,14 @@ from torch.nn import functional as F  # noqa: N812
 from jitdnn.frameworks.torch.eager import Eager, EagerOperation, is_taken
 from jitdnn.frameworks.torch.fresh import without_data
 from jitdnn.frameworks.torch.launch import Run
-from jitdnn.frameworks.torch.normalization import normalizing
+from jitdnn.frameworks.torch.normalization import normalizing, statistics_dtype
+from jitdnn.frameworks.torch.registry import is_autocast_on
 from jitdnn.ops.group_norm import group_norm, group_norm_backward
 from jitdnn.ops.layer_norm import rms_norm, rms_norm_backward
 from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.layer_norm import LayerNorm
 
-_TYPES = (torch.float32, torch.float64)  # statistics of half precision are left to torch
+_ROOT_TYPES = (torch.float32, torch.float64)  # root mean squares of half precision are left to torch
 
 
 def _forward(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Any:
@@ -48,7 +49,7 @@ def _prepare(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Run
     groups, epsilon, _ = settings
     given, results = {"x": x, "weight": weight, "bias": bias}, {"y": without_data(x)}
     if is_training:
-        column = torch.empty((x.shape[0], groups), dtype=x.dtype, device="meta")
+        column = torch.empty((x.shape[0], groups), dtype=statistics_dtype(x), device="meta")
         results |= {"mean": column, "rstd": column}
     return normalizing(handle, GroupNorm, "fwd", given, results, groups=groups, epsilon=epsilon)
 
@@ -104,14 +105,15 @@ def _prepare_rms_gradient(handle: Any, settings: Any, dy: Tensor, kept: Any) -> 
 _RMS = Eager(_rms_forward, _rms_backward, _rms_stock, needs_outputs=False)
 
 
-def _is_ours(input: Tensor, weight: Tensor | None, bias: Tensor | None, channels: int) -> bool:
+def _is_ours(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, channels: int, is_cast: bool
+) -> bool:
     """Whether ours normalize an image (N, C, space) with these parameters."""
     return (
         2 <= input.dim() <= 7
-        and input.dtype in _TYPES
         and all(one is None or tuple(one.shape) == (channels,) for one in (weight, bias))
         and (weight is not None or bias is None)
-        and is_taken(input, weight, bias)
+        and is_taken(input, weight, bias, is_cast=is_cast)
     )
 
 
@@ -124,7 +126,10 @@ def groups(
     """What runs calls of `group_norm` with these arguments, and its operands."""
     if not isinstance(num_groups, int) or num_groups < 1 or input.dim() < 2 or input.shape[1] % num_groups:
         return None
-    if not _is_ours(input, weight, bias, input.shape[1]) or input.numel() <= input.shape[0] * num_groups:
+    is_cast = is_autocast_on(input.device.type)  # to float32
+    if not _is_ours(input, weight, bias, input.shape[1], is_cast):
+        return None
+    if input.numel() <= input.shape[0] * num_groups:
         return None
     return _described(_GROUPS, (num_groups, eps, False), input, weight, bias)
 
@@ -138,7 +143,7 @@ def instances(
     if running_mean is not None or running_var is not None or not use_input_stats or input.dim() < 3:
         return None
     channels = input.shape[1]
-    if not _is_ours(input, weight, bias, channels) or input.numel() <= input.shape[0] * channels:
+    if not _is_ours(input, weight, bias, channels, False) or input.numel() <= input.shape[0] * channels:
         return None  # torch refuses one element of a channel
     return _described(_GROUPS, (channels, eps, True), input, weight, bias)
 
@@ -150,7 +155,7 @@ def roots(
     axes = len(normalized_shape)
     if not axes or tuple(input.shape[input.dim() - axes :]) != tuple(normalized_shape):
         return None
-    if input.dtype not in _TYPES or not is_taken(input, weight):
+    if input.dtype not in _ROOT_TYPES or not is_taken(input, weight):
         return None
     if weight is not None and tuple(weight.shape) != tuple(normalized_shape):
         return None
