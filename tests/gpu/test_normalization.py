@@ -89,6 +89,8 @@ LAYER = [
             "shape200x64 axis1 bf16",
             "shape2x50000 axis1",
             "shape3x33 axis1 f64",
+            "shape40x96 axis1 wide bf16",
+            "shape5x63 axis1 wide f16 narrow",
         )
     )
     for direction in ("fwd", "bwd")
@@ -125,6 +127,7 @@ def check_it(problem: Normalization, device: Any, **options: Any) -> None:
         "shape2x4096 axis1",
         "shape3x1030 axis1",
         "shape4x3x600 axis2",
+        "shape3x1000 axis1 wide bf16",
     ],
 )
 def test_rows_of_several_vectors(words: str, kind: str, device: Any) -> None:
@@ -148,6 +151,9 @@ def test_awkward_shapes(text: str, device: Any) -> None:
         "rms_norm_bwd shape9x17x6 axis1",
         "layer_norm_bwd no_weight shape4x1000 axis1 bf16 narrow",
         "layer_norm_bwd no_bias shape300x4099 axis1 f16",
+        "layer_norm_bwd shape200x96 axis1 wide bf16",
+        "layer_norm_bwd no_bias shape33x1001 axis1 wide f16 narrow",
+        "rms_norm_bwd shape9x17x6 axis1 wide bf16",
     ],
 )
 def test_gradients_in_one_pass(text: str, device: Any) -> None:

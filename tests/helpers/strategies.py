@@ -310,7 +310,7 @@ def normalizations(draw: st.DrawFn, kinds: Sequence[str] = ("batch", "layer", "g
     if kind == "layer":
         shape = draw(shapes(1, 4, empty=False))
         form, axis = draw(st.sampled_from(("layer", "rms"))), draw(st.integers(-len(shape), len(shape) - 1))
-        plain = LayerNorm.make(direction, shape, axis, form, **options)
+        plain = LayerNorm.make(direction, shape, axis, form, **options, is_wide=draw(st.booleans()))
     elif kind == "batch":
         shape = draw(shapes(2, 4, empty=False))
         mode = draw(st.sampled_from(("spatial", "per_activation")))

@@ -134,6 +134,14 @@ CANONICAL = [
         LayerNorm.make("fwd", (4, 5, 6), -2, absent=("mean", "rstd"), dtype="f16"),
     ),
     ("layer_norm_bwd shape4x6 axis1 no_bias f32 nchw", LayerNorm.make("bwd", (4, 6), absent=("dbias",))),
+    (
+        "layer_norm_fwd shape4x6 axis1 epsilon1e-05 wide bf16 nchw",
+        LayerNorm.make("fwd", (4, 6), dtype="bf16", is_wide=True),
+    ),
+    (
+        "layer_norm_bwd shape4x6 axis1 narrow wide f16 nchw",
+        LayerNorm.make("bwd", (4, 6), dtype="f16", is_narrow=True, is_wide=True),
+    ),
     ("rms_norm_fwd shape4x6 axis0 epsilon0.0 f32 nchw", LayerNorm.make("fwd", (4, 6), 0, "rms", epsilon=0)),
     ("rms_norm_bwd shape4x6 axis1 f32 nchw", LayerNorm.make("bwd", (4, 6), 1, "rms")),
     (

@@ -33,7 +33,8 @@ def layer_norm(
     `weight`, `bias` (None: 1 and 0): of shape `x.shape[axis:]`, float32 (float64 for float64) or of x's dtype.
 
     With `save` the result is (y, mean, rstd), as `layer_norm_backward` needs them: float32 (float64 for
-    float64) with x's rank, 1 for the axes from `axis` on. `out` is then a tuple of three; out for y may be x.
+    float64) with x's rank, 1 for the axes from `axis` on. `out` is then a tuple of three; out for y may be x, and
+    float32 where x is float16 or bfloat16.
 
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
@@ -82,7 +83,7 @@ def layer_norm_backward(
 ) -> Any:
     """Return the gradients (dx, dweight, dbias) of `layer_norm`.
 
-    `dy`, `x`: of one shape; `mean`, `rstd`: what `layer_norm(..., save=True)` returned. dweight is None if
+    `dy`, `x`: of one shape, dy float32 or of x's dtype; `mean`, `rstd`: what `layer_norm(..., save=True)` returned. dweight is None if
     `weight` is, dbias if `wants_bias` is False (the default is whether there is a weight). All are alpha *
     gradient + beta * what `out`, a tuple of three, holds, None for those to be allocated. dx lies in memory as
     dy does; `out` for dx may be dy. Raises as `layer_norm` does.

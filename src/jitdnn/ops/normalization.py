@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jitdnn.errors import InvalidArgument
@@ -73,7 +74,7 @@ def describe(
     like = given.get("dy") or x
     for name in ("y", "dx", "dz"):
         if name in given and given[name] is None:
-            given[name] = same_order(like)
+            given[name] = replace(same_order(like), dtype=x.dtype)
     weight = given.get("weight")
     is_narrow = weight is not None and weight.dtype == x.dtype
     return kind.describe(direction, x, given, absent, is_narrow, x.nearest_layout, **attributes)

@@ -28,8 +28,11 @@ class LayerNorm(Normalization, kinds=("layer_norm_fwd", "layer_norm_bwd", "rms_n
     """Layer or RMS normalization of x over the axes from `axis` on: "fwd" or "bwd".
 
     `form`: "layer", or "rms" which has neither mean nor bias. weight and bias have the shape `x.shape[axis:]`,
-    mean and rstd that of x with an extent of 1 for these axes. `axis` may be counted from the end.
+    mean and rstd that of x with an extent of 1 for these axes. `axis` may be counted from the end. y and dy may be of
+    f32 where x is of f16 or bf16.
     """
+
+    may_widen = True
 
     form: str = "layer"
     axis: int = -1
@@ -46,14 +49,16 @@ class LayerNorm(Normalization, kinds=("layer_norm_fwd", "layer_norm_bwd", "rms_n
         dtype: str = "f32",
         layout: str = "nchw",
         is_narrow: bool = False,
+        is_wide: bool = False,
     ) -> Self:
         """The problem from a shape or x's descriptor, the other tensors packed.
 
-        `absent`: names of tensors that there are not. `is_narrow`: parameters are of x's dtype.
+        `absent`: names of tensors that there are not. `is_narrow`: parameters are of x's dtype. `is_wide`: y and dy are
+        of f32.
         """
         x = as_descriptor(shape, dtype, layout)
         return cls.describe(
-            direction, x, None, absent, is_narrow, layout, form=form, axis=axis, epsilon=epsilon
+            direction, x, None, absent, is_narrow, layout, is_wide, form=form, axis=axis, epsilon=epsilon
         )
 
     def _check_attributes(self) -> None:

@@ -37,6 +37,7 @@ EPSILON = 1e-5
 
 LIKE_X = frozenset({"x", "y", "z", "dx", "dy", "dz"})
 _STATISTICS = frozenset({"mean", "rstd"})
+_WIDE = frozenset({"y", "dy"})
 # words for what there is not
 _ABSENT = {
     "no_weight": ("weight", "dweight"),
@@ -51,7 +52,7 @@ _GRADIENT_OF = {"dx": "x", "dy": "y", "dweight": "weight"}
 class Normalization(Problem):
     """The fields of every normalization.
 
-    `x`, `y`: of one shape and dtype. `weight`, `bias`: of `parameter_shape`, None for 1 and 0; f32 or, for f16
+    `x`, `y`: of one shape and dtype; of kinds that `may_widen`, y (and dy) of an x of f16 or bf16 may be of f32. `weight`, `bias`: of `parameter_shape`, None for 1 and 0; f32 or, for f16
     and bf16, of x's dtype; f64 for f64. `mean`, `rstd`: of `statistic_shape`, f32, or f64 for f64; forward,
     None if they are not to be saved. Backward, `dx`, `dy` and `dweight` default to x, y and weight, and
     `dbias` is None if it is not wanted. Fields that a direction has no use for get their defaults.
@@ -73,6 +74,8 @@ class Normalization(Problem):
     dbias: TensorDescriptor | None = None
 
     directions: ClassVar[tuple[str, ...]] = ("fwd", "bwd")
+    may_widen: ClassVar[bool] = False
+    """Whether y may be of the dtype that is computed in, whatever x is of, as layers under autocast want it."""
 
     def __post_init__(self) -> None:
         check_choice(self.direction, self.directions, "direction")
@@ -111,7 +114,8 @@ class Normalization(Problem):
             for name, source in _GRADIENT_OF.items():
                 if getattr(self, name) is None:
                     object.__setattr__(self, name, getattr(self, source))
-            packed = TensorDescriptor.packed(self.y.shape, self.y.dtype)
+            assert self.dy is not None
+            packed = TensorDescriptor.packed(self.y.shape, self.dy.dtype)
             unused: dict[str, object] = {"bias": None, "epsilon": EPSILON}
             if not self._needs_y:
                 unused["y"] = packed
@@ -220,6 +224,8 @@ class Normalization(Problem):
         return name not in LIKE_X and name not in _STATISTICS
 
     def _dtypes_of(self, name: str) -> tuple[str, ...] | None:
+        if name in _WIDE and self.may_widen:
+            return tuple(dict.fromkeys((self.x.dtype, self.statistic_dtype)))
         if name in LIKE_X:
             return None
         return self.parameter_dtypes if self._is_parameter(name) else (self.statistic_dtype,)
@@ -282,6 +288,7 @@ class Normalization(Problem):
         words += ["no_save"] * (self.direction == "fwd" and self.rstd is None)
         parameters = {o.descriptor.dtype for o in self.operands if self._is_parameter(o.name)}
         words += ["narrow"] * (not parameters <= {self.statistic_dtype})
+        words += ["wide"] * any(o.name in _WIDE and o.descriptor.dtype != self.x.dtype for o in self.operands)
         return [*words, self.x.dtype, *layout_words([(o.name, o.descriptor) for o in self.operands])]
 
     @classmethod
@@ -293,12 +300,14 @@ class Normalization(Problem):
         absent: Collection[str] = (),
         is_narrow: bool = False,
         layout: str = "nchw",
+        is_wide: bool = False,
         **attributes: Any,
     ) -> Self:
         """The problem for x whose tensors are those `given`, and else packed in `layout`.
 
         `absent`: names of tensors that there are not. `is_narrow`: parameters that are not given are of x's
-        dtype rather than f32. `attributes`: the fields that are no tensors.
+        dtype rather than f32. `is_wide`: y and dy that are not given are of f32 rather than x's dtype.
+        `attributes`: the fields that are no tensors.
         """
         # a problem to ask for shapes, packed since x may overlap itself as its y must not; inference takes an empty
         # batch too, and no shape but x's depends on it
@@ -307,7 +316,7 @@ class Normalization(Problem):
         plain, tensors = cls(direction="fwd", x=like, y=like, **attributes), dict(given or {})
         for name in plain._names():
             if tensors.get(name) is None and name not in absent and plain._is_used(name, direction):
-                dtype = x.dtype
+                dtype = plain.statistic_dtype if is_wide and name in _WIDE else x.dtype
                 if name not in LIKE_X:
                     dtype = plain.parameter_dtypes[-1 if is_narrow and plain._is_parameter(name) else 0]
                 extents = x.shape if name in LIKE_X else plain.shape_of(name)
@@ -336,7 +345,8 @@ class Normalization(Problem):
         if direction != "bwd":
             attributes["epsilon"] = words.real("epsilon", EPSILON)
         absent = cls._absent(words)
-        is_narrow, dtype, layout = words.flag("narrow"), words.dtype(), words.layout(len(shape))
+        is_narrow, is_wide = words.flag("narrow"), cls.may_widen and words.flag("wide")
+        dtype, layout = words.dtype(), words.layout(len(shape))
         packed = cls.describe(
             direction,
             TensorDescriptor.packed(shape, dtype, layout),
@@ -344,6 +354,7 @@ class Normalization(Problem):
             absent,
             is_narrow,
             layout,
+            is_wide,
             **attributes,
         )
         tensors: dict[str, Any] = {

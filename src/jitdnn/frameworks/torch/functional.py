@@ -20,6 +20,7 @@ from jitdnn.frameworks.torch import (
     cross_entropy,
     grid_sample,
     group_norm,
+    layer_norm_autocast,
     normalization,
     operator_calls,
     operators,
@@ -253,11 +254,26 @@ def _layer_norm(
         not axes
         or not has_shape
         or not _is_normalized(input, weight, bias)
-        or is_autocast_on(input.device.type)
+        or (is_autocast_on(input.device.type) and not input.is_cuda)  # where it casts to float32
         or (weight is None) != (bias is None)
     ):
         return None
     return input.contiguous(), weight, bias, axes, eps
+
+
+def _layer_norm_operation(*args: Any, **named: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    """What runs calls of `layer_norm` with these arguments, and its operands."""
+    found = layer_norm_autocast.described(*args, **named)
+    return _described(normalization.LAYER, _layer_norm, *args, **named) if found is None else found
+
+
+def _layer_norm_route(*args: Any, options: str = "", **named: Any) -> Any:
+    """Layer normalization by ours; of half precision under autocast to float32."""
+    found = layer_norm_autocast.described(*args, **named)
+    if found is None:
+        return _by(operators.layer_norm, _layer_norm)(*args, options=options, **named)
+    operation, tensors = found
+    return operation.eager(options, operation.settings, *tensors)[0]
 
 
 def _is_normalized(*operands: Tensor | None) -> bool:
@@ -390,6 +406,7 @@ def _described(
 for _function, (_, _operation, (_operands_of, *_first)) in _OPERATORS.items():
     OPERATIONS[_function] = partial(_described, _operation, partial(_operands_of, *_first))
 OPERATIONS.update(_EAGER)
+OPERATIONS[F.layer_norm] = _layer_norm_operation
 whole.SHORT.update({function: partial(operator_calls.short, function) for function in OPERATIONS})
 #: functions of torch -> ours in eager calls
 EAGER: dict[Any, Any] = {
@@ -417,6 +434,7 @@ ROUTES: dict[Any, Any] = {
     F.batch_norm: batch_norm,
     batch_norm_activation.stock: batch_norm_activated,
     **{function: _by(operator, *how) for function, (operator, _, how) in _OPERATORS.items()},
+    F.layer_norm: _layer_norm_route,
 }  # fmt: skip
 whole.ON_PROCESSORS.update(
     (function, None) for function, route in ROUTES.items() if route not in (conv, conv_transpose, linear)

@@ -38,8 +38,9 @@ Run: TypeAlias = Callable[[], Any]
 ALONE: dict[Any, None] = {}
 #: and those that are on processors, too, besides
 ON_PROCESSORS: dict[Any, None] = {}
-#: functions whose calls have a way on GPUs for which no kernels are chosen one by one (batch_norm_calls.py)
-_AS_ONE = (F.batch_norm, batch_norm_activation.stock)
+#: functions whose calls have a way on GPUs for which no kernels are chosen one by one (batch_norm_calls.py,
+#: layer_norm_autocast.py)
+_AS_ONE = (F.batch_norm, F.layer_norm, batch_norm_activation.stock)
 Short: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], str], Run | None]
 #: of functions whose calls modules remember: (arguments, named ones, options) -> such a call, or None (calls.py,
 #: operator_calls.py)

@@ -1,11 +1,11 @@
 /* All gradients of layer and RMS normalization in one pass over memory. What a text of the user's gives before this one:
  *
- *   DATA, WEIGHT, GRADIENT    types of dy, x and dx; of weight; of dweight and dbias
+ *   DATA, DY, WEIGHT, GRADIENT    types of x and dx; of dy; of weight; of dweight and dbias
  *   PARAMETERS                those of every kernel
  *   PLACE(row)                statements that make pointers dy, x, dx, mean and rstd to those of a row
  *   HAS_MEAN, HAS_WEIGHT, HAS_DWEIGHT, HAS_DBIAS
  *   THREADS_OF_ROW, VECTOR, VECTORS    a thread has VECTORS vectors of VECTOR elements of every row
- *   WORDS                     words of a vector of DATA
+ *   WORDS, DY_WORDS           words of a vector of DATA, of DY
  *   WEIGHT_IS_DATA            weights have the type of x
  *   RESIDENT_BLOCKS             thread blocks that a multiprocessor runs side by side
  *   ROWS_AHEAD                rows that are loaded before they are used: 1 or 2
@@ -19,33 +19,43 @@
 #define SUBGROUPS (THREADS_OF_ROW / 32)
 
 /* the words of the thread's vectors of a row; 0 beyond its end */
-FUNCTION void load_row(u32 *words, GLOBAL const DATA *row, i32 n) {
-  const int is_aligned = (u64)row % 16 == 0;
-  UNROLL for (int k = 0; k < VECTORS; k++) {
-    if (is_aligned && COLUMN(k) + VECTOR <= n) {
-      load_words(words + k * WORDS, (GLOBAL const u8 *)(row + COLUMN(k)), WORDS);
-    } else {
-      UNROLL for (int w = 0; w < WORDS; w++) words[k * WORDS + w] = 0;
-      UNROLL for (int v = 0; v < VECTOR; v++)
-        if (COLUMN(k) + v < n)
-          words[k * WORDS + v * WORDS / VECTOR] |= (u32)((GLOBAL const BITS *)row)[COLUMN(k) + v]
-                                                   << (v * sizeof(DATA) % 4 * 8);
-    }
+#define LOAD_ROW(name, TYPE, UNSIGNED, COUNTED)                                                     \
+  FUNCTION void name(u32 *words, GLOBAL const TYPE *row, i32 n) {                                  \
+    const int is_aligned = (u64)row % 16 == 0;                                                     \
+    UNROLL for (int k = 0; k < VECTORS; k++) {                                                     \
+      if (is_aligned && COLUMN(k) + VECTOR <= n) {                                                 \
+        load_words(words + k * COUNTED, (GLOBAL const u8 *)(row + COLUMN(k)), COUNTED);            \
+      } else {                                                                                     \
+        UNROLL for (int w = 0; w < COUNTED; w++) words[k * COUNTED + w] = 0;                       \
+        UNROLL for (int v = 0; v < VECTOR; v++)                                                    \
+          if (COLUMN(k) + v < n)                                                                   \
+            words[k * COUNTED + v * COUNTED / VECTOR] |=                                           \
+              (u32)((GLOBAL const UNSIGNED *)row)[COLUMN(k) + v] << (v * sizeof(TYPE) % 4 * 8);    \
+      }                                                                                            \
+    }                                                                                              \
   }
-}
-#define ELEMENT(words, e) \
-  JOIN(element_, DATA)(words[(e) / VECTOR * WORDS + (e) % VECTOR * WORDS / VECTOR], (e) % VECTOR * (int)sizeof(DATA) % 4)
+LOAD_ROW(load_row, DATA, BITS, WORDS)
+#if DY_IS_DATA
+#define load_dy load_row
+#else
+LOAD_ROW(load_dy, DY, DY_BITS, DY_WORDS)
+#endif
+#define ELEMENT_OF(TYPE, COUNTED, words, e)                                                     \
+  JOIN(element_, TYPE)(words[(e) / VECTOR * COUNTED + (e) % VECTOR * COUNTED / VECTOR],         \
+                       (e) % VECTOR * (int)sizeof(TYPE) % 4)
+#define ELEMENT(words, e) ELEMENT_OF(DATA, WORDS, words, e)
+#define DY_ELEMENT(words, e) ELEMENT_OF(DY, DY_WORDS, words, e)
 
 /* the thread's part of a row, and the row's statistics */
 typedef struct {
-  u32 dy[VECTORS * WORDS], x[VECTORS * WORDS];
+  u32 dy[VECTORS * DY_WORDS], x[VECTORS * WORDS];
   f32 mean, rstd;
 } Row;
 
-FUNCTION void load_all(Row *into, GLOBAL const DATA *dy, GLOBAL const DATA *x, f32 mean, f32 rstd, i32 n) {
+FUNCTION void load_all(Row *into, GLOBAL const DY *dy, GLOBAL const DATA *x, f32 mean, f32 rstd, i32 n) {
   into->mean = mean;
   into->rstd = rstd;
-  load_row(into->dy, dy, n);
+  load_dy(into->dy, dy, n);
   load_row(into->x, x, n);
 }
 #if HAS_MEAN
@@ -72,7 +82,7 @@ FUNCTION void load_all(Row *into, GLOBAL const DATA *dy, GLOBAL const DATA *x, f
     PREFETCH_ROW(into, ROWS_AHEAD)                                                                            \
     f32 a = 0, b = 0;                                                                                       \
     UNROLL for (int e = 0; e < COUNT; e++) {                                                                \
-      const f32 d = ELEMENT(here.dy, e), g = d * WEIGHT_OF(e);                                              \
+      const f32 d = DY_ELEMENT(here.dy, e), g = d * WEIGHT_OF(e);                                              \
       const f32 xhat = (ELEMENT(here.x, e) - here.mean) * here.rstd;                                        \
       dw[e] += d * xhat; /* beyond the end d is 0 */                                                        \
       db[e] += d;                                                                                           \
@@ -88,7 +98,7 @@ FUNCTION void load_all(Row *into, GLOBAL const DATA *dy, GLOBAL const DATA *x, f
       UNROLL for (int v = 0; v < VECTOR; v++) {                                                             \
         const int e = k * VECTOR + v;                                                                       \
         const f32 xhat = (ELEMENT(here.x, e) - here.mean) * here.rstd;                                      \
-        result[v] = alpha * (here.rstd * (ELEMENT(here.dy, e) * WEIGHT_OF(e) - a - xhat * b));              \
+        result[v] = alpha * (here.rstd * (DY_ELEMENT(here.dy, e) * WEIGHT_OF(e) - a - xhat * b));              \
       }                                                                                                     \
       store_result(dx, COLUMN(k), (i32)n, result, beta);                                                    \
     }                                                                                                       \

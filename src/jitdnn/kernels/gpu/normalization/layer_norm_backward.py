@@ -124,6 +124,7 @@ def _text(plan: Plan, axes: int, extras: list[str]) -> str:
     problem, threads, vector, vectors = plan.problem, plan.threads, plan.vector, plan.vectors
     names = {o.name: o.descriptor.dtype for o in problem.operands}
     data, size = problem.x.dtype, DTYPES[problem.x.dtype]
+    gradient, bits = names["dy"], {2: "u16", 4: "u32"}
     written = ("dx", "dweight", "dbias")
     parameters = [
         f"GLOBAL {'' if name in written else 'const '}{dtype} *{name if name in _COLUMN else name + '_all'}"
@@ -150,7 +151,10 @@ def _text(plan: Plan, axes: int, extras: list[str]) -> str:
     of_rows = [name for name in names if name not in _COLUMN]
     defines = {
         "DATA": data,
-        "BITS": {2: "u16", 4: "u32"}[size],
+        "BITS": bits[size],
+        "DY": gradient,
+        "DY_BITS": bits[DTYPES[gradient]],
+        "DY_IS_DATA": int(gradient == data),
         "WEIGHT": names.get("weight", "f32"),
         "GRADIENT": names.get("dweight", names.get("dbias", "f32")),
         "PARAMETERS": ", ".join(parameters),
@@ -164,9 +168,10 @@ def _text(plan: Plan, axes: int, extras: list[str]) -> str:
         "VECTOR": vector,
         "VECTORS": vectors,
         "WORDS": 4,
+        "DY_WORDS": 4 * DTYPES[gradient] // size,
         "WEIGHT_IS_DATA": int(names.get("weight") == data),
         "RESIDENT_BLOCKS": max(1, _RESIDENT // threads),
-        "ROWS_AHEAD": _ROWS_AHEAD[size],
+        "ROWS_AHEAD": _ROWS_AHEAD[max(size, DTYPES[gradient])],
     }
     macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     return (
