@@ -107,6 +107,8 @@ GROUP = [
         "groups2 shape2x4x33x31",
         "groups2 shape2x8x40x40 bf16 narrow nhwc",
         "groups2 shape2x8x16 f16",
+        "groups8 shape2x8x5x40 wide bf16",
+        "groups2 shape2x8x10x9 wide bf16 nhwc",
         "groups5 shape2x5x3x3 f64 nhwc",
         "groups3 shape5x33x1x6x23 f16",  # rows for two subgroups of threads
     )

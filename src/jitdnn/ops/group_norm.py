@@ -35,7 +35,8 @@ def group_norm(
     (C,), float32 (float64 for float64) or of x's dtype.
 
     With `save` the result is (y, mean, rstd), as `group_norm_backward` needs them: (N, groups), float32
-    (float64 for float64). `out` is then a tuple of three; out for y may be x.
+    (float64 for float64). `out` is then a tuple of three; out for y may be x, and float32 where x is float16 or
+    bfloat16.
 
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit.
     """
@@ -62,10 +63,10 @@ def group_norm_backward(
 ) -> Any:
     """Return the gradients (dx, dweight, dbias) of `group_norm`.
 
-    `dy`, `x`: of one shape; `mean`, `rstd`: what `group_norm(..., save=True)` returned. dweight is None if
-    `weight` is, dbias if `wants_bias` is False (the default is whether there is a weight). All are alpha *
-    gradient + beta * what `out`, a tuple of three, holds, None for those to be allocated. dx lies in memory as
-    dy does; `out` for dx may be dy. Raises as `group_norm` does.
+    `dy`, `x`: of one shape, dy float32 or of x's dtype; `mean`, `rstd`: what `group_norm(..., save=True)` returned.
+    dweight is None if `weight` is, dbias if `wants_bias` is False (the default is whether there is a weight). All are
+    alpha * gradient + beta * what `out`, a tuple of three, holds, None for those to be allocated. dx lies in memory
+    as dy does; `out` for dx may be dy. Raises as `group_norm` does.
     """
     wants_bias = weight is not None if wants_bias is None else flag(wants_bias, "wants_bias")
     names, arrays = present(dy=dy, x=x, weight=weight, mean=mean, rstd=rstd)

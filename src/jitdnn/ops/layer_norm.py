@@ -83,10 +83,10 @@ def layer_norm_backward(
 ) -> Any:
     """Return the gradients (dx, dweight, dbias) of `layer_norm`.
 
-    `dy`, `x`: of one shape, dy float32 or of x's dtype; `mean`, `rstd`: what `layer_norm(..., save=True)` returned. dweight is None if
-    `weight` is, dbias if `wants_bias` is False (the default is whether there is a weight). All are alpha *
-    gradient + beta * what `out`, a tuple of three, holds, None for those to be allocated. dx lies in memory as
-    dy does; `out` for dx may be dy. Raises as `layer_norm` does.
+    `dy`, `x`: of one shape, dy float32 or of x's dtype; `mean`, `rstd`: what `layer_norm(..., save=True)` returned.
+    dweight is None if `weight` is, dbias if `wants_bias` is False (the default is whether there is a weight). All are
+    alpha * gradient + beta * what `out`, a tuple of three, holds, None for those to be allocated. dx lies in memory
+    as dy does; `out` for dx may be dy. Raises as `layer_norm` does.
     """
     wants_bias = weight is not None if wants_bias is None else flag(wants_bias, "wants_bias")
     names, arrays = present(dy=dy, x=x, weight=weight, mean=mean, rstd=rstd)

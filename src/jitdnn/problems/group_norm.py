@@ -28,8 +28,10 @@ class GroupNorm(Normalization, kinds=("group_norm_fwd", "group_norm_bwd")):
     """Group normalization of x (N, C, up to five axes of space): "fwd" or "bwd".
 
     `groups` divides C. weight and bias have the shape (C,), mean and rstd (N, groups). The grid is (N, groups,
-    C / groups, space).
+    C / groups, space). y and dy may be of f32 where x is of f16 or bf16.
     """
+
+    may_widen = True
 
     groups: int = 1
 
@@ -44,13 +46,17 @@ class GroupNorm(Normalization, kinds=("group_norm_fwd", "group_norm_bwd")):
         dtype: str = "f32",
         layout: str = "nchw",
         is_narrow: bool = False,
+        is_wide: bool = False,
     ) -> Self:
         """The problem from a shape or x's descriptor, the other tensors packed.
 
-        `absent`: names of tensors that there are not. `is_narrow`: parameters are of x's dtype.
+        `absent`: names of tensors that there are not. `is_narrow`: parameters are of x's dtype. `is_wide`: y and dy are
+        of f32.
         """
         x = as_descriptor(shape, dtype, layout)
-        return cls.describe(direction, x, None, absent, is_narrow, layout, groups=groups, epsilon=epsilon)
+        return cls.describe(
+            direction, x, None, absent, is_narrow, layout, is_wide, groups=groups, epsilon=epsilon
+        )
 
     def _check_attributes(self) -> None:
         super()._check_attributes()

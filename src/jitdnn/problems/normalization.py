@@ -52,10 +52,11 @@ _GRADIENT_OF = {"dx": "x", "dy": "y", "dweight": "weight"}
 class Normalization(Problem):
     """The fields of every normalization.
 
-    `x`, `y`: of one shape and dtype; of kinds that `may_widen`, y (and dy) of an x of f16 or bf16 may be of f32. `weight`, `bias`: of `parameter_shape`, None for 1 and 0; f32 or, for f16
-    and bf16, of x's dtype; f64 for f64. `mean`, `rstd`: of `statistic_shape`, f32, or f64 for f64; forward,
-    None if they are not to be saved. Backward, `dx`, `dy` and `dweight` default to x, y and weight, and
-    `dbias` is None if it is not wanted. Fields that a direction has no use for get their defaults.
+    `x`, `y`: of one shape and dtype; of kinds that `may_widen`, y (and dy) of an x of f16 or bf16 may be of f32.
+    `weight`, `bias`: of `parameter_shape`, None for 1 and 0; f32 or, for f16 and bf16, of x's dtype; f64
+    for f64. `mean`, `rstd`: of `statistic_shape`, f32, or f64 for f64; forward, None if they are not to be saved.
+    Backward, `dx`, `dy` and `dweight` default to x, y and weight, and `dbias` is None if it is not wanted. Fields
+    that a direction has no use for get their defaults.
 
     Raises InvalidShape, InvalidType and InvalidArgument for what does not fit together.
     """

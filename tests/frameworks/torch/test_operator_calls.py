@@ -218,7 +218,8 @@ def test_instances_of_half_precision_under_autocast(
     model = jt.convert(copy.deepcopy(stock), measure="never")
     for number in range(3):
         x, dy = (
-            random(2, 4, 3, 5, 7, seed=number + seed).bfloat16().contiguous(memory_format=order) for seed in (0, 5)
+            random(2, 4, 3, 5, 7, seed=number + seed).bfloat16().contiguous(memory_format=order)
+            for seed in (0, 5)
         )
         with torch.autocast("cpu", torch.bfloat16):
             node = check(model, stock, x, torch.cat([dy, dy], 1)[:, 4:])

@@ -1,4 +1,4 @@
-"""timm's batch normalization with an activation inside; where timm is not installed, a class that computes the same."""
+"""timm's own normalizations; where timm is not installed, classes that compute the same."""
 
 from __future__ import annotations
 
@@ -61,11 +61,83 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         place.BatchNormAct2d = made
         monkeypatch.setitem(sys.modules, "timm.layers.norm_act", place)
     yield made
+    forget(made)
+
+
+def forget(made: Any) -> None:
+    """Have the class as before `convert` has found it."""
     ours = CONVERTED.pop(made, None)
     if ours is not None:
         bypassed = steps.BYPASSED.pop(ours)
         for kinds, kind in ((REVERTED, ours), (REVERTED, bypassed), (steps.ACTIVE, bypassed)):
             kinds.pop(kind)
+
+
+class LayerNorm(nn.LayerNorm):
+    """In place of timm's."""
+
+    _fast_norm = False
+
+    def forward(self, x: Any) -> Any:
+        if self._fast_norm:
+            return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps) * 1
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class LayerNorm2d(LayerNorm):
+    """In place of timm's."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+@pytest.fixture(params=["LayerNorm", "LayerNorm2d"])
+def layers(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A class of layer normalization, and an input of six channels."""
+    stand_ins = {"LayerNorm": LayerNorm, "LayerNorm2d": LayerNorm2d}
+    try:
+        place: Any = import_module("timm.layers.norm")
+    except ImportError:
+        place = ModuleType("timm.layers.norm")
+        for name, one in stand_ins.items():
+            setattr(place, name, one)
+        monkeypatch.setitem(sys.modules, "timm.layers.norm", place)
+    x = random(2, 6, 3, 4).contiguous(memory_format=torch.channels_last)
+    yield getattr(place, request.param), x if request.param == "LayerNorm2d" else x.permute(0, 2, 3, 1)
+    for name in stand_ins:
+        forget(getattr(place, name))
+
+
+def test_layer_normalizations(layers: Any) -> None:
+    layer, x = layers
+    stock = nn.Sequential(layer(6))
+    with torch.no_grad():
+        stock[0].weight.copy_(random(6, seed=1))
+        stock[0].bias.copy_(random(6, seed=2))
+    model, exact = jt.convert(copy.deepcopy(stock), measure="never"), copy.deepcopy(stock).double()
+    assert type(model[0]) is CONVERTED[layer]
+    assert isinstance(model[0], layer)
+    for number in range(3):  # remembered
+        with watched() as seen:
+            y, dx = stepped(model, x)
+        wanted, wide = stepped(exact, x.double())
+        agree(y, wanted, torch.float32, "y")
+        agree(dx, wide, torch.float32, "dx")
+        assert y.stride() == x.stride()
+        assert number or {kind.name for kind in seen if kind.decision.is_ours} == {"forward", "gradients"}
+    with watched() as seen:
+        model[0]._fast_norm = True
+        agree(model(x), exact(x.double()), torch.float32, "by timm's own function")
+        model[0]._fast_norm = False
+        traced = torch.fx.symbolic_trace(model)
+    assert not seen
+    again = pickle.loads(pickle.dumps(model))
+    assert type(again[0]) is type(model[0])
+    steps._set(model, steps.STOCK)
+    assert type(model[0]).forward is layer.forward
+    for one in (traced, again, jt.revert(model)):
+        torch.testing.assert_close(one(x), stock(x), rtol=1e-5, atol=1e-5)
+    assert type(model[0]) is layer
 
 
 def network(layer: Any, **named: Any) -> Any:

@@ -84,14 +84,15 @@ def fresh(
     return on_its_device
 
 
-def without_data(form: Tensor) -> Tensor:
-    """A tensor without data as `torch.empty_like` gives it: dense, in the order of axes of another one.
+def without_data(form: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor without data as `torch.empty_like` gives it: dense, in the order of axes of another one, and of its type
+    but for a `dtype` that is given.
 
     PyTorch makes these in Python where they have no data, and imports SymPy for the first of them: half a second.
     """
     if form.numel() and _is_dense(form.shape, form.stride()):
-        return torch.empty_strided(form.shape, form.stride(), dtype=form.dtype, device="meta")
-    return torch.empty_like(form, device="meta")
+        return torch.empty_strided(form.shape, form.stride(), dtype=dtype or form.dtype, device="meta")
+    return torch.empty_like(form, dtype=dtype, device="meta")
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -19,13 +19,21 @@ from jitdnn.ops.layer_norm import rms_norm, rms_norm_backward
 from jitdnn.problems.group_norm import GroupNorm
 from jitdnn.problems.layer_norm import LayerNorm
 
+_HALVES = (torch.float16, torch.bfloat16)
+#: kinds of calls, a part of their settings: `_WIDE` ones are of half precision and give float32, as autocast wants it
+_INSTANCES, _GROUPS_APART, _WIDE = "instances", "groups", "groups, wide"
 _ROOT_TYPES = (torch.float32, torch.float64)  # root mean squares of half precision are left to torch
 
 
 def _forward(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Any:
     x, weight, bias = tensors
-    groups, epsilon, _ = settings
-    found = group_norm(x, groups, weight, bias, epsilon=epsilon, save=is_training, handle=handle)
+    groups, epsilon, kind = settings
+    out: Any = None
+    if kind == _WIDE:
+        out = torch.empty_like(x, dtype=torch.float32)
+        column = torch.empty((x.shape[0], groups), dtype=torch.float32, device=x.device)
+        out = (out, column, torch.empty_like(column)) if is_training else out
+    found = group_norm(x, groups, weight, bias, epsilon=epsilon, save=is_training, out=out, handle=handle)
     return ((found[0],), found[1:]) if is_training else ((found,), ())
 
 
@@ -38,16 +46,19 @@ def _backward(handle: Any, settings: Any, grads: Any, tensors: Any, outputs: Any
 
 def _stock(settings: Any, tensors: Any) -> Any:
     x, weight, bias = tensors
-    groups, epsilon, is_instance = settings
-    if is_instance:
+    groups, epsilon, kind = settings
+    if kind == _INSTANCES:
         return (F.instance_norm(x, None, None, weight, bias, eps=epsilon),)
+    if kind == _WIDE:
+        x, weight, bias = (None if one is None else one.float() for one in tensors)
     return (F.group_norm(x, groups, weight, bias, epsilon),)
 
 
 def _prepare(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Run | None:
     x, weight, bias = tensors
-    groups, epsilon, _ = settings
-    given, results = {"x": x, "weight": weight, "bias": bias}, {"y": without_data(x)}
+    groups, epsilon, kind = settings
+    given = {"x": x, "weight": weight, "bias": bias}
+    results = {"y": without_data(x, torch.float32 if kind == _WIDE else None)}
     if is_training:
         column = torch.empty((x.shape[0], groups), dtype=statistics_dtype(x), device="meta")
         results |= {"mean": column, "rstd": column}
@@ -57,7 +68,7 @@ def _prepare(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Run
 def _prepare_gradient(handle: Any, settings: Any, dy: Tensor, kept: Any) -> Run | None:
     x, weight, bias, mean, rstd = kept
     given = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd}
-    results = {"dx": without_data(dy), "dweight": weight, "dbias": bias}
+    results = {"dx": without_data(dy, x.dtype), "dweight": weight, "dbias": bias}
     run = normalizing(handle, GroupNorm, "bwd", given, results, groups=settings[0])
     return None if run is None else lambda dy, x, weight, _, mean, rstd: run(dy, x, weight, mean, rstd)
 
@@ -105,15 +116,13 @@ def _prepare_rms_gradient(handle: Any, settings: Any, dy: Tensor, kept: Any) -> 
 _RMS = Eager(_rms_forward, _rms_backward, _rms_stock, needs_outputs=False)
 
 
-def _is_ours(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, channels: int, is_cast: bool
-) -> bool:
+def _is_ours(input: Tensor, weight: Tensor | None, bias: Tensor | None, channels: int) -> bool:
     """Whether ours normalize an image (N, C, space) with these parameters."""
     return (
         2 <= input.dim() <= 7
         and all(one is None or tuple(one.shape) == (channels,) for one in (weight, bias))
         and (weight is not None or bias is None)
-        and is_taken(input, weight, bias, is_cast=is_cast)
+        and is_taken(input, weight, bias, is_cast=False)
     )
 
 
@@ -126,12 +135,21 @@ def groups(
     """What runs calls of `group_norm` with these arguments, and its operands."""
     if not isinstance(num_groups, int) or num_groups < 1 or input.dim() < 2 or input.shape[1] % num_groups:
         return None
-    is_cast = is_autocast_on(input.device.type)  # to float32
-    if not _is_ours(input, weight, bias, input.shape[1], is_cast):
+    kind = _GROUPS_APART
+    if is_autocast_on(input.device.type):
+        if not input.is_cuda:
+            return None
+        if input.dtype in _HALVES:  # autocast has it done in float32
+            kind = _WIDE
+    return _groups_of(kind, input, num_groups, weight, bias, eps)
+
+
+def _groups_of(
+    kind: str, input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Described | None:
+    if not _is_ours(input, weight, bias, input.shape[1]) or input.numel() <= input.shape[0] * num_groups:
         return None
-    if input.numel() <= input.shape[0] * num_groups:
-        return None
-    return _described(_GROUPS, (num_groups, eps, False), input, weight, bias)
+    return _described(_GROUPS, (num_groups, eps, kind), input, weight, bias)
 
 
 def instances(
@@ -143,9 +161,9 @@ def instances(
     if running_mean is not None or running_var is not None or not use_input_stats or input.dim() < 3:
         return None
     channels = input.shape[1]
-    if not _is_ours(input, weight, bias, channels, False) or input.numel() <= input.shape[0] * channels:
+    if not _is_ours(input, weight, bias, channels) or input.numel() <= input.shape[0] * channels:
         return None  # torch refuses one element of a channel
-    return _described(_GROUPS, (channels, eps, True), input, weight, bias)
+    return _described(_GROUPS, (channels, eps, _INSTANCES), input, weight, bias)
 
 
 def roots(

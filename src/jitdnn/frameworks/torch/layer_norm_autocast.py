@@ -1,7 +1,7 @@
 """`torch.nn.functional.layer_norm` of half precision under autocast on GPUs, which has it done in float32.
 
-PyTorch copies what is normalized to float32 first, and its gradient back. Ours read half precision and give float32, and
-the other way round in the backward pass: the same numbers in half the passes over memory.
+PyTorch copies what is normalized to float32 first, and its gradient back. Ours read half precision and give float32,
+and the other way round in the backward pass: the same numbers in half the passes over memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from jitdnn.frameworks.torch.eager import Eager, EagerOperation, is_taken
 from jitdnn.frameworks.torch.fresh import without_data
 from jitdnn.frameworks.torch.launch import Run
-from jitdnn.frameworks.torch.normalization import column_of, normalizing
+from jitdnn.frameworks.torch.normalization import normalizing
 from jitdnn.frameworks.torch.registry import is_autocast_on
 from jitdnn.ops.layer_norm import layer_norm, layer_norm_backward
 from jitdnn.problems.layer_norm import LayerNorm
@@ -26,8 +26,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 def _results(x: Tensor, axes: int, device: Any) -> tuple[Tensor, ...]:
     """Tensors for y and the statistics."""
-    columns = [torch.empty_like(column_of(x, axes), device=device) for _ in range(2)]
-    return torch.empty(x.shape, dtype=torch.float32, device=device), *columns
+    rows = (*x.shape[: x.dim() - axes], *[1] * axes)
+    return tuple(torch.empty(shape, dtype=torch.float32, device=device) for shape in (x.shape, rows, rows))
 
 
 def _forward(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Any:

@@ -222,7 +222,7 @@ batch_norm = define(
 # ---- layer normalization ----
 
 
-def column_of(x: Tensor, axes: int) -> Tensor:
+def _column(x: Tensor, axes: int) -> Tensor:
     """The form of the mean and 1 / sigma of x over the last axes."""
     shape = (*x.shape[: x.dim() - axes], *[1] * axes)
     return torch.empty(shape, dtype=statistics_dtype(x), device="meta")
@@ -259,7 +259,7 @@ def _layer_ways(
     run = None
     refusal = None if x.is_contiguous() else "x is no dense tensor in the order of its axes"
     if refusal is None:
-        column = column_of(x, axes)
+        column = _column(x, axes)
         run = normalizing(
             handle, LayerNorm, "fwd", {"x": x, "weight": weight, "bias": bias},
             {"y": without_data(x), "mean": column, "rstd": column}, form="layer", axis=-axes, epsilon=epsilon,
