@@ -109,6 +109,10 @@ GROUP = [
         "groups2 shape2x8x16 f16",
         "groups8 shape2x8x5x40 wide bf16",
         "groups2 shape2x8x10x9 wide bf16 nhwc",
+        "leaky_relu groups8 shape2x8x3x4x5 bf16 nhwc",
+        "swish groups2 shape2x6x5x7",
+        "leaky_relu groups3 shape5x6",
+        "clipped_relu groups4 shape3x16x40 f16 narrow nhwc",
         "groups5 shape2x5x3x3 f64 nhwc",
         "groups3 shape5x33x1x6x23 f16",  # rows for two subgroups of threads
     )

@@ -325,6 +325,10 @@ def normalizations(draw: st.DrawFn, kinds: Sequence[str] = ("batch", "layer", "g
     else:
         groups, members = draw(st.sampled_from((1, 2, 3, 8))), draw(st.sampled_from((1, 2, 5)))
         shape = (draw(st.integers(1, 3)), groups * members, *draw(shapes(0, 2, empty=False)))
+        activation = draw(st.sampled_from(("identity", "leaky_relu", "swish")))
+        if activation != "identity" and direction == "bwd":
+            options["absent"] = tuple(absent - {"weight", "bias"})
+        options |= {"activation": activation, "is_wide": draw(st.booleans())}
         plain = GroupNorm.make(direction, shape, groups, **options)
     outputs = {operand.name for operand in plain.outputs}
     tensors: Any = {

@@ -145,6 +145,12 @@ CANONICAL = [
     ("rms_norm_fwd shape4x6 axis0 epsilon0.0 f32 nchw", LayerNorm.make("fwd", (4, 6), 0, "rms", epsilon=0)),
     ("rms_norm_bwd shape4x6 axis1 f32 nchw", LayerNorm.make("bwd", (4, 6), 1, "rms")),
     (
+        "group_norm_bwd leaky_relu shape2x6x4 groups6 no_bias wide bf16 nhwc",
+        GroupNorm.make(
+            "bwd", (2, 6, 4), 6, ("dbias",), dtype="bf16", layout="nhwc", is_wide=True, activation="leaky_relu"
+        ),
+    ),
+    (
         "group_norm_fwd shape2x6x4x4 groups3 epsilon1e-05 f32 nhwc",
         GroupNorm.make("fwd", (2, 6, 4, 4), 3, layout="nhwc"),
     ),

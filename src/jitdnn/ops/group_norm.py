@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitdnn.arguments import LAYOUT, flag, integer, optional, real, settled_before
+from jitdnn.arguments import LAYOUT, flag, integer, optional, real, settled_before, word
+from jitdnn.errors import InvalidArgument
 from jitdnn.handle import Handle
 from jitdnn.ops.call import Op, Recipe, call, callers_axes, logical
 from jitdnn.ops.normalization import Named, Outs, describe, named, present, results_of
-from jitdnn.problems.group_norm import GroupNorm
+from jitdnn.problems.group_norm import ACTIVATIONS, GroupNorm
 from jitdnn.tensor import TensorDescriptor
 
 
@@ -20,6 +21,7 @@ def group_norm(
     bias: Any = None,
     *,
     epsilon: float = 1e-5,
+    activation: str = "identity",
     save: bool = False,
     layout: str | None = None,
     alpha: float = 1.0,
@@ -27,8 +29,9 @@ def group_norm(
     out: Any = None,
     handle: Handle | None = None,
 ) -> Any:
-    """Return y = alpha * ((x - mean) * rstd * weight + bias) + beta * out, of x's shape and order in memory.
+    """Return y = alpha * f((x - mean) * rstd * weight + bias) + beta * out, of x's shape and order in memory.
 
+    f is the `activation`, one of "identity", "relu", "leaky_relu" (0.01 x below 0), "clipped_relu" (up to 6) and "swish".
     `x`: (N, C, up to five axes of space), float16, bfloat16, float32 or float64; `layout="NHWC"` takes and
     gives (N, space, C). Mean and variance are those of C / `groups` neighbouring channels of one image (None:
     of one channel); rstd = 1 / sqrt(variance + epsilon), `epsilon` >= 0. `weight`, `bias` (None: 1 and 0):
@@ -42,7 +45,7 @@ def group_norm(
     """
     names, arrays = present(x=x, weight=weight, bias=bias)
     save = save is not False and flag(save, "save")
-    arguments = (names, groups, epsilon, save, layout)
+    arguments = (names, groups, epsilon, save, layout, activation)
     return call(_FORWARD, names, arrays, arguments, out, alpha, beta, handle, results=3 if save else 1)
 
 
@@ -54,6 +57,8 @@ def group_norm_backward(
     rstd: Any,
     *,
     groups: int | None,
+    bias: Any = None,
+    activation: str = "identity",
     wants_bias: bool | None = None,
     layout: str | None = None,
     alpha: float = 1.0,
@@ -66,12 +71,15 @@ def group_norm_backward(
     `dy`, `x`: of one shape, dy float32 or of x's dtype; `mean`, `rstd`: what `group_norm(..., save=True)` returned.
     dweight is None if `weight` is, dbias if `wants_bias` is False (the default is whether there is a weight). All are
     alpha * gradient + beta * what `out`, a tuple of three, holds, None for those to be allocated. dx lies in memory
-    as dy does; `out` for dx may be dy. Raises as `group_norm` does.
+    as dy does; `out` for dx may be dy. With an `activation` `weight` and `bias` are needed, and without one no `bias`.
+    Raises as `group_norm` does.
     """
     wants_bias = weight is not None if wants_bias is None else flag(wants_bias, "wants_bias")
-    names, arrays = present(dy=dy, x=x, weight=weight, mean=mean, rstd=rstd)
+    names, arrays = present(dy=dy, x=x, weight=weight, bias=bias, mean=mean, rstd=rstd)
+    if bias is not None and activation == "identity":
+        raise InvalidArgument("bias is given: a backward pass reads it with an activation alone")
     wanted = (True, weight is not None, wants_bias)
-    arguments = (names, groups, wanted, layout)
+    arguments = (names, groups, wanted, layout, activation)
     return results_of(_BACKWARD, names, arrays, arguments, wanted, out, alpha, beta, handle)
 
 
@@ -81,6 +89,7 @@ def instance_norm(
     bias: Any = None,
     *,
     epsilon: float = 1e-5,
+    activation: str = "identity",
     save: bool = False,
     layout: str | None = None,
     alpha: float = 1.0,
@@ -91,7 +100,8 @@ def instance_norm(
     """Return `group_norm` with every channel a group of its own: mean and variance over space."""
     return group_norm(
         x, None, weight, bias,
-        epsilon=epsilon, save=save, layout=layout, alpha=alpha, beta=beta, out=out, handle=handle,
+        epsilon=epsilon, activation=activation, save=save, layout=layout, alpha=alpha, beta=beta, out=out,
+        handle=handle,
     )  # fmt: skip
 
 
@@ -102,6 +112,8 @@ def instance_norm_backward(
     mean: Any,
     rstd: Any,
     *,
+    bias: Any = None,
+    activation: str = "identity",
     wants_bias: bool | None = None,
     layout: str | None = None,
     alpha: float = 1.0,
@@ -112,7 +124,8 @@ def instance_norm_backward(
     """Return the gradients (dx, dweight, dbias) of `instance_norm`, as `group_norm_backward` does."""
     return group_norm_backward(
         dy, x, weight, mean, rstd,
-        groups=None, wants_bias=wants_bias, layout=layout, alpha=alpha, beta=beta, out=out, handle=handle,
+        groups=None, bias=bias, activation=activation, wants_bias=wants_bias, layout=layout, alpha=alpha, beta=beta,
+        out=out, handle=handle,
     )  # fmt: skip
 
 
@@ -124,12 +137,12 @@ def _make_forward(
     epsilon: float,
     saves: bool,
     layout: str | None,
+    activation: str,
 ) -> Recipe:
     written = ("y", "mean", "rstd") if saves else ("y",)
     absent = {"weight", "bias", "mean", "rstd"} - {*names, *written}
-    return _recipe(
-        "fwd", named(names, inputs) | named(written, outs), absent, groups, layout, epsilon=epsilon
-    )
+    given = named(names, inputs) | named(written, outs)
+    return _recipe("fwd", given, absent, groups, layout, epsilon=epsilon, activation=activation)
 
 
 def _make_backward(
@@ -139,11 +152,13 @@ def _make_backward(
     groups: int | None,
     wanted: tuple[bool, ...],
     layout: str | None,
+    activation: str,
 ) -> Recipe:
     results = ("dx", "dweight", "dbias")
     written = tuple(name for name, wants in zip(results, wanted, strict=True) if wants)
-    absent = ({*results} - {*written}) | ({"weight"} - {*names})
-    return _recipe("bwd", named(names, inputs) | named(written, outs), absent, groups, layout)
+    absent = ({*results} - {*written}) | ({"weight", "bias"} - {*names})
+    given = named(names, inputs) | named(written, outs)
+    return _recipe("bwd", given, absent, groups, layout, activation=activation)
 
 
 def _recipe(
@@ -152,7 +167,7 @@ def _recipe(
     absent: set[str],
     groups: int | None,
     layout: str | None,
-    **attributes: float,
+    **attributes: Any,
 ) -> Recipe:
     for name in ("x", "dy", "y", "dx"):
         tensor = given.get(name)
@@ -167,8 +182,11 @@ def _recipe(
 
 
 _NAMES, _GROUPS = settled_before("names"), optional(integer("groups", 1))
+_ACTIVATION = word("activation", ACTIVATIONS)
 
 _FORWARD = Op(
-    _make_forward, (_NAMES, _GROUPS, real("epsilon", 0.0), settled_before("save"), LAYOUT), in_place=(0,)
+    _make_forward,
+    (_NAMES, _GROUPS, real("epsilon", 0.0), settled_before("save"), LAYOUT, _ACTIVATION),
+    in_place=(0,),
 )
-_BACKWARD = Op(_make_backward, (_NAMES, _GROUPS, settled_before("wanted"), LAYOUT), in_place=(0,))
+_BACKWARD = Op(_make_backward, (_NAMES, _GROUPS, settled_before("wanted"), LAYOUT, _ACTIVATION), in_place=(0,))

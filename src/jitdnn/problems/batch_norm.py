@@ -50,8 +50,8 @@ class BatchNorm(Normalization, kinds=("batch_norm_fwd", "batch_norm_inference", 
     """
 
     mode: str = "spatial"
-    activation: str = "identity"
-    saved: str = "y"
+    activation: str = "identity"  # type: ignore[misc]
+    saved: str = "y"  # type: ignore[misc]
     factor: float = FACTOR
     z: TensorDescriptor | None = None
     dz: TensorDescriptor | None = None

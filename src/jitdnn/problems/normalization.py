@@ -75,6 +75,10 @@ class Normalization(Problem):
     dbias: TensorDescriptor | None = None
 
     directions: ClassVar[tuple[str, ...]] = ("fwd", "bwd")
+    activation: ClassVar[str] = "identity"
+    """What is applied to y behind the bias, by its name; coefficients are the defaults."""
+    saved: ClassVar[str] = "x"
+    """What the activation's slope is taken from backward: "y", or "x", with weight and bias to compute it anew."""
     may_widen: ClassVar[bool] = False
     """Whether y may be of the dtype that is computed in, whatever x is of, as layers under autocast want it."""
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from jitdnn.kernels.formulas.named_programs import Formula, Names, Rows
-from jitdnn.kernels.formulas.normalization import NormalizationPlan, channel_moments, joint_moments
+from jitdnn.kernels.formulas.normalization import NormalizationPlan, activated, channel_moments, joint_moments
 from jitdnn.problems.group_norm import GroupNorm
+from jitdnn.rtcg.activations import activation
 
 _IMAGE, _GROUP, _MEMBER, _SPACE = 0, 1, 2, 3  # axes of the grid
 
@@ -58,7 +59,7 @@ def _forward(plan: NormalizationPlan) -> None:
 
     def y(v: Names) -> Any:
         result = (v.x - v.offset) * v.scale
-        return result + v.bias if "bias" in v else result
+        return activated(problem, result + v.bias if "bias" in v else result)
 
     rows.add_pass(writes={"y": y})
     plan.step(rows, {}, space)
@@ -74,8 +75,10 @@ def _backward(plan: NormalizationPlan) -> None:
     rows.add_pass(writes={"offset": lambda v: v.mean, "inverse": lambda v: v.rstd})
     plan.step(rows, {}, (_MEMBER,), single=space)
 
-    rows = Rows(["dy", "x", "offset", "inverse"], ["p", "q"])
-    rows.add_pass(add={"p": lambda v: v.dy, "q": lambda v: v.dy * ((v.x - v.offset) * v.inverse)})
+    affine = [] if problem.activation == "identity" else ["weight", "bias"]
+    rows = Rows(["dy", "x", "offset", "inverse", *affine], ["p", "q"])
+    dy = _before_activation(problem)
+    rows.add_pass(add={"p": dy, "q": lambda v: dy(v) * ((v.x - v.offset) * v.inverse)})
     plan.step(rows, {"p": "p", "q": "q"}, space)
 
     weight = ["weight"] if "weight" in plan.numbers else []
@@ -101,8 +104,8 @@ def _backward(plan: NormalizationPlan) -> None:
     )
     plan.step(rows, {}, (_MEMBER,), single=space)
 
-    rows = Rows(["dy", "x", "offset", "of_dy", "of_x", "rest"], ["dx"])
-    rows.add_pass(writes={"dx": lambda v: v.dy * v.of_dy + ((v.x - v.offset) * v.of_x + v.rest)})
+    rows = Rows(["dy", "x", "offset", *(["inverse", *affine] if affine else []), "of_dy", "of_x", "rest"], ["dx"])
+    rows.add_pass(writes={"dx": lambda v: dy(v) * v.of_dy + ((v.x - v.offset) * v.of_x + v.rest)})
     plan.step(rows, {}, space)
 
     sums = {name: value for name, value in (("dweight", "q"), ("dbias", "p")) if name in plan.numbers}
@@ -116,6 +119,14 @@ def _backward(plan: NormalizationPlan) -> None:
             single=space,
             is_last=True,
         )
+
+
+def _before_activation(problem: GroupNorm) -> Formula:
+    """dy before the activation, which is of what the forward pass computed."""
+    if problem.activation == "identity":
+        return lambda v: v.dy
+    slope = activation(problem.activation).from_x
+    return lambda v: v.dy * slope.of((v.x - v.offset) * (v.inverse * v.weight) + v.bias)
 
 
 def _named(name: str) -> Formula:

@@ -51,16 +51,19 @@ def result_of(problem: Normalization) -> Formula:
         y = (v.x - v.mean) * scale if "mean" in v else v.x * scale
         for term in ("bias", "z"):
             y = y + getattr(v, term) if term in v else y
-        if not isinstance(problem, BatchNorm) or problem.activation == "identity":
-            return y
-        return activation(problem.activation).forward.of(y)
+        return activated(problem, y)
 
     return formula
 
 
+def activated(problem: Normalization, y: Any) -> Any:
+    """What the activation makes of y."""
+    return y if problem.activation == "identity" else activation(problem.activation).forward.of(y)
+
+
 def gradient_of(problem: Normalization) -> Formula:
     """dy before the activation."""
-    if not isinstance(problem, BatchNorm) or problem.activation == "identity":
+    if problem.activation == "identity":
         return lambda v: v.dy
     function = activation(problem.activation)
     if problem.saved == "x":

@@ -127,8 +127,9 @@ def add_parameter_gradients(plan: NormalizationPlan) -> None:
     wanted = [name for name in ("dweight", "dbias") if name in outputs]
     if not wanted:
         return
-    rows = Rows([name for name in inputs if name != "weight"], wanted)
-    formulas: dict[str, Formula] = {"dweight": lambda v: v.dy * xhat(v), "dbias": lambda v: v.dy}
+    gradient, is_plain = gradient_of(problem), problem.activation == "identity"
+    rows = Rows([name for name in inputs if name != "weight" or not is_plain], wanted)
+    formulas: dict[str, Formula] = {"dweight": lambda v: gradient(v) * xhat(v), "dbias": gradient}
     rows.add_pass(add={name: formulas[name] for name in wanted})
     plan.step(rows, {name: name for name in wanted}, problem.sums)
 
@@ -137,10 +138,10 @@ def add_row_gradients(plan: NormalizationPlan) -> None:
     """dx, where weight belongs to the elements of a row."""
     problem = plan.problem
     inputs, _ = names_of(plan)
-    rows = Rows(inputs, ["dx"], {"share": 1.0 / problem.count})
+    rows, gradient = Rows(inputs, ["dx"], {"share": 1.0 / problem.count}), gradient_of(problem)
 
     def g(v: Names) -> Any:
-        return v.dy * v.weight if "weight" in v else v.dy
+        return gradient(v) * v.weight if "weight" in v else gradient(v)
 
     sums: dict[str, Formula] = {"gx": lambda v: g(v) * xhat(v)}
     scalars: dict[str, Formula] = {"b": lambda v: v.gx * v.share}
