@@ -31,7 +31,7 @@ def group_norm(
 ) -> Any:
     """Return y = alpha * f((x - mean) * rstd * weight + bias) + beta * out, of x's shape and order in memory.
 
-    f is the `activation`, one of "identity", "relu", "leaky_relu" (0.01 x below 0), "clipped_relu" (up to 6) and "swish".
+    f is the `activation`: "identity", "relu", "leaky_relu" (0.01 x below 0), "clipped_relu" (up to 6) or "swish".
     `x`: (N, C, up to five axes of space), float16, bfloat16, float32 or float64; `layout="NHWC"` takes and
     gives (N, space, C). Mean and variance are those of C / `groups` neighbouring channels of one image (None:
     of one channel); rstd = 1 / sqrt(variance + epsilon), `epsilon` >= 0. `weight`, `bias` (None: 1 and 0):
@@ -189,4 +189,6 @@ _FORWARD = Op(
     (_NAMES, _GROUPS, real("epsilon", 0.0), settled_before("save"), LAYOUT, _ACTIVATION),
     in_place=(0,),
 )
-_BACKWARD = Op(_make_backward, (_NAMES, _GROUPS, settled_before("wanted"), LAYOUT, _ACTIVATION), in_place=(0,))
+_BACKWARD = Op(
+    _make_backward, (_NAMES, _GROUPS, settled_before("wanted"), LAYOUT, _ACTIVATION), in_place=(0,)
+)

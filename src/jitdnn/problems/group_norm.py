@@ -85,8 +85,8 @@ class GroupNorm(Normalization, kinds=("group_norm_fwd", "group_norm_bwd")):
         if self.direction == "bwd" and self.activation != "identity":
             if bias is None or self.weight is None:
                 raise InvalidArgument(
-                    f"activation is {self.activation}: a backward problem needs weight and bias to compute anew what it "
-                    "was of"
+                    f"activation is {self.activation}: a backward problem needs weight and bias to compute anew what "
+                    "it was of"
                 )
             object.__setattr__(self, "bias", bias)
 

@@ -1,4 +1,4 @@
-"""Converted batch normalizations, and sequences in which an activation behind one is a part of it."""
+"""Converted batch normalizations, and sequences in which an activation behind a normalization is a part of it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jitdnn.frameworks.torch import (
     batch_norm_activation,
     batch_norm_calls,
     batch_norm_sum,
+    instance_norm_activation,
     kinds,
     sync_batch_norm,
     whole,
@@ -238,7 +239,7 @@ def activation_of(module: nn.Module) -> sync_batch_norm.Function | None:
 
 
 class Sequential(nn.Sequential):
-    """`torch.nn.Sequential`, in which an activation behind a batch normalization is a part of it."""
+    """`torch.nn.Sequential`, in which an activation behind a normalization of batches or instances is a part of it."""
 
     def forward(self, input: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -251,7 +252,7 @@ class Sequential(nn.Sequential):
                 )
                 input = before.activated(input, module) if is_one else module(before(input))
                 before = None
-            elif type(module) in _NORMALIZING.values():
+            elif type(module) in _NORMALIZING.values() or type(module) in INSTANCES.values():
                 before = module
             else:
                 input = module(input)
@@ -259,7 +260,7 @@ class Sequential(nn.Sequential):
 
 
 def is_block(module: nn.Module) -> bool:
-    """Whether a module is a sequence with an activation behind a batch normalization, which `Sequential` joins."""
+    """Whether a module is a sequence with an activation behind a normalization, which `Sequential` joins."""
     if type(module) not in (nn.Sequential, Sequential):
         return False
     parts = list(module)
@@ -275,7 +276,13 @@ _NORMALIZING: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
+#: and those of images and channels; modules.py puts them in
+INSTANCES: dict[type[nn.Module], type[nn.Module]] = {}
+
+
 def _are_joined(one: nn.Module, behind: nn.Module) -> bool:
+    if type(one) in INSTANCES or type(one) in INSTANCES.values():
+        return activation_of(behind) in instance_norm_activation.FUSED
     if type(one) not in _NORMALIZING and type(one) not in _NORMALIZING.values():
         return False
     function = activation_of(behind)

@@ -148,7 +148,7 @@ class EagerOperation:
 
     `prepare(handle, settings, is_training, tensors)` gives what returns the output and what `forward` saves, and
     `prepare_gradient(handle, settings, dy, kept)` what takes the output's gradient and all that is kept, for tensors of
-    these forms; or None.
+    these forms; or None. `told`: what tells calls of a module from others that it makes.
     """
 
     eager: Eager
@@ -156,6 +156,7 @@ class EagerOperation:
     prepare: Callable[..., Callable[..., Any] | None]
     prepare_gradient: Callable[..., Callable[..., Any] | None]
     parameters: int = 0
+    told: str = ""
     may_change = False
 
     def forward_of(self, options: str, operands: tuple[Any, ...]) -> Callable[..., Any] | None:

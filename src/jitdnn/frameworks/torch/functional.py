@@ -20,6 +20,7 @@ from jitdnn.frameworks.torch import (
     cross_entropy,
     grid_sample,
     group_norm,
+    instance_norm_activation,
     layer_norm_autocast,
     normalization,
     operator_calls,
@@ -391,6 +392,7 @@ _EAGER: dict[Any, Callable[..., tuple[EagerOperation, tuple[Any, ...]] | None]] 
     ),
     F.group_norm: group_norm.groups,
     F.instance_norm: group_norm.instances,
+    instance_norm_activation.stock: instance_norm_activation.described,
     F.rms_norm: group_norm.roots,
     **adaptive_pool.DESCRIBED,
 }

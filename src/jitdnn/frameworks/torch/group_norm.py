@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,33 +22,42 @@ from jitdnn.problems.layer_norm import LayerNorm
 _HALVES = (torch.float16, torch.bfloat16)
 #: kinds of calls, a part of their settings: `_WIDE` ones are of half precision and give float32, as autocast wants it
 _INSTANCES, _GROUPS_APART, _WIDE = "instances", "groups", "groups, wide"
+#: torch's functions by the names that ours have for them
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "identity": lambda y: y, "relu": F.relu, "leaky_relu": F.leaky_relu, "clipped_relu": F.relu6, "swish": F.silu,
+}  # fmt: skip
 _ROOT_TYPES = (torch.float32, torch.float64)  # root mean squares of half precision are left to torch
 
 
 def _forward(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Any:
     x, weight, bias = tensors
-    groups, epsilon, kind = settings
+    groups, epsilon, kind, activation = settings
     out: Any = None
     if kind == _WIDE:
         out = torch.empty_like(x, dtype=torch.float32)
         column = torch.empty((x.shape[0], groups), dtype=torch.float32, device=x.device)
         out = (out, column, torch.empty_like(column)) if is_training else out
-    found = group_norm(x, groups, weight, bias, epsilon=epsilon, save=is_training, out=out, handle=handle)
+    found = group_norm(
+        x, groups, weight, bias,
+        epsilon=epsilon, activation=activation, save=is_training, out=out, handle=handle,
+    )  # fmt: skip
     return ((found[0],), found[1:]) if is_training else ((found,), ())
 
 
 def _backward(handle: Any, settings: Any, grads: Any, tensors: Any, outputs: Any, saved: Any) -> Any:
     x, weight, bias = tensors
+    groups, _, _, activation = settings
     return group_norm_backward(
-        grads[0], x, weight, *saved, groups=settings[0], wants_bias=bias is not None, handle=handle
-    )
+        grads[0], x, weight, *saved, groups=groups, bias=None if activation == "identity" else bias,
+        activation=activation, wants_bias=bias is not None, handle=handle,
+    )  # fmt: skip
 
 
 def _stock(settings: Any, tensors: Any) -> Any:
     x, weight, bias = tensors
-    groups, epsilon, kind = settings
+    groups, epsilon, kind, activation = settings
     if kind == _INSTANCES:
-        return (F.instance_norm(x, None, None, weight, bias, eps=epsilon),)
+        return (ACTIVATIONS[activation](F.instance_norm(x, None, None, weight, bias, eps=epsilon)),)
     if kind == _WIDE:
         x, weight, bias = (None if one is None else one.float() for one in tensors)
     return (F.group_norm(x, groups, weight, bias, epsilon),)
@@ -56,21 +65,27 @@ def _stock(settings: Any, tensors: Any) -> Any:
 
 def _prepare(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Run | None:
     x, weight, bias = tensors
-    groups, epsilon, kind = settings
+    groups, epsilon, kind, activation = settings
     given = {"x": x, "weight": weight, "bias": bias}
     results = {"y": without_data(x, torch.float32 if kind == _WIDE else None)}
     if is_training:
         column = torch.empty((x.shape[0], groups), dtype=statistics_dtype(x), device="meta")
         results |= {"mean": column, "rstd": column}
-    return normalizing(handle, GroupNorm, "fwd", given, results, groups=groups, epsilon=epsilon)
+    return normalizing(
+        handle, GroupNorm, "fwd", given, results, groups=groups, epsilon=epsilon, activation=activation
+    )
 
 
 def _prepare_gradient(handle: Any, settings: Any, dy: Tensor, kept: Any) -> Run | None:
     x, weight, bias, mean, rstd = kept
-    given = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd}
+    groups, _, _, activation = settings
+    read = {"weight": weight} if activation == "identity" else {"weight": weight, "bias": bias}
+    given = {"dy": dy, "x": x, **read, "mean": mean, "rstd": rstd}
     results = {"dx": without_data(dy, x.dtype), "dweight": weight, "dbias": bias}
-    run = normalizing(handle, GroupNorm, "bwd", given, results, groups=settings[0])
-    return None if run is None else lambda dy, x, weight, _, mean, rstd: run(dy, x, weight, mean, rstd)
+    run = normalizing(handle, GroupNorm, "bwd", given, results, groups=groups, activation=activation)
+    if run is None or "bias" in read:
+        return run
+    return lambda dy, x, weight, _, mean, rstd: run(dy, x, weight, mean, rstd)
 
 
 _GROUPS = Eager(_forward, _backward, _stock, needs_outputs=False)
@@ -149,21 +164,24 @@ def _groups_of(
 ) -> Described | None:
     if not _is_ours(input, weight, bias, input.shape[1]) or input.numel() <= input.shape[0] * num_groups:
         return None
-    return _described(_GROUPS, (num_groups, eps, kind), input, weight, bias)
+    return _described(_GROUPS, (num_groups, eps, kind, "identity"), input, weight, bias)
 
 
 def instances(
     input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
     weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
-    eps: float = 1e-5,
+    eps: float = 1e-5, *, activation: str = "identity",
 ) -> Described | None:  # fmt: skip
-    """And of `instance_norm`."""
+    """And of `instance_norm`, with an activation behind it."""
     if running_mean is not None or running_var is not None or not use_input_stats or input.dim() < 3:
         return None
     channels = input.shape[1]
     if not _is_ours(input, weight, bias, channels) or input.numel() <= input.shape[0] * channels:
         return None  # torch refuses one element of a channel
-    return _described(_GROUPS, (channels, eps, _INSTANCES), input, weight, bias)
+    settings = channels, eps, _INSTANCES, activation
+    return _described(
+        _GROUPS, settings, input, weight, bias, told="" if activation == "identity" else activation
+    )
 
 
 def roots(
@@ -181,6 +199,6 @@ def roots(
     return _described(_RMS, (axes, epsilon), input.contiguous(), weight)
 
 
-def _described(eager: Eager, settings: tuple[Any, ...], *tensors: Tensor | None) -> Described:
+def _described(eager: Eager, settings: tuple[Any, ...], *tensors: Tensor | None, told: str = "") -> Described:
     prepare = (_prepare, _prepare_gradient) if eager is _GROUPS else (_prepare_rms, _prepare_rms_gradient)
-    return EagerOperation(eager, settings, *prepare, parameters=len(tensors) - 1), tensors
+    return EagerOperation(eager, settings, *prepare, parameters=len(tensors) - 1, told=told), tensors

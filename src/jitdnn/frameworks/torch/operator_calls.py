@@ -37,8 +37,8 @@ _has_function_modes = torch._C._len_torch_function_stack
 OPERATIONS: dict[Any, Callable[..., tuple[Operation | EagerOperation, tuple[Any, ...]] | None]] = {}
 
 
-def recalled(module: Any, x: Tensor) -> Tensor | None:
-    """The result of a call that the module has made before; None for another one."""
+def recalled(module: Any, x: Tensor, told: str = "") -> Tensor | None:
+    """The result of a call that the module has made before; None for another one. `told`: that of its operation."""
     calls: Remembered | None = module.__dict__.get(CALLS)
     # guards end the process for tensors that are nested
     if (
@@ -52,7 +52,7 @@ def recalled(module: Any, x: Tensor) -> Tensor | None:
         return None
     own = module._parameters
     w, bias = own.get("weight"), own.get("bias")
-    now = _now(module, w, bias)
+    now = _now(module, w, bias, told)
     for call in calls.entries:
         if call.state == now and (
             call.check(x) if w is None else call.check(x, w) if bias is None else call.check(x, w, bias)
@@ -77,7 +77,8 @@ def learn(module: Any, function: Any, args: tuple[Any, ...], named: dict[str, An
         return
     call = _call_of(found, options)
     if call is not None:
-        call.state = deepcopy(_now(module, w, bias))  # lists are changed in place
+        told = getattr(found[0], "told", "")
+        call.state = deepcopy(_now(module, w, bias, told))  # lists are changed in place
         call.tensors = ()
         Remembered.of(module, CALLS).add(call, _EPOCH)
 
@@ -92,11 +93,11 @@ TOLD = "_jitdnn_told"
 """The attribute of a class that gives of a module what tells its calls apart, besides tensors."""
 
 
-def _now(module: Any, w: Tensor | None, bias: Tensor | None) -> tuple[Any, ...]:
+def _now(module: Any, w: Tensor | None, bias: Tensor | None, told: str) -> tuple[Any, ...]:
     """What tells calls of a module apart, besides tensors."""
     return (
         is_grad_enabled(), get_num_threads(), forward_ad._current_level, kinds.epoch, module._jitdnn_options,
-        w is None, bias is None, len(module._parameters), module._jitdnn_told(module),
+        w is None, bias is None, len(module._parameters), told, module._jitdnn_told(module),
     )  # fmt: skip
 
 

@@ -104,7 +104,9 @@ def _backward(plan: NormalizationPlan) -> None:
     )
     plan.step(rows, {}, (_MEMBER,), single=space)
 
-    rows = Rows(["dy", "x", "offset", *(["inverse", *affine] if affine else []), "of_dy", "of_x", "rest"], ["dx"])
+    rows = Rows(
+        ["dy", "x", "offset", *(["inverse", *affine] if affine else []), "of_dy", "of_x", "rest"], ["dx"]
+    )
     rows.add_pass(writes={"dx": lambda v: dy(v) * v.of_dy + ((v.x - v.offset) * v.of_x + v.rest)})
     plan.step(rows, {}, space)
 
