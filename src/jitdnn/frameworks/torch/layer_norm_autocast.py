@@ -50,8 +50,8 @@ def _backward(handle: Any, settings: Any, grads: Any, tensors: Any, outputs: Any
 def _stock(settings: Any, tensors: Any) -> Any:
     x, weight, bias = tensors
     axes, epsilon = settings
-    parameters = [None if one is None else one.float() for one in (weight, bias)]
-    return (F.layer_norm(x.float(), x.shape[-axes:], *parameters, epsilon),)
+    weight, bias = (None if one is None else one.float() for one in (weight, bias))
+    return (F.layer_norm(x.float(), x.shape[-axes:], weight, bias, epsilon),)
 
 
 def _prepare(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Run | None:

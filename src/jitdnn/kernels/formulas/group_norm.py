@@ -15,6 +15,7 @@ from typing import Any
 from jitdnn.kernels.formulas.named_programs import Formula, Names, Rows
 from jitdnn.kernels.formulas.normalization import NormalizationPlan, activated, channel_moments, joint_moments
 from jitdnn.problems.group_norm import GroupNorm
+from jitdnn.problems.normalization import Normalization
 from jitdnn.rtcg.activations import activation
 
 _IMAGE, _GROUP, _MEMBER, _SPACE = 0, 1, 2, 3  # axes of the grid
@@ -123,7 +124,7 @@ def _backward(plan: NormalizationPlan) -> None:
         )
 
 
-def _before_activation(problem: GroupNorm) -> Formula:
+def _before_activation(problem: Normalization) -> Formula:
     """dy before the activation, which is of what the forward pass computed."""
     if problem.activation == "identity":
         return lambda v: v.dy
