@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import jitdnn.torch as jt  # noqa: E402
-from jitdnn.frameworks.torch import choice, guards, modules, whole  # noqa: E402
+from jitdnn.frameworks.torch import choice, guards, instance_norm_modules, modules, whole  # noqa: E402
 from jitdnn.frameworks.torch.calls import CALLS  # noqa: E402
 from torch_kernels import Mode, agree, check, random, watched  # noqa: E402
 
@@ -85,7 +85,8 @@ def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         taken.append(function)
         return routed(function, *rest)
 
-    monkeypatch.setattr(modules, "routed", counted)
+    for place in (modules, instance_norm_modules):
+        monkeypatch.setattr(place, "routed", counted)
     return taken
 
 

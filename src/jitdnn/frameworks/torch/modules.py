@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
-from jitdnn.frameworks.torch import instance_norm_activation, whole
 from jitdnn.frameworks.torch.batch_norm_modules import (
     APART,
     CONVERTED,
@@ -26,12 +25,18 @@ from jitdnn.frameworks.torch.batch_norm_modules import (
     BatchNorm3d,
     Sequential,
     SyncBatchNorm,
-    activation_of,
 )
 from jitdnn.frameworks.torch.calls import CALLS
 from jitdnn.frameworks.torch.deferred import JOIN, activating, deferring
 from jitdnn.frameworks.torch.functional import routed
-from jitdnn.frameworks.torch.instance_norm_activation import FUSED
+from jitdnn.frameworks.torch.instance_norm_modules import (
+    InstanceNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+    stock_instance_norm,
+    told_of_instances,
+)
 from jitdnn.frameworks.torch.layers import (
     Conv1d,
     Conv2d,
@@ -49,9 +54,7 @@ from jitdnn.frameworks.torch.layers import (
 )
 from jitdnn.frameworks.torch.operator_calls import TOLD, recalled
 from jitdnn.frameworks.torch.rectifier import ReLU
-from jitdnn.frameworks.torch.registry import OWN as OWN_TENSORS
-from jitdnn.frameworks.torch.registry import plain_device
-from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, remember, remembering
+from jitdnn.frameworks.torch.stock_calls import STOCK_CALLS, remembering
 
 OPTIONS = "_jitdnn_options"
 PLACE = "__module__"
@@ -169,94 +172,6 @@ class GroupNorm(nn.GroupNorm):
         arguments = (input, self.num_groups, self.weight, self.bias, self.eps)
         found: Tensor = routed(F.group_norm, arguments, {}, self._jitdnn_options, self)
         return found
-
-
-class _InstanceNorm:
-    """What the converted classes of normalization by image and channel have in common."""
-
-    def _apply_instance_norm(self: Any, input: Tensor) -> Any:
-        arguments = (
-            input, self.running_mean, self.running_var, self.weight, self.bias,
-            self.training or not self.track_running_stats, 0.0 if self.momentum is None else self.momentum, self.eps,
-        )  # fmt: skip
-        # an image without a batch is made one before
-        module = self if input.dim() == self._get_no_batch_dim() + 1 else None
-        return _of_one_image(routed(F.instance_norm, arguments, {}, self._jitdnn_options, module))
-
-    def activated(self: Any, input: Tensor, behind: nn.Module) -> Tensor:
-        """What the module `behind`, an activation, makes of the normalized input: one operation, if that is faster."""
-        name = FUSED.get(activation_of(behind))
-        found: Tensor | None = None
-        # of excluded modules nothing is ours
-        if name is not None and type(behind) not in CONVERTED and not torch.compiler.is_compiling():
-            found = recalled(self, input, name)
-            if found is None and self._is_joined(input):
-                arguments = (
-                    input,
-                    self.weight,
-                    self.bias,
-                    name,
-                    bool(getattr(behind, "inplace", False)),
-                    self.eps,
-                )
-                options = self._jitdnn_options
-                found = routed(instance_norm_activation.stock, arguments, {}, options, self)
-                if not whole.is_ours(instance_norm_activation.stock, arguments, options):
-                    remember(self, input, APART)
-        if found is None:
-            found = behind(self(input))
-        return found
-
-    def _is_joined(self: Any, input: Any) -> bool:
-        """Whether an activation may be one operation with the normalization of this input."""
-        if type(input) not in OWN_TENSORS or not (input.is_cuda or input.is_cpu):
-            return False
-        apart = self.__dict__.get(APART)
-        return (
-            self.weight is not None and self.bias is not None
-            and self.running_mean is None and self.running_var is None
-            and input.dim() == self._get_no_batch_dim() + 1 and input.shape[1] == self.num_features
-            and (input.is_cuda or len(input) > 1)
-            and not (apart is not None and apart.know(self, input))
-        )  # fmt: skip
-
-
-def _stock_instance_norm(module: Any, input: Tensor) -> Any:
-    """Torch's forward, of what is a batch; its own method calls one of ours."""
-    return _of_one_image(nn.modules.instancenorm._InstanceNorm._apply_instance_norm(module, input))
-
-
-def _of_one_image(y: Any) -> Any:
-    """A result whose gradient lies in the order of its axes where it is torch's of one image: its kernel on processors
-    takes channels last for something else, and ours hand gradients back in the order of what lies behind."""
-    if torch.compiler.is_compiling():
-        return y
-    if type(y) is Tensor and y.is_cpu and y.requires_grad and len(y) == 1 and plain_device((y,)):
-        node = y.grad_fn
-        if node is not None and node.name() == "ViewBackward0":
-            y.register_hook(Tensor.contiguous)
-    return y
-
-
-def _told_of_instances(module: Any) -> tuple[Any, ...]:
-    """What tells calls of one apart, besides its parameters: statistics may be given to it later."""
-    own = module._buffers  # nn.Module looks for them for longer than all else takes
-    return (
-        module.training, module.track_running_stats, module.eps, module.num_features, module.affine,
-        own.get("running_mean", 0), own.get("running_var", 0),
-    )  # fmt: skip
-
-
-class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
-    """`torch.nn.InstanceNorm1d`."""
-
-
-class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
-    """`torch.nn.InstanceNorm2d`."""
-
-
-class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
-    """`torch.nn.InstanceNorm3d`."""
 
 
 class RMSNorm(nn.RMSNorm):
@@ -490,12 +405,12 @@ _TOLD: dict[tuple[Any, ...], tuple[str, ...]] = {
 }
 """The attributes that tell calls of those apart which remember calls of ours, too (operator_calls.py)."""
 _TELLING: dict[Any, Any] = {ours: attrgetter(*names) for classes, names in _TOLD.items() for ours in classes}
-_TELLING.update(dict.fromkeys((InstanceNorm1d, InstanceNorm2d, InstanceNorm3d), _told_of_instances))
+_TELLING.update(dict.fromkeys((InstanceNorm1d, InstanceNorm2d, InstanceNorm3d), told_of_instances))
 for _ours, _telling in _TELLING.items():
     setattr(_ours, TOLD, staticmethod(_telling))
     _stock = getattr(nn, _ours.__name__).forward
-    if issubclass(_ours, _InstanceNorm):
-        _stock = _stock_instance_norm
+    if issubclass(_ours, InstanceNorm):
+        _stock = stock_instance_norm
     _ours.forward = remembering(_ours.forward, _stock, recalled)
 INSTANCES |= {getattr(nn, one.__name__): one for one in (InstanceNorm1d, InstanceNorm2d, InstanceNorm3d)}
 for _normal in (BatchNorm1d, BatchNorm2d, BatchNorm3d):
