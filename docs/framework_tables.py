@@ -122,7 +122,7 @@ def torch_operators() -> str:
         (
             r"GroupNorm",
             functional.BATCH_NORMALIZED,
-            "any strides; eager calls alone",
+            "any strides; eager calls alone, under autocast on cuda, too",
             (problems.GroupNorm,),
         ),
         (
@@ -133,7 +133,12 @@ def torch_operators() -> str:
         ),
         (r"RMSNorm", functional.NORMALIZED, "any strides; eager calls alone", (problems.LayerNorm,)),
         (r"Adaptive\w*", DTYPES, "any strides; eager calls alone", (problems.Pooling,)),
-        (r"LayerNorm", functional.NORMALIZED, "any strides (copied where not dense)", (problems.LayerNorm,)),
+        (
+            r"LayerNorm",
+            functional.NORMALIZED,
+            "any strides (copied where not dense); f16 and bf16 under autocast on cuda",
+            (problems.LayerNorm,),
+        ),
         (r"(Max|Avg)Pool\w*", DTYPES, "any strides", (problems.Pooling,)),
         (
             r"ELU|GELU|SiLU|Mish|Hardswish|Tanh|Sigmoid",

@@ -14,7 +14,7 @@ import jitdnn.torch as jt  # noqa: E402
 from jitdnn.frameworks.torch import inductor_groups, inductor_launches, kinds, settled, steps, together  # noqa: E402
 from jitdnn.frameworks.torch.backend import register  # noqa: E402
 from jitdnn.frameworks.torch.calls import CALLS  # noqa: E402
-from torch_kernels import TOLERANCE, random, watched  # noqa: E402
+from torch_kernels import TOLERANCE, agree, random, watched  # noqa: E402
 
 if not torch.cuda.is_available():
     pytest.skip("PyTorch has no GPU here", allow_module_level=True)
@@ -100,6 +100,42 @@ def test_layers(name: str, dtype: Any) -> None:
                 rtol=tolerance,
                 atol=tolerance * max(1.0, float(other.detach().abs().max())),
             )
+
+
+UNDER_AUTOCAST: dict[str, tuple[Any, tuple[int, ...], Any]] = {
+    "layer norm": (lambda: nn.LayerNorm(63), (3, 5, 63), torch.float32),
+    "group norm": (lambda: nn.GroupNorm(2, 6), (2, 6, 5, 7), torch.float32),
+    "instance norm": (lambda: nn.InstanceNorm3d(8, affine=True), (2, 8, 3, 4, 5), torch.bfloat16),
+    "instance norm, activation": (
+        lambda: nn.Sequential(nn.InstanceNorm3d(8, affine=True), nn.LeakyReLU(0.01)), (2, 8, 3, 4, 5), torch.bfloat16
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNDER_AUTOCAST)
+def test_normalizations_under_autocast(name: str) -> None:
+    """Of half precision, to the types that torch's have; remembered, and not taken for calls without autocast."""
+    make, shape, dtype = UNDER_AUTOCAST[name]
+    stock = make().to(ON)
+    exact, ours = copy.deepcopy(stock).double(), jt.convert(copy.deepcopy(stock), measure="never")
+    for seed in range(4):
+        x = random(*shape, seed=seed).to(ON, torch.bfloat16)
+        x = x.contiguous(memory_format=LAST[len(shape)]) if seed == 3 and len(shape) in LAST else x
+        given, wide = x.requires_grad_(), x.detach().double().requires_grad_()
+        with torch.autocast(ON, torch.bfloat16):
+            y, expected = ours(given), exact(wide)
+            assert y.dtype == stock(x).dtype == dtype
+        is_short = seed in (1, 2) or (seed == 3 and len(shape) not in LAST)
+        assert type(y.grad_fn).__name__ == ("_LayerBackward" if is_short else "_CallBackward")
+        dy = random(*shape, seed=7).to(ON, dtype)
+        found = torch.autograd.grad(y, [given, *ours.parameters()], dy)
+        wanted = torch.autograd.grad(expected, [wide, *exact.parameters()], dy.double())
+        types = (dtype, torch.bfloat16, *[torch.float32] * len(found[1:]))
+        for one, other, kind in zip((y, *found), (expected, *wanted), types, strict=True):
+            agree(one, other, kind, name)
+    assert ours(random(*shape).to(ON)).dtype is torch.float32
+    with torch.autocast(ON, torch.bfloat16):
+        assert ours(random(*shape).to(ON)).dtype is torch.float32
 
 
 @pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
