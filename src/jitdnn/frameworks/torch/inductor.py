@@ -28,7 +28,7 @@ except ImportError:  # said when it is asked for
     CustomGraphPass = object
 
 HOOK = "post_grad_custom_pre_pass"
-_VERSION = 8  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
+_VERSION = 10  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
 
 
 class InductorPass(CustomGraphPass):
@@ -66,6 +66,7 @@ class InductorPass(CustomGraphPass):
         from jitdnn.frameworks.torch import inductor_lowering
         from jitdnn.frameworks.torch.inductor_graph import Rewriter
         from jitdnn.frameworks.torch.inductor_groups import put_together
+        from jitdnn.frameworks.torch.inductor_matmul import take_products
         from jitdnn.frameworks.torch.inductor_pooling import select_gradients
         from jitdnn.frameworks.torch.inductor_transposed import become_products
 
@@ -74,10 +75,11 @@ class InductorPass(CustomGraphPass):
         become_products(graph, self._text)
         rewriter = Rewriter(graph, self._text, bool(config.triton.cudagraphs))
         rewriter.run()
+        kinds = [*rewriter.kinds, *take_products(graph, self._text)]
         if inductor_lowering.can_group:
             put_together(graph, rewriter.wants_last)
         graph.lint()
-        self._rows = [*self._rows[-10_000:], *(row(_layer(node), kind) for node, kind in rewriter.kinds)]
+        self._rows = [*self._rows[-10_000:], *(row(_layer(node), kind) for node, kind in kinds)]
 
     def uuid(self) -> Any:
         """What tells this pass from others in Inductor's cache of graphs; None, for no caching, with an unknown one."""
