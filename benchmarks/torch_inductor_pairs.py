@@ -270,7 +270,10 @@ def parent(arguments: argparse.Namespace, script: str) -> None:
         gpus = []
         for number, name in enumerate(names):
             quiet = cores[number * QUIET : (number + 1) * QUIET] if are_many else []
-            gpus.append(Gpu(name, Path(folder) / f"lock{number}", quiet))
+            lock = Path(folder) / f"lock{number}"
+            if arguments.lock:  # which others share
+                lock = Path(f"{arguments.lock}{number or ''}")
+            gpus.append(Gpu(name, lock, quiet))
             Thread(target=serve, args=(gpus[-1],), daemon=True).start()
         os.sched_setaffinity(0, set(cores).difference(*(gpu.quiet for gpu in gpus)))
         logs = arguments.logs or Path(folder)

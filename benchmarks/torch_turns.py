@@ -118,6 +118,6 @@ def release_to_compile(turn: Turn) -> None:
 
 
 def add_options(made: argparse.ArgumentParser) -> None:
-    """What a process is told of its turns by the one that starts it."""
-    made.add_argument("--lock", help=argparse.SUPPRESS)
+    """How a benchmark shares a GPU with another one, and what its processes are told of their turns."""
+    made.add_argument("--lock", help="a file: whoever names it, too, is never on the GPU at the same time")
     made.add_argument("--quiet", default="", help=argparse.SUPPRESS)
