@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import jitdnn.torch as jt  # noqa: E402
-from jitdnn.frameworks.torch import choice, instance_norm_modules  # noqa: E402
+from jitdnn.frameworks.torch import choice, instance_norm_modules, steps  # noqa: E402
 from jitdnn.frameworks.torch.batch_norm_modules import APART, Sequential  # noqa: E402
 from torch_kernels import check, random, watched  # noqa: E402
 
@@ -84,6 +84,15 @@ def test_what_stays_two(norm: Any, behind: Any, images: int, long_ways: list[Any
         x = image(number, torch.contiguous_format, images)
         check(model, stock, x)
     assert "instance_norm_activation" not in long_ways
+
+
+def test_whole_steps_run_sequences_that_are_ours() -> None:
+    model = jt.convert(network(nn.ReLU()), measure="never")
+    for _ in range(3):
+        model(image().requires_grad_()).sum().backward()
+    assert steps._torchs(model) == set()
+    steps._set(model, steps.STOCK)
+    assert type(model).forward is nn.Sequential.forward
 
 
 def test_who_watches_sees_both() -> None:

@@ -60,6 +60,8 @@ _MOST_KINDS = 8  # of inputs, for which steps are measured
 BYPASSED: dict[type[nn.Module], type[nn.Module]] = {}
 #: and back
 ACTIVE: dict[type[nn.Module], type[nn.Module]] = {}
+_JOINED = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+"""What an activation behind may be a part of, in a sequence."""
 _ELSEWHERE = (nn.SyncBatchNorm,)  # which all processes must run the same way
 
 
@@ -119,9 +121,7 @@ def _torchs(model: nn.Module) -> set[nn.Module]:
     """The modules whose last calls torch's functions ran."""
     found = {one for one in model.modules() if type(one) in BYPASSED and _is_torchs(one)}
     for module in model.modules():
-        if type(module) is Sequential and found.issuperset(
-            one for one in module if isinstance(one, nn.modules.batchnorm._BatchNorm)
-        ):
+        if type(module) is Sequential and found.issuperset(one for one in module if isinstance(one, _JOINED)):
             found.add(module)
     return found
 
