@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -39,9 +38,16 @@ def __getattr__(name: str) -> Any:
     """The converted classes and those of bypassed modules, for who unpickles one."""
     own = name.removeprefix("Bypassed")
     if own in _MADE:
-        stock = getattr(import_module(_MADE[own][0]), own)
+        if own == "BatchNormAct2d":
+            from timm.layers.norm_act import BatchNormAct2d
+
+            classes = {own: BatchNormAct2d}
+        else:
+            from timm.layers.norm import LayerNorm, LayerNorm2d
+
+            classes = {"LayerNorm": LayerNorm, "LayerNorm2d": LayerNorm2d}
         register()
-        ours = CONVERTED[stock]
+        ours = CONVERTED[classes[own]]
         return ours if name == own else BYPASSED[ours]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
