@@ -7,7 +7,6 @@
  *   THREADS_OF_ROW, VECTOR, VECTORS    a thread has VECTORS vectors of VECTOR elements of every row
  *   WORDS, DY_WORDS           words of a vector of DATA, of DY
  *   WEIGHT_IS_DATA            weights have the type of x
- *   WALKERS                   threads that add up what the thread blocks have of a column
  *   RESIDENT_BLOCKS             thread blocks that a multiprocessor runs side by side
  *   ROWS_AHEAD                rows that are loaded before they are used: 1 or 2
  *
@@ -208,19 +207,19 @@ FUNCTION void store_sum(GLOBAL GRADIENT *target, i64 column, f32 sum, f32 alpha,
   STORE(GRADIENT, target, column, result);
 }
 
-/* 32 columns of a thread block, with WALKERS threads down each */
-KERNEL(32 * WALKERS) void columns(PARAMETERS) {
-  SHARED f32 space[32 * WALKERS];
+/* 32 columns of a thread block, with 8 threads down each */
+KERNEL(256) void columns(PARAMETERS) {
+  SHARED f32 space[256];
   const i64 column = BLOCK_ID(0) * 32 + THREAD_ID % 32;
   const int walker = THREAD_ID / 32, is_bias = (int)BLOCK_ID(1);
   GLOBAL const f32 *sums = (GLOBAL const f32 *)workspace + is_bias * n + column;
   f32 sum = 0;
   if (column < n && (is_bias ? HAS_DBIAS : HAS_DWEIGHT))
-    for (i64 g = walker; g < groups; g += WALKERS) sum += sums[g * 2 * n];
+    for (i64 g = walker; g < groups; g += 8) sum += sums[g * 2 * n];
   space[THREAD_ID] = sum;
   BARRIER();
   if (walker == 0 && column < n) {
-    UNROLL for (int w = 1; w < WALKERS; w++) sum += space[w * 32 + THREAD_ID];
+    UNROLL for (int w = 1; w < 8; w++) sum += space[w * 32 + THREAD_ID];
 #if HAS_DWEIGHT
     if (!is_bias) store_sum(dweight, column, sum, (f32)scale, (f32)blend);
 #endif

@@ -15,13 +15,12 @@ from jitdnn.tensor import DTYPES
 _COLUMN = ("weight", "dweight", "dbias")  # one number for each element of a row
 _MOST_THREADS = 512
 _MOST_ELEMENTS = 16  # of a row that a thread has
-_WORDS_AHEAD = (
-    16  # of a thread's part of a row: for so many there are registers for two rows ahead, else for one
-)
-_WALKERS = 16  # threads that add up what the thread blocks have of a column
+_ROWS_AHEAD = {
+    2: 2,
+    4: 1,
+}  # rows that are prefetched, by bytes of an element: there are registers for so many
 _BANDWIDTH_SHARE = 0.85  # of the device's
-#: threads of a multiprocessor that have registers enough, by the elements of a row that each has
-_RESIDENT, _RESIDENT_OF_SHORT_ROWS, _SHORT = 512, 1024, 4
+_RESIDENT = 512  # threads of a multiprocessor that have registers enough
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,6 @@ class Plan:
 def _threads(problem: LayerNorm) -> tuple[int, int, int]:
     """Threads of a row, elements of a vector, and vectors of a thread; no threads if a row is too long."""
     vector = 16 // DTYPES[problem.x.dtype]
-    while vector > 4 and 2 * problem.count <= 32 * vector:
-        vector //= 2  # half of a subgroup would have nothing
     wanted = 2 * vector  # elements of a thread, so that enough is loaded at once
     threads = 32
     while threads < _MOST_THREADS and threads * wanted < problem.count:
@@ -62,12 +59,6 @@ def _kept_axes(problem: LayerNorm) -> list[tuple[int, dict[str, int]]]:
         else:
             axes.append((extent, steps))
     return axes
-
-
-def _resident(threads: int, vector: int, vectors: int) -> int:
-    """Thread blocks of a multiprocessor."""
-    most = _RESIDENT_OF_SHORT_ROWS if vector * vectors <= _SHORT else _RESIDENT
-    return max(1, most // threads)
 
 
 class FusedLayerNorm(PlannedAlgorithm[LayerNorm, Plan, GpuDevice]):
@@ -102,7 +93,7 @@ class FusedLayerNorm(PlannedAlgorithm[LayerNorm, Plan, GpuDevice]):
     def plan(self, problem: LayerNorm, device: GpuDevice, epilogue: Epilogue | None) -> Plan:
         threads, vector, vectors = _threads(problem)
         rows = prod(problem.grid[axis] for axis in problem.sums)
-        resident = device.multiprocessors * _resident(threads, vector, vectors)
+        resident = device.multiprocessors * max(1, _RESIDENT // threads)
         return Plan(problem, threads, vector, vectors, max(1, min(rows, resident)))
 
     def workspace_of(self, plan: Plan, device: GpuDevice) -> int:
@@ -122,7 +113,7 @@ class FusedLayerNorm(PlannedAlgorithm[LayerNorm, Plan, GpuDevice]):
             extras |= {f"extent{a}": extent, **{f"{name}_step{a}": step for name, step in steps.items()}}
         launches = [
             Launch("rows", plan.blocks, plan.threads),
-            Launch("columns", (-(-norm.count // 32), 2), 32 * _WALKERS),
+            Launch("columns", (-(-norm.count // 32), 2), 256),
         ]
         source = Source("layer_norm", _text(plan, len(axes), list(extras)), spills=True)
         return device.kernel(source, launches, len(norm.operands), list(extras.values()))
@@ -176,12 +167,11 @@ def _text(plan: Plan, axes: int, extras: list[str]) -> str:
         "THREADS_OF_ROW": threads,
         "VECTOR": vector,
         "VECTORS": vectors,
-        "WORDS": vector * size // 4,
-        "DY_WORDS": vector * DTYPES[gradient] // 4,
+        "WORDS": 4,
+        "DY_WORDS": 4 * DTYPES[gradient] // size,
         "WEIGHT_IS_DATA": int(names.get("weight") == data),
-        "WALKERS": _WALKERS,
-        "RESIDENT_BLOCKS": _resident(threads, vector, vectors),
-        "ROWS_AHEAD": 2 if vector * vectors * (size + DTYPES[gradient]) <= 4 * _WORDS_AHEAD else 1,
+        "RESIDENT_BLOCKS": max(1, _RESIDENT // threads),
+        "ROWS_AHEAD": _ROWS_AHEAD[max(size, DTYPES[gradient])],
     }
     macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     return (
