@@ -133,6 +133,6 @@ def test_every_route_has_samples() -> None:
     known = {name.removeprefix("nn.functional.").partition(":")[0] for name in NAMES}
     # in test_eager.py: some have no samples there, those of adaptive pools have windows of several sizes, torch's own
     adaptive = {f"adaptive_{kind}_pool{space}d" for kind in ("avg", "max") for space in (1, 2, 3)}
-    # and torch has no function of these: test_batch_norm_activation.py, test_deferred.py
-    own = {"batch_norm_activation", "batch_norm_sum_relu"}
+    # and torch has no function of these: test_deferred.py, test_batch_norm_activation.py and that of instances
+    own = {"batch_norm_activation", "batch_norm_sum_relu", "instance_norm_activation"}
     assert named <= known | adaptive | own | {"_silu", "lstm", "gru", "rnn_tanh", "rnn_relu"}
