@@ -41,6 +41,7 @@ from jitdnn.frameworks.torch.pointwise import POINTWISE
 from jitdnn.frameworks.torch.tail import CAST
 
 _LAID = "inductor_force_stride_order"
+_MOST_READS = 8  # of Inductor's kernels, where its settings do not say it
 _LEAST_NARROW = 3  # numbers of a channel that Inductor's kernel would read for each element
 
 
@@ -159,17 +160,35 @@ def _is_faster(values: Values, one: _Found, options: str) -> bool:
             ours = inductor_lowering.values_call(tensors, text)
             decision = choice.decide(
                 f"torch values {text}", handle_of(options, device.type), device, parse(options).measure, ours,
-                _pass(values, tensors),
+                _passes(values, tensors),
             )  # fmt: skip
     except torch.OutOfMemoryError:
         return False
     return decision.is_ours
 
 
-def _pass(values: Values, tensors: Sequence[Tensor]) -> Callable[[], object]:
-    """A pass over the same bytes, without a number that a channel has: no kernel of Inductor's is faster."""
+def _passes(values: Values, tensors: Sequence[Tensor]) -> Callable[[], object]:
+    """Passes over the same bytes that read no number of a channel, as many as Inductor makes: what reads more than so
+    many tensors, small ones counted, it writes down on the way."""
+    from torch._inductor import config
+
     wide = [one for one in tensors if one.shape == values.result[0]]
     out = torch.empty_like(wide[0], dtype=getattr(torch, values.result[2]))
+    first = _one_pass(wide, out)
+    if len(tensors) <= (getattr(config, "realize_acc_reads_threshold", None) or _MOST_READS):
+        return first
+    second = _one_pass([out, *wide[1:]][:2], torch.empty_like(out))
+
+    def both() -> None:
+        first()
+        second()
+
+    return both
+
+
+def _one_pass(wide: Sequence[Tensor], out: Tensor) -> Callable[[], object]:
     if len(wide) == 1:
         return partial(torch.clamp_min, wide[0], 0.0, out=out)
-    return lambda: [torch.add(wide[0], other, out=out) for other in wide[1:]]
+    if len(wide) == 2:
+        return partial(torch.add, *wide, out=out)
+    return partial(torch.addcmul, *wide[:3], out=out)
