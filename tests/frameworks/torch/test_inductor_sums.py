@@ -247,3 +247,24 @@ def test_inductors_code_calls_the_launches() -> None:
         for code in codes
     ]
     assert calls == [[1, 0], [2, 1]]
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_results_of_one_channel_lie_as_the_graph_has_them(axes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter of one channel lies alike in both orders of channels; its strides say that results have them last."""
+    seen: list[Sums] = []
+    monkeypatch.setattr(inductor_sums, "_is_faster", lambda sums, *_: seen.append(sums) or True)
+    norm, conv = (nn.BatchNorm2d, nn.Conv2d) if axes == 2 else (nn.BatchNorm3d, nn.Conv3d)
+    own = nn.Sequential(conv(1, 12, 3, bias=False), norm(12), nn.SiLU(), conv(12, 8, 1)).to(
+        memory_format=LAST[2 + axes]
+    )
+    x = random(3, 1, 12, 11, *[6] * (axes - 2))
+    wide_one = copy.deepcopy(own).double()
+    exact = gradients(wide_one, wide_one, x.double(), False)
+    run, graphs, _ = compiled(own)
+    assert apart(gradients(run, own, x, False), exact) < 1e-5
+    assert [count(graph, "channel_sums") for graph in graphs] == [1, 2]
+    wide = [(shape, strides) for sums in seen for shape, strides, _ in sums.forms if shape == sums.shape]
+    wide = [one for one in wide if one[0][1] == 12]  # others are those of the result that was given
+    assert len(wide) == 4
+    assert all(strides == channels_last_strides(shape) for shape, strides in wide)
