@@ -163,6 +163,7 @@ def test_forms_of_sums() -> None:
         (False, lambda x: [aten.sum.dim_IntList(x.cumsum(2), [0, 2, 3])], (x,)),
         (False, lambda x: [aten.sum.dim_IntList(x[..., :1, :1], [0, 2, 3])], (x,)),
         (False, lambda x: [aten.sum.dim_IntList(x, [0, 2, 3])], (x.double(),)),
+        (False, lambda x: [aten.sum.dim_IntList(x, [0, 2, 3], dtype=torch.float64)], (x,)),
     ]:  # fmt: skip
         assert is_rewritten(sums_of(function, *given)) is is_there
 

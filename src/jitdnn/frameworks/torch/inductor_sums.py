@@ -152,6 +152,8 @@ def _reduction(node: Node, read: Collection[Node] = ()) -> _Reduction | None:
         return None
     if kind == SUM and (len(node.args) > 3 or set(node.kwargs) - {"dtype"} or value.dtype not in FLOATS):
         return None
+    if kind == SUM and node.meta["val"].dtype not in FLOATS:
+        return None
     shape = shape_below(node.args[0], value.numel())
     if shape is None:
         return None
