@@ -269,3 +269,15 @@ def test_results_of_one_channel_lie_as_the_graph_has_them(axes: int, monkeypatch
     wide = [one for one in wide if one[0][1] == 12]  # others are those of the result that was given
     assert len(wide) == 4
     assert all(strides == channels_last_strides(shape) for shape, strides in wide)
+
+
+def test_small_tensors_are_left_where_the_host_makes_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = last(2, 6, 9, 8)
+    monkeypatch.setattr(inductor_sums, "LEAST_BYTES", 4 * x.numel())
+
+    def function(x: Any) -> Any:
+        return [aten.sum.dim_IntList(x, [0, 2, 3])]
+
+    for is_captured in (True, False):
+        graph = make_fx(function, tracing_mode="fake")(x)
+        assert inductor_sums.sum_channels(graph.graph, "measure=never", is_captured) == is_captured

@@ -47,6 +47,7 @@ _PARTS = (aten.slice.Tensor,)
 #: a number as a tensor, and where among the arguments it is
 _NUMBERS = {aten.full.default: 1, aten.scalar_tensor.default: 0}
 LEAST_BYTES = 4 << 20  # of the tensors that are read; two launches take as long
+WORTH_A_CALL = 8  # times as many where the host makes each call, which takes it some 20 us
 MOST_OPERANDS, _MOST_STEPS, _MOST_CHOICES = 12, 64, 8
 #: an operand, and of a narrow one its first two extents; where groups of channels have a number also those that it has,
 #: and those that it is spread to

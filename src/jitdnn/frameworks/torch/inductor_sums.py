@@ -24,6 +24,7 @@ from jitdnn.frameworks.torch.inductor_formulas import (
     FLOATS,
     LEAST_BYTES,
     MOST_OPERANDS,
+    WORTH_A_CALL,
     Cut,
     Formula,
     Operand,
@@ -80,14 +81,18 @@ class _Reduction:
         return not (self.frame == self.shape and self.reduced == (0,))
 
 
-def sum_channels(graph: Graph, options: str) -> int:
-    """Rewrite a graph in place, where ours are faster; how many reductions there were."""
-    found = list(_groups(graph))
+def sum_channels(graph: Graph, options: str, is_captured: bool = True) -> int:
+    """Rewrite a graph in place, where ours are faster; how many reductions there were.
+
+    `is_captured`: whether it runs as a CUDA graph; the host takes longer for ours than for Inductor's kernels.
+    """
+    least = LEAST_BYTES if is_captured else LEAST_BYTES * WORTH_A_CALL
+    found = list(_groups(graph, least))
     if found:
         device = found[0][0].node.args[0].meta["val"].device
         compiled_ahead([_sums(group, options).step for group in found], device, options)
     count = 0
-    for group in _groups(graph):
+    for group in _groups(graph, least):
         if _become(graph, group, options):
             count += len(group)
     if count:
@@ -95,20 +100,20 @@ def sum_channels(graph: Graph, options: str) -> int:
     return count
 
 
-def _groups(graph: Graph) -> Iterator[list[_Reduction]]:
+def _groups(graph: Graph, least: int) -> Iterator[list[_Reduction]]:
     """Reductions that may be taken together, from the first of a graph on; those of a group may be gone behind it."""
     nodes = [node for node in graph.nodes if node.target in _KINDS]
     while nodes:
-        near = [_reduction(node) for node in nodes[: 1 + _MOST_APART]]
+        near = [_reduction(node, least) for node in nodes[: 1 + _MOST_APART]]
         node, first = nodes.pop(0), near.pop(0)
         if first is None:
             continue
         # tensors that one of them reads, all may read
         beside = [one for one in near if one is not None and one.wide & first.wide]
         read = first.wide.union(*(one.wide for one in beside))
-        group = [_reduction(node, read) or first]
+        group = [_reduction(node, least, read) or first]
         for one in beside:
-            again = _reduction(one.node, read) or one
+            again = _reduction(one.node, least, read) or one
             if _belong(group, again):
                 group.append(again)
         taken = {one.node for one in group}
@@ -139,7 +144,7 @@ def _belong(group: Sequence[_Reduction], one: _Reduction) -> bool:
     return True
 
 
-def _reduction(node: Node, read: Collection[Node] = ()) -> _Reduction | None:
+def _reduction(node: Node, least: int, read: Collection[Node] = ()) -> _Reduction | None:
     """A reduction of a graph as formulas of tensors in memory; None for any other node. `read`: what others read."""
     kind = _KINDS.get(node.target) if node.op == "call_function" else None
     if kind is None or not node.args or not isinstance(node.args[0], Node) or not is_on_gpu(node.args[0]):
@@ -173,7 +178,7 @@ def _reduction(node: Node, read: Collection[Node] = ()) -> _Reduction | None:
     except Cut:
         return None
     bytes = sum(each.meta["val"].numel() * each.meta["val"].element_size() for each in formula.wide)
-    if not formula.wide or len(formula.operands) > MOST_OPERANDS or bytes < LEAST_BYTES:
+    if not formula.wide or len(formula.operands) > MOST_OPERANDS or bytes < least:
         return None
     return _Reduction(node, kind, formula, head, reduced)
 

@@ -23,6 +23,7 @@ from jitdnn.frameworks.torch.inductor_formulas import (
     LEAST_BYTES,
     MOST_OPERANDS,
     SAME,
+    WORTH_A_CALL,
     Cut,
     Formula,
     Reader,
@@ -53,15 +54,17 @@ class _Found:
     formula: Formula
 
 
-def compute_values(graph: Graph, options: str) -> int:
-    """Rewrite a graph in place, where ours are faster; how many values there were."""
-    found = list(_found(graph))
+def compute_values(graph: Graph, options: str, is_captured: bool = True) -> int:
+    """Rewrite a graph in place, where ours are faster; how many values there were. `is_captured` as for
+    `sum_channels`."""
+    least = LEAST_BYTES if is_captured else LEAST_BYTES * WORTH_A_CALL
+    found = list(_found(graph, least))
     if not found:
         return 0
     texts = [_values(one, options) for one in found]
     compiled_ahead([one.step for one in texts], found[0].node.meta["val"].device, options)
     count = 0
-    for one in _found(graph):
+    for one in _found(graph, least):
         values = _values(one, options)
         if _is_faster(values, one, options):
             _become(graph, one, values)
@@ -71,19 +74,19 @@ def compute_values(graph: Graph, options: str) -> int:
     return count
 
 
-def _found(graph: Graph) -> Iterator[_Found]:
+def _found(graph: Graph, least: int) -> Iterator[_Found]:
     for node in list(graph.nodes):
-        one = _value(node)
+        one = _value(node, least)
         if one is not None:
             yield one
 
 
-def _value(node: Node) -> _Found | None:
+def _value(node: Node, least: int) -> _Found | None:
     """What a node is where calls alone read it from memory, and it is a formula with numbers of channels."""
     value = node.meta.get("val") if node.op == "call_function" else None
     if not isinstance(value, Tensor) or value.dtype not in FLOATS or not has_static_form(value):
         return None
-    if value.numel() * value.element_size() < LEAST_BYTES or not 3 <= value.dim() <= 5 or not is_on_gpu(node):
+    if not 3 <= value.dim() <= 5 or not is_on_gpu(node):
         return None
     if is_in_memory(node) or not _is_for_calls(node):
         return None
@@ -96,6 +99,8 @@ def _value(node: Node) -> _Found | None:
     try:
         formula.last = Reader(formula, 1 << 30).computed(node)
     except Cut:
+        return None
+    if sum(each.meta["val"].numel() * each.meta["val"].element_size() for each in formula.wide) < least:
         return None
     narrow = [each for each, form in formula.operands if form is not None]
     is_made = any(not is_in_memory(each) for each in narrow)
