@@ -13,6 +13,7 @@ from typing import Any
 from jitdnn import targets
 from jitdnn.errors import NotSupported
 from jitdnn.kernels.algorithm import Algorithm, Device, Kernel
+from jitdnn.kernels.formulas.row_algorithms import Step
 from jitdnn.kernels.reference import REFERENCE
 from jitdnn.problems.problem import Problem
 from jitdnn.rtcg.expression import Expression
@@ -54,6 +55,12 @@ def reduction_kernel(
     found: tuple[Kernel, int] = _generator(device, "reduction")(
         expressions, reductions, tensors, axes, device, computing
     )
+    return found
+
+
+def rows_kernel(step: Step, device: Device) -> tuple[Kernel, int]:
+    """The kernel of a program over rows on a GPU, and its bytes of workspace."""
+    found: tuple[Kernel, int] = _generator(device, "rows")(step, device)
     return found
 
 

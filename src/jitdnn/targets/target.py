@@ -32,7 +32,7 @@ class Table(Protocol):
     """The algorithms of a target, best first, by problem class and direction: a module `jitdnn.kernels.<target>.table`.
 
     A target that makes kernels of one's own formulas has their generators here too: ELEMENTWISE, MULTI_TENSOR,
-    REDUCTION, SCAN; and one that transforms batches of images IMAGE_TRANSFORM.
+    REDUCTION, SCAN; GPUs have ROWS, of programs over rows; and one that transforms batches of images IMAGE_TRANSFORM.
     """
 
     @property

@@ -28,7 +28,7 @@ except ImportError:  # said when it is asked for
     CustomGraphPass = object
 
 HOOK = "post_grad_custom_pre_pass"
-_VERSION = 10  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
+_VERSION = 11  # of what the pass does to a graph: graphs that Inductor has kept of another one are not used
 
 
 class InductorPass(CustomGraphPass):
@@ -68,14 +68,19 @@ class InductorPass(CustomGraphPass):
         from jitdnn.frameworks.torch.inductor_groups import put_together
         from jitdnn.frameworks.torch.inductor_matmul import take_products
         from jitdnn.frameworks.torch.inductor_pooling import select_gradients
+        from jitdnn.frameworks.torch.inductor_sums import sum_channels
         from jitdnn.frameworks.torch.inductor_transposed import become_products
+        from jitdnn.frameworks.torch.inductor_values import compute_values
 
         _make_known()
         select_gradients(graph)
         become_products(graph, self._text)
-        rewriter = Rewriter(graph, self._text, bool(config.triton.cudagraphs))
+        is_captured = bool(config.triton.cudagraphs)
+        rewriter = Rewriter(graph, self._text, is_captured)
         rewriter.run()
         kinds = [*rewriter.kinds, *take_products(graph, self._text)]
+        sum_channels(graph, self._text, is_captured)
+        compute_values(graph, self._text, is_captured)
         if inductor_lowering.can_group:
             put_together(graph, rewriter.wants_last)
         graph.lint()

@@ -44,6 +44,7 @@ from jitdnn.frameworks.torch.inductor_nodes import (
     has_channels_innermost,
     has_torch_the_bias,
     orders_of,
+    says_last,
     sequences_like,
     strides_of,
 )
@@ -57,6 +58,7 @@ from jitdnn.frameworks.torch.inductor_rewriting import (
     sum_by_channel,
 )
 from jitdnn.frameworks.torch.inductor_tail import Tail, saves_a_pass, tail_of
+from jitdnn.frameworks.torch.kernels import channels_last_strides
 from jitdnn.frameworks.torch.kinds import Computation, Kind, Way, at, words
 from jitdnn.frameworks.torch.options import Options, handle_of, parse
 from jitdnn.frameworks.torch.progress import part, parts
@@ -175,6 +177,8 @@ class Rewriter:
             if self._may_lie_otherwise(call, weight):
                 laid, result = [None, as_torch[1]], sequences_like(node.meta["val"])
                 operands = [real(call.x.meta["val"]).copy_(by_torch[0]), *by_torch[1:]]
+            elif weight is not None and self._lies_last(node, call):
+                result = torch.empty_like(node.meta["val"], device="meta")
             kind, tail = self._choice(node, call, operands, is_static, by_torch, result)
         except (torch.OutOfMemoryError, InvalidArgument, NotSupported):
             return  # as it was: no room for a second set of operands, or a tail that ours cannot say
@@ -214,8 +218,20 @@ class Rewriter:
         where nothing that follows would join a convolution."""
         if weight is None or call.is_transposed or not has_static_form(weight.meta["val"]):
             return False
+        return has_channels_innermost(call.x) and self._is_of_training
+
+    def _lies_last(self, node: Node, call: Call) -> bool:
+        """Whether the graph has a result with channels last, where ours would have them first: in training."""
+        value, w = node.meta["val"], call.w.meta["val"]
+        if call.is_transposed or not all(map(has_static_form, (value, w))) or not says_last(w):
+            return False
+        is_first = convolution.memory_format(call.x.meta["val"], w) is torch.contiguous_format
+        return is_first and value.stride() == channels_last_strides(value.shape) and self._is_of_training
+
+    @property
+    def _is_of_training(self) -> bool:
         names = (one.name for one in self._graph.nodes if one.op == "placeholder")
-        return has_channels_innermost(call.x) and any(name.startswith("primals_") for name in names)
+        return any(name.startswith("primals_") for name in names)
 
     def _choice(
         self,

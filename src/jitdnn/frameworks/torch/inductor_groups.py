@@ -28,7 +28,7 @@ _COUNT = aten.add.Tensor
 #: tensors of one kernel at most: each of them is two arguments, and a result waits for the last operand
 MOST = 32
 #: what Inductor makes calls of, each with the operands that it would fuse with something else
-_CALLS: dict[Any, tuple[int, ...]] = {
+CALLS: dict[Any, tuple[int, ...]] = {
     aten.convolution.default: (2,),
     aten.convolution_backward.default: (),
     aten.mm.default: (),
@@ -131,7 +131,7 @@ def _calls(user: Node, node: Node, wants_last: bool) -> bool:
         return True
     if user.target in _VIEWS:
         return all(_calls(one, user, wants_last) for one in user.users)
-    fused = _CALLS.get(user.target)
+    fused = CALLS.get(user.target)
     if fused is None or any(user.args[place] is node for place in fused):
         return False
     value = node.meta["val"]
@@ -152,7 +152,7 @@ def _is_called(node: Node) -> bool:
     """Whether what a node gives lies in memory, whatever becomes of it."""
     while node.target is operator.getitem or node.target in _TURNS:
         node = node.args[0]
-    return node.target in _CALLS
+    return node.target in CALLS
 
 
 def _become_one(graph: Graph, target: Callable[..., Any], nodes: Sequence[Node], before: Node) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from jitdnn.frameworks.torch import settled, settled_pointwise
+from jitdnn.frameworks.torch import channel_sums, channel_values, settled, settled_pointwise
 from jitdnn.frameworks.torch.convolution_pointwise import convolution_pointwise
 from jitdnn.frameworks.torch.fresh import fresh
 from jitdnn.frameworks.torch.inductor_forms import has_static_form
@@ -61,9 +61,16 @@ def register() -> None:
     extern_kernels.jitdnn_convolution = settled.shortest(settled.launch)
     extern_kernels.jitdnn_convolution_with_bias = settled.shortest(settled.launch_with_bias)
     extern_kernels.jitdnn_convolution_pointwise = settled_pointwise.launch
-    plain, fused = (
+    extern_kernels.jitdnn_channel_sums = channel_sums.launch
+    extern_kernels.jitdnn_channel_values = channel_values.launch
+    plain, fused, sums, values = (
         fallback_handler(one.default, add_to_fallback_set=False)
-        for one in (settled_convolution, convolution_pointwise)
+        for one in (
+            settled_convolution,
+            convolution_pointwise,
+            channel_sums.channel_sums,
+            channel_values.channel_values,
+        )
     )
 
     @register_lowering(settled_convolution.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
@@ -89,6 +96,20 @@ def register() -> None:
             return fused(*laid[:2], laid[2:], *given[3:])
         text = settled_pointwise.text_of(values, arguments)
         return _called("jitdnn_convolution_pointwise", laid, text, settled_pointwise.form_of_result(text))
+
+    @register_lowering(channel_sums.channel_sums.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower_sums(operands: Sequence[Any], text: str) -> Any:
+        laid = _laid(operands, [strides for _, strides, _ in channel_sums.Sums.of(text).forms])
+        if not _generates_python():
+            return sums(laid, text)
+        return _called("jitdnn_channel_sums", laid, text, channel_sums.form_of_result(text))
+
+    @register_lowering(channel_values.channel_values.default, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+    def lower_values(operands: Sequence[Any], text: str) -> Any:
+        laid = _laid(operands, [strides for _, strides, _ in channel_values.Values.of(text).forms])
+        if not _generates_python():
+            return values(laid, text)
+        return _called("jitdnn_channel_values", laid, text, channel_values.form_of_result(text))
 
     _is_known = True
     _register_groups()
@@ -148,6 +169,40 @@ def pointwise_call(
         y = made()
         settled_pointwise.launch(x, w, *operands, text, None, out=y)
         return y
+
+    return run
+
+
+def sums_call(operands: Sequence[Tensor], text: str) -> Callable[[], Tensor]:
+    """The same of sums over the pixels of channels."""
+    return _channel_call(
+        channel_sums.channel_sums, channel_sums.launch, channel_sums.form_of_result, operands, text
+    )
+
+
+def values_call(operands: Sequence[Tensor], text: str) -> Callable[[], Tensor]:
+    """The same of values with numbers of channels."""
+    return _channel_call(
+        channel_values.channel_values, channel_values.launch, channel_values.form_of_result, operands, text
+    )
+
+
+def _channel_call(
+    operator: Any,
+    launch: Callable[..., None],
+    form_of: Callable[[str], Any],
+    operands: Sequence[Tensor],
+    text: str,
+) -> Callable[[], Tensor]:
+    if not _is_known:
+        return lambda: operator.default(operands, text)
+    shape, strides, dtype = form_of(text)
+    made = fresh(shape, strides, dtype, operands[0].device)
+
+    def run() -> Tensor:
+        out = made()
+        launch(*operands, text, None, out=out)
+        return out
 
     return run
 

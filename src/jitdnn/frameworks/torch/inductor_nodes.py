@@ -20,7 +20,7 @@ from jitdnn.frameworks.torch.inductor_forms import (
     is_plain,
 )
 from jitdnn.frameworks.torch.inductor_tail import only_external
-from jitdnn.frameworks.torch.kernels import channels_last_strides
+from jitdnn.frameworks.torch.kernels import channels_last_strides, contiguous_strides
 
 aten = torch.ops.aten
 
@@ -140,6 +140,15 @@ def sequences_like(value: Tensor) -> Tensor:
     )
 
 
+def says_last(filter: Tensor) -> bool:
+    """Whether a filter of one channel, which lies alike in both orders, has the strides of channels last: torch's own
+    convolutions then have results so."""
+    if not 4 <= filter.dim() <= 5 or filter.shape[1] != 1:
+        return False
+    strides = tuple(filter.stride())
+    return strides == channels_last_strides(filter.shape) != contiguous_strides(filter.shape)
+
+
 def orders_of(node: Node, wants_last: bool, is_settled: bool) -> tuple[list[Any], list[Any]]:
     """How the operands of gradients lie in memory for ours, and for torch's: strides, or None where as the graph says.
 
@@ -153,7 +162,8 @@ def orders_of(node: Node, wants_last: bool, is_settled: bool) -> tuple[list[Any]
         return [channels_last_strides(values[0].shape), None, None], as_graph
     if not is_settled or not 4 <= values[0].dim() <= 5:
         return as_graph, as_graph
-    if not wants_last and memory_format(*values[1:]) is torch.contiguous_format:
+    is_first = memory_format(*values[1:]) is torch.contiguous_format and not says_last(values[2])
+    if not wants_last and is_first:
         return as_graph, as_graph
     last = [channels_last_strides(one.shape) for one in values]
     if values[0].dim() == 4:

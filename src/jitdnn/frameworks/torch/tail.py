@@ -121,13 +121,18 @@ def applied(text: str, y: Tensor, operands: Sequence[Tensor]) -> Tensor:
     wide = [one.view(channels) if one.dim() == 1 else one for one in operands]
     if not _steps(text, len(operands)):
         return y
+    return computed(text, [y, *wide]).expand(y.shape).to(y.dtype)
+
+
+def computed(text: str, values: Sequence[Tensor]) -> Tensor:
+    """What the text makes of some values, by torch's operators; the first of them where it has no step."""
 
     def call(name: str, arguments: list[Any], named: dict[str, Any]) -> Any:
-        return (
-            arguments[0].to(_DTYPES[arguments[1]])
-            if name == "cast"
-            else _OPERATORS[name](*arguments, **named)
-        )
+        if name == "cast":
+            return arguments[0].to(_DTYPES[arguments[1]])
+        if name == str(torch.ops.aten.where.self):  # takes tensors alone
+            arguments = [torch.as_tensor(one, device=values[0].device) for one in arguments]
+        return _OPERATORS[name](*arguments, **named)
 
-    result: Tensor = _run(text, [y, *wide], call)
-    return result.expand(y.shape).to(y.dtype)
+    found: Tensor = _run(text, list(values), call)
+    return found if _steps(text, len(values) - 1) else values[0]

@@ -72,6 +72,7 @@ from jitdnn.kernels.gpu.table import (
     MULTI_TENSOR,
     PLAIN,
     REDUCTION,
+    ROWS,
     SCAN,
     separate_kernels,
 )
@@ -83,7 +84,7 @@ from jitdnn.problems.matmul import MatMul
 from jitdnn.problems.problem import Problem
 from jitdnn.problems.rnn import DIRECTIONS, Recurrent
 
-__all__ = ["ALGORITHMS", "ELEMENTWISE", "IMAGE_TRANSFORM", "MULTI_TENSOR", "REDUCTION", "SCAN"]
+__all__ = ["ALGORITHMS", "ELEMENTWISE", "IMAGE_TRANSFORM", "MULTI_TENSOR", "REDUCTION", "ROWS", "SCAN"]
 
 _ELEMENTWISE = ElementwiseLoops()
 _CORRELATION: tuple[Algorithm, ...] = (

@@ -92,3 +92,9 @@ def build_reduction(
     program = own_program(expressions, reductions)
     kernel = generator.kernel(Step(program, tuple(tensors), tuple(axes), compute=computing), device)
     return kernel.build(), kernel.workspace()
+
+
+def build_rows(generator: RowGenerator, step: Step, device: Device) -> tuple[Kernel, int]:
+    """The kernel of a program over rows, and the bytes of workspace that it needs."""
+    kernel = generator.kernel(step, device)
+    return kernel.build(), kernel.workspace()

@@ -12,7 +12,7 @@ from jitdnn.kernels.formulas.fused_convolution import SeparateKernels
 from jitdnn.kernels.formulas.normalization_steps import RowNormalization
 from jitdnn.kernels.formulas.prelu import PReluBackward, PReluForward
 from jitdnn.kernels.formulas.random import PhiloxFill
-from jitdnn.kernels.formulas.reduce import RowReduce, build_reduction
+from jitdnn.kernels.formulas.reduce import RowReduce, build_reduction, build_rows
 from jitdnn.kernels.formulas.softmax import RowSoftmax
 from jitdnn.kernels.formulas.tensor_ops import ElementwiseAdd, ElementwiseFill, ElementwiseOp
 from jitdnn.kernels.formulas.transform import CopyConcatenate, CopyTransform
@@ -159,6 +159,7 @@ PLAIN: dict[tuple[type[Problem], str | None], tuple[Algorithm, ...]] = {
 # kernels of one's own formulas
 ELEMENTWISE = build_elementwise
 REDUCTION = partial(build_reduction, _ROWS)
+ROWS = partial(build_rows, _ROWS)
 SCAN = build_scan
 MULTI_TENSOR = build_multi_tensor
 # batches of images of bytes

@@ -20,8 +20,10 @@ def write_rows(code: RowCode) -> tuple[str, list[tuple[str, bool]]]:
         passes = code.program.passes
         phases = [phase for phase in phases_of(code.program) if not phase.writes_rows]
         reducing = [n for n, p in enumerate(phases) if any(s.reductions for s in passes[p.first : p.end])]
+        # what was written last before the call is still in the cache: a reduction begins there, and the phases by turns
+        backwards = 0 if 0 in reducing else 1
         for number, phase in enumerate(phases):
-            _write_function(writer, f"phase{number}", phase, goes_back=number % 2 == 1)
+            _write_function(writer, f"phase{number}", phase, goes_back=number % 2 == backwards)
             functions.append((f"phase{number}", False))
             if number in reducing:
                 write_combination(writer, f"combine{number}", phase, is_last=number == reducing[-1])

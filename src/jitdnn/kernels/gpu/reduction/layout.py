@@ -187,10 +187,10 @@ class _Sizes:
             self.is_even = not any(s[t] % self.vector for _, s in self.kept for t in units)
 
     def _size(self, t: int) -> float:
-        """Bytes of an element of an input; 0 where a row has one number."""
+        """Bytes of an element of an input; 0 where a row has one number, which is loaded once."""
         if t >= len(self.tensors) - self.program.outputs:
             return 0.0
-        moves = any(steps[t] for _, steps in (*self.reduced, self.lanes))
+        moves = any(steps[t] for _, steps in self.reduced)
         return float(DTYPES[self.tensors[t].dtype]) if moves else 0.0
 
     def _room(self, threads: int) -> int:

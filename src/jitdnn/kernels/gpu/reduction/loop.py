@@ -168,10 +168,27 @@ class _PassWriter(Vectors):
                 f"{s.type} {stem}[{count}];",
                 f"UNROLL for (int v = 0; v < {count}; v++) {stem}[v] = {s.nothing};",
             )
+        if self._has_origins(name):
+            self.writer.put(f"{self.real} origin{r}[{self.vector}];")
+
+    def _has_origins(self, name: Reduction) -> bool:
+        """Whether a thread adds up distances from its first element of each row, and squares of them, until it has seen
+        all of its elements: without a division for every few of them."""
+        return name == "moments" and self.over_rows and not self.layout.in_registers
 
     def _gather(self, r: int, name: Reduction) -> None:
         """The results of a thread's vectors as one, and those of the row's threads."""
         writer, states = self.writer, self.states(r)
+        if self._has_origins(name):
+            mean, squares, seen = (s.name for s in states)
+            writer.put(
+                f"UNROLL for (int v = 0; v < {self.vector}; v++) {{",
+                f"const {self.real} apart = {seen}[0] > 0 ? {mean}[v] / {seen}[0] : 0;",
+                f"{squares}[v] -= {mean}[v] * apart;",
+                f"if ({squares}[v] < 0) {squares}[v] = 0;",
+                f"{mean}[v] = {seen}[0] > 0 ? origin{r}[v] + apart : 0;",
+                "}",
+            )
         if not self.over_rows and not self._is_one_a_vector(name):
             writer.put(*(f"{s.type} {s.name}[1]; {s.name}[0] = {s.name}_v[0];" for s in states))
             if self.vector > 1:
@@ -273,6 +290,9 @@ class _PassWriter(Vectors):
         A row in registers has its mean before the distances. `once`: statements of other reductions too.
         """
         writer, real, states, held = self.writer, self.real, self.states(r), self.layout.in_registers
+        if self._has_origins("moments"):
+            self._distances(r, once, lines, value)
+            return
         # over elements, each position in a vector has a sum of its own
         writer.put(
             "{", f"{real} total[{self.vector}], squares[{self.vector}], mean[{self._wide}]; {real} count = 0;"
@@ -305,6 +325,39 @@ class _PassWriter(Vectors):
             *counts_added("moments", a, b),
             "}",
         )
+
+    def _distances(self, r: int, once: Sequence[str], lines: Sequence[str], value: str) -> None:
+        """Distances from an element of each row, and their squares, added up."""
+        total, squares, seen = (s.name for s in self.states(r))
+        self.writer.put(f"if ({seen}[0] == 0) {{", *self._origins(r, lines, value), "}")
+        added = [f"const {self.real} distance = {value} - origin{r}[v];", f"{total}[v] += distance;"]
+        added += [f"{squares}[v] += distance * distance;", f"if (v == 0) {seen}[0] += 1;"]
+        self.writer.put(*self.over_elements([*once, *added]))
+
+    def _origins(self, r: int, lines: Sequence[str], value: str) -> list[str]:
+        """Statements that make an element of each row the origin of distances: the one between two others, so that it
+        is none that is far from all."""
+        samples, real = min(3, self.steps), self.real
+        every = f"UNROLL for (int v = 0; v < {self.vector}; v++)"
+        found = [
+            f"{real} samples[{samples}][{self.vector}];",
+            f"UNROLL for (int u = 0; u < {samples}; u++) {{",
+            f"const {self.index} i = base + mine + u * {self.stride};",
+            f"{every} samples[u][v] = u > 0 ? samples[0][v] : 0;",
+            f"if (i < end) {every} {{ const {real} i_real = ({real})i;",
+            *[*lines, f"samples[u][v] = {value};"],
+            "} }",
+        ]
+        middle = "samples[0][v]"
+        if samples == 3:
+            least, most = (f"f{one}(samples[0][v], samples[1][v])" for one in ("min", "max"))
+            middle = f"fmax({least}, fmin({most}, samples[2][v]))"
+        # of what is not finite there is no distance
+        return [
+            *found,
+            f"{every} {{ const {real} middle = {middle};",
+            f"origin{r}[v] = middle - middle == 0 ? middle : 0; }}",
+        ]
 
     def _powers(self, r: int, once: Sequence[str], lines: Sequence[str], value: str) -> None:
         """The greatest of a few elements and what there is, and the sum of powers from there on.
