@@ -257,7 +257,7 @@ def _layer_norm(
         or (weight is None) != (bias is None)
     ):
         return None
-    return input.contiguous(), weight, bias, axes, eps
+    return input, weight, bias, axes, eps
 
 
 def _is_normalized(*operands: Tensor | None) -> bool:
