@@ -40,12 +40,13 @@ _NO_CONTEXT = (201, 400)  # CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDL
 
 
 class Frozen(NamedTuple):
-    """A call of a kernel without workspace, for generated code: what the driver is given, but for addresses.
+    """A call of a kernel, for generated code: what the driver is given, but for addresses.
 
-    `arguments`: 8 bytes each, the addresses of the operands first, `order` says which; `table`: what the kernels take
-    before them, if anything, in which `places` (word, argument, offset) are to be addresses too; `launches`: the
-    driver's configuration of each on the default stream, and its function. What it refers to is there as long as
-    `owner`. Addresses must be multiples of `alignment`, a power of two.
+    `arguments`: 8 bytes each, first the addresses of the operands, `order` says which, and that of workspace; `table`:
+    what the kernels take before them, if anything, in which `places` (word, argument, offset) are to be addresses too;
+    `launches`: the driver's configuration of each on the default stream, and its function. What it refers to is there
+    as long as `owner`. Addresses must be multiples of `alignment`, a power of two. Where the GPU `is_alone` no other
+    one can be the current one.
     """
 
     arguments: bytes
@@ -55,6 +56,34 @@ class Frozen(NamedTuple):
     owner: object
     order: tuple[int, ...]
     alignment: int = 1
+    is_alone: bool = True
+
+
+#: in place of the number of an operand
+WORKSPACE = -1
+
+
+class FrozenPart(NamedTuple):
+    """A kernel of a plan: where the addresses of its operands are, each (operand of the plan or `WORKSPACE`, bytes
+    behind its address), and its workspace in that of the plan."""
+
+    frozen: Frozen
+    places: tuple[tuple[int, int], ...]
+    workspace: int
+
+
+def frozen_parts(kernel: Any, pointers: int) -> tuple[FrozenPart, ...] | None:
+    """The kernels that a plan on so many addresses consists of, as its last call was; None where a call is more than
+    launches with other addresses."""
+    several = getattr(kernel, "several", None)
+    own = tuple((number, 0) for number in range(pointers))
+    found = []
+    for one, places, workspace in ((kernel, own, 0),) if several is None else several(pointers):
+        frozen: Frozen | None = getattr(one, "frozen", lambda: None)()
+        if frozen is None:
+            return None
+        found.append(FrozenPart(frozen, places, workspace))
+    return tuple(found)
 
 
 class CudaKernel:
@@ -110,16 +139,19 @@ class CudaKernel:
         self._free.append(block)
 
     def frozen(self) -> Frozen | None:
-        """What a call is, once there was one; None where calls need more than addresses: another context, the driver
-        for tensor maps, or workspace."""
+        """What a call is, once there was one; None where calls need more than addresses: the driver for tensor maps,
+        or workspace there."""
         try:
             block = self._free.pop()
         except IndexError:
             return None
-        found = block.frozen(self._pointers) if self._is_alone else None
+        # another caller's may be left there: a result that is neither scaled nor added to
+        self._pack(block.memory, 0, *[0] * (self._pointers + 1), 1.0, 0.0)
+        found = block.frozen(self._pointers)
         if found is None:
             self._free.append(block)
-        return found
+            return None
+        return found._replace(is_alone=self._is_alone)
 
     def record(self, arch: str) -> dict[str, Any]:
         """What another process makes the kernel of again by `from_record`, and JSON can hold."""

@@ -92,19 +92,20 @@ def test_a_call_and_its_gradients_are_a_list_of_launches_each(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, stock, shape = pair(name)
-    x, runs, runner = random(*shape), [], LaunchList.runner
+    x, runs, on_cpu = random(*shape), [], calls.on_cpu
 
-    def counting(self: Any, blocks: Any) -> Any:
-        run = runner(self, blocks)
+    def counting(launches: LaunchList, *others: Any) -> Any:
+        run = on_cpu(launches, *others)
+        assert run is not None
 
-        def counted(*arguments: Any) -> None:
-            runs.append(len(self))
-            run(*arguments)
+        def counted(*operands: Any) -> Any:
+            runs.append(len(launches))
+            return run(*operands)
 
         return counted
 
-    monkeypatch.setattr(LaunchList, "runner", counting)
-    check(model, stock, x), check(model, stock, x)
+    monkeypatch.setattr(calls, "on_cpu", counting)
+    check(model, stock, x), check(model, stock, x), check(model, stock, x)
     monkeypatch.setattr(kinds, "run_together", lambda *_: pytest.fail("looked up"))
     runs.clear()
     check(model, stock, x)
@@ -248,7 +249,7 @@ def test_copies_and_pickles_remember_nothing(long_ways: list[Any]) -> None:
         assert set(other.state_dict()) == names
         check(other, stock, x), check(other, stock, x)
     jt.revert(model)
-    assert calls.CALLS not in model.__dict__
+    assert guards.CALLS not in model.__dict__
     assert type(model) is nn.Conv2d
     nn.utils.parametrizations.weight_norm(jt.convert(model, measure="never"))
     torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-5)

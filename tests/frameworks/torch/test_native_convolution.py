@@ -51,7 +51,7 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
     monkeypatch.setattr(native_convolution, "launch_address", lambda: made.address)
-    monkeypatch.setattr(native_convolution, "_stream_in_force", lambda: lambda index: made.stream)
+    monkeypatch.setattr(native_convolution, "stream_in_force", lambda: lambda index: made.stream)
     return made
 
 

@@ -8,7 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import jitdnn.torch as jt  # noqa: E402
 from jitdnn.frameworks.torch import functional, operators  # noqa: E402
+from jitdnn.frameworks.torch.guards import CALLS  # noqa: E402
 from torch_kernels import all_ours, compare, form_holds, random  # noqa: E402
 
 F = torch.nn.functional
@@ -184,3 +186,32 @@ def test_wrong_shapes_raise_torchs_errors() -> None:
             torchs_layer(x, *parameters)
         with pytest.raises(RuntimeError):
             layer(x, *parameters)
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_what_is_kept_of_turned_axes_is_the_input(name: str) -> None:
+    """The program mostly holds it itself: a dense copy would be memory besides. Later calls are remembered, too."""
+    made = getattr(torch.nn, name)(6)
+    model = jt.convert(made, measure="never")
+    for number in range(4):
+        x = random(3, 6, 5, seed=number).transpose(1, 2).requires_grad_()
+        kept: list[int] = []
+
+        def pack(tensor: Any) -> Any:
+            kept.append(tensor.data_ptr())  # noqa: B023
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = model(x)
+        assert x.data_ptr() in kept
+        stock = getattr(torch.nn.functional, {"LayerNorm": "layer_norm", "RMSNorm": "rms_norm"}[name])
+        exact = x.detach().double().requires_grad_()
+        wanted = stock(exact, (6,), model.weight.double())
+        dy = random(3, 6, 5, seed=9).transpose(1, 2)
+        torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
+        (dx,), (expected,) = torch.autograd.grad(y, x, dy), torch.autograd.grad(wanted, exact, dy.double())
+        torch.testing.assert_close(dx.double(), expected, rtol=1e-4, atol=1e-5)
+    x = x.detach().requires_grad_()
+    for _ in range(4):
+        model(x).backward(dy)
+    assert CALLS in model.__dict__

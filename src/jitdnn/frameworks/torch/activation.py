@@ -110,11 +110,11 @@ def _forward_ways(handle: Handle, x: Tensor, name: str) -> Ways:
     refusal, into = _refusal(x), function.into
     if refusal is None:
         run = prepared(
-            handle, lambda: _problem(function, "fwd", descriptor(x)), (x,), (without_data(x),), x.device
+            handle, lambda: _problem(function, "fwd", descriptor(x)), (x,), (without_data(x),), x.device, True
         )
 
     def mine(x: Tensor, _: str) -> Tensor:
-        y: Tensor = function.forward(x, out=made(), handle=handle) if run is None else run(x)[0]
+        y: Tensor = function.forward(x, out=made(), handle=handle)
         return y
 
     def theirs(x: Tensor, _: str) -> Tensor:
@@ -122,8 +122,8 @@ def _forward_ways(handle: Handle, x: Tensor, name: str) -> Ways:
         return y
 
     if refusal is None and into is not None and is_kept(x, x.device):
-        return Ways(mine, lambda x, _: into(x, made()), what="of")
-    return Ways(mine, theirs, what="of", refusal=refusal)
+        return Ways(run or mine, lambda x, _: into(x, made()), what="of")
+    return Ways(run or mine, theirs, what="of", refusal=refusal)
 
 
 def _backward_ways(handle: Handle, dy: Tensor, kept: Tensor, name: str) -> Ways:
@@ -134,12 +134,10 @@ def _backward_ways(handle: Handle, dy: Tensor, kept: Tensor, name: str) -> Ways:
         def make() -> Activation:
             return _problem(function, "bwd", descriptor(kept), descriptor(dy))
 
-        run = prepared(handle, make, (dy, kept), (without_data(kept),), dy.device)
+        run = prepared(handle, make, (dy, kept), (without_data(kept),), dy.device, True)
 
     def mine(dy: Tensor, kept: Tensor, _: str) -> Tensor:
-        dx: Tensor = (
-            function.backward(dy, kept, out=made(), handle=handle) if run is None else run(dy, kept)[0]
-        )
+        dx: Tensor = function.backward(dy, kept, out=made(), handle=handle)
         return dx
 
     def theirs(dy: Tensor, kept: Tensor, _: str) -> Tensor:
@@ -147,8 +145,8 @@ def _backward_ways(handle: Handle, dy: Tensor, kept: Tensor, name: str) -> Ways:
         return dx
 
     if refusal is None and into is not None and is_kept(kept, dy.device):
-        return Ways(mine, lambda dy, kept, _: into(dy, kept, made()), what="of")
-    return Ways(mine, theirs, what="of", refusal=refusal)
+        return Ways(run or mine, lambda dy, kept, _: into(dy, kept, made()), what="of")
+    return Ways(run or mine, theirs, what="of", refusal=refusal)
 
 
 def _refusal(x: Tensor) -> str | None:

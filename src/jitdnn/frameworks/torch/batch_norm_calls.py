@@ -9,6 +9,7 @@ all. Converted modules remember these calls as those of calls.py do.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,15 +22,15 @@ from jitdnn.frameworks.torch.convolution import memory_format
 from jitdnn.frameworks.torch.fresh import fresh, fresh_like, without_data
 from jitdnn.frameworks.torch.guards import Remembered
 from jitdnn.frameworks.torch.kinds import decided, watching
-from jitdnn.frameworks.torch.launch import Direct
+from jitdnn.frameworks.torch.launch import Direct, GpuLaunch, Launch, native, offering, shortening
+from jitdnn.frameworks.torch.native_run import Place
 from jitdnn.frameworks.torch.normalization import batch_launch
 from jitdnn.frameworks.torch.options import handle_of
-from jitdnn.frameworks.torch.registry import applied, hooks_of_saved, plain_device
+from jitdnn.frameworks.torch.registry import hooks_of_saved, node, plain_device
 from jitdnn.retention import Recent
 
 IDENTITY = "identity"
 _MOST_MOMENTA = 4  # which are compiled in: of more that come and go there are none
-_EPOCH = 2  # its place in what tells calls apart
 
 #: by momentum
 _prepared: Recent[tuple[Any, ...], dict[float, Batch]] = Recent(1024)
@@ -38,57 +39,68 @@ _NEVER: dict[float, Batch] = {}
 
 
 class Batch:
-    """The launches of both directions for tensors of one form."""
+    """The launches of both directions for tensors of one form.
 
-    __slots__ = (
-        "_backward",
-        "_forward",
-        "_made",
-        "_step",
-        "activation",
-        "check",
-        "epsilon",
-        "options",
-        "strides",
-    )
+    `forward(x, weight, bias, mean, var)` gives the result, and the statistics of the batch, their mean and 1 / sigma;
+    the running ones, if there are any, are written. `backward(dy, x, weight, bias, statistics)` gives the gradients of
+    x, weight and bias, which with the identity there need not be.
+    """
+
+    __slots__ = ("activation", "apply", "backward", "check", "epsilon", "forward", "options", "strides")
 
     def __init__(
         self, forward: Direct, backward: Direct, made: tuple[Callable[[], Tensor], ...], step: int,
-        strides: tuple[int, ...], epsilon: float, activation: str, options: str,
+        strides: tuple[int, ...], epsilon: float, activation: str, options: str, has_running: bool,
     ) -> None:  # fmt: skip
         assert forward is not None
         assert backward is not None
-        self._forward, self._backward, self._made, self._step = forward.at, backward.at, made, step
         self.strides, self.epsilon, self.activation, self.options = strides, epsilon, activation, options
+        self.forward = shortening(self, "forward", _forward(forward, made, step, has_running))
+        has_bias = activation != IDENTITY
+        self.backward = shortening(self, "backward", _backward(backward, made, step, has_bias))
+        #: the result with a history, of x, weight, bias and the running statistics
+        self.apply = _node(self)
         #: whether a gradient of the result is of the form that the launches take; set by the first one
         self.check: Callable[[Tensor], bool] | None = None
 
-    def forward(
-        self, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None
+
+def _forward(
+    launch: Launch | GpuLaunch, made: tuple[Callable[[], Tensor], ...], step: int, has_running: bool
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    at, (make, make_statistics, *_) = launch.at, made
+
+    def run(
+        x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The result, and the statistics of the batch: their mean and 1 / sigma. The running ones are updated."""
-        y, statistics = self._made[0](), self._made[1]()
+        y, statistics = make(), make_statistics()
         here = statistics.data_ptr()
-        addresses = (x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr(), here, here + self._step)
-        if mean is None or var is None:
-            self._forward(addresses)
-        else:
-            self._forward((*addresses, mean.data_ptr(), var.data_ptr()))
-            increment_version((mean, var))
+        addresses = (x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr(), here, here + step)
+        at(addresses if mean is None or var is None else (*addresses, mean.data_ptr(), var.data_ptr()))
         return y, statistics
 
-    def backward(
-        self, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, rstd: Tensor | None
+    places = [Place(0), Place(1), Place(2), Place(5), Place(6), Place(6, step)]
+    places += [Place(3), Place(4)] if has_running else []
+    return offering(run, partial(native, launch, 5, [make, make_statistics], places, run))
+
+
+def _backward(
+    launch: Launch | GpuLaunch, made: tuple[Callable[[], Tensor], ...], step: int, has_bias: bool
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    at, (make, _, make_weight, make_bias) = launch.at, made
+
+    def run(
+        dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, statistics: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of x, weight and bias. Without an `rstd` the mean has it behind it."""
-        made = self._made
-        dx, dweight, dbias = made[0](), made[2](), made[3]()
-        here = mean.data_ptr()
-        there = here + self._step if rstd is None else rstd.data_ptr()
-        behind = (here, there, dx.data_ptr(), dweight.data_ptr(), dbias.data_ptr())
+        dx, dweight, dbias = make(), make_weight(), make_bias()
+        here = statistics.data_ptr()
+        behind = (here, here + step, dx.data_ptr(), dweight.data_ptr(), dbias.data_ptr())
         given = (dy.data_ptr(), x.data_ptr(), weight.data_ptr())
-        self._backward((*given, *behind) if bias is None else (*given, bias.data_ptr(), *behind))
+        at((*given, *behind) if bias is None else (*given, bias.data_ptr(), *behind))
         return dx, dweight, dbias
+
+    places = [Place(0), Place(1), Place(2), *([Place(3)] if has_bias else []), Place(4), Place(4, step)]
+    places += [Place(5), Place(6), Place(7)]
+    return offering(run, partial(native, launch, 5, [make, make_weight, make_bias], places, run))
 
 
 def prepared(
@@ -195,7 +207,7 @@ def _made(
         fresh_like(own, x.device), fresh_like(own, x.device),
     )  # fmt: skip
     step = column.numel() * column.element_size()
-    return Batch(forward, backward, made, step, like.stride(), epsilon, activation, options)
+    return Batch(forward, backward, made, step, like.stride(), epsilon, activation, options, has_running)
 
 
 def run(
@@ -208,70 +220,79 @@ def run(
 ) -> Tensor:
     """The result of a call, with a node of autograd where a gradient is wanted."""
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad):
-        found: Tensor = _apply(batch, x, weight, bias, running_mean, running_var)
+        found: Tensor = batch.apply(x, weight, bias, running_mean, running_var)
         return found
-    return batch.forward(x, weight, bias, running_mean, running_var)[0]
+    return _updated(batch, x, weight, bias, running_mean, running_var)[0]
 
 
-def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """What the node of a call hands back to autograd."""
-    batch: Batch = ctx.batch
-    saved = ctx.saved_tensors
-    x, weight = saved[:2]
-    bias = None if batch.activation == IDENTITY else saved[2]
-    mean, rstd = (saved[-1], None) if ctx.is_short else saved[-2:]
-    _, wants_x, wants_weight, wants_bias, *_ = ctx.needs_input_grad
-    is_plain = not (torch.is_grad_enabled() or watching())
-    if is_plain and batch.check is None and plain_device((dy, x)) and dy.dtype is x.dtype:
-        dy = dy if dy.stride() == batch.strides else torch.empty_strided(
-            dy.shape, batch.strides, dtype=dy.dtype, device=dy.device
-        ).copy_(dy)  # fmt: skip
-        batch.check = guards.guard(dy)
-    if is_plain and batch.check is not None and batch.check(dy):
-        dx, dweight, dbias = batch.backward(dy, x, weight, bias, mean, rstd)
-    else:
-        dy = dy.contiguous(memory_format=memory_format(x))
-        mean, rstd = mean.unbind(0) if rstd is None else (mean, rstd)
-        if batch.activation == IDENTITY:
-            given: tuple[Any, ...] = (dy, x, weight, mean, rstd, batch.epsilon, batch.options)
-            dx, dweight, dbias = normalization.batch_norm_backward(*given)
-        else:
-            given = (dy, x, weight, bias, mean, rstd, batch.epsilon, batch.activation, batch.options)
-            dx, dweight, dbias = batch_norm_activation.batch_norm_activation_backward(*given)
-    return (
-        None,
-        dx if wants_x else None,
-        dweight if wants_weight else None,
-        dbias if wants_bias else None,
-        None,
-        None,
-    )
+def _updated(
+    batch: Batch, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The result and the statistics of the batch. The running ones count as changed."""
+    found: tuple[Tensor, Tensor] = batch.forward(x, weight, bias, mean, var)
+    if mean is not None and var is not None:
+        increment_version((mean, var))
+    return found
 
 
-class _Layer(torch.autograd.Function):
-    """A normalization with gradients."""
+def _node(batch: Batch) -> Any:
+    """What applies a node of autograd for such calls, of x, weight, bias and the running statistics."""
+    has_activation = batch.activation != IDENTITY
+    operands = 2 + has_activation  # that are saved
 
-    @staticmethod
     def forward(
-        ctx: Any,
-        batch: Batch,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        mean: Tensor | None,
-        var: Tensor | None,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None
     ) -> Tensor:
-        y, statistics = batch.forward(x, weight, bias, mean, var)
-        ctx.batch, ctx.is_short = batch, hooks_of_saved(False) is None
-        given = (x, weight) if batch.activation == IDENTITY else (x, weight, bias)
+        y, statistics = _updated(batch, x, weight, bias, mean, var)
         # a checkpoint may have begun with the operator, and counts on what that saves
-        ctx.save_for_backward(*given, *((statistics,) if ctx.is_short else statistics.unbind(0)))
+        behind = (statistics,) if hooks_of_saved(False) is None else statistics.unbind(0)
+        if has_activation:
+            ctx.save_for_backward(x, weight, bias, *behind)
+        else:
+            ctx.save_for_backward(x, weight, *behind)
         return y
 
-    backward = staticmethod(_gradients)
+    def gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        x, weight = saved[:2]
+        bias = saved[2] if has_activation else None
+        statistics = saved[operands] if len(saved) == operands + 1 else torch.stack(saved[operands:])
+        wants_x, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        is_plain = not (torch.is_grad_enabled() or ((kinds.observers or kinds.threads_apart) and watching()))
+        if is_plain and batch.check is None and plain_device((dy, x)) and dy.dtype is x.dtype:
+            dy = dy if dy.stride() == batch.strides else torch.empty_strided(
+                dy.shape, batch.strides, dtype=dy.dtype, device=dy.device
+            ).copy_(dy)  # fmt: skip
+            batch.check = guards.guard(dy)
+        if is_plain and batch.check is not None and batch.check(dy):
+            dx, dweight, dbias = batch.backward(dy, x, weight, bias, statistics)
+        else:
+            dx, dweight, dbias = _by_operator(batch, dy, x, weight, bias, statistics)
+        return (
+            dx if wants_x else None,
+            dweight if wants_weight else None,
+            dbias if wants_bias else None,
+            None,
+            None,
+        )
+
+    return node(forward, gradients)
 
 
-_apply = applied(_Layer, _gradients)
+def _by_operator(
+    batch: Batch, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, statistics: Tensor
+) -> tuple[Tensor, ...]:
+    """The gradients by the operator, which has gradients itself."""
+    dy = dy.contiguous(memory_format=memory_format(x))
+    mean, rstd = statistics.unbind(0)
+    found: tuple[Tensor, ...]
+    if batch.activation == IDENTITY:
+        found = normalization.batch_norm_backward(dy, x, weight, mean, rstd, batch.epsilon, batch.options)
+    else:
+        found = batch_norm_activation.batch_norm_activation_backward(
+            dy, x, weight, bias, mean, rstd, batch.epsilon, batch.activation, batch.options
+        )
+    return found
 
 
 class Known:
@@ -283,22 +304,7 @@ class Known:
         self.batch, self.state, self.check = batch, state, check
 
 
-def recalled(
-    calls: Remembered, x: Tensor, tensors: tuple[Tensor | None, ...], now: tuple[Any, ...]
-) -> Batch | None:
-    """What runs this call, if the module has made it before. `now`: see `learn`."""
-    if not (kinds.observers or kinds.threads_apart or x.is_nested):
-        for known in calls.entries:
-            if known.state == now and known.check(x, *[one for one in tensors if one is not None]):
-                batch: Batch = known.batch
-                return batch
-    return None
-
-
-def learn(
-    calls: Remembered, batch: Batch, x: Tensor, tensors: tuple[Tensor | None, ...], now: tuple[Any, ...]
-) -> None:
-    """Remember a call. `now`: what else than the tensors tells calls apart, the epoch of kinds.py at `_EPOCH`."""
-    if not (calls.is_full or kinds.observers or kinds.threads_apart):
-        check = guards.guard(x, *[one for one in tensors if one is not None])
-        calls.add(Known(batch, now, check), _EPOCH)
+def learn(calls: Remembered, batch: Batch, tensors: tuple[Tensor | None, ...], now: tuple[Any, ...]) -> None:
+    """Remember a call. `now`: what else than the tensors tells calls apart, as of calls.py."""
+    if calls.is_learning:
+        calls.add(Known(batch, now, guards.guard(*[one for one in tensors if one is not None])))

@@ -19,10 +19,10 @@ from jitdnn.frameworks.torch import (
     sync_batch_norm,
     whole,
 )
-from jitdnn.frameworks.torch.calls import CALLS, has_own
+from jitdnn.frameworks.torch.calls import has_own
 from jitdnn.frameworks.torch.deferred import SUM
 from jitdnn.frameworks.torch.functional import routed
-from jitdnn.frameworks.torch.guards import Remembered
+from jitdnn.frameworks.torch.guards import CALLS, Remembered
 from jitdnn.frameworks.torch.registry import OWN
 from jitdnn.frameworks.torch.stock_calls import StockCalls, remember
 from jitdnn.frameworks.torch.together import TOGETHER, Together
@@ -149,20 +149,24 @@ class _BatchNorm:
             buffers["running_mean"],
             buffers["running_var"],
         )
-        batch = batch_norm_calls.recalled(calls, input, (w, b, mean, var), self._now(name))
-        if batch is None:
+        if w is None or b is None:  # which are torch's
+            return None
+        now = self._now(name, mean is None)
+        known = calls.find(now, input, w, b) if mean is None else calls.find(now, input, w, b, mean, var)
+        if known is None:
             return None
         if not self.track_running_stats:
             mean = var = None
         elif self.num_batches_tracked is not None:
             self._count()
-        return batch_norm_calls.run(batch, input, mean, var, w, b)
+        return batch_norm_calls.run(known.batch, input, mean, var, w, b)
 
-    def _now(self: Any, name: str) -> tuple[Any, ...]:
+    def _now(self: Any, name: str, has_no_statistics: bool) -> tuple[Any, ...]:
         """What else than the tensors tells calls apart."""
         return (
-            torch.is_grad_enabled(), torch.get_num_threads(), kinds.epoch, forward_ad._current_level,
+            torch.is_grad_enabled(), torch.get_num_threads(), forward_ad._current_level, kinds.epoch,
             self._jitdnn_options, self.training, self.track_running_stats, self.momentum, self.eps, name,
+            has_no_statistics,
         )  # fmt: skip
 
     def _learn(
@@ -184,7 +188,8 @@ class _BatchNorm:
                 self.running_mean,
                 self.running_var,
             )
-            batch_norm_calls.learn(Remembered.of(self, CALLS), batch, input, own, self._now(name))
+            now = self._now(name, self.running_mean is None)
+            batch_norm_calls.learn(Remembered.of(self, CALLS), batch, (input, *own), now)
         return True
 
 

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, get_autocast_dtype, is_autocast_enabled
 
-from jitdnn.frameworks.torch import guards, kinds, whole
-from jitdnn.frameworks.torch.guards import Remembered
+from jitdnn.devices.launch_list import LaunchList
+from jitdnn.frameworks.torch import guards, kinds, native_gradients, whole
+from jitdnn.frameworks.torch.guards import CALLS, EPOCH, Remembered
 from jitdnn.frameworks.torch.kinds import (
     RESULT,
     Computation,
@@ -30,17 +31,21 @@ from jitdnn.frameworks.torch.kinds import (
     threads_apart,
     watching,
 )
-from jitdnn.frameworks.torch.launch import recorded
-from jitdnn.frameworks.torch.registry import Operator, applied, as_autocast, hooks_of_saved, plain_device
+from jitdnn.frameworks.torch.launch import listed, offering, shortening
+from jitdnn.frameworks.torch.native_run import Place, on_cpu, on_gpu
+from jitdnn.frameworks.torch.registry import (
+    Operator,
+    as_autocast,
+    differentiated,
+    hooks_of_saved,
+    node,
+    plain_device,
+)
 from jitdnn.frameworks.torch.together import TOGETHER, Together
+from jitdnn.handle import Handle
 from jitdnn.recorders import recorders
 from jitdnn.settings import current
 
-CALLS = "_jitdnn_calls"
-"""The attribute of a module that remembers its calls."""
-_EPOCH = 3  # its place in what tells calls apart
-GRADIENTS, TEXT = 0, 4
-"""And those of whether gradients are recorded and of the options, of normalizations' calls, too."""
 _is_grad_enabled, _get_num_threads = torch.is_grad_enabled, torch.get_num_threads
 
 
@@ -65,28 +70,6 @@ def has_own(module: Any) -> bool:
     return "weight" in own and "bias" in own
 
 
-def recalled(
-    calls: Remembered | None, x: Tensor, w: Tensor | None, bias: Tensor | None, now: tuple[Any, ...]
-) -> Callable[[Tensor, Any, Any], Tensor] | None:
-    """What runs this call if the module has made it before.
-
-    `now`: what else than the tensors tells calls apart: whether gradients are recorded, torch's threads, the level of
-    derivatives taken forward, the epoch of kinds.py, and what the module was given.
-    """
-    if calls is not None and not (
-        observers or threads_apart or x.is_nested
-    ):  # guards end the process for these
-        entries: tuple[Entry, ...] = calls.entries
-        for entry in entries:
-            if entry.state != now or entry.has_bias is (bias is None):
-                continue
-            if entry.cast is not None and get_autocast_dtype(entry.device) is not entry.cast:
-                continue
-            if entry.check(x, w) if bias is None else entry.check(x, w, bias):
-                return entry.run
-    return None
-
-
 def learn(
     module: Any, layer: Layer, operands: tuple[Any, ...], options: str, now: tuple[Any, ...],
     function: Callable[..., Tensor], after: tuple[Any, ...] = (),
@@ -94,17 +77,20 @@ def learn(
     """Remember a call that has just run, if calls like it take the way to a kernel that was chosen.
 
     `operands`: x, w, the bias or None, and what else the layer takes; `function` is torch's own, of x, w, the bias and
-    what comes `after`.
+    what comes `after`. `now`: what else than the tensors tells calls apart: whether gradients are recorded, torch's
+    threads, the level of derivatives taken forward, the epoch of kinds.py, the options, what the module was given, and
+    whether there is no bias.
     """
-    if observers or threads_apart or not has_own(module):
+    if not has_own(module):
         return
-    calls = Remembered.of(module, CALLS)
-    if calls.is_full or not whole.is_ours(function, (*operands[:3], *after), options):
+    calls: Remembered = module.__dict__.get(CALLS) or Remembered()
+    if not calls.is_learning or not whole.is_ours(function, (*operands[:3], *after), options):
         return  # of torch's function stock_calls.py remembers that
     entry = entry_of(layer, operands, options, now, function, after)
     if entry is not None:
         entry.together = module.__dict__.get(TOGETHER)
-        calls.add(entry, _EPOCH)
+        calls.add(entry)
+        module.__dict__[CALLS] = calls
 
 
 def entry_of(
@@ -139,7 +125,7 @@ def short(
     after: tuple[Any, ...],
 ) -> Callable[[], Tensor] | None:
     """A call of these operands as a module makes it that remembers it, of which whole.py takes the time."""
-    now = (_is_grad_enabled(), _get_num_threads(), -1, kinds.epoch)
+    now = (_is_grad_enabled(), _get_num_threads(), -1, kinds.epoch)  # which is looked for by nobody
     entry = entry_of(layer, operands, options, now, function, after)
     return None if entry is None else partial(entry.run, *operands[:3])
 
@@ -148,8 +134,23 @@ class Entry:
     """A call that was made before: who it is for, and what runs it."""
 
     __slots__ = (
-        "_arguments", "_casts", "_layer", "_options", "_stock", "_wanted", "backwards", "cast", "check", "device",
-        "has_bias", "kind", "run", "state", "together", "uncast",
+        "_arguments",
+        "_casts",
+        "_layer",
+        "_options",
+        "_stock",
+        "_wanted",
+        "apply",
+        "backwards",
+        "cast",
+        "check",
+        "device",
+        "differentiate",
+        "kind",
+        "run",
+        "state",
+        "together",
+        "uncast",
     )  # fmt: skip
 
     def __init__(
@@ -157,10 +158,12 @@ class Entry:
         kind: Kind, stock: Callable[..., Tensor], cast: torch.dtype | None,
     ) -> None:  # fmt: skip
         x, w, bias = tensors
-        self.state, self.has_bias, self.kind = now, bias is not None, kind
-        self.check = guards.guard(*(one for one in tensors if one is not None))
+        self.state, self.kind = now, kind
         #: what autocast makes of the operands, and where
         self.cast, self.device = cast, x.device.type
+        self.check = check = guards.guard(*(one for one in tensors if one is not None))
+        if cast is not None:
+            self.check = lambda *tensors: get_autocast_dtype(self.device) is cast and check(*tensors)
         self.together: Together | None = None
         self._casts = tuple(
             cast is not None and as_autocast(one, self.device, cast) is not one for one in tensors
@@ -168,13 +171,17 @@ class Entry:
         self._layer, self._arguments, self._options, self._stock = layer, arguments, options, stock
         self.backwards: tuple[_Backward, ...] = ()
         self.run: Callable[[Tensor, Any, Any], Tensor] = stock
+        run = _forward(kind, bias is not None)
         #: of operands that are cast already
-        self.uncast = _forward(kind, bias is not None)
+        self.uncast = shortening(self, "uncast", run)
         if kind.decision.is_ours:
-            self.run = self.uncast if cast is None else self.forward
+            self.run = shortening(self, "run", run) if cast is None else self.forward
         self._wanted = tuple(one is not None and one.requires_grad for one in (x, w, bias))
+        #: the backward pass of its nodes
+        self.differentiate = _gradients_of(self)
         if _is_grad_enabled() and any(self._wanted):
-            self.run = partial(_apply, self) if cast is None else self._apply_cast
+            self.apply = node(_forward_of(self), self.differentiate)
+            self.run = self.apply if cast is None else self._apply_cast
 
     def forward(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         """The result, without a history, of operands that are cast."""
@@ -182,7 +189,7 @@ class Entry:
 
     def _apply_cast(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         """The result with a history, of weights that are cast together with those of other layers where they can be."""
-        found: Tensor = _apply(self, x, *self._together(w, bias))
+        found: Tensor = self.apply(x, *self._together(w, bias))
         return found
 
     def _together(self, w: Tensor, bias: Any) -> tuple[Tensor, Any]:
@@ -208,11 +215,11 @@ class Entry:
 
     def gradients(self, dy: Tensor, x: Tensor, w: Tensor, needs: tuple[bool, ...]) -> Sequence[Tensor | None]:
         """The gradients of x, w and the bias that are needed, by the way that decides who runs."""
-        mask = list(needs[1:])
+        mask = list(needs)
         grads = self._layer.backward(dy, x, w, *self._arguments, mask, self._options)
         if (
             not (_is_grad_enabled() or watching())
-            and kinds.epoch == self.state[_EPOCH]
+            and kinds.epoch == self.state[EPOCH]
             and plain_device((dy, x, w))
             and len(self.backwards) < guards.MOST
         ):
@@ -226,9 +233,9 @@ class Entry:
                 both = None
                 if by_torch is not None and sum(torchs) > 1:
                     both = by_torch(torchs, dy, x, w, *self._arguments)
-                known = _Backward(found, both, needs, threads, guards.guard(dy, x, w))
+                known = _Backward(self, found, both, needs, threads, guards.guard(dy, x, w), dy.is_cpu)
                 self.backwards = (*self.backwards, known)
-                if needs[1:] == self._wanted:
+                if needs == self._wanted:
                     self._decide(found)
         return tuple(grad if is_wanted else None for grad, is_wanted in zip(grads, mask, strict=True))
 
@@ -241,7 +248,7 @@ class Entry:
 
     def _as_torch(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         # a checkpoint that began with our node counts on what that saves
-        found: Tensor = self._stock(x, w, bias) if hooks_of_saved(False) is None else _apply(self, x, w, bias)
+        found: Tensor = self._stock(x, w, bias) if hooks_of_saved(False) is None else self.apply(x, w, bias)
         return found
 
 
@@ -253,15 +260,24 @@ class _Backward:
 
     def __init__(
         self,
+        entry: Entry,
         found: list[Kind | None],
         by_torch: Callable[[Tensor, Tensor, Tensor], Sequence[Tensor | None]] | None,
         needs: tuple[bool, ...],
         threads: int,
         check: Callable[..., bool],
+        is_on_cpu: bool,
     ) -> None:
         self.needs, self.threads, self.check = needs, threads, check
+
+        def then(run: Callable[..., Any]) -> None:
+            same = threads if is_on_cpu else None
+            differentiated(
+                entry.apply, native_gradients.gradients(entry.differentiate, run, check, 2, same, needs)
+            )
+
         self.run: Callable[[Tensor, Tensor, Tensor], tuple[Tensor | None, ...]]
-        self.run = _together(found) or _one_by_one(found, by_torch)
+        self.run = shortening(self, "run", _together(found) or _one_by_one(found, by_torch), then)
 
 
 def _one_by_one(
@@ -271,13 +287,11 @@ def _one_by_one(
     """The gradients of dy, x and w by a call each, or those that are torch's by one."""
     if by_torch is None:
         runs = [None if one is None else one.run for one in found]
-        return lambda dy, x, w: (None, *[None if run is None else run(dy, x, w) for run in runs])
-    ours = [
-        (place, one.run) for place, one in enumerate(found, 1) if one is not None and one.decision.is_ours
-    ]
+        return lambda dy, x, w: tuple([None if run is None else run(dy, x, w) for run in runs])
+    ours = [(place, one.run) for place, one in enumerate(found) if one is not None and one.decision.is_ours]
 
     def run(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor | None, ...]:
-        grads = [None, *by_torch(dy, x, w)]
+        grads = [*by_torch(dy, x, w)]
         for place, own in ours:
             grads[place] = own(dy, x, w)
         return tuple(grads)
@@ -294,9 +308,10 @@ def _together(
     if any(one is not None and one.launched is None for one in found) or not wanted:
         return None
     is_list = all(one.handle is not None for one in wanted.values())
-    replay = _listed(list(wanted.values()), 3) if is_list else None
-    if is_list and replay is None:
+    handle, noted = _listed(list(wanted.values()), 3) if is_list else (None, None)
+    if is_list and noted is None:
         return None
+    replay = None if handle is None or noted is None else handle.replayer(noted)
     # written out, as the forward passes are: with loops over the gradients it takes twice as long
     space: dict[str, Any] = {"replay": replay}
     lines = ["def run(dy, x, w):"]
@@ -309,10 +324,31 @@ def _together(
     results = ", ".join(f"d{place}" if place in wanted else "None" for place in range(len(found)))
     if is_list:
         lines.append(f"    replay(({_addresses(['dy', 'x', 'w', *(f'd{place}' for place in wanted)])}))")
-    lines.append(f"    return None, {results}")
+    lines.append(f"    return {results}")
     exec(compile("\n".join(lines), "<jitdnn gradients>", "exec"), space)
     run: Callable[[Tensor, Tensor, Tensor], tuple[Tensor | None, ...]] = space["run"]
-    return run
+    if noted is None:
+        return offering(run, partial(_on_gpu, launched, 3, run))
+    made = [wanted[place].made if place in wanted else None for place in range(len(found))]
+    places = [Place(number) for number in (0, 1, 2, *(3 + place for place in wanted))]
+    return offering(run, partial(on_cpu, noted, 3, made, places, run))
+
+
+def _on_gpu(
+    launched: Sequence[Launched | None], inputs: int, slow: Callable[..., Any], is_one: bool = False
+) -> Callable[..., Any] | None:
+    """The results of launches of so many operands by one call of generated code, None for None."""
+    kernels, index = [], 0
+    for number, one in enumerate(launched, inputs):
+        if one is not None:
+            places = [Place(number if role == RESULT else role) for role in one.roles]
+            kernel = None if one.launch is None else one.launch.on_gpu(places)
+            if kernel is None:
+                return None
+            kernels.append(kernel)
+            index = one.launch.index
+    makers = [None if one is None else one.made for one in launched]
+    return on_gpu(kernels, index, inputs, makers, slow, is_one)
 
 
 def _addresses(names: Sequence[str]) -> str:
@@ -322,12 +358,14 @@ def _addresses(names: Sequence[str]) -> str:
 def _forward(kind: Kind, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]:
     """The result of x, w and the bias; `kind.run` in a shorter way where ours is a launch alone."""
     slow, launched = kind.run, kind.launched
-    if launched is not None and launched.handle is None:
-        return _forward_on_gpu(launched, has_bias)
-    replay = None if launched is None else _listed([launched], 2 + has_bias)
-    if launched is None or replay is None:
+    if launched is None:
         return slow
-    made, add = launched.made, launched.add
+    if launched.handle is None:
+        return _forward_on_gpu(launched, has_bias)
+    handle, noted = _listed([launched], 2 + has_bias)
+    if handle is None or noted is None:
+        return slow
+    replay, made, add = handle.replayer(noted), launched.made, launched.add
 
     def run(x: Tensor, w: Any, bias: Any) -> Tensor:
         if recorders or current().log == "debug":
@@ -347,7 +385,11 @@ def _forward(kind: Kind, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]
             add(y, bias)
         return y
 
-    return run_with_bias if has_bias else run
+    found = run_with_bias if has_bias else run
+    if add is not None:
+        return found
+    places = [Place(number) for number in ((0, 1, 2, 3) if has_bias else (0, 1, 3))]
+    return offering(found, partial(on_cpu, noted, 3, [made], places, found, True))
 
 
 def _forward_on_gpu(launched: Launched, has_bias: bool) -> Callable[[Tensor, Any, Any], Tensor]:
@@ -368,47 +410,46 @@ def _forward_on_gpu(launched: Launched, has_bias: bool) -> Callable[[Tensor, Any
             add(y, bias)
         return y
 
-    return run_with_bias if has_bias else run
+    found = run_with_bias if has_bias else run
+    return found if add is not None else offering(found, partial(_on_gpu, [launched], 3, found, True))
 
 
-def _listed(launched: Sequence[Launched], operands: int) -> Callable[[Sequence[int]], None] | None:
-    """Launches as one list, which takes the addresses of so many operands and then those of the results; None where
-    they cannot be recorded."""
+def _listed(launched: Sequence[Launched], operands: int) -> tuple[Handle | None, LaunchList | None]:
+    """What runs launches, and they as one list, which takes the addresses of so many operands and then those of the
+    results; None where they cannot be recorded."""
     handle = launched[0].handle
 
     def run(addresses: Sequence[int]) -> None:
         for number, one in enumerate(launched, operands):
             one.run([addresses[number if role == RESULT else role] for role in one.roles])
 
-    return None if handle is None else recorded(run, operands + len(launched), handle)
+    return handle, None if handle is None else listed(run, operands + len(launched))
 
 
-def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """What the node of a call hands back to autograd."""
-    entry = ctx.entry
-    x, w = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    if not (_is_grad_enabled() or watching()):
-        threads = _get_num_threads()
-        for known in entry.backwards:
-            if known.needs == needs and known.threads == threads and known.check(dy, x, w):
-                found: tuple[Tensor | None, ...] = known.run(dy, x, w)
-                return found
-    return None, *entry.gradients(dy, x, w, needs)
+def _forward_of(entry: Entry) -> Callable[..., Tensor]:
+    """The forward pass of the nodes of calls like this one."""
 
-
-class _Layer(torch.autograd.Function):
-    """A layer with gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, entry: Entry, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         if entry.cast is not None:
             x, w, bias = entry.lowered(x, w, bias)  # autograd casts gradients to what they are of
         ctx.save_for_backward(x, w)
-        ctx.entry = entry
         return entry.uncast(x, w, bias)
 
-    backward = staticmethod(_gradients)
+    return forward
 
 
-_apply = applied(_Layer, _gradients)
+def _gradients_of(entry: Entry) -> Callable[..., Sequence[Tensor | None]]:
+    """What they hand back to autograd; `kept` is what was saved, if somebody has looked."""
+
+    def gradients(ctx: Any, dy: Tensor, kept: Any = None) -> Sequence[Tensor | None]:
+        x, w = ctx.saved_tensors if kept is None else kept
+        needs = ctx.needs_input_grad
+        if not (_is_grad_enabled() or ((observers or threads_apart) and watching())):
+            threads = _get_num_threads()
+            for known in entry.backwards:
+                if known.needs == needs and known.threads == threads and known.check(dy, x, w):
+                    found: tuple[Tensor | None, ...] = known.run(dy, x, w)
+                    return found
+        return entry.gradients(dy, x, w, needs)
+
+    return gradients

@@ -154,7 +154,7 @@ def launched(
         return None
     if isinstance(run, Launch):
         return Launched(run.at, run.handle, roles, made, add, run.settle)
-    return Launched(run.at, None, roles, made, add)
+    return Launched(run.at, None, roles, made, add, launch=run)
 
 
 def _forward_by_torch(x: Tensor, w: Tensor, bias: Tensor | None, *arguments: Any) -> Callable[..., Tensor]:

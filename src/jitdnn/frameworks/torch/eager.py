@@ -48,6 +48,11 @@ class Eager:
     repeats: bool = False
     derivative: Callable[..., Sequence[Tensor | None]] | None = None
 
+    @property
+    def reads_tensors(self) -> bool:
+        """Whether the gradient reads the function's operands."""
+        return not self.is_linear and self.derivative is None
+
     def __call__(
         self, options: str, settings: tuple[Any, ...], *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
@@ -117,7 +122,7 @@ def _keep(
     ctx.output_changes = []
     if eager.repeats:
         ctx.output_changes, kept = zip(*map(changes_of, kept), strict=True)
-    read = () if eager.is_linear or eager.derivative is not None else tensors
+    read = tensors if eager.reads_tensors else ()
     ctx.save_for_backward(*read, *kept, *saved)
     ctx.counts = len(read), len(kept)
     ctx.shape = tensors[0].shape if eager.is_linear and tensors[0] is not None else None
@@ -144,7 +149,8 @@ def _gradients(
 
 @dataclass(frozen=True)
 class EagerOperation:
-    """A function with its settings, of which modules remember calls (operator_calls.py): as `Operation` of kinds.py.
+    """A function with its settings, of which modules remember calls (operator_calls.py), as `Operation` of kinds.py. It
+    is none that `repeats`.
 
     `prepare(handle, settings, is_training, tensors)` gives what returns the output and what `forward` saves, and
     `prepare_gradient(handle, settings, dy, kept)` what takes the output's gradient and all that is kept, for tensors of
@@ -157,25 +163,31 @@ class EagerOperation:
     prepare_gradient: Callable[..., Callable[..., Any] | None]
     parameters: int = 0
     told: str = ""
-    may_change = False
+    kept = None
 
     def forward_of(self, options: str, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
         is_training = torch.is_grad_enabled() and any_requires_grad(*operands)
         return self.prepare(_handle(options, operands), self.settings, is_training, operands)
 
-    def keep(
-        self, ctx: Any, x: Tensor, result: tuple[Tensor, ...], _: Any, *parameters: Tensor | None
-    ) -> None:
-        _keep(ctx, self.eager, (x, *parameters), result[:1], result[1:])
+    def keep(self, ctx: Any, x: Tensor, result: Any, _: Any, *parameters: Tensor | None) -> None:
+        """Save what `_keep` saves; what else it notes is the same in all calls."""
+        outputs = result if type(result) is tuple else (result,)
+        kept = outputs if self.eager.needs_outputs else outputs[1:]
+        if self.eager.reads_tensors:
+            ctx.save_for_backward(x, *parameters, *kept)
+        else:
+            ctx.save_for_backward(*kept)
 
-    def behind(self, x: Tensor) -> tuple[Any, ...]:
-        return ()
+    def behind(self, x: Tensor) -> tuple[torch.Size]:
+        return (x.shape,)
 
     def gradient_of(self, options: str, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
-        dy, *kept = operands
+        dy, *kept, _ = operands
         return self.prepare_gradient(_handle(options, operands), self.settings, dy, kept)
 
-    def derivative(self, ctx: Any, dy: Tensor, kept: Any, _: Any, options: str) -> list[Tensor | None]:
+    def derivative(self, ctx: Any, dy: Tensor, kept: Any, behind: Any, options: str) -> list[Tensor | None]:
+        ctx.counts = (1 + self.parameters) * self.eager.reads_tensors, int(self.eager.needs_outputs)
+        (ctx.shape,), ctx.output_changes = behind, ()
         needs = ctx.needs_input_grad[: 1 + self.parameters]
         return _gradients(ctx, self.eager, options, self.settings, kept, (dy,), needs)
 

@@ -24,6 +24,8 @@ from jitdnn.frameworks.torch.arena import SMALLEST, in_arena
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
+#: the attribute of what allocates on a GPU that does so on the current one
+QUICK = "quick"
 LARGE = 32 << 20
 """Bytes from which on a tensor asks for large pages: glibc never grows its heap for such blocks."""
 _PAGE, _MADV_HUGEPAGE = 4096, 14
@@ -77,10 +79,13 @@ def fresh(
 
         return of_the_arena
 
+    index = device.index or 0
+
     def on_its_device() -> Tensor:
         found: Tensor = quick(shape, strides, dtype)  # of the current GPU
-        return found if found.device == device else made()
+        return found if found.get_device() == index else made()
 
+    setattr(on_its_device, QUICK, partial(quick, shape, strides, dtype))
     return on_its_device
 
 

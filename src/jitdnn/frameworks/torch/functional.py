@@ -259,7 +259,7 @@ def _layer_norm(
         or (weight is None) != (bias is None)
     ):
         return None
-    return input.contiguous(), weight, bias, axes, eps
+    return input, weight, bias, axes, eps
 
 
 def _layer_norm_operation(*args: Any, **named: Any) -> tuple[Any, tuple[Any, ...]] | None:

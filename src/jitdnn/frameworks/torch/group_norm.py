@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from jitdnn.frameworks.torch.eager import Eager, EagerOperation, is_taken
 from jitdnn.frameworks.torch.fresh import without_data
 from jitdnn.frameworks.torch.launch import Run
-from jitdnn.frameworks.torch.normalization import normalizing, statistics_dtype
+from jitdnn.frameworks.torch.normalization import dense_form, normalizing, statistics_dtype
 from jitdnn.frameworks.torch.registry import is_autocast_on
 from jitdnn.ops.group_norm import group_norm, group_norm_backward
 from jitdnn.ops.layer_norm import rms_norm, rms_norm_backward
@@ -72,20 +72,20 @@ def _prepare(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Run
         column = torch.empty((x.shape[0], groups), dtype=statistics_dtype(x), device="meta")
         results |= {"mean": column, "rstd": column}
     return normalizing(
-        handle, GroupNorm, "fwd", given, results, groups=groups, epsilon=epsilon, activation=activation
-    )
+        handle, GroupNorm, "fwd", given, results, x.device,
+        groups=groups, epsilon=epsilon, activation=activation,
+    )  # fmt: skip
 
 
 def _prepare_gradient(handle: Any, settings: Any, dy: Tensor, kept: Any) -> Run | None:
     x, weight, bias, mean, rstd = kept
     groups, _, _, activation = settings
-    read = {"weight": weight} if activation == "identity" else {"weight": weight, "bias": bias}
-    given = {"dy": dy, "x": x, **read, "mean": mean, "rstd": rstd}
+    read = None if activation == "identity" else bias
+    given = {"dy": dy, "x": x, "weight": weight, "bias": read, "mean": mean, "rstd": rstd}
     results = {"dx": without_data(dy, x.dtype), "dweight": weight, "dbias": bias}
-    run = normalizing(handle, GroupNorm, "bwd", given, results, groups=groups, activation=activation)
-    if run is None or "bias" in read:
-        return run
-    return lambda dy, x, weight, _, mean, rstd: run(dy, x, weight, mean, rstd)
+    return normalizing(
+        handle, GroupNorm, "bwd", given, results, x.device, groups=groups, activation=activation
+    )
 
 
 _GROUPS = Eager(_forward, _backward, _stock, needs_outputs=False)
@@ -93,13 +93,16 @@ _GROUPS = Eager(_forward, _backward, _stock, needs_outputs=False)
 
 def _rms_forward(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Any:
     axes, epsilon = settings
-    found = rms_norm(*tensors, axis=-axes, epsilon=epsilon, save=is_training, handle=handle)
+    x, weight = tensors
+    found = rms_norm(x.contiguous(), weight, axis=-axes, epsilon=epsilon, save=is_training, handle=handle)
     return ((found[0],), found[1:]) if is_training else ((found,), ())
 
 
 def _rms_backward(handle: Any, settings: Any, grads: Any, tensors: Any, outputs: Any, saved: Any) -> Any:
     x, weight = tensors
-    return rms_norm_backward(grads[0].contiguous(), x, weight, *saved, axis=-settings[0], handle=handle)
+    return rms_norm_backward(
+        grads[0].contiguous(), x.contiguous(), weight, *saved, axis=-settings[0], handle=handle
+    )
 
 
 def _rms_stock(settings: Any, tensors: Any) -> Any:
@@ -111,21 +114,31 @@ def _rms_stock(settings: Any, tensors: Any) -> Any:
 def _prepare_rms(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Run | None:
     x, weight = tensors
     axes, epsilon = settings
-    given, results = {"x": x, "weight": weight}, {"y": without_data(x)}
+    dense = dense_form(x)
+    given, results = {"x": dense, "weight": weight}, {"y": dense}
     if is_training:
         results |= {
             "rstd": torch.empty((*x.shape[: x.dim() - axes], *[1] * axes), dtype=x.dtype, device="meta")
         }
-    return normalizing(handle, LayerNorm, "fwd", given, results, form="rms", axis=-axes, epsilon=epsilon)
+    run = normalizing(
+        handle, LayerNorm, "fwd", given, results, x.device, form="rms", axis=-axes, epsilon=epsilon
+    )
+    if run is None or x.is_contiguous():
+        return run
+    return lambda x, weight: run(x.contiguous(), weight)
 
 
 def _prepare_rms_gradient(handle: Any, settings: Any, dy: Tensor, kept: Any) -> Run | None:
     x, weight, rstd = kept
-    if not dy.is_contiguous():
-        return None
-    given = {"dy": dy, "x": x, "weight": weight, "rstd": rstd}
-    results = {"dx": without_data(x), "dweight": weight}
-    return normalizing(handle, LayerNorm, "bwd", given, results, form="rms", axis=-settings[0])
+    dense = dense_form(x)
+    given, results = (
+        {"dy": dense, "x": dense, "weight": weight, "rstd": rstd},
+        {"dx": dense, "dweight": weight},
+    )
+    run = normalizing(handle, LayerNorm, "bwd", given, results, x.device, form="rms", axis=-settings[0])
+    if run is None or (dy.is_contiguous() and x.is_contiguous()):
+        return run
+    return lambda dy, x, *others: run(dy.contiguous(), x.contiguous(), *others)
 
 
 _RMS = Eager(_rms_forward, _rms_backward, _rms_stock, needs_outputs=False)
@@ -196,7 +209,7 @@ def roots(
     if weight is not None and tuple(weight.shape) != tuple(normalized_shape):
         return None
     epsilon = torch.finfo(input.dtype).eps if eps is None else eps
-    return _described(_RMS, (axes, epsilon), input.contiguous(), weight)
+    return _described(_RMS, (axes, epsilon), input, weight)
 
 
 def _described(eager: Eager, settings: tuple[Any, ...], *tensors: Tensor | None, told: str = "") -> Described:

@@ -8,7 +8,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from jitdnn.frameworks.torch.kinds import observers, threads_apart
+
 _Guards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+CALLS = "_jitdnn_calls"
+"""The attribute of a module that remembers calls of ours."""
+GRADIENTS, EPOCH, TEXT = 0, 3, 4
+"""The places of what is in force in states: whether gradients are recorded, the epoch of kinds.py, the options."""
 MOST = 4
 """Kinds of calls that a module remembers."""
 MOST_LEARNT = 64
@@ -16,7 +22,8 @@ MOST_LEARNT = 64
 
 
 class Remembered:
-    """What a module remembers: entries whose `state` says what was in force. Copies and pickled modules remember
+    """What a module remembers: entries whose `state` says what was in force, and which tensors of a call there were
+    none of, and whose `check` tells whether those that there were are like them. Copies and pickled modules remember
     nothing."""
 
     __slots__ = ("entries", "learnt")
@@ -36,15 +43,24 @@ class Remembered:
             found = module.__dict__[name] = cls()
         return found
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more are to be learnt."""
-        return self.learnt >= MOST_LEARNT
+    def find(self, now: tuple[Any, ...], *tensors: Tensor) -> Any:
+        """The entry of a call on such tensors while this was in force; None where none is remembered."""
+        if observers or threads_apart or tensors[0].is_nested:  # for which guards end the process
+            return None
+        for entry in self.entries:
+            if entry.state == now and entry.check(*tensors):
+                return entry
+        return None
 
-    def add(self, entry: Any, epoch: int) -> None:
-        """Remember a call; those of another epoch, which stands at this place of a state, are forgotten."""
+    @property
+    def is_learning(self) -> bool:
+        """Whether more are to be learnt now."""
+        return not (self.learnt >= MOST_LEARNT or observers or threads_apart)
+
+    def add(self, entry: Any) -> None:
+        """Remember a call; those of another epoch are forgotten."""
         self.learnt += 1
-        alive = [one for one in self.entries if one.state[epoch] == entry.state[epoch]]
+        alive = [one for one in self.entries if one.state[EPOCH] == entry.state[EPOCH]]
         self.entries = (entry, *alive[: MOST - 1])
 
 

@@ -37,7 +37,8 @@ RESULT = -1
 class Launched:
     """A way that is nothing but one launch: `run(addresses)` of the operands with these numbers, and of the result that
     `made()` gives; behind a forward one `add(result, bias)`, where the kernel takes none. `handle`: of a processor, on
-    which launches can be lists. `settle(addresses)` chooses between algorithms of ours (rivals.py)."""
+    which launches can be lists. `settle(addresses)` chooses between algorithms of ours (rivals.py).
+    `launch`: of a GPU, what generated code is made of (launch.py)."""
 
     run: Callable[[Sequence[int]], None]
     handle: Handle | None
@@ -45,6 +46,7 @@ class Launched:
     made: Callable[[], Tensor]
     add: Callable[[Tensor, Tensor], Any] | None = None
     settle: Callable[[Sequence[int]], None] | None = None
+    launch: Any = None
 
 
 @dataclass(frozen=True)
@@ -212,8 +214,8 @@ class Operation:
     `forward` takes these, and gives a result or several, of which the first is the layer's;
     `keep(ctx, x, result, arguments, *parameters)` keeps tensors of them for the backward pass. `gradient` takes the
     result's gradient, those tensors, and `behind(x, *arguments)`, and gives the gradients of x and the parameters, as
-    `derivative(ctx, dy, kept, behind, options)` does, which has gradients itself. `may_change`: whether `ctx.changes`
-    tells that a result which was kept was changed in place.
+    `derivative(ctx, dy, kept, behind, options)` does, which has gradients itself. `kept(ctx, saved, again)`: those
+    tensors of the ones that were saved, where others are kept besides; `again(x)` computes the result anew.
     """
 
     forward: Computation
@@ -222,7 +224,7 @@ class Operation:
     derivative: Callable[..., Sequence[Tensor | None]]
     behind: Callable[..., tuple[Any, ...]]
     parameters: int = 0
-    may_change: bool = False
+    kept: Callable[..., tuple[Tensor, ...]] | None = None
 
     def forward_of(self, options: str, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
         """What was chosen for calls like this one; None where that is not settled."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from jitdnn.devices.launch_list import Recorder
+from jitdnn.devices.cuda_kernel import frozen_parts
+from jitdnn.devices.launch_list import LaunchList, Recorder
 from jitdnn.errors import DeviceError, JitdnnError
 from jitdnn.frameworks.torch import rivals
 from jitdnn.frameworks.torch.fresh import fresh_like
 from jitdnn.frameworks.torch.kinds import DTYPES, at
+from jitdnn.frameworks.torch.native_run import OnGpu, Place, on_cpu, on_gpu
 from jitdnn.handle import Handle
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.ops.gpu_call import stream_of_library
@@ -30,9 +33,7 @@ if TYPE_CHECKING:  # of GPUs alone
 _PLACE, _PLACE_BITS = 1 << 55, 48
 
 
-def recorded(
-    run: Callable[[Sequence[int]], None], count: int, handle: Handle
-) -> Callable[[Sequence[int]], None] | None:
+def listed(run: Callable[[Sequence[int]], None], count: int) -> LaunchList | None:
     """What `run` launches on a processor for so many addresses, as one list that takes others; None where it cannot be
     recorded."""
     recorder, addresses = Recorder(), [_PLACE + (number << _PLACE_BITS) for number in range(count)]
@@ -43,7 +44,15 @@ def recorded(
             run(addresses)
     except NotRecordable:
         return None
-    return handle.replayer(recorder.finish())
+    return recorder.finish()
+
+
+def recorded(
+    run: Callable[[Sequence[int]], None], count: int, handle: Handle
+) -> Callable[[Sequence[int]], None] | None:
+    """What runs that list."""
+    found = listed(run, count)
+    return None if found is None else handle.replayer(found)
 
 
 class Launch:
@@ -79,6 +88,15 @@ class Launch:
             self._run = self._runner(self._plan, len(addresses))
             self._run(addresses)
 
+    def listed(self, count: int) -> LaunchList | None:
+        """Its launches for so many addresses, once it is called again and again; None where somebody looks at each."""
+        plan = self._plan
+        return (
+            None
+            if self._run is None or plan is None or recorders
+            else listed(self.handle.runner(plan), count)
+        )
+
     def _runner(self, plan: Plan, count: int) -> Callable[[Sequence[int]], None]:
         """What runs a plan on so many addresses: as a list of its launches, where nobody looks at each."""
         slow = self.handle.runner(plan)
@@ -98,14 +116,15 @@ class Launch:
 class GpuLaunch:
     """A problem's plan on a GPU, on the stream that is in force in PyTorch."""
 
-    __slots__ = ("_bytes", "_epilogue", "_in_force", "_kernel", "_plan", "_problem", "_runner")
+    __slots__ = ("_bytes", "_epilogue", "_in_force", "_kernel", "_plan", "_problem", "_runner", "index")
 
     def __init__(
         self, handle: Handle, problem: Problem, epilogue: Epilogue | None, device: torch.device
     ) -> None:
         self._problem, self._epilogue = problem, epilogue
         self._runner = at(device, handle)
-        self._in_force = stream_of_library(("torch",), device.index or 0)
+        self.index = device.index or 0
+        self._in_force = stream_of_library(("torch",), self.index)
         self._plan: Plan | None = None
         #: what a call is nothing but a launch of, and the workspace that it is given
         self._kernel: Callable[..., None] | None = None
@@ -143,6 +162,13 @@ class GpuLaunch:
         frozen: Callable[[], Frozen | None] | None = getattr(self._kernel, "frozen", None)
         return None if frozen is None or self._bytes or current().log == "debug" else frozen()
 
+    def on_gpu(self, places: Sequence[Place]) -> OnGpu | None:
+        """The same of calls of several kernels, and of those that need workspace, with addresses at these places."""
+        if self._kernel is None or current().log == "debug":
+            return None
+        parts = frozen_parts(self._kernel, len(places))
+        return None if parts is None else OnGpu(parts, places, self._bytes)
+
     def _at(self, addresses: Sequence[int]) -> None:
         """The same in the long way: of plans that are to be made, or whose kernel another one stands in for."""
         if self._plan is None:
@@ -163,9 +189,10 @@ Run: TypeAlias = Callable[..., tuple[Any, ...]]
 
 def prepared(
     handle: Handle, make: Callable[[], Problem], inputs: Sequence[Tensor | None], results: Sequence[Tensor | None],
-    device: torch.device,
+    device: torch.device, is_one: bool = False,
 ) -> Run | None:  # fmt: skip
-    """What runs the problem that `make` gives on tensors of the forms of its `inputs`, and returns its results.
+    """What runs the problem that `make` gives on tensors of the forms of its `inputs`, and returns its results, or
+    `is_one` result alone. It takes other arguments behind its inputs, and does not look at them.
 
     None stands for operands that there are not, `results` may be without data. None where addresses do not do, and
     where `make` raises: what ours refuse they say when they are called.
@@ -179,10 +206,11 @@ def prepared(
         return None
     # written out: with loops over the operands it takes twice as long
     space: dict[str, Any] = {"at": run.at}
-    lines = [f"def run({', '.join(f'x{number}' for number in range(len(inputs)))}):"]
-    for number, one in enumerate(results):
-        if one is not None:
-            space[f"made{number}"] = fresh_like(one, device)
+    lines = [f"def run({', '.join(f'x{number}' for number in range(len(inputs)))}, *_):"]
+    makers = [None if one is None else fresh_like(one, device) for one in results]
+    for number, made in enumerate(makers):
+        if made is not None:
+            space[f"made{number}"] = made
             lines.append(f"    y{number} = made{number}()")
     named = [
         (f"{name}{number}", one)
@@ -191,10 +219,59 @@ def prepared(
     ]
     addresses = ", ".join(f"{name}.data_ptr()" for name, one in named if one is not None)
     given = ", ".join(name if one is not None else "None" for name, one in named[len(inputs) :])
-    lines += [f"    at(({addresses},))", f"    return {given},"]
+    lines += [f"    at(({addresses},))", f"    return {given}{'' if is_one else ','}"]
     exec(compile("\n".join(lines), "<jitdnn launch>", "exec"), space)
     found: Run = space["run"]
-    return found
+    places = [Place(number) for number, one in enumerate((*inputs, *results)) if one is not None]
+    return offering(found, partial(native, run, len(inputs), makers, places, found, is_one))
+
+
+_NATIVE = "native"
+"""The attribute of a function that makes the same as generated code."""
+_TRIES = 4
+
+
+def offering(run: Callable[..., Any], make: Callable[[], Callable[..., Any] | None]) -> Callable[..., Any]:
+    """`run`, of which `make` gives the same as generated code; None where that cannot be, or not yet."""
+    setattr(run, _NATIVE, make)
+    return run
+
+
+def shortening(
+    owner: Any, name: str, run: Callable[..., Any], then: Callable[[Callable[..., Any]], None] | None = None
+) -> Callable[..., Any]:
+    """`run` for an owner's attribute of this name, until generated code, which takes its place there, can do the same:
+    behind the first calls, and `then` is told of it. What does not offer that stays as it is."""
+    make: Callable[[], Callable[..., Any] | None] | None = getattr(run, _NATIVE, None)
+    if make is None:
+        return run
+    left = _TRIES
+
+    def first(*operands: Any) -> Any:
+        nonlocal left
+        result = run(*operands)
+        left -= 1
+        found = make()
+        if found is not None or not left:
+            setattr(owner, name, found or run)
+            if found is not None and then is not None:
+                then(found)
+        return result
+
+    return first
+
+
+def native(
+    launch: Launch | GpuLaunch, inputs: int, makers: Sequence[Callable[[], Tensor] | None], places: Sequence[Place],
+    slow: Callable[..., Any], is_one: bool = False,
+) -> Callable[..., Any] | None:  # fmt: skip
+    """What runs a launch on so many inputs as generated code, with the plan's addresses at these places; None where
+    that cannot be, or not yet. `slow` is the same in Python."""
+    if isinstance(launch, Launch):
+        found = launch.listed(len(places))
+        return None if found is None else on_cpu(found, inputs, makers, places, slow, is_one)
+    kernel = launch.on_gpu(places)
+    return None if kernel is None else on_gpu([kernel], launch.index, inputs, makers, slow, is_one)
 
 
 def direct(

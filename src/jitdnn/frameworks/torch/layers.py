@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F  # noqa: N812
 
 from jitdnn.frameworks.torch import kinds, whole
-from jitdnn.frameworks.torch.calls import has_own, learn, recalled, short
+from jitdnn.frameworks.torch.calls import has_own, learn, short
 from jitdnn.frameworks.torch.convolution_operators import CONVOLUTION
 from jitdnn.frameworks.torch.functional import routed
 from jitdnn.frameworks.torch.guards import Remembered
@@ -34,7 +34,7 @@ class _Remembering:
     """What converted classes with weights have in common: a call like one before runs what was chosen then.
 
     They say how torch's own function is called (`_stock`), what else than the tensors tells calls apart (`_now`, see
-    `recalled`), and what a call of a new kind does (`_called`).
+    `learn`), and what a call of a new kind does (`_called`).
     """
 
     _jitdnn_options: str
@@ -47,9 +47,10 @@ class _Remembering:
         if calls is not None and has_own(self):
             own = self._parameters
             w, bias = own["weight"], own["bias"]
-            run = recalled(calls, input, w, bias, self._now())
-            if run is not None:
-                found = run(input, w, bias)
+            now = self._now(bias)
+            known = calls.find(now, input, w) if bias is None else calls.find(now, input, w, bias)
+            if known is not None:
+                found = known.run(input, w, bias)
                 return found
         stock = self._jitdnn_stock_calls
         known = stock is not None and stock.know(self, input)
@@ -86,11 +87,12 @@ class _Convolution(_Remembering):
         padding = self.padding if self.padding_mode == "zeros" else (0,) * self._spatial
         return input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups
 
-    def _now(self: Any) -> tuple[Any, ...]:
-        """What else than the tensors tells calls apart: see `recalled`."""
+    def _now(self: Any, bias: Tensor | None) -> tuple[Any, ...]:
+        """What else than the tensors tells calls apart: see `learn`."""
         return (
             is_grad_enabled(), get_num_threads(), forward_ad._current_level, kinds.epoch, self._jitdnn_options,
             self.padding_mode, self.stride, self.padding, self.dilation, self.groups,
+            bias is None,
         )  # fmt: skip
 
     def _called(self: Any, input: Tensor) -> Tensor:
@@ -103,7 +105,9 @@ class _Convolution(_Remembering):
             operands = (
                 input, own.get("weight"), own.get("bias"), *after[:3], False, (0,) * self._spatial, self.groups,
             )  # fmt: skip
-            learn(self, CONVOLUTION, operands, self._jitdnn_options, self._now(), function, after)
+            learn(
+                self, CONVOLUTION, operands, self._jitdnn_options, self._now(own.get("bias")), function, after
+            )
         return found
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -149,11 +153,12 @@ class _Transposed(_Remembering):
         found: Tensor = super().forward(input)  # type: ignore[misc]
         return found
 
-    def _now(self: Any) -> tuple[Any, ...]:
-        """What else than the tensors tells calls apart: see `recalled`."""
+    def _now(self: Any, bias: Tensor | None) -> tuple[Any, ...]:
+        """What else than the tensors tells calls apart: see `learn`."""
         return (
             is_grad_enabled(), get_num_threads(), forward_ad._current_level, kinds.epoch, self._jitdnn_options,
             self.stride, self.padding, self.output_padding, self.groups, self.dilation,
+            bias is None,
         )  # fmt: skip
 
     def _called(self: Any, input: Tensor) -> Tensor:
@@ -166,7 +171,9 @@ class _Transposed(_Remembering):
                 self.output_padding, self.groups,
             )  # fmt: skip
             function = _TRANSPOSED[self._spatial]
-            learn(self, CONVOLUTION, operands, self._jitdnn_options, self._now(), function, after)
+            learn(
+                self, CONVOLUTION, operands, self._jitdnn_options, self._now(own.get("bias")), function, after
+            )
         return found
 
     def _transposed(self: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
@@ -253,14 +260,15 @@ class Linear(_Remembering, nn.Linear):
     def _stock(self, input: Tensor) -> Tensor:
         return super().forward(input)
 
-    def _now(self) -> tuple[Any, ...]:
-        """What else than the tensors tells calls apart: see `recalled`."""
+    def _now(self, bias: Tensor | None) -> tuple[Any, ...]:
+        """What else than the tensors tells calls apart: see `learn`."""
         return (
             is_grad_enabled(),
             get_num_threads(),
             forward_ad._current_level,
             kinds.epoch,
             self._jitdnn_options,
+            bias is None,
         )
 
     def _called(self, input: Tensor) -> Tensor:
@@ -268,7 +276,7 @@ class Linear(_Remembering, nn.Linear):
         found: Tensor = routed(F.linear, (input, self.weight, self.bias), {}, self._jitdnn_options, self)
         if input.dim() == 2 and is_dense(input):
             operands = (input, own.get("weight"), own.get("bias"))
-            learn(self, LINEAR, operands, self._jitdnn_options, self._now(), F.linear)
+            learn(self, LINEAR, operands, self._jitdnn_options, self._now(own.get("bias")), F.linear)
         return found
 
 

@@ -26,9 +26,9 @@ from jitdnn.frameworks.torch.batch_norm_modules import (
     Sequential,
     SyncBatchNorm,
 )
-from jitdnn.frameworks.torch.calls import CALLS
 from jitdnn.frameworks.torch.deferred import JOIN, activating, deferring
 from jitdnn.frameworks.torch.functional import routed
+from jitdnn.frameworks.torch.guards import CALLS
 from jitdnn.frameworks.torch.instance_norm_modules import (
     InstanceNorm,
     InstanceNorm1d,

@@ -1,8 +1,9 @@
 """Generated code that CPython calls as functions of an extension module, to launch CUDA kernels on tensors.
 
-`launch` (native_launch.py) and `convolve` (native_convolution.py) are called as `METH_FASTCALL | METH_KEYWORDS`; the
-object that they belong to is the address of a record in slots of 8 bytes. What changes from call to call lies on their
-own stack, so that threads share nothing; the interpreter's lock is let go while the driver launches.
+`launch` (native_launch.py), `convolve` (native_convolution.py), `run` (native_run.py) and `gradients`
+(native_gradients.py) are called as `METH_FASTCALL | METH_KEYWORDS`; the object that they belong to is the address of a
+record in slots of 8 bytes. What changes from call to call lies on their own stack, so that threads share nothing; the
+interpreter's lock is let go while the driver launches.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jitdnn.devices.tensor_map import ALIGNMENT
+from jitdnn.frameworks.torch.native_gradients_text import GRADIENTS_SLOTS, GRADIENTS_TEXT
+from jitdnn.frameworks.torch.native_run_text import KERNEL_SLOTS, RUN_SLOTS, RUN_TEXT
 from jitdnn.rtcg.compile import Library, load
 from jitdnn.rtcg.isa import isa
 from jitdnn.rtcg.recording import compiling
@@ -53,6 +56,8 @@ declare i32 @PyObject_RichCompareBool(ptr, ptr, i32)
 declare ptr @PyDict_GetItem(ptr, ptr)
 declare ptr @PyObject_CallOneArg(ptr, ptr)
 declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
+declare ptr @PyTuple_New(i64)
+declare i32 @PyTuple_SetItem(ptr, i64, ptr)
 declare void @Py_DecRef(ptr)
 declare void @Py_IncRef(ptr)
 declare ptr @PyEval_SaveThread()
@@ -428,13 +433,14 @@ class _Method(ctypes.Structure):
     )
 
 
-def method(name: str, record: int) -> tuple[Callable[..., Any], object]:
-    """One of the functions with the record at an address, and what must live as long as it is called."""
+def method(name: str, record: int, keeps: object = None) -> tuple[Callable[..., Any], object]:
+    """One of the functions with the record at an address, and what must live as long as it is called. `keeps` does."""
     library = _library()
     made = _Method(name.encode(), library.address(name), _FASTCALL | _KEYWORDS, None)
     make = ctypes.pythonapi.PyCFunction_NewEx
-    make.argtypes, make.restype = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p), ctypes.py_object
-    return make(ctypes.addressof(made), record, None), (library, made)
+    make.argtypes, make.restype = (ctypes.c_void_p, ctypes.py_object, ctypes.py_object), ctypes.py_object
+    # in the place of its module, which the function holds
+    return make(ctypes.addressof(made), record, (keeps, made, library)), (library, made)
 
 
 @functools.cache
@@ -443,10 +449,13 @@ def _library() -> Library:
         **{name: n for n, name in enumerate(LAUNCH_SLOTS)},
         **{f"s_{name}": n for n, name in enumerate(STATE_SLOTS)},
         **{f"r_{name}": n for n, name in enumerate(RECORD_SLOTS)},
+        **{f"u_{name}": n for n, name in enumerate(RUN_SLOTS)},
+        **{f"k_{name}": n for n, name in enumerate(KERNEL_SLOTS)},
+        **{f"g_{name}": n for n, name in enumerate(GRADIENTS_SLOTS)},
     }
     text = _FIELD.sub(
         r"\1.at = getelementptr i64, ptr \3, i64 \4\n  \1 = load \2, ptr \1.at",
-        _TEXT.format(
+        (_TEXT + RUN_TEXT + GRADIENTS_TEXT).format(
             **slots,
             config_bytes=CONFIG_BYTES,
             config_slots=CONFIG_SLOTS,

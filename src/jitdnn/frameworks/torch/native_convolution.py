@@ -34,7 +34,7 @@ class Calls:
         self.records: dict[str, int] = {}
         self._kept: list[object] = []
         objects: tuple[Any, ...] = (
-            self.records, slow, Tensor.data_ptr, SEEN, observers, threads_apart, watching, current, _stream_in_force(),
+            self.records, slow, Tensor.data_ptr, SEEN, observers, threads_apart, watching, current, stream_in_force(),
             0, None,
         )  # fmt: skip
         assert len(objects) == len(STATE_SLOTS)
@@ -64,6 +64,6 @@ class Calls:
         self.records[text] = ctypes.addressof(record)
 
 
-def _stream_in_force() -> Callable[[int], int]:
+def stream_in_force() -> Callable[[int], int]:
     """What gives the number of PyTorch's stream on a GPU; where it cannot, one that generated code does not take."""
     return getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda _: 1)

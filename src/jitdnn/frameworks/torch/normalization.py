@@ -228,14 +228,18 @@ def _column(x: Tensor, axes: int) -> Tensor:
     return torch.empty(shape, dtype=statistics_dtype(x), device="meta")
 
 
+def dense_form(x: Tensor) -> Tensor:
+    """The form of x in the order of its axes."""
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
 def normalizing(
     handle: Handle, kind: type[Normalization], direction: str, given: dict[str, Tensor | None],
-    results: dict[str, Tensor | None], **attributes: Any,
+    results: dict[str, Tensor | None], device: torch.device, **attributes: Any,
 ) -> Run | None:  # fmt: skip
     """What runs a normalization on tensors of the forms of those that are `given`, in the order of the problem's
     operands, and returns the results; None where addresses do not do."""
     there = {name: one for name, one in {**given, **results}.items() if one is not None}
-    device = next(one.device for one in given.values() if one is not None and one.device.type != "meta")
 
     def make() -> Problem:
         described: Named = {name: descriptor(one) for name, one in there.items()}
@@ -256,16 +260,16 @@ def _layer_ways(
         found: tuple[Tensor, ...] = aten.native_layer_norm.default(x, shape, weight, bias, epsilon)
         return found
 
-    run = None
-    refusal = None if x.is_contiguous() else "x is no dense tensor in the order of its axes"
-    if refusal is None:
-        column = _column(x, axes)
-        run = normalizing(
-            handle, LayerNorm, "fwd", {"x": x, "weight": weight, "bias": bias},
-            {"y": without_data(x), "mean": column, "rstd": column}, form="layer", axis=-axes, epsilon=epsilon,
-        )  # fmt: skip
+    dense, column = dense_form(x), _column(x, axes)
+    run = normalizing(
+        handle, LayerNorm, "fwd", {"x": dense, "weight": weight, "bias": bias},
+        {"y": dense, "mean": column, "rstd": column}, x.device, form="layer", axis=-axes, epsilon=epsilon,
+    )  # fmt: skip
 
     def ours(x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> tuple[Tensor, ...]:
+        x = (
+            x.contiguous()
+        )  # not what is kept: the program mostly holds x itself, and a copy would be there besides
         if run is not None:
             return run(x, weight, bias)
         found: tuple[Tensor, ...] = layer.layer_norm(
@@ -273,7 +277,8 @@ def _layer_ways(
         )
         return found
 
-    return Ways(ours, theirs, what="of layer normalization", refusal=refusal)
+    found = ours if run is None or not x.is_contiguous() else run
+    return Ways(found, theirs, what="of layer normalization")
 
 
 def _layer_backward_ways(
@@ -291,17 +296,15 @@ def _layer_backward_ways(
         )
         return found
 
-    run = None
-    refusal = None if dy.is_contiguous() and x.is_contiguous() else "an operand is not dense"
-    if refusal is None:
-        own = torch.empty(shape, dtype=x.dtype, device="meta")
-        given = {"dy": dy, "x": x, "weight": own if weight is None else weight, "mean": mean, "rstd": rstd}
-        results = {"dx": without_data(x), "dweight": own, "dbias": own}
-        run = normalizing(handle, LayerNorm, "bwd", given, results, form="layer", axis=-axes)
+    dense, own = dense_form(x), torch.empty(shape, dtype=x.dtype, device="meta")
+    given = {"dy": dense, "x": dense, "weight": own if weight is None else weight, "mean": mean, "rstd": rstd}
+    results = {"dx": dense, "dweight": own, "dbias": own}
+    run = normalizing(handle, LayerNorm, "bwd", given, results, x.device, form="layer", axis=-axes)
 
     def ours(
         dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *_: Any
     ) -> tuple[Tensor, ...]:
+        dy, x = dy.contiguous(), x.contiguous()
         scale = x.new_ones(shape) if weight is None else weight
         if run is not None:
             return run(dy, x, scale, mean, rstd)
@@ -310,7 +313,9 @@ def _layer_backward_ways(
         )
         return found
 
-    return Ways(ours, theirs, what="of layer normalization", refusal=refusal)
+    is_dense = dy.is_contiguous() and x.is_contiguous()
+    found = ours if run is None or weight is None or not is_dense else run
+    return Ways(found, theirs, what="of layer normalization")
 
 
 _layer_forward = Computation("forward", _layer_ways, 5)
@@ -338,7 +343,7 @@ def _layer_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
 def _layer_derivative(
     ctx: Any, dy: Tensor, kept: Sequence[Any], arguments: Sequence[Any], options: str
 ) -> list[Tensor | None]:
-    return wanted(ctx, layer_norm_backward(dy.contiguous(), *kept, *arguments, options))
+    return wanted(ctx, layer_norm_backward(dy, *kept, *arguments, options))
 
 
 def _layer_gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:

@@ -17,19 +17,13 @@ import torch
 from torch import Tensor, get_num_threads, is_grad_enabled
 from torch.autograd import forward_ad
 
-from jitdnn.frameworks.torch import guards, kinds, whole
-from jitdnn.frameworks.torch.calls import CALLS
+from jitdnn.frameworks.torch import guards, kinds, native_gradients, whole
 from jitdnn.frameworks.torch.eager import EagerOperation
-from jitdnn.frameworks.torch.guards import Remembered
-from jitdnn.frameworks.torch.kinds import (
-    Operation,
-    observers,
-    threads_apart,
-    watching,
-)
-from jitdnn.frameworks.torch.registry import OWN, applied, plain_device
+from jitdnn.frameworks.torch.guards import CALLS, Remembered
+from jitdnn.frameworks.torch.kinds import Operation, observers, threads_apart, watching
+from jitdnn.frameworks.torch.launch import shortening
+from jitdnn.frameworks.torch.registry import OWN, differentiated, node, plain_device
 
-_EPOCH = 3  # its place in what tells calls apart
 _has_function_modes = torch._C._len_torch_function_stack
 
 
@@ -39,35 +33,36 @@ OPERATIONS: dict[Any, Callable[..., tuple[Operation | EagerOperation, tuple[Any,
 
 def recalled(module: Any, x: Tensor, told: str = "") -> Tensor | None:
     """The result of a call that the module has made before; None for another one. `told`: that of its operation."""
-    calls: Remembered | None = module.__dict__.get(CALLS)
-    # guards end the process for tensors that are nested
-    if (
-        calls is None
-        or observers
-        or threads_apart
-        or type(x) not in OWN
-        or x.is_nested
-        or _has_function_modes()
-    ):
+    attributes = module.__dict__
+    calls: Remembered | None = attributes.get(CALLS)
+    if calls is None or type(x) not in OWN or _has_function_modes():
         return None
-    own = module._parameters
-    w, bias = own.get("weight"), own.get("bias")
-    now = _now(module, w, bias, told)
-    for call in calls.entries:
-        if call.state == now and (
-            call.check(x) if w is None else call.check(x, w) if bias is None else call.check(x, w, bias)
-        ):
-            found: Tensor = _apply(x, w, bias, call) if call.has_history else call.run(x, w, bias)
-            return found
-    return None
+    own = attributes["_parameters"]
+    w, bias = (own.get("weight"), own.get("bias")) if own else (None, None)
+    now = _now(module, attributes, w, bias, told)
+    if w is None:
+        call = calls.find(now, x)
+    else:
+        call = calls.find(now, x, w) if bias is None else calls.find(now, x, w, bias)
+    if call is None:
+        return None
+    apply = call.apply
+    found: Tensor
+    if apply is None:
+        found = call.run(x, w, bias)
+    elif call.parameters == 0:
+        found = apply(x)
+    else:
+        found = apply(x, w) if call.parameters == 1 else apply(x, w, bias)
+    return found
 
 
 def learn(module: Any, function: Any, args: tuple[Any, ...], named: dict[str, Any], options: str) -> None:
     """Remember a call of torch's function by a module, which has just run, if ours run calls like it."""
-    if function not in OPERATIONS or observers or threads_apart or not hasattr(type(module), TOLD):
+    if function not in OPERATIONS or not hasattr(type(module), TOLD):
         return
-    calls: Remembered | None = module.__dict__.get(CALLS)
-    if (calls is not None and calls.is_full) or not whole.is_ours(function, args, options, named):
+    calls: Remembered = module.__dict__.get(CALLS) or Remembered()
+    if not calls.is_learning or not whole.is_ours(function, args, options, named):
         return
     found = OPERATIONS[function](*args, **named)
     own = module._parameters
@@ -78,9 +73,10 @@ def learn(module: Any, function: Any, args: tuple[Any, ...], named: dict[str, An
     call = _call_of(found, options)
     if call is not None:
         told = getattr(found[0], "told", "")
-        call.state = deepcopy(_now(module, w, bias, told))  # lists are changed in place
+        call.state = deepcopy(_now(module, module.__dict__, w, bias, told))  # lists are changed in place
         call.tensors = ()
-        Remembered.of(module, CALLS).add(call, _EPOCH)
+        calls.add(call)
+        module.__dict__[CALLS] = calls
 
 
 def _are(found: tuple[Operation | EagerOperation, tuple[Any, ...]], own: tuple[Any, ...]) -> bool:
@@ -93,11 +89,13 @@ TOLD = "_jitdnn_told"
 """The attribute of a class that gives of a module what tells its calls apart, besides tensors."""
 
 
-def _now(module: Any, w: Tensor | None, bias: Tensor | None, told: str) -> tuple[Any, ...]:
+def _now(
+    module: Any, attributes: dict[str, Any], w: Tensor | None, bias: Tensor | None, told: str
+) -> tuple[Any, ...]:
     """What tells calls of a module apart, besides tensors."""
     return (
         is_grad_enabled(), get_num_threads(), forward_ad._current_level, kinds.epoch, module._jitdnn_options,
-        w is None, bias is None, len(module._parameters), told, module._jitdnn_told(module),
+        w is None, bias is None, len(attributes["_parameters"]), told, module._jitdnn_told(module),
     )  # fmt: skip
 
 
@@ -116,16 +114,18 @@ def short(function: Any, args: tuple[Any, ...], named: dict[str, Any], options: 
     call = None if found is None else _call_of(found, options)
     if call is None:
         return None
-    tensors = (*call.tensors, *[None] * (3 - len(call.tensors)))
-    return partial(_apply, *tensors, call) if call.has_history else partial(call.run, *tensors)
+    if call.apply is not None:
+        return partial(call.apply, *call.tensors)
+    return partial(call.run, *call.tensors, *[None] * (3 - len(call.tensors)))
 
 
 class Call:
     """A call that was made before: who it is for, and what runs it."""
 
     __slots__ = (
-        "_epoch", "_operation", "_options", "arguments", "backwards", "behind", "check", "has_history", "keep",
-        "kernel", "may_change", "parameters", "state", "tensors",
+        "_epoch", "_operation", "_options", "apply", "arguments", "backwards", "behind", "check",
+        "gradients", "keep",
+        "kept", "kernel", "parameters", "state", "tensors",
     )  # fmt: skip
 
     def __init__(
@@ -142,12 +142,16 @@ class Call:
         self.check = guards.guard(*[one for one in tensors if one is not None])
         self.state: tuple[Any, ...] = ()
         self._epoch = kinds.epoch
-        self._operation, self._options, self.kernel = operation, options, run
+        self._operation, self._options = operation, options
+        self.kernel = shortening(self, "kernel", run)
         self.behind = operation.behind(tensors[0], *self.arguments)
-        self.may_change = operation.may_change
+        self.kept = operation.kept
         self.backwards: tuple[_Backward, ...] = ()
         is_wanted = any(one is not None and one.requires_grad for one in tensors)
-        self.has_history = is_grad_enabled() and is_wanted
+        #: the backward pass of its nodes
+        self.gradients = _gradients_of(self)
+        #: the result with a history, where there is to be one
+        self.apply = _node(self) if is_grad_enabled() and is_wanted else None
 
     def run(self, x: Tensor, w: Any, bias: Any) -> Tensor:
         """The layer's result, without a history."""
@@ -160,6 +164,11 @@ class Call:
         first: Tensor = found[0] if type(found) is tuple else found
         return first
 
+    def again(self, x: Tensor) -> Tensor:
+        """The layer's result anew, in a backward pass."""
+        with torch.no_grad():
+            return self.run(x.detach(), None, None)
+
     def derivative(
         self, ctx: Any, dy: Tensor, kept: tuple[Tensor | None, ...], is_plain: bool
     ) -> tuple[Tensor | None, ...]:
@@ -170,8 +179,8 @@ class Call:
             operands = (dy, *kept, *self.behind)
             run = self._operation.gradient_of(self._options, operands) if plain_device(operands) else None
             if run is not None:
-                self.backwards = (*self.backwards, _Backward(run, dy, kept))
-        return (*grads, *[None] * (4 - len(grads)))
+                self.backwards = (*self.backwards, _Backward(self, run, dy, kept))
+        return (*grads, *[None] * (1 + self.parameters - len(grads)))
 
 
 class _Backward:
@@ -179,58 +188,68 @@ class _Backward:
 
     __slots__ = ("check", "run", "threads")
 
-    def __init__(self, run: Callable[..., Any], dy: Tensor, kept: tuple[Tensor | None, ...]) -> None:
-        self.run, self.threads = run, get_num_threads()
+    def __init__(
+        self, call: Call, run: Callable[..., Any], dy: Tensor, kept: tuple[Tensor | None, ...]
+    ) -> None:
+        self.threads = get_num_threads()
         self.check = check = guards.guard(dy, *[one for one in kept if one is not None])
         if any(one is None for one in kept):
             self.check = lambda dy, *kept: check(dy, *[one for one in kept if one is not None])
+        needs = (True,) * (1 + call.parameters) if call.parameters else None
+        threads = self.threads if dy.is_cpu else None
+
+        def then(found: Callable[..., Any]) -> None:
+            if call.apply is not None:
+                has_result = call.kept is not None
+                own = native_gradients.gradients(
+                    call.gradients, found, self.check, len(kept) - has_result, threads, needs, has_result
+                )
+                differentiated(call.apply, own)
+
+        self.run = shortening(self, "run", run, then)
 
 
-# both are written out: what is called in between takes a tenth of the host's time of a call
+def _node(call: Call) -> Any:
+    """What applies a node of autograd for calls like this one, of x and its parameters."""
+    arguments, keep, parameters = call.arguments, call.keep, call.parameters
 
-
-def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """What the node of a call hands back to autograd: by the kernels of before, or by the operator."""
-    call: Call = ctx.call
-    kept = ctx.saved_tensors  # which checkpoints hand out once
-    is_plain = not (is_grad_enabled() or watching())
-    if call.may_change:
-        is_plain = is_plain and not (ctx.changes is not None and ctx.changes.are_there)
-    if is_plain:
-        threads = get_num_threads()
-        for known in call.backwards:
-            if known.threads == threads and known.check(dy, *kept):
-                found = known.run(dy, *kept, *call.behind)
-                if type(found) is not tuple:
-                    return found, None, None, None
-                if len(found) == 1:
-                    return found[0], None, None, None
-                needs = ctx.needs_input_grad
-                dx, dw = (found[0] if needs[0] else None), (found[1] if needs[1] else None)
-                return dx, dw, (found[2] if needs[2] and len(found) == 3 else None), None
-    return call.derivative(ctx, dy, kept, is_plain)
-
-
-class _Layer(torch.autograd.Function):
-    """A layer with gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor | None, bias: Tensor | None, call: Call) -> Tensor:
-        ctx.call = call
-        arguments, parameters = call.arguments, call.parameters
-        if parameters == 2:
-            result = call.kernel(x, w, bias, *arguments)
-            call.keep(ctx, x, result, arguments, w, bias)
-        elif parameters:
-            result = call.kernel(x, w, *arguments)
-            call.keep(ctx, x, result, arguments, w)
-        else:
-            result = call.kernel(x, *arguments)
-            call.keep(ctx, x, result, arguments)
+    # written out: what is called in between takes a tenth of the host's time of a call
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = call.kernel(x, *arguments)
+        keep(ctx, x, result, arguments)
         first: Tensor = result[0] if type(result) is tuple else result
         return first
 
-    backward = staticmethod(_gradients)
+    def forward_with_parameters(ctx: Any, x: Tensor, *others: Tensor | None) -> Tensor:
+        result = call.kernel(x, *others, *arguments)
+        keep(ctx, x, result, arguments, *others)
+        first: Tensor = result[0] if type(result) is tuple else result
+        return first
+
+    return node(forward_with_parameters if parameters else forward, call.gradients)
 
 
-_apply = applied(_Layer, _gradients)
+def _gradients_of(call: Call) -> Callable[..., Any]:
+    """What the node of such a call hands back to autograd: by the kernels of before, or by the operator."""
+    behind, own, has_parameters = call.behind, call.kept, call.parameters > 0
+
+    def gradients(ctx: Any, dy: Tensor, kept: Any = None) -> Any:
+        if kept is None:
+            kept = ctx.saved_tensors  # which checkpoints hand out once
+        if own is not None:
+            kept = own(ctx, kept, call.again)
+        is_plain = not (is_grad_enabled() or ((observers or threads_apart) and watching()))
+        if is_plain:
+            threads = get_num_threads()
+            for known in call.backwards:
+                if known.threads == threads and known.check(dy, *kept):
+                    found = known.run(dy, *kept, *behind)
+                    if type(found) is not tuple:
+                        return found
+                    if not has_parameters:
+                        return found[0]
+                    pairs = zip(found, ctx.needs_input_grad)  # noqa: B905 - the time that it takes
+                    return tuple([one if is_wanted else None for one, is_wanted in pairs])
+        return call.derivative(ctx, dy, kept, is_plain)
+
+    return gradients

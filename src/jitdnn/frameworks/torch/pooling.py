@@ -15,7 +15,7 @@ from jitdnn.frameworks.torch.fresh import fresh_like, without_data
 from jitdnn.frameworks.torch.kinds import Computation, Operation, Ways
 from jitdnn.frameworks.torch.launch import Run, descriptor, prepared
 from jitdnn.frameworks.torch.outputs import changes_of
-from jitdnn.frameworks.torch.registry import define
+from jitdnn.frameworks.torch.registry import define, hooks_of_saved, is_graph_kept
 from jitdnn.handle import Handle
 from jitdnn.ops import pooling
 from jitdnn.problems.pooling import Pooling, output_shape
@@ -81,7 +81,7 @@ def forward_run(
             y=descriptor(y), dilation=dilation,
         )  # fmt: skip
 
-    return prepared(handle, make, (x,), (y,), x.device)
+    return prepared(handle, make, (x,), (y,), x.device, True)
 
 
 def average_gradient(
@@ -97,7 +97,7 @@ def average_gradient(
             dy=narrow,
         )  # fmt: skip
 
-    return prepared(handle, make, (dy,), (like,), dy.device)
+    return prepared(handle, make, (dy,), (like,), dy.device, True)
 
 
 def _max_ways(
@@ -115,13 +115,11 @@ def _max_ways(
     run = forward_run(handle, "max", x, window, stride, padding, True, is_ceil, dilation)
 
     def ours(x: Tensor, *_: Any) -> Tensor:
-        if run is not None:
-            return run(x)[0]
         y = made()()
         pooling.max_pool(x, window, stride, padding, _rounding(is_ceil), dilation, out=y, handle=handle)
         return y
 
-    return Ways(ours, theirs, what="of max pooling")
+    return Ways(run or ours, theirs, what="of max pooling")
 
 
 def _max_backward_ways(
@@ -140,7 +138,7 @@ def _max_backward_ways(
             dx=descriptor(like), dy=descriptor(dy), dilation=dilation,
         )  # fmt: skip
 
-    run = prepared(handle, make, (dy, x, y), (like,), dy.device)
+    run = prepared(handle, make, (dy, x, y), (like,), dy.device, True)
 
     def theirs(dy: Tensor, x: Tensor, y: Tensor, *_: Any) -> Tensor:
         image = _as_image(x, space)
@@ -149,15 +147,13 @@ def _max_backward_ways(
         return _as_given(dx, space).contiguous(memory_format=memory_format(x))
 
     def ours(dy: Tensor, x: Tensor, y: Tensor, *_: Any) -> Tensor:
-        if run is not None:
-            return run(dy, x, y)[0]
         dx = made()
         pooling.max_pool_backward(
             dy, x, y, window, stride, padding, _rounding(is_ceil), dilation, out=dx, handle=handle
         )
         return dx
 
-    return Ways(ours, theirs, what="of max pooling")
+    return Ways(run or ours, theirs, what="of max pooling")
 
 
 def _avg_ways(
@@ -175,13 +171,11 @@ def _avg_ways(
     run = forward_run(handle, "avg", x, window, stride, padding, counts_padding, is_ceil, 1)
 
     def ours(x: Tensor, *_: Any) -> Tensor:
-        if run is not None:
-            return run(x)[0]
         y = made()()
         pooling.avg_pool(x, window, stride, padding, counts_padding, _rounding(is_ceil), out=y, handle=handle)
         return y
 
-    return Ways(ours, theirs, what="of average pooling")
+    return Ways(run or ours, theirs, what="of average pooling")
 
 
 def _avg_backward_ways(
@@ -201,15 +195,13 @@ def _avg_backward_ways(
         return _as_given(dx, space).contiguous(memory_format=form)
 
     def ours(dy: Tensor, *_: Any) -> Tensor:
-        if run is not None:
-            return run(dy)[0]
         dx = made()
         pooling.avg_pool_backward(
             dy, shape, window, stride, padding, counts_padding, _rounding(is_ceil), out=dx, handle=handle
         )
         return dx
 
-    return Ways(ours, theirs, what="of average pooling")
+    return Ways(run or ours, theirs, what="of average pooling")
 
 
 _max_forward = Computation("forward", _max_ways, 6)
@@ -232,28 +224,52 @@ def _max_fake(
     return _fake_pool(x, _MAX, arguments)
 
 
-def _max_keep(ctx: Any, x: Tensor, output: Tensor, _: Any) -> None:
+def _max_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, *ctx.arguments, ctx.options = inputs
     ctx.changes, output = changes_of(output)
     ctx.save_for_backward(x, output)
 
 
-def _max_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, *ctx.arguments, ctx.options = inputs
-    _max_keep(ctx, x, output, None)
+def _max_keep(ctx: Any, x: Tensor, output: Tensor, _: Any) -> None:
+    """The same of calls that nobody looks at but hooks of what is saved."""
+    if hooks_of_saved(False) is not None:
+        ctx.changes, output = changes_of(output)
+        ctx.save_for_backward(x, output)
+        return
+    ctx.save_for_backward(x)
+    ctx.result = counter = output.detach()  # counts changes with the result
+    ctx.version = counter._version
+
+
+def _max_kept(ctx: Any, kept: Sequence[Tensor], again: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The input and the result of a pool, which is computed again where it was changed in place."""
+    if len(kept) == 2:
+        x, y = kept
+        return x, again(x) if ctx.changes is not None and ctx.changes.are_there else y
+    (x,) = kept
+    result: Tensor | None = ctx.result
+    if result is None or result._version != ctx.version:
+        return x, again(x)
+    if not is_graph_kept():
+        ctx.result = None  # as what is saved goes
+    return x, result
 
 
 def _max_derivative(
     ctx: Any, dy: Tensor, kept: Sequence[Tensor], arguments: Sequence[Any], options: str
 ) -> tuple[Tensor]:
     x, y = kept
-    if ctx.changes is not None and ctx.changes.are_there:
-        with torch.no_grad():
-            y = max_pool(x.detach(), *arguments, options)
     return (max_pool_backward(_packed(dy, y), x, y, *arguments, options),)
 
 
 def _max_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    return (*_max_derivative(ctx, dy, ctx.saved_tensors, ctx.arguments, ctx.options), *[None] * 6)
+    def again(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = max_pool(x.detach(), *ctx.arguments, ctx.options)
+        return found
+
+    kept = _max_kept(ctx, ctx.saved_tensors, again)
+    return (*_max_derivative(ctx, dy, kept, ctx.arguments, ctx.options), *[None] * 6)
 
 
 def _packed(dy: Tensor, like: Tensor) -> Tensor:
@@ -346,7 +362,7 @@ avg_pool = define(
     _avg_gradients,
 )
 MAX = Operation(
-    _max_forward, _max_gradient, _max_keep, _max_derivative, lambda _, *arguments: arguments, may_change=True
+    _max_forward, _max_gradient, _max_keep, _max_derivative, lambda _, *arguments: arguments, kept=_max_kept
 )
 AVERAGE = Operation(
     _avg_forward, _avg_gradient, _avg_keep, _avg_derivative, lambda x, *arguments: (list(x.shape), *arguments)

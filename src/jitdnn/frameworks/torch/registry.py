@@ -41,6 +41,10 @@ any_requires_grad: Callable[..., bool] = getattr(torch._C, "_any_requires_grad",
 hooks_of_saved: Callable[[bool], Any] = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", _unknown
 )
+#: whether the backward pass of this thread keeps what is saved, for another one; PyTorch that cannot be asked may
+is_graph_kept: Callable[[], bool] = getattr(
+    torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True
+)
 
 
 class Operator:
@@ -242,13 +246,24 @@ def as_autocast(operand: Any, device: str, dtype: torch.dtype) -> Any:
     return operand.to(dtype)
 
 
-def applied(function: type[torch.autograd.Function], gradients: Callable[..., Any]) -> Any:
-    """`Function.apply` without its way through Python, and `gradients` as the backward pass without its own.
+def node(forward: Callable[..., Any], gradients: Callable[..., Any]) -> Any:
+    """What applies a node of autograd of its own, with this forward and backward pass, without the ways through Python
+    of `Function.apply` and of the node.
 
-    No transform of functorch takes part, as the guards of remembered calls know.
+    What the two work with is in their closures: an argument and an attribute of the node take the host longer. No
+    transform of functorch takes part, as the guards of remembered calls know.
     """
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
+    function = type("_Layer", (torch.autograd.Function,), methods)
     # the engine calls this method of the node, which would look for `backward` and `vjp` of the function first
-    node: Any = getattr(function, "_backward_cls", None)
-    if node is not None:
-        node.apply = gradients
+    backward: Any = getattr(function, "_backward_cls", None)
+    if backward is not None:
+        backward.apply = gradients
     return super(torch.autograd.Function, function).apply
+
+
+def differentiated(apply: Any, gradients: Any) -> None:
+    """Have the nodes that this applies hand back gradients by another method from now on."""
+    backward: Any = getattr(apply.__self__, "_backward_cls", None)
+    if backward is not None:
+        backward.apply = gradients

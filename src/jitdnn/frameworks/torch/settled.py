@@ -234,7 +234,7 @@ def _make_into(key: tuple[str, int, int], device: torch.device) -> _Into:
     def until_known(a: Tensor, b: Tensor, c: Tensor | None, y: Tensor) -> None:
         into(a, b, c, y)
         frozen = run.frozen()
-        if frozen is not None:
+        if frozen is not None and frozen.is_alone:
             calls.keep(key[0], frozen)
         if run.is_settled:
             _into.put(key, into)

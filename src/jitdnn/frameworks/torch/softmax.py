@@ -46,7 +46,7 @@ def _prepare(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Run
     (x,), (axis, algorithm) = tensors, settings
     return prepared(
         handle, lambda: Softmax.make("fwd", descriptor(x), axis, algorithm, y=descriptor(x)), (x,), (without_data(x),),
-        x.device,
+        x.device, True,
     )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def _prepare_gradient(handle: Any, settings: Any, dy: Tensor, kept: Any) -> Run 
         result, gradient = descriptor(y), descriptor(dy)
         return Softmax.make("bwd", result, axis, algorithm, y=result, dx=gradient, dy=gradient)
 
-    return prepared(handle, make, (dy, y), (without_data(dy),), dy.device)
+    return prepared(handle, make, (dy, y), (without_data(dy),), dy.device, True)
 
 
 def described(

@@ -26,9 +26,8 @@ from torch.compiler import is_compiling
 
 from jitdnn.frameworks.torch import choice, kinds, whole
 from jitdnn.frameworks.torch.batch_norm_modules import APART, CONVERTED, REVERTED, SUM_APART, Sequential
-from jitdnn.frameworks.torch.calls import CALLS, GRADIENTS, TEXT
 from jitdnn.frameworks.torch.choice import Decision
-from jitdnn.frameworks.torch.guards import Remembered
+from jitdnn.frameworks.torch.guards import CALLS, GRADIENTS, TEXT, Remembered
 from jitdnn.frameworks.torch.modules import OPTIONS
 from jitdnn.frameworks.torch.options import canonical, counting, handle_of
 from jitdnn.frameworks.torch.registry import is_dense, is_eager

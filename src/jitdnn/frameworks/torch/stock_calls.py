@@ -31,7 +31,6 @@ from jitdnn.frameworks.torch.registry import OWN, is_autocast_on
 
 STOCK_CALLS = "_jitdnn_stock_calls"
 """The attribute of a module that remembers them."""
-_EPOCH = 2  # its place in what tells calls apart
 
 
 _TRUSTED_FROM, _TRUSTED = (
@@ -109,17 +108,17 @@ def remembering(
 def remember(module: nn.Module, input: Tensor, name: str = STOCK_CALLS) -> None:
     """Note that torch's function is faster for calls of the module with such an input, from now on, in the attribute
     of this name."""
-    if not guards.are_there() or observers or threads_apart or type(input) not in OWN:
+    if not guards.are_there() or type(input) not in OWN:
         return
     calls = StockCalls.of(module, name)
-    if not calls.is_full:
-        calls.add(_Known(_now(module, input), guards.guard(input)), _EPOCH)
+    if calls.is_learning:
+        calls.add(_Known(_now(module, input), guards.guard(input)))
 
 
 def _now(module: Any, input: Tensor) -> tuple[Any, ...]:
     """What else than the input tells calls of a module apart, as far as speed goes."""
     device = input.device.type
     return (
-        is_grad_enabled(), get_num_threads(), kinds.epoch, module._jitdnn_options, module.training,
+        is_grad_enabled(), get_num_threads(), module.training, kinds.epoch, module._jitdnn_options,
         is_autocast_on(device) and get_autocast_dtype(device),
     )  # fmt: skip

@@ -171,6 +171,20 @@ class Chain:
             for kernel in kernels:
                 kernel(stream, here, alpha, beta, workspace)
 
+    def several(self, pointers: int) -> list[tuple[Kernel, tuple[tuple[int, int], ...], int]]:
+        """The kernels of a call with so many pointers: each with the places of its own, (one of the call's, or -1 for
+        the workspace, and bytes from there), and where its workspace begins."""
+        every = [*((number, 0) for number in range(pointers)), *((-1, offset) for offset in self.offsets)]
+        return [
+            (
+                kernel,
+                tuple((of, at + index * step) for (of, at), step in zip(every, self.steps, strict=True)),
+                self.room,
+            )
+            for index, kernels in self.pieces
+            for kernel in kernels
+        ]
+
 
 class RowAlgorithm(PlannedAlgorithm[OwnProblem, RowPlan, Device]):
     """An algorithm of which only the programs differ from others: a subclass makes the plan."""
