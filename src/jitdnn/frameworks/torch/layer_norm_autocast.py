@@ -60,17 +60,18 @@ def _prepare(handle: Any, settings: Any, is_training: bool, tensors: Any) -> Run
     names = ("y", "mean", "rstd") if is_training else ("y",)
     results: dict[str, Tensor | None] = dict(zip(names, _results(x, axes, "meta"), strict=False))
     given = {"x": x, "weight": weight, "bias": bias}
-    return normalizing(handle, LayerNorm, "fwd", given, results, form="layer", axis=-axes, epsilon=epsilon)
+    return normalizing(
+        handle, LayerNorm, "fwd", given, results, x.device, form="layer", axis=-axes, epsilon=epsilon
+    )
 
 
 def _prepare_gradient(handle: Any, settings: Any, dy: Tensor, kept: Any) -> Run | None:
     x, weight, bias, mean, rstd = kept
     if not dy.is_contiguous():
         return None
-    given = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd}
+    given = {"dy": dy, "x": x, "weight": weight, "bias": None, "mean": mean, "rstd": rstd}  # it reads no bias
     results = {"dx": without_data(x), "dweight": weight, "dbias": bias}
-    run = normalizing(handle, LayerNorm, "bwd", given, results, form="layer", axis=-settings[0])
-    return None if run is None else lambda dy, x, weight, _, mean, rstd: run(dy, x, weight, mean, rstd)
+    return normalizing(handle, LayerNorm, "bwd", given, results, x.device, form="layer", axis=-settings[0])
 
 
 _WIDE = Eager(_forward, _backward, _stock, needs_outputs=False)
