@@ -1,1 +1,1 @@
-"""Filter gradients of few channels by warpgroups, of boxes of pixels that all taps share."""
+"""Convolutions of few channels by warpgroups: all taps share what is copied of a box of pixels."""
