@@ -63,6 +63,7 @@ SPREADING = {
     ("grouped_tf32", "fwd"): "n1 c16 h9 w7 k16 r3 s3 g4 f32 nhwc",
     ("grouped_tf32", "bwd_data"): "n1 c16 h9 w7 k16 r3 s3 g4 f32 nhwc",
     ("implicit_gemm_wgmma_in_lines", "bwd_filter"): "n1 c32 h5 w7 k32 r3 s3 bf16 nhwc",
+    ("implicit_gemm_wgmma_in_boxes", "bwd_filter"): "n1 c32 h5 w7 k32 r3 s3 bf16 nhwc",
     ("stem", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 bf16 nhwc",
     ("stem", "bwd_filter"): "n2 c3 h17 w17 k8 r3 s3 bf16 nhwc",
     ("stem_3xtf32", "bwd_data"): "n1 c3 h17 w17 k8 r3 s3 stride2 f32 nhwc",

@@ -84,3 +84,19 @@ def test_rows_further_on(hopper: Any, row: int) -> None:
         run(hopper, body, a, b, y, maps)
         rows, columns = (one[0, n : n + 64].astype(np.float64) for one, n in ((a, first), (b, second)))
         np.testing.assert_array_equal(y, rows @ columns.T)
+
+
+@pytest.mark.parametrize("row", [128, 64, 32])
+def test_groups_of_rows_at_any_distance(hopper: Any, row: int) -> None:
+    """64 rows as eight groups of eight, whose first rows lie some rows apart: pixels of eight lines of an image."""
+    rng = np.random.default_rng(row)
+    a, b = (rng.integers(-8, 9, (1, 104, row // 2)).astype(ml_dtypes.bfloat16) for _ in range(2))
+    maps = tuple(row_major(n, one, (row // 2, 104, 1)) for n, one in enumerate((a, b)))
+    end = "FIRST * ROW + k * 32, 16, ROW)"
+    for first, apart in [(0, 9), (5, 10), (1, 12)]:
+        body = MULTIPLY.replace("72", "104").replace(end, f"{end} + ((u64)(({apart} - 8) * ROW / 16) << 32)")
+        body = body.replace("ROW", str(row)).replace("FIRST", str(first)).replace("SECOND", "0")
+        y = np.zeros((64, 64), np.float32)
+        run(hopper, body, a, b, y, maps)
+        rows = [first + n // 8 * apart + n % 8 for n in range(64)]
+        np.testing.assert_array_equal(y, a[0, rows].astype(np.float64) @ b[0, :64].astype(np.float64).T)

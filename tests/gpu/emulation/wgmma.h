@@ -62,10 +62,10 @@ bool is_in(unsigned long long descriptor, bool is_mn_major, int extent, Word add
     const Word leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
     const auto overlaps = [&](Word at) { return at < address + bytes && address < at + tile; };
     if (!is_mn_major) {
-        // rows of an operand that begins further on end in the pieces behind
-        const int further = address_of - start < row_of(descriptor) ? 0 : 8;
-        for (int m = 0; m < extent + further; m += 8)
-            if (overlaps(start + m / 8 * stride)) return true;
+        // pieces begin at any row, and the swizzle permutes bytes of a row alone
+        const Word first = address_of & ~(row_of(descriptor) - 1);
+        for (int m = 0; m < extent; m += 8)
+            if (overlaps(first + m / 8 * stride)) return true;
         return false;
     }
     const int block = row_of(descriptor) / 2;  // elements

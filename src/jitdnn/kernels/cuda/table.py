@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jitdnn.kernels.algorithm import Algorithm
 from jitdnn.kernels.cuda.attention.algorithm import Flash, FlashInThree
+from jitdnn.kernels.cuda.convolution.boxes.algorithm import WarpgroupGemmInBoxes, WarpgroupWgradInBoxes
 from jitdnn.kernels.cuda.convolution.channels_last import ChannelsLast, FewChannelsLast
 from jitdnn.kernels.cuda.convolution.depthwise.algorithm import DepthwiseBanded, DepthwiseSliding
 from jitdnn.kernels.cuda.convolution.few_channels.algorithm import (
@@ -92,6 +93,7 @@ _CORRELATION: tuple[Algorithm, ...] = (
     DepthwiseBanded(),
     WarpgroupGemm(),
     WarpgroupGemmInLines(),
+    WarpgroupGemmInBoxes(),
     WarpgroupGemmSwapped(),
     WarpgroupGemmSwappedInLines(),
     WarpgroupGemmInPlace(),
@@ -118,6 +120,7 @@ _WGRAD: tuple[Algorithm, ...] = (
     DepthwiseBanded(),
     WarpgroupWgrad(),
     WarpgroupWgradInLines(),
+    WarpgroupWgradInBoxes(),
     WarpgroupWgradInPlace(),
     WarpgroupWgradScaled(),
     WarpgroupWgradScaledBlockwise(),
