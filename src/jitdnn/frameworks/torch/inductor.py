@@ -1,4 +1,4 @@
-"""Our convolutions inside of Inductor: a pass over its graphs, and `torch.compile(model, backend="jitdnn_inductor")`.
+"""Ours inside of Inductor: a pass over its graphs, and `torch.compile(model, backend="jitdnn_inductor")`.
 
 The pass runs where Inductor's own on the graphs after the partition begin (`post_grad_custom_pre_pass` of its settings:
 behind the packing of frozen weights, before activations join them). What wins becomes a call of `torch.ops.jitdnn.*`;
@@ -32,7 +32,8 @@ _VERSION = 11  # of what the pass does to a graph: graphs that Inductor has kept
 
 
 class InductorPass(CustomGraphPass):
-    """A pass of Inductor's that puts ours in the place of convolutions and their gradients, where they are faster.
+    """A pass of Inductor's that puts ours in the place of convolutions and their gradients, and on GPUs of the sums of
+    normalizations, where they are faster.
 
         torch.compile(model, options={"post_grad_custom_pre_pass": jitdnn.torch.InductorPass()})
 

@@ -25,7 +25,7 @@ from jitdnn.frameworks.torch.inductor_forms import has_static_form, real
 from jitdnn.frameworks.torch.inductor_groups import CALLS
 from jitdnn.frameworks.torch.inductor_rewriting import refresh
 from jitdnn.frameworks.torch.kernels import channels_last_strides, contiguous_strides
-from jitdnn.frameworks.torch.kinds import at
+from jitdnn.frameworks.torch.kinds import DEVICES, at
 from jitdnn.frameworks.torch.options import handle_of
 from jitdnn.frameworks.torch.pointwise import POINTWISE
 from jitdnn.frameworks.torch.tail import CAST
@@ -160,7 +160,7 @@ def _build(step: Callable[[], Step], handle: Handle) -> object:
 
 
 def shape_below(node: Node, count: int) -> tuple[int, ...] | None:
-    """The shape of a tensor in memory, with channels innermost, of which so many numbers are made."""
+    """The shape of a tensor in memory of which so many numbers are made, None without one; so on devices of others."""
     seen, left = set(), [node]
     while left:
         one = left.pop()
@@ -181,6 +181,7 @@ def has_order(value: Tensor) -> bool:
     """Whether a tensor's channels are innermost, or its pixels, one behind the other; of some channels, too."""
     return has_channels_last(value) or (
         3 <= value.dim() <= 5
+        and value.device.type in DEVICES
         and has_static_form(value)
         and value.dtype in FLOATS
         and tuple(value.stride())[1:] == contiguous_strides(value.shape)[1:]
@@ -191,6 +192,8 @@ def has_order(value: Tensor) -> bool:
 def has_channels_last(value: Tensor) -> bool:
     """Whether channels are innermost, and pixels follow each other at one step; of some of the channels, too."""
     if not 3 <= value.dim() <= 5 or not has_static_form(value) or value.dtype not in FLOATS:
+        return False
+    if value.device.type not in DEVICES:
         return False
     dense = channels_last_strides(value.shape)
     channels, pitch = value.shape[1], value.stride(-1)
