@@ -145,6 +145,8 @@ class CudaKernel:
             block = self._free.pop()
         except IndexError:
             return None
+        # another caller's may be left there: a result that is neither scaled nor added to
+        self._pack(block.memory, 0, *[0] * (self._pointers + 1), 1.0, 0.0)
         found = block.frozen(self._pointers)
         if found is None:
             self._free.append(block)
