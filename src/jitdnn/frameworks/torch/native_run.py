@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 
 class OnGpu(NamedTuple):
-    """A kernel with the addresses of its plan; its own workspace begins at this byte of that of the plan's."""
+    """The kernels of a plan, where its addresses are, and how many bytes of workspace it needs."""
 
     parts: Sequence[FrozenPart]
     places: Sequence[Place]
@@ -89,7 +89,11 @@ def _kernel(part: FrozenPart, places: Sequence[Place], space: int | None) -> tup
     frozen = part.frozen
     every = []
     for operand, offset in part.places:
-        place = Place(space or 0) if operand == WORKSPACE else places[operand]
+        if operand == WORKSPACE:
+            assert space is not None
+            place = Place(space)
+        else:
+            place = places[operand]
         every.append(Place(place.operand, place.offset + offset))
     placed = [every[number] for number in frozen.order]
     if space is not None:  # its address is the one behind those of the operands
