@@ -101,7 +101,7 @@ def _seconds(
         rate = min(0.75 * l2_bytes * clock * multiprocessors, 2.1 * bandwidth)
         # what was just written is read from L2
         time += _REDUCTION_SECONDS + blocking.partial_bytes(gemms) / rate
-    return time * (_OF_F32 if dtype == "f32" else 1.0) + LAUNCH_SECONDS
+    return time * (_OF_F32 if dtype == "f32" and not tile.is_fma else 1.0) + LAUNCH_SECONDS
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,9 @@ def _times_of(tile: Tile, dtype: str, facts: GpuFacts, is_mn_major: bool) -> _Ti
     shared_bytes = shared_bytes_per_cycle(facts)
     stage = (tile.m + tile.n) * tile.k_bytes
     fragments = warps * (tile.wm + tile.wn) * tile.k_bytes
+    rate = facts.peak_flops(dtype) if tile.is_fma else facts.tensor_flops(dtype)
     stage_time = max(
-        2.0 * tile.m * tile.n * bk * facts.multiprocessors / (facts.tensor_flops(dtype) * efficiency),
+        2.0 * tile.m * tile.n * bk * facts.multiprocessors / (rate * efficiency),
         (stage + fragments) / (shared_bytes * clock),
         stage / (l2_bytes * clock),
     )

@@ -35,7 +35,8 @@ class Tile:
     `k_bytes`: bytes along K in a stage, of which there are `stages`. `fragment_buffers`: 2 where the fragments of the
     next step are read while this one's are multiplied, 1 to save the registers. `resident`: thread blocks that a
     multiprocessor is to run at a time. `efficiency`: the share of the tensor cores' peak rate that is reached where
-    nothing else is the limit; where both operands are MN-major, `mn_major_efficiency` of that.
+    nothing else is the limit; where both operands are MN-major, `mn_major_efficiency` of that. `is_fma`: products are
+    multiply-adds of f32 on the ordinary units, whose rate takes the place of that of the tensor cores.
     """
 
     m: int
@@ -48,6 +49,7 @@ class Tile:
     resident: int
     efficiency: float
     mn_major_efficiency: float = 1.0
+    is_fma: bool = False
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k_bytes}b warps {self.wm}x{self.wn} stages {self.stages}"
@@ -62,6 +64,11 @@ class Tile:
         return max(self.stages * (self.m + self.n) * self.k_bytes, self.m * (self.n + 8) * 4)
 
 
+FMA_TILES = (
+    Tile(128, 128, 64, 64, 64, 4, 1, 2, 0.9, is_fma=True),
+    Tile(128, 128, 64, 64, 32, 4, 2, 1, 0.9, is_fma=True),
+    Tile(128, 64, 64, 64, 32, 4, 1, 3, 0.8, is_fma=True),
+)
 TILES = (
     Tile(256, 128, 128, 64, 64, 3, 2, 1, 1.0, 0.84),
     Tile(128, 256, 128, 64, 64, 3, 2, 1, 0.97, 0.82),
