@@ -135,18 +135,7 @@ template <class Loader>
 FUNCTION void accumulate(SUM (&sums)[MMAS_M][MMAS_N][4], Loader &loader, u8 *stages, int first, int count) {
     Operands operands(stages);
     auto number = [&](int block_number) { return block_number < count ? first + block_number : loader.blocks(); };
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s) {
-        if constexpr (Loader::IS_PREPARED) {
-            loader.prepare(number(s));
-            __syncthreads();
-        }
-        load_slices<0>(loader, stages + s * STAGE_BYTES, number(s));
-        cp_async_commit();
-    }
-    if constexpr (Loader::IS_PREPARED) loader.prepare(number(STAGES - 1));
-    cp_async_wait<STAGES - 2>();
-    __syncthreads();
+    fill_ring(loader, stages, number);
 
     operands.read_first();
     int reading = 0, writing = (STAGES - 1) * STAGE_BYTES;

@@ -65,3 +65,20 @@ FUNCTION void load_slice(Loader &loader, int slice, u8 *stage, int number) {
     if constexpr (LOAD_SLICES > 2)
         if (slice == 2) loader.template load<2>(stage, number);
 }
+
+// The first STAGES - 1 copies, of blocks number(0), number(1) and so on; behind it the first is there.
+template <class Loader, class Number>
+FUNCTION void fill_ring(Loader &loader, u8 *stages, Number number) {
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; ++s) {
+        if constexpr (Loader::IS_PREPARED) {
+            loader.prepare(number(s));
+            __syncthreads();
+        }
+        load_slices<0>(loader, stages + s * STAGE_BYTES, number(s));
+        cp_async_commit();
+    }
+    if constexpr (Loader::IS_PREPARED) loader.prepare(number(STAGES - 1));
+    cp_async_wait<STAGES - 2>();
+    __syncthreads();
+}

@@ -105,18 +105,7 @@ FUNCTION void accumulate(SUM (&sums)[MMAS_M][MMAS_N][4], Loader &loader, u8 *sta
     };
 
     auto number = [&](int block_number) { return block_number < count ? first + block_number : loader.blocks(); };
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s) {
-        if constexpr (Loader::IS_PREPARED) {
-            loader.prepare(number(s));
-            __syncthreads();
-        }
-        load_slices<0>(loader, stages + s * STAGE_BYTES, number(s));
-        cp_async_commit();
-    }
-    if constexpr (Loader::IS_PREPARED) loader.prepare(number(STAGES - 1));
-    cp_async_wait<STAGES - 2>();
-    __syncthreads();
+    fill_ring(loader, stages, number);
 
     Fragments fragments[FRAGMENT_BUFFERS];  // of this step, and with two buffers of the next
     if constexpr (FRAGMENT_BUFFERS == 2) read(fragments[0], 0, 0);
