@@ -94,7 +94,7 @@ class TensorCoreMatmulInPlace(TensorCoreMatmul):
 
 
 class MatmulFma(MultiplyAddAlgorithm[MatMul], TensorCoreMatmul):
-    """The same by multiply-adds in f32."""
+    """Products by multiply-adds in f32, as convolutions; few tiles are split along k."""
 
     name = "implicit_gemm_fma"
 

@@ -109,12 +109,12 @@ class ImplicitGemmWgradInPlace(ImplicitGemmWgrad):
 
 
 class ImplicitGemmFma(MultiplyAddAlgorithm[Convolution], ImplicitGemm):
-    """The same by multiply-adds in f32, as `direct`, with asynchronous copies and tiles for large registers."""
+    """Implicit products by multiply-adds in f32: as exact as `direct`, with copies and splits of `implicit_gemm`."""
 
     name = "implicit_gemm_fma"
 
 
 class ImplicitGemmFmaWgrad(MultiplyAddAlgorithm[Convolution], ImplicitGemmWgrad):
-    """The same by multiply-adds in f32."""
+    """Channels of dy by taps and channels of x, K over pixels, by multiply-adds in f32."""
 
     name = "implicit_gemm_fma"
