@@ -28,6 +28,9 @@ _LATENCY_CYCLES = 1200.0  # from an asynchronous copy to its data, with few copi
 
 _REDUCTION_SECONDS = 2.2e-6  # of the launch that adds partial sums, without reading them
 
+_LONE_FMA = (
+    1.35  # factor on a stage of multiply-adds, of a thread block with one warp a scheduler that is alone
+)
 _OF_F32 = 1.25  # factor on the time of products of f32, as seen of layers of all kinds
 
 # factors on the time of a stage
@@ -137,9 +140,8 @@ def _times_of(tile: Tile, dtype: str, facts: GpuFacts, is_mn_major: bool) -> _Ti
     )
     latency = max(tile.k_bytes / 32 * _STEP_CYCLES * max(1.0, warps / 8), _LATENCY_CYCLES / (tile.stages - 1))
     epilogue = (_EPILOGUE_CYCLES + 2 * tile.m * tile.n * 4 / shared_bytes) / clock
-    return _TileTimes(
-        _resident(tile, facts), bk, clock, l2_bytes, stage_time, max(stage_time, latency / clock), epilogue
-    )  # fmt: skip
+    single = max(stage_time * (_LONE_FMA if tile.is_fma and warps < 8 else 1.0), latency / clock)
+    return _TileTimes(_resident(tile, facts), bk, clock, l2_bytes, stage_time, single, epilogue)
 
 
 def pack_seconds(pack: Pack, device: GpuDevice) -> float:

@@ -105,9 +105,9 @@ struct Fragment {
 };
 
 struct Operands {
-    static constexpr int SUBSTEPS = 4;
+    static constexpr int PARTS = 4;  // of a step: elements of K
     static constexpr bool IS_LATE = A_MN_MAJOR || B_MN_MAJOR;  // parts of a stage are read until its last element
-    static constexpr int LAST_SUBSTEP = IS_LATE ? 3 : 0;
+    static constexpr int LAST_PART = IS_LATE ? 3 : 0;
 
     Fragment<true, A_MN_MAJOR> a;
     Fragment<false, B_MN_MAJOR> b;
@@ -120,12 +120,19 @@ struct Operands {
         const bool is_late = IS_LATE && step == STEPS - 1;
         a.read_next(stage, step, k, is_late), b.read_next(stage, step, k, is_late);
     }
+    // Of two multiply-adds one after the other each reads two registers and has a third one from the last: three cost a
+    // second cycle. So one goes through the rows and columns of a lane without a jump.
     METHOD void add_products(SUM (&sums)[MMAS_M][MMAS_N][4], int step, int k) const {
+        constexpr bool is_by_rows = !A_MN_MAJOR && B_MN_MAJOR;
+        constexpr int outer = is_by_rows ? LANE_ROWS : LANE_COLUMNS, inner = is_by_rows ? LANE_COLUMNS : LANE_ROWS;
 #pragma unroll
-        for (int i = 0; i < LANE_ROWS; ++i)
+        for (int first = 0; first < outer; ++first)
 #pragma unroll
-            for (int j = 0; j < LANE_COLUMNS; ++j)
+            for (int n = 0; n < inner; ++n) {
+                const int second = first % 2 ? inner - 1 - n : n;
+                const int i = is_by_rows ? first : second, j = is_by_rows ? second : first;
                 sums[i / 2][j / 2][i % 2 * 2 + j % 2] += a.at(i, step, k) * b.at(j, step, k);
+            }
     }
 };
 
@@ -143,10 +150,10 @@ FUNCTION void accumulate(SUM (&sums)[MMAS_M][MMAS_N][4], Loader &loader, u8 *sta
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
 #pragma unroll
-            for (int part = 0; part < operands.SUBSTEPS; ++part) {
+            for (int part = 0; part < operands.PARTS; ++part) {
                 operands.read_own(reading, step, part);
                 // behind the barrier all warps have read this stage: it may be filled again
-                if (step == STEPS - 1 && part == operands.LAST_SUBSTEP) {
+                if (step == STEPS - 1 && part == operands.LAST_PART) {
                     cp_async_wait<STAGES - 2>();
                     __syncthreads();
                     reading = reading == (STAGES - 1) * STAGE_BYTES ? 0 : reading + STAGE_BYTES;

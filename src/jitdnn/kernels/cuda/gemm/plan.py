@@ -64,11 +64,6 @@ class Tile:
         return max(self.stages * (self.m + self.n) * self.k_bytes, self.m * (self.n + 8) * 4)
 
 
-FMA_TILES = (
-    Tile(128, 128, 64, 64, 64, 4, 1, 2, 0.9, is_fma=True),
-    Tile(128, 128, 64, 64, 32, 4, 2, 1, 0.9, is_fma=True),
-    Tile(128, 64, 64, 64, 32, 4, 1, 3, 0.8, is_fma=True),
-)
 TILES = (
     Tile(256, 128, 128, 64, 64, 3, 2, 1, 1.0, 0.84),
     Tile(128, 256, 128, 64, 64, 3, 2, 1, 0.97, 0.82),
@@ -86,6 +81,18 @@ TILES = (
     Tile(128, 16, 64, 32, 16, 4, 2, 4, 1.0),
 )
 """Tiles worth trying. To time them all on a device: build each with `ImplicitGemm(tiles=(tile,))`."""
+
+
+FMA_TILES = (
+    Tile(256, 128, 64, 64, 64, 4, 2, 1, 0.78, 0.935, is_fma=True),
+    Tile(128, 128, 64, 64, 64, 4, 2, 2, 0.775, 0.93, is_fma=True),
+    Tile(128, 128, 64, 64, 32, 4, 2, 1, 0.745, 0.965, is_fma=True),
+    Tile(128, 64, 64, 64, 32, 4, 1, 3, 0.757, 0.966, is_fma=True),
+    Tile(64, 128, 64, 64, 32, 4, 1, 3, 0.755, 0.965, is_fma=True),
+    Tile(64, 64, 64, 32, 32, 4, 2, 4, 0.72, 0.91, is_fma=True),
+    Tile(128, 32, 64, 32, 32, 4, 2, 4, 0.68, 0.91, is_fma=True),
+)
+"""Those of multiply-adds. A lane of a warp of 64 x 64 has 8 x 16 sums, one of a warp of 64 x 32 has 8 x 8."""
 
 
 @dataclass(frozen=True)

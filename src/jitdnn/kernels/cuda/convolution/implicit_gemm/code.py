@@ -126,7 +126,8 @@ def source_of(
         *([known_shape(tables_of(plan, is_known))] if is_known else []),
     )
     spills = True  # a few bytes where a tile takes all registers; tests hold the common problems to none
-    return Source("implicit_gemm", text, defines, dialect="cuda", spills=spills)
+    keeps_order = plan.blocking.tile.is_fma and plan.is_mn_major
+    return Source("implicit_gemm", text, defines, dialect="cuda", spills=spills, keeps_order=keeps_order)
 
 
 def type_defines(dtype: str, result: str) -> tuple[tuple[str, object], ...]:
@@ -217,7 +218,8 @@ def wgrad_source_of(plan: WgradPlan) -> Source:
         *([known_shape(wgrad_tables_of(plan))] if knows_shape(plan, None) else []),
     )
     # a few bytes spill where a tile takes all registers; tests hold the common problems to none
-    return Source("implicit_gemm_wgrad", text, defines, dialect="cuda", spills=True)
+    keeps_order = plan.blocking.tile.is_fma
+    return Source("implicit_gemm_wgrad", text, defines, dialect="cuda", spills=True, keeps_order=keeps_order)
 
 
 def wgrad_launches_of(plan: WgradPlan) -> list[Launch]:

@@ -22,6 +22,7 @@ from jitdnn.problems.matmul import MatMul
 
 class _ByMultiplyAdds(OnCudaCores):
     version: ClassVar[int] = 2
+    is_across: ClassVar[bool] = True
 
     def __init__(self, products: KernelAlgorithm[MatMul, GpuDevice]) -> None:
         self._products = products

@@ -113,7 +113,12 @@ class WinogradAlgorithm(KernelAlgorithm[Convolution, GpuDevice]):
 
 
 class OnCudaCores(WinogradAlgorithm):
-    """Products in the arithmetic of the type, by the tiled contraction of gpu/gemm."""
+    """Products in the arithmetic of the type, by the tiled contraction of gpu/gemm.
+
+    `is_across`: rows of the transformed filter are terms, not columns of the products.
+    """
+
+    is_across: ClassVar[bool] = False
 
     def multiply(self, problem: MatMul, device: GpuDevice) -> PlannedKernel:
         """How the products of all points are computed."""
@@ -128,7 +133,7 @@ class OnCudaCores(WinogradAlgorithm):
         if plan.is_wgrad:
             sizes = (terms, columns), (terms, rows), (rows, columns)
         else:
-            sizes = (rows, terms), (columns, terms), (rows, columns)
+            sizes = (rows, terms), (terms, columns) if self.is_across else (columns, terms), (rows, columns)
         at, places = 0, list[Place]()
         for size in sizes:
             places.append(plan.place(at, *size))
@@ -143,13 +148,12 @@ class OnCudaCores(WinogradAlgorithm):
         if plan.is_wgrad:
             a, b = tensor(other, (rows, terms), True), tensor(data, (terms, columns))
         else:
-            a, b = tensor(data, (rows, terms)), tensor(other, (terms, columns), True)
+            a, b = tensor(data, (rows, terms)), tensor(other, (terms, columns), not self.is_across)
         gemm = self.multiply(MatMul(a, b, tensor(products, (rows, columns))), device)
         operands = (other.at, data.at) if plan.is_wgrad else (data.at, other.at)
-        return Product(
-            Places(data, other, products), (*operands, products.at), at, at + gemm.workspace, gemm.seconds,
-            gemm.build,
-        )  # fmt: skip
+        places = Places(data, other, products, is_across=self.is_across and not plan.is_wgrad)
+        seconds, size = gemm.seconds, at + gemm.workspace
+        return Product(places, (*operands, products.at), at, size, seconds, gemm.build)
 
 
 class Winograd4(OnCudaCores):
