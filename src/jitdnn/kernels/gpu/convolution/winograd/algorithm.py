@@ -151,9 +151,9 @@ class OnCudaCores(WinogradAlgorithm):
             a, b = tensor(data, (rows, terms)), tensor(other, (terms, columns), not self.is_across)
         gemm = self.multiply(MatMul(a, b, tensor(products, (rows, columns))), device)
         operands = (other.at, data.at) if plan.is_wgrad else (data.at, other.at)
-        places = Places(data, other, products, is_across=self.is_across and not plan.is_wgrad)
-        seconds, size = gemm.seconds, at + gemm.workspace
-        return Product(places, (*operands, products.at), at, size, seconds, gemm.build)
+        made = Places(data, other, products, is_across=self.is_across and not plan.is_wgrad)
+        room = at + gemm.workspace
+        return Product(made, (*operands, products.at), at, room, gemm.seconds, gemm.build)
 
 
 class Winograd4(OnCudaCores):
