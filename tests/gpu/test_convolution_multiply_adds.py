@@ -179,13 +179,11 @@ def test_products_of_minimal_filtering(
 
 @pytest.mark.parametrize("words", [one.replace("n1", "n64") for one in ORDERS])
 def test_compiles(words: str, architecture: Any) -> None:
-    """Every tile; those with 8 x 16 sums a lane, or with one buffer of fragments, may spill some bytes."""
+    """Every tile. With both operands along K, as few layers have them, some spill a few bytes."""
     problem = convolution(words)
     for tile in FMA_TILES if architecture.arch == "sm_90a" else FMA_TILES[:2]:
         plan = algorithm_of(problem, (tile,)).sizes(problem, architecture)
         source = (
             wgrad_source_of(plan) if isinstance(plan, WgradPlan) else source_of(plan, problem.output, None)
         )
-        architecture.compile(
-            replace(source, spills=tile.fragment_buffers == 1 or tile.wm * tile.wn == 64 * 64)
-        )
+        architecture.compile(replace(source, spills=not source.keeps_order))
