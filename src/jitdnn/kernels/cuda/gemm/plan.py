@@ -90,7 +90,7 @@ FMA_TILES = (
     Tile(128, 64, 64, 64, 32, 4, 1, 3, 0.757, 0.966, is_fma=True),
     Tile(64, 128, 64, 64, 32, 4, 1, 3, 0.755, 0.965, is_fma=True),
     Tile(64, 64, 64, 32, 32, 4, 2, 4, 0.72, 0.91, is_fma=True),
-    Tile(128, 32, 64, 32, 32, 4, 2, 4, 0.68, 0.91, is_fma=True),
+    Tile(128, 32, 64, 32, 32, 4, 2, 3, 0.68, 0.91, is_fma=True),
 )
 """Those of multiply-adds. A lane of a warp of 64 x 64 has 8 x 16 sums, one of a warp of 64 x 32 has 8 x 8."""
 
