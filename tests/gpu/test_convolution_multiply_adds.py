@@ -13,6 +13,7 @@ from cases import make_case
 from convolution_cases import convolution, fused
 from examples import examples
 from harness import run_algorithm
+from jitdnn.devices import cuda_compile
 from jitdnn.kernels.cuda.convolution.implicit_gemm import cost
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemmFma, ImplicitGemmFmaWgrad
 from jitdnn.kernels.cuda.convolution.implicit_gemm.code import source_of, wgrad_source_of
@@ -187,3 +188,16 @@ def test_compiles(words: str, architecture: Any) -> None:
             wgrad_source_of(plan) if isinstance(plan, WgradPlan) else source_of(plan, problem.output, None)
         )
         architecture.compile(replace(source, spills=not source.keeps_order))
+
+
+def test_kept_order_is_another_code(architecture: Any) -> None:
+    """Of the same text, under a key of its own in the cache."""
+    problem = convolution(ORDERS[1])
+    source = source_of(
+        algorithm_of(problem, FMA_TILES[2:3]).sizes(problem, architecture), problem.output, None
+    )
+    assert source.keeps_order
+    other = replace(source, keeps_order=False)
+    arch = architecture.arch
+    assert cuda_compile.code_key(source, arch) != cuda_compile.code_key(other, arch)
+    assert cuda_compile.compiled(source, arch) != cuda_compile.compiled(other, arch)
