@@ -4,8 +4,8 @@ The files, in the order in which they make a kernel's text:
 
     shape.cuh           extents, strides and the like, which kernels take as an argument
     stages.cuh          stages in shared memory
-    mma.cuh, fma.cuh    fragments, and their products on the tensor cores or by multiply-adds
-    mainloop.cuh        the loop over K through a ring of stages
+    mainloop.cuh        the ring of stages, and how it is filled
+    mma.cuh, fma.cuh    fragments, their products on the tensor cores or by multiply-adds, and the loop over K
     tile_scheduler.cuh  which tile, and which split of K, a thread block has
     copy.cuh            asynchronous copies into a stage
     epilogue.cuh        sums from registers to the function that finishes them

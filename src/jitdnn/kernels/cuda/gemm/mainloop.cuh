@@ -19,9 +19,9 @@
 // element of K, for all rows or columns of the tile). Rows consist of chunks of 16 bytes, stored at `chunk ^
 // xor_swizzle(row)`: so the eight rows that ldmatrix reads at once are in different banks.
 //
-// The text of a kernel: shape.cuh, stages.cuh, mma.cuh or fma.cuh, mainloop.cuh, tile_scheduler.cuh, copy.cuh, epilogue.cuh, split_k.cuh, store.cuh, the
-// functions of its epilogue, and then fprop_dgrad.cu or wgrad.cu, with a Loader and the kernels. Macros that
-// gemm/code.py defines:
+// The text of a kernel: shape.cuh, stages.cuh, mainloop.cuh, mma.cuh or fma.cuh, which have the loop over K itself,
+// tile_scheduler.cuh, copy.cuh, epilogue.cuh, split_k.cuh, store.cuh, the functions of its epilogue, and then
+// fprop_dgrad.cu or wgrad.cu, with a Loader and the kernels. Macros that gemm/code.py defines:
 //
 //     macro              unit        meaning
 //     DTYPE, RESULT      type        of the operands' elements, and of the results'
