@@ -68,9 +68,9 @@ def test_every_tile(words: str, tile: Tile, cuda_device: Any, monkeypatch: pytes
         "conv_fwd n1 c5 h9 w7 k6 r3 s3 f32 nhwc",
         "conv_fwd n1 c3 d4 h5 w6 k9 t2 r3 s3 pad1 f32 nhwc flip",
         "conv_bwd_data n2 c24 h9 w7 k16 r3 s3 pad1 stride2 f32 nhwc",
-        "conv_bwd_data n1 c6 h9 w9 k9 r2 s4 pad1 stride3x2 dil2x3 g3 f32",
+        "conv_bwd_data n1 c18 h9 w9 k9 r2 s4 pad1 stride3x2 dil2x3 g3 f32",
         "conv_bwd_filter n2 c5 h9 w7 k12 r3 s3 pad1 stride2 f32",
-        "conv_bwd_filter n1 c8 d3 h5 w4 k8 t2 r3 s3 pad1 g2 f32 nhwc flip",
+        "conv_bwd_filter n1 c8 d3 h5 w4 k16 t2 r3 s3 pad1 g2 f32 nhwc flip",
     ],
 )
 def test_convolution(words: str, cuda_device: Any, alignment: str) -> None:
@@ -119,6 +119,17 @@ def test_epilogues(expression: str, cuda_device: Any) -> None:
     ):
         problem = convolution(words)
         run_algorithm(algorithm_of(problem), make_case(problem, fused(problem, expression)), cuda_device)
+
+
+def test_few_columns_are_refused(cuda_device: Any) -> None:
+    for words in (
+        "conv_fwd n2 c16 h9 w7 k4 r3 s3 f32 nhwc",
+        "conv_bwd_data n2 c6 h9 w7 k16 r3 s3 g2 f32",
+        "conv_bwd_filter n2 c16 h9 w7 k8 r3 s3 g2 f32",
+    ):
+        problem = convolution(words)
+        assert "columns" in str(algorithm_of(problem).refuse(problem, cuda_device))
+    assert "columns" in str(MatmulFma().refuse(MatMul.make((65, 36), (36, 1)), cuda_device))
 
 
 def test_strict_accuracy_takes_it(cuda_device: Any) -> None:

@@ -98,6 +98,9 @@ class MatmulFma(MultiplyAddAlgorithm[MatMul], TensorCoreMatmul):
 
     name = "implicit_gemm_fma"
 
+    def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        return self.refuse_few(min(problem.m, problem.n)) or super().refusal(problem, device, epilogue)
+
 
 def refuse_extents(problem: MatMul) -> str | None:
     """What no product by a convolution's kernel can do; None if they can."""

@@ -18,6 +18,8 @@ from jitdnn.kernels.cuda.gemm.plan import FMA_TILES, TILES, Tile
 from jitdnn.problems.problem import Problem
 
 _MAX_GROUPS = 65535  # along the second axis of a grid
+_FEW_COLUMNS = 4
+"""Columns for which the tiled contraction of gpu/gemm has tiles of their own: those here would be empty mostly."""
 
 
 def refuse_tensor_cores(dtype: str, groups: int, device: GpuDevice) -> str | None:
@@ -66,6 +68,14 @@ class MultiplyAddAlgorithm(TensorCoreAlgorithm[OwnProblem]):
         if dtype != "f32":
             return f"the multiply-adds here are of f32, and the tensors are {dtype}"
         return refuse_groups(groups)
+
+    def refuse_few(self, columns: int) -> str | None:
+        """Why a product of so few columns is not for these tiles; None if it is."""
+        if columns <= _FEW_COLUMNS:
+            return (
+                f"of {columns} columns a tile would be empty mostly: direct and tiled_gemm have narrow ones"
+            )
+        return None
 
     def arithmetic(self, problem: Problem) -> str:
         return "fp32"

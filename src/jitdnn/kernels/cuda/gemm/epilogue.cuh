@@ -53,10 +53,13 @@ FUNCTION void stage_sums(const SUM (&sums)[MMAS_M][MMAS_N][4], SUM *to, int line
 }
 
 // Before, each of four lanes has two columns of each of four neighbouring 16 x 8 fragments; behind it, all eight
-// columns of one of them, in the same row: a transposition of 4 x 4 pairs. `lane`: its number where lanes of a quad are
-// neighbours; those that differ by two there are `far_lane` apart.
-FUNCTION void transpose_quad(SUM (&run)[RUN], int lane, int far_lane) {
+// columns of one of them, in the same row: a transposition of 4 x 4 pairs. Lanes of a quad are neighbours, or if not
+// IS_IN_ORDER as lane_of_quad says.
+template <bool IS_IN_ORDER>
+FUNCTION void transpose_quad(SUM (&run)[RUN]) {
     if constexpr (!HAS_PAIRS) return;
+    const int lane = IS_IN_ORDER ? threadIdx.x : lane_of_quad();
+    constexpr int far_lane = IS_IN_ORDER ? 2 : FAR_LANE;
 #pragma unroll
     for (int step = 1; step <= 2; step *= 2) {
         const bool is_upper = lane & step;
@@ -98,7 +101,7 @@ FUNCTION void for_each_register_run(const SUM (&sums)[MMAS_M][MMAS_N][4], Finish
     const int warp = threadIdx.x / 32, lane = own_lane();
     const int row = warp / WARPS_N * WM + row_of_lane(lane), column = warp % WARPS_N * WN + lane % 4 * RUN;
     for_each_fragment(sums, [&](SUM(&run)[RUN], int number) {
-        transpose_quad(run, lane, FAR_LANE);
+        transpose_quad<false>(run);
         finish(row + row_step(number / (MMAS_N / 4)), column + number % (MMAS_N / 4) * 32, run);
     });
 }

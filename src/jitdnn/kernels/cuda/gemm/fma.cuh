@@ -16,8 +16,8 @@ constexpr int COLUMN_RUN = LANE_COLUMNS < 8 ? LANE_COLUMNS : 8;  // neighbouring
 static_assert(LANE_ROWS % 4 == 0 && LANE_COLUMNS % 4 == 0, "lanes read four at a time");
 static_assert(STEPS % 2 == 0, "buffers of fragments alternate");
 
-FUNCTION int row_lane() { return (int)threadIdx.x / 2 % 8; }
-FUNCTION int column_lane() { return (int)threadIdx.x % 2 + (int)threadIdx.x / 16 % 2 * 2; }
+FUNCTION int row_lane() { return threadIdx.x / 2 % 8; }
+FUNCTION int column_lane() { return threadIdx.x % 2 + threadIdx.x / 16 % 2 * 2; }
 
 // What a lane reads of one operand.
 template <bool IS_A, bool IS_MN_MAJOR>
@@ -179,6 +179,7 @@ FUNCTION void accumulate(SUM (&sums)[MMAS_M][MMAS_N][4], Loader &loader, u8 *sta
 constexpr int FAR_LANE = 16;
 constexpr bool HAS_PAIRS = !B_MN_MAJOR;
 FUNCTION int own_lane() { return row_lane() * 4 + column_lane(); }
+FUNCTION int lane_of_quad() { return column_lane(); }
 FUNCTION int row_of_lane(int lane) { return A_MN_MAJOR ? lane / 4 * 4 : lane / 4; }
 FUNCTION constexpr int row_step(int number) { return A_MN_MAJOR ? number / 4 * 32 + number % 4 : number * 8; }
 FUNCTION int column_of_lane(int lane) { return lane % 4 * (HAS_PAIRS ? 2 : COLUMN_RUN); }

@@ -138,7 +138,8 @@ FUNCTION void accumulate(SUM (&sums)[MMAS_M][MMAS_N][4], Loader &loader, u8 *sta
 // are a quad: they have all columns of their rows.
 constexpr int FAR_LANE = 2;
 constexpr bool HAS_PAIRS = true;
-FUNCTION int own_lane() { return (int)threadIdx.x % 32; }  // lanes of a quad are neighbours
+FUNCTION int own_lane() { return threadIdx.x % 32; }  // lanes of a quad are neighbours
+FUNCTION int lane_of_quad() { return threadIdx.x; }    // in its two lowest bits
 FUNCTION int row_of_lane(int lane) { return lane / 4; }
 FUNCTION constexpr int row_step(int number) { return number * 8; }
 FUNCTION int column_of_lane(int lane) { return lane % 4 * 2; }

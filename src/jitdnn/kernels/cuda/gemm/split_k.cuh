@@ -89,6 +89,6 @@ FUNCTION void sum_partials(SUM (&values)[RUN], const Work &work, const SUM *firs
         }
         __syncthreads();
     }
-    if constexpr (HAS_RUNS) transpose_quad(values, (int)threadIdx.x, 2);
+    if constexpr (HAS_RUNS) transpose_quad<true>(values);
 }
 

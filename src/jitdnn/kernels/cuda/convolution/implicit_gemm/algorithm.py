@@ -113,8 +113,16 @@ class ImplicitGemmFma(MultiplyAddAlgorithm[Convolution], ImplicitGemm):
 
     name = "implicit_gemm_fma"
 
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        columns = problem.output.shape[1] // problem.groups
+        return self.refuse_few(columns) or super().refusal(problem, device, epilogue)
+
 
 class ImplicitGemmFmaWgrad(MultiplyAddAlgorithm[Convolution], ImplicitGemmWgrad):
     """Channels of dy by taps and channels of x, K over pixels, by multiply-adds in f32."""
 
     name = "implicit_gemm_fma"
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        channels = problem.k // problem.groups
+        return self.refuse_few(channels) or super().refusal(problem, device, epilogue)
