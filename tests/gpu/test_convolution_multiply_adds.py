@@ -19,6 +19,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import ImplicitGemm
 from jitdnn.kernels.cuda.convolution.implicit_gemm.code import source_of, wgrad_source_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import WgradPlan
 from jitdnn.kernels.cuda.convolution.winograd.multiply_adds import Winograd2Fma, WinogradWgrad4Fma
+from jitdnn.kernels.cuda.gemm import algorithm as refusals
 from jitdnn.kernels.cuda.gemm.plan import FMA_TILES, Blocking, Tile
 from jitdnn.kernels.cuda.matmul import MatmulFma
 from jitdnn.kernels.gpu.gemm.cost import choose
@@ -88,7 +89,10 @@ def test_convolution(words: str, cuda_device: Any, alignment: str) -> None:
     ],
 )
 @given(problem=convolutions())
-def test_any_problem(problem: Convolution, cuda_device: Any, alignment: str) -> None:
+def test_any_problem(
+    problem: Convolution, cuda_device: Any, alignment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "_FEW_COLUMNS", 0)
     algorithm = algorithm_of(problem)
     if problem.x.dtype != "f32":
         assert "f32" in str(algorithm.refuse(problem, cuda_device))

@@ -99,7 +99,7 @@ class MatmulFma(MultiplyAddAlgorithm[MatMul], TensorCoreMatmul):
     name = "implicit_gemm_fma"
 
     def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        return self.refuse_few(min(problem.m, problem.n)) or super().refusal(problem, device, epilogue)
+        return super().refusal(problem, device, epilogue) or self.refuse_few(min(problem.m, problem.n))
 
 
 def refuse_extents(problem: MatMul) -> str | None:

@@ -115,7 +115,7 @@ class ImplicitGemmFma(MultiplyAddAlgorithm[Convolution], ImplicitGemm):
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         columns = problem.output.shape[1] // problem.groups
-        return self.refuse_few(columns) or super().refusal(problem, device, epilogue)
+        return super().refusal(problem, device, epilogue) or self.refuse_few(columns)
 
 
 class ImplicitGemmFmaWgrad(MultiplyAddAlgorithm[Convolution], ImplicitGemmWgrad):
@@ -125,4 +125,4 @@ class ImplicitGemmFmaWgrad(MultiplyAddAlgorithm[Convolution], ImplicitGemmWgrad)
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
         channels = problem.k // problem.groups
-        return self.refuse_few(channels) or super().refusal(problem, device, epilogue)
+        return super().refusal(problem, device, epilogue) or self.refuse_few(channels)
