@@ -92,7 +92,8 @@ def code_key(source: Source, arch: str) -> str:
 
 
 def _key(source: Source, text: str, arch: str, version: str) -> str:
-    return source_key(source, text, "cuda", arch, version, str(source.spills), _SCHEMA)
+    more = ("keeps order",) if source.keeps_order else ()
+    return source_key(source, text, "cuda", arch, version, str(source.spills), *more, _SCHEMA)
 
 
 def compiled_text(text: CText, arch: str) -> bytes:
@@ -141,7 +142,8 @@ def ptx(source: Source, arch: str) -> str:
 
 def _compile(source: Source, text: str, arch: str) -> bytes:
     # without NVRTC's own cache, which would keep what ours keeps, and forget what the assembler said
-    with _program(source, text, arch, ("--ptxas-options=-v", "--no-cache")) as (nvrtc, program, log):
+    options = ["--ptxas-options=-v", "--no-cache", *(["--ptxas-options=-O1"] if source.keeps_order else [])]
+    with _program(source, text, arch, options) as (nvrtc, program, log):
         _refuse_reads_in_flight(source.name, arch, log)
         if not source.spills:
             _look_for_spills(source.name, arch, log)

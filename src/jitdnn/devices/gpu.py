@@ -70,7 +70,8 @@ class Source:
     `text` is complete but for what every kernel of its dialect has in front: `plain_prelude` before "plain" text, which
     is in the C that all targets share; `instructions.cuh` and that before "cuda" text, which is CUDA C++; `hopper.cuh`
     too before "hopper" text, which is for sm_90a alone. `defines` come before everything. Registers that spill are
-    logged, and an error in tests, unless `spills` says that they are known and accepted.
+    logged, and an error in tests, unless `spills` says that they are known and accepted. `keeps_order`: the assembler
+    leaves instructions nearly as they are written, where their order is worth more than what it would do (CUDA only).
     """
 
     name: str
@@ -78,6 +79,7 @@ class Source:
     defines: tuple[tuple[str, object], ...] = ()
     dialect: str = "plain"
     spills: bool = False
+    keeps_order: bool = False
 
     def complete(self, prelude: str) -> str:
         """All that the compiler reads."""

@@ -23,7 +23,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.code import kernel_of, wgrad_
 from jitdnn.kernels.cuda.convolution.implicit_gemm.cost import plan_of, wgrad_plan_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.geometry import Batch
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import Plan, WgradPlan
-from jitdnn.kernels.cuda.gemm.algorithm import TensorCoreAlgorithm, refuse_tensor_cores
+from jitdnn.kernels.cuda.gemm.algorithm import MultiplyAddAlgorithm, TensorCoreAlgorithm
 from jitdnn.kernels.cuda.gemm.code import Reordered
 from jitdnn.kernels.cuda.gemm.plan import Tile, linear_step
 from jitdnn.problems.convolution import Convolution
@@ -65,7 +65,7 @@ class TensorCoreMatmul(TensorCoreAlgorithm[MatMul]):
                 f"the products of the batch {problem.batch} are neither evenly spaced in memory nor runs of such: make "
                 "its tensors dense"
             )
-        return reason or refuse_tensor_cores(problem.a.dtype, math.prod(problem.batch), device)
+        return reason or self.refuse_units(problem.a.dtype, math.prod(problem.batch), device)
 
     def sizes(
         self, problem: MatMul, device: GpuDevice, has_epilogue: bool = True
@@ -91,6 +91,15 @@ class TensorCoreMatmulInPlace(TensorCoreMatmul):
 
     name = "matrix_units_in_place"
     uses_workspace = False
+
+
+class MatmulFma(MultiplyAddAlgorithm[MatMul], TensorCoreMatmul):
+    """Products by multiply-adds in f32, as convolutions; few tiles are split along k."""
+
+    name = "implicit_gemm_fma"
+
+    def refusal(self, problem: MatMul, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        return super().refusal(problem, device, epilogue) or self.refuse_few(min(problem.m, problem.n))
 
 
 def refuse_extents(problem: MatMul) -> str | None:

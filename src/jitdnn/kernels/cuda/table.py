@@ -17,6 +17,8 @@ from jitdnn.kernels.cuda.convolution.few_pixels.algorithm import FewPixels
 from jitdnn.kernels.cuda.convolution.grouped.algorithm import Grouped, GroupedF32, GroupedTf32
 from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemm,
+    ImplicitGemmFma,
+    ImplicitGemmFmaWgrad,
     ImplicitGemmInPlace,
     ImplicitGemmWgrad,
     ImplicitGemmWgradInPlace,
@@ -57,7 +59,13 @@ from jitdnn.kernels.cuda.convolution.winograd.algorithm import (
     WinogradWgrad2Halves,
     WinogradWgrad4Halves,
 )
-from jitdnn.kernels.cuda.matmul import TensorCoreMatmul, TensorCoreMatmulInPlace
+from jitdnn.kernels.cuda.convolution.winograd.multiply_adds import (
+    Winograd2Fma,
+    Winograd4Fma,
+    WinogradWgrad2Fma,
+    WinogradWgrad4Fma,
+)
+from jitdnn.kernels.cuda.matmul import MatmulFma, TensorCoreMatmul, TensorCoreMatmulInPlace
 from jitdnn.kernels.cuda.rnn.algorithm import PersistentSteps, PersistentStepsTensorCores, PersistentStepsTf32
 from jitdnn.kernels.cuda.warpgroup_matmul import (
     WarpgroupMatmul,
@@ -106,6 +114,7 @@ _CORRELATION: tuple[Algorithm, ...] = (
     Winograd2Halves(),
     ImplicitGemm(),
     ImplicitGemmInPlace(),
+    ImplicitGemmFma(),
     FewChannels(),
     FewChannelsF32(),
     FewChannelsTf32(),
@@ -137,6 +146,7 @@ _WGRAD: tuple[Algorithm, ...] = (
     WinogradWgrad2Halves(),
     ImplicitGemmWgrad(),
     ImplicitGemmWgradInPlace(),
+    ImplicitGemmFmaWgrad(),
     FewChannels(),
     FewChannelsF32(),
     FewChannelsTf32(),
@@ -145,10 +155,17 @@ _WGRAD: tuple[Algorithm, ...] = (
 )
 
 
+# those of plain C whose products have tiles of their own here
+_REPLACED: dict[str, Algorithm] = {
+    one.name: one(MatmulFma()) for one in (Winograd4Fma, Winograd2Fma, WinogradWgrad4Fma, WinogradWgrad2Fma)
+}
+
+
 def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
-    plain = PLAIN[Convolution, direction]
+    plain = tuple(_REPLACED.get(one.name, one) for one in PLAIN[Convolution, direction])
     others = (*own, *(other for other in plain if other is not REFERENCE))
-    products = [one for one in own if one.name.startswith("implicit_gemm") and "in_place" not in one.name]
+    on_tensor_cores = [one for one in own if one.name.startswith("implicit_gemm") and "fma" not in one.name]
+    products = [one for one in on_tensor_cores if "in_place" not in one.name]
     if direction != "bwd_filter":
         own += tuple(ChannelsLast(_ELEMENTWISE, one) for one in (Grouped(), DepthwiseBanded()))
         own += tuple(
@@ -156,8 +173,7 @@ def _with_patch(direction: str, own: tuple[Algorithm, ...]) -> tuple[Algorithm, 
             for one in (FewChannels(), FewChannelsF32(), FewChannelsTf32(), FewChannelsHalves())
         )
     else:
-        wide = [one for one in own if one.name.startswith("implicit_gemm")]
-        own += (MergedGroups(_ELEMENTWISE, *wide), MergedGroupsTf32(_ELEMENTWISE, *wide))
+        own += tuple(merged(_ELEMENTWISE, *on_tensor_cores) for merged in (MergedGroups, MergedGroupsTf32))
     # an error bound holds for all that may run, and those of transforms would have others refused
     sums = [one for one in others if not one.name.startswith(("fft", "winograd"))]
     patches = (Patch(*others), PatchF32(*sums), PatchTf32(*sums))
@@ -176,6 +192,7 @@ _MATMUL: tuple[Algorithm, ...] = (
     WarpgroupMatmulDivided(),
     TensorCoreMatmul(),
     TensorCoreMatmulInPlace(),
+    MatmulFma(),
     *PLAIN[MatMul, None],
 )
 _RECURRENT = (PersistentStepsTensorCores(_MATMUL), PersistentStepsTf32(_MATMUL), PersistentSteps(_MATMUL))

@@ -14,10 +14,12 @@ from jitdnn.kernels.algorithm import (
     terms,
 )
 from jitdnn.kernels.cuda.gemm.code import MMA_FUNCTIONS
-from jitdnn.kernels.cuda.gemm.plan import TILES, Tile
+from jitdnn.kernels.cuda.gemm.plan import FMA_TILES, TILES, Tile
 from jitdnn.problems.problem import Problem
 
 _MAX_GROUPS = 65535  # along the second axis of a grid
+_FEW_COLUMNS = 4
+"""Columns for which the tiled contraction of gpu/gemm has tiles of their own: those here would be empty mostly."""
 
 
 def refuse_tensor_cores(dtype: str, groups: int, device: GpuDevice) -> str | None:
@@ -26,6 +28,11 @@ def refuse_tensor_cores(dtype: str, groups: int, device: GpuDevice) -> str | Non
         return f"the tensor cores multiply {', '.join(MMA_FUNCTIONS)} here, and the tensors are {dtype}"
     if not device.tensor_flops(dtype):
         return f"{device.name} has no tensor cores for {dtype}"
+    return refuse_groups(groups)
+
+
+def refuse_groups(groups: int) -> str | None:
+    """Why a launch cannot have so many groups; None if it can."""
     if groups > _MAX_GROUPS:
         return f"{groups} groups are more than {_MAX_GROUPS}, which a launch can have"
     return None
@@ -40,11 +47,41 @@ class TensorCoreAlgorithm(KernelAlgorithm[OwnProblem, GpuDevice]):
     def __init__(self, tiles: tuple[Tile, ...] = TILES) -> None:
         self._tiles = tiles
 
+    def refuse_units(self, dtype: str, groups: int, device: GpuDevice) -> str | None:
+        """What the units that multiply cannot do of any product; None if they can."""
+        return refuse_tensor_cores(dtype, groups, device)
+
     def arithmetic(self, problem: Problem) -> str:
         return tensor_core_arithmetic(problem)
 
     def error_of(self, problem: OwnProblem) -> float:
         return tensor_core_bound(problem)
+
+
+class MultiplyAddAlgorithm(TensorCoreAlgorithm[OwnProblem]):
+    """The same kernels with multiply-adds of f32 on the ordinary units: sums of the numbers themselves."""
+
+    def __init__(self, tiles: tuple[Tile, ...] = FMA_TILES) -> None:
+        super().__init__(tiles)
+
+    def refuse_units(self, dtype: str, groups: int, device: GpuDevice) -> str | None:
+        if dtype != "f32":
+            return f"the multiply-adds here are of f32, and the tensors are {dtype}"
+        return refuse_groups(groups)
+
+    def refuse_few(self, columns: int) -> str | None:
+        """Why a product of so few columns is not for these tiles; None if it is."""
+        if columns <= _FEW_COLUMNS:
+            return (
+                f"of {columns} columns a tile would be empty mostly: direct and tiled_gemm have narrow ones"
+            )
+        return None
+
+    def arithmetic(self, problem: Problem) -> str:
+        return "fp32"
+
+    def error_of(self, problem: OwnProblem) -> float:
+        return summation_bound(problem)
 
 
 def tensor_core_arithmetic(problem: Problem) -> str:

@@ -1,9 +1,11 @@
-"""Source text that matrix products on the tensor cores share, and kernels that choose or reorder others.
+"""Source text that matrix products share, and kernels that choose or reorder others.
 
 The files, in the order in which they make a kernel's text:
 
     shape.cuh           extents, strides and the like, which kernels take as an argument
-    mainloop.cuh        fragments, and the loop over K through a ring of stages in shared memory
+    stages.cuh          stages in shared memory
+    mainloop.cuh        the ring of stages, and how it is filled
+    mma.cuh, fma.cuh    fragments, their products on the tensor cores or by multiply-adds, and the loop over K
     tile_scheduler.cuh  which tile, and which split of K, a thread block has
     copy.cuh            asynchronous copies into a stage
     epilogue.cuh        sums from registers to the function that finishes them
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jitdnn.devices.gpu import Kernel as GpuKernel
+from jitdnn.devices.gpu import read_text
 from jitdnn.kernels.algorithm import Kernel
 from jitdnn.kernels.cuda.gemm.plan import Blocking, Tile
 from jitdnn.locks import lock
@@ -27,17 +30,20 @@ from jitdnn.locks import lock
 MMA_FUNCTIONS = {"bf16": "mma_bf16", "f16": "mma_f16", "f32": "mma_tf32", "i8": "mma_s8"}
 """The instruction that multiplies elements of each type."""
 
-GEMM_TEXTS = (
-    "divisor.cuh", "shape.cuh", "mainloop.cuh", "tile_scheduler.cuh", "copy.cuh", "epilogue.cuh", "split_k.cuh",
-    "store.cuh",
-)  # fmt: skip
-"""What comes before the text of a kernel, in this order."""
+
+def gemm_text(tile: Tile) -> str:
+    """What comes before the text of a kernel."""
+    return read_text(
+        "cuda/gemm", "divisor.cuh", "shape.cuh", "stages.cuh", "mainloop.cuh", "fma.cuh" if tile.is_fma else "mma.cuh",
+        "tile_scheduler.cuh", "copy.cuh", "epilogue.cuh", "split_k.cuh", "store.cuh",
+    )  # fmt: skip
 
 
 def _tile_defines(tile: Tile) -> tuple[tuple[str, object], ...]:
     return (
         ("BM", tile.m), ("BN", tile.n), ("BK_BYTES", tile.k_bytes), ("WM", tile.wm), ("WN", tile.wn),
         ("STAGES", tile.stages), ("FRAGMENT_BUFFERS", tile.fragment_buffers), ("RESIDENT", tile.resident),
+        ("IS_FMA", int(tile.is_fma)),
     )  # fmt: skip
 
 

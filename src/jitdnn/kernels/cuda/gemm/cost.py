@@ -28,6 +28,9 @@ _LATENCY_CYCLES = 1200.0  # from an asynchronous copy to its data, with few copi
 
 _REDUCTION_SECONDS = 2.2e-6  # of the launch that adds partial sums, without reading them
 
+_LONE_FMA = (
+    1.35  # factor on a stage of multiply-adds, of a thread block with one warp a scheduler that is alone
+)
 _OF_F32 = 1.25  # factor on the time of products of f32, as seen of layers of all kinds
 
 # factors on the time of a stage
@@ -101,7 +104,7 @@ def _seconds(
         rate = min(0.75 * l2_bytes * clock * multiprocessors, 2.1 * bandwidth)
         # what was just written is read from L2
         time += _REDUCTION_SECONDS + blocking.partial_bytes(gemms) / rate
-    return time * (_OF_F32 if dtype == "f32" else 1.0) + LAUNCH_SECONDS
+    return time * (_OF_F32 if dtype == "f32" and not tile.is_fma else 1.0) + LAUNCH_SECONDS
 
 
 @dataclass(frozen=True)
@@ -129,16 +132,16 @@ def _times_of(tile: Tile, dtype: str, facts: GpuFacts, is_mn_major: bool) -> _Ti
     shared_bytes = shared_bytes_per_cycle(facts)
     stage = (tile.m + tile.n) * tile.k_bytes
     fragments = warps * (tile.wm + tile.wn) * tile.k_bytes
+    rate = facts.peak_flops(dtype) if tile.is_fma else facts.tensor_flops(dtype)
     stage_time = max(
-        2.0 * tile.m * tile.n * bk * facts.multiprocessors / (facts.tensor_flops(dtype) * efficiency),
+        2.0 * tile.m * tile.n * bk * facts.multiprocessors / (rate * efficiency),
         (stage + fragments) / (shared_bytes * clock),
         stage / (l2_bytes * clock),
     )
     latency = max(tile.k_bytes / 32 * _STEP_CYCLES * max(1.0, warps / 8), _LATENCY_CYCLES / (tile.stages - 1))
     epilogue = (_EPILOGUE_CYCLES + 2 * tile.m * tile.n * 4 / shared_bytes) / clock
-    return _TileTimes(
-        _resident(tile, facts), bk, clock, l2_bytes, stage_time, max(stage_time, latency / clock), epilogue
-    )  # fmt: skip
+    single = max(stage_time * (_LONE_FMA if tile.is_fma and warps < 8 else 1.0), latency / clock)
+    return _TileTimes(_resident(tile, facts), bk, clock, l2_bytes, stage_time, single, epilogue)
 
 
 def pack_seconds(pack: Pack, device: GpuDevice) -> float:

@@ -38,8 +38,8 @@ FUNCTION void read_run(const SUM *row, int column, SUM (&run)[RUN]) {
 // words.
 template <bool IS_STAGED>
 FUNCTION void stage_sums(const SUM (&sums)[MMAS_M][MMAS_N][4], SUM *to, int line) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int row = warp / WARPS_N * WM + lane / 4, column = warp % WARPS_N * WN + lane % 4 * 2;
+    const int warp = threadIdx.x / 32, lane = own_lane();
+    const int row = warp / WARPS_N * WM + row_of_lane(lane), column = warp % WARPS_N * WN + column_of_lane(lane);
 #pragma unroll
     for (int i = 0; i < MMAS_M; ++i)
 #pragma unroll
@@ -47,15 +47,19 @@ FUNCTION void stage_sums(const SUM (&sums)[MMAS_M][MMAS_N][4], SUM *to, int line
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const uint2 pair = {sum_bits(sums[i][j][half * 2]), sum_bits(sums[i][j][half * 2 + 1])};
-                const int at = IS_STAGED ? swizzled_column(column + j * 8) : column + j * 8;
-                *(uint2 *)(to + (row + i * 16 + half * 8) * line + at) = pair;
+                const int at = IS_STAGED ? swizzled_column(column + column_step(j)) : column + column_step(j);
+                *(uint2 *)(to + (row + row_step(i * 2 + half)) * line + at) = pair;
             }
 }
 
 // Before, each of four lanes has two columns of each of four neighbouring 16 x 8 fragments; behind it, all eight
-// columns of one of them, in the same row: a transposition of 4 x 4 pairs.
+// columns of one of them, in the same row: a transposition of 4 x 4 pairs. Lanes of a quad are neighbours, or if not
+// IS_IN_ORDER as lane_of_quad says.
+template <bool IS_IN_ORDER>
 FUNCTION void transpose_quad(SUM (&run)[RUN]) {
-    const int lane = threadIdx.x;
+    if constexpr (!HAS_PAIRS) return;
+    const int lane = IS_IN_ORDER ? threadIdx.x : lane_of_quad();
+    constexpr int far_lane = IS_IN_ORDER ? 2 : FAR_LANE;
 #pragma unroll
     for (int step = 1; step <= 2; step *= 2) {
         const bool is_upper = lane & step;
@@ -65,7 +69,7 @@ FUNCTION void transpose_quad(SUM (&run)[RUN]) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 SUM &lower = run[pair * 2 + e], &upper = run[(pair | step) * 2 + e];
-                const SUM other = shuffle_xor(is_upper ? lower : upper, step);
+                const SUM other = shuffle_xor(is_upper ? lower : upper, step == 1 ? 1 : far_lane);
                 lower = is_upper ? other : lower;
                 upper = is_upper ? upper : other;
             }
@@ -94,11 +98,11 @@ FUNCTION void for_each_fragment(const SUM (&sums)[MMAS_M][MMAS_N][4], Fn fn) {
 // Calls finish(row, column, run) with the runs of a lane, out of its registers.
 template <class Finish>
 FUNCTION void for_each_register_run(const SUM (&sums)[MMAS_M][MMAS_N][4], Finish finish) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int row = warp / WARPS_N * WM + lane / 4, column = warp % WARPS_N * WN + lane % 4 * RUN;
+    const int warp = threadIdx.x / 32, lane = own_lane();
+    const int row = warp / WARPS_N * WM + row_of_lane(lane), column = warp % WARPS_N * WN + lane % 4 * RUN;
     for_each_fragment(sums, [&](SUM(&run)[RUN], int number) {
-        transpose_quad(run);
-        finish(row + number / (MMAS_N / 4) * 8, column + number % (MMAS_N / 4) * 32, run);
+        transpose_quad<false>(run);
+        finish(row + row_step(number / (MMAS_N / 4)), column + number % (MMAS_N / 4) * 32, run);
     });
 }
 

@@ -35,7 +35,8 @@ class Tile:
     `k_bytes`: bytes along K in a stage, of which there are `stages`. `fragment_buffers`: 2 where the fragments of the
     next step are read while this one's are multiplied, 1 to save the registers. `resident`: thread blocks that a
     multiprocessor is to run at a time. `efficiency`: the share of the tensor cores' peak rate that is reached where
-    nothing else is the limit; where both operands are MN-major, `mn_major_efficiency` of that.
+    nothing else is the limit; where both operands are MN-major, `mn_major_efficiency` of that. `is_fma`: products are
+    multiply-adds of f32 on the ordinary units, whose rate takes the place of that of the tensor cores.
     """
 
     m: int
@@ -48,6 +49,7 @@ class Tile:
     resident: int
     efficiency: float
     mn_major_efficiency: float = 1.0
+    is_fma: bool = False
 
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k_bytes}b warps {self.wm}x{self.wn} stages {self.stages}"
@@ -79,6 +81,18 @@ TILES = (
     Tile(128, 16, 64, 32, 16, 4, 2, 4, 1.0),
 )
 """Tiles worth trying. To time them all on a device: build each with `ImplicitGemm(tiles=(tile,))`."""
+
+
+FMA_TILES = (
+    Tile(256, 128, 64, 64, 64, 4, 2, 1, 0.78, 0.935, is_fma=True),
+    Tile(128, 128, 64, 64, 64, 4, 2, 2, 0.775, 0.93, is_fma=True),
+    Tile(128, 128, 64, 64, 32, 4, 2, 1, 0.745, 0.965, is_fma=True),
+    Tile(128, 64, 64, 64, 32, 4, 1, 3, 0.757, 0.966, is_fma=True),
+    Tile(64, 128, 64, 64, 32, 4, 1, 3, 0.755, 0.965, is_fma=True),
+    Tile(64, 64, 64, 32, 32, 4, 2, 4, 0.72, 0.91, is_fma=True),
+    Tile(128, 32, 64, 32, 32, 4, 2, 3, 0.68, 0.91, is_fma=True),
+)
+"""Those of multiply-adds. A lane of a warp of 64 x 64 has 8 x 16 sums, one of a warp of 64 x 32 has 8 x 8."""
 
 
 @dataclass(frozen=True)

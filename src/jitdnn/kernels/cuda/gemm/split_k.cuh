@@ -20,7 +20,7 @@ static_assert(BM * RUNS % REDUCTION_BLOCK == 0, "groups are full");
 
 FUNCTION void store_partial(const SUM (&sums)[MMAS_M][MMAS_N][4], SUM *to) {
     if constexpr (HAS_RUNS) {
-        to += threadIdx.x / 32 * (WM * WN) + threadIdx.x % 32 * (RUN / 2);
+        to += threadIdx.x / 32 * (WM * WN) + own_lane() * (RUN / 2);
         for_each_fragment(sums, [&](const SUM(&run)[RUN], int number) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -44,7 +44,7 @@ struct PartialRun {
         if constexpr (HAS_RUNS) {
             constexpr int quads = MMAS_N / 4, fragments_of_warp = 2 * MMAS_M * quads;
             const int lane = number % 32, fragment = number / 32, warp = fragment / fragments_of_warp;
-            row = warp / WARPS_N * WM + fragment % fragments_of_warp / quads * 8 + lane / 4;
+            row = warp / WARPS_N * WM + row_step(fragment % fragments_of_warp / quads) + row_of_lane(lane);
             column = warp % WARPS_N * WN + fragment % quads * 32 + lane % 4 * RUN;
             at = fragment * (32 * RUN) + lane * (RUN / 2);
         }
@@ -89,6 +89,6 @@ FUNCTION void sum_partials(SUM (&values)[RUN], const Work &work, const SUM *firs
         }
         __syncthreads();
     }
-    if constexpr (HAS_RUNS) transpose_quad(values);
+    if constexpr (HAS_RUNS) transpose_quad<true>(values);
 }
 

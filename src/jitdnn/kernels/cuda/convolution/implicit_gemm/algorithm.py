@@ -15,7 +15,7 @@ from jitdnn.kernels.algorithm import Epilogue, PlannedKernel
 from jitdnn.kernels.cuda.convolution.implicit_gemm.code import kernel_of, wgrad_kernel_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.cost import plan_of, wgrad_plan_of
 from jitdnn.kernels.cuda.convolution.implicit_gemm.plan import Plan, WgradPlan
-from jitdnn.kernels.cuda.gemm.algorithm import TensorCoreAlgorithm, refuse_tensor_cores
+from jitdnn.kernels.cuda.gemm.algorithm import MultiplyAddAlgorithm, TensorCoreAlgorithm
 from jitdnn.kernels.cuda.gemm.code import Nothing
 from jitdnn.problems.convolution import Convolution
 
@@ -38,7 +38,7 @@ class ImplicitGemm(TensorCoreAlgorithm[Convolution]):
     problem = Convolution
 
     def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
-        return refuse_tensor_cores(problem.x.dtype, problem.groups, device) or _refuse_extents(problem)
+        return self.refuse_units(problem.x.dtype, problem.groups, device) or _refuse_extents(problem)
 
     def sizes(self, problem: Convolution, device: GpuDevice) -> Plan:
         """The plan that is expected to be fastest on this device."""
@@ -90,7 +90,7 @@ class ImplicitGemmWgrad(TensorCoreAlgorithm[Convolution]):
         columns = math.prod(problem.w.shape[1:])
         if columns >= 2**30:
             return f"{columns} elements of a filter channel are more than the {2**30} that fit the kernel's indices"
-        return refuse_tensor_cores(problem.x.dtype, problem.groups, device)
+        return self.refuse_units(problem.x.dtype, problem.groups, device)
 
     def sizes(self, problem: Convolution, device: GpuDevice) -> WgradPlan:
         """The plan that is expected to be fastest on this device."""
@@ -106,3 +106,23 @@ class ImplicitGemmWgradInPlace(ImplicitGemmWgrad):
 
     name = "implicit_gemm_in_place"
     uses_workspace = False
+
+
+class ImplicitGemmFma(MultiplyAddAlgorithm[Convolution], ImplicitGemm):
+    """Implicit products by multiply-adds in f32: as exact as `direct`, with copies and splits of `implicit_gemm`."""
+
+    name = "implicit_gemm_fma"
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        columns = problem.output.shape[1] // problem.groups
+        return super().refusal(problem, device, epilogue) or self.refuse_few(columns)
+
+
+class ImplicitGemmFmaWgrad(MultiplyAddAlgorithm[Convolution], ImplicitGemmWgrad):
+    """Channels of dy by taps and channels of x, K over pixels, by multiply-adds in f32."""
+
+    name = "implicit_gemm_fma"
+
+    def refusal(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None) -> str | None:
+        channels = problem.k // problem.groups
+        return super().refusal(problem, device, epilogue) or self.refuse_few(channels)

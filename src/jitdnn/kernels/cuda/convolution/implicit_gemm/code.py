@@ -26,10 +26,10 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.tables import (
     wgrad_tables_of,
 )
 from jitdnn.kernels.cuda.gemm.code import (
-    GEMM_TEXTS,
     MMA_FUNCTIONS,
     ByAddress,
     blocking_defines,
+    gemm_text,
     initializer,
 )
 from jitdnn.kernels.cuda.gemm.packing import with_packs
@@ -89,7 +89,7 @@ def source_of(
     names = "".join(f", e{number}" for number in range(3, 3 + len(code.operands)))
     if indices is None:
         indices = ["image", "channel", *("a", "b", "c")[5 - len(output.shape) :]]
-    text = read_text("cuda/gemm", *GEMM_TEXTS) + code.functions
+    text = gemm_text(plan.blocking.tile) + code.functions
     text += read_text("cuda/convolution/implicit_gemm", "phases.cuh", "taps.cuh", "fprop_dgrad.cu")
     is_known = knows_shape(plan, epilogue)
     (_, room), result = axis_phases(geometry, is_known), geometry.result
@@ -111,7 +111,8 @@ def source_of(
         ("HAS_ALL_CHANNELS", int(plan.filter_in_channels >= geometry.in_channels)),
         ("COPY_A", plan.copy_a),
         ("COPY_B", plan.copy_b),
-        ("FILTER_MN_MAJOR", int(plan.is_mn_major)),
+        ("A_MN_MAJOR", 0),
+        ("B_MN_MAJOR", int(plan.is_mn_major)),
         ("IS_DATA_LINEAR", int(fprop_data_step(geometry) is not None)),
         ("RESULT_WIDTH", plan.width),
         ("RESULT_FORM", 0 if epilogue else result_form(geometry)[0]),
@@ -125,7 +126,8 @@ def source_of(
         *([known_shape(tables_of(plan, is_known))] if is_known else []),
     )
     spills = True  # a few bytes where a tile takes all registers; tests hold the common problems to none
-    return Source("implicit_gemm", text, defines, dialect="cuda", spills=spills)
+    keeps_order = plan.blocking.tile.is_fma and plan.is_mn_major
+    return Source("implicit_gemm", text, defines, dialect="cuda", spills=spills, keeps_order=keeps_order)
 
 
 def type_defines(dtype: str, result: str) -> tuple[tuple[str, object], ...]:
@@ -186,7 +188,7 @@ def wgrad_source_of(plan: WgradPlan) -> Source:
     block = plan.blocking.tile.k_bytes // DTYPES[problem.x.dtype]
     leaves = three(leaves_input(problem), 0)
     a, b, c = three(problem.filter_spatial, 1)
-    text = read_text("cuda/gemm", *GEMM_TEXTS) + read_text("cuda/convolution/implicit_gemm", "wgrad.cu")
+    text = gemm_text(plan.blocking.tile) + read_text("cuda/convolution/implicit_gemm", "wgrad.cu")
     moving = [n > 1 or outside for n, outside in zip(three(problem.output_spatial, 1), leaves, strict=True)]
     is_vector = plan.is_vector and problem.mode != "convolution"
     defines = (
@@ -207,6 +209,8 @@ def wgrad_source_of(plan: WgradPlan) -> Source:
         ("HAS_WHOLE_BLOCKS", int(plan.gemm.k % block == 0)),
         ("COPY_A", plan.copy_a),
         ("COPY_B", plan.copy_b),
+        ("A_MN_MAJOR", 1),
+        ("B_MN_MAJOR", 1),
         ("IS_RESULT_VECTOR", int(is_vector)),
         ("HAS_RUNS_OF_ONE_TAP", int(plan.in_channels % 8 == 0)),
         ("HAS_SECTORS", int(is_vector and plan.blocking.has_whole_tiles and problem.w.strides[0] % 32 == 0)),
@@ -214,7 +218,8 @@ def wgrad_source_of(plan: WgradPlan) -> Source:
         *([known_shape(wgrad_tables_of(plan))] if knows_shape(plan, None) else []),
     )
     # a few bytes spill where a tile takes all registers; tests hold the common problems to none
-    return Source("implicit_gemm_wgrad", text, defines, dialect="cuda", spills=True)
+    keeps_order = plan.blocking.tile.is_fma
+    return Source("implicit_gemm_wgrad", text, defines, dialect="cuda", spills=True, keeps_order=keeps_order)
 
 
 def wgrad_launches_of(plan: WgradPlan) -> list[Launch]:

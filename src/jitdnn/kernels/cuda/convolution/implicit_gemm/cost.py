@@ -27,7 +27,7 @@ from jitdnn.kernels.cuda.gemm.cost import (
 )
 from jitdnn.kernels.cuda.gemm.plan import Pack, Tile, copy_bytes, index_type, three
 from jitdnn.problems.convolution import Convolution
-from jitdnn.tensor import DTYPES
+from jitdnn.tensor import DTYPES, TensorDescriptor
 
 _WIDEST_STORE = 8  # results
 _WIDEST_COPY = 16  # bytes
@@ -40,6 +40,7 @@ _OF_HALVES = 1.2  # how much longer memory takes of 16 bits than copies
 _LONG_ROW = 64  # bytes of a pixel, of which narrow copies are many
 _WGRAD_OF_HALVES = 1.12  # how much longer memory takes of 16 bits, where gradients read two tensors
 _FEW_CHANNELS, _WGRAD_OF_LARGE = 64, 1.2  # the same of more channels, or with strides
+_K_MAJOR_FMA = 1.15  # how much longer multiply-adds take where both operands lie along K
 _WGRAD_COPY_PENALTY = {
     16: 1.0,
     8: 1.15,
@@ -58,10 +59,16 @@ def plan_of(
 ) -> Plan:
     """The plan that is expected to be fastest, of the problem or of a batch of such."""
     plans = [_candidate(problem, device, tiles, uses_workspace, batch, False, False)]
-    if uses_workspace and batch is None and not _is_as_wide_as_can_be(plans[0], problem):
+    is_packed = uses_workspace and batch is None
+    if is_packed and not _is_as_wide_as_can_be(plans[0], problem):
         plans += [
             _candidate(problem, device, tiles, uses_workspace, batch, *packs)
             for packs in ((True, False), (False, True), (True, True))
+        ]
+    if is_packed and problem.direction == "fwd" and tiles[0].is_fma:
+        plans += [
+            _candidate(problem, device, tiles, uses_workspace, batch, packs_data, True, is_across=True)
+            for packs_data in (False, True)
         ]
     return min((plan for plan in plans if plan), key=lambda plan: plan.seconds)
 
@@ -89,8 +96,16 @@ class _Packed:
 
     @staticmethod
     def of(
-        problem: Convolution, device: GpuDevice, geometry: Geometry, packs_data: bool, packs_filter: bool
+        problem: Convolution,
+        device: GpuDevice,
+        geometry: Geometry,
+        packs_data: bool,
+        packs_filter: bool,
+        is_across: bool,
     ) -> _Packed:
+        """`is_across`: a forward filter is packed with the channels of the result innermost, as multiply-adds take it
+        with fewer reads of registers.
+        """
         is_forward = problem.direction == "fwd"
         made = _Packed(geometry, geometry.in_channels, geometry.out_channels)
         if packs_data:
@@ -98,16 +113,17 @@ class _Packed:
             geometry = replace(geometry, in_channels=pack.padded_channels, data=TensorStrides.of(pack))
             made = replace(made, geometry=geometry, data=pack, seconds=pack_seconds(pack, device))
         if packs_filter:
-            pack = Pack.of(problem.w, 1, made.data.bytes if made.data else 0)
-            row, _, space = pack.strides
-            column, channel = (row, 1) if is_forward else (1, row)
-            group = problem.k // problem.groups * row
+            at = made.data.bytes if made.data else 0
+            pack = Pack.of(_across(problem.w), problem.groups, at) if is_across else Pack.of(problem.w, 1, at)
+            row, own_group, space = pack.strides
+            column, channel = (1, row) if is_across or not is_forward else (row, 1)
+            group = own_group if is_across else problem.k // problem.groups * row
             strides = replace(geometry.filter, group=group, column=column, channel=channel, space=space)
             made = replace(
                 made,
                 geometry=replace(geometry, filter=strides),
-                filter_in_channels=pack.padded_channels if is_forward else made.filter_in_channels,
-                filter_out_channels=made.filter_out_channels if is_forward else pack.padded_channels,
+                filter_in_channels=made.filter_in_channels if column == 1 else pack.padded_channels,
+                filter_out_channels=pack.padded_channels if column == 1 else made.filter_out_channels,
                 filter=pack,
                 seconds=made.seconds + pack_seconds(pack, device),
             )
@@ -140,6 +156,12 @@ class _Packed:
             inner = filter_strides.channel
             multiples = [geometry.in_channels, self.filter_in_channels, filter_strides.column]
         return copy_a, copy_bytes(dtype, inner, [*multiples, *outer])
+
+
+def _across(filter: TensorDescriptor) -> TensorDescriptor:
+    """The filter with its two axes of channels in the other order."""
+    (k, c, *taps), (k_step, c_step, *steps) = filter.shape, filter.strides
+    return TensorDescriptor((c, k, *taps), (c_step, k_step, *steps), filter.dtype)
 
 
 def _store_width(geometry: Geometry, element: str) -> int:
@@ -176,12 +198,13 @@ def _candidate(
     batch: Batch | None,
     packs_data: bool,
     packs_filter: bool,
+    is_across: bool = False,
 ) -> Plan | None:
     """The best blocking of the problem with these operands packed; None if packing does not widen the copies."""
     geometry, dtype = geometry_of(problem), problem.x.dtype
     if batch:
         geometry = geometry.repeated(batch)
-    packed = _Packed.of(problem, device, geometry, packs_data, packs_filter)
+    packed = _Packed.of(problem, device, geometry, packs_data, packs_filter, is_across)
     geometry, is_mn_major = packed.geometry, packed.is_mn_major(dtype)
     copy_a, copy_b = packed.copies(dtype)
     if (packs_data and not copy_a) or (packs_filter and not copy_b):
@@ -197,6 +220,7 @@ def _candidate(
         seconds(geometry.gemms, blocking, dtype, device, int(slowness * bytes_moved))
         * _copy_penalty(geometry, dtype, (copy_a, copy_b))
         * _access_penalty(geometry, dtype, problem.groups, is_mn_major)
+        * (_K_MAJOR_FMA if tiles[0].is_fma and not is_mn_major else 1.0)
     )
     empty = sum(blocking.tiles(gemm) * gemm.groups for gemm in geometry.gemms if gemm.k == 0)
     time += _EMPTY_CYCLES * empty / (device.multiprocessors * gemm_clock(device.facts))

@@ -23,7 +23,6 @@
 //     HAS_FULL_COLUMNS     0 or 1      whether BN divides the columns of the filter that may be read
 //     HAS_ALL_CHANNELS     0 or 1      whether the filter has all channels of the data
 //     COPY_A, COPY_B       bytes       of an asynchronous copy; 0: element by element
-//     FILTER_MN_MAJOR      0 or 1      whether B is MN-major
 //     RESULT_WIDTH         1 to 8      channels that are stored at once
 //     HAS_SECTORS          0 or 1      whether four runs of results are whole sectors of memory
 //     RESULT_FORM          0 to 2      pixels of the result are result_step apart: 2, all; 1, those of an image; 0, or not
@@ -33,7 +32,7 @@
 //     HAS_EPILOGUE         0 or 1      EPILOGUE(sum, image, channel, a, b, c), EPILOGUE_PARAMETERS and _ARGUMENTS
 
 // Every chunk of a stage is one copy, and has one tap: a thread finds the tap once for all its rows.
-constexpr bool IS_WIDE = COPY_A == 16 && COPY_B == 16 && (!FILTER_MN_MAJOR || IS_OF_ONE_TAP);
+constexpr bool IS_WIDE = COPY_A == 16 && COPY_B == 16 && (!B_MN_MAJOR || IS_OF_ONE_TAP);
 
 struct Loader {
     static constexpr bool IS_PREPARED = false;
@@ -53,7 +52,7 @@ struct Loader {
     Tap tap;
     INDEX moved;           // elements of the data from a row's pixel
     const DTYPE *weights;  // the filter at the thread's first row
-    int first_channel;     // of that row, if FILTER_MN_MAJOR
+    int first_channel;     // of that row, if B_MN_MAJOR
     bool has_weights;      // if not
 
     METHOD int blocks() const { return block_count; }
@@ -83,8 +82,8 @@ struct Loader {
 
     // Elements from neighbour to neighbour: 1 where asynchronous copies take several.
     METHOD INDEX data_channel() const { return COPY_A > 0 ? 1 : (INDEX)tables.data_channel; }
-    METHOD INDEX filter_column() const { return COPY_B > 0 && FILTER_MN_MAJOR ? 1 : (INDEX)tables.filter_column; }
-    METHOD INDEX filter_channel() const { return COPY_B > 0 && !FILTER_MN_MAJOR ? 1 : (INDEX)tables.filter_channel; }
+    METHOD INDEX filter_column() const { return COPY_B > 0 && B_MN_MAJOR ? 1 : (INDEX)tables.filter_column; }
+    METHOD INDEX filter_channel() const { return COPY_B > 0 && !B_MN_MAJOR ? 1 : (INDEX)tables.filter_channel; }
 
     template <int SLICE>
     METHOD void load(u8 *stage, int number) {
@@ -102,7 +101,7 @@ struct Loader {
             const Tap tap = tap_at(own + e, channel, is_tap);
             load_data<SLICE>(stage, e, tap, channel);
         }
-        if constexpr (FILTER_MN_MAJOR) {
+        if constexpr (B_MN_MAJOR) {
             load_filter_mn_major<SLICE>(stage + A_BYTES, number * BK);
         } else {
 #pragma unroll COPY_UNROLL(COPY_B)
@@ -118,7 +117,7 @@ struct Loader {
     // ---- Whole chunks ----
 
     // Rows of B in a stage: columns, or channels if MN-major. A thread copies those that are B_STEP apart.
-    static constexpr int B_CHUNKS = FILTER_MN_MAJOR ? CHUNKS_N : CHUNKS_K, B_ROWS = FILTER_MN_MAJOR ? BK : BN;
+    static constexpr int B_CHUNKS = B_MN_MAJOR ? CHUNKS_N : CHUNKS_K, B_ROWS = B_MN_MAJOR ? BK : BN;
     static constexpr int B_STEP = BLOCK_THREADS / B_CHUNKS, B_LINES = (B_ROWS + B_STEP - 1) / B_STEP;
 
     METHOD void seek(int number) {
@@ -134,7 +133,7 @@ struct Loader {
             tap = tap_at(number * BK + own, channel, has_weights);
         }
         moved = tap.data + channel;
-        if constexpr (FILTER_MN_MAJOR) {
+        if constexpr (B_MN_MAJOR) {
             first_channel = channel - own + (int)threadIdx.x / B_CHUNKS;
             weights = filter + (tap.filter + (INDEX)first_channel * (INDEX)tables.filter_channel);
         } else {
@@ -158,7 +157,7 @@ struct Loader {
         for (int line = LINES_OF(SLICE, B_LINES); line < LINES_OF(SLICE + 1, B_LINES); ++line) {
             const int row = first + line * B_STEP;
             if (B_ROWS % B_STEP != 0 && row >= B_ROWS) break;
-            const bool is_valid = FILTER_MN_MAJOR ? (!IS_DATA_LINEAR || has_weights) && has(chunk * CHUNK) &&
+            const bool is_valid = B_MN_MAJOR ? (!IS_DATA_LINEAR || has_weights) && has(chunk * CHUNK) &&
                                                     has_channel(first_channel + line * B_STEP)
                                                 : has_weights && has(row);
             cp_async16(to + position_of_line<B_CHUNKS, B_STEP>(first, chunk, line), weights, is_valid);
@@ -315,7 +314,7 @@ void implicit_gemm(SHAPE_PARAMETER const DTYPE *first, const DTYPE *second, RESU
     loader.taps = taps;
     if constexpr (!IS_DATA_LINEAR) fill_taps(tables, c, taps, loader.tap_count);
     loader.rows.set(tables, c, tile.row, pixels);
-    const int first_column = FILTER_MN_MAJOR ? (int)threadIdx.x % CHUNKS_N * CHUNK : (int)threadIdx.x / CHUNKS_K;
+    const int first_column = B_MN_MAJOR ? (int)threadIdx.x % CHUNKS_N * CHUNK : (int)threadIdx.x / CHUNKS_K;
     loader.data = in_register((tables.data_at >= 0 ? (const DTYPE *)(workspace + tables.data_at) : first) +
                               place_of_group(tables, tile.group, tables.data_group, tables.data_outer));
     loader.filter = in_register((tables.filter_at >= 0 ? (const DTYPE *)(workspace + tables.filter_at) : second) +
@@ -331,7 +330,7 @@ void implicit_gemm(SHAPE_PARAMETER const DTYPE *first, const DTYPE *second, RESU
         loader.next_tap = quotient(own.begin, tables.blocks_of_tap);
         loader.next_channel = (own.begin - loader.next_tap * (int)tables.blocks_of_tap.number) * BK;
     }
-    accumulate<false, FILTER_MN_MAJOR>(sums, loader, shared, own.begin, own.end - own.begin);
+    accumulate(sums, loader, shared, own.begin, own.end - own.begin);
 
     if (!HAS_WHOLE_TILES || (IS_SPLIT && slice.splits > 1)) {
         const int plane = blockIdx.z * gridDim.y + blockIdx.y, planes = gridDim.y * (int)tables.phase_count;

@@ -346,7 +346,7 @@ void implicit_gemm_wgrad(SHAPE_PARAMETER const DTYPE *first, const DTYPE *second
 
     SUM sums[MMAS_M][MMAS_N][4] = {};
     const BlocksOfSplit own(tables.work, slice, (int)tables.blocks);
-    accumulate<true, true>(sums, loader, shared, own.begin, own.end - own.begin);
+    accumulate(sums, loader, shared, own.begin, own.end - own.begin);
 
     if (!HAS_WHOLE_TILES || (IS_SPLIT && slice.splits > 1)) {
         store_partial(sums, partial_tile(workspace, tables.work, blockIdx.y, gridDim.y, slice.tile, slice.split));

@@ -112,8 +112,18 @@ class WinogradAlgorithm(KernelAlgorithm[Convolution, GpuDevice]):
         return None
 
 
-class _OnCudaCores(WinogradAlgorithm):
-    """Products in the arithmetic of the type, by the tiled contraction of gpu/gemm."""
+class OnCudaCores(WinogradAlgorithm):
+    """Products in the arithmetic of the type, by the tiled contraction of gpu/gemm.
+
+    `is_across`: rows of the transformed filter are terms, not columns of the products.
+    """
+
+    is_across: ClassVar[bool] = False
+
+    def multiply(self, problem: MatMul, device: GpuDevice) -> PlannedKernel:
+        """How the products of all points are computed."""
+        gemm = choose(lower_matmul(problem), device)
+        return PlannedKernel(gemm.workspace, gemm.seconds, lambda: build(gemm, device))
 
     def refuse_product(self, plan: Plan, device: GpuDevice) -> str | None:
         return None  # it takes all
@@ -123,7 +133,7 @@ class _OnCudaCores(WinogradAlgorithm):
         if plan.is_wgrad:
             sizes = (terms, columns), (terms, rows), (rows, columns)
         else:
-            sizes = (rows, terms), (columns, terms), (rows, columns)
+            sizes = (rows, terms), (terms, columns) if self.is_across else (columns, terms), (rows, columns)
         at, places = 0, list[Place]()
         for size in sizes:
             places.append(plan.place(at, *size))
@@ -138,30 +148,29 @@ class _OnCudaCores(WinogradAlgorithm):
         if plan.is_wgrad:
             a, b = tensor(other, (rows, terms), True), tensor(data, (terms, columns))
         else:
-            a, b = tensor(data, (rows, terms)), tensor(other, (terms, columns), True)
-        gemm = choose(lower_matmul(MatMul(a, b, tensor(products, (rows, columns)))), device)
+            a, b = tensor(data, (rows, terms)), tensor(other, (terms, columns), not self.is_across)
+        gemm = self.multiply(MatMul(a, b, tensor(products, (rows, columns))), device)
         operands = (other.at, data.at) if plan.is_wgrad else (data.at, other.at)
-        return Product(
-            Places(data, other, products), (*operands, products.at), at, at + gemm.workspace, gemm.seconds,
-            lambda: build(gemm, device),
-        )  # fmt: skip
+        made = Places(data, other, products, is_across=self.is_across and not plan.is_wgrad)
+        room = at + gemm.workspace
+        return Product(made, (*operands, products.at), at, room, gemm.seconds, gemm.build)
 
 
-class Winograd4(_OnCudaCores):
+class Winograd4(OnCudaCores):
     """Forward and data, in tiles of four results an axis."""
 
     name = "winograd_4"
     max_m = 4
 
 
-class Winograd2(_OnCudaCores):
+class Winograd2(OnCudaCores):
     """Forward and data, in tiles of two results an axis: nearly as exact as a plain sum."""
 
     name = "winograd_2"
     max_m = 2
 
 
-class WinogradWgrad4(_OnCudaCores):
+class WinogradWgrad4(OnCudaCores):
     """The filter's gradient over tiles of four results an axis."""
 
     name = "winograd_filter_4"

@@ -30,12 +30,14 @@ _WORDS = {2: "u32", 4: "u32x2", 8: "u32x4"}
 @dataclass(frozen=True)
 class Places:
     """Where the operands and the products of all points are in the workspace; `is_scaled`: the operands as halves, and
-    what they were multiplied by in front."""
+    what they were multiplied by in front. `is_across`: rows of the filter's matrices are terms, not columns of the
+    products."""
 
     data: Place
     other: Place
     products: Place
     is_scaled: bool = False
+    is_across: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,14 @@ def kernels(
     source = source_of(plan, places.is_scaled, epilogue, tuple(numbers))
     pointers = _POINTERS + (len(epilogue.operands) if epilogue else 0)
     is_early = plan.is_wgrad and places.is_scaled and workspace <= device.cache_bytes
-    before, behind = launches_of(plan, places.is_scaled, is_early)
+    before, behind = launches_of(plan, places.is_scaled, is_early, places.is_across)
     values = list(numbers.values())
     return device.kernel(source, before, pointers, values), device.kernel(source, behind, pointers, values)
 
 
-def launches_of(plan: Plan, is_scaled: bool, is_early: bool = False) -> tuple[list[Launch], list[Launch]]:
+def launches_of(
+    plan: Plan, is_scaled: bool, is_early: bool = False, is_across: bool = False
+) -> tuple[list[Launch], list[Launch]]:
     """Those before the product, and behind it."""
     problem = plan.problem
     first, second, result = plan.tensors
@@ -94,7 +98,8 @@ def launches_of(plan: Plan, is_scaled: bool, is_early: bool = False) -> tuple[li
         other = tiles("transform_dy", second)
         behind = Launch("finish_filter", elements, _THREADS, is_early=is_early)
     else:
-        _, down, across = plan.product
+        _, *channels = plan.product
+        down, across = reversed(channels) if is_across else channels
         blocks = problem.groups * -(-down // 8) * -(-across // (32 * plan.lanes))
         other = Launch("transform_filter", blocks, _THREADS, is_early=is_early)
         behind = tiles("finish_tiles", result, 1)
@@ -214,7 +219,7 @@ def numbers_of(plan: Plan, places: Places) -> dict[str, int]:
     is_flipped = (problem.mode == "convolution") != (problem.direction == "bwd_data")
     start = sum((axis.r - 1) * step for axis, step in zip(plan.axes, taps, strict=True)) if is_flipped else 0
     rows, columns, row, column = problem.k // groups, problem.c // groups, k, c
-    if problem.direction == "bwd_data":
+    if (problem.direction == "bwd_data") != places.is_across:
         rows, columns, row, column = columns, rows, c, k
     return numbers | {
         "filter_first": start, "filter_group": problem.k // groups * k, "filter_row": row,
