@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice
+from jitdnn.kernels.cuda.warpgroup.bound import Bound, Least
 from jitdnn.kernels.cuda.warpgroup.cost import seconds
 from jitdnn.kernels.cuda.warpgroup.plan import (
     MOST_PIECES,
@@ -18,6 +22,8 @@ from jitdnn.kernels.cuda.warpgroup.plan import (
     Products,
     SharedRows,
     blockings,
+    split_cuts,
+    whole_cut,
 )
 from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, STAGE_ROW, Lines, Tile
 
@@ -36,7 +42,7 @@ def best_blocking(
     lines: Lines = NO_LINES, depths: Callable[[Tile], Sequence[int]] = lambda _: (1,), shared: Sequence[Tile] = (),
     may_leave_at_once: bool = False, columns_of: Callable[[Tile], int] | None = None,
     seconds_of: Callable[[Products, Blocking], float] | None = None, may_keep_across: bool = False,
-    most_tiles: int = MOST_PIECES,
+    most_tiles: int = MOST_PIECES, bound_of: Callable[[Products, int], Least] | None = None,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
     """The blocking that is expected to be fastest and its time; None if the device has room for none.
 
@@ -48,8 +54,12 @@ def best_blocking(
     product by a tile, where these differ. `seconds_of`: a second model, of which and of `seconds` the geometric mean
     counts: they were fitted to different layers, err at different ones, and the mean of both errs less.
     `may_keep_across`: and B of one of several tiles across. `most_tiles`: of a thread block with an equal part of K.
-    What is divided is split.
+    `bound_of`: what the second model does not come below, for products in stages of so many bytes. What is divided is
+    split.
+
+    Blockings come in the order of what they take at least, and none that cannot be the best is made.
     """
+    min_splits = 2 if is_divided else 1
 
     def alike(tile: Tile) -> Products:
         columns = columns_of(tile) if columns_of else products.n
@@ -61,38 +71,103 @@ def best_blocking(
             shared_rows, boxes,
         )  # fmt: skip
 
-    in_stages = {
-        depth: products.in_stages(depth) for depth in {depth for tile in tiles for depth in depths(tile)}
-    }
-    blocked = []
-    for tile in tiles:
-        own = alike(tile)
-        for depth in depths(tile):
-            staged = in_stages[depth] if own is products else own.in_stages(depth)
-            blocked += [
-                (staged, one)
-                for one in blockings(
-                    staged, (tile,), device.shared_bytes - taken, device.multiprocessors, parts, result_bytes,
-                    max_splits, is_promoted, 2 if is_divided else 1, divides_rows, is_rough, row * depth, may_keep_b,
-                    lines, shared, may_keep_across, most_tiles,
-                )
-                if may_leave_at_once or divides_rows or not one.leaves_at_once
-            ]  # fmt: skip
+    is_b_counted = not (may_keep_b or shared_rows)
+
+    def common_bound(staged: Products, of_stage: int) -> Least:
+        return Bound(
+            staged, device, bytes_moved + finish.nbytes, row_bytes, is_wgrad, parts, of_stage, lines, tiles[0].swaps,
+            is_rough, is_b_counted, shared,
+        )  # fmt: skip
+
+    bounds: dict[tuple[int, int], Least] = {}
+
+    def least_of(own: Products, depth: int) -> Least:
+        key = own.n, depth
+        if key not in bounds:
+            bounds[key] = (bound_of or common_bound)(own.in_stages(depth), row * depth)
+        return bounds[key]
+
+    families = [
+        _Family(number, tile, depth, least_of(alike(tile), depth))
+        for number, (tile, depth) in enumerate((tile, depth) for tile in tiles for depth in depths(tile))
+    ]
+
+    def blocked(fastest: _Fastest) -> Iterator[tuple[int, Products, Blocking]]:
+        """Blockings that may be as fast, with the numbers of their families."""
+        for one, cut in _in_order(families, device.multiprocessors, max_splits, min_splits, fastest):
+            for each in blockings(
+                one.least.products, (one.tile,), device.shared_bytes - taken, device.multiprocessors, parts,
+                result_bytes, max_splits, is_promoted, min_splits, divides_rows, is_rough, row * one.depth, may_keep_b,
+                lines, shared, may_keep_across, most_tiles, (cut,),
+            ):  # fmt: skip
+                if may_leave_at_once or divides_rows or not each.leaves_at_once:
+                    yield one.number, one.least.products, each
+
+    found: list[tuple[int, Blocking, float]] = []
+    fastest = _Fastest(_AS_FAST)
     if seconds_of:
-        times = [seconds_of(staged, one) for staged, one in blocked]
-        near = _NEAR * min(times, default=0.0)
+        near = _Fastest(_NEAR)
+        times = [
+            (near.offer(seconds_of(staged, each)), number, staged, each)
+            for number, staged, each in blocked(near)
+        ]
         found = [
-            (one, math.sqrt(time * common(staged, one)))
-            for (staged, one), time in zip(blocked, times, strict=True)
-            if time <= near
+            (number, each, fastest.offer(math.sqrt(time * common(staged, each))))
+            for time, number, staged, each in times
+            if time <= near.limit
         ]
     else:
-        found = [(one, common(staged, one)) for staged, one in blocked]
+        found = [
+            (number, each, fastest.offer(common(staged, each))) for number, staged, each in blocked(fastest)
+        ]
     if not found:
         return None
-    least = min(time for _, time in found)
+    found.sort(key=lambda one: (one[0], one[1].splits))
     # of those that are as fast the tile that stands first in the list: so few kernels are compiled. Where memory is the
     # limit many are, and one of whose columns more lie outside is slower than it seems
-    as_fast = [(one, time) for one, time in found if time <= _AS_FAST * least]
+    as_fast = [(one, time) for _, one, time in found if time <= fastest.limit]
     filled = [alike(one.tile).filled(one.tile) for one, _ in as_fast]
     return next(one for one, share in zip(as_fast, filled, strict=True) if share > max(filled) - _OUTSIDE)
+
+
+class _Fastest:
+    """The least time so far, and `limit`: times a factor."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor, self.limit = factor, math.inf
+
+    def offer(self, seconds: float) -> float:
+        self.limit = min(self.limit, self._factor * seconds)
+        return seconds
+
+
+class _Family(NamedTuple):
+    """A tile with stages of one depth, by its number in the order of tiles, and what its blockings take at least."""
+
+    number: int
+    tile: Tile
+    depth: int
+    least: Least
+
+
+def _in_order(
+    families: Sequence[_Family], multiprocessors: int, max_splits: int, min_splits: int, fastest: _Fastest
+) -> Iterator[tuple[_Family, tuple[int, int]]]:  # fmt: skip
+    """Families, and cuts of their K, by what they take at least, as long as that is no more than the limit."""
+    number = itertools.count()
+    # a family without a cut stands for all of its splits, which are not counted before their turn
+    heap: list[tuple[float, int, _Family, tuple[int, int] | None]] = []
+    for one in families:
+        if one.tile.cluster > 1 or min_splits == 1:
+            cut = whole_cut(one.least.products, one.tile)
+            heap.append((one.least.seconds(one.tile, *cut), next(number), one, cut))
+        if one.tile.cluster == 1 and max_splits > 1:
+            heap.append((one.least.of_splits, next(number), one, None))
+    heapq.heapify(heap)
+    while heap and heap[0][0] <= fastest.limit:
+        _, _, one, next_cut = heapq.heappop(heap)
+        if next_cut:
+            yield one, next_cut
+            continue
+        for cut in split_cuts(one.least.products, one.tile, multiprocessors, max_splits, min_splits):
+            heapq.heappush(heap, (one.least.seconds(one.tile, *cut), next(number), one, cut))

@@ -17,7 +17,7 @@ from jitdnn.kernels.cuda.warpgroup.plan import (
     SharedRows,
     longest_load,
 )
-from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW
+from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Lines
 
 OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
@@ -184,13 +184,18 @@ LAUNCH_SECONDS = _OTHERS.launch
 
 
 def _constants(blocking: Blocking, row_bytes: int, is_wgrad: bool) -> _Constants:
+    return family(blocking.tile.swaps, blocking.lines, blocking.parts, row_bytes, is_wgrad)
+
+
+def family(swaps: bool, lines: Lines, parts: int, row_bytes: int, is_wgrad: bool) -> _Constants:
+    """What the model was fitted to, of products of such operands."""
     if is_wgrad:
         return _WGRAD
-    if blocking.tile.swaps:
+    if swaps:
         return _ALONG
-    if blocking.lines.taps > 1:
+    if lines.taps > 1:
         return _IN_LINES
-    return _ALONG if blocking.parts == 1 and row_bytes == STAGE_ROW else _OTHERS
+    return _ALONG if parts == 1 and row_bytes == STAGE_ROW else _OTHERS
 
 
 def _clock(constants: _Constants, products: Products, blocking: Blocking, device: GpuDevice) -> float:

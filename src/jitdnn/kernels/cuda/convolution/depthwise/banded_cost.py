@@ -12,8 +12,8 @@ from jitdnn.kernels.cuda.convolution.depthwise.banded_plan import TILE, Band, Ba
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_cost import reduce_seconds
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import widths
-from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, Cheapest, by_bound
-from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, depthwise_clock
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import Cheapest, by_bound
+from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, ROUNDED, depthwise_clock
 
 # cycles, fitted to measurements on an H100
 _START_CYCLES, _STEP_CYCLES = 2500, 700  # until a thread block has its first rows; at the barriers of a step

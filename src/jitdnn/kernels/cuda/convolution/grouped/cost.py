@@ -31,10 +31,10 @@ from jitdnn.kernels.cuda.convolution.grouped.wgrad_cost import (
     whole_registers,
 )
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis
-from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import All, Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.products import Products
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, power_of_two, strides_of
-from jitdnn.kernels.cuda.cost import clock
+from jitdnn.kernels.cuda.cost import ROUNDED, clock
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES, TensorDescriptor
 

@@ -42,9 +42,10 @@ from jitdnn.kernels.cuda.cost import LINE_BYTES, SECTOR_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.kernels.cuda.gemm.shape import divisors
 from jitdnn.kernels.cuda.warpgroup.best import best_blocking
+from jitdnn.kernels.cuda.warpgroup.bound import Least
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Boxes, Products, SharedRows
 from jitdnn.kernels.cuda.warpgroup.tile import SHARED, SHARED_IN_LINES, SPLIT, STAGE_ROW, Tile
-from jitdnn.kernels.cuda.warpgroup.wgrad_cost import Copies, wgrad_seconds
+from jitdnn.kernels.cuda.warpgroup.wgrad_cost import Copies, WgradBound, wgrad_seconds
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 
@@ -225,6 +226,10 @@ def wgrad_plan(
     def seconds_of(alike: Products, one: Blocking) -> float:
         return wgrad_seconds(alike, one, device, bytes_moved, result_bytes, copies)
 
+    def bound_of(staged: Products, row: int) -> Least:
+        return WgradBound(staged, device, bytes_moved, row, shared)
+
+    shared = (SHARED_IN_LINES if segment else SHARED) if may_share else ()
     found = best_blocking(
         products,
         tiles,
@@ -244,9 +249,10 @@ def wgrad_plan(
         is_rough=is_rough,
         boxes=brought,
         depths=depths,
-        shared=(SHARED_IN_LINES if segment else SHARED) if may_share else (),
+        shared=shared,
         columns_of=columns_of,
         seconds_of=seconds_of if is_copied else None,
+        bound_of=bound_of if is_copied else None,
     )
     if not found:
         return "no tile fits into the shared memory of the device"

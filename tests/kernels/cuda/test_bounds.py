@@ -1,0 +1,114 @@
+"""What products are said not to come below, beside what they are said to take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jitdnn.bench.suites import load, towards_each
+from jitdnn.devices import cuda
+from jitdnn.kernels.cuda.convolution.implicit_gemm import cost as implicit_gemm
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of
+from jitdnn.kernels.cuda.gemm import cost as gemm_cost
+from jitdnn.kernels.cuda.warpgroup import best
+from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
+from jitdnn.kernels.tables import algorithms
+from jitdnn.problems.convolution import Convolution
+
+LAYERS = [("bf16", "nhwc"), ("f32", "nchw"), ("f32", "nhwc"), ("bf16", "nchw")]
+
+
+def problems(dtype: str, layout: str, every: int) -> list[Convolution]:
+    layers = [
+        layer.stored(dtype, layout) for suite in ("classic", "modern", "patches") for layer in load(suite)
+    ]
+    found = [layer.problem for layer in towards_each(layers, "all")]
+    return [one for one in found if isinstance(one, Convolution)][::every]
+
+
+@pytest.mark.parametrize(("dtype", "layout"), LAYERS)
+def test_no_blocking_comes_below_its_bound(dtype: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both models, by all algorithms: each cut of each tile, of which every blocking is looked at."""
+    seen: list[str] = []
+    original, order = best.best_blocking, best._in_order
+
+    def checked(*given: Any, **words: Any) -> Any:
+        # the second model decides what is looked at, where there is one
+        model = words.get("seconds_of")
+        bounds: dict[tuple[Any, int], float] = {}
+
+        def every(families: Any, *rest: Any) -> Any:
+            rest = (*rest[:-1], best._Fastest(float("inf")))  # nothing is left out
+            for one, cut in order(families, *rest):
+                bounds[one.tile, cut[0]] = one.least.seconds(one.tile, *cut)
+                assert cut[0] == one.tile.cluster or bounds[one.tile, cut[0]] >= one.least.of_splits
+                yield one, cut
+                bounds.clear()
+
+        def held(function: Any) -> Any:
+            def timed(products: Products, blocking: Blocking, *more: Any) -> float:
+                seconds: float = function(products, blocking, *more)
+                for (tile, splits), bound in bounds.items():
+                    assert tile == blocking.tile
+                    if blocking.splits == splits:
+                        seen.append(str(tile))
+                        assert bound <= seconds, (blocking, bound / seconds)
+                return seconds
+
+            return timed
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(best, "_in_order", every)
+            if model:
+                words["seconds_of"] = held(model)
+            else:
+                patch.setattr(best, "seconds", held(best.seconds))
+            return original(*given, **words)
+
+    for name in ("choose", "wgrad"):
+        monkeypatch.setattr(f"jitdnn.kernels.cuda.convolution.warpgroup_gemm.{name}.best_blocking", checked)
+    device = cuda.offline("sm_90a")
+    plan_of.cache_clear()
+    for one in problems(dtype, layout, 37):
+        for algorithm in algorithms(one, "cuda"):
+            if "wgmma" in algorithm.name or "f16" in algorithm.name:
+                algorithm.refuse(one, device)
+    plan_of.cache_clear()
+    assert len(seen) > 500
+
+
+@pytest.mark.parametrize(("dtype", "layout"), LAYERS)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_no_product_by_mma_comes_below_its_bound(
+    dtype: str, layout: str, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each cut of each tile, and its time."""
+    bounds: list[float] = []
+    seen = 0
+    bound, seconds = gemm_cost._least_seconds, gemm_cost._seconds
+
+    def noted(*given: Any) -> float:
+        bounds[:] = [bound(*given)]
+        return 0.0  # nothing is left out
+
+    def held(*given: Any) -> float:
+        nonlocal seen
+        time = seconds(*given)
+        if bounds:
+            seen += 1
+            assert bounds.pop() <= time
+        return time
+
+    monkeypatch.setattr(gemm_cost, "_least_seconds", noted)
+    monkeypatch.setattr(gemm_cost, "_seconds", held)
+    for kept in (gemm_cost._best_blocking, implicit_gemm.plan_of, implicit_gemm.wgrad_plan_of):
+        kept.cache_clear()
+    device = cuda.offline(arch)
+    for one in problems(dtype, layout, 61):
+        for algorithm in algorithms(one, "cuda"):
+            if algorithm.name == "implicit_gemm" and algorithm.refuse(one, device) is None:
+                algorithm.estimate(one, device)
+    for kept in (gemm_cost._best_blocking, implicit_gemm.plan_of, implicit_gemm.wgrad_plan_of):
+        kept.cache_clear()
+    assert seen > 200
