@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from jitdnn.devices.gpu import GpuDevice
@@ -22,6 +23,7 @@ from jitdnn.kernels.cuda.warpgroup.plan import (
     Products,
     SharedRows,
     blockings,
+    may_be_clusters,
     split_cuts,
     whole_cut,
 )
@@ -87,9 +89,15 @@ def best_blocking(
             bounds[key] = (bound_of or common_bound)(own.in_stages(depth), row * depth)
         return bounds[key]
 
+    usable = _usable(
+        tuple(tiles), result_bytes, is_promoted, divides_rows, products.has_row_boxes,
+        may_leave_at_once or divides_rows, min_splits == 1, max_splits > 1,
+    )  # fmt: skip
     families = [
-        _Family(number, tile, depth, least_of(alike(tile), depth))
-        for number, (tile, depth) in enumerate((tile, depth) for tile in tiles for depth in depths(tile))
+        _Family(number, tile, depth, least_of(alike(tile), depth), is_whole, is_split)
+        for number, (tile, is_whole, is_split, depth) in enumerate(
+            (*one, depth) for one in usable for depth in depths(one[0])
+        )
     ]
 
     def blocked(fastest: _Fastest) -> Iterator[tuple[int, Products, Blocking]]:
@@ -100,8 +108,7 @@ def best_blocking(
                 result_bytes, max_splits, is_promoted, min_splits, divides_rows, is_rough, row * one.depth, may_keep_b,
                 lines, shared, may_keep_across, most_tiles, (cut,),
             ):  # fmt: skip
-                if may_leave_at_once or divides_rows or not each.leaves_at_once:
-                    yield one.number, one.least.products, each
+                yield one.number, one.least.products, each
 
     found: list[tuple[int, Blocking, float]] = []
     fastest = _Fastest(_AS_FAST)
@@ -141,13 +148,36 @@ class _Fastest:
         return seconds
 
 
+@lru_cache(512)
+def _usable(
+    tiles: tuple[Tile, ...], result_bytes: int, is_promoted: bool, divides_rows: bool, has_row_boxes: bool,
+    may_leave_at_once: bool, may_be_whole: bool, may_be_split: bool,
+) -> list[tuple[Tile, bool, bool]]:  # fmt: skip
+    """The tiles that have the registers, whole (or in clusters) and with their K split."""
+
+    def has_registers(tile: Tile, is_split: bool) -> bool:
+        return tile.has_registers(is_promoted, result_bytes, is_split, divides_rows and tile.cluster == 1)
+
+    found = []
+    for tile in tiles:
+        is_whole = (may_be_whole or tile.cluster > 1) and has_registers(tile, False)
+        is_whole = is_whole and (may_leave_at_once or not tile.leaves_at_once(result_bytes))
+        is_split = may_be_split and tile.cluster == 1 and has_registers(tile, True)
+        if (is_whole or is_split) and tile.has_chunks(result_bytes, has_row_boxes):
+            found.append((tile, is_whole, is_split))
+    return found
+
+
 class _Family(NamedTuple):
-    """A tile with stages of one depth, by its number in the order of tiles, and what its blockings take at least."""
+    """A tile with stages of one depth, by its number in the order of tiles, what its blockings take at least, and
+    whether it may be whole, or its K split."""
 
     number: int
     tile: Tile
     depth: int
     least: Least
+    is_whole: bool
+    is_split: bool
 
 
 def _in_order(
@@ -158,10 +188,11 @@ def _in_order(
     # a family without a cut stands for all of its splits, which are not counted before their turn
     heap: list[tuple[float, int, _Family, tuple[int, int] | None]] = []
     for one in families:
-        if one.tile.cluster > 1 or min_splits == 1:
-            cut = whole_cut(one.least.products, one.tile)
-            heap.append((one.least.seconds(one.tile, *cut), next(number), one, cut))
-        if one.tile.cluster == 1 and max_splits > 1:
+        tile, products = one.tile, one.least.products
+        if one.is_whole and (tile.cluster == 1 or may_be_clusters(products, tile, multiprocessors)):
+            cut = whole_cut(products, tile)
+            heap.append((one.least.seconds(tile, *cut), next(number), one, cut))
+        if one.is_split:
             heap.append((one.least.of_splits, next(number), one, None))
     heapq.heapify(heap)
     while heap and heap[0][0] <= fastest.limit:

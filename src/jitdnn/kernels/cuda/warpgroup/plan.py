@@ -408,16 +408,23 @@ def _kept_across(products: Products, tile: Tile, multiprocessors: int) -> int:
     return across
 
 
+def may_be_clusters(products: Products, tile: Tile, multiprocessors: int) -> bool:
+    """Whether the clusters of all tiles run at once, and every thread block of one has a part of K."""
+    cluster, longest = tile.cluster, products.longest
+    at_once = multiprocessors * _AT_ONCE[cluster] // _OF_MULTIPROCESSORS
+    if len(products.rows) > 1 or products.tiles(tile) > at_once:
+        return False
+    return (cluster - 1) * -(-longest // cluster) < longest
+
+
 def _in_clusters(
     products: Products, tile: Tile, shared_bytes: int, multiprocessors: int, parts: int, result_bytes: int,
     is_promoted: bool, row: int,
 ) -> list[Blocking]:  # fmt: skip
     """The blocking of a tile whose K a cluster shares, if all clusters run at once and every block has a part."""
-    cluster, longest = tile.cluster, products.longest
-    length = -(-longest // cluster)
-    at_once = multiprocessors * _AT_ONCE[cluster] // _OF_MULTIPROCESSORS
-    if len(products.rows) > 1 or products.tiles(tile) > at_once or (cluster - 1) * length >= longest:
+    if not may_be_clusters(products, tile, multiprocessors):
         return []
+    cluster, length = whole_cut(products, tile)
     stages = tile.stages(shared_bytes, parts, False, result_bytes, row, is_across=products.is_across)
     of_stage = tile.stage_bytes(parts, row, is_across=products.is_across)
     has_room = stages * of_stage >= 4 * tile.m * tile.n  # for the sums
