@@ -164,7 +164,6 @@ def _offer_shared_memory(
     if factor * tiles > most:
         return
     h, w = (axis_of(shape, axis, is_forward) for axis in (1, 2))
-    order = 0
     least_rows = 4 if steps > 2 else steps
     # whether tiles of one row leave registers for two resident blocks of 256 threads
     has_room = (4 * h.unit * w.unit + factor) * tiles + _OTHER_REGISTERS <= 128
@@ -186,6 +185,7 @@ def _offer_shared_memory(
             continue
         again = _refetched_seconds(source, tile, facts)
         all_tiles.append((tile, whole_registers(registers), tile.units(planes), tile.steps, again))
+    works = []  # with what they take at least
     # two blocks of half the warps where the filter takes many registers
     for block_slices, threads in product((1, 2, 4, 8), (256, 128) if steps > 1 or is_f32 else (256,)):
         block_groups = block_slices * slice_groups
@@ -203,39 +203,45 @@ def _offer_shared_memory(
         pixel = block_slices * slice_in * size
         moved = _moved_seconds(source, result, facts, pixel)
         of_step = kinds * products.cycles(taps * steps * tiles) / clock(facts) * blocks / multiprocessors
-        for tile, registers, units, steps_of_tile, again in all_tiles:
+        block = block_slices, threads, kinds, blocks, splits, pixel, is_staged, filter_bytes
+        for work in all_tiles:
+            tile, _, units, steps_of_tile, again = work
             compute = units * -(-steps_of_tile // splits) * splits * tile.tile_rows * of_step
-            if _SCALE * (max(moved + again, compute) + _START_SECONDS) * ROUNDED > cheapest.seconds:
+            least = _SCALE * (max(moved + again, compute) + _START_SECONDS) * ROUNDED
+            works.append((least, len(works), block, work))
+    for least, number, block, (tile, registers, units, _, _) in sorted(works):
+        if least > cheapest.seconds:
+            break
+        block_slices, threads, kinds, blocks, splits, pixel, is_staged, filter_bytes = block
+        by_registers = facts.registers // (threads * registers)
+        tile_bytes, _, _ = tile.layout(pixel)
+        for resident in range(1, min(2, by_registers) + 1):
+            workers = max(1, min(units, multiprocessors * resident // blocks))
+            rounds = -(-units // workers)
+            workers = -(-units // rounds)
+            stages = min(
+                3,
+                rounds,
+                (shared_room(facts, resident) - filter_bytes * is_staged) // tile_bytes,
+            )
+            if stages < 1:
                 continue
-            by_registers = facts.registers // (threads * registers)
-            tile_bytes, _, _ = tile.layout(pixel)
-            for resident in range(1, min(2, by_registers) + 1):
-                workers = max(1, min(units, multiprocessors * resident // blocks))
-                rounds = -(-units // workers)
-                workers = -(-units // rounds)
-                stages = min(
-                    3,
-                    rounds,
-                    (shared_room(facts, resident) - filter_bytes * is_staged) // tile_bytes,
-                )
-                if stages < 1:
-                    continue
-                shared = stages * tile_bytes + filter_bytes * is_staged
-                seconds = _seconds(
-                    problem, tile, facts, pixel, threads // 32, kinds, splits,
-                    taps, steps, tiles, workers * blocks, rounds, stages, vector, products
-                )  # fmt: skip
-                seconds *= _correction(
-                    tile, resident == 1 and (has_room or steps > 1), 3 if stages == rounds else stages
-                )
-                if is_f32:
-                    seconds *= _F32_FACTOR + _F32_ROW * tile.tile_rows
-                    seconds *= _F32_SMALL_BLOCKS if steps > 1 and threads < 256 else 1.0
-                made = partial(
-                    _shared_memory_plan, shape, tile, slice_groups, block_slices, steps, tiles, stages, workers,
-                    threads, resident, is_staged, workers * blocks, shared, seconds, copy_bytes, count,
-                )  # fmt: skip
-                cheapest.offer(seconds, (order := order + 1,), made)
+            shared = stages * tile_bytes + filter_bytes * is_staged
+            seconds = _seconds(
+                problem, tile, facts, pixel, threads // 32, kinds, splits,
+                taps, steps, tiles, workers * blocks, rounds, stages, vector, products
+            )  # fmt: skip
+            seconds *= _correction(
+                tile, resident == 1 and (has_room or steps > 1), 3 if stages == rounds else stages
+            )
+            if is_f32:
+                seconds *= _F32_FACTOR + _F32_ROW * tile.tile_rows
+                seconds *= _F32_SMALL_BLOCKS if steps > 1 and threads < 256 else 1.0
+            made = partial(
+                _shared_memory_plan, shape, tile, slice_groups, block_slices, steps, tiles, stages, workers,
+                threads, resident, is_staged, workers * blocks, shared, seconds, copy_bytes, count,
+            )  # fmt: skip
+            cheapest.offer(seconds, (number, resident), made)
 
 
 def _shared_memory_plan(

@@ -100,6 +100,14 @@ def unplannable(problem: Convolution, is_scaled: bool = False) -> str | None:
     return None
 
 
+def no_lines(problem: Convolution) -> str:
+    """Why there are no taps that share pixels."""
+    return (
+        f"{problem.filter_spatial[-1]} taps along the last axis, stride {problem.stride[-1]}, dilation"
+        f" {problem.dilation[-1]}: no two taps of all results read the same pixels, or not as many of each"
+    )
+
+
 @lru_cache(512)
 def plan_of(
     problem: Convolution,
@@ -210,10 +218,7 @@ def _correlation_plan(
         found_lines = None if fusion.has_prologue else neighbours_of(problem, data, weights)
         found_lines = found_lines or lines_of(phases)
         if not found_lines:
-            return (
-                f"{problem.filter_spatial[-1]} taps along the last axis, stride {problem.stride[-1]}, dilation"
-                f" {problem.dilation[-1]}: no two taps of all results read the same pixels, or not as many of each"
-            )
+            return no_lines(problem)
         lines = found_lines
         # one tap stands for those that share pixels, and windows go on behind the end of a line
         phases = [
