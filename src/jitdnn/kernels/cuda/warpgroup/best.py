@@ -78,27 +78,22 @@ def best_blocking(
     def common_bound(staged: Products, of_stage: int) -> Least:
         return Bound(
             staged, device, bytes_moved + finish.nbytes, row_bytes, is_wgrad, parts, of_stage, lines, tiles[0].swaps,
-            is_rough, is_b_counted, shared,
+            is_rough, is_b_counted, shared, result_bytes,
         )  # fmt: skip
-
-    bounds: dict[tuple[int, int], Least] = {}
-
-    def least_of(own: Products, depth: int) -> Least:
-        key = own.n, depth
-        if key not in bounds:
-            bounds[key] = (bound_of or common_bound)(own.in_stages(depth), row * depth)
-        return bounds[key]
 
     usable = _usable(
         tuple(tiles), result_bytes, is_promoted, divides_rows, products.has_row_boxes,
         may_leave_at_once or divides_rows, min_splits == 1, max_splits > 1,
     )  # fmt: skip
-    families = [
-        _Family(number, tile, depth, least_of(alike(tile), depth), is_whole, is_split)
-        for number, (tile, is_whole, is_split, depth) in enumerate(
-            (*one, depth) for one in usable for depth in depths(one[0])
-        )
-    ]
+    families: list[_Family] = []
+    bounds: dict[tuple[int, int], Least] = {}
+    for tile, is_whole, is_split in usable:
+        own = alike(tile) if columns_of else products
+        for depth in depths(tile):
+            least = bounds.get((own.n, depth))
+            if least is None:
+                least = bounds[own.n, depth] = (bound_of or common_bound)(own.in_stages(depth), row * depth)
+            families.append(_Family(len(families), tile, depth, least, is_whole, is_split))
 
     def blocked(fastest: _Fastest) -> Iterator[tuple[int, Products, Blocking]]:
         """Blockings that may be as fast, with the numbers of their families."""
@@ -184,16 +179,17 @@ def _in_order(
     families: Sequence[_Family], multiprocessors: int, max_splits: int, min_splits: int, fastest: _Fastest
 ) -> Iterator[tuple[_Family, tuple[int, int]]]:  # fmt: skip
     """Families, and cuts of their K, by what they take at least, as long as that is no more than the limit."""
-    number = itertools.count()
     # a family without a cut stands for all of its splits, which are not counted before their turn
     heap: list[tuple[float, int, _Family, tuple[int, int] | None]] = []
     for one in families:
-        tile, products = one.tile, one.least.products
-        if one.is_whole and (tile.cluster == 1 or may_be_clusters(products, tile, multiprocessors)):
+        _, tile, _, least, is_whole, is_split = one
+        products = least.products
+        if is_whole and (tile.cluster == 1 or may_be_clusters(products, tile, multiprocessors)):
             cut = whole_cut(products, tile)
-            heap.append((one.least.seconds(tile, *cut), next(number), one, cut))
-        if one.is_split:
-            heap.append((one.least.of_splits, next(number), one, None))
+            heap.append((least.seconds(tile, *cut), len(heap), one, cut))
+        if is_split:
+            heap.append((least.of_splits, len(heap), one, None))
+    number = itertools.count(len(heap))
     heapq.heapify(heap)
     while heap and heap[0][0] <= fastest.limit:
         _, _, one, next_cut = heapq.heappop(heap)

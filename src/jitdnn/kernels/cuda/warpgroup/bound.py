@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.cuda.cost import ROUNDED, gemm_clock
+from jitdnn.kernels.cuda.cost import ROUNDED, gemm_clock, l2_bytes_per_cycle
 from jitdnn.kernels.cuda.warpgroup.cost import OPERATIONS_OF_BYTE, family
 from jitdnn.kernels.cuda.warpgroup.plan import Products
 from jitdnn.kernels.cuda.warpgroup.tile import Lines, Tile
@@ -45,6 +45,7 @@ class Bound:
     def __init__(
         self, products: Products, device: GpuDevice, bytes_moved: int, row_bytes: int, is_wgrad: bool, parts: int,
         row: int, lines: Lines, swaps: bool, is_rough: bool, is_b_counted: bool, shared: Sequence[Tile],
+        result_bytes: int,
     ) -> None:  # fmt: skip
         constants = family(swaps, lines, parts, row_bytes, is_wgrad)
         path = device.facts.shared_bytes_per_cycle
@@ -60,6 +61,7 @@ class Bound:
         self._clock = constants.clock * gemm_clock(device.facts)
         self._between, self._start = max(0.0, constants.tile - _FEWER_BETWEEN), constants.start
         self._exchange, self._exchanged = constants.exchange, constants.exchanged
+        self._leaving = result_bytes / (constants.results or l2_bytes_per_cycle(device.facts))
         self._waits = bytes_moved / (constants.memory * device.bandwidth)
         self._unhidden = constants.unhidden
         self._launch = min(constants.launch, constants.early_launch)
@@ -85,14 +87,18 @@ class Bound:
         products, multiprocessors = self.products, self._multiprocessors
         if len(products.rows) > 1:
             stages = products.stages_down(tile) * products.tiles_n(tile) * products.groups / multiprocessors
-            busy = stages * stage * _LEAST  # where they take turns
-        elif tile.cluster > 1:
-            busy = length * stage + self._between + self._exchange + 4 * m * n / self._exchanged
-        elif splits == 1 and tile in self._shared:
-            busy = products.tiles(tile) * length / multiprocessors * stage * _LEAST
-        else:
-            turns = -(-products.tiles(tile) * splits // multiprocessors)
-            busy = turns * (length * stage + self._between)
-        if splits > 1 and tile.cluster == 1:
-            return self._time(busy) + self._of_split(products.tiles(tile) * splits * m * n)
-        return self._time(busy)
+            return self._time(stages * stage * _LEAST + self._leaving * m * n)  # where they take turns
+        leaving = self._leaving * m * n  # of the last tile
+        if tile.cluster > 1:
+            sums = self._exchange + 4 * m * n / self._exchanged
+            return self._time(length * stage + self._between + sums + leaving / tile.cluster)
+        tiles = -(-products.rows[0] // m) * -(-products.n // n) * products.groups
+        if splits == 1 and tile in self._shared:
+            return self._time(tiles * length / multiprocessors * stage * _LEAST + leaving)
+        turns = -(-tiles * splits // multiprocessors)
+        busy = turns * (length * stage + self._between)
+        return (
+            self._time(busy + leaving)
+            if splits == 1
+            else self._time(busy) + self._of_split(tiles * splits * m * n)
+        )

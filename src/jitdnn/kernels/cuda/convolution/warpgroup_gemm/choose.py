@@ -64,6 +64,7 @@ from jitdnn.tensor import DTYPES
 MAX_PACKED = 2**32
 _NEVER = 2**30  # behind all tiles
 _MAX_SPLITS = 16
+_WHOLE = frozenset(WHOLE)
 _HALF_ROWS = 1.06
 """Factor on the time in lines whose rows hold half of what they could, beside that of others: as measured."""
 _FEW_COLUMNS = 1.2
@@ -301,7 +302,7 @@ def _correlation_plan(
     if is_in_lines:
         tiles = tuple(tile for tile in tiles if tile.cluster == 1)
     if not size == result_bytes == 2:
-        tiles = tuple(tile for tile in tiles if tile not in WHOLE)
+        tiles = tuple(tile for tile in tiles if tile not in _WHOLE)
     tiles = fusion.tiles(tiles, result_bytes, False)
     if divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)

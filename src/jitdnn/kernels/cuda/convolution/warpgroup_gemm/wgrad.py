@@ -55,6 +55,7 @@ _CACHED = 0.6
 for what others have had."""
 INSIDE = (Tile(3, 1, 1, 96), Tile(3, 1, 1, 160), Tile(2, 1, 2, 96), Tile(2, 1, 1, 96), Tile(1, 1, 1, 160))
 """Tiles that end inside of a block of 64 columns: the channels of each tap are whole tiles then."""
+_INSIDE, _SPLIT = frozenset(INSIDE), frozenset(SPLIT)
 _ROOM_BEHIND_SEGMENT = 8  # rows of shared memory; as in sizes.cuh
 SEGMENTS = (64, 32, 16)
 """Pixels of a line that a wgrad in lines takes at a time."""
@@ -172,8 +173,8 @@ def wgrad_plan(
     tiles = tuple(
         tile
         for tile in tiles
-        if (tile.wn % 64 == 0 or (may_end_inside and tile in (INSIDE if is_copied else INSIDE[:1])))
-        and (is_copied or tile not in SPLIT)
+        if (tile.wn % 64 == 0 or (may_end_inside and tile in (_INSIDE if is_copied else INSIDE[:1])))
+        and (is_copied or tile not in _SPLIT)
         and (tile.cluster > 1 or tile.chunk_bytes(result_bytes) // result_bytes <= 64)
     )
     tiles = fusion.tiles(tiles, result_bytes, True)
