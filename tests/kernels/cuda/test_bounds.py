@@ -8,6 +8,8 @@ import pytest
 
 from jitdnn.bench.suites import load, towards_each
 from jitdnn.devices import cuda
+from jitdnn.kernels.cuda.convolution.grouped import cost as grouped
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import Cheapest
 from jitdnn.kernels.cuda.convolution.implicit_gemm import cost as implicit_gemm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of
 from jitdnn.kernels.cuda.gemm import cost as gemm_cost
@@ -112,3 +114,35 @@ def test_no_product_by_mma_comes_below_its_bound(
     for kept in (gemm_cost._best_blocking, implicit_gemm.plan_of, implicit_gemm.wgrad_plan_of):
         kept.cache_clear()
     assert seen > 200
+
+
+@pytest.mark.parametrize(("dtype", "products"), [("bf16", 1), ("f32", 1), ("f32", 3)])
+def test_no_plan_of_groups_comes_below_its_bound(
+    dtype: str, products: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every plan through shared memory, forward and of the data."""
+    bounds: list[float] = []
+    bound = grouped._Least.seconds
+
+    def noted(*given: Any) -> list[float]:
+        found = bound(*given)
+        bounds.extend(found)
+        return [0.0] * len(found)  # nothing is left out
+
+    class Held(Cheapest[Any]):
+        seen = 0
+
+        def offer(self, seconds: float, order: tuple[int, ...], make: Any) -> None:
+            assert bounds[order[0]] <= seconds
+            self.seen += 1
+
+    monkeypatch.setattr(grouped._Least, "seconds", noted)
+    layers = [layer.stored(dtype, "nhwc") for suite in ("depthwise", "grouped") for layer in load(suite)]
+    held = Held()
+    for layer in towards_each(layers, "all")[::17]:
+        problem = layer.problem
+        assert isinstance(problem, Convolution)
+        if problem.direction != "bwd_filter":
+            bounds.clear()
+            grouped._offer_shared_memory(problem, cuda.offline("sm_90a").facts, held, products)
+    assert held.seen > 500
