@@ -45,8 +45,10 @@ def best_blocking(
     may_leave_at_once: bool = False, columns_of: Callable[[Tile], int] | None = None,
     seconds_of: Callable[[Products, Blocking], float] | None = None, may_keep_across: bool = False,
     most_tiles: int = MOST_PIECES, bound_of: Callable[[Products, int], Least] | None = None,
+    limit: float = math.inf,
 ) -> tuple[Blocking, float] | None:  # fmt: skip
-    """The blocking that is expected to be fastest and its time; None if the device has room for none.
+    """The blocking that is expected to be fastest and its time; None if the device has room for none, or none takes as
+    little as the `limit`.
 
     `is_promoted`: the sums of each stage are moved to other registers. `taken`: bytes of a thread block's shared memory
     that are for something else. `is_rewritten`, `is_divided`, `shared_rows`, `boxes`: see `stage_cycles`;
@@ -106,23 +108,28 @@ def best_blocking(
                 yield one.number, one.least.products, each
 
     found: list[tuple[int, Blocking, float]] = []
-    fastest = _Fastest(_AS_FAST)
+    fastest = _Fastest(_AS_FAST, limit)
     if seconds_of:
         near = _Fastest(_NEAR)
         times = [
             (near.offer(seconds_of(staged, each)), number, staged, each)
             for number, staged, each in blocked(near)
         ]
-        found = [
-            (number, each, fastest.offer(math.sqrt(time * common(staged, each))))
-            for time, number, staged, each in times
-            if time <= near.limit
-        ]
+        least_common: dict[tuple[int, int], Least] = {}
+        for time, number, staged, each in sorted(times, key=lambda one: one[0]):
+            if time > near.limit:
+                break
+            key = staged.n, each.row
+            if key not in least_common:
+                least_common[key] = common_bound(staged, each.row)
+            bound = least_common[key].seconds(each.tile, each.splits, each.blocks_of_split)
+            if math.sqrt(time * bound) <= fastest.limit:
+                found.append((number, each, fastest.offer(math.sqrt(time * common(staged, each)))))
     else:
         found = [
             (number, each, fastest.offer(common(staged, each))) for number, staged, each in blocked(fastest)
         ]
-    if not found:
+    if not found or min(time for _, _, time in found) > limit:
         return None
     found.sort(key=lambda one: (one[0], one[1].splits))
     # of those that are as fast the tile that stands first in the list: so few kernels are compiled. Where memory is the
@@ -133,10 +140,10 @@ def best_blocking(
 
 
 class _Fastest:
-    """The least time so far, and `limit`: times a factor."""
+    """The least time so far, or one that is known of something else, and `limit`: times a factor."""
 
-    def __init__(self, factor: float) -> None:
-        self._factor, self.limit = factor, math.inf
+    def __init__(self, factor: float, known: float = math.inf) -> None:
+        self._factor, self.limit = factor, factor * known
 
     def offer(self, seconds: float) -> float:
         self.limit = min(self.limit, self._factor * seconds)

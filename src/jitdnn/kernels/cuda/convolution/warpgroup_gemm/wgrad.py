@@ -75,30 +75,20 @@ def plan_in_lines(
         return "taps along the last axis share lines where its stride and dilation are 1"
     if problem.filter_spatial[-1] == 1:
         return "one tap along the last axis shares its line with no other"
-    found = [
-        wgrad_plan(
-            problem,
-            device,
-            own,
-            True,
-            parts,
-            is_scaled,
-            is_divided,
-            None,
-            NOTHING,
-            segment,
-            is_rough=is_rough,
-        )
-        for own in (
-            tuple(tile for tile in tiles if tile.wn == 64 * taps and tile.cluster == 1) for taps in (2, 3, 4)
-        )
-        for segment in SEGMENTS
-        if own
-    ]
-    plans = [one for one in found if isinstance(one, Plan)]
-    if not plans:
-        return next((one for one in found if isinstance(one, str)), "no tile is as wide as several taps")
-    return min(plans, key=lambda one: one.seconds)
+    best: Plan | None = None
+    reasons = []
+    for taps in (2, 3, 4):
+        own = tuple(tile for tile in tiles if tile.wn == 64 * taps and tile.cluster == 1)
+        for segment in SEGMENTS if own else ():
+            one = wgrad_plan(
+                problem, device, own, True, parts, is_scaled, is_divided, None, NOTHING, segment, is_rough=is_rough,
+                limit=best.seconds if best else math.inf,
+            )  # fmt: skip
+            if isinstance(one, str):
+                reasons.append(one)
+            elif best is None or one.seconds < best.seconds:
+                best = one
+    return best or next(iter(reasons), "no tile is as wide as several taps")
 
 
 def wgrad_plan(
@@ -115,7 +105,9 @@ def wgrad_plan(
     divides_rows: bool = False,
     is_rough: bool = False,
     is_blockwise: bool = False,
+    limit: float = math.inf,
 ) -> Plan | str:
+    """The plan of a filter's gradient, or why there is none; `limit`: seconds, more than which nobody wants."""
     groups = batch.count if batch else problem.groups
     size, result_bytes = element_bytes(problem, is_scaled or is_divided), DTYPES[problem.w.dtype]
     if size != 2:
@@ -254,9 +246,10 @@ def wgrad_plan(
         columns_of=columns_of,
         seconds_of=seconds_of if is_copied else None,
         bound_of=bound_of if is_copied else None,
+        limit=limit,
     )
     if not found:
-        return "no tile fits into the shared memory of the device"
+        return "no tile fits into the shared memory of the device" + " in so little time" * (limit < math.inf)
     blocking, seconds = found
     tile, sharers = blocking.tile, blocking.sharers
     columns = columns_of(tile)
