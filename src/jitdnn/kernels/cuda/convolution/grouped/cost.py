@@ -175,9 +175,8 @@ def _offer_shared_memory(
         all_tiles.append((tile, whole_registers(registers), tile.units(planes), tile.steps, again))
     if not all_tiles:
         return
-    least_of = _Least(
-        problem, facts, [(tile, *sizes) for tile, _, *sizes in all_tiles], taps, steps, tiles, products
-    )
+    sizes = [(tile, units, steps_of_tile, again) for tile, _, units, steps_of_tile, again in all_tiles]
+    least_of = _Least(problem, facts, sizes, taps, steps, tiles, products)
     works: list[tuple[float, int, tuple[Any, ...], tuple[Tile, int, int, int, float]]] = []
     # two blocks of half the warps where the filter takes many registers
     for block_slices, threads in product((1, 2, 4, 8), (256, 128) if steps > 1 or is_f32 else (256,)):
