@@ -1,6 +1,6 @@
 """Times that products by warpgroups do not come below, from few of their sizes.
 
-A blocking that cannot be the best need not be made, and what it would take not be found out: both cost ten times as
+A blocking that cannot be the best need not be made, and what it would take not be found out: both cost eight times as
 much. What counts here are the products of the tensor cores, the path to shared memory and the copy engine, each at its
 full rate, and the bytes of memory.
 """
