@@ -58,14 +58,18 @@ def problem_of(words: str) -> Any:
 
 def plans(one: Convolution, device: Any, tiles: Sequence[Tile], is_in_lines: bool = False) -> Iterator[Plan]:
     """A plan for each blocking of each tile, of those that need no copy of an operand."""
-    number = 0
+    number = seen = 0
 
     def only(*given: Any, **words: Any) -> list[Blocking]:
-        return blockings(*given, **words)[number : number + 1]
+        nonlocal seen  # they come by the cuts of K
+        found = blockings(*given, **words)
+        before, seen = seen, seen + len(found)
+        return found[max(0, number - before) : max(0, number - before + 1)]
 
     best.blockings = only  # type: ignore[attr-defined]
     for tile in tiles:
         for number in range(8):  # noqa: B007
+            seen = 0
             plan = choose.plan_of.__wrapped__(
                 one, device, (tile,), True, 1, None, NOTHING, is_in_lines=is_in_lines
             )

@@ -150,6 +150,8 @@ def one_or_each(
 
 def per_axis(value: Any, rank: int, name: str, least: int = 1, most: int = MOST) -> tuple[int, ...]:
     """An integer, or one for each axis, as a tuple of `rank` numbers from `least` to `most`."""
+    if type(value) is tuple and len(value) == rank and _are_within(value, least, most):
+        return value  # of another problem: plans make many from each other
     numbers = one_or_each(value, name, least, most)
     if isinstance(numbers, int):
         return (numbers,) * rank
@@ -158,6 +160,14 @@ def per_axis(value: Any, rank: int, name: str, least: int = 1, most: int = MOST)
             f"{name} has {len(numbers)} numbers for {rank} spatial axes: give one, or {rank}"
         )
     return numbers
+
+
+def _are_within(values: tuple[Any, ...], least: int, most: int) -> bool:
+    """Whether all are plain integers from `least` to `most`."""
+    for value in values:  # noqa: SIM110  # a generator takes twice as long
+        if type(value) is not int or not least <= value <= most:
+            return False
+    return True
 
 
 def padding(value: Any, name: str = "padding") -> int | tuple[int | tuple[int, int], ...]:
@@ -188,6 +198,10 @@ def _not_cropped(value: Any, name: str) -> int:
 
 def padding_pairs(value: Any, rank: int, name: str = "padding") -> tuple[tuple[int, int], ...]:
     """Padding as (before, after) pairs, one an axis: from a scalar, one number an axis, or such pairs."""
+    if type(value) is tuple and len(value) == rank and all(
+        type(pair) is tuple and len(pair) == 2 and _are_within(pair, 0, MOST) for pair in value
+    ):  # fmt: skip
+        return value
     numbers = padding(value, name)
     entries = (numbers,) * rank if isinstance(numbers, int) else numbers
     if len(entries) != rank:

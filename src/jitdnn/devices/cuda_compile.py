@@ -88,12 +88,17 @@ def compiled(source: Source, arch: str) -> bytes:
 
 def code_key(source: Source, arch: str) -> str:
     """What the cubin of a source is kept under in the cache."""
-    return _key(source, source.complete(prelude(source.dialect)), arch, compiler_version())
+    version = compiler_version()
+    return source.keys.get((arch, version)) or _key(
+        source, source.complete(prelude(source.dialect)), arch, version
+    )
 
 
 def _key(source: Source, text: str, arch: str, version: str) -> str:
     more = ("keeps order",) if source.keeps_order else ()
-    return source_key(source, text, "cuda", arch, version, str(source.spills), *more, _SCHEMA)
+    found = source_key(source, text, "cuda", arch, version, str(source.spills), *more, _SCHEMA)
+    source.keys[arch, version] = found
+    return found
 
 
 def compiled_text(text: CText, arch: str) -> bytes:

@@ -81,6 +81,12 @@ class Source:
     spills: bool = False
     keeps_order: bool = False
 
+    @functools.cached_property
+    def keys(self) -> dict[tuple[str, str], str]:
+        """What its code is named, by architecture and compiler, once that is known: hashing the text takes longer than
+        making it."""
+        return {}
+
     def complete(self, prelude: str) -> str:
         """All that the compiler reads."""
         defines = "".join(f"#define {name} {value}\n" for name, value in self.defines)

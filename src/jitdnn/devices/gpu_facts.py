@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 from jitdnn.devices.device_file import Range, stated
@@ -62,7 +63,7 @@ class GpuFacts:
     l2_bytes_per_cycle: int = 64
     shared_bytes_per_cycle: int = 128
 
-    @property
+    @cached_property  # asked for by every estimate
     def bandwidth(self) -> float:
         """Memory bandwidth in bytes a second, read and written together, as a copy reaches it."""
         return _COPY_SHARE * self.bytes_per_second

@@ -37,7 +37,8 @@ def get(
     """
     is_kept = store is None
     if is_kept:
-        kept = kept_plans.recall(problem, device, request, epilogue)
+        key = kept_plans.key_of(problem, device, request, epilogue)
+        kept = kept_plans.recall(problem, device, request, epilogue, key)
         if kept is not None:
             return kept
     store = store or Store.default()
@@ -49,7 +50,7 @@ def get(
 
     plan = decide(problem, device, request, epilogue, candidates, survey_part, waits=waits)
     if is_kept:
-        kept_plans.keep(plan)
+        kept_plans.keep(plan, key)
     return plan
 
 

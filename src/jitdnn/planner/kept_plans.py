@@ -47,9 +47,12 @@ _GPU_FOLDERS = "devices", "kernels", "planner", "problems", "rtcg", "targets", "
 _SOURCES = ".py", ".pyc", ".cu", ".cuh", ".c", ".h"
 
 
-def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogue | None) -> Plan | None:
-    """The plan that was kept for a problem; None if there is none, or its code is there no more."""
-    key = _key(problem, device, request, epilogue)
+def recall(
+    problem: Problem, device: Device, request: Request, epilogue: Epilogue | None, key: str | None = None
+) -> Plan | None:
+    """The plan that was kept for a problem; None if there is none, or its code is there no more. `key`: `key_of` these,
+    where it is known."""
+    key = key or key_of(problem, device, request, epilogue)
     if key is None:
         return None
     content = CodeCache.default().get(key)
@@ -86,13 +89,13 @@ def recall(problem: Problem, device: Device, request: Request, epilogue: Epilogu
 
 def is_kept(problem: Problem, device: Device, request: Request, epilogue: Epilogue | None) -> bool:
     """Whether there is a plan on disk, which is not read."""
-    key = _key(problem, device, request, epilogue)
+    key = key_of(problem, device, request, epilogue)
     return key is not None and CodeCache.default().has(key)
 
 
-def keep(plan: Plan) -> None:
-    """Keep a plan for processes to come, if its kernel is made of launches."""
-    key = _key(plan.problem, plan.device, plan.request, plan.epilogue)
+def keep(plan: Plan, key: str | None = None) -> None:
+    """Keep a plan for processes to come, if its kernel is made of launches. `key`: `key_of` it, where it is known."""
+    key = key or key_of(plan.problem, plan.device, plan.request, plan.epilogue)
     record = None if key is None else _record(plan)
     if key is None or record is None:
         return
@@ -186,7 +189,7 @@ def _descriptor(record: Mapping[str, Any]) -> TensorDescriptor:
     )
 
 
-def _key(problem: Problem, device: Device, request: Request, epilogue: Epilogue | None) -> str | None:
+def key_of(problem: Problem, device: Device, request: Request, epilogue: Epilogue | None) -> str | None:
     """What a plan is kept under; None where plans are not kept."""
     values = current()
     if not (values.keep_plans and values.cache and isinstance(device, Hashable)) or records() is not None:

@@ -85,9 +85,8 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         object.__setattr__(self, "stride", per_axis(self.stride, rank, "stride"))
         object.__setattr__(self, "padding", padding_pairs(self.padding, rank))
         object.__setattr__(self, "dilation", per_axis(self.dilation, rank, "dilation"))
-        y_shape = output_shape(
-            self.x.shape, self.w.shape, self.stride, self.padding, self.dilation, self.groups
-        )
+        _check_shapes(self.x.shape, self.w.shape, self.groups, rank)
+        y_shape = _output_shape(self.x.shape, self.w.shape, self.stride, self.padding, self.dilation)
         if self.y.shape != y_shape:
             raise InvalidShape(
                 f"{self._named('y')} has shape {self.y.shape}: x {self.x.shape}, w {self.w.shape}, "
@@ -187,7 +186,7 @@ class Convolution(Problem, kinds=("conv_fwd", "conv_bwd_data", "conv_bwd_filter"
         """True if 8-bit integers are convolved; sums of their products are exact."""
         return self.direction == "fwd" and self.x.dtype in BYTE_INTEGERS
 
-    @property
+    @cached_property  # asked for many times by every plan
     def dtype(self) -> str:
         """The type of all tensors; of 8-bit numbers the real type of their sums."""
         if not self.is_integer and not self.has_float8:
@@ -352,17 +351,31 @@ def output_shape(
     dilation below 1 or a negative padding.
     """
     rank = check_spatial_rank(x_shape, "x")
+    _check_shapes(x_shape, w_shape, groups, rank)
+    stride, dilation = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
+    return _output_shape(x_shape, w_shape, stride, padding_pairs(padding, rank), dilation)
+
+
+def _check_shapes(x_shape: Sequence[int], w_shape: Sequence[int], groups: int, rank: int) -> None:
     if len(w_shape) != rank + 2:
         raise InvalidShape(f"w has shape {tuple(w_shape)}, x has {tuple(x_shape)}: they need as many dims")
     check_extents(x_shape, "x", ["n", "c", *DATA_LETTERS[-rank:]])
     check_extents(w_shape, "w", ["k", "c/groups", *FILTER_LETTERS[-rank:]], empty=())
     _check_groups(x_shape[1], w_shape, groups)
-    stride, dilation = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
-    pairs = padding_pairs(padding, rank)
-    out = tuple(
+
+
+def _output_shape(
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    stride: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+) -> tuple[int, ...]:
+    rank = len(stride)
+    out = [
         _output_extent(axis - rank, *numbers)
         for axis, numbers in enumerate(zip(x_shape[2:], w_shape[2:], stride, pairs, dilation, strict=True))
-    )
+    ]
     return (x_shape[0], w_shape[0], *out)
 
 

@@ -127,12 +127,12 @@ class Problem(ABC):
         """The element type of all operands that have none of their own: one of `COMMON_DTYPES`."""
         return self.output.dtype
 
-    @property
+    @cached_property  # asked for many times by every plan
     def has_float8(self) -> bool:
         """Whether an input holds 8-bit reals."""
         return any(operand.descriptor.dtype in FLOAT8_DTYPES for operand in self.inputs)
 
-    @property
+    @cached_property
     def output(self) -> TensorDescriptor:
         """The descriptor of the result; of the principal one if there are several."""
         return self.outputs[0].descriptor
@@ -318,6 +318,8 @@ def check_extents(
     shape: Sequence[int], name: str, letters: Sequence[str], empty: Sequence[int] = (0,)
 ) -> None:
     """Every extent at least 1, except that the dims in `empty` (the batch) may be 0."""
+    if min(shape) > 0:
+        return
     for axis, (extent, letter) in enumerate(zip(shape, letters, strict=True)):
         if extent < 1 and axis not in empty:
             raise InvalidShape(

@@ -12,6 +12,7 @@ from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.cost import (
     LAUNCH_SECONDS,
     LINE_BYTES,
+    ROUNDED,
     SECTOR_BYTES,
     gemm_clock,
     l2_bytes_per_cycle,
@@ -28,9 +29,8 @@ _LATENCY_CYCLES = 1200.0  # from an asynchronous copy to its data, with few copi
 
 _REDUCTION_SECONDS = 2.2e-6  # of the launch that adds partial sums, without reading them
 
-_LONE_FMA = (
-    1.35  # factor on a stage of multiply-adds, of a thread block with one warp a scheduler that is alone
-)
+# factor on a stage of multiply-adds, of a thread block with one warp a scheduler that is alone
+_LONE_FMA = 1.35
 _OF_F32 = 1.25  # factor on the time of products of f32, as seen of layers of all kinds
 
 # factors on the time of a stage
@@ -54,7 +54,8 @@ def seconds(
 
     """
     of_tile = _times_of(blocking.tile, dtype, device.facts, is_mn_major)
-    return _seconds(gemms, blocking, dtype, device, bytes_moved, of_tile)
+    tiles = _Tiles.of(gemms, blocking.tile, of_tile.bk)
+    return _seconds(gemms, blocking, dtype, device, bytes_moved, of_tile, tiles)
 
 
 def _seconds(
@@ -64,25 +65,17 @@ def _seconds(
     device: GpuDevice,
     bytes_moved: int,
     of_tile: _TileTimes,
+    tiles: _Tiles,
 ) -> float:
     tile, multiprocessors, bandwidth = blocking.tile, device.multiprocessors, device.bandwidth
-    resident, bk, clock, l2_bytes = of_tile.resident, of_tile.bk, of_tile.clock, of_tile.l2_bytes
+    resident, clock, l2_bytes = of_tile.resident, of_tile.clock, of_tile.l2_bytes
     stage_time, single_block_time = of_tile.stage, of_tile.single_stage
     sums = tile.m * tile.n * 4
     epilogue = of_tile.epilogue + sums / (l2_bytes if blocking.splits > 1 else 1.5 * l2_bytes) / clock
     prologue = _PROLOGUE_CYCLES / clock
-    unsplit_blocks = split_blocks = stages = 0
-    of_length: dict[int, int] = {}  # thread blocks of so many stages
-    for gemm in gemms:
-        count, length = blocking.tiles(gemm) * gemm.groups, -(-gemm.k // bk)
-        unsplit = count if blocking.splits == 1 else blocking.unsplit
-        unsplit_blocks, split_blocks = (
-            unsplit_blocks + unsplit,
-            split_blocks + (count - unsplit) * blocking.splits,
-        )
-        stages += count * length
-        of_length[length] = of_length.get(length, 0) + count
-    mean = stages / max(1, unsplit_blocks + split_blocks / blocking.splits)  # stages of a tile
+    unsplit_blocks = tiles.count if blocking.splits == 1 else len(gemms) * blocking.unsplit
+    split_blocks = (tiles.count - unsplit_blocks) * blocking.splits
+    mean = tiles.stages / max(1, unsplit_blocks + split_blocks / blocking.splits)  # stages of a tile
     hidden = 0.35 + 0.65 / resident**1.5
 
     def wave(count: int, length: float) -> float:
@@ -95,16 +88,63 @@ def _seconds(
         return full * wave(resident, length) + (wave(-(-rest // multiprocessors), length) if rest else 0.0)
 
     time = waves(unsplit_blocks, mean) + waves(split_blocks, math.ceil(mean / blocking.splits))
-    if len(of_length) > 1:  # stride phases: the longest ones take no less than alone
-        time = max(time, waves(of_length[max(of_length)], max(of_length)))
+    if tiles.count_of_longest < tiles.count:  # stride phases: the longest ones take no less than alone
+        time = max(time, waves(tiles.count_of_longest, tiles.longest))
     if unsplit_blocks + split_blocks > multiprocessors and resident > 1:
         time += prologue + epilogue  # of the first and the last blocks, which nothing hides
     time = max(time, bytes_moved / bandwidth)
     if blocking.splits > 1:
-        rate = min(0.75 * l2_bytes * clock * multiprocessors, 2.1 * bandwidth)
-        # what was just written is read from L2
-        time += _REDUCTION_SECONDS + blocking.partial_bytes(gemms) / rate
-    return time * (_OF_F32 if dtype == "f32" and not tile.is_fma else 1.0) + LAUNCH_SECONDS
+        time += _reduction_seconds(blocking.partial_bytes(gemms), of_tile, device)
+    return time * _type_factor(tile, dtype) + LAUNCH_SECONDS
+
+
+def _type_factor(tile: Tile, dtype: str) -> float:
+    return _OF_F32 if dtype == "f32" and not tile.is_fma else 1.0
+
+
+def _reduction_seconds(partial_bytes: int, of_tile: _TileTimes, device: GpuDevice) -> float:
+    rate = min(0.75 * of_tile.l2_bytes * of_tile.clock * device.multiprocessors, 2.1 * device.bandwidth)
+    # what was just written is read from L2
+    return _REDUCTION_SECONDS + partial_bytes / rate
+
+
+def _least_seconds(
+    splits: int, unsplit: int, tile: Tile, tiles: _Tiles, dtype: str, device: GpuDevice, bytes_moved: int,
+    of_tile: _TileTimes,
+) -> float:  # fmt: skip
+    """What `_seconds` does not come below: all waves of products, or the bytes, and adding the partial sums."""
+    multiprocessors, mean = device.multiprocessors, tiles.stages / max(1, tiles.count)
+    if splits == 1:
+        stages = -(-tiles.count // multiprocessors) * mean
+    else:
+        split = (tiles.count - unsplit) * splits
+        stages = -(-unsplit // multiprocessors) * mean
+        stages += -(-split // multiprocessors) * math.ceil(mean / splits * ROUNDED)
+    time = max(stages * of_tile.stage, bytes_moved / device.bandwidth)
+    if splits > 1:
+        time += _reduction_seconds(split * tile.m * tile.n * 4, of_tile, device)
+    return (time * _type_factor(tile, dtype) + LAUNCH_SECONDS) * ROUNDED
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Of all products: how many, the stages of all, of the longest, and how many are as long."""
+
+    count: int
+    stages: int
+    longest: int
+    count_of_longest: int
+
+    @staticmethod
+    def of(gemms: Sequence[GemmSize], tile: Tile, bk: int) -> _Tiles:
+        count = stages = 0
+        of_length: dict[int, int] = {}  # tiles of so many stages
+        for gemm in gemms:
+            own, length = -(-gemm.m // tile.m) * -(-gemm.n // tile.n) * gemm.groups, -(-gemm.k // bk)
+            count, stages = count + own, stages + own * length
+            of_length[length] = of_length.get(length, 0) + own
+        longest = max(of_length)
+        return _Tiles(count, stages, longest, of_length[longest])
 
 
 @dataclass(frozen=True)
@@ -195,22 +235,28 @@ def _best_blocking(
         if tile.shared + other_shared > device.shared_bytes:
             continue
         of_tile = _times_of(tile, dtype, device.facts, is_mn_major)
-        for blocking in _blockings(gemms, tile, device.multiprocessors, of_tile, max_splits):
-            time = _seconds(gemms, blocking, dtype, device, bytes_moved, of_tile)
+        counts = _Tiles.of(gemms, tile, of_tile.bk)
+        for splits, unsplit in _cuts(gemms, counts, device.multiprocessors, of_tile, max_splits):
+            bound = _least_seconds(splits, unsplit, tile, counts, dtype, device, bytes_moved, of_tile)
+            if bound > least:
+                continue
+            blocking = Blocking(tile, splits, unsplit)
+            time = _seconds(gemms, blocking, dtype, device, bytes_moved, of_tile, counts)
             if time < least:
                 best, least = blocking, time
     return best or Blocking(min(tiles, key=lambda tile: tile.shared))
 
 
-def _blockings(
-    gemms: Sequence[GemmSize], tile: Tile, multiprocessors: int, of_tile: _TileTimes, max_splits: int
-) -> Iterator[Blocking]:
-    """Blockings by a tile: no tile split, all tiles, or only those of the last wave, which does not fill the device."""
-    yield Blocking(tile)
+def _cuts(
+    gemms: Sequence[GemmSize], tiles: _Tiles, multiprocessors: int, of_tile: _TileTimes, max_splits: int
+) -> Iterator[tuple[int, int]]:
+    """Splits of a tile, and tiles that are not split: no tile is, all are, or only those of the last wave, which does
+    not fill the device."""
+    yield 1, 0
     if max_splits == 1:
         return
-    longest = max(-(-gemm.k // of_tile.bk) for gemm in gemms) // 3  # splits of at least three stages
-    one = sum(Blocking(tile).tiles(gemm) * gemm.groups for gemm in gemms)
+    longest = tiles.longest // 3  # splits of at least three stages
+    one = tiles.count
     slots = multiprocessors * of_tile.resident
     if not one:
         return
@@ -219,11 +265,11 @@ def _blockings(
     blocks = {*partial_waves, *(slots * waves for waves in (1, 2, 3, 4, 6))}
     for splits in sorted({min(count // one, longest, max_splits) for count in blocks}):
         if splits > 1:
-            yield Blocking(tile, splits)
+            yield splits, 0
     rest = one % slots
     splits = min(slots // rest, longest, max_splits) if rest else 1
     if len(gemms) == gemms[0].groups == 1 and one > slots and splits > 1:
-        yield Blocking(tile, splits, one - rest)
+        yield splits, one - rest
 
 
 def misalignment(dtype: str, channels: int, strides: Sequence[int]) -> float:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 from jitdnn.kernels.cuda.cost import LINE_BYTES
 from jitdnn.tensor import DTYPES, TensorDescriptor
@@ -51,14 +52,21 @@ class Tile:
     mn_major_efficiency: float = 1.0
     is_fma: bool = False
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property  # tiles are few, and part of what is asked of caches again and again
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k_bytes}b warps {self.wm}x{self.wn} stages {self.stages}"
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return self.m // self.wm * (self.n // self.wn) * 32
 
-    @property
+    @cached_property
     def shared(self) -> int:
         """Bytes of shared memory: the stages, or later the sums of the epilogue, whichever is larger."""
         return max(self.stages * (self.m + self.n) * self.k_bytes, self.m * (self.n + 8) * 4)

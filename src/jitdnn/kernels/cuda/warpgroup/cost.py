@@ -17,7 +17,7 @@ from jitdnn.kernels.cuda.warpgroup.plan import (
     SharedRows,
     longest_load,
 )
-from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW
+from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Lines
 
 OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
@@ -184,13 +184,18 @@ LAUNCH_SECONDS = _OTHERS.launch
 
 
 def _constants(blocking: Blocking, row_bytes: int, is_wgrad: bool) -> _Constants:
+    return family(blocking.tile.swaps, blocking.lines, blocking.parts, row_bytes, is_wgrad)
+
+
+def family(swaps: bool, lines: Lines, parts: int, row_bytes: int, is_wgrad: bool) -> _Constants:
+    """What the model was fitted to, of products of such operands."""
     if is_wgrad:
         return _WGRAD
-    if blocking.tile.swaps:
+    if swaps:
         return _ALONG
-    if blocking.lines.taps > 1:
+    if lines.taps > 1:
         return _IN_LINES
-    return _ALONG if blocking.parts == 1 and row_bytes == STAGE_ROW else _OTHERS
+    return _ALONG if parts == 1 and row_bytes == STAGE_ROW else _OTHERS
 
 
 def _clock(constants: _Constants, products: Products, blocking: Blocking, device: GpuDevice) -> float:
@@ -201,7 +206,9 @@ def _clock(constants: _Constants, products: Products, blocking: Blocking, device
     flops = products.products_of_rows * blocking.row  # as in `stage_cycles`
     cycles = flops / (OPERATIONS_OF_BYTE * device.facts.shared_bytes_per_cycle * device.multiprocessors)
     least, most = _F32_THROTTLED if blocking.result_bytes == 4 else _THROTTLED
-    share = math.log(max(least, min(most, cycles)) / least) / math.log(most / least)
+    if cycles <= least:
+        return clock
+    share = math.log(min(most, cycles) / least) / math.log(most / least)
     return clock * (1.0 - _THROTTLE * share)
 
 
@@ -219,17 +226,17 @@ def begins_early(blocking: Blocking, is_wgrad: bool = False, is_divided: bool = 
     return not blocking.is_split and (not is_wgrad or blocking.blocks_of_split <= _EARLY_STAGES)
 
 
-def copy_cycles(blocking: Blocking, row_bytes: int, is_strided: bool) -> float:
+def copy_cycles(blocking: Blocking, row_bytes: int, is_strided: bool, constants: _Constants) -> float:
     """Cycles of the copy engine for a stage of operands that are read along K; `is_strided`: rows of A."""
     factor = _STRIDED_FACTOR if is_strided and row_bytes < STAGE_ROW else 1.0
     rows = blocking.parts * (factor * (blocking.tile.m + blocking.lines.further) + blocking.rows_of_b)
-    return rows * (blocking.row // row_bytes) * _constants(blocking, row_bytes, False).row
+    return rows * (blocking.row // row_bytes) * constants.row
 
 
 def stage_cycles(
-    blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, is_rewritten: bool = False,
-    is_divided: bool = False, shared_rows: SharedRows | None = None, boxes: Boxes = NO_BOXES,
-    is_strided: bool = False, outside: float = 0.0,
+    blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, constants: _Constants,
+    is_rewritten: bool = False, is_divided: bool = False, shared_rows: SharedRows | None = None,
+    boxes: Boxes = NO_BOXES, is_strided: bool = False, outside: float = 0.0,
 ) -> float:  # fmt: skip
     """Cycles of a stage of a tile: products, the path to shared memory, or the copy engine, whichever takes longest.
 
@@ -239,7 +246,6 @@ def stage_cycles(
     the tensors, of a forward product or of the data.
     """
     tile, facts, parts = blocking.tile, device.facts, blocking.parts
-    constants = _constants(blocking, row_bytes, is_wgrad)
     # products of two bytes; those of four have half as many in a stage, at half the rate, those of one twice as many
     flops = 2.0 * tile.m * tile.n * blocking.row / 2
     products = parts * (parts + 1) // 2 if parts > 1 and not blocking.is_rough else blocking.lines.mean_taps
@@ -280,7 +286,7 @@ def stage_cycles(
         elif not shared_rows:  # and, of one number, when the products behind are on their way
             copies = max(copies, arrival / (blocking.stages - 1))
     else:
-        copies = copy_cycles(blocking, row_bytes, is_strided)
+        copies = copy_cycles(blocking, row_bytes, is_strided, constants)
         copies += constants.outside * outside * (blocking.row // row_bytes)
         if constants is _ALONG and blocking.is_across and not blocking.keeps_b:
             of_stage = tile.stage_bytes(parts, blocking.row, lines, is_across=True)
@@ -311,10 +317,10 @@ def stage_cycles(
     return stage
 
 
-def _outside(products: Products, blocking: Blocking, multiprocessors: int) -> float:
+def _outside(products: Products, blocking: Blocking, is_one_wave: bool) -> float:
     """Rows of a stage that are copied and lie outside of the tensors: on average or, where each thread block has one
     tile, of that which has most of them."""
-    tile, is_one_wave = blocking.tile, blocking.works(products) <= multiprocessors
+    tile = blocking.tile
     columns = 0.0
     if not blocking.keeps_b:
         columns = products.outside(tile) * (products.tiles_n(tile) if is_one_wave else 1)
@@ -399,12 +405,13 @@ def seconds(
         device,
         row_bytes,
         is_wgrad,
+        constants,
         is_rewritten,
         is_divided,
         shared_rows,
         boxes,
         products.is_strided,
-        _outside(products, blocking, device.multiprocessors) if is_along else 0.0,
+        _outside(products, blocking, works <= device.multiprocessors) if is_along else 0.0,
     )
     stage = _measured_stage(
         stage,
@@ -432,7 +439,8 @@ def seconds(
         # the engine that brings the operands takes the results away, too
         chunk = tile.chunk_bytes(result_bytes)
         stored = 0 if tile.swaps else tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
-        moved = length * copy_cycles(blocking, row_bytes, products.is_strided) + constants.stored_row * stored
+        moved = length * copy_cycles(blocking, row_bytes, products.is_strided, constants)
+        moved += constants.stored_row * stored
         loop = max(loop, moved)
     between = constants.tile
     if is_half and blocking.kept_across == len(products.rows) == 1:

@@ -82,6 +82,10 @@ class Products:
     def tiles_n(self, tile: Tile) -> int:
         return -(-self.n // tile.n)
 
+    def stages_down(self, tile: Tile) -> int:
+        """Of all tiles down."""
+        return sum(-(-rows // tile.m) * blocks for rows, blocks in zip(self.rows, self.blocks, strict=True))
+
     def outside(self, tile: Tile) -> float:
         """Columns that a tile's copies bring of B and that are not there, on average."""
         last = (self.tiles_n(tile) - 1) * tile.n
@@ -105,6 +109,8 @@ class Products:
         return self.n / (self.tiles_n(tile) * tile.n)
 
     def tiles(self, tile: Tile) -> int:
+        if len(self.rows) == 1:  # asked for by every estimate several times
+            return self.groups * -(-self.rows[0] // tile.m) * -(-self.n // tile.n)
         return self.groups * self.tiles_m(tile) * self.tiles_n(tile)
 
     @cached_property
@@ -291,46 +297,66 @@ def _others(parts: int, stages: int, length: int) -> int:
     return max(part_of(first + length - 1) - part_of(first) for first in range(0, stages, length))
 
 
+def whole_cut(products: Products, tile: Tile) -> tuple[int, int]:
+    """Splits of K, and the stages of each: one of all stages, or the thread blocks of a cluster."""
+    return tile.cluster, max(1, -(-products.longest // tile.cluster))
+
+
+def split_cuts(
+    products: Products, tile: Tile, multiprocessors: int, max_splits: int, min_splits: int = 1
+) -> list[tuple[int, int]]:
+    """The same where the pieces of K fill whole waves, of a tile without a cluster."""
+    count, longest = products.tiles(tile), products.longest
+    wanted = {min_splits} if min_splits > 1 else set()
+    if len(products.rows) == 1:
+        for waves in (1, 2, 3, 4):
+            splits = multiprocessors * waves // max(1, count)
+            wanted.add(min(max_splits, splits, longest))
+    found = []
+    for splits in sorted(wanted):
+        if splits < max(2, min_splits):
+            continue
+        length = -(-longest // splits)
+        splits = -(-longest // length)
+        if splits >= max(2, min_splits):
+            found.append((splits, length))
+    return found
+
+
 def blockings(
     products: Products, tiles: Sequence[Tile], shared_bytes: int, multiprocessors: int, parts: int,
     result_bytes: int, max_splits: int, is_promoted: bool, min_splits: int = 1, divides_rows: bool = False,
     is_rough: bool = False, row: int = STAGE_ROW, may_keep_b: bool = False, lines: Lines = NO_LINES,
     shared: Sequence[Tile] = (), may_keep_across: bool = False,
-    most_tiles: int = MOST_PIECES,
+    most_tiles: int = MOST_PIECES, wanted: Sequence[tuple[int, int]] = (),
 ) -> list[Blocking]:  # fmt: skip
-    """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves."""
+    """Blockings worth estimating: every tile whole, and split so that the pieces fill whole waves.
+
+    `wanted`: only those with such a `whole_cut`, or one of the `split_cuts`.
+    """
     found = []
     for tile in tiles:
         if not tile.has_chunks(result_bytes, products.has_row_boxes):
             continue
-        count, longest = products.tiles(tile), products.longest
         if tile.cluster > 1:
-            if row % STAGE_ROW:
-                continue
-            found += _in_clusters(
-                products, tile, shared_bytes, multiprocessors, parts, result_bytes, is_promoted, row
-            )
+            if row % STAGE_ROW == 0:
+                found += _in_clusters(
+                    products, tile, shared_bytes, multiprocessors, parts, result_bytes, is_promoted, row
+                )
             continue
-        wanted = {min_splits}
-        if len(products.rows) == 1:
-            for waves in (1, 2, 3, 4):
-                splits = multiprocessors * waves // max(1, count)
-                wanted.add(min(max_splits, splits, longest))
-        for splits in sorted(wanted):
-            if splits < min_splits:
-                continue
-            length = max(1, math.ceil(longest / splits))
-            splits = max(1, math.ceil(longest / length))
+        cuts = wanted
+        if not cuts:
+            cuts = split_cuts(products, tile, multiprocessors, max_splits, min_splits)
+            cuts = cuts if min_splits > 1 else [whole_cut(products, tile), *cuts]
+        for splits, length in cuts:
             is_split = splits > 1
-            if splits < min_splits:
-                continue
             if not tile.has_registers(is_promoted, result_bytes, is_split, divides_rows):
                 continue
             of_stages = shared_bytes, parts, is_split, result_bytes, row, lines
             least, least_beside = (_STAGES_OF_LINES,) * 2 if lines.taps > 1 else (2, _STAGES_BESIDE_KEPT)
             across = _kept_across(products, tile, multiprocessors) if may_keep_b and splits == 1 else 0
             if across == 1 or (across and may_keep_across):
-                kept = longest * tile.b_bytes(parts, row, lines, products.is_across)
+                kept = products.longest * tile.b_bytes(parts, row, lines, products.is_across)
                 stages = tile.stages(*of_stages, kept, products.is_across)
                 if stages >= least_beside:
                     found.append(
@@ -384,16 +410,23 @@ def _kept_across(products: Products, tile: Tile, multiprocessors: int) -> int:
     return across
 
 
+def may_be_clusters(products: Products, tile: Tile, multiprocessors: int) -> bool:
+    """Whether the clusters of all tiles run at once, and every thread block of one has a part of K."""
+    cluster, longest = tile.cluster, products.longest
+    at_once = multiprocessors * _AT_ONCE[cluster] // _OF_MULTIPROCESSORS
+    if len(products.rows) > 1 or products.tiles(tile) > at_once:
+        return False
+    return (cluster - 1) * -(-longest // cluster) < longest
+
+
 def _in_clusters(
     products: Products, tile: Tile, shared_bytes: int, multiprocessors: int, parts: int, result_bytes: int,
     is_promoted: bool, row: int,
 ) -> list[Blocking]:  # fmt: skip
     """The blocking of a tile whose K a cluster shares, if all clusters run at once and every block has a part."""
-    cluster, longest = tile.cluster, products.longest
-    length = -(-longest // cluster)
-    at_once = multiprocessors * _AT_ONCE[cluster] // _OF_MULTIPROCESSORS
-    if len(products.rows) > 1 or products.tiles(tile) > at_once or (cluster - 1) * length >= longest:
+    if not may_be_clusters(products, tile, multiprocessors):
         return []
+    cluster, length = whole_cut(products, tile)
     stages = tile.stages(shared_bytes, parts, False, result_bytes, row, is_across=products.is_across)
     of_stage = tile.stage_bytes(parts, row, is_across=products.is_across)
     has_room = stages * of_stage >= 4 * tile.m * tile.n  # for the sums

@@ -83,12 +83,22 @@ class Tile:
     dividers: int = 0
     swaps: bool = False
 
+    def __eq__(self, other: object) -> bool:
+        # most that are not equal differ in this already: lists of tiles are compared again and again
+        return self is other or (
+            isinstance(other, Tile) and self._hash == other._hash and self._sizes == other._sizes
+        )
+
     def __hash__(self) -> int:
         return self._hash
 
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return self.down, self.across, self.rows, self.wn, self.cluster, self.dividers, self.swaps
+
     @cached_property  # tiles are few, and part of what is asked of caches again and again
     def _hash(self) -> int:
-        return hash((self.down, self.across, self.rows, self.wn, self.cluster, self.dividers, self.swaps))
+        return hash(self._sizes)
 
     def __str__(self) -> str:
         blocks = f", clusters of {self.cluster}" if self.cluster > 1 else ""

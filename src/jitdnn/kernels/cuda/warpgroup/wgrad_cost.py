@@ -6,13 +6,14 @@ of cost.py (best.py), which alone has times of other operands and of lines.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitdnn.devices.gpu import GpuDevice
-from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
+from jitdnn.kernels.cuda.cost import ROUNDED, gemm_clock, l2_bytes_per_cycle
 from jitdnn.kernels.cuda.warpgroup.cost import OPERATIONS_OF_BYTE, begins_early
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Products
-from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW
+from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Tile
 
 _EFFICIENCY = 0.998  # of the mainloop, where nothing else is the limit
 _SHARED_SHARE = 1.21  # of the path to shared memory, as `shared_bytes_per_cycle` of facts counts it
@@ -155,3 +156,47 @@ def _arriving_bytes(products: Products, blocking: Blocking, device: GpuDevice, h
     if blocking.tile.cluster > 1:
         return _CLUSTER_BYTES
     return _SPLIT_BYTES if blocking.is_split else _WHOLE_BYTES
+
+
+class WgradBound:
+    """What `wgrad_seconds` does not come below; see `bound.Least`."""
+
+    def __init__(
+        self, products: Products, device: GpuDevice, bytes_moved: int, row: int, shared: Sequence[Tile]
+    ) -> None:
+        path = device.facts.shared_bytes_per_cycle
+        self.products, self._multiprocessors, self._shared = products, device.multiprocessors, shared
+        self._of_products = row / (OPERATIONS_OF_BYTE * path) / _EFFICIENCY
+        self._of_rows = row / max(_ASKED_BYTES, _ROWS_TURNS_BYTES)
+        self._clock, self._leaving = gemm_clock(device.facts), l2_bytes_per_cycle(device.facts)
+        self._waits = bytes_moved / (_MEMORY_SHARE * device.bandwidth)
+        self._of_partial = 4 / (_REDUCTION_SHARE * device.bandwidth)
+        elements = products.groups * products.n * sum(products.rows)
+        busy = products.products_of_rows * self._of_products / device.multiprocessors + _TILE_CYCLES
+        self.of_splits = self._time(busy + _PARTIAL_CYCLES) + self._of_split(2 * elements)
+
+    def seconds(self, tile: Tile, splits: int, length: int) -> float:
+        m, n, tiles = tile.m, tile.n, self.products.tiles(tile)
+        stage = max(self._of_products * m * n, self._of_rows * (m + n))
+        if tile.cluster > 1:
+            turns = -(-tiles * splits // self._multiprocessors)
+            return self._time(
+                turns * (length * stage + _TILE_CYCLES + _EXCHANGE_CYCLES + 4 * m * n / _EXCHANGED_BYTES)
+            )
+        if splits == 1:
+            turns = -(-tiles // self._multiprocessors)
+            busy = turns * (length * stage + _TILE_CYCLES)
+            if tile in self._shared:
+                busy = min(busy, tiles * length / self._multiprocessors * stage + 2 * _TILE_CYCLES)
+            return self._time(busy)
+        turns = -(-tiles * splits // self._multiprocessors)
+        busy = turns * (length * stage + _TILE_CYCLES + _PARTIAL_CYCLES + 4 * m * n / self._leaving)
+        return self._time(busy) + self._of_split(tiles * splits * m * n)
+
+    def _time(self, busy: float) -> float:
+        works_for, waits_for = (busy + _START_CYCLES) / self._clock, self._waits
+        time = max(works_for, waits_for) + _UNHIDDEN * min(works_for, waits_for)
+        return (time + min(_LAUNCH, _EARLY_LAUNCH)) * ROUNDED
+
+    def _of_split(self, sums: int) -> float:
+        return (_REDUCTION + sums * self._of_partial) * ROUNDED

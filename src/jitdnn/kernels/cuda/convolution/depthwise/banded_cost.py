@@ -12,8 +12,8 @@ from jitdnn.kernels.cuda.convolution.depthwise.banded_plan import TILE, Band, Ba
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_cost import reduce_seconds
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import widths
-from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, Cheapest, by_bound
-from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, depthwise_clock
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import Cheapest, by_bound
+from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, ROUNDED, depthwise_clock
 
 # cycles, fitted to measurements on an H100
 _START_CYCLES, _STEP_CYCLES = 2500, 700  # until a thread block has its first rows; at the barriers of a step
@@ -52,17 +52,16 @@ def cheapest(window: Window, device: GpuDevice) -> Banded | None:
         for order, blocking in enumerate(_strips(work.plan.blocking, work.rows)):
             if work.least_of(blocking) > found.seconds:
                 continue
-            make = partial(replace, work.plan, blocking=blocking)
-            plan = make()
+            plan = work.of(blocking)
             if plan.fits:
-                found.offer(work.seconds(plan), (number, order), make)
+                found.offer(work.seconds(plan), (number, order), partial(work.of, blocking))
     return found.plan()
 
 
 def candidates(window: Window, device: GpuDevice) -> list[Banded]:
     """Every sensible plan; none if the rows do not fit into shared memory."""
     plans = [
-        replace(work.plan, blocking=blocking)
+        work.of(blocking)
         for work in _works(window, device)
         for blocking in _strips(work.plan.blocking, work.rows)
     ]
@@ -156,7 +155,10 @@ def _strips(base: Blocking, count: int) -> Iterator[Blocking]:
         for rows in sorted({min(strip, n) for n in (1, 2, 4, 7, 8)}):
             if rows * 4 < min(strip, 4):
                 continue
-            yield replace(base, rows=rows, strip=strip, chunks=-(-count // strip))
+            yield Blocking(
+                base.channels, base.warps, base.lines, base.segment, base.segments, rows, strip, -(-count // strip),
+                base.tiles, base.is_one_row,
+            )  # fmt: skip
 
 
 @lru_cache(4096)
@@ -225,9 +227,14 @@ class _Work:
         issued += (height * self._packs + results) * (3 * plan.width + 40) / 32 / 4
         return max(matrix, issued, reading + swizzling + accessing) + _UNHIDDEN * min(matrix, issued)
 
+    def of(self, blocking: Blocking) -> Banded:
+        """The plan with such strips and rows."""
+        plan = self.plan
+        return Banded(plan.window, plan.axes, plan.width, blocking, plan.band, plan.facts)
+
     def least_of(self, blocking: Blocking) -> float:
         """Of strips and rows, whatever fits on a multiprocessor at a time; but for rounding."""
-        plan = replace(self.plan, blocking=blocking)
+        plan = self.of(blocking)
         _, cycles = self._of_block(plan)
         return self._bound(cycles, plan.line_count)
 

@@ -22,8 +22,8 @@ from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import (
     resident_threads,
     widths,
 )
-from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, Cheapest, by_bound
-from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, LINE_BYTES, MEMORY_LATENCY, depthwise_clock
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import Cheapest, by_bound
+from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, LINE_BYTES, MEMORY_LATENCY, ROUNDED, depthwise_clock
 from jitdnn.tensor.dtypes import DTYPES
 
 # registers that a tile's numbers may take

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from jitdnn.devices.gpu import GpuDevice, Launch
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Rows
-from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import All, Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.products import (
     HALVES,
     HALVES_FOR_ONE,
@@ -21,7 +21,7 @@ from jitdnn.kernels.cuda.convolution.half_precision.products import (
     Products,
 )
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, strides_of
-from jitdnn.kernels.cuda.cost import SECTOR_BYTES, clock, l2_bytes_per_cycle, most_registers
+from jitdnn.kernels.cuda.cost import ROUNDED, SECTOR_BYTES, clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
 
 START_SECONDS = 3.5e-6

@@ -23,10 +23,10 @@ from jitdnn.kernels.cuda.convolution.few_channels.cost import (
 )
 from jitdnn.kernels.cuda.convolution.few_channels.plan import Plan, Tiling
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis, axis_choice
-from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, Cheapest
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.products import HALVES, HEADER_BYTES, Products
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, strides_of
-from jitdnn.kernels.cuda.cost import clock, l2_bytes_per_cycle, most_registers
+from jitdnn.kernels.cuda.cost import ROUNDED, clock, l2_bytes_per_cycle, most_registers
 from jitdnn.problems.convolution import Convolution
 
 _MMA_LATENCY_CYCLES = 33.0  # cycles from one product to the next that adds to its sums

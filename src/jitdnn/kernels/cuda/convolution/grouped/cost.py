@@ -9,9 +9,12 @@ hold as much. Straight into registers (registers.cu): all other sources in 16 bi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import product
+from typing import Any
+
+import numpy as np
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.devices.gpu_facts import GpuFacts
@@ -24,6 +27,11 @@ from jitdnn.kernels.cuda.convolution.grouped.plan import (
     roles,
     vector_of,
 )
+from jitdnn.kernels.cuda.convolution.grouped.register_cost import (
+    MAX_FILTER_REGISTERS,
+    MAX_REGISTERS,
+    offer_registers,
+)
 from jitdnn.kernels.cuda.convolution.grouped.wgrad_cost import (
     offer_wgrad_registers,
     offer_wgrad_shared_memory,
@@ -31,10 +39,10 @@ from jitdnn.kernels.cuda.convolution.grouped.wgrad_cost import (
     whole_registers,
 )
 from jitdnn.kernels.cuda.convolution.half_precision.axis import Axis
-from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import All, Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.products import Products
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Shape, power_of_two, strides_of
-from jitdnn.kernels.cuda.cost import clock
+from jitdnn.kernels.cuda.cost import ROUNDED, clock
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
@@ -42,8 +50,6 @@ MAX_CHANNELS = 64
 """Of a group; half as many for wgrad, and where pixels are not whole 16 bytes."""
 
 # ---- Registers of a thread ----
-_MAX_REGISTERS = 250
-_MAX_FILTER_REGISTERS = 80
 _MAX_FILTER_REGISTERS_LARGE = 150  # where a group has more than 32 channels: one resident thread block
 _OTHER_REGISTERS = 56  # of the shared-memory kernel: addresses, loop counters, a fragment of the source
 
@@ -75,24 +81,6 @@ _EXPOSED = 0.5  # of the shorter of memory and computation, in the first tile
 _START_SECONDS = 3.8e-6  # a launch, until the first pixels arrive
 _SCALE = 0.91
 
-# ---- The model of the register kernel. Cycles of a multiprocessor:
-_REGISTER_THREADS = 128  # of a thread block
-_WIDE_READ_CYCLES, _NARROW_READ_CYCLES = 4, 40  # of a lane's channels of a pixel, at once or one by one
-_WIDE_STORE_CYCLES, _NARROW_STORE_CYCLES = 4, 30
-_UNIT_CYCLES = 40  # of a work unit, beside its reads, products and stores
-_SCHEDULING = 1.2
-_ROW_LATENCY, _PIXEL_LATENCY = 600, 25  # until a row of the source arrives, and for each pixel of its own
-_PREFETCH_GAIN = 1.6  # with two rows in flight
-_UNIT_LATENCY, _START_CYCLES = 900, 2500
-# and memory:
-_L1_MISSES = 0.2  # of the source that neighbouring units read, too
-_FEW_WARPS, _FEW_WARPS_PENALTY = 8, 1.3  # of a multiprocessor
-_SHARED_PIXELS, _OWN_PIXELS = (
-    1.3,
-    1.1,
-)  # lanes that read a pixel for several taps wait for each of them; those that do not
-_REGISTER_START_SECONDS = 6e-6
-
 
 def plan_of(problem: Convolution, device: GpuDevice, products: int = 1) -> Plan | None:
     """The cheapest plan, with so many `products` of the tensor cores for one; None if the filter does not fit."""
@@ -118,7 +106,7 @@ def _best(problem: Convolution, facts: GpuFacts, products: int) -> Plan | None:
 
 def _registers(problem: Convolution, facts: GpuFacts) -> Cheapest[Plan]:
     cheapest = Cheapest[Plan]()
-    offer = offer_wgrad_registers if problem.direction == "bwd_filter" else _offer_registers
+    offer = offer_wgrad_registers if problem.direction == "bwd_filter" else offer_registers
     offer(problem, facts, cheapest)
     return cheapest
 
@@ -157,14 +145,13 @@ def _offer_shared_memory(
         return
     steps, taps = slice_in // step_in, math.prod(shape.taps)
     tiles = 4 if slice_out % 32 == 0 else 2 if slice_out > 8 else 1
-    most = _MAX_FILTER_REGISTERS if steps <= 2 and not is_f32 else _MAX_FILTER_REGISTERS_LARGE
+    most = MAX_FILTER_REGISTERS if steps <= 2 and not is_f32 else _MAX_FILTER_REGISTERS_LARGE
     factor = taps * steps * (6 if count == 3 else 2)  # registers of the filter for a tile
     while tiles > 1 and factor * tiles > most:
         tiles //= 2
     if factor * tiles > most:
         return
     h, w = (axis_of(shape, axis, is_forward) for axis in (1, 2))
-    order = 0
     least_rows = 4 if steps > 2 else steps
     # whether tiles of one row leave registers for two resident blocks of 256 threads
     has_room = (4 * h.unit * w.unit + factor) * tiles + _OTHER_REGISTERS <= 128
@@ -178,14 +165,19 @@ def _offer_shared_memory(
     for tile in _tiles(h, w, planes):
         sums = 4 * tiles * tile.tile_rows * h.unit * w.unit
         registers = sums + factor * tiles + _OTHER_REGISTERS
-        if registers > _MAX_REGISTERS:
+        if registers > MAX_REGISTERS:
             continue
         # large groups read much for each product with few warps: so rows shall share what they read
         one_more = registers + 4 * tiles * h.unit * w.unit
-        if tile.tile_rows < min(least_rows, h.blocks) and one_more <= _MAX_REGISTERS:
+        if tile.tile_rows < min(least_rows, h.blocks) and one_more <= MAX_REGISTERS:
             continue
         again = _refetched_seconds(source, tile, facts)
         all_tiles.append((tile, whole_registers(registers), tile.units(planes), tile.steps, again))
+    if not all_tiles:
+        return
+    sizes = [(tile, units, steps_of_tile, again) for tile, _, units, steps_of_tile, again in all_tiles]
+    least_of = _Least(problem, facts, sizes, taps, steps, tiles, products)
+    works: list[tuple[float, int, tuple[Any, ...], tuple[Tile, int, int, int, float]]] = []
     # two blocks of half the warps where the filter takes many registers
     for block_slices, threads in product((1, 2, 4, 8), (256, 128) if steps > 1 or is_f32 else (256,)):
         block_groups = block_slices * slice_groups
@@ -201,41 +193,45 @@ def _offer_shared_memory(
             continue
         splits = threads // 32 // kinds
         pixel = block_slices * slice_in * size
-        moved = _moved_seconds(source, result, facts, pixel)
-        of_step = kinds * products.cycles(taps * steps * tiles) / clock(facts) * blocks / multiprocessors
-        for tile, registers, units, steps_of_tile, again in all_tiles:
-            compute = units * -(-steps_of_tile // splits) * splits * tile.tile_rows * of_step
-            if _SCALE * (max(moved + again, compute) + _START_SECONDS) * ROUNDED > cheapest.seconds:
+        block = block_slices, threads, kinds, blocks, splits, pixel, is_staged, filter_bytes
+        bounds = least_of.seconds(pixel, threads // 32, kinds, splits, blocks)
+        works += [
+            (least, number, block, work)
+            for number, (least, work) in enumerate(zip(bounds, all_tiles, strict=True), len(works))
+        ]
+    for least, number, block, (tile, registers, units, _, _) in sorted(works):
+        if least > cheapest.seconds:
+            break
+        block_slices, threads, kinds, blocks, splits, pixel, is_staged, filter_bytes = block
+        by_registers = facts.registers // (threads * registers)
+        tile_bytes, _, _ = tile.layout(pixel)
+        for resident in range(1, min(2, by_registers) + 1):
+            workers = max(1, min(units, multiprocessors * resident // blocks))
+            rounds = -(-units // workers)
+            workers = -(-units // rounds)
+            stages = min(
+                3,
+                rounds,
+                (shared_room(facts, resident) - filter_bytes * is_staged) // tile_bytes,
+            )
+            if stages < 1:
                 continue
-            by_registers = facts.registers // (threads * registers)
-            tile_bytes, _, _ = tile.layout(pixel)
-            for resident in range(1, min(2, by_registers) + 1):
-                workers = max(1, min(units, multiprocessors * resident // blocks))
-                rounds = -(-units // workers)
-                workers = -(-units // rounds)
-                stages = min(
-                    3,
-                    rounds,
-                    (shared_room(facts, resident) - filter_bytes * is_staged) // tile_bytes,
-                )
-                if stages < 1:
-                    continue
-                shared = stages * tile_bytes + filter_bytes * is_staged
-                seconds = _seconds(
-                    problem, tile, facts, pixel, threads // 32, kinds, splits,
-                    taps, steps, tiles, workers * blocks, rounds, stages, vector, products
-                )  # fmt: skip
-                seconds *= _correction(
-                    tile, resident == 1 and (has_room or steps > 1), 3 if stages == rounds else stages
-                )
-                if is_f32:
-                    seconds *= _F32_FACTOR + _F32_ROW * tile.tile_rows
-                    seconds *= _F32_SMALL_BLOCKS if steps > 1 and threads < 256 else 1.0
-                made = partial(
-                    _shared_memory_plan, shape, tile, slice_groups, block_slices, steps, tiles, stages, workers,
-                    threads, resident, is_staged, workers * blocks, shared, seconds, copy_bytes, count,
-                )  # fmt: skip
-                cheapest.offer(seconds, (order := order + 1,), made)
+            shared = stages * tile_bytes + filter_bytes * is_staged
+            seconds = _seconds(
+                problem, tile, facts, pixel, threads // 32, kinds, splits,
+                taps, steps, tiles, workers * blocks, rounds, stages, vector, products
+            )  # fmt: skip
+            seconds *= _correction(
+                tile, resident == 1 and (has_room or steps > 1), 3 if stages == rounds else stages
+            )
+            if is_f32:
+                seconds *= _F32_FACTOR + _F32_ROW * tile.tile_rows
+                seconds *= _F32_SMALL_BLOCKS if steps > 1 and threads < 256 else 1.0
+            made = partial(
+                _shared_memory_plan, shape, tile, slice_groups, block_slices, steps, tiles, stages, workers,
+                threads, resident, is_staged, workers * blocks, shared, seconds, copy_bytes, count,
+            )  # fmt: skip
+            cheapest.offer(seconds, (number, resident), made)
 
 
 def _shared_memory_plan(
@@ -349,6 +345,52 @@ def _seconds(
     return _SCALE * (together + _EXPOSED * min(memory, compute) / rounds + _START_SECONDS)
 
 
+class _Least:
+    """What `_seconds` does not come below, of many tiles at once: with any number of stages and of resident blocks."""
+
+    def __init__(
+        self, problem: Convolution, facts: GpuFacts, tiles_and_sizes: Sequence[tuple[Tile, int, int, float]], taps: int,
+        channel_steps: int, tiles: int, products: Products,
+    ) -> None:  # fmt: skip
+        self._problem, self._facts, self._products = problem, facts, products
+        sizes = [
+            (
+                tile.images * tile.rows * tile.columns, (tile.tile_rows - 1) * tile.h.step + tile.h.reach,
+                tile.tile_rows, units, steps, again,
+            )
+            for tile, units, steps, again in tiles_and_sizes
+        ]  # fmt: skip
+        self._pixels, rows, tile_rows, self._units, self._steps, self._again = np.array(sizes, float).T
+        h, w = tiles_and_sizes[0][0].h, tiles_and_sizes[0][0].w
+        accesses = rows * w.reach * channel_steps + tile_rows * h.unit * w.unit * 2
+        self._shared = accesses * _ACCESS_CYCLES
+        factor = _MMA_FACTOR if channel_steps <= 2 else _MMA_FACTOR_LARGE
+        self._tensor = tile_rows * (taps * channel_steps * tiles) * products.cycles(factor)
+
+    def seconds(self, pixel: int, warps: int, kinds: int, splits: int, blocks: int) -> list[float]:
+        """Of each tile, for thread blocks of so many warps that take `pixel` bytes of a pixel."""
+        problem, facts = self._problem, self._facts
+        is_forward = problem.direction == "fwd"
+        source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
+        multiprocessors = facts.multiprocessors
+        copies = self._pixels * pixel / _COPY_BYTES
+        steps = np.ceil(self._steps / splits) * splits * kinds
+        shared, tensor = copies * _ACCESS_CYCLES + steps * self._shared, steps * self._tensor
+        cycles = np.maximum(shared, tensor) + _UNHIDDEN * np.minimum(shared, tensor)
+        at_once = max(2, -(-blocks // multiprocessors))  # thread blocks of the busiest multiprocessor
+        cycles *= 1.0 + _LONE_WARP_PENALTY / (at_once * warps)
+        compute = self._units * blocks / multiprocessors * cycles / clock(facts)
+        memory = _moved_seconds(source, result, facts, pixel)
+        rounds = np.ceil(self._units / max(1, multiprocessors // blocks))  # at most
+        in_flight = at_once * np.minimum(3, rounds) * copies * _COPY_BYTES
+        in_flight = np.minimum(in_flight, facts.shared_bytes * max(1, -(-blocks // multiprocessors)))
+        memory = memory * (1.0 + _LATENCY_BYTES / in_flight) + self._again
+        together = np.sqrt(np.hypot(memory**2, compute**2)) + _EXPOSED * np.minimum(memory, compute) / rounds
+        factor = _SCALE * (_F32_FACTOR if self._products.is_f32 else 1.0)
+        found: list[float] = (factor * ROUNDED * (together + _START_SECONDS)).tolist()
+        return found
+
+
 def _moved_seconds(
     source: TensorDescriptor, result: TensorDescriptor, facts: GpuFacts, pixel: int, imbalance: float = 1.0,
     latency: float = 1.0,
@@ -365,97 +407,3 @@ def _refetched_seconds(source: TensorDescriptor, tile: Tile, facts: GpuFacts) ->
     refetched = size * (tile.rows / (tile.down * tile.tile_rows * tile.h.step) - 1)
     refetched += size * (tile.columns / (tile.across * tile.w.step) - 1)
     return _REFETCHED * max(0.0, refetched) / facts.bandwidth
-
-
-def _offer_registers(problem: Convolution, facts: GpuFacts, cheapest: Cheapest[Plan]) -> None:
-    """Offer every plan of fprop and dgrad straight into registers."""
-    multiprocessors, bandwidth = facts.multiprocessors, facts.bandwidth
-    shape = Shape(problem)
-    is_forward = problem.direction == "fwd"
-    source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
-    group_in, group_out = source.shape[1] // problem.groups, result.shape[1] // problem.groups
-    slice_groups = max(1, 16 // group_in)
-    steps = -(-slice_groups * group_in // 16)
-    slice_in, slice_out = slice_groups * group_in, slice_groups * group_out
-    taps = math.prod(shape.taps)
-    tiles = min(4, -(-slice_out // 8))
-    while tiles > 1 and 2 * taps * steps * tiles > _MAX_FILTER_REGISTERS:
-        tiles = tiles // 2 if tiles != 3 else 2
-    tiles = 2 if tiles == 3 else tiles
-    if 2 * taps * steps * tiles > _MAX_FILTER_REGISTERS:
-        return
-    h, w = (axis_of(shape, axis, is_forward) for axis in (1, 2))
-    parts = -(-slice_out // (8 * tiles))
-    slices = -(-problem.groups // slice_groups)
-    _, s_c, *space = strides_of(source)
-    piece = 4 * steps
-    is_whole = steps <= 2 and slice_in % piece == 0 and source.shape[1] % piece == 0
-    is_wide = s_c == 1 and is_whole and power_of_two((*space, strides_of(source)[0]), 8) >= piece
-    vector, _ = vector_of(result, slice_out)
-    other_registers = 12 if h.unit * w.unit > 1 else 36 if w.step == 1 else 44
-    for rows, prefetch in product((1, 2, 3, 4, 5, 6, 7, 8, 10), (1, 2)):
-        if rows > 1 and rows >= h.blocks + 2:
-            continue
-        registers = (
-            4 * tiles * rows * h.unit * w.unit
-            + 2 * taps * steps * tiles
-            + 4 * steps * w.reach * (prefetch + 1)
-            + other_registers
-        )
-        if registers > _MAX_REGISTERS:
-            continue
-        resident = facts.registers // (_REGISTER_THREADS * max(64, whole_registers(registers)))
-        resident = max(1, min(8, resident))
-        strips = problem.n * shape.out[0] * -(-w.blocks // 8)
-        units = -(-strips // 2) * -(-h.blocks // rows)
-        kinds = slices * parts
-        warps = multiprocessors * resident * _REGISTER_THREADS // 32
-        workers = max(1, min(units, warps // kinds))
-        rounds = -(-units // workers)
-        workers = -(-units // rounds)
-        source_rows = (rows - 1) * h.step + h.reach
-        # of a work unit: products, and reads through the L1 cache
-        products = rows * taps * steps * tiles * (w.unit * h.unit if is_forward else 1)
-        reads = source_rows * w.reach * 2 * steps * (_WIDE_READ_CYCLES if is_wide else _NARROW_READ_CYCLES)
-        stores = rows * h.unit * w.unit * 2 * (_WIDE_STORE_CYCLES if vector > 1 else _NARROW_STORE_CYCLES)
-        unit = max(facts.mma_cycles * products, reads + stores) + _UNIT_CYCLES
-        total = workers * kinds
-        busiest = -(-total // multiprocessors)  # warps of a multiprocessor
-        gain = 1.0 if prefetch == 1 else _PREFETCH_GAIN
-        latency = (_ROW_LATENCY + _PIXEL_LATENCY * (7 * w.step + w.reach)) / gain
-        cycles = max(busiest * unit * _SCHEDULING, source_rows * latency) + _UNIT_LATENCY
-        compute = rounds * cycles + _START_CYCLES
-        refetched = source.size * (source_rows / (rows * h.step) - 1) * _L1_MISSES
-        memory = 2 * (source.size + result.size + max(0.0, refetched)) / bandwidth
-        if total < multiprocessors * _FEW_WARPS:
-            memory *= _FEW_WARPS_PENALTY
-        memory *= _SHARED_PIXELS if w.step == 1 and w.reach > 1 else _OWN_PIXELS
-        compute /= clock(facts)
-        seconds = max(memory, compute) + _UNHIDDEN * min(memory, compute)
-        seconds += _REGISTER_START_SECONDS
-        made = partial(
-            _register_plan, shape, h, w, slice_groups, steps, tiles, rows, workers, resident, prefetch, piece * is_wide,
-            total, seconds,
-        )  # fmt: skip
-        cheapest.offer(seconds, (rows, prefetch), made)
-
-
-def _register_plan(
-    shape: Shape, h: Axis, w: Axis, slice_groups: int, steps: int, tiles: int, rows: int, workers: int, resident: int,
-    prefetch: int, piece: int, total: int, seconds: float,
-) -> Plan:  # fmt: skip
-    problem, is_forward = shape.problem, shape.problem.direction == "fwd"
-    source, result = (problem.x, problem.y) if is_forward else (problem.y, problem.x)
-    vector, result_c = vector_of(result, slice_groups * (result.shape[1] // problem.groups))
-    axes = axis_defines(h, w) | direction_defines(shape)
-    defines = shape.defines() | roles(problem, source, result) | axes | {
-        "GROUP_IN": source.shape[1] // problem.groups,
-        "GROUP_OUT": result.shape[1] // problem.groups, "SLICE_GROUPS": slice_groups,
-        "CHANNEL_STEPS": steps, "TILE_N": tiles, "TILE_ROWS": rows, "WORKERS": workers,
-        "BLOCK_THREADS": _REGISTER_THREADS,
-        "RESIDENT": resident, "PREFETCH_ROWS": prefetch, "SOURCE_PIECE": piece,
-        "RESULT_VECTOR": vector, "HAS_WHOLE_RUNS": 0, "RESULT_C": result_c,
-    }  # fmt: skip
-    return Plan(
-        tuple(defines.items()), _REGISTER_THREADS, -(-total * 32 // _REGISTER_THREADS), seconds, workers
-    )

@@ -16,9 +16,9 @@ from itertools import product
 
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.grouped.plan import Plan, WgradTile
-from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, All, Cheapest
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import All, Cheapest
 from jitdnn.kernels.cuda.convolution.half_precision.shape import Defines, Shape, power_of_two, strides_of
-from jitdnn.kernels.cuda.cost import REGISTER_UNIT, clock, l2_bandwidth
+from jitdnn.kernels.cuda.cost import REGISTER_UNIT, ROUNDED, clock, l2_bandwidth
 from jitdnn.problems.convolution import Convolution
 
 _MAX_REGISTERS = 250  # of a thread

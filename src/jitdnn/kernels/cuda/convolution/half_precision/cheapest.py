@@ -8,9 +8,6 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-ROUNDED = 1 - 1e-9
-"""A factor on what no plan comes below: so rounding does not count."""
-
 
 class Cheapest(Generic[T]):
     """The plan of the fewest `seconds` of those that were offered, of equals the one with the least `order`.

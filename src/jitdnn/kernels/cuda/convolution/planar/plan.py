@@ -12,8 +12,8 @@ from jitdnn.devices.gpu import GpuDevice
 from jitdnn.devices.gpu_facts import GpuFacts
 from jitdnn.kernels.cuda.convolution.depthwise.geometry import Axis, Window, lower
 from jitdnn.kernels.cuda.convolution.depthwise.sliding_plan import resident_blocks
-from jitdnn.kernels.cuda.convolution.half_precision.cheapest import ROUNDED, Cheapest, by_bound
-from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, MEMORY_LATENCY, depthwise_clock
+from jitdnn.kernels.cuda.convolution.half_precision.cheapest import Cheapest, by_bound
+from jitdnn.kernels.cuda.cost import LAUNCH_SECONDS, MEMORY_LATENCY, ROUNDED, depthwise_clock
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import TensorDescriptor
 from jitdnn.tensor.dtypes import DTYPES

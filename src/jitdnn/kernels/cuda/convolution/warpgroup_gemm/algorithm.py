@@ -24,7 +24,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
     ImplicitGemmWgradInPlace,
     refuse_sums,
 )
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of, unplannable
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import no_lines, plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import WGMMA_FUNCTIONS, kernel_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.finish import finish_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
@@ -84,6 +84,11 @@ def warpgroup_bound(problem: Problem) -> float:
 def refuse_halves(dtype: str) -> str | None:
     """What cannot be multiplied as scaled numbers of half precision; None if it can."""
     return None if dtype == "f32" else f"f32 is multiplied as f16 here, not {dtype}"
+
+
+def refuse_lines(problem: Convolution) -> str | None:
+    """That there is but one tap along the last axis, so that none share pixels; None if there are several."""
+    return no_lines(problem) if problem.filter_spatial[-1] == 1 else None
 
 
 class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
@@ -184,6 +189,8 @@ class WarpgroupGemmInLines(WarpgroupGemm):
         return super().refusal(problem, device, epilogue)
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        if reason := refuse_lines(problem):
+            return reason
         fusion = Fusion(finish=finish_of(epilogue, problem.output.dtype)) if epilogue else NOTHING
         return plan_of(problem, device, self._tiles, True, fusion=fusion, is_in_lines=True)
 
@@ -214,6 +221,8 @@ class WarpgroupGemmSwappedInLines(WarpgroupGemmSwapped):
     name = "implicit_gemm_wgmma_swapped_in_lines"
 
     def sizes(self, problem: Convolution, device: GpuDevice, epilogue: Epilogue | None = None) -> Plan | str:
+        if reason := refuse_lines(problem):
+            return reason
         return plan_of(problem, device, self._tiles, True, is_in_lines=True)
 
 

@@ -64,6 +64,7 @@ from jitdnn.tensor import DTYPES
 MAX_PACKED = 2**32
 _NEVER = 2**30  # behind all tiles
 _MAX_SPLITS = 16
+_WHOLE = frozenset(WHOLE)
 _HALF_ROWS = 1.06
 """Factor on the time in lines whose rows hold half of what they could, beside that of others: as measured."""
 _FEW_COLUMNS = 1.2
@@ -98,6 +99,14 @@ def unplannable(problem: Convolution, is_scaled: bool = False) -> str | None:
             if count % run:
                 return f"{count} channels of a group: runs of pixels begin at multiples of {run} channels"
     return None
+
+
+def no_lines(problem: Convolution) -> str:
+    """Why there are no taps that share pixels."""
+    return (
+        f"{problem.filter_spatial[-1]} taps along the last axis, stride {problem.stride[-1]}, dilation"
+        f" {problem.dilation[-1]}: no two taps of all results read the same pixels, or not as many of each"
+    )
 
 
 @lru_cache(512)
@@ -210,10 +219,7 @@ def _correlation_plan(
         found_lines = None if fusion.has_prologue else neighbours_of(problem, data, weights)
         found_lines = found_lines or lines_of(phases)
         if not found_lines:
-            return (
-                f"{problem.filter_spatial[-1]} taps along the last axis, stride {problem.stride[-1]}, dilation"
-                f" {problem.dilation[-1]}: no two taps of all results read the same pixels, or not as many of each"
-            )
+            return no_lines(problem)
         lines = found_lines
         # one tap stands for those that share pixels, and windows go on behind the end of a line
         phases = [
@@ -296,7 +302,7 @@ def _correlation_plan(
     if is_in_lines:
         tiles = tuple(tile for tile in tiles if tile.cluster == 1)
     if not size == result_bytes == 2:
-        tiles = tuple(tile for tile in tiles if tile not in WHOLE)
+        tiles = tuple(tile for tile in tiles if tile not in _WHOLE)
     tiles = fusion.tiles(tiles, result_bytes, False)
     if divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)

@@ -42,9 +42,10 @@ from jitdnn.kernels.cuda.cost import LINE_BYTES, SECTOR_BYTES
 from jitdnn.kernels.cuda.gemm.plan import linear_step, three
 from jitdnn.kernels.cuda.gemm.shape import divisors
 from jitdnn.kernels.cuda.warpgroup.best import best_blocking
+from jitdnn.kernels.cuda.warpgroup.bound import Least
 from jitdnn.kernels.cuda.warpgroup.plan import Blocking, Boxes, Products, SharedRows
 from jitdnn.kernels.cuda.warpgroup.tile import SHARED, SHARED_IN_LINES, SPLIT, STAGE_ROW, Tile
-from jitdnn.kernels.cuda.warpgroup.wgrad_cost import Copies, wgrad_seconds
+from jitdnn.kernels.cuda.warpgroup.wgrad_cost import Copies, WgradBound, wgrad_seconds
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 
@@ -54,6 +55,7 @@ _CACHED = 0.6
 for what others have had."""
 INSIDE = (Tile(3, 1, 1, 96), Tile(3, 1, 1, 160), Tile(2, 1, 2, 96), Tile(2, 1, 1, 96), Tile(1, 1, 1, 160))
 """Tiles that end inside of a block of 64 columns: the channels of each tap are whole tiles then."""
+_INSIDE, _SPLIT = frozenset(INSIDE), frozenset(SPLIT)
 _ROOM_BEHIND_SEGMENT = 8  # rows of shared memory; as in sizes.cuh
 SEGMENTS = (64, 32, 16)
 """Pixels of a line that a wgrad in lines takes at a time."""
@@ -73,30 +75,20 @@ def plan_in_lines(
         return "taps along the last axis share lines where its stride and dilation are 1"
     if problem.filter_spatial[-1] == 1:
         return "one tap along the last axis shares its line with no other"
-    found = [
-        wgrad_plan(
-            problem,
-            device,
-            own,
-            True,
-            parts,
-            is_scaled,
-            is_divided,
-            None,
-            NOTHING,
-            segment,
-            is_rough=is_rough,
-        )
-        for own in (
-            tuple(tile for tile in tiles if tile.wn == 64 * taps and tile.cluster == 1) for taps in (2, 3, 4)
-        )
-        for segment in SEGMENTS
-        if own
-    ]
-    plans = [one for one in found if isinstance(one, Plan)]
-    if not plans:
-        return next((one for one in found if isinstance(one, str)), "no tile is as wide as several taps")
-    return min(plans, key=lambda one: one.seconds)
+    best: Plan | None = None
+    reasons = []
+    for taps in (2, 3, 4):
+        own = tuple(tile for tile in tiles if tile.wn == 64 * taps and tile.cluster == 1)
+        for segment in SEGMENTS if own else ():
+            one = wgrad_plan(
+                problem, device, own, True, parts, is_scaled, is_divided, None, NOTHING, segment, is_rough=is_rough,
+                limit=best.seconds if best else math.inf,
+            )  # fmt: skip
+            if isinstance(one, str):
+                reasons.append(one)
+            elif best is None or one.seconds < best.seconds:
+                best = one
+    return best or next(iter(reasons), "no tile is as wide as several taps")
 
 
 def wgrad_plan(
@@ -113,7 +105,9 @@ def wgrad_plan(
     divides_rows: bool = False,
     is_rough: bool = False,
     is_blockwise: bool = False,
+    limit: float = math.inf,
 ) -> Plan | str:
+    """The plan of a filter's gradient, or why there is none; `limit`: seconds, more than which nobody wants."""
     groups = batch.count if batch else problem.groups
     size, result_bytes = element_bytes(problem, is_scaled or is_divided), DTYPES[problem.w.dtype]
     if size != 2:
@@ -171,8 +165,8 @@ def wgrad_plan(
     tiles = tuple(
         tile
         for tile in tiles
-        if (tile.wn % 64 == 0 or (may_end_inside and tile in (INSIDE if is_copied else INSIDE[:1])))
-        and (is_copied or tile not in SPLIT)
+        if (tile.wn % 64 == 0 or (may_end_inside and tile in (_INSIDE if is_copied else INSIDE[:1])))
+        and (is_copied or tile not in _SPLIT)
         and (tile.cluster > 1 or tile.chunk_bytes(result_bytes) // result_bytes <= 64)
     )
     tiles = fusion.tiles(tiles, result_bytes, True)
@@ -225,6 +219,10 @@ def wgrad_plan(
     def seconds_of(alike: Products, one: Blocking) -> float:
         return wgrad_seconds(alike, one, device, bytes_moved, result_bytes, copies)
 
+    def bound_of(staged: Products, row: int) -> Least:
+        return WgradBound(staged, device, bytes_moved, row, shared)
+
+    shared = (SHARED_IN_LINES if segment else SHARED) if may_share else ()
     found = best_blocking(
         products,
         tiles,
@@ -244,12 +242,14 @@ def wgrad_plan(
         is_rough=is_rough,
         boxes=brought,
         depths=depths,
-        shared=(SHARED_IN_LINES if segment else SHARED) if may_share else (),
+        shared=shared,
         columns_of=columns_of,
         seconds_of=seconds_of if is_copied else None,
+        bound_of=bound_of if is_copied else None,
+        limit=limit,
     )
     if not found:
-        return "no tile fits into the shared memory of the device"
+        return "no tile fits into the shared memory of the device" + " in so little time" * (limit < math.inf)
     blocking, seconds = found
     tile, sharers = blocking.tile, blocking.sharers
     columns = columns_of(tile)
