@@ -40,6 +40,8 @@ _OF_HALVES = 1.2  # how much longer memory takes of 16 bits than copies
 _LONG_ROW = 64  # bytes of a pixel, of which narrow copies are many
 _WGRAD_OF_HALVES = 1.12  # how much longer memory takes of 16 bits, where gradients read two tensors
 _FEW_CHANNELS, _WGRAD_OF_LARGE = 64, 1.2  # the same of more channels, or with strides
+_BLOCK_OF_CHANNELS, _WGRAD_OF_BLOCKS = 32, 1.25
+"""The same where one tensor has no more than such a block of channels, and x has whole ones."""
 _WGRAD_COPY_PENALTY = {
     16: 1.0,
     8: 1.15,
@@ -288,7 +290,8 @@ def _wgrad_candidate(
     penalty = small_group_penalty(dtype, groups, in_channels)
     # not for the choice of a tile
     is_large = max(problem.stride) > 1 or min(problem.c, problem.k) > _FEW_CHANNELS
-    of_halves = _WGRAD_OF_LARGE if is_large else _WGRAD_OF_HALVES
+    has_blocks = problem.c % _BLOCK_OF_CHANNELS == 0 and min(problem.c, problem.k) <= _BLOCK_OF_CHANNELS
+    of_halves = _WGRAD_OF_BLOCKS if has_blocks else _WGRAD_OF_LARGE if is_large else _WGRAD_OF_HALVES
     slowness = 1.0 if dtype == "f32" else of_halves
     time += (
         seconds([gemm], blocking, dtype, device, int(slowness * bytes_moved), True)
