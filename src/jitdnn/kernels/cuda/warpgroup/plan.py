@@ -16,7 +16,8 @@ _OF_MULTIPROCESSORS = 132
 and some are left over."""
 _NEIGHBOURS = 16
 """Thread blocks that run next to each other, of which L2 takes requests for the same lines together."""
-_L2_SHARE = 0.75  # that stays from one tap to another
+_L2_SHARE, _AGAIN = 0.75, 0.43
+"""That stays from one tap to another; of the data, that memory is asked for once more where they do not (`ncu`)."""
 _LEFT_OVER = 32  # of how many multiprocessors one may be left idle for parts that are in step
 _LEAST_PART = 8
 """Stages of a thread block, where all have equal parts of the K of all tiles: fewer are no more than what the sums of
@@ -120,7 +121,7 @@ class Products:
         at_work = min(
             multiprocessors // min(others, multiprocessors) * pixels * self.window_bytes, self.data_bytes
         )
-        return self.data_bytes if at_work > _L2_SHARE * l2_bytes else 0
+        return int(_AGAIN * self.data_bytes) if at_work > _L2_SHARE * l2_bytes else 0
 
     def filled(self, tile: Tile) -> float:
         """The share of the tiles' columns that are there."""
