@@ -29,6 +29,7 @@ from jitdnn.bench.gpu_timing import interleaved
 from jitdnn.devices import cuda
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm import choose
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import kernel_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.exchanged import exchanged
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pointwise import of_pixels, transposed
@@ -56,7 +57,7 @@ def problem_of(words: str) -> Any:
     return MatMul.make((m, k), (k, n), "bf16", b_strides=(1, k) if words[-1] == "t" else (n, 1))
 
 
-def plans(one: Convolution, device: Any, tiles: Sequence[Tile], is_in_lines: bool = False) -> Iterator[Plan]:
+def plans(one: Convolution, device: Any, tiles: Sequence[Tile], **words: Any) -> Iterator[Plan]:
     """A plan for each blocking of each tile, of those that need no copy of an operand."""
     number = seen = 0
 
@@ -70,9 +71,7 @@ def plans(one: Convolution, device: Any, tiles: Sequence[Tile], is_in_lines: boo
     for tile in tiles:
         for number in range(8):  # noqa: B007
             seen = 0
-            plan = choose.plan_of.__wrapped__(
-                one, device, (tile,), True, 1, None, NOTHING, is_in_lines=is_in_lines
-            )
+            plan = choose.plan_of.__wrapped__(one, device, (tile,), True, 1, None, NOTHING, **words)
             if not isinstance(plan, Plan):
                 break
             if not any(plan.packs):
@@ -106,6 +105,10 @@ def candidates(problem: Any, device: Any, most: int) -> list[tuple[str, Plan, An
         found += [("l", plan, None) for plan in plans(problem, device, tiles, is_in_lines=True)]
         if other := transposed(problem):
             found += [("s", of_pixels(plan), None) for plan in plans(other, device, tiles)]
+        elif problem.groups == 1 and problem.direction != "bwd_filter":
+            found += [("s", plan, None) for plan in plans(problem, device, tiles, pixels_are_columns=True)]
+        if other := exchanged(problem):
+            found += [("x", of_pixels(plan), None) for plan in plans(other, device, tiles)]
     found.sort(key=lambda one: one[1].seconds)
     near = [one for one in found if one[1].seconds <= FACTOR * found[0][1].seconds]
     return [(label(way, plan), plan, orientation) for way, plan, orientation in near[:most]]

@@ -9,6 +9,7 @@ import pytest
 from cases import make_case
 from convolution_cases import convolution
 from harness import run_algorithm
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm import algorithm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm, WarpgroupGemmInLines
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import plan_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
@@ -131,8 +132,9 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("words", WHOLE)
-def test_columns_in_one_copy(words: str, cuda_device: Any) -> None:
+def test_columns_in_one_copy(words: str, cuda_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """B across, of which one copy brings all blocks of 64 columns."""
+    monkeypatch.setattr(algorithm, "_FASTER", 0.0)  # pixels are rows
     problem = convolution(words)
     with planned(WHOLE[words]):
         plan = WarpgroupGemm().sizes(problem, cuda_device)

@@ -67,13 +67,13 @@ _WIDE_LINES_FACTOR = 1.24
 lines take less than they are held to."""
 _F32_WIDE_LINES_FACTOR = 1.15  # the same of f32
 _LINES_TILE_FACTOR = {
-    (64, 64): 1.2, (128, 64): 0.95, (192, 64): 1.02, (128, 128): 0.93, (256, 128): 0.96, (128, 256): 0.96,
-    (192, 192): 0.97, (256, 192): 0.92,
+    (64, 32): 1.15, (64, 64): 1.2, (128, 64): 0.95, (192, 64): 1.02, (128, 128): 0.93, (256, 128): 0.96,
+    (128, 256): 0.96, (192, 192): 0.97, (256, 192): 0.92,
 }  # fmt: skip
 """Of a stage in lines of such a tile, of results of two bytes, and below of others of more than 128 columns."""
 _BEHIND_128 = 0.85
 _SHORT_LINES_FACTOR = 1.15  # of a stage in lines of less than two taps on average
-_PADDED_LINES, _MUCH_PADDING = 1.1, 0.3
+_PADDED_LINES, MUCH_PADDING = 1.1, 0.3
 """Of a stage in lines where more than such a share of the rows lies outside of the data."""
 _LINES_RESULT_CYCLES, _LINES_RESULT_KEPT = {1: 0.117, 2: 0.117, 3: 0.09}, {1: 0.117, 2: 0.117, 3: 0.025}
 _F32_LINES_RESULT_CYCLES = {1: 0.2, 2: 0.18, 3: 0.15}
@@ -154,8 +154,8 @@ _PADDED, _PADDED_VOLUME = 0.4, 0.47
 """Of the cycles of a row outside of the tensor, that a row of pixels inside takes where some lie outside."""
 _LAST_ROWS = 0.7
 """The same of rows outside of the last of several tiles down."""
-_ALONE = {(64, 144): 1.3}
-"""Of a stage of such a tile, whose only warpgroup has few products in flight for what L2 brings."""
+_TILE_FACTOR = {(64, 144): 1.3, (192, 160): 0.97, (192, 192): 0.96}
+"""Of a stage of such a tile: the only warpgroup of the first has few products in flight for what L2 brings."""
 _ALONE_HALF = {(64, 96): 1.07, (64, 32): 1.25}  # the same of results of two bytes where many are at work
 _BETWEEN = {(192, 128): 700.0, (128, 192): 500.0, (64, 256): 500.0, (192, 64): 900.0}
 """More cycles from one such tile of a thread block to the next, but where it keeps B; as measured."""
@@ -329,7 +329,8 @@ def _outside(products: Products, blocking: Blocking, is_one_wave: bool) -> float
         rows = products.outside_rows(tile) * (1.0 if products.tiles_m(tile) == 1 else _LAST_ROWS)
     if products.padding:
         padded = _PADDED_VOLUME if products.is_volume else _PADDED
-        rows = max(rows, (products.padding + padded * (1.0 - products.padding)) * tile.m)
+        padded_rows = tile.n if products.pixels_are_columns else tile.m
+        rows = max(rows, (products.padding + padded * (1.0 - products.padding)) * padded_rows)
     return columns + rows
 
 
@@ -354,7 +355,7 @@ def _measured_stage(
     elif not (is_along or blocking.keeps_b):
         stage += constants.outside * blocking.parts * blocking.lines.mean_taps * products.outside(tile)
     if is_along:
-        stage *= _ALONE.get((tile.m, tile.n), 1.0)
+        stage *= _TILE_FACTOR.get((tile.m, tile.n), 1.0)
     if is_half and 2 * works > device.multiprocessors:
         stage *= _ALONE_HALF.get((tile.m, tile.n), 1.0)
         if products.padding and blocking.is_whole and not blocking.sharers:
@@ -370,7 +371,7 @@ def _measured_stage(
     if blocking.lines.taps > 1 and result_bytes == 2:
         stage *= _LINES_TILE_FACTOR.get((tile.m, tile.n), 1.0 if tile.n <= 128 else _BEHIND_128)
         stage *= _SHORT_LINES_FACTOR if blocking.lines.mean_taps < 2 else 1.0
-        stage *= _PADDED_LINES if products.padding > _MUCH_PADDING else 1.0
+        stage *= _PADDED_LINES if products.padding > MUCH_PADDING else 1.0
     if blocking.lines.taps > 1 and tile.n > 64 and row_bytes == STAGE_ROW and not tile.swaps:
         stage *= _F32_WIDE_LINES_FACTOR if result_bytes == 4 else _WIDE_LINES_FACTOR
     if tile.cluster > 1:
@@ -483,9 +484,10 @@ def seconds(
         if is_wgrad and blocking.is_whole:
             busy += (turns - 1) * tile.m * tile.n * result_bytes / _RESULT_BYTES
     cycles = busy + constants.start + (0.0 if blocking.is_split else chunks)
+    bytes_moved += finish.nbytes + products.read_again(tile, device.multiprocessors, device.facts.l2_bytes)
     works_for, waits_for = (
         cycles / clock,
-        (bytes_moved + finish.nbytes) / (constants.memory * device.bandwidth),
+        bytes_moved / (constants.memory * device.bandwidth),
     )
     time = max(works_for, waits_for) + constants.unhidden * min(works_for, waits_for)
     time += constants.early_launch if begins_early(blocking, is_wgrad, is_divided) else constants.launch

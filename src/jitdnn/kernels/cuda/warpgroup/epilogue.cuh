@@ -184,8 +184,17 @@ FUNCTION u32 piece_place(int row, int piece) {
 // Writes a chunk, of which each thread holds WORDS_OF_CHUNK words.
 FUNCTION void stage_chunk(u32 buffer, const u32 *words) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-    if constexpr (IS_RESULT_BOXES && ROWS_FIRST) {  // a row of the buffer has the 64 rows of a column
-        static_assert(!IS_RESULT_BOXES || !ROWS_FIRST || RESULT_BYTES == 2, "matrices of two bytes are transposed");
+    if constexpr (IS_RESULT_BOXES && ROWS_FIRST && RESULT_BYTES == 4) {  // the same of 32 rows, of two boxes
+#pragma unroll
+        for (int j = 0; j < CHUNK / 8; ++j)
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                const int row = warp % 2 * 16 + n / 2 * 8 + lane / 4, column = 8 * j + lane % 4 * 2 + n % 2;
+                shared_store4(buffer + warp / 2 * (BUFFER_BYTES / 2) + piece_place<128>(column, row / 4) + row % 4 * 4,
+                              words[4 * j + n]);
+            }
+    } else if constexpr (IS_RESULT_BOXES && ROWS_FIRST) {  // a row of the buffer has the 64 rows of a column
+        static_assert(!IS_RESULT_BOXES || !ROWS_FIRST || RESULT_BYTES != 1, "matrices of two or four bytes are transposed");
 #pragma unroll
         for (int j = 0; j < CHUNK / 8; j += 2)
             stmatrix_x4_transposed(buffer + piece_place<128>(8 * (j + lane / 16) + lane % 8, 2 * warp + lane / 8 % 2),

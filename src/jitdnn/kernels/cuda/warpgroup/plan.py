@@ -16,6 +16,8 @@ _OF_MULTIPROCESSORS = 132
 and some are left over."""
 _NEIGHBOURS = 16
 """Thread blocks that run next to each other, of which L2 takes requests for the same lines together."""
+_L2_SHARE, _AGAIN = 0.75, 0.43
+"""That stays from one tap to another; of the data, that memory is asked for once more where they do not (`ncu`)."""
 _LEFT_OVER = 32  # of how many multiprocessors one may be left idle for parts that are in step
 _LEAST_PART = 8
 """Stages of a thread block, where all have equal parts of the K of all tiles: fewer are no more than what the sums of
@@ -52,7 +54,9 @@ class Products:
     `has_row_boxes`: neighbours in memory are rows of the result, 64 of which the copy engine stores of some columns at
     once. `padding`: share of the rows of A, of all stages, that lie outside of the data. `is_uneven`: rows of A, and of
     B, begin inside of a line of L2. `is_volume`: pixels have three axes, and
-    there are no stride phases. `takes_turns`: stride phases do, some tiles of each.
+    there are no stride phases. `takes_turns`: stride phases do, some tiles of each. `pixels_are_columns`: rows are
+    those of the filter, and columns pixels, which `padding` and `is_strided` are about. `data_bytes`, `window_bytes`:
+    of the data, and of those from one window to the next along all axes, where windows of taps are some pixels apart.
     """
 
     rows: tuple[int, ...]
@@ -67,6 +71,14 @@ class Products:
     breaks_sectors: tuple[bool, bool] = (False, False)
     is_volume: bool = False
     takes_turns: bool = False
+    pixels_are_columns: bool = False
+    data_bytes: int = 0
+    window_bytes: int = 0
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Rows, of the phase that has most, and columns."""
+        return max(self.rows), self.n
 
     def in_stages(self, depth: int) -> Products:
         """The same in stages of `depth` times as much of K."""
@@ -103,6 +115,17 @@ class Products:
         shorter = min(down, across, count)
         rows, columns = (shorter, count / shorter) if down <= across else (count / shorter, shorter)
         return min(1.0, (rows * tile.m + columns * brought) / (count * (tile.m + brought)))
+
+    def read_again(self, tile: Tile, multiprocessors: int, l2_bytes: int) -> int:
+        """Bytes of the data that memory is asked for once more: those of all windows at work exceed what L2 holds from
+        one tap to another that reads the same pixels."""
+        pixels, others = (
+            (tile.n, self.tiles_m(tile)) if self.pixels_are_columns else (tile.m, self.tiles_n(tile))
+        )
+        at_work = min(
+            multiprocessors // min(others, multiprocessors) * pixels * self.window_bytes, self.data_bytes
+        )
+        return int(_AGAIN * self.data_bytes) if at_work > _L2_SHARE * l2_bytes else 0
 
     def filled(self, tile: Tile) -> float:
         """The share of the tiles' columns that are there."""

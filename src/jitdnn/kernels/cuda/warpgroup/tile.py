@@ -160,8 +160,15 @@ class Tile:
         is_part = is_split or self.cluster > 1
         if self.swaps:  # threads store what they have
             return 8 * self.wn * self.warpgroups + _EXCHANGE_BARRIER_BYTES
-        staging = 0 if is_part else self.warpgroups * 2 * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
+        buffers = self.warpgroups * self.buffers(result_bytes)
+        staging = 0 if is_part else buffers * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
         return 8 * 64 * self.rows * self.warpgroups + staging + _EXCHANGE_BARRIER_BYTES
+
+    @cache  # noqa: B019  # of the tiles of this module
+    def buffers(self, result_bytes: int) -> int:
+        """Chunks of results of a consumer that are in shared memory at once: two, but of 192 x 192, which has a fourth
+        stage in their place."""
+        return 1 if self.warpgroups == 3 and self.n == 192 and self.leaves_at_once(result_bytes) else 2
 
     @lru_cache(1 << 14)  # noqa: B019  # of the tiles of this module
     def stages(

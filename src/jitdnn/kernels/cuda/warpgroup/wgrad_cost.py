@@ -43,6 +43,7 @@ _ROWS_CLUSTER, _DEEP_CLUSTER = 1.26, 1.2
 _EXCHANGE_CYCLES, _EXCHANGED_BYTES = 800.0, 22.0
 """Of a cluster beside its sums, of which a thread block writes and reads so many bytes in a cycle."""
 _INSIDE = 1.06  # factor on a stage of tiles that end inside of a block of 64 columns, where K is split
+_NARROW = 1.03  # the same of whole tiles of 128 x 64 where x comes as rows
 _LARGE, _LARGE_TILE = 1.12, 128 * 192  # the same of tiles of more results where x comes as rows
 _WAITED_CYCLES, _ADDED_BYTES = 2330.0, 30.0
 """Until the sums that another thread block has left begin to come, and bytes of them in a cycle."""
@@ -137,6 +138,13 @@ def _stage_cycles(products: Products, blocking: Blocking, device: GpuDevice, cop
     stage = max(multiplied / _EFFICIENCY, shared, copied, asked / arriving, differing / _READ_BYTES)
     if not copies.has_windows and tile.m * tile.n > _LARGE_TILE:
         stage *= _LARGE
+    if (
+        not copies.has_windows
+        and blocking.is_whole
+        and (tile.m, tile.n) == (128, 64)
+        and not blocking.sharers
+    ):
+        stage *= _NARROW
     if tile.n % 64 and blocking.is_split:
         stage *= _INSIDE
     if tile.cluster > 1:

@@ -41,6 +41,8 @@ _LONG_ROW = 64  # bytes of a pixel, of which narrow copies are many
 _WGRAD_OF_HALVES = 1.12  # how much longer memory takes of 16 bits, where gradients read two tensors
 _FEW_CHANNELS, _WGRAD_OF_LARGE = 64, 1.2  # the same of more channels, or with strides
 _K_MAJOR_FMA = 1.15  # how much longer multiply-adds take where both operands lie along K
+_BLOCK_OF_CHANNELS, _WGRAD_OF_BLOCKS = 32, 1.25
+"""The same where one tensor has no more than such a block, but half of it, x has whole ones, and L2 less than both."""
 _WGRAD_COPY_PENALTY = {
     16: 1.0,
     8: 1.15,
@@ -312,7 +314,9 @@ def _wgrad_candidate(
     penalty = small_group_penalty(dtype, groups, in_channels)
     # not for the choice of a tile
     is_large = max(problem.stride) > 1 or min(problem.c, problem.k) > _FEW_CHANNELS
-    of_halves = _WGRAD_OF_LARGE if is_large else _WGRAD_OF_HALVES
+    is_block = _BLOCK_OF_CHANNELS / 2 < min(problem.c, problem.k) <= _BLOCK_OF_CHANNELS
+    has_blocks = is_block and problem.c % _BLOCK_OF_CHANNELS == 0 and bytes_moved > device.facts.l2_bytes
+    of_halves = _WGRAD_OF_BLOCKS if has_blocks else _WGRAD_OF_LARGE if is_large else _WGRAD_OF_HALVES
     slowness = 1.0 if dtype == "f32" else of_halves
     time += (
         seconds([gemm], blocking, dtype, device, int(slowness * bytes_moved), True)

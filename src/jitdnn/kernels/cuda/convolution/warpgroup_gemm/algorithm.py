@@ -8,6 +8,7 @@ partial sums are added in a fixed order. Shapes are arguments of the kernels: fe
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import ClassVar
 
 from jitdnn.devices.gpu import GpuDevice
@@ -26,6 +27,7 @@ from jitdnn.kernels.cuda.convolution.implicit_gemm.algorithm import (
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.choose import no_lines, plan_of, unplannable
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.code import WGMMA_FUNCTIONS, kernel_of
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.exchanged import exchanged, filled
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.finish import finish_of
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import NOTHING, Fusion
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
@@ -49,7 +51,7 @@ HALVES_ERROR = 2.0**-20
 
 
 _FASTER = 0.99
-"""Of the time of a convolution of one tap, below which that of its pixels as columns is worth a kernel of its own."""
+"""Of the time of a product, below which that with its operands in each other's places is worth a kernel of its own."""
 BYTES_ERROR = 2.0**-9
 """Of sums of products of 8-bit reals, each addition of which keeps about 14 bits within a stage: behind its 128
 products they are moved to f32."""
@@ -95,7 +97,7 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
     """fprop and dgrad: K runs over taps, with channels inside."""
 
     name = "implicit_gemm_wgmma"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     problem = Convolution
     uses_workspace: ClassVar[bool] = True
     parts: ClassVar[int] = 1
@@ -129,13 +131,25 @@ class WarpgroupGemm(KernelAlgorithm[Convolution, GpuDevice]):
         # the same serves those that may have no workspace where it needs none
         if not self.uses_workspace and (not isinstance(plan, Plan) or plan.workspace):
             plan = plan_of(problem, device, self._tiles, False, *how)
-        other = None if epilogue else transposed(problem)
-        if other is None or unplannable(other) or not isinstance(plan, Plan):
+        if not isinstance(plan, Plan) or epilogue:
             return plan
-        across = plan_of(other, device, self._tiles, False)
-        if isinstance(across, Plan) and across.seconds < _FASTER * plan.seconds:
-            return of_pixels(across)
+        for other in self._others(problem, device):
+            if isinstance(other, Plan) and other.seconds < _FASTER * plan.seconds:
+                plan = other
         return plan
+
+    def _others(self, problem: Convolution, device: GpuDevice) -> Iterator[Plan | str]:
+        """Plans of the same products with the operands in each other's places, without workspace."""
+        if self.parts > 1 or self.is_scaled:
+            return
+        other = transposed(problem)
+        if other and not unplannable(other):
+            plan = plan_of(other, device, self._tiles, False)
+            yield plan if isinstance(plan, str) else of_pixels(plan)
+        elif problem.groups == 1 and (problem.direction == "fwd" or max(problem.stride) == 1):
+            channels = problem.k if problem.direction == "fwd" else problem.c
+            if tiles := filled(self._tiles, channels):
+                yield plan_of(problem, device, tiles, False, pixels_are_columns=True)
 
     def arithmetic(self, problem: Problem) -> str:
         return tensor_core_arithmetic(problem)
@@ -229,11 +243,17 @@ class WarpgroupGemmSwappedInLines(WarpgroupGemmSwapped):
 class WarpgroupWgrad(WarpgroupGemm):
     """Channels of dy by taps and channels of x; K runs over pixels."""
 
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     takes_no_epilogue = "a filter's gradient takes no epilogue here"
 
     def __init__(self, tiles: tuple[Tile, ...] = (*TILES, *CLUSTERS, *SPLIT)) -> None:
         super().__init__(tiles)
+
+    def _others(self, problem: Convolution, device: GpuDevice) -> Iterator[Plan | str]:
+        other = exchanged(problem) if self.uses_workspace and self.parts == 1 else None
+        if other and not unplannable(other):
+            plan = plan_of(other, device, self._tiles, True)
+            yield plan if isinstance(plan, str) else of_pixels(plan)
 
     def error_of(self, problem: Convolution) -> float:
         return tensor_core_bound(problem)  # 8-bit reals are multiplied as f16

@@ -20,12 +20,18 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import (
     Operand,
     Pack,
     filter_map,
+    filter_maps_across,
     fits_offsets,
     pixel_map,
     result_map,
     rows_map,
-    whole_filter_map,
     whole_map,
+)
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.order import (
+    depths,
+    one_depth,
+    turn_of,
+    used_steps,
 )
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.pieces import (
     NEEDS_WORKSPACE,
@@ -56,6 +62,7 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import plan_in_lines, 
 from jitdnn.kernels.cuda.cost import SECTOR_BYTES, narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.plan import linear_step
 from jitdnn.kernels.cuda.warpgroup.best import best_blocking
+from jitdnn.kernels.cuda.warpgroup.cost import MUCH_PADDING
 from jitdnn.kernels.cuda.warpgroup.plan import Products
 from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, SHARED_PRODUCTS, STAGE_ROW, WHOLE, Tile
 from jitdnn.problems.convolution import Convolution
@@ -69,6 +76,8 @@ _HALF_ROWS = 1.06
 """Factor on the time in lines whose rows hold half of what they could, beside that of others: as measured."""
 _FEW_COLUMNS = 1.2
 """The same of products in lines with fewer columns than those worth shorter rows."""
+_PIXELS_AS_COLUMNS, _PADDED = {2: 1.05, 4: 1.02}, 1.05
+"""The same of products whose columns are pixels, by bytes of a result, and where many of these lie outside."""
 _BOX_ROWS = 64
 """Of the result, where these are neighbours in memory: a box has 128 bytes of them of each of its columns."""
 _ROWS_OF_TILE, _L2_SHARE = 128, 0.75
@@ -124,6 +133,7 @@ def plan_of(
     divides_rows: bool = False,
     is_rough: bool = False,
     is_blockwise: bool = False,
+    pixels_are_columns: bool = False,
 ) -> Plan | str:
     """The plan that is expected to be fastest, of the problem or of a batch of such; or why there is none.
 
@@ -145,7 +155,7 @@ def plan_of(
         )  # fmt: skip
     given = problem, device, tiles, uses_workspace, parts, is_scaled, batch, fusion, divides_rows
     if not is_in_lines:
-        return _correlation_plan(*given)
+        return _correlation_plan(*given, pixels_are_columns=pixels_are_columns)
     geometry = geometry_of(problem)
     size = element_bytes(problem, is_scaled)
     rows = rows_of_lines(geometry.in_channels, size, geometry.groups > 1, geometry.out_channels)
@@ -173,6 +183,7 @@ def _correlation_plan(
     fusion: Fusion,
     divides_rows: bool = False,
     row_of_lines: int = 0,
+    pixels_are_columns: bool = False,
 ) -> Plan | str:
     """The plan of a forward product or of the data; in lines with `row_of_lines`: bytes of a row of those."""
     is_in_lines = row_of_lines > 0
@@ -268,38 +279,52 @@ def _correlation_plan(
             result.dtype, rows[0], groups, group_step, geometry.out_channels, strides.channel, _BOX_ROWS
         )
     is_strided = any(axes[2].input_stride > 1 for axes in phases)
+    if pixels_are_columns:
+        row_boxes = result_map(result.dtype, geometry.out_channels, 1, 0, rows[0], row_step, _BOX_ROWS)
+        is_refused = (
+            groups > 1 or len(phases) > 1 or parts > 1 or strides.channel != 1 or size != result_bytes
+        )
+        if is_refused or size == 1 or swaps or any(packs) or across or not row_boxes or not row_step:
+            return "pixels are columns of one group whose results lie evenly, where no operand is packed"
+    has_windows_apart = is_strided and len(phases) == 1 and most_taps > 1 and not is_in_lines
+    window_bytes = math.prod(problem.stride) * geometry.in_channels * size if has_windows_apart else 0
+    breaks_sectors = is_mn_major and weights.image * size % SECTOR_BYTES != 0
     products = Products(
-        tuple(rows),
+        (geometry.out_channels,) if pixels_are_columns else tuple(rows),
         tuple(blocks),
-        geometry.out_channels,
+        rows[0] if pixels_are_columns else geometry.out_channels,
         groups,
-        is_mn_major,
+        is_mn_major and not pixels_are_columns,
         is_strided,
-        row_boxes is not None,
+        row_boxes is not None and result_bytes == 2,
         padding_of(phases, data.extents),
-        (a[0].is_uneven, b[0].is_uneven),
-        (
-            across is not None and across.space[2] * size % SECTOR_BYTES != 0,
-            is_mn_major and weights.image * size % SECTOR_BYTES != 0,
-        ),
+        (b[0].is_uneven, a[0].is_uneven) if pixels_are_columns else (a[0].is_uneven, b[0].is_uneven),
+        (breaks_sectors, False)
+        if pixels_are_columns
+        else (across is not None and across.space[2] * size % SECTOR_BYTES != 0, breaks_sectors),
         rank == 5 and len(phases) == 1,
         len(phases) > 1 and len(set(rows)) == 1 and data_tensor.nbytes > _TURNS_SHARE * device.facts.l2_bytes,
+        pixels_are_columns,
+        data_tensor.nbytes,
+        window_bytes,
     )
     bytes_moved = batch.nbytes if batch else moved_bytes(problem)
     # what all tiles read for a tap is gone from L2 when they read it for the next
     of_tap = device.multiprocessors * _ROWS_OF_TILE * geometry.in_channels * size
     if not (batch or is_in_lines) and min(of_tap, data_tensor.nbytes) > _L2_SHARE * device.facts.l2_bytes:
         bytes_moved += (most_taps - 1) * data_tensor.nbytes
-    max_splits = _MAX_SPLITS if uses_workspace and max(blocks) > 1 and not is_in_lines else 1
+    max_splits = (
+        _MAX_SPLITS if uses_workspace and max(blocks) > 1 and not (is_in_lines or pixels_are_columns) else 1
+    )
     if (
-        is_mn_major
+        is_mn_major and not pixels_are_columns
     ):  # columns come in blocks, and those that begin within a line of memory take longer than whole ones
         tiles = tuple(
             tile
             for tile in tiles
             if tile.swaps or tile.wn % tile.block == 0 or (tile.across == 1 and products.n <= tile.n)
         )
-    if is_in_lines:
+    if is_in_lines or pixels_are_columns:
         tiles = tuple(tile for tile in tiles if tile.cluster == 1)
     if not size == result_bytes == 2:
         tiles = tuple(tile for tile in tiles if tile not in _WHOLE)
@@ -307,7 +332,9 @@ def _correlation_plan(
     if divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
     may_share = uses_workspace and size == 2 and parts == 1 and groups == len(phases) == 1
-    may_share = may_share and not (any(packs) or is_in_lines or is_whole or fusion.has_sums or across)
+    may_share = may_share and not (
+        any(packs) or is_in_lines or is_whole or fusion.has_sums or across or pixels_are_columns
+    )
     has_depths = row == row_bytes == STAGE_ROW and parts == 1 and not (is_whole or is_in_lines)
     found = best_blocking(
         products,
@@ -324,9 +351,9 @@ def _correlation_plan(
         finish=fusion.finish,
         divides_rows=divides_rows,
         row=row,
-        may_keep_b=not fusion.has_prologue,
+        may_keep_b=not (fusion.has_prologue or pixels_are_columns),
         lines=lines,
-        depths=_depths if has_depths else _one_depth,
+        depths=depths if has_depths else one_depth,
         shared=SHARED_PRODUCTS if may_share else (),
         most_tiles=1,
         may_keep_across=size == 2 and parts == 1 and row_bytes == STAGE_ROW and not is_in_lines,
@@ -336,6 +363,8 @@ def _correlation_plan(
     if not found:
         return "no tile fits into the shared memory of the device"
     blocking, seconds = found
+    if pixels_are_columns:
+        seconds *= _PIXELS_AS_COLUMNS[result_bytes] * (_PADDED if products.padding > MUCH_PADDING else 1.0)
     tile = blocking.tile
     maps: list[TensorMap] = []
     is_a_whole = False
@@ -351,7 +380,7 @@ def _correlation_plan(
             three_of(getattr(axis, name) for axis in axes) for name in ("base", "results", "input_stride")
         )
         for part in a:
-            rows_of_tile = tile.m + lines.further
+            rows_of_tile = tile.n if pixels_are_columns else tile.m + lines.further
             one = pixel_map(
                 part, rank, base, results, steps, row_bytes * lines.pixels, rows_of_tile, not divides_rows
             )
@@ -361,25 +390,15 @@ def _correlation_plan(
     # one module serves several numbers of stride phases: those that there are not begin behind the last tile
     absent = phases_of_code(len(phases)) - len(phases)
     maps += maps[-parts:] * absent
-    inner = row_bytes // size
     steps_of_filter = filter_steps(geometry, is_forward, batch)
-    whole: list[TensorMap | None] = []
-    # a box has one block of columns behind the other, which is how a stage of one row has them
-    if (
-        is_mn_major
-        and tile.n > tile.block
-        and blocking.row == row_bytes
-        and steps_of_filter[0] % tile.block == 0
-    ):
-        whole = [whole_filter_map(part, inner, -(-tile.n // tile.block), tile.block) for part in b]
-    is_b_whole = bool(whole) and all(whole)
-    if is_b_whole:
-        maps += [one for one in whole if one]
-    else:
-        maps += [
-            filter_map(part, tile.block, inner) if is_mn_major else filter_map(part, inner, tile.wn)
-            for part in b
-        ]
+    block, columns, at_once = (BLOCK, tile.m, tile.m) if pixels_are_columns else (tile.block, tile.n, tile.wn)
+    may_be_whole = blocking.row == row_bytes and steps_of_filter[0] % block == 0
+    maps_of_b, is_b_whole = (
+        filter_maps_across(b, row_bytes // size, block, columns, may_be_whole)
+        if is_mn_major
+        else ([filter_map(part, row_bytes // size, at_once) for part in b], False)
+    )
+    maps += maps_of_b
     multiples = [geometry.out_channels, strides.image, strides.group, *strides.space]
     is_vector = strides.channel == 1 and all(n * result_bytes % ALIGNMENT == 0 for n in multiples)
     if batch:
@@ -394,7 +413,7 @@ def _correlation_plan(
     if blocking.is_whole and not (is_in_lines or swaps):
         columns = tile.chunk_bytes(result_bytes) // result_bytes
         if row_boxes:
-            boxes = replace(row_boxes, box=(_BOX_ROWS, 1, columns))
+            boxes = replace(row_boxes, box=(min(_BOX_ROWS, 128 // result_bytes), 1, columns))
         elif is_vector and len(phases) == 1:
             boxes = result_map(
                 result.dtype, geometry.out_channels, groups, group_step, rows[0], row_step, columns
@@ -414,43 +433,34 @@ def _correlation_plan(
     # a thread block, of as many as are a multiple of the tiles across, has tiles with the same columns
     strip = blocking.kept_across if blocking.kept_across > 1 else products.strip(tile)
     sharers = blocking.sharers
+    of_result = (1, row_step or 0) if pixels_are_columns else (0, strides.channel)
     numbers = (
         *phase_numbers,
         works, blocking.splits, groups, products.tiles_m(tile), products.tiles_n(tile), blocking.blocks_of_split,
-        strip, max(rows), geometry.out_channels, geometry.in_channels, channel_blocks,
+        strip, *products.sizes, geometry.in_channels, channel_blocks,
         0 if batch else geometry.in_channels, 1 if batch else 0, *steps_of_filter,
         rank == 5, 0, 0, is_a_whole, is_b_whole,
-        at, 0, strides.image, batch.result if batch else strides.group, 0, strides.channel, *strides.space,
+        at, 0, strides.image, batch.result if batch else strides.group, *of_result, *strides.space,
         *pack_numbers((Pack(data, 0) if divides_rows else packs[0], packs[1])), 0,
         math.prod(weights.extents[1:]), weights.extents[2], 1, *data.extents,
-        fusion.channels, room, sum_rows, _turn(products, tile, device.multiprocessors),
+        fusion.channels, room, sum_rows, turn_of(products, tile, device.multiprocessors),
         *((blocking.in_step, sharers, at + 4 * sharers * tile.m * tile.n) if sharers else ()),
     )  # fmt: skip
     plan = Plan(
-        False, dtypes(problem), result.dtype, rank, len(phases), is_mn_major, is_vector,
-        strides.channel != 1 and blocking.is_whole, boxes is not None, row_bytes, blocking,
+        False, dtypes(problem), result.dtype, rank, len(phases), products.is_across,
+        is_vector and not pixels_are_columns,
+        (pixels_are_columns or strides.channel != 1) and blocking.is_whole, boxes is not None, row_bytes, blocking,
         works, packs, Tables(tuple(maps), numbers),
         (room + 8 * sum_rows * channels) if sum_rows else at + blocking.partial_bytes(products),
         fusion.seconds(seconds, False) + pack_seconds(packs, device), fusion, channels,
-        is_a_mn_major=across is not None, used_steps=_used_steps(geometry.in_channels, row_bytes, row),
+        is_a_mn_major=across is not None or (is_mn_major and pixels_are_columns),
+        used_steps=used_steps(geometry.in_channels, row_bytes, row), pixels_are_columns=pixels_are_columns,
     )  # fmt: skip
     return (
         replace(plan, tables=replace(plan.tables, numbers=(*numbers, *blocking.ring)))
         if plan.takes_ring
         else plan
     )
-
-
-def _turn(products: Products, tile: Tile, multiprocessors: int) -> int:
-    """Tiles down of a stride phase before those of the next one, as many for each thread block; 0 for all of them."""
-    if not products.takes_turns:
-        return 0
-    return multiprocessors // math.gcd(multiprocessors, products.tiles_n(tile) * products.groups)
-
-
-def _used_steps(channels: int, row_bytes: int, row: int) -> int:
-    """Of the four products along K of a stage of one tap, those that have channels, of which there are few."""
-    return -(-channels // 16) if row_bytes == row == STAGE_ROW and channels < 64 else 4
 
 
 def _in_rows(data: Operand, pixels: int) -> Operand:
@@ -480,12 +490,3 @@ def _across(problem: Convolution, data: Operand, batch: Batch | None) -> Operand
         data, channels=pixels, channel=1, extents=(1, 1, data.channels), space=(0, 0, data.channel)
     )
     return across if across.is_direct else None
-
-
-def _depths(tile: Tile) -> tuple[int, ...]:
-    """How many times `STAGE_ROW` bytes of K stages of a tile may have: of larger ones too few stages would be left."""
-    return (1, 2) if tile.m + tile.n <= 128 and tile.cluster == 1 else (1,)
-
-
-def _one_depth(_: Tile) -> tuple[int, ...]:
-    return (1,)

@@ -1,6 +1,7 @@
 // fprop, and dgrad by stride phases: rows are pixels of the result, columns its channels; K runs over taps, with the
 // channels of the data inside. In lines (LINE_TAPS, sizes.cuh) rows are windows of a line and of as many pixels behind its
 // last window as the taps reach, whose results are thrown away: so each tap reads the same pixels, some rows further on.
+// Or rows are channels of the result, and its pixels columns (PIXELS_ARE_COLUMNS): the filter is A, the data B.
 
 // The columns of a tile.
 struct Columns {
@@ -88,6 +89,7 @@ FUNCTION bool is_result(const Tables &tables, const Work &work, int row, const P
 
 // Where a row begins in the result; NO_PLACE if there is none.
 FUNCTION i64 row_place(const Tables &tables, const Work &work, int row) {
+    if constexpr (PIXELS_ARE_COLUMNS) return row < (int)tables.rows ? row * tables.result_row : NO_PLACE;
     const Pixel pixel(tables, work, row);
     if (!is_result(tables, work, row, pixel)) return NO_PLACE;
     return pixel.image * tables.result_image + work.group * tables.result_group + pixel.a * tables.result_space[0] +
@@ -105,7 +107,10 @@ struct BoxPlace {
 // Stores a chunk of the rows from this one on.
 FUNCTION void store_box(u32 from, const Tables &tables, const BoxPlace &place, int group, int row) {
     if constexpr (IS_RESULT_BOXES)
-        tma_store_3d(from, tables.result(), ROWS_FIRST ? row : place.column, group, ROWS_FIRST ? place.column : row);
+        for (int more = 0; more < BOXES_OF_CHUNK; ++more)
+            tma_store_3d(from + more * (BUFFER_BYTES / BOXES_OF_CHUNK), tables.result(),
+                         ROWS_FIRST ? row + more * (64 / BOXES_OF_CHUNK) : place.column, group,
+                         ROWS_FIRST ? place.column : row);
 }
 
 // Brings the stages of a piece of work, one after the other: SUBS times a tap and SUB_K channels. One thread does this,
@@ -113,7 +118,7 @@ FUNCTION void store_box(u32 from, const Tables &tables, const BoxPlace &place, i
 // for a tap.
 struct Loader {
     int image, w, h, d;           // where the window of the tile's first pixel begins
-    int phase, row, column;       // of the tile's first result
+    int phase, row, column;       // of the tile's first result: a pixel, and its channel
     int channel;                  // of what comes next
     int s, r, t;                  // its tap: positions behind the window's beginning
     int filter_s, filter_r, filter_t, filter_at[3];  // and where it is in the filter, and where tap 0 is
@@ -121,13 +126,13 @@ struct Loader {
     const Axis &x, &y, &z;
 
     METHOD Loader(const Tables &tables, const Work &work)
-        : phase(work.phase), row(work.first_row), x(tables.phases[work.phase].axes[2]), y(tables.phases[work.phase].axes[1]),
-          z(tables.phases[work.phase].axes[0]) {
-        const Position position(tables.phases[work.phase], work.first_row);
+        : phase(work.phase), row(PIXELS_ARE_COLUMNS ? work.columns.first : work.first_row),
+          x(tables.phases[work.phase].axes[2]), y(tables.phases[work.phase].axes[1]), z(tables.phases[work.phase].axes[0]) {
+        const Position position(tables.phases[work.phase], row);
         auto begin = [&](const Axis &axis, int at) { return (int)(axis.base + at * axis.input_stride); };
         w = begin(x, position.at[2]), h = begin(y, position.at[1]), d = begin(z, position.at[0]);
         image = position.image + work.group * (int)tables.a_image_step;
-        column = work.columns.first + work.group * (int)tables.b_column_step;
+        column = (PIXELS_ARE_COLUMNS ? work.first_row : work.columns.first) + work.group * (int)tables.b_column_step;
         a_channel = work.group * (int)tables.a_channel_step, b_channel = work.group * (int)tables.b_channel_step;
         const int blocks = (int)tables.channel_blocks, first = work.first_block * SUBS;
         int tap = IS_PART || IS_STREAMED ? first / blocks : 0;  // the first block of all is that of tap 0
@@ -178,10 +183,38 @@ struct Loader {
             tma_load_3d(to + m / 64 * SLAB_BYTES, tables.a(phase, 0), barrier, row + m, from, image);
     }
 
+    // Of the taps of the filter, counted through.
+    METHOD int tap_number(const Tables &tables, int tap_s) const {
+        return filter_t * (int)tables.tap_space[0] + filter_r * (int)tables.tap_space[1] + tap_s;
+    }
+
+    // The filter of a tap where pixels are columns: its channels are rows, along K or across.
+    METHOD void load_filter_rows(const Tables &tables, u32 to, int sub, u32 barrier, int from) {
+        if constexpr (!A_MN_MAJOR) {
+            tma_load_5d(to + sub * BM * ROW_BYTES, tables.b(0), barrier, from, filter_s, filter_r, filter_t, column);
+            return;
+        }
+        if (SUBS == 1 && tables.is_b_whole) {
+            tma_load_4d(to, tables.b(0), barrier, 0, tap_number(tables, filter_s), from, column / 64);
+            return;
+        }
+#pragma unroll
+        for (int m = 0; m < BM; m += 64)
+            tma_load_5d(to + m / 64 * SLAB_BYTES + sub * SUB_K * 128, tables.b(0), barrier, column + m, filter_s, filter_r,
+                        filter_t, from);
+    }
+
     METHOD void load(const Tables &tables, u32 to_a, u32 to_b, u32 barrier, bool has_b = true) {
 #pragma unroll
         for (int sub = 0; sub < SUBS; ++sub) {
             const int a = a_channel + channel, b = b_channel + channel;
+            if constexpr (PIXELS_ARE_COLUMNS) {
+                load_pixels(tables, to_b + sub * BN * ROW_BYTES, tables.a(phase, 0), barrier, a, w, h, d, image, s, r, t);
+                load_filter_rows(tables, to_a, sub, barrier, b);
+                channel += SUB_K;
+                if (channel >= channels) next_tap();
+                continue;
+            }
             constexpr int further = DIVIDES_ROWS ? SUB_K / 2 : 0;  // of f32 a row has half as many channels
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
@@ -197,8 +230,7 @@ struct Loader {
                     const u32 to = to_b + part * B_BYTES + tap * TAP_B_BYTES;
                     const int tap_s = filter_s + tap * (LINE_CLASSES * (int)x.tap_step);
                     if (B_MN_MAJOR && B_COLUMNS > B_BLOCK && SUBS == 1 && tables.is_b_whole) {
-                        const int number = filter_t * (int)tables.tap_space[0] + filter_r * (int)tables.tap_space[1] + tap_s;
-                        tma_load_4d(to, tables.b(part), barrier, 0, number, b, column / B_BLOCK);
+                        tma_load_4d(to, tables.b(part), barrier, 0, tap_number(tables, tap_s), b, column / B_BLOCK);
                     } else if constexpr (B_MN_MAJOR) {
 #pragma unroll
                         for (int n = 0; n < B_COLUMNS; n += B_BLOCK)

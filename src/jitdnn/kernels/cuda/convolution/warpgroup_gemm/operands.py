@@ -286,6 +286,18 @@ def whole_filter_map(operand: Operand, box_rows: int, blocks: int, block: int) -
     )  # fmt: skip
 
 
+def filter_maps_across(
+    parts: Sequence[Operand], box_rows: int, block: int, columns: int, may_be_whole: bool
+) -> tuple[list[TensorMap], bool]:
+    """Maps of a filter that lies across, and whether one copy brings all `columns` of a tile, in blocks of `block`."""
+    if may_be_whole and columns > block:
+        whole = [whole_filter_map(part, box_rows, -(-columns // block), block) for part in parts]
+        found = [one for one in whole if one]
+        if len(found) == len(parts):
+            return found, True
+    return [filter_map(part, block, box_rows) for part in parts], False
+
+
 def result_map(
     dtype: str, columns: int, groups: int, group_step: int, rows: int, row_step: int | None, box_columns: int
 ) -> TensorMap | None:

@@ -46,7 +46,8 @@ class Plan:
     `channels`: of the result, over all groups. `is_wide`: an epilogue may read its operands by whole sectors.
     `is_divided`: f32 is divided into halves in shared memory.
     `segment`: pixels of a line that a wgrad in lines takes at a time, 0 of others. `used_steps`: of the four products
-    along K of a stage, those that have channels of f32 that is divided in registers.
+    along K of a stage, those that have channels of f32 that is divided in registers. `pixels_are_columns`: of
+    the product, whose rows are channels of the result.
     """
 
     is_wgrad: bool
@@ -72,6 +73,7 @@ class Plan:
     segment: int = 0
     is_a_mn_major: bool = False
     used_steps: int = 4
+    pixels_are_columns: bool = False
 
     @property
     def shared(self) -> int:

@@ -53,7 +53,15 @@ _MAX_SPLITS = 256
 _CACHED = 0.6
 """Of L2, that operands in lines may have of which thread blocks take parts: these are out of step, and ask memory again
 for what others have had."""
-INSIDE = (Tile(3, 1, 1, 96), Tile(3, 1, 1, 160), Tile(2, 1, 2, 96), Tile(2, 1, 1, 96), Tile(1, 1, 1, 160))
+INSIDE = (
+    Tile(3, 1, 1, 96),
+    Tile(3, 1, 1, 160),
+    Tile(2, 1, 2, 96),
+    Tile(2, 1, 1, 96),
+    Tile(1, 1, 1, 160),
+    Tile(2, 1, 2, 32),
+    Tile(1, 1, 1, 32),
+)
 """Tiles that end inside of a block of 64 columns: the channels of each tap are whole tiles then."""
 _INSIDE, _SPLIT = frozenset(INSIDE), frozenset(SPLIT)
 _ROOM_BEHIND_SEGMENT = 8  # rows of shared memory; as in sizes.cuh
@@ -167,6 +175,7 @@ def wgrad_plan(
         for tile in tiles
         if (tile.wn % 64 == 0 or (may_end_inside and tile in (_INSIDE if is_copied else INSIDE[:1])))
         and (is_copied or tile not in _SPLIT)
+        and (tile.n > 32 or in_channels <= 32)
         and (tile.cluster > 1 or tile.chunk_bytes(result_bytes) // result_bytes <= 64)
     )
     tiles = fusion.tiles(tiles, result_bytes, True)
@@ -177,11 +186,11 @@ def wgrad_plan(
     is_f32 = is_divided or divides_rows  # what is copied of dy
 
     def maps_in_rows(
-        parts: Sequence[Operand], pixels: int, blocks: int, is_f32: bool
+        parts: Sequence[Operand], pixels: int, blocks: int, is_f32: bool, row: int = STAGE_ROW
     ) -> list[TensorMap | None]:
         return [
-            whole_map(part, STAGE_ROW, pixels, blocks, batch is not None, not is_f32) if blocks else
-            rows_map(part, STAGE_ROW, pixels, batch is not None, not is_f32)
+            whole_map(part, row, pixels, blocks, batch is not None, not is_f32) if blocks else
+            rows_map(part, row, pixels, batch is not None, not is_f32)
             for part in parts
         ]  # fmt: skip
 
@@ -261,10 +270,11 @@ def wgrad_plan(
         )
     block *= blocking.row // STAGE_ROW
     is_whole = (is_whole[0], is_whole[1] and tile.n % 64 == 0)
+    row_of_b = tile.block * size if is_copied else STAGE_ROW
     maps_of_a = maps_in_rows(a, block, tile.m // 64 if is_whole[0] else 0, is_f32)
     maps_of_b: list[TensorMap | None] = [None]
     if is_plain:
-        maps_of_b = maps_in_rows(b, block, tile.n // 64 if is_whole[1] else 0, is_divided)
+        maps_of_b = maps_in_rows(b, block, tile.n // 64 if is_whole[1] else 0, is_divided, row_of_b)
     is_a_linear, is_b_linear = all(maps_of_a), all(maps_of_b)
     if not is_a_linear:
         maps_of_a = [
@@ -272,7 +282,7 @@ def wgrad_plan(
         ]
     if not is_b_linear:
         maps_of_b = [
-            pixel_map(part, rank, base, outputs, strides, STAGE_ROW, block, not is_divided) for part in b
+            pixel_map(part, rank, base, outputs, strides, row_of_b, block, not is_divided) for part in b
         ]
     if segment:
         is_a_linear = is_b_linear = False
