@@ -157,7 +157,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             store_pixels(sums, tables, work, pixels, warpgroup, result, alpha, beta);
         }
 #else
-        const u32 staging = ring.behind() + STAGING_AT + warpgroup * 2 * BUFFER_BYTES;
+        const u32 staging = ring.behind() + STAGING_AT + warpgroup * RESULT_BUFFERS * BUFFER_BYTES;
         const u32 rows = ring.behind() + ROWS_AT + warpgroup * ROWS * 64 * 8;
         const int rows_before = warpgroup / WARPGROUPS_N * ROWS * 64, first_column = warpgroup % WARPGROUPS_N * WN;
         const bool is_plain = !HAS_EPILOGUE && beta == 0 && !(ROUNDS_ALONE && alpha != 1);
@@ -171,10 +171,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             const u32 to = staging + buffer * BUFFER_BYTES;
             const int slab = chunk / CHUNKS_OF_SLAB, column = first_column + chunk % CHUNKS_OF_SLAB * CHUNK;
             if (IS_RESULT_BOXES && !(A_MN_MAJOR && B_MN_MAJOR) && column >= columns.count) return;  // it lies outside
-            buffer ^= 1;
+            buffer = RESULT_BUFFERS - 1 - buffer;
             if constexpr (IS_RESULT_BOXES) {
-                if (is_leader) tma_store_wait_read<1>();  // the store that had this buffer
+                if (is_leader) tma_store_wait_read<RESULT_BUFFERS - 1>();  // the store that had this buffer
                 warpgroup_barrier(warpgroup + 1);
+            } else if (RESULT_BUFFERS == 1) {
+                warpgroup_barrier(warpgroup + 1);  // it was read
             }
             stage_chunk(to, words[slab] + chunk % CHUNKS_OF_SLAB * WORDS_OF_CHUNK);
             if constexpr (IS_RESULT_BOXES) {

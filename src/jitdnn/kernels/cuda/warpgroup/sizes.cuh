@@ -56,7 +56,7 @@ constexpr int CONSUMER_REGISTERS = MOST_REGISTERS < 232 ? MOST_REGISTERS : 232;
 constexpr int CHUNK = CHUNK_BYTES / RESULT_BYTES;  // columns of a chunk of results: 64 rows of CHUNK_BYTES
 constexpr int BUFFER_BYTES = 64 * CHUNK_BYTES;
 constexpr int STAGING_AT = 0;
-constexpr int ROWS_AT = STAGING_AT + (IS_PART || SWAPS_OPERANDS ? 0 : WARPGROUPS * 2 * BUFFER_BYTES);
+constexpr int ROWS_AT = STAGING_AT + (IS_PART || SWAPS_OPERANDS ? 0 : WARPGROUPS * RESULT_BUFFERS * BUFFER_BYTES);
 constexpr int EXCHANGE_BARRIER_AT = ROWS_AT + WARPGROUPS * (SWAPS_OPERANDS ? WN : ROWS * 64) * 8, BARRIERS_AT = EXCHANGE_BARRIER_AT + 16;
 // Where thread blocks have equal parts of K (stream_k.cuh): barriers of sums that this block has left, and that others have
 // left.

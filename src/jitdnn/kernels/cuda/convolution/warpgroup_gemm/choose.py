@@ -56,13 +56,14 @@ from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wgrad import plan_in_lines, 
 from jitdnn.kernels.cuda.cost import SECTOR_BYTES, narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.plan import linear_step
 from jitdnn.kernels.cuda.warpgroup.best import best_blocking
-from jitdnn.kernels.cuda.warpgroup.plan import Products
+from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Products
 from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, SHARED_PRODUCTS, STAGE_ROW, WHOLE, Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 
 MAX_PACKED = 2**32
 _NEVER = 2**30  # behind all tiles
+_MOST_FINISHED = 160  # sums of a thread, beside which there are registers for an epilogue
 _MAX_SPLITS = 16
 _HALF_ROWS = 1.06
 """Factor on the time in lines whose rows hold half of what they could, beside that of others: as measured."""
@@ -297,6 +298,8 @@ def _correlation_plan(
         tiles = tuple(tile for tile in tiles if tile.cluster == 1)
     if not size == result_bytes == 2:
         tiles = tuple(tile for tile in tiles if tile not in WHOLE)
+    if fusion.finish != NO_FINISH:
+        tiles = tuple(tile for tile in tiles if tile.sums <= _MOST_FINISHED)
     tiles = fusion.tiles(tiles, result_bytes, False)
     if divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
@@ -324,8 +327,8 @@ def _correlation_plan(
         shared=SHARED_PRODUCTS if may_share else (),
         most_tiles=1,
         may_keep_across=size == 2 and parts == 1 and row_bytes == STAGE_ROW and not is_in_lines,
-        may_leave_at_once=(data.dtype == "f32" and not (fusion.has_prologue or fusion.has_sums))
-        or (fusion == NOTHING and size == result_bytes == 2),
+        may_leave_at_once=not (fusion.has_prologue or fusion.has_sums)
+        and (data.dtype == "f32" or size == result_bytes == 2),
     )
     if not found:
         return "no tile fits into the shared memory of the device"

@@ -169,6 +169,7 @@ def source_of(
         ("ROW_BYTES", plan.row_bytes),
         ("SUBS", blocking.row // plan.row_bytes),
         ("CHUNK_BYTES", tile.chunk_bytes(DTYPES[plan.result])),
+        ("RESULT_BUFFERS", tile.buffers(DTYPES[plan.result])),
         ("IS_RESULT_BOXES", int(plan.is_in_boxes)),
         ("WN", tile.wn),
         ("TAKES_RING", int(plan.takes_ring)),
