@@ -255,7 +255,11 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             sum_columns(sums, tables, work, first_row, first_column, staging, warpgroup, workspace);
 #endif
 #if IS_WIDE
+#if HAS_BROUGHT
+            finish_brought(sums, consumer, tables, work, first_row, (REAL)alpha EPILOGUE_ARGUMENTS);
+#else
             finish_wide(sums, tables, work, first_row, first_column, (REAL)alpha EPILOGUE_ARGUMENTS);
+#endif
             if (beta != 0) add_before(sums, tables, work, rows, first_column, result, (REAL)beta);
 #else
             if (!is_plain)
