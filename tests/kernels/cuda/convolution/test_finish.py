@@ -68,6 +68,8 @@ def test_large_tiles_take_epilogues_for_which_they_have_registers() -> None:
             WarpgroupGemm((Tile(2, 1, 2, 192),)).sizes(problem, device, epilogue(problem, name)), str
         )
     assert isinstance(WarpgroupGemm((Tile(2, 1, 2, 192),)).sizes(problem, device), Plan)
+    two = Epilogue(trace(lambda acc, r, s: acc + r * s), (problem.y, problem.y))
+    assert isinstance(WarpgroupGemm(WHOLE).sizes(problem, device, two), str)
 
 
 def test_one_buffer_of_results_where_a_stage_takes_the_place_of_the_other() -> None:

@@ -13,7 +13,8 @@ constexpr int VECTORS_AHEAD = ROWS * WN > 192 ? 4 : 8;
 constexpr int GROUPS_AHEAD_MOST = VECTORS ? VECTORS_AHEAD / (THREAD_ROWS * VECTORS) : 1;
 constexpr int GROUPS_AHEAD = GROUPS_AHEAD_MOST < 1 ? 1 : GROUPS_AHEAD_MOST > FINISH_GROUPS ? FINISH_GROUPS : GROUPS_AHEAD_MOST;
 static_assert(WN % 32 == 0, "columns come in groups of 32");
-constexpr int COLUMNS_AHEAD = 1;  // groups of columns whose numbers are on their way while one is computed
+// Groups of columns whose numbers are on their way while one is computed, where there are registers for them.
+constexpr int COLUMNS_AHEAD = COLUMNS > 1 || VECTORS + PAIRS > 0 ? 0 : 1;
 
 FUNCTION void finish_wide(Sums &sums, const Tables &tables, const Work &work, int first_row, int first_column,
                           REAL alpha EPILOGUE_PARAMETERS) {

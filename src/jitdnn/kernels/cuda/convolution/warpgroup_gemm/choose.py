@@ -299,7 +299,11 @@ def _correlation_plan(
     if not size == result_bytes == 2:
         tiles = tuple(tile for tile in tiles if tile not in WHOLE)
     if fusion.finish != NO_FINISH:
-        tiles = tuple(tile for tile in tiles if tile.sums <= _MOST_FINISHED)
+        # nor have large ones registers for results that threads read
+        is_read = fusion.finish.nbytes > 0 and not fusion.finish.read
+        tiles = tuple(
+            tile for tile in tiles if tile.sums <= _MOST_FINISHED and not (is_read and tile in WHOLE)
+        )
     tiles = fusion.tiles(tiles, result_bytes, False)
     if divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
