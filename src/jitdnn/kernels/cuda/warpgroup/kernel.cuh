@@ -171,7 +171,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             const u32 to = staging + buffer * BUFFER_BYTES;
             const int slab = chunk / CHUNKS_OF_SLAB, column = first_column + chunk % CHUNKS_OF_SLAB * CHUNK;
             if (IS_RESULT_BOXES && !(A_MN_MAJOR && B_MN_MAJOR) && column >= columns.count) return;  // it lies outside
-            buffer = RESULT_BUFFERS - 1 - buffer;
+            buffer ^= RESULT_BUFFERS - 1;
             if constexpr (IS_RESULT_BOXES) {
                 if (is_leader) tma_store_wait_read<RESULT_BUFFERS - 1>();  // the store that had this buffer
                 warpgroup_barrier(warpgroup + 1);
