@@ -323,7 +323,6 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
 #if !SWAPS_OPERANDS
     const int first_row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, 0, thread);
     const int first_column = warpgroup % WARPGROUPS_N * WN + 16 * pair;
-    const RowsPlace rows(tables, work, first_row);
     const ColumnsPlace place(tables, work, first_column);
 #endif
 #pragma unroll
@@ -359,6 +358,7 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     return;
 #else
     f32 summed[2][4] = {};
+    const RowsPlace rows(tables, work, first_row);
     store_columns(sums, summed, tables, work, rows, place, leads, result, alpha, beta EPILOGUE_ARGUMENTS);
 #if HAS_SUMS
     const int of_result = work.first_row / 64 + warpgroup / WARPGROUPS_N * ROWS + slab;
