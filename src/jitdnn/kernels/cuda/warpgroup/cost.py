@@ -155,8 +155,9 @@ _PADDED, _PADDED_VOLUME = 0.4, 0.47
 """Of the cycles of a row outside of the tensor, that a row of pixels inside takes where some lie outside."""
 _LAST_ROWS = 0.7
 """The same of rows outside of the last of several tiles down."""
-_ALONE = {(64, 144): 1.3}
-"""Of a stage of such a tile, whose only warpgroup has few products in flight for what L2 brings."""
+_ALONE = {(64, 144): 1.3, (192, 192): 0.95}
+"""Of a stage of such a tile, whose only warpgroup has few products in flight for what L2 brings; and of one with four
+stages where others as large have three."""
 _ALONE_HALF = {(64, 96): 1.07, (64, 32): 1.25}  # the same of results of two bytes where many are at work
 _BETWEEN = {(192, 128): 700.0, (128, 192): 500.0, (64, 256): 500.0, (192, 64): 900.0}
 """More cycles from one such tile of a thread block to the next, but where it keeps B; as measured."""
