@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from jitdnn.devices import cuda
 from jitdnn.kernels.algorithm import Epilogue
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.algorithm import WarpgroupGemm
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.finish import finish_of
-from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
+from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Products
+from jitdnn.kernels.cuda.warpgroup.tile import TILES, WHOLE, Tile
 from jitdnn.rtcg.expression import trace
 from jitdnn.rtcg.functions import erf, maximum
 from jitdnn.tensor import TensorDescriptor
@@ -39,6 +42,39 @@ def test_more_costs_more() -> None:
     assert costs["residual"].nbytes == problem.y.nbytes
     # in f32 erf is computed, and a division
     assert finish_of(epilogue(problem, "gelu"), "f32").instructions > costs["gelu"].instructions + 10
+
+
+def test_what_the_copy_engine_brings_costs_threads_less() -> None:
+    """One operand that lies as the results do, of their type; not where thread blocks share the K of all tiles."""
+    problem, device = convolution("conv_fwd n1 c96 h1 w6272 k384 r1 s1 f16 nhwc"), cuda.offline("sm_90a")
+    own = epilogue(problem, "residual")
+    finish = finish_of(own, "f16")
+    assert 0 < finish.read < finish.instructions
+    assert finish_of(epilogue(problem, "relu"), "f16").read == finish_of(own, "f32").read == 0
+    plan: Any = WarpgroupGemm((Tile(2, 1, 1, 128),)).sizes(problem, device, own)
+    products = Products((6272,), (2,), 384, 1)
+    assert plan.blocking.brings(finish, products)
+    assert not plan.blocking.brings(NO_FINISH, products)
+    assert not replace(plan.blocking, sharers=128).brings(finish, products)
+    assert not plan.blocking.brings(finish, replace(products, rows=(3136, 3136), blocks=(2, 2)))
+
+
+def test_large_tiles_take_epilogues_for_which_they_have_registers() -> None:
+    problem, device = convolution("conv_fwd n1 c1536 h1 w12544 k384 r1 s1 f16 nhwc"), cuda.offline("sm_90a")
+    for name in FORMULAS:
+        plan: Any = WarpgroupGemm((*TILES, *WHOLE)).sizes(problem, device, epilogue(problem, name))
+        assert plan.blocking.tile == Tile(3, 1, 1, 192)
+        assert isinstance(
+            WarpgroupGemm((Tile(2, 1, 2, 192),)).sizes(problem, device, epilogue(problem, name)), str
+        )
+    assert isinstance(WarpgroupGemm((Tile(2, 1, 2, 192),)).sizes(problem, device), Plan)
+    two = Epilogue(trace(lambda acc, r, s: acc + r * s), (problem.y, problem.y))
+    assert isinstance(WarpgroupGemm(WHOLE).sizes(problem, device, two), str)
+
+
+def test_one_buffer_of_results_where_a_stage_takes_the_place_of_the_other() -> None:
+    assert {tile for tile in (*TILES, *WHOLE) if tile.buffers(2) == 1} == {Tile(3, 1, 1, 192)}
+    assert Tile(3, 1, 1, 192).stages(227 << 10, 1, False, 2) == 4
 
 
 @pytest.mark.parametrize("name", FORMULAS)

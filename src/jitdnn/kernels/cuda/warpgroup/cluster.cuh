@@ -85,21 +85,28 @@ FUNCTION void store_share(const Exchange &exchange, const Tables &tables, const 
 #if IS_SCALED
     const Scales scales(tables, workspace);
 #endif
+    // what others have left of the next unit is on its way while this one's results are made
+    int unit = UNITS * rank / blocks;
     const int end = UNITS * (rank + 1) / blocks;
+    uint4 next[MOST_BLOCKS_OF_CLUSTER][2];
+    if (unit < end) load_shares<0>(next, from, unit * 4096, blocks);
 #pragma unroll 1
-    for (int unit = UNITS * rank / blocks; unit < end; ++unit) {
-        uint4 fours[MOST_BLOCKS_OF_CLUSTER][2];
-        load_shares<0>(fours, from, unit * 4096, blocks);
-        const int slab = unit / (WN / 16), pair = unit % (WN / 16);
-        const int first_row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, 0);
-        const ColumnsPlace place(tables, work, first_row, warpgroup % WARPGROUPS_N * WN + 16 * pair);
-        SUM sums[2][4] = {};
-        add_shares<0>(sums, fours, blocks);
+    while (unit < end) {
+        // the rows are those of a slab
+        const int slab = unit / (WN / 16), end_of_slab = min(end, (slab + 1) * (WN / 16));
+        const RowsPlace rows(tables, work, work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, 0));
+#pragma unroll 1
+        for (; unit < end_of_slab; ++unit) {
+            SUM sums[2][4] = {};
+            add_shares<0>(sums, next, blocks);
+            if (unit + 1 < end) load_shares<0>(next, from, (unit + 1) * 4096, blocks);
+            const ColumnsPlace place(tables, work, warpgroup % WARPGROUPS_N * WN + 16 * (unit % (WN / 16)));
 #if IS_SCALED
 #pragma unroll
-        for (int n = 0; n < 8; ++n) sums[n / 4][n % 4] = scales.power.times(sums[n / 4][n % 4]);
+            for (int n = 0; n < 8; ++n) sums[n / 4][n % 4] = scales.power.times(sums[n / 4][n % 4]);
 #endif
-        f32 summed[2][4];  // for nobody
-        store_columns(sums, summed, tables, work, place, true, result, alpha, beta EPILOGUE_ARGUMENTS);
+            f32 summed[2][4];  // for nobody
+            store_columns(sums, summed, tables, work, rows, place, true, result, alpha, beta EPILOGUE_ARGUMENTS);
+        }
     }
 }

@@ -38,6 +38,7 @@ _RESULT_BYTES = 24.0
 """Of a wgrad's results that leave in a cycle while the next tile's operands come: the copy engine has these to bring
 first."""
 _LANES = 128  # of a multiprocessor: numbers of which it computes one instruction in a cycle
+_FEW_WARPS = {1: 2.2, 2: 1.25, 3: 1.0}  # of the cycles of these behind a tile's products, by consumers
 _BOX_CYCLES = 110.0  # of the copy engine for a box of few rows
 _DIVISION = 4.5
 """Times that what is divided into halves goes through the path to shared memory, or takes as long as that."""
@@ -155,7 +156,8 @@ _PADDED, _PADDED_VOLUME = 0.4, 0.47
 _LAST_ROWS = 0.7
 """The same of rows outside of the last of several tiles down."""
 _TILE_FACTOR = {(64, 144): 1.3, (192, 160): 0.97, (192, 192): 0.96}
-"""Of a stage of such a tile: the only warpgroup of the first has few products in flight for what L2 brings."""
+"""Of a stage of such a tile: the only warpgroup of the first has few products in flight for what L2 brings, and the last
+has four stages where others as large have three."""
 _ALONE_HALF = {(64, 96): 1.07, (64, 32): 1.25}  # the same of results of two bytes where many are at work
 _BETWEEN = {(192, 128): 700.0, (128, 192): 500.0, (64, 256): 500.0, (192, 64): 900.0}
 """More cycles from one such tile of a thread block to the next, but where it keeps B; as measured."""
@@ -432,7 +434,9 @@ def seconds(
     out = tile.m * tile.n * 4 / leaving if blocking.is_split else 0.0
     if is_half:
         out *= _PARTIAL_SHARE
-    finished = finish.instructions * tile.m * tile.n / _LANES
+    is_brought = blocking.brings(finish, products)
+    finished = (finish.instructions - is_brought * finish.read) * tile.m * tile.n / _LANES
+    finished *= 1.0 if blocking.is_split else _FEW_WARPS[tile.warpgroups]
     # the results of a tile leave behind the products of the next
     chunks = tile.m * tile.n * result_bytes / leaving
     loop = length * stage
@@ -442,6 +446,8 @@ def seconds(
         stored = 0 if tile.swaps else tile.m * -(-min(tile.n, products.n) * result_bytes // chunk)
         moved = length * copy_cycles(blocking, row_bytes, products.is_strided, constants)
         moved += constants.stored_row * stored
+        if is_brought:
+            moved += constants.row * tile.m * -(-min(tile.n, products.n) * result_bytes // STAGE_ROW)
         loop = max(loop, moved)
     between = constants.tile
     if is_half and blocking.kept_across == len(products.rows) == 1:

@@ -178,6 +178,7 @@ template <int ROW_OF_BUFFER = CHUNK_BYTES>
 FUNCTION u32 piece_place(int row, int piece) {
     return row * ROW_OF_BUFFER + (ROW_OF_BUFFER == 128  ? piece ^ (row & 7)
                                   : ROW_OF_BUFFER == 64 ? piece ^ (row >> 1 & 3)
+                                  : ROW_OF_BUFFER == 32 ? piece ^ (row >> 2 & 1)
                                                         : piece) * 16;
 }
 
@@ -272,13 +273,24 @@ FUNCTION void store_partial(const Sums &sums, SUM *partials, const Tables &table
         }
 }
 
-// Where 16 columns of a thread's two rows lie: of each eight how many there are, and the place of the first.
-struct ColumnsPlace {
-    int first_row, first_column, columns[2];
+// A thread's two rows, and where they lie in the result.
+struct RowsPlace {
+    Pixel pixels[2];
     i64 places[2];
 
-    METHOD ColumnsPlace(const Tables &tables, const Work &work, int first_row, int first_column)
-        : first_row(first_row), first_column(first_column) {
+    METHOD RowsPlace(const Tables &tables, const Work &work, int first_row)
+        : pixels{Pixel(tables, work, first_row), Pixel(tables, work, first_row + 8)} {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) places[half] = row_place(tables, work, first_row + half * 8);
+    }
+};
+
+// Where 16 columns lie: of each eight how many there are, and the place of the first.
+struct ColumnsPlace {
+    int first_column, columns[2];
+    i64 places[2];
+
+    METHOD ColumnsPlace(const Tables &tables, const Work &work, int first_column) : first_column(first_column) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             columns[j] = work.columns.from(tables, first_column + 8 * j);
@@ -291,7 +303,7 @@ struct ColumnsPlace {
 // theirs of half precision, and each stores 8 columns of a row. `summed`: the sums of results that there are. By whole
 // warps, of which `is_there` is the same.
 FUNCTION void store_columns(const SUM (&sums)[2][4], f32 (&summed)[2][4], const Tables &tables, const Work &work,
-                            const ColumnsPlace &of, bool is_there, RESULT *result, SCALE alpha,
+                            const RowsPlace &rows, const ColumnsPlace &of, bool is_there, RESULT *result, SCALE alpha,
                             SCALE beta EPILOGUE_PARAMETERS) {
     const int lane = threadIdx.x % 4;
     constexpr bool is_exchanged = IS_RESULT_VECTOR && RESULT_BYTES == 2 && !IS_INTEGER;
@@ -300,9 +312,8 @@ FUNCTION void store_columns(const SUM (&sums)[2][4], f32 (&summed)[2][4], const 
     i64 places[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int row = of.first_row + half * 8;
-        places[half] = is_there ? row_place(tables, work, row) : NO_PLACE;
-        const Pixel pixel(tables, work, row);
+        places[half] = is_there ? rows.places[half] : NO_PLACE;
+        const Pixel &pixel = rows.pixels[half];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             REAL values[2];

@@ -7,25 +7,14 @@
 //     LOAD_VECTOR(n, at) ...           8 halves from there; pairs of f32; an f32 for each pixel or column
 //     FINISH_WIDE(sum, row, j, e)      the result, of what is held in the arrays named below
 
-FUNCTION void load_two_f16(const void *from, f32 &low, f32 &high) {
-    const u32 pair = *(const u32 *)from;
-    low = f16_low(pair), high = f16_high(pair);
-}
-FUNCTION void load_two_bf16(const void *from, f32 &low, f32 &high) {
-    const u32 pair = *(const u32 *)from;
-    low = bf16_low(pair), high = bf16_high(pair);
-}
-FUNCTION void load_two_f32(const void *from, f32 &low, f32 &high) {
-    const uint2 pair = *(const uint2 *)from;
-    low = __uint_as_float(pair.x), high = __uint_as_float(pair.y);
-}
-
 constexpr int FINISH_GROUPS = WN / 32, THREAD_ROWS = 2 * ROWS;
 // Vectors of 16 bytes on their way, of each thread: as many registers as results take that are on their way out.
 constexpr int VECTORS_AHEAD = ROWS * WN > 192 ? 4 : 8;
 constexpr int GROUPS_AHEAD_MOST = VECTORS ? VECTORS_AHEAD / (THREAD_ROWS * VECTORS) : 1;
 constexpr int GROUPS_AHEAD = GROUPS_AHEAD_MOST < 1 ? 1 : GROUPS_AHEAD_MOST > FINISH_GROUPS ? FINISH_GROUPS : GROUPS_AHEAD_MOST;
 static_assert(WN % 32 == 0, "columns come in groups of 32");
+// Groups of columns whose numbers are on their way while one is computed, where there are registers for them.
+constexpr int COLUMNS_AHEAD = COLUMNS > 1 || VECTORS + PAIRS > 0 ? 0 : 1;
 
 FUNCTION void finish_wide(Sums &sums, const Tables &tables, const Work &work, int first_row, int first_column,
                           REAL alpha EPILOGUE_PARAMETERS) {
@@ -55,18 +44,25 @@ FUNCTION void finish_wide(Sums &sums, const Tables &tables, const Work &work, in
                 if (is_row[r] && 32 * group + 8 * lane < count)
                     ahead[group % GROUPS_AHEAD][r][n] = LOAD_VECTOR(n, vector_at[r][n] + 32 * group);
     };
+    f32 of_columns[COLUMNS_AHEAD + 1][4][2][COLUMNS + 1];
+    auto load_columns = [&](int group) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int column = 32 * group + 8 * j + 2 * lane;
+            auto &own = of_columns[group % (COLUMNS_AHEAD + 1)][j];
+#pragma unroll
+            for (int n = 0; n < COLUMNS; ++n)
+                if (group < FINISH_GROUPS && column < count) LOAD_COLUMNS(n, channel + column, own[0][n], own[1][n]);
+        }
+    };
+#pragma unroll
+    for (int group = 0; group < COLUMNS_AHEAD; ++group) load_columns(group);
 #pragma unroll
     for (int group = 0; group < GROUPS_AHEAD; ++group) bring(group);
 #pragma unroll
     for (int group = 0; group < FINISH_GROUPS; ++group) {
-        f32 of_column[4][2][COLUMNS + 1];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const int column = 32 * group + 8 * j + 2 * lane;
-#pragma unroll
-            for (int n = 0; n < COLUMNS; ++n)
-                if (column < count) LOAD_COLUMNS(n, channel + column, of_column[j][0][n], of_column[j][1][n]);
-        }
+        load_columns(group + COLUMNS_AHEAD);
+        const auto &of_column = of_columns[group % (COLUMNS_AHEAD + 1)];
 #pragma unroll
         for (int r = 0; r < THREAD_ROWS; ++r) {
             u32 of_vector[VECTORS + 1][4];

@@ -157,7 +157,7 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             store_pixels(sums, tables, work, pixels, warpgroup, result, alpha, beta);
         }
 #else
-        const u32 staging = ring.behind() + STAGING_AT + warpgroup * STAGING_BUFFERS * BUFFER_BYTES;
+        const u32 staging = ring.behind() + STAGING_AT + warpgroup * RESULT_BUFFERS * BUFFER_BYTES;
         const u32 rows = ring.behind() + ROWS_AT + warpgroup * ROWS * 64 * 8;
         const int rows_before = warpgroup / WARPGROUPS_N * ROWS * 64, first_column = warpgroup % WARPGROUPS_N * WN;
         const bool is_plain = !HAS_EPILOGUE && beta == 0 && !(ROUNDS_ALONE && alpha != 1);
@@ -171,12 +171,12 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             const u32 to = staging + buffer * BUFFER_BYTES;
             const int slab = chunk / CHUNKS_OF_SLAB, column = first_column + chunk % CHUNKS_OF_SLAB * CHUNK;
             if (IS_RESULT_BOXES && !(A_MN_MAJOR && B_MN_MAJOR) && column >= columns.count) return;  // it lies outside
-            if constexpr (STAGING_BUFFERS > 1) buffer ^= 1;
+            buffer ^= RESULT_BUFFERS - 1;
             if constexpr (IS_RESULT_BOXES) {
-                if (is_leader) tma_store_wait_read<STAGING_BUFFERS - 1>();  // the store that had this buffer
+                if (is_leader) tma_store_wait_read<RESULT_BUFFERS - 1>();  // the store that had this buffer
                 warpgroup_barrier(warpgroup + 1);
-            } else if constexpr (STAGING_BUFFERS == 1) {
-                warpgroup_barrier(warpgroup + 1);
+            } else if (RESULT_BUFFERS == 1) {
+                warpgroup_barrier(warpgroup + 1);  // it was read
             }
             stage_chunk(to, words[slab] + chunk % CHUNKS_OF_SLAB * WORDS_OF_CHUNK);
             if constexpr (IS_RESULT_BOXES) {
@@ -255,7 +255,11 @@ void multiply(TABLES(Tables, tables), const DTYPE *first, const DTYPE *second, R
             sum_columns(sums, tables, work, first_row, first_column, staging, warpgroup, workspace);
 #endif
 #if IS_WIDE
+#if HAS_BROUGHT
+            finish_brought(sums, consumer, tables, work, first_row, (REAL)alpha EPILOGUE_ARGUMENTS);
+#else
             finish_wide(sums, tables, work, first_row, first_column, (REAL)alpha EPILOGUE_ARGUMENTS);
+#endif
             if (beta != 0) add_before(sums, tables, work, rows, first_column, result, (REAL)beta);
 #else
             if (!is_plain)
@@ -319,7 +323,7 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
 #if !SWAPS_OPERANDS
     const int first_row = work.first_row + warpgroup / WARPGROUPS_N * ROWS * 64 + row_of(slab, 0, thread);
     const int first_column = warpgroup % WARPGROUPS_N * WN + 16 * pair;
-    const ColumnsPlace place(tables, work, first_row, first_column);
+    const ColumnsPlace place(tables, work, first_column);
 #endif
 #pragma unroll
     for (int n = 0; n < AHEAD; ++n)
@@ -354,7 +358,8 @@ void reduce_partials(TABLES(Tables, tables), const DTYPE *first, const DTYPE *se
     return;
 #else
     f32 summed[2][4] = {};
-    store_columns(sums, summed, tables, work, place, leads, result, alpha, beta EPILOGUE_ARGUMENTS);
+    const RowsPlace rows(tables, work, first_row);
+    store_columns(sums, summed, tables, work, rows, place, leads, result, alpha, beta EPILOGUE_ARGUMENTS);
 #if HAS_SUMS
     const int of_result = work.first_row / 64 + warpgroup / WARPGROUPS_N * ROWS + slab;
 #pragma unroll

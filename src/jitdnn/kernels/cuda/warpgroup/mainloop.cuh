@@ -136,6 +136,22 @@ FUNCTION void produce(const Ring &ring, const Tables &tables COPIER_PARAMETERS) 
 #endif
             place.advance(ring);
         }
+#if HAS_BROUGHT
+        const int brought = brought_stages(work);
+        for (int stage = 0; stage < brought; ++stage) {
+#if COPIERS > 1
+            if (!is_own) {
+                is_own = true;
+                place.advance(ring);
+                continue;
+            }
+            is_own = false;
+#endif
+            mbarrier_wait(ring.empty(place.stage), place.parity ^ 1);
+            bring(tables, work, ring.a(place.stage), ring.full(place.stage), stage);
+            place.advance(ring);
+        }
+#endif
     }
 }
 

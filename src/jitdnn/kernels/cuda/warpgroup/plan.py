@@ -36,10 +36,12 @@ _STAGES_OF_LINES = 3
 @dataclass(frozen=True)
 class Finish:
     """What threads do between the products of a tile and those of the next: instructions for each element of the
-    result, and the bytes that an epilogue reads in all."""
+    result, and the bytes that an epilogue reads in all. `read`: of the instructions those by which threads read the one
+    operand that lies as the results do, of their type, and that the copy engine may bring; see brought.cuh."""
 
     instructions: float = 0.0
     nbytes: int = 0
+    read: float = 0.0
 
 
 NO_FINISH = Finish()
@@ -262,6 +264,11 @@ class Blocking:
         one = replace(self, shared_rows=rows, stages=1)
         of_stage = replace(one, stages=2).shared - one.shared
         return replace(one, stages=min(MAX_STAGES, 1 + (shared_bytes - one.shared) // of_stage))
+
+    def brings(self, finish: Finish, products: Products) -> bool:
+        """Whether the copy engine brings an operand of the epilogue."""
+        has_ring = self.is_whole and not (self.sharers or self.divides_rows or self.tile.swaps)
+        return finish.read > 0 and has_ring and self.lines.taps == len(products.rows) == 1
 
     @property
     def leaves_at_once(self) -> bool:

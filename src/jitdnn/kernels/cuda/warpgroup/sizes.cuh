@@ -58,7 +58,7 @@ constexpr int BUFFER_BYTES = 64 * CHUNK_BYTES;
 // Where neighbours in memory are rows, a box of results has 128 bytes of them.
 constexpr int BOXES_OF_CHUNK = ROWS_FIRST ? (64 * RESULT_BYTES + 127) / 128 : 1;
 constexpr int STAGING_AT = 0;
-constexpr int ROWS_AT = STAGING_AT + (IS_PART || SWAPS_OPERANDS ? 0 : WARPGROUPS * STAGING_BUFFERS * BUFFER_BYTES);
+constexpr int ROWS_AT = STAGING_AT + (IS_PART || SWAPS_OPERANDS ? 0 : WARPGROUPS * RESULT_BUFFERS * BUFFER_BYTES);
 constexpr int EXCHANGE_BARRIER_AT = ROWS_AT + WARPGROUPS * (SWAPS_OPERANDS ? WN : ROWS * 64) * 8, BARRIERS_AT = EXCHANGE_BARRIER_AT + 16;
 // Where thread blocks have equal parts of K (stream_k.cuh): barriers of sums that this block has left, and that others have
 // left.

@@ -22,7 +22,7 @@ FUNCTION f32 sum_over_rows(const f32 (&values)[4]) {
 
 #if !IS_SPLIT
 constexpr int SCRATCH_BYTES = 4 * 2 * WN * 4;
-static_assert(SCRATCH_BYTES <= 2 * BUFFER_BYTES, "sums of the four warps fit into the staging buffers");
+static_assert(SCRATCH_BYTES <= RESULT_BUFFERS * BUFFER_BYTES, "sums of the four warps fit into the staging buffers");
 
 // Which row of the workspace is that of this consumer.
 FUNCTION int own_row(int warpgroup) { return blockIdx.x * WARPGROUPS + warpgroup; }

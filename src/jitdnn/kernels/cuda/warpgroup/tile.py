@@ -11,6 +11,7 @@ that all operands use."""
 MAX_STAGES = 8
 _BARRIER_BYTES = 16  # of a stage
 _EXCHANGE_BARRIER_BYTES = 16
+_SHARED_BYTES = 227 << 10  # of a thread block, at most
 _CHUNK_ROWS = 64
 _CHUNKS = (128, 64, 96, 32)
 """Bytes of a row of a chunk; 96 and 32 where results leave column by column."""
@@ -156,19 +157,26 @@ class Tile:
 
     @cache  # noqa: B019  # of the tiles of this module
     def other_bytes(self, is_split: bool, result_bytes: int) -> int:
-        """Shared memory beside the stages, without their barriers: rows, and two chunks of results of each consumer."""
+        """Shared memory beside the stages, without their barriers: rows, and chunks of results of each consumer."""
         is_part = is_split or self.cluster > 1
         if self.swaps:  # threads store what they have
             return 8 * self.wn * self.warpgroups + _EXCHANGE_BARRIER_BYTES
-        buffers = self.warpgroups * self.buffers(result_bytes)
-        staging = 0 if is_part else buffers * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
+        staging = 0 if is_part else self.buffers(result_bytes) * self._chunks_bytes(result_bytes)
         return 8 * 64 * self.rows * self.warpgroups + staging + _EXCHANGE_BARRIER_BYTES
+
+    def _chunks_bytes(self, result_bytes: int) -> int:
+        """Of a chunk of results of each consumer."""
+        return self.warpgroups * _CHUNK_ROWS * self.chunk_bytes(result_bytes)
 
     @cache  # noqa: B019  # of the tiles of this module
     def buffers(self, result_bytes: int) -> int:
-        """Chunks of results of a consumer that are in shared memory at once: two, but of 192 x 192, which has a fourth
-        stage in their place."""
-        return 1 if self.warpgroups == 3 and self.n == 192 and self.leaves_at_once(result_bytes) else 2
+        """Chunks of results on their way out, of each consumer: two, or one where they leave before the products of the
+        next tile, and the room of the other one is that of a stage."""
+        rest = _SHARED_BYTES % self.stage_bytes(1)
+        least = 8 * 64 * self.rows * self.warpgroups + _EXCHANGE_BARRIER_BYTES + MAX_STAGES * _BARRIER_BYTES
+        least += self._chunks_bytes(result_bytes)
+        is_short = least <= rest < least + self._chunks_bytes(result_bytes)
+        return 1 if result_bytes == 2 and self.leaves_at_once(result_bytes) and is_short else 2
 
     @lru_cache(1 << 14)  # noqa: B019  # of the tiles of this module
     def stages(

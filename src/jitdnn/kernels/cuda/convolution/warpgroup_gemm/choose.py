@@ -63,13 +63,14 @@ from jitdnn.kernels.cuda.cost import SECTOR_BYTES, narrow_store_seconds
 from jitdnn.kernels.cuda.gemm.plan import linear_step
 from jitdnn.kernels.cuda.warpgroup.best import best_blocking
 from jitdnn.kernels.cuda.warpgroup.cost import MUCH_PADDING
-from jitdnn.kernels.cuda.warpgroup.plan import Products
+from jitdnn.kernels.cuda.warpgroup.plan import NO_FINISH, Products
 from jitdnn.kernels.cuda.warpgroup.tile import NO_LINES, SHARED_PRODUCTS, STAGE_ROW, WHOLE, Tile
 from jitdnn.problems.convolution import Convolution
 from jitdnn.tensor import DTYPES
 
 MAX_PACKED = 2**32
 _NEVER = 2**30  # behind all tiles
+_MOST_FINISHED = 160  # sums of a thread, beside which there are registers for an epilogue
 _MAX_SPLITS = 16
 _WHOLE = frozenset(WHOLE)
 _HALF_ROWS = 1.06
@@ -328,6 +329,12 @@ def _correlation_plan(
         tiles = tuple(tile for tile in tiles if tile.cluster == 1)
     if not size == result_bytes == 2:
         tiles = tuple(tile for tile in tiles if tile not in _WHOLE)
+    if fusion.finish != NO_FINISH:
+        # nor have large ones registers for results that threads read
+        is_read = fusion.finish.nbytes > 0 and not fusion.finish.read
+        tiles = tuple(
+            tile for tile in tiles if tile.sums <= _MOST_FINISHED and not (is_read and tile in _WHOLE)
+        )
     tiles = fusion.tiles(tiles, result_bytes, False)
     if divides_rows:
         tiles = tuple(tile for tile in tiles if tile.rows == tile.cluster == 1)
@@ -357,8 +364,8 @@ def _correlation_plan(
         shared=SHARED_PRODUCTS if may_share else (),
         most_tiles=1,
         may_keep_across=size == 2 and parts == 1 and row_bytes == STAGE_ROW and not is_in_lines,
-        may_leave_at_once=(data.dtype == "f32" and not (fusion.has_prologue or fusion.has_sums))
-        or (fusion == NOTHING and size == result_bytes == 2),
+        may_leave_at_once=not (fusion.has_prologue or fusion.has_sums)
+        and (data.dtype == "f32" or size == result_bytes == 2),
     )
     if not found:
         return "no tile fits into the shared memory of the device"

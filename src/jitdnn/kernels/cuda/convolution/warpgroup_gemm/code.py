@@ -15,7 +15,7 @@ from jitdnn.kernels.algorithm import Device, Epilogue, Kernel
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.fusion import fusion_code
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.operands import MAXIMA
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan, phases_of_code
-from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wide import wide_epilogue
+from jitdnn.kernels.cuda.convolution.warpgroup_gemm.wide import WideEpilogue, wide_epilogue
 from jitdnn.kernels.cuda.gemm.code import ByAddress
 from jitdnn.kernels.cuda.warpgroup.cost import begins_early
 from jitdnn.kernels.gpu.prelude.epilogue import EpilogueCode, epilogue_source
@@ -57,7 +57,7 @@ def plain_kernel(
 ) -> Kernel:  # fmt: skip
     """The kernel of a plan, for pointers that are multiples of its alignments; those of the epilogue's operands may be
     any."""
-    wide = wide_epilogue(plan, epilogue_of(plan, output, epilogue), indices or _indices(output))
+    wide = _wide_epilogue(plan, output, epilogue, indices)
     if wide is None or max(wide.alignments, default=1) == 1:
         return _kernel(plan, output, device, epilogue, indices)
     narrow = replace(plan, is_wide=False)
@@ -78,7 +78,17 @@ def _kernel(
     gpu: GpuDevice = device  # type: ignore[assignment]
     pointers = _POINTERS + (len(epilogue.operands) if epilogue else 0) + plan.fusion.pointers
     source = source_of(plan, output, epilogue, indices)
-    return gpu.kernel(source, launches_of(plan, gpu.multiprocessors), pointers, tables=plan.tables)
+    wide = _wide_epilogue(plan, output, epilogue, indices)
+    tables = plan.tables
+    if wide and wide.brought:
+        tables = replace(tables, maps=(*tables.maps, wide.brought))
+    return gpu.kernel(source, launches_of(plan, gpu.multiprocessors), pointers, tables=tables)
+
+
+def _wide_epilogue(
+    plan: Plan, output: TensorDescriptor, epilogue: Epilogue | None, indices: Sequence[str] | None
+) -> WideEpilogue | None:
+    return wide_epilogue(plan, epilogue_of(plan, output, epilogue), output, indices or _indices(output))
 
 
 def epilogue_of(plan: Plan, output: TensorDescriptor, epilogue: Epilogue | None) -> EpilogueCode:
@@ -101,7 +111,8 @@ def source_of(
     code = epilogue_of(plan, output, epilogue)
     if indices is None:
         indices = _indices(output)
-    wide = wide_epilogue(plan, code, indices)
+    wide = wide_epilogue(plan, code, output, indices)
+    has_brought = wide is not None and wide.brought is not None
     arguments = "".join(f", e{number}" for number in range(_POINTERS, _POINTERS + len(code.operands)))
     body = "wgrad.cuh" if plan.is_wgrad else "correlation.cuh"
     fused = fusion_code(plan.fusion, plan.is_wgrad, plan.dtypes[0])
@@ -116,8 +127,13 @@ def source_of(
             ),
             read_text("cuda/warpgroup", "stream_k.cuh") if blocking.sharers else "",
             read_text("cuda/convolution/warpgroup_gemm", body),
+            read_text("cuda/warpgroup", "brought.cuh") if has_brought else "",
             read_text("cuda/warpgroup", "mainloop.cuh", "epilogue.cuh", *fused.files),
-            read_text("cuda/warpgroup", "finish_wide.cuh") if wide else "",
+            read_text(
+                "cuda/warpgroup", "load_two.cuh", "finish_brought.cuh" if has_brought else "finish_wide.cuh"
+            )
+            if wide
+            else "",
             read_text("cuda/convolution/warpgroup_gemm", "exact.cuh")
             if parts > 1 and plan.is_scaled and not plan.is_blockwise
             else "",
@@ -168,8 +184,8 @@ def source_of(
         ("ROWS", tile.rows),
         ("ROW_BYTES", plan.row_bytes),
         ("SUBS", blocking.row // plan.row_bytes),
-        ("STAGING_BUFFERS", tile.buffers(DTYPES[plan.result])),
         ("CHUNK_BYTES", tile.chunk_bytes(DTYPES[plan.result])),
+        ("RESULT_BUFFERS", tile.buffers(DTYPES[plan.result])),
         ("IS_RESULT_BOXES", int(plan.is_in_boxes)),
         ("WN", tile.wn),
         ("TAKES_RING", int(plan.takes_ring)),
@@ -189,9 +205,13 @@ def source_of(
         ("HAS_EPILOGUE", int(epilogue is not None)),
         ("EPILOGUE_PARAMETERS", code.parameters + fused.parameters),
         ("EPILOGUE_ARGUMENTS", arguments + fused.arguments),
-        ("FINISH(sum, pixel, channel_)", f"({code.apply('(sum)', indices)})"),
+        # with strides of operands, which a kernel that does not read by them is not to know
+        (
+            "FINISH(sum, pixel, channel_)",
+            "(sum)" if wide and parts == 1 else f"({code.apply('(sum)', indices)})",
+        ),
         ("IS_WIDE", int(wide is not None)),
-        *(wide.defines if wide else ()),
+        *(wide.defines if wide else (("HAS_BROUGHT", 0),)),
         *fused.defines,
     )
     # an epilogue takes registers between two tiles, as what becomes of integers does, a prologue everywhere: where sums

@@ -9,6 +9,7 @@ from jitdnn.tensor import DTYPES
 
 _RESULT = 4.0  # alpha, and what is stored
 _VECTOR = 12.0  # of an operand as large as the result
+_BROUGHT = 2.0  # of one that the copy engine brings
 _NUMBER = 1.0  # of one with a number for each channel or pixel
 _STEP = 1.0
 _STEPS = {
@@ -38,11 +39,12 @@ def finish_of(epilogue: Epilogue | None, result: str) -> Finish:
             count += (_ROUGH_STEPS if step.operation in short.functions else _STEPS).get(
                 step.operation, _STEP
             )
-    nbytes = 0
+    nbytes, whole = 0, []
     for tensor in epilogue.operands:
         is_whole = all(
             stride or extent == 1 for stride, extent in zip(tensor.strides, tensor.shape, strict=True)
         )
         count += _VECTOR if is_whole else _NUMBER
         nbytes += tensor.size * DTYPES[tensor.dtype] if is_whole else 0
-    return Finish(count, nbytes)
+        whole += [tensor.dtype] if is_whole else []
+    return Finish(count, nbytes, _VECTOR - _BROUGHT if whole == [result] else 0.0)

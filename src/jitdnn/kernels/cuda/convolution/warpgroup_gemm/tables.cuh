@@ -44,7 +44,8 @@ struct PlaceDivisors {
 };
 
 struct Tables {
-    TensorMap maps[A_MAPS + B_MAPS + IS_RESULT_BOXES];  // of the phases of A, for each of its parts; of B; of the result
+    // of the phases of A, for each of its parts; of B; of the result; of the epilogue's operand that is brought
+    TensorMap maps[A_MAPS + B_MAPS + IS_RESULT_BOXES + HAS_BROUGHT];
     Phase phases[PHASES];
     i64 works, splits, groups, tiles_m, tiles_n, blocks_of_split;
     i64 strip;  // tiles are numbered across as many, then down
@@ -80,6 +81,7 @@ struct Tables {
     METHOD const TensorMap &a(int phase, int part) const { return maps[phase * PARTS + part]; }
     METHOD const TensorMap &b(int part) const { return maps[A_MAPS + part]; }
     METHOD const TensorMap &result() const { return maps[A_MAPS + B_MAPS]; }
+    METHOD const TensorMap &brought() const { return maps[A_MAPS + B_MAPS + IS_RESULT_BOXES]; }
 };
 
 // Windows along c, w, h and, in a volume, d; then the tap's offsets.

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from jitdnn.devices.tensor_map import ALIGNMENT
+from jitdnn.devices.tensor_map import ALIGNMENT, TensorMap
 from jitdnn.kernels.cuda.convolution.warpgroup_gemm.plan import Plan
 from jitdnn.kernels.gpu.prelude.epilogue import EpilogueCode
 from jitdnn.tensor import DTYPES, TensorDescriptor
 
 _HALVES = ("f16", "bf16")
+_COUNTS = {"vector": "VECTORS", "pair": "PAIRS", "pixel": "PIXELS", "column": "COLUMNS"}
+_BROUGHT_ROWS = (128, 64, 32)
+"""Bytes of a row of a box that the copy engine brings."""
 _REALS = (*_HALVES, "f32")
 # what indices_of of cuda/matmul.py writes of products that are the groups of one: the column in one, and which it is
 _OF_PRODUCT = re.compile(r"\(channel_\) % (\d+)")
@@ -24,10 +27,12 @@ _PRODUCT = re.compile(r"\(channel_\) / \d+")
 
 @dataclass(frozen=True)
 class WideEpilogue:
-    """`defines`: macros of finish_wide.cuh. `alignments`: of the operands' addresses, in bytes."""
+    """`defines`: macros of finish_wide.cuh. `alignments`: of the operands' addresses, in bytes. `brought`: the operand
+    that the copy engine brings, see brought.cuh; None without one."""
 
     defines: tuple[tuple[str, object], ...]
     alignments: tuple[int, ...]
+    brought: TensorMap | None
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,9 @@ class _Operand:
     alignment: int
 
 
-def wide_epilogue(plan: Plan, code: EpilogueCode, indices: Sequence[str]) -> WideEpilogue | None:
+def wide_epilogue(
+    plan: Plan, code: EpilogueCode, output: TensorDescriptor, indices: Sequence[str]
+) -> WideEpilogue | None:
     """What there is to say; None where the results or an operand lie otherwise."""
     if (
         not plan.is_wide
@@ -66,6 +73,14 @@ def wide_epilogue(plan: Plan, code: EpilogueCode, indices: Sequence[str]) -> Wid
             "pixel": f"of_pixel[row][{place}]",
             "column": f"of_column[j][e][{place}]",
         }[one.kind])  # fmt: skip
+    brought = None
+    if len(lists["vector"]) + len(lists["pair"]) == 1:
+        number = next(n for n, one in enumerate(found) if one and one.kind in ("vector", "pair"))
+        if code.operands[number] == output:
+            brought = _brought(plan, code.first + number)
+    counts = tuple((name, len(lists[kind])) for kind, name in _COUNTS.items())
+    if brought:  # and threads need not know where it lies, so that one kernel serves every shape
+        lists["vector"], lists["pair"] = [], []
     loads = {
         "vector": "load16_among_256({name} + (at))",
         "pair": "*(const uint2 *)({name} + (at))",
@@ -77,10 +92,7 @@ def wide_epilogue(plan: Plan, code: EpilogueCode, indices: Sequence[str]) -> Wid
     }
     columns = [f"load_two_{dtype}({name} + (at), low, high)" for name, _, dtype in lists["column"]]
     defines = (
-        ("VECTORS", len(lists["vector"])),
-        ("PAIRS", len(lists["pair"])),
-        ("PIXELS", len(lists["pixel"])),
-        ("COLUMNS", len(lists["column"])),
+        *counts,
         ("VECTOR_ROW(n)", _choice([row for _, row, _ in lists["vector"]], "(i64)0")),
         ("PAIR_ROW(n)", _choice([row for _, row, _ in lists["pair"]], "(i64)0")),
         ("LOAD_VECTOR(n, at)", _choice(made["vector"], "uint4{}")),
@@ -88,8 +100,29 @@ def wide_epilogue(plan: Plan, code: EpilogueCode, indices: Sequence[str]) -> Wid
         ("LOAD_PIXEL(n)", _choice(made["pixel"], "0.0f")),
         ("LOAD_COLUMNS(n, at, low, high)", _choice(columns, "(void)0")),
         ("FINISH_WIDE(sum, row, j, e)", f"epilogue({', '.join(['(sum)', *values])})"),
+        ("HAS_BROUGHT", int(brought is not None)),
+        ("BROUGHT_ROW", brought.row_bytes if brought else 0),
     )
-    return WideEpilogue(defines, tuple(one.alignment for one in found if one))
+    alignments = tuple(ALIGNMENT if brought and one.kind == "pair" else one.alignment for one in found if one)
+    return WideEpilogue(defines, alignments, brought)
+
+
+def _brought(plan: Plan, number: int) -> TensorMap | None:
+    """The map of an operand that lies as the results do, whose boxes take the place of rows of A in the ring of stages;
+    None where results leave otherwise than in boxes, or other consumers take what is in the ring."""
+    blocking, tile = plan.blocking, plan.blocking.tile
+    if not (plan.takes_ring and plan.is_in_boxes) or plan.rows_first or tile.swaps or blocking.lines.taps > 1:
+        return None
+    if plan.divides_rows or plan.is_divided or plan.is_blockwise:
+        return None
+    size = DTYPES[plan.result]
+    rows = (
+        row
+        for row in _BROUGHT_ROWS
+        if row >= 16 * size and tile.wn * size % row == 0 and blocking.row % row == 0
+    )
+    row = next(rows, 0)
+    return replace(plan.tables.maps[-1], operand=number, box=(row // size, 1, tile.m)) if row else None
 
 
 def _choice(texts: Sequence[str], nothing: str) -> str:
