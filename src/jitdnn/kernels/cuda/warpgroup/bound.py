@@ -12,7 +12,8 @@ from typing import Protocol
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import ROUNDED, gemm_clock, l2_bytes_per_cycle
-from jitdnn.kernels.cuda.warpgroup.cost import OPERATIONS_OF_BYTE, family
+from jitdnn.kernels.cuda.warpgroup.cost import OPERATIONS_OF_BYTE
+from jitdnn.kernels.cuda.warpgroup.families import family
 from jitdnn.kernels.cuda.warpgroup.plan import Products
 from jitdnn.kernels.cuda.warpgroup.tile import Lines, Tile
 

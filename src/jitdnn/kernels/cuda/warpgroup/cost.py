@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from jitdnn.devices.gpu import GpuDevice
 from jitdnn.kernels.cuda.cost import gemm_clock, l2_bytes_per_cycle
+from jitdnn.kernels.cuda.warpgroup.families import ALONG, OTHERS, Constants, family
 from jitdnn.kernels.cuda.warpgroup.plan import (
     NO_BOXES,
     NO_FINISH,
@@ -17,7 +17,7 @@ from jitdnn.kernels.cuda.warpgroup.plan import (
     SharedRows,
     longest_load,
 )
-from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW, Lines
+from jitdnn.kernels.cuda.warpgroup.tile import STAGE_ROW
 
 OPERATIONS_OF_BYTE = 32.0
 """Of the tensor cores of a multiprocessor, in a cycle, for each byte of its path to shared memory."""
@@ -100,64 +100,13 @@ _CLEARED = 0.8e-6  # seconds of the launch that clears what thread blocks signal
 _REDUCTION_SHARE = 0.64  # of the bandwidth of copies
 
 
-@dataclass(frozen=True)
-class _Constants:
-    """What the model was fitted to, of a family of products; bytes are those of a cycle.
-
-    `clock`: of `gemm_clock`. `efficiency`: of the mainloop, where nothing else is the limit. `shared`: share of the
-    path to shared memory, as `shared_bytes_per_cycle` of facts counts it. `row`, `outside`: cycles of the copy
-    engine for a row of a stage, however long it is, and more for one that lies outside of the tensor.
-    `stage`, `piece`: cycles that a stage takes at least,
-    and each of its rows of shared memory. `tile`: from one tile of a thread block to the next. `start`: until its
-    first products. `results`: bytes of results on their way out. `stored_row`: cycles of the copy engine for a row
-    of them, of 128 bytes or 64. `partial`: cycles of partial sums on their way to the workspace, without their
-    bytes. `cluster`: factor on a stage of clusters. `exchange`: their cycles beside those of their sums, of which a
-    thread block writes and reads `exchanged` bytes. `memory`: share of the bandwidth of copies. `unhidden`: of the
-    shorter of work and memory; where memory is the limit, of two tiles the one that wastes less is faster.
-    `launch`, `early_launch`: seconds, the latter where it begins before the one in front of it is done. `reduction`:
-    seconds of the sum of the splits, its launch included, without their bytes.
-    """
-
-    clock: float = 1.0
-    efficiency: float = 0.96
-    shared: float = 1.08
-    row: float = 1.73
-    outside: float = 6.0
-    stage: float = 0.0
-    piece: float = 0.0
-    tile: float = 900.0
-    start: float = 2100.0
-    results: float | None = None
-    stored_row: float = 4.0
-    partial: float = 890.0
-    cluster: float = 1.25
-    exchange: float = 800.0
-    exchanged: float = 22.0
-    memory: float = 0.86
-    unhidden: float = 0.05
-    launch: float = 1.95e-6
-    early_launch: float = 1.45e-6
-    reduction: float = 1.9e-6
-
-
-_OTHERS = _Constants()
-_IN_LINES = _Constants(
-    clock=1.1, efficiency=0.95, shared=1.17, row=1.61, outside=2.3, tile=1930.0, start=2500.0
-)  # fmt: skip
-_WGRAD = _Constants(cluster=1.3, tile=500.0, start=1800.0)
-_ALONG = _Constants(
-    clock=1.11, efficiency=1.0, shared=1.17, row=1.2, outside=5.5, stage=136.0, piece=115.0,
-    tile=2090.0, start=415.0, results=14.6, stored_row=2.56, partial=0.0, cluster=1.17, exchange=1960.0, exchanged=8.5,
-    memory=0.965, unhidden=0.17, launch=0.66e-6, early_launch=0.78e-6, reduction=3.0e-6,
-)  # fmt: skip
-"""Forward and of the data, undivided, of whole rows of channels: fitted to 1900 tiles on an H200."""
 _PADDED, _PADDED_VOLUME = 0.4, 0.47
 """Of the cycles of a row outside of the tensor, that a row of pixels inside takes where some lie outside."""
 _LAST_ROWS = 0.7
 """The same of rows outside of the last of several tiles down."""
 _TILE_FACTOR = {(64, 144): 1.3, (192, 160): 0.97, (192, 192): 0.96}
-"""Of a stage of such a tile: the only warpgroup of the first has few products in flight for what L2 brings, and the last
-has four stages where others as large have three."""
+"""Of a stage of such a tile: the only warpgroup of the first has few products in flight for what L2 brings, and the
+last has four stages where others as large have three."""
 _ALONE_HALF = {(64, 96): 1.07, (64, 32): 1.25}  # the same of results of two bytes where many are at work
 _BETWEEN = {(192, 128): 700.0, (128, 192): 500.0, (64, 256): 500.0, (192, 64): 900.0}
 """More cycles from one such tile of a thread block to the next, but where it keeps B; as measured."""
@@ -182,28 +131,17 @@ _THROTTLED = (15e3, 74e3)
 which on it is lowest."""
 _F32_THROTTLED = (60e3, 900e3)  # the same of f32
 _THROTTLE = 0.127
-LAUNCH_SECONDS = _OTHERS.launch
+LAUNCH_SECONDS = OTHERS.launch
 
 
-def _constants(blocking: Blocking, row_bytes: int, is_wgrad: bool) -> _Constants:
+def _constants(blocking: Blocking, row_bytes: int, is_wgrad: bool) -> Constants:
     return family(blocking.tile.swaps, blocking.lines, blocking.parts, row_bytes, is_wgrad)
 
 
-def family(swaps: bool, lines: Lines, parts: int, row_bytes: int, is_wgrad: bool) -> _Constants:
-    """What the model was fitted to, of products of such operands."""
-    if is_wgrad:
-        return _WGRAD
-    if swaps:
-        return _ALONG
-    if lines.taps > 1:
-        return _IN_LINES
-    return _ALONG if parts == 1 and row_bytes == STAGE_ROW else _OTHERS
-
-
-def _clock(constants: _Constants, products: Products, blocking: Blocking, device: GpuDevice) -> float:
+def _clock(constants: Constants, products: Products, blocking: Blocking, device: GpuDevice) -> float:
     """Cycles a second while a product runs."""
     clock = constants.clock * gemm_clock(device.facts)
-    if constants is not _ALONG:
+    if constants is not ALONG:
         return clock
     flops = products.products_of_rows * blocking.row  # as in `stage_cycles`
     cycles = flops / (OPERATIONS_OF_BYTE * device.facts.shared_bytes_per_cycle * device.multiprocessors)
@@ -228,7 +166,7 @@ def begins_early(blocking: Blocking, is_wgrad: bool = False, is_divided: bool = 
     return not blocking.is_split and (not is_wgrad or blocking.blocks_of_split <= _EARLY_STAGES)
 
 
-def copy_cycles(blocking: Blocking, row_bytes: int, is_strided: bool, constants: _Constants) -> float:
+def copy_cycles(blocking: Blocking, row_bytes: int, is_strided: bool, constants: Constants) -> float:
     """Cycles of the copy engine for a stage of operands that are read along K; `is_strided`: rows of A."""
     factor = _STRIDED_FACTOR if is_strided and row_bytes < STAGE_ROW else 1.0
     rows = blocking.parts * (factor * (blocking.tile.m + blocking.lines.further) + blocking.rows_of_b)
@@ -236,7 +174,7 @@ def copy_cycles(blocking: Blocking, row_bytes: int, is_strided: bool, constants:
 
 
 def stage_cycles(
-    blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, constants: _Constants,
+    blocking: Blocking, device: GpuDevice, row_bytes: int, is_wgrad: bool, constants: Constants,
     is_rewritten: bool = False, is_divided: bool = False, shared_rows: SharedRows | None = None,
     boxes: Boxes = NO_BOXES, is_strided: bool = False, outside: float = 0.0,
 ) -> float:  # fmt: skip
@@ -290,7 +228,7 @@ def stage_cycles(
     else:
         copies = copy_cycles(blocking, row_bytes, is_strided, constants)
         copies += constants.outside * outside * (blocking.row // row_bytes)
-        if constants is _ALONG and blocking.is_across and not blocking.keeps_b:
+        if constants is ALONG and blocking.is_across and not blocking.keeps_b:
             of_stage = tile.stage_bytes(parts, blocking.row, lines, is_across=True)
             copies = max(copies, of_stage / (_SWAPPED_BYTES if tile.swaps else _ACROSS_BYTES))
     if shared_rows:
@@ -312,7 +250,7 @@ def stage_cycles(
     stage = max(mma / constants.efficiency, shared, copies, least)
     if is_divided and shared_rows and not tile.dividers:
         stage *= _LINES_FACTOR
-    if constants is _ALONG and blocking.result_bytes == 4 and not tile.swaps:
+    if constants is ALONG and blocking.result_bytes == 4 and not tile.swaps:
         stage *= _F32_FACTOR.get((tile.m, tile.n), _F32_ALONE_FACTOR if tile.warpgroups == 1 else 1.0)
     if is_wgrad and parts == 2 and tile.warpgroups == 1 and not tile.dividers:
         return _ALONE_FACTOR * stage if is_divided else stage + _SERIAL_CYCLES
@@ -337,11 +275,11 @@ def _outside(products: Products, blocking: Blocking, is_one_wave: bool) -> float
 
 
 def _measured_stage(
-    stage: float, products: Products, blocking: Blocking, device: GpuDevice, constants: _Constants, works: int,
+    stage: float, products: Products, blocking: Blocking, device: GpuDevice, constants: Constants, works: int,
     result_bytes: int, row_bytes: int, is_wgrad: bool, shared_rows: SharedRows | None, boxes: Boxes,
 ) -> float:  # fmt: skip
     """Cycles of a stage with the factors of tiles and layers that were measured beside `stage_cycles`."""
-    tile, is_along = blocking.tile, constants is _ALONG
+    tile, is_along = blocking.tile, constants is ALONG
     is_half = is_along and result_bytes == 2
     if is_wgrad:
         if boxes.has_windows and blocking.parts == 1:
@@ -401,7 +339,7 @@ def seconds(
     tile, constants = blocking.tile, _constants(blocking, row_bytes, is_wgrad)
     clock = _clock(constants, products, blocking, device)
     works = blocking.works(products)
-    is_along = constants is _ALONG
+    is_along = constants is ALONG
     is_half = is_along and result_bytes == 2
     stage = stage_cycles(
         blocking,
